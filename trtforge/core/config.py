@@ -1,0 +1,57 @@
+"""The base of every configuration model, and the translation of its validation errors into a user's terms."""
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Any, get_args
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from typing_extensions import Self
+
+from trtforge.core.errors import ForgeError
+
+
+class Config(BaseModel):
+    """A frozen configuration: unknown keys are errors, defaults and help live on the field."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+    @classmethod
+    def parse(cls, values: Mapping[str, Any], where: str) -> Self:
+        """Validate `values`. Raises ForgeError naming `where`, the dotted key and, for an unknown key, the nearest."""
+        try:
+            return cls.model_validate(dict(values))
+        except ValidationError as error:
+            raise _as_forge_error(cls, error, where) from None
+
+
+def _as_forge_error(cls: type[BaseModel], error: ValidationError, where: str) -> ForgeError:
+    problem = error.errors()[0]
+    location = [str(part) for part in problem["loc"]]
+    key = ".".join(location)
+    known = list(_fields_at(cls, location[:-1]))
+    if problem["type"] == "extra_forbidden":
+        nearest = get_close_matches(location[-1], known, n=1, cutoff=0.5)
+        hint = f"Did you mean {'.'.join([*location[:-1], nearest[0]])}?" if nearest else "Remove it."
+        return ForgeError(f"{where}: unknown key {key}", hint=f"{hint} Keys here: {', '.join(known)}.")
+    if problem["type"] == "missing":
+        return ForgeError(f"{where}: {key} is missing", hint=f"Add {key}.")
+    said = problem["msg"].removeprefix("Value error, ")
+    return ForgeError(
+        f"{where}: {key or 'value'}: {said}", hint=f"Got {problem.get('input')!r}; correct {key or 'it'}."
+    )
+
+
+def _fields_at(cls: type[BaseModel], path: list[str]) -> tuple[str, ...]:
+    """The field names of the model nested at `path`."""
+    current: type[BaseModel] = cls
+    for part in path:
+        field = current.model_fields.get(part)
+        nested = [a for a in (field.annotation, *get_args(field.annotation)) if _is_model(a)] if field else []
+        if not nested:
+            return ()
+        current = nested[0]
+    return tuple(current.model_fields)
+
+
+def _is_model(annotation: object) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)

@@ -1,0 +1,124 @@
+"""`forge.json`: what an artifact is, what it was made from and the digest of every byte in it.
+
+It is deterministic: no time, no path, no host. The same inputs give the same bytes.
+"""
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from trtforge.core.config import Config
+from trtforge.core.digest import file_digest, text_digest
+from trtforge.core.errors import ForgeError
+
+FILE_NAME = "forge.json"
+SCHEMA_VERSION = 1
+
+Stage = Literal["calibration", "checkpoint", "engine", "repository"]
+
+
+class FileRecord(Config):
+    """One file of an artifact: size in bytes and hex BLAKE3."""
+
+    bytes: int
+    blake3: str
+
+
+class Identity(Config):
+    """What decides an artifact's bytes: equal identities give equal artifacts."""
+
+    stage: Stage
+    config: dict[str, Any] = Field(default_factory=dict)
+    inputs: dict[str, str] = Field(default_factory=dict, description="Name of an input to its hex BLAKE3.")
+    versions: dict[str, str] = Field(default_factory=dict, description="Versions of what computed the bytes.")
+
+
+class Manifest(Config):
+    """The content of `forge.json`."""
+
+    schema_version: int = SCHEMA_VERSION
+    identity: Identity
+    files: dict[str, FileRecord]
+
+    @property
+    def total_bytes(self) -> int:
+        """Size of all files, `forge.json` not counted."""
+        return sum(record.bytes for record in self.files.values())
+
+    def write(self, directory: Path) -> None:
+        """Write `forge.json` into `directory`."""
+        (directory / FILE_NAME).write_text(self.to_json())
+
+    def to_json(self) -> str:
+        """The exact text of `forge.json`."""
+        return json.dumps(self.model_dump(mode="json"), indent=2, sort_keys=True) + "\n"
+
+    @property
+    def digest(self) -> str:
+        """Hex BLAKE3 of `forge.json`: stands for the whole artifact where it is another stage's input."""
+        return text_digest(self.to_json())
+
+
+def read_manifest(directory: Path) -> Manifest | None:
+    """The manifest of `directory`, or None where there is none. Raises ForgeError for a damaged one."""
+    path = directory / FILE_NAME
+    try:
+        values = json.loads(path.read_text())
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ForgeError(f"{path}: not readable: {error}", hint=f"Delete {directory} and make it again.") from None
+    if not isinstance(values, dict) or values.get("schema_version") != SCHEMA_VERSION:
+        raise ForgeError(
+            f"{path}: made by another version of trtforge",
+            hint=f"Delete {directory} and make it again with this version.",
+        )
+    return Manifest.parse(values, str(path))
+
+
+def record_of(path: Path) -> FileRecord:
+    """Size and digest of a file on disk."""
+    return FileRecord(bytes=path.stat().st_size, blake3=file_digest(path))
+
+
+def files_below(directory: Path) -> list[str]:
+    """Relative POSIX paths of all files below `directory` except `forge.json`, sorted."""
+    paths = (path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file())
+    return sorted(path for path in paths if path != FILE_NAME)
+
+
+def check_files(directory: Path, manifest: Manifest) -> str | None:
+    """None if every recorded file is there with its recorded digest, else the first thing that is wrong."""
+    for name, record in manifest.files.items():
+        path = directory / name
+        if not path.is_file():
+            return f"{path} is missing"
+        if path.stat().st_size != record.bytes:
+            return f"{path} has {path.stat().st_size} bytes, {record.bytes} were written"
+        if file_digest(path) != record.blake3:
+            return f"{path} was changed after it was written"
+    return None
+
+
+def open_artifact(directory: Path, stage: Stage) -> Manifest:
+    """The manifest of an artifact that a stage is about to use, with every file checked.
+
+    Raises ForgeError if it is absent, of another stage, incomplete or changed.
+    """
+    manifest = read_manifest(directory)
+    if manifest is None:
+        raise ForgeError(
+            f"{directory} is not a trtforge {stage}: it has no {FILE_NAME}",
+            hint=f"Give the directory that the stage before wrote; `trtforge inspect {directory}` says what this is.",
+        )
+    if manifest.identity.stage != stage:
+        raise ForgeError(
+            f"{directory} is a {manifest.identity.stage}, a {stage} is needed",
+            hint="Stages go calibration, checkpoint, engine, repository.",
+        )
+    problem = check_files(directory, manifest)
+    if problem is not None:
+        raise ForgeError(f"{stage} {directory} is damaged: {problem}", hint="Delete the directory and make it again.")
+    return manifest

@@ -1,0 +1,77 @@
+"""Where a rank stands: tensor, pipeline, expert and context parallelism, as TensorRT-LLM numbers them."""
+
+from dataclasses import dataclass
+
+from trtforge.core.errors import ForgeError
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One rank file of a checkpoint or engine: `index` = pp_rank * tp + tp_rank."""
+
+    index: int
+    tp_rank: int
+    pp_rank: int
+
+
+@dataclass(frozen=True)
+class Parallel:
+    """A parallel layout. `ep` groups of whole experts; each expert is split over tp/ep ranks.
+
+    Source: tensorrt_llm/mapping.py (world = tp * pp * cp; moe_tp * moe_ep = tp). Context-parallel ranks read the
+    same rank files, so `cp` adds processes but no files.
+    """
+
+    tp: int = 1
+    pp: int = 1
+    ep: int = 1
+    cp: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("tp", "pp", "ep", "cp"):
+            if getattr(self, name) < 1:
+                raise ForgeError(
+                    f"{name} must be at least 1, not {getattr(self, name)}", hint=f"Use --{name} 1 or more."
+                )
+        if self.tp % self.ep:
+            raise ForgeError(
+                f"ep {self.ep} does not divide tp {self.tp}",
+                hint="Experts are grouped inside the tensor-parallel ranks: choose an ep that divides tp.",
+            )
+
+    @property
+    def world_size(self) -> int:
+        """Number of processes that serve the engine."""
+        return self.tp * self.pp * self.cp
+
+    @property
+    def ranks(self) -> tuple[Rank, ...]:
+        """The rank files, in order."""
+        return tuple(Rank(p * self.tp + t, t, p) for p in range(self.pp) for t in range(self.tp))
+
+    def layers_of(self, pp_rank: int, num_layers: int) -> range:
+        """The decoder layers of one pipeline stage; `num_layers` divides evenly (checked by plan.legality)."""
+        per_stage = num_layers // self.pp
+        return range(pp_rank * per_stage, (pp_rank + 1) * per_stage)
+
+    def mapping(self) -> dict[str, int]:
+        """The `mapping` object of a checkpoint's config.json: the keys that 0.17 to 1.2 all accept."""
+        return {
+            "world_size": self.world_size,
+            "gpus_per_node": 8,
+            "cp_size": self.cp,
+            "tp_size": self.tp,
+            "pp_size": self.pp,
+            "moe_tp_size": self.tp // self.ep,
+            "moe_ep_size": self.ep,
+        }
+
+    @classmethod
+    def of_mapping(cls, mapping: dict[str, int]) -> "Parallel":
+        """The layout that a config.json's `mapping` describes."""
+        return cls(
+            tp=mapping.get("tp_size", 1),
+            pp=mapping.get("pp_size", 1),
+            ep=max(1, mapping.get("moe_ep_size", 1)),
+            cp=mapping.get("cp_size", 1),
+        )

@@ -1,0 +1,183 @@
+"""A recipe: every choice of one build, from the model to the quality gate. Defaults and help live here, once."""
+
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import Field, field_validator
+
+from trtforge.core.config import Config
+from trtforge.core.errors import ForgeError
+
+QuantFormat = Literal["none", "fp8", "int4_awq"]
+KvCacheFormat = Literal["none", "fp8"]
+DtypeChoice = Literal["auto", "float16", "bfloat16", "float32"]
+Backend = Literal["auto", "tensorrt_llm", "torch"]
+Device = Literal["auto", "cpu", "cuda"]
+SchedulerPolicy = Literal["guaranteed_no_evict", "max_utilization"]
+
+
+class ModelConfig(Config):
+    """Which Hugging Face checkpoint."""
+
+    source: str = Field(description="Hub id, or a directory relative to the recipe.")
+    revision: str = Field("main", description="Branch, tag or commit on the hub.")
+    dtype: DtypeChoice = Field("auto", description="auto keeps float16 and bfloat16; float32 becomes float16.")
+
+
+class CalibrationConfig(Config):
+    """What activations are measured on."""
+
+    data: str = Field(
+        "builtin:stdlib", description="FILE.jsonl, FILE.txt, FILE.parquet, FILE.safetensors or builtin:stdlib."
+    )
+    samples: int = Field(128, ge=1, description="Number of samples.")
+    sequence_length: int = Field(512, ge=2, description="Tokens of a sample.")
+    batch_size: int = Field(8, ge=1, description="Samples per forward pass.")
+    seed: int = Field(0, description="Order in which samples are drawn.")
+
+
+class QuantizationConfig(Config):
+    """Number formats of weights, activations and the KV cache."""
+
+    format: QuantFormat = Field("none", description="Format of the decoder's linear layers.")
+    kv_cache: KvCacheFormat = Field("none", description="Format of the KV cache; none is the model's dtype.")
+    group_size: Literal[64, 128] = Field(128, description="INT4-AWQ: weights that share a scale, along the input.")
+    calibration: CalibrationConfig = CalibrationConfig()
+
+
+class ParallelConfig(Config):
+    """How the model is split over GPUs."""
+
+    tp: int = Field(1, ge=1, description="Tensor parallelism.")
+    pp: int = Field(1, ge=1, description="Pipeline parallelism.")
+    ep: int = Field(1, ge=1, description="Expert parallelism (mixture of experts).")
+
+
+class TargetConfig(Config):
+    """What the engine is built for."""
+
+    gpu: str | None = Field(None, description="GPU name such as h100-80gb; None is the GPU found here.")
+    tensorrt_llm: str = Field("1.2.1", description="TensorRT-LLM release that serves the engine.")
+
+
+class FeaturesConfig(Config):
+    """What the engine can do; build flags and runtime keys both follow from it."""
+
+    kv_reuse: bool = Field(True, description="Share KV blocks between requests with the same prefix.")
+    chunked_context: bool = Field(True, description="Cut long prompts into chunks that fit max_num_tokens.")
+
+
+class EngineConfig(Config):
+    """The engine and its limits. A limit left out follows from the others and the model."""
+
+    backend: Backend = Field("auto", description="auto: tensorrt_llm where it imports and a GPU is there, else torch.")
+    device: Device = Field("auto", description="torch backend: where it runs.")
+    compute_dtype: DtypeChoice = Field("auto", description="torch backend: type that the arithmetic is done in.")
+    target: TargetConfig = TargetConfig()
+    max_batch_size: int = Field(64, ge=1, description="Requests that are in flight at once.")
+    max_input_len: int | None = Field(None, ge=1, description="Longest prompt in tokens.")
+    max_seq_len: int | None = Field(None, ge=2, description="Longest prompt plus output in tokens.")
+    max_num_tokens: int | None = Field(None, ge=1, description="Tokens in one step, over all requests.")
+    max_beam_width: int = Field(1, ge=1, description="Beams of a request.")
+    tokens_per_block: int | None = Field(None, ge=1, description="Tokens in one KV cache block.")
+    features: FeaturesConfig = FeaturesConfig()
+
+    @field_validator("tokens_per_block")
+    @classmethod
+    def _power_of_two(cls, value: int | None) -> int | None:
+        if value is not None and value & (value - 1):
+            raise ValueError("tokens_per_block must be a power of two")
+        return value
+
+
+class ServingConfig(Config):
+    """How Triton serves the engine."""
+
+    streaming: bool = Field(True, description="Decoupled responses: tokens arrive as they are made.")
+    scheduler: SchedulerPolicy = Field("guaranteed_no_evict", description="When a waiting request may start.")
+    kv_cache_fraction: float = Field(0.9, gt=0, le=1, description="Share of the free memory that the KV cache takes.")
+    kv_cache_tokens: int | None = Field(None, ge=1, description="Upper bound of tokens in the KV cache.")
+    max_queue_size: int = Field(0, ge=0, description="Requests that may wait; 0 is no bound.")
+    exclude_input_in_output: bool = Field(True, description="Return the answer without the prompt.")
+
+
+class GateConfig(Config):
+    """The quality that a build must reach; a figure left out is not checked."""
+
+    perplexity_increase: float | None = Field(None, ge=0, description="Largest relative increase (0.02 is 2 %).")
+    top1_agreement: float | None = Field(None, ge=0, le=1, description="Smallest share of equal most likely tokens.")
+    kl_mean: float | None = Field(None, ge=0, description="Largest mean KL divergence from the reference, in nats.")
+    data: str = Field("builtin:stdlib", description="As calibration.data.")
+    samples: int = Field(32, ge=1, description="Number of samples.")
+    sequence_length: int = Field(256, ge=2, description="Tokens of a sample.")
+
+
+class Recipe(Config):
+    """One build. Only `name` and `model.source` are required."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="Names the build's output directory.")
+    model: ModelConfig
+    quantization: QuantizationConfig = QuantizationConfig()
+    parallel: ParallelConfig = ParallelConfig()
+    engine: EngineConfig = EngineConfig()
+    serving: ServingConfig = ServingConfig()
+    gate: GateConfig = GateConfig()
+
+
+def load_recipe(path: Path, overrides: tuple[str, ...] = ()) -> Recipe:
+    """Read a recipe file and apply `dotted.key=value` overrides (values as YAML). Paths become absolute.
+
+    Raises ForgeError naming the file and the dotted key.
+    """
+    try:
+        values = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise ForgeError(
+            f"{path}: {error.strerror}", hint="Give a recipe file, or a name from `trtforge recipes list`."
+        ) from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ForgeError(
+            f"{path}: not YAML: {error}", hint="Compare with `trtforge recipes show demo-int4awq`."
+        ) from None
+    if not isinstance(values, dict):
+        raise ForgeError(
+            f"{path}: not a recipe: it holds no keys", hint="Compare with `trtforge recipes show demo-int4awq`."
+        )
+    for override in overrides:
+        _set(values, override)
+    recipe = Recipe.parse(values, str(path))
+    return _with_paths_from(recipe, path.parent)
+
+
+def _set(values: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals or not key:
+        raise ForgeError(f"--set {override}: not KEY=VALUE", hint="For example --set engine.max_batch_size=16.")
+    *parents, last = key.split(".")
+    for parent in parents:
+        nested = values.setdefault(parent, {})
+        if not isinstance(nested, dict):
+            raise ForgeError(f"--set {override}: {parent} has no keys below it", hint="Check the dotted key.")
+        values = nested
+    values[last] = yaml.safe_load(text)
+
+
+def _with_paths_from(recipe: Recipe, base: Path) -> Recipe:
+    """The recipe with its relative paths taken from the recipe's own directory."""
+    calibration = recipe.quantization.calibration
+    return recipe.model_copy(
+        update={
+            "model": recipe.model.model_copy(update={"source": _resolve(recipe.model.source, base)}),
+            "quantization": recipe.quantization.model_copy(
+                update={"calibration": calibration.model_copy(update={"data": _resolve(calibration.data, base)})}
+            ),
+            "gate": recipe.gate.model_copy(update={"data": _resolve(recipe.gate.data, base)}),
+        }
+    )
+
+
+def _resolve(source: str, base: Path) -> str:
+    """`source` as an absolute path if that exists; hub ids, `builtin:` and `hf:` names stay as they are."""
+    path = base / source
+    return str(path.resolve()) if path.exists() else source
