@@ -1,0 +1,197 @@
+"""A Hugging Face checkpoint directory: config.json, safetensors (one file or sharded), tokenizer files."""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trtforge.core.digest import file_digest
+from trtforge.core.errors import ForgeError
+from trtforge.formats.shards import StoredTensor, read_header
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "chat_template.jinja",
+    "generation_config.json",
+)
+
+
+@dataclass(frozen=True)
+class HfConfig:
+    """config.json, read alike for transformers 4 (`rope_theta`, `torch_dtype`) and 5 (`rope_parameters`, `dtype`)."""
+
+    values: Mapping[str, Any]
+    path: Path
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        """A whole number. Raises ForgeError if it is absent without a default, or not a whole number."""
+        value = self.values.get(key)
+        value = default if value is None else value
+        if isinstance(value, bool) or not isinstance(value, int):
+            said = "is missing" if value is None else f"is {value!r}, not a whole number"
+            raise ForgeError(f"{self.path}: {key} {said}", hint="Use the config.json that came with the model.")
+        return value
+
+    def number(self, key: str, default: float) -> float:
+        """A number."""
+        value = self.values.get(key)
+        return default if value is None else float(value)
+
+    def flag(self, key: str, default: bool = False) -> bool:
+        """A boolean."""
+        value = self.values.get(key)
+        return default if value is None else bool(value)
+
+    @property
+    def architecture(self) -> str:
+        """The model class in `architectures`."""
+        names = self.values.get("architectures") or []
+        if not names:
+            raise ForgeError(
+                f"{self.path}: architectures is missing", hint="Use the config.json that came with the model."
+            )
+        return str(names[0])
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of the weights as config.json states it; float32 where it does not."""
+        return str(self.values.get("dtype") or self.values.get("torch_dtype") or "float32").removeprefix("torch.")
+
+    @property
+    def rope_theta(self) -> float:
+        """Base of the rotary embedding."""
+        return float(self._rope.get("rope_theta") or self.values.get("rope_theta") or 10000.0)
+
+    @property
+    def rope_scaling(self) -> dict[str, Any] | None:
+        """The scaling of the rotary embedding as HF writes it, None where there is none."""
+        scaling = self.values.get("rope_scaling") or {k: v for k, v in self._rope.items() if k != "rope_theta"}
+        kind = scaling.get("rope_type", scaling.get("type", "default"))
+        return None if kind == "default" else dict(scaling)
+
+    @property
+    def _rope(self) -> Mapping[str, Any]:
+        return self.values.get("rope_parameters") or {}
+
+
+@dataclass(frozen=True)
+class HfCheckpoint:
+    """The directory with what its headers say: nothing of the weights is read."""
+
+    directory: Path
+    config: HfConfig
+    tensors: Mapping[str, StoredTensor]
+    weight_files: tuple[Path, ...]
+
+    def digests(self) -> dict[str, str]:
+        """Hex BLAKE3 of each file that decides the converted weights."""
+        files = [self.config.path, *self.weight_files]
+        return {path.name: file_digest(path) for path in files}
+
+
+def read_config(directory: Path) -> HfConfig:
+    """The config.json of a checkpoint directory. Raises ForgeError if there is none."""
+    path = directory / "config.json"
+    return HfConfig(
+        _read_json(path, f"Give a Hugging Face checkpoint directory; {directory} has no config.json."), path
+    )
+
+
+def open_checkpoint(directory: Path) -> HfCheckpoint:
+    """Read all headers. Raises ForgeError for a missing, truncated or doubled file or tensor, or pickled weights."""
+    config = read_config(directory)
+    index = directory / INDEX
+    if index.is_file():
+        weight_map = _read_json(index, "")["weight_map"]
+        files = tuple(_shard(directory, name, index) for name in sorted(set(weight_map.values())))
+    elif (directory / SINGLE).is_file():
+        weight_map, files = None, (directory / SINGLE,)
+    else:
+        raise _no_weights(directory)
+    tensors: dict[str, StoredTensor] = {}
+    for file in files:
+        for tensor in read_header(file):
+            name = tensor.spec.name
+            if name in tensors:
+                raise ForgeError(
+                    f"{name} is in {tensors[name].file.name} and in {file.name}", hint="Download the checkpoint again."
+                )
+            tensors[name] = tensor
+    for name, file_name in (weight_map or {}).items():
+        if name not in tensors or tensors[name].file.name != file_name:
+            raise ForgeError(
+                f"{index} puts {name} into {file_name}, which does not hold it",
+                hint="The index and the shards are of different downloads: fetch both again.",
+            )
+    return HfCheckpoint(directory, config, tensors, files)
+
+
+def resolve_source(source: str, revision: str = "main") -> Path:
+    """A local directory as it is; a hub id downloaded (or found in the offline cache) by huggingface_hub.
+
+    The access token comes from the environment only. Raises ForgeError if the source is neither.
+    """
+    directory = Path(source)
+    if directory.is_dir():
+        return directory
+    if source.count("/") != 1 or source.startswith((".", "/", "~")):
+        raise ForgeError(f"{source}: no such directory", hint="Give a checkpoint directory or a hub id (owner/name).")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    patterns = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model", "*.txt"]
+    try:
+        return Path(snapshot_download(source, revision=revision, allow_patterns=patterns, token=os.getenv("HF_TOKEN")))
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise ForgeError(
+            f"{source} (revision {revision}) could not be fetched: {str(error).splitlines()[0]}",
+            hint="Check the id, the network and HF_TOKEN, or give a local directory.",
+        ) from None
+
+
+def tokenizer_files(directory: Path) -> tuple[Path, ...]:
+    """The tokenizer's and generation configuration's files that are in `directory`."""
+    return tuple(directory / name for name in TOKENIZER_FILES if (directory / name).is_file())
+
+
+def _shard(directory: Path, name: str, index: Path) -> Path:
+    path = directory / name
+    if Path(name).name != name:
+        raise ForgeError(f"{index}: {name} is not a plain file name", hint="Download the checkpoint again.")
+    if not path.is_file():
+        raise ForgeError(f"{path} is missing, {index.name} names it", hint="Download the missing shard.")
+    return path
+
+
+def _no_weights(directory: Path) -> ForgeError:
+    if any(directory.glob("pytorch_model*.bin")):
+        return ForgeError(
+            f"{directory} holds pickled weights (pytorch_model.bin), which run code when loaded",
+            hint="Where that is safe, convert them: AutoModelForCausalLM.from_pretrained(...).save_pretrained(OUT).",
+        )
+    return ForgeError(
+        f"{directory} has neither {SINGLE} nor {INDEX}", hint="Download the safetensors files of the checkpoint."
+    )
+
+
+def _read_json(path: Path, hint: str) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_text())
+    except OSError as error:
+        raise ForgeError(f"{path}: {error.strerror}", hint=hint or "Check the directory.") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ForgeError(f"{path}: not JSON: {error}", hint="Download the file again.") from None
+    if not isinstance(values, dict):
+        raise ForgeError(f"{path}: not a JSON object", hint="Download the file again.")
+    return values

@@ -1,0 +1,182 @@
+"""Safetensors files by their headers: what is inside, read by rows, written in order. Needs neither torch nor numpy.
+
+Format: 8 bytes little-endian header length, a JSON header with dtype, shape and byte range of each tensor, the data.
+"""
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+from blake3 import blake3
+
+from trtforge.core.dtypes import Dtype, dtype_in_file
+from trtforge.core.errors import ForgeError
+from trtforge.core.manifest import FileRecord
+
+_LARGEST_HEADER = 100_000_000  # bytes; the limit of the safetensors library
+_TRUNCATED = "The download or copy did not finish: fetch the file again."
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Name, dtype and shape of one tensor."""
+
+    name: str
+    dtype: Dtype
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensor's data."""
+        return prod(self.shape) * self.dtype.size
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one index of the first dimension."""
+        return prod(self.shape[1:]) * self.dtype.size
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor in a file: `offset` is its first byte, counted from the start of the file."""
+
+    spec: TensorSpec
+    file: Path
+    offset: int
+
+
+def read_header(path: Path) -> tuple[StoredTensor, ...]:
+    """The tensors of a file, in the order of their data.
+
+    Raises ForgeError naming the file (and tensor) if it is missing, truncated or not a safetensors file.
+    """
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = file.read(length) if length <= _LARGEST_HEADER else b""
+    except OSError as error:
+        raise ForgeError(f"{path}: {error.strerror}", hint="Check the path and its permissions.") from None
+    if size < 8 or length > _LARGEST_HEADER:
+        raise ForgeError(f"{path} is not a safetensors file", hint="Only safetensors checkpoints are read.")
+    if len(header) < length:
+        raise ForgeError(f"{path} is truncated inside its header", hint=_TRUNCATED)
+    try:
+        entries = json.loads(header)
+        entries.pop("__metadata__", None)
+        tensors = [_stored(path, name, entry, 8 + length) for name, entry in entries.items()]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise ForgeError(f"{path}: its header is damaged", hint=_TRUNCATED) from None
+    tensors.sort(key=lambda tensor: (tensor.offset, tensor.spec.name))
+    expected = max((tensor.offset + tensor.spec.nbytes for tensor in tensors), default=8 + length)
+    if size != expected:
+        raise ForgeError(f"{path} is truncated: {size} bytes, its header describes {expected}", hint=_TRUNCATED)
+    return tuple(tensors)
+
+
+def _stored(path: Path, name: str, entry: dict[str, object], base: int) -> StoredTensor:
+    shape, (start, end) = entry["shape"], entry["data_offsets"]  # type: ignore[misc]
+    spec = TensorSpec(name, dtype_in_file(str(entry["dtype"]), f"{path}: {name}"), tuple(int(n) for n in shape))  # type: ignore[attr-defined]
+    if end - start != spec.nbytes or min(spec.shape, default=0) < 0:  # type: ignore[has-type]
+        raise ForgeError(f"{path}: {name}: its byte range does not fit its shape", hint=_TRUNCATED)
+    return StoredTensor(spec, path, base + int(start))  # type: ignore[has-type]
+
+
+class RowReader:
+    """Reads rows of stored tensors into a buffer, so that no page of the file stays mapped."""
+
+    def __init__(self) -> None:
+        self._descriptors: dict[Path, int] = {}
+
+    def read(self, tensor: StoredTensor, start: int, stop: int, into: memoryview) -> memoryview:
+        """Rows [start, stop) of `tensor` in the first bytes of `into`. Raises ForgeError if the file became shorter."""
+        row = tensor.spec.row_bytes
+        wanted = into[: (stop - start) * row]
+        descriptor = self._descriptor(tensor.file)
+        offset, done = tensor.offset + start * row, 0
+        while done < len(wanted):
+            count = os.preadv(descriptor, [wanted[done:]], offset + done)
+            if count == 0:
+                raise ForgeError(
+                    f"{tensor.file} became shorter while it was read ({tensor.spec.name})",
+                    hint="Let nothing else write the source, then run again.",
+                )
+            done += count
+        return wanted
+
+    def _descriptor(self, path: Path) -> int:
+        if path not in self._descriptors:
+            self._descriptors[path] = os.open(path, os.O_RDONLY)
+        return self._descriptors[path]
+
+    def close(self) -> None:
+        """Close the files."""
+        for descriptor in self._descriptors.values():
+            os.close(descriptor)
+        self._descriptors.clear()
+
+    def __enter__(self) -> "RowReader":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Writer:
+    """Writes one safetensors file front to back; the digest is computed as the bytes pass."""
+
+    def __init__(self, path: Path, tensors: Sequence[TensorSpec]) -> None:
+        self.path = path
+        self._pending = list(reversed(tensors))
+        self._left = 0
+        self._hasher = blake3(max_threads=blake3.AUTO)
+        self._written = 0
+        self._file = path.open("wb", buffering=0)
+        self._emit(_header(tensors))
+
+    def begin(self, name: str) -> None:
+        """The bytes that follow are of tensor `name`, which must be the next one announced."""
+        assert self._left == 0, f"{self._left} bytes are missing before {name}"
+        spec = self._pending.pop()
+        assert spec.name == name, f"{name} was written where {spec.name} was announced"
+        self._left = spec.nbytes
+
+    def write(self, data: memoryview | bytes) -> None:
+        """The next bytes of the current tensor."""
+        size = memoryview(data).nbytes
+        assert size <= self._left, f"{size} bytes, {self._left} were left"
+        self._left -= size
+        self._emit(data)
+
+    def _emit(self, data: memoryview | bytes) -> None:
+        view = memoryview(data).cast("B") if memoryview(data).nbytes else memoryview(b"")
+        self._hasher.update(view)
+        self._written += len(view)
+        while len(view):
+            view = view[self._file.write(view) :]
+
+    def finish(self) -> FileRecord:
+        """Close the complete file; its record for the manifest."""
+        assert self._left == 0, f"{self._left} bytes are missing at the end"
+        assert not self._pending, f"never written: {[spec.name for spec in self._pending]}"
+        self._file.close()
+        return FileRecord(bytes=self._written, blake3=self._hasher.hexdigest())
+
+    def abandon(self) -> None:
+        """Close the file as it is."""
+        self._file.close()
+
+
+def _header(tensors: Iterable[TensorSpec]) -> bytes:
+    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for spec in tensors:
+        end = offset + spec.nbytes
+        entries[spec.name] = {"dtype": spec.dtype.safetensors, "shape": list(spec.shape), "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text

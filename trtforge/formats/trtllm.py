@@ -1,0 +1,138 @@
+"""TensorRT-LLM's own files: config.json of a checkpoint and of an engine, the keys that 0.17 to 1.2 all accept.
+
+Sources: `PretrainedConfig`, `QuantConfig` in tensorrt_llm/models/modeling_utils.py; `EngineConfig` in builder.py.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from trtforge.core.errors import ForgeError
+from trtforge.core.parallel import Parallel
+
+CONFIG_FILE = "config.json"
+UNQUANTIZED_MODULES = (
+    "*lm_head",
+    "*router",
+    "*vocab_embedding",
+    "*position_embedding",
+    "*block_embedding",
+    "*shared_expert_gate",
+)
+"""TensorRT-LLM's defaults (quantization/quantize.py); a list in config.json replaces them, so it repeats them."""
+
+
+class _Foreign(BaseModel):
+    """A part of somebody else's file: what we read is typed, what we do not know is kept."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+
+class Quantization(_Foreign):
+    """The `quantization` object."""
+
+    quant_algo: str | None = None
+    kv_cache_quant_algo: str | None = None
+    group_size: int = 128
+    smoothquant_val: float = 0.5
+    clamp_val: list[float] | None = None
+    use_meta_recipe: bool = False
+    has_zero_point: bool = False
+    pre_quant_scale: bool = False
+    exclude_modules: list[str] | None = None
+
+
+class CheckpointConfig(_Foreign):
+    """config.json of a checkpoint, `pretrained_config` of an engine."""
+
+    architecture: str
+    dtype: Literal["float16", "bfloat16", "float32"]
+    logits_dtype: str = "float32"
+    vocab_size: int
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_size: int
+    intermediate_size: int
+    hidden_act: str
+    norm_epsilon: float = 1e-5
+    position_embedding_type: str = "rope_gpt_neox"
+    max_position_embeddings: int | None = None
+    rotary_base: float = 10000.0
+    rotary_scaling: dict[str, Any] | None = None
+    rotary_embedding_dim: int | None = None
+    use_parallel_embedding: bool = False
+    embedding_sharding_dim: int = 0
+    qk_layernorm: bool = False
+    tie_word_embeddings: bool = False
+    attn_bias: bool = False
+    mlp_bias: bool = False
+    mapping: dict[str, int] = Field(default_factory=dict)
+    quantization: Quantization = Quantization()
+
+    @property
+    def parallel(self) -> Parallel:
+        """How the rank files are split."""
+        return Parallel.of_mapping(self.mapping)
+
+    def to_json(self) -> str:
+        """The exact text of config.json."""
+        return json.dumps(self.model_dump(mode="json"), indent=2) + "\n"
+
+
+def rank_file(index: int) -> str:
+    """File name of a rank's weights in a checkpoint (and in a torch engine)."""
+    return f"rank{index}.safetensors"
+
+
+def read_checkpoint_config(directory: Path) -> CheckpointConfig:
+    """The config.json of a TensorRT-LLM checkpoint. Raises ForgeError if `directory` is something else."""
+    values = _read(directory)
+    if "pretrained_config" in values:
+        raise ForgeError(f"{directory} is an engine, not a checkpoint", hint="Give the directory that convert wrote.")
+    if "architecture" not in values:
+        raise ForgeError(
+            f"{directory} is not a TensorRT-LLM checkpoint", hint="Run `trtforge convert HF_DIR OUT` first."
+        )
+    return _parse(values, directory)
+
+
+def read_engine_config(directory: Path) -> tuple[CheckpointConfig, Mapping[str, Any]]:
+    """The model's configuration and the whole config.json of an engine. Raises ForgeError for another directory."""
+    values = _read(directory)
+    if "pretrained_config" not in values or "build_config" not in values:
+        raise ForgeError(f"{directory} is not an engine", hint="Run `trtforge compile CHECKPOINT OUT` first.")
+    return _parse(values["pretrained_config"], directory), values
+
+
+def is_engine(directory: Path) -> bool:
+    """Whether `directory` is an engine (of any backend) rather than a checkpoint."""
+    return "pretrained_config" in _read(directory)
+
+
+def _read(directory: Path) -> dict[str, Any]:
+    path = directory / CONFIG_FILE
+    try:
+        values = json.loads(path.read_text())
+    except OSError as error:
+        raise ForgeError(f"{path}: {error.strerror}", hint="Give a checkpoint or engine directory.") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ForgeError(f"{path}: not JSON: {error}", hint="Make the directory again.") from None
+    if not isinstance(values, dict):
+        raise ForgeError(f"{path}: not a JSON object", hint="Make the directory again.")
+    return values
+
+
+def _parse(values: Mapping[str, Any], directory: Path) -> CheckpointConfig:
+    try:
+        return CheckpointConfig.model_validate(values)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        key = ".".join(str(part) for part in problem["loc"])
+        raise ForgeError(
+            f"{directory / CONFIG_FILE}: {key}: {problem['msg']}", hint="Make the directory again with trtforge."
+        ) from None

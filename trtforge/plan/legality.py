@@ -1,0 +1,92 @@
+"""Whether a layout fits a model, by arithmetic on config.json: heads, KV heads, layers and AWQ groups per rank.
+
+Sources: TensorRT-LLM issues #729, #1249, #1636, #2445 and the checks in quantization/layers.py (0.17).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from trtforge.core.errors import ForgeError
+from trtforge.models.family import Facts, Family, Linear, Split
+from trtforge.models.plan import Layout
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One broken rule and the nearest legal choice."""
+
+    rule: str
+    message: str
+    fix: str
+
+
+def problems(family: Family, facts: Facts, layout: Layout) -> tuple[Problem, ...]:
+    """Every reason why this layout cannot be; empty for a legal one."""
+    return tuple(_problems(family, facts, layout))
+
+
+def require_legal(family: Family, facts: Facts, layout: Layout) -> None:
+    """Raises ForgeError with the first problem and its fix."""
+    for problem in _problems(family, facts, layout):
+        raise ForgeError(problem.message, hint=problem.fix)
+
+
+def _problems(family: Family, facts: Facts, layout: Layout) -> Iterator[Problem]:
+    sizes, parallel = facts.sizes, layout.parallel
+    tp = parallel.tp
+    if sizes.num_heads % tp:
+        fix = f"Choose a --tp that divides {sizes.num_heads}: {_listed(_divisors(sizes.num_heads))}."
+        yield Problem("heads", f"{sizes.num_heads} attention heads cannot be split over tp {tp}", fix)
+    if sizes.num_kv_heads % tp and tp % sizes.num_kv_heads:
+        legal = [n for n in _divisors(sizes.num_heads) if not (sizes.num_kv_heads % n and n % sizes.num_kv_heads)]
+        message = f"{sizes.num_kv_heads} KV heads can neither be split over nor repeated on tp {tp}"
+        yield Problem("kv_heads", message, f"Choose --tp from {_listed(legal)}.")
+    if sizes.num_layers % parallel.pp:
+        fix = f"Choose a --pp that divides {sizes.num_layers}: {_listed(_divisors(sizes.num_layers))}."
+        yield Problem("layers", f"{sizes.num_layers} layers cannot be split over pp {parallel.pp}", fix)
+    if parallel.ep > 1:
+        yield Problem("experts", f"{family.name} has no experts to split over ep {parallel.ep}", "Use --ep 1.")
+    if layout.parallel_embedding and layout.embedding_sharding_dim == 1 and sizes.hidden % tp:
+        message = f"hidden size {sizes.hidden} cannot be split over tp {tp} for the parallel embedding"
+        yield Problem("embedding", message, "Use --embedding-sharding-dim 0.")
+    yield from _linear_problems(family, facts, layout)
+
+
+def _linear_problems(family: Family, facts: Facts, layout: Layout) -> Iterator[Problem]:
+    tp, sizes = layout.parallel.tp, facts.sizes
+    for row in family.linears:
+        inputs = sizes.of(row.inputs)
+        for part in row.parts:
+            out = sizes.of(part.out)
+            if row.split is Split.COLUMN and out % tp:
+                message = f"{part.module}: {out} outputs cannot be split over tp {tp}"
+                yield Problem("columns", message, f"Choose a --tp that divides {out}: {_listed(_divisors(out, 16))}.")
+        if row.split is Split.ROW and inputs % tp:
+            message = f"{row.parts[0].module}: {inputs} inputs cannot be split over tp {tp}"
+            yield Problem("rows", message, f"Choose a --tp that divides {inputs}: {_listed(_divisors(inputs, 16))}.")
+        if layout.quant == "int4_awq":
+            yield from _group_problems(row, inputs, layout, facts)
+
+
+def _group_problems(row: Linear, inputs: int, layout: Layout, facts: Facts) -> Iterator[Problem]:
+    tp, group = layout.parallel.tp, layout.group_size
+    per_rank = inputs // tp if row.split is Split.ROW else inputs
+    if per_rank % group == 0:
+        return
+    message = f"{row.parts[0].module}: {per_rank} inputs a rank at tp {tp} are no multiple of the AWQ group {group}"
+    splits = row.split is Split.ROW
+    legal = [
+        n for n in _divisors(facts.sizes.num_heads) if not splits or (inputs % n == 0 and inputs // n % group == 0)
+    ]
+    choices = [f"--tp {n}" for n in legal if splits and inputs % group == 0]
+    choices += ["--group-size 64"] if group != 64 and per_rank % 64 == 0 else []
+    fix = f"Choose {' or '.join(choices)}." if choices else "Choose another format, such as fp8."
+    yield Problem("awq_group", message, fix)
+
+
+def _divisors(number: int, most: int = 64) -> list[int]:
+    return [n for n in range(1, min(number, most) + 1) if number % n == 0]
+
+
+def _listed(numbers: list[int]) -> str:
+    return ", ".join(str(n) for n in numbers) or "1"
