@@ -32,7 +32,7 @@ def check_sources(checkpoint: HfCheckpoint, family: Family, plan: CheckpointPlan
     if unexpected:
         raise ForgeError(
             f"{checkpoint.directory} holds tensors that a {family.name} model has no place for: {_listed(unexpected)}",
-            hint="Nothing is left out silently: config.json may be of another model, or lack attention_bias or mlp_bias.",
+            hint="Nothing is left out silently: config.json is of another model, or lacks attention_bias or mlp_bias.",
         )
     for name, shape in sorted(plan.sources.items()):
         stored = checkpoint.tensors[name]

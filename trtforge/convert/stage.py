@@ -1,5 +1,6 @@
 """The convert stage: checks everything from metadata, then streams the rank files."""
 
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from trtforge import __version__
 from trtforge.convert.accounting import check_sources
 from trtforge.core.artifact import Produced, produce
 from trtforge.core.config import Config
+from trtforge.core.digest import file_digest
 from trtforge.core.dtypes import model_dtype
 from trtforge.core.errors import ForgeError
 from trtforge.core.manifest import FileRecord, Identity
@@ -16,7 +18,7 @@ from trtforge.core.parallel import Parallel
 from trtforge.core.progress import Progress, Silent
 from trtforge.core.recipe import DtypeChoice, KvCacheFormat, QuantFormat
 from trtforge.formats.calibration import Calibration, open_calibration
-from trtforge.formats.hf import HfCheckpoint, open_checkpoint
+from trtforge.formats.hf import TOKENIZER_DIRECTORY, HfCheckpoint, open_checkpoint, tokenizer_files
 from trtforge.formats.trtllm import CONFIG_FILE
 from trtforge.models.plan import Layout, checkpoint_config, checkpoint_plan
 from trtforge.models.registry import family_of
@@ -61,10 +63,13 @@ def convert(
     plan = checkpoint_plan(family, facts, layout)
     check_sources(checkpoint, family, plan)
     description = checkpoint_config(family, facts, checkpoint.config.architecture, layout)
+    tokenizer = tokenizer_files(source)
     identity = Identity(
         stage="checkpoint",
         config=config.model_dump(mode="json") | {"group_size": layout.group_size, "dtype": layout.dtype},
-        inputs=checkpoint.digests() | ({"calibration": calibrated.manifest.digest} if calibrated else {}),
+        inputs=checkpoint.digests()
+        | {f"{TOKENIZER_DIRECTORY}/{path.name}": file_digest(path) for path in tokenizer}
+        | ({"calibration": calibrated.manifest.digest} if calibrated else {}),
         versions={"trtforge": __version__},
     )
 
@@ -72,6 +77,9 @@ def convert(
         from trtforge.convert.writer import write_checkpoint
 
         (directory / CONFIG_FILE).write_text(description.to_json())
+        (directory / TOKENIZER_DIRECTORY).mkdir()
+        for path in tokenizer:
+            shutil.copyfile(path, directory / TOKENIZER_DIRECTORY / path.name)
         return write_checkpoint(plan, layout, checkpoint.tensors, calibrated, directory, progress or Silent())
 
     return produce(out, identity, write, force=force)

@@ -13,6 +13,7 @@ from trtforge.formats.shards import StoredTensor, read_header
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+TOKENIZER_DIRECTORY = "tokenizer"  # inside checkpoints and engines: each stage needs only the one before
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",

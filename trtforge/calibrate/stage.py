@@ -1,0 +1,160 @@
+"""The calibrate stage: one pass over the data, layer by layer; a few numbers for each linear are kept."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from trtforge import __version__
+from trtforge.core.artifact import Produced, produce
+from trtforge.core.config import Config
+from trtforge.core.device import usable_device
+from trtforge.core.errors import ForgeError
+from trtforge.core.manifest import FileRecord, Identity
+from trtforge.core.parallel import Parallel
+from trtforge.core.progress import Progress, Silent
+from trtforge.core.recipe import CalibrationConfig, Device, KvCacheFormat
+from trtforge.formats.calibration import FILE
+from trtforge.formats.corpus import TokenWindows, token_windows
+from trtforge.formats.hf import HfCheckpoint, open_checkpoint
+from trtforge.models.family import Facts, Family
+from trtforge.models.plan import Layout, checkpoint_plan
+from trtforge.models.registry import family_of
+from trtforge.plan.legality import require_legal
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from trtforge.calibrate.streaming import LayerStream
+
+CalibratedFormat = Literal["fp8", "int4_awq"]
+
+
+class CalibrateConfig(Config):
+    """What is calibrated and on what."""
+
+    format: CalibratedFormat = Field(description="Format of the decoder's linear layers.")
+    kv_cache: KvCacheFormat = Field("none", description="Format of the KV cache.")
+    group_size: Literal[64, 128] = Field(128, description="INT4-AWQ: weights that share a scale.")
+    data: CalibrationConfig = CalibrationConfig()
+    device: Device = Field("auto", description="Where the model runs; auto takes a GPU where there is one.")
+
+
+def calibrate(
+    config: CalibrateConfig, source: Path, out: Path, *, force: bool = False, progress: Progress | None = None
+) -> Produced:
+    """Calibrate the checkpoint at `source` into `out`, or find the calibration there.
+
+    Raises ForgeError, before the model runs, for an unknown architecture, tensors that do not fit config.json, a group
+    size that no layout could use, and data that is absent, empty or of another vocabulary.
+    """
+    checkpoint = open_checkpoint(source)
+    family = family_of(checkpoint.config.architecture)
+    facts = family.facts(checkpoint.config)
+    layout = Layout(Parallel(), "bfloat16", config.format, config.kv_cache, config.group_size)
+    require_legal(family, facts, layout)
+    missing = sorted(set(checkpoint_plan(family, facts, layout).sources) - set(checkpoint.tensors))
+    if missing:
+        raise ForgeError(f"{source} lacks {missing[0]}", hint="Fetch the checkpoint's files again.")
+    data = config.data
+    windows = token_windows(
+        data.data,
+        source,
+        samples=data.samples,
+        length=data.sequence_length,
+        vocab_size=facts.sizes.vocab,
+        seed=data.seed,
+    )
+    device = usable_device(config.device)
+    identity = Identity(
+        stage="calibration",
+        config={
+            "format": config.format,
+            "kv_cache": config.kv_cache,
+            "group_size": config.group_size,
+            "device": device,
+            "samples": len(windows.windows),
+            "tokens": windows.tokens,
+            "batch_size": data.batch_size,
+        },
+        inputs=checkpoint.digests() | {"data": windows.digest},
+        versions=_versions(),
+    )
+
+    def write(directory: Path) -> Mapping[str, FileRecord]:
+        from safetensors.torch import save_file
+
+        tensors = _measure(config, checkpoint, family, facts, windows, device, progress or Silent())
+        save_file(tensors, directory / FILE)
+        return {}
+
+    return produce(out, identity, write, force=force)
+
+
+def _measure(
+    config: CalibrateConfig,
+    checkpoint: HfCheckpoint,
+    family: Family,
+    facts: Facts,
+    windows: TokenWindows,
+    device_name: str,
+    progress: Progress,
+) -> "dict[str, Tensor]":
+    import torch
+
+    from trtforge.calibrate.streaming import KeyValueObserver, LayerStream
+
+    device = torch.device(device_name)
+    dtype = torch.float32 if device.type == "cpu" else getattr(torch, checkpoint.config.dtype)
+    stream = LayerStream(checkpoint, family.layer_prefix, device, dtype)
+    batches = list(_batches(windows, config.data.batch_size))
+    found: dict[str, Tensor] = {}
+    try:
+        with (
+            torch.inference_mode(),
+            KeyValueObserver() as cache,
+            progress.bar(f"Calibrating {config.format}", facts.sizes.num_layers, "layers") as bar,
+        ):
+            for layer, tensors in _layers(stream, batches, family, config):
+                found |= tensors
+                if config.kv_cache != "none":
+                    found[f"layers.{layer}.kv_amax"] = cache.take()
+                bar.advance(1)
+    finally:
+        stream.close()
+    return {name: tensor.float().cpu().contiguous() for name, tensor in sorted(found.items())}
+
+
+def _layers(
+    stream: "LayerStream", batches: "list[torch.Tensor]", family: Family, config: CalibrateConfig
+) -> "Iterator[tuple[int, dict[str, Tensor]]]":
+    """The numbers of each layer, by module name."""
+    from trtforge.calibrate.layer import LayerObserver
+
+    for layer in stream.layers(batches):
+        observer = LayerObserver(layer.module, family, gram=config.format == "int4_awq")
+        with observer:
+            layer.run()
+        prefix = f"{family.layer_prefix}.{layer.index}."
+        yield layer.index, {prefix + name: value for name, value in observer.results(config.group_size).items()}
+
+
+def _batches(windows: TokenWindows, size: int) -> "Iterator[torch.Tensor]":
+    """(windows, length) int64 batches of equally long windows."""
+    import torch
+
+    for start in range(0, len(windows.windows), size):
+        yield torch.tensor(windows.windows[start : start + size], dtype=torch.int64)
+
+
+def _versions() -> dict[str, str]:
+    import torch
+    import transformers
+
+    return {
+        "trtforge": __version__,
+        "torch": str(torch.__version__),
+        "transformers": str(transformers.__version__),
+    }

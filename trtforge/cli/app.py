@@ -1,0 +1,44 @@
+"""The `trtforge` program: its commands and the one place where errors become messages and exit statuses."""
+
+import sys
+import traceback
+
+import typer
+from rich.console import Console
+
+from trtforge.cli import build, inspect, recipes, serving, stages
+from trtforge.core.errors import ForgeError
+
+app = typer.Typer(
+    name="trtforge",
+    help="A Hugging Face checkpoint in, a verified Triton model repository for TensorRT-LLM out.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    rich_markup_mode="rich",
+)
+build.register(app)
+stages.register(app)
+serving.register(app)
+recipes.register(app)
+inspect.register(app)
+
+
+def main() -> None:
+    """Run the program. Exit status: 0 done, 1 failed (`error:` and `hint:` on stderr), 2 usage, 130 interrupted."""
+    try:
+        app()
+    except ForgeError as error:
+        show_error(error)
+        sys.exit(1)
+
+
+def show_error(error: ForgeError) -> None:
+    """`error:` and `hint:` on stderr, the trace before them with --verbose."""
+    if "--verbose" in sys.argv:
+        traceback.print_exc()
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    console.print("error:", style="bold red", end=" ")
+    console.print(error.message, markup=False)
+    console.print("hint:", style="bold", end=" ")
+    console.print(error.hint, markup=False)

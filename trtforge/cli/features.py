@@ -1,0 +1,12 @@
+"""`--feature NAME[=VALUE]` as the recipe's `engine.features`."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import yaml
+
+
+def parse_features(words: Sequence[str]) -> dict[str, Any]:
+    """`kv_reuse` is true, `kv_reuse=false` what it says. Names and values are checked by the configuration model."""
+    pairs = (word.partition("=") for word in words)
+    return {name: yaml.safe_load(value) if equals else True for name, equals, value in pairs}

@@ -1,0 +1,48 @@
+"""`--gate` on the command line, and how a verification is shown."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from trtforge.cli import show
+from trtforge.core.errors import ForgeError
+from trtforge.core.recipe import GateConfig
+from trtforge.verify.result import Verification
+
+
+def parse_gate(text: str | None, data: dict[str, Any]) -> GateConfig:
+    """A YAML file with the gate's keys, or KEY=VALUE,...; `data` fills what neither names."""
+    if text is None:
+        return GateConfig.parse(data, "--gate")
+    if "=" in text:
+        pairs = [item.partition("=") for item in text.split(",")]
+        return GateConfig.parse(data | {key: yaml.safe_load(value) for key, _, value in pairs}, "--gate")
+    try:
+        values = yaml.safe_load(Path(text).read_text())
+    except (OSError, yaml.YAMLError) as error:
+        raise ForgeError(f"--gate {text}: {error}", hint="Give a YAML file or perplexity_increase=0.02,...") from None
+    if not isinstance(values, dict):
+        raise ForgeError(f"--gate {text}: holds no keys", hint="Keys are those of a recipe's gate.")
+    return GateConfig.parse(data | values.get("gate", values), text)
+
+
+def show_verification(result: Verification, *, json_output: bool) -> None:
+    """The figures as JSON or as a table, and which of the gate's do not hold."""
+    if json_output:
+        show.as_json(result.as_json())
+        return
+    perplexity = result.perplexity
+    rows = [
+        ["perplexity, reference", f"{perplexity.reference:.4f}"],
+        ["perplexity, converted", f"{perplexity.candidate:.4f} ({perplexity.increase:+.3%})"],
+        ["top-1 agreement", f"{result.top1_agreement:.2%}"],
+        ["mean KL divergence (nats)", f"{result.kl_mean:.3e}"],
+        ["largest logit error", f"{result.max_abs_logit_error:.3e}"],
+        ["tokens", str(result.tokens)],
+        ["tensors checked", str(result.tensors_checked)],
+    ]
+    show.table("Verification", ["figure", "value"], rows)
+    for failure in result.failures:
+        print(f"gate: {failure}")
+    print("passed" if result.passed else "failed")

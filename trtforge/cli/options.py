@@ -1,0 +1,27 @@
+"""Options that several commands share, each declared once."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and no decoration.")]
+Verbose = Annotated[bool, typer.Option("--verbose", help="Show the trace of an error and more of the log.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bars.")]
+Force = Annotated[bool, typer.Option("--force", help="Make it again even if it is already right.")]
+Set = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a recipe's dotted key; repeatable.")
+]
+Out = Annotated[Path, typer.Argument(metavar="OUT", help="Directory to write; whole or absent.", show_default=False)]
+HfDirectory = Annotated[
+    str, typer.Argument(metavar="HF_DIR", help="Checkpoint directory or hub id.", show_default=False)
+]
+
+MaxTokens = Annotated[int, typer.Option("--max-tokens", min=1, help="Most tokens to generate.")]
+Temperature = Annotated[float | None, typer.Option(min=0, help="Sampling temperature; left out: greedy.")]
+TopK = Annotated[int | None, typer.Option("--top-k", min=0, help="Sample from the k most likely tokens.")]
+TopP = Annotated[
+    float | None, typer.Option("--top-p", min=0, max=1, help="Sample from the likeliest tokens of mass p.")
+]
+Seed = Annotated[int | None, typer.Option(min=0, help="Seed of the sampling.")]
+Stop = Annotated[list[str] | None, typer.Option("--stop", metavar="WORD", help="Stop at this text; repeatable.")]

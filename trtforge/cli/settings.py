@@ -1,0 +1,20 @@
+"""`--set serving.KEY=VALUE` outside a recipe."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import yaml
+
+from trtforge.core.errors import ForgeError
+from trtforge.core.recipe import ServingConfig
+
+
+def serving_settings(words: Sequence[str]) -> ServingConfig:
+    """The serving configuration with these changes. Raises ForgeError for an unknown key or a word of another form."""
+    values: dict[str, Any] = {}
+    for word in words:
+        key, equals, text = word.partition("=")
+        if not equals or not key.startswith("serving."):
+            raise ForgeError(f"--set {word}: not serving.KEY=VALUE", hint="For example --set serving.streaming=false.")
+        values[key.removeprefix("serving.")] = yaml.safe_load(text)
+    return ServingConfig.parse(values, "--set serving")

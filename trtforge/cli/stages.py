@@ -1,0 +1,232 @@
+"""The stages one by one: calibrate, convert, verify, compile, package."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trtforge.cli import show
+from trtforge.cli.options import Force, HfDirectory, Json, Out, Quiet, Set, Verbose
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    for command in (calibrate, convert, verify, compile_, package):
+        app.command(command.__name__.rstrip("_"), rich_help_panel="Stages")(command)
+
+
+def calibrate(
+    hf_dir: HfDirectory,
+    out: Out,
+    quant: Annotated[str, typer.Option(metavar="fp8|int4_awq", help="Format to calibrate for.", show_default=False)],
+    kv_cache: Annotated[str, typer.Option(metavar="none|fp8", help="Format of the KV cache.")] = "none",
+    data: Annotated[str, typer.Option(help="FILE.jsonl, .txt, .parquet, .safetensors or builtin:stdlib.")] = (
+        "builtin:stdlib"
+    ),
+    samples: Annotated[int, typer.Option(min=1, help="Number of samples.")] = 128,
+    seq_len: Annotated[int, typer.Option(min=2, help="Tokens of a sample.")] = 512,
+    batch_size: Annotated[int, typer.Option(min=1, help="Samples per forward pass.")] = 8,
+    group_size: Annotated[int, typer.Option(metavar="64|128", help="INT4-AWQ group.")] = 128,
+    seed: Annotated[int, typer.Option(help="Order in which samples are drawn.")] = 0,
+    device: Annotated[str, typer.Option(metavar="auto|cpu|cuda", help="Where the model runs.")] = "auto",
+    force: Force = False,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Measure a model's activations once, for every parallel layout.
+
+    [dim]Example: trtforge calibrate ./llama ./calibration --quant int4_awq --data prompts.jsonl[/dim]
+    """
+    from trtforge.calibrate.stage import CalibrateConfig
+    from trtforge.calibrate.stage import calibrate as run
+    from trtforge.core.progress import for_this_terminal
+    from trtforge.formats.hf import resolve_source
+
+    config = CalibrateConfig.parse(
+        {
+            "format": quant,
+            "kv_cache": kv_cache,
+            "group_size": group_size,
+            "device": device,
+            "data": {
+                "data": data,
+                "samples": samples,
+                "sequence_length": seq_len,
+                "batch_size": batch_size,
+                "seed": seed,
+            },
+        },
+        "calibrate",
+    )
+    result = run(config, resolve_source(hf_dir), out, force=force, progress=for_this_terminal(quiet=quiet or json))
+    following = f"trtforge convert {hf_dir} CHECKPOINT --quant {quant} --kv-cache {kv_cache} --calibration {out}"
+    show.produced(result, json_output=json, next_command=following)
+
+
+def convert(
+    hf_dir: HfDirectory,
+    out: Out,
+    tp: Annotated[int, typer.Option(min=1, help="Tensor parallelism.")] = 1,
+    pp: Annotated[int, typer.Option(min=1, help="Pipeline parallelism.")] = 1,
+    ep: Annotated[int, typer.Option(min=1, help="Expert parallelism: groups of whole experts.")] = 1,
+    cp: Annotated[int, typer.Option(min=1, help="Context parallelism.")] = 1,
+    dtype: Annotated[
+        str, typer.Option(metavar="auto|float16|bfloat16|float32", help="auto: the source's; float32 becomes float16.")
+    ] = "auto",
+    quant: Annotated[str, typer.Option(metavar="none|fp8|int4_awq", help="Format of the linear layers.")] = "none",
+    kv_cache: Annotated[str, typer.Option(metavar="none|fp8", help="Format of the KV cache.")] = "none",
+    calibration: Annotated[Path | None, typer.Option(help="Calibration directory; fp8 and int4_awq need one.")] = None,
+    parallel_embedding: Annotated[bool, typer.Option("--parallel-embedding", help="Shard the embedding too.")] = False,
+    embedding_sharding_dim: Annotated[int, typer.Option(min=0, max=1, help="0: vocabulary, 1: hidden size.")] = 0,
+    force: Force = False,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Write a TensorRT-LLM checkpoint for a parallel layout, streamed from safetensors.
+
+    [dim]Example: trtforge convert ./llama ./checkpoint --tp 2 --quant int4_awq --calibration ./calibration[/dim]
+    """
+    from trtforge.convert.stage import ConvertConfig
+    from trtforge.convert.stage import convert as run
+    from trtforge.core.progress import for_this_terminal
+    from trtforge.formats.hf import resolve_source
+
+    config = ConvertConfig.parse(
+        {
+            "tp": tp,
+            "pp": pp,
+            "ep": ep,
+            "cp": cp,
+            "dtype": dtype,
+            "quant": quant,
+            "kv_cache": kv_cache,
+            "parallel_embedding": parallel_embedding,
+            "embedding_sharding_dim": embedding_sharding_dim,
+        },
+        "convert",
+    )
+    source, progress = resolve_source(hf_dir), for_this_terminal(quiet=quiet or json)
+    result = run(config, source, out, calibration=calibration, force=force, progress=progress)
+    show.produced(result, json_output=json, next_command=f"trtforge verify {out} --against {hf_dir}")
+
+
+def verify(
+    candidate: Annotated[Path, typer.Argument(metavar="CHECKPOINT_OR_ENGINE", show_default=False)],
+    against: Annotated[str, typer.Option(help="The Hugging Face checkpoint it was made from.", show_default=False)],
+    data: Annotated[str, typer.Option(help="As for calibrate.")] = "builtin:stdlib",
+    samples: Annotated[int, typer.Option(min=1, help="Number of samples.")] = 32,
+    seq_len: Annotated[int, typer.Option(min=2, help="Tokens of a sample.")] = 256,
+    gate: Annotated[
+        str | None, typer.Option(metavar="FILE|KEY=V,...", help="Limits: perplexity_increase, top1_agreement, kl_mean.")
+    ] = None,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Compare converted ranks with the Hugging Face model: perplexity, KL divergence, agreement.
+
+    Exit status 1 when the gate does not hold.
+
+    [dim]Example: trtforge verify ./checkpoint --against ./llama --gate perplexity_increase=0.01[/dim]
+    """
+    from trtforge.cli.gate import parse_gate, show_verification
+    from trtforge.core.progress import for_this_terminal
+    from trtforge.formats.hf import resolve_source
+    from trtforge.verify.stage import verify as run
+
+    limits = parse_gate(gate, {"data": data, "samples": samples, "sequence_length": seq_len})
+    progress = for_this_terminal(quiet=quiet or json)
+    result = run(candidate, resolve_source(against), limits, progress=progress)
+    show_verification(result, json_output=json)
+    if not result.passed:
+        raise typer.Exit(1)
+
+
+def compile_(
+    checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", show_default=False)],
+    out: Out,
+    backend: Annotated[str, typer.Option(metavar="auto|tensorrt_llm|torch", help="Who builds the engine.")] = "auto",
+    device: Annotated[str, typer.Option(metavar="auto|cpu|cuda", help="torch backend: where it runs.")] = "auto",
+    compute_dtype: Annotated[
+        str, typer.Option(metavar="auto|float16|bfloat16|float32", help="torch backend: type of the arithmetic.")
+    ] = "auto",
+    target_version: Annotated[str, typer.Option(help="TensorRT-LLM release that serves the engine.")] = "1.2.1",
+    gpu: Annotated[str | None, typer.Option(help="GPU the engine is for.")] = None,
+    max_batch_size: Annotated[int, typer.Option(min=1, help="Requests in flight at once.")] = 64,
+    max_input_len: Annotated[int | None, typer.Option(min=1, help="Longest prompt in tokens.")] = None,
+    max_seq_len: Annotated[int | None, typer.Option(min=2, help="Longest prompt plus output.")] = None,
+    max_num_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens in one step.")] = None,
+    max_beam_width: Annotated[int, typer.Option(min=1, help="Beams of a request.")] = 1,
+    tokens_per_block: Annotated[int | None, typer.Option(min=1, help="Tokens in one KV cache block.")] = None,
+    feature: Annotated[
+        list[str] | None, typer.Option(metavar="NAME[=VALUE]", help="kv_reuse, chunked_context; repeatable.")
+    ] = None,
+    workers: Annotated[int, typer.Option(min=1, help="tensorrt_llm: ranks built at once.")] = 1,
+    container: Annotated[
+        str | None, typer.Option(metavar="IMAGE|none", help="tensorrt_llm: image to build in.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the exact plan and build nothing.")] = False,
+    force: Force = False,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Build an engine from a checkpoint: paged KV cache and in-flight batching on.
+
+    [dim]Example: trtforge compile ./checkpoint ./engine --backend tensorrt_llm --max-batch-size 32 --dry-run[/dim]
+    """
+    from trtforge.cli.features import parse_features
+    from trtforge.compile.stage import CompileOptions, compile_engine, plan_engine
+    from trtforge.core.progress import for_this_terminal
+    from trtforge.core.recipe import EngineConfig
+
+    config = EngineConfig.parse(
+        {
+            "backend": backend,
+            "device": device,
+            "compute_dtype": compute_dtype,
+            "target": {"gpu": gpu, "tensorrt_llm": target_version},
+            "max_batch_size": max_batch_size,
+            "max_input_len": max_input_len,
+            "max_seq_len": max_seq_len,
+            "max_num_tokens": max_num_tokens,
+            "max_beam_width": max_beam_width,
+            "tokens_per_block": tokens_per_block,
+            "features": parse_features(feature or []),
+        },
+        "compile",
+    )
+    options = CompileOptions(workers=workers, container=None if container == "none" else container)
+    if dry_run:
+        show.as_json(plan_engine(config, checkpoint, out, options).as_json())
+        return
+    progress = for_this_terminal(quiet=quiet or json)
+    result = compile_engine(config, checkpoint, out, options, force=force, progress=progress)
+    show.produced(result, json_output=json, next_command=f"trtforge package {out} REPOSITORY")
+
+
+def package(
+    engine: Annotated[Path, typer.Argument(metavar="ENGINE", show_default=False)],
+    out: Out,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="Directory of the tokenizer; left out: the engine's own.", show_default=False)
+    ] = None,
+    name: Annotated[str, typer.Option(metavar="PREFIX", help="Put before the five model names.")] = "",
+    set_: Set = None,
+    force: Force = False,
+    json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Generate the Triton model repository of an engine.
+
+    [dim]Example: trtforge package ./engine ./repository --set serving.scheduler=max_utilization[/dim]
+    """
+    from trtforge.cli.settings import serving_settings
+    from trtforge.package.stage import PackageConfig
+    from trtforge.package.stage import package as run
+
+    config = PackageConfig(serving=serving_settings(set_ or []), name_prefix=name)
+    result = run(config, engine, tokenizer, out, force=force)
+    show.produced(result, json_output=json, next_command=f"trtforge serve {out}")

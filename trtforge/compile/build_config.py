@@ -1,0 +1,238 @@
+"""TensorRT-LLM's build configuration for one engine: what is decided here, the rest the release's own defaults.
+
+The decisions make in-flight batching possible (paged KV cache, packed input). Where TensorRT-LLM's `build()` would
+switch something off without a word, the plan says so, or refuses if the recipe asks for it by name.
+"""
+
+from collections.abc import Iterator
+from copy import deepcopy
+from dataclasses import asdict, dataclass
+
+from pydantic import JsonValue
+
+from trtforge.compile.limits import Limits, derive_limits
+from trtforge.core.errors import ForgeError
+from trtforge.core.recipe import EngineConfig, FeaturesConfig
+from trtforge.formats.releases import Problem, Release, Section
+from trtforge.formats.trtllm import CheckpointConfig
+
+_FP8_ATTENTION = frozenset({"FP8", "W4A8_AWQ", "NVFP4"})
+"""Quantisations with which context attention can compute in FP8."""
+
+_FUSED_MLP = frozenset({None, "FP8"})
+_GEMM_PLUGIN = {"FP8": None, "NVFP4": "nvfp4"}
+"""Elsewhere `auto`, the model's dtype; TensorRT's own FP8 kernels are the better ones (performance tuning guide)."""
+
+_NUM_TOKENS_ADVICE = 16384
+_LEFT_OUT = frozenset(
+    {
+        "auto_parallel_config",  # its own keys are not known for each release, and the default does nothing
+        "dry_run",  # these two are of one run of trtllm-build: it takes them out of an engine's config.json
+        "visualize_network",
+    }
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PluginPlan:
+    """The fields of `plugin_config` that are decided here, named as TensorRT-LLM names them. None is `disable`."""
+
+    dtype: str
+    gpt_attention_plugin: str | None = "auto"
+    gemm_plugin: str | None
+    context_fmha: bool = True
+    remove_input_padding: bool = True
+    paged_kv_cache: bool = True
+    tokens_per_block: int
+    use_paged_context_fmha: bool
+    use_fp8_context_fmha: bool
+    use_fused_mlp: bool
+
+
+@dataclass(frozen=True)
+class BuildPlan:
+    """One engine as TensorRT-LLM is told to build it.
+
+    `limits`, `kv_reuse` and `chunked_context` are what the engine will have, which can be less than the recipe's
+    defaults: `warnings` says so. `notes` explain switches that cost nothing. `logits_dtype` is the checkpoint's.
+    """
+
+    release: Release
+    limits: Limits
+    plugins: PluginPlan
+    logits_dtype: str
+    kv_reuse: bool
+    chunked_context: bool
+    warnings: tuple[str, ...]
+    notes: tuple[str, ...]
+    kv_cache_type: str = "PAGED"
+    strongly_typed: bool = True
+
+    @property
+    def build_settings(self) -> dict[str, JsonValue]:
+        """The decided top-level fields, by TensorRT-LLM's names."""
+        return {
+            "max_batch_size": self.limits.max_batch_size,
+            "max_input_len": self.limits.max_input_len,
+            "max_seq_len": self.limits.max_seq_len,
+            "max_num_tokens": self.limits.max_num_tokens,
+            "max_beam_width": self.limits.max_beam_width,
+            "kv_cache_type": self.kv_cache_type,
+            "strongly_typed": self.strongly_typed,
+        }
+
+    @property
+    def plugin_settings(self) -> dict[str, JsonValue]:
+        """The decided fields of `plugin_config`."""
+        return asdict(self.plugins)
+
+    def to_json(self) -> dict[str, JsonValue]:
+        """The whole BuildConfig: every key that this release has and whose value is known, and no other."""
+        objects: dict[str, JsonValue] = {
+            "lora_config": _filled(self.release, "lora_config", {}),
+            "plugin_config": _filled(self.release, "plugin_config", self.plugin_settings),
+            "speculative_decoding_mode": self.release.field("speculative_decoding_mode", "NONE").value,
+        }
+        return _filled(self.release, "build_config", self.build_settings | objects)
+
+
+def build_config(checkpoint: CheckpointConfig, engine: EngineConfig, limits: Limits, release: Release) -> BuildPlan:
+    """The plan for an engine of `checkpoint` with `limits`, for `release`.
+
+    Raises ForgeError for what that release is known to refuse, and for a feature that is asked for by name and that
+    it would switch off.
+    """
+    warnings = _agreed(_problems(checkpoint, release))
+    features = _features(checkpoint, engine, warnings)
+    if features != engine.features:
+        limits = derive_limits(checkpoint, engine.model_copy(update={"features": features}), limits.tokens_per_block)
+    if limits.max_num_tokens > _NUM_TOKENS_ADVICE:
+        warnings.append(
+            f"max_num_tokens {limits.max_num_tokens} is above {_NUM_TOKENS_ADVICE}: trtllm-build warns that the "
+            "activations of such a step take much memory and gain little."
+        )
+    algorithm = checkpoint.quantization.quant_algo
+    notes: list[str] = []
+    paged = features.kv_reuse or features.chunked_context
+    plugins = PluginPlan(
+        dtype=checkpoint.dtype,
+        gemm_plugin=_GEMM_PLUGIN.get(algorithm, "auto") if algorithm else "auto",
+        tokens_per_block=limits.tokens_per_block,
+        use_paged_context_fmha=paged,
+        use_fp8_context_fmha=_fp8_context_fmha(checkpoint, release, paged, notes),
+        use_fused_mlp=algorithm in _FUSED_MLP,
+    )
+    if not plugins.use_fused_mlp:
+        notes.append(f"use_fused_mlp is off: TensorRT-LLM fuses the MLP only unquantised or in FP8, not {algorithm}.")
+    return BuildPlan(
+        release=release,
+        limits=limits,
+        plugins=plugins,
+        logits_dtype=checkpoint.logits_dtype,
+        kv_reuse=features.kv_reuse,
+        chunked_context=features.chunked_context,
+        warnings=(*limits.warnings, *warnings),
+        notes=tuple(notes),
+    )
+
+
+def in_flight_batching(plan: BuildPlan) -> bool:
+    """Whether Triton can batch in flight with the engine.
+
+    Source: `supportsInflightBatching` in cpp/include/tensorrt_llm/runtime/modelConfig.h, for a transformer.
+    """
+    return (
+        plan.plugins.gpt_attention_plugin is not None
+        and plan.plugins.remove_input_padding
+        and plan.kv_cache_type in ("PAGED", "DISABLED")
+    )
+
+
+def _problems(checkpoint: CheckpointConfig, release: Release) -> Iterator[Problem | None]:
+    """Everything in the checkpoint's config.json that the release may not take. Its nested objects refuse any key."""
+    quantization = checkpoint.quantization
+    yield release.key_problem("architectures", checkpoint.architecture)
+    yield release.value_problem(release.field("plugin_config", "dtype"), checkpoint.dtype)
+    yield release.value_problem(release.flags()["--logits_dtype"], checkpoint.logits_dtype)
+    if quantization.quant_algo is not None:
+        yield release.key_problem("quant_algo", quantization.quant_algo)
+    if quantization.kv_cache_quant_algo is not None:
+        yield release.key_problem("kv_cache_quant_algo", quantization.kv_cache_quant_algo)
+    for key in checkpoint.mapping:
+        yield release.key_problem("mapping", key)
+    for key in quantization.model_dump():
+        yield release.key_problem("quantization", key)
+    moe = (checkpoint.model_extra or {}).get("moe")
+    for key in moe if isinstance(moe, dict) else ():
+        yield release.key_problem("moe", key)
+
+
+def _agreed(problems: Iterator[Problem | None]) -> list[str]:
+    """The problems that are only inferred, as warnings. Raises ForgeError for the first that is better founded."""
+    warnings = []
+    for problem in problems:
+        if problem is None:
+            continue
+        if problem.refuses:
+            raise ForgeError(problem.message, hint=problem.hint)
+        warnings.append(f"{problem.message} (inferred from its neighbours; trtllm-build decides). {problem.hint}")
+    return warnings
+
+
+def _features(checkpoint: CheckpointConfig, engine: EngineConfig, warnings: list[str]) -> FeaturesConfig:
+    """The features that the engine can have: KV reuse and chunked context both need paged context FMHA.
+
+    `build()` turns that off for an INT8 KV cache, and for an FP8 one unless the linear layers are FP8 too.
+    """
+    algorithm, kv_cache = checkpoint.quantization.quant_algo, checkpoint.quantization.kv_cache_quant_algo
+    features = engine.features
+    wanted = [name for name in ("kv_reuse", "chunked_context") if getattr(features, name)]
+    possible = kv_cache != "INT8" and (kv_cache != "FP8" or algorithm in _FP8_ATTENTION)
+    if possible or not wanted:
+        return features
+    why = (
+        f"TensorRT-LLM has no paged context FMHA for {algorithm or 'unquantised'} linear layers "
+        f"with an {kv_cache} KV cache"
+    )
+    asked = [name for name in wanted if name in features.model_fields_set]
+    if asked:
+        raise ForgeError(
+            f"engine.features.{asked[0]} cannot be had: {why}",
+            hint="Use quantization.kv_cache: none, or format: fp8 with kv_cache: fp8, "
+            f"or set engine.features.{asked[0]}: false.",
+        )
+    warnings.append(f"{' and '.join(wanted)} {'is' if len(wanted) == 1 else 'are'} off: {why}.")
+    return FeaturesConfig(kv_reuse=False, chunked_context=False)
+
+
+def _fp8_context_fmha(checkpoint: CheckpointConfig, release: Release, paged: bool, notes: list[str]) -> bool:
+    """Whether context attention computes in FP8; what `build()` would set by itself.
+
+    That it is off below SM 89 needs no rule here: such a GPU runs no FP8 model at all.
+    """
+    quantization = checkpoint.quantization
+    default = bool(release.field("plugin_config", "use_fp8_context_fmha").default)
+    if quantization.quant_algo not in _FP8_ATTENTION:
+        if default:
+            notes.append("use_fp8_context_fmha is off: it is for FP8 models.")
+        return False
+    if not paged:
+        return default
+    if quantization.kv_cache_quant_algo == "FP8":
+        notes.append("use_fp8_context_fmha is on: an FP8 model with an FP8 KV cache and paged context needs it.")
+        return True
+    notes.append(
+        "use_fp8_context_fmha is off: with paged context it needs an FP8 KV cache (quantization.kv_cache: fp8)."
+    )
+    return False
+
+
+def _filled(release: Release, section: Section, decided: dict[str, JsonValue]) -> dict[str, JsonValue]:
+    """The keys of a section: what is decided, else the release's default where that is known."""
+    fields = release.fields(section)
+    assert decided.keys() <= fields.keys(), f"{release.version}: {section} lacks {decided.keys() - fields.keys()}"
+    return {
+        name: decided[name] if name in decided else deepcopy(field.default)
+        for name, field in fields.items()
+        if name in decided or (field.default_known and name not in _LEFT_OUT)
+    }

@@ -1,0 +1,132 @@
+"""The limits of an engine: what the recipe gives, and what follows from it and the model where it gives nothing.
+
+Both backends keep these limits; the rules are those of TensorRT-LLM's builder (tensorrt_llm/builder.py, 0.19 to 1.2).
+"""
+
+from dataclasses import dataclass
+
+from trtforge.core.errors import ForgeError
+from trtforge.core.recipe import EngineConfig
+from trtforge.formats.trtllm import CheckpointConfig
+
+DEFAULT_NUM_TOKENS = 8192
+FALLBACK_SEQ_LEN = 2048
+"""For a model that does not say how many positions it has."""
+
+_LENGTH_INCLUDES_SCALING = frozenset({"su", "longrope", "llama3"})
+"""Rotary scalings whose models give max_position_embeddings with the factor already in it."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Sizes of an engine in tokens and requests. `longest_prompt` is the most that a request's prompt may have."""
+
+    max_batch_size: int
+    max_beam_width: int
+    max_input_len: int
+    max_seq_len: int
+    max_num_tokens: int
+    tokens_per_block: int
+    longest_prompt: int
+    warnings: tuple[str, ...] = ()
+
+
+def derive_limits(checkpoint: CheckpointConfig, engine: EngineConfig, default_tokens_per_block: int) -> Limits:
+    """The limits of an engine for `checkpoint`. Raises ForgeError for a limit that is given and impossible."""
+    warnings: list[str] = []
+    tokens_per_block = engine.tokens_per_block or default_tokens_per_block
+    max_seq_len = _max_seq_len(checkpoint, engine, warnings)
+    _check_input_fits(engine, max_seq_len)
+    max_num_tokens = _max_num_tokens(engine, max_seq_len, tokens_per_block, warnings)
+    longest_prompt = max_seq_len - 1
+    if not engine.features.chunked_context:
+        longest_prompt = min(longest_prompt, max_num_tokens)
+    wanted = engine.max_input_len or max_seq_len - 1
+    if wanted > longest_prompt:
+        _without_chunks(engine, max_num_tokens, warnings)
+    return Limits(
+        max_batch_size=engine.max_batch_size,
+        max_beam_width=engine.max_beam_width,
+        max_input_len=min(wanted, longest_prompt),
+        max_seq_len=max_seq_len,
+        max_num_tokens=max_num_tokens,
+        tokens_per_block=tokens_per_block,
+        longest_prompt=longest_prompt,
+        warnings=tuple(warnings),
+    )
+
+
+def model_seq_len(checkpoint: CheckpointConfig) -> int | None:
+    """The positions that the model is made for, its rotary scaling included; None where config.json does not say."""
+    positions = checkpoint.max_position_embeddings
+    if positions is None or not checkpoint.rotary_scaling:
+        return positions
+    scaling = checkpoint.rotary_scaling
+    kind = scaling.get("type", scaling.get("rope_type"))
+    return positions if kind in _LENGTH_INCLUDES_SCALING else int(positions * float(scaling.get("factor") or 1.0))
+
+
+def _max_seq_len(checkpoint: CheckpointConfig, engine: EngineConfig, warnings: list[str]) -> int:
+    made_for = model_seq_len(checkpoint)
+    if engine.max_seq_len is None:
+        return made_for or FALLBACK_SEQ_LEN
+    if made_for is not None and engine.max_seq_len > made_for:
+        if checkpoint.position_embedding_type == "learned_absolute":
+            raise ForgeError(
+                f"engine.max_seq_len {engine.max_seq_len} is more than the {made_for} positions that the model learned",
+                hint=f"Use at most {made_for}.",
+            )
+        warnings.append(
+            f"engine.max_seq_len {engine.max_seq_len} is more than the {made_for} positions that the model is made "
+            "for: answers past them lose quality."
+        )
+    return engine.max_seq_len
+
+
+def _check_input_fits(engine: EngineConfig, max_seq_len: int) -> None:
+    if engine.max_input_len is not None and engine.max_input_len >= max_seq_len:
+        of_model = "" if engine.max_seq_len else " (what the model is made for)"
+        raise ForgeError(
+            f"engine.max_input_len {engine.max_input_len} leaves no room for an answer in max_seq_len "
+            f"{max_seq_len}{of_model}",
+            hint=f"max_seq_len is prompt plus answer: use a max_input_len of at most {max_seq_len - 1}, "
+            "or a larger engine.max_seq_len.",
+        )
+
+
+def _max_num_tokens(engine: EngineConfig, max_seq_len: int, tokens_per_block: int, warnings: list[str]) -> int:
+    """Tokens of one step: enough for a token of every beam and for one KV block, never more than all sequences hold."""
+    generation = engine.max_batch_size * engine.max_beam_width
+    least = max(generation, tokens_per_block)
+    most = max(max_seq_len * engine.max_batch_size, least)
+    given = engine.max_num_tokens
+    if given is None:
+        prompt = 0 if engine.features.chunked_context else engine.max_input_len or 0
+        return min(max(DEFAULT_NUM_TOKENS, prompt, least), most)
+    if given < least:
+        raise ForgeError(
+            f"engine.max_num_tokens {given} is too small: a step must hold {generation} tokens "
+            f"(max_batch_size x max_beam_width) and a KV block of {tokens_per_block}",
+            hint=f"Use at least {least}, or leave it out.",
+        )
+    if given > most:
+        warnings.append(
+            f"engine.max_num_tokens {given} is lowered to {most}: {engine.max_batch_size} sequences of {max_seq_len} "
+            "tokens hold no more."
+        )
+    return min(given, most)
+
+
+def _without_chunks(engine: EngineConfig, max_num_tokens: int, warnings: list[str]) -> None:
+    """A prompt that cannot be cut must fit one step: an error where a longer one is asked for, else a warning."""
+    if engine.max_input_len is not None:
+        raise ForgeError(
+            f"engine.max_input_len {engine.max_input_len} does not fit a step of {max_num_tokens} tokens, and without "
+            "chunked context a prompt is one step",
+            hint=f"Raise engine.max_num_tokens to {engine.max_input_len}, lower max_input_len, "
+            "or build with engine.features.chunked_context.",
+        )
+    warnings.append(
+        f"Prompts end at {max_num_tokens} tokens (max_num_tokens): chunked context or a larger max_num_tokens "
+        "lifts that."
+    )

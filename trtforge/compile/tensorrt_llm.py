@@ -1,0 +1,121 @@
+"""The tensorrt_llm backend: the exact `trtllm-build` command. The only module that may ever import tensorrt_llm."""
+
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import JsonValue
+
+from trtforge.compile.build_config import BuildPlan
+from trtforge.core.errors import ForgeError
+from trtforge.formats.releases import Release, Section, containers_of
+
+_PROGRAM = "trtllm-build"
+
+
+@dataclass(frozen=True)
+class RankCommand:
+    """How one rank's engine comes about. `writes`: its files, by name in the output directory.
+
+    trtllm-build has no option for one rank: a single run builds them all, `--workers` at a time (serial at 1), so
+    the commands of an engine have equal `argv`, to be run once.
+    """
+
+    rank: int
+    argv: tuple[str, ...]
+    writes: tuple[str, ...]
+
+
+def available(devices: Path = Path("/dev")) -> bool:
+    """Whether engines can be built here: tensorrt_llm is installed (it is not imported) and there is an NVIDIA GPU."""
+    return _installed() and _has_gpu(devices)
+
+
+def require_available(devices: Path = Path("/dev")) -> None:
+    """Raises ForgeError, naming the ways out, where engines cannot be built."""
+    ways = (
+        "See the exact build with --dry-run, build in a container with --container IMAGE, "
+        "or use the embedded engine with --backend torch."
+    )
+    if not _installed():
+        raise ForgeError("TensorRT-LLM is not installed here", hint=ways)
+    if not _has_gpu(devices):
+        raise ForgeError("There is no NVIDIA GPU here, and TensorRT tunes an engine on the GPU it is for", hint=ways)
+
+
+def commands(checkpoint: Path, out: Path, plan: BuildPlan, world_size: int, workers: int) -> tuple[RankCommand, ...]:
+    """What to run for every rank of the engine `out`; see RankCommand.
+
+    Options, not `--build_config FILE`: their names are seen in the releases' own output, and an unknown one is an
+    error, while the rules for that file changed three times and an unknown key in it is skipped in silence.
+    """
+    if workers < 1:
+        raise ForgeError(f"--workers must be at least 1, not {workers}", hint="1 builds one rank after the other.")
+    argv = (
+        _PROGRAM,
+        *("--checkpoint_dir", str(checkpoint.absolute())),
+        *("--output_dir", str(out.absolute())),
+        *_options(plan.release, "build_config", plan.build_settings),
+        *_options(plan.release, "plugin_config", plan.plugin_settings),
+        *("--workers", str(min(workers, world_size))),
+    )
+    return tuple(
+        RankCommand(rank, argv, (f"rank{rank}.engine", *(("config.json",) if rank == 0 else ())))
+        for rank in range(world_size)
+    )
+
+
+def image_for(release: Release) -> str:
+    """The container image that carries `release`. Raises ForgeError where none is known."""
+    containers = containers_of(release)
+    if not containers:
+        raise ForgeError(
+            f"no Triton container with TensorRT-LLM {release.version} is known", hint="Name one with --container IMAGE."
+        )
+    return containers[0].image
+
+
+def in_container(command: RankCommand, checkpoint: Path, out: Path, image: str) -> tuple[str, ...]:
+    """`command` in a container of `image`. Both directories must exist; they keep their paths inside.
+
+    Shared memory and locked memory as NVIDIA's container notes ask for NCCL.
+    """
+    return (
+        *("docker", "run", "--rm", "--gpus", "all", "--shm-size", "1g", "--ulimit", "memlock=-1"),
+        *("--mount", _mount(checkpoint, read_only=True)),
+        *("--mount", _mount(out, read_only=False)),
+        image,
+        *command.argv,
+    )
+
+
+def _options(release: Release, section: Section, settings: dict[str, JsonValue]) -> tuple[str, ...]:
+    """The options that say `settings`. A setting without one is the release's default or follows from another."""
+    options: list[str] = []
+    for name, value in settings.items():
+        flag = release.field(section, name).flag
+        if flag is not None:
+            options += [flag, _argument(section, value)]
+    return tuple(options)
+
+
+def _argument(section: Section, value: JsonValue) -> str:
+    """A value as trtllm-build's options spell it; plugin options say enable and disable."""
+    if section == "plugin_config" and (value is None or isinstance(value, bool)):
+        return "enable" if value else "disable"
+    return value.lower() if isinstance(value, str) else str(value)
+
+
+def _mount(path: Path, *, read_only: bool) -> str:
+    if "," in str(path):
+        raise ForgeError(f"{path}: docker cannot mount a path with a comma", hint="Use a path without one.")
+    return f"type=bind,source={path.absolute()},target={path.absolute()}" + (",readonly" if read_only else "")
+
+
+def _installed() -> bool:
+    return importlib.util.find_spec("tensorrt_llm") is not None
+
+
+def _has_gpu(devices: Path) -> bool:
+    """The driver's device file; /dev/dxg is a GPU under WSL."""
+    return any((devices / name).exists() for name in ("nvidiactl", "dxg"))

@@ -1,0 +1,137 @@
+"""The torch backend's engine: weights packed for the device's kernels, described in TensorRT-LLM's own schema."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trtforge.compile.limits import Limits
+from trtforge.core.device import usable_device
+from trtforge.core.errors import ForgeError
+from trtforge.core.recipe import DtypeChoice, EngineConfig
+from trtforge.formats.trtllm import CheckpointConfig
+
+
+@dataclass(frozen=True)
+class TorchPlan:
+    """An engine of the embedded runtime. `device` is cpu or cuda, `compute_dtype` the type of the arithmetic."""
+
+    model: CheckpointConfig
+    limits: Limits
+    device: str
+    compute_dtype: str
+    kv_reuse: bool
+    chunked_context: bool
+
+    def identity(self) -> dict[str, Any]:
+        """What decides the engine's bytes."""
+        return {"backend": "torch", "build_config": self.build_config(), "forge": self.forge()}
+
+    def build_config(self) -> dict[str, Any]:
+        """The fields of TensorRT-LLM's BuildConfig that the runtime obeys."""
+        paged_context = self.kv_reuse or self.chunked_context
+        return {
+            "max_batch_size": self.limits.max_batch_size,
+            "max_input_len": self.limits.max_input_len,
+            "max_seq_len": self.limits.max_seq_len,
+            "max_num_tokens": self.limits.max_num_tokens,
+            "max_beam_width": self.limits.max_beam_width,
+            "kv_cache_type": "PAGED",
+            "gather_context_logits": False,
+            "plugin_config": {
+                "dtype": self.model.dtype,
+                "gpt_attention_plugin": "auto",
+                "remove_input_padding": True,
+                "paged_kv_cache": True,
+                "tokens_per_block": self.limits.tokens_per_block,
+                "context_fmha": True,
+                "use_paged_context_fmha": paged_context,
+            },
+        }
+
+    def forge(self) -> dict[str, Any]:
+        """The `forge` object of config.json."""
+        return {
+            "backend": "torch",
+            "device": self.device,
+            "compute_dtype": self.compute_dtype,
+            "kernels": _kernels(self.model, self.device, self.compute_dtype),
+            "features": {"kv_reuse": self.kv_reuse, "chunked_context": self.chunked_context},
+        }
+
+    def config_json(self, target: str) -> str:
+        """The exact text of the engine's config.json; `target` is the TensorRT-LLM release whose schema it has."""
+        content = {
+            "version": target,
+            "pretrained_config": self.model.model_dump(mode="json"),
+            "build_config": self.build_config(),
+            "forge": self.forge(),
+        }
+        return json.dumps(content, indent=2) + "\n"
+
+    def as_json(self) -> dict[str, Any]:
+        """What --dry-run prints."""
+        ranks = [
+            {"rank": rank.index, "writes": [f"rank{rank.index}.safetensors"]} for rank in self.model.parallel.ranks
+        ]
+        return {
+            "backend": "torch",
+            "build_config": self.build_config(),
+            "forge": self.forge(),
+            "in_flight_batching": True,
+            "longest_prompt": self.limits.longest_prompt,
+            "ranks": ranks,
+            "warnings": list(self.limits.warnings),
+        }
+
+
+def torch_plan(model: CheckpointConfig, config: EngineConfig, limits: Limits) -> TorchPlan:
+    """The plan for a checkpoint. Raises ForgeError where the embedded engine lacks what is asked for."""
+    if limits.max_beam_width > 1:
+        raise ForgeError(
+            f"max_beam_width {limits.max_beam_width}: the torch backend has no beam search",
+            hint="Use max_beam_width 1, or the tensorrt_llm backend.",
+        )
+    device = usable_device(config.device)
+    return TorchPlan(
+        model=model,
+        limits=limits,
+        device=device,
+        compute_dtype=_compute_dtype(config.compute_dtype, model.dtype, device),
+        kv_reuse=config.features.kv_reuse,
+        chunked_context=config.features.chunked_context,
+    )
+
+
+def build_rank(plan: TorchPlan, source: Path, target: Path) -> None:
+    """Pack one rank file of a checkpoint into one of the engine."""
+    from safetensors.torch import load_file, save_file
+
+    from trtforge.runtime.linear import pack_rank
+
+    packed = pack_rank(plan.model, load_file(source), plan.device, plan.compute_dtype)
+    save_file(packed, target)
+
+
+def _kernels(model: CheckpointConfig, device: str, compute_dtype: str) -> dict[str, str]:
+    from trtforge.runtime.linear import kernels
+
+    return kernels(model, device, compute_dtype)
+
+
+def _compute_dtype(requested: DtypeChoice, model_dtype: str, device: str) -> str:
+    """`auto`: the checkpoint's on CUDA; on a CPU float32, unless both checkpoint and CPU have bfloat16."""
+    if requested != "auto":
+        return requested
+    if device == "cuda":
+        return model_dtype
+    return "bfloat16" if model_dtype == "bfloat16" and _cpu_has_bfloat16() else "float32"
+
+
+def _cpu_has_bfloat16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+    """Whether bfloat16 products run on the CPU's own instructions (AVX512-BF16 or AMX)."""
+    try:
+        flags = next((line for line in cpuinfo.read_text().splitlines() if line.startswith("flags")), "").split()
+    except OSError:
+        return False
+    return "avx512_bf16" in flags or "amx_bf16" in flags

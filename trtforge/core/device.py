@@ -1,0 +1,14 @@
+"""Which device does the work."""
+
+from trtforge.core.errors import ForgeError
+
+
+def usable_device(requested: str) -> str:
+    """`cpu` or `cuda`; `auto` takes a GPU where torch can use one. Raises ForgeError for a GPU that is not there."""
+    import torch
+
+    if requested == "cuda" and not torch.cuda.is_available():
+        raise ForgeError("--device cuda: no CUDA GPU is usable here", hint="Use --device cpu, or check `nvidia-smi`.")
+    if requested == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return requested

@@ -1,0 +1,45 @@
+"""What a piece of work took: wall time and the peak of this process's resident memory."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+_STATUS = Path("/proc/self/status")
+_RESET = Path("/proc/self/clear_refs")
+
+
+@dataclass
+class Usage:
+    """Filled in when the work ends. `peak_memory` in bytes; 0 where the system does not tell."""
+
+    seconds: float = 0.0
+    peak_memory: int = 0
+
+
+@contextmanager
+def measured() -> Iterator[Usage]:
+    """Measure the block. The peak is that of the block alone where the kernel lets us reset the high-water mark."""
+    _reset_peak()
+    usage, start = Usage(), time.perf_counter()
+    try:
+        yield usage
+    finally:
+        usage.seconds = time.perf_counter() - start
+        usage.peak_memory = _peak()
+
+
+def _reset_peak() -> None:
+    try:
+        _RESET.write_text("5")  # proc(5): resets VmHWM
+    except OSError:
+        return
+
+
+def _peak() -> int:
+    try:
+        lines = _STATUS.read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), 0)

@@ -1,0 +1,212 @@
+"""Text for calibration and verification: from where users keep it to windows of token ids.
+
+Documents are joined by the tokenizer's begin-of-text token (if it adds one) and cut into windows of one length, so that
+every position of every window holds a real token: no padding enters a statistic.
+"""
+
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from blake3 import blake3
+
+from trtforge.core.errors import ForgeError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+BUILTIN = "builtin:stdlib"
+_KINDS = f"FILE.jsonl, FILE.txt, FILE.parquet, FILE.safetensors or {BUILTIN}"
+
+
+@dataclass(frozen=True)
+class TokenWindows:
+    """Token ids, one tuple a window. All windows have one length, unless the data ended before the first was full."""
+
+    windows: tuple[tuple[int, ...], ...]
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens in all windows."""
+        return sum(len(window) for window in self.windows)
+
+    @cached_property
+    def digest(self) -> str:
+        """Hex BLAKE3 of the ids (32-bit little-endian) and the windows' bounds."""
+        hasher = blake3()
+        for window in self.windows:
+            hasher.update(len(window).to_bytes(4, "little"))
+            hasher.update(b"".join(token.to_bytes(4, "little") for token in window))
+        return hasher.hexdigest()
+
+
+@dataclass(frozen=True)
+class _Document:
+    """One text, or the messages of one conversation, and where it stands (file and line)."""
+
+    where: str
+    text: str | None = None
+    messages: tuple[dict[str, Any], ...] = ()
+
+
+def token_windows(source: str, model: Path, *, samples: int, length: int, vocab_size: int, seed: int) -> TokenWindows:
+    """At most `samples` windows of `length` tokens from `source`, drawn in an order that `seed` decides.
+
+    `model` is the checkpoint directory whose tokenizer and chat template are used; ids need neither. Raises ForgeError
+    naming file and line for data that is absent, unreadable, without the field, empty, or outside the vocabulary.
+    """
+    path = Path(source)
+    if path.suffix == ".safetensors":
+        windows = _stored_ids(path, samples, length)
+    else:
+        documents = list(_documents(source))
+        random.Random(seed).shuffle(documents)
+        windows = _cut(documents, _tokenizer(model), samples, length)
+    if sum(len(window) for window in windows) < 2:
+        raise ForgeError(f"{source}: fewer than two tokens of text", hint="Give data with text in it.")
+    largest, smallest = max(map(max, windows)), min(map(min, windows))
+    if largest >= vocab_size or smallest < 0:
+        wrong = largest if largest >= vocab_size else smallest
+        raise ForgeError(
+            f"{source}: token id {wrong} is outside the model's vocabulary of {vocab_size}",
+            hint="The data, or the tokenizer, is of another model.",
+        )
+    return TokenWindows(windows)
+
+
+def _documents(source: str) -> Iterator[_Document]:
+    path = Path(source)
+    if source == BUILTIN:
+        from trtforge.formats.stdlib_text import stdlib_documents
+
+        yield from (_Document(source, text=text) for text in stdlib_documents("train"))
+        return
+    if path.suffix not in (".jsonl", ".txt", ".parquet"):
+        raise ForgeError(f"{source}: not a kind of data that can be read", hint=f"Give {_KINDS}.")
+    if not path.is_file():
+        raise ForgeError(f"{source}: no such file", hint=f"Give {_KINDS}.")
+    match path.suffix:
+        case ".jsonl":
+            yield from _json_lines(path)
+        case ".parquet":
+            yield from _parquet_rows(path)
+        case _:
+            # A form feed separates documents, as in the demo model's held-out text.
+            texts = _read_text(path).split("\f")
+            yield from (_Document(str(path), text=text.strip()) for text in texts if text.strip())
+
+
+def _json_lines(path: Path) -> Iterator[_Document]:
+    for number, line in enumerate(_read_text(path).splitlines(), start=1):
+        if not line.strip():
+            continue
+        where = f"{path}:{number}"
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ForgeError(f"{where}: not JSON: {error.msg}", hint="One JSON object a line.") from None
+        yield _row(row, where)
+
+
+def _parquet_rows(path: Path) -> Iterator[_Document]:
+    try:
+        from pyarrow import ArrowInvalid, parquet
+    except ImportError:
+        raise ForgeError("reading parquet needs pyarrow", hint="pip install 'trtforge[calibrate]'.") from None
+    try:
+        rows = parquet.read_table(path).to_pylist()
+    except (ArrowInvalid, OSError) as error:
+        raise ForgeError(f"{path}: not parquet: {error}", hint="Write the file again.") from None
+    for number, row in enumerate(rows, start=1):
+        yield _row(row, f"{path}: row {number}")
+
+
+def _row(row: object, where: str) -> _Document:
+    if isinstance(row, dict):
+        if isinstance(row.get("text"), str):
+            return _Document(where, text=row["text"])
+        messages = row.get("messages")
+        if isinstance(messages, list) and all(isinstance(message, dict) for message in messages):
+            return _Document(where, messages=tuple(messages))
+    raise ForgeError(f'{where}: neither a "text" string nor a "messages" list', hint='Rows look like {"text": "..."}.')
+
+
+def _cut(
+    documents: list[_Document], tokenizer: "PreTrainedTokenizerBase", samples: int, length: int
+) -> tuple[tuple[int, ...], ...]:
+    """Windows of `length` ids; a shorter one only where the data does not fill the first."""
+    windows: list[tuple[int, ...]] = []
+    pending: list[int] = []
+    for document in documents:
+        pending += _encode(document, tokenizer)
+        while len(pending) >= length and len(windows) < samples:
+            windows.append(tuple(pending[:length]))
+            del pending[:length]
+        if len(windows) == samples:
+            break
+    if not windows and pending:
+        windows.append(tuple(pending))
+    return tuple(windows)
+
+
+def _encode(document: _Document, tokenizer: "PreTrainedTokenizerBase") -> list[int]:
+    if document.text is not None:
+        return list(tokenizer(document.text, verbose=False)["input_ids"])
+    if tokenizer.chat_template is None:
+        raise ForgeError(
+            f'{document.where}: "messages" need a chat template, and the tokenizer has none',
+            hint='Give "text", or use the instruction-tuned checkpoint.',
+        )
+    text = tokenizer.apply_chat_template(list(document.messages), tokenize=False)
+    return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+
+
+def _stored_ids(path: Path, samples: int, length: int) -> tuple[tuple[int, ...], ...]:
+    from trtforge.formats.shards import RowReader, read_header
+
+    tensors = {tensor.spec.name: tensor for tensor in read_header(path)}
+    ids = tensors.get("input_ids")
+    if ids is None or ids.spec.dtype.name != "int64" or len(ids.spec.shape) != 2:
+        raise ForgeError(
+            f"{path}: no input_ids of dtype int64 and shape [samples, seq]",
+            hint="Save the token ids as {'input_ids': int64 tensor [samples, seq]}.",
+        )
+    rows, columns = ids.spec.shape
+    rows = min(rows, samples)
+    with RowReader() as reader:
+        data = reader.read(ids, 0, rows, memoryview(bytearray(rows * ids.spec.row_bytes)))
+    values = data.cast("q").tolist()
+    return tuple(tuple(values[row * columns : row * columns + min(columns, length)]) for row in range(rows))
+
+
+def _tokenizer(model: Path) -> "PreTrainedTokenizerBase":
+    from trtforge.formats.hf import tokenizer_files
+
+    if not any(path.name.startswith("tokenizer.") for path in tokenizer_files(model)):
+        raise ForgeError(
+            f"{model} has no tokenizer (tokenizer.json or tokenizer.model)",
+            hint="Download the tokenizer files, or give token ids as FILE.safetensors.",
+        )
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise ForgeError(
+            f"{model}: its tokenizer cannot be loaded: {str(error).splitlines()[0]}", hint="Fetch the tokenizer again."
+        ) from None
+    result: PreTrainedTokenizerBase = tokenizer
+    return result
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError as error:
+        raise ForgeError(f"{path}: {error.strerror}", hint=f"Give {_KINDS}.") from None
+    except UnicodeDecodeError as error:
+        raise ForgeError(f"{path}: not UTF-8 text (byte {error.start})", hint="Save the file as UTF-8.") from None

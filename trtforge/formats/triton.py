@@ -1,0 +1,166 @@
+"""The five models of an in-flight batching repository: their tensors, the names one passes to the next, their parameters.
+
+All of it is looked up in `release_data/triton-model-config.json` for the release that serves the engine, so a name
+stands in one place. What a served repository is (`RepositoryFacts`) is described here too, for those who launch it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import Field
+
+from trtforge.core.config import Config
+from trtforge.core.errors import ForgeError
+from trtforge.core.manifest import Manifest
+from trtforge.formats.releases import Release, read_release_data, release
+
+ModelRole = Literal["ensemble", "preprocessing", "tensorrt_llm", "postprocessing", "tensorrt_llm_bls"]
+ROLES: tuple[ModelRole, ...] = ("ensemble", "preprocessing", "tensorrt_llm", "postprocessing", "tensorrt_llm_bls")
+
+Direction = Literal["inputs", "outputs"]
+
+
+@dataclass(frozen=True)
+class DtypeChoices:
+    """What fills the data types that a template leaves open: the engine's logits, prompt table and encoder types."""
+
+    logits: str = "TYPE_FP32"
+    prompt_table: str = "TYPE_FP16"
+    encoder_features: str = "TYPE_FP16"
+
+    def resolve(self, dtype: str) -> str:
+        """`dtype` with its placeholder filled."""
+        return {
+            "${logits_datatype}": self.logits,
+            "${prompt_embedding_table_data_type}": self.prompt_table,
+            "${encoder_input_features_data_type}": self.encoder_features,
+        }.get(dtype, dtype)
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One input or output. `dims` without the batch; `scalar`: the model sees it without its last dimension."""
+
+    name: str
+    dtype: str
+    dims: tuple[int, ...]
+    optional: bool
+    scalar: bool
+    ragged: bool
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter of config.pbtxt. `required`: its key must be there, be the value empty; `literal`: always this."""
+
+    key: str
+    required: bool
+    literal: str | None
+
+
+@dataclass(frozen=True)
+class TextFlow:
+    """How a text request becomes an engine request, as pairs of names (theirs, the next model's).
+
+    `text_to_preprocessing`: the request's tensors to preprocessing's; `preprocessing_to_engine`, `text_to_engine`:
+    those of preprocessing and of the request to the engine's; `engine_to_text`: the engine's outputs that pass through.
+    """
+
+    text_to_preprocessing: tuple[tuple[str, str], ...]
+    preprocessing_to_engine: tuple[tuple[str, str], ...]
+    text_to_engine: tuple[tuple[str, str], ...]
+    engine_to_text: tuple[tuple[str, str], ...]
+
+
+class RepositoryFacts(Config):
+    """What a launcher and a client need to know of a packaged repository; part of its `forge.json`."""
+
+    backend: Literal["torch", "tensorrt_llm"]
+    device: Literal["cpu", "cuda"] = Field(description="What the engine runs on.")
+    tensorrt_llm: str = Field(description="Release whose interface is served; the engine's for TensorRT-LLM.")
+    world_size: int = Field(description="Processes that run the engine.")
+    prefix: str = Field("", description="Prefix of the model names.")
+    streaming: bool = True
+    max_batch_size: int = 1
+    concurrency: int = Field(1, description="Requests that a text model works on at once.")
+    engine_path: str = Field(description="gpt_model_path as config.pbtxt has it.")
+
+    def model(self, role: ModelRole) -> str:
+        """The name under which a model is served."""
+        return self.prefix + role
+
+
+def read_facts(manifest: Manifest) -> RepositoryFacts:
+    """The facts in a repository's manifest. Raises ForgeError if another version of trtforge wrote them otherwise."""
+    values = manifest.identity.config.get("repository")
+    if not isinstance(values, dict):
+        raise ForgeError("forge.json does not describe the repository", hint="Run `trtforge package` again.")
+    return RepositoryFacts.parse(values, "forge.json: repository")
+
+
+def newest_release() -> Release:
+    """The last release with engines: the interface that the embedded engine speaks."""
+    return release(str(read_release_data("containers")["last_engine_release"]["tensorrt_llm"]))
+
+
+def tensors(role: ModelRole, direction: Direction, wanted: Release, dtypes: DtypeChoices) -> tuple[Tensor, ...]:
+    """A model's inputs or outputs in a release. Preprocessing and postprocessing: those that text takes, no images."""
+    entries = [entry for entry in _model(role)[direction] if _has(wanted, entry)]
+    step = next((step for step in _model("ensemble")["steps"] if step["model_name"] == role), None)
+    if role in ("preprocessing", "postprocessing") and step is not None:
+        used = {pair["key"] for pair in step["input_map" if direction == "inputs" else "output_map"]}
+        entries = [entry for entry in entries if entry["name"] in used]
+    return tuple(_tensor(entry, wanted, dtypes) for entry in entries)
+
+
+def parameters(role: ModelRole, wanted: Release) -> tuple[Parameter, ...]:
+    """The parameters that a model's config.pbtxt may hold in a release."""
+    return tuple(
+        Parameter(entry["key"], required=bool(entry["mandatory"]), literal=entry.get("literal"))
+        for entry in _model(role)["parameters"]
+        if _has(wanted, entry)
+    )
+
+
+def text_flow(wanted: Release) -> TextFlow:
+    """The names that the ensemble's steps pass on, in a release."""
+    preprocessing, engine, _ = _model("ensemble")["steps"]
+    inner = {value: key for key, value in _pairs(preprocessing["output_map"], wanted)}
+    engine_inputs = _pairs(engine["input_map"], wanted)
+    return TextFlow(
+        text_to_preprocessing=tuple((value, key) for key, value in _pairs(preprocessing["input_map"], wanted)),
+        preprocessing_to_engine=tuple((inner[value], key) for key, value in engine_inputs if value in inner),
+        text_to_engine=tuple((value, key) for key, value in engine_inputs if value not in inner),
+        engine_to_text=tuple(
+            (key, value) for key, value in _pairs(engine["output_map"], wanted) if not value.startswith("_")
+        ),
+    )
+
+
+def _model(role: ModelRole) -> Mapping[str, Any]:
+    model: Mapping[str, Any] = read_release_data("triton-model-config")["models"][role]
+    return model
+
+
+def _has(wanted: Release, entry: Mapping[str, Any]) -> bool:
+    return wanted.within(entry["since"], entry["until"])
+
+
+def _pairs(step_map: list[Mapping[str, Any]], wanted: Release) -> list[tuple[str, str]]:
+    return [(entry["key"], entry["value"]) for entry in step_map if _has(wanted, entry)]
+
+
+def _tensor(entry: Mapping[str, Any], wanted: Release, dtypes: DtypeChoices) -> Tensor:
+    declared = dict(entry)
+    for change in entry.get("changed", ()):
+        if wanted.within(change["since"], None):
+            declared |= change
+    return Tensor(
+        name=declared["name"],
+        dtype=dtypes.resolve(declared["dtype"]),
+        dims=tuple(declared["dims"]),
+        optional=bool(declared["optional"]),
+        scalar=declared.get("reshape") == [],
+        ragged=bool(declared.get("allow_ragged_batch")),
+    )

@@ -1,0 +1,193 @@
+"""Floor 5: a recipe becomes ordered stages; each is skipped when its artifact is already right."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, get_args
+
+from trtforge.calibrate.stage import CalibrateConfig, calibrate
+from trtforge.compile.stage import CompileOptions, compile_engine
+from trtforge.convert.stage import ConvertConfig, convert
+from trtforge.core.artifact import Produced
+from trtforge.core.digest import text_digest
+from trtforge.core.errors import ForgeError
+from trtforge.core.manifest import open_artifact
+from trtforge.core.progress import Progress
+from trtforge.core.recipe import Recipe
+from trtforge.core.usage import measured
+from trtforge.formats.hf import resolve_source
+from trtforge.package.stage import PackageConfig, package
+from trtforge.report import BuildReport, StageReport, read_verification, weight_compression
+from trtforge.verify.stage import verify
+
+StageName = Literal["calibrate", "convert", "verify", "compile", "package"]
+STAGES: tuple[StageName, ...] = get_args(StageName)
+REPORT_FILE = "report.json"
+
+Started = Callable[[StageName], None]
+
+
+@dataclass(frozen=True)
+class Paths:
+    """Where a build puts its artifacts."""
+
+    out: Path
+
+    @property
+    def calibration(self) -> Path:
+        """Measured activations; absent for formats that need none."""
+        return self.out / "calibration"
+
+    @property
+    def checkpoint(self) -> Path:
+        """The TensorRT-LLM checkpoint."""
+        return self.out / "checkpoint"
+
+    @property
+    def engine(self) -> Path:
+        """The engine."""
+        return self.out / "engine"
+
+    @property
+    def repository(self) -> Path:
+        """The Triton model repository."""
+        return self.out / "repository"
+
+    @property
+    def report(self) -> Path:
+        """What the build made and how good it is."""
+        return self.out / REPORT_FILE
+
+
+def selected(recipe: Recipe, first: StageName, last: StageName) -> tuple[StageName, ...]:
+    """The stages from `first` to `last` that this recipe has. Raises ForgeError for an empty selection."""
+    stages = STAGES[STAGES.index(first) : STAGES.index(last) + 1]
+    if not stages:
+        raise ForgeError(f"--from {first} comes after --to {last}", hint=f"Stages go {', '.join(STAGES)}.")
+    return tuple(stage for stage in stages if stage != "calibrate" or recipe.quantization.format != "none")
+
+
+@dataclass
+class Build:
+    """One run of a recipe."""
+
+    recipe: Recipe
+    out: Path
+    progress: Progress
+    force: bool = False
+    options: CompileOptions = field(default_factory=CompileOptions)
+    paths: Paths = field(init=False)
+    _source: Path | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        self.paths = Paths(self.out)
+
+    def run(self, stages: tuple[StageName, ...], started: Started) -> BuildReport:
+        """Run the stages in order. Raises ForgeError at the first that fails; the artifacts before it stay.
+
+        The report is written to `report.json` also when the gate does not hold, so that the figures can be read.
+        """
+        report = BuildReport(recipe=self.recipe.name)
+        for stage in stages:
+            started(stage)
+            with measured() as usage:
+                result = self._stage(stage, report)
+            if result is not None:
+                report.stages.append(StageReport.of(stage, result, usage))
+            self._finish(stage, report)
+        return report
+
+    def _stage(self, stage: StageName, report: BuildReport) -> Produced | None:
+        recipe, paths, quant = self.recipe, self.paths, self.recipe.quantization
+        match stage:
+            case "calibrate":
+                config = CalibrateConfig.parse(
+                    {
+                        "format": quant.format,
+                        "kv_cache": quant.kv_cache,
+                        "group_size": quant.group_size,
+                        "data": quant.calibration,
+                    },
+                    "quantization",
+                )
+                return calibrate(config, self.source, paths.calibration, force=self.force, progress=self.progress)
+            case "convert":
+                calibration = paths.calibration if quant.format != "none" else None
+                return convert(
+                    convert_config(recipe),
+                    self.source,
+                    paths.checkpoint,
+                    calibration=calibration,
+                    force=self.force,
+                    progress=self.progress,
+                )
+            case "verify":
+                self._verify(report)
+                return None
+            case "compile":
+                return compile_engine(
+                    recipe.engine,
+                    paths.checkpoint,
+                    paths.engine,
+                    self.options,
+                    force=self.force,
+                    progress=self.progress,
+                )
+            case "package":
+                return package(
+                    PackageConfig(serving=recipe.serving), paths.engine, None, paths.repository, force=self.force
+                )
+
+    @property
+    def source(self) -> Path:
+        """The Hugging Face checkpoint's directory, fetched once."""
+        if self._source is None:
+            self._source = resolve_source(self.recipe.model.source, self.recipe.model.revision)
+        return self._source
+
+    def _verify(self, report: BuildReport) -> None:
+        """Verify, or take the figures of the last report if checkpoint and gate are the same."""
+        checkpoint = open_artifact(self.paths.checkpoint, "checkpoint")
+        key = text_digest(checkpoint.digest + self.recipe.gate.model_dump_json())
+        known = None if self.force else read_verification(self.paths.report, key)
+        with measured() as usage:
+            result = known or verify(self.paths.checkpoint, self.source, self.recipe.gate, progress=self.progress)
+        report.verification, report.verification_key = result, key
+        report.stages.append(StageReport.of_verification(result, usage, cached=known is not None))
+
+    def _finish(self, stage: StageName, report: BuildReport) -> None:
+        if stage == "convert":
+            report.compression = weight_compression(self.paths.checkpoint)
+        self.paths.report.write_text(json.dumps(report.as_json(), indent=2) + "\n")
+        if stage == "verify" and report.verification is not None and not report.verification.passed:
+            broken = "; ".join(str(failure) for failure in report.verification.failures)
+            raise ForgeError(
+                f"the quality gate does not hold: {broken}",
+                hint=f"Use more or better calibration data or another format; the figures are in {self.paths.report}.",
+            )
+
+
+def convert_config(recipe: Recipe) -> ConvertConfig:
+    """The convert stage's configuration of a recipe."""
+    return ConvertConfig(
+        tp=recipe.parallel.tp,
+        pp=recipe.parallel.pp,
+        ep=recipe.parallel.ep,
+        dtype=recipe.model.dtype,
+        quant=recipe.quantization.format,
+        kv_cache=recipe.quantization.kv_cache,
+    )
+
+
+def next_command(paths: Paths, stages: tuple[StageName, ...]) -> str:
+    """What a user types after these stages."""
+    match stages[-1]:
+        case "package":
+            return f"trtforge serve {paths.repository}"
+        case "compile":
+            return f"trtforge package {paths.engine} {paths.repository}"
+        case "calibrate":
+            return f"trtforge convert HF_DIR {paths.checkpoint} --calibration {paths.calibration}"
+        case _:
+            return f"trtforge compile {paths.checkpoint} {paths.engine}"

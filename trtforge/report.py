@@ -1,0 +1,89 @@
+"""Floor 5: what a build made, how big, how fast and how good; kept as `report.json`."""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trtforge.core.artifact import Produced
+from trtforge.core.dtypes import dtype_named
+from trtforge.core.errors import ForgeError
+from trtforge.core.usage import Usage
+from trtforge.formats.shards import read_header
+from trtforge.formats.trtllm import rank_file, read_checkpoint_config
+from trtforge.verify.result import Verification
+
+
+@dataclass(frozen=True)
+class StageReport:
+    """One stage: `bytes` of its artifact, `peak_memory` of this process in bytes."""
+
+    stage: str
+    artifact: str | None
+    bytes: int
+    seconds: float
+    peak_memory: int
+    cached: bool
+
+    @classmethod
+    def of(cls, stage: str, produced: Produced, usage: Usage) -> "StageReport":
+        """Of a stage that made an artifact."""
+        size = produced.manifest.total_bytes
+        return cls(stage, str(produced.path), size, usage.seconds, usage.peak_memory, produced.cached)
+
+    @classmethod
+    def of_verification(cls, result: Verification, usage: Usage, *, cached: bool) -> "StageReport":
+        """Of the verification, which makes no artifact."""
+        return cls("verify", None, 0, usage.seconds, usage.peak_memory, cached)
+
+
+@dataclass
+class BuildReport:
+    """All of a build. `compression`: bytes of the linears in 16 bits / their bytes in the checkpoint."""
+
+    recipe: str
+    stages: list[StageReport] = field(default_factory=list)
+    verification: Verification | None = None
+    verification_key: str | None = None
+    compression: float | None = None
+    next_command: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """The content of report.json."""
+        return {
+            "recipe": self.recipe,
+            "stages": [vars(stage) for stage in self.stages],
+            "verification": self.verification.as_json() if self.verification else None,
+            "verification_result": self.verification.model_dump(mode="json") if self.verification else None,
+            "verification_key": self.verification_key,
+            "compression": self.compression,
+            "next": self.next_command,
+        }
+
+
+def read_verification(path: Path, key: str) -> Verification | None:
+    """The verification in an earlier report, if it was of the same checkpoint and gate."""
+    try:
+        values = json.loads(path.read_text())
+        if values.get("verification_key") == key:
+            return Verification.parse(values["verification_result"], str(path))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ForgeError):
+        return None  # a report of another version decides nothing: verify again
+    return None
+
+
+def weight_compression(checkpoint: Path) -> float:
+    """How much smaller the quantised linears are than in 16 bits, scales included; 1 where nothing is quantised."""
+    config = read_checkpoint_config(checkpoint)
+    plain = stored = 0
+    for rank in config.parallel.ranks:
+        specs = {tensor.spec.name: tensor.spec for tensor in read_header(checkpoint / rank_file(rank.index))}
+        for name, spec in specs.items():
+            linear = name.removesuffix(".weight")
+            scales = f"{linear}.weights_scaling_factor"
+            if linear == name or scales not in specs:
+                continue
+            packed = 2 if spec.dtype == dtype_named("int8") else 1
+            plain += 2 * packed * spec.nbytes
+            stored += sum(s.nbytes for n, s in specs.items() if n.startswith(f"{linear}.") and not n.endswith(".bias"))
+    return plain / stored if stored else 1.0

@@ -1,0 +1,28 @@
+"""The reference: `transformers`' own model in float32."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A loaded Hugging Face model."""
+
+    model: PreTrainedModel
+
+    def logits(self, ids: Tensor) -> Tensor:
+        """(length, vocab) float32 for int64 ids (length,)."""
+        output: Tensor = self.model(input_ids=ids.unsqueeze(0), use_cache=False).logits[0]
+        return output
+
+
+def load_reference(directory: Path) -> Reference:
+    """The model at `directory`, in float32 on the CPU."""
+    model = AutoModelForCausalLM.from_pretrained(
+        directory, dtype=torch.float32, trust_remote_code=False, use_safetensors=True
+    )
+    return Reference(model.eval())

@@ -1,0 +1,73 @@
+"""What a verification found, and whether a gate holds."""
+
+from pydantic import Field
+
+from trtforge.core.config import Config
+from trtforge.core.recipe import GateConfig
+
+
+class Perplexity(Config):
+    """exp of the mean negative log-likelihood of the next token."""
+
+    reference: float
+    candidate: float
+
+    @property
+    def increase(self) -> float:
+        """Relative: 0.01 is one per cent worse than the reference."""
+        return self.candidate / self.reference - 1
+
+
+class Failure(Config):
+    """A figure of the gate that does not hold."""
+
+    figure: str
+    value: float
+    limit: float
+
+    def __str__(self) -> str:
+        return f"{self.figure} is {self.value:.4g}, the gate asks for {self.limit:.4g}"
+
+
+class Verification(Config):
+    """The figures. `kl_mean` in nats per token; `tensors_checked` over all ranks."""
+
+    perplexity: Perplexity
+    kl_mean: float
+    top1_agreement: float
+    max_abs_logit_error: float
+    tokens: int
+    tensors_checked: int
+    failures: tuple[Failure, ...] = Field(default=())
+
+    @property
+    def passed(self) -> bool:
+        """Whether every figure of the gate holds."""
+        return not self.failures
+
+    def as_json(self) -> dict[str, object]:
+        """The object that `trtforge verify --json` prints."""
+        return {
+            "passed": self.passed,
+            "perplexity": self.perplexity.model_dump() | {"increase": self.perplexity.increase},
+            "kl_mean": self.kl_mean,
+            "top1_agreement": self.top1_agreement,
+            "max_abs_logit_error": self.max_abs_logit_error,
+            "tokens": self.tokens,
+            "tensors_checked": self.tensors_checked,
+            "failures": [str(failure) for failure in self.failures],
+        }
+
+
+def failures(
+    gate: GateConfig, perplexity_increase: float, top1_agreement: float, kl_mean: float
+) -> tuple[Failure, ...]:
+    """The figures of `gate` that do not hold."""
+    found = []
+    if gate.perplexity_increase is not None and not perplexity_increase <= gate.perplexity_increase:
+        found.append(Failure(figure="perplexity_increase", value=perplexity_increase, limit=gate.perplexity_increase))
+    if gate.top1_agreement is not None and not top1_agreement >= gate.top1_agreement:
+        found.append(Failure(figure="top1_agreement", value=top1_agreement, limit=gate.top1_agreement))
+    if gate.kl_mean is not None and not kl_mean <= gate.kl_mean:
+        found.append(Failure(figure="kl_mean", value=kl_mean, limit=gate.kl_mean))
+    return tuple(found)
