@@ -17,7 +17,8 @@ from trtforge.core.progress import Progress
 from trtforge.core.recipe import Recipe
 from trtforge.core.usage import measured
 from trtforge.formats.hf import resolve_source
-from trtforge.package.stage import PackageConfig, package
+from trtforge.package.models import PackageConfig
+from trtforge.package.stage import package
 from trtforge.report import BuildReport, StageReport, read_verification, weight_compression
 from trtforge.verify.stage import verify
 
@@ -88,7 +89,7 @@ class Build:
 
         The report is written to `report.json` also when the gate does not hold, so that the figures can be read.
         """
-        report = BuildReport(recipe=self.recipe.name)
+        report = BuildReport(recipe=self.recipe.name, next_command=next_command(self.paths, stages))
         for stage in stages:
             started(stage)
             with measured() as usage:

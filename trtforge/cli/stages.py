@@ -224,7 +224,7 @@ def package(
     [dim]Example: trtforge package ./engine ./repository --set serving.scheduler=max_utilization[/dim]
     """
     from trtforge.cli.settings import serving_settings
-    from trtforge.package.stage import PackageConfig
+    from trtforge.package.models import PackageConfig
     from trtforge.package.stage import package as run
 
     config = PackageConfig(serving=serving_settings(set_ or []), name_prefix=name)

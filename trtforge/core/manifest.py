@@ -115,7 +115,7 @@ def open_artifact(directory: Path, stage: Stage) -> Manifest:
         )
     if manifest.identity.stage != stage:
         raise ForgeError(
-            f"{directory} is a {manifest.identity.stage}, a {stage} is needed",
+            f"{directory} is of stage {manifest.identity.stage}, {stage} is needed",
             hint="Stages go calibration, checkpoint, engine, repository.",
         )
     problem = check_files(directory, manifest)

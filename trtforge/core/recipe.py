@@ -130,6 +130,26 @@ def load_recipe(path: Path, overrides: tuple[str, ...] = ()) -> Recipe:
 
     Raises ForgeError naming the file and the dotted key.
     """
+    values = _read(path)
+    for override in overrides:
+        _set(values, override)
+    recipe = Recipe.parse(values, str(path))
+    return _with_paths_from(recipe, path.parent)
+
+
+def paths_in(path: Path) -> dict[str, str]:
+    """The relative paths that a recipe file names, each with its absolute form."""
+    written = Recipe.parse(_read(path), str(path))
+    resolved = _with_paths_from(written, path.parent)
+    pairs = zip(_sources(written), _sources(resolved), strict=True)
+    return {relative: absolute for relative, absolute in pairs if relative != absolute}
+
+
+def _sources(recipe: Recipe) -> tuple[str, str, str]:
+    return recipe.model.source, recipe.quantization.calibration.data, recipe.gate.data
+
+
+def _read(path: Path) -> dict[str, Any]:
     try:
         values = yaml.safe_load(path.read_text())
     except OSError as error:
@@ -144,10 +164,7 @@ def load_recipe(path: Path, overrides: tuple[str, ...] = ()) -> Recipe:
         raise ForgeError(
             f"{path}: not a recipe: it holds no keys", hint="Compare with `trtforge recipes show demo-int4awq`."
         )
-    for override in overrides:
-        _set(values, override)
-    recipe = Recipe.parse(values, str(path))
-    return _with_paths_from(recipe, path.parent)
+    return values
 
 
 def _set(values: dict[str, Any], override: str) -> None:

@@ -5,11 +5,11 @@ every position of every window holds a real token: no padding enters a statistic
 """
 
 import json
-import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 from blake3 import blake3
@@ -63,9 +63,7 @@ def token_windows(source: str, model: Path, *, samples: int, length: int, vocab_
     if path.suffix == ".safetensors":
         windows = _stored_ids(path, samples, length)
     else:
-        documents = list(_documents(source))
-        random.Random(seed).shuffle(documents)
-        windows = _cut(documents, _tokenizer(model), samples, length)
+        windows = _cut(_documents(source, Random(seed)), _tokenizer(model), samples, length)
     if sum(len(window) for window in windows) < 2:
         raise ForgeError(f"{source}: fewer than two tokens of text", hint="Give data with text in it.")
     largest, smallest = max(map(max, windows)), min(map(min, windows))
@@ -78,13 +76,19 @@ def token_windows(source: str, model: Path, *, samples: int, length: int, vocab_
     return TokenWindows(windows)
 
 
-def _documents(source: str) -> Iterator[_Document]:
-    path = Path(source)
+def _documents(source: str, order: Random) -> Iterator[_Document]:
+    """The documents of a source in an order that `order` decides; the built-in text is read no further than needed."""
     if source == BUILTIN:
         from trtforge.formats.stdlib_text import stdlib_documents
 
-        yield from (_Document(source, text=text) for text in stdlib_documents("train"))
+        yield from (_Document(source, text=text) for text in stdlib_documents("train", order))
         return
+    documents = list(_read(Path(source), source))
+    order.shuffle(documents)
+    yield from documents
+
+
+def _read(path: Path, source: str) -> Iterator[_Document]:
     if path.suffix not in (".jsonl", ".txt", ".parquet"):
         raise ForgeError(f"{source}: not a kind of data that can be read", hint=f"Give {_KINDS}.")
     if not path.is_file():
@@ -136,7 +140,7 @@ def _row(row: object, where: str) -> _Document:
 
 
 def _cut(
-    documents: list[_Document], tokenizer: "PreTrainedTokenizerBase", samples: int, length: int
+    documents: Iterable[_Document], tokenizer: "PreTrainedTokenizerBase", samples: int, length: int
 ) -> tuple[tuple[int, ...], ...]:
     """Windows of `length` ids; a shorter one only where the data does not fill the first."""
     windows: list[tuple[int, ...]] = []

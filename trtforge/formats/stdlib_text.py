@@ -14,6 +14,7 @@ import tokenize
 import warnings
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
+from random import Random
 from typing import Literal
 
 _SKIPPED_FOLDERS = frozenset(
@@ -30,10 +31,16 @@ _MIN_DOCUMENT_CHARACTERS = 80
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
-def stdlib_documents(part: Literal["train", "held_out"]) -> Iterator[str]:
-    """Yield one document per standard-library module of the given part, ordered by the module's path."""
+def stdlib_documents(part: Literal["train", "held_out"], shuffled_by: Random | None = None) -> Iterator[str]:
+    """Yield one document per standard-library module of the given part, ordered by the module's path or shuffled.
+
+    Modules are read as they are asked for: a few documents cost a few files.
+    """
     root = Path(sysconfig.get_path("stdlib"))
-    for relative in _module_paths(root):
+    modules = _module_paths(root)
+    if shuffled_by is not None:
+        shuffled_by.shuffle(modules)
+    for relative in modules:
         if _is_held_out(relative) == (part == "held_out"):
             document = _module_prose(root / relative, dictionary_values=relative == _TOPICS)
             if len(document) >= _MIN_DOCUMENT_CHARACTERS:

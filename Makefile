@@ -1,0 +1,43 @@
+# trtforge: `make demo` shows the main job, `make test` proves it. Both set up everything in .venv first.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+# The CPU build where the package index offers one; a range would fetch gigabytes of CUDA libraries.
+TORCH ?= torch==2.13.0
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test test-gpu check bench clean
+
+help: ## Show this list.
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
+
+install: $(STAMP) ## Create .venv with the package and all that demo and test need.
+
+$(STAMP): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check "$(TORCH)"
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable ".[dev]"
+	touch $@
+
+demo: install ## Build the demo model in INT4-AWQ, serve it with Triton, stream one answer.
+	$(BIN)/python recipes/run_demo.py
+
+test: install ## All tests that need no GPU.
+	$(BIN)/python -m pytest -m "not gpu"
+
+test-gpu: install ## The tests that need a CUDA GPU.
+	$(BIN)/python -m pytest -m gpu
+
+check: install ## Lint, types and layering.
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/test_layering.py
+
+bench: install ## Measure the claims of the README.
+	$(BIN)/python -m tests.benchmarks
+
+clean: ## Remove the virtual environment and everything that was built.
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,146 @@
+"""Calibration of a whole model against the same numbers taken from `transformers` by hand."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from tests.conftest import MakeHf
+from trtforge.calibrate.stage import CalibrateConfig, calibrate
+from trtforge.convert.stage import ConvertConfig, convert
+from trtforge.core.errors import ForgeError
+from trtforge.formats.calibration import open_calibration
+from trtforge.models.transforms import dequantize_int4, unpack_int4
+
+SHAPE = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2}
+
+
+@pytest.fixture
+def ids(tmp_path: Path) -> Path:
+    tokens = torch.randint(0, 97, (6, 24), generator=torch.Generator().manual_seed(1))
+    save_file({"input_ids": tokens}, tmp_path / "ids.safetensors")
+    return tmp_path / "ids.safetensors"
+
+
+def config(ids: Path, quant: str, **changes: object) -> CalibrateConfig:
+    data = {"data": str(ids), "samples": 6, "sequence_length": 24, "batch_size": 4}
+    return CalibrateConfig.parse({"format": quant, "data": data} | changes, "test")
+
+
+def test_amax_is_that_of_the_model(make_hf: MakeHf, ids: Path, tmp_path: Path) -> None:
+    source = make_hf(**SHAPE)
+    calibrate(config(ids, "fp8", kv_cache="fp8"), source, tmp_path / "calibration")
+    found = open_calibration(tmp_path / "calibration")
+
+    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+    seen: dict[str, float] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear) and name != "lm_head":
+            module.register_forward_pre_hook(
+                lambda _, inputs, name=name: seen.update({name: float(inputs[0].abs().max())})
+            )
+    with torch.no_grad():
+        output = model(load_file(ids)["input_ids"], use_cache=True)
+    assert len(seen) == 14
+    for name, amax in seen.items():
+        assert found.input_amax(name).item() == pytest.approx(amax, rel=1e-5)
+        weight = model.get_submodule(name).weight
+        assert found.weight_amax(name).item() == weight.abs().max().item()
+    for layer, cached in enumerate(output.past_key_values.layers):
+        largest = max(cached.keys.abs().max().item(), cached.values.abs().max().item())
+        assert found.kv_amax(layer).item() == pytest.approx(largest, rel=1e-5)
+
+
+def test_fp8_scales_are_shared_as_tensorrt_llm_shares_them(make_hf: MakeHf, ids: Path, tmp_path: Path) -> None:
+    source = make_hf(**SHAPE)
+    calibration = calibrate(config(ids, "fp8"), source, tmp_path / "calibration").path
+    out = convert(ConvertConfig(quant="fp8"), source, tmp_path / "out", calibration=calibration).path
+    rank, original = load_file(out / "rank0.safetensors"), load_file(source / "model.safetensors")
+
+    prefix, layer = "model.layers.0.", "transformer.layers.0."
+    qkv = [original[f"{prefix}self_attn.{name}_proj.weight"] for name in "qkv"]
+    scale = rank[layer + "attention.qkv.weights_scaling_factor"]
+    assert scale.item() == pytest.approx(max(w.abs().max().item() for w in qkv) / 448, rel=1e-6)
+    expected = (torch.cat(qkv) / scale).to(torch.float8_e4m3fn)
+    assert torch.equal(rank[layer + "attention.qkv.weight"].view(torch.uint8), expected.view(torch.uint8))
+    fc, gate = (rank[f"{layer}mlp.{name}.weights_scaling_factor"] for name in ("fc", "gate"))
+    assert torch.equal(fc, gate)
+
+
+def test_int4_weights_stand_for_the_original(make_hf: MakeHf, ids: Path, tmp_path: Path) -> None:
+    source = make_hf(**SHAPE)
+    calibration = calibrate(config(ids, "int4_awq", group_size=64), source, tmp_path / "calibration").path
+    out = convert(ConvertConfig(quant="int4_awq"), source, tmp_path / "out", calibration=calibration).path
+    rank, original = load_file(out / "rank0.safetensors"), load_file(source / "model.safetensors")
+    layer = "transformer.layers.1."
+    for target, sources in {
+        "attention.qkv": [f"self_attn.{name}_proj" for name in "qkv"],
+        "mlp.proj": ["mlp.down_proj"],
+    }.items():
+        weight = torch.cat([original[f"model.layers.1.{name}.weight"] for name in sources])
+        scales = rank[f"{layer}{target}.weights_scaling_factor"]
+        prequant = rank[f"{layer}{target}.prequant_scaling_factor"].float()
+        restored = dequantize_int4(unpack_int4(rank[f"{layer}{target}.weight"]), scales) * prequant
+        step = (scales.repeat_interleave(64, dim=1) * prequant).abs()
+        assert ((restored - weight).abs() <= 0.501 * step).all()
+
+
+@pytest.mark.parametrize("quant", ["fp8", "int4_awq"])
+def test_one_calibration_serves_every_layout(make_hf: MakeHf, ids: Path, tmp_path: Path, quant: str) -> None:
+    source = make_hf(**SHAPE)
+    calibration = calibrate(config(ids, quant, group_size=64), source, tmp_path / "calibration").path
+    whole, halves, stages = (
+        convert(ConvertConfig(quant=quant, **split), source, tmp_path / name, calibration=calibration).path
+        for name, split in {"tp1": {}, "tp2": {"tp": 2}, "pp2": {"pp": 2}}.items()
+    )
+    one = load_file(whole / "rank0.safetensors")
+    first, second = (load_file(halves / f"rank{rank}.safetensors") for rank in range(2))
+    for name in ("mlp.fc", "mlp.proj"):
+        dim = 0 if name == "mlp.fc" else 1
+        key = f"transformer.layers.0.{name}.weight"
+        joined = torch.cat((first[key].view(torch.int8), second[key].view(torch.int8)), dim=dim)
+        assert torch.equal(joined, one[key].view(torch.int8))
+    last = load_file(stages / "rank1.safetensors")
+    key = "attention.dense.weight"
+    assert torch.equal(
+        last[f"transformer.layers.0.{key}"].view(torch.int8), one[f"transformer.layers.1.{key}"].view(torch.int8)
+    )
+
+
+def test_rerun_is_a_cache_hit_and_identical(make_hf: MakeHf, ids: Path, tmp_path: Path) -> None:
+    source = make_hf(**SHAPE)
+    first = calibrate(config(ids, "int4_awq"), source, tmp_path / "a")
+    assert calibrate(config(ids, "int4_awq"), source, tmp_path / "a").cached
+    assert calibrate(config(ids, "int4_awq"), source, tmp_path / "b").manifest.digest == first.manifest.digest
+
+
+def test_calibration_of_another_model_is_refused(make_hf: MakeHf, ids: Path, tmp_path: Path) -> None:
+    calibration = calibrate(config(ids, "fp8"), make_hf("one", **SHAPE), tmp_path / "calibration").path
+    other = make_hf("other", rms_norm_eps=1e-3, **SHAPE)
+    with pytest.raises(ForgeError, match=r"calibrated on another model: config\.json differs"):
+        convert(ConvertConfig(quant="fp8"), other, tmp_path / "out", calibration=calibration)
+
+
+def test_calibration_of_another_format_is_refused(make_hf: MakeHf, ids: Path, tmp_path: Path) -> None:
+    source = make_hf(**SHAPE)
+    calibration = calibrate(config(ids, "fp8"), source, tmp_path / "calibration").path
+    with pytest.raises(ForgeError, match="was calibrated for fp8, not int4_awq"):
+        convert(ConvertConfig(quant="int4_awq"), source, tmp_path / "out", calibration=calibration)
+
+
+def test_nan_weights_are_named(make_hf: MakeHf, ids: Path, tmp_path: Path, edit_tensors: Callable[..., None]) -> None:
+    source = make_hf(**SHAPE)
+    name = "model.layers.1.mlp.up_proj.weight"
+    edit_tensors(source, lambda tensors: tensors[name].view(-1)[7:8].fill_(float("nan")))
+    with pytest.raises(ForgeError, match=f"{name} holds NaN"):
+        calibrate(config(ids, "fp8"), source, tmp_path / "calibration")
+    assert not (tmp_path / "calibration").exists()
+    assert not (tmp_path / ".calibration.partial").exists()
+
+
+def test_group_must_fit_the_model(make_hf: MakeHf, ids: Path, tmp_path: Path) -> None:
+    with pytest.raises(ForgeError, match="64 inputs a rank at tp 1 are no multiple of the AWQ group 128"):
+        calibrate(config(ids, "int4_awq"), make_hf(), tmp_path / "calibration")

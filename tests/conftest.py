@@ -1,0 +1,77 @@
+"""What many tests start from: small checkpoints that anyone can make again."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import settings
+from safetensors.torch import save_file
+
+from tests.golden.make_hf import write_case
+
+# These machines are shared: how long an example takes says nothing.
+settings.register_profile("trtforge", deadline=None)
+settings.load_profile("trtforge")
+
+DEMO_MODEL = Path(__file__).parent.parent / "recipes" / "demo-model"
+
+MakeHf = Callable[..., Path]
+
+
+@pytest.fixture
+def golden_hf(tmp_path: Path) -> Path:
+    """The `llama_gqa` checkpoint: 4 layers, hidden 128, 8 heads, 2 KV heads, bfloat16."""
+    return write_case("llama_gqa", tmp_path / "hf")
+
+
+@pytest.fixture
+def make_hf(tmp_path: Path) -> MakeHf:
+    """Writes a random Llama in HF layout by transformers itself: `make_hf(name, shards=1, **config)`."""
+
+    def make(name: str = "hf", *, dtype: torch.dtype = torch.float32, shard_size: str = "5GB", **config: Any) -> Path:
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        torch.manual_seed(0)
+        defaults: dict[str, Any] = {
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "vocab_size": 97,
+            "max_position_embeddings": 128,
+        }
+        model = LlamaForCausalLM(LlamaConfig(**(defaults | config))).to(dtype)
+        model.save_pretrained(tmp_path / name, max_shard_size=shard_size)
+        return tmp_path / name
+
+    return make
+
+
+@pytest.fixture
+def edit_tensors() -> Callable[[Path, Callable[[dict[str, torch.Tensor]], None]], None]:
+    """Rewrites a checkpoint's single weight file after a change to its tensors."""
+
+    def edit(directory: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
+        from safetensors.torch import load_file
+
+        path = directory / "model.safetensors"
+        tensors = load_file(path)
+        change(tensors)
+        save_file(tensors, path, metadata={"format": "pt"})
+
+    return edit
+
+
+@pytest.fixture
+def edit_config() -> Callable[..., None]:
+    """Changes keys of a checkpoint's config.json."""
+
+    def edit(directory: Path, **changes: Any) -> None:
+        path = directory / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+    return edit

@@ -1,0 +1,114 @@
+"""Bad checkpoints: each is named before anything is written, and nothing is left behind."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.conftest import MakeHf
+from trtforge.convert.stage import ConvertConfig, convert
+from trtforge.core.errors import ForgeError
+
+
+def refuse(source: Path, tmp_path: Path, match: str, **config: object) -> ForgeError:
+    """Convert must fail with this message, a hint, and no trace on disk."""
+    before = sorted(path.name for path in tmp_path.iterdir())
+    with pytest.raises(ForgeError, match=match) as caught:
+        convert(ConvertConfig(**config), source, tmp_path / "out")
+    assert caught.value.hint
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+    return caught.value
+
+
+def test_missing_weights(golden_hf: Path, tmp_path: Path) -> None:
+    (golden_hf / "model.safetensors").unlink()
+    refuse(golden_hf, tmp_path, "has neither model.safetensors nor")
+
+
+def test_pickled_weights(golden_hf: Path, tmp_path: Path) -> None:
+    (golden_hf / "model.safetensors").rename(golden_hf / "pytorch_model.bin")
+    assert "save_pretrained" in refuse(golden_hf, tmp_path, "run code when loaded").hint
+
+
+def test_truncated_weights(golden_hf: Path, tmp_path: Path) -> None:
+    path = golden_hf / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-10])
+    refuse(golden_hf, tmp_path, r"model\.safetensors is truncated")
+
+
+def test_absent_shard(make_hf: MakeHf, tmp_path: Path) -> None:
+    source = make_hf(shard_size="50KB")
+    shard = sorted(source.glob("model-*.safetensors"))[1]
+    shard.unlink()
+    refuse(source, tmp_path, rf"{shard.name} is missing, model\.safetensors\.index\.json names it")
+
+
+def test_index_of_another_download(make_hf: MakeHf, tmp_path: Path) -> None:
+    source = make_hf(shard_size="50KB")
+    index = source / "model.safetensors.index.json"
+    values = json.loads(index.read_text())
+    values["weight_map"]["model.extra.weight"] = next(iter(values["weight_map"].values()))
+    index.write_text(json.dumps(values))
+    refuse(source, tmp_path, r"puts model\.extra\.weight into .* does not hold it")
+
+
+def test_shard_names_are_no_paths(make_hf: MakeHf, tmp_path: Path) -> None:
+    source = make_hf(shard_size="50KB")
+    index = source / "model.safetensors.index.json"
+    values = json.loads(index.read_text())
+    values["weight_map"]["lm_head.weight"] = "../../etc/passwd"
+    index.write_text(json.dumps(values))
+    refuse(source, tmp_path, "is not a plain file name")
+
+
+Edit = Callable[[Path, Callable[[dict[str, torch.Tensor]], object]], None]
+NAME = "model.layers.1.mlp.up_proj.weight"
+
+
+def test_missing_tensor(golden_hf: Path, tmp_path: Path, edit_tensors: Edit) -> None:
+    edit_tensors(golden_hf, lambda tensors: tensors.pop(NAME))
+    refuse(golden_hf, tmp_path, f"lacks {NAME}")
+
+
+def test_unexpected_tensor(golden_hf: Path, tmp_path: Path, edit_tensors: Edit) -> None:
+    edit_tensors(golden_hf, lambda tensors: tensors.update({"model.layers.1.extra": torch.zeros(2)}))
+    refuse(golden_hf, tmp_path, r"no place for: model\.layers\.1\.extra")
+
+
+def test_wrong_shape(golden_hf: Path, tmp_path: Path, edit_tensors: Edit) -> None:
+    edit_tensors(golden_hf, lambda tensors: tensors.update({NAME: torch.zeros(3, 128, dtype=torch.bfloat16)}))
+    refuse(golden_hf, tmp_path, rf"{NAME} has shape \[3, 128\], config\.json says \[256, 128\]")
+
+
+def test_wrong_dtype(golden_hf: Path, tmp_path: Path, edit_tensors: Edit) -> None:
+    edit_tensors(golden_hf, lambda tensors: tensors.update({NAME: torch.zeros(256, 128, dtype=torch.int32)}))
+    refuse(golden_hf, tmp_path, f"{NAME} has dtype int32")
+
+
+def test_unknown_architecture(golden_hf: Path, tmp_path: Path, edit_config: Callable[..., None]) -> None:
+    edit_config(golden_hf, architectures=["GrokForCausalLM"])
+    assert "LlamaForCausalLM" in refuse(golden_hf, tmp_path, "architecture GrokForCausalLM is not supported").hint
+
+
+def test_already_quantised(golden_hf: Path, tmp_path: Path, edit_config: Callable[..., None]) -> None:
+    edit_config(golden_hf, quantization_config={"quant_method": "awq"})
+    refuse(golden_hf, tmp_path, r"already quantised \(awq\)")
+
+
+def test_missing_config_number(golden_hf: Path, tmp_path: Path, edit_config: Callable[..., None]) -> None:
+    edit_config(golden_hf, intermediate_size=None)
+    refuse(golden_hf, tmp_path, "intermediate_size is missing")
+
+
+def test_illegal_tensor_parallelism(golden_hf: Path, tmp_path: Path) -> None:
+    refuse(golden_hf, tmp_path, "8 attention heads cannot be split over tp 3", tp=3)
+
+
+def test_quantised_without_calibration(golden_hf: Path, tmp_path: Path) -> None:
+    assert "trtforge calibrate" in refuse(golden_hf, tmp_path, "--quant fp8 needs a calibration", quant="fp8").hint
+
+
+def test_absent_directory(tmp_path: Path) -> None:
+    refuse(tmp_path / "nowhere", tmp_path, "No such file or directory")

@@ -1,0 +1,155 @@
+"""Artifacts are whole or absent, cached where right, and never somebody else's files."""
+
+import multiprocessing
+from pathlib import Path
+
+import pytest
+
+from trtforge.core.artifact import produce
+from trtforge.core.errors import ForgeError
+from trtforge.core.manifest import Identity, open_artifact, read_manifest
+
+
+def identity(**config: object) -> Identity:
+    return Identity(stage="checkpoint", config=config, inputs={"a": "b"})
+
+
+def writer(text: str, calls: list[str] | None = None):
+    def write(directory: Path) -> dict:
+        if calls is not None:
+            calls.append(text)
+        (directory / "sub").mkdir()
+        (directory / "sub" / "data").write_text(text)
+        return {}
+
+    return write
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+def test_artifact_records_every_file(tmp_path: Path) -> None:
+    made = produce(tmp_path / "out", identity(), writer("x"))
+
+    assert not made.cached
+    assert list(made.manifest.files) == ["sub/data"]
+    assert made.manifest.files["sub/data"].bytes == 1
+    assert open_artifact(tmp_path / "out", "checkpoint") == made.manifest
+    assert names(tmp_path) == ["out"]
+
+
+def test_same_identity_is_a_cache_hit(tmp_path: Path) -> None:
+    calls: list[str] = []
+    produce(tmp_path / "out", identity(), writer("x", calls))
+
+    assert produce(tmp_path / "out", identity(), writer("x", calls)).cached
+    assert calls == ["x"]
+
+
+def test_force_makes_it_again(tmp_path: Path) -> None:
+    calls: list[str] = []
+    produce(tmp_path / "out", identity(), writer("x", calls))
+    produce(tmp_path / "out", identity(), writer("x", calls), force=True)
+    assert calls == ["x", "x"]
+
+
+def test_other_identity_replaces(tmp_path: Path) -> None:
+    produce(tmp_path / "out", identity(tp=1), writer("x"))
+    produce(tmp_path / "out", identity(tp=2), writer("y"))
+    assert (tmp_path / "out/sub/data").read_text() == "y"
+    assert names(tmp_path) == ["out"]
+
+
+def test_changed_file_is_made_again(tmp_path: Path) -> None:
+    produce(tmp_path / "out", identity(), writer("x"))
+    (tmp_path / "out/sub/data").write_text("z")
+    assert not produce(tmp_path / "out", identity(), writer("x")).cached
+    assert (tmp_path / "out/sub/data").read_text() == "x"
+
+
+def test_failure_leaves_what_was_there(tmp_path: Path) -> None:
+    produce(tmp_path / "out", identity(tp=1), writer("x"))
+
+    def fail(directory: Path) -> dict:
+        (directory / "half").write_text("half")
+        raise RuntimeError("disk")
+
+    with pytest.raises(RuntimeError, match="disk"):
+        produce(tmp_path / "out", identity(tp=2), fail)
+    assert (tmp_path / "out/sub/data").read_text() == "x"
+    assert names(tmp_path) == ["out"]
+
+
+def test_interrupted_replacement_is_taken_back(tmp_path: Path) -> None:
+    produce(tmp_path / "out", identity(), writer("x"))
+    (tmp_path / "out").rename(tmp_path / ".out.replaced")  # killed between the two renames
+    assert produce(tmp_path / "out", identity(), writer("x")).cached
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_strangers_files_are_never_deleted(tmp_path: Path, force: bool) -> None:
+    produce(tmp_path / "out", identity(tp=1), writer("x"))
+    (tmp_path / "out/notes.txt").write_text("mine")
+    with pytest.raises(ForgeError, match=r"did not write \(notes.txt\)"):
+        produce(tmp_path / "out", identity(tp=2), writer("y"), force=force)
+    assert (tmp_path / "out/notes.txt").read_text() == "mine"
+
+
+def test_directory_without_manifest_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/thesis.tex").write_text("years")
+    with pytest.raises(ForgeError, match="did not write"):
+        produce(tmp_path / "out", identity(), writer("x"))
+
+
+def test_manifest_is_deterministic(tmp_path: Path) -> None:
+    first = produce(tmp_path / "a", identity(tp=2, pp=1), writer("x"))
+    second = produce(tmp_path / "b", identity(pp=1, tp=2), writer("x"))
+    assert (first.path / "forge.json").read_bytes() == (second.path / "forge.json").read_bytes()
+
+
+def test_damaged_artifact_is_refused(tmp_path: Path) -> None:
+    out = produce(tmp_path / "out", identity(), writer("x")).path
+    (out / "sub/data").write_text("y")
+    with pytest.raises(ForgeError, match="was changed after it was written"):
+        open_artifact(out, "checkpoint")
+    (out / "sub/data").unlink()
+    with pytest.raises(ForgeError, match="is missing"):
+        open_artifact(out, "checkpoint")
+
+
+def test_artifact_of_another_stage_is_refused(tmp_path: Path) -> None:
+    out = produce(tmp_path / "out", identity(), writer("x")).path
+    with pytest.raises(ForgeError, match="is of stage checkpoint, engine is needed"):
+        open_artifact(out, "engine")
+
+
+def test_damaged_manifest_is_named(tmp_path: Path) -> None:
+    out = produce(tmp_path / "out", identity(), writer("x")).path
+    (out / "forge.json").write_text("{")
+    with pytest.raises(ForgeError, match=r"forge.json: not readable"):
+        read_manifest(out)
+
+
+def _produce_slowly(out: Path, log: Path) -> None:
+    def write(directory: Path) -> dict:
+        with log.open("a") as file:
+            file.write("made\n")
+        (directory / "data").write_text("x" * 1000)
+        return {}
+
+    produce(out, identity(), write)
+
+
+def test_concurrent_builds_make_it_once(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    log = tmp_path / "log"
+    jobs = [context.Process(target=_produce_slowly, args=(tmp_path / "out", log)) for _ in range(6)]
+    for job in jobs:
+        job.start()
+    for job in jobs:
+        job.join()
+    assert [job.exitcode for job in jobs] == [0] * 6
+    assert log.read_text() == "made\n"
+    assert names(tmp_path) == ["log", "out"]

@@ -1,0 +1,117 @@
+"""Data for calibration: every kind is read, every defect is named with file and line."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from tests.conftest import DEMO_MODEL
+from trtforge.core.errors import ForgeError
+from trtforge.formats.corpus import TokenWindows, token_windows
+
+TEXTS = [f"Return the number of items in list {i} and nothing else." for i in range(40)]
+
+
+def windows(source: Path | str, model: Path = DEMO_MODEL, **changes: int) -> TokenWindows:
+    settings = {"samples": 4, "length": 16, "vocab_size": 2048, "seed": 0} | changes
+    return token_windows(str(source), model, **settings)
+
+
+def write_lines(path: Path, rows: list[object]) -> Path:
+    path.write_text("\n".join(json.dumps(row) for row in rows) + "\n")
+    return path
+
+
+def test_windows_are_full_and_reproducible(tmp_path: Path) -> None:
+    source = write_lines(tmp_path / "a.jsonl", [{"text": text} for text in TEXTS])
+    first = windows(source)
+    assert [len(window) for window in first.windows] == [16] * 4
+    assert first.tokens == 64
+    assert windows(source).digest == first.digest
+    assert windows(source, seed=1).digest != first.digest
+
+
+def test_text_and_jsonl_hold_the_same_tokens(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("\f".join(TEXTS[:3]))
+    source = write_lines(tmp_path / "a.jsonl", [{"text": text} for text in TEXTS[:3]])
+    assert windows(tmp_path / "a.txt").digest == windows(source).digest
+
+
+def test_parquet_is_read(tmp_path: Path) -> None:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    parquet.write_table(pa.table({"text": TEXTS}), tmp_path / "a.parquet")
+    source = write_lines(tmp_path / "a.jsonl", [{"text": text} for text in TEXTS])
+    assert windows(tmp_path / "a.parquet").digest == windows(source).digest
+
+
+def test_messages_go_through_the_chat_template(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    messages = [{"role": "user", "content": "What does the function return?"}]
+    source = write_lines(tmp_path / "a.jsonl", [{"messages": messages}])
+    tokenizer = AutoTokenizer.from_pretrained(DEMO_MODEL)
+    text = tokenizer.apply_chat_template(messages, tokenize=False)
+    expected = tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert list(windows(source, length=200).windows[0]) == expected
+
+
+def test_stored_ids_need_no_tokenizer(tmp_path: Path) -> None:
+    ids = torch.arange(60, dtype=torch.int64).view(3, 20)
+    save_file({"input_ids": ids}, tmp_path / "ids.safetensors")
+    found = windows(tmp_path / "ids.safetensors", tmp_path, samples=2, length=8)
+    assert found.windows == (tuple(range(8)), tuple(range(20, 28)))
+
+
+def test_builtin_text_needs_no_file() -> None:
+    found = windows("builtin:stdlib", samples=2, length=64)
+    assert [len(window) for window in found.windows] == [64, 64]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.jsonl", '{"text": "x"}\n{"txt": "y"}\n', r'a\.jsonl:2: neither a "text" string nor a "messages" list'),
+        ("a.jsonl", '{"text": 3}\n', r"a\.jsonl:1: neither"),
+        ("a.jsonl", '{"text": "x"}\nnope\n', r"a\.jsonl:2: not JSON"),
+        ("a.jsonl", "", "fewer than two tokens"),
+        ("a.txt", " \n", "fewer than two tokens"),
+        ("a.csv", "x", "not a kind of data"),
+        ("a.parquet", "x", "not parquet"),
+    ],
+)
+def test_defect_is_named(tmp_path: Path, name: str, content: str, message: str) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ForgeError, match=message) as caught:
+        windows(tmp_path / name)
+    assert caught.value.hint
+
+
+def test_absent_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ForgeError, match=r"none\.jsonl: no such file"):
+        windows(tmp_path / "none.jsonl")
+
+
+def test_text_must_be_utf8(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"caf\xe9")
+    with pytest.raises(ForgeError, match=r"a\.txt: not UTF-8 text \(byte 3\)"):
+        windows(tmp_path / "a.txt")
+
+
+@pytest.mark.parametrize("wrong", [2048, -1])
+def test_ids_outside_the_vocabulary_are_named(tmp_path: Path, wrong: int) -> None:
+    ids = torch.zeros(2, 4, dtype=torch.int64)
+    ids[1, 2] = wrong
+    save_file({"input_ids": ids}, tmp_path / "ids.safetensors")
+    with pytest.raises(ForgeError, match=f"token id {wrong} is outside the model's vocabulary of 2048"):
+        windows(tmp_path / "ids.safetensors")
+
+
+def test_missing_tokenizer_is_named(tmp_path: Path) -> None:
+    source = write_lines(tmp_path / "a.jsonl", [{"text": "x"}])
+    with pytest.raises(ForgeError, match="has no tokenizer") as caught:
+        windows(source, tmp_path)
+    assert "FILE.safetensors" in caught.value.hint

@@ -1,0 +1,100 @@
+"""Safetensors by their headers: what we write the library reads, what the library writes we read, damage is named."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from blake3 import blake3
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from trtforge.core.dtypes import dtype_named
+from trtforge.core.errors import ForgeError
+from trtforge.formats.shards import RowReader, TensorSpec, Writer, read_header
+
+shapes = st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=3), min_size=1, max_size=5)
+
+
+@given(shapes=shapes)
+def test_library_reads_what_is_written(shapes: list[list[int]], tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.mktemp("w") / "a.safetensors"
+    tensors = {f"t{i}": torch.randn(shape) for i, shape in enumerate(shapes)}
+    writer = Writer(path, [TensorSpec(n, dtype_named("float32"), tuple(t.shape)) for n, t in tensors.items()])
+    for name, tensor in tensors.items():
+        writer.begin(name)
+        data = tensor.numpy().tobytes()
+        writer.write(data[: len(data) // 2])
+        writer.write(data[len(data) // 2 :])
+    record = writer.finish()
+
+    assert record.blake3 == blake3(path.read_bytes()).hexdigest()
+    assert record.bytes == path.stat().st_size
+    read = load_file(path)
+    assert list(read) == sorted(tensors) or set(read) == set(tensors)
+    assert all(torch.equal(read[name], tensor) for name, tensor in tensors.items())
+
+
+def test_rows_are_those_of_the_file(tmp_path: Path) -> None:
+    table = torch.arange(24, dtype=torch.int16).view(6, 4)
+    save_file({"t": table, "u": torch.zeros(3)}, tmp_path / "a.safetensors")
+    stored = {tensor.spec.name: tensor for tensor in read_header(tmp_path / "a.safetensors")}["t"]
+    with RowReader() as reader:
+        data = reader.read(stored, 2, 5, memoryview(bytearray(100)))
+    assert bytes(data) == table[2:5].numpy().tobytes()
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "a.safetensors"
+    save_file({"t": torch.zeros(100)}, path)
+    return path
+
+
+@pytest.mark.parametrize("keep", [-1, 4, 20])
+def test_truncated_file_is_named(file: Path, keep: int) -> None:
+    data = file.read_bytes()
+    file.write_bytes(data[:keep])
+    with pytest.raises(ForgeError, match=r"a\.safetensors (is truncated|is not a safetensors)") as caught:
+        read_header(file)
+    assert caught.value.hint
+
+
+def test_foreign_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.safetensors").write_bytes(b"\xff" * 64)
+    with pytest.raises(ForgeError, match="is not a safetensors file"):
+        read_header(tmp_path / "a.safetensors")
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"dtype": "F32", "shape": [3], "data_offsets": [0, 8]},
+        {"dtype": "F32", "shape": "x", "data_offsets": [0, 8]},
+        {"dtype": "F32", "shape": [2]},
+        [],
+    ],
+)
+def test_damaged_header_is_named(tmp_path: Path, entry: object) -> None:
+    text = json.dumps({"t": entry}).encode()
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(len(text).to_bytes(8, "little") + text + b"\0" * 8)
+    with pytest.raises(ForgeError, match=r"a\.safetensors"):
+        read_header(path)
+
+
+def test_unknown_dtype_is_named(tmp_path: Path) -> None:
+    text = json.dumps({"t": {"dtype": "F4", "shape": [2], "data_offsets": [0, 1]}}).encode()
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(len(text).to_bytes(8, "little") + text + b"\0")
+    with pytest.raises(ForgeError, match="t: dtype F4 is not known"):
+        read_header(path)
+
+
+def test_writer_refuses_another_order(tmp_path: Path) -> None:
+    specs = [TensorSpec(name, dtype_named("int8"), (2,)) for name in ("a", "b")]
+    writer = Writer(tmp_path / "a.safetensors", specs)
+    with pytest.raises(AssertionError, match="b was written where a was announced"):
+        writer.begin("b")
+    writer.abandon()

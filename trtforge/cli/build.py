@@ -1,0 +1,94 @@
+"""`trtforge build RECIPE`: every stage in order, and a report at the end."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trtforge.cli import show
+from trtforge.cli.options import Force, Json, Quiet, Set, Verbose
+
+if TYPE_CHECKING:
+    from trtforge.pipeline import StageName
+    from trtforge.report import BuildReport
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("build", rich_help_panel="Main")(build)
+
+
+def build(
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe file or a shipped recipe's name.")],
+    out: Annotated[Path | None, typer.Option(help="Directory of the build.", show_default="build/<recipe>")] = None,
+    first: Annotated[str, typer.Option("--from", metavar="STAGE", help="First stage to run.")] = "calibrate",
+    last: Annotated[str, typer.Option("--to", metavar="STAGE", help="Last stage to run.")] = "package",
+    force: Force = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print every stage's exact plan; write nothing.")] = False,
+    set_: Set = None,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Turn a checkpoint into a served engine: calibrate, convert, verify, compile, package.
+
+    A stage whose artifact is already right is skipped.
+
+    [dim]Example: trtforge build demo-int4awq --out build/demo --set engine.max_batch_size=16[/dim]
+    """
+    from rich.console import Console
+
+    from trtforge.cli.recipes import find
+    from trtforge.core.progress import for_this_terminal
+    from trtforge.core.recipe import load_recipe
+    from trtforge.pipeline import Build, Paths, selected
+
+    chosen = load_recipe(find(recipe), tuple(set_ or ()))
+    paths = Paths(out or Path("build") / chosen.name)
+    stages = selected(chosen, _stage(first, "--from"), _stage(last, "--to"))
+    if dry_run:
+        from trtforge.compile.stage import CompileOptions
+        from trtforge.dry_run import dry_run as plan
+
+        show.as_json(plan(chosen, paths, stages, CompileOptions()))
+        return
+    log = Console(stderr=True, quiet=quiet or json, highlight=False)
+    run = Build(chosen, paths.out, for_this_terminal(quiet=quiet or json), force=force)
+    report = run.run(stages, started=lambda stage: log.print(f"[bold]{stage}[/bold]"))
+    if json:
+        show.as_json(report.as_json())
+    else:
+        _show(report)
+
+
+def _stage(name: str, option: str) -> "StageName":
+    from trtforge.pipeline import STAGES
+
+    for stage in STAGES:
+        if stage == name:
+            return stage
+    raise typer.BadParameter(f"{name} is not a stage: {', '.join(STAGES)}", param_hint=option)
+
+
+def _show(report: "BuildReport") -> None:
+    rows = [
+        [
+            stage.stage,
+            stage.artifact or "-",
+            show.size(stage.bytes) if stage.bytes else "-",
+            "already right" if stage.cached else f"{stage.seconds:.1f} s",
+            show.size(stage.peak_memory),
+        ]
+        for stage in report.stages
+    ]
+    show.table(f"Build {report.recipe}", ["stage", "artifact", "size", "time", "peak memory"], rows)
+    if report.compression is not None and report.compression > 1:
+        print(f"compression of the quantised linears: {report.compression:.2f} times")
+    if report.verification is not None:
+        found = report.verification
+        perplexity = found.perplexity
+        print(
+            f"perplexity: {perplexity.candidate:.3f}, Hugging Face model {perplexity.reference:.3f} "
+            f"({perplexity.increase:+.2%}); top-1 agreement {found.top1_agreement:.2%} over {found.tokens} tokens"
+        )
+    print(f"next: {report.next_command}")

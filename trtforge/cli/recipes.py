@@ -1,0 +1,128 @@
+"""`trtforge recipes`: the recipes that ship, and checks of one's own."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trtforge.cli import show
+from trtforge.cli.options import Json, Verbose
+from trtforge.core.assets import asset_directory
+from trtforge.core.errors import ForgeError
+
+recipes = typer.Typer(help="List, show, copy and check recipes.", no_args_is_help=True)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.add_typer(recipes, name="recipes", rich_help_panel="Main")
+
+
+def shipped() -> tuple[Path, ...]:
+    """The recipe files that travel with the program."""
+    return tuple(sorted(asset_directory("recipes").glob("*.yaml")))
+
+
+def find(recipe: str) -> Path:
+    """A recipe by path or by the name of one that ships. Raises ForgeError with the nearest name."""
+    path = Path(recipe)
+    if path.is_file():
+        return path
+    by_name = {file.stem: file for file in shipped()}
+    if recipe in by_name:
+        return by_name[recipe]
+    from difflib import get_close_matches
+
+    nearest = get_close_matches(recipe, by_name, n=1, cutoff=0.4)
+    raise ForgeError(
+        f"{recipe}: neither a recipe file nor one that ships",
+        hint=f"Did you mean {nearest[0]}?" if nearest else f"Shipped: {', '.join(by_name)}.",
+    )
+
+
+@recipes.command("list")
+def list_recipes(json: Json = False, verbose: Verbose = False) -> None:
+    """The recipes that ship, with the first line of each.
+
+    [dim]Example: trtforge recipes list[/dim]
+    """
+    rows = [[path.stem, path.read_text().splitlines()[0].lstrip("# ")] for path in shipped()]
+    if json:
+        show.as_json({"recipes": [{"name": name, "about": about} for name, about in rows]})
+        return
+    width = max(len(name) for name, _ in rows)
+    for name, about in rows:
+        print(f"{name:<{width}}  {about}")
+
+
+@recipes.command("show")
+def show_recipe(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Recipe name or file.")],
+    json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Print a recipe, or with --json every value it amounts to.
+
+    [dim]Example: trtforge recipes show demo-int4awq[/dim]
+    """
+    path = find(name)
+    if json:
+        from trtforge.core.recipe import load_recipe
+
+        show.as_json(load_recipe(path).model_dump(mode="json"))
+    else:
+        print(path.read_text(), end="")
+
+
+@recipes.command("copy")
+def copy_recipe(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Recipe name or file.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to; must not exist.")],
+    verbose: Verbose = False,
+) -> None:
+    """Copy a recipe to start one's own from.
+
+    [dim]Example: trtforge recipes copy demo-int4awq mine.yaml[/dim]
+    """
+    from trtforge.core.recipe import paths_in
+
+    path = find(name)
+    text = path.read_text()
+    for relative, absolute in paths_in(path).items():
+        text = text.replace(f": {relative}", f": {absolute}")
+    try:
+        with file.open("x") as target:
+            target.write(text)
+    except OSError as error:
+        raise ForgeError(f"{file}: {error.strerror}", hint="Choose a file that does not exist yet.") from None
+    print(f"{file} written; next: trtforge build {file}")
+
+
+@recipes.command("validate")
+def validate_recipe(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="Recipe file or name.")],
+    json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Check a recipe's keys and values.
+
+    [dim]Example: trtforge recipes validate mine.yaml[/dim]
+    """
+    from trtforge.core.recipe import load_recipe
+
+    recipe = load_recipe(find(file))
+    if json:
+        show.as_json({"valid": True, "name": recipe.name})
+    else:
+        print(f"{file} is valid: {recipe.name}")
+
+
+@recipes.command("schema")
+def schema(json: Json = False, verbose: Verbose = False) -> None:
+    """Print the JSON schema of recipes, for editors.
+
+    [dim]Example: trtforge recipes schema > recipe.schema.json[/dim]
+    """
+    from trtforge.core.recipe import Recipe
+
+    show.as_json(Recipe.model_json_schema())

@@ -1,0 +1,64 @@
+"""Floor 5: what a build would do, stage by stage, from config.json alone. Nothing is written, no weight is read."""
+
+from typing import Any, get_args
+
+from trtforge.compile.stage import CompileOptions, plan_for
+from trtforge.core.dtypes import model_dtype
+from trtforge.core.parallel import Parallel
+from trtforge.core.recipe import Recipe
+from trtforge.formats.hf import read_config, resolve_source
+from trtforge.formats.triton import ModelRole
+from trtforge.formats.trtllm import rank_file
+from trtforge.models.plan import Layout, checkpoint_config, checkpoint_plan
+from trtforge.models.registry import family_of
+from trtforge.pipeline import Paths, StageName
+from trtforge.plan.legality import require_legal
+
+
+def dry_run(recipe: Recipe, paths: Paths, stages: tuple[StageName, ...], options: CompileOptions) -> dict[str, Any]:
+    """The exact plan of every stage. Raises ForgeError for whatever can be known to fail."""
+    source = resolve_source(recipe.model.source, recipe.model.revision)
+    config = read_config(source)
+    family = family_of(config.architecture)
+    facts = family.facts(config)
+    quant, split = recipe.quantization, recipe.parallel
+    layout = Layout(
+        parallel=Parallel(split.tp, split.pp, split.ep),
+        dtype=model_dtype(recipe.model.dtype, config.dtype),
+        quant=quant.format,
+        kv_cache=quant.kv_cache,
+        group_size=quant.group_size,
+    )
+    require_legal(family, facts, layout)
+    model = checkpoint_config(family, facts, config.architecture, layout)
+    plans: dict[str, Any] = {}
+    for stage in stages:
+        match stage:
+            case "calibrate":
+                plans[stage] = quant.model_dump(mode="json") | {"artifact": str(paths.calibration)}
+            case "convert":
+                targets = checkpoint_plan(family, facts, layout).targets
+                plans[stage] = {
+                    "artifact": str(paths.checkpoint),
+                    "config": model.model_dump(mode="json"),
+                    "ranks": [
+                        {
+                            "file": rank_file(rank.index),
+                            "tensors": sum(target.pp_rank == rank.pp_rank for target in targets),
+                            "bytes": sum(t.spec.nbytes for t in targets if t.pp_rank == rank.pp_rank),
+                        }
+                        for rank in layout.parallel.ranks
+                    ],
+                }
+            case "verify":
+                plans[stage] = {"against": recipe.model.source, "gate": recipe.gate.model_dump(mode="json")}
+            case "compile":
+                plan = plan_for(model, recipe.engine, paths.checkpoint, paths.engine, options)
+                plans[stage] = {"artifact": str(paths.engine)} | plan.as_json()
+            case "package":
+                plans[stage] = {
+                    "artifact": str(paths.repository),
+                    "models": list(get_args(ModelRole)),
+                    "serving": recipe.serving.model_dump(mode="json"),
+                }
+    return {"recipe": recipe.name, "stages": plans}
