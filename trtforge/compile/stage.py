@@ -18,6 +18,7 @@ from trtforge.core.recipe import EngineConfig
 from trtforge.formats.hf import TOKENIZER_DIRECTORY
 from trtforge.formats.releases import release
 from trtforge.formats.trtllm import CONFIG_FILE, CheckpointConfig, rank_file, read_checkpoint_config
+from trtforge.plan.gpus import gpu_named, require_formats
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,8 @@ def plan_for(
     limits = _limits(model, config)
     if _backend(config) == "torch":
         return torch_plan(model, config, limits)
+    if config.target.gpu is not None:
+        require_formats(gpu_named(config.target.gpu), model.quantization)
     target = release(config.target.tensorrt_llm)
     plan = build_config(model, config, limits, target)
     commands = tensorrt_llm.commands(checkpoint, out, plan, model.parallel.world_size, options.workers)

@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.utils.logging import disable_progress_bar
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,7 @@ class Reference:
 
 def load_reference(directory: Path) -> Reference:
     """The model at `directory`, in float32 on the CPU."""
+    disable_progress_bar()
     model = AutoModelForCausalLM.from_pretrained(
         directory, dtype=torch.float32, trust_remote_code=False, use_safetensors=True
     )
