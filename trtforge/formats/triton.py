@@ -1,4 +1,4 @@
-"""The five models of an in-flight batching repository: their tensors, the names one passes to the next, their parameters.
+"""The five models of an in-flight batching repository: tensors, the names one passes to the next, parameters.
 
 All of it is looked up in `release_data/triton-model-config.json` for the release that serves the engine, so a name
 stands in one place. What a served repository is (`RepositoryFacts`) is described here too, for those who launch it.

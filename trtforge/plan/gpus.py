@@ -54,7 +54,8 @@ def gpu_named(name: str) -> Gpu:
     try:
         return _BY_NAME[name.lower()]
     except KeyError:
-        nearest = get_close_matches(name.lower(), _BY_NAME, n=1, cutoff=0.4)
+        longer = [known for known in _BY_NAME if known.startswith(name.lower())]
+        nearest = longer or get_close_matches(name.lower(), _BY_NAME, n=1, cutoff=0.4)
         known = f"Known: {', '.join(_BY_NAME)}."
         raise ForgeError(
             f"GPU {name} is not known", hint=f"Did you mean {nearest[0]}? {known}" if nearest else known

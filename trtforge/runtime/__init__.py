@@ -1,0 +1,1 @@
+"""The embedded engine: TensorRT-LLM checkpoints executed in plain torch, paged and batched in flight."""

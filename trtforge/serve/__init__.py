@@ -1,0 +1,1 @@
+"""Serving a repository with the Triton server, probing it and calling it."""
