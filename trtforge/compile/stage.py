@@ -118,7 +118,7 @@ def compile_engine(
         ranks = model.parallel.ranks
         with (progress or Silent()).bar("Compiling", len(ranks), "ranks") as bar:
             for rank in ranks:
-                build_rank(plan, checkpoint / rank_file(rank.index), directory / rank_file(rank.index))
+                build_rank(plan, checkpoint, rank.index, directory / rank_file(rank.index))
                 bar.advance(1)
         return {}
 

@@ -3,13 +3,17 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trtforge.compile.limits import Limits
-from trtforge.core.device import usable_device
+from trtforge.core.device import UsableDevice, usable_device
+from trtforge.core.dtypes import ModelDtype
 from trtforge.core.errors import ForgeError
 from trtforge.core.recipe import DtypeChoice, EngineConfig
 from trtforge.formats.trtllm import CheckpointConfig
+
+if TYPE_CHECKING:
+    from trtforge.runtime.kernels import Kernels
 
 
 @dataclass(frozen=True)
@@ -18,8 +22,9 @@ class TorchPlan:
 
     model: CheckpointConfig
     limits: Limits
-    device: str
-    compute_dtype: str
+    device: UsableDevice
+    compute_dtype: ModelDtype
+    kernels: "Kernels"
     kv_reuse: bool
     chunked_context: bool
 
@@ -55,7 +60,7 @@ class TorchPlan:
             "backend": "torch",
             "device": self.device,
             "compute_dtype": self.compute_dtype,
-            "kernels": _kernels(self.model, self.device, self.compute_dtype),
+            "kernels": self.kernels.model_dump(mode="json"),
             "features": {"kv_reuse": self.kv_reuse, "chunked_context": self.chunked_context},
         }
 
@@ -92,34 +97,35 @@ def torch_plan(model: CheckpointConfig, config: EngineConfig, limits: Limits) ->
             f"max_beam_width {limits.max_beam_width}: the torch backend has no beam search",
             hint="Use max_beam_width 1, or the tensorrt_llm backend.",
         )
+    from trtforge.runtime.kernels import choose_kernels
+    from trtforge.runtime.spec import DecoderSpec
+
+    spec = DecoderSpec.of(model, 0)
     device = usable_device(config.device)
+    compute_dtype = _compute_dtype(config.compute_dtype, model.dtype, device)
     return TorchPlan(
         model=model,
         limits=limits,
         device=device,
-        compute_dtype=_compute_dtype(config.compute_dtype, model.dtype, device),
+        compute_dtype=compute_dtype,
+        kernels=choose_kernels(spec.algorithm, spec.group_size, device, compute_dtype),
         kv_reuse=config.features.kv_reuse,
         chunked_context=config.features.chunked_context,
     )
 
 
-def build_rank(plan: TorchPlan, source: Path, target: Path) -> None:
+def build_rank(plan: TorchPlan, checkpoint: Path, index: int, target: Path) -> None:
     """Pack one rank file of a checkpoint into one of the engine."""
-    from safetensors.torch import load_file, save_file
+    from safetensors.torch import save_file
 
-    from trtforge.runtime.linear import pack_rank
+    from trtforge.runtime.kernels import DTYPES, pack_rank
+    from trtforge.runtime.weights import Weights
 
-    packed = pack_rank(plan.model, load_file(source), plan.device, plan.compute_dtype)
-    save_file(packed, target)
-
-
-def _kernels(model: CheckpointConfig, device: str, compute_dtype: str) -> dict[str, str]:
-    from trtforge.runtime.linear import kernels
-
-    return kernels(model, device, compute_dtype)
+    weights = Weights.open(checkpoint, index)
+    save_file(pack_rank(plan.model, index, weights, plan.kernels, DTYPES[plan.compute_dtype]), target)
 
 
-def _compute_dtype(requested: DtypeChoice, model_dtype: str, device: str) -> str:
+def _compute_dtype(requested: DtypeChoice, model_dtype: ModelDtype, device: str) -> ModelDtype:
     """`auto`: the checkpoint's on CUDA; on a CPU float32, unless both checkpoint and CPU have bfloat16."""
     if requested != "auto":
         return requested

@@ -1,9 +1,13 @@
 """Which device does the work."""
 
+from typing import Literal
+
 from trtforge.core.errors import ForgeError
 
+UsableDevice = Literal["cpu", "cuda"]
 
-def usable_device(requested: str) -> str:
+
+def usable_device(requested: Literal["auto", "cpu", "cuda"]) -> UsableDevice:
     """`cpu` or `cuda`; `auto` takes a GPU where torch can use one. Raises ForgeError for a GPU that is not there."""
     import torch
 

@@ -57,7 +57,7 @@ class ParallelConfig(Config):
 class TargetConfig(Config):
     """What the engine is built for."""
 
-    gpu: str | None = Field(None, description="tensorrt_llm backend: GPU name such as h100-80gb, whose formats are checked.")
+    gpu: str | None = Field(None, description="GPU such as h100-80gb: the tensorrt_llm backend checks its formats.")
     tensorrt_llm: str = Field("1.2.1", description="TensorRT-LLM release that serves the engine.")
 
 

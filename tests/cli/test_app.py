@@ -1,0 +1,116 @@
+"""The program as a user types it: statuses, streams, messages."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import DEMO_MODEL, MakeHf
+
+
+def trtforge(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "trtforge", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
+
+
+def test_version_is_json() -> None:
+    done = trtforge("version", "--json")
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["trtforge"] == "0.1.0"
+
+
+def test_wrong_usage_is_status_2() -> None:
+    assert trtforge("convert", "--tp").returncode == 2
+    assert trtforge("nonsense").returncode == 2
+    assert trtforge("build", "demo-fp32", "--from", "nowhere").returncode == 2
+
+
+def test_failure_is_status_1_with_error_and_hint(tmp_path: Path) -> None:
+    done = trtforge("convert", tmp_path / "none", tmp_path / "out")
+    assert done.returncode == 1
+    assert done.stdout == ""
+    error, hint = done.stderr.splitlines()
+    assert error.startswith(f"error: {tmp_path / 'none'}: no such directory")
+    assert hint.startswith("hint: Give a checkpoint directory")
+    assert "Traceback" not in done.stderr
+
+
+def test_verbose_adds_the_trace(tmp_path: Path) -> None:
+    done = trtforge("convert", tmp_path / "none", tmp_path / "out", "--verbose")
+    assert "Traceback" in done.stderr
+    assert "error: " in done.stderr
+
+
+def test_convert_reports_and_names_the_next_command(make_hf: MakeHf, tmp_path: Path) -> None:
+    source = make_hf()
+    done = trtforge("convert", source, tmp_path / "out", "--tp", "2", "--json")
+    result = json.loads(done.stdout)
+    assert done.returncode == 0
+    assert result["stage"] == "checkpoint"
+    assert result["cached"] is False
+    assert result["next"] == f"trtforge verify {tmp_path / 'out'} --against {source}"
+    assert json.loads(trtforge("convert", source, tmp_path / "out", "--tp", "2", "--json").stdout)["cached"] is True
+
+
+def test_unknown_format_is_named(make_hf: MakeHf, tmp_path: Path) -> None:
+    done = trtforge("convert", make_hf(), tmp_path / "out", "--quant", "fp6")
+    assert done.returncode == 1
+    assert "quant: Input should be 'none', 'fp8' or 'int4_awq'" in done.stderr
+
+
+def test_recipes_are_listed_shown_and_validated(tmp_path: Path) -> None:
+    listed = json.loads(trtforge("recipes", "list", "--json").stdout)["recipes"]
+    assert {"demo-int4awq", "demo-fp8", "demo-fp32", "demo-tp2", "demo-pp2"} <= {recipe["name"] for recipe in listed}
+    assert "format: int4_awq" in trtforge("recipes", "show", "demo-int4awq").stdout
+    assert trtforge("recipes", "validate", "demo-tp2").returncode == 0
+
+
+def test_copied_recipe_still_finds_its_model(tmp_path: Path) -> None:
+    assert trtforge("recipes", "copy", "demo-fp8", tmp_path / "mine.yaml").returncode == 0
+    values = json.loads(trtforge("recipes", "show", tmp_path / "mine.yaml", "--json").stdout)
+    assert values["model"]["source"] == str(DEMO_MODEL)
+    assert Path(values["gate"]["data"]).is_file()
+    again = trtforge("recipes", "copy", "demo-fp8", tmp_path / "mine.yaml")
+    assert again.returncode == 1
+    assert "File exists" in again.stderr
+
+
+def test_unknown_recipe_names_the_nearest() -> None:
+    done = trtforge("build", "demo-int4")
+    assert done.returncode == 1
+    assert "Did you mean demo-int4awq?" in done.stderr
+
+
+def test_schema_is_json_schema() -> None:
+    import jsonschema
+
+    schema = json.loads(trtforge("recipes", "schema").stdout)
+    jsonschema.Draft202012Validator.check_schema(schema)
+    assert schema["required"] == ["name", "model"]
+
+
+def test_inspect_says_what_a_directory_is(make_hf: MakeHf, tmp_path: Path) -> None:
+    source = make_hf()
+    found = json.loads(trtforge("inspect", source, "--json").stdout)
+    assert found["family"] == "llama"
+    trtforge("convert", source, tmp_path / "out", "--tp", "2")
+    found = json.loads(trtforge("inspect", tmp_path / "out", "--tensors", "--json").stdout)
+    assert (found["kind"], found["tp"], found["dtype"]) == ("checkpoint", 2, "float16")
+    name = "transformer.layers.0.attention.qkv.weight"
+    shapes = [t["shape"] for t in found["tensors"] if t["name"] == name]
+    assert shapes == [[64, 64], [64, 64]]
+    assert trtforge("inspect", tmp_path / "none").returncode == 1
+
+
+@pytest.mark.parametrize("recipe", ["demo-int4awq", "demo-tp2"])
+def test_dry_run_plans_every_stage_and_writes_nothing(recipe: str, tmp_path: Path) -> None:
+    done = trtforge("build", recipe, "--out", tmp_path / "build", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    stages = json.loads(done.stdout)["stages"]
+    assert list(stages)[-4:] == ["convert", "verify", "compile", "package"]
+    assert stages["compile"]["build_config"]["max_batch_size"] == 32
+    assert stages["compile"]["build_config"]["kv_cache_type"] == "PAGED"
+    assert len(stages["convert"]["ranks"]) == (2 if recipe == "demo-tp2" else 1)
+    assert list(tmp_path.iterdir()) == []
