@@ -3,7 +3,6 @@
 The hidden states of all windows wait between layers, so each weight is read once however much data there is.
 """
 
-import gc
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -98,7 +97,6 @@ class LayerStream:
 
             yield LoadedLayer(index, layer, run)
             layer.to("meta")
-            gc.collect()
 
     def close(self) -> None:
         """Close the checkpoint's files."""
