@@ -30,12 +30,14 @@ def int4_scales(weight: Tensor, group_size: int) -> Tensor:
 def quantize_int4(weight: Tensor, scales: Tensor) -> Tensor:
     """(out, in) int8 codes in [-8, 7] of weight / its block's scale, halves to even."""
     blocks = weight.float().unflatten(1, (scales.shape[1], -1))
-    return (blocks / scales.unsqueeze(2)).round_().clamp_(-8, 7).to(torch.int8).flatten(1)
+    codes: Tensor = (blocks / scales.unsqueeze(2)).round_().clamp_(-8, 7).to(torch.int8)
+    return codes.flatten(1)
 
 
 def dequantize_int4(codes: Tensor, scales: Tensor) -> Tensor:
     """(out, in) float32 values that the codes stand for."""
-    return (codes.float().unflatten(1, (scales.shape[1], -1)) * scales.unsqueeze(2)).flatten(1)
+    values: Tensor = codes.float().unflatten(1, (scales.shape[1], -1)) * scales.unsqueeze(2)
+    return values.flatten(1)
 
 
 def pack_int4(codes: Tensor) -> Tensor:

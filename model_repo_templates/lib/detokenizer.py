@@ -1,0 +1,67 @@
+"""Token ids to text, as they come: what is returned never changes later, and all pieces together are the whole text.
+
+Knows nothing of Triton. Characters that are not complete yet are held back; special tokens give no text.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from tokenizers import Tokenizer
+
+_KEPT = 8
+_INCOMPLETE = "\ufffd"
+
+
+def load_tokenizer(path: str) -> Tokenizer:
+    """The tokenizer of a tokenizer.json, which neither truncates nor pads whatever that file says."""
+    tokenizer = Tokenizer.from_file(path)
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+class Detokenizer:
+    """The text of one sequence. `context`: ids that stand before it and whose text is not returned (the prompt).
+
+    A window of the last ids is decoded each time: decoders look back a token or two at most (spaces between words,
+    the bytes of one character), so the cost of a token does not grow with the text.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, context: Sequence[int] = (), *, skip_special_tokens: bool = True) -> None:
+        self._tokenizer = tokenizer
+        self._skip = skip_special_tokens
+        self._window: list[int] = list(context)
+        self._shown = len(self._decode(self._window))
+        self._slide(self._decode(self._window))
+
+    def push(self, ids: Iterable[int]) -> str:
+        """The text that `ids` complete; empty while a character is not whole."""
+        self._window.extend(ids)
+        text = self._decode(self._window)
+        whole = text.rstrip(_INCOMPLETE)
+        new = whole[self._shown :]
+        self._shown = max(self._shown, len(whole))
+        if len(whole) == len(text):
+            self._slide(text)
+        return new
+
+    def flush(self) -> str:
+        """What was held back, at the end of the sequence: bytes that form no character show as U+FFFD."""
+        text = self._decode(self._window)
+        new = text[self._shown :]
+        self._shown = len(text)
+        return new
+
+    def _slide(self, text: str) -> None:
+        """Forget the older half of the window, cut where both parts decode alone to what they are together."""
+        if len(self._window) <= 2 * _KEPT:
+            return
+        for kept in range(_KEPT, 2 * _KEPT):
+            tail = self._window[-kept:]
+            decoded = self._decode(tail)
+            if decoded and text.endswith(decoded):
+                self._shown = len(decoded) - (len(text) - self._shown)
+                self._window = tail
+                return
+
+    def _decode(self, ids: list[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=self._skip) if ids else ""

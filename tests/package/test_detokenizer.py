@@ -1,0 +1,179 @@
+"""Streamed text: whatever the steps, the pieces together are the text of all tokens."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+from tests.conftest import DEMO_MODEL
+from trtforge.core.assets import asset_directory
+
+TEXTS = [
+    "Hello world, this is it.",
+    "naïve café",
+    "日本語のテキスト 한국어",
+    "🙂🙃 👩‍👩‍👧 done",
+    "a  b\n\n c\t",
+    "¥€£ «x»",
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def library() -> Iterator[None]:
+    """The modules as a model sees them."""
+    path = str(asset_directory("model_repo_templates") / "lib")
+    sys.path.insert(0, path)
+    yield
+    sys.path.remove(path)
+
+
+def byte_level() -> Tokenizer:
+    """As GPT-2, Llama 3 and Qwen: bytes, so that a character may lie across tokens."""
+    return Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
+
+
+def metaspace() -> Tokenizer:
+    """As Llama 2 and Mistral: SentencePiece BPE with bytes for unknown characters; a first space is dropped."""
+    letters = [*"▁abcdefghijklmnopqrstuvwxyzHTD,.0123456789", "▁the", "▁world", "▁is", "llo", "▁He", "it"]
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *letters]
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    merges = [("▁", "H"), ("▁H", "e"), ("l", "l"), ("ll", "o"), ("i", "t")]
+    for left, right in merges:
+        vocabulary.setdefault(left + right, len(vocabulary))
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    tokenizer.decoder = decoders.Sequence(steps)
+    tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
+    return tokenizer
+
+
+def unigram() -> Tokenizer:
+    """As T5: Metaspace before and after."""
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    tokenizer.train_from_iterator(
+        TEXTS, trainers.UnigramTrainer(vocab_size=120, special_tokens=["<unk>", "</s>"], unk_token="<unk>")
+    )
+    return tokenizer
+
+
+TOKENIZERS = {"byte_level": byte_level(), "metaspace": metaspace(), "unigram": unigram()}
+
+
+def stream(tokenizer: Tokenizer, steps: list[list[int]], context: tuple[int, ...] = ()) -> list[str]:
+    """The pieces that come when each of `steps` is pushed at once."""
+    from detokenizer import Detokenizer  # type: ignore[import-not-found]
+
+    one: Any = Detokenizer(tokenizer, context)
+    return [*(one.push(step) for step in steps), one.flush()]
+
+
+def cut(ids: list[int], sizes: list[int]) -> list[list[int]]:
+    """`ids` in steps of these sizes, the last size again and again."""
+    steps = []
+    while ids:
+        size = sizes.pop(0) if len(sizes) > 1 else sizes[0]
+        steps.append(ids[:size])
+        ids = ids[size:]
+    return steps
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@given(
+    text=st.one_of(st.sampled_from(TEXTS), st.text(max_size=80)),
+    sizes=st.lists(st.integers(1, 5), min_size=1, max_size=20),
+)
+def test_pieces_make_the_text_of_all_tokens(name: str, text: str, sizes: list[int]) -> None:
+    tokenizer = TOKENIZERS[name]
+    ids = tokenizer.encode(text).ids
+    pieces = stream(tokenizer, cut(ids, list(sizes)))
+    assert "".join(pieces) == tokenizer.decode(ids)
+
+
+@given(ids=st.lists(st.integers(0, 2047), max_size=120), sizes=st.lists(st.integers(1, 4), min_size=1, max_size=9))
+def test_any_byte_level_ids_make_the_text_of_all_tokens(ids: list[int], sizes: list[int]) -> None:
+    """Also ids that no text has: stray bytes, special tokens in the middle."""
+    tokenizer = TOKENIZERS["byte_level"]
+    assert "".join(stream(tokenizer, cut(ids, list(sizes)))) == tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize("name", ["byte_level", "metaspace"])
+def test_no_piece_holds_half_a_character(name: str) -> None:
+    tokenizer = TOKENIZERS[name]
+    ids = tokenizer.encode("a🙂b日c").ids
+    pieces = stream(tokenizer, [[i] for i in ids])
+    assert not any("\ufffd" in piece for piece in pieces)
+    assert "🙂" in "".join(pieces)
+    assert "" in pieces
+
+
+def test_bytes_that_never_become_a_character_come_at_the_end() -> None:
+    tokenizer = TOKENIZERS["metaspace"]
+    half = [tokenizer.token_to_id("<0xF0>"), tokenizer.token_to_id("<0x9F>")]
+    assert stream(tokenizer, [[i] for i in half]) == ["", "", "\ufffd\ufffd"]
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_context_gives_the_space_between_prompt_and_answer(name: str) -> None:
+    tokenizer = TOKENIZERS[name]
+    prompt, whole = tokenizer.encode("Hello").ids, tokenizer.encode("Hello world").ids
+    assert whole[: len(prompt)] == prompt
+    assert "".join(stream(tokenizer, [[i] for i in whole[len(prompt) :]], tuple(prompt))) == " world"
+
+
+@given(
+    text=st.text(alphabet="ab \n", max_size=60),
+    sizes=st.lists(st.integers(1, 6), min_size=1, max_size=20),
+    words=st.lists(st.text(alphabet="ab \n", min_size=1, max_size=4), max_size=3),
+)
+def test_text_ends_with_the_first_stop_word_however_it_is_cut(text: str, sizes: list[int], words: list[str]) -> None:
+    from stop_text import StopText  # type: ignore[import-not-found]
+
+    stop: Any = StopText(words)
+    pieces = ["".join(map(chr, step)) for step in cut([ord(c) for c in text], list(sizes))]
+    kept = "".join(stop.push(piece) for piece in pieces)
+    ends = [text.find(word) + len(word) for word in words if word in text]
+    assert stop.found == bool(ends)
+    if not ends:
+        assert kept == text
+    else:
+        # The first to be complete; of two that end in one piece the one that ends first.
+        assert kept == text[: min(text.find(word) + len(word) for word in words if word in text)]
+
+
+@given(st.lists(st.lists(st.integers(0, 50000), min_size=1, max_size=5), min_size=1, max_size=6))
+def test_word_lists_are_read_as_they_were_written(words: list[list[int]]) -> None:
+    from word_lists import word_list, words_of  # type: ignore[import-not-found]
+
+    lists = word_list(words)
+    assert lists.shape == (1, 2, sum(map(len, words)))
+    assert words_of(lists[0]) == [tuple(word) for word in words]
+
+
+def test_word_list_layout_is_that_of_tensorrt_llm() -> None:
+    from word_lists import word_list
+
+    assert word_list([[7, 8], [9]]).tolist() == [[[7, 8, 9], [2, 3, -1]]]
+
+
+@pytest.mark.parametrize("ends", [[3, 2, -1], [1, 9, -1], [0, 1, 2]])
+def test_word_list_with_wrong_offsets_is_an_error(ends: list[int]) -> None:
+    import numpy as np
+    from word_lists import words_of
+
+    with pytest.raises(ValueError, match="do not ascend"):
+        words_of(np.array([[7, 8, 9], ends]))
+
+
+def test_library_modules_are_those_that_models_get() -> None:
+    from trtforge.package.repository import LIBRARIES
+
+    library = asset_directory("model_repo_templates") / "lib"
+    assert {name for names in LIBRARIES.values() for name in names} == {Path(p).stem for p in library.glob("*.py")}

@@ -1,0 +1,77 @@
+"""The tokenizer of a repository: end ids from wherever a model says them, and older tokenizers made new."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+from transformers import BertTokenizer
+
+from tests.conftest import DEMO_MODEL
+from tests.package.engines import torch_engine
+from trtforge.core.errors import ForgeError
+from trtforge.package.models import PackageConfig
+from trtforge.package.stage import package
+from trtforge.package.tokenizer import find_tokenizer, read_tokenizer
+
+
+def tokenizer_directory(directory: Path, **files: dict[str, Any]) -> Path:
+    """The demo model's tokenizer with these JSON files beside it."""
+    directory.mkdir(exist_ok=True)
+    shutil.copy(DEMO_MODEL / "tokenizer.json", directory)
+    for name, content in files.items():
+        (directory / f"{name}.json").write_text(json.dumps(content))
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("files", "end_ids", "pad_id"),
+    [
+        ({"generation_config": {"eos_token_id": 7}}, (7,), 7),
+        ({"generation_config": {"eos_token_id": [7, 8, 7]}, "config": {"eos_token_id": 1}}, (7, 8), 7),
+        ({"generation_config": {}, "config": {"eos_token_id": 5, "pad_token_id": 6}}, (5,), 6),
+        ({"tokenizer_config": {"eos_token": "<|end_of_text|>", "pad_token": "<|pad|>"}}, (1,), 4),
+        ({"tokenizer_config": {"eos_token": {"content": "<|end|>"}}}, (3,), 3),
+        ({"special_tokens_map": {"eos_token": "<|end|>"}}, (3,), 3),
+        ({"config": {"eos_token_id": None, "pad_token_id": -1}}, (), 0),
+        ({}, (), 0),
+    ],
+)
+def test_end_ids_come_from_the_first_place_that_says_them(
+    tmp_path: Path, files: dict[str, Any], end_ids: tuple[int, ...], pad_id: int
+) -> None:
+    tokenizer = read_tokenizer(tokenizer_directory(tmp_path / "tokenizer", **files))
+    assert (tokenizer.end_ids, tokenizer.pad_id) == (end_ids, pad_id)
+
+
+def test_directory_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    with pytest.raises(ForgeError, match=r"tokenizer missing: .* has no tokenizer.json"):
+        find_tokenizer(tmp_path, tmp_path)
+
+
+def test_damaged_files_are_named(tmp_path: Path) -> None:
+    directory = tokenizer_directory(tmp_path / "tokenizer")
+    (directory / "generation_config.json").write_text("{")
+    with pytest.raises(ForgeError, match=r"generation_config.json: not readable"):
+        read_tokenizer(directory)
+    (directory / "generation_config.json").unlink()
+    (directory / "tokenizer.json").write_text('{"version": "1.0"}')
+    with pytest.raises(ForgeError, match=r"tokenizer.json cannot be loaded"):
+        package(PackageConfig(), torch_engine(tmp_path / "engine"), directory, tmp_path / "out")
+
+
+def test_tokenizer_in_its_older_form_is_converted(tmp_path: Path) -> None:
+    directory = tmp_path / "slow"
+    directory.mkdir()
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "hello", "wor", "##ld"]
+    (directory / "vocab.txt").write_text("\n".join(words))
+    (directory / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "BertTokenizer", "eos_token": "[SEP]", "model_max_length": 64})
+    )
+    repository = package(PackageConfig(), torch_engine(tmp_path / "engine"), directory, tmp_path / "out").path
+    converted = Tokenizer.from_file(str(repository / "ensemble" / "1" / "tokenizer" / "tokenizer.json"))
+    expected = BertTokenizer.from_pretrained(directory)("hello world")["input_ids"]
+    assert converted.encode("hello world").ids == expected

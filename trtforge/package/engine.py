@@ -1,0 +1,91 @@
+"""What packaging needs to know of an engine directory, from its config.json and the names of its files."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from trtforge.core.errors import ForgeError
+from trtforge.formats.releases import Release, release
+from trtforge.formats.triton import newest_release
+from trtforge.formats.trtllm import CONFIG_FILE, CheckpointConfig, rank_file, read_engine_config
+
+
+@dataclass(frozen=True)
+class EngineFacts:
+    """An engine that is complete. `release`: the TensorRT-LLM whose interface it is served with."""
+
+    backend: Literal["torch", "tensorrt_llm"]
+    device: Literal["cpu", "cuda"]
+    release: Release
+    model: CheckpointConfig
+    world_size: int
+    max_batch_size: int
+    max_input_len: int
+    max_beam_width: int
+    paged_context: bool
+    kv_reuse: bool
+    chunked_context: bool
+
+
+def read_engine(directory: Path) -> EngineFacts:
+    """Read and check an engine. Raises ForgeError naming the missing key, or the rank file that is missing or empty."""
+    model, values = read_engine_config(directory)
+    path = directory / CONFIG_FILE
+    build = _object(values, "build_config", path)
+    plugins = build.get("plugin_config")
+    forge = values.get("forge")
+    paged_context = isinstance(plugins, dict) and bool(plugins.get("use_paged_context_fmha", False))
+    features = forge.get("features", {}) if isinstance(forge, dict) else {}
+    facts = EngineFacts(
+        backend="tensorrt_llm" if forge is None else "torch",
+        device="cpu" if isinstance(forge, dict) and forge.get("device") == "cpu" else "cuda",
+        release=newest_release() if forge is not None else release(str(values.get("version"))),
+        model=model,
+        world_size=model.parallel.world_size,
+        max_batch_size=_integer(build, "max_batch_size", path),
+        max_input_len=_integer(build, "max_input_len", path),
+        max_beam_width=_integer(build, "max_beam_width", path, default=1),
+        paged_context=paged_context,
+        kv_reuse=bool(features.get("kv_reuse", paged_context)),
+        chunked_context=bool(features.get("chunked_context", paged_context)),
+    )
+    _check_ranks(directory, facts)
+    return facts
+
+
+def _check_ranks(directory: Path, facts: EngineFacts) -> None:
+    ranks = range(facts.world_size if facts.backend == "tensorrt_llm" else len(facts.model.parallel.ranks))
+    names = [f"rank{index}.engine" if facts.backend == "tensorrt_llm" else rank_file(index) for index in ranks]
+    there = {path.name for path in directory.glob("rank*") if path.suffix == Path(names[0]).suffix}
+    for name in names:
+        if name not in there:
+            raise ForgeError(
+                f"{directory / name} is missing: config.json says {len(names)} ranks, {len(there)} are there",
+                hint="Copy the engine completely, or compile it again.",
+            )
+        if (directory / name).stat().st_size == 0:
+            raise ForgeError(f"{directory / name} is empty", hint="Copy the engine completely, or compile it again.")
+    strangers = sorted(there - set(names))
+    if strangers:
+        raise ForgeError(
+            f"{directory / strangers[0]} is too many: config.json says {len(names)} ranks",
+            hint="Files of another engine are in this directory; compile into an empty one.",
+        )
+
+
+def _object(values: Mapping[str, Any], key: str, path: Path) -> Mapping[str, Any]:
+    value = values.get(key)
+    if not isinstance(value, dict):
+        raise ForgeError(f"{path}: {key} is not an object", hint="Use the config.json that the build wrote.")
+    return value
+
+
+def _integer(values: Mapping[str, Any], key: str, path: Path, default: int | None = None) -> int:
+    value = values.get(key, default)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ForgeError(
+            f"{path}: build_config.{key} is {value!r}, not a whole number from 1",
+            hint="Use the config.json that the build wrote.",
+        )
+    return value

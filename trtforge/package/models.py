@@ -1,0 +1,204 @@
+"""The five models of a repository as data: names, tensors, parameters; from engine, tokenizer and settings."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from pydantic import Field
+
+from trtforge.core.config import Config
+from trtforge.core.errors import ForgeError
+from trtforge.core.recipe import ServingConfig
+from trtforge.formats.hf import TOKENIZER_DIRECTORY
+from trtforge.formats.triton import (
+    ROLES,
+    DtypeChoices,
+    ModelRole,
+    RepositoryFacts,
+    Tensor,
+    TextFlow,
+    parameters,
+    tensors,
+    text_flow,
+)
+from trtforge.package.engine import EngineFacts
+from trtforge.package.tokenizer import TokenizerAssets
+
+ENGINE_DIRECTORY = "engine"
+_CANCELLATION_PERIOD_MS = 100
+_LEAST_CONCURRENCY, _MOST_CONCURRENCY, _UNBOUNDED_QUEUE = 32, 512, 128
+_DTYPES = {"float16": "TYPE_FP16", "bfloat16": "TYPE_BF16", "float32": "TYPE_FP32"}
+
+
+class PackageConfig(Config):
+    """How an engine is packaged.
+
+    Everything in the repository is relative to it, with one exception: the TensorRT-LLM backend opens its engine by a
+    path of its own, which must be absolute. `serving_root` is where the repository will be mounted (launchers that
+    serve it from elsewhere put the actual path in).
+    """
+
+    serving: ServingConfig = ServingConfig()
+    name_prefix: str = Field("", pattern=r"^[A-Za-z0-9._-]*$", description="Prefix of the five model names.")
+    serving_root: str = Field("/models", pattern="^/", description="Where a TensorRT-LLM server sees the repository.")
+    add_special_tokens: bool = Field(True, description="Put the tokenizer's begin token before the prompt.")
+    kv_reuse: bool | None = Field(None, description="Share KV blocks between requests; None: as it was built.")
+    chunked_context: bool | None = Field(None, description="Cut long prompts into chunks; None: as it was built.")
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """What one config.pbtxt says."""
+
+    role: ModelRole
+    name: str
+    backend: str
+    max_batch_size: int
+    decoupled: bool
+    max_queue_size: int
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    parameters: Mapping[str, str]
+
+
+def repository_facts(config: PackageConfig, engine: EngineFacts) -> RepositoryFacts:
+    """What launchers and clients will read from the repository's manifest."""
+    wanted = 2 * engine.max_batch_size + (config.serving.max_queue_size or _UNBOUNDED_QUEUE)
+    name = f"{config.name_prefix}tensorrt_llm/1/{ENGINE_DIRECTORY}"
+    return RepositoryFacts(
+        backend=engine.backend,
+        device=engine.device,
+        tensorrt_llm=engine.release.version,
+        world_size=engine.world_size,
+        prefix=config.name_prefix,
+        streaming=config.serving.streaming,
+        max_batch_size=engine.max_batch_size,
+        concurrency=min(_MOST_CONCURRENCY, max(_LEAST_CONCURRENCY, wanted)),
+        engine_path=ENGINE_DIRECTORY if engine.backend == "torch" else f"{config.serving_root.rstrip('/')}/{name}",
+    )
+
+
+def model_specs(config: PackageConfig, engine: EngineFacts, tokenizer: TokenizerAssets) -> tuple[ModelSpec, ...]:
+    """The five models. Raises ForgeError for a setting that this engine cannot serve."""
+    facts = repository_facts(config, engine)
+    dtypes = DtypeChoices(
+        logits=_DTYPES.get(engine.model.logits_dtype, "TYPE_FP32"), prompt_table=_DTYPES[engine.model.dtype]
+    )
+    flow = text_flow(engine.release)
+    values: Mapping[ModelRole, Mapping[str, str]] = {
+        "ensemble": _text_parameters(config, facts, flow, by_text=False),
+        "preprocessing": _preprocessing_parameters(config, engine, tokenizer),
+        "tensorrt_llm": _engine_parameters(config, engine, facts, tokenizer),
+        "postprocessing": {"tokenizer_dir": TOKENIZER_DIRECTORY},
+        "tensorrt_llm_bls": _text_parameters(config, facts, flow, by_text=True),
+    }
+    return tuple(
+        ModelSpec(
+            role=role,
+            name=facts.model(role),
+            backend="tensorrtllm" if role == "tensorrt_llm" and engine.backend == "tensorrt_llm" else "python",
+            max_batch_size=engine.max_batch_size,
+            decoupled=config.serving.streaming,
+            # Triton counts what was not handed over yet; the embedded engine counts what waits in it.
+            max_queue_size=config.serving.max_queue_size if engine.backend == "tensorrt_llm" else 0,
+            inputs=tensors(role, "inputs", engine.release, dtypes),
+            outputs=tensors(role, "outputs", engine.release, dtypes),
+            parameters=values[role],
+        )
+        for role in ROLES
+    )
+
+
+def _text_parameters(
+    config: PackageConfig, facts: RepositoryFacts, flow: TextFlow, *, by_text: bool
+) -> Mapping[str, str]:
+    return {
+        "tokenizer_dir": TOKENIZER_DIRECTORY,
+        "preprocessing_model_name": facts.model("preprocessing"),
+        "tensorrt_llm_model_name": facts.model("tensorrt_llm"),
+        "exclude_input_in_output": _boolean(config.serving.exclude_input_in_output),
+        "stop_words_as_text": _boolean(by_text),
+        "engine_end_ids": _boolean(facts.backend == "torch"),
+        "concurrency": str(facts.concurrency),
+        "cancellation_check_period_ms": str(_CANCELLATION_PERIOD_MS),
+        "text_to_preprocessing": _pairs(flow.text_to_preprocessing),
+        "preprocessing_to_engine": _pairs(flow.preprocessing_to_engine),
+        "text_to_engine": _pairs(flow.text_to_engine),
+        "engine_to_text": _pairs(flow.engine_to_text),
+    }
+
+
+def _preprocessing_parameters(
+    config: PackageConfig, engine: EngineFacts, tokenizer: TokenizerAssets
+) -> Mapping[str, str]:
+    return {
+        "tokenizer_dir": TOKENIZER_DIRECTORY,
+        "add_special_tokens": _boolean(config.add_special_tokens),
+        "multimodal_model_path": "",
+        "end_ids": ",".join(map(str, tokenizer.end_ids)),
+        "pad_id": str(tokenizer.pad_id),
+        "end_ids_as_stop_words": _boolean(engine.backend == "tensorrt_llm"),
+        "vocab_size": str(engine.model.vocab_size),
+        "max_input_len": str(engine.max_input_len),
+    }
+
+
+def _engine_parameters(
+    config: PackageConfig, engine: EngineFacts, facts: RepositoryFacts, tokenizer: TokenizerAssets
+) -> Mapping[str, str]:
+    """TensorRT-LLM's keys, in its own spelling; the embedded engine reads the same ones and three more.
+
+    Its C++ backend takes only `true` and `false` and passes over anything else in silence, so all is spelled here.
+    """
+    serving = config.serving
+    reuse = _feature("kv_reuse", config.kv_reuse, engine.kv_reuse, engine)
+    chunked = _feature("chunked_context", config.chunked_context, engine.chunked_context, engine)
+    values = {
+        "max_beam_width": str(engine.max_beam_width),
+        "gpt_model_type": "inflight_fused_batching",
+        "gpt_model_path": facts.engine_path,
+        "batch_scheduler_policy": serving.scheduler,
+        "kv_cache_free_gpu_mem_fraction": str(serving.kv_cache_fraction),
+        "enable_kv_cache_reuse": _boolean(reuse),
+        "enable_chunked_context": _boolean(chunked),
+        "exclude_input_in_output": _boolean(serving.exclude_input_in_output),
+        "cancellation_check_period_ms": str(_CANCELLATION_PERIOD_MS),
+        "stats_check_period_ms": "100",
+    }
+    if serving.kv_cache_tokens is not None:
+        values["max_tokens_in_paged_kv_cache"] = str(serving.kv_cache_tokens)
+    if engine.backend == "torch":
+        return values | {
+            "end_ids": ",".join(map(str, tokenizer.end_ids)),
+            "vocab_size": str(engine.model.vocab_size),
+            "max_queue_size": str(serving.max_queue_size),
+        }
+    known = parameters("tensorrt_llm", engine.release)
+    missing = set(values) - {parameter.key for parameter in known}
+    if missing:
+        raise ForgeError(
+            f"TensorRT-LLM {engine.release.version} has no parameter {sorted(missing)[0]}",
+            hint="Use the default of that setting.",
+        )
+    return {
+        parameter.key: parameter.literal if parameter.literal is not None else values.get(parameter.key, "")
+        for parameter in known
+        if parameter.key in values or parameter.required
+    }
+
+
+def _feature(name: str, wanted: bool | None, built: bool, engine: EngineFacts) -> bool:
+    """Whether a runtime feature is on; both need an engine whose context attention reads the paged cache."""
+    if wanted and not engine.paged_context:
+        raise ForgeError(
+            f"{name}: the engine was built without use_paged_context_fmha",
+            hint="Compile it with that feature, or package without.",
+        )
+    return built if wanted is None else wanted
+
+
+def _boolean(value: bool) -> str:
+    return "true" if value else "false"
+
+
+def _pairs(pairs: Iterable[tuple[str, str]]) -> str:
+    return ",".join(f"{source}:{target}" for source, target in pairs)

@@ -1,0 +1,114 @@
+"""The files of a repository: which model gets which code, and where engine and tokenizer go."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from trtforge.core.errors import ForgeError
+from trtforge.core.manifest import FILE_NAME, Manifest, record_of
+from trtforge.core.manifest import FileRecord as Record
+from trtforge.formats.hf import TOKENIZER_DIRECTORY
+from trtforge.formats.triton import ModelRole
+from trtforge.package.models import ENGINE_DIRECTORY, ModelSpec
+from trtforge.package.render import CONFIG, render_config
+from trtforge.package.tokenizer import TOKENIZER_FILE, TokenizerAssets
+
+VERSION = "1"
+_TEXT = ("text_model", "detokenizer", "model_config", "responder", "stop_text", "texts", "watch", "workers")
+_ENGINE = (
+    "engine_health",
+    "engine_inputs",
+    "engine_metrics",
+    "engine_outputs",
+    "model_config",
+    "responder",
+    "watch",
+    "word_lists",
+)
+LIBRARIES: dict[ModelRole, tuple[str, ...]] = {
+    "ensemble": _TEXT,
+    "preprocessing": ("detokenizer", "model_config", "responder", "word_lists"),
+    "tensorrt_llm": _ENGINE,
+    "postprocessing": ("detokenizer", "model_config"),
+    "tensorrt_llm_bls": _TEXT,
+}
+"""The modules of lib/ that a model imports: each model's directory is complete in itself."""
+
+
+@dataclass(frozen=True)
+class RepositoryWriter:
+    """Writes one repository from the templates in `templates`."""
+
+    templates: Path
+    models: tuple[ModelSpec, ...]
+    engine: Path
+    engine_manifest: Manifest
+    tokenizer: TokenizerAssets
+
+    def write(self, out: Path) -> dict[str, Record]:
+        """Write everything below `out`; returns the records of the files whose digests are known already."""
+        records: dict[str, Record] = {}
+        for model in self.models:
+            version = out / model.name / VERSION
+            version.mkdir(parents=True)
+            (out / model.name / CONFIG).write_text(render_config(self.templates, model), encoding="utf-8")
+            if model.backend == "python":
+                self._write_code(model, version)
+            if model.role == "tensorrt_llm":
+                records |= self._link_engine(version / ENGINE_DIRECTORY, out)
+        self._write_tokenizers(out)
+        return records
+
+    def _write_code(self, model: ModelSpec, version: Path) -> None:
+        shutil.copyfile(self.templates / model.role / VERSION / "model.py", version / "model.py")
+        for name in LIBRARIES[model.role]:
+            shutil.copyfile(self.templates / "lib" / f"{name}.py", version / f"{name}.py")
+
+    def _link_engine(self, target: Path, out: Path) -> dict[str, Record]:
+        """The engine's own files, as hard links where that is possible: engines are large."""
+        below = target.relative_to(out).as_posix()
+        for name in (*self.engine_manifest.files, FILE_NAME):
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            _link(self.engine / name, target / name)
+        records = {f"{below}/{name}": record for name, record in self.engine_manifest.files.items()}
+        return records | {f"{below}/{FILE_NAME}": record_of(target / FILE_NAME)}
+
+    def _write_tokenizers(self, out: Path) -> None:
+        """tokenizer.json for each model that needs it; preprocessing has the whole directory, for clients as well."""
+        users = [model for model in self.models if model.role != "tensorrt_llm"]
+        whole = next(model for model in users if model.role == "preprocessing")
+        source = out / whole.name / VERSION / TOKENIZER_DIRECTORY
+        source.mkdir()
+        for file in self.tokenizer.files:
+            self.tokenizer.write(file.name, source / file.name)
+        _check_tokenizer(source / TOKENIZER_FILE, self.tokenizer.directory)
+        for model in users:
+            if model is not whole:
+                target = out / model.name / VERSION / TOKENIZER_DIRECTORY
+                target.mkdir()
+                _link(source / TOKENIZER_FILE, target / TOKENIZER_FILE)
+
+
+def template_files(templates: Path) -> Iterator[Path]:
+    """Every template and module that a repository is made from, in order."""
+    return (path for path in sorted(templates.rglob("*")) if path.suffix in (".py", ".j2"))
+
+
+def _link(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+def _check_tokenizer(path: Path, origin: Path) -> None:
+    from tokenizers import Tokenizer
+
+    try:
+        Tokenizer.from_file(str(path))
+    except Exception as error:
+        raise ForgeError(
+            f"{origin}: tokenizer.json cannot be loaded: {error}", hint="Download the tokenizer again."
+        ) from None

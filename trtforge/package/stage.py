@@ -1,0 +1,52 @@
+"""The package stage: checks engine and tokenizer, then writes the repository."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from trtforge import __version__
+from trtforge.core.artifact import Produced, produce
+from trtforge.core.assets import asset_directory
+from trtforge.core.digest import file_digest
+from trtforge.core.manifest import FileRecord, Identity, open_artifact
+from trtforge.package.engine import read_engine
+from trtforge.package.models import PackageConfig, model_specs, repository_facts
+from trtforge.package.repository import RepositoryWriter, template_files
+from trtforge.package.tokenizer import find_tokenizer, read_tokenizer
+
+
+def package(config: PackageConfig, engine: Path, tokenizer: Path | None, out: Path, *, force: bool = False) -> Produced:
+    """Write the Triton model repository of an engine to `out`, or find it there.
+
+    `tokenizer` is a Hugging Face directory; None takes what compile put beside the engine. The repository holds the
+    engine (hard-linked where possible) and the tokenizer, so it can be moved. Raises ForgeError, before anything is
+    written, for an incomplete engine, a missing tokenizer and a setting that the engine cannot serve.
+    """
+    manifest = open_artifact(engine, "engine")
+    facts = read_engine(engine)
+    assets = read_tokenizer(find_tokenizer(tokenizer, engine))
+    models = model_specs(config, facts, assets)
+    templates = asset_directory("model_repo_templates")
+    identity = Identity(
+        stage="repository",
+        config={
+            "package": config.model_dump(mode="json"),
+            "repository": repository_facts(config, facts).model_dump(mode="json"),
+            "end_ids": list(assets.end_ids),
+            "pad_id": assets.pad_id,
+        },
+        inputs={
+            "engine": manifest.digest,
+            **{f"tokenizer/{file.name}": file_digest(file) for file in assets.files if file.is_file()},
+            **{
+                f"templates/{path.relative_to(templates).as_posix()}": file_digest(path)
+                for path in template_files(templates)
+            },
+        },
+        versions={"trtforge": __version__},
+    )
+    writer = RepositoryWriter(templates, models, engine, manifest, assets)
+
+    def write(directory: Path) -> Mapping[str, FileRecord]:
+        return writer.write(directory)
+
+    return produce(out, identity, write, force=force)
