@@ -336,7 +336,8 @@ def save(model: LlamaForCausalLM, tokenizer: Tokenizer, held_out: Sequence[str],
         "model_max_length": model.config.max_position_embeddings,
         "chat_template": CHAT_TEMPLATE,
     }
-    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer_config, indent=2) + "\n", encoding="utf-8")
+    text = json.dumps(tokenizer_config, indent=2) + "\n"
+    (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")
     (folder / "heldout.txt").write_text(DOCUMENT_SEPARATOR.join(held_out) + "\n", encoding="utf-8")
 
 
@@ -358,7 +359,9 @@ holding a form feed.
 | this model, bfloat16 weights, float32 arithmetic | {perplexities.model:.2f} |
 | token frequencies of the training part | {perplexities.unigram:.2f} |
 
-The model continues text in the manner of Python's documentation and knows nothing else.
+The schedule follows the clock, so another run gives the same tokenizer but not the same weights. The model
+imitates the wording of Python's documentation and knows nothing else. It has seen the chat template only on
+paragraphs cut into question and answer, so its replies are well-formed at best.
 """
 
 

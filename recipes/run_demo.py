@@ -1,0 +1,58 @@
+"""The demo: build the demo model in INT4-AWQ, serve it with Triton on free ports, stream one answer, shut down.
+
+Types what a user would type, so what it prints is what a user sees.
+"""
+
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+BUILD = Path("build/demo-int4awq")
+PROMPT = "Return a list of the names of the"
+PROGRAM = [sys.executable, "-m", "trtforge"]
+
+
+def main() -> int:
+    """Run the demo; the exit status of the first command that fails, else 0."""
+    if status := _run("build", "demo-int4awq", "--out", str(BUILD)):
+        return status
+    http, grpc, metrics = (str(port) for port in _free_ports(3))
+    command = ["serve", str(BUILD / "repository"), "--http-port", http, "--grpc-port", grpc, "--metrics-port", metrics]
+    print(f"\n$ trtforge {' '.join(command)}", flush=True)
+    server = subprocess.Popen([*PROGRAM, *command], stdout=subprocess.PIPE, text=True)
+    try:
+        assert server.stdout is not None
+        line = server.stdout.readline()
+        print(line, end="", flush=True)
+        if not line.startswith("ready "):
+            return server.wait() or 1
+        return _run("infer", PROMPT, "--url", f"127.0.0.1:{grpc}", "--max-tokens", "64")
+    finally:
+        if server.poll() is None:
+            server.send_signal(signal.SIGTERM)
+        status = server.wait()
+        print(f"server ended with status {status}")
+
+
+def _run(*words: str) -> int:
+    shown = " ".join(f'"{word}"' if " " in word else word for word in words)
+    print(f"\n$ trtforge {shown}", flush=True)
+    return subprocess.run([*PROGRAM, *words], check=False).returncode
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on now; all are held until the last is known, so they differ."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
