@@ -1,0 +1,167 @@
+"""A real Triton server, one for all tests that only ask it, and the means to start others."""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+
+from tests.conftest import DEMO_MODEL
+from tests.package.engines import torch_engine
+from trtforge.core.assets import asset_directory
+from trtforge.package.models import PackageConfig
+from trtforge.package.repository import LIBRARIES
+from trtforge.package.stage import package
+from trtforge.serve.processes import session_processes
+
+_FAKE = Path(__file__).parent / "fake_engine.py"
+_MAIN = """
+import sys
+from pathlib import Path
+from trtforge.core.errors import ForgeError
+from trtforge.serve.config import ServeConfig
+from trtforge.serve.stage import serve
+ports = dict(zip(("http_port", "grpc_port", "metrics_port"), map(int, sys.argv[2:5])))
+try:
+    sys.exit(serve(ServeConfig(**ports, ready_timeout=60, drain_timeout=5), Path(sys.argv[1])))
+except ForgeError as error:
+    print(f"error: {error.message}\\nhint: {error.hint}", file=sys.stderr)
+    sys.exit(1)
+"""
+
+
+@dataclass
+class Running:
+    """`trtforge serve` in a process of its own."""
+
+    process: subprocess.Popen[str]
+    http: str
+    grpc: str
+    metrics: str
+
+    @property
+    def ready_line(self) -> str:
+        """What it prints when it is ready."""
+        return f"ready http={self.http} grpc={self.grpc} metrics={self.metrics}"
+
+    def wait_ready(self) -> None:
+        """Return once the line was printed; fail with its errors if it ended."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline().strip()
+        if line != self.ready_line:
+            pytest.fail(f"{line!r}: {self.process.communicate(timeout=30)}")
+
+    def triton(self) -> int:
+        """The process id of the Triton server itself."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        return int(children[0])
+
+    def model_process(self, model: str) -> int:
+        """The process that runs a Python model."""
+        for process, program in session_processes(self.triton()).items():
+            if program == "triton_python_backend_stub" and f"/{model}/" in Path(f"/proc/{process}/cmdline").read_text():
+                return process
+        raise AssertionError(f"{model} has no process")
+
+    def end(self) -> int:
+        """SIGTERM, and its exit status."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(timeout=60)
+
+
+Start = Callable[[Path], Running]
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on now."""
+    sockets = [socket.socket() for _ in range(count)]
+    for one in sockets:
+        one.bind(("127.0.0.1", 0))
+    ports: list[int] = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+def left_behind(process: int) -> list[str]:
+    """What a server of ours would have left: runtime directories and shared memory."""
+    places = (Path(os.environ.get("TMPDIR", "/tmp")), Path("/dev/shm"))
+    return [str(path) for place in places for path in place.glob(f"trtforge-serve-{process}-*")]
+
+
+def eventually(check: Callable[[], bool], seconds: float = 20.0) -> bool:
+    """Whether `check` comes true in time."""
+    until = time.monotonic() + seconds
+    while not check():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def package_with_fake_engine(directory: Path, config: PackageConfig, files: dict[str, bytes] | None = None) -> Path:
+    """A repository whose engine model runs the fake engine; all else is as it ships."""
+    templates = directory / "templates"
+    shutil.copytree(asset_directory("model_repo_templates"), templates)
+    shutil.copyfile(_FAKE, templates / "lib" / "fake_engine.py")
+    model = templates / "tensorrt_llm" / "1" / "model.py"
+    model.write_text(model.read_text().replace("import itertools", "import fake_engine  # noqa\nimport itertools", 1))
+    engine = torch_engine(directory / "engine", files)
+    libraries = {**LIBRARIES, "tensorrt_llm": (*LIBRARIES["tensorrt_llm"], "fake_engine")}
+    with (
+        patch("trtforge.package.stage.asset_directory", lambda name: templates),
+        patch("trtforge.package.repository.LIBRARIES", libraries),
+    ):
+        return package(config, engine, DEMO_MODEL, directory / "repository").path
+
+
+@pytest.fixture(scope="session")
+def fake_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository with the fake engine."""
+    return package_with_fake_engine(tmp_path_factory.mktemp("fake"), PackageConfig())
+
+
+def start_server(repository: Path) -> Running:
+    """Start `repository` on free ports."""
+    ports = free_ports(3)
+    process = subprocess.Popen(
+        [sys.executable, "-c", _MAIN, str(repository), *map(str, ports)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    return Running(process, *(f"127.0.0.1:{port}" for port in ports))
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts servers that end with the test."""
+    started: list[Running] = []
+
+    def run(repository: Path) -> Running:
+        started.append(start_server(repository))
+        return started[-1]
+
+    yield run
+    for server in started:
+        server.end()
+
+
+@pytest.fixture(scope="session")
+def server(fake_repository: Path) -> Iterator[Running]:
+    """A server that is ready, for tests that leave it as it was."""
+    running = start_server(fake_repository)
+    try:
+        running.wait_ready()
+        yield running
+    finally:
+        running.end()

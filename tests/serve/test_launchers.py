@@ -1,0 +1,137 @@
+"""The exact commands, and what is said where they cannot run."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import DEMO_MODEL
+from tests.package.engines import tensorrt_engine
+from trtforge.core.errors import ForgeError
+from trtforge.core.manifest import open_artifact
+from trtforge.formats.triton import RepositoryFacts, read_facts
+from trtforge.package.models import PackageConfig
+from trtforge.package.stage import package
+from trtforge.serve import launchers
+from trtforge.serve.config import ServeConfig
+from trtforge.serve.launchers import Launch, plan_launch, require_runnable
+from trtforge.serve.stage import serve
+from trtforge.serve.view import make_view
+
+RUNTIME = Path("/tmp/trtforge-serve-1-x")
+
+
+@pytest.fixture
+def in_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if Triton had the TensorRT-LLM backend and there were two GPUs and MPI."""
+    monkeypatch.setattr(launchers, "_TRTLLM_BACKEND", tmp_path)
+    monkeypatch.setattr(launchers, "_gpu_count", lambda: 2)
+    monkeypatch.setattr("shutil.which", lambda program: f"/usr/bin/{program}")
+
+
+def tensorrt_repository(tmp_path: Path, tp: int = 1, version: str = "1.2.1", **config: object) -> Path:
+    engine = tensorrt_engine(tmp_path / "engine", tp, version)
+    return package(PackageConfig.parse(config, "test"), engine, DEMO_MODEL, tmp_path / "repository").path
+
+
+def plan(repository: Path, **config: object) -> Launch:
+    return plan_launch(ServeConfig.parse(config, "test"), repository, facts_of(repository), RUNTIME)
+
+
+def facts_of(repository: Path) -> RepositoryFacts:
+    return read_facts(open_artifact(repository, "repository"))
+
+
+def test_docker_runs_the_container_of_the_engines_release(tmp_path: Path) -> None:
+    repository = tensorrt_repository(tmp_path, version="1.1.0")
+    launch = plan(repository, launcher="docker", http_port=9000)
+    assert launch.launcher == "docker"
+    argv = list(launch.argv)
+    image = "nvcr.io/nvidia/tritonserver:26.02-trtllm-python-py3"
+    assert argv[:5] == ["docker", "run", "--rm", "--name", RUNTIME.name]
+    assert argv[5 : argv.index(image)] == [
+        *("--gpus", "all", "--network", "host", "--shm-size", "2g"),
+        *("--ulimit", "memlock=-1", "--ulimit", "stack=67108864", "--volume", f"{repository}:/models:ro"),
+    ]
+    assert argv[argv.index(image) + 1 : argv.index(image) + 5] == [
+        "tritonserver",
+        "--model-repository=/models",
+        "--http-address=127.0.0.1",
+        "--http-port=9000",
+    ]
+    assert "--disable-auto-complete-config" in argv
+
+
+def test_docker_mounts_where_the_engine_is_looked_for(tmp_path: Path) -> None:
+    repository = tensorrt_repository(tmp_path, serving_root="/srv/llm")
+    argv = plan(repository, launcher="docker").argv
+    assert f"{repository}:/srv/llm:ro" in argv
+    assert "--model-repository=/srv/llm" in argv
+
+
+def test_mpi_starts_a_server_for_every_rank_of_which_one_listens(tmp_path: Path, in_container: None) -> None:
+    launch = plan(tensorrt_repository(tmp_path, tp=2))
+    assert launch.launcher == "mpi"
+    head, first, second = " ".join(launch.argv).partition(" -n 1 ")[0], *" ".join(launch.argv).split(" : ")
+    assert head == "mpirun --allow-run-as-root"
+    assert "--http-port=8000" in first
+    assert "--load-model" not in first
+    for option in ("--model-control-mode=explicit", "--load-model=tensorrt_llm", "--allow-http=false"):
+        assert option in second
+    assert f"shm-region-prefix-name={RUNTIME.name}_0_" in first
+    assert f"shm-region-prefix-name={RUNTIME.name}_1_" in second
+    require_runnable(launch, facts_of(tmp_path / "repository"))
+
+
+def test_auto_takes_docker_outside_the_container(tmp_path: Path) -> None:
+    assert plan(tensorrt_repository(tmp_path)).launcher == "docker"
+
+
+def test_local_takes_one_rank_only(tmp_path: Path, in_container: None) -> None:
+    with pytest.raises(ForgeError, match="the engine has 2 ranks, the local launcher starts one process"):
+        plan(tensorrt_repository(tmp_path, tp=2), launcher="local")
+
+
+def test_embedded_engine_is_not_put_into_a_container(fake_repository: Path) -> None:
+    with pytest.raises(ForgeError, match="the embedded engine is not served with docker"):
+        plan(fake_repository, launcher="docker")
+
+
+def test_missing_docker_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ForgeError, match="docker is not installed here") as caught:
+        serve(ServeConfig(launcher="docker"), tensorrt_repository(tmp_path))
+    assert "--dry-run" in caught.value.hint
+
+
+def test_missing_gpu_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launchers, "_gpu_count", lambda: 0)
+    repository = tensorrt_repository(tmp_path)
+    launch = plan(repository, launcher="local")
+    with pytest.raises(ForgeError, match="the engine needs a GPU and there is none here"):
+        require_runnable(launch, facts_of(repository))
+
+
+def test_missing_backend_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launchers, "_gpu_count", lambda: 1)
+    repository = tensorrt_repository(tmp_path)
+    launch = plan(repository, launcher="local")
+    with pytest.raises(ForgeError, match="no TensorRT-LLM backend"):
+        require_runnable(launch, facts_of(repository))
+
+
+def test_view_points_the_engine_to_where_it_is_now(tmp_path: Path) -> None:
+    repository = tensorrt_repository(tmp_path)
+    make_view(repository, tmp_path / "view", facts_of(repository))
+    config = (tmp_path / "view" / "tensorrt_llm" / "config.pbtxt").read_text()
+    assert f'"{repository}/tensorrt_llm/1/engine"' in config
+    assert "/models/" not in config
+    assert (tmp_path / "view" / "ensemble" / "1" / "model.py").read_bytes() == (
+        repository / "ensemble" / "1" / "model.py"
+    ).read_bytes()
+    assert not (tmp_path / "view" / "ensemble" / "1").is_symlink()
+
+
+def test_engine_of_a_release_without_container_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launchers, "containers_of", lambda wanted: ())
+    with pytest.raises(ForgeError, match=r"no known container has TensorRT-LLM 1\.2\.1"):
+        plan(tensorrt_repository(tmp_path), launcher="docker")

@@ -1,0 +1,46 @@
+"""The first error of a Triton log, as its own sentence."""
+
+from pathlib import Path
+
+import pytest
+
+from trtforge.serve.server_log import first_error
+
+LOADING = 'I1120 19:23:06.213422 5166 model_lifecycle.cc:472] "loading: pre:1"\n'
+
+
+@pytest.mark.parametrize(
+    ("log", "expected"),
+    [
+        (LOADING, ""),
+        (
+            'E1120 19:23:06.212177 5166 server.cc:241] "CudaDriverHelper has not been initialized."\n'
+            "Error: Failed to initialize NVML\n" + LOADING,
+            "",
+        ),
+        (
+            LOADING
+            + 'E1120 19:26:08.853074 7935 main.cc:245] "failed to start GRPC service: Unavailable"\n'
+            + 'E1120 19:26:09.000000 7935 main.cc:246] "a later one"\n',
+            "failed to start GRPC service: Unavailable",
+        ),
+        (
+            'E1120 19:26:08.853074 7935 pb_stub.cc:402] "Failed to initialize Python stub: ForgeError: no rank 1\n'
+            "\nAt:\n  model.py(10): initialize\n" + LOADING,
+            "Failed to initialize Python stub: ForgeError: no rank 1\nAt:\nmodel.py(10): initialize",
+        ),
+        (
+            'E1120 19:26:08.853074 7935 pb.cc:1] "failed to load: TritonModelException: no rank 1\\n\\nAt:'
+            '\\n  /models/tensorrt_llm/1/model.py(40): initialize\\n"\n',
+            "failed to load: TritonModelException: no rank 1",
+        ),
+        (LOADING + "Signal (11) received.\n 0# 0x00005583FF67C52D\n", "Signal (11) received.\n0# 0x00005583FF67C52D"),
+    ],
+)
+def test_first_error_is_found(tmp_path: Path, log: str, expected: str) -> None:
+    (tmp_path / "log").write_text(log)
+    assert first_error(tmp_path / "log") == expected
+
+
+def test_log_that_is_not_there_has_no_error(tmp_path: Path) -> None:
+    assert first_error(tmp_path / "log") == ""

@@ -1,0 +1,130 @@
+"""Starting and ending: what `trtforge serve` says, and that nothing stays when it is gone."""
+
+import os
+import signal
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import DEMO_MODEL
+from tests.package.engines import torch_engine
+from tests.serve.conftest import Running, Start, eventually, free_ports, left_behind, package_with_fake_engine
+from trtforge.core.errors import ForgeError
+from trtforge.package.models import PackageConfig
+from trtforge.package.stage import package
+from trtforge.serve.client import Sampling, generate, stream_text
+from trtforge.serve.config import ServeConfig
+from trtforge.serve.processes import session_processes
+from trtforge.serve.stage import serve
+
+
+def is_free(address: str) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex((address.split(":")[0], int(address.split(":")[1]))) != 0
+
+
+def assert_nothing_left(server: Running, triton: int) -> None:
+    assert not session_processes(triton)
+    assert all(is_free(address) for address in (server.http, server.grpc, server.metrics))
+    assert left_behind(server.process.pid) == []
+
+
+def test_sigterm_drains_and_leaves_nothing(fake_repository: Path, start: Start) -> None:
+    server = start(fake_repository)
+    server.wait_ready()
+    triton = server.triton()
+    pieces = stream_text(server.grpc, "ensemble", "one two three", Sampling(max_tokens=200))
+    first = next(pieces)
+    server.process.send_signal(signal.SIGTERM)
+    assert len((first + "".join(pieces)).split()) > 50
+    assert server.process.wait(timeout=30) == 0
+    assert_nothing_left(server, triton)
+
+
+def test_a_lost_model_process_ends_the_server(fake_repository: Path, start: Start) -> None:
+    server = start(fake_repository)
+    server.wait_ready()
+    triton = server.triton()
+    os.kill(server.model_process("tensorrt_llm"), signal.SIGKILL)
+    assert server.process.wait(timeout=30) == 1
+    assert "error: the Triton server lost a model's process" in server.process.communicate()[1]
+    assert_nothing_left(server, triton)
+
+
+def test_killed_launcher_takes_the_server_along(fake_repository: Path, start: Start) -> None:
+    server = start(fake_repository)
+    server.wait_ready()
+    triton = server.triton()
+    server.process.kill()
+    server.process.wait()
+    assert eventually(lambda: not session_processes(triton))
+    assert all(is_free(address) for address in (server.http, server.grpc, server.metrics))
+
+
+def test_streaming_off_serves_whole_answers_and_a_bounded_queue(tmp_path: Path, start: Start) -> None:
+    config = PackageConfig.parse({"serving": {"streaming": False, "max_queue_size": 2}, "name_prefix": "my-"}, "test")
+    server = start(package_with_fake_engine(tmp_path, config))
+    server.wait_ready()
+    answer = generate(server.http, "my-ensemble", "one two", Sampling(max_tokens=5), protocol="http")
+    assert answer.text.startswith("one two")
+    with pytest.raises(ForgeError, match="packaged with streaming off"):
+        generate(server.grpc, "my-ensemble", "one two", Sampling(max_tokens=5), stream=True)
+
+    def ask(number: int) -> str:
+        try:
+            return generate(server.grpc, "my-ensemble", "one two", Sampling(max_tokens=150)).text
+        except ForgeError as error:
+            return error.message
+
+    with ThreadPoolExecutor(80) as pool:
+        answers = list(pool.map(ask, range(80)))
+    refused = [answer for answer in answers if "the queue is full: 66 requests run or wait" in answer]
+    assert refused
+    assert len({answer for answer in answers if answer not in refused}) == 1
+
+
+def test_engine_that_does_not_load_shows_its_own_error(tmp_path: Path, start: Start) -> None:
+    files = {"rank0.safetensors": b"weights", "broken": b""}
+    server = start(package_with_fake_engine(tmp_path, PackageConfig(), files))
+    assert server.process.wait(timeout=60) == 1
+    errors = server.process.communicate()[1]
+    assert "the Triton server ended while starting with status" in errors
+    assert "rank 0 ended: out of memory (hint: Lower max_batch_size.)" in errors
+    assert left_behind(server.process.pid) == []
+
+
+def test_port_in_use_is_said_before_anything_starts(fake_repository: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        http, metrics = free_ports(2)
+        config = ServeConfig(http_port=http, grpc_port=port, metrics_port=metrics)
+        with pytest.raises(ForgeError, match=f"port in use: 127.0.0.1:{port}") as caught:
+            serve(config, fake_repository)
+    assert "--grpc-port" in caught.value.hint
+
+
+def test_equal_ports_are_refused(fake_repository: Path) -> None:
+    with pytest.raises(ForgeError, match="must differ"):
+        serve(ServeConfig(http_port=8000, grpc_port=8000), fake_repository)
+
+
+def test_damaged_repository_is_refused(tmp_path: Path) -> None:
+    repository = package(PackageConfig(), torch_engine(tmp_path / "engine"), DEMO_MODEL, tmp_path / "out").path
+    (repository / "ensemble" / "config.pbtxt").write_text("name: 'other'")
+    with pytest.raises(ForgeError, match=r"repository .* is damaged: .*config.pbtxt"):
+        serve(ServeConfig(), repository)
+
+
+def test_dry_run_prints_the_command_and_leaves_nothing(
+    fake_repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert serve(ServeConfig(dry_run=True, http_port=9000, host="0.0.0.0"), fake_repository) == 0
+    printed = capsys.readouterr().out
+    assert "--http-port=9000" in printed
+    assert "--http-address=0.0.0.0" in printed
+    assert "LD_LIBRARY_PATH=" in printed
+    assert left_behind(os.getpid()) == []

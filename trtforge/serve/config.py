@@ -1,0 +1,39 @@
+"""How a repository is served: where it listens, how it is started and how long that may take."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from trtforge.core.config import Config
+
+Launcher = Literal["auto", "local", "docker", "mpi"]
+
+
+class ServeConfig(Config):
+    """The options of `trtforge serve`."""
+
+    http_port: int = Field(8000, ge=1, le=65535, description="HTTP port.")
+    grpc_port: int = Field(8001, ge=1, le=65535, description="gRPC port.")
+    metrics_port: int = Field(8002, ge=1, le=65535, description="Port of the Prometheus metrics.")
+    host: str = Field("127.0.0.1", description="Address to listen on.")
+    launcher: Launcher = Field(
+        "auto", description="local: tritonserver here; docker: NVIDIA's image; mpi: a rank a GPU."
+    )
+    ready_timeout: float = Field(600.0, gt=0, description="Seconds until the first token must have been generated.")
+    drain_timeout: int = Field(30, ge=0, description="Seconds that running requests have after SIGTERM.")
+    dry_run: bool = Field(False, description="Print command and environment, start nothing.")
+    verbose: bool = Field(False, description="Show the server's log on stderr.")
+
+    @property
+    def ports(self) -> dict[str, int]:
+        """The ports by what they are for."""
+        return {"http": self.http_port, "grpc": self.grpc_port, "metrics": self.metrics_port}
+
+    @property
+    def reachable_host(self) -> str:
+        """The address under which this machine reaches the server."""
+        return "127.0.0.1" if self.host in ("0.0.0.0", "::") else self.host
+
+    def address(self, port: int) -> str:
+        """HOST:PORT as clients take it."""
+        return f"{self.reachable_host}:{port}"

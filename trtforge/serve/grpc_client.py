@@ -1,0 +1,86 @@
+"""Text requests over gRPC: one bidirectional stream each, cancelled when the caller stops reading."""
+
+import queue
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from typing import Any
+
+from trtforge.core.errors import ForgeError
+from trtforge.formats.triton import DtypeChoices, newest_release, tensors
+from trtforge.serve.request import Piece, Sampling, Value, refused, silent, unreachable
+
+# Servers are inside: a proxy for the web is not asked. Long prompts and logits exceed gRPC's default of 4 MB.
+_CHANNEL = [
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+]
+
+
+class GrpcClient:
+    """Talks to one server, URL without scheme. `timeout`: seconds without anything coming; None waits."""
+
+    def __init__(self, url: str, *, timeout: float | None = None) -> None:
+        self._url = url
+        self._timeout = timeout
+
+    def pieces(self, model: str, prompt: str, sampling: Sampling, *, stream: bool) -> Iterator[Piece]:
+        """The responses of one request as they come. Closing the generator cancels the request on the server.
+
+        Raises ForgeError if the server cannot be reached or refuses.
+        """
+        from tritonclient.grpc import InferenceServerClient
+        from tritonclient.utils import InferenceServerException
+
+        answers: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
+        inputs = [_tensor(name, value) for name, value in sampling.inputs(prompt, stream=stream).items()]
+        with closing(InferenceServerClient(self._url, channel_args=_CHANNEL)) as client:
+            finished = False
+            client.start_stream(lambda result, error: answers.put((result, error)))
+            try:
+                client.async_stream_infer(model, inputs, enable_empty_final_response=True)
+                while not finished:
+                    result, error = answers.get(timeout=self._timeout)
+                    if error is not None:
+                        raise self._error(error)
+                    finished = result.get_response().parameters["triton_final_response"].bool_param
+                    if result.as_numpy("text_output") is not None:
+                        yield _piece(result)
+            except queue.Empty:
+                raise silent(self._url, self._timeout or 0.0) from None
+            except InferenceServerException as error:
+                # A stream that broke before the request was sent: the reason comes by the callback.
+                with suppress(queue.Empty):
+                    error = answers.get(timeout=1.0)[1] or error
+                raise self._error(error) from None
+            finally:
+                client.stop_stream(cancel_requests=not finished)
+
+    def _error(self, error: Any) -> ForgeError:
+        return unreachable(self._url) if "UNAVAILABLE" in str(error.status()) else refused(error.message())
+
+
+def _piece(result: Any) -> Piece:
+    text = result.as_numpy("text_output").flat[0].decode(errors="replace")
+    return Piece(text, _count(result, "num_input_tokens"), _count(result, "num_output_tokens"))
+
+
+def _count(result: Any, name: str) -> int | None:
+    value = result.as_numpy(name)
+    return None if value is None else int(value.flat[0])
+
+
+def _tensor(name: str, value: Value) -> Any:
+    """An input tensor of batch 1 with the type that the models declare."""
+    import numpy as np
+    from tritonclient.grpc import InferInput
+    from tritonclient.utils import np_to_triton_dtype, triton_to_np_dtype
+
+    declared = next(t for t in tensors("ensemble", "inputs", newest_release(), DtypeChoices()) if t.name == name)
+    kind = declared.dtype.removeprefix("TYPE_").replace("STRING", "BYTES")
+    items = value if isinstance(value, tuple) else (value,)
+    data = [item.encode() if isinstance(item, str) else item for item in items]
+    array = np.array([data], dtype=triton_to_np_dtype(kind))
+    tensor = InferInput(name, array.shape, np_to_triton_dtype(array.dtype))
+    tensor.set_data_from_numpy(array)
+    return tensor

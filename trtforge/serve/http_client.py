@@ -1,0 +1,91 @@
+"""Text requests over HTTP: Triton's generate endpoints, server-sent events when streaming."""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import httpx
+
+from trtforge.core.errors import ForgeError
+from trtforge.serve.request import Piece, Sampling, refused, silent, unreachable
+
+
+class HttpClient:
+    """Talks to one server, URL without scheme. `timeout`: seconds without anything coming; None waits."""
+
+    def __init__(self, url: str, *, timeout: float | None = None) -> None:
+        self._url = url
+        self._timeout = httpx.Timeout(timeout, connect=10.0)
+
+    def generate(self, model: str, prompt: str, sampling: Sampling) -> Piece:
+        """The whole answer in one response. Raises ForgeError if the server cannot be reached or refuses."""
+        with self._client() as client:
+            try:
+                response = client.post(_endpoint(model, "generate"), json=_body(prompt, sampling, stream=False))
+            except httpx.HTTPError as error:
+                raise self._error(error) from None
+        return _piece(_object(response.text))
+
+    def stream(self, model: str, prompt: str, sampling: Sampling) -> Iterator[Piece]:
+        """The answer in pieces. Closing the generator closes the connection, which cancels the request."""
+        endpoint, body = _endpoint(model, "generate_stream"), _body(prompt, sampling, stream=True)
+        with self._client() as client:
+            try:
+                with client.stream("POST", endpoint, json=body) as response:
+                    if response.status_code != httpx.codes.OK:
+                        _object(response.read().decode())
+                    for line in response.iter_lines():
+                        if line.startswith("data:"):
+                            yield _piece(_object(line.removeprefix("data:")))
+            except httpx.HTTPError as error:
+                raise self._error(error) from None
+
+    def _client(self) -> httpx.Client:
+        """Without the environment's proxies: servers are inside."""
+        return httpx.Client(base_url=f"http://{self._url}", timeout=self._timeout, trust_env=False)
+
+    def _error(self, error: httpx.HTTPError) -> ForgeError:
+        if isinstance(error, httpx.ReadTimeout):
+            return silent(self._url, self._timeout.read or 0.0)
+        if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
+            return unreachable(self._url)
+        return ForgeError(
+            f"the connection to {self._url} broke: {error or type(error).__name__}", hint="Look at the server's log."
+        )
+
+
+def _endpoint(model: str, verb: str) -> str:
+    return f"/v2/models/{model}/{verb}"
+
+
+def _body(prompt: str, sampling: Sampling, *, stream: bool) -> Mapping[str, Any]:
+    return {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in sampling.inputs(prompt, stream=stream).items()
+    }
+
+
+def _object(text: str) -> Mapping[str, Any]:
+    try:
+        values = json.loads(text)
+    except json.JSONDecodeError:
+        raise refused(text.strip() or "an empty answer") from None
+    if not isinstance(values, dict):
+        raise refused(text.strip())
+    if "error" in values:
+        raise refused(str(values["error"]))
+    return values
+
+
+def _piece(values: Mapping[str, Any]) -> Piece:
+    text = values.get("text_output", "")
+    return Piece(
+        text[0] if isinstance(text, list) else text,
+        _count(values, "num_input_tokens"),
+        _count(values, "num_output_tokens"),
+    )
+
+
+def _count(values: Mapping[str, Any], name: str) -> int | None:
+    value = values.get(name)
+    return None if value is None else int(value)

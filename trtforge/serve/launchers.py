@@ -1,0 +1,187 @@
+"""The exact command that serves a repository: Triton here, NVIDIA's container, or one MPI rank for each GPU."""
+
+import ctypes
+import os
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from trtforge.core.errors import ForgeError
+from trtforge.formats.releases import containers_of, release
+from trtforge.formats.triton import RepositoryFacts
+from trtforge.serve.config import ServeConfig
+from trtforge.serve.installation import Installation, find_installation
+
+_TRTLLM_BACKEND = Path("/opt/tritonserver/backends/tensorrtllm")
+_SPARE_THREADS = 32
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A command with what it adds to the environment.
+
+    `installation` and `view` are to be prepared first; `cleanup` is a command that ends what outlives the process.
+    """
+
+    launcher: Literal["local", "docker", "mpi"]
+    argv: tuple[str, ...]
+    environment: dict[str, str] = field(default_factory=dict)
+    installation: Installation | None = None
+    view: Path | None = None
+    cleanup: tuple[str, ...] = ()
+
+    def describe(self) -> str:
+        """Command and environment, one argument a line."""
+        lines = [f"{name}={value}" for name, value in sorted(self.environment.items())]
+        return "\n".join([*lines, " \\\n  ".join(self.argv)])
+
+
+def plan_launch(config: ServeConfig, repository: Path, facts: RepositoryFacts, runtime: Path) -> Launch:
+    """The launch of `repository`, with `runtime` for its files.
+
+    Raises ForgeError if this launcher cannot serve it; whether docker, MPI and GPUs are really there is checked by
+    `require_runnable`, so that a dry run works everywhere.
+    """
+    launcher = _chosen(config, facts)
+    if launcher == "docker":
+        return _docker(config, repository, facts, runtime)
+    if launcher == "mpi":
+        return _mpi(config, facts, runtime)
+    if facts.world_size > 1 and facts.backend == "tensorrt_llm":
+        raise ForgeError(
+            f"the engine has {facts.world_size} ranks, the local launcher starts one process",
+            hint="Use --launcher mpi (or docker).",
+        )
+    installation = find_installation(runtime)
+    argv = (str(installation.program), *_server_arguments(config, facts, runtime / "repository", runtime.name))
+    return Launch(
+        launcher="local",
+        argv=(*argv, *installation.arguments),
+        environment=installation.environment,
+        installation=installation,
+        view=runtime / "repository",
+    )
+
+
+def require_runnable(launch: Launch, facts: RepositoryFacts) -> None:
+    """Raises ForgeError, with the way out, if what the launch needs is not on this machine."""
+    if launch.launcher == "docker":
+        if shutil.which("docker") is None:
+            raise ForgeError(
+                "docker is not installed here",
+                hint="Install docker, or run the command of --dry-run on a machine that has it.",
+            )
+        return
+    if facts.device == "cuda" and _gpu_count() == 0:
+        raise ForgeError("the engine needs a GPU and there is none here", hint="Serve it on a machine with a GPU.")
+    if facts.backend == "tensorrt_llm" and not _TRTLLM_BACKEND.is_dir():
+        raise ForgeError(
+            f"this Triton server has no TensorRT-LLM backend ({_TRTLLM_BACKEND} is missing)",
+            hint="Use --launcher docker, or run trtforge inside the container that --dry-run names.",
+        )
+    if launch.launcher == "mpi" and shutil.which("mpirun") is None:
+        raise ForgeError("mpirun is not installed here", hint="Work in NVIDIA's container, or use --launcher docker.")
+
+
+def _chosen(config: ServeConfig, facts: RepositoryFacts) -> Literal["local", "docker", "mpi"]:
+    if config.launcher != "auto":
+        if facts.backend == "torch" and config.launcher != "local":
+            raise ForgeError(
+                f"the embedded engine is not served with {config.launcher}", hint="Use --launcher local (or auto)."
+            )
+        return config.launcher
+    if facts.backend == "torch":
+        return "local"
+    if not _TRTLLM_BACKEND.is_dir():
+        return "docker"
+    return "mpi" if facts.world_size > 1 else "local"
+
+
+def _server_arguments(config: ServeConfig, facts: RepositoryFacts, repository: Path, prefix: str) -> tuple[str, ...]:
+    """Triton's own options for the server that listens. `prefix` begins the names of its shared memory."""
+    return (
+        f"--model-repository={repository}",
+        f"--http-address={config.host}",
+        f"--http-port={config.http_port}",
+        f"--grpc-address={config.host}",
+        f"--grpc-port={config.grpc_port}",
+        f"--metrics-port={config.metrics_port}",
+        *(("--allow-gpu-metrics=false",) if facts.device == "cpu" else ()),
+        *_common_arguments(facts, prefix),
+        f"--exit-timeout-secs={config.drain_timeout}",
+    )
+
+
+def _common_arguments(facts: RepositoryFacts, prefix: str) -> tuple[str, ...]:
+    """A request that waits for its first token holds a thread of the Python backend; its default is 32 threads."""
+    return (
+        "--disable-auto-complete-config",
+        f"--backend-config=python,shm-region-prefix-name={prefix}_",
+        f"--backend-config=python,thread-pool-size={facts.concurrency + _SPARE_THREADS}",
+    )
+
+
+def _mpi(config: ServeConfig, facts: RepositoryFacts, runtime: Path) -> Launch:
+    argv = _mpi_command(config, facts, "tritonserver", runtime / "repository", runtime.name)
+    return Launch(launcher="mpi", argv=argv, view=runtime / "repository")
+
+
+def _mpi_command(
+    config: ServeConfig, facts: RepositoryFacts, program: str, repository: Path, prefix: str
+) -> tuple[str, ...]:
+    """TensorRT-LLM's leader mode: one server a rank, of which the first listens and the others load the engine only."""
+    command = ["mpirun", "--allow-run-as-root"]
+    for rank in range(facts.world_size):
+        command += ["-n", "1", program]
+        if rank == 0:
+            command += _server_arguments(config, facts, repository, f"{prefix}_{rank}")
+        else:
+            command += [
+                f"--model-repository={repository}",
+                "--model-control-mode=explicit",
+                f"--load-model={facts.model('tensorrt_llm')}",
+                "--allow-http=false",
+                "--allow-grpc=false",
+                "--allow-metrics=false",
+                *_common_arguments(facts, f"{prefix}_{rank}"),
+            ]
+        command.append(":")
+    return tuple(command[:-1])
+
+
+def _docker(config: ServeConfig, repository: Path, facts: RepositoryFacts, runtime: Path) -> Launch:
+    containers = containers_of(release(facts.tensorrt_llm))
+    if not containers:
+        raise ForgeError(
+            f"no known container has TensorRT-LLM {facts.tensorrt_llm}",
+            hint="Build the engine for a release that a container carries, 1.2.1 for example.",
+        )
+    root = Path(facts.engine_path).parents[2]
+    program = "tritonserver"
+    server = (
+        (program, *_server_arguments(config, facts, root, runtime.name))
+        if facts.world_size == 1
+        else _mpi_command(config, facts, program, root, runtime.name)
+    )
+    argv = (
+        *("docker", "run", "--rm", "--name", runtime.name),
+        *("--gpus", "all", "--network", "host"),
+        *("--shm-size", "2g", "--ulimit", "memlock=-1", "--ulimit", "stack=67108864"),
+        *("--volume", f"{repository.resolve()}:{root}:ro"),
+        containers[0].image,
+        *server,
+    )
+    return Launch(launcher="docker", argv=argv, cleanup=("docker", "rm", "--force", runtime.name))
+
+
+def _gpu_count() -> int:
+    """GPUs that the driver shows; 0 without a driver."""
+    count = ctypes.c_int(0)
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return 0
+    if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
+        return 0
+    return 0 if os.environ.get("CUDA_VISIBLE_DEVICES") == "" else count.value

@@ -1,0 +1,81 @@
+"""What a client asks for besides the prompt, as the named values of the text models' input tensors."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from trtforge.core.errors import ForgeError
+
+Value = str | int | float | bool | tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Options of one request; None leaves the server's default (which is greedy)."""
+
+    max_tokens: int = 64
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    min_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    bad: tuple[str, ...] = ()
+
+    def inputs(self, prompt: str, *, stream: bool) -> Mapping[str, Value]:
+        """Input tensor name to value, without those that were not chosen."""
+        values: dict[str, Value | None] = {
+            "text_input": prompt,
+            "max_tokens": self.max_tokens,
+            "temperature": self.temperature,
+            "top_k": self.top_k,
+            "top_p": self.top_p,
+            "seed": self.seed,
+            "repetition_penalty": self.repetition_penalty,
+            "presence_penalty": self.presence_penalty,
+            "frequency_penalty": self.frequency_penalty,
+            "min_tokens": self.min_tokens,
+            "stop_words": self.stop or None,
+            "bad_words": self.bad or None,
+            "stream": stream,
+            "return_num_input_tokens": True,
+            "return_num_output_tokens": True,
+        }
+        return {name: value for name, value in values.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One response: new text (the whole text where nothing is streamed) and the token counts so far."""
+
+    text: str
+    input_tokens: int | None
+    output_tokens: int | None
+
+
+@dataclass(frozen=True)
+class Generated:
+    """A finished answer. `first_token_seconds` is the time to the first response, equal to `seconds` unstreamed."""
+
+    text: str
+    input_tokens: int | None
+    output_tokens: int | None
+    seconds: float
+    first_token_seconds: float
+
+
+def unreachable(url: str) -> ForgeError:
+    """The error for a server that does not answer."""
+    return ForgeError(f"no server answers at {url}", hint="Start one with `trtforge serve REPO`, or give its --url.")
+
+
+def silent(url: str, seconds: float) -> ForgeError:
+    """The error for a server that took a request and says nothing."""
+    return ForgeError(f"the server at {url} did not answer within {seconds:.0f} s", hint="Look at the server's log.")
+
+
+def refused(message: str) -> ForgeError:
+    """The error for a request that the server did not serve."""
+    return ForgeError(f"the server refused the request: {message}", hint="Correct the request and send it again.")
