@@ -20,6 +20,7 @@ from trtforge.formats.hf import resolve_source
 from trtforge.package.models import PackageConfig
 from trtforge.package.stage import package
 from trtforge.report import BuildReport, StageReport, read_verification, weight_compression
+from trtforge.verify.result import Verification
 from trtforge.verify.stage import verify
 
 StageName = Literal["calibrate", "convert", "verify", "compile", "package"]
@@ -80,6 +81,7 @@ class Build:
     options: CompileOptions = field(default_factory=CompileOptions)
     paths: Paths = field(init=False)
     _source: Path | None = field(init=False, default=None)
+    _verified: dict[str, Verification] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.paths = Paths(self.out)
@@ -90,6 +92,7 @@ class Build:
         The report is written to `report.json` also when the gate does not hold, so that the figures can be read.
         """
         report = BuildReport(recipe=self.recipe.name, next_command=next_command(self.paths, stages))
+        self._verified = read_verification(self.paths.report)
         for stage in stages:
             started(stage)
             with measured() as usage:
@@ -151,7 +154,7 @@ class Build:
         """Verify, or take the figures of the last report if checkpoint and gate are the same."""
         checkpoint = open_artifact(self.paths.checkpoint, "checkpoint")
         key = text_digest(checkpoint.digest + self.recipe.gate.model_dump_json())
-        known = None if self.force else read_verification(self.paths.report, key)
+        known = self._verified.get(key) if not self.force else None
         with measured() as usage:
             result = known or verify(self.paths.checkpoint, self.source, self.recipe.gate, progress=self.progress)
         report.verification, report.verification_key = result, key

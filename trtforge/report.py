@@ -61,15 +61,13 @@ class BuildReport:
         }
 
 
-def read_verification(path: Path, key: str) -> Verification | None:
-    """The verification in an earlier report, if it was of the same checkpoint and gate."""
+def read_verification(path: Path) -> dict[str, Verification]:
+    """The verification in an earlier report by what it was of (checkpoint and gate); empty where there is none."""
     try:
         values = json.loads(path.read_text())
-        if values.get("verification_key") == key:
-            return Verification.parse(values["verification_result"], str(path))
+        return {str(values["verification_key"]): Verification.parse(values["verification_result"], str(path))}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ForgeError):
-        return None  # a report of another version decides nothing: verify again
-    return None
+        return {}  # a report of another version decides nothing: verify again
 
 
 def weight_compression(checkpoint: Path) -> float:

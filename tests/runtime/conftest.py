@@ -1,0 +1,50 @@
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from tests.runtime.checkpoints import tiny_llama, write_checkpoint, write_engine
+
+
+@pytest.fixture(scope="session")
+def llama() -> LlamaForCausalLM:
+    return tiny_llama()
+
+
+@pytest.fixture(scope="session")
+def prompts() -> list[list[int]]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randint(0, 131, (length,), generator=generator).tolist() for length in (5, 17, 40, 1, 33, 64, 16, 90)]
+
+
+@pytest.fixture(scope="session")
+def checkpoint(llama: LlamaForCausalLM, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(llama, tmp_path_factory.mktemp("checkpoint") / "out")
+
+
+@pytest.fixture(scope="session")
+def engine_directory(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_engine(checkpoint, tmp_path_factory.mktemp("engine") / "out")
+
+
+@pytest.fixture(scope="session")
+def expected(llama: LlamaForCausalLM, prompts: list[list[int]]) -> list[tuple[int, ...]]:
+    """What transformers generates greedily: 24 tokens for every prompt."""
+    return greedy(llama, prompts, 24)
+
+
+def greedy(model: LlamaForCausalLM, prompts: list[list[int]], tokens: int) -> list[tuple[int, ...]]:
+    answers = []
+    for prompt in prompts:
+        ids = torch.tensor([prompt])
+        made = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=tokens,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+        answers.append(tuple(made[0, len(prompt) :].tolist()))
+    return answers

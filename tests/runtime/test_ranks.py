@@ -1,0 +1,116 @@
+import os
+import queue
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from tests.runtime.checkpoints import Layout, tiny_llama, write_checkpoint, write_engine
+from tests.runtime.conftest import greedy
+from tests.runtime.test_engine import requests_for
+from trtforge.core.errors import ForgeError
+from trtforge.runtime.engine import Engine
+from trtforge.runtime.generate import generate
+from trtforge.runtime.requests import GenerationRequest, Output
+from trtforge.runtime.runner import open_runner
+
+Tokens = tuple[int, ...]
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout(tp=2),
+        Layout(pp=2),
+        Layout(tp=2, pp=2, embedding_sharding_dim=0),
+        Layout(tp=4, embedding_sharding_dim=1),
+    ],
+    ids=["tp2", "pp2", "tp2pp2-vocab-split", "tp4-more-ranks-than-kv-heads-hidden-split"],
+)
+def test_ranks_together_give_the_tokens_of_transformers(
+    llama: LlamaForCausalLM, tmp_path: Path, prompts: list[list[int]], expected: list[Tokens], layout: Layout
+) -> None:
+    directory = write_engine(write_checkpoint(llama, tmp_path / "checkpoint", layout), tmp_path / "engine")
+    assert [made.tokens for made in generate(directory, requests_for(prompts))] == expected
+    assert not psutil.Process().children()
+
+
+def test_row_parallel_biases_are_added_once(tmp_path: Path, prompts: list[list[int]]) -> None:
+    model = tiny_llama(attention_bias=True, mlp_bias=True)
+    checkpoint = write_checkpoint(model, tmp_path / "checkpoint", Layout(tp=2))
+    made = generate(write_engine(checkpoint, tmp_path / "engine"), requests_for(prompts))
+    assert [generation.tokens for generation in made] == greedy(model, prompts, 24)
+
+
+def test_a_checkpoint_of_two_ranks_gives_the_logits_of_transformers(
+    llama: LlamaForCausalLM, tmp_path: Path, prompts: list[list[int]]
+) -> None:
+    checkpoint = write_checkpoint(llama, tmp_path / "checkpoint", Layout(tp=2))
+    with open_runner(checkpoint) as runner, torch.no_grad():
+        made, reference = runner.logits(prompts[7]), llama(torch.tensor([prompts[7]])).logits[0]
+    assert made.shape == (90, 131)
+    assert float((made - reference).norm() / reference.norm()) < 1e-4
+
+
+@pytest.fixture
+def two_ranks(llama: LlamaForCausalLM, tmp_path: Path) -> Path:
+    return write_engine(write_checkpoint(llama, tmp_path / "checkpoint", Layout(tp=2)), tmp_path / "engine")
+
+
+def test_a_dead_rank_ends_every_request_with_its_name(two_ranks: Path) -> None:
+    outputs: queue.SimpleQueue[Output] = queue.SimpleQueue()
+    with Engine.load(two_ranks) as engine:
+        engine.submit(GenerationRequest("a", (1, 2, 3), 100), outputs.put)
+        outputs.get(timeout=60)
+        os.kill(engine.worker_pids[0], signal.SIGKILL)
+        engine.submit(GenerationRequest("b", (1, 2, 3), 180), outputs.put)
+        ended = {}
+        while len(ended) < 2:
+            output = outputs.get(timeout=60)
+            if output.finish_reason:
+                ended[output.request_id] = output
+        assert "rank 1 ended" in str(ended["b"].error)
+        engine.submit(GenerationRequest("c", (1, 2, 3), 4), outputs.put)
+        assert "rank 1 ended" in str(outputs.get(timeout=60).error)
+    assert not psutil.Process().children()
+
+
+def test_a_rank_that_cannot_load_says_why(two_ranks: Path) -> None:
+    (two_ranks / "rank1.safetensors").unlink()
+    with pytest.raises(ForgeError, match=r"rank 1 ended: .*rank1.safetensors is missing"):
+        Engine.load(two_ranks)
+    assert not psutil.Process().children()
+
+
+def test_ranks_end_when_their_parent_is_killed(two_ranks: Path) -> None:
+    program = (
+        "import sys, time; from pathlib import Path; from trtforge.runtime.engine import Engine\n"
+        "engine = Engine.load(Path(sys.argv[1])); print(*engine.worker_pids, flush=True); time.sleep(600)"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    parent: Any = subprocess.Popen(
+        [sys.executable, "-c", program, str(two_ranks)], stdout=subprocess.PIPE, text=True, env=environment
+    )
+    worker = psutil.Process(int(parent.stdout.readline()))
+    assert worker.is_running()
+    parent.kill()
+    parent.wait()
+    deadline = time.monotonic() + 30
+    while worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE
+
+
+def test_the_ranks_listen_on_the_loopback_interface_only(two_ranks: Path) -> None:
+    with Engine.load(two_ranks) as engine:
+        processes = [psutil.Process(), *(psutil.Process(pid) for pid in engine.worker_pids)]
+        listening = [c for p in processes for c in p.net_connections() if c.status == psutil.CONN_LISTEN]
+        assert listening
+        assert {connection.laddr.ip for connection in listening} <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}

@@ -1,0 +1,137 @@
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor, TopKLogitsWarper, TopPLogitsWarper
+
+from trtforge.runtime.requests import GenerationRequest, SamplingParams
+from trtforge.runtime.sampler import Sampler, uniform
+from trtforge.runtime.sequence import Sequence
+
+VOCAB = 50
+
+
+def sequence(params: SamplingParams, prompt: tuple[int, ...] = (1, 2, 3), **changes: Any) -> Sequence:
+    request = replace(GenerationRequest("r", prompt, 100, params), **changes)
+    return Sequence.of(request, 0, 1000, lambda output: None)
+
+
+def drawn(params: SamplingParams, logits: Tensor, count: int = 4000) -> Tensor:
+    """Share of each token over many seeds."""
+    rows = [sequence(replace(params, seed=seed)) for seed in range(count)]
+    sampler = Sampler(VOCAB, torch.device("cpu"))
+    tokens = sampler.sample(rows, logits.repeat(count, 1)).tokens
+    return torch.bincount(torch.tensor(tokens), minlength=VOCAB) / count
+
+
+@pytest.mark.parametrize(
+    ("params", "greedy"),
+    [
+        (SamplingParams(), True),
+        (SamplingParams(temperature=0.7), True),
+        (SamplingParams(top_k=1, top_p=0.9), True),
+        (SamplingParams(temperature=0.0, top_k=40), True),
+        (SamplingParams(top_k=0, top_p=0.0), True),
+        (SamplingParams(top_k=2), False),
+        (SamplingParams(top_p=0.5), False),
+    ],
+)
+def test_without_top_k_and_top_p_the_most_likely_token_is_taken(params: SamplingParams, greedy: bool) -> None:
+    assert params.greedy is greedy
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(top_k=5),
+        SamplingParams(top_p=0.8),
+        SamplingParams(top_k=10, top_p=0.6, temperature=1.7),
+        SamplingParams(top_p=1.0, temperature=0.5),
+    ],
+)
+def test_draws_follow_the_distribution_of_transformers(params: SamplingParams) -> None:
+    logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(0)) * 2
+    warpers = LogitsProcessorList()
+    if params.top_k:
+        warpers.append(TopKLogitsWarper(params.top_k))
+    if params.top_p:
+        warpers.append(TopPLogitsWarper(params.top_p))
+    expected = warpers(torch.zeros(1, 1, dtype=torch.long), logits / (params.temperature or 1.0)).softmax(1)[0]
+    shares = drawn(params, logits)
+    assert set(shares.nonzero().flatten().tolist()) <= set(expected.nonzero().flatten().tolist())
+    assert float((shares - expected).abs().max()) < 0.03
+
+
+def test_a_batch_of_different_parameters_draws_what_each_row_draws_alone() -> None:
+    params = [
+        SamplingParams(),
+        SamplingParams(top_k=3, seed=5),
+        SamplingParams(top_p=0.7, temperature=2.0, seed=6),
+        SamplingParams(top_k=20, repetition_penalty=1.3, presence_penalty=0.4, seed=7),
+        SamplingParams(frequency_penalty=0.8, return_log_probs=True),
+    ]
+    logits = torch.randn(len(params), VOCAB, generator=torch.Generator().manual_seed(1))
+    together = Sampler(VOCAB, torch.device("cpu")).sample([sequence(p) for p in params], logits.clone())
+    alone = [
+        Sampler(VOCAB, torch.device("cpu")).sample([sequence(p)], logits[i : i + 1].clone()).tokens[0]
+        for i, p in enumerate(params)
+    ]
+    assert together.tokens == alone
+
+
+def test_repetition_penalty_is_that_of_transformers() -> None:
+    logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(2))
+    prompt = (4, 9, 9, 17)
+    expected = RepetitionPenaltyLogitsProcessor(1.8)(torch.tensor([prompt]), logits.clone())
+    changed = logits.clone()
+    Sampler(VOCAB, torch.device("cpu")).sample([sequence(SamplingParams(repetition_penalty=1.8), prompt)], changed)
+    torch.testing.assert_close(changed, expected)
+
+
+def test_presence_counts_a_token_once_and_frequency_every_time() -> None:
+    logits = torch.zeros(1, VOCAB)
+    params = SamplingParams(presence_penalty=0.5, frequency_penalty=0.25)
+    Sampler(VOCAB, torch.device("cpu")).sample([sequence(params, (7, 7, 7, 8))], logits)
+    assert (logits[0, 7], logits[0, 8], logits[0, 9]) == (-1.25, -0.75, 0.0)
+
+
+def test_what_was_generated_is_penalised_too() -> None:
+    sampler = Sampler(VOCAB, torch.device("cpu"))
+    row = sequence(SamplingParams(presence_penalty=100.0), (0,))
+    made = []
+    for _ in range(5):
+        token = sampler.sample([row], torch.arange(VOCAB).float().flip(0).unsqueeze(0)).tokens[0]
+        row.finish_with(token)
+        made.append(token)
+    assert made == [1, 2, 3, 4, 5]
+
+
+def test_bias_is_added_before_the_temperature() -> None:
+    logits = torch.zeros(1, VOCAB)
+    bias = [0.0] * VOCAB
+    bias[13] = 3.0
+    params = SamplingParams(temperature=2.0, embedding_bias=bias, return_log_probs=True)
+    made = Sampler(VOCAB, torch.device("cpu")).sample([sequence(params)], logits)
+    assert made.tokens == [13]
+    assert logits[0, 13] == 1.5
+    assert made.log_probs == pytest.approx([float(logits[0].log_softmax(0)[13])])
+
+
+def test_bad_words_ban_only_the_token_that_would_complete_them() -> None:
+    logits = torch.arange(VOCAB).float().unsqueeze(0)
+    row = sequence(SamplingParams(), (3, 48), bad_words=((48, 49), (3, 47), (45,)))
+    assert Sampler(VOCAB, torch.device("cpu")).sample([row], logits).tokens == [48]
+    assert logits[0, 45] == float("-inf")
+    assert logits[0, 47] == 47
+
+
+def test_uniform_numbers_depend_on_seed_and_step_and_fill_the_interval() -> None:
+    numbers = uniform([3] * 5000, list(range(5000)))
+    assert uniform([9, 3], [1, 77])[1] == numbers[77]
+    assert len(set(numbers)) == 5000
+    assert 0 <= numbers.min() < 0.01
+    assert 0.99 < numbers.max() < 1
+    assert abs(numbers.mean() - 0.5) < 0.02
+    assert uniform([-1], [0]) == uniform([2**64 - 1], [0])

@@ -1,0 +1,230 @@
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trtforge.runtime.blocks import BlockManager
+from trtforge.runtime.requests import GenerationRequest
+from trtforge.runtime.scheduler import Batching, Limits, Policy, Row, Scheduler
+from trtforge.runtime.sequence import Sequence
+
+
+@dataclass
+class Simulation:
+    """A scheduler whose model answers every sequence with a token that depends on the sequence alone."""
+
+    scheduler: Scheduler
+    admitted: list[int] = field(default_factory=list)
+    finished: list[Sequence] = field(default_factory=list)
+    steps: int = 0
+    arrivals: int = 0
+    rows: list[Row] = field(default_factory=list)
+
+    def arrive(self, prompt: list[int], max_tokens: int) -> Sequence:
+        request = GenerationRequest(str(self.arrivals), tuple(prompt), max_tokens)
+        limits = self.scheduler.limits
+        sequence = Sequence.of(request, self.arrivals, limits.max_seq_len, lambda output: None)
+        self.arrivals += 1
+        self.scheduler.add(sequence)
+        return sequence
+
+    def step(self) -> None:
+        scheduler = self.scheduler
+        rows = self.rows = scheduler.schedule()
+        self.steps += 1
+        self.check(rows)
+        self.admitted.extend(sequence.order for sequence in scheduler.running)
+        for row in rows:
+            scheduler.complete(row)
+            sequence = row.sequence
+            if row.samples:
+                reason = sequence.finish_with(1000 + (sequence.order + sequence.generated) % 3)
+                if reason:
+                    scheduler.finish(sequence, reason)
+                    self.finished.append(sequence)
+
+    def check(self, rows: list[Row]) -> None:
+        scheduler, limits = self.scheduler, self.scheduler.limits
+        assert len(rows) <= limits.max_batch_size
+        assert sum(row.count for row in rows) <= limits.max_num_tokens
+        assert len({row.sequence for row in rows}) == len(rows)
+        assert [row.count > 1 for row in rows] == sorted(row.count > 1 for row in rows)
+        for row in rows:
+            assert scheduler.blocks.missing(row.sequence.table, row.start + row.count) == 0
+        scheduler.blocks.check(sequence.table for sequence in scheduler.holders())
+
+    def run(self, limit: int = 5000) -> None:
+        while not self.scheduler.idle:
+            assert self.steps < limit, "the scheduler makes no progress"
+            self.step()
+
+
+def simulation(
+    *,
+    blocks: int = 64,
+    size: int = 4,
+    batch: int = 4,
+    num_tokens: int = 32,
+    policy: Policy = "guaranteed_no_evict",
+    chunked: bool = False,
+    batching: Batching = "inflight",
+    reuse: bool = True,
+) -> Simulation:
+    manager = BlockManager(blocks, size, reuse=reuse)
+    limits = Limits(max_batch_size=batch, max_num_tokens=num_tokens, max_input_len=32, max_seq_len=48)
+    return Simulation(Scheduler(limits, manager, policy=policy, chunked_context=chunked, batching=batching))
+
+
+def test_generation_goes_before_context_and_long_prompts_are_cut() -> None:
+    sim = simulation(num_tokens=8, chunked=True)
+    sim.arrive([1] * 4, 8)
+    sim.step()
+    long = sim.arrive([2] * 20, 4)
+    sim.step()
+    assert [(row.count, row.samples) for row in sim.rows] == [(1, True), (4, False)]
+    sim.step()
+    assert [(row.count, row.start) for row in sim.rows if row.sequence is long] == [(4, 4)]
+
+
+def test_without_chunked_context_a_prompt_waits_until_it_fits_whole() -> None:
+    sim = simulation(num_tokens=16)
+    sim.arrive([1] * 4, 3)
+    late = sim.arrive([2] * 16, 4)
+    while late.computed == 0:
+        sim.step()
+    assert [(row.count, row.start) for row in sim.rows] == [(16, 0)]
+
+
+def test_guaranteed_no_evict_admits_only_what_can_finish() -> None:
+    sim = simulation(blocks=6, reuse=False)
+    for _ in range(3):
+        sim.arrive([1] * 4, 9)
+    sim.step()
+    assert len(sim.rows) == 2
+    sim.run()
+    assert sim.scheduler.pauses == 0
+
+
+def test_max_utilization_admits_more_and_pauses_the_newest() -> None:
+    sim = simulation(blocks=6, policy="max_utilization", reuse=False)
+    sequences = [sim.arrive([1] * 4, 9) for _ in range(3)]
+    sim.step()
+    assert len(sim.rows) == 3
+    sim.run()
+    assert sim.scheduler.pauses > 0
+    assert [s.order for s in sim.finished] == [0, 1, 2]
+    assert all(s.generated == 9 for s in sequences)
+
+
+def test_a_shared_prefix_is_not_computed_again() -> None:
+    sim = simulation()
+    sim.arrive(list(range(12)), 4)
+    sim.step()
+    second = sim.arrive([*range(12), 7], 4)
+    sim.step()
+    assert second.reused_blocks == 3
+    assert [row.count for row in sim.rows if row.sequence is second] == [1]
+
+
+def test_a_cancelled_sequence_frees_its_blocks_at_once() -> None:
+    sim = simulation()
+    sequence = sim.arrive([1] * 9, 9)
+    sim.step()
+    assert sim.scheduler.blocks.used_blocks == 3
+    sim.scheduler.finish(sequence, "cancelled")
+    assert sim.scheduler.blocks.used_blocks == 0
+    assert sim.scheduler.idle
+
+
+@pytest.mark.parametrize(("batching", "rows"), [("static_padded", 2), ("static_dropped", 1)])
+def test_static_batching_admits_nothing_until_the_longest_is_done(batching: Batching, rows: int) -> None:
+    sim = simulation(batch=2, batching=batching)
+    sim.arrive([1] * 4, 2)
+    longest = sim.arrive([2] * 4, 6)
+    waiting = sim.arrive([3] * 4, 2)
+    for _ in range(4):
+        sim.step()
+    assert len(sim.rows) == rows
+    assert waiting.computed == 0
+    while longest.finish_reason is None:
+        sim.step()
+    sim.step()
+    assert [row.sequence for row in sim.rows] == [waiting]
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    data=st.data(),
+    blocks=st.integers(12, 40),
+    batch=st.integers(1, 6),
+    num_tokens=st.sampled_from([32, 40, 64]),
+    policy=st.sampled_from(["guaranteed_no_evict", "max_utilization"]),
+    chunked=st.booleans(),
+    reuse=st.booleans(),
+    batching=st.sampled_from(["inflight", "inflight", "static_padded", "static_dropped"]),
+)
+def test_under_any_load_every_request_finishes_in_order_of_arrival(
+    data: st.DataObject,
+    blocks: int,
+    batch: int,
+    num_tokens: int,
+    policy: Policy,
+    chunked: bool,
+    reuse: bool,
+    batching: Batching,
+) -> None:
+    sim = simulation(
+        blocks=blocks,
+        batch=batch,
+        num_tokens=8 if chunked else num_tokens,
+        policy=policy,
+        chunked=chunked,
+        reuse=reuse,
+        batching=batching,
+    )
+    draw: Callable[[st.SearchStrategy[int]], int] = data.draw
+    sequences: list[Sequence] = []
+    cancelled: set[int] = set()
+    for _ in range(draw(st.integers(1, 25))):
+        match draw(st.integers(0, 3)):
+            case 0 | 1:
+                flavour, length = draw(st.integers(0, 1)), draw(st.integers(1, 32))
+                sequences.append(sim.arrive([flavour] * length, draw(st.integers(1, 48))))
+            case 2 if sequences:
+                victim = sequences[draw(st.integers(0, len(sequences) - 1))]
+                if victim.finish_reason is None:
+                    cancelled.add(victim.order)
+                sim.scheduler.finish(victim, "cancelled")
+            case _:
+                sim.step()
+    sim.run()
+    sim.scheduler.blocks.check([])
+    assert sim.scheduler.blocks.free_blocks == blocks
+    for sequence in sequences:
+        if sequence.order in cancelled:
+            assert sequence.finish_reason == "cancelled"
+        else:
+            assert sequence.finish_reason == "length"
+            assert len(sequence.tokens) == sequence.limit
+    admissions = list(dict.fromkeys(sim.admitted))
+    assert admissions == sorted(admissions), "a later request was admitted before an earlier one"
+
+
+def test_less_than_four_percent_of_the_allocated_slots_hold_no_token() -> None:
+    rng = random.Random(0)
+    manager = BlockManager(2000, 16, reuse=False)
+    limits = Limits(max_batch_size=64, max_num_tokens=2048, max_input_len=1024, max_seq_len=1536)
+    sim = Simulation(Scheduler(limits, manager, chunked_context=True))
+    for _ in range(300):
+        sim.arrive([rng.randrange(99) for _ in range(rng.randint(1, 600))], rng.randint(1, 400))
+    allocated = held = 0
+    while not sim.scheduler.idle:
+        sim.step()
+        for sequence in sim.scheduler.running:
+            allocated += len(sequence.table.blocks) * 16
+            held += sequence.computed
+    assert 300 < sum(len(s.tokens) for s in sim.finished) / len(sim.finished) < 600
+    assert 1 - held / allocated < 0.04

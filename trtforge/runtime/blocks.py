@@ -1,0 +1,154 @@
+"""KV blocks: who holds which, which are free, which free ones still hold a prefix that a new request can share.
+
+Pure accounting: no tensor is touched. A block is shared only when it is full and its content is known by the hash
+chain of all tokens up to its end, so the partial last block of a sequence is always its own.
+"""
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+
+@dataclass(eq=False, slots=True)
+class BlockTable:
+    """The blocks of one sequence in order. The first len(keys) are full, computed and named by their prefix."""
+
+    blocks: list[int] = field(default_factory=list)
+    keys: list[bytes] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """The longest cached prefix of some tokens: `idle` of its blocks are held by nobody and count as free now."""
+
+    blocks: tuple[int, ...] = ()
+    keys: tuple[bytes, ...] = ()
+    idle: int = 0
+
+
+class BlockManager:
+    """Reference counts over a fixed pool. Free blocks that hold a known prefix are taken last, least recent first."""
+
+    def __init__(self, num_blocks: int, tokens_per_block: int, *, reuse: bool = True) -> None:
+        self.num_blocks = num_blocks
+        self.tokens_per_block = tokens_per_block
+        self.reused_blocks = 0
+        self._reuse = reuse
+        self._references = [0] * num_blocks
+        self._empty = list(range(num_blocks - 1, -1, -1))
+        self._idle: OrderedDict[int, None] = OrderedDict()
+        self._block_of: dict[bytes, int] = {}
+        self._key_of: dict[int, bytes] = {}
+
+    @property
+    def free_blocks(self) -> int:
+        """Blocks that no sequence holds, cached ones included."""
+        return len(self._empty) + len(self._idle)
+
+    @property
+    def used_blocks(self) -> int:
+        """Blocks that some sequence holds."""
+        return self.num_blocks - self.free_blocks
+
+    @property
+    def cached_blocks(self) -> int:
+        """Free blocks whose content can still be shared."""
+        return len(self._idle)
+
+    def blocks_for(self, tokens: int) -> int:
+        """Number of blocks that hold this many tokens."""
+        return -(-tokens // self.tokens_per_block)
+
+    def find_prefix(self, tokens: Sequence[int]) -> Prefix:
+        """The cached full blocks that `tokens` start with. The last token is never covered: its logits are needed."""
+        if not self._reuse:
+            return Prefix()
+        blocks: list[int] = []
+        keys: list[bytes] = []
+        idle, key, size = 0, b"", self.tokens_per_block
+        for start in range(0, len(tokens) - size, size):
+            key = _chain(key, tokens[start : start + size])
+            block = self._block_of.get(key)
+            if block is None:
+                break
+            blocks.append(block)
+            keys.append(key)
+            idle += self._references[block] == 0
+        return Prefix(tuple(blocks), tuple(keys), idle)
+
+    def share(self, table: BlockTable, prefix: Prefix) -> None:
+        """Make `prefix` the start of an empty table."""
+        assert not table.blocks, "a prefix starts a table"
+        for block in prefix.blocks:
+            if self._references[block] == 0:
+                del self._idle[block]
+            self._references[block] += 1
+        table.blocks.extend(prefix.blocks)
+        table.keys.extend(prefix.keys)
+        self.reused_blocks += len(prefix.blocks)
+
+    def missing(self, table: BlockTable, tokens: int) -> int:
+        """Blocks that the table lacks to hold this many tokens."""
+        return max(0, self.blocks_for(tokens) - len(table.blocks))
+
+    def extend(self, table: BlockTable, tokens: int) -> None:
+        """Give the table room for this many tokens; the caller has seen that enough blocks are free."""
+        for _ in range(self.missing(table, tokens)):
+            table.blocks.append(self._take())
+
+    def seal(self, table: BlockTable, tokens: Sequence[int], computed: int) -> None:
+        """Name the blocks that `computed` tokens fill, so that others can share them."""
+        size = self.tokens_per_block
+        for index in range(len(table.keys), computed // size):
+            key = _chain(table.keys[-1] if table.keys else b"", tokens[index * size : (index + 1) * size])
+            table.keys.append(key)
+            if self._reuse and key not in self._block_of:
+                self._block_of[key] = table.blocks[index]
+                self._key_of[table.blocks[index]] = key
+
+    def release(self, table: BlockTable) -> None:
+        """Let go of all blocks. The last ones become evictable first: a prefix is worth more than its continuation."""
+        for block in reversed(table.blocks):
+            self._references[block] -= 1
+            if self._references[block] == 0:
+                if block in self._key_of:
+                    self._idle[block] = None
+                else:
+                    self._empty.append(block)
+        table.blocks.clear()
+        table.keys.clear()
+
+    def check(self, tables: Iterable[BlockTable]) -> None:
+        """Assert every invariant, given all tables there are."""
+        counts = [0] * self.num_blocks
+        for table in tables:
+            assert len(set(table.blocks)) == len(table.blocks), "a block twice in one table"
+            assert len(table.keys) <= len(table.blocks), "a named block that is not held"
+            for index, block in enumerate(table.blocks):
+                counts[block] += 1
+                if counts[block] > 1:
+                    assert index < len(table.keys), "a partial block is shared"
+                    assert self._key_of[block] == table.keys[index], "a block is shared under another content"
+        assert counts == self._references, "reference counts are wrong"
+        free = [*self._empty, *self._idle]
+        assert len(set(free)) == len(free), "a block is free twice"
+        assert sorted(free) == [block for block, count in enumerate(counts) if count == 0], "a block leaked"
+        assert {block: key for key, block in self._block_of.items()} == self._key_of, "the prefix index is torn"
+        assert set(self._idle) <= set(self._key_of), "an idle block without a key"
+        assert not set(self._empty) & set(self._key_of), "an empty block with a key"
+
+    def _take(self) -> int:
+        if self._empty:
+            block = self._empty.pop()
+        else:
+            block, _ = self._idle.popitem(last=False)
+            del self._block_of[self._key_of.pop(block)]
+        self._references[block] = 1
+        return block
+
+
+def _chain(parent: bytes, tokens: Sequence[int]) -> bytes:
+    """Name of a block's content: a digest of the block before it and its tokens, so equal names mean equal prefixes."""
+    return blake2b(parent + array("q", tokens).tobytes(), digest_size=16).digest()

@@ -1,0 +1,293 @@
+"""The embedded engine: a thread that takes requests, batches them in flight and hands tokens out as they are made."""
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from trtforge.core.errors import ForgeError, RequestError
+from trtforge.runtime.admission import why_refused
+from trtforge.runtime.batch import Step
+from trtforge.runtime.blocks import BlockManager
+from trtforge.runtime.ranks import RankGroup
+from trtforge.runtime.requests import FinishReason, GenerationRequest, Output
+from trtforge.runtime.sampler import Sampler
+from trtforge.runtime.scheduler import Batching, Scheduler
+from trtforge.runtime.sequence import Sequence
+from trtforge.runtime.source import Source, open_engine
+
+OnOutput = Callable[[Output], None]
+_LOG = logging.getLogger(__name__)
+_PATIENCE = 30.0  # seconds that a step may take before its ranks are ended under it
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """What is chosen when an engine is loaded. `max_batch_size` lowers the engine's own; `batching`: measurements."""
+
+    scheduler: Literal["guaranteed_no_evict", "max_utilization"] = "guaranteed_no_evict"
+    kv_cache_fraction: float = 0.9
+    kv_cache_tokens: int | None = None
+    kv_reuse: bool = True
+    chunked_context: bool = False
+    threads: int | None = None
+    max_batch_size: int | None = None
+    batching: Batching = "inflight"
+
+
+@dataclass(frozen=True)
+class EngineStatistics:
+    """Figures of one moment."""
+
+    active_requests: int
+    scheduled_requests: int
+    waiting_requests: int
+    max_requests: int
+    kv_blocks_max: int
+    kv_blocks_used: int
+    kv_blocks_free: int
+    kv_blocks_reused: int
+    tokens_per_block: int
+    iterations: int
+    context_tokens: int
+    generated_tokens: int
+    paused_requests: int
+
+
+class Engine:
+    """Generates tokens for many requests at once. All methods may be called from any thread."""
+
+    def __init__(self, source: Source, ranks: RankGroup, options: EngineOptions) -> None:
+        blocks = BlockManager(ranks.num_blocks, source.tokens_per_block, reuse=options.kv_reuse)
+        self._source = source
+        self._ranks = ranks
+        self._options = options
+        most = min(source.limits.max_batch_size, options.max_batch_size or source.limits.max_batch_size)
+        self._scheduler = Scheduler(
+            replace(source.limits, max_batch_size=most),
+            blocks,
+            policy=options.scheduler,
+            chunked_context=options.chunked_context,
+            batching=options.batching,
+        )
+        self._sampler = Sampler(source.config.vocab_size, torch.device(source.forge.device))
+        self._wake = threading.Condition()
+        self._submitted: deque[tuple[GenerationRequest, OnOutput]] = deque()
+        self._cancelled: set[str] = set()
+        self._closing = False
+        self._failure: ForgeError | None = None
+        self._sequences: dict[str, Sequence] = {}
+        self._arrivals = self._iterations = self._scheduled = 0
+        self._context_tokens = self._generated_tokens = 0
+        self._thread = threading.Thread(target=self._run, name="trtforge-engine", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def load(cls, directory: Path, options: EngineOptions | None = None) -> "Engine":
+        """Load an engine that `compile` wrote for the torch backend, on all its ranks. Raises ForgeError.
+
+        Without options, the features that it was compiled with are used.
+        """
+        source = open_engine(directory)
+        features = source.forge.features
+        options = options or EngineOptions(kv_reuse=features.kv_reuse, chunked_context=features.chunked_context)
+        ranks = RankGroup(
+            source,
+            threads=options.threads,
+            kv_cache_fraction=options.kv_cache_fraction,
+            kv_cache_tokens=options.kv_cache_tokens,
+        )
+        return cls(source, ranks, options)
+
+    @property
+    def worker_pids(self) -> tuple[int, ...]:
+        """Process ids of ranks 1 and up."""
+        return self._ranks.worker_pids
+
+    def submit(self, request: GenerationRequest, on_output: OnOutput) -> None:
+        """Queue a request. `on_output` runs on the engine's thread; a request that cannot be served gets one error."""
+        with self._wake:
+            if not self._closing and self._failure is None:
+                self._submitted.append((request, on_output))
+                self._wake.notify()
+                return
+        error = self._failure or ForgeError("the engine is closed", hint="Load it again.")
+        _deliver(on_output, Output(request.request_id, finish_reason="error", error=error))
+
+    def cancel(self, request_id: str) -> None:
+        """End a request as it stands; one that is not there is ignored."""
+        with self._wake:
+            self._cancelled.add(request_id)
+            self._wake.notify()
+
+    def statistics(self) -> EngineStatistics:
+        """Figures of this moment."""
+        scheduler = self._scheduler
+        blocks = scheduler.blocks
+        return EngineStatistics(
+            active_requests=len(self._sequences) + len(self._submitted),
+            scheduled_requests=self._scheduled,
+            waiting_requests=len(scheduler.waiting) + len(self._submitted),
+            max_requests=scheduler.limits.max_batch_size,
+            kv_blocks_max=blocks.num_blocks,
+            kv_blocks_used=blocks.used_blocks,
+            kv_blocks_free=blocks.free_blocks,
+            kv_blocks_reused=blocks.reused_blocks,
+            tokens_per_block=blocks.tokens_per_block,
+            iterations=self._iterations,
+            context_tokens=self._context_tokens,
+            generated_tokens=self._generated_tokens,
+            paused_requests=scheduler.pauses,
+        )
+
+    def close(self) -> None:
+        """Cancel what is unfinished and end the ranks. May be called again."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(_PATIENCE)
+        self._ranks.close()
+
+    def __enter__(self) -> "Engine":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _run(self) -> None:
+        torch.set_num_threads(self._ranks.threads)
+        try:
+            with torch.inference_mode():
+                while self._collect():
+                    self._step()
+        except ForgeError as error:
+            self._fail(error)
+        except Exception as error:
+            _LOG.exception("the engine failed")
+            self._fail(ForgeError(f"the engine failed: {error!r}", hint="Load it again; its log has the trace."))
+
+    def _collect(self) -> bool:
+        """Take in what was submitted and cancelled, waiting while there is nothing to do. False: the engine closes."""
+        with self._wake:
+            while not (self._closing or self._submitted or self._cancelled) and self._scheduler.idle:
+                self._wake.wait()
+            submitted, cancelled = list(self._submitted), self._cancelled
+            self._submitted.clear()
+            self._cancelled = set()
+        for request, on_output in submitted:
+            self._enter(request, on_output)
+        for request_id in cancelled & self._sequences.keys():
+            self._end(self._sequences[request_id], "cancelled")
+        if self._closing:
+            for sequence in list(self._sequences.values()):
+                self._end(sequence, "cancelled")
+        return not self._closing
+
+    def _enter(self, request: GenerationRequest, on_output: OnOutput) -> None:
+        blocks = self._scheduler.blocks
+        error: ForgeError | None = why_refused(
+            request,
+            self._source.limits,
+            vocab_size=self._source.config.vocab_size,
+            cache_tokens=blocks.num_blocks * blocks.tokens_per_block,
+            chunked_context=self._options.chunked_context,
+        )
+        if error is None and request.request_id in self._sequences:
+            error = RequestError(f"request id {request.request_id} is in use", hint="Give every request its own id.")
+        if error is not None:
+            _deliver(on_output, Output(request.request_id, finish_reason="error", error=error))
+            return
+        sequence = Sequence.of(request, self._arrivals, self._source.limits.max_seq_len, on_output)
+        self._arrivals += 1
+        self._sequences[request.request_id] = sequence
+        self._scheduler.add(sequence)
+
+    def _step(self) -> None:
+        if self._scheduler.idle:
+            return
+        rows = self._scheduler.schedule()
+        assert rows, "the scheduler found nothing to do"
+        logits = self._ranks.execute(Step.of_rows(rows))
+        self._iterations += 1
+        self._scheduled = len(rows)
+        for row in rows:
+            self._scheduler.complete(row)
+        sampling = [row.sequence for row in rows if row.samples]
+        self._context_tokens += sum(row.count for row in rows if row.start < len(row.sequence.request.prompt))
+        if logits is None:
+            return
+        self._generated_tokens += len(sampling)
+        sampled = self._sampler.sample(sampling, logits)
+        log_probs = sampled.log_probs or [0.0] * len(sampling)
+        for sequence, token, log_prob in zip(sampling, sampled.tokens, log_probs, strict=True):
+            self._hand_out(sequence, token, log_prob)
+
+    def _hand_out(self, sequence: Sequence, token: int, log_prob: float) -> None:
+        reason = sequence.finish_with(token)
+        tokens = () if reason == "end_id" else (token,)
+        sequence.cumulative_log_prob += log_prob if tokens else 0.0
+        if reason is not None:
+            self._end(sequence, reason, tokens, (log_prob,))
+            return
+        asked = sequence.request.sampling.return_log_probs
+        output = Output(
+            sequence.request.request_id,
+            tokens,
+            log_probs=(log_prob,) if asked else (),
+            cumulative_log_prob=sequence.cumulative_log_prob,
+            reused_blocks=sequence.reused_blocks,
+            allocated_blocks=sequence.allocated_blocks,
+        )
+        if not _deliver(sequence.on_output, output):
+            self._end(sequence, "cancelled")
+
+    def _end(
+        self,
+        sequence: Sequence,
+        reason: FinishReason,
+        tokens: tuple[int, ...] = (),
+        log_probs: tuple[float, ...] = (),
+        error: ForgeError | None = None,
+    ) -> None:
+        self._scheduler.finish(sequence, reason)
+        self._sampler.forget(sequence)
+        self._sequences.pop(sequence.request.request_id, None)
+        asked = sequence.request.sampling.return_log_probs
+        output = Output(
+            sequence.request.request_id,
+            tokens,
+            reason,
+            error,
+            log_probs=log_probs[: len(tokens)] if asked else (),
+            cumulative_log_prob=sequence.cumulative_log_prob,
+            reused_blocks=sequence.reused_blocks,
+            allocated_blocks=sequence.allocated_blocks,
+        )
+        _deliver(sequence.on_output, output)
+
+    def _fail(self, error: ForgeError) -> None:
+        """The ranks are gone: every request ends with the reason, those that come later too."""
+        with self._wake:
+            self._failure = error
+            submitted = list(self._submitted)
+            self._submitted.clear()
+        for sequence in list(self._sequences.values()):
+            self._end(sequence, "error", error=error)
+        for request, on_output in submitted:
+            _deliver(on_output, Output(request.request_id, finish_reason="error", error=error))
+
+
+def _deliver(on_output: OnOutput, output: Output) -> bool:
+    """Call back. A receiver that raises loses its request; the others go on."""
+    try:
+        on_output(output)
+    except Exception:
+        _LOG.exception("the receiver of request %s failed", output.request_id)
+        return False
+    return True

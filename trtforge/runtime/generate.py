@@ -1,0 +1,55 @@
+"""Generation in one call, for commands and tests: load, generate for some prompts, close."""
+
+import queue
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from trtforge.core.errors import ForgeError
+from trtforge.runtime.engine import Engine, EngineOptions
+from trtforge.runtime.requests import FinishReason, GenerationRequest, Output
+
+
+@dataclass(frozen=True)
+class Generation:
+    """All that a request got."""
+
+    tokens: tuple[int, ...]
+    finish_reason: FinishReason
+    error: ForgeError | None = None
+    log_probs: tuple[float, ...] = ()
+    cumulative_log_prob: float = 0.0
+    reused_blocks: int = 0
+
+
+def generate(
+    directory: Path, requests: Sequence[GenerationRequest], options: EngineOptions | None = None
+) -> list[Generation]:
+    """What an engine directory gives the requests, which run concurrently; in their order. Raises ForgeError."""
+    with Engine.load(directory, options) as engine:
+        return generate_with(engine, requests)
+
+
+def generate_with(engine: Engine, requests: Sequence[GenerationRequest]) -> list[Generation]:
+    """The same with an engine that is loaded. Request ids are replaced by the requests' numbers."""
+    outputs: queue.SimpleQueue[Output] = queue.SimpleQueue()
+    for index, request in enumerate(requests):
+        engine.submit(replace(request, request_id=str(index)), outputs.put)
+    tokens: list[list[int]] = [[] for _ in requests]
+    log_probs: list[list[float]] = [[] for _ in requests]
+    done: dict[int, Generation] = {}
+    while len(done) < len(requests):
+        output = outputs.get()
+        index = int(output.request_id)
+        tokens[index].extend(output.tokens)
+        log_probs[index].extend(output.log_probs)
+        if output.finish_reason is not None:
+            done[index] = Generation(
+                tokens=tuple(tokens[index]),
+                finish_reason=output.finish_reason,
+                error=output.error,
+                log_probs=tuple(log_probs[index]),
+                cumulative_log_prob=output.cumulative_log_prob,
+                reused_blocks=output.reused_blocks,
+            )
+    return [done[index] for index in range(len(requests))]

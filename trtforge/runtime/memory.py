@@ -1,0 +1,54 @@
+"""How many KV blocks fit: asked for, or a share of the memory that is free after the weights are loaded."""
+
+import os
+from pathlib import Path
+
+import torch
+
+from trtforge.core.errors import ForgeError
+from trtforge.runtime.linear import Place
+from trtforge.runtime.scheduler import Limits
+from trtforge.runtime.spec import DecoderSpec
+
+CPU_BOUND = 4 << 30  # bytes over all ranks: on a CPU the cache shares its memory with everything else
+
+
+def block_bytes(spec: DecoderSpec, dtype: torch.dtype, tokens_per_block: int) -> int:
+    """Bytes of one KV block over the layers of one rank."""
+    size = 1 if spec.fp8_kv_cache else dtype.itemsize
+    return spec.num_layers * tokens_per_block * 2 * spec.num_kv_heads * spec.head_size * size
+
+
+def block_count(
+    spec: DecoderSpec, place: Place, limits: Limits, tokens_per_block: int, fraction: float, tokens: int | None
+) -> int:
+    """KV blocks of one rank. Raises ForgeError if not even one block fits."""
+    useful = limits.max_batch_size * -(-limits.max_seq_len // tokens_per_block)
+    if tokens is not None:
+        return max(1, min(useful, tokens // tokens_per_block))
+    available = free_memory(place.device) * fraction
+    if place.device.type == "cpu":
+        available = min(available, CPU_BOUND) / (spec.tp * spec.pp)
+    fitting = int(available // block_bytes(spec, place.dtype, tokens_per_block))
+    if fitting < 1:
+        raise ForgeError(
+            "no memory is left for the KV cache after the weights were loaded",
+            hint="Free some memory, or raise the KV cache fraction.",
+        )
+    return min(useful, fitting)
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that are free where the engine computes; on a CPU within the control group's limit."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            available = int(line.split()[1]) * 1024
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+    except (OSError, ValueError):
+        return available
+    return available if limit == "max" else min(available, max(0, int(limit) - used))

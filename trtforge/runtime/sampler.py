@@ -1,0 +1,146 @@
+"""Next tokens from logits, for all rows of a step at once.
+
+The order is TensorRT-LLM's (penaltyKernels.cu, samplingTopKKernels.cu): bias, temperature, penalties over prompt and
+output, minimum length, bad words; then top_k, then top_p of what top_k left. Log probabilities are those of all
+tokens before top_k and top_p.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trtforge.runtime.sequence import Sequence
+
+_MINUS_INFINITY = float("-inf")
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """One token a row; `log_probs` are there if any row asked for them."""
+
+    tokens: list[int]
+    log_probs: list[float] | None = None
+
+
+class Sampler:
+    """Keeps what penalties need to know about unfinished sequences; `forget` a sequence when it ends."""
+
+    def __init__(self, vocab_size: int, device: torch.device) -> None:
+        self._vocab_size = vocab_size
+        self._device = device
+        self._counts: dict[Sequence, Tensor] = {}
+        self._biases: dict[Sequence, Tensor] = {}
+
+    def sample(self, rows: list[Sequence], logits: Tensor) -> Sampled:
+        """The next token of each row from its float32 logits (rows, vocabulary), which are changed in place."""
+        if all(row.plain for row in rows):
+            return Sampled(logits.argmax(dim=1).tolist())
+        self._change(rows, logits)
+        tokens = logits.argmax(dim=1)
+        drawn = [index for index, row in enumerate(rows) if not row.request.sampling.greedy]
+        if drawn:
+            tokens[self._index(drawn)] = self._draw([rows[index] for index in drawn], logits[drawn])
+        chosen: list[int] = tokens.tolist()
+        for row, token in zip(rows, chosen, strict=True):
+            if row in self._counts:
+                self._counts[row][token] += 1
+        if not any(row.request.sampling.return_log_probs for row in rows):
+            return Sampled(chosen)
+        picked = logits.gather(1, tokens.unsqueeze(1)).squeeze(1)
+        return Sampled(chosen, (picked - logits.logsumexp(dim=1)).tolist())
+
+    def forget(self, sequence: Sequence) -> None:
+        """The sequence ended."""
+        self._counts.pop(sequence, None)
+        self._biases.pop(sequence, None)
+
+    def _change(self, rows: list[Sequence], logits: Tensor) -> None:
+        params = [row.request.sampling for row in rows]
+        for index, row in enumerate(rows):
+            if len(row.request.sampling.embedding_bias):
+                logits[index] += self._bias(row)
+        if any(p.temperature for p in params):
+            logits.div_(self._column([p.temperature or 1.0 for p in params]))
+        penalised = [index for index, p in enumerate(params) if p.penalises]
+        if penalised:
+            self._penalise([rows[index] for index in penalised], logits, self._index(penalised))
+        for index, row in enumerate(rows):
+            if row.generated < row.request.sampling.min_tokens:
+                logits[index, list(row.request.end_ids)] = _MINUS_INFINITY
+            if row.request.bad_words:
+                logits[index, _banned(row)] = _MINUS_INFINITY
+
+    def _penalise(self, rows: list[Sequence], logits: Tensor, indices: Tensor) -> None:
+        params = [row.request.sampling for row in rows]
+        counts = torch.stack([self._count(row) for row in rows])
+        seen = counts > 0
+        changed = logits[indices]
+        repetition = self._column([p.repetition_penalty for p in params])
+        repeated = torch.where(changed < 0, changed * repetition, changed / repetition)
+        changed = torch.where(seen, repeated, changed)
+        changed -= seen * self._column([p.presence_penalty for p in params])
+        changed -= counts * self._column([p.frequency_penalty for p in params])
+        logits[indices] = changed
+
+    def _draw(self, rows: list[Sequence], logits: Tensor) -> Tensor:
+        """Tokens by inverting the cumulative distribution of what top_k and top_p leave, likeliest first."""
+        params = [row.request.sampling for row in rows]
+        top_k = [min(p.top_k or self._vocab_size, self._vocab_size) for p in params]
+        values, candidates = logits.topk(max(top_k), dim=1)
+        ranks = torch.arange(values.shape[1], device=self._device)
+        values = values.masked_fill(ranks >= self._column(top_k), _MINUS_INFINITY)
+        probabilities = values.softmax(dim=1)
+        before = probabilities.cumsum(dim=1) - probabilities
+        top_p = self._column([p.top_p or 1.0 for p in params])
+        kept = probabilities.masked_fill_((before >= top_p) & (ranks > 0), 0.0).double().cumsum(dim=1)
+        points = uniform([p.seed or 0 for p in params], [row.generated for row in rows])
+        target = torch.from_numpy(points).to(self._device).unsqueeze(1) * kept[:, -1:]
+        last_kept = (kept < kept[:, -1:]).sum(dim=1)
+        choice = torch.minimum((kept <= target).sum(dim=1), last_kept)
+        return candidates.gather(1, choice.unsqueeze(1)).squeeze(1)
+
+    def _count(self, row: Sequence) -> Tensor:
+        """How often each token occurs in prompt and output."""
+        if row not in self._counts:
+            tokens = torch.tensor(row.tokens, device=self._device)
+            self._counts[row] = torch.bincount(tokens, minlength=self._vocab_size).float()
+        return self._counts[row]
+
+    def _bias(self, row: Sequence) -> Tensor:
+        if row not in self._biases:
+            bias = np.asarray(row.request.sampling.embedding_bias, dtype=np.float32)
+            self._biases[row] = torch.from_numpy(bias).to(self._device)
+        return self._biases[row]
+
+    def _column(self, values: list[float] | list[int]) -> Tensor:
+        return torch.tensor(values, device=self._device).unsqueeze(1)
+
+    def _index(self, values: list[int]) -> Tensor:
+        return torch.tensor(values, device=self._device)
+
+
+def uniform(seeds: list[int], steps: list[int]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """Numbers in [0, 1) that depend on (seed, step) alone: SplitMix64 (Steele et al. 2014) as a counter's hash.
+
+    So a request's draws depend neither on its batch nor on having been paused.
+    """
+    x = np.array([seed & 0xFFFFFFFFFFFFFFFF for seed in seeds], dtype=np.uint64)
+    with np.errstate(over="ignore"):
+        for counter in (np.zeros(len(steps), dtype=np.uint64), np.array(steps, dtype=np.uint64)):
+            x = x + (counter + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+            x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+            x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+            x = x ^ (x >> np.uint64(31))
+    return (x >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def _banned(row: Sequence) -> list[int]:
+    """Tokens that would complete a bad word."""
+    tokens = row.tokens
+    return [
+        word[-1]
+        for word in row.request.bad_words
+        if word and len(word) <= len(tokens) + 1 and tuple(tokens[len(tokens) + 1 - len(word) :]) == word[:-1]
+    ]

@@ -1,0 +1,70 @@
+"""Text in, text out with an engine directory and the tokenizer inside it: `trtforge generate`."""
+
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trtforge.core.errors import ForgeError
+from trtforge.formats.hf import TOKENIZER_DIRECTORY
+from trtforge.runtime.generate import generate
+from trtforge.runtime.requests import GenerationRequest, SamplingParams
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+
+@dataclass(frozen=True)
+class GeneratedText:
+    """The answer; `tokens` are its ids, `seconds` include loading the engine."""
+
+    text: str
+    tokens: tuple[int, ...]
+    finish_reason: str
+    seconds: float
+
+
+def generate_text(
+    directory: Path, prompt: str, *, max_tokens: int, sampling: SamplingParams, stop: tuple[str, ...] = ()
+) -> GeneratedText:
+    """Load the engine, answer one prompt, close. Raises ForgeError, also for a prompt that the engine refuses."""
+    tokenizer = _tokenizer(directory)
+    ids = tokenizer.encode(prompt).ids
+    request = GenerationRequest(
+        request_id="0",
+        prompt=tuple(ids),
+        max_tokens=max_tokens,
+        sampling=sampling,
+        end_ids=_end_ids(directory),
+        stop_words=tuple(tuple(tokenizer.encode(word, add_special_tokens=False).ids) for word in stop),
+    )
+    start = time.perf_counter()
+    (answer,) = generate(directory, [request])
+    if answer.error is not None:
+        raise answer.error
+    # Decoded with the prompt: a tokenizer may put the space between words into either token.
+    before = tokenizer.decode(ids)
+    text = tokenizer.decode([*ids, *answer.tokens])[len(before) :]
+    return GeneratedText(text, answer.tokens, answer.finish_reason, time.perf_counter() - start)
+
+
+def _tokenizer(directory: Path) -> "Tokenizer":
+    from tokenizers import Tokenizer
+
+    path = directory / TOKENIZER_DIRECTORY / "tokenizer.json"
+    if not path.is_file():
+        raise ForgeError(
+            f"{directory} has no tokenizer ({TOKENIZER_DIRECTORY}/tokenizer.json)",
+            hint="Convert from a checkpoint directory that has tokenizer.json, then compile again.",
+        )
+    return Tokenizer.from_file(str(path))
+
+
+def _end_ids(directory: Path) -> frozenset[int]:
+    """The end tokens of generation_config.json: none, one or a list."""
+    path = directory / TOKENIZER_DIRECTORY / "generation_config.json"
+    if not path.is_file():
+        return frozenset()
+    ids = json.loads(path.read_text()).get("eos_token_id")
+    return frozenset(ids if isinstance(ids, list) else [] if ids is None else [ids])

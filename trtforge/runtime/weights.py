@@ -1,0 +1,95 @@
+"""Tensors of one rank file, taken one by one: each must be there with its shape, and none may be left over."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from trtforge.core.errors import ForgeError
+from trtforge.formats.trtllm import rank_file
+
+
+class _Reader(Protocol):
+    def keys(self) -> list[str]: ...
+
+    def get_tensor(self, name: str) -> Tensor: ...
+
+
+class _InMemory:
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = tensors
+
+    def keys(self) -> list[str]:
+        return list(self._tensors)
+
+    def get_tensor(self, name: str) -> Tensor:
+        return self._tensors[name]
+
+
+class Weights:
+    """The tensors of a rank. Files stay memory-mapped, so a tensor is read when it is taken."""
+
+    def __init__(self, where: str, reader: _Reader) -> None:
+        self.where = where
+        self._reader = reader
+        self._names = set(reader.keys())
+        self._left = set(self._names)
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor], where: str = "packed weights") -> "Weights":
+        """Tensors that are in memory."""
+        return cls(where, _InMemory(tensors))
+
+    @classmethod
+    def open(cls, directory: Path, index: int) -> "Weights":
+        """The file of rank `index` in a checkpoint or engine. Raises ForgeError if it is missing or damaged."""
+        path = directory / rank_file(index)
+        try:
+            return cls(str(path), safe_open(str(path), "pt", device="cpu"))
+        except FileNotFoundError:
+            raise ForgeError(
+                f"{path} is missing", hint="The directory is incomplete, or for another parallel layout."
+            ) from None
+        except (SafetensorError, OSError) as error:
+            raise ForgeError(f"{path}: not readable: {error}", hint="Make the directory again.") from None
+
+    def has(self, name: str) -> bool:
+        """Whether the rank has this tensor."""
+        return name in self._names
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        """A tensor, which must have `shape` where one is given. Raises ForgeError naming the file and the tensor."""
+        if name not in self._names:
+            raise ForgeError(
+                f"{self.where}: {name} is missing",
+                hint="config.json and the weights do not belong together: make the directory again.",
+            )
+        self._left.discard(name)
+        tensor = self._reader.get_tensor(name)
+        if shape and tuple(tensor.shape) != shape:
+            raise ForgeError(
+                f"{self.where}: {name} has shape {tuple(tensor.shape)}, {shape} is expected",
+                hint="config.json and the weights do not belong together: make the directory again.",
+            )
+        return tensor
+
+    def take_scalar(self, name: str) -> Tensor:
+        """A scaling factor as float32 (1,)."""
+        return self.take(name).float().reshape(1)
+
+    def finish(self) -> None:
+        """Every tensor was taken. Raises ForgeError naming those that were not."""
+        if self._left:
+            names = sorted(self._left)
+            raise ForgeError(
+                f"{self.where}: {len(names)} tensors have no place in this model: {', '.join(names[:4])}",
+                hint="config.json and the weights do not belong together, or the embedded engine lacks this feature.",
+            )
+
+
+def on(tensor: Tensor, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+    """The tensor where and as it is computed with; no copy if it is that already."""
+    return tensor.to(device=device, dtype=dtype or tensor.dtype)
