@@ -7,6 +7,12 @@ from transformers import LlamaForCausalLM
 from tests.runtime.checkpoints import tiny_llama, write_checkpoint, write_engine
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    """Tiny models gain nothing from more, and lose much where cores are shared."""
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(scope="session")
 def llama() -> LlamaForCausalLM:
     return tiny_llama()

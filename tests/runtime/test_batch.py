@@ -36,7 +36,7 @@ def test_a_step_survives_encoding(rows: list[tuple[int, int]]) -> None:
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 9)), min_size=1, max_size=12))
 def test_every_token_goes_to_its_own_slot(rows: list[tuple[int, int]]) -> None:
     step = step_of(rows)
-    slots = step.slots(BLOCK)
+    slots = step.slots(*step.positions(), BLOCK)
     assert len(set(slots.tolist())) == len(step.tokens)
     expected = [
         step.tables[row, position // BLOCK] * BLOCK + position % BLOCK

@@ -9,7 +9,7 @@ from transformers import LlamaForCausalLM
 
 from tests.runtime.checkpoints import Layout, tiny_llama, write_checkpoint, write_engine
 from tests.runtime.conftest import greedy
-from trtforge.core.errors import ForgeError
+from trtforge.core.errors import ForgeError, RequestError
 from trtforge.runtime.engine import Engine, EngineOptions
 from trtforge.runtime.generate import generate, generate_with
 from trtforge.runtime.requests import GenerationRequest, Output, SamplingParams
@@ -166,6 +166,40 @@ def test_min_tokens_holds_the_end_back_and_bad_words_never_appear(
     assert all(made[i : i + 2] != expected[0][3:5] for i in range(len(made)))
 
 
+def test_an_end_id_beyond_the_vocabulary_never_comes(
+    engine_directory: Path, prompts: list[list[int]], expected: list[Tokens]
+) -> None:
+    request = requests_for(prompts[:1], end_ids=frozenset({-1, 10**6}), sampling=SamplingParams(min_tokens=3))
+    assert generate(engine_directory, request)[0].tokens == expected[0]
+
+
+def test_a_request_that_the_whole_cache_could_not_hold_is_refused(
+    engine_directory: Path, prompts: list[list[int]], expected: list[Tokens]
+) -> None:
+    with Engine.load(engine_directory, EngineOptions(kv_cache_tokens=48)) as engine:
+        large, small = generate_with(engine, [requests_for(prompts)[2], requests_for(prompts)[0]])
+    assert "may need 63 tokens of KV cache, which holds 48" in str(large.error)
+    assert small.tokens == expected[0]
+
+
+def test_an_id_that_is_in_use_is_refused(engine_directory: Path) -> None:
+    outputs: list[Output] = []
+    done = threading.Event()
+
+    def receive(output: Output) -> None:
+        outputs.append(output)
+        if output.finish_reason == "length":
+            done.set()
+
+    with Engine.load(engine_directory) as engine:
+        for _ in range(2):
+            engine.submit(GenerationRequest("x", (1, 2, 3), 100), receive)
+        assert done.wait(30)
+    errors = [output.error for output in outputs if output.error]
+    assert [str(error) for error in errors] == ["request id x is in use"]
+    assert isinstance(errors[0], RequestError)
+
+
 def test_log_probs_are_those_of_transformers(
     engine_directory: Path, llama: LlamaForCausalLM, prompts: list[list[int]], expected: list[Tokens]
 ) -> None:
@@ -189,6 +223,8 @@ def test_log_probs_are_those_of_transformers(
         (GenerationRequest("a", (1,), 0), "max_tokens is 0"),
         (GenerationRequest("a", (1,), 4, SamplingParams(top_p=2.0)), "top_p is 2.0"),
         (GenerationRequest("a", (1,), 4, SamplingParams(embedding_bias=(1.0,))), "embedding_bias is 1"),
+        (GenerationRequest("a", (1,), 4, bad_words=((500,),)), "a bad word holds token ids outside"),
+        (GenerationRequest("a", (1,), 4, SamplingParams(temperature=float("nan"))), "temperature is nan"),
     ],
 )
 def test_a_bad_request_gets_an_error_and_disturbs_nobody(
@@ -264,6 +300,7 @@ def test_closing_cancels_what_is_unfinished_and_later_requests_get_an_error(engi
         (lambda values: values["forge"].update(spam=1), "unknown key spam"),
         (lambda values: values["build_config"].update(max_batch_size=0), "build_config.max_batch_size is 0"),
         (lambda values: values["pretrained_config"].update(architecture="X"), "architecture X is not known"),
+        (lambda values: values["pretrained_config"].update(mapping={"tp_size": 3}), "tp_size 3 is not known"),
         (lambda values: values["pretrained_config"].update(num_hidden_layers=3), "have no place in this model"),
         (lambda values: values["pretrained_config"].update(hidden_size=32), "is expected"),
         (

@@ -8,6 +8,7 @@ from rich.console import Console
 
 from trtforge.cli import build, inspect, recipes, serving, stages
 from trtforge.core.errors import ForgeError
+from trtforge.core.threads import wait_briefly
 
 app = typer.Typer(
     name="trtforge",
@@ -26,6 +27,7 @@ inspect.register(app)
 
 def main() -> None:
     """Run the program. Exit status: 0 done, 1 failed (`error:` and `hint:` on stderr), 2 usage, 130 interrupted."""
+    wait_briefly()
     try:
         app()
     except ForgeError as error:

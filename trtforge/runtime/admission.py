@@ -19,6 +19,12 @@ def why_refused(
             f"the prompt holds token ids outside of the vocabulary of {vocab_size}",
             hint="Tokenize with the tokenizer of this model.",
         )
+    banned = [token for word in request.bad_words for token in word]
+    if banned and (min(banned) < 0 or max(banned) >= vocab_size):
+        return RequestError(
+            f"a bad word holds token ids outside of the vocabulary of {vocab_size}",
+            hint="Tokenize with the tokenizer of this model.",
+        )
     longest = min(limits.max_input_len, limits.max_seq_len - 1)
     if len(prompt) > longest:
         return RequestError(

@@ -62,6 +62,7 @@ class Batch:
             mask = _mask(last, torch.arange(columns * tokens_per_block, device=device), dtype, window)
             generation.append(GenerationRows(first, end, blocks, mask.view(end - first, 1, 1, -1)))
         ends = step.counts.cumsum()
+        row_of, positions = step.positions()
         context = tuple(
             ContextRow(
                 int(ends[row] - step.counts[row]),
@@ -73,8 +74,8 @@ class Batch:
         )
         return cls(
             tokens=torch.from_numpy(step.tokens).to(device),
-            positions=torch.from_numpy(step.positions()[1]).to(device),
-            slots=torch.from_numpy(step.slots(tokens_per_block)).to(device),
+            positions=torch.from_numpy(positions).to(device),
+            slots=torch.from_numpy(step.slots(row_of, positions, tokens_per_block)).to(device),
             logit_rows=torch.from_numpy(step.logit_rows()).to(device),
             generation=tuple(generation),
             context=context,
@@ -118,7 +119,7 @@ class LayerCache:
         """(tokens, 2 x kv_heads, head_size) of these blocks, in the compute type; valid until the next read."""
         values = self._scratch.gather(self._blocks, blocks).view(-1, *self._slots.shape[1:])
         if self._scale is not None:
-            return from_e4m3(values.view(torch.float8_e4m3fn), self._dtype).mul_(self._scale)
+            return from_e4m3(values.view(torch.float8_e4m3fn), self._dtype, self._scale)
         return values
 
 
@@ -134,6 +135,8 @@ class Attention:
     def __call__(self, heads: Tensor, batch: Batch, cache: LayerCache) -> Tensor:
         """(tokens, heads + 2 x kv_heads, head_size) to (tokens, heads x head_size)."""
         cache.write(batch.slots, heads[:, self.num_heads :])
+        if len(batch.generation) == 1 and not batch.context:
+            return self._generate(heads[:, : self.num_heads], batch.generation[0], cache)
         out = torch.empty(len(heads), self.num_heads * self.head_size, dtype=heads.dtype, device=heads.device)
         for rows in batch.generation:
             out[rows.first : rows.end] = self._generate(heads[rows.first : rows.end, : self.num_heads], rows, cache)

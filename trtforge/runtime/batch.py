@@ -73,17 +73,18 @@ class Step:
         firsts = np.cumsum(self.counts) - self.counts
         return rows, np.arange(len(self.tokens)) - firsts[rows] + self.starts[rows]
 
-    def slots(self, tokens_per_block: int) -> Ints:
-        """For every packed token the slot of the cache that its keys and values go to."""
-        rows, positions = self.positions()
-        slots: Ints = self.tables[rows, positions // tokens_per_block] * tokens_per_block + positions % tokens_per_block
+    def slots(self, rows: Ints, positions: Ints, tokens_per_block: int) -> Ints:
+        """For every packed token (its row and position) the slot of the cache that its keys and values go to."""
+        columns, offsets = np.divmod(positions, tokens_per_block)
+        slots: Ints = self.tables[rows, columns] * tokens_per_block + offsets
         return slots
 
     def logit_rows(self) -> Ints:
         """The packed tokens whose logits are wanted."""
-        rows, _ = self.positions()
-        ends = np.cumsum(self.counts)
-        return np.flatnonzero(np.arange(len(self.tokens)) >= ends[rows] - self.wanted[rows])
+        if np.array_equal(self.wanted, self.counts):
+            return np.arange(len(self.tokens))
+        before_end = np.repeat(np.cumsum(self.counts), self.counts) - np.arange(len(self.tokens))
+        return np.flatnonzero(before_end <= np.repeat(self.wanted, self.counts))
 
 
 def buckets(blocks: Ints, first: int = 0) -> list[tuple[int, int]]:

@@ -110,7 +110,10 @@ class Engine:
         return self._ranks.worker_pids
 
     def submit(self, request: GenerationRequest, on_output: OnOutput) -> None:
-        """Queue a request. `on_output` runs on the engine's thread; a request that cannot be served gets one error."""
+        """Queue a request. `on_output` runs on the engine's thread; a request that cannot be served gets one error.
+
+        (If the engine is closed or has failed, that comes at once, on the caller's thread.)
+        """
         with self._wake:
             if not self._closing and self._failure is None:
                 self._submitted.append((request, on_output))

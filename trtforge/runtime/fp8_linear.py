@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from trtforge.runtime.float8 import from_e4m3, to_e4m3
+from trtforge.runtime.float8 import from_e4m3, round_to_e4m3, to_e4m3
 from trtforge.runtime.linear import Linear, Matrix, Place, Stored, load_bias, with_bias
 from trtforge.runtime.weights import Weights
 
@@ -31,7 +31,7 @@ class Fp8Dense:
         vector = load_bias(weights, prefix, shape, place, bias)
 
         def linear(x: Tensor) -> Tensor:
-            y = matrix(from_e4m3(to_e4m3(x, activation_scale), x.dtype)).mul_(output_scale)
+            y = matrix(round_to_e4m3(x, activation_scale).to(x.dtype)).mul_(output_scale)
             return y if vector is None else y.add_(vector)
 
         return linear

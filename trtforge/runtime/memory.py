@@ -22,20 +22,22 @@ def block_bytes(spec: DecoderSpec, dtype: torch.dtype, tokens_per_block: int) ->
 def block_count(
     spec: DecoderSpec, place: Place, limits: Limits, tokens_per_block: int, fraction: float, tokens: int | None
 ) -> int:
-    """KV blocks of one rank. Raises ForgeError if not even one block fits."""
-    useful = limits.max_batch_size * -(-limits.max_seq_len // tokens_per_block)
-    if tokens is not None:
-        return max(1, min(useful, tokens // tokens_per_block))
+    """KV blocks of one rank: `tokens` worth of them, else what the engine can use, as far as memory goes.
+
+    Raises ForgeError if not even one block fits.
+    """
     available = free_memory(place.device) * fraction
     if place.device.type == "cpu":
-        available = min(available, CPU_BOUND) / (spec.tp * spec.pp)
+        available = (available if tokens is not None else min(available, CPU_BOUND)) / (spec.tp * spec.pp)
     fitting = int(available // block_bytes(spec, place.dtype, tokens_per_block))
-    if fitting < 1:
+    useful = limits.max_batch_size * -(-limits.max_seq_len // tokens_per_block)
+    wanted = useful if tokens is None else tokens // tokens_per_block
+    if min(fitting, wanted) < 1:
         raise ForgeError(
-            "no memory is left for the KV cache after the weights were loaded",
-            hint="Free some memory, or raise the KV cache fraction.",
+            f"the KV cache has no room for one block of {tokens_per_block} tokens",
+            hint="Free some memory, or raise the KV cache's fraction or number of tokens.",
         )
-    return min(useful, fitting)
+    return min(fitting, wanted)
 
 
 def free_memory(device: torch.device) -> int:

@@ -15,10 +15,14 @@ from trtforge.runtime.source import Source
 from trtforge.runtime.worker_process import WorkerJob, WorkerProcess
 
 _PATIENCE = 3.0  # seconds that a worker gets to end by itself
+_PARAMETERS_PER_THREAD = 1_000_000  # of a layer: below that, waking a thread was measured to cost more than it saves
 
 
 class RankGroup:
-    """Computes steps on every rank. Used by one thread at a time; `close` ends the workers."""
+    """Computes steps on every rank. Used by one thread at a time; `close` ends the workers.
+
+    `threads`: how many all ranks may use together; by default as many as the model's size and the cores suggest.
+    """
 
     def __init__(
         self,
@@ -29,7 +33,9 @@ class RankGroup:
         kv_cache_tokens: int | None = None,
     ) -> None:
         world = source.config.parallel.world_size
-        self.threads = max(1, (threads or len(os.sched_getaffinity(0))) // world)
+        useful = -(-source.spec(0).layer_parameters // _PARAMETERS_PER_THREAD)
+        cores = len(os.sched_getaffinity(0)) // world
+        self.threads = max(1, threads // world if threads else min(cores, useful))
         self._workers: list[WorkerProcess] = []
         place = place_of(source, 0)
         try:

@@ -78,6 +78,12 @@ class DecoderSpec:
         """Rows of attention.qkv: query heads, key heads, value heads."""
         return (self.num_heads + 2 * self.num_kv_heads) * self.head_size
 
+    @property
+    def layer_parameters(self) -> int:
+        """Weights of one layer's matrices on this rank."""
+        attention = self.qkv_rows + self.num_heads * self.head_size
+        return self.hidden_size * (attention + 3 * self.intermediate_size)
+
     def quantized(self, module: str) -> bool:
         """Whether a linear layer (named without its rank's layer numbering) is quantised."""
         if self.algorithm == "none":
@@ -131,6 +137,8 @@ def _embedding_split(config: CheckpointConfig) -> EmbeddingSplit:
 def _supported(config: CheckpointConfig) -> Architecture:
     """The architecture's traits. Raises ForgeError naming the first thing that this engine does not compute."""
     algorithms = ", ".join(name for name in _ALGORITHMS if name)
+    tp, pp, layers = config.parallel.tp, config.parallel.pp, config.num_hidden_layers
+    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
     supported = {
         "architecture": (config.architecture, config.architecture in ARCHITECTURES, ", ".join(ARCHITECTURES)),
         "hidden_act": (config.hidden_act, config.hidden_act in ("silu", "swiglu"), "silu"),
@@ -151,11 +159,17 @@ def _supported(config: CheckpointConfig) -> Architecture:
             "FP8",
         ),
         "mapping.cp_size": (config.parallel.cp, config.parallel.cp == 1, "1"),
+        "mapping.pp_size": (pp, layers % pp == 0, f"divisors of {layers} layers"),
+        "mapping.tp_size": (
+            tp,
+            heads % tp == 0 and (kv_heads % tp == 0 or tp % kv_heads == 0) and config.intermediate_size % tp == 0,
+            f"divisors of {heads} heads, {kv_heads} KV heads and {config.intermediate_size} inner units",
+        ),
     }
     for key, (value, known, allowed) in supported.items():
         if not known:
             raise ForgeError(
                 f"config.json: {key} {value} is not known to the embedded engine",
-                hint=f"It knows {allowed}; use the tensorrt_llm backend for this model.",
+                hint=f"It computes {allowed}; use the tensorrt_llm backend for this model.",
             )
     return ARCHITECTURES[config.architecture]

@@ -1,1 +1,0 @@
-"""Measurements that anyone can repeat: each prints a ratio against a peer that runs in the same process."""
