@@ -17,7 +17,7 @@ from trtforge.plan.legality import require_legal
 
 def dry_run(recipe: Recipe, paths: Paths, stages: tuple[StageName, ...], options: CompileOptions) -> dict[str, Any]:
     """The exact plan of every stage. Raises ForgeError for whatever can be known to fail."""
-    source = resolve_source(recipe.model.source, recipe.model.revision)
+    source = resolve_source(recipe.model.source, recipe.model.revision, metadata_only=True)
     config = read_config(source)
     family = family_of(config.architecture)
     facts = family.facts(config)

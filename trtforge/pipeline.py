@@ -1,25 +1,27 @@
 """Floor 5: a recipe becomes ordered stages; each is skipped when its artifact is already right."""
 
-import json
+import platform
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import Literal, get_args
 
+from trtforge import __version__
 from trtforge.calibrate.stage import CalibrateConfig, calibrate
 from trtforge.compile.stage import CompileOptions, compile_engine
 from trtforge.convert.stage import ConvertConfig, convert
 from trtforge.core.artifact import Produced
-from trtforge.core.digest import text_digest
-from trtforge.core.errors import ForgeError
-from trtforge.core.manifest import open_artifact
+from trtforge.core.digest import file_digest, text_digest
+from trtforge.core.errors import ForgeError, UsageError
+from trtforge.core.manifest import open_artifact, read_manifest
 from trtforge.core.progress import Progress
-from trtforge.core.recipe import Recipe
+from trtforge.core.recipe import GateConfig, Recipe
 from trtforge.core.usage import measured
 from trtforge.formats.hf import resolve_source
 from trtforge.package.models import PackageConfig
 from trtforge.package.stage import package
-from trtforge.report import BuildReport, StageReport, read_verification, weight_compression
+from trtforge.report import BuildReport, StageReport, read_report, weight_compression, write_report
 from trtforge.verify.result import Verification
 from trtforge.verify.stage import verify
 
@@ -64,10 +66,13 @@ class Paths:
 
 def selected(recipe: Recipe, first: StageName, last: StageName) -> tuple[StageName, ...]:
     """The stages from `first` to `last` that this recipe has. Raises ForgeError for an empty selection."""
+    if STAGES.index(first) > STAGES.index(last):
+        raise UsageError(f"--from {first} comes after --to {last}", hint=f"Stages go {', '.join(STAGES)}.")
     stages = STAGES[STAGES.index(first) : STAGES.index(last) + 1]
-    if not stages:
-        raise ForgeError(f"--from {first} comes after --to {last}", hint=f"Stages go {', '.join(STAGES)}.")
-    return tuple(stage for stage in stages if stage != "calibrate" or recipe.quantization.format != "none")
+    chosen = tuple(stage for stage in stages if stage != "calibrate" or recipe.quantization.format != "none")
+    if not chosen:
+        raise ForgeError(f"{recipe.name} is not quantised: there is nothing to calibrate", hint="Use --to convert.")
+    return chosen
 
 
 @dataclass
@@ -91,8 +96,8 @@ class Build:
 
         The report is written to `report.json` also when the gate does not hold, so that the figures can be read.
         """
-        report = BuildReport(recipe=self.recipe.name, next_command=next_command(self.paths, stages))
-        self._verified = read_verification(self.paths.report)
+        report = BuildReport(recipe=self.recipe.name, next_command=next_command(self.recipe, self.paths, stages))
+        self._verified, report.compression = read_report(self.paths.report)
         for stage in stages:
             started(stage)
             with measured() as usage:
@@ -100,6 +105,9 @@ class Build:
             if result is not None:
                 report.stages.append(StageReport.of(stage, result, usage))
             self._finish(stage, report)
+        if report.verification is None:
+            self._carry_over(report)
+        write_report(self.paths.report, report)
         return report
 
     def _stage(self, stage: StageName, report: BuildReport) -> Produced | None:
@@ -112,6 +120,7 @@ class Build:
                         "kv_cache": quant.kv_cache,
                         "group_size": quant.group_size,
                         "data": quant.calibration,
+                        "device": recipe.engine.device,
                     },
                     "quantization",
                 )
@@ -150,10 +159,18 @@ class Build:
             self._source = resolve_source(self.recipe.model.source, self.recipe.model.revision)
         return self._source
 
+    def _carry_over(self, report: BuildReport) -> None:
+        """The figures of the checkpoint that an earlier run verified and this one goes on from."""
+        checkpoint = read_manifest(self.paths.checkpoint)
+        if checkpoint is not None:
+            key = _verification_key(checkpoint.digest, self.recipe.gate)
+            if key in self._verified:
+                report.verification, report.verification_key = self._verified[key], key
+
     def _verify(self, report: BuildReport) -> None:
         """Verify, or take the figures of the last report if checkpoint and gate are the same."""
         checkpoint = open_artifact(self.paths.checkpoint, "checkpoint")
-        key = text_digest(checkpoint.digest + self.recipe.gate.model_dump_json())
+        key = _verification_key(checkpoint.digest, self.recipe.gate)
         known = self._verified.get(key) if not self.force else None
         with measured() as usage:
             result = known or verify(self.paths.checkpoint, self.source, self.recipe.gate, progress=self.progress)
@@ -161,15 +178,33 @@ class Build:
         report.stages.append(StageReport.of_verification(result, usage, cached=known is not None))
 
     def _finish(self, stage: StageName, report: BuildReport) -> None:
+        """What follows from a stage that is done; stop where the gate does not hold."""
         if stage == "convert":
             report.compression = weight_compression(self.paths.checkpoint)
-        self.paths.report.write_text(json.dumps(report.as_json(), indent=2) + "\n")
+        if stage == "verify":
+            write_report(self.paths.report, report)
         if stage == "verify" and report.verification is not None and not report.verification.passed:
             broken = "; ".join(str(failure) for failure in report.verification.failures)
-            raise ForgeError(
+            raise GateError(
                 f"the quality gate does not hold: {broken}",
                 hint=f"Use more or better calibration data or another format; the figures are in {self.paths.report}.",
+                report=report,
             )
+
+
+class GateError(ForgeError):
+    """The gate does not hold; `report` has the figures."""
+
+    def __init__(self, message: str, *, hint: str, report: BuildReport) -> None:
+        super().__init__(message, hint=hint)
+        self.report = report
+
+
+def _verification_key(checkpoint: str, gate: GateConfig) -> str:
+    """What decides a verification: the checkpoint, the gate, the content of its data and who computes."""
+    data = Path(gate.data)
+    content = file_digest(data) if data.is_file() else platform.python_version()
+    return text_digest("/".join((checkpoint, gate.model_dump_json(), content, version("transformers"), __version__)))
 
 
 def convert_config(recipe: Recipe) -> ConvertConfig:
@@ -181,10 +216,11 @@ def convert_config(recipe: Recipe) -> ConvertConfig:
         dtype=recipe.model.dtype,
         quant=recipe.quantization.format,
         kv_cache=recipe.quantization.kv_cache,
+        group_size=recipe.quantization.group_size,
     )
 
 
-def next_command(paths: Paths, stages: tuple[StageName, ...]) -> str:
+def next_command(recipe: Recipe, paths: Paths, stages: tuple[StageName, ...]) -> str:
     """What a user types after these stages."""
     match stages[-1]:
         case "package":
@@ -192,6 +228,8 @@ def next_command(paths: Paths, stages: tuple[StageName, ...]) -> str:
         case "compile":
             return f"trtforge package {paths.engine} {paths.repository}"
         case "calibrate":
-            return f"trtforge convert HF_DIR {paths.checkpoint} --calibration {paths.calibration}"
+            quant = recipe.quantization
+            formats = f"--quant {quant.format} --kv-cache {quant.kv_cache} --calibration {paths.calibration}"
+            return f"trtforge convert {recipe.model.source} {paths.checkpoint} {formats}"
         case _:
             return f"trtforge compile {paths.checkpoint} {paths.engine}"

@@ -1,6 +1,7 @@
 """Floor 5: what a build made, how big, how fast and how good; kept as `report.json`."""
 
 import json
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -61,13 +62,24 @@ class BuildReport:
         }
 
 
-def read_verification(path: Path) -> dict[str, Verification]:
-    """The verification in an earlier report by what it was of (checkpoint and gate); empty where there is none."""
+def read_report(path: Path) -> tuple[dict[str, Verification], float | None]:
+    """Of an earlier report: the verification by what it was of, and the compression; empty where there is none."""
     try:
         values = json.loads(path.read_text())
-        return {str(values["verification_key"]): Verification.parse(values["verification_result"], str(path))}
+        found = Verification.parse(values["verification_result"], str(path))
+        return {str(values["verification_key"]): found}, values["compression"]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ForgeError):
-        return {}  # a report of another version decides nothing: verify again
+        return {}, None  # a report of another version decides nothing: verify again
+
+
+def write_report(path: Path, report: BuildReport) -> None:
+    """Replace report.json in one step. Raises ForgeError if it cannot be written."""
+    draft = path.with_name(f".{path.name}.partial")
+    try:
+        draft.write_text(json.dumps(report.as_json(), indent=2) + "\n")
+        os.replace(draft, path)
+    except OSError as error:
+        raise ForgeError(f"{path}: {error.strerror}", hint="Free space or choose another --out.") from None
 
 
 def weight_compression(checkpoint: Path) -> float:

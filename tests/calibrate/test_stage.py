@@ -120,7 +120,7 @@ def test_rerun_is_a_cache_hit_and_identical(make_hf: MakeHf, ids: Path, tmp_path
 def test_calibration_of_another_model_is_refused(make_hf: MakeHf, ids: Path, tmp_path: Path) -> None:
     calibration = calibrate(config(ids, "fp8"), make_hf("one", **SHAPE), tmp_path / "calibration").path
     other = make_hf("other", rms_norm_eps=1e-3, **SHAPE)
-    with pytest.raises(ForgeError, match=r"calibrated on another model: config\.json differs"):
+    with pytest.raises(ForgeError, match=r"is of another model: config\.json differs"):
         convert(ConvertConfig(quant="fp8"), other, tmp_path / "out", calibration=calibration)
 
 

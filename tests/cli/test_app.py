@@ -56,7 +56,7 @@ def test_convert_reports_and_names_the_next_command(make_hf: MakeHf, tmp_path: P
 
 def test_unknown_format_is_named(make_hf: MakeHf, tmp_path: Path) -> None:
     done = trtforge("convert", make_hf(), tmp_path / "out", "--quant", "fp6")
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "quant: Input should be 'none', 'fp8' or 'int4_awq'" in done.stderr
 
 
@@ -114,3 +114,27 @@ def test_dry_run_plans_every_stage_and_writes_nothing(recipe: str, tmp_path: Pat
     assert stages["compile"]["build_config"]["kv_cache_type"] == "PAGED"
     assert len(stages["convert"]["ranks"]) == (2 if recipe == "demo-tp2" else 1)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("build", "demo-fp32", "--set", "engine.max_batch_size=["),
+        ("build", "demo-fp32", "--from", "package", "--to", "convert"),
+        ("package", "engine", "out", "--set", "serving.streaming={"),
+        ("verify", "checkpoint", "--against", str(DEMO_MODEL), "--gate", "kl_mean={"),
+        ("convert", str(DEMO_MODEL), "out", "--embedding-sharding-dim", "1"),
+    ],
+)
+def test_values_that_are_none_are_wrong_usage(words: tuple[str, ...]) -> None:
+    done = trtforge(*words)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert "Traceback" not in done.stderr
+
+
+def test_verify_refuses_another_model(make_hf: MakeHf, tmp_path: Path) -> None:
+    trtforge("convert", make_hf("one"), tmp_path / "out")
+    done = trtforge("verify", tmp_path / "out", "--against", make_hf("other", rms_norm_eps=1e-3))
+    assert done.returncode == 1
+    assert "is not the model that this was made from: config.json differs" in done.stderr

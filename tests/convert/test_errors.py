@@ -112,3 +112,38 @@ def test_quantised_without_calibration(golden_hf: Path, tmp_path: Path) -> None:
 
 def test_absent_directory(tmp_path: Path) -> None:
     refuse(tmp_path / "nowhere", tmp_path, "No such file or directory")
+
+
+def test_overflow_of_float16(make_hf: MakeHf, tmp_path: Path, edit_tensors: Edit) -> None:
+    source = make_hf()
+    edit_tensors(source, lambda tensors: tensors[NAME].view(-1)[3:4].fill_(1e6))
+    error = refuse(source, tmp_path, r"transformer\.layers\.1\.mlp\.gate\.weight: a value does not fit float16")
+    assert "--dtype bfloat16" in error.hint
+
+
+@pytest.mark.parametrize("weight_map", [None, [], {"lm_head.weight": 3}])
+def test_damaged_index(make_hf: MakeHf, tmp_path: Path, weight_map: object) -> None:
+    source = make_hf(shard_size="50KB")
+    (source / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    refuse(source, tmp_path, "weight_map is missing or damaged")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_attention_heads": 0}, "num_attention_heads is 0, not a whole number above zero"),
+        ({"num_key_value_heads": 0}, "num_key_value_heads is 0"),
+        ({"hidden_size": "big"}, "hidden_size is 'big'"),
+        ({"rms_norm_eps": "x"}, "rms_norm_eps is 'x', not a number"),
+        ({"rope_theta": "q"}, "rope_theta is 'q', not a number"),
+        ({"rope_scaling": [1]}, "rope_scaling is .* not an object"),
+        ({"architectures": "LlamaForCausalLM"}, "architectures is 'LlamaForCausalLM', not a list"),
+        ({"architectures": []}, "architectures is missing"),
+        ({"hidden_act": "relu"}, "hidden_act relu is not a Llama's"),
+    ],
+)
+def test_odd_config(
+    golden_hf: Path, tmp_path: Path, edit_config: Callable[..., None], changes: dict[str, object], message: str
+) -> None:
+    edit_config(golden_hf, **changes)
+    refuse(golden_hf, tmp_path, message)

@@ -153,3 +153,31 @@ def test_concurrent_builds_make_it_once(tmp_path: Path) -> None:
     assert [job.exitcode for job in jobs] == [0] * 6
     assert log.read_text() == "made\n"
     assert names(tmp_path) == ["log", "out"]
+
+
+def test_result_of_another_stage_is_never_replaced(tmp_path: Path) -> None:
+    made = produce(tmp_path / "out", identity(), writer("x"))
+    with pytest.raises(ForgeError, match="holds the result of another stage: checkpoint, not engine"):
+        produce(tmp_path / "out", Identity(stage="engine"), writer("y"), force=True)
+    assert open_artifact(tmp_path / "out", "checkpoint") == made.manifest
+
+
+def test_symlink_stays_a_symlink(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "out").symlink_to(tmp_path / "disk", target_is_directory=True)
+    for number in range(2):
+        produce(tmp_path / "out", identity(number=number), writer("x"))
+    assert (tmp_path / "out").is_symlink()
+    assert (tmp_path / "disk/sub/data").read_text() == "x"
+    assert names(tmp_path) == ["disk", "out"]
+
+
+def test_full_disk_is_an_error_with_a_hint(tmp_path: Path) -> None:
+    def write(directory: Path) -> dict:
+        (directory / "half").write_text("half")
+        raise OSError(28, "No space left on device", str(directory / "half"))
+
+    with pytest.raises(ForgeError, match="No space left on device") as caught:
+        produce(tmp_path / "out", identity(), write)
+    assert "Free space" in caught.value.hint
+    assert names(tmp_path) == []

@@ -115,3 +115,23 @@ def test_missing_tokenizer_is_named(tmp_path: Path) -> None:
     with pytest.raises(ForgeError, match="has no tokenizer") as caught:
         windows(source, tmp_path)
     assert "FILE.safetensors" in caught.value.hint
+
+
+def test_built_in_text_for_verification_is_not_that_of_calibration() -> None:
+    def found(part: str) -> TokenWindows:
+        return token_windows("builtin:stdlib", DEMO_MODEL, samples=8, length=64, vocab_size=2048, seed=0, part=part)
+
+    train, held_out = found("train"), found("held_out")
+    assert not set(train.windows) & set(held_out.windows)
+
+
+def test_line_separators_inside_a_text_are_text(tmp_path: Path) -> None:
+    row = json.dumps({"text": "one\u2028two three four"}, ensure_ascii=False)
+    (tmp_path / "a.jsonl").write_text(row + "\n", encoding="utf-8")
+    assert windows(tmp_path / "a.jsonl").tokens > 4
+
+
+def test_windows_of_one_token_are_refused(tmp_path: Path) -> None:
+    save_file({"input_ids": torch.zeros(4, 1, dtype=torch.int64)}, tmp_path / "ids.safetensors")
+    with pytest.raises(ForgeError, match="fewer than two tokens"):
+        windows(tmp_path / "ids.safetensors")

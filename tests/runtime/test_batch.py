@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from trtforge.runtime.attention import Attention, Batch, LayerCache, Scratch
-from trtforge.runtime.batch import Step, buckets
+from trtforge.runtime.batch import Step, buckets, padded_rows
 
 BLOCK = 4
 
@@ -60,9 +60,17 @@ def test_buckets_cover_all_rows_and_bound_the_padding(blocks: list[int]) -> None
             assert (cut - first) * (blocks[end - 1] - blocks[cut - 1]) < 48
 
 
+def test_padded_row_counts_are_few_and_waste_little() -> None:
+    counts = [padded_rows(rows) for rows in range(1, 4097)]
+    assert all(count >= rows for rows, count in enumerate(counts, start=1))
+    assert len(set(counts)) < 40
+    assert max(count / rows for rows, count in enumerate(counts, start=1) if rows > 256) < 1.5
+
+
 @pytest.mark.parametrize("window", [None, 6])
 @pytest.mark.parametrize("scale", [None, 0.02])
-def test_paged_attention_equals_plain_attention(window: int | None, scale: float | None) -> None:
+@pytest.mark.parametrize("pads", [False, True])
+def test_paged_attention_equals_plain_attention(window: int | None, scale: float | None, pads: bool) -> None:
     """Rows of one token, a whole prompt and a chunk that continues one, against one dense attention per row."""
     torch.manual_seed(0)
     heads, kv_heads, size = 4, 2, 8
@@ -77,9 +85,12 @@ def test_paged_attention_equals_plain_attention(window: int | None, scale: float
             positions = np.arange(start)
             where = step.tables[row, positions // BLOCK] * BLOCK + positions % BLOCK
             cache.write(torch.from_numpy(where), full[row][:start, heads:])
-    batch = Batch.of(step, BLOCK, torch.device("cpu"), torch.float32, window)
+    batch = Batch.of(step, BLOCK, torch.device("cpu"), torch.float32, window=window, pads=pads)
     packed = torch.cat([full[row][start:] for row, (start, _) in enumerate(rows)])
-    made = Attention(heads, kv_heads, size, window)(packed, batch, cache)
+    padding = torch.full((len(batch.tokens) - len(packed), *packed.shape[1:]), float("nan"))
+    made = Attention(heads, kv_heads, size, window)(torch.cat((packed, padding)), batch, cache)
+    assert len(made) == (16 if pads else 15)
+    assert not made[15:].any()
     expected = []
     for row, (start, count) in enumerate(rows):
         query, key, value = full[row].transpose(0, 1).split([heads, kv_heads, kv_heads])
@@ -90,4 +101,4 @@ def test_paged_attention_equals_plain_attention(window: int | None, scale: float
         key, value = key.repeat_interleave(2, 0), value.repeat_interleave(2, 0)
         out = functional.scaled_dot_product_attention(query, key, value, attn_mask=seen)
         expected.append(out[:, start:].transpose(0, 1).reshape(count, -1))
-    torch.testing.assert_close(made, torch.cat(expected), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(made[:15], torch.cat(expected), rtol=1e-5, atol=1e-5)

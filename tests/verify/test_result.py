@@ -78,3 +78,34 @@ def test_json_is_the_contract() -> None:
     assert values["passed"] is True
     assert values["perplexity"] == {"reference": 10.0, "candidate": 10.1, "increase": pytest.approx(0.01)}
     assert {"kl_mean", "top1_agreement", "max_abs_logit_error", "tokens", "tensors_checked"} <= set(values)
+
+
+def test_nan_logits_are_seen_and_never_pass() -> None:
+    logits = torch.zeros(4, 6)
+    broken = logits.clone()
+    broken[1, 2] = float("nan")
+    found = Comparison()
+    found.add(logits, logits, torch.tensor([0, 1, 2, 3]))
+    found.add(logits, broken, torch.tensor([0, 1, 2, 3]))
+    found.add(logits, logits, torch.tensor([0, 1, 2, 3]))
+    assert math.isnan(found.largest_error)
+    assert math.isnan(found.candidate_perplexity)
+    assert failures(GateConfig(), float("nan"), 1.0, 0.0)
+
+
+def test_json_of_a_broken_model_is_json() -> None:
+    import json
+
+    nan = float("nan")
+    result = Verification(
+        perplexity=Perplexity(reference=10.0, candidate=nan),
+        kl_mean=nan,
+        top1_agreement=0.0,
+        max_abs_logit_error=nan,
+        tokens=5,
+        tensors_checked=7,
+        failures=failures(GateConfig(), nan, 0.0, nan),
+    )
+    values = json.loads(json.dumps(result.as_json(), allow_nan=False))
+    assert values["passed"] is False
+    assert values["perplexity"] == {"reference": 10.0, "candidate": None, "increase": None}

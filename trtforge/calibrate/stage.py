@@ -10,6 +10,7 @@ from trtforge import __version__
 from trtforge.core.artifact import Produced, produce
 from trtforge.core.config import Config
 from trtforge.core.device import usable_device
+from trtforge.core.dtypes import model_dtype
 from trtforge.core.errors import ForgeError
 from trtforge.core.manifest import FileRecord, Identity
 from trtforge.core.parallel import Parallel
@@ -21,6 +22,7 @@ from trtforge.formats.hf import HfCheckpoint, open_checkpoint
 from trtforge.models.family import Facts, Family
 from trtforge.models.plan import Layout, checkpoint_plan
 from trtforge.models.registry import family_of
+from trtforge.plan.accounting import check_sources
 from trtforge.plan.legality import require_legal
 
 if TYPE_CHECKING:
@@ -55,9 +57,7 @@ def calibrate(
     facts = family.facts(checkpoint.config)
     layout = Layout(Parallel(), "bfloat16", config.format, config.kv_cache, config.group_size)
     require_legal(family, facts, layout)
-    missing = sorted(set(checkpoint_plan(family, facts, layout).sources) - set(checkpoint.tensors))
-    if missing:
-        raise ForgeError(f"{source} lacks {missing[0]}", hint="Fetch the checkpoint's files again.")
+    check_sources(checkpoint, family, checkpoint_plan(family, facts, layout))
     data = config.data
     windows = token_windows(
         data.data,
@@ -79,7 +79,7 @@ def calibrate(
             "tokens": windows.tokens,
             "batch_size": data.batch_size,
         },
-        inputs=checkpoint.digests() | {"data": windows.digest},
+        inputs=checkpoint.digests | {"data": windows.digest},
         versions=_versions(),
     )
 
@@ -105,9 +105,10 @@ def _measure(
     import torch
 
     from trtforge.calibrate.streaming import KeyValueObserver, LayerStream
+    from trtforge.models.transforms import TORCH
 
     device = torch.device(device_name)
-    dtype = torch.float32 if device.type == "cpu" else getattr(torch, checkpoint.config.dtype)
+    dtype = torch.float32 if device.type == "cpu" else TORCH[model_dtype("auto", checkpoint.config.dtype)]
     stream = LayerStream(checkpoint, family.layer_prefix, device, dtype)
     batches = list(_batches(windows, config.data.batch_size))
     found: dict[str, Tensor] = {}
@@ -124,6 +125,12 @@ def _measure(
                 bar.advance(1)
     finally:
         stream.close()
+    for name, tensor in found.items():
+        if not bool(torch.isfinite(tensor).all()):
+            raise ForgeError(
+                f"{name} is not a number: the activations overflow {str(dtype).removeprefix('torch.')}",
+                hint="Calibrate with --device cpu, which computes in float32.",
+            )
     return {name: tensor.float().cpu().contiguous() for name, tensor in sorted(found.items())}
 
 

@@ -16,9 +16,9 @@ from transformers.masking_utils import sdpa_mask
 from trtforge.core.errors import ForgeError
 from trtforge.formats.hf import HfCheckpoint
 from trtforge.formats.shards import RowReader, StoredTensor
+from trtforge.models.transforms import TORCH
 
 _ATTENTION = "trtforge_observed"
-_TORCH = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ class LayerStream:
         stored: StoredTensor = self._checkpoint.tensors[name]
         data = bytearray(stored.spec.nbytes)
         self._reader.read(stored, 0, stored.spec.shape[0], memoryview(data))
-        tensor = torch.frombuffer(data, dtype=_TORCH[stored.spec.dtype.name]).view(stored.spec.shape)
+        tensor = torch.frombuffer(data, dtype=TORCH[stored.spec.dtype.name]).view(stored.spec.shape)
         if not torch.isfinite(tensor).all():
             raise ForgeError(f"{stored.file}: {name} holds NaN or infinity", hint="Use an undamaged checkpoint.")
         return tensor.to(self._device, self._dtype)

@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 
 from trtforge.cli import build, inspect, recipes, serving, stages
-from trtforge.core.errors import ForgeError
+from trtforge.core.errors import ForgeError, UsageError
 from trtforge.core.threads import wait_briefly
 
 app = typer.Typer(
@@ -32,6 +32,10 @@ def main() -> None:
         app()
     except ForgeError as error:
         show_error(error)
+        sys.exit(2 if isinstance(error, UsageError) else 1)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        show_error(ForgeError(f"{where}{error.strerror or error}", hint="--verbose shows where it happened."))
         sys.exit(1)
 
 

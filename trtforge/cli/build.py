@@ -41,7 +41,7 @@ def build(
     from trtforge.cli.recipes import find
     from trtforge.core.progress import for_this_terminal
     from trtforge.core.recipe import load_recipe
-    from trtforge.pipeline import Build, Paths, selected
+    from trtforge.pipeline import Build, GateError, Paths, selected
 
     chosen = load_recipe(find(recipe), tuple(set_ or ()))
     paths = Paths(out or Path("build") / chosen.name)
@@ -54,7 +54,12 @@ def build(
         return
     log = Console(stderr=True, quiet=quiet or json, highlight=False)
     run = Build(chosen, paths.out, for_this_terminal(quiet=quiet or json), force=force)
-    report = run.run(stages, started=lambda stage: log.print(f"[bold]{stage}[/bold]"))
+    try:
+        report = run.run(stages, started=lambda stage: log.print(f"[bold]{stage}[/bold]"))
+    except GateError as error:
+        if json:
+            show.as_json(error.report.as_json())
+        raise
     if json:
         show.as_json(report.as_json())
     else:

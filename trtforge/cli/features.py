@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-import yaml
+from trtforge.core.config import parse_value
 
 
 def parse_features(words: Sequence[str]) -> dict[str, Any]:
     """`kv_reuse` is true, `kv_reuse=false` what it says. Names and values are checked by the configuration model."""
     pairs = (word.partition("=") for word in words)
-    return {name: yaml.safe_load(value) if equals else True for name, equals, value in pairs}
+    return {name: parse_value(value, f"--feature {name}") if equals else True for name, equals, value in pairs}

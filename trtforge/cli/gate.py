@@ -6,6 +6,7 @@ from typing import Any
 import yaml
 
 from trtforge.cli import show
+from trtforge.core.config import parse_value
 from trtforge.core.errors import ForgeError
 from trtforge.core.recipe import GateConfig
 from trtforge.verify.result import Verification
@@ -17,14 +18,15 @@ def parse_gate(text: str | None, data: dict[str, Any]) -> GateConfig:
         return GateConfig.parse(data, "--gate")
     if "=" in text:
         pairs = [item.partition("=") for item in text.split(",")]
-        return GateConfig.parse(data | {key: yaml.safe_load(value) for key, _, value in pairs}, "--gate")
+        return GateConfig.parse(data | {key: parse_value(value, f"--gate {key}") for key, _, value in pairs}, "--gate")
     try:
         values = yaml.safe_load(Path(text).read_text())
-    except (OSError, yaml.YAMLError) as error:
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ForgeError(f"--gate {text}: {error}", hint="Give a YAML file or perplexity_increase=0.02,...") from None
-    if not isinstance(values, dict):
+    keys = values.get("gate", values) if isinstance(values, dict) else None
+    if not isinstance(keys, dict):
         raise ForgeError(f"--gate {text}: holds no keys", hint="Keys are those of a recipe's gate.")
-    return GateConfig.parse(data | values.get("gate", values), text)
+    return GateConfig.parse(data | keys, text)
 
 
 def show_verification(result: Verification, *, json_output: bool) -> None:

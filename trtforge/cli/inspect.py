@@ -99,6 +99,7 @@ def _hugging_face(directory: Path) -> dict[str, Any]:
         "architecture": architecture,
         "family": family_of(architecture).name if known else "not supported",
         "dtype": checkpoint.config.dtype,
+        "quantization": (checkpoint.config.values.get("quantization_config") or {}).get("quant_method", "none"),
         "bytes": sum(tensor.spec.nbytes for tensor in checkpoint.tensors.values()),
         "tensors_stored": len(checkpoint.tensors),
         "weight_files": [path.name for path in checkpoint.weight_files],
@@ -109,8 +110,13 @@ def _tensors(directory: Path) -> list[dict[str, Any]]:
     from trtforge.formats.shards import read_header
 
     return [
-        {"file": path.name, "name": t.spec.name, "dtype": t.spec.dtype.name, "shape": list(t.spec.shape)}
-        for path in sorted(directory.glob("*.safetensors"))
+        {
+            "file": path.relative_to(directory).as_posix(),
+            "name": t.spec.name,
+            "dtype": t.spec.dtype.name,
+            "shape": list(t.spec.shape),
+        }
+        for path in sorted(directory.rglob("*.safetensors"))
         for t in read_header(path)
     ]
 

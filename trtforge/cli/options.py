@@ -1,9 +1,13 @@
 """Options that several commands share, each declared once."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, TypeVar
 
 import typer
+
+from trtforge.core.config import Config
+from trtforge.core.errors import ForgeError, UsageError
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and no decoration.")]
 Verbose = Annotated[bool, typer.Option("--verbose", help="Show the trace of an error and more of the log.")]
@@ -25,3 +29,13 @@ TopP = Annotated[
 ]
 Seed = Annotated[int | None, typer.Option(min=0, help="Seed of the sampling.")]
 Stop = Annotated[list[str] | None, typer.Option("--stop", metavar="WORD", help="Stop at this text; repeatable.")]
+
+AnyConfig = TypeVar("AnyConfig", bound=Config)
+
+
+def from_options(cls: type[AnyConfig], values: Mapping[str, Any], command: str) -> AnyConfig:
+    """A configuration from a command's options. Raises UsageError: a wrong option is a wrong command line."""
+    try:
+        return cls.parse(values, command)
+    except ForgeError as error:
+        raise UsageError(error.message, hint=error.hint) from None

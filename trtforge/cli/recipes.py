@@ -78,24 +78,31 @@ def show_recipe(
 def copy_recipe(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Recipe name or file.")],
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to; must not exist.")],
+    json: Json = False,
     verbose: Verbose = False,
 ) -> None:
     """Copy a recipe to start one's own from.
 
     [dim]Example: trtforge recipes copy demo-int4awq mine.yaml[/dim]
     """
+    import re
+
     from trtforge.core.recipe import paths_in
 
     path = find(name)
     text = path.read_text()
     for relative, absolute in paths_in(path).items():
-        text = text.replace(f": {relative}", f": {absolute}")
+        quoted = re.escape(relative)
+        text = re.sub(rf"(?m)(: *[\"']?){quoted}(?=[\"']?\s*(?:[,}}#]|$))", rf"\g<1>{absolute}", text)
     try:
         with file.open("x") as target:
             target.write(text)
     except OSError as error:
         raise ForgeError(f"{file}: {error.strerror}", hint="Choose a file that does not exist yet.") from None
-    print(f"{file} written; next: trtforge build {file}")
+    if json:
+        show.as_json({"recipe": str(file), "next": f"trtforge build {file}"})
+    else:
+        print(f"{file} written; next: trtforge build {file}")
 
 
 @recipes.command("validate")

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from trtforge.cli import show
-from trtforge.cli.options import Json, MaxTokens, Seed, Stop, Temperature, TopK, TopP, Verbose
+from trtforge.cli.options import Json, MaxTokens, Seed, Stop, Temperature, TopK, TopP, Verbose, from_options
 
 
 def register(app: typer.Typer) -> None:
@@ -36,7 +36,8 @@ def serve(
     from trtforge.serve.config import ServeConfig
     from trtforge.serve.stage import serve as run
 
-    config = ServeConfig.parse(
+    config = from_options(
+        ServeConfig,
         {
             "http_port": http_port,
             "grpc_port": grpc_port,

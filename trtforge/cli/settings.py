@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-import yaml
-
+from trtforge.core.config import parse_value
 from trtforge.core.errors import ForgeError
 from trtforge.core.recipe import ServingConfig
 
@@ -16,5 +15,5 @@ def serving_settings(words: Sequence[str]) -> ServingConfig:
         key, equals, text = word.partition("=")
         if not equals or not key.startswith("serving."):
             raise ForgeError(f"--set {word}: not serving.KEY=VALUE", hint="For example --set serving.streaming=false.")
-        values[key.removeprefix("serving.")] = yaml.safe_load(text)
+        values[key.removeprefix("serving.")] = parse_value(text, f"--set {key}")
     return ServingConfig.parse(values, "--set serving")

@@ -6,7 +6,8 @@ from typing import Annotated
 import typer
 
 from trtforge.cli import show
-from trtforge.cli.options import Force, HfDirectory, Json, Out, Quiet, Set, Verbose
+from trtforge.cli.options import Force, HfDirectory, Json, Out, Quiet, Set, Verbose, from_options
+from trtforge.core.errors import ForgeError, UsageError
 
 
 def register(app: typer.Typer) -> None:
@@ -43,7 +44,8 @@ def calibrate(
     from trtforge.core.progress import for_this_terminal
     from trtforge.formats.hf import resolve_source
 
-    config = CalibrateConfig.parse(
+    config = from_options(
+        CalibrateConfig,
         {
             "format": quant,
             "kv_cache": kv_cache,
@@ -93,7 +95,8 @@ def convert(
     from trtforge.core.progress import for_this_terminal
     from trtforge.formats.hf import resolve_source
 
-    config = ConvertConfig.parse(
+    config = from_options(
+        ConvertConfig,
         {
             "tp": tp,
             "pp": pp,
@@ -107,6 +110,8 @@ def convert(
         },
         "convert",
     )
+    if embedding_sharding_dim and not parallel_embedding:
+        raise UsageError("--embedding-sharding-dim without --parallel-embedding", hint="Give both.")
     source, progress = resolve_source(hf_dir), for_this_terminal(quiet=quiet or json)
     result = run(config, source, out, calibration=calibration, force=force, progress=progress)
     show.produced(result, json_output=json, next_command=f"trtforge verify {out} --against {hf_dir}")
@@ -141,7 +146,10 @@ def verify(
     result = run(candidate, resolve_source(against), limits, progress=progress)
     show_verification(result, json_output=json)
     if not result.passed:
-        raise typer.Exit(1)
+        raise ForgeError(
+            f"the gate does not hold: {'; '.join(map(str, result.failures))}",
+            hint="Calibrate with more or better data, or use another format.",
+        )
 
 
 def compile_(
@@ -163,9 +171,9 @@ def compile_(
     feature: Annotated[
         list[str] | None, typer.Option(metavar="NAME[=VALUE]", help="kv_reuse, chunked_context; repeatable.")
     ] = None,
-    workers: Annotated[int, typer.Option(min=1, help="tensorrt_llm: ranks built at once.")] = 1,
+    workers: Annotated[int, typer.Option(min=1, help="tensorrt_llm --dry-run: ranks built at once.")] = 1,
     container: Annotated[
-        str | None, typer.Option(metavar="IMAGE|none", help="tensorrt_llm: image to build in.")
+        str | None, typer.Option(metavar="IMAGE|none", help="tensorrt_llm --dry-run: image to build in.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the exact plan and build nothing.")] = False,
     force: Force = False,
@@ -182,7 +190,8 @@ def compile_(
     from trtforge.core.progress import for_this_terminal
     from trtforge.core.recipe import EngineConfig
 
-    config = EngineConfig.parse(
+    config = from_options(
+        EngineConfig,
         {
             "backend": backend,
             "device": device,
@@ -217,6 +226,7 @@ def package(
     set_: Set = None,
     force: Force = False,
     json: Json = False,
+    quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
     """Generate the Triton model repository of an engine.

@@ -70,11 +70,12 @@ def plan_for(
 
     Raises ForgeError for limits that cannot be and for what the target release is known to refuse.
     """
+    gpu = gpu_named(config.target.gpu) if config.target.gpu is not None else None
     limits = _limits(model, config)
     if _backend(config) == "torch":
         return torch_plan(model, config, limits)
-    if config.target.gpu is not None:
-        require_formats(gpu_named(config.target.gpu), model.quantization)
+    if gpu is not None:
+        require_formats(gpu, model.quantization)
     target = release(config.target.tensorrt_llm)
     plan = build_config(model, config, limits, target)
     commands = tensorrt_llm.commands(checkpoint, out, plan, model.parallel.world_size, options.workers)
@@ -107,7 +108,7 @@ def compile_engine(
         )
     identity = Identity(
         stage="engine",
-        config=plan.identity(),
+        config=plan.identity() | {"target": config.target.tensorrt_llm},
         inputs={"checkpoint": manifest.digest},
         versions={"trtforge": __version__, "torch": _torch_version()},
     )
@@ -132,9 +133,8 @@ def _limits(model: CheckpointConfig, config: EngineConfig) -> Limits:
 
 
 def _backend(config: EngineConfig) -> str:
-    if config.backend != "auto":
-        return config.backend
-    return "tensorrt_llm" if tensorrt_llm.available() else "torch"
+    """`auto` is torch as long as trtforge plans TensorRT-LLM builds but does not run them."""
+    return "torch" if config.backend == "auto" else config.backend
 
 
 def _copy_tokenizer(checkpoint: Path, directory: Path) -> None:

@@ -26,16 +26,10 @@ class RankCommand:
     writes: tuple[str, ...]
 
 
-def available(devices: Path = Path("/dev")) -> bool:
-    """Whether engines can be built here: tensorrt_llm is installed (it is not imported) and there is an NVIDIA GPU."""
-    return _installed() and _has_gpu(devices)
-
-
 def require_available(devices: Path = Path("/dev")) -> None:
     """Raises ForgeError, naming the ways out, where engines cannot be built."""
     ways = (
-        "See the exact build with --dry-run, build in a container with --container IMAGE, "
-        "or use the embedded engine with --backend torch."
+        "See the exact build, here or in a container, with --dry-run, or use the embedded engine with --backend torch."
     )
     if not _installed():
         raise ForgeError("TensorRT-LLM is not installed here", hint=ways)

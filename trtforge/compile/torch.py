@@ -10,7 +10,7 @@ from trtforge.core.device import UsableDevice, usable_device
 from trtforge.core.dtypes import ModelDtype
 from trtforge.core.errors import ForgeError
 from trtforge.core.recipe import DtypeChoice, EngineConfig
-from trtforge.formats.trtllm import CheckpointConfig
+from trtforge.formats.trtllm import CheckpointConfig, rank_file
 
 if TYPE_CHECKING:
     from trtforge.runtime.kernels import Kernels
@@ -76,9 +76,7 @@ class TorchPlan:
 
     def as_json(self) -> dict[str, Any]:
         """What --dry-run prints."""
-        ranks = [
-            {"rank": rank.index, "writes": [f"rank{rank.index}.safetensors"]} for rank in self.model.parallel.ranks
-        ]
+        ranks = [{"rank": rank.index, "writes": [rank_file(rank.index)]} for rank in self.model.parallel.ranks]
         return {
             "backend": "torch",
             "build_config": self.build_config(),

@@ -1,6 +1,7 @@
 """What becomes of a slab of source rows: the function that each kind of target applies to a rank's part of it."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -21,18 +22,10 @@ from trtforge.models.plan import (
     WeightScale,
 )
 from trtforge.models.split import Cut
-from trtforge.models.transforms import fp8_scale, int4_scales, pack_int4, quantize_fp8, quantize_int4
+from trtforge.models.transforms import TORCH, fp8_scale, int4_scales, pack_int4, quantize_fp8, quantize_int4
 
 Encode = Callable[[Tensor, Cut], Tensor]
 """(rows, columns of the cut) of the source to the bytes-to-be of the target."""
-
-TORCH = {
-    "float32": torch.float32,
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-    "float8_e4m3fn": torch.float8_e4m3fn,
-    "int8": torch.int8,
-}
 
 
 def slab_encoder(target: Target, calibration: Calibration | None, model_dtype: Dtype) -> Encode:
@@ -40,8 +33,7 @@ def slab_encoder(target: Target, calibration: Calibration | None, model_dtype: D
     content = target.content
     match content:
         case Cast():
-            dtype = TORCH[target.spec.dtype.name]
-            return lambda slab, cut: slab.to(dtype)
+            return partial(_cast, dtype=TORCH[target.spec.dtype.name], name=target.spec.name)
         case Fp8Weight(scaled_with=modules):
             scale = fp8_scale(_largest_weight(_needed(calibration), modules))
             return lambda slab, cut: quantize_fp8(slab, scale)
@@ -58,6 +50,16 @@ def slab_encoder(target: Target, calibration: Calibration | None, model_dtype: D
             return lambda slab, cut: int4_scales(slab.float() / prequant[cut.cols.start : cut.cols.stop], group)
         case _:
             raise AssertionError(f"{target.spec.name} is not made of source tensors")
+
+
+def _cast(slab: Tensor, cut: Cut, *, dtype: torch.dtype, name: str) -> Tensor:
+    result = slab.to(dtype)
+    if dtype is torch.float16 and slab.dtype is not torch.float16 and not bool(torch.isfinite(result).all()):
+        raise ForgeError(
+            f"{name}: a value does not fit float16 (largest 65504), or is no number",
+            hint="Use --dtype bfloat16; if that fails in verify too, the checkpoint is damaged.",
+        )
+    return result
 
 
 def computed(content: Content, calibration: Calibration | None, tp_rank: int, model_dtype: Dtype) -> Tensor:

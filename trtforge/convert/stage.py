@@ -7,7 +7,6 @@ from pathlib import Path
 from pydantic import Field
 
 from trtforge import __version__
-from trtforge.convert.accounting import check_sources
 from trtforge.core.artifact import Produced, produce
 from trtforge.core.config import Config
 from trtforge.core.digest import file_digest
@@ -22,6 +21,7 @@ from trtforge.formats.hf import TOKENIZER_DIRECTORY, HfCheckpoint, open_checkpoi
 from trtforge.formats.trtllm import CONFIG_FILE
 from trtforge.models.plan import Layout, checkpoint_config, checkpoint_plan
 from trtforge.models.registry import family_of
+from trtforge.plan.accounting import check_sources
 from trtforge.plan.legality import require_legal
 
 
@@ -57,17 +57,19 @@ def convert(
     checkpoint = open_checkpoint(source)
     family = family_of(checkpoint.config.architecture)
     facts = family.facts(checkpoint.config)
-    calibrated = _matching(calibration, config, checkpoint)
+    calibrated = _calibration(calibration, config, checkpoint)
     layout = _layout(config, checkpoint.config.dtype, calibrated)
     require_legal(family, facts, layout)
     plan = checkpoint_plan(family, facts, layout)
     check_sources(checkpoint, family, plan)
+    if calibrated is not None:
+        _require_same_model(calibrated, checkpoint)
     description = checkpoint_config(family, facts, checkpoint.config.architecture, layout)
     tokenizer = tokenizer_files(source)
     identity = Identity(
         stage="checkpoint",
         config=config.model_dump(mode="json") | {"group_size": layout.group_size, "dtype": layout.dtype},
-        inputs=checkpoint.digests()
+        inputs=checkpoint.digests
         | {f"{TOKENIZER_DIRECTORY}/{path.name}": file_digest(path) for path in tokenizer}
         | ({"calibration": calibrated.manifest.digest} if calibrated else {}),
         versions={"trtforge": __version__},
@@ -97,8 +99,8 @@ def _layout(config: ConvertConfig, source_dtype: str, calibration: Calibration |
     )
 
 
-def _matching(directory: Path | None, config: ConvertConfig, checkpoint: HfCheckpoint) -> Calibration | None:
-    """The calibration, if the format needs one. Raises ForgeError if it is of another model or format."""
+def _calibration(directory: Path | None, config: ConvertConfig, checkpoint: HfCheckpoint) -> Calibration | None:
+    """The calibration, if the format needs one. Raises ForgeError if it is absent or of another format."""
     if directory is None:
         if config.quant != "none":
             raise ForgeError(
@@ -113,11 +115,14 @@ def _matching(directory: Path | None, config: ConvertConfig, checkpoint: HfCheck
             f"{directory} was calibrated for {calibration.quant}, not {config.quant}",
             hint=f"Give --quant {calibration.quant}, or calibrate for {config.quant}.",
         )
+    return calibration
+
+
+def _require_same_model(calibration: Calibration, checkpoint: HfCheckpoint) -> None:
+    """Raises ForgeError if the calibration is of another model: every byte of this one was read to know."""
     made_from = calibration.manifest.identity.inputs
-    for name, digest in checkpoint.digests().items():
+    for name, digest in checkpoint.digests.items():
         if made_from.get(name) != digest:
             raise ForgeError(
-                f"{directory} was calibrated on another model: {name} differs",
-                hint=f"Calibrate {checkpoint.directory} itself.",
+                f"the calibration is of another model: {name} differs", hint=f"Calibrate {checkpoint.directory} itself."
             )
-    return calibration

@@ -1,4 +1,4 @@
-"""Executes a checkpoint plan: sources are read once in row slabs, every rank file is written front to back.
+"""Executes a checkpoint plan: sources are read in row slabs, every rank file is written front to back.
 
 Memory is bounded by the slab, neither by the model nor by its largest tensor.
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from trtforge.convert.encode import TORCH, Encode, computed, slab_encoder
+from trtforge.convert.encode import Encode, computed, slab_encoder
 from trtforge.core.dtypes import dtype_named
 from trtforge.core.manifest import FileRecord
 from trtforge.core.progress import Bar, Progress
@@ -19,6 +19,7 @@ from trtforge.formats.calibration import Calibration
 from trtforge.formats.shards import RowReader, StoredTensor, Writer
 from trtforge.formats.trtllm import rank_file
 from trtforge.models.plan import Cast, CheckpointPlan, Layout, Piece, Target
+from trtforge.models.transforms import TORCH
 
 _SLAB_BYTES = 16 << 20
 

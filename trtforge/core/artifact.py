@@ -30,11 +30,12 @@ def produce(out: Path, identity: Identity, write: Write, *, force: bool = False)
     The work happens in the sibling `.<name>.partial`, which is renamed when complete, so a failure at any instant
     leaves what was at `out` before. Raises ForgeError if `out` holds anything that trtforge did not write.
     """
+    out = out.resolve()  # a symlink stays one: what it points to is replaced
     partial, replaced = out.parent / f".{out.name}.partial", out.parent / f".{out.name}.replaced"
     with _locked(out):
         if replaced.exists() and not out.exists():
             replaced.rename(out)
-        existing = _replaceable(out)
+        existing = _replaceable(out, identity.stage)
         if existing is not None and not force and existing.identity == identity and check_files(out, existing) is None:
             return Produced(out, existing, cached=True)
         shutil.rmtree(partial, ignore_errors=True)
@@ -46,8 +47,10 @@ def produce(out: Path, identity: Identity, write: Write, *, force: bool = False)
                 files={name: records.get(name) or record_of(partial / name) for name in files_below(partial)},
             )
             manifest.write(partial)
-        except BaseException:
+        except BaseException as error:
             shutil.rmtree(partial, ignore_errors=True)
+            if isinstance(error, OSError):
+                raise _failed(partial, error) from error
             raise
         if out.exists():
             shutil.rmtree(replaced, ignore_errors=True)
@@ -57,13 +60,26 @@ def produce(out: Path, identity: Identity, write: Write, *, force: bool = False)
     return Produced(out, manifest, cached=False)
 
 
-def _replaceable(out: Path) -> Manifest | None:
-    """The manifest at `out`; None if there is nothing. Raises ForgeError for files that are not an artifact's."""
+def _failed(partial: Path, error: OSError) -> ForgeError:
+    """The system refused to read or write: which file, and why."""
+    return ForgeError(
+        f"{error.filename or partial.parent}: {error.strerror or error}",
+        hint="Free space or choose another directory, then run again; what was there before is unharmed.",
+    )
+
+
+def _replaceable(out: Path, stage: str) -> Manifest | None:
+    """The manifest at `out`; None if there is nothing. Raises ForgeError for anything but an artifact of `stage`."""
     if not out.exists():
         return None
     if not out.is_dir():
         raise ForgeError(f"{out} is a file", hint="Choose another output directory.")
     manifest = read_manifest(out)
+    if manifest is not None and manifest.identity.stage != stage:
+        raise ForgeError(
+            f"{out} holds the result of another stage: {manifest.identity.stage}, not {stage}",
+            hint="Choose another output directory.",
+        )
     strangers = sorted(set(files_below(out)) - set(manifest.files if manifest else ()))
     if strangers:
         raise ForgeError(

@@ -4,10 +4,11 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any, get_args
 
+import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 from typing_extensions import Self
 
-from trtforge.core.errors import ForgeError
+from trtforge.core.errors import ForgeError, UsageError
 
 
 class Config(BaseModel):
@@ -22,6 +23,16 @@ class Config(BaseModel):
             return cls.model_validate(dict(values))
         except ValidationError as error:
             raise _as_forge_error(cls, error, where) from None
+
+
+def parse_value(text: str, option: str) -> Any:
+    """The value of an option, written as YAML. Raises UsageError naming the option."""
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise UsageError(
+            f"{option}: {text!r} is not a value", hint="Write values as in YAML: 3, 0.5, true, text."
+        ) from None
 
 
 def _as_forge_error(cls: type[BaseModel], error: ValidationError, where: str) -> ForgeError:

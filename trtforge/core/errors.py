@@ -13,6 +13,10 @@ class ForgeError(Exception):
         return (_rebuild, (type(self), self.message, self.hint))
 
 
+class UsageError(ForgeError):
+    """The command line itself is wrong: exit status 2."""
+
+
 class RequestError(ForgeError):
     """A generation request that this engine cannot serve. It ends that request and disturbs no other."""
 

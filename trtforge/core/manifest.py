@@ -68,7 +68,7 @@ def read_manifest(directory: Path) -> Manifest | None:
         values = json.loads(path.read_text())
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise ForgeError(f"{path}: not readable: {error}", hint=f"Delete {directory} and make it again.") from None
     if not isinstance(values, dict) or values.get("schema_version") != SCHEMA_VERSION:
         raise ForgeError(

@@ -6,7 +6,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import Field, field_validator
 
-from trtforge.core.config import Config
+from trtforge.core.config import Config, parse_value
 from trtforge.core.errors import ForgeError
 
 QuantFormat = Literal["none", "fp8", "int4_awq"]
@@ -71,7 +71,7 @@ class FeaturesConfig(Config):
 class EngineConfig(Config):
     """The engine and its limits. A limit left out follows from the others and the model."""
 
-    backend: Backend = Field("auto", description="auto: tensorrt_llm where it imports and a GPU is there, else torch.")
+    backend: Backend = Field("auto", description="auto is torch; tensorrt_llm builds are planned by --dry-run.")
     device: Device = Field("auto", description="torch backend: where it runs.")
     compute_dtype: DtypeChoice = Field("auto", description="torch backend: type that the arithmetic is done in.")
     target: TargetConfig = TargetConfig()
@@ -177,7 +177,7 @@ def _set(values: dict[str, Any], override: str) -> None:
         if not isinstance(nested, dict):
             raise ForgeError(f"--set {override}: {parent} has no keys below it", hint="Check the dotted key.")
         values = nested
-    values[last] = yaml.safe_load(text)
+    values[last] = parse_value(text, f"--set {key}")
 
 
 def _with_paths_from(recipe: Recipe, base: Path) -> Recipe:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from blake3 import blake3
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 BUILTIN = "builtin:stdlib"
+Part = Literal["train", "held_out"]
 _KINDS = f"FILE.jsonl, FILE.txt, FILE.parquet, FILE.safetensors or {BUILTIN}"
 
 
@@ -53,8 +54,13 @@ class _Document:
     messages: tuple[dict[str, Any], ...] = ()
 
 
-def token_windows(source: str, model: Path, *, samples: int, length: int, vocab_size: int, seed: int) -> TokenWindows:
-    """At most `samples` windows of `length` tokens from `source`, drawn in an order that `seed` decides.
+def token_windows(
+    source: str, model: Path, *, samples: int, length: int, vocab_size: int, seed: int, part: Part = "train"
+) -> TokenWindows:
+    """At most `samples` windows of `length` tokens from `source`; documents come in an order that `seed` decides.
+
+    `part`: of the built-in text, so that quality is never measured on what a model was calibrated with. Stored ids
+    are taken from the first row on.
 
     `model` is the checkpoint directory whose tokenizer and chat template are used; ids need neither. Raises ForgeError
     naming file and line for data that is absent, unreadable, without the field, empty, or outside the vocabulary.
@@ -63,8 +69,8 @@ def token_windows(source: str, model: Path, *, samples: int, length: int, vocab_
     if path.suffix == ".safetensors":
         windows = _stored_ids(path, samples, length)
     else:
-        windows = _cut(_documents(source, Random(seed)), _tokenizer(model), samples, length)
-    if sum(len(window) for window in windows) < 2:
+        windows = _cut(_documents(source, Random(seed), part), _tokenizer(model), samples, length)
+    if not windows or min(map(len, windows)) < 2:
         raise ForgeError(f"{source}: fewer than two tokens of text", hint="Give data with text in it.")
     largest, smallest = max(map(max, windows)), min(map(min, windows))
     if largest >= vocab_size or smallest < 0:
@@ -76,12 +82,12 @@ def token_windows(source: str, model: Path, *, samples: int, length: int, vocab_
     return TokenWindows(windows)
 
 
-def _documents(source: str, order: Random) -> Iterator[_Document]:
+def _documents(source: str, order: Random, part: Part) -> Iterator[_Document]:
     """The documents of a source in an order that `order` decides; the built-in text is read no further than needed."""
     if source == BUILTIN:
         from trtforge.formats.stdlib_text import stdlib_documents
 
-        yield from (_Document(source, text=text) for text in stdlib_documents("train", order))
+        yield from (_Document(source, text=text) for text in stdlib_documents(part, order))
         return
     documents = list(_read(Path(source), source))
     order.shuffle(documents)
@@ -105,7 +111,7 @@ def _read(path: Path, source: str) -> Iterator[_Document]:
 
 
 def _json_lines(path: Path) -> Iterator[_Document]:
-    for number, line in enumerate(_read_text(path).splitlines(), start=1):
+    for number, line in enumerate(_read_text(path).split("\n"), start=1):
         if not line.strip():
             continue
         where = f"{path}:{number}"
@@ -165,7 +171,15 @@ def _encode(document: _Document, tokenizer: "PreTrainedTokenizerBase") -> list[i
             f'{document.where}: "messages" need a chat template, and the tokenizer has none',
             hint='Give "text", or use the instruction-tuned checkpoint.',
         )
-    text = tokenizer.apply_chat_template(list(document.messages), tokenize=False)
+    from jinja2 import TemplateError
+
+    try:
+        text = tokenizer.apply_chat_template(list(document.messages), tokenize=False)
+    except (TemplateError, KeyError, TypeError) as error:
+        raise ForgeError(
+            f"{document.where}: the chat template refuses the messages: {error}",
+            hint='Messages look like {"role": "user", "content": "..."} and alternate as the model expects.',
+        ) from None
     return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
 
@@ -209,7 +223,7 @@ def _tokenizer(model: Path) -> "PreTrainedTokenizerBase":
 
 def _read_text(path: Path) -> str:
     try:
-        return path.read_text()
+        return path.read_text(encoding="utf-8")
     except OSError as error:
         raise ForgeError(f"{path}: {error.strerror}", hint=f"Give {_KINDS}.") from None
     except UnicodeDecodeError as error:

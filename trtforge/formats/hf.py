@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -36,18 +37,24 @@ class HfConfig:
     path: Path
 
     def integer(self, key: str, default: int | None = None) -> int:
-        """A whole number. Raises ForgeError if it is absent without a default, or not a whole number."""
+        """A whole number above zero. Raises ForgeError if it is absent without a default, or anything else."""
         value = self.values.get(key)
         value = default if value is None else value
-        if isinstance(value, bool) or not isinstance(value, int):
-            said = "is missing" if value is None else f"is {value!r}, not a whole number"
-            raise ForgeError(f"{self.path}: {key} {said}", hint="Use the config.json that came with the model.")
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise self._wrong(key, value, "a whole number above zero")
         return value
 
     def number(self, key: str, default: float) -> float:
-        """A number."""
+        """A number. Raises ForgeError for anything else."""
         value = self.values.get(key)
-        return default if value is None else float(value)
+        value = default if value is None else value
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self._wrong(key, value, "a number")
+        return float(value)
+
+    def _wrong(self, key: str, value: object, wanted: str) -> ForgeError:
+        said = "is missing" if value is None else f"is {value!r}, not {wanted}"
+        return ForgeError(f"{self.path}: {key} {said}", hint="Use the config.json that came with the model.")
 
     def flag(self, key: str, default: bool = False) -> bool:
         """A boolean."""
@@ -57,11 +64,9 @@ class HfConfig:
     @property
     def architecture(self) -> str:
         """The model class in `architectures`."""
-        names = self.values.get("architectures") or []
-        if not names:
-            raise ForgeError(
-                f"{self.path}: architectures is missing", hint="Use the config.json that came with the model."
-            )
+        names = self.values.get("architectures") or None
+        if not isinstance(names, list):
+            raise self._wrong("architectures", names, "a list")
         return str(names[0])
 
     @property
@@ -72,18 +77,24 @@ class HfConfig:
     @property
     def rope_theta(self) -> float:
         """Base of the rotary embedding."""
-        return float(self._rope.get("rope_theta") or self.values.get("rope_theta") or 10000.0)
+        return HfConfig({**self.values, **self._rope}, self.path).number("rope_theta", 10000.0)
 
     @property
     def rope_scaling(self) -> dict[str, Any] | None:
         """The scaling of the rotary embedding as HF writes it, None where there is none."""
-        scaling = self.values.get("rope_scaling") or {k: v for k, v in self._rope.items() if k != "rope_theta"}
+        scaling = self._mapping("rope_scaling") or {k: v for k, v in self._rope.items() if k != "rope_theta"}
         kind = scaling.get("rope_type", scaling.get("type", "default"))
         return None if kind == "default" else dict(scaling)
 
     @property
     def _rope(self) -> Mapping[str, Any]:
-        return self.values.get("rope_parameters") or {}
+        return self._mapping("rope_parameters")
+
+    def _mapping(self, key: str) -> Mapping[str, Any]:
+        value = self.values.get(key) or {}
+        if not isinstance(value, dict):
+            raise self._wrong(key, value, "an object")
+        return value
 
 
 @dataclass(frozen=True)
@@ -95,8 +106,9 @@ class HfCheckpoint:
     tensors: Mapping[str, StoredTensor]
     weight_files: tuple[Path, ...]
 
+    @cached_property
     def digests(self) -> dict[str, str]:
-        """Hex BLAKE3 of each file that decides the converted weights."""
+        """Hex BLAKE3 of each file that decides the converted weights; all of them are read once."""
         files = [self.config.path, *self.weight_files]
         return {path.name: file_digest(path) for path in files}
 
@@ -114,7 +126,7 @@ def open_checkpoint(directory: Path) -> HfCheckpoint:
     config = read_config(directory)
     index = directory / INDEX
     if index.is_file():
-        weight_map = _read_json(index, "")["weight_map"]
+        weight_map = _weight_map(index)
         files = tuple(_shard(directory, name, index) for name in sorted(set(weight_map.values())))
     elif (directory / SINGLE).is_file():
         weight_map, files = None, (directory / SINGLE,)
@@ -138,10 +150,11 @@ def open_checkpoint(directory: Path) -> HfCheckpoint:
     return HfCheckpoint(directory, config, tensors, files)
 
 
-def resolve_source(source: str, revision: str = "main") -> Path:
+def resolve_source(source: str, revision: str = "main", *, metadata_only: bool = False) -> Path:
     """A local directory as it is; a hub id downloaded (or found in the offline cache) by huggingface_hub.
 
-    The access token comes from the environment only. Raises ForgeError if the source is neither.
+    `metadata_only` fetches config.json and nothing else. The access token comes from the environment only. Raises
+    ForgeError if the source is neither.
     """
     directory = Path(source)
     if directory.is_dir():
@@ -149,14 +162,15 @@ def resolve_source(source: str, revision: str = "main") -> Path:
     if source.count("/") != 1 or source.startswith((".", "/", "~")):
         raise ForgeError(f"{source}: no such directory", hint="Give a checkpoint directory or a hub id (owner/name).")
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-    patterns = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model", "*.txt"]
+    wanted = ["config.json"] if metadata_only else [INDEX, "model*.safetensors", "config.json", *TOKENIZER_FILES]
     try:
-        return Path(snapshot_download(source, revision=revision, allow_patterns=patterns, token=os.getenv("HF_TOKEN")))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        return Path(snapshot_download(source, revision=revision, allow_patterns=wanted, token=os.getenv("HF_TOKEN")))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ForgeError(
-            f"{source} (revision {revision}) could not be fetched: {str(error).splitlines()[0]}",
+            f"{source} (revision {revision}) could not be fetched: {reason}",
             hint="Check the id, the network and HF_TOKEN, or give a local directory.",
         ) from None
 
@@ -164,6 +178,14 @@ def resolve_source(source: str, revision: str = "main") -> Path:
 def tokenizer_files(directory: Path) -> tuple[Path, ...]:
     """The tokenizer's and generation configuration's files that are in `directory`."""
     return tuple(directory / name for name in TOKENIZER_FILES if (directory / name).is_file())
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    """Tensor name to shard. Raises ForgeError for an index that has none."""
+    weight_map = _read_json(index, "").get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+        raise ForgeError(f"{index}: weight_map is missing or damaged", hint="Download the index again.")
+    return weight_map
 
 
 def _shard(directory: Path, name: str, index: Path) -> Path:
@@ -188,7 +210,7 @@ def _no_weights(directory: Path) -> ForgeError:
 
 def _read_json(path: Path, hint: str) -> dict[str, Any]:
     try:
-        values = json.loads(path.read_text())
+        values = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ForgeError(f"{path}: {error.strerror}", hint=hint or "Check the directory.") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:

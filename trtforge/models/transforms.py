@@ -6,6 +6,14 @@ Layouts: NVIDIA ModelOpt 0.37 export/quant_utils.py and TensorRT-LLM 0.17 quanti
 import torch
 from torch import Tensor
 
+TORCH = {
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "float8_e4m3fn": torch.float8_e4m3fn,
+    "int8": torch.int8,
+}
+"""Torch's types by TensorRT-LLM's names."""
 FP8_MAX = 448.0  # largest finite E4M3 value
 INT4_MAX = 7.0
 

@@ -27,7 +27,7 @@ def problems(family: Family, facts: Facts, layout: Layout) -> tuple[Problem, ...
 
 def require_legal(family: Family, facts: Facts, layout: Layout) -> None:
     """Raises ForgeError with the first problem and its fix."""
-    for problem in _problems(family, facts, layout):
+    for problem in problems(family, facts, layout):
         raise ForgeError(problem.message, hint=problem.fix)
 
 

@@ -6,11 +6,12 @@ writes and gathers both at once. Rows of one token are computed together in buck
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from trtforge.runtime.batch import Step, buckets
+from trtforge.runtime.batch import Ints, Step, buckets, padded_rows
 from trtforge.runtime.float8 import from_e4m3, to_e4m3
 
 _QUERIES_AT_ONCE = 1024  # bounds the mask of a context that continues an earlier chunk
@@ -38,18 +39,29 @@ class ContextRow:
 
 @dataclass(frozen=True)
 class Batch:
-    """A step as tensors on the device that computes it."""
+    """A step as tensors on the device that computes it.
+
+    tokens, positions and logit_rows may be padded: there are `len(slots)` tokens, of which `wanted` give logits.
+    """
 
     tokens: Tensor
     positions: Tensor
     slots: Tensor
     logit_rows: Tensor
+    wanted: int
     generation: tuple[GenerationRows, ...]
     context: tuple[ContextRow, ...]
 
     @classmethod
     def of(
-        cls, step: Step, tokens_per_block: int, device: torch.device, dtype: torch.dtype, window: int | None = None
+        cls,
+        step: Step,
+        tokens_per_block: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        *,
+        window: int | None = None,
+        pads: bool = False,
     ) -> "Batch":
         """Everything that the layers share. `window`: tokens that a query sees, itself included; None is all."""
         held = -(-(step.starts + step.counts) // tokens_per_block)
@@ -72,14 +84,23 @@ class Batch:
             )
             for row in range(rows, len(step.counts))
         )
+        logit_rows = step.logit_rows()
         return cls(
-            tokens=torch.from_numpy(step.tokens).to(device),
-            positions=torch.from_numpy(positions).to(device),
-            slots=torch.from_numpy(step.slots(row_of, positions, tokens_per_block)).to(device),
-            logit_rows=torch.from_numpy(step.logit_rows()).to(device),
+            tokens=_packed(step.tokens, device, pads),
+            positions=_packed(positions, device, pads),
+            slots=_packed(step.slots(row_of, positions, tokens_per_block), device),
+            logit_rows=_packed(logit_rows, device, pads),
+            wanted=len(logit_rows),
             generation=tuple(generation),
             context=context,
         )
+
+
+def _packed(values: Ints, device: torch.device, pads: bool = False) -> Tensor:
+    """The integers on the device, followed by zeros if `pads`."""
+    if pads and padded_rows(len(values)) > len(values):
+        values = np.concatenate([values, np.zeros(padded_rows(len(values)) - len(values), dtype=np.int64)])
+    return torch.from_numpy(values).to(device)
 
 
 class Scratch:
@@ -133,11 +154,13 @@ class Attention:
     window: int | None = None
 
     def __call__(self, heads: Tensor, batch: Batch, cache: LayerCache) -> Tensor:
-        """(tokens, heads + 2 x kv_heads, head_size) to (tokens, heads x head_size)."""
-        cache.write(batch.slots, heads[:, self.num_heads :])
-        if len(batch.generation) == 1 and not batch.context:
+        """(tokens, heads + 2 x kv_heads, head_size) to (tokens, heads x head_size); padding becomes zero."""
+        tokens = len(batch.slots)
+        cache.write(batch.slots, heads[:tokens, self.num_heads :])
+        if len(batch.generation) == 1 and not batch.context and tokens == len(heads):
             return self._generate(heads[:, : self.num_heads], batch.generation[0], cache)
         out = torch.empty(len(heads), self.num_heads * self.head_size, dtype=heads.dtype, device=heads.device)
+        out[tokens:] = 0
         for rows in batch.generation:
             out[rows.first : rows.end] = self._generate(heads[rows.first : rows.end, : self.num_heads], rows, cache)
         for row in batch.context:

@@ -87,6 +87,17 @@ class Step:
         return np.flatnonzero(before_end <= np.repeat(self.wanted, self.counts))
 
 
+def padded_rows(rows: int) -> int:
+    """A row count of a short list that is at least `rows`: 1, 2, 4, 8, multiples of 16 to 128, of 64 to 512, of 256.
+
+    oneDNN compiles a kernel for every shape that it meets, which takes as long as a step.
+    """
+    if rows <= 8:
+        return 1 << (rows - 1).bit_length() if rows else 0
+    unit = 16 if rows <= 128 else 64 if rows <= 512 else 256
+    return -(-rows // unit) * unit
+
+
 def buckets(blocks: Ints, first: int = 0) -> list[tuple[int, int]]:
     """Ranges of rows (their block counts ascending) that are computed together, so that padding stays small.
 

@@ -75,13 +75,14 @@ class Decoder:
             hidden = hidden + layer.mlp(layer.post_norm(hidden))
         part = None
         if self._lm_head is not None and self._final_norm is not None:
-            wanted = hidden if len(batch.logit_rows) == len(hidden) else hidden.index_select(0, batch.logit_rows)
-            part = self._lm_head(self._final_norm(wanted)) if len(wanted) else None
+            all_wanted = batch.wanted == len(batch.slots)
+            wanted = hidden if all_wanted else hidden.index_select(0, batch.logit_rows)
+            part = self._lm_head(self._final_norm(wanted))[: batch.wanted] if batch.wanted else None
         else:
             self._ranks.send_hidden(hidden)
-        if len(batch.logit_rows) == 0:
+        if batch.wanted == 0:
             return None
-        logits = self._ranks.gather_logits(part, len(batch.logit_rows), spec.vocab_share, hidden)
+        logits = self._ranks.gather_logits(part, batch.wanted, spec.vocab_share, hidden)
         return None if logits is None else logits[:, : spec.vocab_size].float()
 
 

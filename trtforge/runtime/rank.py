@@ -40,7 +40,9 @@ class RankModel:
 
     def execute(self, step: Step) -> Tensor | None:
         """float32 logits of the rows wanted on rank 0; None elsewhere, and where none are wanted."""
-        batch = Batch.of(step, self._source.tokens_per_block, self._place.device, self._place.dtype)
+        device, dtype = self._place.device, self._place.dtype
+        pads = device.type == "cpu" and dtype is not torch.float32
+        batch = Batch.of(step, self._source.tokens_per_block, device, dtype, pads=pads)
         return self._decoder.forward(batch, self._cache)
 
 

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -88,8 +87,3 @@ class Weights:
                 f"{self.where}: {len(names)} tensors have no place in this model: {', '.join(names[:4])}",
                 hint="config.json and the weights do not belong together, or the embedded engine lacks this feature.",
             )
-
-
-def on(tensor: Tensor, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
-    """The tensor where and as it is computed with; no copy if it is that already."""
-    return tensor.to(device=device, dtype=dtype or tensor.dtype)

@@ -1,5 +1,6 @@
 """Two models on the same tokens: perplexity, divergence and agreement, accumulated window by window."""
 
+import math
 from dataclasses import dataclass, field
 
 import torch
@@ -27,7 +28,9 @@ class Comparison:
         self.candidate_nll += float(functional.nll_loss(got_log, targets, reduction="sum"))
         self.divergence += float((expected_log.exp() * (expected_log - got_log)).sum())
         self.agreements += int((expected.argmax(-1) == got.argmax(-1)).sum())
-        self.largest_error = max(self.largest_error, float((expected - got).abs().max()))
+        largest = float((expected - got).abs().max())
+        # max() would drop a NaN, which is the one error that must be seen.
+        self.largest_error = largest if math.isnan(largest) else max(self.largest_error, largest)
 
     @property
     def reference_perplexity(self) -> float:

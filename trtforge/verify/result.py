@@ -1,5 +1,7 @@
 """What a verification found, and whether a gate holds."""
 
+import math
+
 from pydantic import Field
 
 from trtforge.core.config import Config
@@ -49,25 +51,38 @@ class Verification(Config):
         """The object that `trtforge verify --json` prints."""
         return {
             "passed": self.passed,
-            "perplexity": self.perplexity.model_dump() | {"increase": self.perplexity.increase},
-            "kl_mean": self.kl_mean,
+            "perplexity": {
+                "reference": _number(self.perplexity.reference),
+                "candidate": _number(self.perplexity.candidate),
+                "increase": _number(self.perplexity.increase),
+            },
+            "kl_mean": _number(self.kl_mean),
             "top1_agreement": self.top1_agreement,
-            "max_abs_logit_error": self.max_abs_logit_error,
+            "max_abs_logit_error": _number(self.max_abs_logit_error),
             "tokens": self.tokens,
             "tensors_checked": self.tensors_checked,
             "failures": [str(failure) for failure in self.failures],
         }
 
 
+def _number(value: float) -> float | None:
+    """JSON has no NaN and no infinity: null."""
+    return value if math.isfinite(value) else None
+
+
 def failures(
     gate: GateConfig, perplexity_increase: float, top1_agreement: float, kl_mean: float
 ) -> tuple[Failure, ...]:
-    """The figures of `gate` that do not hold."""
+    """The figures of `gate` that do not hold; one that is no number never does, gate or not."""
+    figures = {"perplexity_increase": perplexity_increase, "top1_agreement": top1_agreement, "kl_mean": kl_mean}
+    broken = [name for name, value in figures.items() if not math.isfinite(value)]
+    if broken:
+        return tuple(Failure(figure=name, value=figures[name], limit=getattr(gate, name) or 0.0) for name in broken)
     found = []
-    if gate.perplexity_increase is not None and not perplexity_increase <= gate.perplexity_increase:
+    if gate.perplexity_increase is not None and perplexity_increase > gate.perplexity_increase:
         found.append(Failure(figure="perplexity_increase", value=perplexity_increase, limit=gate.perplexity_increase))
-    if gate.top1_agreement is not None and not top1_agreement >= gate.top1_agreement:
+    if gate.top1_agreement is not None and top1_agreement < gate.top1_agreement:
         found.append(Failure(figure="top1_agreement", value=top1_agreement, limit=gate.top1_agreement))
-    if gate.kl_mean is not None and not kl_mean <= gate.kl_mean:
+    if gate.kl_mean is not None and kl_mean > gate.kl_mean:
         found.append(Failure(figure="kl_mean", value=kl_mean, limit=gate.kl_mean))
     return tuple(found)

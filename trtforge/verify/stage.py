@@ -2,24 +2,33 @@
 
 from pathlib import Path
 
-from trtforge.core.manifest import open_artifact
+from trtforge.core.errors import ForgeError
+from trtforge.core.manifest import Manifest, open_artifact
 from trtforge.core.progress import Progress, Silent
 from trtforge.core.recipe import GateConfig
 from trtforge.formats.corpus import TokenWindows, token_windows
+from trtforge.formats.hf import HfCheckpoint, open_checkpoint
 from trtforge.formats.shards import read_header
-from trtforge.formats.trtllm import is_engine, rank_file, read_checkpoint_config, read_engine_config
+from trtforge.formats.trtllm import (
+    CheckpointConfig,
+    is_engine,
+    rank_file,
+    read_checkpoint_config,
+    read_engine_config,
+)
 from trtforge.verify.result import Perplexity, Verification, failures
 
 
 def verify(candidate: Path, reference: Path, gate: GateConfig, *, progress: Progress | None = None) -> Verification:
-    """Compare `candidate` (a checkpoint or a torch engine) with the Hugging Face model at `reference`, in float32.
+    """Compare `candidate` (a checkpoint, or a torch engine as it was compiled) with `reference` in float32.
 
-    Raises ForgeError for a damaged or foreign artifact and for data that cannot be used; a gate that does not hold is
+    Raises ForgeError for a damaged or foreign artifact and for data that cannot be used; a broken gate is
     not an error but a result with `failures`.
     """
     engine = is_engine(candidate)
-    open_artifact(candidate, "engine" if engine else "checkpoint")
+    manifest = open_artifact(candidate, "engine" if engine else "checkpoint")
     config = read_engine_config(candidate)[0] if engine else read_checkpoint_config(candidate)
+    _require_same_model(config, manifest, open_checkpoint(reference))
     windows = token_windows(
         gate.data,
         reference,
@@ -27,9 +36,28 @@ def verify(candidate: Path, reference: Path, gate: GateConfig, *, progress: Prog
         length=gate.sequence_length,
         vocab_size=config.vocab_size,
         seed=0,
+        part="held_out",
     )
     tensors = sum(len(read_header(candidate / rank_file(rank.index))) for rank in config.parallel.ranks)
     return _compare(candidate, reference, gate, windows, tensors, progress or Silent())
+
+
+def _require_same_model(config: CheckpointConfig, manifest: Manifest, reference: HfCheckpoint) -> None:
+    """Raises ForgeError if the candidate was made from another model (an engine tells only its sizes)."""
+    sizes = {
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "num_hidden_layers": config.num_hidden_layers,
+    }
+    differing = [key for key, size in sizes.items() if reference.config.integer(key) != size]
+    if manifest.identity.stage == "checkpoint":
+        made_from = manifest.identity.inputs
+        differing += [name for name, digest in reference.digests.items() if made_from.get(name) != digest]
+    if differing:
+        raise ForgeError(
+            f"{reference.directory} is not the model that this was made from: {differing[0]} differs",
+            hint="Give the checkpoint that was converted as --against.",
+        )
 
 
 def _compare(
@@ -44,7 +72,8 @@ def _compare(
     comparison = Comparison()
     model = load_reference(reference)
     with (
-        open_runner(candidate, device="cpu", compute_dtype="float32") as runner,
+        # A checkpoint is computed in float32, an engine as it was compiled.
+        open_runner(candidate) as runner,
         torch.inference_mode(),
         progress.bar("Verifying", len(windows.windows), "windows") as bar,
     ):
