@@ -10,7 +10,9 @@ import sys
 from pathlib import Path
 
 BUILD = Path("build/demo-int4awq")
-PROMPT = "Return a list of the names of the"
+PROMPT = "The function returns a new"
+# A model this small repeats itself when it is greedy.
+SAMPLING = ("--temperature", "0.8", "--top-p", "0.9", "--seed", "7")
 PROGRAM = [sys.executable, "-m", "trtforge"]
 
 
@@ -28,7 +30,7 @@ def main() -> int:
         print(line, end="", flush=True)
         if not line.startswith("ready "):
             return server.wait() or 1
-        return _run("infer", PROMPT, "--url", f"127.0.0.1:{grpc}", "--max-tokens", "64")
+        return _run("infer", PROMPT, "--url", f"127.0.0.1:{grpc}", "--max-tokens", "64", *SAMPLING)
     finally:
         if server.poll() is None:
             server.send_signal(signal.SIGTERM)

@@ -201,6 +201,13 @@ def test_quantised_build_keeps_the_quality(recipe: str, limit: float, compressio
 
     again = json.loads(trtforge("build", recipe, "--out", tmp_path, "--json").stdout)
     assert [stage["cached"] for stage in again["stages"]] == [True] * 5
+    trtforge("build", recipe, "--out", tmp_path, "--from", "package", "--json")
+    kept = json.loads((tmp_path / "report.json").read_text())
+    assert (kept["verification"], kept["compression"]) == (report["verification"], report["compression"])
+
+    few = ("--samples", "4", "--data", DEMO_MODEL / "heldout.txt", "--json")
+    figures = json.loads(trtforge("verify", tmp_path / "engine", "--against", DEMO_MODEL, *few).stdout)
+    assert abs(figures["perplexity"]["increase"]) < 0.05
 
 
 def test_gate_that_does_not_hold_stops_the_build(tmp_path: Path) -> None:

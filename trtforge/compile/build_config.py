@@ -72,11 +72,7 @@ class BuildPlan:
     def build_settings(self) -> dict[str, JsonValue]:
         """The decided top-level fields, by TensorRT-LLM's names."""
         return {
-            "max_batch_size": self.limits.max_batch_size,
-            "max_input_len": self.limits.max_input_len,
-            "max_seq_len": self.limits.max_seq_len,
-            "max_num_tokens": self.limits.max_num_tokens,
-            "max_beam_width": self.limits.max_beam_width,
+            **self.limits.build_fields,
             "kv_cache_type": self.kv_cache_type,
             "strongly_typed": self.strongly_typed,
         }

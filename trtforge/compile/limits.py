@@ -30,6 +30,17 @@ class Limits:
     longest_prompt: int
     warnings: tuple[str, ...] = ()
 
+    @property
+    def build_fields(self) -> dict[str, int]:
+        """The fields of TensorRT-LLM's BuildConfig that say these limits."""
+        return {
+            "max_batch_size": self.max_batch_size,
+            "max_input_len": self.max_input_len,
+            "max_seq_len": self.max_seq_len,
+            "max_num_tokens": self.max_num_tokens,
+            "max_beam_width": self.max_beam_width,
+        }
+
 
 def derive_limits(checkpoint: CheckpointConfig, engine: EngineConfig, default_tokens_per_block: int) -> Limits:
     """The limits of an engine for `checkpoint`. Raises ForgeError for a limit that is given and impossible."""

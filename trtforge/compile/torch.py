@@ -36,11 +36,7 @@ class TorchPlan:
         """The fields of TensorRT-LLM's BuildConfig that the runtime obeys."""
         paged_context = self.kv_reuse or self.chunked_context
         return {
-            "max_batch_size": self.limits.max_batch_size,
-            "max_input_len": self.limits.max_input_len,
-            "max_seq_len": self.limits.max_seq_len,
-            "max_num_tokens": self.limits.max_num_tokens,
-            "max_beam_width": self.limits.max_beam_width,
+            **self.limits.build_fields,
             "kv_cache_type": "PAGED",
             "gather_context_logits": False,
             "plugin_config": {

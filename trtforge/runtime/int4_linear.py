@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from trtforge.core.errors import ForgeError
+from trtforge.models.transforms import dequantize_int4, unpack_int4
 from trtforge.runtime.linear import Linear, Matrix, Place, Stored, load_bias, with_bias
 from trtforge.runtime.weights import Weights
 
@@ -19,8 +20,7 @@ class Int4Dense:
 
     def pack(self, stored: Stored, dtype: torch.dtype) -> dict[str, Tensor]:
         assert stored.weights_scale is not None
-        codes = _unpacked(stored.weight).float().unflatten(1, (stored.weights_scale.shape[1], -1))
-        values = (codes * stored.weights_scale.float().unsqueeze(2)).flatten(1)
+        values = dequantize_int4(unpack_int4(stored.weight.view(torch.int8)), stored.weights_scale.float())
         return with_bias({"weight": values.to(dtype), **_prequant(stored, dtype)}, stored, dtype)
 
     def load(self, weights: Weights, prefix: str, shape: tuple[int, int], place: Place, *, bias: bool) -> Linear:
@@ -44,7 +44,7 @@ class Int4Packed:
 
     def pack(self, stored: Stored, dtype: torch.dtype) -> dict[str, Tensor]:
         assert stored.weights_scale is not None
-        codes = _unpacked(stored.weight).to(torch.int32) + 8
+        codes = unpack_int4(stored.weight.view(torch.int8)).to(torch.int32) + 8
         if codes.shape[0] % _TILE:
             raise ForgeError(
                 f"an INT4 linear layer with {codes.shape[0]} outputs on a rank: int4 kernels take multiples of {_TILE}",
@@ -100,12 +100,6 @@ def _expanded(weight: Tensor, scales_and_zeros: Tensor) -> Tensor:
         torch.sub(nibbles.bitwise_or_(0x4300).view(torch.bfloat16), 128 + 8, out=into)
     values.view(groups, -1, outputs).mul_(scales_and_zeros[:, None, :, 0])
     return values.view(-1, outputs)
-
-
-def _unpacked(weight: Tensor) -> Tensor:
-    """(out, in) int8 codes in [-8, 7]: byte [j, k] holds row 2j in its low and row 2j + 1 in its high nibble."""
-    packed = weight.view(torch.int8)
-    return torch.stack(((packed << 4) >> 4, packed >> 4), dim=1).flatten(0, 1)
 
 
 def _prequant(stored: Stored, dtype: torch.dtype) -> Mapping[str, Tensor]:
