@@ -22,7 +22,10 @@ HfDirectory = Annotated[
 ]
 
 MaxTokens = Annotated[int, typer.Option("--max-tokens", min=1, help="Most tokens to generate.")]
-Temperature = Annotated[float | None, typer.Option(min=0, help="Sampling temperature; left out: greedy.")]
+Temperature = Annotated[
+    float | None,
+    typer.Option(min=0, help="Sampling temperature; takes effect with --top-k or --top-p, as in TensorRT-LLM."),
+]
 TopK = Annotated[int | None, typer.Option("--top-k", min=0, help="Sample from the k most likely tokens.")]
 TopP = Annotated[
     float | None, typer.Option("--top-p", min=0, max=1, help="Sample from the likeliest tokens of mass p.")

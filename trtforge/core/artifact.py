@@ -30,14 +30,14 @@ def produce(out: Path, identity: Identity, write: Write, *, force: bool = False)
     The work happens in the sibling `.<name>.partial`, which is renamed when complete, so a failure at any instant
     leaves what was at `out` before. Raises ForgeError if `out` holds anything that trtforge did not write.
     """
-    out = out.resolve()  # a symlink stays one: what it points to is replaced
+    given, out = out, out.resolve()  # a symlink stays one: what it points to is replaced
     partial, replaced = out.parent / f".{out.name}.partial", out.parent / f".{out.name}.replaced"
     with _locked(out):
         if replaced.exists() and not out.exists():
             replaced.rename(out)
         existing = _replaceable(out, identity.stage)
         if existing is not None and not force and existing.identity == identity and check_files(out, existing) is None:
-            return Produced(out, existing, cached=True)
+            return Produced(given, existing, cached=True)
         shutil.rmtree(partial, ignore_errors=True)
         try:
             partial.mkdir()
@@ -57,7 +57,7 @@ def produce(out: Path, identity: Identity, write: Write, *, force: bool = False)
             out.rename(replaced)
         partial.rename(out)
         shutil.rmtree(replaced, ignore_errors=True)
-    return Produced(out, manifest, cached=False)
+    return Produced(given, manifest, cached=False)
 
 
 def _failed(partial: Path, error: OSError) -> ForgeError:

@@ -1,8 +1,6 @@
 """The embedded engine: TensorRT-LLM checkpoints executed in plain torch, paged and batched in flight."""
 
-import os
+from trtforge.core.threads import wait_briefly
 
-# Threads of a parallel operation wait asleep, not spinning, for the last of them. Otherwise each operation of a step
-# lasts until the scheduler takes the spinning threads off a core that another process keeps busy: measured, steps
-# become ten times as long. OpenMP reads this when torch is loaded, so it is set before any module here imports torch.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# Before any module here imports torch: also in Triton's Python process, which no command of ours started.
+wait_briefly()
