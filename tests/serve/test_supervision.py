@@ -74,7 +74,9 @@ def test_streaming_off_serves_whole_answers_and_a_bounded_queue(tmp_path: Path, 
 
     def ask(number: int) -> str:
         try:
-            return generate(server.grpc, "my-ensemble", "one two", Sampling(max_tokens=150)).text
+            return generate(
+                server.grpc, "my-ensemble", "one two", Sampling(max_tokens=800)
+            ).text  # long enough that all are there at once
         except ForgeError as error:
             return error.message
 
