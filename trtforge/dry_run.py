@@ -3,15 +3,14 @@
 from typing import Any, get_args
 
 from trtforge.compile.stage import CompileOptions, plan_for
-from trtforge.core.dtypes import model_dtype
-from trtforge.core.parallel import Parallel
+from trtforge.convert.stage import layout_of
 from trtforge.core.recipe import Recipe
 from trtforge.formats.hf import read_config, resolve_source
 from trtforge.formats.triton import ModelRole
 from trtforge.formats.trtllm import rank_file
-from trtforge.models.plan import Layout, checkpoint_config, checkpoint_plan
+from trtforge.models.plan import checkpoint_config, checkpoint_plan
 from trtforge.models.registry import family_of
-from trtforge.pipeline import Paths, StageName
+from trtforge.pipeline import Paths, StageName, convert_config
 from trtforge.plan.legality import require_legal
 
 
@@ -21,21 +20,14 @@ def dry_run(recipe: Recipe, paths: Paths, stages: tuple[StageName, ...], options
     config = read_config(source)
     family = family_of(config.architecture)
     facts = family.facts(config)
-    quant, split = recipe.quantization, recipe.parallel
-    layout = Layout(
-        parallel=Parallel(split.tp, split.pp, split.ep),
-        dtype=model_dtype(recipe.model.dtype, config.dtype),
-        quant=quant.format,
-        kv_cache=quant.kv_cache,
-        group_size=quant.group_size,
-    )
+    layout = layout_of(convert_config(recipe), config.dtype)
     require_legal(family, facts, layout)
     model = checkpoint_config(family, facts, config.architecture, layout)
     plans: dict[str, Any] = {}
     for stage in stages:
         match stage:
             case "calibrate":
-                plans[stage] = quant.model_dump(mode="json") | {"artifact": str(paths.calibration)}
+                plans[stage] = recipe.quantization.model_dump(mode="json") | {"artifact": str(paths.calibration)}
             case "convert":
                 targets = checkpoint_plan(family, facts, layout).targets
                 plans[stage] = {

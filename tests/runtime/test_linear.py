@@ -3,7 +3,8 @@ import torch
 from torch import Tensor
 
 from trtforge.core.errors import ForgeError
-from trtforge.runtime.float8 import from_e4m3, round_to_e4m3, to_e4m3
+from trtforge.models.transforms import quantize_fp8
+from trtforge.runtime.float8 import from_e4m3, round_to_e4m3
 from trtforge.runtime.fp8_linear import Fp8Dense
 from trtforge.runtime.int4_linear import Int4Dense, Int4Packed
 from trtforge.runtime.linear import Dense, Kernel, Place, Stored, merged
@@ -80,12 +81,12 @@ def test_rounding_in_float32_gives_the_number_that_is_stored() -> None:
     near = torch.cat((halves, halves * (1 + 1e-6), halves * (1 - 1e-6), codes, torch.randn(10000).exp()))
     values = torch.cat((near, -near, torch.tensor([0.0, 1e-30, 449.0, 1e9])))
     for scale in (torch.tensor([1.0]), torch.tensor([0.03])):
-        stored = to_e4m3(values, scale).float()
+        stored = quantize_fp8(values, scale).float()
         assert torch.equal(round_to_e4m3(values, scale), stored)
 
 
 def test_values_beyond_the_range_saturate() -> None:
-    made = to_e4m3(torch.tensor([1e9, -1e9, 449.0]), torch.tensor(1.0))
+    made = quantize_fp8(torch.tensor([1e9, -1e9, 449.0]), torch.tensor(1.0))
     assert made.float().tolist() == [448.0, -448.0, 448.0]
 
 

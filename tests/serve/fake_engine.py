@@ -1,6 +1,6 @@
 """An engine without a model: answers with its prompt, over and over, one token every few milliseconds.
 
-Put into `sys.modules` under the engine's names, it lets the server's side be tested by itself.
+Put into `sys.modules` under the engine's name, it lets the server's side be tested by itself.
 """
 
 import sys
@@ -12,46 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from trtforge.core.errors import ForgeError, RequestError
+from trtforge.runtime.requests import FinishReason, GenerationRequest, Output
 
 LONGEST_PROMPT = 200
 BLOCKS = 100
-
-
-@dataclass(frozen=True)
-class SamplingParams:
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    seed: int | None = None
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    min_tokens: int = 0
-    return_log_probs: bool = False
-    embedding_bias: tuple[float, ...] = ()
-
-
-@dataclass(frozen=True)
-class GenerationRequest:
-    request_id: str
-    prompt: tuple[int, ...]
-    max_tokens: int
-    sampling: SamplingParams = SamplingParams()
-    end_ids: frozenset[int] = frozenset()
-    stop_words: tuple[tuple[int, ...], ...] = ()
-    bad_words: tuple[tuple[int, ...], ...] = ()
-
-
-@dataclass(frozen=True)
-class Output:
-    request_id: str
-    tokens: tuple[int, ...]
-    finish_reason: str | None = None
-    error: ForgeError | None = None
-    log_probs: tuple[float, ...] = ()
-    cumulative_log_prob: float = 0.0
-    reused_blocks: int = 0
-    allocated_blocks: int = 0
 
 
 @dataclass(frozen=True)
@@ -102,7 +66,7 @@ class Running:
             return self._output((token,), "stop_word")
         return self._output((token,), "length" if len(self.tokens) >= request.max_tokens else None)
 
-    def _output(self, tokens: tuple[int, ...], reason: str | None) -> Output:
+    def _output(self, tokens: tuple[int, ...], reason: FinishReason | None) -> Output:
         return Output(
             self.request.request_id,
             tokens,
@@ -171,12 +135,9 @@ class Engine:
 
 def install() -> None:
     """Stand in for trtforge.runtime's engine in this process."""
-    requests, engine = types.ModuleType("trtforge.runtime.requests"), types.ModuleType("trtforge.runtime.engine")
-    for kind in (SamplingParams, GenerationRequest, Output):
-        setattr(requests, kind.__name__, kind)
+    engine = types.ModuleType("trtforge.runtime.engine")
     for kind in (Engine, EngineOptions, EngineStatistics):
         setattr(engine, kind.__name__, kind)
-    sys.modules[requests.__name__] = requests
     sys.modules[engine.__name__] = engine
 
 

@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from pydantic import Field
@@ -58,7 +59,9 @@ def convert(
     family = family_of(checkpoint.config.architecture)
     facts = family.facts(checkpoint.config)
     calibrated = _calibration(calibration, config, checkpoint)
-    layout = _layout(config, checkpoint.config.dtype, calibrated)
+    layout = layout_of(config, checkpoint.config.dtype)
+    if calibrated is not None:
+        layout = replace(layout, group_size=calibrated.group_size)
     require_legal(family, facts, layout)
     plan = checkpoint_plan(family, facts, layout)
     check_sources(checkpoint, family, plan)
@@ -87,13 +90,14 @@ def convert(
     return produce(out, identity, write, force=force)
 
 
-def _layout(config: ConvertConfig, source_dtype: str, calibration: Calibration | None) -> Layout:
+def layout_of(config: ConvertConfig, source_dtype: str) -> Layout:
+    """The layout that a configuration asks for, of a model whose config.json states `source_dtype`."""
     return Layout(
         parallel=Parallel(config.tp, config.pp, config.ep, config.cp),
         dtype=model_dtype(config.dtype, source_dtype),
         quant=config.quant,
         kv_cache=config.kv_cache,
-        group_size=calibration.group_size if calibration else config.group_size,
+        group_size=config.group_size,
         parallel_embedding=config.parallel_embedding,
         embedding_sharding_dim=config.embedding_sharding_dim,
     )

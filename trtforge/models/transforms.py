@@ -24,9 +24,12 @@ def fp8_scale(amax: Tensor) -> Tensor:
     return torch.where(scale > 0, scale, torch.ones_like(scale))
 
 
-def quantize_fp8(weight: Tensor, scale: Tensor) -> Tensor:
-    """float8_e4m3fn of weight / scale, divided in float32 (in bfloat16 up to 4 % of the bytes would differ)."""
-    return (weight.float() / scale).clamp_(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn)
+def quantize_fp8(values: Tensor, scale: Tensor | float) -> Tensor:
+    """float8_e4m3fn of values / scale, saturating at 448.
+
+    Divided in float32: in bfloat16 up to 4 % of the bytes would differ.
+    """
+    return (values.float() / scale).clamp_(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn)
 
 
 def int4_scales(weight: Tensor, group_size: int) -> Tensor:

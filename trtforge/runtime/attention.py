@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from trtforge.models.transforms import quantize_fp8
 from trtforge.runtime.batch import Ints, Step, buckets, padded_rows
-from trtforge.runtime.float8 import from_e4m3, to_e4m3
+from trtforge.runtime.float8 import from_e4m3
 
 _QUERIES_AT_ONCE = 1024  # bounds the mask of a context that continues an earlier chunk
 
@@ -133,7 +134,7 @@ class LayerCache:
     def write(self, slots: Tensor, values: Tensor) -> None:
         """Store (tokens, 2 x kv_heads, head_size)."""
         if self._scale is not None:
-            values = to_e4m3(values, self._scale).view(torch.uint8)
+            values = quantize_fp8(values, self._scale).view(torch.uint8)
         self._slots.index_copy_(0, slots, values)
 
     def read(self, blocks: Tensor) -> Tensor:

@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from trtforge.runtime.float8 import from_e4m3, round_to_e4m3, to_e4m3
+from trtforge.models.transforms import quantize_fp8
+from trtforge.runtime.float8 import from_e4m3, round_to_e4m3
 from trtforge.runtime.linear import Linear, Matrix, Place, Stored, load_bias, with_bias
 from trtforge.runtime.weights import Weights
 
@@ -58,7 +59,7 @@ class Fp8ScaledMatmul:
 
         def linear(x: Tensor) -> Tensor:
             y = torch._scaled_mm(
-                to_e4m3(x, activation_scale), columns, activation_scale, weights_scale, out_dtype=x.dtype
+                quantize_fp8(x, activation_scale), columns, activation_scale, weights_scale, out_dtype=x.dtype
             )
             return y if vector is None else y.add_(vector)
 

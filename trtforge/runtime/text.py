@@ -1,6 +1,5 @@
 """Text in, text out with an engine directory and the tokenizer inside it: `trtforge generate`."""
 
-import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from trtforge.core.errors import ForgeError
 from trtforge.formats.hf import TOKENIZER_DIRECTORY
+from trtforge.formats.special_tokens import read_special_tokens
 from trtforge.runtime.generate import generate
 from trtforge.runtime.requests import GenerationRequest, SamplingParams
 
@@ -36,7 +36,7 @@ def generate_text(
         prompt=tuple(ids),
         max_tokens=max_tokens,
         sampling=sampling,
-        end_ids=_end_ids(directory),
+        end_ids=frozenset(read_special_tokens(directory / TOKENIZER_DIRECTORY).end_ids),
         stop_words=tuple(tuple(tokenizer.encode(word, add_special_tokens=False).ids) for word in stop),
     )
     start = time.perf_counter()
@@ -59,12 +59,3 @@ def _tokenizer(directory: Path) -> "Tokenizer":
             hint="Convert from a checkpoint directory that has tokenizer.json, then compile again.",
         )
     return Tokenizer.from_file(str(path))
-
-
-def _end_ids(directory: Path) -> frozenset[int]:
-    """The end tokens of generation_config.json: none, one or a list."""
-    path = directory / TOKENIZER_DIRECTORY / "generation_config.json"
-    if not path.is_file():
-        return frozenset()
-    ids = json.loads(path.read_text()).get("eos_token_id")
-    return frozenset(ids if isinstance(ids, list) else [] if ids is None else [ids])
