@@ -7,7 +7,8 @@ from typing import get_args
 from pydantic import BaseModel
 
 from trtforge.core.recipe import Recipe
-from trtforge.models.registry import architectures, family_of
+from trtforge.formats.releases import read_release_data, release
+from trtforge.models.registry import WITHOUT_ENGINES, architectures, family_of
 
 DOCS = Path(__file__).parent.parent / "docs"
 
@@ -32,14 +33,32 @@ def _rows(model: type[BaseModel], prefix: str) -> list[str]:
 
 
 def families() -> str:
-    rows = ["| Hugging Face architecture | family | TensorRT-LLM architecture |", "|---|---|---|"]
+    rows = [
+        "| Hugging Face architecture | family | TensorRT-LLM architecture | engines since | TP | PP | EP |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for name in architectures():
         family = family_of(name)
-        rows.append(f"| {name} | {family.name} | {family.architectures[name]} |")
+        target = family.architectures[name]
+        experts = "yes" if family.experts else "–"
+        rows.append(f"| {name} | {family.name} | {target} | {first_release(target)} | yes | yes | {experts} |")
     return "\n".join(rows)
 
 
-TABLES = {"recipes.md": ("recipe-keys", recipe_keys), "formats.md": ("families", families)}
+def first_release(architecture: str) -> str:
+    """The first release in our window whose engine builder knows the architecture."""
+    lines = [line["id"] for line in read_release_data("build-config")["versions"]]
+    return next(line for line in lines if release(line).key_problem("architectures", architecture) is None)
+
+
+def without_engines() -> str:
+    return ", ".join(f"`{name}`" for name in WITHOUT_ENGINES) + "."
+
+
+TABLES = {
+    "recipes.md": (("recipe-keys", recipe_keys),),
+    "formats.md": (("families", families), ("without-engines", without_engines)),
+}
 
 
 def with_table(text: str, marker: str, table: str) -> str:
@@ -47,12 +66,14 @@ def with_table(text: str, marker: str, table: str) -> str:
 
 
 def test_tables_are_those_of_the_code() -> None:
-    for name, (marker, table) in TABLES.items():
+    for name, tables in TABLES.items():
         text = (DOCS / name).read_text()
-        assert f"<!-- {marker} -->" in text
-        assert with_table(text, marker, table()) == text, f"docs/{name}: run python -m tests.test_docs"
+        for marker, table in tables:
+            assert f"<!-- {marker} -->" in text
+            assert with_table(text, marker, table()) == text, f"docs/{name}: run python -m tests.test_docs"
 
 
 if __name__ == "__main__":
-    for name, (marker, table) in TABLES.items():
-        (DOCS / name).write_text(with_table((DOCS / name).read_text(), marker, table()))
+    for name, tables in TABLES.items():
+        for marker, table in tables:
+            (DOCS / name).write_text(with_table((DOCS / name).read_text(), marker, table()))

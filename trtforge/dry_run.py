@@ -8,7 +8,8 @@ from trtforge.core.recipe import Recipe
 from trtforge.formats.hf import read_config, resolve_source
 from trtforge.formats.triton import ModelRole
 from trtforge.formats.trtllm import rank_file
-from trtforge.models.plan import checkpoint_config, checkpoint_plan
+from trtforge.models.checkpoint_config import checkpoint_config
+from trtforge.models.plan import checkpoint_plan
 from trtforge.models.registry import family_of
 from trtforge.pipeline import Paths, StageName, convert_config
 from trtforge.plan.legality import require_legal

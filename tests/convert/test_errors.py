@@ -139,7 +139,7 @@ def test_damaged_index(make_hf: MakeHf, tmp_path: Path, weight_map: object) -> N
         ({"rope_scaling": [1]}, "rope_scaling is .* not an object"),
         ({"architectures": "LlamaForCausalLM"}, "architectures is 'LlamaForCausalLM', not a list"),
         ({"architectures": []}, "architectures is missing"),
-        ({"hidden_act": "relu"}, "hidden_act relu is not a Llama's"),
+        ({"hidden_act": "relu"}, "hidden_act relu cannot be converted"),
     ],
 )
 def test_odd_config(

@@ -9,7 +9,7 @@ from torch import Tensor
 from trtforge.core.dtypes import Dtype
 from trtforge.core.errors import ForgeError
 from trtforge.formats.calibration import Calibration
-from trtforge.models.plan import (
+from trtforge.models.content import (
     ActivationScale,
     Cast,
     Content,
@@ -32,8 +32,9 @@ def slab_encoder(target: Target, calibration: Calibration | None, model_dtype: D
     """The function for a target that is made of source tensors."""
     content = target.content
     match content:
-        case Cast():
-            return partial(_cast, dtype=TORCH[target.spec.dtype.name], name=target.spec.name)
+        case Cast(plus_one=plus_one):
+            dtype = TORCH[target.spec.dtype.name]
+            return partial(_cast, dtype=dtype, name=target.spec.name, plus_one=plus_one)
         case Fp8Weight(scaled_with=modules):
             scale = fp8_scale(_largest_weight(_needed(calibration), modules))
             return lambda slab, cut: quantize_fp8(slab, scale)
@@ -52,8 +53,8 @@ def slab_encoder(target: Target, calibration: Calibration | None, model_dtype: D
             raise AssertionError(f"{target.spec.name} is not made of source tensors")
 
 
-def _cast(slab: Tensor, cut: Cut, *, dtype: torch.dtype, name: str) -> Tensor:
-    result = slab.to(dtype)
+def _cast(slab: Tensor, cut: Cut, *, dtype: torch.dtype, name: str, plus_one: bool) -> Tensor:
+    result = (slab.float() + 1).to(dtype) if plus_one else slab.to(dtype)
     if dtype is torch.float16 and slab.dtype is not torch.float16 and not bool(torch.isfinite(result).all()):
         raise ForgeError(
             f"{name}: a value does not fit float16 (largest 65504), or is no number",

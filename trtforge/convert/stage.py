@@ -20,7 +20,8 @@ from trtforge.core.recipe import DtypeChoice, KvCacheFormat, QuantFormat
 from trtforge.formats.calibration import Calibration, open_calibration
 from trtforge.formats.hf import TOKENIZER_DIRECTORY, HfCheckpoint, open_checkpoint, tokenizer_files
 from trtforge.formats.trtllm import CONFIG_FILE
-from trtforge.models.plan import Layout, checkpoint_config, checkpoint_plan
+from trtforge.models.checkpoint_config import checkpoint_config
+from trtforge.models.plan import Layout, checkpoint_plan
 from trtforge.models.registry import family_of
 from trtforge.plan.accounting import check_sources
 from trtforge.plan.legality import require_legal

@@ -18,7 +18,9 @@ from trtforge.core.progress import Bar, Progress
 from trtforge.formats.calibration import Calibration
 from trtforge.formats.shards import RowReader, StoredTensor, Writer
 from trtforge.formats.trtllm import rank_file
-from trtforge.models.plan import Cast, CheckpointPlan, Layout, Piece, Target
+from trtforge.models.content import Absorbed, Cast, Piece, Target, pieces_of
+from trtforge.models.plan import CheckpointPlan, Layout
+from trtforge.models.split import Cut
 from trtforge.models.transforms import TORCH
 
 _SLAB_BYTES = 16 << 20
@@ -68,38 +70,83 @@ def _write_target(target: Target, writers: list[Writer], job: _Job, bar: Bar) ->
     for writer in writers:
         writer.begin(target.spec.name)
     model_dtype = dtype_named(job.layout.dtype)
-    pieces: tuple[Piece, ...] = getattr(target.content, "pieces", ())
+    content = target.content
+    if isinstance(content, Absorbed):
+        _write_absorbed(content, target, writers, job, bar)
+        return
+    pieces = pieces_of(content)
     if not pieces:
         for rank, writer in enumerate(writers):
-            _emit(computed(target.content, job.calibration, rank, model_dtype), writer, bar)
+            _emit(computed(content, job.calibration, rank, model_dtype), writer, bar)
         return
     encode = slab_encoder(target, job.calibration, model_dtype)
     for piece in pieces:
         _write_piece(piece, encode, writers, job, bar)
-    if isinstance(target.content, Cast):
-        for rows, writer in zip(target.content.padding, writers, strict=True):
+    if isinstance(content, Cast):
+        row_bytes = target.spec.nbytes // max(1, target.spec.shape[0])
+        for rows, writer in zip(content.padding, writers, strict=True):
             if rows:
-                _emit(torch.zeros(rows * target.spec.row_bytes, dtype=torch.uint8), writer, bar)
+                _emit(torch.zeros(rows * row_bytes, dtype=torch.uint8), writer, bar)
 
 
 def _write_piece(piece: Piece, encode: Encode, writers: list[Writer], job: _Job, bar: Bar) -> None:
-    stored = job.sources[piece.source]
-    for slab_rows, slab in _slabs(stored, job):
+    for slab_rows, slab in _slabs(piece, job):
         for cut, writer in zip(piece.cuts, writers, strict=True):
-            start, stop = max(cut.rows.start, slab_rows.start), min(cut.rows.stop, slab_rows.stop)
-            if start < stop:
-                part = slab[start - slab_rows.start : stop - slab_rows.start, cut.cols.start : cut.cols.stop]
-                _emit(encode(part, cut), writer, bar)
+            for rows in cut.rows:
+                start, stop = max(rows.start, slab_rows.start), min(rows.stop, slab_rows.stop)
+                if start < stop:
+                    part = slab[start - slab_rows.start : stop - slab_rows.start, cut.cols.start : cut.cols.stop]
+                    _emit(encode(part, cut), writer, bar)
 
 
-def _slabs(stored: StoredTensor, job: _Job) -> Iterator[tuple[range, Tensor]]:
-    """The tensor as (rows, columns) slabs; an even number of rows each, so that INT4 row pairs stay together."""
-    rows = stored.spec.shape[0]
-    step = max(2, len(job.buffer) // stored.spec.row_bytes // 2 * 2)
-    for start in range(0, rows, step):
-        stop = min(rows, start + step)
-        data = job.reader.read(stored, start, stop, memoryview(job.buffer))
-        yield range(start, stop), torch.frombuffer(data, dtype=TORCH[stored.spec.dtype.name]).view(stop - start, -1)
+def _write_absorbed(content: Absorbed, target: Target, writers: list[Writer], job: _Job, bar: Bar) -> None:
+    """Head by head: as the converter's einsum, in the checkpoint's dtype."""
+    dtype = TORCH[target.spec.dtype.name]
+    for heads, writer in zip(content.heads, writers, strict=True):
+        for head in heads:
+            query = _rows(content.query, head, content.nope + content.rope, job).to(dtype)
+            key = _rows(content.key, head, content.nope + content.value, job)[: content.nope].to(dtype)
+            _emit(torch.einsum("dq,dk->kq", query[: content.nope], key), writer, bar)
+            _emit(query[content.nope :], writer, bar)
+
+
+def _rows(piece: Piece, index: int, count: int, job: _Job) -> Tensor:
+    """The `index`-th group of `count` rows."""
+    stored = job.sources[piece.source]
+    data = bytearray(count * stored.spec.row_bytes)
+    job.reader.read(stored, index * count, (index + 1) * count, memoryview(data))
+    return torch.frombuffer(data, dtype=TORCH[stored.spec.dtype.name]).view(count, -1)
+
+
+def _slabs(piece: Piece, job: _Job) -> Iterator[tuple[range, Tensor]]:
+    """The rows that any rank gets, as (rows, columns) slabs; an even number each: INT4 row pairs stay together."""
+    stored = job.sources[piece.source]
+    dtype = TORCH[stored.spec.dtype.name]
+    if piece.transposed:
+        (lines, _), size = stored.spec.shape, stored.spec.dtype.size
+        step = max(2, len(job.buffer) // (lines * size) // 2 * 2)
+    else:
+        step = max(2, len(job.buffer) // stored.spec.row_bytes // 2 * 2)
+    for wanted in _union(piece.cuts):
+        for start in range(wanted.start, wanted.stop, step):
+            stop = min(wanted.stop, start + step)
+            if piece.transposed:
+                block = job.reader.read_columns(stored, start, stop, memoryview(job.buffer))
+                yield range(start, stop), torch.frombuffer(block, dtype=dtype).view(-1, stop - start).T
+            else:
+                data = job.reader.read(stored, start, stop, memoryview(job.buffer))
+                yield range(start, stop), torch.frombuffer(data, dtype=dtype).view(stop - start, -1)
+
+
+def _union(cuts: tuple[Cut, ...]) -> list[range]:
+    """The rows that are in any cut, as ascending ranges."""
+    found: list[range] = []
+    for rows in sorted({rows for cut in cuts for rows in cut.rows}, key=lambda rows: (rows.start, rows.stop)):
+        if found and rows.start <= found[-1].stop:
+            found[-1] = range(found[-1].start, max(found[-1].stop, rows.stop))
+        else:
+            found.append(rows)
+    return found
 
 
 def _emit(tensor: Tensor, writer: Writer, bar: Bar) -> None:

@@ -82,9 +82,15 @@ class HfConfig:
     @property
     def rope_scaling(self) -> dict[str, Any] | None:
         """The scaling of the rotary embedding as HF writes it, None where there is none."""
-        scaling = self._mapping("rope_scaling") or {k: v for k, v in self._rope.items() if k != "rope_theta"}
+        apart = ("rope_theta", "partial_rotary_factor")
+        scaling = self._mapping("rope_scaling") or {k: v for k, v in self._rope.items() if k not in apart}
         kind = scaling.get("rope_type", scaling.get("type", "default"))
         return None if kind == "default" else dict(scaling)
+
+    def partial_rotary(self, default: float) -> float:
+        """The share of a head that is rotated."""
+        merged = {**self._rope, **{key: value for key, value in self.values.items() if value is not None}}
+        return HfConfig(merged, self.path).number("partial_rotary_factor", default)
 
     @property
     def _rope(self) -> Mapping[str, Any]:

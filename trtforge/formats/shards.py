@@ -107,6 +107,19 @@ class RowReader:
             done += count
         return wanted
 
+    def read_columns(self, tensor: StoredTensor, start: int, stop: int, into: memoryview) -> memoryview:
+        """Columns [start, stop) of a matrix, row after row, in the first bytes of `into`."""
+        rows, size = tensor.spec.shape[0], tensor.spec.dtype.size
+        width = (stop - start) * size
+        for row in range(rows):
+            line = StoredTensor(
+                TensorSpec(tensor.spec.name, tensor.spec.dtype, (1, stop - start)),
+                tensor.file,
+                tensor.offset + row * tensor.spec.row_bytes + start * size,
+            )
+            self.read(line, 0, 1, into[row * width :])
+        return into[: rows * width]
+
     def _descriptor(self, path: Path) -> int:
         if path not in self._descriptors:
             self._descriptors[path] = os.open(path, os.O_RDONLY)

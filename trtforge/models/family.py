@@ -1,22 +1,32 @@
 """The vocabulary in which a model family is written: rows of a table, no code that touches a tensor.
 
 A family is a tuple of rows. Each names a TensorRT-LLM tensor (or linear layer), the Hugging Face tensors it is made
-of, their sizes by name, and how tensor parallelism cuts it. Conversion, the planner's sizes and calibration all
-read the same rows.
+of, their sizes by name, and how tensor parallelism cuts it. Conversion, the inverse, the planner's sizes and
+calibration all read the same rows.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Literal
 
+from trtforge.core.dtypes import ModelDtype
 from trtforge.formats.hf import HfConfig
 
-Size = Literal["hidden", "q", "kv", "intermediate", "vocab"]
-"""Sizes of a model by name; `q` and `kv` are heads x head_size."""
+Size = Literal[
+    "hidden", "q", "kv", "intermediate", "vocab", "positions", "head", "one", "experts", "moe_intermediate",
+    "shared_intermediate", "q_lora", "kv_lora", "kv_a", "q_b", "k_nope", "v_mla", "q_pe",
+]  # fmt: skip
+"""Sizes of a model by name. `q` and `kv` are heads x head_size; those after `shared_intermediate` are of MLA."""
 
-Fact = Literal["attn_bias", "mlp_bias"]
-"""Facts that decide whether an optional row exists."""
+Fact = Literal[
+    "qkv_bias", "dense_bias", "mlp_bias", "qk_norm", "one_norm", "two_norms", "sequential", "final_norm", "q_lora",
+    "no_q_lora", "sparse_layer", "dense_layer", "shared_layer",
+]  # fmt: skip
+"""What decides whether an optional row (or bias) exists; the last three hold for some layers and not for others."""
+
+
+ParallelEmbedding = Literal["as_asked", "when_split", "always"]
 
 
 class Split(Enum):
@@ -39,18 +49,50 @@ class Place(Enum):
 
 
 @dataclass(frozen=True)
+class Stacked:
+    """The part's rows inside a module that stacks several: those `before` it come first, `of` are all of them."""
+
+    before: tuple[Size, ...]
+    of: tuple[Size, ...]
+
+
+@dataclass(frozen=True)
+class Grouped:
+    """Rows of a module that holds, for every KV head, its query heads, its key and its value: [q ... q k v].
+
+    With as many KV heads as heads this is the per-head [q k v] of GPT-NeoX and Bloom.
+    """
+
+    which: Literal["q", "k", "v"]
+
+
+@dataclass(frozen=True)
+class PerHead:
+    """Rows of a module that holds for every head first one thing, then another: MLA's kv_b_proj."""
+
+    before: tuple[Size, ...]
+    of: tuple[Size, ...]
+
+
+Rows = Stacked | Grouped | PerHead
+
+
+@dataclass(frozen=True)
 class Part:
-    """One Hugging Face module that a row is made of, with its number of output features."""
+    """Output features that a row takes from one Hugging Face module: all of its rows, or those that `rows` says."""
 
     module: str
     out: Size
+    rows: Rows | None = None
 
 
 @dataclass(frozen=True)
 class Linear:
     """A linear layer: `target.weight` (out, in) from the parts' weights, stacked; biases likewise where `bias` holds.
 
-    `shares_input` and `shares_scale` name the row whose input, and whose FP8 scales, this layer has too.
+    `shares_input` and `shares_scale` name the row whose input, and whose FP8 scales, this layer has too. `conv1d`:
+    the source is (in, out). `bare`: the tensor has no `.weight` suffix. `zero_bias`: a row-parallel bias is on rank
+    0 and zeros elsewhere, because the network adds it before the sum over ranks.
     """
 
     target: str
@@ -62,35 +104,109 @@ class Linear:
     shares_input: str | None = None
     place: Place = Place.LAYER
     quantized: bool = True
+    when: Fact | None = None
+    conv1d: bool = False
+    bare: bool = False
+    zero_bias: bool = False
+    dtype: ModelDtype | None = None
+
+
+@dataclass(frozen=True)
+class Experts:
+    """A linear layer of every expert: `target.weight` (experts, out, in). `{}` in a part's module is the expert."""
+
+    target: str
+    parts: tuple[Part, ...]
+    inputs: Size
+    split: Split
+    shares_input: str | None = None
+    when: Fact | None = "sparse_layer"
 
 
 @dataclass(frozen=True)
 class Vector:
-    """A one-dimensional weight, replicated: the gain of a normalisation."""
+    """A small tensor that every rank has, such as a normalisation's gain; `plus_one`: stored as value + 1.
+
+    `heads`: of (heads, head_size) instead, cut by head.
+    """
 
     target: str
     source: str
     size: Size
     place: Place = Place.LAYER
+    plus_one: bool = False
+    when: Fact | None = None
+    heads: Literal["q", "kv"] | None = None
 
 
 @dataclass(frozen=True)
 class Embedding:
-    """A (vocab, hidden) table; `tied` names the tensor that stands in where the model ties it and leaves it out."""
+    """A (rows, hidden) table; `tied` names the tensor that stands in where the model ties it and leaves it out.
+
+    `skip` first rows of the source are left out.
+    """
 
     target: str
     source: str
     split: Split
     place: Place
     tied: str | None = None
+    rows: Size = "vocab"
+    skip: int = 0
 
 
-Row = Linear | Vector | Embedding
+@dataclass(frozen=True)
+class HeadBias:
+    """The (vocab,) bias of the output head, cut and padded as its matrix."""
+
+    target: str
+    source: str
+    when: Fact | None = None
+    place: Place = Place.LAST
+
+
+@dataclass(frozen=True)
+class AbsorbedQuery:
+    """MLA's fused_q_proj (heads x (kv_lora + rope), q_lora): queries times key decompression, and the rotary rows.
+
+    Source: tensorrt_llm/models/deepseek_v2/convert.py (0.17). `query` and `key` are Hugging Face modules.
+    """
+
+    target: str
+    query: str
+    key: str
+    inputs: Size
+    when: Fact | None = None
+
+
+Row = Linear | Experts | Vector | Embedding | HeadBias | AbsorbedQuery
+
+
+def layer_norm(
+    target: str, source: str, *, place: Place = Place.LAYER, when: Fact | None = None, plus_one: bool = False
+) -> tuple[Vector, Vector]:
+    """Gain and bias of a LayerNorm over the hidden size; `plus_one` is for the gain."""
+    return (
+        Vector(f"{target}.weight", f"{source}.weight", "hidden", place, plus_one, when),
+        Vector(f"{target}.bias", f"{source}.bias", "hidden", place, when=when),
+    )
+
+
+def fused_qkv(module: str, rows: Literal["stacked", "grouped"]) -> tuple[Part, Part, Part]:
+    """Query, key and value out of one module."""
+    if rows == "grouped":
+        return Part(module, "q", Grouped("q")), Part(module, "kv", Grouped("k")), Part(module, "kv", Grouped("v"))
+    of: tuple[Size, ...] = ("q", "kv", "kv")
+    return (
+        Part(module, "q", Stacked((), of)),
+        Part(module, "kv", Stacked(("q",), of)),
+        Part(module, "kv", Stacked(("q", "kv"), of)),
+    )
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """The numbers of one model. Lengths are in elements or tokens."""
+    """The numbers of one model. Lengths are in elements or tokens; `more` holds those that few families have."""
 
     num_layers: int
     num_heads: int
@@ -100,6 +216,7 @@ class Sizes:
     intermediate: int
     vocab: int
     max_positions: int
+    more: Mapping[Size, int] = field(default_factory=dict)
 
     def of(self, size: Size) -> int:
         """A size by its name in the table."""
@@ -108,8 +225,24 @@ class Sizes:
                 return self.num_heads * self.head_size
             case "kv":
                 return self.num_kv_heads * self.head_size
-            case _:
+            case "head":
+                return self.head_size
+            case "one":
+                return 1
+            case "hidden" | "intermediate" | "vocab":
                 return int(getattr(self, size))
+            case "positions":
+                return self.max_positions
+            case _:
+                return self.more[size]
+
+    def total(self, sizes: tuple[Size, ...]) -> int:
+        """Sum of sizes."""
+        return sum(self.of(size) for size in sizes)
+
+    def heads_of(self, size: Size) -> int:
+        """Over how many heads a part of this size is spread."""
+        return self.num_kv_heads if size == "kv" else self.num_heads
 
 
 @dataclass(frozen=True)
@@ -117,29 +250,56 @@ class Facts:
     """What config.json says of one model: sizes, the optional rows' conditions and the TensorRT-LLM config fields."""
 
     sizes: Sizes
-    attn_bias: bool
-    mlp_bias: bool
     tied_embeddings: bool
     config: Mapping[str, Any]
+    holding: frozenset[Fact] = frozenset()
+    sparse_layers: frozenset[int] = frozenset()
 
-    def holds(self, fact: Fact | None) -> bool:
-        """Whether an optional row (or bias) exists; no condition holds always."""
-        return fact is None or bool(getattr(self, fact))
+    def holds(self, fact: Fact | None, layer: int = 0) -> bool:
+        """Whether an optional row (or bias) exists in a layer; no condition holds always."""
+        match fact:
+            case None:
+                return True
+            case "sparse_layer":
+                return layer in self.sparse_layers
+            case "dense_layer":
+                return layer not in self.sparse_layers
+            case "shared_layer":
+                return layer in self.sparse_layers and self.sizes.more.get("shared_intermediate", 0) > 0
+            case _:
+                return fact in self.holding
+
+
+def holding(**conditions: bool) -> frozenset[Fact]:
+    """The facts that are true."""
+    return frozenset(name for name, holds in conditions.items() if holds)  # type: ignore[misc]
 
 
 @dataclass(frozen=True)
 class Family:
-    """A table with its facts. `architectures`: Hugging Face's class name to TensorRT-LLM's."""
+    """A table with its facts. `architectures`: Hugging Face's class name to TensorRT-LLM's.
+
+    `dropped`: endings of source tensors that carry nothing (tables that the network computes for itself).
+    `parallel_embedding`: whether TensorRT-LLM's network insists on it. `base_prefix`: checkpoints of the bare model,
+    without its head, leave this out of every name.
+    """
 
     name: str
     architectures: Mapping[str, str]
     layer_prefix: str
     layer: tuple[Row, ...]
     model: tuple[Row, ...]
-    dropped: tuple[str, ...]
     facts: Callable[[HfConfig], Facts]
+    dropped: tuple[str, ...] = ()
+    parallel_embedding: ParallelEmbedding = "as_asked"
+    base_prefix: str = ""
 
     @property
     def linears(self) -> tuple[Linear, ...]:
         """The linear layers of a decoder layer that may be quantised."""
         return tuple(row for row in self.layer if isinstance(row, Linear) and row.quantized)
+
+    @property
+    def experts(self) -> tuple[Experts, ...]:
+        """The layers that every expert has."""
+        return tuple(row for row in self.layer if isinstance(row, Experts))

@@ -3,20 +3,47 @@
 Nothing is read: the plan of a 405B model takes milliseconds. `convert` executes it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from trtforge.core.dtypes import ModelDtype, dtype_named
 from trtforge.core.parallel import Parallel
 from trtforge.core.recipe import KvCacheFormat, QuantFormat
 from trtforge.formats.shards import TensorSpec
-from trtforge.formats.trtllm import UNQUANTIZED_MODULES, CheckpointConfig, Quantization
-from trtforge.models.family import Embedding, Facts, Family, Linear, Part, Place, Row, Split, Vector
-from trtforge.models.split import Cut, column_cuts, head_cuts, replicated_cuts, row_cuts
+from trtforge.models.content import (
+    Absorbed,
+    ActivationScale,
+    Cast,
+    Fp8Weight,
+    Int4Scales,
+    Int4Weight,
+    KvScale,
+    Piece,
+    PreQuantScale,
+    Target,
+    WeightScale,
+    pieces_of,
+)
+from trtforge.models.family import (
+    AbsorbedQuery,
+    Embedding,
+    Experts,
+    Facts,
+    Family,
+    Grouped,
+    HeadBias,
+    Linear,
+    Part,
+    PerHead,
+    Place,
+    Row,
+    Split,
+    Stacked,
+    Vector,
+)
+from trtforge.models.split import Cut, column_cuts, expert_cuts, head_cuts, row_cuts, whole_cuts
 
 FLOAT32 = dtype_named("float32")
-_KV_DTYPE_OF = {"none": None, "fp8": "FP8"}
-_ALGORITHM_OF = {"none": None, "fp8": "FP8", "int4_awq": "W4A16_AWQ"}
 
 
 @dataclass(frozen=True)
@@ -33,90 +60,6 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class Piece:
-    """One source tensor of a target and, for each tensor-parallel rank, the part of it that the rank gets."""
-
-    source: str
-    shape: tuple[int, ...]
-    cuts: tuple[Cut, ...]
-
-
-@dataclass(frozen=True)
-class Cast:
-    """The pieces below one another, cast to the target's dtype, then `padding` rows of zeros for each rank."""
-
-    pieces: tuple[Piece, ...]
-    padding: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Fp8Weight:
-    """The pieces quantised to E4M3 with one scale for all `scaled_with` modules."""
-
-    pieces: tuple[Piece, ...]
-    scaled_with: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Int4Weight:
-    """The pieces times the inverse pre-quantisation scale of `modules`, in signed 4-bit, two rows a byte."""
-
-    pieces: tuple[Piece, ...]
-    modules: tuple[str, ...]
-    group_size: int
-
-
-@dataclass(frozen=True)
-class Int4Scales:
-    """The block scales that belong to an Int4Weight: one for `group_size` inputs of one output."""
-
-    pieces: tuple[Piece, ...]
-    modules: tuple[str, ...]
-    group_size: int
-
-
-@dataclass(frozen=True)
-class WeightScale:
-    """(1,) float32: largest weight magnitude of `modules` / 448."""
-
-    modules: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class ActivationScale:
-    """(1,) float32: largest input magnitude of `modules` / 448."""
-
-    modules: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class PreQuantScale:
-    """(in,) of the model's dtype: the runtime multiplies inputs by it; the mean over `modules` where they are many."""
-
-    modules: tuple[str, ...]
-    cuts: tuple[Cut, ...]
-
-
-@dataclass(frozen=True)
-class KvScale:
-    """(1,) float32: largest key or value of a layer / 448, at least 1."""
-
-    layer: int
-
-
-Content = Cast | Fp8Weight | Int4Weight | Int4Scales | WeightScale | ActivationScale | PreQuantScale | KvScale
-
-
-@dataclass(frozen=True)
-class Target:
-    """One tensor in the rank files of a pipeline stage: `spec` is alike on all its tensor-parallel ranks."""
-
-    spec: TensorSpec
-    pp_rank: int
-    content: Content
-
-
-@dataclass(frozen=True)
 class CheckpointPlan:
     """All targets in file order, and every source tensor with the shape it must have."""
 
@@ -125,37 +68,15 @@ class CheckpointPlan:
     optional: frozenset[str]
 
 
-def checkpoint_config(family: Family, facts: Facts, architecture: str, layout: Layout) -> CheckpointConfig:
-    """The config.json of the checkpoint."""
-    sizes = facts.sizes
-    quantized = layout.quant != "none"
-    return CheckpointConfig.model_validate(
-        {
-            "architecture": family.architectures[architecture],
-            "dtype": layout.dtype,
-            "logits_dtype": "float32",
-            "vocab_size": sizes.vocab,
-            "hidden_size": sizes.hidden,
-            "num_hidden_layers": sizes.num_layers,
-            "num_attention_heads": sizes.num_heads,
-            "num_key_value_heads": sizes.num_kv_heads,
-            "head_size": sizes.head_size,
-            "intermediate_size": sizes.intermediate,
-            "max_position_embeddings": sizes.max_positions,
-            "use_parallel_embedding": layout.parallel_embedding,
-            "embedding_sharding_dim": layout.embedding_sharding_dim,
-            "tie_word_embeddings": facts.tied_embeddings,
-            **facts.config,
-            "mapping": layout.parallel.mapping(),
-            "quantization": Quantization(
-                quant_algo=_ALGORITHM_OF[layout.quant],
-                kv_cache_quant_algo=_KV_DTYPE_OF[layout.kv_cache],
-                group_size=layout.group_size,
-                pre_quant_scale=layout.quant == "int4_awq",
-                exclude_modules=list(UNQUANTIZED_MODULES) if quantized else None,
-            ),
-        }
-    )
+def shards_embedding(family: Family, layout: Layout) -> bool:
+    """Whether the parallel embedding is on: because it was asked for, or because the network insists on it."""
+    match family.parallel_embedding:
+        case "always":
+            return True
+        case "when_split":
+            return layout.parallel_embedding or layout.parallel.tp > 1
+        case "as_asked":
+            return layout.parallel_embedding
 
 
 def checkpoint_plan(family: Family, facts: Facts, layout: Layout) -> CheckpointPlan:
@@ -164,7 +85,7 @@ def checkpoint_plan(family: Family, facts: Facts, layout: Layout) -> CheckpointP
     targets = tuple(planner.targets())
     sources: dict[str, tuple[int, ...]] = {}
     for target in targets:
-        for piece in getattr(target.content, "pieces", ()):
+        for piece in pieces_of(target.content):
             sources[piece.source] = piece.shape
     last = tuple(row for row in family.model if isinstance(row, Embedding) and row.tied and facts.tied_embeddings)
     return CheckpointPlan(targets, sources, optional=frozenset(row.source for row in last))
@@ -173,26 +94,27 @@ def checkpoint_plan(family: Family, facts: Facts, layout: Layout) -> CheckpointP
 class _Planner:
     def __init__(self, family: Family, facts: Facts, layout: Layout) -> None:
         self.family, self.facts, self.layout = family, facts, layout
-        self.tp, self.dtype = layout.parallel.tp, dtype_named(layout.dtype)
+        self.sizes, self.tp, self.dtype = facts.sizes, layout.parallel.tp, dtype_named(layout.dtype)
 
     def targets(self) -> Iterator[Target]:
         pp = self.layout.parallel.pp
         for stage in range(pp):
             if stage == 0:
-                yield from self._rows(Place.FIRST, stage)
-            for local, layer in enumerate(self.layout.parallel.layers_of(stage, self.facts.sizes.num_layers)):
+                yield from self._model_rows(Place.FIRST, stage)
+            for local, layer in enumerate(self.layout.parallel.layers_of(stage, self.sizes.num_layers)):
                 prefix, source = f"transformer.layers.{local}.", f"{self.family.layer_prefix}.{layer}."
                 for row in self.family.layer:
-                    yield from self._row(row, prefix, source, stage)
+                    if self.facts.holds(getattr(row, "when", None), layer):
+                        yield from self._row(row, prefix, source, stage)
                 if self.layout.kv_cache == "fp8":
                     name = prefix + "attention.kv_cache_scaling_factor"
                     yield Target(TensorSpec(name, FLOAT32, (1,)), stage, KvScale(layer))
             if stage == pp - 1:
-                yield from self._rows(Place.LAST, stage)
+                yield from self._model_rows(Place.LAST, stage)
 
-    def _rows(self, place: Place, stage: int) -> Iterator[Target]:
+    def _model_rows(self, place: Place, stage: int) -> Iterator[Target]:
         for row in self.family.model:
-            if row.place is place:
+            if getattr(row, "place", None) is place and self.facts.holds(getattr(row, "when", None)):
                 yield from self._row(row, "", "", stage)
 
     def _row(self, row: Row, prefix: str, source: str, stage: int) -> Iterator[Target]:
@@ -201,52 +123,120 @@ class _Planner:
                 yield self._vector(row, prefix, source, stage)
             case Embedding():
                 yield self._embedding(row, stage)
+            case HeadBias():
+                yield self._head_bias(row, stage)
+            case AbsorbedQuery():
+                yield self._absorbed(row, prefix, source, stage)
+            case Experts():
+                yield self._experts(row, prefix, source, stage)
             case Linear():
                 yield from self._linear(row, prefix, source, stage)
 
     def _vector(self, row: Vector, prefix: str, source: str, stage: int) -> Target:
-        shape = (self.facts.sizes.of(row.size),)
-        piece = Piece(source + row.source, shape, replicated_cuts(shape, self.tp))
-        return self._cast(prefix + row.target, (piece,), shape, stage)
+        shape: tuple[int, ...] = (self.sizes.of(row.size),)
+        cuts = whole_cuts((range(shape[0]),), 1, self.tp)
+        if row.heads:
+            heads = self.sizes.heads_of(row.heads)
+            shape = (heads, *shape)
+            cuts = head_cuts(lambda head: range(head, head + 1), heads, shape[1], self.tp)
+        piece = Piece(source + row.source, shape, cuts)
+        return self._cast(prefix + row.target, (piece,), (cuts[0].height, *shape[1:]), stage, plus_one=row.plus_one)
 
     def _embedding(self, row: Embedding, stage: int) -> Target:
-        vocab, hidden = self.facts.sizes.vocab, self.facts.sizes.hidden
-        shape = (vocab, hidden)
+        rows, hidden = self.sizes.of(row.rows), self.sizes.hidden
         source = row.tied if row.tied and self.facts.tied_embeddings else row.source
-        padded = -(-vocab // self.tp)
-        sharded = self.layout.parallel_embedding and row.split is Split.EMBEDDING
+        shape, taken = (row.skip + rows, hidden), range(row.skip, row.skip + rows)
+        sharded = row.split is Split.EMBEDDING and shards_embedding(self.family, self.layout)
         if sharded and self.layout.embedding_sharding_dim == 1:
-            cuts = row_cuts(shape, self.tp)
-            return self._cast(row.target, (Piece(source, shape, cuts),), (vocab, hidden // self.tp), stage)
+            piece = Piece(source, shape, row_cuts(taken, hidden, self.tp))
+            return self._cast(row.target, (piece,), (rows, hidden // self.tp), stage)
         if sharded or row.split is Split.VOCAB:
-            cuts = column_cuts(shape, self.tp, rows_each=padded)
-            padding = tuple(padded - len(cut.rows) for cut in cuts)
-            return self._cast(row.target, (Piece(source, shape, cuts),), (padded, hidden), stage, padding)
-        return self._cast(row.target, (Piece(source, shape, replicated_cuts(shape, self.tp)),), shape, stage)
+            return self._padded(row.target, source, shape, taken, stage)
+        piece = Piece(source, shape, whole_cuts((taken,), hidden, self.tp))
+        return self._cast(row.target, (piece,), (rows, hidden), stage)
+
+    def _head_bias(self, row: HeadBias, stage: int) -> Target:
+        vocab = self.sizes.vocab
+        return self._padded(row.target, row.source, (vocab,), range(vocab), stage)
+
+    def _padded(self, name: str, source: str, shape: tuple[int, ...], rows: range, stage: int) -> Target:
+        """Cut by rows after zero-padding them to a multiple of tp."""
+        each = -(-len(rows) // self.tp)
+        cuts = column_cuts(rows, shape[1] if len(shape) > 1 else 1, self.tp, rows_each=each)
+        padding = tuple(each - cut.height for cut in cuts)
+        return self._cast(name, (Piece(source, shape, cuts),), (each, *shape[1:]), stage, padding)
+
+    def _absorbed(self, row: AbsorbedQuery, prefix: str, source: str, stage: int) -> Target:
+        sizes, heads = self.sizes, self.sizes.num_heads
+        nope, rope, value = (sizes.of(name) // heads for name in ("k_nope", "q_pe", "v_mla"))
+        columns, lora = sizes.of(row.inputs), sizes.of("kv_lora")
+
+        def whole(module: str, rows: int, columns: int) -> Piece:
+            shape = (rows, columns)
+            return Piece(f"{source}{module}.weight", shape, whole_cuts((range(rows),), columns, self.tp))
+
+        each = heads // self.tp
+        content = Absorbed(
+            whole(row.query, heads * (nope + rope), columns),
+            whole(row.key, heads * (nope + value), lora),
+            tuple(range(rank * each, (rank + 1) * each) for rank in range(self.tp)),
+            nope,
+            rope,
+            value,
+        )
+        return Target(TensorSpec(prefix + row.target, self.dtype, (each * (lora + rope), columns)), stage, content)
+
+    def _experts(self, row: Experts, prefix: str, source: str, stage: int) -> Target:
+        """(experts of a rank, rows, columns): the parts of one expert, then those of the next."""
+        sizes, ep = self.sizes, self.layout.parallel.ep
+        experts, columns = sizes.of("experts"), sizes.of(row.inputs)
+        shares = self.tp // ep
+        pieces = []
+        for expert in range(experts):
+            for part in row.parts:
+                shape = (sizes.of(part.out), columns)
+                cut = row_cuts if row.split is Split.ROW else column_cuts
+                cuts = expert_cuts(expert, experts, cut(range(shape[0]), columns, shares), ep)
+                pieces.append(Piece(f"{source}{part.module.format(expert)}.weight", shape, cuts))
+        rows = sum(piece.cuts[0].height for piece in pieces[: len(row.parts)])
+        shape3 = (experts // ep, rows, len(pieces[0].cuts[0].cols))
+        return self._cast(f"{prefix}{row.target}.weight", tuple(pieces), shape3, stage)
 
     def _linear(self, row: Linear, prefix: str, source: str, stage: int) -> Iterator[Target]:
-        sizes, columns = self.facts.sizes, self.facts.sizes.of(row.inputs)
-        weights = tuple(
-            Piece(f"{source}{part.module}.weight", shape, self._cuts(row, part, shape))
-            for part in row.parts
-            for shape in [(sizes.of(part.out), columns)]
-        )
+        columns = self.sizes.of(row.inputs)
+        weights = tuple(self._weight(row, part, source, columns) for part in row.parts)
         name, modules = prefix + row.target, tuple(source + part.module for part in row.parts)
-        shape = (sum(len(p.cuts[0].rows) for p in weights), len(weights[0].cuts[0].cols))
+        shape = (sum(piece.cuts[0].height for piece in weights), len(weights[0].cuts[0].cols))
         match self.layout.quant if row.quantized else "none":
             case "none":
-                yield self._cast(f"{name}.weight", weights, shape, stage)
+                suffix = "" if row.bare else ".weight"
+                yield self._cast(f"{name}{suffix}", weights, shape, stage, dtype=row.dtype)
             case "fp8":
                 yield from self._fp8(row, name, weights, shape, source, stage)
             case "int4_awq":
                 yield from self._int4(name, modules, weights, shape, stage)
         if row.bias is not None and self.facts.holds(row.bias):
-            biases = tuple(
-                Piece(f"{source}{part.module}.bias", vector, self._bias_cuts(row, part, vector))
-                for part in row.parts
-                for vector in [(sizes.of(part.out),)]
-            )
-            yield self._cast(f"{name}.bias", biases, (sum(len(p.cuts[0].rows) for p in biases),), stage)
+            yield self._bias(row, name, source, stage)
+
+    def _weight(self, row: Linear, part: Part, source: str, columns: int) -> Piece:
+        shape = (self._module_rows(part), columns)
+        cuts = self._cuts(row, part, columns)
+        return Piece(f"{source}{part.module}.weight", shape[::-1] if row.conv1d else shape, cuts, row.conv1d)
+
+    def _bias(self, row: Linear, name: str, source: str, stage: int) -> Target:
+        """Biases follow the outputs; a row-parallel one is added once, after the all-reduce, so all ranks hold it."""
+        pieces, padding = [], (0,) * self.tp
+        for part in row.parts:
+            cuts = self._cuts(row, part, 1)
+            if row.split is Split.ROW:
+                (rows,) = whole_cuts((self._rows(part),), 1, 1)
+                cuts = (rows,) * self.tp
+                if row.zero_bias:
+                    cuts = (rows, *(Cut((), range(1)),) * (self.tp - 1))
+                    padding = (0, *(rows.height,) * (self.tp - 1))
+            pieces.append(Piece(f"{source}{part.module}.bias", (self._module_rows(part),), cuts))
+        height = sum(piece.cuts[0].height for piece in pieces)
+        return self._cast(f"{name}.bias", tuple(pieces), (height,), stage, padding)
 
     def _fp8(
         self, row: Linear, name: str, weights: tuple[Piece, ...], shape: tuple[int, int], source: str, stage: int
@@ -273,26 +263,67 @@ class _Planner:
         leader = row.shares_scale or row.target
         return tuple(r for r in self.family.linears if (r.shares_scale or r.target) == leader)
 
-    def _cuts(self, row: Linear, part: Part, shape: tuple[int, int]) -> tuple[Cut, ...]:
-        sizes = self.facts.sizes
+    def _cuts(self, row: Linear, part: Part, columns: int) -> tuple[Cut, ...]:
         match row.split:
             case Split.HEADS:
-                heads = sizes.num_heads if part.out == "q" else sizes.num_kv_heads
-                return head_cuts(shape, heads, sizes.head_size, self.tp)
+                return head_cuts(self._head_rows(part), self.sizes.heads_of(part.out), columns, self.tp)
             case Split.COLUMN:
-                return column_cuts(shape, self.tp)
+                return column_cuts(self._rows(part), columns, self.tp)
             case Split.ROW:
-                return row_cuts(shape, self.tp)
+                return row_cuts(self._rows(part), columns, self.tp)
             case _:
-                return replicated_cuts(shape, self.tp)
+                return whole_cuts((self._rows(part),), columns, self.tp)
 
-    def _bias_cuts(self, row: Linear, part: Part, shape: tuple[int]) -> tuple[Cut, ...]:
-        """Biases follow the outputs; a row-parallel one is added once, after the all-reduce, so all ranks hold it."""
-        if row.split is Split.ROW:
-            return replicated_cuts(shape, self.tp)
-        return self._cuts(row, part, (*shape, 1))
+    def _rows(self, part: Part) -> range:
+        """The rows of a part that are together in its module."""
+        assert not isinstance(part.rows, Grouped | PerHead), f"{part.module}: its rows are spread over heads"
+        first = self.sizes.total(part.rows.before) if part.rows else 0
+        return range(first, first + self.sizes.of(part.out))
+
+    def _module_rows(self, part: Part) -> int:
+        """Rows of the whole module."""
+        match part.rows:
+            case Stacked(of=of) | PerHead(of=of):
+                return self.sizes.total(of)
+            case Grouped():
+                return self.sizes.total(("q", "kv", "kv"))
+            case None:
+                return self.sizes.of(part.out)
+
+    def _head_rows(self, part: Part) -> Callable[[int], range]:
+        """Where a head's rows of this part are in its module."""
+        sizes = self.sizes
+        heads = sizes.heads_of(part.out)
+        size = sizes.of(part.out) // heads
+        match part.rows:
+            case Grouped(which=which):
+                queries = sizes.num_heads // sizes.num_kv_heads
+                block = (queries + 2) * size
+                if which == "q":
+                    return lambda head: _span(head // queries * block + head % queries * size, size)
+                offset = (queries + (which == "v")) * size
+                return lambda head: _span(head * block + offset, size)
+            case PerHead(before=before, of=of):
+                stride, offset = sizes.total(of) // heads, sizes.total(before) // heads
+                return lambda head: _span(head * stride + offset, size)
+            case _:
+                first = self._rows(part).start
+                return lambda head: _span(first + head * size, size)
 
     def _cast(
-        self, name: str, pieces: tuple[Piece, ...], shape: tuple[int, ...], stage: int, padding: tuple[int, ...] = ()
+        self,
+        name: str,
+        pieces: tuple[Piece, ...],
+        shape: tuple[int, ...],
+        stage: int,
+        padding: tuple[int, ...] = (),
+        *,
+        plus_one: bool = False,
+        dtype: ModelDtype | None = None,
     ) -> Target:
-        return Target(TensorSpec(name, self.dtype, shape), stage, Cast(pieces, padding or (0,) * self.tp))
+        spec = TensorSpec(name, dtype_named(dtype) if dtype else self.dtype, shape)
+        return Target(spec, stage, Cast(pieces, padding or (0,) * self.tp, plus_one))
+
+
+def _span(first: int, length: int) -> range:
+    return range(first, first + length)

@@ -6,8 +6,55 @@ from trtforge.core.errors import ForgeError
 from trtforge.models.family import Family
 
 _FAMILY_OF = {
+    "BloomForCausalLM": "bloom",
+    "CohereForCausalLM": "cohere",
+    "DeepseekV2ForCausalLM": "deepseek_v2",
+    "FalconForCausalLM": "falcon",
+    "GPT2LMHeadModel": "gpt2",
+    "GPTBigCodeForCausalLM": "gpt_bigcode",
+    "GPTJForCausalLM": "gptj",
+    "GPTNeoXForCausalLM": "gpt_neox",
+    "Gemma2ForCausalLM": "gemma2",
+    "Gemma3ForCausalLM": "gemma3",
+    "GemmaForCausalLM": "gemma",
+    "GraniteForCausalLM": "granite",
     "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
+    "MixtralForCausalLM": "mixtral",
+    "NemotronForCausalLM": "nemotron",
+    "OPTForCausalLM": "opt",
+    "Phi3ForCausalLM": "phi3",
+    "PhiForCausalLM": "phi",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen2MoeForCausalLM": "qwen2_moe",
+    "Qwen3ForCausalLM": "qwen3",
+    "Qwen3MoeForCausalLM": "qwen3_moe",
+    "RWForCausalLM": "falcon",
+    "Starcoder2ForCausalLM": "starcoder2",
 }
+WITHOUT_ENGINES = (
+    "Cohere2ForCausalLM",
+    "DeepseekV32ForCausalLM",
+    "DeepseekV3ForCausalLM",
+    "Exaone4ForCausalLM",
+    "ExaoneMoEForCausalLM",
+    "Gemma3nForConditionalGeneration",
+    "Gemma4ForConditionalGeneration",
+    "Glm4MoeForCausalLM",
+    "GlmMoeDsaForCausalLM",
+    "GptOssForCausalLM",
+    "KimiK25ForConditionalGeneration",
+    "Llama4ForConditionalGeneration",
+    "MiniMaxM2ForCausalLM",
+    "NemotronHForCausalLM",
+    "NemotronNASForCausalLM",
+    "Qwen3NextForCausalLM",
+)
+"""TensorRT-LLM's PyTorch backend serves them, its engine builder never knew them.
+
+Sources: the engines' MODEL_MAP (tensorrt_llm/models/__init__.py, 1.2) and the documentation's table of models that
+the PyTorch backend supports (models/supported-models, 1.3).
+"""
 
 
 def architectures() -> tuple[str, ...]:
@@ -16,7 +63,13 @@ def architectures() -> tuple[str, ...]:
 
 
 def family_of(architecture: str) -> Family:
-    """The family of a Hugging Face architecture. Raises ForgeError for an unknown one, with those that are known."""
+    """The family of a Hugging Face architecture. Raises ForgeError for one that is not converted, with the way out."""
+    if architecture in WITHOUT_ENGINES:
+        raise ForgeError(
+            f"TensorRT-LLM builds no engines for {architecture}: only its PyTorch backend (llmapi) runs it",
+            hint="Serve the Hugging Face checkpoint itself, without conversion: `trtllm-serve MODEL` of "
+            "TensorRT-LLM 1.x, quantised by ModelOpt's unified Hugging Face export where needed.",
+        )
     try:
         name = _FAMILY_OF[architecture]
     except KeyError:

@@ -1,44 +1,70 @@
-"""Tensor-parallel cuts of one source tensor: which rows and columns each rank gets.
+"""Tensor-parallel cuts of one source matrix: which rows and columns each rank gets.
 
-Source: tensorrt_llm/models/convert_utils.py (`split`, `dup_kv_weight`) and layers/embedding.py, 0.17.
+Source: tensorrt_llm/models/convert_utils.py (`split`, `dup_kv_weight`), layers/embedding.py and mapping.py, 0.17.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 
 @dataclass(frozen=True)
 class Cut:
-    """A rectangle of a (rows, columns) tensor; a vector has one column."""
+    """Ascending row ranges, and one column range, of a (rows, columns) matrix; a vector has one column."""
 
-    rows: range
+    rows: tuple[range, ...]
     cols: range
 
-
-def replicated_cuts(shape: tuple[int, ...], tp: int) -> tuple[Cut, ...]:
-    """Everything, on every rank."""
-    return (Cut(range(shape[0]), _columns(shape)),) * tp
-
-
-def column_cuts(shape: tuple[int, ...], tp: int, rows_each: int | None = None) -> tuple[Cut, ...]:
-    """Rows in contiguous shares of `rows_each` (default rows / tp); the last share is short where rows run out."""
-    share = rows_each if rows_each is not None else shape[0] // tp
-    ends = [min(shape[0], share * rank) for rank in range(tp + 1)]
-    return tuple(Cut(range(ends[rank], ends[rank + 1]), _columns(shape)) for rank in range(tp))
+    @property
+    def height(self) -> int:
+        """Number of rows."""
+        return sum(len(rows) for rows in self.rows)
 
 
-def row_cuts(shape: tuple[int, ...], tp: int) -> tuple[Cut, ...]:
+def whole_cuts(rows: tuple[range, ...], columns: int, tp: int) -> tuple[Cut, ...]:
+    """All of these rows, on every rank."""
+    return (Cut(joined(rows), range(columns)),) * tp
+
+
+def column_cuts(rows: range, columns: int, tp: int, rows_each: int | None = None) -> tuple[Cut, ...]:
+    """Rows in contiguous shares of `rows_each` (default rows / tp); the last shares are short where rows run out."""
+    share = rows_each if rows_each is not None else len(rows) // tp
+    ends = [min(rows.stop, rows.start + share * rank) for rank in range(tp + 1)]
+    return tuple(Cut((range(start, stop),) if start < stop else (), range(columns)) for start, stop in pairwise(ends))
+
+
+def row_cuts(rows: range, columns: int, tp: int) -> tuple[Cut, ...]:
     """Columns in contiguous shares."""
-    share = shape[1] // tp
-    return tuple(Cut(range(shape[0]), range(share * rank, share * (rank + 1))) for rank in range(tp))
+    share = columns // tp
+    return tuple(Cut((rows,), range(share * rank, share * (rank + 1))) for rank in range(tp))
 
 
-def head_cuts(shape: tuple[int, ...], heads: int, head_size: int, tp: int) -> tuple[Cut, ...]:
-    """Whole heads: heads / tp each, or where there are fewer heads than ranks, head `rank * heads // tp`."""
-    if heads >= tp:
-        return column_cuts(shape, tp, rows_each=heads // tp * head_size)
-    firsts = [rank * heads // tp * head_size for rank in range(tp)]
-    return tuple(Cut(range(first, first + head_size), _columns(shape)) for first in firsts)
+def head_cuts(rows_of: Callable[[int], range], heads: int, columns: int, tp: int) -> tuple[Cut, ...]:
+    """Whole heads: heads / tp each, or where there are fewer heads than ranks, head `rank * heads // tp`.
+
+    `rows_of` gives the rows of a head, which need not follow those of the head before.
+    """
+    each = max(1, heads // tp)
+    firsts = [rank * heads // tp for rank in range(tp)]
+    return tuple(Cut(joined(tuple(rows_of(first + n) for n in range(each))), range(columns)) for first in firsts)
 
 
-def _columns(shape: tuple[int, ...]) -> range:
-    return range(shape[1] if len(shape) > 1 else 1)
+def expert_cuts(expert: int, experts: int, shared: tuple[Cut, ...], ep: int) -> tuple[Cut, ...]:
+    """The cuts of one expert for all ranks: those of other expert-parallel groups get nothing.
+
+    `shared` are the cuts for the ranks of one group. Rank t is in group t % ep, where it is rank t // ep.
+    """
+    group = expert // (experts // ep)
+    nothing = Cut((), range(0))
+    return tuple(shared[rank // ep] if rank % ep == group else nothing for rank in range(len(shared) * ep))
+
+
+def joined(rows: tuple[range, ...]) -> tuple[range, ...]:
+    """The same rows, ranges that touch made one."""
+    found: list[range] = []
+    for part in rows:
+        if found and found[-1].stop == part.start:
+            found[-1] = range(found[-1].start, part.stop)
+        else:
+            found.append(part)
+    return tuple(found)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from trtforge.core.errors import ForgeError
 from trtforge.models.family import Facts, Family, Linear, Split
-from trtforge.models.plan import Layout
+from trtforge.models.plan import Layout, shards_embedding
 
 
 @dataclass(frozen=True)
@@ -44,17 +44,39 @@ def _problems(family: Family, facts: Facts, layout: Layout) -> Iterator[Problem]
     if sizes.num_layers % parallel.pp:
         fix = f"Choose a --pp that divides {sizes.num_layers}: {_listed(_divisors(sizes.num_layers))}."
         yield Problem("layers", f"{sizes.num_layers} layers cannot be split over pp {parallel.pp}", fix)
-    if parallel.ep > 1:
-        yield Problem("experts", f"{family.name} has no experts to split over ep {parallel.ep}", "Use --ep 1.")
-    if layout.parallel_embedding and layout.embedding_sharding_dim == 1 and sizes.hidden % tp:
+    yield from _expert_problems(family, facts, layout)
+    if shards_embedding(family, layout) and layout.embedding_sharding_dim == 1 and sizes.hidden % tp:
         message = f"hidden size {sizes.hidden} cannot be split over tp {tp} for the parallel embedding"
         yield Problem("embedding", message, "Use --embedding-sharding-dim 0.")
     yield from _linear_problems(family, facts, layout)
 
 
+def _expert_problems(family: Family, facts: Facts, layout: Layout) -> Iterator[Problem]:
+    tp, ep = layout.parallel.tp, layout.parallel.ep
+    if not facts.sparse_layers:
+        if ep > 1:
+            yield Problem("experts", f"{family.name} has no experts to split over ep {ep}", "Use --ep 1.")
+        return
+    experts, inner = facts.sizes.of("experts"), facts.sizes.of("moe_intermediate")
+    if experts % ep:
+        legal = [n for n in _divisors(experts) if tp % n == 0]
+        yield Problem(
+            "experts", f"{experts} experts cannot be split over ep {ep}", f"Choose --ep from {_listed(legal)}."
+        )
+    if inner % (tp // ep):
+        legal = [n for n in _divisors(tp) if experts % n == 0 and inner % (tp // n) == 0]
+        message = f"an expert's {inner} inner units cannot be split over {tp // ep} ranks (tp {tp}, ep {ep})"
+        yield Problem("experts", message, f"Choose --ep from {_listed(legal)}, or another --tp.")
+    if layout.quant != "none":
+        message = f"{layout.quant} of experts is not supported: {family.name} is a mixture of experts"
+        yield Problem("quant", message, "Convert it without --quant.")
+
+
 def _linear_problems(family: Family, facts: Facts, layout: Layout) -> Iterator[Problem]:
     tp, sizes = layout.parallel.tp, facts.sizes
-    for row in family.linears:
+    for row in family.layer:
+        if not isinstance(row, Linear) or not _present(row, facts):
+            continue
         inputs = sizes.of(row.inputs)
         for part in row.parts:
             out = sizes.of(part.out)
@@ -64,8 +86,13 @@ def _linear_problems(family: Family, facts: Facts, layout: Layout) -> Iterator[P
         if row.split is Split.ROW and inputs % tp:
             message = f"{row.parts[0].module}: {inputs} inputs cannot be split over tp {tp}"
             yield Problem("rows", message, f"Choose a --tp that divides {inputs}: {_listed(_divisors(inputs, 16))}.")
-        if layout.quant == "int4_awq":
+        if layout.quant == "int4_awq" and row.quantized:
             yield from _group_problems(row, inputs, layout, facts)
+
+
+def _present(row: Linear, facts: Facts) -> bool:
+    """Whether any layer has the row."""
+    return any(facts.holds(row.when, layer) for layer in range(facts.sizes.num_layers))
 
 
 def _group_problems(row: Linear, inputs: int, layout: Layout, facts: Facts) -> Iterator[Problem]:

@@ -1,0 +1,216 @@
+"""A tiny random float32 model of transformers for every family: what conversions and the runtime are tested with.
+
+Every parameter is random, norms and biases too, so that no tensor can be forgotten or swapped unnoticed. Sliding
+windows are shorter than the sequences that tests compute, sizes differ from one another where they can.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    BloomConfig,
+    CohereConfig,
+    DeepseekV2Config,
+    FalconConfig,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GemmaConfig,
+    GPT2Config,
+    GPTBigCodeConfig,
+    GPTJConfig,
+    GPTNeoXConfig,
+    GraniteConfig,
+    LlamaConfig,
+    MistralConfig,
+    MixtralConfig,
+    NemotronConfig,
+    OPTConfig,
+    Phi3Config,
+    PhiConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2MoeConfig,
+    Qwen3Config,
+    Qwen3MoeConfig,
+    Starcoder2Config,
+)
+
+WINDOW = 16
+"""Tokens of every sliding window."""
+
+_SIZES: dict[str, Any] = {
+    "hidden_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "vocab_size": 131,
+    "max_position_embeddings": 256,
+    "tie_word_embeddings": False,
+    "pad_token_id": None,
+}
+_GQA = _SIZES | {"num_key_value_heads": 2, "intermediate_size": 96}
+_GPT2 = {"n_embd": 64, "n_layer": 4, "n_head": 4, "vocab_size": 131, "n_positions": 256}
+_FALCON = {key: value for key, value in _SIZES.items() if key != "tie_word_embeddings"} | {"ffn_hidden_size": 96}
+_MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "beta_fast": 32,
+    "beta_slow": 1,
+    "original_max_position_embeddings": 64,
+}
+_LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "partial_rotary_factor": 0.75,
+    "short_factor": [1.0, 1.05, 1.1, 1.2, 1.3, 1.5],
+    "long_factor": [1.1, 1.4, 2.0, 3.5, 6.0, 9.0],
+    "original_max_position_embeddings": 64,
+}
+_GEMMA3_ROPE = {
+    "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1000000.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+}
+_DEEPSEEK = _SIZES | {
+    "num_key_value_heads": 4,
+    "intermediate_size": 96,
+    "moe_intermediate_size": 32,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+    "kv_lora_rank": 24,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+}
+
+
+def _tiny(config: Callable[..., PreTrainedConfig], **values: Any) -> PreTrainedModel:
+    made = config(bos_token_id=1, eos_token_id=2, **values)
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(made, attn_implementation="eager")
+    model = model.float().eval()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if parameter.dim() == 1 or "norm" in name:
+                parameter.add_(noise * 0.1)
+            else:
+                parameter.copy_(noise * 0.15)
+    return model
+
+
+TINY: dict[str, Callable[[], PreTrainedModel]] = {
+    "llama": partial(_tiny, LlamaConfig, **_GQA),
+    "llama_biased": partial(_tiny, LlamaConfig, **_GQA, attention_bias=True, mlp_bias=True),
+    "llama_tied": partial(_tiny, LlamaConfig, **_GQA | {"tie_word_embeddings": True}),
+    "llama_rope_llama3": partial(_tiny, LlamaConfig, **_GQA, rope_parameters=_LLAMA3),
+    "llama_yarn": partial(_tiny, LlamaConfig, **_GQA, rope_parameters=_YARN),
+    "mistral": partial(_tiny, MistralConfig, **_GQA, sliding_window=WINDOW),
+    "mixtral": partial(_tiny, MixtralConfig, **_GQA, num_local_experts=4, num_experts_per_tok=2),
+    "granite": partial(
+        _tiny,
+        GraniteConfig,
+        **_GQA | {"tie_word_embeddings": True},
+        embedding_multiplier=3.0,
+        attention_multiplier=0.3,
+        residual_multiplier=0.7,
+        logits_scaling=2.5,
+    ),
+    "qwen2": partial(_tiny, Qwen2Config, **_GQA),
+    "qwen2_window": partial(
+        _tiny, Qwen2Config, **_GQA, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=2
+    ),
+    "qwen2_moe": partial(
+        _tiny, Qwen2MoeConfig, **_GQA, **_MOE, shared_expert_intermediate_size=48, mlp_only_layers=[1]
+    ),
+    "qwen3": partial(_tiny, Qwen3Config, **_GQA | {"tie_word_embeddings": True}, head_dim=24),
+    "qwen3_moe": partial(
+        _tiny, Qwen3MoeConfig, **_GQA, **_MOE, head_dim=24, norm_topk_prob=True, decoder_sparse_step=2
+    ),
+    "gemma": partial(_tiny, GemmaConfig, **_GQA | {"num_key_value_heads": 1, "tie_word_embeddings": True}, head_dim=24),
+    "gemma2": partial(
+        _tiny,
+        Gemma2Config,
+        **_GQA | {"tie_word_embeddings": True},
+        head_dim=24,
+        sliding_window=WINDOW,
+        query_pre_attn_scalar=20,
+        attn_logit_softcapping=5.0,
+        final_logit_softcapping=3.0,
+    ),
+    "gemma3": partial(
+        _tiny,
+        Gemma3TextConfig,
+        **_GQA | {"tie_word_embeddings": True},
+        head_dim=24,
+        sliding_window=WINDOW,
+        sliding_window_pattern=3,
+        query_pre_attn_scalar=20,
+        rope_parameters=_GEMMA3_ROPE,
+    ),
+    "phi": partial(_tiny, PhiConfig, **_SIZES, intermediate_size=96, partial_rotary_factor=0.5),
+    "phi3": partial(_tiny, Phi3Config, **_GQA, sliding_window=WINDOW),
+    "phi3_longrope": partial(
+        _tiny,
+        Phi3Config,
+        **_GQA | {"tie_word_embeddings": True},
+        original_max_position_embeddings=64,
+        partial_rotary_factor=0.75,
+        rope_parameters=_LONGROPE,
+    ),
+    "gpt2": partial(_tiny, GPT2Config, **_GPT2),
+    "gpt_bigcode": partial(_tiny, GPTBigCodeConfig, **_GPT2, n_inner=96),
+    "starcoder2": partial(_tiny, Starcoder2Config, **_GQA | {"tie_word_embeddings": True}, sliding_window=WINDOW),
+    "nemotron": partial(_tiny, NemotronConfig, **_GQA, partial_rotary_factor=0.5),
+    "gpt_neox": partial(_tiny, GPTNeoXConfig, **_SIZES, intermediate_size=96, rotary_pct=0.25),
+    "gpt_neox_sequential": partial(
+        _tiny, GPTNeoXConfig, **_SIZES, intermediate_size=96, rotary_pct=0.5, use_parallel_residual=False
+    ),
+    "gptj": partial(_tiny, GPTJConfig, **_GPT2, rotary_dim=8, n_inner=96, tie_word_embeddings=False),
+    "falcon_7b": partial(_tiny, FalconConfig, **_FALCON, multi_query=True, parallel_attn=True),
+    "falcon_40b": partial(_tiny, FalconConfig, **_FALCON, new_decoder_architecture=True, num_kv_heads=2),
+    "falcon_11b": partial(
+        _tiny, FalconConfig, **_FALCON, new_decoder_architecture=True, num_kv_heads=2, num_ln_in_parallel_attn=1
+    ),
+    "falcon_rw": partial(_tiny, FalconConfig, **_FALCON, alibi=True, multi_query=False, parallel_attn=False, bias=True),
+    "bloom": partial(_tiny, BloomConfig, hidden_size=64, n_layer=4, n_head=4, vocab_size=131),
+    "opt": partial(_tiny, OPTConfig, **_SIZES | {"tie_word_embeddings": True, "pad_token_id": 1}, ffn_dim=96),
+    "opt_post_norm": partial(
+        _tiny,
+        OPTConfig,
+        **_SIZES | {"tie_word_embeddings": True, "pad_token_id": 1},
+        ffn_dim=96,
+        do_layer_norm_before=False,
+    ),
+    "cohere": partial(_tiny, CohereConfig, **_GQA | {"tie_word_embeddings": True}, logit_scale=0.25),
+    "cohere_qk_norm": partial(
+        _tiny, CohereConfig, **_GQA | {"tie_word_embeddings": True}, logit_scale=0.25, use_qk_norm=True
+    ),
+    "deepseek_v2": partial(
+        _tiny,
+        DeepseekV2Config,
+        **_DEEPSEEK,
+        q_lora_rank=20,
+        topk_method="group_limited_greedy",
+        n_group=4,
+        topk_group=2,
+        routed_scaling_factor=2.5,
+        rope_parameters=_YARN | {"mscale": 0.707, "mscale_all_dim": 0.707},
+    ),
+    "deepseek_v2_lite": partial(_tiny, DeepseekV2Config, **_DEEPSEEK, q_lora_rank=None, topk_method="greedy"),
+}
+"""By family, or family and variant: makes the model. The same one every time."""

@@ -1,0 +1,131 @@
+"""What a tensor of a rank file is made of: source tensors, cut for every rank, and what happens to them.
+
+`convert.encode` does what each content says; nothing here touches a tensor.
+"""
+
+from dataclasses import dataclass
+
+from trtforge.formats.shards import TensorSpec
+from trtforge.models.split import Cut
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One source tensor of a target and, for each tensor-parallel rank, the part of it that the rank gets.
+
+    `shape` is the tensor's in its file. The cuts are of the (out, in) matrix: the tensor itself, a vector as one
+    column, or where `transposed` the other way round.
+    """
+
+    source: str
+    shape: tuple[int, ...]
+    cuts: tuple[Cut, ...]
+    transposed: bool = False
+
+
+@dataclass(frozen=True)
+class Cast:
+    """The pieces below one another, cast to the target's dtype, then `padding` rows of zeros for each rank.
+
+    `plus_one`: one is added before the cast.
+    """
+
+    pieces: tuple[Piece, ...]
+    padding: tuple[int, ...]
+    plus_one: bool = False
+
+
+@dataclass(frozen=True)
+class Absorbed:
+    """For each of a rank's `heads`: (k_nope^T q_nope) (kv_lora, q_lora), then the rotary rows of the query.
+
+    A head has `nope` + `rope` rows in `query` (its file's shape (heads x (nope + rope), q_lora)) and `nope` + `value`
+    rows in `key` ((heads x (nope + value), kv_lora)). Both pieces give every rank everything.
+    """
+
+    query: Piece
+    key: Piece
+    heads: tuple[range, ...]
+    nope: int
+    rope: int
+    value: int
+
+
+@dataclass(frozen=True)
+class Fp8Weight:
+    """The pieces quantised to E4M3 with one scale for all `scaled_with` modules."""
+
+    pieces: tuple[Piece, ...]
+    scaled_with: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Int4Weight:
+    """The pieces times the inverse pre-quantisation scale of `modules`, in signed 4-bit, two rows a byte."""
+
+    pieces: tuple[Piece, ...]
+    modules: tuple[str, ...]
+    group_size: int
+
+
+@dataclass(frozen=True)
+class Int4Scales:
+    """The block scales that belong to an Int4Weight: one for `group_size` inputs of one output."""
+
+    pieces: tuple[Piece, ...]
+    modules: tuple[str, ...]
+    group_size: int
+
+
+@dataclass(frozen=True)
+class WeightScale:
+    """(1,) float32: largest weight magnitude of `modules` / 448."""
+
+    modules: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ActivationScale:
+    """(1,) float32: largest input magnitude of `modules` / 448."""
+
+    modules: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class PreQuantScale:
+    """(in,) of the model's dtype: the runtime multiplies inputs by it; the mean over `modules` where they are many."""
+
+    modules: tuple[str, ...]
+    cuts: tuple[Cut, ...]
+
+
+@dataclass(frozen=True)
+class KvScale:
+    """(1,) float32: largest key or value of a layer / 448, at least 1."""
+
+    layer: int
+
+
+Content = (
+    Cast | Absorbed | Fp8Weight | Int4Weight | Int4Scales | WeightScale | ActivationScale | PreQuantScale | KvScale
+)
+
+
+def pieces_of(content: Content) -> tuple[Piece, ...]:
+    """The source tensors that a content is made of; none for what comes from a calibration alone."""
+    match content:
+        case Absorbed(query=query, key=key):
+            return query, key
+        case Cast(pieces=pieces) | Fp8Weight(pieces=pieces) | Int4Weight(pieces=pieces) | Int4Scales(pieces=pieces):
+            return pieces
+        case _:
+            return ()
+
+
+@dataclass(frozen=True)
+class Target:
+    """One tensor in the rank files of a pipeline stage: `spec` is alike on all its tensor-parallel ranks."""
+
+    spec: TensorSpec
+    pp_rank: int
+    content: Content

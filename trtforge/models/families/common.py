@@ -1,0 +1,202 @@
+"""What many families share: the rows of a Llama layer, and the facts that most config.json state alike."""
+
+from typing import Any
+
+from trtforge.core.errors import ForgeError
+from trtforge.formats.hf import HfConfig
+from trtforge.models.family import (
+    Embedding,
+    Experts,
+    Fact,
+    Linear,
+    Part,
+    Place,
+    Row,
+    Size,
+    Sizes,
+    Split,
+    Vector,
+)
+
+SELF_ATTENTION = (
+    Part("self_attn.q_proj", "q"),
+    Part("self_attn.k_proj", "kv"),
+    Part("self_attn.v_proj", "kv"),
+)
+
+
+def qkv(parts: tuple[Part, ...] = SELF_ATTENTION, bias: Fact | None = "qkv_bias", *, conv1d: bool = False) -> Linear:
+    """The fused query, key and value projection."""
+    return Linear("attention.qkv", parts, inputs="hidden", split=Split.HEADS, bias=bias, conv1d=conv1d)
+
+
+def dense(module: str = "self_attn.o_proj", bias: Fact | None = "dense_bias", *, conv1d: bool = False) -> Linear:
+    """The projection of the attention's output."""
+    return Linear("attention.dense", (Part(module, "hidden"),), "q", Split.ROW, bias, conv1d=conv1d)
+
+
+def gated_mlp(bias: Fact | None = "mlp_bias", when: Fact | None = None) -> tuple[Linear, Linear, Linear]:
+    """TensorRT-LLM's `fc` is HF's gate_proj, its `gate` is HF's up_proj."""
+    return (
+        Linear("mlp.fc", (Part("mlp.gate_proj", "intermediate"),), "hidden", Split.COLUMN, bias, when=when),
+        Linear(
+            "mlp.gate",
+            (Part("mlp.up_proj", "intermediate"),),
+            inputs="hidden",
+            split=Split.COLUMN,
+            bias=bias,
+            shares_scale="mlp.fc",
+            shares_input="mlp.fc",
+            when=when,
+        ),
+        Linear("mlp.proj", (Part("mlp.down_proj", "hidden"),), "intermediate", Split.ROW, bias, when=when),
+    )
+
+
+def plain_mlp(up: str, down: str, bias: Fact | None = "mlp_bias", *, conv1d: bool = False) -> tuple[Linear, Linear]:
+    """Two matrices with an activation between them."""
+    return (
+        Linear("mlp.fc", (Part(up, "intermediate"),), "hidden", Split.COLUMN, bias, conv1d=conv1d),
+        Linear("mlp.proj", (Part(down, "hidden"),), "intermediate", Split.ROW, bias, conv1d=conv1d),
+    )
+
+
+def router(module: str) -> Linear:
+    """Scores of the experts: float32, on every rank (tensorrt_llm/layers/moe.py)."""
+    part = Part(module, "experts")
+    return Linear(
+        "mlp.router", (part,), "hidden", Split.REPLICATE, quantized=False, when="sparse_layer", dtype="float32"
+    )
+
+
+def experts(gate: str, up: str, down: str) -> tuple[Experts, Experts]:
+    """Up first, then gate: the fused activation takes the second half (tensorrt_llm/models/llama/convert.py)."""
+    inner: Size = "moe_intermediate"
+    return (
+        Experts("mlp.fc", (Part(up, inner), Part(gate, inner)), "hidden", Split.COLUMN),
+        Experts("mlp.proj", (Part(down, "hidden"),), inner, Split.ROW),
+    )
+
+
+def shared_expert(prefix: str) -> tuple[Linear, Linear]:
+    """The expert that every token passes: up and gate fused, as in `experts`."""
+    inner: Size = "shared_intermediate"
+    parts = (Part(f"{prefix}.up_proj", inner), Part(f"{prefix}.gate_proj", inner))
+    return (
+        Linear("mlp.shared_expert.fc", parts, "hidden", Split.COLUMN, quantized=False, when="shared_layer"),
+        Linear(
+            "mlp.shared_expert.proj",
+            (Part(f"{prefix}.down_proj", "hidden"),),
+            inner,
+            Split.ROW,
+            quantized=False,
+            when="shared_layer",
+        ),
+    )
+
+
+QK_NORM = (
+    Vector("attention.q_layernorm.weight", "self_attn.q_norm.weight", "head", when="qk_norm"),
+    Vector("attention.k_layernorm.weight", "self_attn.k_norm.weight", "head", when="qk_norm"),
+)
+INPUT_NORM = Vector("input_layernorm.weight", "input_layernorm.weight", "hidden")
+POST_NORM = Vector("post_layernorm.weight", "post_attention_layernorm.weight", "hidden")
+
+LLAMA_LAYER: tuple[Row, ...] = (INPUT_NORM, qkv(), dense(), POST_NORM, *gated_mlp())
+
+
+def embeddings(table: str, head: str) -> tuple[Embedding, Embedding]:
+    """The table of the first stage and the output head of the last, which a tied model leaves out."""
+    return (
+        Embedding("transformer.vocab_embedding.weight", table, Split.EMBEDDING, Place.FIRST),
+        Embedding("lm_head.weight", head, Split.VOCAB, Place.LAST, tied=table),
+    )
+
+
+EMBED, HEAD = embeddings("model.embed_tokens.weight", "lm_head.weight")
+FINAL_NORM = Vector("transformer.ln_f.weight", "model.norm.weight", "hidden", Place.LAST)
+LLAMA_MODEL: tuple[Row, ...] = (EMBED, FINAL_NORM, HEAD)
+ROTARY_TABLES = ("self_attn.rotary_emb.inv_freq",)
+"""Older checkpoints carry the frequencies, which config.json determines."""
+
+
+def decoder_sizes(config: HfConfig, more: dict[Size, int] | None = None) -> Sizes:
+    """Sizes under the names that most families use."""
+    heads, hidden = config.integer("num_attention_heads"), config.integer("hidden_size")
+    return Sizes(
+        num_layers=config.integer("num_hidden_layers"),
+        num_heads=heads,
+        num_kv_heads=config.integer("num_key_value_heads", heads),
+        head_size=config.integer("head_dim", hidden // heads),
+        hidden=hidden,
+        intermediate=config.integer("intermediate_size"),
+        vocab=config.integer("vocab_size"),
+        max_positions=config.integer("max_position_embeddings", 2048),
+        more=more or {},
+    )
+
+
+def gpt2_sizes(config: HfConfig, kv_heads: int | None = None) -> Sizes:
+    """Sizes under GPT-2's names."""
+    heads, hidden = config.integer("n_head"), config.integer("n_embd")
+    return Sizes(
+        num_layers=config.integer("n_layer"),
+        num_heads=heads,
+        num_kv_heads=kv_heads or heads,
+        head_size=hidden // heads,
+        hidden=hidden,
+        intermediate=config.integer("n_inner", 4 * hidden),
+        vocab=config.integer("vocab_size"),
+        max_positions=config.integer("n_positions"),
+    )
+
+
+def rotary(config: HfConfig, sizes: Sizes, fraction: float = 1.0, style: str = "rope_gpt_neox") -> dict[str, Any]:
+    """The config fields of a rotary embedding over the first `fraction` of a head."""
+    return {
+        "position_embedding_type": style,
+        "rotary_base": config.rope_theta,
+        "rotary_scaling": config.rope_scaling,
+        "rotary_embedding_dim": int(sizes.head_size * fraction),
+    }
+
+
+def sliding_window(config: HfConfig, layers: tuple[int, ...] | None = None) -> dict[str, Any]:
+    """What TensorRT-LLM's converters leave out and its executor takes at run time: the window and who uses it.
+
+    `layers` None is all of them.
+    """
+    window = config.values.get("sliding_window") or None
+    listed = None if layers is None or window is None else list(layers)
+    if listed == []:
+        window = listed = None
+    return {"sliding_window": window, "sliding_window_layers": listed}
+
+
+def sliding_layers(config: HfConfig) -> tuple[int, ...] | None:
+    """The layers that `layer_types` says have a sliding window; None where it says nothing."""
+    kinds = config.values.get("layer_types")
+    return None if not kinds else tuple(i for i, kind in enumerate(kinds) if kind == "sliding_attention")
+
+
+def moe_fields(experts: int, top_k: int, normalization: int, shared: int = 0, **limits: float) -> dict[str, Any]:
+    """The `moe` object: the keys that 0.17 to 1.2 all accept. Normalisation modes: tensorrt_llm/layers/moe.py."""
+    return {
+        "num_experts": experts,
+        "shared_expert_intermediate_size": shared,
+        "top_k": top_k,
+        "normalization_mode": normalization,
+        "sparse_mixer_epsilon": 0.01,
+        "tp_mode": 0,
+        "device_limited_n_group": limits.get("n_group", 0),
+        "device_limited_topk_group": limits.get("topk_group", 0),
+        "device_limited_routed_scaling_factor": limits.get("scaling", 1.0),
+    }
+
+
+def require(config: HfConfig, key: str, default: object, allowed: tuple[object, ...], why: str) -> None:
+    """Raises ForgeError where a key of config.json has a value that TensorRT-LLM's network cannot express."""
+    value = config.values.get(key)
+    value = default if value is None else value
+    if value not in allowed:
+        raise ForgeError(f"{config.path}: {key} {value} cannot be converted", hint=f"{why}; it computes {allowed[0]}.")

@@ -1,0 +1,190 @@
+"""DeepSeek-V2: multi-head latent attention (MLA) and a mixture of experts behind the first dense layers.
+
+Source: tensorrt_llm/models/deepseek_v2/convert.py and config.py (0.17). `q_lora_rank` null (V2-Lite): queries come
+from the hidden state itself.
+"""
+
+from typing import Any
+
+from trtforge.core.errors import ForgeError
+from trtforge.formats.hf import HfConfig
+from trtforge.models.families.common import (
+    INPUT_NORM,
+    LLAMA_MODEL,
+    POST_NORM,
+    ROTARY_TABLES,
+    experts,
+    gated_mlp,
+    moe_fields,
+    require,
+    router,
+    shared_expert,
+)
+from trtforge.models.family import (
+    AbsorbedQuery,
+    Facts,
+    Family,
+    Linear,
+    Part,
+    PerHead,
+    Row,
+    Size,
+    Sizes,
+    Split,
+    Vector,
+    holding,
+)
+
+_EXPERT = "mlp.experts.{}"
+_KV: tuple[Size, ...] = ("k_nope", "v_mla")
+
+
+def _query(module: str, inputs: Size, when: Any) -> tuple[Row, ...]:
+    """The absorbed query of the generation phase, and the plain one of the context phase."""
+    return (
+        AbsorbedQuery("attention.fused_q_proj", module, "self_attn.kv_b_proj", inputs, when),
+        Linear(
+            "attention.q_b_proj", (Part(module, "q_b"),), inputs, Split.HEADS, quantized=False, when=when, bare=True
+        ),
+    )
+
+
+def _compress(parts: tuple[Part, ...], when: Any) -> Linear:
+    return Linear("attention.fused_a", parts, "hidden", Split.REPLICATE, quantized=False, when=when)
+
+
+_KV_A = Part("self_attn.kv_a_proj_with_mqa", "kv_a")
+LAYER: tuple[Row, ...] = (
+    INPUT_NORM,
+    _compress((Part("self_attn.q_a_proj", "q_lora"), _KV_A), "q_lora"),
+    _compress((_KV_A,), "no_q_lora"),
+    Vector("attention.q_a_layernorm.weight", "self_attn.q_a_layernorm.weight", "q_lora", when="q_lora"),
+    Vector("attention.kv_a_layernorm.weight", "self_attn.kv_a_layernorm.weight", "kv_lora"),
+    *_query("self_attn.q_b_proj", "q_lora", "q_lora"),
+    *_query("self_attn.q_proj", "hidden", "no_q_lora"),
+    Linear(
+        "attention.kv_b_proj",
+        (
+            Part("self_attn.kv_b_proj", "k_nope", PerHead((), _KV)),
+            Part("self_attn.kv_b_proj", "v_mla", PerHead(("k_nope",), _KV)),
+        ),
+        inputs="kv_lora",
+        split=Split.HEADS,
+        quantized=False,
+        bare=True,
+    ),
+    Linear("attention.dense", (Part("self_attn.o_proj", "hidden"),), "v_mla", Split.ROW),
+    POST_NORM,
+    *gated_mlp(bias=None, when="dense_layer"),
+    router("mlp.gate"),
+    *experts(gate=f"{_EXPERT}.gate_proj", up=f"{_EXPERT}.up_proj", down=f"{_EXPERT}.down_proj"),
+    *shared_expert("mlp.shared_experts"),
+)
+
+
+def facts(config: HfConfig) -> Facts:
+    """The facts of a DeepSeek-V2 config.json."""
+    require(config, "attention_bias", False, (False,), "TensorRT-LLM's MLA has no biases")
+    require(config, "moe_layer_freq", 1, (1,), "every layer after the dense ones has experts")
+    sizes, q_lora = _sizes(config), config.values.get("q_lora_rank")
+    shared = sizes.of("shared_intermediate")
+    dense_layers = int(config.values.get("first_k_dense_replace") or 0)
+    return Facts(
+        sizes=sizes,
+        tied_embeddings=config.flag("tie_word_embeddings"),
+        config={
+            "hidden_act": "swiglu",
+            "norm_epsilon": config.number("rms_norm_eps", 1e-6),
+            "position_embedding_type": "rope_gpt_neox",
+            "rotary_base": config.rope_theta,
+            "rotary_scaling": _rotary_scaling(config),
+            "rotary_embedding_dim": sizes.head_size,
+            "attn_bias": False,
+            "mlp_bias": False,
+            "q_lora_rank": q_lora,
+            **{key: config.integer(key) for key in ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim")},
+            "v_head_dim": config.integer("v_head_dim"),
+            "moe": _moe(config, shared),
+            "moe_inter_size": sizes.of("moe_intermediate"),
+            "topk_method": str(config.values.get("topk_method", "greedy")),
+            "first_k_dense_replace": dense_layers,
+            "moe_layer_freq": 1,
+            "coring_func": str(config.values.get("scoring_func", "softmax")),
+            "fp8_format": False,
+        },
+        holding=holding(q_lora=q_lora is not None, no_q_lora=q_lora is None),
+        sparse_layers=frozenset(range(dense_layers, sizes.num_layers)),
+    )
+
+
+def _sizes(config: HfConfig) -> Sizes:
+    """The KV cache holds one compressed key-value head: kv_lora_rank + qk_rope_head_dim."""
+    heads, inner = config.integer("num_attention_heads"), config.integer("moe_intermediate_size")
+    lora, rope = config.integer("kv_lora_rank"), config.integer("qk_rope_head_dim")
+    nope, value = config.integer("qk_nope_head_dim"), config.integer("v_head_dim")
+    more: dict[Size, int] = {
+        "experts": config.integer("n_routed_experts"),
+        "moe_intermediate": inner,
+        "shared_intermediate": inner * int(config.values.get("n_shared_experts") or 0),
+        "q_lora": int(config.values.get("q_lora_rank") or 0),
+        "kv_lora": lora,
+        "kv_a": lora + rope,
+        "q_b": heads * (nope + rope),
+        "k_nope": heads * nope,
+        "q_pe": heads * rope,
+        "v_mla": heads * value,
+    }
+    return Sizes(
+        num_layers=config.integer("num_hidden_layers"),
+        num_heads=heads,
+        num_kv_heads=1,
+        head_size=lora + rope,
+        hidden=config.integer("hidden_size"),
+        intermediate=config.integer("intermediate_size"),
+        vocab=config.integer("vocab_size"),
+        max_positions=config.integer("max_position_embeddings", 2048),
+        more=more,
+    )
+
+
+def _moe(config: HfConfig, shared: int) -> dict[str, Any]:
+    """Expert scores as TensorRT-LLM names them; 3 and 4 are the device-limited modes."""
+    method, scaling = config.values.get("topk_method", "greedy"), config.number("routed_scaling_factor", 1.0)
+    top_k = config.integer("num_experts_per_tok")
+    renormalize = int(top_k > 1 and config.flag("norm_topk_prob"))
+    experts = config.integer("n_routed_experts")
+    if method == "group_limited_greedy":
+        groups, best = config.integer("n_group"), config.integer("topk_group")
+        limits = {"n_group": groups, "topk_group": best, "scaling": scaling}
+        return moe_fields(experts, top_k, 3 + renormalize, shared, **limits)
+    if method != "greedy" or scaling != 1.0:
+        raise ForgeError(
+            f"{config.path}: topk_method {method} with routed_scaling_factor {scaling} cannot be converted",
+            hint="TensorRT-LLM's engines have group_limited_greedy, or greedy without scaling.",
+        )
+    return moe_fields(experts, top_k, renormalize, shared)
+
+
+def _rotary_scaling(config: HfConfig) -> dict[str, Any] | None:
+    scaling = config.rope_scaling
+    if scaling is None:
+        return None
+    keys = ("beta_fast", "beta_slow", "factor", "mscale", "mscale_all_dim", "original_max_position_embeddings")
+    missing = [key for key in keys if key not in scaling]
+    if missing or scaling.get("rope_type", scaling.get("type")) != "yarn":
+        raise ForgeError(
+            f"{config.path}: rope_scaling is not the yarn that DeepSeek-V2 has",
+            hint=f"It needs {', '.join(keys)}.",
+        )
+    return {key: scaling[key] for key in keys} | {"type": "yarn"}
+
+
+FAMILY = Family(
+    name="deepseek_v2",
+    architectures={"DeepseekV2ForCausalLM": "DeepseekV2ForCausalLM"},
+    layer_prefix="model.layers",
+    layer=LAYER,
+    model=LLAMA_MODEL,
+    facts=facts,
+    dropped=ROTARY_TABLES,
+)

@@ -1,0 +1,37 @@
+"""Gemma 2: Gemma with norms on both sides of attention and MLP, soft-capped logits, every second layer a window."""
+
+from dataclasses import replace
+
+from trtforge.formats.hf import HfConfig
+from trtforge.models.families import gemma
+from trtforge.models.families.common import dense, gated_mlp, qkv, sliding_layers, sliding_window
+from trtforge.models.family import Facts, Row, Vector
+
+INNER_NORMS = tuple(
+    Vector(f"{name}.weight", f"{name}.weight", "hidden", plus_one=True)
+    for name in ("pre_feedforward_layernorm", "post_feedforward_layernorm")
+)
+LAYER: tuple[Row, ...] = (gemma.INPUT_NORM, qkv(), dense(), gemma.POST_NORM, *INNER_NORMS, *gated_mlp(bias=None))
+
+
+def facts(config: HfConfig) -> Facts:
+    """The facts of a Gemma 2 config.json."""
+    base = gemma.facts(config)
+    layers = sliding_layers(config) or tuple(range(0, base.sizes.num_layers, 2))
+    fields = {
+        "inter_layernorms": True,
+        "query_pre_attn_scalar": config.integer("query_pre_attn_scalar"),
+        "final_logit_softcapping": config.values.get("final_logit_softcapping"),
+        "attn_logit_softcapping": config.values.get("attn_logit_softcapping"),
+        **sliding_window(config, layers),
+    }
+    return replace(base, config={**base.config, **fields})
+
+
+FAMILY = replace(
+    gemma.FAMILY,
+    name="gemma2",
+    architectures={"Gemma2ForCausalLM": "Gemma2ForCausalLM"},
+    layer=LAYER,
+    facts=facts,
+)

@@ -1,0 +1,52 @@
+"""GPT-J: attention and MLP side by side behind one norm, rotary pairs, a biased head.
+
+Source: tensorrt_llm/models/gptj/convert.py (0.17). The sum over ranks adds the MLP's bias, which rank 0 alone holds.
+"""
+
+from dataclasses import replace
+
+from trtforge.formats.hf import HfConfig
+from trtforge.models.families.common import dense, embeddings, gpt2_sizes, plain_mlp, qkv, rotary
+from trtforge.models.family import Facts, Family, HeadBias, Part, Place, holding, layer_norm
+
+EMBED, HEAD = embeddings("transformer.wte.weight", "lm_head.weight")
+_QKV = (Part("attn.q_proj", "q"), Part("attn.k_proj", "kv"), Part("attn.v_proj", "kv"))
+_FC, _PROJ = plain_mlp("mlp.fc_in", "mlp.fc_out")
+
+
+def facts(config: HfConfig) -> Facts:
+    """The facts of a GPT-J config.json. What TensorRT-LLM calls gelu is the tanh approximation."""
+    sizes = gpt2_sizes(config)
+    return Facts(
+        sizes=sizes,
+        tied_embeddings=config.flag("tie_word_embeddings"),
+        config={
+            "hidden_act": "gelu",
+            "norm_epsilon": config.number("layer_norm_epsilon", 1e-5),
+            **rotary(config, sizes, style="rope_gptj"),
+            "rotary_dim": config.integer("rotary_dim", 64),
+        },
+        holding=holding(mlp_bias=True),
+    )
+
+
+FAMILY = Family(
+    name="gptj",
+    architectures={"GPTJForCausalLM": "GPTJForCausalLM"},
+    layer_prefix="transformer.h",
+    layer=(
+        *layer_norm("input_layernorm", "ln_1"),
+        qkv(_QKV, bias=None),
+        dense("attn.out_proj", bias=None),
+        _FC,
+        replace(_PROJ, zero_bias=True),
+    ),
+    model=(
+        EMBED,
+        *layer_norm("transformer.ln_f", "transformer.ln_f", place=Place.LAST),
+        HEAD,
+        HeadBias("lm_head.bias", "lm_head.bias"),
+    ),
+    facts=facts,
+    dropped=(".attn.bias", ".attn.masked_bias"),
+)

@@ -1,0 +1,22 @@
+"""Mistral: a Llama with its own head size and, in its first version, a sliding window."""
+
+from dataclasses import replace
+
+from trtforge.formats.hf import HfConfig
+from trtforge.models.families import llama
+from trtforge.models.families.common import sliding_window
+from trtforge.models.family import Facts
+
+
+def facts(config: HfConfig) -> Facts:
+    """The facts of a Mistral config.json."""
+    base = llama.facts(config)
+    return replace(base, config={**base.config, **sliding_window(config)})
+
+
+FAMILY = replace(
+    llama.FAMILY,
+    name="mistral",
+    architectures={"MistralForCausalLM": "MistralForCausalLM"},
+    facts=facts,
+)

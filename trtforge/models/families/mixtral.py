@@ -1,0 +1,41 @@
+"""Mixtral: Mistral with a mixture of experts in every layer (tensorrt_llm/models/llama/convert.py, 0.17)."""
+
+from dataclasses import replace
+
+from trtforge.formats.hf import HfConfig
+from trtforge.models.families import mistral
+from trtforge.models.families.common import INPUT_NORM, POST_NORM, dense, experts, moe_fields, qkv, router
+from trtforge.models.family import Facts
+
+_EXPERT = "block_sparse_moe.experts.{}"
+LAYER = (
+    INPUT_NORM,
+    qkv(),
+    dense(),
+    POST_NORM,
+    router("block_sparse_moe.gate"),
+    *experts(gate=f"{_EXPERT}.w1", up=f"{_EXPERT}.w3", down=f"{_EXPERT}.w2"),
+)
+
+
+def facts(config: HfConfig) -> Facts:
+    """The facts of a Mixtral config.json; its `intermediate_size` is an expert's."""
+    base = mistral.facts(config)
+    count = config.integer("num_local_experts")
+    sizes = replace(base.sizes, more={"experts": count, "moe_intermediate": base.sizes.intermediate})
+    moe = moe_fields(count, config.integer("num_experts_per_tok"), normalization=1)
+    return replace(
+        base,
+        sizes=sizes,
+        config={**base.config, "hidden_act": "swiglu", "moe": moe},
+        sparse_layers=frozenset(range(sizes.num_layers)),
+    )
+
+
+FAMILY = replace(
+    mistral.FAMILY,
+    name="mixtral",
+    architectures={"MixtralForCausalLM": "MixtralForCausalLM"},
+    layer=LAYER,
+    facts=facts,
+)

@@ -1,0 +1,90 @@
+"""Phi-3, 3.5 and 4: a Llama that stores query, key and value in one matrix, gate and up in another; longrope.
+
+Source: tensorrt_llm/models/phi3/convert.py and config.py (0.17): `mlp.fc` is [up; gate], there is no `mlp.gate`. Its
+converter does not split over ranks; we cut each half, as the network's fused MLP reads them.
+"""
+
+from typing import Any
+
+from trtforge.core.errors import ForgeError
+from trtforge.formats.hf import HfConfig
+from trtforge.models.families.common import (
+    INPUT_NORM,
+    LLAMA_MODEL,
+    POST_NORM,
+    ROTARY_TABLES,
+    decoder_sizes,
+    dense,
+    qkv,
+    require,
+    rotary,
+    sliding_window,
+)
+from trtforge.models.family import Facts, Family, Linear, Part, Sizes, Split, Stacked, fused_qkv
+
+_GATE_UP = "mlp.gate_up_proj"
+LAYER = (
+    INPUT_NORM,
+    qkv(fused_qkv("self_attn.qkv_proj", "stacked"), bias=None),
+    dense(bias=None),
+    POST_NORM,
+    Linear(
+        "mlp.fc",
+        (
+            Part(_GATE_UP, "intermediate", Stacked(("intermediate",), ("intermediate", "intermediate"))),
+            Part(_GATE_UP, "intermediate", Stacked((), ("intermediate", "intermediate"))),
+        ),
+        inputs="hidden",
+        split=Split.COLUMN,
+    ),
+    Linear("mlp.proj", (Part("mlp.down_proj", "hidden"),), "intermediate", Split.ROW),
+)
+
+
+def facts(config: HfConfig) -> Facts:
+    """The facts of a Phi-3 config.json."""
+    require(config, "hidden_act", "silu", ("silu",), "TensorRT-LLM's Phi-3 has the gated SiLU MLP only")
+    sizes = decoder_sizes(config)
+    return Facts(
+        sizes=sizes,
+        tied_embeddings=config.flag("tie_word_embeddings"),
+        config={
+            "hidden_act": "swiglu",
+            "norm_epsilon": config.number("rms_norm_eps", 1e-5),
+            **_positions(config, sizes),
+            **sliding_window(config),
+        },
+    )
+
+
+def _positions(config: HfConfig, sizes: Sizes) -> dict[str, Any]:
+    fraction = config.partial_rotary(1.0)
+    fields = rotary(config, sizes, fraction) | {"rotary_pct": fraction}
+    scaling = config.rope_scaling or {}
+    if scaling.get("rope_type", scaling.get("type")) not in ("longrope", "su"):
+        return fields
+    short, long = scaling.get("short_factor"), scaling.get("long_factor")
+    if not isinstance(short, list) or not isinstance(long, list):
+        raise ForgeError(
+            f"{config.path}: longrope without short_factor and long_factor",
+            hint="Use the config.json that came with the model.",
+        )
+    original = scaling.get("original_max_position_embeddings")
+    return fields | {
+        "position_embedding_type": "long_rope",
+        "rotary_scaling": None,
+        "original_max_position_embeddings": original or config.integer("original_max_position_embeddings", 4096),
+        "longrope_scaling_short_factors": short,
+        "longrope_scaling_long_factors": long,
+    }
+
+
+FAMILY = Family(
+    name="phi3",
+    architectures={"Phi3ForCausalLM": "Phi3ForCausalLM"},
+    layer_prefix="model.layers",
+    layer=LAYER,
+    model=LLAMA_MODEL,
+    facts=facts,
+    dropped=ROTARY_TABLES,
+)

@@ -1,0 +1,45 @@
+"""Qwen2 and Qwen2.5: a Llama with query, key and value biases (tensorrt_llm/models/qwen/config.py, 0.17)."""
+
+from dataclasses import replace
+
+from trtforge.formats.hf import HfConfig
+from trtforge.models.families import llama
+from trtforge.models.families.common import moe_fields, sliding_layers, sliding_window
+from trtforge.models.family import Facts, holding
+
+NO_MOE = moe_fields(0, 0, normalization=0)
+
+
+def window_layers(config: HfConfig, num_layers: int) -> tuple[int, ...]:
+    """With `use_sliding_window`, the layers from `max_window_layers` on."""
+    if not config.flag("use_sliding_window"):
+        return ()
+    return sliding_layers(config) or tuple(range(config.integer("max_window_layers", 28), num_layers))
+
+
+def facts(config: HfConfig) -> Facts:
+    """The facts of a Qwen2 config.json."""
+    base = llama.facts(config)
+    return replace(
+        base,
+        config={
+            **base.config,
+            "attn_bias": True,
+            "qwen_type": "qwen2",
+            "seq_length": 8192,
+            "use_logn_attn": False,
+            "moe": NO_MOE,
+            "moe_intermediate_size": 0,
+            "moe_shared_expert_intermediate_size": 0,
+            **sliding_window(config, window_layers(config, base.sizes.num_layers)),
+        },
+        holding=holding(qkv_bias=True),
+    )
+
+
+FAMILY = replace(
+    llama.FAMILY,
+    name="qwen2",
+    architectures={"Qwen2ForCausalLM": "Qwen2ForCausalLM"},
+    facts=facts,
+)

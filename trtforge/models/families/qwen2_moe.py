@@ -1,0 +1,79 @@
+"""Qwen1.5-MoE and Qwen2-MoE: Qwen2 with experts, one of which every token passes (tensorrt_llm/models/qwen)."""
+
+from dataclasses import replace
+
+from trtforge.formats.hf import HfConfig
+from trtforge.models.families import qwen2
+from trtforge.models.families.common import (
+    INPUT_NORM,
+    POST_NORM,
+    dense,
+    experts,
+    gated_mlp,
+    moe_fields,
+    qkv,
+    router,
+    shared_expert,
+)
+from trtforge.models.family import Facts, Linear, Part, Split, holding
+
+_EXPERT = "mlp.experts.{}"
+EXPERTS = experts(gate=f"{_EXPERT}.gate_proj", up=f"{_EXPERT}.up_proj", down=f"{_EXPERT}.down_proj")
+LAYER = (
+    INPUT_NORM,
+    qkv(),
+    dense(),
+    POST_NORM,
+    *gated_mlp(bias=None, when="dense_layer"),
+    router("mlp.gate"),
+    *EXPERTS,
+    *shared_expert("mlp.shared_expert"),
+    Linear(
+        "mlp.shared_expert_gate",
+        (Part("mlp.shared_expert_gate", "one"),),
+        inputs="hidden",
+        split=Split.REPLICATE,
+        quantized=False,
+        when="sparse_layer",
+    ),
+)
+
+
+def sparse_layers(config: HfConfig, num_layers: int) -> frozenset[int]:
+    """Every `decoder_sparse_step`-th layer but those of `mlp_only_layers` (transformers modeling_qwen2_moe.py)."""
+    step, dense_layers = config.integer("decoder_sparse_step", 1), config.values.get("mlp_only_layers") or []
+    return frozenset(i for i in range(num_layers) if i not in dense_layers and (i + 1) % step == 0)
+
+
+def facts(config: HfConfig) -> Facts:
+    """The facts of a Qwen2-MoE config.json."""
+    base = qwen2.facts(config)
+    count, inner = config.integer("num_experts"), config.integer("moe_intermediate_size")
+    shared = config.integer("shared_expert_intermediate_size")
+    normalization = int(config.flag("norm_topk_prob"))
+    moe = moe_fields(count, config.integer("num_experts_per_tok"), normalization, shared)
+    bias = config.flag("qkv_bias", True)
+    return replace(
+        base,
+        sizes=replace(base.sizes, more={"experts": count, "moe_intermediate": inner, "shared_intermediate": shared}),
+        config={
+            **base.config,
+            "hidden_act": "swiglu",
+            "attn_bias": bias,
+            "qwen_type": "qwen2_moe",
+            "moe": moe,
+            "moe_intermediate_size": inner,
+            "moe_shared_expert_intermediate_size": shared,
+        },
+        holding=holding(qkv_bias=bias),
+        sparse_layers=sparse_layers(config, base.sizes.num_layers),
+    )
+
+
+FAMILY = replace(
+    qwen2.FAMILY,
+    name="qwen2_moe",
+    architectures={"Qwen2MoeForCausalLM": "Qwen2MoeForCausalLM"},
+    layer=LAYER,
+    facts=facts,
+)
