@@ -98,9 +98,9 @@ _DEEPSEEK = _SIZES | {
 }
 
 
-def _tiny(config: Callable[..., PreTrainedConfig], **values: Any) -> PreTrainedModel:
+def _tiny(config: Callable[..., PreTrainedConfig], *, attention: str = "eager", **values: Any) -> PreTrainedModel:
     made = config(bos_token_id=1, eos_token_id=2, **values)
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(made, attn_implementation="eager")
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(made, attn_implementation=attention)
     model = model.float().eval()
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -186,7 +186,17 @@ TINY: dict[str, Callable[[], PreTrainedModel]] = {
     "falcon_11b": partial(
         _tiny, FalconConfig, **_FALCON, new_decoder_architecture=True, num_kv_heads=2, num_ln_in_parallel_attn=1
     ),
-    "falcon_rw": partial(_tiny, FalconConfig, **_FALCON, alibi=True, multi_query=False, parallel_attn=False, bias=True),
+    # transformers' eager Falcon adds the ALiBi bias twice: once with the causal mask, once again to the scores.
+    "falcon_rw": partial(
+        _tiny,
+        FalconConfig,
+        **_FALCON,
+        attention="sdpa",
+        alibi=True,
+        multi_query=False,
+        parallel_attn=False,
+        bias=True,
+    ),
     "bloom": partial(_tiny, BloomConfig, hidden_size=64, n_layer=4, n_head=4, vocab_size=131),
     "opt": partial(_tiny, OPTConfig, **_SIZES | {"tie_word_embeddings": True, "pad_token_id": 1}, ffn_dim=96),
     "opt_post_norm": partial(

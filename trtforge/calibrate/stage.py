@@ -21,7 +21,7 @@ from trtforge.formats.corpus import TokenWindows, token_windows
 from trtforge.formats.hf import HfCheckpoint, open_checkpoint
 from trtforge.models.family import Facts, Family
 from trtforge.models.plan import Layout, checkpoint_plan
-from trtforge.models.registry import family_of
+from trtforge.models.registry import family_of_checkpoint
 from trtforge.plan.accounting import check_sources
 from trtforge.plan.legality import require_legal
 
@@ -53,7 +53,7 @@ def calibrate(
     size that no layout could use, and data that is absent, empty or of another vocabulary.
     """
     checkpoint = open_checkpoint(source)
-    family = family_of(checkpoint.config.architecture)
+    family = family_of_checkpoint(checkpoint)
     facts = family.facts(checkpoint.config)
     layout = Layout(Parallel(), "bfloat16", config.format, config.kv_cache, config.group_size)
     require_legal(family, facts, layout)

@@ -22,7 +22,7 @@ from trtforge.formats.hf import TOKENIZER_DIRECTORY, HfCheckpoint, open_checkpoi
 from trtforge.formats.trtllm import CONFIG_FILE
 from trtforge.models.checkpoint_config import checkpoint_config
 from trtforge.models.plan import Layout, checkpoint_plan
-from trtforge.models.registry import family_of
+from trtforge.models.registry import family_of_checkpoint
 from trtforge.plan.accounting import check_sources
 from trtforge.plan.legality import require_legal
 
@@ -57,7 +57,7 @@ def convert(
     missing, unexpected or of another shape, and a calibration of another model or format.
     """
     checkpoint = open_checkpoint(source)
-    family = family_of(checkpoint.config.architecture)
+    family = family_of_checkpoint(checkpoint)
     facts = family.facts(checkpoint.config)
     calibrated = _calibration(calibration, config, checkpoint)
     layout = layout_of(config, checkpoint.config.dtype)

@@ -1,11 +1,12 @@
 """The config.json of a checkpoint: what the family's facts say, and the layout."""
 
+from trtforge.core.recipe import KvCacheFormat, QuantFormat
 from trtforge.formats.trtllm import UNQUANTIZED_MODULES, CheckpointConfig, Quantization
 from trtforge.models.family import Facts, Family
 from trtforge.models.plan import Layout, shards_embedding
 
-_KV_DTYPE_OF = {"none": None, "fp8": "FP8"}
-_ALGORITHM_OF = {"none": None, "fp8": "FP8", "int4_awq": "W4A16_AWQ"}
+_KV_DTYPE_OF: dict[KvCacheFormat, str | None] = {"none": None, "fp8": "FP8"}
+_ALGORITHM_OF: dict[QuantFormat, str | None] = {"none": None, "fp8": "FP8", "int4_awq": "W4A16_AWQ"}
 
 
 def checkpoint_config(family: Family, facts: Facts, architecture: str, layout: Layout) -> CheckpointConfig:
@@ -38,4 +39,22 @@ def checkpoint_config(family: Family, facts: Facts, architecture: str, layout: L
                 exclude_modules=list(UNQUANTIZED_MODULES) if quantized else None,
             ),
         }
+    )
+
+
+def layout_of_checkpoint(config: CheckpointConfig) -> Layout | None:
+    """The layout that a checkpoint was written with; None where its quantisation is not one that we plan."""
+    quantization = config.quantization
+    quant = {algorithm: name for name, algorithm in _ALGORITHM_OF.items()}.get(quantization.quant_algo)
+    kv_cache = {algorithm: name for name, algorithm in _KV_DTYPE_OF.items()}.get(quantization.kv_cache_quant_algo)
+    if quant is None or kv_cache is None:
+        return None
+    return Layout(
+        parallel=config.parallel,
+        dtype=config.dtype,
+        quant=quant,
+        kv_cache=kv_cache,
+        group_size=quantization.group_size,
+        parallel_embedding=config.use_parallel_embedding,
+        embedding_sharding_dim=config.embedding_sharding_dim,
     )

@@ -6,7 +6,7 @@ calibration all read the same rows.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Literal
 
@@ -293,6 +293,19 @@ class Family:
     dropped: tuple[str, ...] = ()
     parallel_embedding: ParallelEmbedding = "as_asked"
     base_prefix: str = ""
+
+    def bare(self) -> "Family":
+        """The same family as checkpoints of the bare model name it."""
+        strip = self.base_prefix
+
+        def renamed(row: Row) -> Row:
+            if isinstance(row, Embedding):
+                tied = row.tied.removeprefix(strip) if row.tied else None
+                return replace(row, source=row.source.removeprefix(strip), tied=tied)
+            return replace(row, source=row.source.removeprefix(strip)) if isinstance(row, Vector) else row
+
+        model = tuple(renamed(row) for row in self.model)
+        return replace(self, layer_prefix=self.layer_prefix.removeprefix(strip), model=model, base_prefix="")
 
     @property
     def linears(self) -> tuple[Linear, ...]:

@@ -3,6 +3,7 @@
 from importlib import import_module
 
 from trtforge.core.errors import ForgeError
+from trtforge.formats.hf import HfCheckpoint
 from trtforge.models.family import Family
 
 _FAMILY_OF = {
@@ -78,4 +79,13 @@ def family_of(architecture: str) -> Family:
         ) from None
     family = import_module(f"trtforge.models.families.{name}").FAMILY
     assert isinstance(family, Family)
+    return family
+
+
+def family_of_checkpoint(checkpoint: HfCheckpoint) -> Family:
+    """The family of a checkpoint, as this one names its tensors: those of GPT-2 and Bloom often lack the prefix."""
+    family = family_of(checkpoint.config.architecture)
+    prefix = family.base_prefix
+    if prefix and not any(name.startswith(prefix) for name in checkpoint.tensors):
+        return family.bare()
     return family

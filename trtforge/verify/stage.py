@@ -16,6 +16,9 @@ from trtforge.formats.trtllm import (
     read_checkpoint_config,
     read_engine_config,
 )
+from trtforge.models.checkpoint_config import layout_of_checkpoint
+from trtforge.models.plan import checkpoint_plan
+from trtforge.models.registry import family_of, family_of_checkpoint
 from trtforge.verify.result import Perplexity, Verification, failures
 
 
@@ -28,7 +31,10 @@ def verify(candidate: Path, reference: Path, gate: GateConfig, *, progress: Prog
     engine = is_engine(candidate)
     manifest = open_artifact(candidate, "engine" if engine else "checkpoint")
     config = read_engine_config(candidate)[0] if engine else read_checkpoint_config(candidate)
-    _require_same_model(config, manifest, open_checkpoint(reference))
+    source = open_checkpoint(reference)
+    _require_same_model(config, manifest, source)
+    if not engine:
+        _check_tensors(candidate, config, source, progress or Silent())
     windows = token_windows(
         gate.data,
         reference,
@@ -44,12 +50,13 @@ def verify(candidate: Path, reference: Path, gate: GateConfig, *, progress: Prog
 
 def _require_same_model(config: CheckpointConfig, manifest: Manifest, reference: HfCheckpoint) -> None:
     """Raises ForgeError if the candidate was made from another model (an engine tells only its sizes)."""
-    sizes = {
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.hidden_size,
-        "num_hidden_layers": config.num_hidden_layers,
+    sizes = family_of(reference.config.architecture).facts(reference.config).sizes
+    pairs = {
+        "vocab_size": (config.vocab_size, sizes.vocab),
+        "hidden_size": (config.hidden_size, sizes.hidden),
+        "num_hidden_layers": (config.num_hidden_layers, sizes.num_layers),
     }
-    differing = [key for key, size in sizes.items() if reference.config.integer(key) != size]
+    differing = [key for key, (own, other) in pairs.items() if own != other]
     if manifest.identity.stage == "checkpoint":
         made_from = manifest.identity.inputs
         differing += [name for name, digest in reference.digests.items() if made_from.get(name) != digest]
@@ -58,6 +65,16 @@ def _require_same_model(config: CheckpointConfig, manifest: Manifest, reference:
             f"{reference.directory} is not the model that this was made from: {differing[0]} differs",
             hint="Give the checkpoint that was converted as --against.",
         )
+
+
+def _check_tensors(candidate: Path, config: CheckpointConfig, reference: HfCheckpoint, progress: Progress) -> None:
+    """Compare every tensor that is a copy bit for bit; what was quantised is left to the logits."""
+    from trtforge.verify.tensors import check_tensors
+
+    family, layout = family_of_checkpoint(reference), layout_of_checkpoint(config)
+    if layout is not None and "quantization_config" not in reference.config.values:
+        plan = checkpoint_plan(family, family.facts(reference.config), layout)
+        check_tensors(candidate, reference, plan, layout, progress)
 
 
 def _compare(

@@ -39,6 +39,11 @@ LAYER = (
 )
 
 
+def expert_count(config: HfConfig) -> int:
+    """`num_experts`, which transformers 5 calls `num_local_experts` when it saves Qwen3-MoE."""
+    return config.integer("num_experts", config.values.get("num_local_experts"))
+
+
 def sparse_layers(config: HfConfig, num_layers: int) -> frozenset[int]:
     """Every `decoder_sparse_step`-th layer but those of `mlp_only_layers` (transformers modeling_qwen2_moe.py)."""
     step, dense_layers = config.integer("decoder_sparse_step", 1), config.values.get("mlp_only_layers") or []
@@ -48,7 +53,7 @@ def sparse_layers(config: HfConfig, num_layers: int) -> frozenset[int]:
 def facts(config: HfConfig) -> Facts:
     """The facts of a Qwen2-MoE config.json."""
     base = qwen2.facts(config)
-    count, inner = config.integer("num_experts"), config.integer("moe_intermediate_size")
+    count, inner = expert_count(config), config.integer("moe_intermediate_size")
     shared = config.integer("shared_expert_intermediate_size")
     normalization = int(config.flag("norm_topk_prob"))
     moe = moe_fields(count, config.integer("num_experts_per_tok"), normalization, shared)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from trtforge.formats.hf import HfConfig
 from trtforge.models.families import qwen3
 from trtforge.models.families.common import INPUT_NORM, POST_NORM, QK_NORM, dense, gated_mlp, moe_fields, qkv, router
-from trtforge.models.families.qwen2_moe import EXPERTS, sparse_layers
+from trtforge.models.families.qwen2_moe import EXPERTS, expert_count, sparse_layers
 from trtforge.models.family import Facts
 
 LAYER = (
@@ -26,7 +26,7 @@ LAYER = (
 def facts(config: HfConfig) -> Facts:
     """The facts of a Qwen3-MoE config.json."""
     base = qwen3.facts(config)
-    count, inner = config.integer("num_experts"), config.integer("moe_intermediate_size")
+    count, inner = expert_count(config), config.integer("moe_intermediate_size")
     moe = moe_fields(count, config.integer("num_experts_per_tok"), int(config.flag("norm_topk_prob")))
     fields = {
         "hidden_act": "swiglu",
