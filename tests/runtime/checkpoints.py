@@ -15,7 +15,8 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from trtforge.formats.trtllm import read_checkpoint_config
-from trtforge.runtime.kernels import DTYPES, Kernels, choose_kernels, pack_rank
+from trtforge.runtime.kernels import DTYPES, Kernels, choose_kernels
+from trtforge.runtime.packing import pack_rank
 from trtforge.runtime.spec import DecoderSpec
 
 

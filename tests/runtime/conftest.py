@@ -2,9 +2,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import LlamaForCausalLM
+from transformers import LlamaForCausalLM, PreTrainedModel
 
+from tests.families import TINY
 from tests.runtime.checkpoints import tiny_llama, write_checkpoint, write_engine
+from tests.runtime.converted import Families, Family
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -40,7 +42,20 @@ def expected(llama: LlamaForCausalLM, prompts: list[list[int]]) -> list[tuple[in
     return greedy(llama, prompts, 24)
 
 
-def greedy(model: LlamaForCausalLM, prompts: list[list[int]], tokens: int) -> list[tuple[int, ...]]:
+@pytest.fixture(scope="session")
+def families(tmp_path_factory: pytest.TempPathFactory) -> Families:
+    """Tiny models by name, each made once."""
+    made: dict[str, Family] = {}
+
+    def family(name: str) -> Family:
+        if name not in made:
+            made[name] = Family(TINY[name](), tmp_path_factory.mktemp(name))
+        return made[name]
+
+    return family
+
+
+def greedy(model: PreTrainedModel, prompts: list[list[int]], tokens: int) -> list[tuple[int, ...]]:
     answers = []
     for prompt in prompts:
         ids = torch.tensor([prompt])

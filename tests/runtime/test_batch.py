@@ -5,8 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from trtforge.runtime.attention import Attention, Batch, LayerCache, Scratch
+from trtforge.runtime.attention import Attention, Batch
 from trtforge.runtime.batch import Step, buckets, padded_rows
+from trtforge.runtime.kv_cache import LayerCache, Scratch
+from trtforge.runtime.scores import FusedScores
 
 BLOCK = 4
 
@@ -85,10 +87,10 @@ def test_paged_attention_equals_plain_attention(window: int | None, scale: float
             positions = np.arange(start)
             where = step.tables[row, positions // BLOCK] * BLOCK + positions % BLOCK
             cache.write(torch.from_numpy(where), full[row][:start, heads:])
-    batch = Batch.of(step, BLOCK, torch.device("cpu"), torch.float32, window=window, pads=pads)
+    batch = Batch.of(step, BLOCK, torch.device("cpu"), torch.float32, windows=(None, window), pads=pads)
     packed = torch.cat([full[row][start:] for row, (start, _) in enumerate(rows)])
     padding = torch.full((len(batch.tokens) - len(packed), *packed.shape[1:]), float("nan"))
-    made = Attention(heads, kv_heads, size, window)(torch.cat((packed, padding)), batch, cache)
+    made = Attention(heads, kv_heads, size, FusedScores(size**-0.5), window)(torch.cat((packed, padding)), batch, cache)
     assert len(made) == (16 if pads else 15)
     assert not made[15:].any()
     expected = []

@@ -2,11 +2,14 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig
+from transformers import CohereConfig, LlamaConfig, Phi3Config
+from transformers.models.cohere.modeling_cohere import CohereRotaryEmbedding
+from transformers.models.cohere.modeling_cohere import apply_rotary_pos_emb as apply_interleaved
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 
 from trtforge.core.errors import ForgeError
-from trtforge.runtime.rotary import Rotary, RotarySpec, rotate
+from trtforge.runtime.rotary import Rotary, RotarySpec
 
 CPU = torch.device("cpu")
 LLAMA3 = {
@@ -45,20 +48,63 @@ def test_rotation_equals_that_of_transformers(scaling: dict[str, Any] | None) ->
     expected = torch.cat(apply_rotary_pos_emb(query, key, cos, sin), dim=1)[0].transpose(0, 1)
     heads = torch.cat((query, key), dim=1)[0].transpose(0, 1).contiguous()
     spec = RotarySpec(dim=32, base=10000.0, max_positions=256, scaling=scaling)
-    rotate(heads, *Rotary(spec, 256, CPU).cos_sin(positions, torch.float32))
+    Rotary(spec, 256, CPU).at(positions, torch.float32).turn(heads)
     torch.testing.assert_close(heads, expected, rtol=1e-4, atol=5e-5)
+
+
+def test_an_interleaved_rotation_equals_that_of_transformers() -> None:
+    config = CohereConfig(hidden_size=128, num_attention_heads=4, max_position_embeddings=256, rope_theta=10000.0)
+    positions = torch.arange(256)
+    query, key = torch.randn(1, 4, 256, 32), torch.randn(1, 2, 256, 32)
+    cos, sin = CohereRotaryEmbedding(config)(query, positions.unsqueeze(0))
+    expected = torch.cat(apply_interleaved(query, key, cos, sin), dim=1)[0].transpose(0, 1)
+    heads = torch.cat((query, key), dim=1)[0].transpose(0, 1).contiguous()
+    spec = RotarySpec(dim=32, base=10000.0, max_positions=256, interleaved=True)
+    Rotary(spec, 256, CPU).at(positions, torch.float32).turn(heads)
+    torch.testing.assert_close(heads, expected, rtol=1e-4, atol=5e-5)
+
+
+@pytest.mark.parametrize(
+    ("longest", "length", "computed_as"),
+    [(64, 0, 64), (256, 0, 256), (256, 64, 64), (256, 65, 65)],
+    ids=["short-engine", "long-engine", "known-to-be-short", "known-to-be-long"],
+)
+def test_longrope_depends_on_the_sequence_if_its_length_is_known(longest: int, length: int, computed_as: int) -> None:
+    scaling = {
+        "rope_type": "longrope",
+        "short_factor": [1.0, 1.1, 1.2, 1.3],
+        "long_factor": [1.5, 2.0, 4.0, 8.0],
+        "original_max_position_embeddings": 64,
+    }
+    config = Phi3Config(
+        hidden_size=32,
+        num_attention_heads=4,
+        max_position_embeddings=256,
+        original_max_position_embeddings=64,
+        rope_parameters={"rope_theta": 10000.0, "partial_rotary_factor": 1.0, **scaling},
+        pad_token_id=0,
+    )
+    cos, _ = Phi3RotaryEmbedding(config)(torch.zeros(1), torch.arange(computed_as).unsqueeze(0))
+    made = Rotary(RotarySpec(8, 10000.0, 256, scaling), longest, CPU).at(torch.arange(64), torch.float32, length)
+    torch.testing.assert_close(made.cos[:, 0], cos[0, :64], rtol=1e-4, atol=1e-5)
+
+
+def test_longrope_without_its_factors_is_an_error() -> None:
+    spec = RotarySpec(8, 10000.0, 256, {"rope_type": "longrope", "short_factor": [1.0], "long_factor": None})
+    with pytest.raises(ForgeError, match="longrope of 8 rotated elements needs 4 short and long factors"):
+        Rotary(spec, 64, CPU)
 
 
 def test_only_the_first_dim_elements_of_a_head_are_rotated() -> None:
     heads = torch.randn(5, 2, 32)
     before = heads.clone()
     spec = RotarySpec(dim=8, base=10000.0, max_positions=64)
-    rotate(heads, *Rotary(spec, 64, CPU).cos_sin(torch.arange(5), torch.float32))
+    Rotary(spec, 64, CPU).at(torch.arange(5), torch.float32).turn(heads)
     assert torch.equal(heads[..., 8:], before[..., 8:])
     assert not torch.equal(heads[1:, :, :8], before[1:, :, :8])
 
 
 def test_an_unknown_scaling_is_an_error() -> None:
-    spec = RotarySpec(dim=8, base=10000.0, max_positions=64, scaling={"type": "longrope"})
-    with pytest.raises(ForgeError, match="rotary scaling longrope is not known"):
+    spec = RotarySpec(dim=8, base=10000.0, max_positions=64, scaling={"type": "spiral"})
+    with pytest.raises(ForgeError, match="rotary scaling spiral is not known"):
         Rotary(spec, 64, CPU)

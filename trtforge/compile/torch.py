@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trtforge.compile.limits import Limits
 from trtforge.core.device import UsableDevice, usable_device
 from trtforge.core.dtypes import ModelDtype
 from trtforge.core.errors import ForgeError
 from trtforge.core.recipe import DtypeChoice, EngineConfig
 from trtforge.formats.trtllm import CheckpointConfig, rank_file
+from trtforge.compile.limits import Limits
 
 if TYPE_CHECKING:
     from trtforge.runtime.kernels import Kernels
@@ -112,7 +112,8 @@ def build_rank(plan: TorchPlan, checkpoint: Path, index: int, target: Path) -> N
     """Pack one rank file of a checkpoint into one of the engine."""
     from safetensors.torch import save_file
 
-    from trtforge.runtime.kernels import DTYPES, pack_rank
+    from trtforge.runtime.kernels import DTYPES
+    from trtforge.runtime.packing import pack_rank
     from trtforge.runtime.weights import Weights
 
     weights = Weights.open(checkpoint, index)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from trtforge.runtime.scheduler import Row
 
 Ints = npt.NDArray[np.int64]
-HEADER = 4
+HEADER = 5
 _SPLIT_FROM = 48  # padded blocks that are worth a second attention call in every layer
 
 
@@ -21,7 +21,8 @@ _SPLIT_FROM = 48  # padded blocks that are worth a second attention call in ever
 class Step:
     """Rows of one token come first, shortest context first. Row i computes `counts[i]` tokens from `starts[i]` on.
 
-    `wanted[i]` of its last positions give logits; `tables[i]` are its blocks, zero-padded to equal length.
+    `wanted[i]` of its last positions give logits; `tables[i]` are its blocks, zero-padded to equal length. `length`:
+    of the sequence that all rows are part of where that is known beforehand, else 0; some rotaries depend on it.
     """
 
     starts: Ints
@@ -29,6 +30,7 @@ class Step:
     wanted: Ints
     tables: Ints
     tokens: Ints
+    length: int = 0
 
     @classmethod
     def of_rows(cls, rows: Rows[Row]) -> "Step":
@@ -48,19 +50,19 @@ class Step:
         return cls(starts, counts, wanted, tables, np.array(tokens, dtype=np.int64))
 
     def encode(self) -> Ints:
-        """The step as one array: total length, rows, table columns, tokens, then the fields."""
+        """The step as one array: its own length, rows, table columns, tokens, `length`, then the fields."""
         rows, columns = self.tables.shape
-        length = HEADER + 3 * rows + rows * columns + len(self.tokens)
-        header = np.array([length, rows, columns, len(self.tokens)], dtype=np.int64)
+        own = HEADER + 3 * rows + rows * columns + len(self.tokens)
+        header = np.array([own, rows, columns, len(self.tokens), self.length], dtype=np.int64)
         return np.concatenate([header, self.starts, self.counts, self.wanted, self.tables.reshape(-1), self.tokens])
 
     @classmethod
     def decode(cls, values: Ints) -> "Step":
         """The inverse of `encode`; `values` may be longer than the step."""
-        _, rows, columns, tokens = (int(value) for value in values[:HEADER])
+        _, rows, columns, tokens, length = (int(value) for value in values[:HEADER])
         ends = np.cumsum([HEADER, rows, rows, rows, rows * columns, tokens])
         starts, counts, wanted, tables, packed = (values[a:b] for a, b in pairwise(ends))
-        return cls(starts, counts, wanted, tables.reshape(rows, columns), packed)
+        return cls(starts, counts, wanted, tables.reshape(rows, columns), packed, length)
 
     @property
     def generation_rows(self) -> int:

@@ -18,7 +18,8 @@ from trtforge.runtime.weights import Weights
 class Stored:
     """One linear layer as a checkpoint stores it; which fields are set depends on its algorithm.
 
-    `weights_scale`: FP8 (1,), INT4 (out, in / group); `activation_scale`: FP8 (1,); `prequant`: INT4 (in,).
+    `weights_scale`: FP8 (1,), or (out,) by rows, INT4 (out, in / group), NVFP4 E4M3 (out, in / 16) with
+    `weights_scale_2` (1,); `activation_scale`: FP8 and NVFP4 (1,); `prequant`: INT4 (in,).
     """
 
     weight: Tensor
@@ -26,6 +27,7 @@ class Stored:
     weights_scale: Tensor | None = None
     activation_scale: Tensor | None = None
     prequant: Tensor | None = None
+    weights_scale_2: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,8 @@ def merged(parts: tuple[Stored, ...]) -> Stored | None:
     for part in parts[1:]:
         if not (_same(first.prequant, part.prequant) and _same(first.activation_scale, part.activation_scale)):
             return None
+        if not _same(first.weights_scale_2, part.weights_scale_2):
+            return None
     per_tensor = first.weights_scale is not None and first.weights_scale.numel() == 1
     if per_tensor and not all(_same(first.weights_scale, part.weights_scale) for part in parts):
         return None
@@ -67,6 +71,7 @@ def merged(parts: tuple[Stored, ...]) -> Stored | None:
         weights_scale=first.weights_scale if per_tensor else _cat([part.weights_scale for part in parts]),
         activation_scale=first.activation_scale,
         prequant=first.prequant,
+        weights_scale_2=first.weights_scale_2,
     )
 
 

@@ -4,13 +4,15 @@ import torch
 from torch import Tensor
 
 from trtforge.core.errors import ForgeError
-from trtforge.runtime.attention import Batch, LayerCache
+from trtforge.runtime.attention import Batch
 from trtforge.runtime.batch import Step
 from trtforge.runtime.collective import Collective
 from trtforge.runtime.decoder import Decoder
-from trtforge.runtime.kernels import DTYPES, pack_rank
+from trtforge.runtime.kernels import DTYPES
+from trtforge.runtime.kv_cache import LayerCache
 from trtforge.runtime.linear import Place
 from trtforge.runtime.memory import block_count
+from trtforge.runtime.packing import pack_rank
 from trtforge.runtime.source import Source
 from trtforge.runtime.weights import Weights
 
@@ -42,7 +44,8 @@ class RankModel:
         """float32 logits of the rows wanted on rank 0; None elsewhere, and where none are wanted."""
         device, dtype = self._place.device, self._place.dtype
         pads = device.type == "cpu" and dtype is not torch.float32
-        batch = Batch.of(step, self._source.tokens_per_block, device, dtype, pads=pads)
+        windows = self._decoder.spec.windows
+        batch = Batch.of(step, self._source.tokens_per_block, device, dtype, windows=windows, pads=pads)
         return self._decoder.forward(batch, self._cache)
 
 

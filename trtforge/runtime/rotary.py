@@ -1,4 +1,4 @@
-"""Rotary position embedding, rope_gpt_neox style (a head's two halves are rotated), with every HF scaling but longrope.
+"""Rotary position embedding in both layouts of a head, with every scaling that Hugging Face models have.
 
 Formulas: transformers/modeling_rope_utils.py; llama3 and yarn also in TensorRT-LLM's `RopeEmbeddingUtils`.
 """
@@ -16,12 +16,17 @@ from trtforge.core.errors import ForgeError
 
 @dataclass(frozen=True)
 class RotarySpec:
-    """What a checkpoint's config.json says. `scaling` is its rotary_scaling object."""
+    """What a checkpoint's config.json says. `scaling` is its rotary_scaling object.
+
+    Elements i and i + dim / 2 of a head are rotated together (rope_gpt_neox), or, `interleaved`, elements 2i and
+    2i + 1 (rope_gptj).
+    """
 
     dim: int
     base: float
     max_positions: int
     scaling: Mapping[str, Any] | None = None
+    interleaved: bool = False
 
     @property
     def kind(self) -> str:
@@ -29,33 +34,69 @@ class RotarySpec:
         scaling = self.scaling or {}
         return str(scaling.get("rope_type") or scaling.get("type") or "none")
 
+    @property
+    def depends_on_length(self) -> bool:
+        """Whether the frequencies differ between short and long sequences."""
+        return self.kind in ("dynamic", "longrope")
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """Cosines and sines (tokens, 1, dim) for the tokens of a step; the sine of a pair's first element is negated."""
+
+    cos: Tensor
+    sin: Tensor
+    interleaved: bool
+
+    def turn(self, heads: Tensor) -> None:
+        """Rotate the first `dim` elements of (tokens, heads, size) in place."""
+        part = heads[..., : self.cos.shape[-1]]
+        if self.interleaved:
+            swapped = part.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+        else:
+            first, second = part.chunk(2, dim=-1)
+            swapped = torch.cat((second, first), dim=-1)
+        part.mul_(self.cos).addcmul_(swapped, self.sin)
+
 
 class Rotary:
-    """Cosines and sines for positions, computed once a step for all layers."""
+    """Makes rotations for positions, once a step for all layers. `longest`: the longest sequence of the engine."""
 
     def __init__(self, spec: RotarySpec, longest: int, device: torch.device) -> None:
-        frequencies, self._attention_factor = inverse_frequencies(spec, longest)
-        self._frequencies = frequencies.to(device)
+        self._spec = spec
+        self._device = device
+        self._of_longest = self._frequencies(longest)
 
-    def cos_sin(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Both (tokens, 1, dim) of `dtype`; the sine of the first half is negated, as `rotate` wants it."""
-        angles = positions.float().unsqueeze(1) * self._frequencies
-        cos, sin = angles.cos() * self._attention_factor, angles.sin() * self._attention_factor
-        return torch.cat((cos, cos), 1).unsqueeze(1).to(dtype), torch.cat((-sin, sin), 1).unsqueeze(1).to(dtype)
+    def at(self, positions: Tensor, dtype: torch.dtype, length: int = 0) -> Rotation:
+        """The rotation of these positions.
+
+        `length`: of the sequence that they are part of, where it is known beforehand; by default the longest one,
+        as in a TensorRT-LLM engine.
+        """
+        known = length and self._spec.depends_on_length
+        frequencies, factor = self._frequencies(length) if known else self._of_longest
+        angles = positions.float().unsqueeze(1) * frequencies
+        cos, sin = angles.cos() * factor, angles.sin() * factor
+        join = _interleaved if self._spec.interleaved else _halves
+        return Rotation(join(cos, cos).to(dtype), join(-sin, sin).to(dtype), self._spec.interleaved)
+
+    def _frequencies(self, longest: int) -> tuple[Tensor, float]:
+        frequencies, factor = inverse_frequencies(self._spec, longest)
+        return frequencies.to(self._device), factor
 
 
-def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> None:
-    """Rotate the first `dim` elements of (tokens, heads, head_size) in place."""
-    part = heads[..., : cos.shape[-1]]
-    first, second = part.chunk(2, dim=-1)
-    swapped = torch.cat((second, first), dim=-1)
-    part.mul_(cos).addcmul_(swapped, sin)
+def _halves(first: Tensor, second: Tensor) -> Tensor:
+    return torch.cat((first, second), dim=1).unsqueeze(1)
+
+
+def _interleaved(first: Tensor, second: Tensor) -> Tensor:
+    return torch.stack((first, second), dim=2).flatten(1).unsqueeze(1)
 
 
 def inverse_frequencies(spec: RotarySpec, longest: int) -> tuple[Tensor, float]:
     """float32 (dim / 2,) frequencies and the factor on cosines and sines.
 
-    `longest` is the longest sequence: dynamic scaling, whose base depends on the length, is fixed at that one.
+    `longest` is the longest sequence: dynamic scaling and longrope, which depend on the length, are fixed at that one.
     """
     scaling = spec.scaling or {}
     steps = torch.arange(0, spec.dim, 2, dtype=torch.int64).float() / spec.dim
@@ -75,10 +116,12 @@ def inverse_frequencies(spec: RotarySpec, longest: int) -> tuple[Tensor, float]:
             return _llama3(plain, scaling), 1.0
         case "yarn":
             return _yarn(spec, plain, scaling)
+        case "longrope":
+            return _longrope(spec, plain, scaling, longest)
         case kind:
             raise ForgeError(
                 f"rotary scaling {kind} is not known to the embedded engine",
-                hint="It knows none, linear, dynamic, llama3 and yarn; use the tensorrt_llm backend.",
+                hint="It knows none, linear, dynamic, llama3, yarn and longrope; use the tensorrt_llm backend.",
             )
 
 
@@ -117,11 +160,26 @@ def _yarn_attention_factor(factor: float, scaling: Mapping[str, Any]) -> float:
     given = scaling.get("attention_factor")
     if given is not None:
         return float(given)
-
-    def mscale(multiplier: float) -> float:
-        return 1.0 if factor <= 1 else 0.1 * multiplier * math.log(factor) + 1.0
-
     own, of_all = scaling.get("mscale"), scaling.get("mscale_all_dim")
     if own and of_all:
-        return mscale(float(own)) / mscale(float(of_all))
-    return mscale(1.0)
+        return yarn_mscale(factor, float(own)) / yarn_mscale(factor, float(of_all))
+    return yarn_mscale(factor, 1.0)
+
+
+def yarn_mscale(factor: float, multiplier: float) -> float:
+    """YaRN's attention factor for positions stretched by `factor`."""
+    return 1.0 if factor <= 1 else 0.1 * multiplier * math.log(factor) + 1.0
+
+
+def _longrope(spec: RotarySpec, plain: Tensor, scaling: Mapping[str, Any], longest: int) -> tuple[Tensor, float]:
+    """One of two lists of divisors, by whether the sequence outgrows the original length."""
+    original = int(scaling.get("original_max_position_embeddings") or spec.max_positions)
+    divisors = scaling.get("long_factor" if longest > original else "short_factor")
+    if divisors is None or len(divisors) != len(plain):
+        raise ForgeError(
+            f"longrope of {spec.dim} rotated elements needs {len(plain)} short and long factors",
+            hint="Convert the checkpoint again.",
+        )
+    stretch = spec.max_positions / original
+    attention_factor = 1.0 if stretch <= 1 else math.sqrt(1 + math.log(stretch) / math.log(original))
+    return plain / torch.tensor(divisors, dtype=torch.float32), attention_factor

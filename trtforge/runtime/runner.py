@@ -48,7 +48,8 @@ class Runner:
             for start in range(0, len(token_ids), _TOKENS_AT_ONCE):
                 tokens = np.array(token_ids[start : start + _TOKENS_AT_ONCE], dtype=np.int64)
                 count = np.array([len(tokens)], dtype=np.int64)
-                logits = self._ranks.execute(Step(np.array([start], dtype=np.int64), count, count, table, tokens))
+                starts = np.array([start], dtype=np.int64)
+                logits = self._ranks.execute(Step(starts, count, count, table, tokens, length=len(token_ids)))
                 assert logits is not None, "rank 0 gives logits for every row wanted"
                 parts.append(logits.cpu())
             return torch.cat(parts).clone()

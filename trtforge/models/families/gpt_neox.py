@@ -14,10 +14,11 @@ def facts(config: HfConfig) -> Facts:
     """The facts of a GPT-NeoX config.json."""
     why = "TensorRT-LLM's GPT-NeoX computes a GELU"
     require(config, "hidden_act", "gelu", ("gelu", "gelu_fast", "gelu_new"), why)
+    require(config, "attention_bias", True, (True,), "TensorRT-LLM's GPT-NeoX has biases")
     base = config.values.get("rotary_emb_base")
     if base is not None:
         config = HfConfig({"rope_theta": base, **config.values}, config.path)
-    sizes, bias = decoder_sizes(config), config.flag("attention_bias", True)
+    sizes = decoder_sizes(config)
     fraction = config.partial_rotary(config.number("rotary_pct", 0.25))
     return Facts(
         sizes=sizes,
@@ -29,9 +30,9 @@ def facts(config: HfConfig) -> Facts:
             "rotary_emb_base": config.rope_theta,
             "rotary_pct": fraction,
             "use_parallel_residual": config.flag("use_parallel_residual", True),
-            "attn_bias": bias,
+            "attn_bias": True,
         },
-        holding=holding(qkv_bias=bias, dense_bias=bias, mlp_bias=True),
+        holding=holding(qkv_bias=True, dense_bias=True, mlp_bias=True),
     )
 
 

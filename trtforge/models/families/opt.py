@@ -13,7 +13,9 @@ def facts(config: HfConfig) -> Facts:
     require(config, "activation_function", "relu", ("relu",), "TensorRT-LLM's OPT has one activation")
     require(config, "word_embed_proj_dim", hidden, (hidden,), "TensorRT-LLM's OPT has no projection of its embedding")
     require(config, "layer_norm_elementwise_affine", True, (True,), "TensorRT-LLM's OPT has gains in its norms")
-    before, bias = config.flag("do_layer_norm_before", True), config.flag("enable_bias", True)
+    require(config, "enable_bias", True, (True,), "TensorRT-LLM's OPT has biases")
+    require(config, "_remove_final_layer_norm", False, (False,), "TensorRT-LLM's OPT has a final norm")
+    before = config.flag("do_layer_norm_before", True)
     sizes = Sizes(
         num_layers=config.integer("num_hidden_layers"),
         num_heads=heads,
@@ -33,12 +35,7 @@ def facts(config: HfConfig) -> Facts:
             "position_embedding_type": "learned_absolute",
             "do_layer_norm_before": before,
         },
-        holding=holding(
-            qkv_bias=bias,
-            dense_bias=bias,
-            mlp_bias=bias,
-            final_norm=before and not config.flag("_remove_final_layer_norm"),
-        ),
+        holding=holding(qkv_bias=True, dense_bias=True, mlp_bias=True, final_norm=before),
     )
 
 
@@ -58,7 +55,7 @@ FAMILY = Family(
         Embedding(
             "transformer.position_embedding.weight",
             "model.decoder.embed_positions.weight",
-            Split.EMBEDDING,
+            Split.REPLICATE,
             Place.FIRST,
             rows="positions",
             skip=2,

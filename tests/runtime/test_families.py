@@ -1,0 +1,153 @@
+"""Every family: the ranks that the project's own converter writes compute what transformers does."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.families import TINY
+from tests.runtime.checkpoints import write_engine
+from tests.runtime.conftest import greedy
+from tests.runtime.converted import LONG, TOKENS, Families, computed, edited, error
+from tests.runtime.test_engine import requests_for
+from tests.runtime.threads import ThreadRanks
+from trtforge.runtime.batch import Step
+from trtforge.runtime.generate import generate
+from trtforge.runtime.runner import open_runner
+from trtforge.runtime.source import open_model
+
+TOLERANCE = 1e-4
+MOE = ("mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v2_lite")
+ODD = ("bloom", "gemma2", "gemma3", "mistral", "deepseek_v2", "qwen2_moe")
+"""ALiBi, capped scores, windows, latent attention, experts."""
+
+
+@pytest.mark.parametrize("layout", [{}, {"tp": 2, "pp": 2}], ids=["tp1", "tp2pp2"])
+@pytest.mark.parametrize("name", TINY)
+def test_the_logits_are_those_of_transformers(families: Families, name: str, layout: dict[str, int]) -> None:
+    family = families(name)
+    made = computed(family.checkpoint(**layout), TOKENS, LONG)
+    assert error(made[0], family.logits(TOKENS)) < TOLERANCE
+    assert error(made[1], family.logits(LONG)) < TOLERANCE
+
+
+@pytest.mark.parametrize("layout", [{"tp": 2, "ep": 2}, {"tp": 4, "ep": 2}], ids=["tp2ep2", "tp4ep2"])
+@pytest.mark.parametrize("name", MOE)
+def test_experts_may_be_spread_over_ranks(families: Families, name: str, layout: dict[str, int]) -> None:
+    family = families(name)
+    assert error(computed(family.checkpoint(**layout), TOKENS)[0], family.logits(TOKENS)) < TOLERANCE
+
+
+@pytest.mark.parametrize(
+    "name", ["gpt_bigcode", "starcoder2", "falcon_7b", "falcon_40b", "phi3", "qwen3", "cohere_qk_norm"]
+)
+def test_ranks_that_outnumber_kv_heads_share_them(families: Families, name: str) -> None:
+    family = families(name)
+    assert error(computed(family.checkpoint(tp=4), TOKENS)[0], family.logits(TOKENS)) < TOLERANCE
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("name", ["gpt2", "bloom", "cohere", "gemma"])
+def test_embeddings_may_be_split(families: Families, name: str, dim: int) -> None:
+    family = families(name)
+    checkpoint = family.checkpoint(tp=2, parallel_embedding=True, embedding_sharding_dim=dim)
+    assert error(computed(checkpoint, TOKENS)[0], family.logits(TOKENS)) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_a_sequence_in_pieces_gives_the_same_logits(families: Families, name: str) -> None:
+    """Context chunks, then single tokens: the cache holds what a whole sequence is computed with."""
+    family = families(name)
+    size, ends = 32, [23, 24, 37, 50, *range(51, 58)]
+    ranks = ThreadRanks(open_model(family.checkpoint()), 2)
+    parts, start = [], 0
+    for end in ends:
+        count = np.array([end - start])
+        table, tokens = np.arange(-(-end // size)).reshape(1, -1), np.array(LONG[start:end])
+        logits = ranks.execute(Step(np.array([start]), count, count, table, tokens, length=ends[-1]))
+        assert logits is not None
+        parts.append(logits)
+        start = end
+    ranks.close()
+    assert error(torch.cat(parts), family.logits(LONG[: ends[-1]])) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_an_engine_computes_what_its_checkpoint_does(families: Families, name: str, tmp_path: Path) -> None:
+    family = families(name)
+    engine = write_engine(family.checkpoint(), tmp_path / "engine")
+    assert error(computed(engine, TOKENS)[0], family.logits(TOKENS)) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_requests_in_flight_get_the_tokens_of_transformers(
+    families: Families, name: str, tmp_path: Path, prompts: list[list[int]]
+) -> None:
+    family = families(name)
+    made = generate(write_engine(family.checkpoint(), tmp_path / "engine"), requests_for(prompts[:5]))
+    assert [generation.tokens for generation in made] == greedy(family.model, prompts[:5], 24)
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_bfloat16_stays_near(families: Families, name: str, tmp_path: Path) -> None:
+    """As near as transformers' own bfloat16; an expert that is chosen otherwise is a large error of a few logits."""
+    family = families(name)
+    engine = write_engine(family.checkpoint(), tmp_path / "engine", dtype="bfloat16")
+    made, reference = computed(engine, TOKENS)[0], family.logits(TOKENS)
+    assert float((made - reference).norm() / reference.norm()) < 0.1
+
+
+@pytest.mark.parametrize("name", ["bloom", "gemma2", "deepseek_v2"])
+def test_an_fp8_cache_stays_near(families: Families, name: str, tmp_path: Path) -> None:
+    checkpoint = families(name).checkpoint()
+    tensors = load_file(checkpoint / "rank0.safetensors")
+    scales = {
+        f"transformer.layers.{layer}.attention.kv_cache_scaling_factor": torch.tensor([0.02]) for layer in range(4)
+    }
+    values = json.loads((checkpoint / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(values | {"quantization": {"kv_cache_quant_algo": "FP8"}}))
+    save_file(tensors | scales, tmp_path / "rank0.safetensors")
+    made, reference = computed(tmp_path, TOKENS)[0], families(name).logits(TOKENS)
+    assert 1e-4 < float((made - reference).norm() / reference.norm()) < 0.2
+
+
+def test_ranks_are_processes(families: Families) -> None:
+    family = families("mixtral")
+    with open_runner(family.checkpoint(tp=2, ep=2)) as runner:
+        assert error(runner.logits(TOKENS), family.logits(TOKENS)) < TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("mistral", {"sliding_window": None}),
+        ("qwen2_window", {"sliding_window_layers": None}),
+        ("gemma2", {"sliding_window": 17}),
+        ("gemma2", {"attn_logit_softcapping": None}),
+        ("gemma2", {"final_logit_softcapping": None}),
+        ("gemma2", {"query_pre_attn_scalar": 24}),
+        ("gemma3", {"rope_local_base_freq": None}),
+        ("gemma3", {"rotary_scaling": None}),
+        ("granite", {"attention_multiplier": 1.0}),
+        ("granite", {"residual_multiplier": 1.0}),
+        ("granite", {"embedding_multiplier": 1.0}),
+        ("granite", {"output_multiplier_scale": 1.0}),
+        ("phi3_longrope", {"longrope_scaling_long_factors": [1.0] * 6}),
+        ("gpt_neox", {"rotary_pct": 0.5}),
+        ("gptj", {"rotary_dim": 4}),
+        ("gptj", {"position_embedding_type": "rope_gpt_neox"}),
+        ("nemotron", {"rotary_pct": 1.0}),
+        ("falcon_rw", {"position_embedding_type": "alibi"}),
+        ("deepseek_v2", {"rotary_scaling": None}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "-".join(value),
+)
+def test_what_config_json_says_matters(families: Families, name: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    """The tolerance tells right from wrong: each of these, wrong, is seen."""
+    family = families(name)
+    directory = edited(family.checkpoint(), tmp_path, changes)
+    assert error(computed(directory, LONG)[0], family.logits(LONG)) > 10 * TOLERANCE

@@ -1,0 +1,107 @@
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from tests.runtime.checkpoints import write_engine
+from tests.runtime.converted import TOKENS, Families, computed, edited, error
+from trtforge.core.errors import ForgeError
+from trtforge.formats.trtllm import UNQUANTIZED_MODULES, read_checkpoint_config
+from trtforge.runtime.spec import DecoderSpec
+
+GROUP = 8
+
+
+def int4_awq(weight: Tensor, generator: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
+    """Codes packed along the outputs, scales of groups, a scale of inputs; and the matrix they stand for."""
+    prequant = torch.rand(*weight.shape[:-2], weight.shape[-1], generator=generator) + 0.5
+    blocks = (weight / prequant.unsqueeze(-2)).unflatten(-1, (-1, GROUP))
+    scales = blocks.abs().amax(-1) / 7
+    codes = (blocks / scales.unsqueeze(-1)).round().clamp(-8, 7)
+    values = (codes * scales.unsqueeze(-1)).flatten(-2) * prequant.unsqueeze(-2)
+    rows = codes.to(torch.int8).flatten(-2)
+    packed = (rows[..., 0::2, :] & 15) | (rows[..., 1::2, :] << 4)
+    return {"weight": packed, "weights_scaling_factor": scales, "prequant_scaling_factor": prequant}, values
+
+
+def fp8(weight: Tensor, generator: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
+    """E4M3 with a scale for each expert, and the matrices that the codes stand for."""
+    scales = weight.abs().amax((-2, -1), keepdim=True) / 448
+    codes = (weight / scales).to(torch.float8_e4m3fn)
+    stored = {
+        "weight": codes,
+        "weights_scaling_factor": scales.flatten(1) if weight.dim() == 3 else scales.flatten(),
+        "activation_scaling_factor": torch.rand(1, generator=generator) * 0.01 + 0.01,
+    }
+    return stored, codes.float() * scales
+
+
+def quantised(checkpoint: Path, directory: Path, algorithm: str) -> tuple[Path, Path]:
+    """The checkpoint with its MLPs quantised, and one with the values that their codes stand for."""
+    codes, plain = directory / "codes", directory / "plain"
+    quantization = {
+        "quant_algo": algorithm,
+        "group_size": GROUP,
+        "exclude_modules": [*UNQUANTIZED_MODULES, "*attention*"],
+    }
+    generator = torch.Generator().manual_seed(0)
+    quantise = int4_awq if algorithm == "W4A16_AWQ" else fp8
+    for out in (codes, plain):
+        out.mkdir()
+        values = json.loads((checkpoint / "config.json").read_text())
+        (out / "config.json").write_text(json.dumps(values | ({"quantization": quantization} if out == codes else {})))
+    for path in checkpoint.glob("rank*.safetensors"):
+        packed, expanded = {}, {}
+        for name, tensor in load_file(path).items():
+            packed[name] = expanded[name] = tensor
+            if ".mlp." in name and not name.endswith(("router.weight", "_gate.weight")):
+                parts, expanded[name] = quantise(tensor, generator)
+                packed |= {f"{name.removesuffix('weight')}{part}": value for part, value in parts.items()}
+        save_file({name: tensor.contiguous() for name, tensor in packed.items()}, codes / path.name)
+        save_file({name: tensor.contiguous() for name, tensor in expanded.items()}, plain / path.name)
+    return codes, plain
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen2_moe", "deepseek_v2"])
+def test_int4_experts_compute_what_their_codes_stand_for(families: Families, tmp_path: Path, name: str) -> None:
+    codes, plain = quantised(families(name).checkpoint(tp=2, ep=2), tmp_path, "W4A16_AWQ")
+    expected = computed(plain, TOKENS)[0]
+    assert error(computed(codes, TOKENS)[0], expected) < 1e-4
+    assert error(computed(write_engine(codes, tmp_path / "engine"), TOKENS)[0], expected) < 1e-4
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen2_moe", "deepseek_v2"])
+def test_fp8_experts_keep_their_own_scales(families: Families, tmp_path: Path, name: str) -> None:
+    """Of logits only the order of magnitude: rounded activations make tokens choose other experts."""
+    codes, plain = quantised(families(name).checkpoint(tp=2, ep=2), tmp_path, "FP8")
+    engine, expected = write_engine(codes, tmp_path / "engine"), computed(plain, TOKENS)[0]
+    assert float((computed(engine, TOKENS)[0] - expected).norm() / expected.norm()) < 0.3
+    for rank in ("rank0.safetensors", "rank1.safetensors"):
+        packed, reference = load_file(engine / rank), load_file(plain / rank)
+        for module in ("transformer.layers.2.mlp.fc", "transformer.layers.2.mlp.proj"):
+            for expert, values in enumerate(reference[f"{module}.weight"]):
+                name = f"{module}.{expert}"
+                scale = packed[f"{name}.output_scaling_factor"] / packed[f"{name}.activation_scaling_factor"]
+                torch.testing.assert_close(packed[f"{name}.weight"] * scale, values)
+
+
+def test_a_layout_that_does_not_divide_the_experts_is_an_error(families: Families, tmp_path: Path) -> None:
+    checkpoint = families("mixtral").checkpoint()
+    values = json.loads((checkpoint / "config.json").read_text())
+    config = read_checkpoint_config(edited(checkpoint, tmp_path, {"moe": values["moe"] | {"normalization_mode": 2}}))
+    with pytest.raises(ForgeError, match="4 experts of 96 inner units over 1 x 1 ranks, normalization_mode 2"):
+        DecoderSpec.of(config, 0)
+
+
+def test_a_rank_lacking_an_expert_is_an_error(families: Families, tmp_path: Path) -> None:
+    checkpoint = families("mixtral").checkpoint()
+    tensors = load_file(checkpoint / "rank0.safetensors")
+    name = "transformer.layers.2.mlp.fc.weight"
+    tensors[name] = tensors[name][:3]
+    (tmp_path / "config.json").write_bytes((checkpoint / "config.json").read_bytes())
+    save_file(tensors, tmp_path / "rank0.safetensors")
+    with pytest.raises(ForgeError, match=rf"{name} has shape \(3, 192, 64\), \(4, 192, 64\) is expected"):
+        computed(tmp_path, TOKENS)

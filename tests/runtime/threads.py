@@ -1,0 +1,50 @@
+"""Ranks as threads of this process: the exchanges of an engine without the seconds that its processes take to start."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+from torch import Tensor
+
+from trtforge.runtime.batch import Step
+from trtforge.runtime.collective import Alone, Collective
+from trtforge.runtime.distributed import Distributed, join_store, serve_store
+from trtforge.runtime.rank import RankModel, place_of
+from trtforge.runtime.source import Source
+
+
+class ThreadRanks:
+    """Stands in for a RankGroup."""
+
+    threads = 1
+
+    def __init__(self, source: Source, blocks: int) -> None:
+        self.num_blocks = blocks
+        world = source.config.parallel.world_size
+        self._pool = ThreadPoolExecutor(world)
+        store, port = serve_store()
+
+        @torch.inference_mode()
+        def load(index: int) -> RankModel:
+            ranks: Collective = Alone()
+            place = place_of(source, index)
+            if world > 1:
+                ranks = distributed = Distributed(source.spec(index), index, place.device)
+                distributed.connect(store if index == 0 else join_store(port))
+            model = RankModel(source, index, place, ranks)
+            model.allocate_cache(blocks)
+            return model
+
+        self._models = list(self._pool.map(load, range(world)))
+
+    def execute(self, step: Step) -> Tensor | None:
+        """float32 logits of the rows wanted."""
+
+        @torch.inference_mode()
+        def run(model: RankModel) -> Tensor | None:
+            return model.execute(Step.decode(step.encode()))
+
+        first, *_ = self._pool.map(run, self._models)
+        return first
+
+    def close(self) -> None:
+        self._pool.shutdown()

@@ -1,0 +1,33 @@
+"""Activation functions by TensorRT-LLM's hidden_act, which names a gated MLP's by the gate too."""
+
+from collections.abc import Callable
+from functools import partial
+
+from torch import Tensor
+from torch.nn import functional
+
+Activation = Callable[[Tensor], Tensor]
+
+_tanh_gelu: Activation = partial(functional.gelu, approximate="tanh")
+
+
+def _squared_relu(x: Tensor) -> Tensor:
+    return functional.relu(x).square()
+
+
+ACTIVATIONS: dict[str, Activation] = {
+    "silu": functional.silu,
+    "swiglu": functional.silu,
+    "gelu": _tanh_gelu,  # TensorRT-LLM's own; see Network.exact_gelu for the families whose models mean another one
+    "gelu_new": _tanh_gelu,
+    "gelu_fast": _tanh_gelu,
+    "gelu_pytorch_tanh": _tanh_gelu,
+    "geglu": _tanh_gelu,
+    "relu": functional.relu,
+    "squared-relu": _squared_relu,
+}
+
+
+def activation_of(hidden_act: str, *, exact_gelu: bool) -> Activation:
+    """The function; `exact_gelu`: "gelu" is the error function's."""
+    return functional.gelu if exact_gelu and hidden_act == "gelu" else ACTIVATIONS[hidden_act]

@@ -1,0 +1,62 @@
+"""Linear layers as checkpoints store them, by algorithm: which tensors, of which shapes.
+
+Source: ModelOpt export/quant_utils.py; for stacks of experts export/layer_utils.py and tensorrt_llm/layers/moe.py.
+"""
+
+from dataclasses import replace
+
+from torch import Tensor
+
+from trtforge.runtime.layout import LinearSlot
+from trtforge.runtime.linear import Stored
+from trtforge.runtime.spec import DecoderSpec
+from trtforge.runtime.weights import Weights
+
+
+def take_linear(spec: DecoderSpec, source: Weights, slot: LinearSlot) -> Stored:
+    """One linear layer. Raises ForgeError for a tensor that is missing or of another shape."""
+    stored = _take(spec, source, slot, ())
+    return stored if not slot.bias else replace(stored, bias=source.take(f"{slot.module}.bias", slot.out))
+
+
+def take_experts(spec: DecoderSpec, source: Weights, slot: LinearSlot) -> list[Stored]:
+    """A stack of experts, one by one. Raises ForgeError as `take_linear` does."""
+    stack = _take(spec, source, slot, (slot.experts,))
+    return [_expert(stack, index) for index in range(slot.experts)]
+
+
+def _take(spec: DecoderSpec, source: Weights, slot: LinearSlot, lead: tuple[int, ...]) -> Stored:
+    """The tensors, each with the dimensions `lead` before its own; FP8 inputs have one scale for all experts."""
+    module, out, inputs = slot.module, slot.out, slot.inputs
+    match spec.algorithm if spec.quantized(module) else "none":
+        case "none":
+            return Stored(source.take(f"{module}.weight", *lead, out, inputs))
+        case "fp8":
+            scale = f"{module}.weights_scaling_factor"
+            return Stored(
+                source.take(f"{module}.weight", *lead, out, inputs),
+                weights_scale=source.take(scale, *lead, 1).float() if lead else source.take_scalar(scale),
+                activation_scale=source.take_scalar(f"{module}.activation_scaling_factor"),
+            )
+        case "int4_awq":
+            prequant = f"{module}.prequant_scaling_factor"
+            return Stored(
+                source.take(f"{module}.weight", *lead, out // 2, inputs),
+                weights_scale=source.take(f"{module}.weights_scaling_factor", *lead, out, inputs // spec.group_size),
+                prequant=source.take(prequant, *lead, inputs) if source.has(prequant) else None,
+            )
+
+
+def _expert(stack: Stored, index: int) -> Stored:
+    def own(tensor: Tensor | None) -> Tensor | None:
+        return None if tensor is None else tensor[index]
+
+    # A safetensors file holds no tensor twice, so each expert gets a copy of what they share.
+    shared = None if stack.activation_scale is None else stack.activation_scale.clone()
+    return replace(
+        stack,
+        weight=stack.weight[index],
+        weights_scale=own(stack.weights_scale),
+        activation_scale=shared,
+        prequant=own(stack.prequant),
+    )
