@@ -3,7 +3,7 @@
 from typing import Any, get_args
 
 from trtforge.compile.stage import CompileOptions, plan_for
-from trtforge.convert.stage import layout_of
+from trtforge.convert.stage import layout_for
 from trtforge.core.recipe import Recipe
 from trtforge.formats.hf import read_config, resolve_source
 from trtforge.formats.triton import ModelRole
@@ -21,7 +21,7 @@ def dry_run(recipe: Recipe, paths: Paths, stages: tuple[StageName, ...], options
     config = read_config(source)
     family = family_of(config.architecture)
     facts = family.facts(config)
-    layout = layout_of(convert_config(recipe), config.dtype)
+    layout = layout_for(convert_config(recipe), config)
     require_legal(family, facts, layout)
     model = checkpoint_config(family, facts, config.architecture, layout)
     plans: dict[str, Any] = {}

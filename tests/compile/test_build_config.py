@@ -5,11 +5,11 @@ import pytest
 
 from tests.compile.checkpoints import engine, llama
 from trtforge.compile.build_config import BuildPlan, build_config, in_flight_batching
-from trtforge.compile.limits import derive_limits
 from trtforge.core.errors import ForgeError
 from trtforge.core.recipe import EngineConfig
 from trtforge.formats.releases import Section, read_release_data, release
 from trtforge.formats.trtllm import CheckpointConfig
+from trtforge.plan.limits import derive_limits
 
 VERSIONS = ("0.17.0", "0.18.2", "0.19.0", "0.20.0", "0.21.0", "1.0.0", "1.1.0", "1.2.0", "1.2.1")
 MODELS = {

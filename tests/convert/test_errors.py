@@ -93,8 +93,8 @@ def test_unknown_architecture(golden_hf: Path, tmp_path: Path, edit_config: Call
 
 
 def test_already_quantised(golden_hf: Path, tmp_path: Path, edit_config: Callable[..., None]) -> None:
-    edit_config(golden_hf, quantization_config={"quant_method": "awq"})
-    refuse(golden_hf, tmp_path, r"already quantised \(awq\)")
+    edit_config(golden_hf, quantization_config={"quant_method": "bitsandbytes"})
+    refuse(golden_hf, tmp_path, "quant_method bitsandbytes is not converted: TensorRT-LLM has no NF4")
 
 
 def test_missing_config_number(golden_hf: Path, tmp_path: Path, edit_config: Callable[..., None]) -> None:

@@ -24,7 +24,7 @@ def test_shards_and_slabs_change_nothing(make_hf: MakeHf, tmp_path: Path, monkey
     single, sharded = make_hf("one"), make_hf("many", shard_size="50KB")
     assert len(open_checkpoint(sharded).weight_files) > 2
     whole = convert(ConvertConfig(tp=2, pp=2), single, tmp_path / "a").path
-    monkeypatch.setattr("trtforge.convert.writer._SLAB_BYTES", 1)
+    monkeypatch.setattr("trtforge.convert.slabs.SLAB_BYTES", 1)
     cut = convert(ConvertConfig(tp=2, pp=2), sharded, tmp_path / "b").path
     for rank in range(4):
         name = f"rank{rank}.safetensors"

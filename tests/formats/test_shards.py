@@ -97,4 +97,4 @@ def test_writer_refuses_another_order(tmp_path: Path) -> None:
     writer = Writer(tmp_path / "a.safetensors", specs)
     with pytest.raises(AssertionError, match="b was written where a was announced"):
         writer.begin("b")
-    writer.abandon()
+    writer.close()

@@ -51,7 +51,7 @@ def test_ranks_that_outnumber_kv_heads_share_them(families: Families, name: str)
 
 
 @pytest.mark.parametrize("dim", [0, 1])
-@pytest.mark.parametrize("name", ["gpt2", "bloom", "cohere", "gemma"])
+@pytest.mark.parametrize("name", ["gpt2", "bloom", "cohere", "gemma", "opt"])
 def test_embeddings_may_be_split(families: Families, name: str, dim: int) -> None:
     family = families(name)
     checkpoint = family.checkpoint(tp=2, parallel_embedding=True, embedding_sharding_dim=dim)

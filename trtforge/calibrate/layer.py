@@ -1,58 +1,124 @@
 """Observes the linears of one decoder layer while data flows, and turns what was seen into calibration tensors."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from trtforge.calibrate.awq import search
+from trtforge.calibrate.awq import AwqChoice, clip_ratios, search
+from trtforge.calibrate.experts import watch_experts
 from trtforge.calibrate.statistics import InputStatistics
-from trtforge.models.family import Family, Linear
+from trtforge.models.family import Experts, Facts, Family, Linear
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a format asks of the calibration beyond largest magnitudes. `group_size`: of AWQ's blocks."""
+
+    awq: bool = False
+    clip: bool = False
+    channels: bool = False
+    group_size: int = 128
 
 
 class LayerObserver:
     """Hooks on the linears that the family's table names; linears that read one input share its statistics."""
 
-    def __init__(self, layer: nn.Module, family: Family, *, gram: bool) -> None:
-        self._layer, self._gram = layer, gram
+    def __init__(self, layer: nn.Module, index: int, family: Family, facts: Facts, needs: Needs) -> None:
+        self._layer, self._needs = layer, needs
+        self._family = family
+        self._linears = [row for row in family.linears if facts.holds(row.when, index)]
+        self._experts = [row for row in family.experts if facts.holds(row.when, index)]
         self._statistics: dict[str, InputStatistics] = {}
-        self._rows = family.linears
-        self._handles: list[Any] = []
+        self._undo: list[Callable[[], Any]] = []
 
     def __enter__(self) -> "LayerObserver":
-        for row in self._rows:
+        for row in self._linears:
             if row.shares_input is None:
                 module = self._module(row.parts[0].module)
-                weight: Tensor = module.weight  # type: ignore[assignment]
-                statistics = InputStatistics.empty(weight.shape[1], weight.device, gram=self._gram)
-                self._statistics[row.target] = statistics
-                self._handles.append(module.register_forward_pre_hook(_observe(statistics)))
+                features = _weight(module, row).shape[1]
+                statistics = self._statistics[row.target] = self._empty(features, module.weight.device)  # type: ignore[arg-type]
+                self._undo.append(module.register_forward_pre_hook(_observe(statistics)).remove)
+        if self._experts:
+            self._undo.append(watch_experts(self._layer.get_submodule("mlp.experts"), self._see_expert))
         return self
 
     def __exit__(self, *_: object) -> None:
-        for handle in self._handles:
-            handle.remove()
+        for undo in self._undo:
+            undo()
 
-    def results(self, group_size: int) -> dict[str, Tensor]:
-        """`<module>.input_amax`, `.weight_amax` and, with a Gram matrix, `.pre_quant_scale`, named within the layer."""
+    def results(self) -> dict[str, Tensor]:
+        """By name within the layer (formats.calibration). Linears of one module, a fused one, are measured once."""
         found: dict[str, Tensor] = {}
-        for row in self._rows:
-            statistics = self._statistics[self._input_of(row)]
-            for part in row.parts:
-                weight = self._module(part.module).weight.detach().float()  # type: ignore[operator]
-                found[f"{part.module}.input_amax"] = statistics.amax
-                found[f"{part.module}.weight_amax"] = weight.abs().amax().reshape(1)
-                if self._gram:
-                    choice = search(weight, statistics, group_size)
-                    found[f"{part.module}.pre_quant_scale"] = choice.pre_quant_scale
-        return {name: tensor.clone() for name, tensor in found.items()}
+        for statistics in self._statistics.values():
+            statistics.finish()
+        seen: set[str] = set()
+        for name, weight, statistics in self._weights():
+            if name not in seen:
+                seen.add(name)
+                self._measure(name, weight, statistics, found)
+        return found
 
-    @staticmethod
-    def _input_of(row: Linear) -> str:
-        return row.shares_input or row.target
+    def _measure(self, name: str, weight: Tensor, statistics: InputStatistics, tensors: dict[str, Tensor]) -> None:
+        needs = self._needs
+        magnitudes = weight.abs()
+        tensors[f"{name}.dead_channels"] = (statistics.channel_amax == 0).sum().float().reshape(1)
+        tensors[f"{name}.input_amax"] = statistics.amax.clone()
+        tensors[f"{name}.weight_amax"] = magnitudes.amax().reshape(1)
+        if needs.channels:
+            tensors[f"{name}.input_channel_amax"] = statistics.channel_amax.clone()
+            tensors[f"{name}.weight_column_amax"] = magnitudes.amax(dim=0)
+        if needs.awq:
+            if statistics.tokens == 0:  # an expert that no token reached
+                choice = AwqChoice(0.0, torch.ones_like(statistics.channel_amax), 0.0)
+            else:
+                choice = search(weight, statistics, needs.group_size)
+            tensors[f"{name}.pre_quant_scale"] = choice.pre_quant_scale
+            tensors[f"{name}.alpha"] = torch.tensor([choice.alpha])
+            tensors[f"{name}.output_error"] = torch.tensor([choice.error])
+            if needs.clip:
+                assert statistics.gram is not None
+                ratios = clip_ratios(weight, choice.pre_quant_scale, statistics.gram, needs.group_size)
+                tensors[f"{name}.clip_ratio"] = ratios
+
+    def _weights(self) -> Iterator[tuple[str, Tensor, InputStatistics]]:
+        """Every matrix, (out, in) float32, by the name that the checkpoint gives its module."""
+        for row in self._linears:
+            statistics = self._statistics[row.shares_input or row.target]
+            for part in row.parts:
+                yield part.module, _weight(self._module(part.module), row), statistics
+        for experts in self._experts:
+            yield from self._expert_weights(experts)
+
+    def _expert_weights(self, row: Experts) -> Iterator[tuple[str, Tensor, InputStatistics]]:
+        stacked = self._layer.get_submodule("mlp.experts")
+        tensor: Tensor = getattr(stacked, "gate_up_proj" if row.target == "mlp.fc" else "down_proj")
+        for expert, matrix in enumerate(tensor.detach().float()):
+            statistics = self._of_expert(row.target, expert, matrix.shape[1], matrix.device)
+            for part, piece in zip(reversed(row.parts), matrix.chunk(len(row.parts)), strict=True):
+                yield part.module.format(expert), piece, statistics
+
+    def _of_expert(self, target: str, expert: int, features: int, device: torch.device) -> InputStatistics:
+        return self._statistics.setdefault(f"{target}.{expert}", self._empty(features, device))
+
+    def _see_expert(self, expert: int, inputs: Tensor, inner: Tensor) -> None:
+        self._of_expert("mlp.fc", expert, inputs.shape[1], inputs.device).update(inputs)
+        self._of_expert("mlp.proj", expert, inner.shape[1], inner.device).update(inner)
+
+    def _empty(self, features: int, device: torch.device) -> InputStatistics:
+        return InputStatistics.empty(features, device, gram=self._needs.awq)
 
     def _module(self, name: str) -> nn.Module:
-        return self._layer.get_submodule(name)
+        renamed: Mapping[str, str] = {theirs: ours for ours, theirs in self._family.modules_renamed.items()}
+        return self._layer.get_submodule(renamed.get(name, name))
+
+
+def _weight(module: nn.Module, row: Linear) -> Tensor:
+    weight: Tensor = module.weight  # type: ignore[assignment]
+    matrix = weight.detach().float()
+    return matrix.T.contiguous() if row.conv1d else matrix
 
 
 def _observe(statistics: InputStatistics) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:

@@ -19,6 +19,7 @@ from trtforge.core.recipe import CalibrationConfig, Device, KvCacheFormat
 from trtforge.formats.calibration import FILE
 from trtforge.formats.corpus import TokenWindows, token_windows
 from trtforge.formats.hf import HfCheckpoint, open_checkpoint
+from trtforge.formats.quantization_config import require_unquantized
 from trtforge.models.family import Facts, Family
 from trtforge.models.plan import Layout, checkpoint_plan
 from trtforge.models.registry import family_of_checkpoint
@@ -29,8 +30,9 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from trtforge.calibrate.streaming import LayerStream
+    from trtforge.calibrate.layer import Needs
 
+_TOKENS_AT_ONCE = 2048  # enough to keep matrix products busy
 CalibratedFormat = Literal["fp8", "int4_awq"]
 
 
@@ -41,6 +43,8 @@ class CalibrateConfig(Config):
     kv_cache: KvCacheFormat = Field("none", description="Format of the KV cache.")
     group_size: Literal[64, 128] = Field(128, description="INT4-AWQ: weights that share a scale.")
     data: CalibrationConfig = CalibrationConfig()
+    awq_clip: bool = Field(False, description="AWQ: also search how far the blocks of a weight are best clipped.")
+    memory: int | None = Field(None, ge=1, description="Bytes of memory to stay under; hidden states go to disk.")
     device: Device = Field("auto", description="Where the model runs; auto takes a GPU where there is one.")
 
 
@@ -53,6 +57,7 @@ def calibrate(
     size that no layout could use, and data that is absent, empty or of another vocabulary.
     """
     checkpoint = open_checkpoint(source)
+    require_unquantized(checkpoint.config, "its scales are fixed, a calibration would change nothing")
     family = family_of_checkpoint(checkpoint)
     facts = family.facts(checkpoint.config)
     layout = Layout(Parallel(), "bfloat16", config.format, config.kv_cache, config.group_size)
@@ -74,6 +79,7 @@ def calibrate(
             "format": config.format,
             "kv_cache": config.kv_cache,
             "group_size": config.group_size,
+            "awq_clip": config.awq_clip,
             "device": device,
             "samples": len(windows.windows),
             "tokens": windows.tokens,
@@ -86,7 +92,7 @@ def calibrate(
     def write(directory: Path) -> Mapping[str, FileRecord]:
         from safetensors.torch import save_file
 
-        tensors = _measure(config, checkpoint, family, facts, windows, device, progress or Silent())
+        tensors = _measure(config, checkpoint, family, facts, windows, device, directory, progress or Silent())
         save_file(tensors, directory / FILE)
         return {}
 
@@ -100,58 +106,46 @@ def _measure(
     facts: Facts,
     windows: TokenWindows,
     device_name: str,
+    directory: Path,
     progress: Progress,
 ) -> "dict[str, Tensor]":
     import torch
 
-    from trtforge.calibrate.streaming import KeyValueObserver, LayerStream
+    from trtforge.calibrate.memory import hidden_budget
+    from trtforge.calibrate.walk import Walk
     from trtforge.models.transforms import TORCH
 
     device = torch.device(device_name)
     dtype = torch.float32 if device.type == "cpu" else TORCH[model_dtype("auto", checkpoint.config.dtype)]
-    stream = LayerStream(checkpoint, family.layer_prefix, device, dtype)
-    batches = list(_batches(windows, config.data.batch_size))
-    found: dict[str, Tensor] = {}
-    try:
-        with (
-            torch.inference_mode(),
-            KeyValueObserver() as cache,
-            progress.bar(f"Calibrating {config.format}", facts.sizes.num_layers, "layers") as bar,
-        ):
-            for layer, tensors in _layers(stream, batches, family, config):
-                found |= tensors
-                if config.kv_cache != "none":
-                    found[f"layers.{layer}.kv_amax"] = cache.take()
-                bar.advance(1)
-    finally:
-        stream.close()
+    walk = Walk(checkpoint, family, facts, needs_of(config), device, dtype, directory)
+    budget = hidden_budget(config.memory, checkpoint, family, facts, dtype) if config.memory else None
+    with (
+        torch.inference_mode(),
+        progress.bar(f"Calibrating {config.format}", facts.sizes.num_layers, "layers") as bar,
+    ):
+        found = walk.run(list(_batches(windows, config.data.batch_size)), budget, config.kv_cache != "none", bar)
     for name, tensor in found.items():
         if not bool(torch.isfinite(tensor).all()):
             raise ForgeError(
                 f"{name} is not a number: the activations overflow {str(dtype).removeprefix('torch.')}",
                 hint="Calibrate with --device cpu, which computes in float32.",
             )
-    return {name: tensor.float().cpu().contiguous() for name, tensor in sorted(found.items())}
+    return found
 
 
-def _layers(
-    stream: "LayerStream", batches: "list[torch.Tensor]", family: Family, config: CalibrateConfig
-) -> "Iterator[tuple[int, dict[str, Tensor]]]":
-    """The numbers of each layer, by module name."""
-    from trtforge.calibrate.layer import LayerObserver
+def needs_of(config: CalibrateConfig) -> "Needs":
+    """What the format asks for."""
+    from trtforge.calibrate.layer import Needs
 
-    for layer in stream.layers(batches):
-        observer = LayerObserver(layer.module, family, gram=config.format == "int4_awq")
-        with observer:
-            layer.run()
-        prefix = f"{family.layer_prefix}.{layer.index}."
-        yield layer.index, {prefix + name: value for name, value in observer.results(config.group_size).items()}
+    awq = config.format == "int4_awq"
+    return Needs(awq=awq, clip=awq and config.awq_clip, group_size=config.group_size)
 
 
 def _batches(windows: TokenWindows, size: int) -> "Iterator[torch.Tensor]":
-    """(windows, length) int64 batches of equally long windows."""
+    """(windows, length) int64 batches of equally long windows: `size`, or as many as bound the activations' memory."""
     import torch
 
+    size = max(1, min(size, _TOKENS_AT_ONCE // len(windows.windows[0])))
     for start in range(0, len(windows.windows), size):
         yield torch.tensor(windows.windows[start : start + size], dtype=torch.int64)
 

@@ -1,24 +1,23 @@
 """Walks a Hugging Face model one decoder layer at a time: `transformers`' own modules, one layer's weights in memory.
 
-The hidden states of all windows wait between layers, so each weight is read once however much data there is.
+The hidden states of all windows wait between layers (calibrate.hidden), so each weight is read once however much data
+there is. Everything that is not a decoder layer runs once, with stand-ins for the layers that note what they get.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, AutoConfig, AutoModelForCausalLM, PreTrainedModel
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
-from trtforge.core.errors import ForgeError
+from trtforge.calibrate.hidden import HiddenStates
+from trtforge.calibrate.weights import LayerWeights
+from trtforge.core.heap import trim
 from trtforge.formats.hf import HfCheckpoint
-from trtforge.formats.shards import RowReader, StoredTensor
-from trtforge.models.transforms import TORCH
-
-_ATTENTION = "trtforge_observed"
+from trtforge.models.family import Family
 
 
 @dataclass(frozen=True)
@@ -30,38 +29,55 @@ class LoadedLayer:
     run: Callable[[], None]
 
 
-class _CapturedInput(Exception):
-    """The first layer was reached: nothing after it is needed."""
+@dataclass(frozen=True)
+class _Call:
+    """What a layer gets besides the hidden states: masks, positions."""
+
+    arguments: tuple[Any, ...]
+    keywords: dict[str, Any]
 
 
-class _Catcher(nn.Module):
-    """Stands in for all layers and keeps what the first would have got."""
+class _Passed(Tensor):
+    """Hidden states that are also what a layer returns: some models take item 0 of it, others the whole."""
+
+    def __getitem__(self, index: Any) -> Tensor:
+        return self if isinstance(index, int) and index == 0 else super().__getitem__(index)
+
+
+class _StandIn(nn.Module):
+    """In a layer's place: passes the hidden states on and keeps the rest. Answers for the layer's attributes."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.call: _Call | None = None
+        self.hidden: Tensor | None = None
+        object.__setattr__(self, "_layer", layer)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(object.__getattribute__(self, "_layer"), name)
+
+    def forward(self, hidden: Tensor, *arguments: Any, **keywords: Any) -> Any:
+        self.call, self.hidden = _Call(arguments, keywords), hidden.as_subclass(Tensor)
+        return hidden.as_subclass(_Passed)
+
+
+class CacheObserver(DynamicCache):
+    """Stands in for the KV cache: keeps the largest magnitude of the keys and values that would enter it."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.calls: list[tuple[Tensor, dict[str, Any]]] = []
-
-    def forward(self, hidden: Tensor, **arguments: Any) -> Tensor:
-        self.calls.append((hidden, arguments))
-        raise _CapturedInput
-
-
-class KeyValueObserver:
-    """Largest magnitude of the keys (after the rotary embedding) and values that enter the KV cache."""
-
-    def __init__(self) -> None:
         self.amax = torch.zeros(1)
 
-    def __enter__(self) -> "KeyValueObserver":
-        def attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *rest: Any, **named: Any) -> Any:
-            self.amax = torch.maximum(self.amax, torch.maximum(key.abs().amax(), value.abs().amax()).float().cpu())
-            return sdpa_attention_forward(module, query, key, value, *rest, **named)
-
-        AttentionInterface.register(_ATTENTION, attention)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        AttentionInterface.register(_ATTENTION, sdpa_attention_forward)
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Note the magnitudes, hold nothing."""
+        largest = torch.maximum(key_states.abs().amax(), value_states.abs().amax())
+        self.amax = torch.maximum(self.amax, largest.float().cpu())
+        return key_states, value_states
 
     def take(self) -> Tensor:
         """The value so far, (1,) float32; starts again from zero."""
@@ -72,74 +88,70 @@ class KeyValueObserver:
 class LayerStream:
     """A model whose decoder layers are materialised one after another."""
 
-    def __init__(self, checkpoint: HfCheckpoint, layer_prefix: str, device: torch.device, dtype: torch.dtype) -> None:
-        self._checkpoint, self._prefix, self._device, self._dtype = checkpoint, layer_prefix, device, dtype
-        self._reader = RowReader()
-        AttentionInterface.register(_ATTENTION, sdpa_attention_forward)
-        AttentionMaskInterface.register(_ATTENTION, sdpa_mask)
-        self._base = self._skeleton()
-        self._layers = list(self._base.get_submodule("layers").children())
+    def __init__(self, checkpoint: HfCheckpoint, family: Family, device: torch.device, dtype: torch.dtype) -> None:
+        self.cache = CacheObserver()
+        self._family, self._device = family, device
+        self._weights = LayerWeights(checkpoint, family, device, dtype)
+        parent, _, self._name = family.layer_path.rpartition(".")
+        with _parameters_on_meta():
+            config = AutoConfig.from_pretrained(checkpoint.directory, trust_remote_code=False)
+            model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
+        self._path, self._base = parent, model.eval().get_submodule(parent)
+        self._layers: list[nn.Module] = list(self._base.get_submodule(self._name).children())
 
-    def layers(self, batches: Sequence[Tensor]) -> Iterator[LoadedLayer]:
-        """Each layer in order, loaded; `run` must be called once before the next is asked for.
+    def layers(self, batches: Sequence[Tensor], hidden: HiddenStates, first: int = 0) -> Iterator[LoadedLayer]:
+        """Each layer from `first` on, loaded; `run` must be called once before the next is asked for.
 
-        `batches` are int64 token ids (windows, length).
+        `batches` are int64 token ids (windows, length). `hidden` holds what goes into layer `first`; for layer 0 it
+        is filled here.
         """
-        hidden, arguments = self._embed(batches)
-        for index, empty in enumerate(self._layers):
-            prefix = f"{self._prefix}.{index}."
-            layer = self._materialise(empty, prefix)
+        calls = self._enter(batches, hidden if first == 0 else None)
+        shapes = [tuple(batch.shape) for batch in batches]
+        for index in range(first, len(self._layers)):
+            layer = self._weights.load(self._layers[index], index).to(self._device)
 
-            def run(layer: nn.Module = layer) -> None:
-                for batch, keywords in enumerate(arguments):
-                    result = layer(hidden[batch], **keywords)
-                    hidden[batch] = result[0] if isinstance(result, tuple) else result
+            def run(layer: nn.Module = layer, index: int = index) -> None:
+                for batch, shape in enumerate(shapes):
+                    call = calls[shape][index]
+                    result = layer(hidden.get(batch), *call.arguments, **call.keywords)
+                    hidden.put(batch, result[0] if isinstance(result, tuple) else result)
 
             yield LoadedLayer(index, layer, run)
             layer.to("meta")
+            trim()
 
     def close(self) -> None:
         """Close the checkpoint's files."""
-        self._reader.close()
+        self._weights.close()
 
-    def _skeleton(self) -> PreTrainedModel:
-        """The decoder without weights, but with its embedding and with buffers that are computed, not stored."""
-        config = AutoConfig.from_pretrained(self._checkpoint.directory, trust_remote_code=False)
-        config.use_cache = False
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(
-                config, attn_implementation=_ATTENTION, dtype=self._dtype, trust_remote_code=False
-            )
-        base = model.get_decoder()
-        assert isinstance(base, PreTrainedModel)
-        base.rotary_emb = type(base.get_submodule("rotary_emb"))(config=config).to(self._device)
-        base.eval()
-        return base
+    def _enter(self, batches: Sequence[Tensor], hidden: HiddenStates | None) -> Mapping[tuple[int, ...], list[_Call]]:
+        """Run all but the layers. What a layer gets besides hidden states depends on a batch's shape alone."""
+        stand_ins = [_StandIn(layer) for layer in self._layers]
+        setattr(self._base, self._name, nn.ModuleList(stand_ins))
+        calls: dict[tuple[int, ...], list[_Call]] = {}
+        with self._weights.surroundings(self._base, self._path) as embed:
+            for index, batch in enumerate(batches):
+                shape = tuple(batch.shape)
+                if hidden is None and shape in calls:
+                    continue
+                self._base(input_ids=embed(batch).to(self._device), use_cache=True, past_key_values=self.cache)
+                calls.setdefault(shape, [stand_in.call for stand_in in stand_ins if stand_in.call is not None])
+                if hidden is not None:
+                    assert stand_ins[0].hidden is not None
+                    hidden.put(index, stand_ins[0].hidden)
+        return calls
 
-    def _embed(self, batches: Sequence[Tensor]) -> tuple[list[Tensor], list[dict[str, Any]]]:
-        """What the first layer gets for each batch: hidden states and its keyword arguments (masks, positions)."""
-        base, catcher = self._base, _Catcher()
-        embedding = self._materialise(base.get_submodule("embed_tokens"), "model.embed_tokens.")
-        base.layers, base.embed_tokens = nn.ModuleList([catcher]), embedding
-        for batch in batches:
-            try:
-                base(input_ids=batch.to(self._device), use_cache=False)
-            except _CapturedInput:
-                continue
-        embedding.to("meta")
-        return [hidden for hidden, _ in catcher.calls], [arguments for _, arguments in catcher.calls]
 
-    def _materialise(self, module: nn.Module, prefix: str) -> nn.Module:
-        """`module` with its weights read from the checkpoint, in the computing dtype."""
-        state = {name: self._read(prefix + name) for name in module.state_dict()}
-        module.load_state_dict(state, assign=True)
-        return module
+@contextmanager
+def _parameters_on_meta() -> Iterator[None]:
+    """Modules made inside have parameters without storage, and real buffers: tables that are computed, not stored."""
+    register = nn.Module.register_parameter
 
-    def _read(self, name: str) -> Tensor:
-        stored: StoredTensor = self._checkpoint.tensors[name]
-        data = bytearray(stored.spec.nbytes)
-        self._reader.read(stored, 0, stored.spec.shape[0], memoryview(data))
-        tensor = torch.frombuffer(data, dtype=TORCH[stored.spec.dtype.name]).view(stored.spec.shape)
-        if not torch.isfinite(tensor).all():
-            raise ForgeError(f"{stored.file}: {name} holds NaN or infinity", hint="Use an undamaged checkpoint.")
-        return tensor.to(self._device, self._dtype)
+    def on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        register(module, name, None if parameter is None else nn.Parameter(parameter.to("meta"), requires_grad=False))
+
+    nn.Module.register_parameter = on_meta  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]

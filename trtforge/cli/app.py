@@ -6,7 +6,7 @@ import traceback
 import typer
 from rich.console import Console
 
-from trtforge.cli import build, inspect, recipes, serving, stages
+from trtforge.cli import build, doctor, inspect, plan, recipes, serving, stages
 from trtforge.core.errors import ForgeError, UsageError
 from trtforge.core.threads import wait_briefly
 
@@ -22,7 +22,9 @@ build.register(app)
 stages.register(app)
 serving.register(app)
 recipes.register(app)
+plan.register(app)
 inspect.register(app)
+doctor.register(app)
 
 
 def main() -> None:

@@ -89,6 +89,7 @@ def _artifact(directory: Path, manifest: Manifest) -> dict[str, Any]:
 
 def _hugging_face(directory: Path) -> dict[str, Any]:
     from trtforge.formats.hf import open_checkpoint
+    from trtforge.formats.quantization_config import quantization_method
     from trtforge.models.registry import architectures, family_of
 
     checkpoint = open_checkpoint(directory)
@@ -99,7 +100,7 @@ def _hugging_face(directory: Path) -> dict[str, Any]:
         "architecture": architecture,
         "family": family_of(architecture).name if known else "not supported",
         "dtype": checkpoint.config.dtype,
-        "quantization": (checkpoint.config.values.get("quantization_config") or {}).get("quant_method", "none"),
+        "quantization": quantization_method(checkpoint.config),
         "bytes": sum(tensor.spec.nbytes for tensor in checkpoint.tensors.values()),
         "tensors_stored": len(checkpoint.tensors),
         "weight_files": [path.name for path in checkpoint.weight_files],

@@ -38,11 +38,11 @@ def produced(result: Produced, *, json_output: bool, next_command: str) -> None:
     print(f"next: {next_command}")
 
 
-def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table on stdout; all but the first column are right-aligned numbers or short words."""
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, prose: bool = False) -> None:
+    """Print a table on stdout; all but the first column are right-aligned numbers or short words, or else `prose`."""
     grid = Table(title=title, title_justify="left", title_style="bold")
     for number, column in enumerate(columns):
-        grid.add_column(column, justify="left" if number == 0 else "right", overflow="fold")
+        grid.add_column(column, justify="left" if prose or number == 0 else "right", overflow="fold")
     for row in rows:
         grid.add_row(*row)
     Console(soft_wrap=False).print(grid)

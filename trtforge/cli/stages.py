@@ -76,7 +76,9 @@ def convert(
     dtype: Annotated[
         str, typer.Option(metavar="auto|float16|bfloat16|float32", help="auto: the source's; float32 becomes float16.")
     ] = "auto",
-    quant: Annotated[str, typer.Option(metavar="none|fp8|int4_awq", help="Format of the linear layers.")] = "none",
+    quant: Annotated[
+        str, typer.Option(metavar="none|fp8|int4_awq", help="Format; a quantised source keeps its own.")
+    ] = "none",
     kv_cache: Annotated[str, typer.Option(metavar="none|fp8", help="Format of the KV cache.")] = "none",
     calibration: Annotated[Path | None, typer.Option(help="Calibration directory; fp8 and int4_awq need one.")] = None,
     parallel_embedding: Annotated[bool, typer.Option("--parallel-embedding", help="Shard the embedding too.")] = False,

@@ -10,14 +10,11 @@ from dataclasses import asdict, dataclass
 
 from pydantic import JsonValue
 
-from trtforge.compile.limits import Limits, derive_limits
 from trtforge.core.errors import ForgeError
 from trtforge.core.recipe import EngineConfig, FeaturesConfig
 from trtforge.formats.releases import Problem, Release, Section
 from trtforge.formats.trtllm import CheckpointConfig
-
-_FP8_ATTENTION = frozenset({"FP8", "W4A8_AWQ", "NVFP4"})
-"""Quantisations with which context attention can compute in FP8."""
+from trtforge.plan.limits import FP8_ATTENTION, Limits, derive_limits, has_paged_context
 
 _FUSED_MLP = frozenset({None, "FP8"})
 _GEMM_PLUGIN = {"FP8": None, "NVFP4": "nvfp4"}
@@ -176,15 +173,11 @@ def _agreed(problems: Iterator[Problem | None]) -> list[str]:
 
 
 def _features(checkpoint: CheckpointConfig, engine: EngineConfig, warnings: list[str]) -> FeaturesConfig:
-    """The features that the engine can have: KV reuse and chunked context both need paged context FMHA.
-
-    `build()` turns that off for an INT8 KV cache, and for an FP8 one unless the linear layers are FP8 too.
-    """
+    """The features that the engine can have: KV reuse and chunked context both need paged context FMHA."""
     algorithm, kv_cache = checkpoint.quantization.quant_algo, checkpoint.quantization.kv_cache_quant_algo
     features = engine.features
     wanted = [name for name in ("kv_reuse", "chunked_context") if getattr(features, name)]
-    possible = kv_cache != "INT8" and (kv_cache != "FP8" or algorithm in _FP8_ATTENTION)
-    if possible or not wanted:
+    if not wanted or has_paged_context(checkpoint.quantization):
         return features
     why = (
         f"TensorRT-LLM has no paged context FMHA for {algorithm or 'unquantised'} linear layers "
@@ -208,7 +201,7 @@ def _fp8_context_fmha(checkpoint: CheckpointConfig, release: Release, paged: boo
     """
     quantization = checkpoint.quantization
     default = bool(release.field("plugin_config", "use_fp8_context_fmha").default)
-    if quantization.quant_algo not in _FP8_ATTENTION:
+    if quantization.quant_algo not in FP8_ATTENTION:
         if default:
             notes.append("use_fp8_context_fmha is off: it is for FP8 models.")
         return False

@@ -8,7 +8,6 @@ from typing import Any
 from trtforge import __version__
 from trtforge.compile import tensorrt_llm
 from trtforge.compile.build_config import BuildPlan, build_config, in_flight_batching
-from trtforge.compile.limits import Limits, derive_limits
 from trtforge.compile.torch import TorchPlan, build_rank, torch_plan
 from trtforge.core.artifact import Produced, produce
 from trtforge.core.errors import ForgeError
@@ -19,6 +18,7 @@ from trtforge.formats.hf import TOKENIZER_DIRECTORY
 from trtforge.formats.releases import release
 from trtforge.formats.trtllm import CONFIG_FILE, CheckpointConfig, rank_file, read_checkpoint_config
 from trtforge.plan.gpus import gpu_named, require_formats
+from trtforge.plan.limits import Limits, derive_limits
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from trtforge.core.dtypes import ModelDtype
 from trtforge.core.errors import ForgeError
 from trtforge.core.recipe import DtypeChoice, EngineConfig
 from trtforge.formats.trtllm import CheckpointConfig, rank_file
-from trtforge.compile.limits import Limits
+from trtforge.plan.limits import Limits
 
 if TYPE_CHECKING:
     from trtforge.runtime.kernels import Kernels

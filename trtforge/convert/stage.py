@@ -2,26 +2,29 @@
 
 import shutil
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pydantic import Field
 
 from trtforge import __version__
-from trtforge.core.artifact import Produced, produce
+from trtforge.core.artifact import Produced, produce, require_space
 from trtforge.core.config import Config
 from trtforge.core.digest import file_digest
-from trtforge.core.dtypes import model_dtype
+from trtforge.core.dtypes import dtype_named, model_dtype
 from trtforge.core.errors import ForgeError
 from trtforge.core.manifest import FileRecord, Identity
 from trtforge.core.parallel import Parallel
+from trtforge.core.partial import Finished
 from trtforge.core.progress import Progress, Silent
 from trtforge.core.recipe import DtypeChoice, KvCacheFormat, QuantFormat
+from trtforge.core.watch import Watch
 from trtforge.formats.calibration import Calibration, open_calibration
-from trtforge.formats.hf import TOKENIZER_DIRECTORY, HfCheckpoint, open_checkpoint, tokenizer_files
-from trtforge.formats.trtllm import CONFIG_FILE
+from trtforge.formats.hf import TOKENIZER_DIRECTORY, HfCheckpoint, HfConfig, open_checkpoint, tokenizer_files
+from trtforge.formats.quantization_config import quantization_files, read_quantized_source
+from trtforge.formats.trtllm import CONFIG_FILE, CheckpointConfig
 from trtforge.models.checkpoint_config import checkpoint_config
-from trtforge.models.plan import Layout, checkpoint_plan
+from trtforge.models.plan import CheckpointPlan, Layout, checkpoint_plan
 from trtforge.models.registry import family_of_checkpoint
 from trtforge.plan.accounting import check_sources
 from trtforge.plan.legality import require_legal
@@ -54,41 +57,77 @@ def convert(
     """Write the TensorRT-LLM checkpoint of `source` to `out`, or find it there.
 
     Raises ForgeError, before anything is written, for an unknown architecture, an illegal layout, a tensor that is
-    missing, unexpected or of another shape, and a calibration of another model or format.
+    missing, unexpected or of another shape, a calibration of another format, and too little space; at the end, with
+    nothing published, for a source that changed and a calibration of other weights: each byte is read once, and was
+    read by then.
     """
+    watch = Watch(source)
+    conversion = plan_conversion(config, source, calibration)
+    checkpoint, calibrated, tokenizer = conversion.checkpoint, conversion.calibration, tokenizer_files(source)
+    identity = Identity(
+        stage="checkpoint",
+        config=config.model_dump(mode="json")
+        | {name: getattr(conversion.layout, name) for name in ("group_size", "dtype", "quant", "kv_cache")},
+        inputs={CONFIG_FILE: file_digest(checkpoint.config.path)}
+        | {path.name: file_digest(path) for path in quantization_files(source)}
+        | {f"{TOKENIZER_DIRECTORY}/{path.name}": file_digest(path) for path in tokenizer}
+        | ({"calibration": calibrated.manifest.digest} if calibrated else {}),
+        versions={"trtforge": __version__},
+    )
+    if calibrated is not None:
+        _require_same_model(calibrated, checkpoint, {CONFIG_FILE: identity.inputs[CONFIG_FILE]})
+
+    def write(directory: Path) -> Mapping[str, FileRecord]:
+        from trtforge.convert.writer import pipeline_stages, write_checkpoint
+
+        stages = pipeline_stages(conversion.plan, conversion.layout)
+        require_space(directory, sum(stage.bytes for stage in stages) - Finished.read(directory).bytes)
+        (directory / CONFIG_FILE).write_text(conversion.description.to_json())
+        (directory / TOKENIZER_DIRECTORY).mkdir()
+        for path in tokenizer:
+            shutil.copyfile(path, directory / TOKENIZER_DIRECTORY / path.name)
+        dtype = dtype_named(conversion.layout.dtype)
+        return write_checkpoint(stages, checkpoint, dtype, calibrated, directory, progress or Silent())
+
+    def weights() -> Mapping[str, str]:
+        digests = checkpoint.digests
+        watch.require_unchanged([checkpoint.config.path, *checkpoint.weight_files, *tokenizer])
+        if calibrated is not None:
+            _require_same_model(calibrated, checkpoint, digests)
+        return digests
+
+    return produce(out, identity, write, force=force, late_inputs=weights)
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """All that is decided before a weight is read."""
+
+    checkpoint: HfCheckpoint
+    calibration: Calibration | None
+    layout: Layout
+    plan: CheckpointPlan
+    description: CheckpointConfig
+
+
+def plan_conversion(config: ConvertConfig, source: Path, calibration: Path | None = None) -> Conversion:
+    """Decide and check everything that can be known from the headers. Raises ForgeError as `convert` does."""
     checkpoint = open_checkpoint(source)
+    layout = layout_for(config, checkpoint.config)
     family = family_of_checkpoint(checkpoint)
     facts = family.facts(checkpoint.config)
-    calibrated = _calibration(calibration, config, checkpoint)
-    layout = layout_of(config, checkpoint.config.dtype)
+    calibrated = _calibration(calibration, config, checkpoint, layout)
     if calibrated is not None:
         layout = replace(layout, group_size=calibrated.group_size)
     require_legal(family, facts, layout)
     plan = checkpoint_plan(family, facts, layout)
     check_sources(checkpoint, family, plan)
-    if calibrated is not None:
-        _require_same_model(calibrated, checkpoint)
+    if layout.source:
+        from trtforge.convert.repacking import check_values
+
+        check_values(plan.stored, checkpoint.tensors)
     description = checkpoint_config(family, facts, checkpoint.config.architecture, layout)
-    tokenizer = tokenizer_files(source)
-    identity = Identity(
-        stage="checkpoint",
-        config=config.model_dump(mode="json") | {"group_size": layout.group_size, "dtype": layout.dtype},
-        inputs=checkpoint.digests
-        | {f"{TOKENIZER_DIRECTORY}/{path.name}": file_digest(path) for path in tokenizer}
-        | ({"calibration": calibrated.manifest.digest} if calibrated else {}),
-        versions={"trtforge": __version__},
-    )
-
-    def write(directory: Path) -> Mapping[str, FileRecord]:
-        from trtforge.convert.writer import write_checkpoint
-
-        (directory / CONFIG_FILE).write_text(description.to_json())
-        (directory / TOKENIZER_DIRECTORY).mkdir()
-        for path in tokenizer:
-            shutil.copyfile(path, directory / TOKENIZER_DIRECTORY / path.name)
-        return write_checkpoint(plan, layout, checkpoint.tensors, calibrated, directory, progress or Silent())
-
-    return produce(out, identity, write, force=force)
+    return Conversion(checkpoint, calibrated, layout, plan, description)
 
 
 def layout_of(config: ConvertConfig, source_dtype: str) -> Layout:
@@ -104,8 +143,34 @@ def layout_of(config: ConvertConfig, source_dtype: str) -> Layout:
     )
 
 
-def _calibration(directory: Path | None, config: ConvertConfig, checkpoint: HfCheckpoint) -> Calibration | None:
+def layout_for(config: ConvertConfig, source: HfConfig) -> Layout:
+    """The layout that a configuration asks for, with the quantisation that the source may have already.
+
+    Raises ForgeError for a quantisation that is not repacked, and for a `quant` that differs from the source's.
+    """
+    layout, stored = layout_of(config, source.dtype), read_quantized_source(source)
+    if stored is None:
+        return layout
+    if config.quant not in ("none", stored.format):
+        raise ForgeError(
+            f"{source.path.parent} is already quantised: {stored.tool} made it {stored.format}, not {config.quant}",
+            hint=f"Leave --quant out to keep {stored.format}, or convert the original checkpoint.",
+        )
+    kv_cache: KvCacheFormat = "fp8" if stored.fp8_kv_cache else config.kv_cache
+    return replace(layout, quant=stored.format, kv_cache=kv_cache, group_size=stored.group_size, source=stored)
+
+
+def _calibration(
+    directory: Path | None, config: ConvertConfig, checkpoint: HfCheckpoint, layout: Layout
+) -> Calibration | None:
     """The calibration, if the format needs one. Raises ForgeError if it is absent or of another format."""
+    if layout.source:
+        if directory is not None:
+            raise ForgeError(
+                f"{checkpoint.directory} is already quantised ({layout.source.tool}): a calibration has no use",
+                hint="Leave --calibration out, or convert the original checkpoint.",
+            )
+        return None
     if directory is None:
         if config.quant != "none":
             raise ForgeError(
@@ -123,10 +188,10 @@ def _calibration(directory: Path | None, config: ConvertConfig, checkpoint: HfCh
     return calibration
 
 
-def _require_same_model(calibration: Calibration, checkpoint: HfCheckpoint) -> None:
-    """Raises ForgeError if the calibration is of another model: every byte of this one was read to know."""
+def _require_same_model(calibration: Calibration, checkpoint: HfCheckpoint, digests: Mapping[str, str]) -> None:
+    """Raises ForgeError if the calibration was made from other files than these."""
     made_from = calibration.manifest.identity.inputs
-    for name, digest in checkpoint.digests.items():
+    for name, digest in digests.items():
         if made_from.get(name) != digest:
             raise ForgeError(
                 f"the calibration is of another model: {name} differs", hint=f"Calibrate {checkpoint.directory} itself."

@@ -1,155 +1,254 @@
 """Executes a checkpoint plan: sources are read in row slabs, every rank file is written front to back.
 
-Memory is bounded by the slab, neither by the model nor by its largest tensor.
+The rank files of a pipeline stage are written in lock step, so each source row is read once. Memory is bounded by the
+slab, neither by the model nor by its largest tensor. What needs no arithmetic is copied without loading torch.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
-from trtforge.convert.encode import Encode, computed, slab_encoder
-from trtforge.core.dtypes import dtype_named
+from trtforge.convert.slabs import Slab, Slabs, absorbed_reads, piece_reads, reads_of
+from trtforge.core.digest import text_digest
+from trtforge.core.dtypes import Dtype
 from trtforge.core.manifest import FileRecord
+from trtforge.core.partial import Finished, Group
 from trtforge.core.progress import Bar, Progress
 from trtforge.formats.calibration import Calibration
-from trtforge.formats.shards import RowReader, StoredTensor, Writer
+from trtforge.formats.hf import HfCheckpoint
+from trtforge.formats.shards import StoredTensor, TensorSpec, Writer, header_of
 from trtforge.formats.trtllm import rank_file
-from trtforge.models.content import Absorbed, Cast, Piece, Target, pieces_of
+from trtforge.models.content import (
+    Absorbed,
+    Cast,
+    Content,
+    Int4Scales,
+    Int4Weight,
+    Piece,
+    Repacked,
+    Rescaled,
+    StoredPreQuant,
+    StoredScalar,
+    StoredScalarRows,
+    Target,
+    pieces_of,
+    sources_of,
+)
 from trtforge.models.plan import CheckpointPlan, Layout
 from trtforge.models.split import Cut
-from trtforge.models.transforms import TORCH
 
-_SLAB_BYTES = 16 << 20
+if TYPE_CHECKING:
+    from trtforge.convert.encode import Encode
 
 
 @dataclass(frozen=True)
-class _Job:
-    """What does not change while a checkpoint is written."""
+class PipelineStage:
+    """The targets of one pipeline stage, and the rank files that all hold them."""
 
-    sources: Mapping[str, StoredTensor]
-    layout: Layout
-    calibration: Calibration | None
-    reader: RowReader
-    buffer: bytearray
+    targets: tuple[Target, ...]
+    files: tuple[str, ...]
+
+    @property
+    def specs(self) -> tuple[TensorSpec, ...]:
+        """The tensors of each of its files."""
+        return tuple(target.spec for target in self.targets)
+
+    @cached_property
+    def bytes(self) -> int:
+        """Size of all its files."""
+        return (len(header_of(self.specs)) + sum(spec.nbytes for spec in self.specs)) * len(self.files)
+
+
+def pipeline_stages(plan: CheckpointPlan, layout: Layout) -> tuple[PipelineStage, ...]:
+    """The plan by pipeline stages."""
+    tp, pp = layout.parallel.tp, layout.parallel.pp
+    return tuple(
+        PipelineStage(
+            tuple(target for target in plan.targets if target.pp_rank == stage),
+            tuple(rank_file(stage * tp + rank) for rank in range(tp)),
+        )
+        for stage in range(pp)
+    )
 
 
 def write_checkpoint(
-    plan: CheckpointPlan,
-    layout: Layout,
-    sources: Mapping[str, StoredTensor],
+    stages: Sequence[PipelineStage],
+    source: HfCheckpoint,
+    dtype: Dtype,
     calibration: Calibration | None,
     out: Path,
     progress: Progress,
 ) -> dict[str, FileRecord]:
-    """Write all rank files into `out`; their records, digests included."""
-    tp = layout.parallel.tp
-    largest_row = max(sources[name].spec.row_bytes for name in plan.sources)
-    total = sum(target.spec.nbytes for target in plan.targets) * tp
+    """Write all rank files into `out`, but for those that an interrupted run finished; all records, digests included.
+
+    `dtype` is the model's. The digests of the source tensors are known afterwards.
+    """
+    finished = Finished.read(out)
     records: dict[str, FileRecord] = {}
-    with RowReader() as reader, progress.bar("Converting", total, "B") as bar:
-        job = _Job(sources, layout, calibration, reader, bytearray(max(_SLAB_BYTES, 2 * largest_row)))
-        for stage in range(layout.parallel.pp):
-            targets = [target for target in plan.targets if target.pp_rank == stage]
-            specs = [target.spec for target in targets]
-            paths = [out / rank_file(stage * tp + rank) for rank in range(tp)]
-            with ExitStack() as opened:
-                writers = [Writer(path, specs) for path in paths]
-                for writer in writers:
-                    opened.callback(writer.abandon)
-                for target in targets:
-                    _write_target(target, writers, job, bar)
-                records |= {writer.path.name: writer.finish() for writer in writers}
+    with progress.bar("Converting", sum(stage.bytes for stage in stages), "B") as bar:
+        for stage in stages:
+            group = finished.group(stage.files)
+            if group is not None and group.made_from == _made_from(stage, source):
+                bar.advance(stage.bytes)
+            else:
+                files = _write_stage(stage, source, dtype, calibration, out, bar)
+                group = Group(made_from=_made_from(stage, source), files=files)
+                finished.add(group)
+            records |= group.files
     return records
 
 
-def _write_target(target: Target, writers: list[Writer], job: _Job, bar: Bar) -> None:
-    for writer in writers:
-        writer.begin(target.spec.name)
-    model_dtype = dtype_named(job.layout.dtype)
-    content = target.content
-    if isinstance(content, Absorbed):
-        _write_absorbed(content, target, writers, job, bar)
-        return
-    pieces = pieces_of(content)
-    if not pieces:
-        for rank, writer in enumerate(writers):
-            _emit(computed(content, job.calibration, rank, model_dtype), writer, bar)
-        return
-    encode = slab_encoder(target, job.calibration, model_dtype)
-    for piece in pieces:
-        _write_piece(piece, encode, writers, job, bar)
-    if isinstance(content, Cast):
-        row_bytes = target.spec.nbytes // max(1, target.spec.shape[0])
-        for rows, writer in zip(content.padding, writers, strict=True):
-            if rows:
-                _emit(torch.zeros(rows * row_bytes, dtype=torch.uint8), writer, bar)
+def _made_from(stage: PipelineStage, source: HfCheckpoint) -> str:
+    """Stands for the bytes of all source tensors of a stage."""
+    wanted = {name for target in stage.targets for name in sources_of(target.content)}
+    names = sorted(wanted & set(source.tensors))
+    return text_digest("\n".join(f"{name} {source.contents.of_tensor(name).hex()}" for name in names))
 
 
-def _write_piece(piece: Piece, encode: Encode, writers: list[Writer], job: _Job, bar: Bar) -> None:
-    for slab_rows, slab in _slabs(piece, job):
-        for cut, writer in zip(piece.cuts, writers, strict=True):
-            for rows in cut.rows:
-                start, stop = max(rows.start, slab_rows.start), min(rows.stop, slab_rows.stop)
-                if start < stop:
-                    part = slab[start - slab_rows.start : stop - slab_rows.start, cut.cols.start : cut.cols.stop]
-                    _emit(encode(part, cut), writer, bar)
+def _write_stage(
+    stage: PipelineStage,
+    source: HfCheckpoint,
+    dtype: Dtype,
+    calibration: Calibration | None,
+    out: Path,
+    bar: Bar,
+) -> dict[str, FileRecord]:
+    reads = [read for target in stage.targets for read in reads_of(target.content, source.tensors)]
+    with ExitStack() as opened:
+        writers = []
+        for name in stage.files:
+            writers.append(Writer(out / name, stage.specs))
+            opened.callback(writers[-1].close)
+        slabs = opened.enter_context(Slabs(reads, source.tensors, source.contents))
+        execution = _Execution(source.tensors, dtype, calibration, writers, slabs, bar)
+        for target in stage.targets:
+            execution.write(target)
+        bar.advance(len(header_of(stage.specs)) * len(writers))
+        return {writer.path.name: writer.finish() for writer in writers}
 
 
-def _write_absorbed(content: Absorbed, target: Target, writers: list[Writer], job: _Job, bar: Bar) -> None:
-    """Head by head: as the converter's einsum, in the checkpoint's dtype."""
-    dtype = TORCH[target.spec.dtype.name]
-    for heads, writer in zip(content.heads, writers, strict=True):
-        for head in heads:
-            query = _rows(content.query, head, content.nope + content.rope, job).to(dtype)
-            key = _rows(content.key, head, content.nope + content.value, job)[: content.nope].to(dtype)
-            _emit(torch.einsum("dq,dk->kq", query[: content.nope], key), writer, bar)
-            _emit(query[content.nope :], writer, bar)
+@dataclass(frozen=True)
+class _Execution:
+    """Writes target after target of a pipeline stage, one writer a rank."""
+
+    sources: Mapping[str, StoredTensor]
+    dtype: Dtype
+    calibration: Calibration | None
+    writers: Sequence[Writer]
+    slabs: Slabs
+    bar: Bar
+    scales: dict[tuple[str, ...], list[list[NDArray[np.uint8]]]] = field(default_factory=dict)
+    """The block scales of INT4 weights until their turn: for `modules`, a list for each rank."""
+
+    def write(self, target: Target) -> None:
+        """All ranks' parts of a target."""
+        for writer in self.writers:
+            writer.begin(target.spec.name)
+        match target.content:
+            case Cast(pieces=pieces, padding=padding):
+                self._pieces(pieces, target)
+                for rank, rows in enumerate(padding):
+                    self._emit(np.zeros(rows * target.spec.row_bytes, np.uint8), rank)
+            case Absorbed():
+                self._absorbed(target.content, target.spec.dtype)
+            case Int4Weight():
+                self._int4(target.content)
+            case Int4Scales(modules=modules):
+                for rank, parts in enumerate(self.scales.pop(modules)):
+                    for part in parts:
+                        self._emit(part, rank)
+            case Repacked() | Rescaled() as content:
+                self._repacked(content)
+            case StoredScalar() | StoredScalarRows() | StoredPreQuant() as content:
+                self._small(content)
+            case _ if pieces := pieces_of(target.content):
+                self._pieces(pieces, target)
+            case _:
+                self._computed(target.content)
+
+    def _pieces(self, pieces: tuple[Piece, ...], target: Target) -> None:
+        encode = self._encoder(target)
+        for piece in pieces:
+            self._piece(piece, encode)
+
+    def _piece(self, piece: Piece, encode: "Encode") -> None:
+        dtype = self.sources[piece.source].spec.dtype
+        for rank, part, cut in self._parts(piece):
+            self._emit(encode(part, dtype, cut), rank)
+
+    def _repacked(self, content: Repacked | Rescaled) -> None:
+        from trtforge.convert.repacking import SmallTensors, piece_encoders
+
+        encoders = piece_encoders(content, SmallTensors(self.sources))
+        for piece, encode in zip(content.pieces, encoders, strict=True):
+            self._piece(piece, encode)
+
+    def _small(self, content: StoredScalar | StoredScalarRows | StoredPreQuant) -> None:
+        from trtforge.convert.repacking import SmallTensors, stored_vector
+
+        small = SmallTensors(self.sources)
+        for rank in range(len(self.writers)):
+            self._emit(stored_vector(content, small, rank, self.dtype), rank)
+
+    def _encoder(self, target: Target) -> "Encode":
+        dtypes = {self.sources[piece.source].spec.dtype for piece in pieces_of(target.content)}
+        if isinstance(target.content, Cast) and not target.content.plus_one and dtypes == {target.spec.dtype}:
+            return _unchanged
+        from trtforge.convert.encode import encoder
+
+        return encoder(target, self.calibration)
+
+    def _int4(self, content: Int4Weight) -> None:
+        from trtforge.convert.encode import int4_encoder
+
+        encode = int4_encoder(content, self.calibration, self.dtype)
+        scales = self.scales[content.modules] = [[] for _ in self.writers]
+        for piece in content.pieces:
+            dtype = self.sources[piece.source].spec.dtype
+            for rank, part, cut in self._parts(piece):
+                codes, part_scales = encode(part, dtype, cut)
+                scales[rank].append(part_scales)
+                self._emit(codes, rank)
+
+    def _absorbed(self, content: Absorbed, dtype: Dtype) -> None:
+        from trtforge.convert.encode import absorbed
+
+        sources = tuple(self.sources[piece.source].spec.dtype for piece in (content.query, content.key))
+        for rank, heads in enumerate(content.heads):
+            for head in heads:
+                read_query, read_key = absorbed_reads(content, head)
+                query = self.slabs.take(read_query).copy()
+                key = self.slabs.take(read_key)
+                self._emit(absorbed(query, key, sources, content.nope, dtype), rank)
+
+    def _computed(self, content: Content) -> None:
+        from trtforge.convert.encode import computed
+
+        for rank in range(len(self.writers)):
+            self._emit(computed(content, self.calibration, rank, self.dtype), rank)
+
+    def _parts(self, piece: Piece) -> Iterator[tuple[int, Slab, Cut]]:
+        """What each rank gets of each slab of a piece, with the rank and its cut."""
+        for read in piece_reads(piece, self.sources):
+            slab = self.slabs.take(read)
+            for rank, cut in enumerate(piece.cuts):
+                for rows in cut.rows:
+                    start, stop = max(rows.start, read.rows.start), min(rows.stop, read.rows.stop)
+                    if start < stop:
+                        inside = slice(start - read.rows.start, stop - read.rows.start)
+                        yield rank, slab[inside, cut.cols.start : cut.cols.stop], cut
+
+    def _emit(self, data: NDArray[Any], rank: int) -> None:
+        flat = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+        self.writers[rank].write(flat.data)
+        self.bar.advance(flat.nbytes)
 
 
-def _rows(piece: Piece, index: int, count: int, job: _Job) -> Tensor:
-    """The `index`-th group of `count` rows."""
-    stored = job.sources[piece.source]
-    data = bytearray(count * stored.spec.row_bytes)
-    job.reader.read(stored, index * count, (index + 1) * count, memoryview(data))
-    return torch.frombuffer(data, dtype=TORCH[stored.spec.dtype.name]).view(count, -1)
-
-
-def _slabs(piece: Piece, job: _Job) -> Iterator[tuple[range, Tensor]]:
-    """The rows that any rank gets, as (rows, columns) slabs; an even number each: INT4 row pairs stay together."""
-    stored = job.sources[piece.source]
-    dtype = TORCH[stored.spec.dtype.name]
-    if piece.transposed:
-        (lines, _), size = stored.spec.shape, stored.spec.dtype.size
-        step = max(2, len(job.buffer) // (lines * size) // 2 * 2)
-    else:
-        step = max(2, len(job.buffer) // stored.spec.row_bytes // 2 * 2)
-    for wanted in _union(piece.cuts):
-        for start in range(wanted.start, wanted.stop, step):
-            stop = min(wanted.stop, start + step)
-            if piece.transposed:
-                block = job.reader.read_columns(stored, start, stop, memoryview(job.buffer))
-                yield range(start, stop), torch.frombuffer(block, dtype=dtype).view(-1, stop - start).T
-            else:
-                data = job.reader.read(stored, start, stop, memoryview(job.buffer))
-                yield range(start, stop), torch.frombuffer(data, dtype=dtype).view(stop - start, -1)
-
-
-def _union(cuts: tuple[Cut, ...]) -> list[range]:
-    """The rows that are in any cut, as ascending ranges."""
-    found: list[range] = []
-    for rows in sorted({rows for cut in cuts for rows in cut.rows}, key=lambda rows: (rows.start, rows.stop)):
-        if found and rows.start <= found[-1].stop:
-            found[-1] = range(found[-1].start, max(found[-1].stop, rows.stop))
-        else:
-            found.append(rows)
-    return found
-
-
-def _emit(tensor: Tensor, writer: Writer, bar: Bar) -> None:
-    data = tensor.contiguous().view(-1).view(torch.uint8).numpy()
-    writer.write(data.data)
-    bar.advance(data.nbytes)
+def _unchanged(part: Slab, dtype: Dtype, cut: Cut) -> Slab:
+    return part

@@ -10,9 +10,13 @@ from pathlib import Path
 
 from trtforge.core.errors import ForgeError
 from trtforge.core.manifest import FileRecord, Identity, Manifest, check_files, files_below, read_manifest, record_of
+from trtforge.core.partial import RECORD, Finished, keep_finished
 
 Write = Callable[[Path], Mapping[str, FileRecord]]
 """Writes the files into the directory given; returns the records it computed on the way (the rest is read again)."""
+
+LateInputs = Callable[[], Mapping[str, str]]
+"""Digests of inputs that `write` reads anyway: asked for before it only if there is an artifact to compare with."""
 
 
 @dataclass(frozen=True)
@@ -24,40 +28,82 @@ class Produced:
     cached: bool
 
 
-def produce(out: Path, identity: Identity, write: Write, *, force: bool = False) -> Produced:
+def produce(
+    out: Path, identity: Identity, write: Write, *, force: bool = False, late_inputs: LateInputs = dict
+) -> Produced:
     """Make the artifact `identity` at `out` by `write`, or find it there.
 
     The work happens in the sibling `.<name>.partial`, which is renamed when complete, so a failure at any instant
-    leaves what was at `out` before. Raises ForgeError if `out` holds anything that trtforge did not write.
+    leaves what was at `out` before. An error deletes it: whatever filled the disk is gone. A kill or an interruption
+    leaves it, and the next run of the same identity keeps the files that `write` had recorded as finished
+    (core.partial); `force` starts afresh. Raises ForgeError if `out` holds anything that trtforge did not write.
     """
     given, out = out, out.resolve()  # a symlink stays one: what it points to is replaced
     partial, replaced = out.parent / f".{out.name}.partial", out.parent / f".{out.name}.replaced"
     with _locked(out):
-        if replaced.exists() and not out.exists():
-            replaced.rename(out)
-        existing = _replaceable(out, identity.stage)
-        if existing is not None and not force and existing.identity == identity and check_files(out, existing) is None:
-            return Produced(given, existing, cached=True)
-        shutil.rmtree(partial, ignore_errors=True)
         try:
-            partial.mkdir()
-            records = dict(write(partial))
-            manifest = Manifest(
-                identity=identity,
-                files={name: records.get(name) or record_of(partial / name) for name in files_below(partial)},
-            )
-            manifest.write(partial)
-        except BaseException as error:
+            _take_back(replaced, out)
+            existing = _replaceable(out, identity.stage)
+            if existing is not None and not force and _is_right(out, existing, identity, late_inputs):
+                manifest, cached = existing, True
+            else:
+                manifest, cached = _make(partial, identity, write, late_inputs, afresh=force), False
+                if out.exists():
+                    shutil.rmtree(replaced, ignore_errors=True)
+                    out.rename(replaced)
+                partial.rename(out)
+        except Exception as error:
             shutil.rmtree(partial, ignore_errors=True)
             if isinstance(error, OSError):
                 raise _failed(partial, error) from error
             raise
-        if out.exists():
-            shutil.rmtree(replaced, ignore_errors=True)
-            out.rename(replaced)
-        partial.rename(out)
+        except BaseException:
+            keep_finished(partial)
+            raise
+        finally:
+            _take_back(replaced, out)
+        shutil.rmtree(partial, ignore_errors=True)
         shutil.rmtree(replaced, ignore_errors=True)
-    return Produced(given, manifest, cached=False)
+    return Produced(given, manifest, cached)
+
+
+def _take_back(replaced: Path, out: Path) -> None:
+    """Undo a replacement that ended between its two renames."""
+    if replaced.exists() and not out.exists():
+        replaced.rename(out)
+
+
+def require_space(directory: Path, needed: int) -> None:
+    """Raises ForgeError if fewer than `needed` bytes are free where `directory` is."""
+    free = shutil.disk_usage(directory).free
+    if free < needed:
+        raise ForgeError(
+            f"{directory.parent}: {needed:,} bytes are needed, {free:,} are free",
+            hint="Free space or choose a directory on another disk, then run again.",
+        )
+
+
+def _is_right(out: Path, existing: Manifest, identity: Identity, late_inputs: LateInputs) -> bool:
+    """Whether what is there is the artifact and whole. Expensive inputs are read only if all else is equal."""
+    return (
+        identity.agrees_with(existing.identity)
+        and identity.with_inputs(late_inputs()) == existing.identity
+        and check_files(out, existing) is None
+    )
+
+
+def _make(partial: Path, identity: Identity, write: Write, late_inputs: LateInputs, *, afresh: bool) -> Manifest:
+    """The complete artifact in `partial`."""
+    if afresh:
+        shutil.rmtree(partial, ignore_errors=True)
+    Finished.begin(partial, identity)
+    records = dict(write(partial))
+    whole = identity.with_inputs(late_inputs())
+    (partial / RECORD).unlink()
+    names = files_below(partial)
+    manifest = Manifest(identity=whole, files={name: records.get(name) or record_of(partial / name) for name in names})
+    manifest.write(partial)
+    return manifest
 
 
 def _failed(partial: Path, error: OSError) -> ForgeError:

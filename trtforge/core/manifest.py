@@ -4,6 +4,7 @@ It is deterministic: no time, no path, no host. The same inputs give the same by
 """
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,6 +34,14 @@ class Identity(Config):
     config: dict[str, Any] = Field(default_factory=dict)
     inputs: dict[str, str] = Field(default_factory=dict, description="Name of an input to its hex BLAKE3.")
     versions: dict[str, str] = Field(default_factory=dict, description="Versions of what computed the bytes.")
+
+    def with_inputs(self, more: Mapping[str, str]) -> "Identity":
+        """The same with the digests of more inputs."""
+        return self.model_copy(update={"inputs": {**self.inputs, **more}})
+
+    def agrees_with(self, whole: "Identity") -> bool:
+        """Whether `whole` is this with some inputs more, or none."""
+        return self.with_inputs(whole.inputs) == whole and self.inputs.items() <= whole.inputs.items()
 
 
 class Manifest(Config):
@@ -91,14 +100,18 @@ def files_below(directory: Path) -> list[str]:
 
 def check_files(directory: Path, manifest: Manifest) -> str | None:
     """None if every recorded file is there with its recorded digest, else the first thing that is wrong."""
-    for name, record in manifest.files.items():
-        path = directory / name
-        if not path.is_file():
-            return f"{path} is missing"
-        if path.stat().st_size != record.bytes:
-            return f"{path} has {path.stat().st_size} bytes, {record.bytes} were written"
-        if file_digest(path) != record.blake3:
-            return f"{path} was changed after it was written"
+    faults = (fault_of(directory / name, record) for name, record in manifest.files.items())
+    return next((fault for fault in faults if fault is not None), None)
+
+
+def fault_of(path: Path, record: FileRecord) -> str | None:
+    """What is wrong with a file that should be as recorded; None if it is."""
+    if not path.is_file():
+        return f"{path} is missing"
+    if path.stat().st_size != record.bytes:
+        return f"{path} has {path.stat().st_size} bytes, {record.bytes} were written"
+    if file_digest(path) != record.blake3:
+        return f"{path} was changed after it was written"
     return None
 
 

@@ -1,5 +1,6 @@
 """The calibration artifact: a few numbers for each linear of the unsplit model, whatever the parallel layout."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,14 +12,20 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FILE = "calibration.safetensors"
+_E4M3_MAX = 448.0
+_RISKY_KV = 0.5  # of E4M3's range, as ModelOpt warns (export/quant_utils.py, `get_kv_cache_scaling_factor`)
+_SHOWN = 3
 
 
 @dataclass(frozen=True)
 class Calibration:
     """Tensors by Hugging Face module name, float32, on the CPU.
 
-    `<module>.input_amax` and `.weight_amax` (1,), largest magnitudes; `.pre_quant_scale` (in,), what an input is
-    multiplied by before an INT4-AWQ matrix product; `layers.<i>.kv_amax` (1,), largest key or value.
+    `<module>.input_amax` and `.weight_amax` (1,), largest magnitudes; `.input_channel_amax` and `.weight_column_amax`
+    (in,), the same of each input (int8_sq, w4a8_awq); `.pre_quant_scale` (in,), what an input is multiplied by before
+    an AWQ matrix product, with its `.alpha` and relative `.output_error` (1,); `.clip_ratio` (out, in / group), the
+    share of a block's largest magnitude at which it is clipped; `.dead_channels` (1,), inputs that were always zero;
+    `layers.<i>.kv_amax` (1,), largest key or value.
     """
 
     manifest: Manifest
@@ -46,6 +53,23 @@ class Calibration:
         """AWQ's scale of a linear's inputs, (in,)."""
         return self._tensor(f"{module}.pre_quant_scale")
 
+    def input_channel_amax(self, module: str) -> "Tensor":
+        """Largest magnitude of each input, (in,)."""
+        return self._tensor(f"{module}.input_channel_amax")
+
+    def weight_column_amax(self, module: str) -> "Tensor":
+        """Largest magnitude of each column of the weight, (in,)."""
+        return self._tensor(f"{module}.weight_column_amax")
+
+    def clip_ratio(self, module: str) -> "Tensor | None":
+        """Where blocks are clipped, (out, in / group); None without the search for it."""
+        return self.tensors.get(f"{module}.clip_ratio")
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What a person should know before trusting the formats that were calibrated."""
+        return tuple(_warnings(self))
+
     def kv_amax(self, layer: int) -> "Tensor | None":
         """Largest key or value of a layer, (1,); None where the KV cache was not calibrated."""
         return self.tensors.get(f"layers.{layer}.kv_amax")
@@ -57,6 +81,37 @@ class Calibration:
             raise ForgeError(
                 f"the calibration holds no {name}", hint="Calibrate this model again; the artifact is of another one."
             ) from None
+
+
+def _warnings(calibration: Calibration) -> Iterator[str]:
+    tensors = calibration.tensors
+    if calibration.manifest.identity.config.get("kv_cache") == "fp8":
+        amax = {name: float(value) for name, value in tensors.items() if name.endswith(".kv_amax")}
+        large = [name.removesuffix(".kv_amax") for name, value in amax.items() if value > _RISKY_KV * _E4M3_MAX]
+        if large:
+            yield (
+                f"keys or values reach {max(amax.values()):.0f} in {_listed(large)}: an FP8 KV cache is coarse there; "
+                "compare with --kv-cache none in verify"
+            )
+    dead = [name.removesuffix(".dead_channels") for name, value in tensors.items() if _is(name, "dead_channels", value)]
+    if dead:
+        yield f"inputs that were always zero: {_listed(dead)}; more or other data would say whether they are dead"
+    edge = [name.removesuffix(".alpha") for name, value in tensors.items() if _at_edge(name, value)]
+    if edge:
+        yield f"AWQ's best exponent is 1, the largest, in {_listed(edge)}: few channels dominate; check verify"
+
+
+def _is(name: str, kind: str, value: "Tensor") -> bool:
+    return name.endswith(f".{kind}") and float(value) > 0
+
+
+def _at_edge(name: str, value: "Tensor") -> bool:
+    return name.endswith(".alpha") and float(value) == 1.0
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
 
 
 def open_calibration(directory: Path) -> Calibration:

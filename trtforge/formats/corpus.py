@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any, Literal
 from blake3 import blake3
 
 from trtforge.core.errors import ForgeError
+from trtforge.formats.hub_data import PREFIX, hub_rows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 BUILTIN = "builtin:stdlib"
 Part = Literal["train", "held_out"]
-_KINDS = f"FILE.jsonl, FILE.txt, FILE.parquet, FILE.safetensors or {BUILTIN}"
+_KINDS = f"FILE.jsonl, FILE.txt, FILE.parquet, FILE.safetensors, hf:ID[:CONFIG[:SPLIT]] or {BUILTIN}"
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,9 @@ def _documents(source: str, order: Random, part: Part) -> Iterator[_Document]:
         from trtforge.formats.stdlib_text import stdlib_documents
 
         yield from (_Document(source, text=text) for text in stdlib_documents(part, order))
+        return
+    if source.startswith(PREFIX):
+        yield from (_row(row, where) for where, row in hub_rows(source, order.randrange(1 << 31)))
         return
     documents = list(_read(Path(source), source))
     order.shuffle(documents)

@@ -11,9 +11,12 @@ from typing import Any
 from trtforge.core.digest import file_digest
 from trtforge.core.errors import ForgeError
 from trtforge.formats.shards import StoredTensor, read_header
+from trtforge.formats.source_digest import SourceDigests
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+QUANTIZATION_FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
+"""Besides config.json, what says how a checkpoint is quantised: of ModelOpt, AutoGPTQ and AutoAWQ."""
 TOKENIZER_DIRECTORY = "tokenizer"  # inside checkpoints and engines: each stage needs only the one before
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -113,10 +116,15 @@ class HfCheckpoint:
     weight_files: tuple[Path, ...]
 
     @cached_property
+    def contents(self) -> SourceDigests:
+        """What is known of the tensors' digests: whoever reads tensors may tell it."""
+        return SourceDigests(self.tensors)
+
+    @cached_property
     def digests(self) -> dict[str, str]:
-        """Hex BLAKE3 of each file that decides the converted weights; all of them are read once."""
-        files = [self.config.path, *self.weight_files]
-        return {path.name: file_digest(path) for path in files}
+        """The digest of each file that decides the converted weights. What was not read of the weights is read now."""
+        weights = {path.name: self.contents.of_file(path) for path in self.weight_files}
+        return {self.config.path.name: file_digest(self.config.path), **weights}
 
 
 def read_config(directory: Path) -> HfConfig:
@@ -159,8 +167,8 @@ def open_checkpoint(directory: Path) -> HfCheckpoint:
 def resolve_source(source: str, revision: str = "main", *, metadata_only: bool = False) -> Path:
     """A local directory as it is; a hub id downloaded (or found in the offline cache) by huggingface_hub.
 
-    `metadata_only` fetches config.json and nothing else. The access token comes from the environment only. Raises
-    ForgeError if the source is neither.
+    `metadata_only` fetches config.json and what else says how it is quantised. The access token comes from the
+    environment only. Raises ForgeError if the source is neither.
     """
     directory = Path(source)
     if directory.is_dir():
@@ -170,7 +178,9 @@ def resolve_source(source: str, revision: str = "main", *, metadata_only: bool =
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-    wanted = ["config.json"] if metadata_only else [INDEX, "model*.safetensors", "config.json", *TOKENIZER_FILES]
+    wanted = ["config.json", *QUANTIZATION_FILES]
+    if not metadata_only:
+        wanted += [INDEX, "model*.safetensors", *TOKENIZER_FILES]
     try:
         return Path(snapshot_download(source, revision=revision, allow_patterns=wanted, token=os.getenv("HF_TOKEN")))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
@@ -204,6 +214,11 @@ def _shard(directory: Path, name: str, index: Path) -> Path:
 
 
 def _no_weights(directory: Path) -> ForgeError:
+    if any(directory.glob("*.gguf")):
+        return ForgeError(
+            f"{directory} holds GGUF weights, whose block formats have no counterpart in TensorRT-LLM",
+            hint="Convert the original float16 or bfloat16 checkpoint; trtforge quantises it.",
+        )
     if any(directory.glob("pytorch_model*.bin")):
         return ForgeError(
             f"{directory} holds pickled weights (pytorch_model.bin), which run code when loaded",

@@ -5,7 +5,7 @@ Format: 8 bytes little-endian header length, a JSON header with dtype, shape and
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -17,6 +17,10 @@ from trtforge.core.errors import ForgeError
 from trtforge.core.manifest import FileRecord
 
 _LARGEST_HEADER = 100_000_000  # bytes; the limit of the safetensors library
+# A longer write takes page cache in blocks of megabytes, and a virtual machine has given those that are free back to
+# its
+# host: fetching 4 GB of them took ten times as long as the copy.
+_WRITE_BYTES = 128 << 10
 _TRUNCATED = "The download or copy did not finish: fetch the file again."
 
 
@@ -48,30 +52,40 @@ class StoredTensor:
     offset: int
 
 
+def raw_header(path: Path) -> bytes:
+    """Everything that comes before the data of a file: the header's length and its text.
+
+    Raises ForgeError naming the file if it is missing, truncated or not a safetensors file.
+    """
+    try:
+        with path.open("rb") as file:
+            start = file.read(8)
+            length = int.from_bytes(start, "little")
+            text = file.read(length) if length <= _LARGEST_HEADER else b""
+    except OSError as error:
+        raise ForgeError(f"{path}: {error.strerror}", hint="Check the path and its permissions.") from None
+    if len(start) < 8 or length > _LARGEST_HEADER:
+        raise ForgeError(f"{path} is not a safetensors file", hint="Only safetensors checkpoints are read.")
+    if len(text) < length:
+        raise ForgeError(f"{path} is truncated inside its header", hint=_TRUNCATED)
+    return start + text
+
+
 def read_header(path: Path) -> tuple[StoredTensor, ...]:
     """The tensors of a file, in the order of their data.
 
     Raises ForgeError naming the file (and tensor) if it is missing, truncated or not a safetensors file.
     """
+    header = raw_header(path)
     try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            header = file.read(length) if length <= _LARGEST_HEADER else b""
-    except OSError as error:
-        raise ForgeError(f"{path}: {error.strerror}", hint="Check the path and its permissions.") from None
-    if size < 8 or length > _LARGEST_HEADER:
-        raise ForgeError(f"{path} is not a safetensors file", hint="Only safetensors checkpoints are read.")
-    if len(header) < length:
-        raise ForgeError(f"{path} is truncated inside its header", hint=_TRUNCATED)
-    try:
-        entries = json.loads(header)
+        entries = json.loads(header[8:])
         entries.pop("__metadata__", None)
-        tensors = [_stored(path, name, entry, 8 + length) for name, entry in entries.items()]
+        tensors = [_stored(path, name, entry, len(header)) for name, entry in entries.items()]
     except (ValueError, KeyError, TypeError, AttributeError):
         raise ForgeError(f"{path}: its header is damaged", hint=_TRUNCATED) from None
     tensors.sort(key=lambda tensor: (tensor.offset, tensor.spec.name))
-    expected = max((tensor.offset + tensor.spec.nbytes for tensor in tensors), default=8 + length)
+    size = path.stat().st_size
+    expected = max((tensor.offset + tensor.spec.nbytes for tensor in tensors), default=len(header))
     if size != expected:
         raise ForgeError(f"{path} is truncated: {size} bytes, its header describes {expected}", hint=_TRUNCATED)
     return tuple(tensors)
@@ -85,40 +99,57 @@ def _stored(path: Path, name: str, entry: dict[str, object], base: int) -> Store
     return StoredTensor(spec, path, base + int(start))  # type: ignore[has-type]
 
 
-class RowReader:
-    """Reads rows of stored tensors into a buffer, so that no page of the file stays mapped."""
+Seen = Callable[[StoredTensor, int, memoryview], None]
+"""What is told of every read: the tensor, the first byte in it, the bytes."""
 
-    def __init__(self) -> None:
+
+class RowReader:
+    """Reads rows of stored tensors into a buffer, so that no page of the file stays mapped.
+
+    Raises ForgeError naming a file that cannot be read, or became shorter.
+    """
+
+    def __init__(self, seen: Seen | None = None) -> None:
         self._descriptors: dict[Path, int] = {}
+        self._seen = seen
 
     def read(self, tensor: StoredTensor, start: int, stop: int, into: memoryview) -> memoryview:
-        """Rows [start, stop) of `tensor` in the first bytes of `into`. Raises ForgeError if the file became shorter."""
+        """Rows [start, stop) of `tensor` in the first bytes of `into`."""
         row = tensor.spec.row_bytes
-        wanted = into[: (stop - start) * row]
-        descriptor = self._descriptor(tensor.file)
-        offset, done = tensor.offset + start * row, 0
-        while done < len(wanted):
-            count = os.preadv(descriptor, [wanted[done:]], offset + done)
-            if count == 0:
-                raise ForgeError(
-                    f"{tensor.file} became shorter while it was read ({tensor.spec.name})",
-                    hint="Let nothing else write the source, then run again.",
-                )
-            done += count
-        return wanted
+        return self.read_bytes(tensor, start * row, into[: (stop - start) * row])
 
     def read_columns(self, tensor: StoredTensor, start: int, stop: int, into: memoryview) -> memoryview:
         """Columns [start, stop) of a matrix, row after row, in the first bytes of `into`."""
-        rows, size = tensor.spec.shape[0], tensor.spec.dtype.size
+        (rows, columns), size = tensor.spec.shape, tensor.spec.dtype.size
+        if stop - start == columns:
+            return self.read(tensor, 0, rows, into)
         width = (stop - start) * size
         for row in range(rows):
-            line = StoredTensor(
-                TensorSpec(tensor.spec.name, tensor.spec.dtype, (1, stop - start)),
-                tensor.file,
-                tensor.offset + row * tensor.spec.row_bytes + start * size,
-            )
-            self.read(line, 0, 1, into[row * width :])
+            first = row * tensor.spec.row_bytes + start * size
+            self.read_bytes(tensor, first, into[row * width : (row + 1) * width])
         return into[: rows * width]
+
+    def read_bytes(self, tensor: StoredTensor, first: int, into: memoryview) -> memoryview:
+        """As many bytes of `tensor` as fit `into`, from byte `first` of its data on."""
+        try:
+            descriptor = self._descriptor(tensor.file)
+            done = 0
+            while done < len(into):
+                count = os.preadv(descriptor, [into[done:]], tensor.offset + first + done)
+                if count == 0:
+                    raise ForgeError(
+                        f"{tensor.file} became shorter while it was read ({tensor.spec.name})",
+                        hint="Let nothing else write the source, then run again.",
+                    )
+                done += count
+        except OSError as error:
+            raise ForgeError(
+                f"{tensor.file}: {error.strerror} ({tensor.spec.name})",
+                hint="Check its permissions and the disk or network share that it is on.",
+            ) from error
+        if self._seen is not None:
+            self._seen(tensor, first, into)
+        return into
 
     def _descriptor(self, path: Path) -> int:
         if path not in self._descriptors:
@@ -147,8 +178,8 @@ class Writer:
         self._left = 0
         self._hasher = blake3(max_threads=blake3.AUTO)
         self._written = 0
-        self._file = path.open("wb", buffering=0)
-        self._emit(_header(tensors))
+        self._descriptor: int | None = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        self._emit(memoryview(header_of(tensors)))
 
     def begin(self, name: str) -> None:
         """The bytes that follow are of tensor `name`, which must be the next one announced."""
@@ -158,32 +189,39 @@ class Writer:
         self._left = spec.nbytes
 
     def write(self, data: memoryview | bytes) -> None:
-        """The next bytes of the current tensor."""
-        size = memoryview(data).nbytes
-        assert size <= self._left, f"{size} bytes, {self._left} were left"
-        self._left -= size
-        self._emit(data)
+        """The next bytes of the current tensor. Raises OSError naming the file."""
+        view = memoryview(data)
+        assert view.nbytes <= self._left, f"{view.nbytes} bytes, {self._left} were left"
+        self._left -= view.nbytes
+        if view.nbytes:
+            self._emit(view.cast("B"))
 
-    def _emit(self, data: memoryview | bytes) -> None:
-        view = memoryview(data).cast("B") if memoryview(data).nbytes else memoryview(b"")
+    def _emit(self, view: memoryview) -> None:
+        assert self._descriptor is not None, f"{self.path} is closed"
         self._hasher.update(view)
         self._written += len(view)
-        while len(view):
-            view = view[self._file.write(view) :]
+        try:
+            while len(view):
+                view = view[os.write(self._descriptor, view[:_WRITE_BYTES]) :]
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self.path)) from error
 
     def finish(self) -> FileRecord:
         """Close the complete file; its record for the manifest."""
         assert self._left == 0, f"{self._left} bytes are missing at the end"
         assert not self._pending, f"never written: {[spec.name for spec in self._pending]}"
-        self._file.close()
+        self.close()
         return FileRecord(bytes=self._written, blake3=self._hasher.hexdigest())
 
-    def abandon(self) -> None:
+    def close(self) -> None:
         """Close the file as it is."""
-        self._file.close()
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
 
 
-def _header(tensors: Iterable[TensorSpec]) -> bytes:
+def header_of(tensors: Iterable[TensorSpec]) -> bytes:
+    """Everything that comes before the data of these tensors in a file."""
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for spec in tensors:

@@ -1,18 +1,26 @@
 """The config.json of a checkpoint: what the family's facts say, and the layout."""
 
 from trtforge.core.recipe import KvCacheFormat, QuantFormat
+from trtforge.formats.quantized_source import StoredFormat
 from trtforge.formats.trtllm import UNQUANTIZED_MODULES, CheckpointConfig, Quantization
 from trtforge.models.family import Facts, Family
 from trtforge.models.plan import Layout, shards_embedding
+from trtforge.models.quantized_plan import unquantized_modules
 
 _KV_DTYPE_OF: dict[KvCacheFormat, str | None] = {"none": None, "fp8": "FP8"}
-_ALGORITHM_OF: dict[QuantFormat, str | None] = {"none": None, "fp8": "FP8", "int4_awq": "W4A16_AWQ"}
+_ALGORITHM_OF: dict[QuantFormat | StoredFormat, str | None] = {
+    "none": None,
+    "fp8": "FP8",
+    "fp8_rowwise": "FP8_PER_CHANNEL_PER_TOKEN",
+    "int4_awq": "W4A16_AWQ",
+    "nvfp4": "NVFP4",
+}
 
 
 def checkpoint_config(family: Family, facts: Facts, architecture: str, layout: Layout) -> CheckpointConfig:
-    """The config.json of the checkpoint."""
+    """The config.json of the checkpoint. Raises ForgeError for exceptions that it cannot say (unquantized_modules)."""
     sizes = facts.sizes
-    quantized = layout.quant != "none"
+    exceptions = unquantized_modules(family, facts, layout.parallel, layout.source) if layout.source else ()
     return CheckpointConfig.model_validate(
         {
             "architecture": family.architectures[architecture],
@@ -36,7 +44,7 @@ def checkpoint_config(family: Family, facts: Facts, architecture: str, layout: L
                 kv_cache_quant_algo=_KV_DTYPE_OF[layout.kv_cache],
                 group_size=layout.group_size,
                 pre_quant_scale=layout.quant == "int4_awq",
-                exclude_modules=list(UNQUANTIZED_MODULES) if quantized else None,
+                exclude_modules=[*UNQUANTIZED_MODULES, *exceptions] if layout.quant != "none" else None,
             ),
         }
     )

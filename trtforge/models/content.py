@@ -4,6 +4,7 @@
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 from trtforge.formats.shards import TensorSpec
 from trtforge.models.split import Cut
@@ -106,8 +107,64 @@ class KvScale:
     layer: int
 
 
+@dataclass(frozen=True)
+class Repacked:
+    """The pieces of a quantised source, no value changed; their cuts are of the packed matrices.
+
+    `words`: int32 words of eight 4-bit codes, `awq`: of eight outputs, `gptq`: of eight inputs; None: bytes that move.
+    """
+
+    pieces: tuple[Piece, ...]
+    words: Literal["awq", "gptq"] | None = None
+
+
+@dataclass(frozen=True)
+class Rescaled:
+    """E4M3 pieces, each with its scale's name in `scales`, in the largest scale of `shared`: unchanged where equal."""
+
+    pieces: tuple[Piece, ...]
+    scales: tuple[str, ...]
+    shared: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class StoredScalar:
+    """(1,) float32: the largest of the source's scalars, at least `least`, which stands in for one that is absent."""
+
+    names: tuple[str, ...]
+    least: float = 0.0
+
+
+@dataclass(frozen=True)
+class StoredScalarRows:
+    """(out,) float32: the source's scalars, each repeated for every row that a rank gets of its matrix."""
+
+    names: tuple[str, ...]
+    cuts: tuple[tuple[Cut, ...], ...]
+
+
+@dataclass(frozen=True)
+class StoredPreQuant:
+    """(in,) of the model's dtype: the vector that the source has under each of `names`; ones where it has none."""
+
+    names: tuple[str, ...]
+    cuts: tuple[Cut, ...]
+
+
+StoredContent = Repacked | Rescaled | StoredScalar | StoredScalarRows | StoredPreQuant
+"""Contents that come from a quantised source; `convert.repacking` makes them."""
+
 Content = (
-    Cast | Absorbed | Fp8Weight | Int4Weight | Int4Scales | WeightScale | ActivationScale | PreQuantScale | KvScale
+    Cast
+    | Absorbed
+    | Fp8Weight
+    | Int4Weight
+    | Int4Scales
+    | WeightScale
+    | ActivationScale
+    | PreQuantScale
+    | KvScale
+    | StoredContent
 )
 
 
@@ -116,10 +173,23 @@ def pieces_of(content: Content) -> tuple[Piece, ...]:
     match content:
         case Absorbed(query=query, key=key):
             return query, key
+        case Repacked(pieces=pieces) | Rescaled(pieces=pieces):
+            return pieces
         case Cast(pieces=pieces) | Fp8Weight(pieces=pieces) | Int4Weight(pieces=pieces) | Int4Scales(pieces=pieces):
             return pieces
         case _:
             return ()
+
+
+def sources_of(content: Content) -> tuple[str, ...]:
+    """The names of all source tensors that decide a content; some may be absent from the source."""
+    names: tuple[str, ...] = ()
+    match content:
+        case Rescaled(shared=shared):
+            names = shared
+        case StoredScalar(names=names) | StoredScalarRows(names=names) | StoredPreQuant(names=names):
+            pass
+    return (*(piece.source for piece in pieces_of(content)), *names)
 
 
 @dataclass(frozen=True)

@@ -281,7 +281,8 @@ class Family:
 
     `dropped`: endings of source tensors that carry nothing (tables that the network computes for itself).
     `parallel_embedding`: whether TensorRT-LLM's network insists on it. `base_prefix`: checkpoints of the bare model,
-    without its head, leave this out of every name.
+    without its head, leave this out of every name (`stripped`, in their family). `modules_renamed`: what
+    `transformers` 5 calls a layer's modules, where that differs from checkpoints, to what checkpoints call them.
     """
 
     name: str
@@ -293,6 +294,8 @@ class Family:
     dropped: tuple[str, ...] = ()
     parallel_embedding: ParallelEmbedding = "as_asked"
     base_prefix: str = ""
+    stripped: str = ""
+    modules_renamed: Mapping[str, str] = field(default_factory=dict)
 
     def bare(self) -> "Family":
         """The same family as checkpoints of the bare model name it."""
@@ -305,7 +308,13 @@ class Family:
             return replace(row, source=row.source.removeprefix(strip)) if isinstance(row, Vector) else row
 
         model = tuple(renamed(row) for row in self.model)
-        return replace(self, layer_prefix=self.layer_prefix.removeprefix(strip), model=model, base_prefix="")
+        prefix = self.layer_prefix.removeprefix(strip)
+        return replace(self, layer_prefix=prefix, model=model, base_prefix="", stripped=strip)
+
+    @property
+    def layer_path(self) -> str:
+        """Where `transformers` keeps the decoder layers in the whole model."""
+        return self.stripped + self.layer_prefix
 
     @property
     def linears(self) -> tuple[Linear, ...]:

@@ -4,11 +4,12 @@ Nothing is read: the plan of a 405B model takes milliseconds. `convert` executes
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from trtforge.core.dtypes import ModelDtype, dtype_named
 from trtforge.core.parallel import Parallel
 from trtforge.core.recipe import KvCacheFormat, QuantFormat
+from trtforge.formats.quantized_source import QuantizedSource, StoredFormat
 from trtforge.formats.shards import TensorSpec
 from trtforge.models.content import (
     Absorbed,
@@ -41,6 +42,7 @@ from trtforge.models.family import (
     Stacked,
     Vector,
 )
+from trtforge.models.quantized_plan import QuantizedRows, StoredSources, attention_module, require_dense
 from trtforge.models.split import Cut, column_cuts, expert_cuts, head_cuts, row_cuts, whole_cuts
 
 FLOAT32 = dtype_named("float32")
@@ -48,24 +50,29 @@ FLOAT32 = dtype_named("float32")
 
 @dataclass(frozen=True)
 class Layout:
-    """How a checkpoint is to be written."""
+    """How a checkpoint is to be written. `source`: the quantisation that it already has, which `quant` then is."""
 
     parallel: Parallel
     dtype: ModelDtype
-    quant: QuantFormat = "none"
+    quant: QuantFormat | StoredFormat = "none"
     kv_cache: KvCacheFormat = "none"
     group_size: int = 128
     parallel_embedding: bool = False
     embedding_sharding_dim: int = 0
+    source: QuantizedSource | None = None
 
 
 @dataclass(frozen=True)
 class CheckpointPlan:
-    """All targets in file order, and every source tensor with the shape it must have."""
+    """All targets in file order, and every source tensor with the shape it must have.
+
+    `stored`: what is expected of a source that is already quantised.
+    """
 
     targets: tuple[Target, ...]
     sources: dict[str, tuple[int, ...]]
     optional: frozenset[str]
+    stored: StoredSources = field(default_factory=StoredSources)
 
 
 def shards_embedding(family: Family, layout: Layout) -> bool:
@@ -80,7 +87,12 @@ def shards_embedding(family: Family, layout: Layout) -> bool:
 
 
 def checkpoint_plan(family: Family, facts: Facts, layout: Layout) -> CheckpointPlan:
-    """Expand the table. The layout is legal for the model (plan.legality)."""
+    """Expand the table. The layout is legal for the model (plan.legality).
+
+    Raises ForgeError for a quantised source whose matrices cannot be cut or joined so.
+    """
+    if layout.source:
+        require_dense(family, facts, layout.source)
     planner = _Planner(family, facts, layout)
     targets = tuple(planner.targets())
     sources: dict[str, tuple[int, ...]] = {}
@@ -88,13 +100,15 @@ def checkpoint_plan(family: Family, facts: Facts, layout: Layout) -> CheckpointP
         for piece in pieces_of(target.content):
             sources[piece.source] = piece.shape
     last = tuple(row for row in family.model if isinstance(row, Embedding) and row.tied and facts.tied_embeddings)
-    return CheckpointPlan(targets, sources, optional=frozenset(row.source for row in last))
+    stored = planner.stored.sources if planner.stored else StoredSources()
+    return CheckpointPlan(targets, sources, frozenset(row.source for row in last), stored)
 
 
 class _Planner:
     def __init__(self, family: Family, facts: Facts, layout: Layout) -> None:
         self.family, self.facts, self.layout = family, facts, layout
         self.sizes, self.tp, self.dtype = facts.sizes, layout.parallel.tp, dtype_named(layout.dtype)
+        self.stored = QuantizedRows(layout.source, self.dtype) if layout.source else None
 
     def targets(self) -> Iterator[Target]:
         pp = self.layout.parallel.pp
@@ -107,8 +121,9 @@ class _Planner:
                     if self.facts.holds(getattr(row, "when", None), layer):
                         yield from self._row(row, prefix, source, stage)
                 if self.layout.kv_cache == "fp8":
-                    name = prefix + "attention.kv_cache_scaling_factor"
-                    yield Target(TensorSpec(name, FLOAT32, (1,)), stage, KvScale(layer))
+                    spec = TensorSpec(prefix + "attention.kv_cache_scaling_factor", FLOAT32, (1,))
+                    stored = self.stored.kv_scale(source + attention_module(self.family)) if self.stored else None
+                    yield Target(spec, stage, stored or KvScale(layer))
             if stage == pp - 1:
                 yield from self._model_rows(Place.LAST, stage)
 
@@ -207,7 +222,12 @@ class _Planner:
         weights = tuple(self._weight(row, part, source, columns) for part in row.parts)
         name, modules = prefix + row.target, tuple(source + part.module for part in row.parts)
         shape = (sum(piece.cuts[0].height for piece in weights), len(weights[0].cuts[0].cols))
-        match self.layout.quant if row.quantized else "none":
+        biased = row.bias is not None and self.facts.holds(row.bias)
+        taken = self.stored if self.stored and row.quantized and self.stored.takes(modules) else None
+        if taken:
+            shared = tuple(source + part.module for r in self._scaled_with(row) for part in r.parts)
+            yield from taken.linear(name, weights, shared, stage, biased=biased)
+        match "stored" if taken else self.layout.quant if row.quantized and not self.stored else "none":
             case "none":
                 suffix = "" if row.bare else ".weight"
                 yield self._cast(f"{name}{suffix}", weights, shape, stage, dtype=row.dtype)
@@ -215,7 +235,7 @@ class _Planner:
                 yield from self._fp8(row, name, weights, shape, source, stage)
             case "int4_awq":
                 yield from self._int4(name, modules, weights, shape, stage)
-        if row.bias is not None and self.facts.holds(row.bias):
+        if biased:
             yield self._bias(row, name, source, stage)
 
     def _weight(self, row: Linear, part: Part, source: str, columns: int) -> Piece:

@@ -1,7 +1,8 @@
-"""4-bit codes out of the int32 words of AutoAWQ, GPTQ and compressed-tensors, and FP8 weights brought to one scale.
+"""The int32 words of AutoAWQ, GPTQ and compressed-tensors in TensorRT-LLM's bytes, and FP8 weights in another scale.
 
-A word holds eight unsigned codes, lowest nibble first; a code of 8 is zero. Orders: AutoAWQ awq/utils/packing_utils.py,
-AutoGPTQ qlinear_cuda.py, compressed-tensors `pack_to_int32`.
+A word holds eight unsigned 4-bit codes, lowest nibble first, of which 8 means zero; the target's byte holds two signed
+ones of neighbouring outputs (`transforms.pack_int4`). Nibbles are moved byte by byte, many times as fast as one by one.
+Orders: AutoAWQ awq/utils/packing_utils.py, AutoGPTQ qlinear_cuda.py, compressed-tensors `pack_to_int32`.
 """
 
 import torch
@@ -9,19 +10,35 @@ from torch import Tensor
 
 from trtforge.models.transforms import quantize_fp8
 
-CODES_PER_WORD = 8
-_ZERO = 8
-_AWQ_NIBBLES = (0, 4, 1, 5, 2, 6, 3, 7)  # where the codes 0 to 7 are: AutoAWQ writes the order 0 2 4 6 1 3 5 7
+_SIGN = 0x88  # unsigned code - 8 is the code with its highest bit turned, in both nibbles
 
 
-def awq_codes(words: Tensor) -> Tensor:
-    """(8 x rows, in) int8 codes in [-8, 7] of (rows, in) words: row r of the words holds outputs 8r to 8r + 7."""
-    return torch.stack([_nibble(words, place) for place in _AWQ_NIBBLES], dim=1).flatten(0, 1)
+def repack_awq(words: Tensor) -> Tensor:
+    """(4 x rows, in) int8 of (rows, in) words: row r of the words holds outputs 8r to 8r + 7, in the order 02461357."""
+    rows, inputs = words.shape
+    split = _bytes(words).view(rows, inputs, 4).permute(2, 0, 1).contiguous()
+    packed = torch.empty(rows, 4, inputs, dtype=torch.uint8)
+    for byte in (0, 1):  # the even outputs are in a word's first two bytes, the odd ones in its last two
+        _combine(split[byte], split[byte + 2], packed[:, 2 * byte], packed[:, 2 * byte + 1])
+    return packed.flatten(0, 1).view(torch.int8)
 
 
-def gptq_codes(words: Tensor) -> Tensor:
-    """(out, 8 x columns) int8 codes in [-8, 7] of (out, columns) words: column c holds inputs 8c to 8c + 7."""
-    return torch.stack([_nibble(words, place) for place in range(CODES_PER_WORD)], dim=2).flatten(1, 2)
+def repack_gptq(words: Tensor) -> Tensor:
+    """(rows / 2, 8 x columns) int8 of (rows, columns) words: column c of the words holds inputs 8c to 8c + 7."""
+    even, odd = (_bytes(words[row::2]).view(len(words) // 2, -1) for row in (0, 1))
+    packed = torch.empty(*even.shape, 2, dtype=torch.uint8)
+    _combine(even, odd, packed[..., 0], packed[..., 1])
+    return packed.flatten(1).view(torch.int8)
+
+
+def _bytes(words: Tensor) -> Tensor:
+    return words.contiguous().view(-1).view(torch.uint8)
+
+
+def _combine(even: Tensor, odd: Tensor, low: Tensor, high: Tensor) -> None:
+    """Bytes of the low nibbles of both, and of their high ones; `even` gives the low nibble of each."""
+    torch.bitwise_xor((even & 0x0F) | (odd << 4), _SIGN, out=low)
+    torch.bitwise_xor((even >> 4) | (odd & 0xF0), _SIGN, out=high)
 
 
 def rescale_fp8(weight: Tensor, scale: Tensor, new_scale: Tensor) -> Tensor:
@@ -29,7 +46,3 @@ def rescale_fp8(weight: Tensor, scale: Tensor, new_scale: Tensor) -> Tensor:
     if torch.equal(scale, new_scale):
         return weight
     return quantize_fp8(weight.float() * scale, new_scale)
-
-
-def _nibble(words: Tensor, place: int) -> Tensor:
-    return ((words >> (4 * place)) & 0x0F).to(torch.int8) - _ZERO

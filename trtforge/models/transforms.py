@@ -11,7 +11,10 @@ TORCH = {
     "float16": torch.float16,
     "bfloat16": torch.bfloat16,
     "float8_e4m3fn": torch.float8_e4m3fn,
+    "int64": torch.int64,
+    "int32": torch.int32,
     "int8": torch.int8,
+    "uint8": torch.uint8,
 }
 """Torch's types by TensorRT-LLM's names."""
 FP8_MAX = 448.0  # largest finite E4M3 value
@@ -60,3 +63,58 @@ def unpack_int4(packed: Tensor) -> Tensor:
     """(2 x rows, in) int8 codes in [-8, 7] of `pack_int4`."""
     low, high = (packed << 4) >> 4, packed >> 4
     return torch.stack((low, high), dim=1).flatten(0, 1)
+
+
+INT8_MAX = 127.0
+E2M1_MAX = 6.0
+NVFP4_BLOCK = 16
+FP8_ROW_SCALE_MIN = 1.0 / (FP8_MAX * 512.0)
+"""Least scale of a row in FP8_PER_CHANNEL_PER_TOKEN (tensorrt_llm/quantization/quantize.py, `fp8_rowwise_quantize`)."""
+
+
+def int8_row_scales(weight: Tensor) -> Tensor:
+    """(out,) float32: largest magnitude of each row / 127; 1 for an all-zero row."""
+    amax = weight.float().abs().amax(dim=1)
+    return torch.where(amax > 0, amax / INT8_MAX, torch.ones_like(amax))
+
+
+def quantize_int8(weight: Tensor, scales: Tensor) -> Tensor:
+    """(out, in) int8 of weight / its row's scale, halves to even, in [-128, 127]."""
+    codes: Tensor = (weight.float() / scales.unsqueeze(1)).round_().clamp_(-128, 127).to(torch.int8)
+    return codes
+
+
+def fp8_row_scales(weight: Tensor) -> Tensor:
+    """(out,) float32: largest magnitude of each row / 448, not below 1 / (448 x 512)."""
+    return (weight.float().abs().amax(dim=1) / FP8_MAX).clamp_(min=FP8_ROW_SCALE_MIN)
+
+
+def nvfp4_global_scale(amax: Tensor) -> Tensor:
+    """Scale of a tensor whose blocks have E4M3 scales: largest magnitude / (6 x 448); 1 for an all-zero tensor."""
+    scale = amax.float() / (E2M1_MAX * FP8_MAX)
+    return torch.where(scale > 0, scale, torch.ones_like(scale))
+
+
+def nvfp4_block_scales(weight: Tensor, global_scale: Tensor) -> Tensor:
+    """(out, in / 16) float8_e4m3fn: largest magnitude of each block / (6 x global scale); 1 for an all-zero block.
+
+    As ModelOpt 0.47 (qtensor/nvfp4_tensor.py) they never round to zero: at least the smallest E4M3 value, 2^-9.
+    """
+    amax = weight.float().abs().unflatten(1, (-1, NVFP4_BLOCK)).amax(dim=2)
+    scales = amax / (E2M1_MAX * global_scale)
+    scales = torch.where(scales > 0, scales, torch.ones_like(scales))
+    return scales.clamp_(2.0**-9, FP8_MAX).to(torch.float8_e4m3fn)
+
+
+def quantize_nvfp4(weight: Tensor, block_scales: Tensor, global_scale: Tensor) -> Tensor:
+    """(out, in / 2) uint8: E2M1 codes of weight / (block scale x global scale), the even column in the low nibble."""
+    steps = (block_scales.float() * global_scale).unsqueeze(2)
+    scaled = (weight.float().unflatten(1, (-1, NVFP4_BLOCK)) / steps).flatten(1)
+    magnitudes = scaled.abs()
+    bounds = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0], device=weight.device)
+    codes = torch.searchsorted(bounds, magnitudes)
+    for odd in (0.75, 1.75, 3.5):  # halves go to the even code
+        codes += magnitudes == odd
+    codes = (codes | (scaled < 0).to(codes.dtype) << 3).to(torch.uint8)
+    packed: Tensor = codes[:, 0::2] | codes[:, 1::2] << 4
+    return packed

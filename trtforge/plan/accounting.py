@@ -2,23 +2,25 @@
 
 from trtforge.core.errors import ForgeError
 from trtforge.formats.hf import HfCheckpoint
+from trtforge.formats.shards import StoredTensor
 from trtforge.models.family import Family
 from trtforge.models.plan import CheckpointPlan
+from trtforge.models.quantized_plan import FLOATS, Expected
 
-_FLOATS = ("float32", "float16", "bfloat16")
 _SHOWN = 5
 
 
 def check_sources(checkpoint: HfCheckpoint, family: Family, plan: CheckpointPlan) -> None:
-    """Raises ForgeError naming the tensors that are missing, unexpected, of another shape or of no float dtype."""
-    quantized = checkpoint.config.values.get("quantization_config")
-    if quantized is not None:
-        method = quantized.get("quant_method", "unknown") if isinstance(quantized, dict) else "unknown"
+    """Raises ForgeError naming the tensors that are missing, unexpected, of another shape or dtype."""
+    stored = plan.stored.tensors
+    required = set(plan.sources) | {name for name, expected in stored.items() if not expected.optional}
+    head = [name for name in ("lm_head.qweight", "lm_head.weight_scale") if name in checkpoint.tensors]
+    if stored and head:
         raise ForgeError(
-            f"{checkpoint.directory} is already quantised ({method})",
-            hint="Convert the original float16 or bfloat16 checkpoint; trtforge quantises it.",
+            f"{checkpoint.directory}: lm_head is quantised ({_listed(head)}): it stays in the model's dtype",
+            hint="Quantise with lm_head excluded, or convert the original float16 or bfloat16 checkpoint.",
         )
-    missing = sorted(set(plan.sources) - set(checkpoint.tensors))
+    missing = sorted(required - set(checkpoint.tensors))
     if missing:
         raise ForgeError(
             f"{checkpoint.directory} lacks {_listed(missing)}",
@@ -26,7 +28,7 @@ def check_sources(checkpoint: HfCheckpoint, family: Family, plan: CheckpointPlan
         )
     unexpected = sorted(
         name
-        for name in set(checkpoint.tensors) - set(plan.sources) - plan.optional
+        for name in set(checkpoint.tensors) - set(plan.sources) - plan.optional - set(stored)
         if not name.endswith(family.dropped)
     )
     if unexpected:
@@ -34,18 +36,24 @@ def check_sources(checkpoint: HfCheckpoint, family: Family, plan: CheckpointPlan
             f"{checkpoint.directory} holds tensors that a {family.name} model has no place for: {_listed(unexpected)}",
             hint="Nothing is left out silently: config.json is of another model, or lacks attention_bias or mlp_bias.",
         )
-    for name, shape in sorted(plan.sources.items()):
-        stored = checkpoint.tensors[name]
-        if stored.spec.shape != shape:
-            raise ForgeError(
-                f"{stored.file}: {name} has shape {list(stored.spec.shape)}, config.json says {list(shape)}",
-                hint="config.json and the weights are of different models: fetch both again.",
-            )
-        if stored.spec.dtype.name not in _FLOATS:
-            raise ForgeError(
-                f"{stored.file}: {name} has dtype {stored.spec.dtype.name}",
-                hint=f"Weights to convert are {', '.join(_FLOATS)}.",
-            )
+    wanted = {name: Expected(shape, FLOATS) for name, shape in plan.sources.items()} | dict(stored)
+    for name, expected in sorted(wanted.items()):
+        if name in checkpoint.tensors:
+            _check(checkpoint.tensors[name], expected, exactly=name not in stored)
+
+
+def _check(found: StoredTensor, expected: Expected, *, exactly: bool) -> None:
+    spec, where = found.spec, f"{found.file}: {found.spec.name}"
+    if not (spec.shape == expected.shape if exactly else expected.fits(spec.shape)):
+        raise ForgeError(
+            f"{where} has shape {list(spec.shape)}, config.json says {list(expected.shape)}",
+            hint="config.json and the weights are of different models: fetch both again.",
+        )
+    if spec.dtype.name not in expected.dtypes:
+        raise ForgeError(
+            f"{where} has dtype {spec.dtype.name}",
+            hint=f"{', '.join(expected.dtypes)} can be converted here.",
+        )
 
 
 def _listed(names: list[str]) -> str:

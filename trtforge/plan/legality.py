@@ -1,6 +1,7 @@
 """Whether a layout fits a model, by arithmetic on config.json: heads, KV heads, layers and AWQ groups per rank.
 
-Sources: TensorRT-LLM issues #729, #1249, #1636, #2445 and the checks in quantization/layers.py (0.17).
+What a GPU, a release and TensorRT-LLM's kernels add to that is in plan.engine_rules. Sources: TensorRT-LLM issues
+#729, #1249, #1636, #2445 and the checks in quantization/layers.py (0.17).
 """
 
 from collections.abc import Iterator
@@ -9,15 +10,17 @@ from dataclasses import dataclass
 from trtforge.core.errors import ForgeError
 from trtforge.models.family import Facts, Family, Linear, Split
 from trtforge.models.plan import Layout, shards_embedding
+from trtforge.plan.formats import WEIGHTS
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One broken rule and the nearest legal choice."""
+    """One broken rule and the way out. `refuses` False: a reason for a warning only."""
 
     rule: str
     message: str
     fix: str
+    refuses: bool = True
 
 
 def problems(family: Family, facts: Facts, layout: Layout) -> tuple[Problem, ...]:
@@ -67,7 +70,7 @@ def _expert_problems(family: Family, facts: Facts, layout: Layout) -> Iterator[P
         legal = [n for n in _divisors(tp) if experts % n == 0 and inner % (tp // n) == 0]
         message = f"an expert's {inner} inner units cannot be split over {tp // ep} ranks (tp {tp}, ep {ep})"
         yield Problem("experts", message, f"Choose --ep from {_listed(legal)}, or another --tp.")
-    if layout.quant != "none":
+    if layout.quant != "none" and not layout.source:
         message = f"{layout.quant} of experts is not supported: {family.name} is a mixture of experts"
         yield Problem("quant", message, "Convert it without --quant.")
 
@@ -86,28 +89,35 @@ def _linear_problems(family: Family, facts: Facts, layout: Layout) -> Iterator[P
         if row.split is Split.ROW and inputs % tp:
             message = f"{row.parts[0].module}: {inputs} inputs cannot be split over tp {tp}"
             yield Problem("rows", message, f"Choose a --tp that divides {inputs}: {_listed(_divisors(inputs, 16))}.")
-        if layout.quant == "int4_awq" and row.quantized:
+        elif WEIGHTS[layout.quant].grouped and row.quantized:
             yield from _group_problems(row, inputs, layout, facts)
 
 
 def _present(row: Linear, facts: Facts) -> bool:
-    """Whether any layer has the row."""
-    return any(facts.holds(row.when, layer) for layer in range(facts.sizes.num_layers))
+    """Whether any layer has the row; layers differ only in having experts or not."""
+    layers = range(facts.sizes.num_layers)
+    dense = next((layer for layer in layers if layer not in facts.sparse_layers), None)
+    kinds = {min(facts.sparse_layers, default=None), dense} - {None}
+    return any(facts.holds(row.when, layer) for layer in kinds if layer is not None)
 
 
 def _group_problems(row: Linear, inputs: int, layout: Layout, facts: Facts) -> Iterator[Problem]:
-    tp, group = layout.parallel.tp, layout.group_size
+    tp, group = layout.parallel.tp, WEIGHTS[layout.quant].group_size or layout.group_size
     per_rank = inputs // tp if row.split is Split.ROW else inputs
     if per_rank % group == 0:
         return
-    message = f"{row.parts[0].module}: {per_rank} inputs a rank at tp {tp} are no multiple of the AWQ group {group}"
+    shared = f"NVFP4 block {group}" if layout.quant == "nvfp4" else f"AWQ group {group}"
+    message = f"{row.parts[0].module}: {per_rank} inputs a rank at tp {tp} are no multiple of the {shared}"
     splits = row.split is Split.ROW
     legal = [
         n for n in _divisors(facts.sizes.num_heads) if not splits or (inputs % n == 0 and inputs // n % group == 0)
     ]
     choices = [f"--tp {n}" for n in legal if splits and inputs % group == 0]
-    choices += ["--group-size 64"] if group != 64 and per_rank % 64 == 0 else []
-    fix = f"Choose {' or '.join(choices)}." if choices else "Choose another format, such as fp8."
+    choices += ["--group-size 64"] if group != 64 and per_rank % 64 == 0 and not layout.source else []
+    other = (
+        "Convert the original checkpoint in another format." if layout.source else "Choose another format, such as fp8."
+    )
+    fix = f"Choose {' or '.join(choices)}." if choices else other
     yield Problem("awq_group", message, fix)
 
 

@@ -7,21 +7,38 @@ import torch
 from trtforge.core.config import Config
 from trtforge.core.errors import ForgeError
 from trtforge.runtime.fp8_linear import Fp8Dense, Fp8ScaledMatmul
+from trtforge.runtime.fp8_rowwise_linear import Fp8RowwiseDense
 from trtforge.runtime.int4_linear import Int4Dense, Int4Packed
 from trtforge.runtime.linear import Dense, Kernel
+from trtforge.runtime.nvfp4_linear import Nvfp4Dense
 from trtforge.runtime.spec import DecoderSpec
 from trtforge.runtime.supported import Algorithm
 
 Device = Literal["cpu", "cuda"]
 ComputeDtype = Literal["float32", "bfloat16", "float16"]
-KernelName = Literal["dense", "fp8_dense", "fp8_scaled_mm", "int4_dense", "int4_packed_cpu", "int4_packed_cuda"]
+KernelName = Literal[
+    "dense",
+    "fp8_dense",
+    "fp8_scaled_mm",
+    "fp8_rowwise_dense",
+    "int4_dense",
+    "int4_packed_cpu",
+    "int4_packed_cuda",
+    "nvfp4_dense",
+]
 
 DTYPES: dict[str, torch.dtype] = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
-_REFERENCE: dict[Algorithm, KernelName] = {"none": "dense", "fp8": "fp8_dense", "int4_awq": "int4_dense"}
+_REFERENCE: dict[Algorithm, KernelName] = {
+    "none": "dense",
+    "fp8": "fp8_dense",
+    "fp8_rowwise": "fp8_rowwise_dense",
+    "int4_awq": "int4_dense",
+    "nvfp4": "nvfp4_dense",
+}
 
 
 class Kernels(Config):
@@ -72,6 +89,10 @@ def kernel_of(spec: DecoderSpec, kernels: Kernels, module: str) -> Kernel:
             return Fp8Dense()
         case "fp8_scaled_mm":
             return Fp8ScaledMatmul()
+        case "fp8_rowwise_dense":
+            return Fp8RowwiseDense()
+        case "nvfp4_dense":
+            return Nvfp4Dense()
         case "int4_dense":
             return Int4Dense()
         case "int4_packed_cpu":

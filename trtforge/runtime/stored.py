@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from trtforge.models.transforms import NVFP4_BLOCK
 from trtforge.runtime.layout import LinearSlot
 from trtforge.runtime.linear import Stored
 from trtforge.runtime.spec import DecoderSpec
@@ -36,6 +37,18 @@ def _take(spec: DecoderSpec, source: Weights, slot: LinearSlot, lead: tuple[int,
             return Stored(
                 source.take(f"{module}.weight", *lead, out, inputs),
                 weights_scale=source.take(scale, *lead, 1).float() if lead else source.take_scalar(scale),
+                activation_scale=source.take_scalar(f"{module}.activation_scaling_factor"),
+            )
+        case "fp8_rowwise":
+            return Stored(
+                source.take(f"{module}.weight", *lead, out, inputs),
+                weights_scale=source.take(f"{module}.per_channel_scale", *lead, out).float(),
+            )
+        case "nvfp4":
+            return Stored(
+                source.take(f"{module}.weight", *lead, out, inputs // 2),
+                weights_scale=source.take(f"{module}.weights_scaling_factor", *lead, out, inputs // NVFP4_BLOCK),
+                weights_scale_2=source.take_scalar(f"{module}.weights_scaling_factor_2"),
                 activation_scale=source.take_scalar(f"{module}.activation_scaling_factor"),
             )
         case "int4_awq":

@@ -9,9 +9,16 @@ from trtforge.runtime.config_keys import flag
 from trtforge.runtime.network import NETWORKS, Network
 from trtforge.runtime.positions import POSITIONS
 
-Algorithm = Literal["none", "fp8", "int4_awq"]
+Algorithm = Literal["none", "fp8", "fp8_rowwise", "int4_awq", "nvfp4"]
 
-ALGORITHMS: dict[str | None, Algorithm] = {None: "none", "NO_QUANT": "none", "FP8": "fp8", "W4A16_AWQ": "int4_awq"}
+ALGORITHMS: dict[str | None, Algorithm] = {
+    None: "none",
+    "NO_QUANT": "none",
+    "FP8": "fp8",
+    "FP8_PER_CHANNEL_PER_TOKEN": "fp8_rowwise",
+    "W4A16_AWQ": "int4_awq",
+    "NVFP4": "nvfp4",
+}
 """By TensorRT-LLM's quant_algo."""
 
 

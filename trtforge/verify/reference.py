@@ -1,4 +1,4 @@
-"""The reference: `transformers`' own model in float32."""
+"""The reference: `transformers`' own model in float32; of a quantised checkpoint with the weights that it means."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,6 +7,10 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
+
+from trtforge.formats.hf import open_checkpoint, read_config
+from trtforge.formats.quantization_config import read_quantized_source
+from trtforge.verify.dequantized import load_dequantized
 
 
 @dataclass(frozen=True)
@@ -24,6 +28,9 @@ class Reference:
 def load_reference(directory: Path) -> Reference:
     """The model at `directory`, in float32 on the CPU."""
     disable_progress_bar()
+    source = read_quantized_source(read_config(directory))
+    if source is not None:
+        return Reference(load_dequantized(open_checkpoint(directory), source).eval())
     model = AutoModelForCausalLM.from_pretrained(
         directory, dtype=torch.float32, trust_remote_code=False, use_safetensors=True
     )

@@ -1,5 +1,6 @@
 """The verify stage: `transformers` on the Hugging Face model against the runtime on the converted ranks."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from trtforge.core.errors import ForgeError
@@ -8,6 +9,7 @@ from trtforge.core.progress import Progress, Silent
 from trtforge.core.recipe import GateConfig
 from trtforge.formats.corpus import TokenWindows, token_windows
 from trtforge.formats.hf import HfCheckpoint, open_checkpoint
+from trtforge.formats.quantization_config import read_quantized_source
 from trtforge.formats.shards import read_header
 from trtforge.formats.trtllm import (
     CheckpointConfig,
@@ -68,11 +70,12 @@ def _require_same_model(config: CheckpointConfig, manifest: Manifest, reference:
 
 
 def _check_tensors(candidate: Path, config: CheckpointConfig, reference: HfCheckpoint, progress: Progress) -> None:
-    """Compare every tensor that is a copy bit for bit; what was quantised is left to the logits."""
+    """Compare every tensor that is a copy bit for bit; what was quantised or repacked is left to the logits."""
     from trtforge.verify.tensors import check_tensors
 
     family, layout = family_of_checkpoint(reference), layout_of_checkpoint(config)
-    if layout is not None and "quantization_config" not in reference.config.values:
+    if layout is not None:
+        layout = replace(layout, source=read_quantized_source(reference.config))
         plan = checkpoint_plan(family, family.facts(reference.config), layout)
         check_tensors(candidate, reference, plan, layout, progress)
 

@@ -93,4 +93,4 @@ def _tensor(data: memoryview, stored: StoredTensor, rows: int) -> Tensor:
 
 def _bits(tensor: Tensor) -> Tensor:
     """Bytes, so that NaN equals NaN and -0 differs from 0."""
-    return tensor.contiguous().view(torch.uint8)
+    return tensor.contiguous().view(-1).view(torch.uint8)

@@ -38,4 +38,5 @@ FAMILY = replace(
     architectures={"MixtralForCausalLM": "MixtralForCausalLM"},
     layer=LAYER,
     facts=facts,
+    modules_renamed={"mlp.gate": "block_sparse_moe.gate"},
 )

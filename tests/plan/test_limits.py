@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.compile.checkpoints import engine, llama
-from trtforge.compile.limits import Limits, derive_limits, model_seq_len
 from trtforge.core.errors import ForgeError
+from trtforge.plan.limits import Limits, derive_limits, model_seq_len
 
 NO_CHUNKS = {"chunked_context": False}
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from trtforge.core.errors import ForgeError
 from trtforge.core.recipe import EngineConfig
-from trtforge.formats.trtllm import CheckpointConfig
+from trtforge.formats.trtllm import CheckpointConfig, Quantization
 
 DEFAULT_NUM_TOKENS = 8192
 FALLBACK_SEQ_LEN = 2048
@@ -15,6 +15,9 @@ FALLBACK_SEQ_LEN = 2048
 
 _LENGTH_INCLUDES_SCALING = frozenset({"su", "longrope", "llama3"})
 """Rotary scalings whose models give max_position_embeddings with the factor already in it."""
+
+FP8_ATTENTION = frozenset({"FP8", "W4A8_AWQ", "NVFP4"})
+"""Quantisations with which context attention can compute in FP8."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,15 @@ def derive_limits(checkpoint: CheckpointConfig, engine: EngineConfig, default_to
         longest_prompt=longest_prompt,
         warnings=tuple(warnings),
     )
+
+
+def has_paged_context(quantization: Quantization) -> bool:
+    """Whether there is paged context FMHA, which KV reuse and chunked context need.
+
+    `build()` turns it off for an INT8 KV cache, and for an FP8 one unless the linear layers are FP8 too.
+    """
+    cache = quantization.kv_cache_quant_algo
+    return cache != "INT8" and (cache != "FP8" or quantization.quant_algo in FP8_ATTENTION)
 
 
 def model_seq_len(checkpoint: CheckpointConfig) -> int | None:

@@ -1,0 +1,125 @@
+"""Layer streaming computes what `transformers` computes: the same largest inputs, in every family."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.families import TINY
+from trtforge.calibrate.layer import Needs
+from trtforge.calibrate.walk import Walk
+from trtforge.core.manifest import Identity
+from trtforge.core.partial import Finished
+from trtforge.core.progress import Silent
+from trtforge.formats.hf import open_checkpoint
+from trtforge.models.family import Family
+from trtforge.models.registry import family_of_checkpoint
+
+MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v2_lite")
+
+
+def walk(
+    source: Path, directory: Path, batches: list[torch.Tensor], budget: int | None = None, **needs: Any
+) -> tuple[dict[str, torch.Tensor], Family]:
+    checkpoint = open_checkpoint(source)
+    family = family_of_checkpoint(checkpoint)
+    identity = Identity(stage="calibration", config={}, inputs={}, versions={})
+    Finished.begin(directory, identity)
+    facts = family.facts(checkpoint.config)
+    steps = Walk(checkpoint, family, facts, Needs(**needs), torch.device("cpu"), torch.float32, directory)
+    with torch.inference_mode(), Silent().bar("", 1, "") as bar:
+        return steps.run(batches, budget, True, bar), family
+
+
+@pytest.mark.parametrize("name", [name for name in TINY if name not in MIXTURES])
+def test_inputs_are_those_of_the_whole_model(tmp_path: Path, name: str) -> None:
+    model = TINY[name]()
+    model.save_pretrained(tmp_path / "hf")
+    generator = torch.Generator().manual_seed(1)
+    batches = [torch.randint(0, 131, (2, 24), generator=generator), torch.randint(0, 131, (1, 9), generator=generator)]
+    found, family = walk(tmp_path / "hf", tmp_path / "partial", batches, budget=3000)
+
+    seen: dict[str, torch.Tensor] = {}
+    for path, module in model.named_modules():
+        if f"{path}.input_amax" in found:
+
+            def hook(module: nn.Module, inputs: tuple[torch.Tensor, ...], path: str = path) -> None:
+                seen[path] = torch.maximum(seen.get(path, torch.zeros(1)), inputs[0].abs().amax().reshape(1))
+
+            module.register_forward_pre_hook(hook)
+    with torch.inference_mode():
+        for batch in batches:
+            model(input_ids=batch)
+    linears = {part.module for row in family.linears for part in row.parts}
+    assert len(seen) == 4 * len(linears) == sum(key.endswith(".input_amax") for key in found)
+    for path, amax in seen.items():
+        assert torch.allclose(found[f"{path}.input_amax"], amax, rtol=2e-5), path
+    assert all(found[f"layers.{layer}.kv_amax"] > 0 for layer in range(4))
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_experts_are_measured_one_by_one(tmp_path: Path, name: str) -> None:
+    model = TINY[name]()
+    model.save_pretrained(tmp_path / "hf")
+    batches = [torch.randint(0, 131, (2, 24), generator=torch.Generator().manual_seed(1))]
+    found, family = walk(tmp_path / "hf", tmp_path / "partial", batches)
+
+    expected: dict[str, torch.Tensor] = {}
+    fc, proj = family.experts
+    for layer, block in enumerate(model.model.layers):
+        if not hasattr(block.mlp, "experts"):
+            continue
+
+        def hook(module: nn.Module, inputs: tuple[torch.Tensor, ...], layer: int = layer) -> None:
+            hidden, chosen, _ = inputs
+            for expert in range(len(module.gate_up_proj)):
+                rows = hidden[(chosen == expert).any(dim=1)]
+                if len(rows) == 0:
+                    continue
+                gate, up = (rows @ module.gate_up_proj[expert].T).chunk(2, dim=1)
+                prefix = f"{family.layer_prefix}.{layer}."
+                for part in fc.parts:
+                    expected[f"{prefix}{part.module.format(expert)}.input_amax"] = rows.abs().amax().reshape(1)
+                inner = nn.functional.silu(gate) * up
+                expected[f"{prefix}{proj.parts[0].module.format(expert)}.input_amax"] = inner.abs().amax().reshape(1)
+
+        block.mlp.experts.register_forward_pre_hook(hook)
+    with torch.inference_mode():
+        model(input_ids=batches[0])
+    assert expected
+    for key, amax in expected.items():
+        assert torch.allclose(found[key], amax, rtol=2e-5), key
+    for key in (key for key in found if ".experts." in key and key not in expected):
+        assert key.endswith(("weight_amax", "input_amax", "dead_channels"))
+
+
+def test_resuming_gives_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed after any layer, with hidden states saved after each."""
+    TINY["llama"]().save_pretrained(tmp_path / "hf")
+    batches = [torch.randint(0, 131, (2, 24), generator=torch.Generator().manual_seed(1))]
+    whole, _ = walk(tmp_path / "hf", tmp_path / "whole", batches, awq=True, group_size=32, clip=True)
+    monkeypatch.setattr("trtforge.calibrate.walk._SECONDS_BETWEEN_SAVES", -1.0)
+
+    class Killed(BaseException):
+        pass
+
+    keep = Walk._keep
+    for victim in range(4):
+        computed: list[int] = []
+
+        def kept(self: Walk, layer: int, tensors: dict[str, torch.Tensor], victim: int = victim) -> None:
+            computed.append(layer)  # noqa: B023
+            if layer == victim and len(computed) == victim + 1:  # noqa: B023
+                raise Killed
+            keep(self, layer, tensors)
+
+        monkeypatch.setattr(Walk, "_keep", kept)
+        with pytest.raises(Killed):
+            walk(tmp_path / "hf", tmp_path / f"partial{victim}", batches, awq=True, group_size=32, clip=True)
+        computed.append(-1)
+        found, _ = walk(tmp_path / "hf", tmp_path / f"partial{victim}", batches, awq=True, group_size=32, clip=True)
+        assert computed[computed.index(-1) + 1 :] == list(range(victim, 4))
+        assert found.keys() == whole.keys()
+        assert all(torch.equal(found[key], whole[key]) for key in whole)

@@ -1,0 +1,94 @@
+"""Datasets of the hub: what is asked of the datasets library, and what becomes of its rows. The library is a fake."""
+
+import sys
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from trtforge.core.errors import ForgeError
+from trtforge.formats.hub_data import HubData, hub_rows
+
+
+class FakeRows:
+    def __init__(self, rows: list[dict[str, Any]], calls: list[Any]) -> None:
+        self._rows, self._calls = rows, calls
+
+    def shuffle(self, **options: int) -> "FakeRows":
+        self._calls.append(options)
+        return self
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return iter(self._rows)
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> tuple[list[dict[str, Any]], list[Any]]:
+    """Rows to serve, and the calls that were made."""
+    rows: list[dict[str, Any]] = []
+    calls: list[Any] = []
+
+    def load_dataset(*names: str | None, **options: Any) -> FakeRows:
+        if names[0] == "no/such":
+            raise ValueError("Dataset 'no/such' doesn't exist\nmore")
+        calls.append((names, options))
+        return FakeRows(rows, calls)
+
+    module = ModuleType("datasets")
+    vars(module)["load_dataset"] = load_dataset
+    monkeypatch.setitem(sys.modules, "datasets", module)
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    return rows, calls
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("hf:a/b", HubData("a/b", None, "train")),
+        ("hf:a/b:c", HubData("a/b", "c", "train")),
+        ("hf:abisee/cnn_dailymail:3.0.0:validation", HubData("abisee/cnn_dailymail", "3.0.0", "validation")),
+        ("hf:a/b::test", HubData("a/b", None, "test")),
+    ],
+)
+def test_parts_of_a_source(source: str, expected: HubData) -> None:
+    assert HubData.parse(source) == expected
+
+
+@pytest.mark.parametrize("source", ["hf:", "hf:a:b:c:d", "a/b"])
+def test_other_sources_are_refused(source: str) -> None:
+    with pytest.raises(ForgeError, match="not a dataset of the hub"):
+        HubData.parse(source)
+
+
+def test_rows_are_streamed_in_a_seeded_order(library: tuple[list[dict[str, Any]], list[Any]]) -> None:
+    rows, calls = library
+    rows += [{"article": "One.", "id": 1}, {"text": "Two."}, {"messages": [{"role": "user", "content": "Three."}]}]
+    assert list(hub_rows("hf:a/b:c:train", seed=7)) == [
+        ("hf:a/b:c:train: row 0", {"text": "One."}),
+        ("hf:a/b:c:train: row 1", {"text": "Two."}),
+        ("hf:a/b:c:train: row 2", {"messages": [{"role": "user", "content": "Three."}]}),
+    ]
+    assert calls == [
+        (("a/b", "c"), {"split": "train", "streaming": True, "token": "secret"}),
+        {"seed": 7, "buffer_size": 10_000},
+    ]
+
+
+def test_a_dataset_without_text(library: tuple[list[dict[str, Any]], list[Any]]) -> None:
+    library[0].append({"label": 3, "image": 4})
+    with pytest.raises(ForgeError, match="no field of text among label, image"):
+        list(hub_rows("hf:a/b", seed=0))
+
+
+def test_an_unknown_dataset(library: tuple[list[dict[str, Any]], list[Any]]) -> None:
+    with pytest.raises(ForgeError, match=r"cannot be read: Dataset 'no/such' doesn't exist$") as caught:
+        list(hub_rows("hf:no/such", seed=0))
+    assert "local file" in caught.value.hint
+
+
+def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ForgeError, match="needs the datasets library") as caught:
+        list(hub_rows("hf:a/b", seed=0))
+    assert "trtforge[hub-data]" in caught.value.hint

@@ -1,0 +1,226 @@
+"""What each tool writes about a quantisation is understood, or refused with what it is and the way out."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trtforge.core.errors import ForgeError
+from trtforge.formats.hf import HfConfig
+from trtforge.formats.quantization_config import quantization_method, read_quantized_source
+from trtforge.formats.quantized_source import QuantizedSource
+
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True}
+MODELOPT_FP8 = {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"]}
+FP8_WEIGHTS = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True}
+FP8_INPUTS = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True}
+INT4_WEIGHTS = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128, "symmetric": True}
+Q_PROJ = "model.layers.11.self_attn.q_proj"
+
+
+def compressed(weights: Mapping[str, Any], inputs: Mapping[str, Any] | None, **more: Any) -> dict[str, Any]:
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs}
+    base = {"quant_method": "compressed-tensors", "format": "float-quantized", "ignore": ["lm_head"]}
+    return {**base, "config_groups": {"group_0": group}, **more}
+
+
+def read(values: object, directory: Path, files: Mapping[str, object] | None = None) -> QuantizedSource | None:
+    for name, content in (files or {}).items():
+        (directory / name).write_text(json.dumps(content))
+    config = {} if values is None else {"quantization_config": values}
+    return read_quantized_source(HfConfig(config, directory / "config.json"))
+
+
+def found(values: object, directory: Path, files: Mapping[str, object] | None = None) -> QuantizedSource:
+    source = read(values, directory, files)
+    assert source is not None
+    return source
+
+
+def test_an_unquantised_checkpoint_has_none(tmp_path: Path) -> None:
+    assert read(None, tmp_path) is None
+    assert quantization_method(HfConfig({}, tmp_path / "config.json")) == "none"
+
+
+def test_awq(tmp_path: Path) -> None:
+    source = found(AWQ | {"group_size": 64, "modules_to_not_convert": ["mlp.gate"]}, tmp_path)
+    assert (source.packing, source.format, source.group_size, source.stored_zero) == ("awq", "int4_awq", 64, 8)
+    assert source.quantizes(Q_PROJ)
+    assert not source.quantizes("model.layers.0.mlp.gate")
+    assert not source.quantizes("lm_head")
+
+
+@pytest.mark.parametrize(("form", "zero"), [(None, 7), ("gptq", 7), ("gptq_v2", 8)])
+def test_gptq_stores_zero_points_minus_one_in_its_first_format(tmp_path: Path, form: str | None, zero: int) -> None:
+    source = found(GPTQ | {"checkpoint_format": form}, tmp_path)
+    assert (source.packing, source.stored_zero) == ("gptq", zero)
+
+
+def test_gptq_names_the_modules_of_a_block(tmp_path: Path) -> None:
+    blocks = [["self_attn.k_proj", "self_attn.q_proj"], ["self_attn.o_proj"]]
+    source = found(GPTQ | {"modules_in_block_to_quantize": blocks}, tmp_path)
+    assert source.quantizes(Q_PROJ)
+    assert not source.quantizes("model.layers.0.mlp.up_proj")
+
+
+def test_gptqmodel_leaves_single_modules(tmp_path: Path) -> None:
+    source = found(GPTQ | {"dynamic": {r"-:model\.layers\.1\..*": {}}}, tmp_path)
+    assert source.quantizes(Q_PROJ)
+    assert not source.quantizes("model.layers.1.self_attn.q_proj")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "packing"),
+    [
+        ("quantize_config.json", {"bits": 4, "group_size": 128, "desc_act": False}, "gptq"),
+        ("quant_config.json", {"w_bit": 4, "q_group_size": 128, "zero_point": True, "version": "GEMM"}, "awq"),
+    ],
+)
+def test_old_tools_wrote_a_file_of_their_own(tmp_path: Path, name: str, content: object, packing: str) -> None:
+    assert found(None, tmp_path, {name: content}).packing == packing
+    assert quantization_method(HfConfig({}, tmp_path / "config.json")) == packing
+
+
+def test_modelopt(tmp_path: Path) -> None:
+    source = found(None, tmp_path, {"hf_quant_config.json": {"quantization": MODELOPT_FP8}})
+    assert (source.format, source.fp8_kv_cache) == ("fp8", True)
+    assert source.kv_scales == ("k_proj.k_scale", "v_proj.v_scale")
+    assert quantization_method(HfConfig({}, tmp_path / "config.json")) == "modelopt"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "module", "left"),
+    [
+        ("model.layers.1*", "model.layers.11.self_attn.q_proj", True),
+        ("model.layers.1.*", "model.layers.1.mlp.up_proj", True),
+        ("model.layers.1.*", "model.layers.11.self_attn.q_proj", False),
+        ("model.layers.1.self_attn", "model.layers.1.self_attn.q_proj", True),
+        ("model.layers.1.self_attn", "model.layers.1.self_attn2.q_proj", False),
+        ("model.layers.1.mlp.up_proj", "model.layers.1.mlp.up_proj", True),
+    ],
+)
+def test_modelopts_wildcards(tmp_path: Path, pattern: str, module: str, left: bool) -> None:
+    quantization = MODELOPT_FP8 | {"exclude_modules": ["lm_head", pattern]}
+    source = found(None, tmp_path, {"hf_quant_config.json": {"quantization": quantization}})
+    assert source.quantizes(module) is not left
+
+
+def test_modelopt_in_config_json_alone(tmp_path: Path) -> None:
+    scheme = {"dynamic": False, "num_bits": 8, "type": "float"}
+    source = found(
+        {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"], "kv_cache_scheme": scheme}, tmp_path
+    )
+    assert (source.format, source.group_size, source.fp8_kv_cache) == ("nvfp4", 16, True)
+
+
+@pytest.mark.parametrize(
+    ("weights", "inputs", "packing", "format_"),
+    [
+        (FP8_WEIGHTS, FP8_INPUTS, "fp8", "fp8"),
+        (FP8_WEIGHTS | {"strategy": "channel"}, FP8_INPUTS | {"strategy": "token", "dynamic": True}, "fp8_rows",
+         "fp8_rowwise"),
+        (FP8_WEIGHTS, FP8_INPUTS | {"strategy": "token", "dynamic": True}, "fp8_one_scale", "fp8_rowwise"),
+    ],
+)  # fmt: skip
+def test_compressed_tensors_fp8(
+    tmp_path: Path, weights: dict[str, Any], inputs: dict[str, Any], packing: str, format_: str
+) -> None:
+    source = found(compressed(weights, inputs), tmp_path)
+    assert (source.packing, source.format) == (packing, format_)
+
+
+def test_compressed_tensors_int4_with_patterns(tmp_path: Path) -> None:
+    values = compressed(INT4_WEIGHTS, None, format="pack-quantized", ignore=["lm_head", r"re:.*\.1\.mlp.*"])
+    source = found(values, tmp_path)
+    assert (source.packing, source.format, source.group_size) == ("pack_quantized", "int4_awq", 128)
+    assert source.quantizes(Q_PROJ)
+    assert not source.quantizes("model.layers.1.mlp.up_proj")
+
+
+def test_compressed_tensors_may_name_its_targets(tmp_path: Path) -> None:
+    values = compressed(FP8_WEIGHTS, FP8_INPUTS)
+    values["config_groups"]["group_0"]["targets"] = [r"re:.*self_attn.*", "model.layers.0.mlp.up_proj"]
+    source = found(values, tmp_path)
+    assert source.quantizes(Q_PROJ)
+    assert source.quantizes("model.layers.0.mlp.up_proj")
+    assert not source.quantizes("model.layers.10.mlp.up_proj")
+
+
+def test_autofp8(tmp_path: Path) -> None:
+    values = {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head", "model.layers.1"]}
+    source = found(values | {"kv_cache_scheme": "static"}, tmp_path)
+    assert (source.packing, source.fp8_kv_cache) == ("fp8", True)
+    assert source.quantizes(Q_PROJ)
+    assert not source.quantizes("model.layers.1.mlp.up_proj")
+
+
+SPARSE = {"format": "sparse-24-bitmask"}
+GROUP_INPUTS = FP8_INPUTS | {"strategy": "group", "dynamic": True}
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"quant_method": "bitsandbytes"}, "quant_method bitsandbytes is not converted: TensorRT-LLM has no NF4"),
+        ({"load_in_4bit": True}, "quant_method bitsandbytes is not converted"),
+        ({"quant_method": "gguf"}, "quant_method gguf is not converted: GGUF's block formats"),
+        ({"quant_method": "exl2"}, "quant_method exl2 is not converted: EXL2 mixes bit widths"),
+        ({"quant_method": "marlin"}, "quant_method marlin is not converted: its weights are interleaved"),
+        ({"quant_method": "fbgemm_fp8"}, "quant_method fbgemm_fp8 is not converted: it clips activations"),
+        ({"quant_method": "mxfp4"}, "quant_method mxfp4 is not converted: TensorRT-LLM engines have no MXFP4"),
+        ({"quant_method": "hqq"}, "quant_method hqq is not converted: its packing is not known"),
+        ({}, "quant_method unknown is not converted"),
+        ("awq", 'an object is expected, not "awq"'),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "FP8 with block scales is not converted"),
+        ({"quant_method": "fp8", "activation_scheme": "dynamic"}, "activation_scheme is not static"),
+        (AWQ | {"version": "gemv"}, "AWQ version gemv is not converted, only gemm is"),
+        (AWQ | {"version": "marlin"}, "AWQ version marlin is not converted"),
+        (AWQ | {"backend": "llm-awq"}, "AWQ backend llm-awq is not converted"),
+        (AWQ | {"bits": 8}, "bits is 8: only 4-bit codes"),
+        (AWQ | {"group_size": -1}, "group_size is -1: TensorRT-LLM's W4A16_AWQ has groups of 64 or 128"),
+        (AWQ | {"modules_to_not_convert": "gate"}, 'modules_to_not_convert is "gate", a list of names'),
+        (GPTQ | {"desc_act": True}, "desc_act is true: act-order permutes the inputs"),
+        (GPTQ | {"bits": 3}, "bits is 3: only 4-bit codes"),
+        (GPTQ | {"group_size": 32}, "group_size is 32"),
+        (GPTQ | {"checkpoint_format": "marlin"}, "GPTQ checkpoint_format marlin is not converted"),
+        (GPTQ | {"is_marlin_format": True}, "GPTQ checkpoint_format marlin is not converted"),
+        (GPTQ | {"lm_head": True}, "lm_head is quantised"),
+        (GPTQ | {"dynamic": {"+:.*up_proj": {"bits": 8}}}, "dynamic gives .* a format of its own"),
+        (GPTQ | {"dynamic": {"-:(": {}}}, "is no regular expression"),
+        (GPTQ | {"modules_in_block_to_quantize": [[3]]}, "modules_in_block_to_quantize is .* names are expected"),
+        ({"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}, "ModelOpt's MIXED_PRECISION is not converted"),
+        ({"quant_method": "modelopt", "quant_algo": None}, "quant_algo is null: no weight is quantised"),
+        ({"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "NVFP4"}, 'kv_cache.* is "NVFP4"'),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 32}, "NVFP4 blocks are of 16"),
+        ({"quant_method": "modelopt", "quant_algo": "W4A16_AWQ", "has_zero_point": True}, "has_zero_point is true"),
+        (compressed(FP8_WEIGHTS, FP8_INPUTS | {"dynamic": True}), "scaled by the batch as it comes"),
+        (compressed(FP8_WEIGHTS | {"strategy": "channel"}, FP8_INPUTS), "channel weight and static tensor activation"),
+        (compressed(FP8_WEIGHTS | {"strategy": "block"}, GROUP_INPUTS), "no block-scaled FP8 layers"),
+        (compressed(FP8_WEIGHTS | {"type": "int"}, FP8_INPUTS), "8-bit floats are expected"),
+        (compressed(FP8_WEIGHTS, None), "input_activations: an object is expected"),
+        (compressed(FP8_WEIGHTS, FP8_INPUTS, format="int-quantized"), "format int-quantized is not converted"),
+        (compressed(FP8_WEIGHTS, FP8_INPUTS, sparsity_config=SPARSE), "sparsity_config is not empty"),
+        (compressed(FP8_WEIGHTS, FP8_INPUTS, config_groups={"a": {}, "b": {}}), "2 groups: .* has one format"),
+        (compressed(FP8_WEIGHTS, FP8_INPUTS, kv_cache_scheme={"num_bits": 4, "type": "float"}), "8-bit float KV"),
+        (compressed(INT4_WEIGHTS | {"symmetric": False}, None, format="pack-quantized"), "symmetric is false"),
+        (compressed(INT4_WEIGHTS | {"actorder": "group"}, None, format="pack-quantized"), "actorder permutes"),
+        (compressed(INT4_WEIGHTS | {"num_bits": 8}, None, format="pack-quantized"), "4-bit integer weights"),
+        (compressed(INT4_WEIGHTS | {"strategy": "channel"}, None, format="pack-quantized"), "strategy is channel"),
+        (compressed(INT4_WEIGHTS, FP8_INPUTS, format="pack-quantized"), "input_activations are quantised"),
+    ],
+)
+def test_what_cannot_be_stored_exactly_is_refused(tmp_path: Path, values: object, message: str) -> None:
+    with pytest.raises(ForgeError, match=message) as caught:
+        read(values, tmp_path)
+    assert str(tmp_path / "config.json") in caught.value.message
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"quantization": 3}'])
+def test_a_damaged_modelopt_file_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "hf_quant_config.json").write_text(text)
+    with pytest.raises(ForgeError, match=r"hf_quant_config\.json"):
+        read(None, tmp_path)

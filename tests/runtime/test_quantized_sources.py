@@ -1,0 +1,164 @@
+"""From a quantised checkpoint to logits: those of a dense float32 model with the weights that the source means."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from tests.modelopt import dense, export_for_hugging_face, quantized_by_modelopt
+from tests.quantized import (
+    AWQ,
+    GPTQ,
+    LINEARS,
+    Pack,
+    awq,
+    compressed,
+    fp8_one_scale,
+    fp8_rows,
+    fp8_static,
+    gptq,
+    pack_quantized,
+    write_quantized,
+)
+from tests.runtime.checkpoints import write_engine
+from tests.runtime.converted import computed
+from trtforge.convert.stage import ConvertConfig, convert
+
+TOKENS = torch.randint(0, 97, (40,), generator=torch.Generator().manual_seed(3)).tolist()
+STATIC = compressed("float-quantized", "tensor", "tensor")
+ROWS = compressed("float-quantized", "channel", "token")
+ONE_SCALE = compressed("float-quantized", "tensor", "token")
+INT4 = compressed("pack-quantized", "group", None)
+LAYOUTS = pytest.mark.parametrize("layout", [{}, {"tp": 2}, {"tp": 2, "pp": 2}], ids=["tp1", "tp2", "tp2pp2"])
+Round = Callable[[str, Tensor], Tensor]
+"""What becomes of the inputs of a module before its matrix."""
+
+
+def logits(model: torch.nn.Module, round_inputs: Round | None = None) -> Tensor:
+    for name, module in model.named_modules():
+        if round_inputs and name.endswith(LINEARS):
+            module.register_forward_pre_hook(lambda _, inputs, name=name: (round_inputs(name, inputs[0]),))
+    with torch.no_grad():
+        found: Tensor = model(torch.tensor([TOKENS])).logits[0]  # type: ignore[operator]
+        return found
+
+
+def relative(made: Tensor, reference: Tensor) -> float:
+    return float((made - reference).norm() / reference.norm())
+
+
+def to_e4m3(values: Tensor, scale: Tensor) -> Tensor:
+    return (values / scale).clamp(-448, 448).to(torch.float8_e4m3fn).float() * scale
+
+
+def by_token(tp: int) -> Round:
+    """Of a row-parallel layer each rank scales its own share of a token."""
+
+    def rounded(name: str, values: Tensor) -> Tensor:
+        shares = values.chunk(tp if name.endswith(("o_proj", "down_proj")) else 1, dim=-1)
+        return torch.cat([to_e4m3(part, part.abs().amax(dim=-1, keepdim=True) / 448) for part in shares], dim=-1)
+
+    return rounded
+
+
+def by_tensor(name: str, values: Tensor) -> Tensor:
+    group = (0, 0, 0, 1, 2, 2, 3)[LINEARS.index(name.rpartition(".")[2])]
+    return to_e4m3(values, torch.tensor(0.03125 * (1 + group / 9)))
+
+
+@LAYOUTS
+@pytest.mark.parametrize(
+    ("pack", "values"),
+    [(awq(), AWQ), (gptq(), GPTQ), (pack_quantized, INT4)],
+    ids=["awq", "gptq", "pack_quantized"],
+)
+def test_int4(pack: Pack, values: dict[str, Any], layout: dict[str, int], tmp_path: Path) -> None:
+    source = write_quantized(tmp_path / "hf", pack, values)
+    out = convert(ConvertConfig(**layout), source.directory, tmp_path / "out").path
+    (made,) = computed(out, TOKENS)
+    assert relative(made, logits(source.model)) < 1e-5
+
+
+@LAYOUTS
+def test_fp8_with_static_scales(layout: dict[str, int], tmp_path: Path) -> None:
+    source = write_quantized(tmp_path / "hf", fp8_static(), STATIC, dtype=torch.bfloat16)
+    out = convert(ConvertConfig(**layout), source.directory, tmp_path / "out").path
+    (made,) = computed(out, TOKENS)
+    assert relative(made, logits(source.model, by_tensor)) < 5e-3  # sums in another order round a few inputs otherwise
+
+
+@LAYOUTS
+@pytest.mark.parametrize(("pack", "values"), [(fp8_rows, ROWS), (fp8_one_scale, ONE_SCALE)], ids=["rows", "one_scale"])
+def test_fp8_with_a_scale_for_each_token(
+    pack: Pack, values: dict[str, Any], layout: dict[str, int], tmp_path: Path
+) -> None:
+    source = write_quantized(tmp_path / "hf", pack, values, dtype=torch.bfloat16)
+    out = convert(ConvertConfig(**layout), source.directory, tmp_path / "out").path
+    (made,) = computed(out, TOKENS)
+    assert relative(made, logits(source.model, by_token(layout.get("tp", 1)))) < 5e-3
+
+
+@pytest.mark.parametrize(
+    ("pack", "values"),
+    [(fp8_static(), STATIC), (fp8_rows, ROWS), (pack_quantized, INT4)],
+    ids=["tensor", "rows", "pack_quantized"],
+)
+def test_compressed_tensors_own_reading(pack: Pack, values: dict[str, Any], tmp_path: Path) -> None:
+    """The package that defines the format computes the same logits from the same files."""
+    pytest.importorskip("compressed_tensors")
+    from transformers import AutoModelForCausalLM
+
+    source = write_quantized(tmp_path / "hf", pack, values, dtype=torch.float16)
+    out = convert(ConvertConfig(), source.directory, tmp_path / "out").path
+    (made,) = computed(out, TOKENS)
+    model = AutoModelForCausalLM.from_pretrained(source.directory, dtype=torch.float32)
+    assert relative(made, logits(model)) < 5e-3
+
+
+def fp8_logits(stored: dict[str, Tensor]) -> Tensor:
+    return logits(dense("fp8", stored), lambda module, values: to_e4m3(values, stored[f"{module}.input_scale"]))
+
+
+def int4_logits(stored: dict[str, Tensor]) -> Tensor:
+    return logits(dense("int4_awq", stored))
+
+
+def nvfp4_logits(stored: dict[str, Tensor]) -> Tensor:
+    """Inputs are rounded by ModelOpt's own class of such tensors."""
+    from modelopt.torch.quantization.qtensor import NVFP4QTensor
+
+    def rounded(module: str, values: Tensor) -> Tensor:
+        scale = stored[f"{module}.input_scale"]
+        packed, blocks, _ = NVFP4QTensor.quantize(values.flatten(0, -2), 16, None, scale)
+        restored = packed.dequantize(torch.float32, scale=blocks, double_scale=scale, block_sizes={-1: 16})
+        return restored.reshape(values.shape)
+
+    return logits(dense("nvfp4", stored), rounded)
+
+
+@pytest.mark.parametrize(
+    ("format_", "expected"),
+    [("fp8", fp8_logits), ("int4_awq", int4_logits), ("nvfp4", nvfp4_logits)],
+    ids=["fp8", "int4_awq", "nvfp4"],
+)
+def test_modelopts_checkpoints(format_: str, expected: Callable[[dict[str, Tensor]], Tensor], tmp_path: Path) -> None:
+    pytest.importorskip("modelopt")
+    export_for_hugging_face(quantized_by_modelopt(format_), tmp_path / "hf")
+    reference = expected(load_file(tmp_path / "hf" / "model.safetensors"))
+    for tp in (1, 2):
+        out = convert(ConvertConfig(dtype="float32", tp=tp), tmp_path / "hf", tmp_path / f"tp{tp}").path
+        (made,) = computed(out, TOKENS)
+        assert relative(made, reference) < 5e-3
+
+
+@pytest.mark.parametrize("format_", ["fp8_pc_pt", "nvfp4"])
+def test_an_engine_computes_what_its_checkpoint_does(format_: str, tmp_path: Path) -> None:
+    pytest.importorskip("modelopt")
+    export_for_hugging_face(quantized_by_modelopt(format_), tmp_path / "hf")
+    out = convert(ConvertConfig(dtype="float32"), tmp_path / "hf", tmp_path / "out").path
+    engine = write_engine(out, tmp_path / "engine")
+    assert relative(computed(engine, TOKENS)[0], computed(out, TOKENS)[0]) < 1e-6

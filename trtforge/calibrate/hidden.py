@@ -1,0 +1,78 @@
+"""The hidden states that wait between two decoder layers: in memory up to a budget, in a file beyond it."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+
+class HiddenStates:
+    """One tensor a batch: (windows, length, hidden) of one dtype. `put` replaces what `get` gave.
+
+    With `directory`, batches beyond `budget` bytes live in one file there, read and written in place, so that no
+    page of it stays mapped.
+    """
+
+    def __init__(
+        self,
+        shapes: Sequence[tuple[int, int]],
+        hidden_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        budget: int | None = None,
+        directory: Path | None = None,
+    ) -> None:
+        self._shapes = [(*shape, hidden_size) for shape in shapes]
+        self._dtype, self._device = dtype, device
+        self._held: dict[int, Tensor] = {}
+        sizes = [windows * length * hidden_size * dtype.itemsize for windows, length in shapes]
+        self._offsets: dict[int, int] = {}
+        held = spilled = 0
+        for batch, size in enumerate(sizes):
+            if budget is None or held + size <= budget:
+                held += size
+            else:
+                self._offsets[batch] = spilled
+                spilled += size
+        self.spilled_bytes = spilled
+        self._file: int | None = None
+        if spilled:
+            assert directory is not None, "a budget needs a directory"
+            path = directory / ".hidden-states"
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+            path.unlink()  # the open file lives on; a kill leaves nothing
+
+    def __len__(self) -> int:
+        return len(self._shapes)
+
+    def get(self, batch: int) -> Tensor:
+        """The states of a batch, on the computing device."""
+        if batch not in self._offsets:
+            return self._held[batch]
+        assert self._file is not None
+        windows, length, hidden = self._shapes[batch]
+        data = bytearray(windows * length * hidden * self._dtype.itemsize)
+        view, done = memoryview(data), 0
+        while done < len(data):
+            done += os.preadv(self._file, [view[done:]], self._offsets[batch] + done)
+        return torch.frombuffer(data, dtype=self._dtype).view(self._shapes[batch]).to(self._device)
+
+    def put(self, batch: int, states: Tensor) -> None:
+        """Keep the states of a batch. Raises OSError where the disk is full."""
+        if batch not in self._offsets:
+            self._held[batch] = states
+            return
+        assert self._file is not None
+        view, done = states.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data, 0
+        while done < len(view):
+            done += os.pwrite(self._file, view[done:], self._offsets[batch] + done)
+
+    def close(self) -> None:
+        """Give the file's space back."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+        self._held.clear()

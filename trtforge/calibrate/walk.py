@@ -1,0 +1,118 @@
+"""One pass over the data, layer by layer, that goes on after a kill where it left off.
+
+A layer's results are a file as soon as it is done. Hidden states are saved once a minute, so that a run that was killed
+repeats at most a minute's layers: results are the same, because every layer computes the same from the same states.
+"""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from trtforge.calibrate.hidden import HiddenStates
+from trtforge.calibrate.layer import LayerObserver, Needs
+from trtforge.calibrate.streaming import LayerStream
+from trtforge.core.heap import trim
+from trtforge.core.manifest import record_of
+from trtforge.core.partial import Finished, Group
+from trtforge.core.progress import Bar
+from trtforge.formats.hf import HfCheckpoint
+from trtforge.models.family import Facts, Family
+
+_SAVED = "hidden-states.safetensors"
+_SECONDS_BETWEEN_SAVES = 60.0
+
+
+class Walk:
+    """Measures every layer of a checkpoint; `directory` is where the artifact grows."""
+
+    def __init__(
+        self,
+        checkpoint: HfCheckpoint,
+        family: Family,
+        facts: Facts,
+        needs: Needs,
+        device: torch.device,
+        dtype: torch.dtype,
+        directory: Path,
+    ) -> None:
+        self._family, self._facts, self._needs = family, facts, needs
+        self._device, self._dtype, self._directory = device, dtype, directory
+        self._stream = LayerStream(checkpoint, family, device, dtype)
+        self._finished = Finished.read(directory)
+
+    def run(self, batches: Sequence[Tensor], budget: int | None, kv_cache: bool, bar: Bar) -> dict[str, Tensor]:
+        """All results, float32 on the CPU, by name. `budget`: bytes of hidden states that stay in memory."""
+        hidden = HiddenStates(
+            [(len(batch), batch.shape[1]) for batch in batches],
+            self._facts.sizes.hidden,
+            self._dtype,
+            self._device,
+            budget=budget,
+            directory=self._directory,
+        )
+        first = self._resume(hidden, len(batches))
+        bar.advance(first)
+        saved = time.monotonic()
+        try:
+            for layer in self._stream.layers(batches, hidden, first):
+                observer = LayerObserver(layer.module, layer.index, self._family, self._facts, self._needs)
+                with observer:
+                    layer.run()
+                prefix = f"{self._family.layer_prefix}.{layer.index}."
+                tensors = {prefix + name: tensor for name, tensor in observer.results().items()}
+                if kv_cache:
+                    tensors[f"layers.{layer.index}.kv_amax"] = self._stream.cache.take()
+                self._keep(layer.index, tensors)
+                del observer, tensors
+                trim()
+                bar.advance(1)
+                if time.monotonic() - saved > _SECONDS_BETWEEN_SAVES:
+                    self._save(hidden, layer.index + 1)
+                    saved = time.monotonic()
+        finally:
+            hidden.close()
+            self._stream.close()
+        return self._collect()
+
+    def _keep(self, layer: int, tensors: dict[str, Tensor]) -> None:
+        path = self._directory / _results(layer)
+        save_file({name: tensor.float().cpu().contiguous() for name, tensor in tensors.items()}, path)
+        self._finished.add(Group(made_from="", files={path.name: record_of(path)}))
+
+    def _save(self, hidden: HiddenStates, next_layer: int) -> None:
+        path = self._directory / _SAVED
+        new = path.with_suffix(".new")
+        save_file({str(batch): hidden.get(batch).cpu() for batch in range(len(hidden))}, new)
+        new.replace(path)
+        self._finished.add(Group(made_from=str(next_layer), files={path.name: record_of(path)}))
+
+    def _resume(self, hidden: HiddenStates, batches: int) -> int:
+        """The first layer to compute; its inputs are in `hidden` then."""
+        group = self._finished.group([_SAVED])
+        if group is None:
+            return 0
+        first = int(group.made_from)
+        if any(self._finished.group([_results(layer)]) is None for layer in range(first)):
+            return 0
+        saved = load_file(self._directory / _SAVED)
+        for batch in range(batches):
+            hidden.put(batch, saved[str(batch)].to(self._device))
+        return first
+
+    def _collect(self) -> dict[str, Tensor]:
+        """The results of all layers in order of name; their files are not part of the artifact."""
+        found: dict[str, Tensor] = {}
+        for layer in range(self._facts.sizes.num_layers):
+            path = self._directory / _results(layer)
+            found |= load_file(path)
+            path.unlink()
+        (self._directory / _SAVED).unlink(missing_ok=True)
+        return dict(sorted(found.items()))
+
+
+def _results(layer: int) -> str:
+    return f"layer-{layer:05d}.safetensors"

@@ -1,0 +1,101 @@
+"""A checkpoint's tensors into `transformers`' modules, one layer at a time, under the names that each side uses.
+
+`transformers` 5 keeps a layer's experts in two stacked tensors and renames Mixtral's block: both are undone here.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trtforge.core.errors import ForgeError
+from trtforge.formats.hf import HfCheckpoint
+from trtforge.formats.shards import RowReader, StoredTensor
+from trtforge.models.family import Embedding, Experts, Family
+from trtforge.models.transforms import TORCH
+
+Compact = Callable[[Tensor], Tensor]
+"""Token ids to the rows of the embedding that is loaded: only the rows that a batch needs are."""
+
+
+class LayerWeights:
+    """Reads tensors in the computing dtype. Raises ForgeError for one that holds NaN or infinity."""
+
+    def __init__(self, checkpoint: HfCheckpoint, family: Family, device: torch.device, dtype: torch.dtype) -> None:
+        self._checkpoint, self._family, self._device, self._dtype = checkpoint, family, device, dtype
+        self._reader = RowReader(checkpoint.contents.saw)
+        self._experts = {row.target: row for row in family.experts}
+
+    def load(self, layer: nn.Module, index: int) -> nn.Module:
+        """`layer` with the weights of decoder layer `index`."""
+        prefix = f"{self._family.layer_prefix}.{index}."
+        state = {name: self._layer_tensor(name, prefix) for name, _ in layer.named_parameters()}
+        layer.load_state_dict(state, strict=False, assign=True)
+        return layer
+
+    @contextmanager
+    def surroundings(self, base: nn.Module, path: str) -> Iterator[Compact]:
+        """`base` with everything loaded but its layers, whose names in the checkpoint start with `path`."""
+        rows = [row for row in self._family.model if isinstance(row, Embedding)]
+        table = next(row.source for row in rows if row.rows == "vocab" and row.tied is None)
+        prefix = f"{path}.".removeprefix(self._family.stripped)
+        state = {}
+        for name, parameter in base.named_parameters():
+            if parameter.is_meta and prefix + name != table:
+                state[name] = self._tensor(prefix + name)
+        base.load_state_dict(state, strict=False, assign=True)
+        module: Any = base.get_submodule(table.removeprefix(prefix).removesuffix(".weight"))
+
+        def compact(ids: Tensor) -> Tensor:
+            wanted, positions = torch.unique(ids, return_inverse=True)
+            module.padding_idx = None  # an id of the whole vocabulary
+            module.weight = nn.Parameter(self._rows(table, wanted.tolist()), requires_grad=False)
+            compacted: Tensor = positions
+            return compacted
+
+        yield compact
+        base.to("meta")
+
+    def close(self) -> None:
+        """Close the files."""
+        self._reader.close()
+
+    def _layer_tensor(self, name: str, prefix: str) -> Tensor:
+        module, _, leaf = name.rpartition(".")
+        if module.endswith("experts") and leaf in ("gate_up_proj", "down_proj"):
+            row = self._experts["mlp.fc" if leaf == "gate_up_proj" else "mlp.proj"]
+            return self._stacked(row, prefix)
+        return self._tensor(prefix + self._family.modules_renamed.get(module, module) + "." + leaf)
+
+    def _stacked(self, row: Experts, prefix: str) -> Tensor:
+        """(experts, out, in): gate before up, the other way round from TensorRT-LLM."""
+        parts = [part.module for part in reversed(row.parts)]
+        found: list[Tensor] = []
+        while f"{prefix}{parts[0].format(len(found))}.weight" in self._checkpoint.tensors:
+            found.append(torch.cat([self._tensor(f"{prefix}{part.format(len(found))}.weight") for part in parts]))
+        return torch.stack(found)
+
+    def _tensor(self, name: str) -> Tensor:
+        stored = self._checkpoint.tensors[name]
+        data = bytearray(stored.spec.nbytes)
+        self._reader.read(stored, 0, stored.spec.shape[0], memoryview(data))
+        tensor = torch.frombuffer(data, dtype=TORCH[stored.spec.dtype.name]).view(stored.spec.shape)
+        return self._usable(tensor, stored)
+
+    def _rows(self, name: str, rows: list[int]) -> Tensor:
+        stored = self._checkpoint.tensors[name]
+        size = stored.spec.row_bytes
+        data = bytearray(size * len(rows))
+        for position, row in enumerate(rows):
+            self._reader.read(stored, row, row + 1, memoryview(data)[position * size : (position + 1) * size])
+        tensor = torch.frombuffer(data, dtype=TORCH[stored.spec.dtype.name]).view(len(rows), -1)
+        return self._usable(tensor, stored)
+
+    def _usable(self, tensor: Tensor, stored: StoredTensor) -> Tensor:
+        if not torch.isfinite(tensor).all():
+            raise ForgeError(
+                f"{stored.file}: {stored.spec.name} holds NaN or infinity", hint="Use an undamaged checkpoint."
+            )
+        return tensor.to(self._device, self._dtype)

@@ -1,0 +1,223 @@
+"""`trtforge plan`: does it fit, how many requests at once, how fast about, and what else would do."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from trtforge.cli import show
+from trtforge.cli.options import Json, Set, Verbose
+from trtforge.core.errors import ForgeError, UsageError
+
+if TYPE_CHECKING:
+    from trtforge.core.recipe import Recipe
+    from trtforge.plan.alternatives import Alternative, Goal
+    from trtforge.plan.planner import Plan
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("plan", rich_help_panel="Main")(plan)
+
+
+def plan(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="RECIPE_OR_HF_DIR", help="A recipe, a checkpoint directory, or a hub id.", show_default=False
+        ),
+    ],
+    gpu: Annotated[str | None, typer.Option(metavar="NAME", help="GPU to serve on, such as h100-80gb.")] = None,
+    tp: Annotated[int | None, typer.Option(min=1, help="Tensor parallelism.")] = None,
+    pp: Annotated[int | None, typer.Option(min=1, help="Pipeline parallelism.")] = None,
+    ep: Annotated[int | None, typer.Option(min=1, help="Expert parallelism: groups of whole experts.")] = None,
+    quant: Annotated[str | None, typer.Option(metavar="FORMAT", help="Format of the linear layers.")] = None,
+    kv_cache: Annotated[
+        str | None, typer.Option(metavar="none|fp8|int8", help="Format of the KV cache; none is the model's dtype.")
+    ] = None,
+    concurrency: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Requests of typical length that must run at once.")
+    ] = None,
+    goal: Annotated[
+        str, typer.Option(metavar="latency|throughput|memory|quality", help="What --alternatives are ranked for.")
+    ] = "throughput",
+    target_version: Annotated[str | None, typer.Option(metavar="V", help="TensorRT-LLM release.")] = None,
+    alternatives: Annotated[
+        bool, typer.Option("--alternatives", help="Rank other legal choices for the goal.")
+    ] = False,
+    dtype: Annotated[
+        str | None, typer.Option(metavar="auto|float16|bfloat16|float32", help="The model's dtype.")
+    ] = None,
+    group_size: Annotated[int | None, typer.Option(metavar="64|128", help="INT4-AWQ group.")] = None,
+    max_seq_len: Annotated[int | None, typer.Option(min=2, help="Longest prompt plus output.")] = None,
+    max_num_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens in one step.")] = None,
+    prompt_len: Annotated[int, typer.Option(min=1, help="Tokens of a typical prompt.")] = 1024,
+    output_len: Annotated[int, typer.Option(min=1, help="Tokens of a typical answer.")] = 256,
+    set_: Set = None,
+    json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Plan a deployment from config.json alone: is it legal, does it fit, how many requests, how fast about.
+
+    What is not legal is refused with the nearest choice that is: exit status 1. Times are estimates.
+
+    [dim]Example: trtforge plan meta-llama/Llama-3.1-70B-Instruct --gpu h100-80gb --tp 4 --quant fp8[/dim]
+
+    [dim]Example: trtforge plan mine.yaml --alternatives --goal latency --concurrency 16[/dim]
+    """
+    from trtforge.plan.model import find_model
+    from trtforge.plan.planner import plan as make
+    from trtforge.plan.request import Option, request_of
+    from trtforge.plan.roofline import Workload
+
+    recipe = _recipe(source, tuple(set_ or ()))
+    if group_size not in (None, 64, 128):
+        raise UsageError(f"--group-size {group_size}: AWQ groups are of 64 or 128", hint="Use --group-size 64 or 128.")
+    model = find_model(recipe.model.source, recipe.model.revision)
+    options: dict[Option, Any] = {
+        "--tp": tp,
+        "--pp": pp,
+        "--ep": ep,
+        "--quant": quant,
+        "--kv-cache": kv_cache,
+        "--group-size": group_size,
+        "--dtype": dtype,
+        "--gpu": gpu,
+        "--target-version": target_version,
+        "--max-seq-len": max_seq_len,
+        "--max-num-tokens": max_num_tokens,
+        "--concurrency": concurrency,
+    }
+    request = request_of(recipe, model, options, Workload(prompt_len, output_len))
+    result = make(model, request, _goal(goal), with_alternatives=alternatives)
+    if json:
+        show.as_json(result.as_json())
+    else:
+        _show(result, goal, wanted=alternatives)
+    for fix in result.fixes[:1]:
+        raise ForgeError(fix.problem.message, hint=fix.text)
+
+
+def _recipe(source: str, overrides: tuple[str, ...]) -> "Recipe":
+    """The recipe, or one that says nothing but where the model is."""
+    from trtforge.core.recipe import Recipe, load_recipe
+
+    if not Path(source).is_dir() and (Path(source).is_file() or "/" not in source):
+        from trtforge.cli.recipes import find
+
+        return load_recipe(find(source), overrides)
+    if overrides:
+        raise UsageError(
+            "--set changes a recipe's keys, and this is a model", hint="Give a recipe, or use the options."
+        )
+    return Recipe.parse({"name": "plan", "model": {"source": source}}, "plan")
+
+
+def _goal(name: str) -> "Goal":
+    from trtforge.plan.alternatives import GOALS
+
+    for goal in GOALS:
+        if goal == name:
+            return goal
+    raise typer.BadParameter(f"{name} is not a goal: {', '.join(GOALS)}", param_hint="--goal")
+
+
+def _show(result: "Plan", goal: str, *, wanted: bool) -> None:
+    evaluation, request = result.evaluation, result.evaluation.request
+    on = f"{request.tp * request.pp} x {request.engine.target.gpu or 'any GPU'}"
+    formats = f"weights {request.quant}, KV cache {request.kv_cache}, {request.dtype}"
+    print(f"{result.model.name}: tp {request.tp}, pp {request.pp}, ep {request.ep} on {on}; {formats}")
+    print("legal" if evaluation.legal else "not legal")
+    for fix in result.fixes:
+        print(f"  {fix.problem.rule}: {fix.problem.message}\n    fix: {fix.text}")
+    _memory(result)
+    _capacity(result)
+    for warning in (*evaluation.warnings, *result.model.notes):
+        print(f"warning: {warning}")
+    _estimates(result)
+    if result.fits:
+        fits = ((found.request.tp * found.request.pp, found.request.engine.target.gpu) for found in result.fits)
+        print(f"fits: {', '.join(f'{gpus} x {gpu}' for gpus, gpu in fits)}")
+    if wanted:
+        _alternatives(result.alternatives, goal)
+
+
+_ROWS = (
+    ("weights", "weights"),
+    ("KV pool", "kv_pool"),
+    ("activations (upper bound)", "activations"),
+    ("logits", "logits"),
+    ("sampling buffers (upper bound)", "decoder"),
+    ("runtime (estimate)", "runtime"),
+    ("total", "total"),
+)
+
+
+def _memory(result: "Plan") -> None:
+    memory = result.evaluation.memory
+    if memory is not None:
+        sizes = [(getattr(memory.fullest, name), memory.over_all(name)) for _, name in _ROWS]
+        rows = [
+            [label, show.size(one), show.size(every)] for (label, _), (one, every) in zip(_ROWS, sizes, strict=True)
+        ]
+        show.table("Memory", ["", "fullest GPU", "all GPUs"], rows)
+    print(f"model: weights {show.size(result.weights)}, KV cache {result.kv_per_token:,} bytes a token")
+
+
+def _capacity(result: "Plan") -> None:
+    evaluation, memory = result.evaluation, result.evaluation.memory
+    limits, typical, peaks = evaluation.limits, evaluation.typical, result.peaks
+    if memory is not None and limits is not None and typical is not None and memory.kv_tokens:
+        asked = "" if evaluation.request.gpu else f" (as --concurrency {evaluation.request.concurrency or 1} needs)"
+        print(
+            f"KV{asked}: {memory.kv_tokens:,} tokens = {evaluation.full_length_requests:,} x {limits.max_seq_len:,} "
+            f"or {evaluation.typical_requests:,} x {typical.length:,}; max_batch_size is {limits.max_batch_size:,}"
+        )
+        print(f"longest prompt: {evaluation.longest_prompt:,} tokens")
+    print(
+        f"calibration: {show.size(peaks.calibration_gpu)} of GPU memory, one layer at a time; with the whole model in "
+        f"memory, as other tools do it, {show.size(peaks.quantise_at_once_gpu)}"
+    )
+    if peaks.build_gpu is not None and peaks.build_host_per_worker is not None:
+        print(
+            f"engine build: {show.size(peaks.build_gpu)} of GPU memory and {show.size(peaks.build_host_per_worker)} of "
+            "host memory for each rank that is built at once"
+        )
+
+
+def _estimates(result: "Plan") -> None:
+    typical = result.evaluation.typical
+    if not result.curve or typical is None:
+        return
+    rows = [
+        [str(p.concurrency), f"{1e3 * p.ttft:.0f} ms", f"{1e3 * p.tpot:.1f} ms", f"{p.tokens_per_second:,.0f}"]
+        for p in result.curve
+    ]
+    show.table("Estimates, not measurements", ["requests at once", "first token", "each further", "tokens/s"], rows)
+    print(f"of requests with {typical.prompt:,} tokens of prompt and {typical.output:,} of answer")
+
+
+def _alternatives(found: "Sequence[Alternative]", goal: str) -> None:
+    if not found:
+        print("alternatives: none is legal here")
+        return
+    names = {one.evaluation.request.engine.target.gpu for one in found}
+    rows = []
+    for number, one in enumerate(found, 1):
+        request, memory, point = one.evaluation.request, one.evaluation.memory, one.performance
+        rows.append(
+            [
+                f"{number}: {one.gpus}" + (f" x {request.engine.target.gpu}" if len(names) > 1 else ""),
+                f"{request.tp}/{request.pp}" + (f"/{request.ep}" if request.ep > 1 else ""),
+                f"{request.quant} {request.kv_cache}",
+                f"{memory.kv_tokens if memory else 0:,}",
+                f"{point.concurrency}",
+                f"{1e3 * point.ttft:.0f} {1e3 * point.tpot:.1f}",
+                f"{one.tokens_per_second_per_gpu:,.0f}",
+            ]
+        )
+    columns = ["GPUs", "tp/pp", "weights KV", "KV tokens", "at once", "TTFT TPOT", "tokens/s/GPU"]
+    show.table(f"Alternatives, best first for {goal}", columns, rows)
+    for number, one in enumerate(found, 1):
+        print(f"{number}: {one.why}")

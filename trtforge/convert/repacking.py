@@ -1,0 +1,166 @@
+"""Tensors out of an already quantised source: what they must hold is checked first, then bytes and codes move."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trtforge.convert.encode import Bytes, Encode, Part
+from trtforge.core.dtypes import Dtype
+from trtforge.core.errors import ForgeError
+from trtforge.formats.quantization_values import ORIGINAL
+from trtforge.formats.shards import RowReader, StoredTensor
+from trtforge.models.content import Repacked, Rescaled, StoredPreQuant, StoredScalar, StoredScalarRows
+from trtforge.models.quantized_plan import Expected, StoredSources
+from trtforge.models.repack import repack_awq, repack_gptq, rescale_fp8
+from trtforge.models.split import Cut
+from trtforge.models.transforms import TORCH
+
+_SLAB_BYTES = 16 << 20
+_SYMMETRIC = 8
+
+
+class SmallTensors:
+    """Scalars and vectors of a source, each read whole when it is asked for."""
+
+    def __init__(self, sources: Mapping[str, StoredTensor]) -> None:
+        self._sources = sources
+
+    def has(self, name: str) -> bool:
+        """Whether the source has this tensor."""
+        return name in self._sources
+
+    def take(self, name: str) -> Tensor:
+        """All values, flat, in the source's dtype."""
+        stored = self._sources[name]
+        data = bytearray(stored.spec.nbytes)
+        with RowReader() as reader:
+            reader.read_bytes(stored, 0, memoryview(data))
+        return torch.frombuffer(data, dtype=TORCH[stored.spec.dtype.name])
+
+    def scalar(self, name: str) -> Tensor:
+        """(1,) float32."""
+        return self.take(name).float()
+
+    def largest(self, names: tuple[str, ...], least: float = 0.0) -> Tensor:
+        """(1,) float32: the largest of the scalars that are there, at least `least`."""
+        found = [self.scalar(name) for name in names if self.has(name)]
+        return torch.cat([*found, torch.tensor([least])]).amax(dim=0, keepdim=True)
+
+
+def check_values(wanted: StoredSources, sources: Mapping[str, StoredTensor]) -> None:
+    """Raises ForgeError naming the tensor whose values TensorRT-LLM's layout cannot hold. Shapes are checked before."""
+    small = SmallTensors(sources)
+    for name, expected in wanted.tensors.items():
+        if name in sources:
+            _check(name, expected, sources[name], small)
+    for names in wanted.alike:
+        _check_alike(names, small)
+
+
+def _check(name: str, expected: Expected, stored: StoredTensor, small: SmallTensors) -> None:
+    match expected.holds:
+        case "zero_points":
+            _check_zero_points(stored, expected.code)
+        case "groups_in_order":
+            indices = small.take(name).long()
+            if not torch.equal(indices, torch.arange(len(indices)) // expected.code):
+                raise ForgeError(
+                    f"{name} is not i // {expected.code}: act-order permutes the inputs, TensorRT-LLM's groups are "
+                    "consecutive ones",
+                    hint="Use a GPTQ checkpoint with desc_act false, or convert the original one.",
+                )
+        case "zeros":
+            if bool(small.take(name).count_nonzero()):
+                raise ForgeError(
+                    f"{name} is a bias that config.json says nothing of",
+                    hint="config.json is of another model, or lacks attention_bias or mlp_bias.",
+                )
+        case "a_scale":
+            scale = small.scalar(name)
+            if not bool(torch.isfinite(scale) & (scale >= 0)):
+                raise ForgeError(f"{name} is {scale.item()}, no scale", hint="The file is damaged: fetch it again.")
+        case "anything":
+            pass
+
+
+def _check_zero_points(stored: StoredTensor, code: int) -> None:
+    """Every nibble is `code`, which stands for a zero point of 8."""
+    buffer = bytearray(min(_SLAB_BYTES, stored.spec.nbytes))
+    with RowReader() as reader:
+        for first in range(0, stored.spec.nbytes, len(buffer)):
+            wanted = memoryview(buffer)[: stored.spec.nbytes - first]
+            found = np.frombuffer(reader.read_bytes(stored, first, wanted), np.uint8)
+            others = found[found != code * 0x11]
+            if len(others):
+                low, high = int(others[0]) & 0x0F, int(others[0]) >> 4
+                zero_point = (low if low != code else high) + _SYMMETRIC - code
+                raise ForgeError(
+                    f"{stored.spec.name} holds the zero point {zero_point}: TensorRT-LLM's W4A16_AWQ is written "
+                    f"without zero points, which a symmetric quantisation's {_SYMMETRIC} everywhere would be",
+                    hint=f"Use a symmetrically quantised checkpoint, or {ORIGINAL[0].lower()}{ORIGINAL[1:]}",
+                )
+
+
+def _check_alike(names: tuple[str, ...], small: SmallTensors) -> None:
+    there = [name for name in names if small.has(name)]
+    for name in names:
+        if there and name not in there:
+            raise ForgeError(f"{there[0]} is there, {name} is not: TensorRT-LLM has one for both", hint=ORIGINAL)
+    for name in there[1:]:
+        if not torch.equal(small.take(there[0]).float(), small.take(name).float()):
+            raise ForgeError(
+                f"{there[0]} and {name} differ: TensorRT-LLM has one for both, and changing either would round weights",
+                hint=ORIGINAL,
+            )
+
+
+def piece_encoders(content: Repacked | Rescaled, small: SmallTensors) -> tuple[Encode, ...]:
+    """What becomes of the slabs of each piece."""
+    match content:
+        case Repacked(words=None):
+            return (_moved,) * len(content.pieces)
+        case Repacked(words=words):
+            repack = repack_awq if words == "awq" else repack_gptq
+            return (partial(_repacked, repack=repack),) * len(content.pieces)
+        case Rescaled(scales=scales, shared=shared):
+            largest = small.largest(shared)
+            return tuple(partial(_rescaled, scale=small.scalar(name), new_scale=largest) for name in scales)
+
+
+def _moved(part: Part, dtype: Dtype, cut: Cut) -> Part:
+    return part
+
+
+def _repacked(part: Part, dtype: Dtype, cut: Cut, *, repack: Callable[[Tensor], Tensor]) -> Bytes:
+    return _bytes(repack(torch.from_numpy(part)))
+
+
+def _rescaled(part: Part, dtype: Dtype, cut: Cut, *, scale: Tensor, new_scale: Tensor) -> Bytes:
+    return _bytes(rescale_fp8(torch.from_numpy(part).view(TORCH[dtype.name]), scale, new_scale))
+
+
+def stored_vector(
+    content: StoredScalar | StoredScalarRows | StoredPreQuant, small: SmallTensors, tp_rank: int, model_dtype: Dtype
+) -> Bytes:
+    """The tensor of a rank that is made of a few numbers of the source."""
+    match content:
+        case StoredScalar(names=names, least=least):
+            return _bytes(small.largest(names, least))
+        case StoredScalarRows(names=names, cuts=cuts):
+            rows = [own[tp_rank].height for own in cuts]
+            return _bytes(
+                torch.cat([small.scalar(name).expand(count) for name, count in zip(names, rows, strict=True)])
+            )
+        case StoredPreQuant(names=names, cuts=cuts):
+            columns, dtype = cuts[tp_rank].cols, TORCH[model_dtype.name]
+            if not names or not small.has(names[0]):
+                return _bytes(torch.ones(len(columns), dtype=dtype))
+            return _bytes(small.take(names[0])[columns.start : columns.stop].to(dtype))
+
+
+def _bytes(values: Tensor) -> Bytes:
+    flat: Bytes = values.contiguous().view(-1).view(torch.uint8).numpy()
+    return flat

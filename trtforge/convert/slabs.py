@@ -1,0 +1,139 @@
+"""Source rows on their way to the rank files: read in slabs, in the order of their use, by a thread that runs ahead."""
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trtforge.formats.shards import RowReader, StoredTensor
+from trtforge.formats.source_digest import SourceDigests
+from trtforge.models.content import Absorbed, Content, Int4Scales, Piece, pieces_of
+from trtforge.models.split import Cut
+
+SLAB_BYTES = 4 << 20  # stays in the processor's cache from read to write
+COLUMN_BLOCK_BYTES = 16 << 20  # of a transposed source, which is read in pieces of rows: longer ones are fewer
+_AHEAD = 3
+
+Slab = NDArray[Any]
+"""(rows, columns) of a source, its elements as integers of their size: bfloat16 and the like are no types of numpy."""
+
+
+@dataclass(frozen=True)
+class Read:
+    """Rows of a source's (out, in) matrix; `transposed`, its file holds them as columns."""
+
+    source: str
+    rows: range
+    transposed: bool = False
+
+
+def reads_of(content: Content, sources: Mapping[str, StoredTensor]) -> Iterator[Read]:
+    """What is read for a target, in the order in which it is used. Its scales are made with an INT4 weight."""
+    match content:
+        case Int4Scales():
+            return
+        case Absorbed():
+            for heads in content.heads:
+                for head in heads:
+                    yield from absorbed_reads(content, head)
+        case _:
+            for piece in pieces_of(content):
+                yield from piece_reads(piece, sources)
+
+
+def piece_reads(piece: Piece, sources: Mapping[str, StoredTensor]) -> Iterator[Read]:
+    """The rows that any rank gets, an even number each but for the last: INT4 row pairs stay together."""
+    size = COLUMN_BLOCK_BYTES if piece.transposed else SLAB_BYTES
+    step = max(2, size // _bytes_of_row(piece.source, piece.transposed, sources) // 2 * 2)
+    for wanted in union(piece.cuts):
+        for start in range(wanted.start, wanted.stop, step):
+            yield Read(piece.source, range(start, min(wanted.stop, start + step)), piece.transposed)
+
+
+def absorbed_reads(content: Absorbed, head: int) -> tuple[Read, Read]:
+    """The rows of one head in the query and in the key."""
+    query, key = content.nope + content.rope, content.nope + content.value
+    return (
+        Read(content.query.source, range(head * query, (head + 1) * query)),
+        Read(content.key.source, range(head * key, (head + 1) * key)),
+    )
+
+
+def union(cuts: tuple[Cut, ...]) -> list[range]:
+    """The rows that are in any cut, as ascending ranges."""
+    found: list[range] = []
+    for rows in sorted({rows for cut in cuts for rows in cut.rows}, key=lambda rows: (rows.start, rows.stop)):
+        if found and rows.start <= found[-1].stop:
+            found[-1] = range(found[-1].start, max(found[-1].stop, rows.stop))
+        else:
+            found.append(rows)
+    return found
+
+
+class Slabs:
+    """The slabs of these reads, one after the other; each is valid until the next is taken.
+
+    All memory is `_AHEAD` + 1 buffers of the largest read. The bytes are digested on the way.
+    """
+
+    def __init__(self, reads: Sequence[Read], sources: Mapping[str, StoredTensor], digests: SourceDigests) -> None:
+        self._reads, self._sources, self._digests = reads, sources, digests
+        self._last_use = {read.source: number for number, read in enumerate(reads)}
+        size = max((self._bytes_of(read) for read in reads), default=0)
+        self._buffers = [memoryview(bytearray(size)) for _ in range(_AHEAD + 1)]
+        self._reader = RowReader(digests.saw)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="trtforge-read")
+        self._pending: deque[Future[Slab]] = deque()
+        self._submitted = self._taken = 0
+        self._submit()
+
+    def take(self, read: Read) -> Slab:
+        """The slab of `read`, which must be the next one announced."""
+        assert self._reads[self._taken] == read, f"{read} was taken where {self._reads[self._taken]} was announced"
+        self._taken += 1
+        self._submit()
+        return self._pending.popleft().result()
+
+    def _submit(self) -> None:
+        """Read ahead into every buffer but the one of the slab that was taken last."""
+        while self._submitted < min(self._taken + _AHEAD, len(self._reads)):
+            self._pending.append(self._thread.submit(self._fetch, self._submitted))
+            self._submitted += 1
+
+    def _fetch(self, number: int) -> Slab:
+        read = self._reads[number]
+        stored, buffer = self._sources[read.source], self._buffers[number % len(self._buffers)]
+        element = np.dtype(f"i{stored.spec.dtype.size}")
+        start, stop = read.rows.start, read.rows.stop
+        if read.transposed:
+            data = self._reader.read_columns(stored, start, stop, buffer)
+            slab = np.frombuffer(data, element).reshape(-1, stop - start).T
+        else:
+            data = self._reader.read(stored, start, stop, buffer)
+            slab = np.frombuffer(data, element).reshape(stop - start, -1)
+        if self._last_use[read.source] == number:
+            self._digests.of_tensor(read.source)  # now, while what was passed over is still in the page cache
+        return slab
+
+    def _bytes_of(self, read: Read) -> int:
+        return len(read.rows) * _bytes_of_row(read.source, read.transposed, self._sources)
+
+    def close(self) -> None:
+        """Read no further."""
+        self._thread.shutdown(cancel_futures=True)
+        self._reader.close()
+
+    def __enter__(self) -> "Slabs":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _bytes_of_row(source: str, transposed: bool, sources: Mapping[str, StoredTensor]) -> int:
+    spec = sources[source].spec
+    return spec.shape[0] * spec.dtype.size if transposed else spec.row_bytes

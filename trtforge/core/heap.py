@@ -1,0 +1,18 @@
+"""Freed memory back to the system: glibc keeps it, and big tensors of many sizes then leave holes that add up."""
+
+import ctypes
+import ctypes.util
+from functools import cache
+
+
+def trim() -> None:
+    """Give back what is free, where the C library can."""
+    function = _malloc_trim()
+    if function is not None:
+        function(0)
+
+
+@cache
+def _malloc_trim() -> "ctypes._NamedFuncPointer | None":
+    name = ctypes.util.find_library("c")
+    return getattr(ctypes.CDLL(name), "malloc_trim", None) if name else None

@@ -1,0 +1,108 @@
+"""The directory in which an artifact grows, and which of its files are finished: a run after a kill goes on from there.
+
+`.finished.json` says it. A kill may come at any instant: the record is replaced atomically, and a file counts as
+finished only while it has the digest that the record gives. (Nothing is flushed to the disk for it: after a loss of
+power the digests tell.)
+"""
+
+import os
+import shutil
+from collections.abc import Collection
+from pathlib import Path
+
+from pydantic import Field
+
+from trtforge.core.config import Config
+from trtforge.core.manifest import FileRecord, Identity, fault_of
+
+RECORD = ".finished.json"
+
+
+class Group(Config):
+    """Files that were finished together. `made_from` stands for all the inputs that decide their bytes."""
+
+    made_from: str
+    files: dict[str, FileRecord]
+
+
+class _Record(Config):
+    identity: Identity
+    groups: list[Group] = Field(default_factory=list)
+
+
+class Finished:
+    """The finished groups of files in the partial directory of one artifact."""
+
+    def __init__(self, directory: Path, record: _Record) -> None:
+        self._directory, self._record = directory, record
+
+    @classmethod
+    def begin(cls, directory: Path, identity: Identity) -> None:
+        """Make `directory`, or empty it but for what an earlier run of the same identity finished."""
+        found = _read(directory)
+        groups = found.groups if found is not None and found.identity == identity else []
+        groups = [group for group in groups if _is_whole(directory, group)]
+        keep_only(directory, {name for group in groups for name in group.files})
+        directory.mkdir(exist_ok=True)
+        cls(directory, _Record(identity=identity, groups=groups))._write()
+
+    @classmethod
+    def read(cls, directory: Path) -> "Finished":
+        """What `begin` and `add` recorded in `directory`."""
+        record = _read(directory)
+        assert record is not None, f"{directory} was not begun"
+        return cls(directory, record)
+
+    @property
+    def bytes(self) -> int:
+        """Size of all finished files."""
+        return sum(record.bytes for group in self._record.groups for record in group.files.values())
+
+    def group(self, names: Collection[str]) -> Group | None:
+        """The group of exactly these files, if it is finished."""
+        return next((group for group in self._record.groups if set(group.files) == set(names)), None)
+
+    def add(self, group: Group) -> None:
+        """These files are finished; what was known about files of the same names is forgotten."""
+        others = [other for other in self._record.groups if not set(other.files) & set(group.files)]
+        self._record = _Record(identity=self._record.identity, groups=[*others, group])
+        self._write()
+
+    def _write(self) -> None:
+        path = self._directory / RECORD
+        new = path.with_suffix(".new")
+        new.write_text(self._record.model_dump_json())
+        os.replace(new, path)
+
+
+def keep_finished(directory: Path) -> None:
+    """Delete everything that is not finished, and the directory with it where nothing is."""
+    record = _read(directory)
+    keep_only(directory, {name for group in record.groups for name in group.files} if record else set())
+
+
+def keep_only(directory: Path, names: Collection[str]) -> None:
+    """Delete everything but these files and the record; the whole directory where there are none."""
+    if not names:
+        shutil.rmtree(directory, ignore_errors=True)
+        return
+    for path in directory.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.name not in names and path.name != RECORD:
+            path.unlink()
+
+
+def _is_whole(directory: Path, group: Group) -> bool:
+    return all(
+        Path(name).name == name and fault_of(directory / name, record) is None for name, record in group.files.items()
+    )
+
+
+def _read(directory: Path) -> _Record | None:
+    """The record; None where there is none, or it is not ours."""
+    path = directory / RECORD
+    try:
+        return _Record.model_validate_json(path.read_text())
+    except (OSError, ValueError):
+        return None

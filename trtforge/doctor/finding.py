@@ -1,0 +1,49 @@
+"""One thing that was looked at: what it is, whether it will do, and what to do if not."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+Status = Literal["ok", "warning", "problem", "unknown"]
+
+_GIB, _MIB = 1 << 30, 1 << 20
+
+
+@dataclass(frozen=True)
+class Finding:
+    """`status` is judged by what is needed: a missing GPU is a problem only for an engine that runs on one.
+
+    `found` says what is there, `todo` what to do about it; empty where there is nothing to do.
+    """
+
+    name: str
+    status: Status
+    found: str
+    todo: str = ""
+
+
+@dataclass(frozen=True)
+class Report:
+    """All findings about a machine. `recipe` None: judged for the embedded engine in general."""
+
+    recipe: str | None
+    findings: Sequence[Finding]
+
+    @property
+    def problems(self) -> tuple[Finding, ...]:
+        """What stands in the way."""
+        return tuple(finding for finding in self.findings if finding.status == "problem")
+
+    def as_json(self) -> dict[str, Any]:
+        """What --json prints."""
+        return {
+            "recipe": self.recipe,
+            "fit": not self.problems,
+            "findings": [asdict(finding) for finding in self.findings],
+        }
+
+
+def gib(count: float) -> str:
+    """Bytes as memory is sold: 80 GiB, 79.6 GiB, 320 MiB."""
+    value, unit = (count / _GIB, "GiB") if count >= _GIB else (count / _MIB, "MiB")
+    return f"{value:.3g} {unit}" if value < 1000 else f"{value:.0f} {unit}"

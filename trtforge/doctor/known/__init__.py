@@ -1,0 +1,14 @@
+"""Every known message, by subject. Where two fit one line, the first of the table is the more specific one."""
+
+from trtforge.doctor.known import build, engine, environment, precision, quantize, ranks, serving
+from trtforge.doctor.pattern import Pattern
+
+PATTERNS: tuple[Pattern, ...] = (
+    *engine.PATTERNS,
+    *ranks.PATTERNS,
+    *precision.PATTERNS,
+    *serving.PATTERNS,
+    *build.PATTERNS,
+    *quantize.PATTERNS,
+    *environment.PATTERNS,
+)

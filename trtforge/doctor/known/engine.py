@@ -1,0 +1,117 @@
+"""Engines and configurations that do not fit what loads them."""
+
+from trtforge.doctor.pattern import Pattern
+
+_SAME_IMAGE = (
+    "Build the engine in the image that serves it: `trtforge compile --dry-run` prints the image and the command."
+)
+
+PATTERNS = (
+    Pattern(
+        id="tensorrt-serialization-version",
+        title="engine of another TensorRT",
+        regex=r"stdVersionRead == (?:kSERIALIZATION_VERSION|serializationVersion) failed"
+        r".*?Current Version: (?P<here>\d+), Serialized Engine Version: (?P<engine>\d+)",
+        means="The engine was built by another TensorRT than the one that loads it: the engine has serialisation "
+        "version {engine}, the TensorRT here reads version {here}.",
+        do=_SAME_IMAGE,
+        sources=("tensorrtllm_backend issue #190", "tensorrtllm_backend issue #531"),
+    ),
+    Pattern(
+        id="tensorrt-library-version",
+        title="engine of another TensorRT",
+        regex=r"expecting library version (?P<here>[\d.]+) got (?P<engine>[\d.]*\d), please rebuild",
+        means="The engine was built with TensorRT {engine}; the TensorRT that loads it is {here}. All four numbers "
+        "must be equal.",
+        do=_SAME_IMAGE,
+        sources=("tensorrtllm_backend issue #194", "tensorrtllm_backend issue #424"),
+    ),
+    Pattern(
+        id="engine-compute-capability",
+        title="engine of another GPU architecture",
+        regex=r"expecting compute (?P<here>[\d.]+) got compute (?P<engine>[\d.]*\d), please rebuild",
+        means="The engine was built on a GPU of compute capability {engine}; the GPU that loads it has {here}.",
+        do="Build the engine again on a GPU of compute capability {here}; the checkpoint can stay as it is. If GPUs "
+        "are mixed in this machine, choose with CUDA_VISIBLE_DEVICES.",
+        sources=("TensorRT-LLM issue #222", "TensorRT-LLM issue #3031"),
+    ),
+    Pattern(
+        id="engine-other-gpu-model",
+        title="engine of another GPU model",
+        regex=r"Using an engine plan file across different models of devices",
+        means="The engine was tuned on another GPU model of the same architecture. It works, but slower than one built "
+        "here.",
+        do="Build the engine again on this GPU model if speed matters.",
+        sources=("TensorRT-LLM issue #1826",),
+        kind="warning",
+    ),
+    Pattern(
+        id="engine-not-deserialized",
+        title="engine could not be loaded",
+        regex=r"Failed to deserialize cuda engine",
+        means="TensorRT could not load the engine. This line says nothing more: TensorRT prints the reason one line "
+        "above it.",
+        do="Read the TensorRT error above this line; most often the engine is of another TensorRT or another GPU.",
+        sources=("TensorRT-LLM issue #1838",),
+        kind="effect",
+    ),
+    Pattern(
+        id="pbtxt-placeholder",
+        title="config.pbtxt with an unfilled placeholder",
+        regex=r"Error parsing text-format inference\.ModelConfig: (?P<line>\d+):(?P<column>\d+): "
+        r"Expected .*?got: \$",
+        then=r"failed to read text proto from (?P<file>\S*config\.pbtxt)",
+        means="A placeholder ${{...}} of the template was never filled: line {line}, column {column} of {file}. "
+        "fill_template.py leaves unknown and forgotten keys as they are, without an error.",
+        do="Give the key on line {line} a value (new releases add keys), or let `trtforge package` write the "
+        "repository: it refuses one with an unfilled place.",
+        sources=("tensorrtllm_backend issue #501", "Triton server issue #8592"),
+    ),
+    Pattern(
+        id="pbtxt-unreadable",
+        title="config.pbtxt that Triton cannot read",
+        regex=r"failed to read text proto from (?P<file>\S*config\.pbtxt)",
+        means="Triton cannot parse {file}. The line above says where in the file.",
+        do="Correct {file} at the line and column given above.",
+        sources=("tensorrtllm_backend issue #393",),
+        kind="effect",
+    ),
+    Pattern(
+        id="engine-config-missing",
+        title="engine directory without a config.json",
+        regex=r"json\.exception\.parse_error\.101.*unexpected end of input",
+        means="The engine's config.json is missing or empty: the backend parses it without looking whether it is "
+        "there, so a wrong engine directory looks like broken JSON.",
+        do="Check that gpt_model_path in tensorrt_llm/config.pbtxt is the engine's directory as the server's container "
+        "sees it, with config.json and one rank file for each rank.",
+        sources=("tensorrtllm_backend issue #207",),
+    ),
+    Pattern(
+        id="engine-config-layout",
+        title="engine config.json of another release",
+        regex=r"json\.exception\.out_of_range\.403.*key '(?P<key>[^']+)' not found",
+        means="The engine's config.json has no key {key}: it was written by another TensorRT-LLM release than the one "
+        "that loads it.",
+        do="Serve with the release that built the engine (`version` in its config.json), or build it again.",
+        sources=("Triton server issue #6878", "tensorrtllm_backend issue #297"),
+        noise_as_warning=True,
+    ),
+    Pattern(
+        id="parameter-left-out",
+        title="optional parameter left out",
+        regex=r"Parameter .* cannot be read from json",
+        means="An optional key is not in config.json; the backend goes on with its default.",
+        do="Nothing: this is not the cause.",
+        sources=("tensorrtllm_backend issue #235",),
+        kind="harmless",
+    ),
+    Pattern(
+        id="optional-value-left-out",
+        title="optional parameter left out",
+        regex=r"Optional value for parameter .* will not be set",
+        means="An optional key is not in config.pbtxt; the backend goes on with its default.",
+        do="Nothing: this is not the cause.",
+        sources=("tensorrtllm_backend issue #235",),
+        kind="harmless",
+    ),
+)

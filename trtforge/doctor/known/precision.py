@@ -1,0 +1,59 @@
+"""Number formats that the GPU or the release does not have."""
+
+from trtforge.doctor.pattern import Pattern
+
+PATTERNS = (
+    Pattern(
+        id="fp8-hardware",
+        title="GPU without FP8",
+        regex=r"Networks with FP8 (?:precision|Q/DQ layers) require hardware with FP8 support",
+        means="The engine uses FP8, which needs compute capability 8.9 or later (Ada, Hopper, Blackwell); the GPU of "
+        "this build has less.",
+        do="Quantise to INT4-AWQ or INT8 instead, or build on an L4, L40S, H100 or later. `trtforge doctor RECIPE` "
+        "says it before the build.",
+        sources=("TensorRT-LLM issue #1428", "Model-Optimizer issue #70"),
+    ),
+    Pattern(
+        id="fp8-attention",
+        title="FP8 attention is not possible here",
+        regex=r"FP8 FMHA cannot be enabled",
+        means="FP8 attention in the context phase was asked for, on a GPU or with settings that have none.",
+        do="Build with use_fp8_context_fmha disabled; FP8 weights stay as they are.",
+        sources=("TensorRT-LLM issue #1864", "TensorRT-LLM issue #2855"),
+    ),
+    Pattern(
+        id="fp8-block-scales",
+        title="GPU without block-scaled FP8",
+        regex=r"Unsupported SM version for FP8 block scaling GEMM",
+        means="The checkpoint has FP8 weights with block scales (as DeepSeek-V3 has); this GPU has no matrix product "
+        "for them. Ada has FP8 with one scale a tensor only.",
+        do="Use per-tensor FP8 or INT4-AWQ, quantised from the original weights, or a Hopper GPU.",
+        sources=("TensorRT-LLM issue #4599",),
+    ),
+    Pattern(
+        id="reuse-without-paged-context",
+        title="KV cache reuse needs another build",
+        regex=r"model has to be built with paged context FMHA support",
+        means="KV cache block reuse is on, and the engine was built without paged context attention.",
+        do="Build the engine with use_paged_context_fmha (`--feature kv_reuse` of `trtforge compile`), or set "
+        "enable_kv_cache_reuse to false.",
+        sources=("TensorRT-LLM executor source", "tensorrtllm_backend issue #271"),
+    ),
+    Pattern(
+        id="draft-tokens",
+        title="more draft tokens than the engine takes",
+        regex=r"Number of draft tokens \((?P<asked>\d+)\) is larger than maximum number of draft tokens "
+        r"\((?P<built>\d+)\)",
+        means="A request brought {asked} draft tokens; the target engine was built for {built}.",
+        do="Build the target engine with max_draft_len {asked} or more, and a speculative decoding mode.",
+        sources=("TensorRT-LLM executor source", "tensorrtllm_backend issue #473"),
+    ),
+    Pattern(
+        id="lora-rank",
+        title="LoRA rank above the engine's",
+        regex=r"Invalid low_rank \((?P<asked>\d+)\)\. low_rank must be smaller than mMaxLowRank \((?P<built>\d+)\)",
+        means="The adapter has rank {asked}; the engine was built for ranks up to {built}.",
+        do="Build the engine with max_lora_rank {asked} or more.",
+        sources=("TensorRT-LLM issue #1903",),
+    ),
+)

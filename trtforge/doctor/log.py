@@ -1,0 +1,307 @@
+"""The first real error of a log, explained: every rank is read by itself, and the earliest cause among them wins.
+
+What is found depends on each rank's own lines only, not on how they were interleaved. Memory is bounded by the number
+of ranks and patterns, not by the log.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from trtforge.doctor.known import PATTERNS
+from trtforge.doctor.log_lines import LogLine, parse_log
+from trtforge.doctor.pattern import Kind, Pattern, filled
+
+_SHOWN_LINES = 6
+_SHOWN_TEXT = 400
+_AHEAD = 5
+"""How many lines of the rank after a message are searched for the rest of it."""
+
+_PRECEDENCE: tuple[Kind, ...] = ("harmless", "cause", "effect", "warning")
+"""Which pattern counts where several fit one line; among equals the first of the table."""
+
+_WIDE = re.compile(r" {3,}")
+_TRACE = re.compile(r"Traceback \(most recent call last\)")
+_ERROR = re.compile(
+    r"\s*(?:"
+    r"(?:[A-Za-z_][\w.]*)?(?:Error|Exception)(?::|$)"  # the last line of a Python trace
+    r"|(?:\S+: )?(?:fatal )?(?i:error):"
+    r"|terminate called|what\(\):|Segmentation fault|Bus error|Aborted\b|Signal \(\d+\) received"
+    r"|.*\*\*\* Process received signal|.*\bexited on signal\b|\|.*\bUNAVAILABLE: "
+    r")"
+)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A line of the log as it stands, without its prefixes. `rank` None: the log does not say who wrote it."""
+
+    line: int
+    rank: int | None
+    text: str
+
+
+@dataclass(frozen=True)
+class Explained:
+    """A message that is known. `lines`: the one above it if that is an error, the message, and the rest of it."""
+
+    pattern: Pattern
+    values: dict[str, str]
+    at: Seen
+    lines: tuple[Seen, ...]
+    times: int
+
+    @property
+    def means(self) -> str:
+        """What it means, with the log's values."""
+        return filled(self.pattern.means, self.values)
+
+    @property
+    def do(self) -> str:
+        """What to do first, with the log's values."""
+        return filled(self.pattern.do, self.values)
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What a log says. `first`: None where no known message is an error.
+
+    `unexplained`: the first error lines that are not known, if they come before `first` on its rank or there is none.
+    `later`: other known errors, in order. `warnings`: known, and no errors. `ranks`: those that the log names.
+    """
+
+    first: Explained | None
+    unexplained: tuple[Seen, ...]
+    later: tuple[Explained, ...]
+    warnings: tuple[Explained, ...]
+    ranks: tuple[int, ...]
+    lines: int
+
+    @property
+    def failed(self) -> bool:
+        """Whether the log holds an error, known or not."""
+        return self.first is not None or bool(self.unexplained)
+
+
+def diagnose(pieces: Iterable[tuple[int, str]], patterns: Sequence[Pattern] = PATTERNS) -> Diagnosis:
+    """Read a log's numbered lines to the end."""
+    patterns = sorted(patterns, key=lambda pattern: _PRECEDENCE.index(pattern.kind))
+    readers: dict[int | None, _Reader] = {}
+    last = 0
+    for line in parse_log(pieces):
+        last = line.number
+        reader = readers.get(line.rank)
+        if reader is None:
+            reader = readers[line.rank] = _Reader(patterns, line.rank)
+        reader.read(line)
+    return _diagnosis([readers[rank] for rank in sorted(readers, key=_rank_order)], last)
+
+
+@dataclass
+class _Found:
+    """A known message on one rank: where it was first, and what else belongs to it."""
+
+    pattern: Pattern
+    kind: Kind
+    values: dict[str, str]
+    at: Seen
+    lines: list[Seen]
+    time: str | None
+    position: int
+    times: int = 1
+
+
+@dataclass
+class _Unknown:
+    """The first error of one rank that no pattern knows."""
+
+    lines: list[Seen]
+    time: str | None
+    position: int
+
+
+@dataclass
+class _Reader:
+    """Follows the lines of one rank."""
+
+    patterns: Sequence[Pattern]
+    rank: int | None
+    found: dict[str, _Found] = field(default_factory=dict)
+    unknown: _Unknown | None = None
+    position: int = 0
+    time: str | None = None
+    above: LogLine | None = None
+    frames: list[LogLine] | None = None
+    inside: set[str] = field(default_factory=set)
+    waiting: list[tuple[_Found, int]] = field(default_factory=list)
+    continuing: bool = False
+
+    def read(self, line: LogLine) -> None:
+        self.position += 1
+        self.time = line.time or self.time
+        if not self._is_frame(line):
+            self._complete(line)
+            if line.level != "info":
+                self._match(line)
+            self._continue(line)
+            if line.level is None:  # a line of another severity only came in between
+                self.frames, self.inside = None, set()
+        self.above = line
+
+    def _is_frame(self, line: LogLine) -> bool:
+        """Whether this is a line of a Python trace before its last one, which alone says what went wrong."""
+        if _TRACE.search(line.text) and line.level is None:
+            self.frames, self.inside = [], set()
+            return True
+        if self.frames is None or not line.text.startswith((" ", "\t")):
+            return False
+        if line.text.strip(" ^~"):
+            self.frames = [*self.frames[-1:], line]
+        self.inside |= {pattern.id for pattern in self.patterns if pattern.is_frame(line.text)}
+        return True
+
+    def _match(self, line: LogLine) -> None:
+        known = False
+        for pattern in self.patterns:
+            values = pattern.search(line.text)
+            if values is None or (pattern.inside is not None and pattern.id not in self.inside):
+                continue
+            known = True
+            kind = pattern.kind_at(line.level)
+            if kind != "harmless":
+                self._note(pattern, kind, values, line)
+                self.continuing = False
+            break
+        if not known and self.unknown is None and _is_error(line):
+            frames = [_seen(frame) for frame in self.frames or []]
+            self.unknown = _Unknown(frames, self.time, self.position)
+            self.continuing = True
+
+    def _note(self, pattern: Pattern, kind: Kind, values: dict[str, str], line: LogLine) -> None:
+        """Remember the message; as an error it takes the place of what was only a warning before."""
+        before = self.found.get(pattern.id)
+        if before is not None and (before.kind != "warning" or kind == "warning"):
+            before.times += 1
+            return
+        above = [_seen(self.above)] if self.above is not None and self.above.level == "error" else []
+        seen = _seen(line)
+        found = _Found(pattern, kind, values, seen, [*above, seen], self.time, self.position)
+        self.found[pattern.id] = found
+        if pattern.then is not None:
+            self.waiting.append((found, self.position + _AHEAD))
+            self._complete(line)
+
+    def _complete(self, line: LogLine) -> None:
+        """Take the rest of earlier messages from this line, if it has any."""
+        still = []
+        for found, until in self.waiting:
+            more = found.pattern.search_on(line.text)
+            found.values |= more
+            if more and found.at.line != line.number:
+                found.lines.append(_seen(line))
+            if not more and self.position < until:
+                still.append((found, until))
+        self.waiting = still
+
+    def _continue(self, line: LogLine) -> None:
+        """Keep the lines of the unknown error: itself and what follows it without a severity of its own."""
+        if not self.continuing or self.unknown is None:
+            return
+        if self.position > self.unknown.position and line.level not in (None, "error"):
+            self.continuing = False
+            return
+        self.unknown.lines.append(_seen(line))
+        self.continuing = len(self.unknown.lines) < _SHOWN_LINES
+
+
+def _is_error(line: LogLine) -> bool:
+    return line.level == "error" or (line.level is None and _ERROR.match(line.text) is not None)
+
+
+def _diagnosis(readers: Sequence[_Reader], lines: int) -> Diagnosis:
+    errors = [(reader, found) for reader in readers for found in reader.found.values() if found.kind != "warning"]
+    aborted = _aborted_rank(readers)
+    chosen = _earliest([e for e in errors if e[1].kind == "cause"], aborted) or _earliest(errors, aborted)
+    first = chosen[1] if chosen is not None else None
+    failed = {found.pattern.id for _, found in errors}
+    warnings = [f for reader in readers for f in reader.found.values() if f.pattern.id not in failed]
+    return Diagnosis(
+        first=_explained(first, readers) if first is not None else None,
+        unexplained=_unexplained(readers, chosen, aborted),
+        later=_explained_in_order([f for _, f in errors if first is None or f.pattern is not first.pattern], readers),
+        warnings=_explained_in_order(warnings, readers),
+        ranks=tuple(reader.rank for reader in readers if reader.rank is not None),
+        lines=lines,
+    )
+
+
+def _aborted_rank(readers: Sequence[_Reader]) -> int | None:
+    """The rank that ended the others: MPI_ABORT follows from that rank's first error."""
+    aborts = [reader.found["mpi-abort"] for reader in readers if "mpi-abort" in reader.found]
+    return int(min(aborts, key=_order).values["rank"]) if aborts else None
+
+
+def _earliest(found: Sequence[tuple[_Reader, _Found]], aborted: int | None) -> tuple[_Reader, _Found] | None:
+    """The first of each rank, and of these the earliest. Where the log has no times: the rank that ended the others."""
+    firsts: dict[int | None, tuple[_Reader, _Found]] = {}
+    for reader, each in found:
+        if reader.rank not in firsts or each.position < firsts[reader.rank][1].position:
+            firsts[reader.rank] = (reader, each)
+    timed = all(each.time is not None for _, each in firsts.values())
+    return min(
+        firsts.values(),
+        key=lambda e: (e[1].time if timed else "", e[0].rank != aborted, _rank_order(e[0].rank)),
+        default=None,
+    )
+
+
+def _unexplained(
+    readers: Sequence[_Reader], chosen: tuple[_Reader, _Found] | None, aborted: int | None
+) -> tuple[Seen, ...]:
+    """The unknown error lines worth showing: those that came before a cause, or on any rank beside an effect."""
+    unknown = [(reader, reader.unknown) for reader in readers if reader.unknown is not None]
+    if chosen is not None:
+        unknown = [(r, u) for r, u in unknown if _comes_before(r, u, *chosen)]
+    timed = all(each.time is not None for _, each in unknown)
+    best = min(
+        unknown,
+        key=lambda e: (e[1].time if timed else "", e[0].rank != aborted, _rank_order(e[0].rank)),
+        default=None,
+    )
+    return tuple(best[1].lines) if best is not None else ()
+
+
+def _comes_before(reader: _Reader, unknown: _Unknown, other: _Reader, found: _Found) -> bool:
+    """On the same rank by order; on another by time, and beside an effect in any case."""
+    if reader is other:
+        return unknown.position < found.position
+    timed = unknown.time is not None and found.time is not None
+    return found.kind == "effect" or (timed and str(unknown.time) < str(found.time))
+
+
+def _explained_in_order(found: Sequence[_Found], readers: Sequence[_Reader]) -> tuple[Explained, ...]:
+    """Each message once, where it came first."""
+    firsts: dict[str, _Found] = {}
+    for each in sorted(found, key=_order):
+        firsts.setdefault(each.pattern.id, each)
+    return tuple(_explained(each, readers) for each in firsts.values())
+
+
+def _explained(found: _Found, readers: Sequence[_Reader]) -> Explained:
+    same = [reader.found[found.pattern.id] for reader in readers if found.pattern.id in reader.found]
+    times = sum(each.times for each in same)
+    return Explained(found.pattern, dict(found.values), found.at, tuple(found.lines), times)
+
+
+def _order(found: _Found) -> tuple[str, tuple[bool, int], int]:
+    return (found.time or "~", _rank_order(found.at.rank), found.position)
+
+
+def _rank_order(rank: int | None) -> tuple[bool, int]:
+    """Ranks in order, then what no rank wrote: the launcher reports only what befell them."""
+    return (rank is None, rank or 0)
+
+
+def _seen(line: LogLine) -> Seen:
+    text = _WIDE.sub("  ", line.text.strip())
+    return Seen(line.number, line.rank, text if len(text) <= _SHOWN_TEXT else f"{text[:_SHOWN_TEXT]} ...")

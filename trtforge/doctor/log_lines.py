@@ -1,0 +1,114 @@
+"""One line of a log, taken apart: which rank wrote it, when, how severe it says it is, and what it says.
+
+Prefixes come nested (docker compose around mpirun around Triton), so they are peeled off one after the other.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import BinaryIO, Literal
+
+Level = Literal["info", "warning", "error"]
+
+_PIECE = 1 << 16
+_LEVELS: dict[str, Level] = {"I": "info", "V": "info", "D": "info", "T": "info", "W": "warning"}
+_MONTHS = {
+    name: number
+    for number, name in enumerate(
+        ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"), start=1
+    )
+}
+_COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_CLOCK = r"(?P<clock>\d\d:\d\d:\d\d(?:[.,]\d+)?)"
+_PREFIXES = tuple(
+    re.compile(pattern)
+    for pattern in (
+        # docker compose: the name of a container and a bar
+        r"[A-Za-z0-9][\w.-]*[-_]\d+ +\| ?",
+        # kubectl logs --timestamps, docker logs -t, Triton's --log-format=ISO8601
+        rf"\d{{4}}-(?P<month>\d\d)-(?P<day>\d\d)[T ]{_CLOCK}(?:Z|[+-]\d\d:?\d\d)?(?: (?:stdout|stderr) [FP])?"
+        r"(?: (?P<level>[IWEF])\b(?= \d))?(?: (?P<pid>\d+) \S+\])?(?: - (?P<name>[A-Z]+) -)? ?",
+        # mpirun --tag-output, with --timestamp-output in front of it; Open MPI 5 puts its own job's name first
+        rf"(?:\w{{3}} (?P<word>\w{{3}}) +(?P<day>\d+) {_CLOCK} \d{{4}})?"
+        r"\[(?:[\w.@-]+@)?\d+,(?P<rank>\d+)\]<std(?:out|err|diag)>: ?",
+        # torch.distributed
+        r"\[rank(?P<rank>\d+)\]:? ?",
+        # TensorRT and TensorRT-LLM from Python, which puts its clock before the messages of other packages too
+        rf"\[(?P<month>\d\d)/(?P<day>\d\d)/\d{{4}}-{_CLOCK}\] "
+        r"(?:\[(?:TRT|TRT-LLM|TensorRT-LLM)\](?: \[RANK (?P<rank>\d+)\])? \[(?P<level>[A-Z])\] ?)?",
+        # TensorRT-LLM from C++; Triton puts the exception's own prefix behind the logger's
+        r"\[TensorRT-LLM\]\[(?P<name>[A-Z]+)\](?:\[(?P<rank>\d+)\])? ?",
+        r"\[TRT\] \[(?P<level>[A-Z])\] ?",
+        # glog, as Triton writes
+        rf"(?P<level>[IWEF])(?P<month>\d\d)(?P<day>\d\d) {_CLOCK} +\d+ \S+:\d+\] ?",
+        r"\[libprotobuf (?P<name>[A-Z]+) [^\]]*\] ?",
+    )
+)
+
+
+@dataclass(frozen=True)
+class LogLine:
+    """`rank` None: nothing says who wrote it. `time` "MM-DD hh:mm:ss.f", comparable as text within one year.
+
+    `level` None: the line carries none, like those of Python, the shell and the second line of a message.
+    """
+
+    number: int
+    text: str
+    rank: int | None = None
+    time: str | None = None
+    level: Level | None = None
+
+
+def numbered_pieces(log: BinaryIO) -> Iterator[tuple[int, str]]:
+    """The lines with their numbers; undecodable bytes are replaced. Memory is bounded whatever the length of a line.
+
+    A progress bar redraws itself behind carriage returns: each redraw is a piece of the same line. So is every 64 KiB
+    of a longer line.
+    """
+    number = 1
+    while piece := log.readline(_PIECE):
+        for part in piece.decode("utf-8", errors="replace").rstrip("\n").split("\r"):
+            if part:
+                yield number, part
+        number += piece.endswith(b"\n")
+
+
+def parse_line(number: int, text: str) -> LogLine:
+    """Peel the known prefixes off a line."""
+    line = LogLine(number, _COLOUR.sub("", text).rstrip())
+    peeled = True
+    while peeled:
+        peeled = False
+        for prefix in _PREFIXES:
+            match = prefix.match(line.text)
+            if match is not None and match.end() > 0:
+                line = _without(line, match)
+                peeled = True
+    return line
+
+
+def parse_log(pieces: Iterable[tuple[int, str]]) -> Iterator[LogLine]:
+    """Every piece as a line."""
+    return (parse_line(number, text) for number, text in pieces)
+
+
+def _without(line: LogLine, match: re.Match[str]) -> LogLine:
+    found = match.groupdict()
+    level = _level(found.get("level") or (found.get("name") or "")[:1])
+    rank, clock = found.get("rank"), found.get("clock")
+    month = found.get("month") or _MONTHS.get(found.get("word") or "")
+    time = f"{int(month):02d}-{int(found['day']):02d} {clock.replace(',', '.')}" if clock and month else None
+    return replace(
+        line,
+        text=line.text[match.end() :],
+        # The innermost prefix is the program's own and knows best; a time further out is nearer to the reader's clock.
+        rank=int(rank) if rank is not None else line.rank,
+        level=level or line.level,
+        time=line.time or time,
+    )
+
+
+def _level(letter: str) -> Level | None:
+    """The severity of a letter, which may be a word's first; anything unknown is an error."""
+    return _LEVELS.get(letter, "error") if letter else None

@@ -1,0 +1,135 @@
+"""GPUs as NVIDIA's management library sees them: the driver, every GPU, and how they reach one another."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from itertools import combinations
+from typing import Literal, Protocol, TypeVar
+
+Link = Literal["NVLink", "PCIe", "none", "unknown"]
+
+_T = TypeVar("_T")
+
+
+class MemoryInfo(Protocol):
+    """A GPU's memory in bytes."""
+
+    @property
+    def total(self) -> int: ...
+    @property
+    def used(self) -> int: ...
+
+
+class Nvml(Protocol):
+    """The part of nvidia-ml-py's module `pynvml` that is used."""
+
+    NVMLError: type[Exception]
+    NVML_P2P_CAPS_INDEX_READ: int
+    NVML_P2P_CAPS_INDEX_NVLINK: int
+    NVML_P2P_STATUS_OK: int
+
+    def nvmlInit(self) -> None: ...
+    def nvmlShutdown(self) -> None: ...
+    def nvmlSystemGetDriverVersion(self) -> str: ...
+    def nvmlDeviceGetCount(self) -> int: ...
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> object: ...
+    def nvmlDeviceGetName(self, device: object) -> str: ...
+    def nvmlDeviceGetCudaComputeCapability(self, device: object) -> tuple[int, int]: ...
+    def nvmlDeviceGetMemoryInfo(self, device: object) -> MemoryInfo: ...
+    def nvmlDeviceGetMigMode(self, device: object) -> list[int]: ...
+    def nvmlDeviceGetMaxMigDeviceCount(self, device: object) -> int: ...
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, device: object, index: int) -> object: ...
+    def nvmlDeviceGetP2PStatus(self, first: object, second: object, capability: int) -> int: ...
+
+
+@dataclass(frozen=True)
+class GpuFacts:
+    """One GPU. `sm` is compute capability times ten, memory is in bytes; None where the driver does not tell.
+
+    `mig`: the number of MIG instances; None with MIG off.
+    """
+
+    index: int
+    name: str
+    sm: int | None
+    memory: int | None
+    used: int | None
+    mig: int | None
+
+
+@dataclass(frozen=True)
+class DriverFacts:
+    """The driver and its GPUs. `failed`: GPUs that do not answer, with what the driver says of them."""
+
+    version: str
+    gpus: tuple[GpuFacts, ...]
+    failed: Mapping[int, str]
+    links: Mapping[tuple[int, int], Link]
+
+
+def read_driver(nvml: Nvml) -> DriverFacts:
+    """Ask the driver. Raises `nvml.NVMLError` if there is none or it does not work."""
+    nvml.nvmlInit()
+    try:
+        devices: dict[int, object] = {}
+        failed: dict[int, str] = {}
+        gpus = []
+        for index in range(nvml.nvmlDeviceGetCount()):
+            try:
+                devices[index] = nvml.nvmlDeviceGetHandleByIndex(index)
+                gpus.append(_gpu(nvml, index, devices[index]))
+            except nvml.NVMLError as error:
+                devices.pop(index, None)
+                failed[index] = str(error)
+        links = {
+            (first, second): _link(nvml, devices[first], devices[second]) for first, second in combinations(devices, 2)
+        }
+        return DriverFacts(_text(nvml.nvmlSystemGetDriverVersion()), tuple(gpus), failed, links)
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _gpu(nvml: Nvml, index: int, device: object) -> GpuFacts:
+    name = _text(nvml.nvmlDeviceGetName(device))
+    capability = _asked(nvml, lambda: nvml.nvmlDeviceGetCudaComputeCapability(device))
+    memory = _asked(nvml, lambda: nvml.nvmlDeviceGetMemoryInfo(device))
+    mig = _asked(nvml, lambda: nvml.nvmlDeviceGetMigMode(device))
+    return GpuFacts(
+        index=index,
+        name=name,
+        sm=capability[0] * 10 + capability[1] if capability is not None else None,
+        memory=memory.total if memory is not None else None,
+        used=memory.used if memory is not None else None,
+        mig=_mig_instances(nvml, device) if mig is not None and mig[0] else None,
+    )
+
+
+def _mig_instances(nvml: Nvml, device: object) -> int:
+    """The slots in use; an empty one is an error of the library."""
+    slots = _asked(nvml, lambda: nvml.nvmlDeviceGetMaxMigDeviceCount(device)) or 0
+    used = (_asked(nvml, partial(nvml.nvmlDeviceGetMigDeviceHandleByIndex, device, slot)) for slot in range(slots))
+    return sum(handle is not None for handle in used)
+
+
+def _link(nvml: Nvml, first: object, second: object) -> Link:
+    ok = nvml.NVML_P2P_STATUS_OK
+    over_nvlink = _asked(nvml, lambda: nvml.nvmlDeviceGetP2PStatus(first, second, nvml.NVML_P2P_CAPS_INDEX_NVLINK))
+    reads = _asked(nvml, lambda: nvml.nvmlDeviceGetP2PStatus(first, second, nvml.NVML_P2P_CAPS_INDEX_READ))
+    if over_nvlink == ok:
+        return "NVLink"
+    if reads is None:
+        return "unknown"
+    return "PCIe" if reads == ok else "none"
+
+
+def _asked(nvml: Nvml, question: Callable[[], _T]) -> _T | None:
+    """The answer; None where this GPU or driver has none."""
+    try:
+        return question()
+    except nvml.NVMLError:
+        return None
+
+
+def _text(value: str | bytes) -> str:
+    """Old releases of the library answer in bytes."""
+    return value.decode(errors="replace") if isinstance(value, bytes) else value

@@ -1,0 +1,114 @@
+"""The Python packages of this environment: what is there, and which of them do not go together."""
+
+from collections.abc import Iterator
+
+from trtforge.doctor.finding import Finding, Status
+from trtforge.doctor.host import Host, Packages
+from trtforge.doctor.needs import Model, Needs
+from trtforge.doctor.versions import at_least, numbers, requirements
+from trtforge.formats.releases import containers_of
+
+_SHOWN = (
+    "torch",
+    "transformers",
+    "tritonclient",
+    "nvidia-pytriton",
+    "tensorrt-llm",
+    "tensorrt",
+    "nvidia-modelopt",
+    "mpi4py",
+)
+_OWN = "trtforge"
+_EXTRAS: dict[str, Status] = {"engine": "problem", "serve": "warning"}
+"""What the absence of an extra's packages means: the embedded engine needs the first, a server the second."""
+
+_ESSENTIAL = (_OWN, "torch", "transformers", "tritonclient", "nvidia-pytriton")
+
+
+def package_findings(host: Host, needs: Needs) -> Iterator[Finding]:
+    """Every package that matters, then each pair that does not fit."""
+    packages = host.packages
+    for name in _SHOWN:
+        yield _package(packages, name)
+    yield from _missing(packages)
+    yield from _conflicts(packages)
+    yield from _model(packages, needs)
+    yield from _release(packages, needs)
+
+
+def _package(packages: Packages, name: str) -> Finding:
+    version = packages.version(name)
+    if name == "torch" and version is not None:
+        cuda = packages.cuda_of_torch()
+        return Finding(name, "ok", f"{version}, {f'CUDA {cuda}' if cuda else 'CPU only'}")
+    return Finding(name, "ok", version or "not installed")
+
+
+def _missing(packages: Packages) -> Iterator[Finding]:
+    """What trtforge itself needs for its engine and its client."""
+    lines = packages.requires(_OWN)
+    missed: set[str] = set()
+    for extra, status in _EXTRAS.items():
+        wanted = {requirement.name for requirement in requirements(lines, (extra,))} - missed
+        absent = sorted(name for name in wanted if packages.version(name) is None)
+        missed |= set(absent)
+        if absent:
+            todo = f"pip install 'trtforge[{extra}]'"
+            yield Finding(f"trtforge[{extra}]", status, f"{', '.join(absent)} not installed", todo)
+
+
+def _conflicts(packages: Packages) -> Iterator[Finding]:
+    """Pairs of installed packages of which one says that it does not take the other."""
+    for package in (_OWN, *_SHOWN):
+        version = packages.version(package)
+        if version is None:
+            continue
+        wanted = requirements(packages.requires(package), _EXTRAS if package == _OWN else ())
+        for requirement in dict.fromkeys(wanted):
+            other = packages.version(requirement.name)
+            if other is None or requirement.takes(other):
+                continue
+            name = f"{requirement.name} with {package}"
+            found = f"{package} {version} needs {requirement.name} {requirement.bounds}; {other} is installed"
+            if package in _ESSENTIAL:
+                yield Finding(name, "problem", found, f"pip install '{requirement.name}{requirement.bounds}'")
+            else:
+                yield Finding(name, "warning", found, f"Keep {package} in an environment or container of its own.")
+
+
+def _model(packages: Packages, needs: Needs) -> Iterator[Finding]:
+    if needs.recipe is None:
+        return
+    model, installed = needs.model, packages.version("transformers")
+    if model is None:
+        yield Finding("model", "unknown", f"{needs.source} is not on this machine; the build fetches it")
+    elif not isinstance(model, Model):
+        yield Finding("model", "problem", model.message, model.hint)
+    elif installed and model.transformers and not at_least(installed, _line(model.transformers)):
+        found = f"{model.architecture} was saved by transformers {model.transformers}, {installed} is installed"
+        yield Finding(
+            "model", "warning", found, f"If it is not known: pip install 'transformers>={model.transformers}'"
+        )
+    else:
+        yield Finding("model", "ok", f"{model.architecture}, {model.parameters:,} parameters")
+
+
+def _line(version: str) -> str:
+    """The minor release: patch releases read one another's configurations."""
+    return ".".join(map(str, numbers(version)[:2]))
+
+
+def _release(packages: Packages, needs: Needs) -> Iterator[Finding]:
+    """TensorRT-LLM and TensorRT as installed here, against what the recipe's release is served with."""
+    if needs.release is None:
+        return
+    wanted, installed = needs.release.version, packages.version("tensorrt-llm")
+    if installed is not None and numbers(installed) != numbers(wanted):
+        todo = f"Build in the container of {wanted}, or install tensorrt-llm=={wanted}."
+        found = f"the recipe's engine is for {wanted}; {installed} is installed"
+        yield Finding("tensorrt-llm with the recipe", "warning", found, todo)
+    containers, tensorrt = containers_of(needs.release), packages.version("tensorrt")
+    if containers and tensorrt is not None and numbers(tensorrt) != numbers(containers[0].tensorrt):
+        image = containers[0]
+        found = f"{image.image_tag} has TensorRT {image.tensorrt}; {tensorrt} is installed, and engines fit one version"
+        yield Finding("tensorrt with the container", "warning", found, "Build engines in the image that serves them.")

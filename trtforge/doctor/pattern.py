@@ -1,0 +1,77 @@
+"""What is known of one message: how to recognise it, what it means and what to do first."""
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from trtforge.doctor.log_lines import Level
+
+Kind = Literal["cause", "effect", "warning", "harmless"]
+"""`effect`: may only follow from another error, so it is the diagnosis only where no cause is found.
+`warning`: worth knowing, no error. `harmless`: looks like an error and is none."""
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """One message. `means` and `do` are filled with the named groups of `regex` and `then`.
+
+    `then`: a second expression for what the message says on the same or the next lines of that rank.
+    `inside`: the message counts only behind a Python trace with such a line.
+    `noise_as_warning`: as a warning the message is not even worth knowing.
+    `sources`: where the message was explained, or is written.
+    """
+
+    id: str
+    title: str
+    regex: str
+    means: str
+    do: str
+    sources: tuple[str, ...]
+    kind: Kind = "cause"
+    then: str | None = None
+    inside: str | None = None
+    noise_as_warning: bool = False
+
+    def search(self, text: str) -> dict[str, str] | None:
+        """The values that the message in `text` gives; None if it is another."""
+        match = self._regex.search(text)
+        return None if match is None else _values(match)
+
+    def search_on(self, text: str) -> dict[str, str]:
+        """The values that `then` finds in `text`, if any."""
+        match = self._then.search(text) if self._then is not None else None
+        return {} if match is None else _values(match)
+
+    def is_frame(self, text: str) -> bool:
+        """Whether `text` is the line of a Python trace that `inside` asks for."""
+        return self._inside is not None and self._inside.search(text) is not None
+
+    def kind_at(self, level: Level | None) -> Kind:
+        """What the message is on a line of this severity: a program that warns goes on."""
+        if level == "warning" and self.kind in ("cause", "effect"):
+            return "harmless" if self.noise_as_warning else "warning"
+        return self.kind
+
+    @cached_property
+    def _regex(self) -> re.Pattern[str]:
+        return re.compile(self.regex)
+
+    @cached_property
+    def _then(self) -> re.Pattern[str] | None:
+        return None if self.then is None else re.compile(self.then)
+
+    @cached_property
+    def _inside(self) -> re.Pattern[str] | None:
+        return None if self.inside is None else re.compile(self.inside)
+
+
+def filled(template: str, values: Mapping[str, str]) -> str:
+    """`template` with its values; a question mark for what the log does not say."""
+    return template.format_map(defaultdict(lambda: "?", values))
+
+
+def _values(match: re.Match[str]) -> dict[str, str]:
+    return {name: value for name, value in match.groupdict().items() if value is not None}

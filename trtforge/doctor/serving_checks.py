@@ -1,0 +1,168 @@
+"""What serving needs: ports, a Triton server, a container runtime, and an image that fits the driver."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+
+from trtforge.doctor.finding import Finding, Status
+from trtforge.doctor.gpu_checks import driver_version
+from trtforge.doctor.host import Host, RunError
+from trtforge.doctor.needs import Needs
+from trtforge.doctor.proc import read_listeners
+from trtforge.doctor.versions import at_least
+from trtforge.formats.releases import Container, containers_of, read_release_data
+
+_TRTLLM_BACKEND = "opt/tritonserver/backends/tensorrtllm"
+_DOCKER_TIMEOUT = 10.0
+_CDI = ("etc/cdi", "var/run/cdi")
+
+
+@dataclass(frozen=True)
+class Triton:
+    """The server that `trtforge serve` would start here; `program` None where there is none, with what to do."""
+
+    program: str | None
+    of_wheel: bool = False
+    todo: str = ""
+
+
+@dataclass(frozen=True)
+class Serving:
+    """What `trtforge serve` would use: its default ports by what they are for, and its server."""
+
+    ports: dict[str, int]
+    triton: Triton
+
+
+def serves_in_container(host: Host, needs: Needs) -> bool:
+    """Whether the server gets a container: TensorRT-LLM's backend is only here inside NVIDIA's."""
+    return needs.backend == "tensorrt_llm" and not (host.root / _TRTLLM_BACKEND).is_dir()
+
+
+def serving_findings(host: Host, needs: Needs, serving: Serving, image: str | None) -> Iterator[Finding]:
+    """Ports, Triton, the container runtime, and the image that was asked for or that the recipe takes."""
+    for purpose, port in serving.ports.items():
+        yield _port(host, needs, purpose, port)
+    yield _triton(host, needs, serving.triton)
+    yield _runtime(host, needs)
+    if needs.backend == "tensorrt_llm" and needs.ranks > 1 and not serves_in_container(host, needs):
+        yield _mpi(host)
+    if image is not None:
+        yield _image(host, needs, image)
+    elif serves_in_container(host, needs) and needs.release is not None:
+        fitting = containers_of(needs.release)
+        if fitting:
+            yield _image(host, needs, fitting[0].image)
+
+
+def _port(host: Host, needs: Needs, purpose: str, port: int) -> Finding:
+    name = f"port {port}"
+    listeners = read_listeners(host, port)
+    if listeners is None:
+        return Finding(name, "unknown", "/proc/net/tcp cannot be read")
+    if not listeners:
+        return Finding(name, "ok", f"free for {purpose}")
+    listener = listeners[0]
+    who = f"{listener.program or 'process'} {listener.pid}" if listener.pid is not None else "a process of another user"
+    stop = f"Stop it (kill {listener.pid})" if listener.pid is not None else "Stop it"
+    return Finding(
+        name,
+        "problem" if needs.recipe else "warning",
+        f"in use by {who}",
+        f"{stop}, or serve with another --{purpose}-port.",
+    )
+
+
+def _triton(host: Host, needs: Needs, triton: Triton) -> Finding:
+    if serves_in_container(host, needs):
+        return Finding("Triton", "ok", "of the container")
+    if triton.program is None:
+        status: Status = "problem" if needs.recipe else "warning"
+        return Finding("Triton", status, "no server here", triton.todo)
+    if triton.of_wheel:
+        version = f"of nvidia-pytriton {host.packages.version('nvidia-pytriton')}"
+    else:
+        file = host.text("opt/tritonserver/TRITON_VERSION") or ""
+        version = host.environment.get("TRITON_SERVER_VERSION") or file.strip()
+    return Finding("Triton", "ok", f"{triton.program} {version or '(version not told)'}")
+
+
+def _runtime(host: Host, needs: Needs) -> Finding:
+    """docker, which `trtforge serve` calls. Without a need for it, its absence is no fault."""
+    name, wanted = "container runtime", serves_in_container(host, needs)
+    lacking: Status = "problem" if wanted else "ok"
+    docker = host.program("docker")
+    if docker is None:
+        podman = host.program("podman")
+        if podman is not None:
+            found = f"{podman}, no docker"
+            return Finding(name, lacking, found, "Install podman-docker: trtforge calls `docker`." if wanted else "")
+        todo = "Install docker and the NVIDIA Container Toolkit, or work inside NVIDIA's container."
+        return Finding(name, lacking, "neither docker nor podman", todo if wanted else "")
+    try:
+        answer = host.run([docker, "info", "--format", "{{json .Runtimes}}"], timeout=_DOCKER_TIMEOUT)
+    except RunError as error:
+        found = f"{docker} does not work: {error}"
+        if wanted:
+            return Finding(name, "problem", found, "Start the docker daemon, or join its group.")
+        return Finding(name, "ok", f"{found} The embedded engine needs none.")
+    if "nvidia" in _runtimes(answer):
+        return Finding(name, "ok", f"{docker} with the nvidia runtime")
+    if any(any((host.root / directory).glob("nvidia*")) for directory in _CDI):
+        return Finding(name, "ok", f"{docker} with GPUs through CDI")
+    todo = "Install the NVIDIA Container Toolkit and run `nvidia-ctk runtime configure`." if wanted else ""
+    return Finding(name, lacking, f"{docker}, without the nvidia runtime", todo)
+
+
+def _mpi(host: Host) -> Finding:
+    """Inside NVIDIA's container a server of several ranks is started by mpirun."""
+    program = host.program("mpirun")
+    if program is not None:
+        return Finding("MPI", "ok", program)
+    return Finding("MPI", "problem", "no mpirun on PATH", "Use NVIDIA's Triton image for TensorRT-LLM, which has it.")
+
+
+def _runtimes(answer: str) -> frozenset[str]:
+    try:
+        value = json.loads(answer)
+    except ValueError:
+        return frozenset()
+    return frozenset(value) if isinstance(value, dict) else frozenset()
+
+
+def _image(host: Host, needs: Needs, image: str) -> Finding:
+    """Whether an image holds what the recipe needs and runs on this driver."""
+    name, container = "image", _container(image)
+    if container is None:
+        newest = ", ".join(each.image_tag for each in _containers()[:3])
+        found = f"{image} is not in the table of Triton containers"
+        return Finding(name, "unknown", found, f"Known tags: {newest}, ...")
+    holds = f"{container.image_tag}: TensorRT-LLM {container.tensorrt_llm}, TensorRT {container.tensorrt}"
+    if container.confidence != "high":
+        holds += " (sources differ)"
+    fitting = containers_of(needs.release) if needs.release is not None else _containers()
+    if needs.release is not None and container not in fitting:
+        tags = ", ".join(each.image_tag for each in fitting) or "no known image"
+        todo = f"An engine is served by the release that built it: {tags}."
+        return Finding(name, "problem", f"{holds}; the recipe's engine is for {needs.release.version}", todo)
+    needed, driver = f"needs driver {container.min_driver} or later", driver_version(host)
+    if driver is None:
+        return Finding(name, "unknown", f"{holds}; {needed}, and there is none here")
+    if at_least(driver, container.min_driver):
+        return Finding(name, "ok", f"{holds}; {needed}, this is {driver}")
+    older = [each for each in fitting if at_least(driver, each.min_driver)]
+    instead = f" {older[0].image_tag} (TensorRT-LLM {older[0].tensorrt_llm}) runs on this one." if older else ""
+    todo = f"Update the driver.{instead} Data-centre GPUs may run the image all the same, in compatibility mode."
+    return Finding(name, "problem", f"{holds}; {needed}, this is {driver}", todo)
+
+
+def _container(image: str) -> Container | None:
+    """The entry of an image, a tag or a Triton release: 26.05 is 26.05-trtllm-python-py3 too."""
+    tag = image.rpartition("/")[2].rpartition(":")[2].partition("@")[0]
+    return next((each for each in _containers() if tag in (each.image_tag, each.triton)), None)
+
+
+@cache
+def _containers() -> tuple[Container, ...]:
+    return tuple(Container.model_validate(entry) for entry in read_release_data("containers")["containers"])

@@ -1,0 +1,242 @@
+"""How a Hugging Face checkpoint was quantised, from its JSON files; what cannot be stored exactly is refused by name.
+
+Sources: AutoAWQ, GPTQModel and AutoFP8 in config.json's `quantization_config`; ModelOpt's `hf_quant_config.json`
+(export/convert_hf_config.py, 0.47).
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from fnmatch import translate
+from pathlib import Path
+from typing import Any
+
+from trtforge.core.errors import ForgeError
+from trtforge.formats.compressed_tensors import compressed_tensors
+from trtforge.formats.hf import QUANTIZATION_FILES, HfConfig
+from trtforge.formats.quantization_values import DAMAGED, ORIGINAL, Values, shown, static_fp8_kv_cache
+from trtforge.formats.quantized_source import Packing, QuantizedSource
+
+MODELOPT_FILE, *_OLDER = QUANTIZATION_FILES
+_OLD_FILES = dict(zip(_OLDER, ("gptq", "awq"), strict=True))
+
+
+def quantization_files(directory: Path) -> tuple[Path, ...]:
+    """The files that say how a checkpoint is quantised, config.json apart."""
+    return tuple(directory / name for name in QUANTIZATION_FILES if (directory / name).is_file())
+
+
+def read_quantized_source(config: HfConfig) -> QuantizedSource | None:
+    """The quantisation of a checkpoint, None for an unquantised one. Raises ForgeError for one that is not repacked."""
+    values = config.values.get("quantization_config")
+    files = {path.name: path for path in quantization_files(config.path.parent)}
+    if MODELOPT_FILE in files:
+        path = files[MODELOPT_FILE]
+        return _modelopt(Values(_read(path).get("quantization"), f"{path}: quantization"))
+    if values is not None:
+        return _by_method(Values(values, f"{config.path}: quantization_config"))
+    for name, method in _OLD_FILES.items():
+        if name in files:
+            return _by_method(Values({"quant_method": method} | _read(files[name]), str(files[name])))
+    return None
+
+
+def quantization_method(config: HfConfig) -> str:
+    """The name of the tool or format that quantised a checkpoint; none for an unquantised one."""
+    files = {path.name for path in quantization_files(config.path.parent)}
+    values = config.values.get("quantization_config")
+    if isinstance(values, dict):
+        return _method(Values(values, "quantization_config"))
+    return "modelopt" if MODELOPT_FILE in files else next((m for n, m in _OLD_FILES.items() if n in files), "none")
+
+
+def require_unquantized(config: HfConfig, why: str) -> None:
+    """Raises ForgeError, with the reason, for a checkpoint that is quantised already."""
+    method = quantization_method(config)
+    if method != "none":
+        raise ForgeError(f"{config.path.parent} is already quantised ({method}): {why}", hint=ORIGINAL)
+
+
+def _by_method(values: Values) -> QuantizedSource:
+    method = _method(values)
+    match method:
+        case "awq":
+            return _awq(values)
+        case "gptq":
+            return _gptq(values)
+        case "compressed-tensors":
+            return compressed_tensors(values)
+        case "fp8":
+            return _fp8(values)
+        case _ if method.startswith("modelopt"):
+            return _modelopt(values)
+        case _:
+            reason, hint = _REFUSED.get(method, ("its packing is not known to trtforge", ORIGINAL))
+            raise values.refusal(f"quant_method {method} is not converted: {reason}", hint)
+
+
+def _method(values: Values) -> str:
+    """bitsandbytes did not always write its name."""
+    unnamed = "bitsandbytes" if values.get("load_in_4bit", "load_in_8bit", "_load_in_4bit") else "unknown"
+    return str(values.get("quant_method") or unnamed).lower()
+
+
+_ONE_KERNEL = "its weights are interleaved for one GPU kernel"
+_REFUSED = {
+    "bitsandbytes": ("TensorRT-LLM has no NF4 and no LLM.int8() layers", ORIGINAL),
+    "gguf": ("GGUF's block formats have no counterpart in TensorRT-LLM", ORIGINAL),
+    "exl2": ("EXL2 mixes bit widths inside a matrix", ORIGINAL),
+    "exl3": ("EXL3 is a trellis code", ORIGINAL),
+    "marlin": (_ONE_KERNEL, "Convert the GPTQ or AWQ checkpoint that it was made from."),
+    "gptq_marlin": (_ONE_KERNEL, "Convert the GPTQ checkpoint that it was made from."),
+    "awq_marlin": (_ONE_KERNEL, "Convert the AWQ checkpoint that it was made from."),
+    "fbgemm_fp8": (
+        "it clips activations at its scale_ub",
+        "Convert the original bfloat16 checkpoint, or a compressed-tensors FP8 one.",
+    ),
+    "mxfp4": (
+        "TensorRT-LLM engines have no MXFP4 layers",
+        "Serve it by TensorRT-LLM's PyTorch backend, or convert a bfloat16 checkpoint.",
+    ),
+}
+
+
+def _awq(values: Values) -> QuantizedSource:
+    version = str(values.get("version", "format") or "gemm").lower()
+    if version != "gemm":
+        raise values.refusal(
+            f"AWQ version {version} is not converted, only gemm is",
+            "Save the model again with AutoAWQ's version gemm, or convert the original checkpoint.",
+        )
+    if values.get("backend") == "llm-awq":
+        raise values.refusal("AWQ backend llm-awq is not converted: it packs otherwise than AutoAWQ")
+    values.require_int4("bits", "w_bit")
+    return QuantizedSource(
+        tool="AutoAWQ",
+        packing="awq",
+        never=("^lm_head$", *(re.escape(name) for name in values.names("modules_to_not_convert"))),
+        group_size=values.group_size("group_size", "q_group_size"),
+    )
+
+
+_GPTQ_STORED_ZERO = {"gptq": 7, "gptq_v2": 8}  # the first format stores zero points minus one
+
+
+def _gptq(values: Values) -> QuantizedSource:
+    form = "marlin" if values.get("is_marlin_format") else str(values.get("checkpoint_format", "format") or "gptq")
+    if form not in _GPTQ_STORED_ZERO:
+        raise values.refusal(
+            f"GPTQ checkpoint_format {form} is not converted, only gptq and gptq_v2 are",
+            "Save the model again with checkpoint_format gptq, or convert the original checkpoint.",
+        )
+    values.require_int4("bits")
+    if values.get("desc_act"):
+        raise values.refusal(
+            "desc_act is true: act-order permutes the inputs, TensorRT-LLM's groups are consecutive ones",
+            "Use a GPTQ checkpoint with desc_act false, or convert the original one.",
+        )
+    if values.get("lm_head"):
+        raise values.refusal("lm_head is quantised: TensorRT-LLM keeps it in the model's dtype")
+    return QuantizedSource(
+        tool="GPTQ",
+        packing="gptq",
+        never=("^lm_head$", *_left_by_rule(values)),
+        only=_blocks(values),
+        group_size=values.group_size("group_size"),
+        stored_zero=_GPTQ_STORED_ZERO[form],
+    )
+
+
+def _left_by_rule(values: Values) -> tuple[str, ...]:
+    """GPTQModel's rules for single modules: `-:` leaves one as it is, any other gives it a format of its own."""
+    rules = values.part("dynamic").values if values.get("dynamic") else {}
+    for rule, change in rules.items():
+        if not rule.startswith("-:") and change:
+            raise values.refusal(f"dynamic gives {rule} a format of its own: a TensorRT-LLM checkpoint has one")
+    return tuple(values.regex(rule[2:]) for rule in rules if rule.startswith("-:"))
+
+
+def _blocks(values: Values) -> tuple[str, ...] | None:
+    blocks = values.get("modules_in_block_to_quantize")
+    if not blocks:
+        return None
+    names = [name for block in blocks for name in (block if isinstance(block, list) else [block])]
+    if not all(isinstance(name, str) for name in names):
+        raise values.refusal(f"modules_in_block_to_quantize is {shown(blocks)}, names are expected", DAMAGED)
+    return tuple(rf"(?:^|\.){re.escape(name)}$" for name in names)
+
+
+_NVFP4_BLOCK = 16
+_MODELOPT: Mapping[str, Packing] = {
+    "FP8": "fp8",
+    "FP8_PER_CHANNEL_PER_TOKEN": "fp8_rows",
+    "W4A16_AWQ": "modelopt_int4",
+    "NVFP4": "nvfp4",
+}
+
+
+def _modelopt(values: Values) -> QuantizedSource:
+    algorithm = values.get("quant_algo")
+    if algorithm is None:
+        raise values.refusal(
+            "quant_algo is null: no weight is quantised",
+            "Convert the original checkpoint, with --kv-cache fp8 for an FP8 KV cache.",
+        )
+    packing = _MODELOPT.get(str(algorithm))
+    if packing is None:
+        raise values.refusal(
+            f"ModelOpt's {algorithm} is not converted, {', '.join(_MODELOPT)} are",
+            "Export one of those with ModelOpt, or convert the original checkpoint.",
+        )
+    if values.get("has_zero_point"):
+        raise values.refusal("has_zero_point is true: TensorRT-LLM's W4A16_AWQ is written without zero points")
+    group = values.group_size("group_size") if packing == "modelopt_int4" else 128
+    if packing == "nvfp4":
+        group = values.get("group_size") or _NVFP4_BLOCK
+        values.require("group_size", group, (_NVFP4_BLOCK,), f"NVFP4 blocks are of {_NVFP4_BLOCK} inputs")
+    cache = values.get("kv_cache_quant_algo")
+    values.require("kv_cache_quant_algo", cache, ("FP8", None), "only an FP8 KV cache is converted")
+    return QuantizedSource(
+        tool="ModelOpt",
+        packing=packing,
+        never=("^lm_head$", *(_wildcard(name) for name in values.names("exclude_modules", "ignore"))),
+        group_size=group,
+        fp8_kv_cache=cache == "FP8" or static_fp8_kv_cache(values),
+        kv_scales=("k_proj.k_scale", "v_proj.v_scale"),
+    )
+
+
+def _wildcard(name: str) -> str:
+    """A module, or all whose names match; what is inside an excluded module is excluded too."""
+    return rf"^(?:{translate(name)}|{re.escape(name)}\.)"
+
+
+def _fp8(values: Values) -> QuantizedSource:
+    """AutoFP8's: static, one scale a tensor. DeepSeek's block scales come under the same method's name."""
+    if values.get("weight_block_size") is not None:
+        raise values.refusal(
+            "FP8 with block scales is not converted: TensorRT-LLM engines have no such layers",
+            "Serve it by TensorRT-LLM's PyTorch backend, or convert a bfloat16 checkpoint with --quant fp8.",
+        )
+    if values.get("activation_scheme") != "static":
+        raise values.refusal(
+            "activation_scheme is not static: TensorRT-LLM's FP8 wants a static activation scale",
+            "Convert the original checkpoint with --quant fp8 and a calibration.",
+        )
+    left = values.names("ignored_layers", "modules_to_not_convert")
+    return QuantizedSource(
+        tool="AutoFP8",
+        packing="fp8",
+        never=("^lm_head$", *(rf"(?:^|\.){re.escape(name)}(?:\.|$)" for name in left)),
+        fp8_kv_cache=values.get("kv_cache_scheme") == "static",
+    )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ForgeError(f"{path}: not JSON: {error}", hint=DAMAGED) from None
+    if not isinstance(values, dict):
+        raise ForgeError(f"{path}: not a JSON object", hint=DAMAGED)
+    return values

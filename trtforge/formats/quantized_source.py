@@ -1,0 +1,61 @@
+"""What an already quantised Hugging Face checkpoint is: how its weights are packed, and which modules are.
+
+`quantization_config` reads it from a checkpoint's JSON files.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+Packing = Literal["awq", "gptq", "pack_quantized", "modelopt_int4", "fp8", "fp8_rows", "fp8_one_scale", "nvfp4"]
+"""How the file holds a weight (out, in).
+
+`awq`: int32 (in, out / 8), `gptq`: int32 (in / 8, out), `pack_quantized`: int32 (out, in / 8), `modelopt_int4`: uint8
+(out / 2, in), `nvfp4`: uint8 (out, in / 2), the others E4M3 (out, in). E4M3 weights have one scale and a static
+activation scale (`fp8`); or activations are scaled token by token and weights have a scale for each output
+(`fp8_rows`) or one for all (`fp8_one_scale`).
+"""
+
+StoredFormat = Literal["int4_awq", "fp8", "fp8_rowwise", "nvfp4"]
+"""What TensorRT-LLM makes of it, as `--quant` names formats."""
+
+_FORMAT_OF: Mapping[Packing, StoredFormat] = {
+    "awq": "int4_awq",
+    "gptq": "int4_awq",
+    "pack_quantized": "int4_awq",
+    "modelopt_int4": "int4_awq",
+    "fp8": "fp8",
+    "fp8_rows": "fp8_rowwise",
+    "fp8_one_scale": "fp8_rowwise",
+    "nvfp4": "nvfp4",
+}
+
+
+@dataclass(frozen=True)
+class QuantizedSource:
+    """One quantisation for all modules that `never` does not exclude and `only`, where given, includes.
+
+    Both hold regular expressions, searched in a module's full name. `stored_zero`: how the file writes a zero point of
+    8. `kv_scales`: the names of the KV cache's two scales inside an attention module.
+    """
+
+    tool: str
+    packing: Packing
+    never: tuple[str, ...]
+    only: tuple[str, ...] | None = None
+    group_size: int = 128
+    stored_zero: int = 8
+    fp8_kv_cache: bool = False
+    kv_scales: tuple[str, str] = ("k_scale", "v_scale")
+
+    @property
+    def format(self) -> StoredFormat:
+        """What TensorRT-LLM makes of it."""
+        return _FORMAT_OF[self.packing]
+
+    def quantizes(self, module: str) -> bool:
+        """Whether a linear layer, by its full Hugging Face name, is quantised."""
+        if any(re.search(pattern, module) for pattern in self.never):
+            return False
+        return self.only is None or any(re.search(pattern, module) for pattern in self.only)

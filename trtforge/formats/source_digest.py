@@ -1,0 +1,64 @@
+"""Digests of safetensors files, tensor by tensor: bytes that are read for their values are not read again for it.
+
+A file's digest is the BLAKE3 of its header followed by the BLAKE3 of each tensor, in the order of their data: the same
+whether tensors were read in another order, or the file alone.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from blake3 import blake3
+
+from trtforge.formats.shards import RowReader, StoredTensor, raw_header
+
+_SLAB_BYTES = 8 << 20
+
+
+@dataclass
+class _Progress:
+    done: int = 0
+    hasher: Any = field(default_factory=blake3)
+
+
+class SourceDigests:
+    """The digests of the tensors of a checkpoint as far as they were read. One thread at a time uses it."""
+
+    def __init__(self, tensors: Mapping[str, StoredTensor]) -> None:
+        self._tensors = tensors
+        self._files: dict[Path, list[StoredTensor]] = {}
+        for tensor in sorted(tensors.values(), key=lambda tensor: (tensor.offset, tensor.spec.name)):
+            self._files.setdefault(tensor.file, []).append(tensor)
+        self._progress: dict[str, _Progress] = {}
+        self._known: dict[str, bytes] = {}
+
+    def saw(self, tensor: StoredTensor, first: int, data: memoryview) -> None:
+        """`data` are the bytes of `tensor` from byte `first` on: used as far as they continue what was seen before."""
+        name = tensor.spec.name
+        if name in self._known:
+            return
+        progress = self._progress.setdefault(name, _Progress())
+        if first <= progress.done < first + len(data):
+            progress.hasher.update(data[progress.done - first :])
+            progress.done = first + len(data)
+        if progress.done == tensor.spec.nbytes:
+            self._known[name] = self._progress.pop(name).hasher.digest()
+
+    def of_tensor(self, name: str) -> bytes:
+        """The digest of a tensor. What was not seen of it is read now."""
+        if name not in self._known:
+            tensor = self._tensors[name]
+            slab = memoryview(bytearray(min(_SLAB_BYTES, tensor.spec.nbytes)))
+            with RowReader(self.saw) as reader:
+                while name not in self._known:
+                    done = self._progress[name].done if name in self._progress else 0
+                    reader.read_bytes(tensor, done, slab[: tensor.spec.nbytes - done])
+        return self._known[name]
+
+    def of_file(self, path: Path) -> str:
+        """The digest of a file, in hex. What was not seen of it is read now."""
+        hasher = blake3(raw_header(path))
+        for tensor in self._files.get(path, ()):
+            hasher.update(self.of_tensor(tensor.spec.name))
+        return hasher.hexdigest()

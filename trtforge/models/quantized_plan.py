@@ -1,0 +1,336 @@
+"""Targets that an already quantised source gives: its packed tensors cut for every rank, and what they must hold.
+
+Layouts: TensorRT-LLM quantization/layers.py, as ModelOpt's `export_tensorrt_llm_checkpoint` writes them.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from trtforge.core.dtypes import Dtype, dtype_named
+from trtforge.core.errors import ForgeError
+from trtforge.core.parallel import Parallel
+from trtforge.formats.quantized_source import QuantizedSource
+from trtforge.formats.shards import TensorSpec
+from trtforge.models.content import (
+    Cast,
+    Content,
+    Piece,
+    Repacked,
+    Rescaled,
+    StoredPreQuant,
+    StoredScalar,
+    StoredScalarRows,
+    Target,
+)
+from trtforge.models.family import AbsorbedQuery, Experts, Facts, Family, Linear
+from trtforge.models.split import Cut
+
+FLOATS = ("float32", "float16", "bfloat16")
+_CODES_PER_WORD = 8
+_NVFP4_BLOCK = 16
+
+Holds = Literal["anything", "a_scale", "zero_points", "groups_in_order", "zeros"]
+
+
+@dataclass(frozen=True)
+class Expected:
+    """A tensor of a quantised source: shape (dimensions of 1 may be left out), dtypes, and what it must hold.
+
+    `zero_points`: the symmetric one everywhere, which int32 words of `code` nibbles are; `groups_in_order`: i // `code`
+    at i.
+    """
+
+    shape: tuple[int, ...]
+    dtypes: tuple[str, ...]
+    holds: Holds = "anything"
+    code: int = 0
+    optional: bool = False
+
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        """Whether a stored tensor's shape is this one."""
+        return [n for n in shape if n != 1] == [n for n in self.shape if n != 1]
+
+
+@dataclass(frozen=True)
+class StoredSources:
+    """What a plan takes from a quantised source; tensors of one group in `alike` must hold the same values."""
+
+    tensors: Mapping[str, Expected] = field(default_factory=dict)
+    alike: tuple[tuple[str, ...], ...] = ()
+
+
+class QuantizedRows:
+    """The linear layers of a quantised source. Collects what they expect of it as their targets are made."""
+
+    def __init__(self, source: QuantizedSource, dtype: Dtype) -> None:
+        self.source = source
+        self._dtype = dtype
+        self._tensors: dict[str, Expected] = {}
+        self._alike: list[tuple[str, ...]] = []
+
+    @property
+    def sources(self) -> StoredSources:
+        """What all targets so far expect of the source."""
+        return StoredSources(self._tensors, tuple(self._alike))
+
+    def takes(self, modules: tuple[str, ...]) -> bool:
+        """Whether these modules, one matrix in TensorRT-LLM, are quantised. Raises ForgeError if only some are."""
+        quantized = [self.source.quantizes(module) for module in modules]
+        if any(quantized) and not all(quantized):
+            raise ForgeError(
+                f"{modules[quantized.index(True)]} is quantised and {modules[quantized.index(False)]} is not: "
+                "TensorRT-LLM has one matrix for both",
+                hint="Quantise both or neither, or convert the original checkpoint.",
+            )
+        return all(quantized)
+
+    def linear(
+        self, name: str, weights: tuple[Piece, ...], shared: tuple[str, ...], stage: int, *, biased: bool
+    ) -> Iterator[Target]:
+        """The tensors of a linear layer, its bias apart.
+
+        `weights`: the pieces of the matrices as an unquantised source would hold them; `shared`: the modules that use
+        one FP8 scale with this layer, its own included.
+        """
+        parts = tuple(_Part.of(piece) for piece in weights)
+        if not biased and self.source.packing == "gptq":
+            for part in parts:  # AutoGPTQ gives every layer a bias, of zeros where the model has none
+                self._expect(f"{part.module}.bias", (part.out,), FLOATS, holds="zeros", optional=True)
+        match self.source.packing:
+            case "awq" | "gptq" | "pack_quantized" | "modelopt_int4":
+                contents = self._int4(parts)
+            case "fp8":
+                contents = self._fp8(parts, shared)
+            case "fp8_rows" | "fp8_one_scale":
+                contents = self._fp8_rows(parts)
+            case "nvfp4":
+                contents = self._nvfp4(parts)
+        for suffix, dtype, shape, content in contents:
+            yield Target(TensorSpec(f"{name}.{suffix}", dtype, shape), stage, content)
+
+    def kv_scale(self, attention: str) -> StoredScalar:
+        """The FP8 KV cache's scale of a layer, at least 1 as ModelOpt's export/postprocess.py has it."""
+        names = tuple(f"{attention}.{name}" for name in self.source.kv_scales)
+        for name in names:
+            self._expect(name, (1,), FLOATS, holds="a_scale", optional=True)
+        return StoredScalar(names, least=1.0)
+
+    def _int4(self, parts: "tuple[_Part, ...]") -> "Iterator[_Tensor]":
+        out, inputs = _shape(parts)
+        group = self.source.group_size
+        for part in parts:
+            for cut in part.weight.cuts:
+                self._packed(part, cut, 2, group)
+        yield "weight", dtype_named("int8"), (out // 2, inputs), self._codes(parts)
+        scales = tuple(self._int4_scales(part) for part in parts)
+        yield "weights_scaling_factor", FLOAT32, (out, inputs // group), _cast(scales)
+        names: tuple[str, ...] = ()
+        if self.source.packing == "modelopt_int4":
+            names = tuple(dict.fromkeys(f"{part.module}.pre_quant_scale" for part in parts))
+            for name in names:
+                self._expect(name, (parts[0].inputs,), FLOATS, optional=True)
+            self._alike.append(names)
+        yield "prequant_scaling_factor", self._dtype, (inputs,), StoredPreQuant(names, parts[0].weight.cuts)
+
+    def _codes(self, parts: "tuple[_Part, ...]") -> Repacked:
+        words, byte = ("int32",), ("uint8", "int8")
+        match self.source.packing:
+            case "awq":
+                pieces = [self._piece(p, "qweight", words, rows=_CODES_PER_WORD, transposed=True) for p in parts]
+                return Repacked(tuple(pieces), "awq")
+            case "gptq":
+                pieces = [self._piece(p, "qweight", words, columns=_CODES_PER_WORD, transposed=True) for p in parts]
+                return Repacked(tuple(pieces), "gptq")
+            case "pack_quantized":
+                for part in parts:
+                    self._expect(f"{part.module}.weight_shape", (2,), ("int64", "int32"))
+                pieces = [self._piece(p, "weight_packed", words, columns=_CODES_PER_WORD) for p in parts]
+                return Repacked(tuple(pieces), "gptq")
+            case _:
+                return Repacked(tuple(self._piece(p, "weight", byte, rows=2) for p in parts))
+
+    def _int4_scales(self, part: "_Part") -> Piece:
+        group = self.source.group_size
+        match self.source.packing:
+            case "awq" | "gptq":
+                code = self.source.stored_zero
+                zeros = (part.inputs // group, part.out // _CODES_PER_WORD)
+                self._expect(f"{part.module}.qzeros", zeros, ("int32",), holds="zero_points", code=code)
+                if self.source.packing == "gptq":
+                    indices = ("int32", "int64")
+                    self._expect(
+                        f"{part.module}.g_idx", (part.inputs,), indices, holds="groups_in_order", code=group,
+                        optional=True,
+                    )  # fmt: skip
+                return self._piece(part, "scales", FLOATS, columns=group, transposed=True)
+            case _:
+                return self._piece(part, "weight_scale", FLOATS, columns=group)
+
+    def _fp8(self, parts: "tuple[_Part, ...]", shared: tuple[str, ...]) -> "Iterator[_Tensor]":
+        weights = tuple(self._piece(part, "weight", ("float8_e4m3fn",)) for part in parts)
+        scales = tuple(self._scalar(part.module, "weight_scale") for part in parts)
+        quantized = [module for module in shared if self.source.quantizes(module)]
+        largest = tuple(dict.fromkeys(f"{module}.weight_scale" for module in quantized))
+        inputs = tuple(dict.fromkeys(self._scalar(module, "input_scale") for module in quantized))
+        yield "weight", dtype_named("float8_e4m3fn"), _shape(parts), Rescaled(weights, scales, largest)
+        yield "weights_scaling_factor", FLOAT32, (1,), StoredScalar(largest)
+        yield "activation_scaling_factor", FLOAT32, (1,), StoredScalar(inputs)
+
+    def _fp8_rows(self, parts: "tuple[_Part, ...]") -> "Iterator[_Tensor]":
+        weights = tuple(self._piece(part, "weight", ("float8_e4m3fn",)) for part in parts)
+        out, inputs = _shape(parts)
+        yield "weight", dtype_named("float8_e4m3fn"), (out, inputs), Repacked(weights)
+        scales: Content
+        if self.source.packing == "fp8_one_scale":
+            names = tuple(self._scalar(part.module, "weight_scale") for part in parts)
+            scales = StoredScalarRows(names, tuple(part.weight.cuts for part in parts))
+        else:
+            scales = _cast(tuple(self._column(part, "weight_scale", FLOATS) for part in parts))
+        yield "per_channel_scale", FLOAT32, (out,), scales
+
+    def _nvfp4(self, parts: "tuple[_Part, ...]") -> "Iterator[_Tensor]":
+        """The block scales are E4M3 multiples of the tensor's scale: with another one they would have to be rounded."""
+        out, inputs = _shape(parts)
+        weights = tuple(self._piece(part, "weight", ("uint8",), columns=2) for part in parts)
+        blocks = tuple(self._piece(part, "weight_scale", ("float8_e4m3fn",), columns=_NVFP4_BLOCK) for part in parts)
+        tensor_scales = tuple(dict.fromkeys(self._scalar(part.module, "weight_scale_2") for part in parts))
+        inputs_scales = tuple(dict.fromkeys(self._scalar(part.module, "input_scale") for part in parts))
+        self._alike.append(tensor_scales)
+        yield "weight", dtype_named("uint8"), (out, inputs // 2), Repacked(weights)
+        yield "weights_scaling_factor", dtype_named("float8_e4m3fn"), (out, inputs // _NVFP4_BLOCK), Repacked(blocks)
+        yield "weights_scaling_factor_2", FLOAT32, (1,), StoredScalar(tensor_scales)
+        yield "activation_scaling_factor", FLOAT32, (1,), StoredScalar(inputs_scales)
+
+    def _piece(
+        self,
+        part: "_Part",
+        suffix: str,
+        dtypes: tuple[str, ...],
+        *,
+        rows: int = 1,
+        columns: int = 1,
+        transposed: bool = False,
+    ) -> Piece:
+        """A part's packed matrix: one element for `rows` outputs and `columns` inputs of a weight."""
+        if part.weight.transposed and not transposed:
+            raise ForgeError(
+                f"{part.module} is a Conv1D: {self.source.tool} checkpoints of those are not converted",
+                hint="Convert the original float16 or bfloat16 checkpoint; trtforge quantises it.",
+            )
+        cuts = tuple(self._packed(part, cut, rows, columns) for cut in part.weight.cuts)
+        shape = (part.out // rows, part.inputs // columns)
+        name = f"{part.module}.{suffix}"
+        self._expect(name, shape[::-1] if transposed else shape, dtypes)
+        return Piece(name, self._tensors[name].shape, cuts, transposed)
+
+    def _packed(self, part: "_Part", cut: Cut, rows: int, columns: int) -> Cut:
+        for what, size, edges in (
+            ("outputs", rows, [edge for span in cut.rows for edge in (span.start, span.stop)]),
+            ("inputs", columns, [cut.cols.start, cut.cols.stop]),
+        ):
+            if any(edge % size for edge in edges):
+                raise ForgeError(
+                    f"{part.module}: a rank's {what} are no multiple of {size}, which {self.source.tool} packs as one",
+                    hint="Choose a smaller --tp, or convert the original checkpoint.",
+                )
+        spans = tuple(range(span.start // rows, span.stop // rows) for span in cut.rows)
+        return Cut(spans, range(cut.cols.start // columns, cut.cols.stop // columns))
+
+    def _column(self, part: "_Part", suffix: str, dtypes: tuple[str, ...]) -> Piece:
+        """A part's vector over its outputs."""
+        name = f"{part.module}.{suffix}"
+        self._expect(name, (part.out,), dtypes)
+        cuts = tuple(replace(cut, cols=range(1)) for cut in part.weight.cuts)
+        return Piece(name, (part.out,), cuts)
+
+    def _scalar(self, module: str, suffix: str) -> str:
+        name = f"{module}.{suffix}"
+        self._expect(name, (1,), FLOATS, holds="a_scale")
+        return name
+
+    def _expect(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        dtypes: tuple[str, ...],
+        *,
+        holds: Holds = "anything",
+        code: int = 0,
+        optional: bool = False,
+    ) -> None:
+        self._tensors[name] = Expected(shape, dtypes, holds, code, optional)
+
+
+_Tensor = tuple[str, Dtype, tuple[int, ...], Content]
+FLOAT32 = dtype_named("float32")
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A module of (out, inputs), of which `weight` cuts the (out, in) matrix for the ranks."""
+
+    module: str
+    out: int
+    inputs: int
+    weight: Piece
+
+    @classmethod
+    def of(cls, weight: Piece) -> "_Part":
+        out, inputs = weight.shape[::-1] if weight.transposed else weight.shape
+        return cls(weight.source.removesuffix(".weight"), out, inputs, weight)
+
+
+def _shape(parts: tuple[_Part, ...]) -> tuple[int, int]:
+    """(out, in) on one rank."""
+    return sum(part.weight.cuts[0].height for part in parts), len(parts[0].weight.cuts[0].cols)
+
+
+def _cast(pieces: tuple[Piece, ...]) -> Cast:
+    return Cast(pieces, (0,) * len(pieces[0].cuts))
+
+
+def attention_module(family: Family) -> str:
+    """The module that holds the query, key and value projections of a layer, such as self_attn."""
+    row = next(row for row in family.linears if row.target == "attention.qkv")
+    return row.parts[0].module.rpartition(".")[0]
+
+
+def require_dense(family: Family, facts: Facts, source: QuantizedSource) -> None:
+    """Raises ForgeError for layers that are not repacked: experts and multi-head latent attention."""
+    layers = range(facts.sizes.num_layers)
+    for row in family.layer:
+        if not isinstance(row, Experts | AbsorbedQuery) or not any(facts.holds(row.when, layer) for layer in layers):
+            continue
+        what = "a mixture of experts" if isinstance(row, Experts) else "multi-head latent attention"
+        raise ForgeError(
+            f"an already quantised ({source.tool}) {family.name} model with {what} is not converted: "
+            f"TensorRT-LLM fuses {row.target} out of matrices with scales of their own",
+            hint="Convert the original float16 or bfloat16 checkpoint.",
+        )
+
+
+def unquantized_modules(family: Family, facts: Facts, parallel: Parallel, source: QuantizedSource) -> tuple[str, ...]:
+    """The linear layers that the source left unquantised, as TensorRT-LLM names them: numbered anew in each stage.
+
+    Raises ForgeError where pipeline stages differ in them: config.json has one list for all.
+    """
+    found = [tuple(_unquantized(family, facts, parallel, source, stage)) for stage in range(parallel.pp)]
+    if len(set(found)) > 1:
+        raise ForgeError(
+            f"the source leaves other layers unquantised in one pipeline stage of {parallel.pp} than in another: "
+            "TensorRT-LLM numbers layers anew in each stage and has one list of exceptions",
+            hint="Use --pp 1, or convert the original checkpoint.",
+        )
+    return found[0]
+
+
+def _unquantized(
+    family: Family, facts: Facts, parallel: Parallel, source: QuantizedSource, stage: int
+) -> Iterator[str]:
+    for local, layer in enumerate(parallel.layers_of(stage, facts.sizes.num_layers)):
+        for row in family.layer:
+            if isinstance(row, Linear) and row.quantized and facts.holds(row.when, layer):
+                modules = [f"{family.layer_prefix}.{layer}.{part.module}" for part in row.parts]
+                if not any(source.quantizes(module) for module in modules):
+                    yield f"transformer.layers.{local}.{row.target}"

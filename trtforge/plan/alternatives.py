@@ -1,0 +1,170 @@
+"""Other legal choices of format, parallel layout and KV cache, ranked for a goal as serving practice ranks them."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+from math import floor, log
+from typing import Literal, get_args
+
+from trtforge.core.recipe import KvCacheFormat, QuantFormat
+from trtforge.plan.evaluate import Evaluation, evaluate
+from trtforge.plan.formats import CACHES, WEIGHTS
+from trtforge.plan.gpus import GPUS_PER_SERVER
+from trtforge.plan.model import Model
+from trtforge.plan.request import Change, Request
+from trtforge.plan.roofline import Performance
+
+Goal = Literal["latency", "throughput", "memory", "quality"]
+GOALS: tuple[Goal, ...] = get_args(Goal)
+
+COMMON_GPUS = ("l4", "l40s", "a100-80gb", "h100-80gb", "h200", "b200")
+"""Where no GPU is named, the best choice on each of these is shown."""
+
+_TENSOR_PARALLEL, _PIPELINE_PARALLEL, _MOST_GPUS = (1, 2, 4, 8), (1, 2, 4), 16
+_BATCH = 256  # requests at once that throughput is compared at, where nobody says and the KV pool holds so many
+_ALIKE = log(1.05)  # figures within 5 % count as equal: estimates are no better than that
+_SHOWN, _SHOWN_OF_A_FORMAT = 8, 2
+_LOSS = ("none", "very low", "low", "medium", "high")
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """A legal choice with its estimates at `performance.concurrency` requests of typical length."""
+
+    evaluation: Evaluation
+    performance: Performance
+    why: str
+
+    @property
+    def gpus(self) -> int:
+        """GPUs that it takes."""
+        return self.evaluation.request.tp * self.evaluation.request.pp
+
+    @property
+    def tokens_per_second_per_gpu(self) -> float:
+        """What a GPU yields."""
+        return self.performance.tokens_per_second / self.gpus
+
+    @property
+    def request_seconds(self) -> float:
+        """A typical request from its arrival to its last token."""
+        assert self.evaluation.typical is not None
+        return self.performance.request_seconds(self.evaluation.typical)
+
+    @property
+    def bytes_before_cache(self) -> int:
+        """Over all GPUs, what is taken whatever the KV pool's size."""
+        assert self.evaluation.memory is not None
+        return self.evaluation.memory.over_all("fixed")
+
+    @property
+    def loss(self) -> tuple[int, int]:
+        """Typical loss of accuracy by weights and activations, and by the KV cache."""
+        request = self.evaluation.request
+        return WEIGHTS[request.quant].loss, CACHES[request.kv_cache].loss
+
+    def beats(self, other: "Alternative") -> bool:
+        """Whether the other one, of the same formats, takes no fewer GPUs and answers no faster."""
+        return self.gpus <= other.gpus and _about(self.request_seconds) <= _about(other.request_seconds)
+
+    @property
+    def formats(self) -> tuple[str, str]:
+        """Of weights and KV cache."""
+        return self.evaluation.request.quant, self.evaluation.request.kv_cache
+
+
+def alternatives(model: Model, request: Request, goal: Goal) -> tuple[Alternative, ...]:
+    """The best legal choices on the request's GPU, best first; without a GPU the best one on each common GPU."""
+    if request.gpu is not None:
+        return _best(model, request, goal, _SHOWN)
+    on_each = (_best(model, request.changed(Change("--gpu", name)), goal, 1) for name in COMMON_GPUS)
+    return tuple(alternative for found in on_each for alternative in found)
+
+
+def fits_on(model: Model, request: Request) -> tuple[Evaluation, ...]:
+    """The fewest GPUs of each common kind that the request's formats are legal on."""
+    found = []
+    for name in COMMON_GPUS:
+        for tp, pp in _layouts():
+            changes = Change("--gpu", name), Change("--tp", str(tp)), Change("--pp", str(pp)), Change("--ep", "1")
+            evaluation = evaluate(model, request.changed(*changes))
+            if evaluation.legal:
+                found.append(evaluation)
+                break
+    return tuple(found)
+
+
+def _best(model: Model, request: Request, goal: Goal, most: int) -> tuple[Alternative, ...]:
+    ranked = sorted(_legal(model, request, goal), key=_KEYS[goal])
+    if not ranked:
+        return ()
+    fewest = min(alternative.gpus for alternative in ranked)
+    shown: list[Alternative] = []
+    for alternative in ranked:
+        alike = [other for other in shown if other.formats == alternative.formats]
+        if len(alike) < _SHOWN_OF_A_FORMAT and not any(other.beats(alternative) for other in alike):
+            shown.append(replace(alternative, why=_why(alternative, goal, fewest)))
+    return tuple(shown[:most])
+
+
+def _legal(model: Model, request: Request, goal: Goal) -> Iterator[Alternative]:
+    quants = (model.stored.format,) if model.stored else get_args(QuantFormat)
+    experts = bool(model.facts.sparse_layers)
+    for quant, cache, (tp, pp) in product(quants, get_args(KvCacheFormat), _layouts()):
+        for ep in (1, tp) if experts and tp > 1 else (1,):
+            choice = replace(request, quant=quant, kv_cache=cache, tp=tp, pp=pp, ep=ep)
+            if goal == "throughput" and request.concurrency is None:
+                engine = request.engine.model_copy(
+                    update={"max_batch_size": max(_BATCH, request.engine.max_batch_size)}
+                )
+                choice = replace(choice, engine=engine)
+            evaluation = evaluate(model, choice)
+            roofline = evaluation.roofline(model)
+            if roofline is None or evaluation.typical is None or evaluation.limits is None:
+                continue
+            fits = min(evaluation.typical_requests or 1, evaluation.limits.max_batch_size)
+            at_once = request.concurrency or (1 if goal == "latency" else max(1, fits))
+            yield Alternative(evaluation, roofline.performance(at_once, evaluation.typical), "")
+
+
+def _layouts() -> list[tuple[int, int]]:
+    """Tensor and pipeline parallelism in servers of eight GPUs, the fewest GPUs first."""
+    found = [
+        (tp, pp)
+        for tp, pp in product(_TENSOR_PARALLEL, _PIPELINE_PARALLEL)
+        if tp * pp <= GPUS_PER_SERVER or (tp == GPUS_PER_SERVER and tp * pp <= _MOST_GPUS)
+    ]
+    return sorted(found, key=lambda layout: (layout[0] * layout[1], layout[1]))
+
+
+def _about(value: float) -> int:
+    """Equal for values that are alike."""
+    return floor(log(value) / _ALIKE)
+
+
+_KEYS: dict[Goal, Callable[[Alternative], tuple[object, ...]]] = {
+    # the fastest answer; among equals the fewest GPUs, then the least loss
+    "latency": lambda a: (_about(a.request_seconds), a.gpus, a.loss),
+    # most tokens for a GPU: replicas of a small deployment beat one large one
+    "throughput": lambda a: (-_about(a.tokens_per_second_per_gpu), a.loss, a.gpus, a.request_seconds),
+    # the fewest GPUs, then the least memory on them
+    "memory": lambda a: (a.gpus, a.bytes_before_cache, a.loss),
+    # the least loss; among equals the fewest GPUs that hold it, then the fastest
+    "quality": lambda a: (a.loss, a.gpus, a.request_seconds),
+}
+
+
+def _why(alternative: Alternative, goal: Goal, fewest: int) -> str:
+    evaluation, performance = alternative.evaluation, alternative.performance
+    assert evaluation.memory is not None
+    weights, cache = alternative.loss
+    reasons = {
+        "latency": f"an answer in {alternative.request_seconds:.2f} s, {performance.concurrency} at once",
+        "throughput": f"{alternative.tokens_per_second_per_gpu:,.0f} tokens/s a GPU, {performance.concurrency} at once",
+        "memory": f"{alternative.bytes_before_cache / 1e9:.1f} GB before the KV cache",
+        "quality": f"typical loss of accuracy: {_LOSS[weights]} by weights, {_LOSS[cache]} by the KV cache",
+    }
+    ordered = [reasons[goal], *(text for name, text in reasons.items() if name == "quality" != goal)]
+    if alternative.gpus == fewest:
+        ordered.append("the fewest GPUs that hold it")
+    return "; ".join(ordered)

@@ -1,0 +1,128 @@
+"""What TensorRT-LLM adds to a layout's own legality: the GPU's formats, the release, kernels and padding of engines.
+
+The embedded engine knows none of these limits.
+"""
+
+from collections.abc import Iterator
+
+from trtforge.core.parallel import Parallel
+from trtforge.formats.releases import Release, Section
+from trtforge.models.family import Facts, Family, Linear, Split
+from trtforge.plan.formats import CACHES, WEIGHTS, CacheFormat, WeightFormat
+from trtforge.plan.gpus import GPUS_PER_SERVER, Gpu, refusal
+from trtforge.plan.kv import is_latent
+from trtforge.plan.legality import Problem
+from trtforge.plan.model import Model
+from trtforge.plan.request import Request
+
+HEAD_SIZES = (32, 48, 64, 80, 96, 104, 112, 128, 144, 160, 192, 224, 256)
+"""`mmha_supported` in cpp/tensorrt_llm/kernels/decoderMaskedMultiheadAttention.cu."""
+
+_BFLOAT16_SM = 80
+_INT4_COLUMN_BYTES = 32
+
+
+def engine_problems(
+    model: Model, request: Request, release: Release, parallel: Parallel, *, fits: bool
+) -> Iterator[Problem]:
+    """All of them for a request; `fits`: whether its layout fits the model at all."""
+    weights, cache = WEIGHTS[request.quant], CACHES[request.kv_cache]
+    if request.gpu is not None:
+        yield from gpu_problems(request.gpu, weights, cache, request.dtype)
+        yield from link_problems(request.gpu, parallel)
+    yield from release_problems(release, model.family.architectures[model.config.architecture], weights, cache)
+    yield from kernel_problems(model.facts)
+    if fits:
+        yield from padding_problems(model.family, model.facts, parallel, weights, request.group_size)
+        yield from head_problems(model.facts.sizes.vocab, parallel.tp, weights)
+
+
+def gpu_problems(gpu: Gpu, weights: WeightFormat, cache: CacheFormat, dtype: str) -> Iterator[Problem]:
+    """Number formats that the GPU's kernels lack."""
+    for rule, format in (("gpu_format", weights), ("gpu_kv_cache", cache)):
+        if (why := refusal(gpu, format)) is not None:
+            yield Problem(rule, why, "Choose another format or another --gpu.")
+    if dtype == "bfloat16" and gpu.sm < _BFLOAT16_SM:
+        # gptAttentionCommon.cpp; TensorRT-LLM issue #2210
+        message = f"{gpu.name} has compute capability {gpu.capability}: bfloat16 needs 8.0 (Ampere or later)"
+        yield Problem("dtype", message, "Use --dtype float16 and compare the quality, or another --gpu.")
+
+
+def release_problems(
+    release: Release, architecture: str, weights: WeightFormat, cache: CacheFormat
+) -> Iterator[Problem]:
+    """What that release's engine builder does not know; where that is only inferred, trtllm-build decides."""
+    wanted: tuple[tuple[Section, str | None], ...] = (
+        ("architectures", architecture),
+        ("quant_algo", weights.algorithm),
+        ("kv_cache_quant_algo", cache.algorithm),
+    )
+    for section, name in wanted:
+        problem = release.key_problem(section, name) if name is not None else None
+        if problem is not None:
+            doubt = "" if problem.refuses else " (inferred from its neighbours)"
+            yield Problem("release", problem.message + doubt, problem.hint, problem.refuses)
+
+
+def link_problems(gpu: Gpu, parallel: Parallel) -> Iterator[Problem]:
+    """Tensor parallelism over links that are slow for it (TensorRT-LLM issue #1499): legal, and rarely wise."""
+    tp = parallel.tp
+    if tp > max(GPUS_PER_SERVER, gpu.links.nvlink_gpus):
+        message = f"tp {tp} spans servers: two all-reduces a layer go over the network"
+        yield Problem("links", message, "Pipeline parallelism crosses it once.", refuses=False)
+    elif tp > gpu.links.nvlink_gpus:
+        message = f"tp {tp} goes over PCIe on {gpu.name}: two all-reduces a layer"
+        yield Problem("links", message, "Pipeline parallelism sends far less.", refuses=False)
+
+
+def kernel_problems(facts: Facts) -> Iterator[Problem]:
+    """Attention that the kernels lack."""
+    size = facts.sizes.head_size
+    if size not in HEAD_SIZES and not is_latent(facts.sizes):
+        message = f"heads of {size} values: TensorRT-LLM's attention kernels have {_listed(HEAD_SIZES)} only"
+        yield Problem("head_size", message, "No layout changes that: use the embedded engine (engine.backend: torch).")
+
+
+def padding_problems(
+    family: Family, facts: Facts, parallel: Parallel, format: WeightFormat, group_size: int
+) -> Iterator[Problem]:
+    """Linear layers that the engine pads, so that the checkpoint's tensors no longer fit.
+
+    Inputs and outputs are padded to a multiple of tp x 64 (128 for W4A8), or x the group where that is larger:
+    `WeightOnlyGroupwiseQuantLinear` in quantization/layers.py. Groups in row-parallel inputs are a rule of
+    plan.legality.
+    """
+    if format.padded_to == 1:
+        return
+    tp, multiple = parallel.tp, max(format.padded_to, group_size if format.grouped else 1) * parallel.tp
+    for row in family.layer:
+        if not isinstance(row, Linear) or not row.quantized:
+            continue
+        inputs, name = facts.sizes.of(row.inputs), row.parts[0].module
+        out = sum(facts.sizes.of(part.out) for part in row.parts)
+        if row.split is Split.HEADS:  # KV heads are repeated where there are fewer than ranks
+            repeated = max(1, tp // facts.sizes.num_kv_heads)
+            out += sum(facts.sizes.of(part.out) * (repeated - 1) for part in row.parts if part.out == "kv")
+        for what, size in (("inputs", inputs), ("outputs", out)):
+            by_group = format.grouped and row.split is Split.ROW and what == "inputs"
+            if size % multiple and not by_group:
+                message = (
+                    f"{name}: {size} {what} are no multiple of {multiple // tp} x tp {tp}: TensorRT-LLM pads the "
+                    f"{format.name} layer, and the checkpoint no longer fits"
+                )
+                yield Problem("awq_padding", message, "Choose a smaller --tp, or another format.")
+
+
+def head_problems(vocab: int, tp: int, format: WeightFormat) -> Iterator[Problem]:
+    """A quantised output head: INT4 kernels want a rank's columns, two weights a byte, in multiples of 32 bytes.
+
+    TensorRT-LLM issue #843. No format that trtforge writes quantises the head.
+    """
+    columns = vocab // tp // 2
+    if format.quantizes_head and format.bits == 4 and columns % _INT4_COLUMN_BYTES:
+        message = f"lm_head: {columns} bytes a rank at tp {tp} are no multiple of {_INT4_COLUMN_BYTES}"
+        yield Problem("vocab", message, "Choose a smaller --tp with a larger --pp, or leave the head unquantised.")
+
+
+def _listed(numbers: tuple[int, ...]) -> str:
+    return ", ".join(map(str, numbers))

@@ -1,0 +1,246 @@
+"""One request judged: every reason why it cannot be, what it keeps in memory, and how long its prompts may be."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import get_args
+
+from trtforge.core.dtypes import dtype_named
+from trtforge.core.errors import ForgeError
+from trtforge.core.parallel import Parallel
+from trtforge.core.recipe import KvCacheFormat, QuantFormat
+from trtforge.formats.releases import Release, release
+from trtforge.formats.trtllm import CheckpointConfig, Quantization
+from trtforge.models.checkpoint_config import checkpoint_config
+from trtforge.models.plan import Layout
+from trtforge.plan.engine_rules import engine_problems
+from trtforge.plan.formats import CACHES, WEIGHTS
+from trtforge.plan.kv import blocks_of, requests_that_fit
+from trtforge.plan.legality import Problem, problems
+from trtforge.plan.limits import Limits, derive_limits, has_paged_context
+from trtforge.plan.memory import Held, Memory, memory_of, tokens_on, with_pool
+from trtforge.plan.model import Model
+from trtforge.plan.request import Request
+from trtforge.plan.roofline import Roofline, Workload
+from trtforge.plan.weights import Stored
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What is known of a request. `memory` is None where the layout itself cannot be, `limits` where they cannot.
+
+    `typical`: the typical request, cut to what the engine takes.
+    """
+
+    request: Request
+    problems: tuple[Problem, ...]
+    warnings: tuple[str, ...]
+    limits: Limits | None = None
+    memory: Memory | None = None
+    held: Held | None = None
+    typical: Workload | None = None
+
+    @property
+    def legal(self) -> bool:
+        """Whether there is no reason against it."""
+        return not self.problems
+
+    @property
+    def full_length_requests(self) -> int | None:
+        """Requests of max_seq_len tokens that the KV pool holds at once."""
+        return self._requests(self.limits.max_seq_len) if self.limits else None
+
+    @property
+    def typical_requests(self) -> int | None:
+        """Requests of typical length that the KV pool holds at once."""
+        return self._requests(self.typical.length) if self.typical else None
+
+    @property
+    def longest_prompt(self) -> int | None:
+        """Tokens of the longest prompt: it must leave room for an answer in the engine and in the KV pool."""
+        if self.limits is None or self.memory is None:
+            return None if self.limits is None else self.limits.longest_prompt
+        return max(0, min(self.limits.longest_prompt, self.memory.kv_tokens - 1))
+
+    def roofline(self, model: Model) -> Roofline | None:
+        """The time model, where there is a GPU and it is legal."""
+        gpu = self.request.gpu
+        if not self.legal or gpu is None or self.held is None or self.limits is None or self.memory is None:
+            return None
+        return Roofline(model.facts, self.held, self.memory.parallel, gpu, self.limits.max_num_tokens)
+
+    def _requests(self, length: int) -> int | None:
+        if self.limits is None or self.memory is None:
+            return None
+        return requests_that_fit(self.memory.kv_tokens, length, self.limits.tokens_per_block)
+
+
+def evaluate(model: Model, request: Request) -> Evaluation:
+    """Judge a request. Raises ForgeError for a GPU or a release that nobody knows."""
+    target = _release(request.engine.target.tensorrt_llm)
+    found = list(_format_problems(model, request))
+    try:
+        parallel = Parallel(tp=request.tp, pp=request.pp, ep=request.ep)
+    except ForgeError as error:
+        found.append(Problem("mapping", error.message, error.hint))
+        return Evaluation(request, tuple(found), ())
+    layout = _layout(model, request, parallel)
+    of_layout = problems(model.family, model.facts, layout)
+    found += of_layout
+    if request.for_tensorrt:
+        found += engine_problems(model, request, target, parallel, fits=not of_layout)
+    warnings = [f"{problem.message}. {problem.fix}" for problem in found if not problem.refuses]
+    found = [problem for problem in found if problem.refuses]
+    limits = _limits(_checkpoint(model, request, layout), request, target, found, warnings)
+    evaluation = Evaluation(request, tuple(found), tuple(warnings), limits)
+    if of_layout or limits is None:
+        return evaluation
+    return _with_memory(model, evaluation, limits, layout)
+
+
+def _layout(model: Model, request: Request, parallel: Parallel) -> Layout:
+    """The layout as conversion knows it; a format that it does not know leaves the weights as they are."""
+    layout = Layout(parallel, request.dtype, group_size=request.group_size)
+    if model.stored is not None and request.quant == model.stored.format:
+        return replace(layout, quant=model.stored.format, source=model.stored)
+    for name in get_args(QuantFormat):
+        if request.quant == name:
+            layout = replace(layout, quant=name)
+    for name in get_args(KvCacheFormat):
+        if request.kv_cache == name:
+            layout = replace(layout, kv_cache=name)
+    return layout
+
+
+def _format_problems(model: Model, request: Request) -> Iterator[Problem]:
+    """What conversion does not write, and weights that are not what config.json says."""
+    if model.complaint is not None:
+        yield Problem("source", model.complaint.message, model.complaint.hint)
+    stored = model.stored
+    if stored is not None:
+        if request.quant != stored.format:
+            message = f"{model.name} is already quantised: {stored.tool} made it {stored.format}, not {request.quant}"
+            yield Problem("format", message, "Keep its format, or plan the original checkpoint.")
+    elif request.quant not in get_args(QuantFormat):
+        message = f"trtforge does not convert to {request.quant} yet"
+        yield Problem("format", message, f"Formats: {', '.join(get_args(QuantFormat))}.")
+    if request.kv_cache not in get_args(KvCacheFormat):
+        message = f"trtforge does not convert to an {request.kv_cache.upper()} KV cache yet"
+        yield Problem("kv_format", message, f"KV cache formats: {', '.join(get_args(KvCacheFormat))}.")
+
+
+def _checkpoint(model: Model, request: Request, layout: Layout) -> CheckpointConfig:
+    plain = Layout(Parallel(), layout.dtype)
+    base = checkpoint_config(model.family, model.facts, model.config.architecture, plain)
+    quantization = Quantization(
+        quant_algo=WEIGHTS[request.quant].algorithm, kv_cache_quant_algo=CACHES[request.kv_cache].algorithm
+    )
+    return base.model_copy(update={"quantization": quantization})
+
+
+def _limits(
+    checkpoint: CheckpointConfig, request: Request, target: Release, found: list[Problem], warnings: list[str]
+) -> Limits | None:
+    """The engine's limits; what cannot be goes to `found`."""
+    engine = request.engine
+    if request.for_tensorrt and not has_paged_context(checkpoint.quantization):
+        features = engine.features
+        why = f"TensorRT-LLM has no paged context FMHA for {request.quant} weights with an {request.kv_cache} KV cache"
+        for name in ("kv_reuse", "chunked_context"):
+            if getattr(features, name) and name in features.model_fields_set:
+                found.append(Problem("features", f"engine.features.{name} cannot be had: {why}", f"Set {name}: false."))
+        warnings.append(f"kv_reuse and chunked_context are off: {why}.")
+        off = features.model_copy(update={"kv_reuse": False, "chunked_context": False})
+        engine = engine.model_copy(update={"features": off})
+    default = target.field("plugin_config", "tokens_per_block").default
+    assert isinstance(default, int)
+    try:
+        limits = derive_limits(checkpoint, engine, default)
+    except ForgeError as error:
+        found.append(Problem("limits", error.message, error.hint))
+        return None
+    warnings += limits.warnings
+    return limits
+
+
+def _with_memory(model: Model, evaluation: Evaluation, limits: Limits, layout: Layout) -> Evaluation:
+    request = evaluation.request
+    itemsize = dtype_named(request.dtype).size
+    stored = Stored(WEIGHTS[request.quant], itemsize, request.group_size)
+    held = Held(model.weights(layout), model.whole(request.dtype), stored, CACHES[request.kv_cache])
+    memory = memory_of(model.facts, held, layout.parallel, limits)
+    typical = _typical(request.typical, limits)
+    tokens = _pool_tokens(request, memory, limits)
+    result = replace(evaluation, memory=with_pool(memory, tokens), held=held, typical=typical)
+    found, warnings = list(evaluation.problems), list(evaluation.warnings)
+    if tokens > 0:
+        found += _pool_problems(result, limits, typical, warnings)
+    elif request.gpu is not None:
+        message = (
+            f"{_gb(memory.fullest.fixed)} of weights, activations and buffers a GPU leave no KV cache in the "
+            f"{_gb(request.gpu.memory)} of {request.gpu.name}"
+        )
+        found.append(Problem("memory", message, "Spread the model over more GPUs, or use a smaller format."))
+    warnings += _cache_warnings(model, request, layout.parallel)
+    return replace(result, problems=tuple(found), warnings=tuple(warnings))
+
+
+def _pool_tokens(request: Request, memory: Memory, limits: Limits) -> int:
+    """Tokens of the pool that the GPU has room for; without a GPU, of one that holds the requests at full length."""
+    block = limits.tokens_per_block
+    if request.gpu is None:
+        tokens = (request.concurrency or 1) * blocks_of(limits.max_seq_len, block) * block
+    else:
+        tokens = tokens_on(memory, request.gpu.memory, request.serving.kv_cache_fraction, block)
+    most = request.serving.kv_cache_tokens
+    return tokens if most is None else min(tokens, blocks_of(most, block) * block)
+
+
+def _pool_problems(evaluation: Evaluation, limits: Limits, typical: Workload, warnings: list[str]) -> Iterator[Problem]:
+    """A pool that is too small: for one request of full length, for the requests that are to run at once."""
+    request, memory = evaluation.request, evaluation.memory
+    assert memory is not None
+    if limits.max_seq_len > memory.kv_tokens:
+        message = (
+            f"the KV pool of {memory.kv_tokens} tokens does not hold one request of max_seq_len {limits.max_seq_len}"
+        )
+        if request.engine.max_seq_len is not None:
+            yield Problem("kv_pool", message, "Lower max_seq_len, or make room for a larger pool.")
+        else:
+            warnings.append(f"{message}, what the model is made for: such prompts are refused.")
+    fits = evaluation.typical_requests or 0
+    if fits == 0:
+        message = f"the KV pool of {memory.kv_tokens} tokens does not hold one request of {typical.length} tokens"
+        yield Problem("kv_pool", message, "Make room for a larger pool.")
+    elif request.concurrency is not None and request.concurrency > fits:
+        message = (
+            f"the KV pool of {memory.kv_tokens} tokens holds {fits} requests of {typical.length} tokens at once, "
+            f"not {request.concurrency}"
+        )
+        yield Problem("concurrency", message, "Lower --concurrency, or make room for a larger pool.")
+
+
+def _cache_warnings(model: Model, request: Request, parallel: Parallel) -> Iterator[str]:
+    kv_heads = model.facts.sizes.num_kv_heads
+    if parallel.tp > kv_heads:
+        yield f"{kv_heads} KV heads on tp {parallel.tp}: each is kept {parallel.tp // kv_heads} times."
+    biased = "qkv_bias" in model.facts.holding and "qk_norm" not in model.facts.holding
+    if request.kv_cache != "none" and biased:
+        yield (
+            f"an {request.kv_cache} KV cache loses accuracy with {model.family.name}'s attention biases (TensorRT-LLM "
+            "issue #4218): let the quality gate decide."
+        )
+
+
+def _typical(workload: Workload, limits: Limits) -> Workload:
+    """The workload cut to the engine's limits: the prompt first."""
+    output = max(1, min(workload.output, limits.max_seq_len // 2))
+    prompt = max(1, min(workload.prompt, limits.longest_prompt, limits.max_seq_len - output))
+    return Workload(prompt, output)
+
+
+def _gb(count: int) -> str:
+    return f"{count / 1e9:.1f} GB"
+
+
+_release = lru_cache(maxsize=None)(release)

@@ -1,0 +1,36 @@
+"""What config.json says of well-known models, so that they can be planned without a network.
+
+`known_models.json`: the keys of each hub id's config.json that decide sizes and formats, and none else.
+"""
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from trtforge.formats.hf import HfConfig
+
+_FILE = Path(__file__).parent / "known_models.json"
+
+
+def known_config(hub_id: str) -> HfConfig | None:
+    """The config.json facts of a hub id, None where they do not travel with the program."""
+    values = _by_id().get(hub_id.lower())
+    return None if values is None else HfConfig(values, Path(hub_id) / "config.json")
+
+
+def known_ids() -> tuple[str, ...]:
+    """The hub ids, as the hub spells them."""
+    return tuple(hub_id for model in _models() for hub_id in model["ids"])
+
+
+@cache
+def _models() -> tuple[dict[str, Any], ...]:
+    return tuple(json.loads(_FILE.read_text(encoding="utf-8"))["models"])
+
+
+@cache
+def _by_id() -> Mapping[str, Mapping[str, Any]]:
+    return {hub_id.lower(): MappingProxyType(model["config"]) for model in _models() for hub_id in model["ids"]}

@@ -1,0 +1,41 @@
+"""The KV cache: bytes of a token, and how many tokens, hence requests, a pool holds.
+
+Formula and rounding are those of TensorRT-LLM's KV cache manager (batch_manager/kvCacheManager.cpp), and reproduce the
+logs of TensorRT-LLM issues #1188, #1400, #2268 and #2894.
+"""
+
+from trtforge.core.parallel import Parallel
+from trtforge.models.family import Sizes
+
+
+def is_latent(sizes: Sizes) -> bool:
+    """Whether the cache holds multi-head latent attention's compressed vector instead of keys and values."""
+    return "kv_lora" in sizes.more
+
+
+def bytes_per_token(sizes: Sizes, itemsize: int, parallel: Parallel | None = None) -> int:
+    """Bytes that one token takes on one rank, over the rank's layers; without `parallel`, in the whole model once.
+
+    Keys and values of each KV head (of one where there are fewer heads than ranks). The latent vector is on every
+    tensor-parallel rank.
+    """
+    parallel = parallel or Parallel()
+    layers = sizes.num_layers // parallel.pp
+    if is_latent(sizes):
+        return layers * sizes.head_size * itemsize
+    return 2 * layers * max(1, sizes.num_kv_heads // parallel.tp) * sizes.head_size * itemsize
+
+
+def pool_tokens(pool: int, per_token: int, tokens_per_block: int) -> int:
+    """Tokens that fit `pool` bytes. As the cache manager does, the last block is rounded up."""
+    return blocks_of(max(0, pool) // per_token, tokens_per_block) * tokens_per_block
+
+
+def blocks_of(tokens: int, tokens_per_block: int) -> int:
+    """KV blocks that a sequence takes."""
+    return -(-tokens // tokens_per_block)
+
+
+def requests_that_fit(tokens: int, length: int, tokens_per_block: int) -> int:
+    """Requests of `length` tokens, prompt and answer, that a pool of `tokens` holds at once."""
+    return tokens // (blocks_of(length, tokens_per_block) * tokens_per_block)

@@ -1,0 +1,175 @@
+"""GPU memory of every rank while it serves: weights, KV pool, activations, logits, and what the runtime takes.
+
+Weights and KV bytes are exact. The rest bounds what TensorRT-LLM allocates for the largest step of the build, and is
+held against the logs of TensorRT-LLM issues #1188 and #3636 and of tensorrtllm_backend issue #625.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from trtforge.core.parallel import Parallel
+from trtforge.models.family import Facts
+from trtforge.plan.formats import CacheFormat
+from trtforge.plan.kv import bytes_per_token, is_latent, pool_tokens
+from trtforge.plan.limits import Limits
+from trtforge.plan.weights import RankWeights, Stored
+
+_MIB, _GIB = 1 << 20, 1 << 30
+RUNTIME_BYTES = int(1.6 * _GIB)
+"""CUDA contexts, TensorRT and Triton: of 11.77 GiB used before the KV pool, 10.15 are accounted for (BE #625)."""
+
+COMMUNICATION_BYTES = 512 * _MIB
+"""NCCL and custom all-reduce buffers of a rank that has peers (#3058)."""
+
+WORKSPACE_BYTES = 32 * _MIB
+"""cuBLAS; 43.26 MiB of execution context at 512 tokens, of which 11.5 are activations (#1188)."""
+
+DECODER_LOGITS = 6.3
+"""Further buffers of the size of the logits, in runtime and decoder: 8.42 GiB at 1.16 GiB of logits (#1188)."""
+
+
+@dataclass(frozen=True)
+class RankMemory:
+    """Bytes on the GPU of a rank of one pipeline stage. `decoder`: sampling buffers that grow with the logits."""
+
+    weights: int
+    activations: int
+    logits: int
+    decoder: int
+    runtime: int
+    kv_per_token: int
+    kv_pool: int = 0
+
+    @property
+    def fixed(self) -> int:
+        """What is taken before the KV pool."""
+        return self.weights + self.activations + self.logits + self.decoder + self.runtime
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.fixed + self.kv_pool
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of a deployment. `weights` and `kv_per_token` are of the whole model, once; `stages` of one rank each."""
+
+    weights: int
+    kv_per_token: int
+    kv_tokens: int
+    stages: tuple[RankMemory, ...]
+    parallel: Parallel
+
+    @property
+    def fullest(self) -> RankMemory:
+        """The rank that needs most."""
+        return max(self.stages, key=lambda rank: rank.total)
+
+    def over_all(self, name: str) -> int:
+        """One kind of bytes, summed over all GPUs."""
+        return self.parallel.tp * sum(int(getattr(rank, name)) for rank in self.stages)
+
+    def as_json(self) -> Mapping[str, Any]:
+        """In bytes; `per_gpu` is of the fullest GPU, `gpu` what it is made of, the rest of all GPUs together.
+
+        total = weights + replicated + kv_pool + activations + logits + decoder + runtime.
+        """
+        gpu = self.fullest
+        parts = ("weights", "kv_per_token", "kv_pool", "activations", "logits", "decoder", "runtime")
+        return {
+            "weights": self.weights,
+            "kv_per_token": self.kv_per_token,
+            "kv_pool": self.over_all("kv_pool"),
+            "activations": self.over_all("activations"),
+            "total": self.over_all("total"),
+            "per_gpu": gpu.total,
+            "replicated": self.over_all("weights") - self.weights,
+            **{name: self.over_all(name) for name in parts[4:]},
+            "gpu": {name: getattr(gpu, name) for name in parts},
+        }
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a deployment holds: the weights of its ranks and of the unsplit model, as they are stored, and the cache."""
+
+    ranks: RankWeights
+    whole: RankWeights
+    stored: Stored
+    cache: CacheFormat
+
+    @property
+    def cache_itemsize(self) -> int:
+        """Bytes of a value in the KV cache."""
+        return self.cache.itemsize or self.stored.itemsize
+
+
+def memory_of(facts: Facts, held: Held, parallel: Parallel, limits: Limits) -> Memory:
+    """The memory of a legal layout, its KV pool left empty: `with_pool` fills it."""
+    itemsize, layers = held.cache_itemsize, facts.sizes.num_layers
+    stages = tuple(_rank(facts, held, parallel, limits, stage) for stage in range(parallel.pp))
+    return Memory(
+        weights=held.whole.nbytes(held.stored, Parallel(), 0) + held.cache.per_layer * layers,
+        kv_per_token=bytes_per_token(facts.sizes, itemsize),
+        kv_tokens=0,
+        stages=stages,
+        parallel=parallel,
+    )
+
+
+def with_pool(memory: Memory, tokens: int) -> Memory:
+    """The same with a KV pool of `tokens`."""
+    stages = tuple(replace(rank, kv_pool=tokens * rank.kv_per_token) for rank in memory.stages)
+    return replace(memory, kv_tokens=tokens, stages=stages)
+
+
+def tokens_on(memory: Memory, gpu_memory: int, fraction: float, tokens_per_block: int) -> int:
+    """Tokens in the KV pool where each rank gives it `fraction` of what is free: as many as the poorest rank has."""
+    return min(
+        pool_tokens(int((gpu_memory - rank.fixed) * fraction), rank.kv_per_token, tokens_per_block)
+        for rank in memory.stages
+    )
+
+
+def activation_bytes(facts: Facts, parallel: Parallel, itemsize: int, tokens: int) -> int:
+    """Upper bound of the activations of a step of `tokens`: one layer's, for TensorRT reuses memory between layers.
+
+    The residual stream twice, and the widest of what follows: queries, keys, values and attention output; both halves
+    of the gated MLP; the tokens' copies for their experts.
+    """
+    sizes, tp = facts.sizes, parallel.tp
+    if is_latent(sizes):
+        attention = sizes.of("q_lora") + sizes.of("kv_a") + sizes.total(("q_b", "k_nope", "v_mla", "v_mla")) // tp
+    else:
+        heads = 2 * sizes.num_heads // tp + 2 * max(1, sizes.num_kv_heads // tp)
+        attention = heads * sizes.head_size
+    widest = max(attention, 2 * sizes.intermediate // tp)
+    if facts.sparse_layers:
+        top_k = int(facts.config["moe"]["top_k"])
+        inner = 2 * sizes.of("moe_intermediate") * parallel.ep // tp
+        shared = 2 * sizes.more.get("shared_intermediate", 0) // tp
+        widest = max(widest, top_k * (sizes.hidden + inner) + shared)
+    return tokens * itemsize * (2 * sizes.hidden + widest)
+
+
+def logits_bytes(vocab: int, sequences: int) -> int:
+    """The float32 logits of a step: one row for each sequence that generates."""
+    return sequences * vocab * 4
+
+
+def _rank(facts: Facts, held: Held, parallel: Parallel, limits: Limits, stage: int) -> RankMemory:
+    itemsize, vocab, last = held.stored.itemsize, facts.sizes.vocab, stage == parallel.pp - 1
+    sequences = limits.max_batch_size * limits.max_beam_width
+    logits = logits_bytes(vocab, sequences) if last else 0
+    head = sequences * -(-vocab // parallel.tp) * itemsize if last else 0
+    layers = facts.sizes.num_layers // parallel.pp
+    return RankMemory(
+        weights=held.ranks.nbytes(held.stored, parallel, stage) + held.cache.per_layer * layers,
+        activations=activation_bytes(facts, parallel, itemsize, limits.max_num_tokens) + head + WORKSPACE_BYTES,
+        logits=logits,
+        decoder=int(DECODER_LOGITS * logits),
+        runtime=RUNTIME_BYTES + (COMMUNICATION_BYTES if parallel.world_size > 1 else 0),
+        kv_per_token=bytes_per_token(facts.sizes, held.cache_itemsize, parallel),
+    )

@@ -1,0 +1,100 @@
+"""Memory of the work before serving: calibration, conversion, the engine build; and the server's shared memory.
+
+What peers need is said beside it: they load the whole model and quantise it in place.
+"""
+
+from dataclasses import dataclass
+
+from trtforge.core.parallel import Parallel
+from trtforge.core.recipe import CalibrationConfig
+from trtforge.models.family import Facts, Family
+from trtforge.plan.formats import WEIGHTS
+from trtforge.plan.memory import RUNTIME_BYTES, Memory, activation_bytes
+from trtforge.plan.weights import RankWeights, Stored
+
+_MIB, _GIB = 1 << 20, 1 << 30
+CONVERT_HOST_BYTES = 512 * _MIB
+"""`trtforge convert` reads slabs of 16 MiB: what the program itself takes, at any size of model."""
+
+BUILD_HOST_COPIES = 2
+"""trtllm-build holds a rank's weights in host memory, and the engine before it is written."""
+
+PYTHON_MODEL_SHM_BYTES = 64 * _MIB
+"""Shared memory of one instance of a Python model in Triton (server issue #6195)."""
+
+PYTHON_MODELS = 4
+"""Those of a repository beside a TensorRT-LLM engine: all of its five models but `tensorrt_llm`."""
+
+NCCL_SHM_BYTES = 1 * _GIB
+"""What TensorRT-LLM's documentation asks for beside it (--shm-size=1g)."""
+
+_FLOAT32 = 4
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """Bytes that the work before serving takes. None: not known, because the layout cannot be.
+
+    `calibration_gpu`: one decoder layer at a time, as trtforge does it; `quantise_at_once_gpu`: with the whole model in
+    memory. `build_host_per_worker`: for each rank that is built at once.
+    """
+
+    calibration_gpu: int
+    quantise_at_once_gpu: int
+    convert_host: int
+    build_gpu: int | None
+    build_host_per_worker: int | None
+    shared_memory: int
+
+
+def peaks(
+    family: Family, facts: Facts, whole: RankWeights, stored: Stored, data: CalibrationConfig, memory: Memory | None
+) -> Peaks:
+    """Of a model whose unsplit weights are `whole`; `memory` is that of its ranks."""
+    plain = Stored(format=WEIGHTS["none"], itemsize=stored.itemsize)
+    batch = activation_bytes(facts, Parallel(), stored.itemsize, data.batch_size * data.sequence_length)
+    source = whole.nbytes(plain, Parallel(), 0)
+    return Peaks(
+        calibration_gpu=batch + _layer_by_layer(family, facts, whole, stored, data),
+        quantise_at_once_gpu=batch + quantise_peak(source, stored.format.bits or 16),
+        convert_host=CONVERT_HOST_BYTES,
+        build_gpu=None if memory is None else build_gpu_peak(memory),
+        build_host_per_worker=None if memory is None else build_host_peak(memory),
+        shared_memory=shared_memory(PYTHON_MODELS) + NCCL_SHM_BYTES,
+    )
+
+
+def _layer_by_layer(family: Family, facts: Facts, whole: RankWeights, stored: Stored, data: CalibrationConfig) -> int:
+    """The largest layer, the hidden states of all samples, and for AWQ the float32 Gram matrix of each input and three
+    float32 copies of the largest weight during the search."""
+    plain = Stored(format=WEIGHTS["none"], itemsize=stored.itemsize)
+    layer = max(kind.nbytes(plain) for kind in whole.kinds)
+    hidden = data.samples * data.sequence_length * facts.sizes.hidden * stored.itemsize
+    if not stored.format.grouped or stored.format.group_size is not None:
+        return layer + hidden
+    inputs = [facts.sizes.of(row.inputs) for row in family.linears if row.shares_input is None]
+    largest = max((m.out * m.inputs for kind in whole.kinds for m in kind.matrices if m.formatted), default=0)
+    return layer + hidden + _FLOAT32 * (sum(size * size for size in inputs) + 3 * largest)
+
+
+def quantise_peak(source_bytes: int, bits: int) -> int:
+    """GPU bytes, activations apart, of a tool that holds the 16-bit model and its copy of `bits` a weight at once.
+
+    TensorRT-LLM issue #1331: 140 GB of a 70B model and 70 GB of its FP8 copy.
+    """
+    return source_bytes + source_bytes * bits // 16
+
+
+def build_gpu_peak(memory: Memory) -> int:
+    """GPU bytes of trtllm-build for the largest rank: TensorRT times kernels beside the weights and activations."""
+    return max(rank.weights + rank.activations for rank in memory.stages) + RUNTIME_BYTES
+
+
+def build_host_peak(memory: Memory) -> int:
+    """Host bytes of trtllm-build for one worker, at the largest rank."""
+    return BUILD_HOST_COPIES * max(rank.weights for rank in memory.stages)
+
+
+def shared_memory(python_models: int) -> int:
+    """Bytes of /dev/shm that Triton's Python models take, one instance each."""
+    return PYTHON_MODEL_SHM_BYTES * python_models

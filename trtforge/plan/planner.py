@@ -1,0 +1,208 @@
+"""The whole plan of a deployment: legality with fixes, memory, time estimates, alternatives; nothing is read or run."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from trtforge.core.dtypes import dtype_named
+from trtforge.core.parallel import Parallel
+from trtforge.plan import roofline as assumed
+from trtforge.plan.alternatives import Alternative, Goal, alternatives, fits_on
+from trtforge.plan.evaluate import Evaluation, evaluate
+from trtforge.plan.fixes import Fix, fixes
+from trtforge.plan.formats import CACHES, WEIGHTS
+from trtforge.plan.kv import bytes_per_token
+from trtforge.plan.model import Model
+from trtforge.plan.peaks import Peaks, peaks
+from trtforge.plan.request import Request
+from trtforge.plan.roofline import Performance
+from trtforge.plan.weights import Stored
+
+ESTIMATE = "estimates of a roofline model with assumed efficiencies, not measurements"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What `trtforge plan` says. `fits`: the fewest GPUs of common kinds, where none is named."""
+
+    model: Model
+    evaluation: Evaluation
+    fixes: tuple[Fix, ...]
+    alternatives: tuple[Alternative, ...]
+    fits: tuple[Evaluation, ...]
+
+    @property
+    def curve(self) -> tuple[Performance, ...]:
+        """Performance at 1, 2, 4, ... concurrent requests up to what fits; empty without a GPU or when not legal."""
+        time, typical = self.evaluation.roofline(self.model), self.evaluation.typical
+        if time is None or typical is None:
+            return ()
+        return tuple(time.performance(number, typical) for number in self._concurrencies())
+
+    @property
+    def performance(self) -> Performance | None:
+        """At the concurrency that was asked for, else at the largest that fits."""
+        wanted = self.evaluation.request.concurrency
+        return next(
+            (point for point in self.curve if point.concurrency == wanted), self.curve[-1] if self.curve else None
+        )
+
+    def _concurrencies(self) -> list[int]:
+        request, limits = self.evaluation.request, self.evaluation.limits
+        assert limits is not None
+        most = max(1, min(self.evaluation.typical_requests or 1, limits.max_batch_size * request.pp))
+        powers = [1 << bit for bit in range(most.bit_length())]
+        return sorted({*(number for number in powers if number <= most), most, *([request.concurrency or 1])})
+
+    def as_json(self) -> dict[str, Any]:
+        """Bytes, tokens, milliseconds. null: not known, because the layout cannot be."""
+        evaluation = self.evaluation
+        return {
+            "model": self.model.name,
+            "family": self.model.family.name,
+            "legal": evaluation.legal,
+            "problems": [
+                {
+                    "rule": fix.problem.rule,
+                    "message": fix.problem.message,
+                    "fix": fix.text,
+                    "apply": [word for change in fix.changes for word in (change.option, change.value)],
+                }
+                for fix in self.fixes
+            ],
+            "warnings": list(evaluation.warnings),
+            "notes": list(self.model.notes),
+            "choice": choice_json(evaluation.request),
+            "memory": self._memory(),
+            "kv_tokens": evaluation.memory.kv_tokens if evaluation.memory else None,
+            "max_concurrency": evaluation.full_length_requests,
+            "longest_prompt": evaluation.longest_prompt,
+            "concurrency": self._concurrency(),
+            "limits": None if evaluation.limits is None else evaluation.limits.build_fields,
+            "peaks": asdict(self.peaks),
+            "estimates": self._estimates(),
+            "fits": [choice_json(found.request) for found in self.fits],
+            "alternatives": [_alternative_json(alternative) for alternative in self.alternatives],
+        }
+
+    @property
+    def weights(self) -> int:
+        """Bytes of the whole model's weights, once."""
+        if self.evaluation.memory is not None:
+            return self.evaluation.memory.weights
+        return self.model.whole(self.evaluation.request.dtype).nbytes(self._stored, Parallel(), 0)
+
+    @property
+    def kv_per_token(self) -> int:
+        """Bytes that a token takes in the whole model's KV cache, once."""
+        cache = CACHES[self.evaluation.request.kv_cache]
+        return bytes_per_token(self.model.facts.sizes, cache.itemsize or self._stored.itemsize)
+
+    def _memory(self) -> Mapping[str, Any]:
+        if self.evaluation.memory is not None:
+            return self.evaluation.memory.as_json()
+        unknown = dict.fromkeys(("kv_pool", "activations", "total", "per_gpu"))
+        return {"weights": self.weights, "kv_per_token": self.kv_per_token, **unknown}
+
+    @property
+    def _stored(self) -> Stored:
+        request = self.evaluation.request
+        return Stored(WEIGHTS[request.quant], dtype_named(request.dtype).size, request.group_size)
+
+    def _concurrency(self) -> Mapping[str, Any] | None:
+        typical = self.evaluation.typical
+        if typical is None:
+            return None
+        return {
+            "full_length": self.evaluation.full_length_requests,
+            "typical": self.evaluation.typical_requests,
+            "typical_prompt": typical.prompt,
+            "typical_output": typical.output,
+        }
+
+    @property
+    def peaks(self) -> Peaks:
+        """Memory of the work before serving."""
+        request, model = self.evaluation.request, self.model
+        whole = model.whole(request.dtype)
+        return peaks(model.family, model.facts, whole, self._stored, request.calibration, self.evaluation.memory)
+
+    def _estimates(self) -> Mapping[str, Any]:
+        at, typical = self.performance, self.evaluation.typical
+        if at is None or typical is None:
+            return {}
+        gpus = self.evaluation.request.tp * self.evaluation.request.pp
+        return {
+            "note": ESTIMATE,
+            "typical": {"prompt": typical.prompt, "output": typical.output},
+            **_performance_json(at, gpus),
+            "curve": [_performance_json(point, gpus) for point in self.curve],
+            "assumptions": assumptions(),
+        }
+
+
+def plan(model: Model, request: Request, goal: Goal, *, with_alternatives: bool = False) -> Plan:
+    """Plan a deployment. Raises ForgeError for a GPU or a release that nobody knows."""
+    evaluation = evaluate(model, request)
+    return Plan(
+        model=model,
+        evaluation=evaluation,
+        fixes=fixes(model, evaluation),
+        alternatives=alternatives(model, request, goal) if with_alternatives else (),
+        fits=fits_on(model, request) if request.gpu is None and request.for_tensorrt else (),
+    )
+
+
+def choice_json(request: Request) -> dict[str, Any]:
+    """A request as options."""
+    return {
+        "gpu": None if request.gpu is None else request.gpu.name,
+        "gpus": request.tp * request.pp,
+        "tp": request.tp,
+        "pp": request.pp,
+        "ep": request.ep,
+        "quant": request.quant,
+        "kv_cache": request.kv_cache,
+        "group_size": request.group_size,
+        "dtype": request.dtype,
+        "tensorrt_llm": request.engine.target.tensorrt_llm,
+    }
+
+
+def assumptions() -> dict[str, Any]:
+    """The efficiencies behind the estimates."""
+    return {
+        "compute_efficiency": dict(assumed.COMPUTE_EFFICIENCY),
+        "attention_efficiency": assumed.ATTENTION_EFFICIENCY,
+        "bandwidth_efficiency": assumed.BANDWIDTH_EFFICIENCY,
+        "cache_efficiency": assumed.CACHE_EFFICIENCY,
+        "link_efficiency": assumed.LINK_EFFICIENCY,
+        "all_reduce_seconds": assumed.ALL_REDUCE_SECONDS,
+        "step_seconds": assumed.STEP_SECONDS,
+        "request_seconds": assumed.REQUEST_SECONDS,
+    }
+
+
+def _alternative_json(alternative: Alternative) -> dict[str, Any]:
+    evaluation = alternative.evaluation
+    assert evaluation.memory is not None
+    return {
+        **choice_json(evaluation.request),
+        "memory": evaluation.memory.as_json(),
+        "kv_tokens": evaluation.memory.kv_tokens,
+        "max_concurrency": evaluation.full_length_requests,
+        "longest_prompt": evaluation.longest_prompt,
+        "estimates": _performance_json(alternative.performance, alternative.gpus),
+        "warnings": list(evaluation.warnings),
+        "why": alternative.why,
+    }
+
+
+def _performance_json(point: Performance, gpus: int) -> dict[str, Any]:
+    return {
+        "concurrency": point.concurrency,
+        "ttft_ms": round(1e3 * point.ttft, 2),
+        "tpot_ms": round(1e3 * point.tpot, 2),
+        "tokens_per_second": round(point.tokens_per_second, 1),
+        "tokens_per_second_per_gpu": round(point.tokens_per_second / gpus, 1),
+    }

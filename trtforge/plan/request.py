@@ -1,0 +1,146 @@
+"""What is planned: the choices that a user has, and the changes that would make another plan of it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from trtforge.core.dtypes import ModelDtype, model_dtype
+from trtforge.core.errors import UsageError
+from trtforge.core.recipe import CalibrationConfig, EngineConfig, Recipe, ServingConfig
+from trtforge.plan.formats import CACHES, WEIGHTS
+from trtforge.plan.gpus import Gpu, gpu_named
+from trtforge.plan.model import Model
+from trtforge.plan.roofline import Workload
+
+Option = Literal[
+    "--tp", "--pp", "--ep", "--quant", "--kv-cache", "--group-size", "--dtype", "--gpu", "--target-version",
+    "--max-seq-len", "--max-num-tokens", "--concurrency", "--set",
+]  # fmt: skip
+"""What can be changed, as the command line spells it; `--set` is a recipe's key with its value."""
+
+TYPICAL_PROMPT, TYPICAL_OUTPUT = 1024, 256
+"""Tokens of a request where nobody says what is typical."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """Another value for one choice."""
+
+    option: Option
+    value: str
+
+    def __str__(self) -> str:
+        return f"{self.option} {self.value}"
+
+
+@dataclass(frozen=True)
+class Request:
+    """One deployment as it is asked for.
+
+    `concurrency`: the requests that are to run at once, which the engine then takes; None where nobody said.
+    """
+
+    tp: int
+    pp: int
+    ep: int
+    quant: str
+    kv_cache: str
+    group_size: int
+    dtype: ModelDtype
+    engine: EngineConfig
+    serving: ServingConfig
+    calibration: CalibrationConfig
+    typical: Workload
+    concurrency: int | None = None
+
+    @property
+    def gpu(self) -> Gpu | None:
+        """The GPU that it is for. Raises ForgeError for an unknown name."""
+        name = self.engine.target.gpu
+        return None if name is None else gpu_named(name)
+
+    @property
+    def for_tensorrt(self) -> bool:
+        """Whether TensorRT-LLM's own rules hold: everywhere but on the embedded engine."""
+        return self.engine.backend != "torch"
+
+    def changed(self, *changes: Change) -> "Request":
+        """The same with other choices."""
+        request = self
+        for change in changes:
+            request = request._with(change)
+        return request
+
+    def _with(self, change: Change) -> "Request":
+        value = change.value
+        match change.option:
+            case "--tp":
+                return replace(self, tp=int(value))
+            case "--pp":
+                return replace(self, pp=int(value))
+            case "--ep":
+                return replace(self, ep=int(value))
+            case "--group-size":
+                return replace(self, group_size=int(value))
+            case "--concurrency":
+                return replace(self, concurrency=int(value))._with_engine(max_batch_size=int(value))
+            case "--quant":
+                return replace(self, quant=value)
+            case "--kv-cache":
+                return replace(self, kv_cache=value)
+            case "--dtype":
+                return replace(self, dtype=model_dtype(value, value))
+            case "--gpu":
+                return self._with_target(gpu=value)
+            case "--target-version":
+                return self._with_target(tensorrt_llm=value)
+            case "--max-seq-len":
+                return self._with_engine(max_seq_len=int(value))
+            case "--max-num-tokens":
+                return self._with_engine(max_num_tokens=int(value))
+            case "--set":
+                key, _, wanted = value.partition("=")
+                features = self.engine.features.model_copy(update={key.rpartition(".")[2]: wanted == "true"})
+                return self._with_engine(features=features)
+
+    def _with_engine(self, **values: object) -> "Request":
+        return replace(self, engine=self.engine.model_copy(update=values))
+
+    def _with_target(self, **values: object) -> "Request":
+        return self._with_engine(target=self.engine.target.model_copy(update=values))
+
+
+def request_of(recipe: Recipe, model: Model, options: Mapping[Option, Any], typical: Workload | None = None) -> Request:
+    """A recipe's request, with options that were given on the command line in place of its own (None: not given).
+
+    Raises UsageError for a format that no release of TensorRT-LLM has.
+    """
+    quant = recipe.quantization
+    request = Request(
+        tp=recipe.parallel.tp,
+        pp=recipe.parallel.pp,
+        ep=recipe.parallel.ep,
+        quant=quant.format,
+        kv_cache=quant.kv_cache,
+        group_size=quant.group_size,
+        dtype=model_dtype(str(options.get("--dtype") or recipe.model.dtype), model.config.dtype),
+        engine=recipe.engine,
+        serving=recipe.serving,
+        calibration=quant.calibration,
+        typical=typical or Workload(TYPICAL_PROMPT, TYPICAL_OUTPUT),
+    )
+    given = [Change(name, str(value)) for name, value in options.items() if value is not None and name != "--dtype"]
+    request = request.changed(*given)
+    for option, name, known in (("--quant", request.quant, WEIGHTS), ("--kv-cache", request.kv_cache, CACHES)):
+        if name not in known:
+            raise UsageError(f"{option}: {name} is not a format", hint=f"Formats: {', '.join(known)}.")
+    return _as_stored(request, model)
+
+
+def _as_stored(request: Request, model: Model) -> Request:
+    """A model that is already quantised keeps its formats, where nothing else is asked for."""
+    stored = model.stored
+    if stored is None or request.quant not in ("none", stored.format):
+        return request
+    kv_cache = "fp8" if stored.fp8_kv_cache else request.kv_cache
+    return replace(request, quant=stored.format, group_size=stored.group_size, kv_cache=kv_cache)

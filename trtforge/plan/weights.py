@@ -1,0 +1,145 @@
+"""What every rank holds of a model's weights, layer by layer, in any number format: from the plan of its tensors.
+
+Layers of one kind (dense, or with experts) are alike, so one of each is planned, however deep the model is.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from trtforge.core.parallel import Parallel
+from trtforge.models.content import Target
+from trtforge.models.family import AbsorbedQuery, Embedding, Experts, Facts, Family, Linear, Place, Row
+from trtforge.models.plan import Layout, checkpoint_plan
+from trtforge.plan.formats import WEIGHTS, WeightFormat
+
+
+@dataclass(frozen=True)
+class Stored:
+    """How weights are stored: a format, the bytes of the model's dtype, and the group where the format has groups."""
+
+    format: WeightFormat
+    itemsize: int
+    group_size: int = 128
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """`count` matrices (out, inputs) that a rank multiplies with.
+
+    `formatted`: the number format stores it, else it stays as it is, `itemsize` bytes a weight. `expert`: one of many,
+    of which a token passes few. `head`: the output head.
+    """
+
+    count: int
+    out: int
+    inputs: int
+    itemsize: int
+    formatted: bool = False
+    expert: bool = False
+    head: bool = False
+
+    @property
+    def weights(self) -> int:
+        """Number of weights."""
+        return self.count * self.out * self.inputs
+
+    def nbytes(self, stored: Stored) -> int:
+        """Bytes with scales."""
+        if self.formatted or (self.head and stored.format.quantizes_head):
+            one = stored.format.nbytes(self.out, self.inputs, stored.itemsize, stored.group_size)
+        else:
+            one = WEIGHTS["none"].nbytes(self.out, self.inputs, self.itemsize, stored.group_size)
+        return self.count * one
+
+
+@dataclass(frozen=True)
+class Block:
+    """A decoder layer, or what is before or behind them all. `other`: bytes that are looked up or added."""
+
+    matrices: tuple[Matrix, ...] = ()
+    other: int = 0
+
+    def nbytes(self, stored: Stored) -> int:
+        """Bytes as they are stored."""
+        return self.other + sum(matrix.nbytes(stored) for matrix in self.matrices)
+
+
+@dataclass(frozen=True)
+class RankWeights:
+    """What each tensor-parallel rank holds: all are alike. `kinds` are the kinds of layers, `layers` each layer's."""
+
+    first: Block
+    kinds: tuple[Block, ...]
+    layers: tuple[int, ...]
+    last: Block
+
+    def blocks(self, parallel: Parallel, stage: int) -> Iterator[tuple[Block, int]]:
+        """What one pipeline stage holds: blocks, and how many of each."""
+        if stage == 0:
+            yield self.first, 1
+        held = Counter(self.layers[layer] for layer in parallel.layers_of(stage, len(self.layers)))
+        yield from ((self.kinds[kind], count) for kind, count in sorted(held.items()))
+        if stage == parallel.pp - 1:
+            yield self.last, 1
+
+    def nbytes(self, stored: Stored, parallel: Parallel, stage: int) -> int:
+        """Bytes of a rank of one pipeline stage."""
+        return sum(block.nbytes(stored) * count for block, count in self.blocks(parallel, stage))
+
+
+def rank_weights(family: Family, facts: Facts, layout: Layout) -> RankWeights:
+    """The weights of a legal layout's ranks; its pipeline and number formats do not matter here."""
+    sparse = [layer in facts.sparse_layers for layer in range(facts.sizes.num_layers)]
+    kinds = sorted(set(sparse))
+    one_of_each = replace(
+        facts,
+        sizes=replace(facts.sizes, num_layers=len(kinds)),
+        sparse_layers=frozenset(index for index, has_experts in enumerate(kinds) if has_experts),
+    )
+    plain = replace(layout, parallel=replace(layout.parallel, pp=1, cp=1), quant="none", kv_cache="none", source=None)
+    targets = checkpoint_plan(family, one_of_each, plain).targets
+    first, last = (
+        tuple(row for row in family.model if getattr(row, "place", None) is place)
+        for place in (Place.FIRST, Place.LAST)
+    )
+    return RankWeights(
+        first=_block(targets, "", first),
+        kinds=tuple(_block(targets, f"transformer.layers.{index}.", family.layer) for index in range(len(kinds))),
+        layers=tuple(kinds.index(has_experts) for has_experts in sparse),
+        last=_block(targets, "", last),
+    )
+
+
+def _block(targets: tuple[Target, ...], prefix: str, rows: tuple[Row, ...]) -> Block:
+    matrices = {prefix + _matrix_name(row): row for row in rows if _multiplied(row)}
+    others = {f"{prefix}{row.target}{part}" for row in rows for part in ("", ".weight", ".bias")} - set(matrices)
+    return Block(
+        matrices=tuple(
+            _matrix(target, matrices[target.spec.name]) for target in targets if target.spec.name in matrices
+        ),
+        other=sum(target.spec.nbytes for target in targets if target.spec.name in others),
+    )
+
+
+def _matrix(target: Target, row: Row) -> Matrix:
+    *stacked, out, inputs = target.spec.shape
+    return Matrix(
+        count=stacked[0] if stacked else 1,
+        out=out,
+        inputs=inputs,
+        itemsize=target.spec.dtype.size,
+        formatted=isinstance(row, Experts) or (isinstance(row, Linear) and row.quantized),
+        expert=isinstance(row, Experts),
+        head=isinstance(row, Embedding),
+    )
+
+
+def _multiplied(row: Row) -> bool:
+    """Whether activations are multiplied with the row's tensor; tables at the model's start are looked up."""
+    return isinstance(row, Linear | Experts | AbsorbedQuery) or (isinstance(row, Embedding) and row.place is Place.LAST)
+
+
+def _matrix_name(row: Row) -> str:
+    named_weight = isinstance(row, Experts) or (isinstance(row, Linear) and not row.bare)
+    return f"{row.target}.weight" if named_weight else row.target
