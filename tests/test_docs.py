@@ -8,6 +8,7 @@ from pydantic import BaseModel
 
 from trtforge.core.recipe import Recipe
 from trtforge.formats.releases import read_release_data, release
+from trtforge.models.formats import FORMATS
 from trtforge.models.registry import WITHOUT_ENGINES, architectures, family_of
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -51,13 +52,39 @@ def first_release(architecture: str) -> str:
     return next(line for line in lines if release(line).key_problem("architectures", architecture) is None)
 
 
+def formats() -> str:
+    rows = [
+        "| format | TensorRT-LLM `quant_algo` | weights | inputs | calibration | experts |",
+        "|---|---|---|---|---|---|",
+    ]
+    weights = {
+        None: "the model's dtype",
+        "fp8": "E4M3, one scale a tensor",
+        "fp8_rowwise": "E4M3, one scale an output",
+        "int4": "signed 4-bit, one scale for 64 or 128 inputs of an output",
+        "int8": "int8, one scale an output",
+        "nvfp4": "E2M1, an E4M3 scale for 16 inputs, one scale a tensor",
+    }
+    for name, wanted in FORMATS.items():
+        stored = weights[wanted.rounding]
+        if wanted.rounding is None and name != "none":
+            stored += f", {'int8' if '8' in name else 'int4'} by the build"
+        inputs = {"awq": "pre-scaled", "smoothquant": "pre-scaled", None: ""}[wanted.smoothing]
+        static = "static scale" if wanted.static_activations else ""
+        dynamic = "a scale a token" if wanted.rounding == "fp8_rowwise" else ""
+        seen = ", ".join(part for part in (inputs, static, dynamic) if part) or "the model's dtype"
+        needs, experts = ("yes" if flag else "–" for flag in (wanted.calibrated, wanted.experts))
+        rows.append(f"| `{name}` | {wanted.algorithm or '–'} | {stored} | {seen} | {needs} | {experts} |")
+    return "\n".join(rows)
+
+
 def without_engines() -> str:
     return ", ".join(f"`{name}`" for name in WITHOUT_ENGINES) + "."
 
 
 TABLES = {
     "recipes.md": (("recipe-keys", recipe_keys),),
-    "formats.md": (("families", families), ("without-engines", without_engines)),
+    "formats.md": (("families", families), ("without-engines", without_engines), ("formats", formats)),
 }
 
 

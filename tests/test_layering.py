@@ -89,6 +89,7 @@ def test_no_file_is_longer_than_400_lines() -> None:
                 "package",
                 "serve",
                 "infer",
+                "plan",
                 "recipes",
                 "doctor",
             )

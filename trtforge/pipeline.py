@@ -19,6 +19,7 @@ from trtforge.core.progress import Progress
 from trtforge.core.recipe import GateConfig, Recipe
 from trtforge.core.usage import measured
 from trtforge.formats.hf import resolve_source
+from trtforge.models.formats import FORMATS
 from trtforge.package.models import PackageConfig
 from trtforge.package.stage import package
 from trtforge.report import BuildReport, StageReport, read_report, weight_compression, write_report
@@ -69,10 +70,15 @@ def selected(recipe: Recipe, first: StageName, last: StageName) -> tuple[StageNa
     if STAGES.index(first) > STAGES.index(last):
         raise UsageError(f"--from {first} comes after --to {last}", hint=f"Stages go {', '.join(STAGES)}.")
     stages = STAGES[STAGES.index(first) : STAGES.index(last) + 1]
-    chosen = tuple(stage for stage in stages if stage != "calibrate" or recipe.quantization.format != "none")
+    chosen = tuple(stage for stage in stages if stage != "calibrate" or needs_calibration(recipe))
     if not chosen:
-        raise ForgeError(f"{recipe.name} is not quantised: there is nothing to calibrate", hint="Use --to convert.")
+        raise ForgeError(f"{recipe.name} needs no calibration", hint="Use --to convert.")
     return chosen
+
+
+def needs_calibration(recipe: Recipe) -> bool:
+    """Whether the weights' format or the KV cache's has scales that data decides."""
+    return FORMATS[recipe.quantization.format].calibrated or recipe.quantization.kv_cache == "int8"
 
 
 @dataclass
@@ -116,7 +122,9 @@ class Build:
             case "calibrate":
                 config = CalibrateConfig.parse(
                     {
-                        "format": quant.format,
+                        "format": quant.format if FORMATS[quant.format].calibrated else "none",
+                        "awq_clip": quant.awq_clip,
+                        "memory": quant.memory,
                         "kv_cache": quant.kv_cache,
                         "group_size": quant.group_size,
                         "data": quant.calibration,
@@ -126,7 +134,7 @@ class Build:
                 )
                 return calibrate(config, self.source, paths.calibration, force=self.force, progress=self.progress)
             case "convert":
-                calibration = paths.calibration if quant.format != "none" else None
+                calibration = paths.calibration if needs_calibration(recipe) else None
                 return convert(
                     convert_config(recipe),
                     self.source,

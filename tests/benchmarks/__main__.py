@@ -1,13 +1,17 @@
-"""`make bench`: every claim as a ratio, measured in this run on this machine."""
+"""`make bench`: every claim as a ratio, measured in this run on this machine. `python -m tests.benchmarks --help`."""
 
+import argparse
+import os
 import platform
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from rich.console import Console
 from rich.table import Table
 
+from tests.benchmarks import conversion
 from tests.benchmarks.inflight import measure
 from trtforge.core.assets import asset_directory
 from trtforge.core.progress import for_this_terminal
@@ -19,9 +23,43 @@ RECIPES = ("demo-fp32", "demo-int4awq")
 
 
 def main() -> None:
-    """Build the engines, measure, print tables."""
+    """Measure what was asked for, all by default, and print tables."""
+    benchmarks: dict[str, Callable[[Console, argparse.Namespace], None]] = {
+        "conversion": _conversion,
+        "inflight": _inflight_batching,
+    }
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description="Measure the claims of the README.")
+    parser.add_argument("which", nargs="*", help=f"of {', '.join(benchmarks)}; all if none is given")
+    size = float(os.environ.get("TRTFORGE_BENCH_GB", "4"))
+    parser.add_argument("--gb", type=float, default=size, help="size of the model to convert (TRTFORGE_BENCH_GB)")
+    arguments = parser.parse_args()
+    unknown = set(arguments.which) - set(benchmarks)
+    if unknown:
+        parser.error(f"no benchmark is called {', '.join(sorted(unknown))}")
     console = Console()
     console.print(f"machine: {_machine()}, torch {torch.__version__}, {torch.get_num_threads()} threads")
+    for name in arguments.which or benchmarks:
+        benchmarks[name](console, arguments)
+
+
+def _conversion(console: Console, arguments: argparse.Namespace) -> None:
+    with tempfile.TemporaryDirectory(prefix="trtforge-bench-") as directory:
+        result = conversion.measure(Path(directory), arguments.gb, RUNS)
+    copy = result.measured[0]
+    title = f"Conversion of {result.size / 1e9:.1f} GB of bfloat16 (median of {RUNS} interleaved runs)"
+    table = Table(title=title, title_justify="left")
+    for column in ("command", "written", "seconds", "times the copy", "peak memory"):
+        table.add_column(column, justify="left" if column == "command" else "right")
+    for way in result.measured:
+        ratio, written = f"{way.seconds / copy.seconds:.2f}", f"{way.written / 1e9:.1f} GB"
+        table.add_row(way.name, written, f"{way.seconds:.1f}", ratio, f"{way.rss / 1e6:.0f} MB")
+    console.print(table)
+    console.print(
+        f"Planning and checking Llama-3.1-405B, tp 8 pp 2, from its headers: {result.plan_405b.seconds:.2f} s"
+    )
+
+
+def _inflight_batching(console: Console, arguments: argparse.Namespace) -> None:
     for name in RECIPES:
         with tempfile.TemporaryDirectory(prefix="trtforge-bench-") as directory:
             recipe = load_recipe(asset_directory("recipes") / f"{name}.yaml")

@@ -83,7 +83,7 @@ def write_model(directory: Path, shape: Shape, *, values: bool = True) -> int:
     (directory / "config.json").write_text(json.dumps(shape.config, indent=2))
     shards = list(_shards(shape))
     pool = (torch.randn(POOL, generator=torch.Generator().manual_seed(0)) * 0.02).bfloat16().view(torch.uint8)
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for number, specs in enumerate(shards, start=1):
         name = f"model-{number:05}-of-{len(shards):05}.safetensors"
         weight_map |= {spec.name: name for spec in specs}

@@ -88,26 +88,50 @@ def test_int4_weights_stand_for_the_original(make_hf: MakeHf, ids: Path, tmp_pat
         assert ((restored - weight).abs() <= 0.501 * step).all()
 
 
-@pytest.mark.parametrize("quant", ["fp8", "int4_awq"])
+LAYOUTS = {"tp1": {}, "tp2": {"tp": 2}, "tp4": {"tp": 4}, "pp2": {"pp": 2}}
+
+
+@pytest.mark.parametrize("quant", ["fp8", "int4_awq", "w4a8_awq", "int8_sq", "nvfp4"])
 def test_one_calibration_serves_every_layout(make_hf: MakeHf, ids: Path, tmp_path: Path, quant: str) -> None:
-    source = make_hf(**SHAPE)
-    calibration = calibrate(config(ids, quant, group_size=64), source, tmp_path / "calibration").path
-    whole, halves, stages = (
-        convert(ConvertConfig(quant=quant, **split), source, tmp_path / name, calibration=calibration).path
-        for name, split in {"tp1": {}, "tp2": {"tp": 2}, "pp2": {"pp": 2}}.items()
+    """Every tensor of every layout, put together, is that of a single rank, byte for byte."""
+    source = make_hf(
+        **SHAPE | {"num_key_value_heads": 4, "intermediate_size": 256, "hidden_size": 256, "vocab_size": 128}
     )
-    one = load_file(whole / "rank0.safetensors")
-    first, second = (load_file(halves / f"rank{rank}.safetensors") for rank in range(2))
-    for name in ("mlp.fc", "mlp.proj"):
-        dim = 0 if name == "mlp.fc" else 1
-        key = f"transformer.layers.0.{name}.weight"
-        joined = torch.cat((first[key].view(torch.int8), second[key].view(torch.int8)), dim=dim)
-        assert torch.equal(joined, one[key].view(torch.int8))
-    last = load_file(stages / "rank1.safetensors")
-    key = "attention.dense.weight"
-    assert torch.equal(
-        last[f"transformer.layers.0.{key}"].view(torch.int8), one[f"transformer.layers.1.{key}"].view(torch.int8)
-    )
+    calibration = calibrate(config(ids, quant, group_size=64, kv_cache="int8"), source, tmp_path / "calibration").path
+    outs = {
+        name: convert(
+            ConvertConfig(quant=quant, kv_cache="int8", **split), source, tmp_path / name, calibration=calibration
+        ).path
+        for name, split in LAYOUTS.items()
+    }
+    whole = load_file(outs["tp1"] / "rank0.safetensors")
+    for name in ("tp2", "tp4"):
+        ranks = [load_file(path) for path in sorted(outs[name].glob("rank*.safetensors"))]
+        for key, tensor in whole.items():
+            assert joined(key, [rank[key] for rank in ranks]) == bits(tensor), key
+    for stage in range(2):
+        for key, tensor in load_file(outs["pp2"] / f"rank{stage}.safetensors").items():
+            assert bits(tensor) == bits(whole[key.replace("layers.0", f"layers.{stage}")]), key
+
+
+def bits(tensor: torch.Tensor) -> tuple[tuple[int, ...], bytes]:
+    return tuple(tensor.shape), tensor.contiguous().view(torch.uint8).numpy().tobytes()
+
+
+def joined(key: str, parts: list[torch.Tensor]) -> tuple[tuple[int, ...], bytes]:
+    """What tensor-parallel ranks hold of one tensor, as one rank would."""
+    raw = [part.view(torch.uint8) if part.dtype is torch.float8_e4m3fn else part for part in parts]
+    row_parallel = "attention.dense." in key or "mlp.proj." in key
+    per_row = key.endswith(("weight", "weights_scaling_factor")) and raw[0].dim() > 0 and raw[0].numel() > 1
+    if row_parallel and (raw[0].dim() == 2 or key.endswith("prequant_scaling_factor")):
+        return bits(torch.cat(raw, dim=raw[0].dim() - 1))
+    if "attention.qkv." in key and per_row:
+        thirds = zip(*(part.chunk(3) for part in raw), strict=True)  # as many KV heads as heads: q, k and v are alike
+        return bits(torch.cat([torch.cat(third) for third in thirds]))
+    if ("mlp.fc." in key or "mlp.gate." in key or key == "lm_head.weight") and per_row:
+        return bits(torch.cat(raw))
+    assert all(torch.equal(raw[0], other) for other in raw), key
+    return bits(raw[0])
 
 
 def test_rerun_is_a_cache_hit_and_identical(make_hf: MakeHf, ids: Path, tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def test_convert_reports_and_names_the_next_command(make_hf: MakeHf, tmp_path: P
 def test_unknown_format_is_named(make_hf: MakeHf, tmp_path: Path) -> None:
     done = trtforge("convert", make_hf(), tmp_path / "out", "--quant", "fp6")
     assert done.returncode == 2
-    assert "quant: Input should be 'none', 'fp8' or 'int4_awq'" in done.stderr
+    assert "quant: Input should be 'none', 'fp8', 'fp8_rowwise', 'int4_awq'" in done.stderr
 
 
 def test_recipes_are_listed_shown_and_validated(tmp_path: Path) -> None:

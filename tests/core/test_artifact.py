@@ -1,11 +1,13 @@
 """Artifacts are whole or absent, cached where right, and never somebody else's files."""
 
 import multiprocessing
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from trtforge.core.artifact import produce
+from trtforge.core.artifact import produce, require_space
 from trtforge.core.errors import ForgeError
 from trtforge.core.manifest import Identity, open_artifact, read_manifest
 
@@ -181,3 +183,97 @@ def test_full_disk_is_an_error_with_a_hint(tmp_path: Path) -> None:
         produce(tmp_path / "out", identity(), write)
     assert "Free space" in caught.value.hint
     assert names(tmp_path) == []
+
+
+def test_late_inputs_are_asked_for_after_the_work(tmp_path: Path) -> None:
+    calls: list[str] = []
+
+    def late() -> dict[str, str]:
+        calls.append("digests")
+        return {"weights": "w"}
+
+    made = produce(tmp_path / "out", identity(), writer("work", calls), late_inputs=late)
+
+    assert calls == ["work", "digests"]
+    assert made.manifest.identity.inputs == {"a": "b", "weights": "w"}
+
+
+@pytest.mark.parametrize(("weights", "cached"), [("w", True), ("other", False)])
+def test_late_inputs_decide_where_all_else_is_equal(tmp_path: Path, weights: str, cached: bool) -> None:
+    produce(tmp_path / "out", identity(), writer("x"), late_inputs=lambda: {"weights": "w"})
+    again = produce(tmp_path / "out", identity(), writer("x"), late_inputs=lambda: {"weights": weights})
+    assert again.cached is cached
+    assert again.manifest.identity.inputs["weights"] == weights
+
+
+def test_late_inputs_are_not_asked_for_where_something_else_differs(tmp_path: Path) -> None:
+    calls: list[str] = []
+
+    def late() -> dict[str, str]:
+        calls.append("digests")
+        return {}
+
+    produce(tmp_path / "out", identity(tp=1), writer("x"))
+    produce(tmp_path / "out", identity(tp=2), writer("work", calls), late_inputs=late)
+    assert calls == ["work", "digests"]
+
+
+def test_what_late_inputs_refuse_is_not_published(tmp_path: Path) -> None:
+    produce(tmp_path / "out", identity(tp=1), writer("x"))
+
+    def late() -> dict[str, str]:
+        raise ForgeError("the source changed", hint="Run again.")
+
+    with pytest.raises(ForgeError, match="the source changed"):
+        produce(tmp_path / "out", identity(tp=2), writer("y"), late_inputs=late)
+    assert (tmp_path / "out/sub/data").read_text() == "x"
+    assert names(tmp_path) == ["out"]
+
+
+@pytest.mark.parametrize("error", [OSError(16, "Device or resource busy"), KeyboardInterrupt()])
+def test_what_was_there_comes_back_if_the_new_one_cannot_take_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    produce(tmp_path / "out", identity(tp=1), writer("x"))
+    rename = Path.rename
+
+    def fail(path: Path, target: Path) -> Path:
+        if path.name == ".out.partial":
+            raise error
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", fail)
+    with pytest.raises((ForgeError, KeyboardInterrupt)):
+        produce(tmp_path / "out", identity(tp=2), writer("y"))
+    assert (tmp_path / "out/sub/data").read_text() == "x"
+    assert names(tmp_path) == ["out"]
+
+
+def test_too_little_space_is_said_before_anything_is_written(tmp_path: Path) -> None:
+    def write(directory: Path) -> dict:
+        require_space(directory, 1 << 60)
+        raise AssertionError("unreachable")
+
+    with pytest.raises(ForgeError, match=r"1,152,921,504,606,846,976 bytes are needed, [\d,]+ are free") as caught:
+        produce(tmp_path / "out", identity(), write)
+    assert "another disk" in caught.value.hint
+    assert names(tmp_path) == []
+
+
+@pytest.fixture
+def as_nobody(tmp_path: Path) -> Iterator[None]:
+    """Permissions mean nothing to root."""
+    if os.geteuid():
+        yield
+        return
+    os.seteuid(65534)
+    yield
+    os.seteuid(0)
+
+
+def test_read_only_target_is_an_error_with_a_hint(tmp_path: Path, as_nobody: None) -> None:
+    if os.access(tmp_path, os.W_OK, effective_ids=True):
+        tmp_path.chmod(0o555)
+    with pytest.raises(ForgeError, match="cannot write there: Permission denied") as caught:
+        produce(tmp_path / "out", identity(), writer("x"))
+    assert "may write to" in caught.value.hint

@@ -1,6 +1,8 @@
 """Safetensors by their headers: what we write the library reads, what the library writes we read, damage is named."""
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -98,3 +100,63 @@ def test_writer_refuses_another_order(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="b was written where a was announced"):
         writer.begin("b")
     writer.close()
+
+
+@pytest.mark.parametrize(("start", "stop"), [(0, 4), (1, 3), (3, 4)])
+def test_columns_are_those_of_the_file(tmp_path: Path, start: int, stop: int) -> None:
+    table = torch.arange(24, dtype=torch.int16).view(6, 4)
+    save_file({"t": table}, tmp_path / "a.safetensors")
+    (stored,) = read_header(tmp_path / "a.safetensors")
+    with RowReader() as reader:
+        data = reader.read_columns(stored, start, stop, memoryview(bytearray(100)))
+    assert bytes(data) == table[:, start:stop].contiguous().numpy().tobytes()
+
+
+def test_who_looks_on_sees_every_byte_that_is_read(tmp_path: Path) -> None:
+    table = torch.arange(24, dtype=torch.int16).view(6, 4)
+    save_file({"t": table}, tmp_path / "a.safetensors")
+    (stored,) = read_header(tmp_path / "a.safetensors")
+    seen: list[tuple[str, int, bytes]] = []
+    with RowReader(lambda tensor, first, data: seen.append((tensor.spec.name, first, bytes(data)))) as reader:
+        reader.read(stored, 2, 4, memoryview(bytearray(100)))
+        reader.read_columns(stored, 0, 1, memoryview(bytearray(100)))
+    values = table.numpy().tobytes()
+    assert seen == [("t", 16, values[16:32]), *(("t", row * 8, values[row * 8 : row * 8 + 2]) for row in range(6))]
+
+
+def test_a_read_that_fails_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_file({"t": torch.zeros(3)}, tmp_path / "a.safetensors")
+    (stored,) = read_header(tmp_path / "a.safetensors")
+
+    def fail(*_: object) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "preadv", fail)
+    with RowReader() as reader, pytest.raises(ForgeError, match=r"a\.safetensors: Input/output error \(t\)") as caught:
+        reader.read(stored, 0, 3, memoryview(bytearray(12)))
+    assert "network share" in caught.value.hint
+
+
+def test_a_write_that_fails_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = Writer(tmp_path / "a.safetensors", [TensorSpec("t", dtype_named("int8"), (2,))])
+    writer.begin("t")
+
+    def fail(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "write", fail)
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        writer.write(b"ab")
+    assert caught.value.filename == str(tmp_path / "a.safetensors")
+    writer.close()
+
+
+def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:3]))
+    writer = Writer(tmp_path / "a.safetensors", [TensorSpec("t", dtype_named("int8"), (10,))])
+    writer.begin("t")
+    writer.write(bytes(range(10)))
+    record = writer.finish()
+    assert load_file(tmp_path / "a.safetensors")["t"].tolist() == list(range(10))
+    assert record.blake3 == blake3((tmp_path / "a.safetensors").read_bytes()).hexdigest()

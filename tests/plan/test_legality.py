@@ -8,9 +8,10 @@ from trtforge.core.errors import ForgeError
 from trtforge.core.parallel import Parallel
 from trtforge.formats.hf import HfConfig
 from trtforge.models.families.llama import FAMILY
+from trtforge.models.families.qwen3_moe import FAMILY as QWEN3_MOE
 from trtforge.models.family import Facts
 from trtforge.models.plan import Layout
-from trtforge.plan.legality import problems, require_legal
+from trtforge.plan.legality import Problem, problems, require_legal
 
 
 def facts(**changes: object) -> Facts:
@@ -87,3 +88,22 @@ def test_error_carries_the_fix() -> None:
 def test_ep_must_divide_tp(tp: int, ep: int) -> None:
     with pytest.raises(ForgeError, match=f"ep {ep} does not divide tp {tp}"):
         Parallel(tp=tp, ep=ep)
+
+
+def test_groups_inside_an_expert_are_not_cut() -> None:
+    """Qwen3-30B-A3B: 768 inner units an expert are 96 a rank at tp 8, and whole where experts are spread instead."""
+    config = {
+        "hidden_size": 2048, "intermediate_size": 6144, "moe_intermediate_size": 768, "num_experts": 128,
+        "num_experts_per_tok": 8, "num_hidden_layers": 48, "num_attention_heads": 32, "num_key_value_heads": 4,
+        "head_dim": 128, "vocab_size": 151936,
+    }  # fmt: skip
+    model = QWEN3_MOE.facts(HfConfig(config, Path("config.json")))
+
+    def found(tp: int, ep: int) -> list[Problem]:
+        return list(problems(QWEN3_MOE, model, Layout(Parallel(tp=tp, ep=ep), "bfloat16", "int4_awq")))
+
+    (problem,) = found(8, 1)
+    assert problem.rule == "awq_group"
+    assert "mlp.experts.0.down_proj: 96 inputs a rank at tp 8 and ep 1" in problem.message
+    assert found(8, 8) == []
+    assert found(2, 1) == []

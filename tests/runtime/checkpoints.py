@@ -3,6 +3,7 @@
 Written from the format's description alone, so that the runtime is not tested against the project's own converter.
 """
 
+import copy
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from tests.runtime.quantised import Quantised, quantised
 from trtforge.formats.trtllm import read_checkpoint_config
 from trtforge.runtime.kernels import DTYPES, Kernels, choose_kernels
 from trtforge.runtime.packing import pack_rank
@@ -45,14 +47,25 @@ def tiny_llama(seed: int = 0, **changes: Any) -> LlamaForCausalLM:
     return model
 
 
+LINEARS = {
+    "attention.qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "attention.dense": ("self_attn.o_proj",),
+    "mlp.fc": ("mlp.gate_proj",),
+    "mlp.gate": ("mlp.up_proj",),
+    "mlp.proj": ("mlp.down_proj",),
+}
+"""TensorRT-LLM's names, and transformers'."""
+ROW_PARALLEL = ("attention.dense", "mlp.proj")
+
+
 @dataclass(frozen=True)
 class Layout:
-    """How a checkpoint is written."""
+    """How a checkpoint is written. `quant`, `kv`: TensorRT-LLM's algorithms."""
 
     tp: int = 1
     pp: int = 1
     quant: str | None = None
-    fp8_kv: bool = False
+    kv: str | None = None
     group_size: int = 32
     embedding_sharding_dim: int | None = None
     dtype: str = "float32"
@@ -91,7 +104,7 @@ def write_checkpoint(model: LlamaForCausalLM, out: Path, layout: Layout = Layout
         "mapping": {"world_size": layout.tp * layout.pp, "tp_size": layout.tp, "pp_size": layout.pp},
         "quantization": {
             "quant_algo": layout.quant,
-            "kv_cache_quant_algo": "FP8" if layout.fp8_kv else None,
+            "kv_cache_quant_algo": layout.kv,
             "group_size": layout.group_size,
         },
         **layout.extra,
@@ -127,53 +140,69 @@ def write_engine(
     return out
 
 
+def quantised_linears(model: LlamaForCausalLM, layout: Layout, layer: int) -> dict[str, Quantised]:
+    """The linears of a layer by their name in a checkpoint."""
+    state, dtype = model.state_dict(), DTYPES[layout.dtype]
+    return {
+        name: quantised(
+            torch.cat([state[f"model.layers.{layer}.{source}.weight"] for source in sources]),
+            layout.quant,
+            layout.group_size,
+            dtype,
+            layout.tp if name in ROW_PARALLEL else 1,
+        )
+        for name, sources in LINEARS.items()
+    }
+
+
+def dense_reference(model: LlamaForCausalLM, layout: Layout) -> LlamaForCausalLM:
+    """The float32 model whose weights and roundings of activations are those of the checkpoint."""
+    dense = copy.deepcopy(model)
+    for index, layer in enumerate(dense.model.layers):
+        for name, linear in quantised_linears(model, layout, index).items():
+            modules = [layer.get_submodule(source) for source in LINEARS[name]]
+            sizes = [module.weight.shape[0] for module in modules]
+            for module, values in zip(modules, linear.values.split(sizes), strict=True):
+                module.weight.data.copy_(values)
+                module.register_forward_pre_hook(lambda _, inputs, rounded=linear.rounded: (rounded(inputs[0]),))
+    return dense
+
+
+def _cut(model: LlamaForCausalLM, name: str, shape: torch.Size, tp: int, tp_rank: int) -> tuple[Tensor, slice]:
+    """The rows and columns of the whole weight that a rank holds."""
+    config = model.config
+    rows, columns = torch.arange(shape[0]), slice(0, shape[1])
+    if name in ROW_PARALLEL:
+        share = shape[1] // tp
+        return rows, slice(tp_rank * share, (tp_rank + 1) * share)
+    if name != "attention.qkv":
+        return rows.chunk(tp)[tp_rank], columns
+    queries = config.num_attention_heads * config.head_dim
+    parts = [rows[:queries]]
+    for heads in rows[queries:].view(2, config.num_key_value_heads, config.head_dim):
+        # Heads are repeated where there are more ranks than heads.
+        parts.append(heads.repeat_interleave(max(1, tp // len(heads)), dim=0).flatten())
+    return torch.cat([part.chunk(tp)[tp_rank] for part in parts]), columns
+
+
 def _rank_tensors(model: LlamaForCausalLM, layout: Layout, tp_rank: int, pp_rank: int) -> dict[str, Tensor]:
     config, tp = model.config, layout.tp
     state = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
     dtype = DTYPES[layout.dtype]
     out: dict[str, Tensor] = {}
-
-    def split(tensor: Tensor, dim: int) -> Tensor:
-        return tensor.chunk(tp, dim)[tp_rank] if tp > 1 else tensor
-
-    def kv_heads(tensor: Tensor) -> Tensor:
-        """Heads are repeated where there are more ranks than heads."""
-        heads = tensor.unflatten(0, (config.num_key_value_heads, config.head_dim))
-        if tp > config.num_key_value_heads:
-            heads = heads.repeat_interleave(tp // config.num_key_value_heads, dim=0)
-        return split(heads.flatten(0, 1), 0)
-
     per_stage = config.num_hidden_layers // layout.pp
     for local in range(per_stage):
-        old, new = f"model.layers.{pp_rank * per_stage + local}.", f"transformer.layers.{local}."
+        layer = pp_rank * per_stage + local
+        old, new = f"model.layers.{layer}.", f"transformer.layers.{local}."
         for source, target in (("input_layernorm", "input_layernorm"), ("post_attention_layernorm", "post_layernorm")):
             out[f"{new}{target}.weight"] = state[f"{old}{source}.weight"].to(dtype)
-
-        def heads(kind: str, old: str = old) -> Tensor:
-            return torch.cat(
-                [
-                    split(state[f"{old}self_attn.q_proj.{kind}"], 0),
-                    kv_heads(state[f"{old}self_attn.k_proj.{kind}"]),
-                    kv_heads(state[f"{old}self_attn.v_proj.{kind}"]),
-                ]
-            )
-
-        linears = {"attention.qkv": (heads("weight"), heads("bias") if config.attention_bias else None, 1)}
-        for name, source, dim, has_bias in (
-            ("attention.dense", "self_attn.o_proj", 1, config.attention_bias),
-            ("mlp.fc", "mlp.gate_proj", 0, config.mlp_bias),
-            ("mlp.gate", "mlp.up_proj", 0, config.mlp_bias),
-            ("mlp.proj", "mlp.down_proj", 1, config.mlp_bias),
-        ):
-            weight, bias = split(state[f"{old}{source}.weight"], dim), None
-            if has_bias:
-                bias = state[f"{old}{source}.bias"] if dim == 1 else split(state[f"{old}{source}.bias"], 0)
-            linears[name] = (weight, bias, 1 + 0 * dim)
-        for name, (weight, bias, _) in linears.items():
-            out |= {f"{new}{name}.{key}": value for key, value in _linear(weight, layout, dtype).items()}
-            if bias is not None:
-                out[f"{new}{name}.bias"] = bias.to(dtype)
-        if layout.fp8_kv:
+        for name, linear in quantised_linears(model, layout, layer).items():
+            rows, columns = _cut(model, name, linear.codes.shape, tp, tp_rank)
+            out |= {f"{new}{name}.{key}": value for key, value in linear.part(rows, columns).items()}
+            if f"{old}{LINEARS[name][0]}.bias" in state:
+                bias = torch.cat([state[f"{old}{source}.bias"] for source in LINEARS[name]])
+                out[f"{new}{name}.bias"] = bias[rows].to(dtype)
+        if layout.kv:
             out[f"{new}attention.kv_cache_scaling_factor"] = torch.tensor([layout.kv_scale])
     share = -(-config.vocab_size // tp)
     padding = share * tp - config.vocab_size
@@ -182,33 +211,10 @@ def _rank_tensors(model: LlamaForCausalLM, layout: Layout, tp_rank: int, pp_rank
         if layout.embedding_sharding_dim == 0:
             table = torch.nn.functional.pad(table, (0, 0, 0, padding))
         if layout.embedding_sharding_dim is not None:
-            table = split(table, layout.embedding_sharding_dim)
+            table = table.chunk(tp, layout.embedding_sharding_dim)[tp_rank]
         out["transformer.vocab_embedding.weight"] = table.to(dtype)
     if pp_rank == layout.pp - 1:
         out["transformer.ln_f.weight"] = state["model.norm.weight"].to(dtype)
         head = torch.nn.functional.pad(state["lm_head.weight"], (0, 0, 0, padding))
-        out["lm_head.weight"] = split(head, 0).to(dtype)
+        out["lm_head.weight"] = head.chunk(tp)[tp_rank].to(dtype)
     return {name: tensor.contiguous().clone() for name, tensor in out.items()}
-
-
-def _linear(weight: Tensor, layout: Layout, dtype: torch.dtype) -> dict[str, Tensor]:
-    match layout.quant:
-        case "FP8":
-            scale = torch.tensor([1.5 / 448])  # one scale for every part, as for fused linears
-            return {
-                "weight": (weight / scale).clamp(-448, 448).to(torch.float8_e4m3fn),
-                "weights_scaling_factor": scale,
-                "activation_scaling_factor": torch.tensor([6.0 / 448]),
-            }
-        case "W4A16_AWQ":
-            prequant = torch.linspace(0.5, 2.0, weight.shape[1])
-            blocks = (weight / prequant).unflatten(1, (-1, layout.group_size))
-            scales = blocks.abs().amax(2) / 7
-            codes = (blocks / scales.unsqueeze(2)).round().clamp(-8, 7).to(torch.int8).flatten(1)
-            return {
-                "weight": (codes[0::2] & 15) | (codes[1::2] << 4),
-                "weights_scaling_factor": scales,
-                "prequant_scaling_factor": prequant.to(dtype),
-            }
-        case _:
-            return {"weight": weight.to(dtype)}

@@ -105,7 +105,7 @@ def test_a_tied_checkpoint_without_lm_head_uses_the_embedding(tmp_path: Path, pr
 def test_a_request_gets_the_same_tokens_alone_and_in_a_crowd(
     llama: LlamaForCausalLM, tmp_path: Path, prompts: list[list[int]], quant: str | None
 ) -> None:
-    layout = Layout(quant=quant, fp8_kv=quant == "FP8")
+    layout = Layout(quant=quant, kv="FP8" if quant == "FP8" else None)
     directory = write_engine(write_checkpoint(llama, tmp_path / "checkpoint", layout), tmp_path / "engine")
     with Engine.load(directory, EngineOptions(kv_reuse=False)) as engine:
         crowd = generate_with(engine, requests_for(prompts))

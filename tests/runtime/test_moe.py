@@ -8,9 +8,16 @@ from torch import Tensor
 
 from tests.runtime.checkpoints import write_engine
 from tests.runtime.converted import TOKENS, Families, computed, edited, error
+from tests.runtime.quantised import quantised as quantised_linear
+from tests.runtime.quantised import weight_only
 from trtforge.core.errors import ForgeError
-from trtforge.formats.trtllm import UNQUANTIZED_MODULES, read_checkpoint_config
+from trtforge.formats.trtllm import UNQUANTIZED_MODULES, Quantization, read_checkpoint_config
+from trtforge.runtime.kernels import kernel_of, reference_kernels
+from trtforge.runtime.layout import LinearSlot
+from trtforge.runtime.linear import Place
 from trtforge.runtime.spec import DecoderSpec
+from trtforge.runtime.stored import take_experts
+from trtforge.runtime.weights import Weights
 
 GROUP = 8
 
@@ -39,6 +46,19 @@ def fp8(weight: Tensor, generator: torch.Generator) -> tuple[dict[str, Tensor], 
     return stored, codes.float() * scales
 
 
+def int8(weight: Tensor, _: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
+    """Plain weights, which the loader quantises."""
+    return {"weight": weight}, weight_only(weight, 8, weight.dtype)
+
+
+def int4(weight: Tensor, _: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
+    """Plain weights, which the loader quantises."""
+    return {"weight": weight}, weight_only(weight, 4, weight.dtype)
+
+
+FORMATS = {"W4A16_AWQ": int4_awq, "FP8": fp8, "W8A16": int8, "W4A16": int4}
+
+
 def quantised(checkpoint: Path, directory: Path, algorithm: str) -> tuple[Path, Path]:
     """The checkpoint with its MLPs quantised, and one with the values that their codes stand for."""
     codes, plain = directory / "codes", directory / "plain"
@@ -48,7 +68,7 @@ def quantised(checkpoint: Path, directory: Path, algorithm: str) -> tuple[Path, 
         "exclude_modules": [*UNQUANTIZED_MODULES, "*attention*"],
     }
     generator = torch.Generator().manual_seed(0)
-    quantise = int4_awq if algorithm == "W4A16_AWQ" else fp8
+    quantise = FORMATS[algorithm]
     for out in (codes, plain):
         out.mkdir()
         values = json.loads((checkpoint / "config.json").read_text())
@@ -65,9 +85,12 @@ def quantised(checkpoint: Path, directory: Path, algorithm: str) -> tuple[Path, 
     return codes, plain
 
 
+@pytest.mark.parametrize("algorithm", ["W4A16_AWQ", "W8A16", "W4A16"])
 @pytest.mark.parametrize("name", ["mixtral", "qwen2_moe", "deepseek_v2"])
-def test_int4_experts_compute_what_their_codes_stand_for(families: Families, tmp_path: Path, name: str) -> None:
-    codes, plain = quantised(families(name).checkpoint(tp=2, ep=2), tmp_path, "W4A16_AWQ")
+def test_experts_compute_what_their_codes_stand_for(
+    families: Families, tmp_path: Path, name: str, algorithm: str
+) -> None:
+    codes, plain = quantised(families(name).checkpoint(tp=2, ep=2), tmp_path, algorithm)
     expected = computed(plain, TOKENS)[0]
     assert error(computed(codes, TOKENS)[0], expected) < 1e-4
     assert error(computed(write_engine(codes, tmp_path / "engine"), TOKENS)[0], expected) < 1e-4
@@ -86,6 +109,34 @@ def test_fp8_experts_keep_their_own_scales(families: Families, tmp_path: Path, n
                 name = f"{module}.{expert}"
                 scale = packed[f"{name}.output_scaling_factor"] / packed[f"{name}.activation_scaling_factor"]
                 torch.testing.assert_close(packed[f"{name}.weight"] * scale, values)
+
+
+@pytest.mark.parametrize("algorithm", ["W4A8_AWQ", "W8A8_SQ_PER_CHANNEL"])
+def test_experts_with_rounded_inputs(families: Families, algorithm: str) -> None:
+    """One scale for what all experts read, the other scales are an expert's own."""
+    checkpoint = families("mixtral").checkpoint()
+    config = read_checkpoint_config(checkpoint)
+    config = config.model_copy(update={"quantization": Quantization(quant_algo=algorithm, group_size=GROUP)})
+    spec = DecoderSpec.of(config, 0)
+    assert spec.moe is not None
+    slot = LinearSlot("transformer.layers.2.mlp.fc", 2 * spec.moe.expert_size, spec.hidden_size, experts=spec.moe.local)
+    weights = load_file(checkpoint / "rank0.safetensors")[f"{slot.module}.weight"]
+    experts = [
+        quantised_linear(weight * (1 + index), algorithm, GROUP, torch.float32, 1)
+        for index, weight in enumerate(weights)
+    ]
+    parts = [expert.part(torch.arange(slot.out), slice(0, slot.inputs)) for expert in experts]
+    stored = {f"{slot.module}.{name}": torch.stack([part[name] for part in parts]) for name in parts[0]}
+    stored[f"{slot.module}.activation_scaling_factor"] = parts[0]["activation_scaling_factor"]
+    source = Weights.of(stored)
+    kernel = kernel_of(spec, reference_kernels(spec.algorithm), slot.module)
+    x = torch.randn(5, slot.inputs)
+    for expert, taken in zip(experts, take_experts(spec, source, slot), strict=True):
+        packed = Weights.of({f"m.{name}": tensor for name, tensor in kernel.pack(taken, torch.float32).items()})
+        place = Place(torch.device("cpu"), torch.float32)
+        made = kernel.load(packed, "m", (slot.out, slot.inputs), place, bias=True)(x)
+        torch.testing.assert_close(made, expert.rounded(x) @ expert.values.t(), rtol=1e-5, atol=1e-4)
+    source.finish()
 
 
 def test_a_layout_that_does_not_divide_the_experts_is_an_error(families: Families, tmp_path: Path) -> None:

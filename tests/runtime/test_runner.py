@@ -14,13 +14,13 @@ from trtforge.runtime.runner import open_runner
     [
         (Layout(), "float32", 1e-5),
         (Layout(quant="FP8"), "float32", 1e-5),
-        (Layout(fp8_kv=True), "float32", 1e-5),
+        (Layout(kv="FP8"), "float32", 1e-5),
         (Layout(quant="W4A16_AWQ"), "float32", 1e-5),
         (Layout(), "bfloat16", 0.03),
-        (Layout(quant="FP8", fp8_kv=True), "bfloat16", 0.3),
+        (Layout(quant="FP8", kv="FP8"), "bfloat16", 0.3),
         (Layout(quant="W4A16_AWQ"), "bfloat16", 0.03),
     ],
-    ids=lambda value: f"{value.quant}-{value.fp8_kv}" if isinstance(value, Layout) else str(value),
+    ids=lambda value: f"{value.quant}-{value.kv}" if isinstance(value, Layout) else str(value),
 )
 def test_an_engine_computes_what_its_checkpoint_does(
     llama: LlamaForCausalLM, tmp_path: Path, prompts: list[list[int]], layout: Layout, dtype: str, tolerance: float

@@ -21,6 +21,7 @@ from trtforge.formats.corpus import TokenWindows, token_windows
 from trtforge.formats.hf import HfCheckpoint, open_checkpoint
 from trtforge.formats.quantization_config import require_unquantized
 from trtforge.models.family import Facts, Family
+from trtforge.models.formats import FORMATS
 from trtforge.models.plan import Layout, checkpoint_plan
 from trtforge.models.registry import family_of_checkpoint
 from trtforge.plan.accounting import check_sources
@@ -33,13 +34,13 @@ if TYPE_CHECKING:
     from trtforge.calibrate.layer import Needs
 
 _TOKENS_AT_ONCE = 2048  # enough to keep matrix products busy
-CalibratedFormat = Literal["fp8", "int4_awq"]
+CalibratedFormat = Literal["none", "fp8", "int4_awq", "w4a8_awq", "int8_sq", "nvfp4"]
 
 
 class CalibrateConfig(Config):
     """What is calibrated and on what."""
 
-    format: CalibratedFormat = Field(description="Format of the decoder's linear layers.")
+    format: CalibratedFormat = Field(description="Format of the decoder's linear layers; none: for the KV cache alone.")
     kv_cache: KvCacheFormat = Field("none", description="Format of the KV cache.")
     group_size: Literal[64, 128] = Field(128, description="INT4-AWQ: weights that share a scale.")
     data: CalibrationConfig = CalibrationConfig()
@@ -137,8 +138,13 @@ def needs_of(config: CalibrateConfig) -> "Needs":
     """What the format asks for."""
     from trtforge.calibrate.layer import Needs
 
-    awq = config.format == "int4_awq"
-    return Needs(awq=awq, clip=awq and config.awq_clip, group_size=config.group_size)
+    wanted = FORMATS[config.format]
+    return Needs(
+        awq=wanted.smoothing == "awq",
+        clip=wanted.smoothing == "awq" and config.awq_clip,
+        channels=wanted.smoothing is not None and wanted.static_activations,
+        group_size=config.group_size,
+    )
 
 
 def _batches(windows: TokenWindows, size: int) -> "Iterator[torch.Tensor]":

@@ -45,6 +45,10 @@ def show_verification(result: Verification, *, json_output: bool) -> None:
         ["tensors checked", str(result.tensors_checked)],
     ]
     show.table("Verification", ["figure", "value"], rows)
+    if result.layers:
+        found = [[str(layer.layer), f"{layer.error:.3e}", f"{layer.added:+.3e}"] for layer in result.layers]
+        show.table("Error after each layer", ["layer", "relative", "added by it"], found)
+        print(f"layer {result.worst_layer} adds most")
     for failure in result.failures:
         print(f"gate: {failure}")
     print("passed" if result.passed else "failed")

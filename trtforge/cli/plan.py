@@ -170,15 +170,16 @@ def _capacity(result: "Plan") -> None:
     limits, typical, peaks = evaluation.limits, evaluation.typical, result.peaks
     if memory is not None and limits is not None and typical is not None and memory.kv_tokens:
         asked = "" if evaluation.request.gpu else f" (as --concurrency {evaluation.request.concurrency or 1} needs)"
+        full = f"{evaluation.full_length_requests:,} requests of {limits.max_seq_len:,}"
         print(
-            f"KV{asked}: {memory.kv_tokens:,} tokens = {evaluation.full_length_requests:,} x {limits.max_seq_len:,} "
-            f"or {evaluation.typical_requests:,} x {typical.length:,}; max_batch_size is {limits.max_batch_size:,}"
+            f"KV pool{asked}: {memory.kv_tokens:,} tokens = {full} or {evaluation.typical_requests:,} of "
+            f"{typical.length:,} tokens; max_batch_size is {limits.max_batch_size:,}"
         )
         print(f"longest prompt: {evaluation.longest_prompt:,} tokens")
-    print(
-        f"calibration: {show.size(peaks.calibration_gpu)} of GPU memory, one layer at a time; with the whole model in "
-        f"memory, as other tools do it, {show.size(peaks.quantise_at_once_gpu)}"
-    )
+    if peaks.calibration_gpu is not None:
+        print(f"calibration: {show.size(peaks.calibration_gpu)} of GPU memory, one layer at a time")
+    if peaks.quantise_at_once_gpu is not None:
+        print(f"quantising with the whole model in memory: {show.size(peaks.quantise_at_once_gpu)}")
     if peaks.build_gpu is not None and peaks.build_host_per_worker is not None:
         print(
             f"engine build: {show.size(peaks.build_gpu)} of GPU memory and {show.size(peaks.build_host_per_worker)} of "

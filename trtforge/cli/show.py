@@ -1,6 +1,7 @@
 """How results look: one JSON object, or a table and the next command."""
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -36,6 +37,11 @@ def produced(result: Produced, *, json_output: bool, next_command: str) -> None:
     verb = "is already right" if result.cached else "written"
     print(f"{manifest.identity.stage} {result.path} {verb}: {len(manifest.files)} files, {size(manifest.total_bytes)}")
     print(f"next: {next_command}")
+
+
+def warning(text: str) -> None:
+    """Say something that is no error on stderr."""
+    print(f"warning: {text}", file=sys.stderr)
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, prose: bool = False) -> None:

@@ -19,15 +19,26 @@ def register(app: typer.Typer) -> None:
 def calibrate(
     hf_dir: HfDirectory,
     out: Out,
-    quant: Annotated[str, typer.Option(metavar="fp8|int4_awq", help="Format to calibrate for.", show_default=False)],
-    kv_cache: Annotated[str, typer.Option(metavar="none|fp8", help="Format of the KV cache.")] = "none",
-    data: Annotated[str, typer.Option(help="FILE.jsonl, .txt, .parquet, .safetensors or builtin:stdlib.")] = (
-        "builtin:stdlib"
-    ),
+    quant: Annotated[
+        str,
+        typer.Option(
+            metavar="fp8|int4_awq|w4a8_awq|int8_sq|nvfp4|none",
+            help="Format to calibrate for; none: the KV cache alone.",
+            show_default=False,
+        ),
+    ],
+    kv_cache: Annotated[str, typer.Option(metavar="none|fp8|int8", help="Format of the KV cache.")] = "none",
+    data: Annotated[
+        str, typer.Option(help="FILE.jsonl, .txt, .parquet, .safetensors, hf:ID[:CONFIG[:SPLIT]] or builtin:stdlib.")
+    ] = "builtin:stdlib",
     samples: Annotated[int, typer.Option(min=1, help="Number of samples.")] = 128,
     seq_len: Annotated[int, typer.Option(min=2, help="Tokens of a sample.")] = 512,
     batch_size: Annotated[int, typer.Option(min=1, help="Samples per forward pass.")] = 8,
     group_size: Annotated[int, typer.Option(metavar="64|128", help="INT4-AWQ group.")] = 128,
+    awq_clip: Annotated[bool, typer.Option("--awq-clip", help="AWQ: also search where to clip blocks.")] = False,
+    memory: Annotated[
+        int | None, typer.Option(min=1, metavar="BYTES", help="Stay under this; hidden states go to disk.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Order in which samples are drawn.")] = 0,
     device: Annotated[str, typer.Option(metavar="auto|cpu|cuda", help="Where the model runs.")] = "auto",
     force: Force = False,
@@ -42,6 +53,7 @@ def calibrate(
     from trtforge.calibrate.stage import CalibrateConfig
     from trtforge.calibrate.stage import calibrate as run
     from trtforge.core.progress import for_this_terminal
+    from trtforge.formats.calibration import open_calibration
     from trtforge.formats.hf import resolve_source
 
     config = from_options(
@@ -50,6 +62,8 @@ def calibrate(
             "format": quant,
             "kv_cache": kv_cache,
             "group_size": group_size,
+            "awq_clip": awq_clip,
+            "memory": memory,
             "device": device,
             "data": {
                 "data": data,
@@ -62,6 +76,8 @@ def calibrate(
         "calibrate",
     )
     result = run(config, resolve_source(hf_dir), out, force=force, progress=for_this_terminal(quiet=quiet or json))
+    for warning in open_calibration(out).warnings:
+        show.warning(warning)
     following = f"trtforge convert {hf_dir} CHECKPOINT --quant {quant} --kv-cache {kv_cache} --calibration {out}"
     show.produced(result, json_output=json, next_command=following)
 
@@ -77,10 +93,16 @@ def convert(
         str, typer.Option(metavar="auto|float16|bfloat16|float32", help="auto: the source's; float32 becomes float16.")
     ] = "auto",
     quant: Annotated[
-        str, typer.Option(metavar="none|fp8|int4_awq", help="Format; a quantised source keeps its own.")
+        str,
+        typer.Option(
+            metavar="none|fp8|fp8_rowwise|int4_awq|w4a8_awq|int8_sq|int8_wo|int4_wo|nvfp4",
+            help="Format; a quantised source keeps its own.",
+        ),
     ] = "none",
-    kv_cache: Annotated[str, typer.Option(metavar="none|fp8", help="Format of the KV cache.")] = "none",
-    calibration: Annotated[Path | None, typer.Option(help="Calibration directory; fp8 and int4_awq need one.")] = None,
+    kv_cache: Annotated[str, typer.Option(metavar="none|fp8|int8", help="Format of the KV cache.")] = "none",
+    calibration: Annotated[
+        Path | None, typer.Option(help="Calibration directory; fp8, int4_awq, w4a8_awq, int8_sq and nvfp4 need one.")
+    ] = None,
     parallel_embedding: Annotated[bool, typer.Option("--parallel-embedding", help="Shard the embedding too.")] = False,
     embedding_sharding_dim: Annotated[int, typer.Option(min=0, max=1, help="0: vocabulary, 1: hidden size.")] = 0,
     force: Force = False,
@@ -128,6 +150,9 @@ def verify(
     gate: Annotated[
         str | None, typer.Option(metavar="FILE|KEY=V,...", help="Limits: perplexity_increase, top1_agreement, kl_mean.")
     ] = None,
+    layers: Annotated[
+        bool, typer.Option("--layers", help="Also the error after every layer: which one broke.")
+    ] = False,
     json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -145,7 +170,7 @@ def verify(
 
     limits = parse_gate(gate, {"data": data, "samples": samples, "sequence_length": seq_len})
     progress = for_this_terminal(quiet=quiet or json)
-    result = run(candidate, resolve_source(against), limits, progress=progress)
+    result = run(candidate, resolve_source(against), limits, layers=layers, progress=progress)
     show_verification(result, json_output=json)
     if not result.passed:
         raise ForgeError(

@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,10 @@ from numpy.typing import NDArray
 
 from trtforge.formats.shards import RowReader, StoredTensor
 from trtforge.formats.source_digest import SourceDigests
-from trtforge.models.content import Absorbed, Content, Int4Scales, Piece, pieces_of
+from trtforge.models.content import Absorbed, Content, Piece, pieces_of
 from trtforge.models.split import Cut
 
-SLAB_BYTES = 4 << 20  # stays in the processor's cache from read to write
+SLAB_BYTES = 2 << 20  # stays in the processor's cache from read to write
 COLUMN_BLOCK_BYTES = 16 << 20  # of a transposed source, which is read in pieces of rows: longer ones are fewer
 _AHEAD = 3
 
@@ -32,10 +33,8 @@ class Read:
 
 
 def reads_of(content: Content, sources: Mapping[str, StoredTensor]) -> Iterator[Read]:
-    """What is read for a target, in the order in which it is used. Its scales are made with an INT4 weight."""
+    """What is read for a target, in the order in which it is used."""
     match content:
-        case Int4Scales():
-            return
         case Absorbed():
             for heads in content.heads:
                 for head in heads:
@@ -75,37 +74,40 @@ def union(cuts: tuple[Cut, ...]) -> list[range]:
 
 
 class Slabs:
-    """The slabs of these reads, one after the other; each is valid until the next is taken.
+    """The slabs that these contents are made of, one after the other; each is valid until the next is taken.
 
     All memory is `_AHEAD` + 1 buffers of the largest read. The bytes are digested on the way.
     """
 
-    def __init__(self, reads: Sequence[Read], sources: Mapping[str, StoredTensor], digests: SourceDigests) -> None:
-        self._reads, self._sources, self._digests = reads, sources, digests
-        self._last_use = {read.source: number for number, read in enumerate(reads)}
-        size = max((self._bytes_of(read) for read in reads), default=0)
+    def __init__(
+        self, contents: Sequence[Content], sources: Mapping[str, StoredTensor], digests: SourceDigests
+    ) -> None:
+        self._sources, self._digests = sources, digests
+        self._last_use: dict[str, int] = {}
+        size = 0
+        for number, read in enumerate(_all_reads(contents, sources)):
+            self._last_use[read.source] = number
+            size = max(size, len(read.rows) * _bytes_of_row(read.source, read.transposed, sources))
         self._buffers = [memoryview(bytearray(size)) for _ in range(_AHEAD + 1)]
         self._reader = RowReader(digests.saw)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="trtforge-read")
-        self._pending: deque[Future[Slab]] = deque()
-        self._submitted = self._taken = 0
+        self._coming = enumerate(_all_reads(contents, sources))
+        self._pending: deque[tuple[Read, Future[Slab]]] = deque()
         self._submit()
 
     def take(self, read: Read) -> Slab:
-        """The slab of `read`, which must be the next one announced."""
-        assert self._reads[self._taken] == read, f"{read} was taken where {self._reads[self._taken]} was announced"
-        self._taken += 1
+        """The slab of `read`, which must be the next one in the order of the contents."""
+        announced, slab = self._pending.popleft()
+        assert announced == read, f"{read} was taken where {announced} was announced"
         self._submit()
-        return self._pending.popleft().result()
+        return slab.result()
 
     def _submit(self) -> None:
-        """Read ahead into every buffer but the one of the slab that was taken last."""
-        while self._submitted < min(self._taken + _AHEAD, len(self._reads)):
-            self._pending.append(self._thread.submit(self._fetch, self._submitted))
-            self._submitted += 1
+        """Read ahead into every buffer but that of the slab which is in use."""
+        for number, read in islice(self._coming, _AHEAD - len(self._pending)):
+            self._pending.append((read, self._thread.submit(self._fetch, number, read)))
 
-    def _fetch(self, number: int) -> Slab:
-        read = self._reads[number]
+    def _fetch(self, number: int, read: Read) -> Slab:
         stored, buffer = self._sources[read.source], self._buffers[number % len(self._buffers)]
         element = np.dtype(f"i{stored.spec.dtype.size}")
         start, stop = read.rows.start, read.rows.stop
@@ -119,9 +121,6 @@ class Slabs:
             self._digests.of_tensor(read.source)  # now, while what was passed over is still in the page cache
         return slab
 
-    def _bytes_of(self, read: Read) -> int:
-        return len(read.rows) * _bytes_of_row(read.source, read.transposed, self._sources)
-
     def close(self) -> None:
         """Read no further."""
         self._thread.shutdown(cancel_futures=True)
@@ -132,6 +131,12 @@ class Slabs:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _all_reads(contents: Sequence[Content], sources: Mapping[str, StoredTensor]) -> Iterator[Read]:
+    """Lazily: there are hundreds of thousands in a large model."""
+    for content in contents:
+        yield from reads_of(content, sources)
 
 
 def _bytes_of_row(source: str, transposed: bool, sources: Mapping[str, StoredTensor]) -> int:

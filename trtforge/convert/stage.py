@@ -24,6 +24,7 @@ from trtforge.formats.hf import TOKENIZER_DIRECTORY, HfCheckpoint, HfConfig, ope
 from trtforge.formats.quantization_config import quantization_files, read_quantized_source
 from trtforge.formats.trtllm import CONFIG_FILE, CheckpointConfig
 from trtforge.models.checkpoint_config import checkpoint_config
+from trtforge.models.formats import FORMATS
 from trtforge.models.plan import CheckpointPlan, Layout, checkpoint_plan
 from trtforge.models.registry import family_of_checkpoint
 from trtforge.plan.accounting import check_sources
@@ -91,7 +92,8 @@ def convert(
 
     def weights() -> Mapping[str, str]:
         digests = checkpoint.digests
-        watch.require_unchanged([checkpoint.config.path, *checkpoint.weight_files, *tokenizer])
+        used = [checkpoint.config.path, *quantization_files(source), *checkpoint.weight_files, *tokenizer]
+        watch.require_unchanged(used)
         if calibrated is not None:
             _require_same_model(calibrated, checkpoint, digests)
         return digests
@@ -171,8 +173,14 @@ def _calibration(
                 hint="Leave --calibration out, or convert the original checkpoint.",
             )
         return None
+    wanted = FORMATS[config.quant]
     if directory is None:
-        if config.quant != "none":
+        if config.kv_cache == "int8":
+            raise ForgeError(
+                "--kv-cache int8 needs a calibration",
+                hint=f"Run `trtforge calibrate {checkpoint.directory} CALIBRATION --kv-cache int8` and give it.",
+            )
+        if wanted.calibrated:
             raise ForgeError(
                 f"--quant {config.quant} needs a calibration",
                 hint=f"Run `trtforge calibrate {checkpoint.directory} CALIBRATION --quant {config.quant}` "
@@ -180,7 +188,7 @@ def _calibration(
             )
         return None
     calibration = open_calibration(directory)
-    if calibration.quant != config.quant:
+    if wanted.calibrated and calibration.quant != config.quant:
         raise ForgeError(
             f"{directory} was calibrated for {calibration.quant}, not {config.quant}",
             hint=f"Give --quant {calibration.quant}, or calibrate for {config.quant}.",

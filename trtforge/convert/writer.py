@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trtforge.convert.slabs import Slab, Slabs, absorbed_reads, piece_reads, reads_of
+from trtforge.convert.slabs import Slab, Slabs, absorbed_reads, piece_reads
 from trtforge.core.digest import text_digest
 from trtforge.core.dtypes import Dtype
 from trtforge.core.manifest import FileRecord
@@ -28,9 +28,9 @@ from trtforge.models.content import (
     Absorbed,
     Cast,
     Content,
-    Int4Scales,
-    Int4Weight,
     Piece,
+    Quantized,
+    QuantizedScales,
     Repacked,
     Rescaled,
     StoredPreQuant,
@@ -119,13 +119,13 @@ def _write_stage(
     out: Path,
     bar: Bar,
 ) -> dict[str, FileRecord]:
-    reads = [read for target in stage.targets for read in reads_of(target.content, source.tensors)]
     with ExitStack() as opened:
         writers = []
         for name in stage.files:
             writers.append(Writer(out / name, stage.specs))
             opened.callback(writers[-1].close)
-        slabs = opened.enter_context(Slabs(reads, source.tensors, source.contents))
+        contents = [target.content for target in stage.targets]
+        slabs = opened.enter_context(Slabs(contents, source.tensors, source.contents))
         execution = _Execution(source.tensors, dtype, calibration, writers, slabs, bar)
         for target in stage.targets:
             execution.write(target)
@@ -143,8 +143,8 @@ class _Execution:
     writers: Sequence[Writer]
     slabs: Slabs
     bar: Bar
-    scales: dict[tuple[str, ...], list[list[NDArray[np.uint8]]]] = field(default_factory=dict)
-    """The block scales of INT4 weights until their turn: for `modules`, a list for each rank."""
+    scales: dict[str, list[NDArray[np.uint8]]] = field(default_factory=dict)
+    """The ranks' scales of rows and blocks by their target's name, from when weights are rounded to their turn."""
 
     def write(self, target: Target) -> None:
         """All ranks' parts of a target."""
@@ -157,12 +157,11 @@ class _Execution:
                     self._emit(np.zeros(rows * target.spec.row_bytes, np.uint8), rank)
             case Absorbed():
                 self._absorbed(target.content, target.spec.dtype)
-            case Int4Weight():
-                self._int4(target.content)
-            case Int4Scales(modules=modules):
-                for rank, parts in enumerate(self.scales.pop(modules)):
-                    for part in parts:
-                        self._emit(part, rank)
+            case Quantized():
+                self._quantized(target.content)
+            case QuantizedScales():
+                for rank, scales in enumerate(self.scales.pop(target.spec.name)):
+                    self._emit(scales, rank)
             case Repacked() | Rescaled() as content:
                 self._repacked(content)
             case StoredScalar() | StoredScalarRows() | StoredPreQuant() as content:
@@ -204,17 +203,30 @@ class _Execution:
 
         return encoder(target, self.calibration)
 
-    def _int4(self, content: Int4Weight) -> None:
-        from trtforge.convert.encode import int4_encoder
+    def _quantized(self, content: Quantized) -> None:
+        from trtforge.convert.quantize import Quantizer
 
-        encode = int4_encoder(content, self.calibration, self.dtype)
-        scales = self.scales[content.modules] = [[] for _ in self.writers]
-        for piece in content.pieces:
+        quantizer = Quantizer(content, self.calibration, self.dtype)
+        # All at once: kept small arrays between the large ones of every slab would hold the memory of those.
+        size = content.scales.nbytes if content.scales else 0
+        held, filled = [np.empty(size, np.uint8) for _ in self.writers], [0] * len(self.writers)
+        if content.scales:
+            self.scales[content.scales.name] = held
+        for number, piece in enumerate(content.pieces):
             dtype = self.sources[piece.source].spec.dtype
-            for rank, part, cut in self._parts(piece):
-                codes, part_scales = encode(part, dtype, cut)
-                scales[rank].append(part_scales)
-                self._emit(codes, rank)
+            for read in piece_reads(piece, self.sources):
+                slab = self.slabs.take(read)
+                row_scales = quantizer.row_scales(slab, dtype)
+                for rank, cut, rows in _shares(piece, read.rows):
+                    inside = slice(rows.start - read.rows.start, rows.stop - read.rows.start)
+                    part, own = slab[inside, cut.cols.start : cut.cols.stop], None
+                    if row_scales is not None:
+                        own = row_scales[inside]
+                    codes, scales = quantizer.encode(number, part, dtype, cut, rows, own)
+                    if scales is not None:
+                        held[rank][filled[rank] : filled[rank] + scales.size] = scales
+                        filled[rank] += scales.size
+                    self._emit(codes, rank)
 
     def _absorbed(self, content: Absorbed, dtype: Dtype) -> None:
         from trtforge.convert.encode import absorbed
@@ -237,17 +249,23 @@ class _Execution:
         """What each rank gets of each slab of a piece, with the rank and its cut."""
         for read in piece_reads(piece, self.sources):
             slab = self.slabs.take(read)
-            for rank, cut in enumerate(piece.cuts):
-                for rows in cut.rows:
-                    start, stop = max(rows.start, read.rows.start), min(rows.stop, read.rows.stop)
-                    if start < stop:
-                        inside = slice(start - read.rows.start, stop - read.rows.start)
-                        yield rank, slab[inside, cut.cols.start : cut.cols.stop], cut
+            for rank, cut, rows in _shares(piece, read.rows):
+                inside = slice(rows.start - read.rows.start, rows.stop - read.rows.start)
+                yield rank, slab[inside, cut.cols.start : cut.cols.stop], cut
 
     def _emit(self, data: NDArray[Any], rank: int) -> None:
         flat = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
         self.writers[rank].write(flat.data)
         self.bar.advance(flat.nbytes)
+
+
+def _shares(piece: Piece, within: range) -> Iterator[tuple[int, Cut, range]]:
+    """The rows among these that each rank gets, in the order in which it gets them."""
+    for rank, cut in enumerate(piece.cuts):
+        for rows in cut.rows:
+            start, stop = max(rows.start, within.start), min(rows.stop, within.stop)
+            if start < stop:
+                yield rank, cut, range(start, stop)
 
 
 def _unchanged(part: Slab, dtype: Dtype, cut: Cut) -> Slab:

@@ -9,8 +9,8 @@ from pydantic import Field, field_validator
 from trtforge.core.config import Config, parse_value
 from trtforge.core.errors import ForgeError
 
-QuantFormat = Literal["none", "fp8", "int4_awq"]
-KvCacheFormat = Literal["none", "fp8"]
+QuantFormat = Literal["none", "fp8", "fp8_rowwise", "int4_awq", "w4a8_awq", "int8_sq", "int8_wo", "int4_wo", "nvfp4"]
+KvCacheFormat = Literal["none", "fp8", "int8"]
 DtypeChoice = Literal["auto", "float16", "bfloat16", "float32"]
 Backend = Literal["auto", "tensorrt_llm", "torch"]
 Device = Literal["auto", "cpu", "cuda"]
@@ -29,7 +29,8 @@ class CalibrationConfig(Config):
     """What activations are measured on."""
 
     data: str = Field(
-        "builtin:stdlib", description="FILE.jsonl, FILE.txt, FILE.parquet, FILE.safetensors or builtin:stdlib."
+        "builtin:stdlib",
+        description="FILE.jsonl, FILE.txt, FILE.parquet, FILE.safetensors, hf:ID[:CONFIG[:SPLIT]] or builtin:stdlib.",
     )
     samples: int = Field(128, ge=1, description="Number of samples.")
     sequence_length: int = Field(512, ge=2, description="Tokens of a sample.")
@@ -43,6 +44,8 @@ class QuantizationConfig(Config):
     format: QuantFormat = Field("none", description="Format of the decoder's linear layers.")
     kv_cache: KvCacheFormat = Field("none", description="Format of the KV cache; none is the model's dtype.")
     group_size: Literal[64, 128] = Field(128, description="INT4-AWQ: weights that share a scale, along the input.")
+    awq_clip: bool = Field(False, description="AWQ: also search how far the blocks of a weight are best clipped.")
+    memory: int | None = Field(None, ge=1, description="Bytes that calibration stays under; hidden states go to disk.")
     calibration: CalibrationConfig = CalibrationConfig()
 
 

@@ -1,25 +1,19 @@
 """The config.json of a checkpoint: what the family's facts say, and the layout."""
 
-from trtforge.core.recipe import KvCacheFormat, QuantFormat
-from trtforge.formats.quantized_source import StoredFormat
 from trtforge.formats.trtllm import UNQUANTIZED_MODULES, CheckpointConfig, Quantization
 from trtforge.models.family import Facts, Family
+from trtforge.models.formats import CACHE_ALGORITHMS, FORMATS
 from trtforge.models.plan import Layout, shards_embedding
 from trtforge.models.quantized_plan import unquantized_modules
 
-_KV_DTYPE_OF: dict[KvCacheFormat, str | None] = {"none": None, "fp8": "FP8"}
-_ALGORITHM_OF: dict[QuantFormat | StoredFormat, str | None] = {
-    "none": None,
-    "fp8": "FP8",
-    "fp8_rowwise": "FP8_PER_CHANNEL_PER_TOKEN",
-    "int4_awq": "W4A16_AWQ",
-    "nvfp4": "NVFP4",
-}
+_WEIGHT_ONLY = ("*shared_expert_gate.weight",)
+"""What the build rounds itself it finds by the names of tensors (TensorRT-LLM 1.x, models/modeling_utils.py)."""
 
 
 def checkpoint_config(family: Family, facts: Facts, architecture: str, layout: Layout) -> CheckpointConfig:
     """The config.json of the checkpoint. Raises ForgeError for exceptions that it cannot say (unquantized_modules)."""
     sizes = facts.sizes
+    weight_only = layout.quant != "none" and FORMATS[layout.quant].rounding is None
     exceptions = unquantized_modules(family, facts, layout.parallel, layout.source) if layout.source else ()
     return CheckpointConfig.model_validate(
         {
@@ -40,11 +34,13 @@ def checkpoint_config(family: Family, facts: Facts, architecture: str, layout: L
             **facts.config,
             "mapping": layout.parallel.mapping(),
             "quantization": Quantization(
-                quant_algo=_ALGORITHM_OF[layout.quant],
-                kv_cache_quant_algo=_KV_DTYPE_OF[layout.kv_cache],
+                quant_algo=FORMATS[layout.quant].algorithm,
+                kv_cache_quant_algo=CACHE_ALGORITHMS[layout.kv_cache],
                 group_size=layout.group_size,
-                pre_quant_scale=layout.quant == "int4_awq",
-                exclude_modules=[*UNQUANTIZED_MODULES, *exceptions] if layout.quant != "none" else None,
+                pre_quant_scale=FORMATS[layout.quant].smoothing == "awq",
+                exclude_modules=[*UNQUANTIZED_MODULES, *exceptions, *(_WEIGHT_ONLY if weight_only else ())]
+                if layout.quant != "none"
+                else None,
             ),
         }
     )
@@ -53,8 +49,8 @@ def checkpoint_config(family: Family, facts: Facts, architecture: str, layout: L
 def layout_of_checkpoint(config: CheckpointConfig) -> Layout | None:
     """The layout that a checkpoint was written with; None where its quantisation is not one that we plan."""
     quantization = config.quantization
-    quant = {algorithm: name for name, algorithm in _ALGORITHM_OF.items()}.get(quantization.quant_algo)
-    kv_cache = {algorithm: name for name, algorithm in _KV_DTYPE_OF.items()}.get(quantization.kv_cache_quant_algo)
+    quant = next((name for name, wanted in FORMATS.items() if wanted.algorithm == quantization.quant_algo), None)
+    kv_cache = next((n for n, algo in CACHE_ALGORITHMS.items() if algo == quantization.kv_cache_quant_algo), None)
     if quant is None or kv_cache is None:
         return None
     return Layout(

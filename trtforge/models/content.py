@@ -6,7 +6,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from trtforge.core.recipe import KvCacheFormat
 from trtforge.formats.shards import TensorSpec
+from trtforge.models.formats import Rounding, Smoothing
 from trtforge.models.split import Cut
 
 
@@ -53,58 +55,66 @@ class Absorbed:
 
 
 @dataclass(frozen=True)
-class Fp8Weight:
-    """The pieces quantised to E4M3 with one scale for all `scaled_with` modules."""
+class Quantized:
+    """The pieces, folded and rounded to a number format.
+
+    `scaled_with`: for each piece, the modules whose largest magnitude gives its scale, where a tensor has one (fp8,
+    nvfp4). `smoothed_with`: the modules whose inputs are multiplied by one vector, which is divided out of the pieces.
+    `scales`: the target that holds the scales of rows or blocks that rounding gives.
+    """
 
     pieces: tuple[Piece, ...]
-    scaled_with: tuple[str, ...]
+    rounding: Rounding
+    scaled_with: tuple[tuple[str, ...], ...]
+    smoothing: Smoothing | None = None
+    smoothed_with: tuple[str, ...] = ()
+    group_size: int = 128
+    scales: TensorSpec | None = None
 
 
 @dataclass(frozen=True)
-class Int4Weight:
-    """The pieces times the inverse pre-quantisation scale of `modules`, in signed 4-bit, two rows a byte."""
-
-    pieces: tuple[Piece, ...]
-    modules: tuple[str, ...]
-    group_size: int
-
-
-@dataclass(frozen=True)
-class Int4Scales:
-    """The block scales that belong to an Int4Weight: one for `group_size` inputs of one output."""
-
-    pieces: tuple[Piece, ...]
-    modules: tuple[str, ...]
-    group_size: int
+class QuantizedScales:
+    """The scales of rows or blocks that writing the Quantized target before gave, under this target's name."""
 
 
 @dataclass(frozen=True)
 class WeightScale:
-    """(1,) float32: largest weight magnitude of `modules` / 448."""
+    """float32: largest weight magnitude of a group of modules / `bound`; for each rank, its groups.
 
-    modules: tuple[str, ...]
+    With `smoothed_with`, the magnitudes of what is left when that vector has been divided out.
+    """
+
+    groups: tuple[tuple[tuple[str, ...], ...], ...]
+    bound: float
+    smoothing: Smoothing | None = None
+    smoothed_with: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class ActivationScale:
-    """(1,) float32: largest input magnitude of `modules` / 448."""
+    """(1,) float32: largest magnitude of the modules' inputs, smoothed where there is a smoothing, / `bound`."""
 
     modules: tuple[str, ...]
+    bound: float
+    smoothing: Smoothing | None = None
 
 
 @dataclass(frozen=True)
 class PreQuantScale:
-    """(in,) of the model's dtype: the runtime multiplies inputs by it; the mean over `modules` where they are many."""
+    """(in,) of the model's dtype: the runtime multiplies inputs by it; `experts` times where that is not None."""
 
     modules: tuple[str, ...]
+    smoothing: Smoothing
     cuts: tuple[Cut, ...]
+    experts: int | None = None
 
 
 @dataclass(frozen=True)
 class KvScale:
-    """(1,) float32: largest key or value of a layer / 448, at least 1."""
+    """(1,) float32: largest key or value of a layer / what the format holds; FP8: at least 1."""
 
     layer: int
+    format: KvCacheFormat
 
 
 @dataclass(frozen=True)
@@ -157,9 +167,8 @@ StoredContent = Repacked | Rescaled | StoredScalar | StoredScalarRows | StoredPr
 Content = (
     Cast
     | Absorbed
-    | Fp8Weight
-    | Int4Weight
-    | Int4Scales
+    | Quantized
+    | QuantizedScales
     | WeightScale
     | ActivationScale
     | PreQuantScale
@@ -175,7 +184,7 @@ def pieces_of(content: Content) -> tuple[Piece, ...]:
             return query, key
         case Repacked(pieces=pieces) | Rescaled(pieces=pieces):
             return pieces
-        case Cast(pieces=pieces) | Fp8Weight(pieces=pieces) | Int4Weight(pieces=pieces) | Int4Scales(pieces=pieces):
+        case Cast(pieces=pieces) | Quantized(pieces=pieces):
             return pieces
         case _:
             return ()

@@ -9,22 +9,9 @@ from dataclasses import dataclass, field
 from trtforge.core.dtypes import ModelDtype, dtype_named
 from trtforge.core.parallel import Parallel
 from trtforge.core.recipe import KvCacheFormat, QuantFormat
-from trtforge.formats.quantized_source import QuantizedSource, StoredFormat
+from trtforge.formats.quantized_source import QuantizedSource
 from trtforge.formats.shards import TensorSpec
-from trtforge.models.content import (
-    Absorbed,
-    ActivationScale,
-    Cast,
-    Fp8Weight,
-    Int4Scales,
-    Int4Weight,
-    KvScale,
-    Piece,
-    PreQuantScale,
-    Target,
-    WeightScale,
-    pieces_of,
-)
+from trtforge.models.content import Absorbed, Cast, KvScale, Piece, Target, pieces_of
 from trtforge.models.family import (
     AbsorbedQuery,
     Embedding,
@@ -42,6 +29,8 @@ from trtforge.models.family import (
     Stacked,
     Vector,
 )
+from trtforge.models.formats import FORMATS
+from trtforge.models.native_plan import Matrix, quantized_targets
 from trtforge.models.quantized_plan import QuantizedRows, StoredSources, attention_module, require_dense
 from trtforge.models.split import Cut, column_cuts, expert_cuts, head_cuts, row_cuts, whole_cuts
 
@@ -54,7 +43,7 @@ class Layout:
 
     parallel: Parallel
     dtype: ModelDtype
-    quant: QuantFormat | StoredFormat = "none"
+    quant: QuantFormat = "none"
     kv_cache: KvCacheFormat = "none"
     group_size: int = 128
     parallel_embedding: bool = False
@@ -109,6 +98,8 @@ class _Planner:
         self.family, self.facts, self.layout = family, facts, layout
         self.sizes, self.tp, self.dtype = facts.sizes, layout.parallel.tp, dtype_named(layout.dtype)
         self.stored = QuantizedRows(layout.source, self.dtype) if layout.source else None
+        self.format = FORMATS[layout.quant]
+        self.rounds = self.format.rounding is not None and not self.stored
 
     def targets(self) -> Iterator[Target]:
         pp = self.layout.parallel.pp
@@ -120,10 +111,10 @@ class _Planner:
                 for row in self.family.layer:
                     if self.facts.holds(getattr(row, "when", None), layer):
                         yield from self._row(row, prefix, source, stage)
-                if self.layout.kv_cache == "fp8":
+                if self.layout.kv_cache != "none":
                     spec = TensorSpec(prefix + "attention.kv_cache_scaling_factor", FLOAT32, (1,))
                     stored = self.stored.kv_scale(source + attention_module(self.family)) if self.stored else None
-                    yield Target(spec, stage, stored or KvScale(layer))
+                    yield Target(spec, stage, stored or KvScale(layer, self.layout.kv_cache))
             if stage == pp - 1:
                 yield from self._model_rows(Place.LAST, stage)
 
@@ -143,7 +134,7 @@ class _Planner:
             case AbsorbedQuery():
                 yield self._absorbed(row, prefix, source, stage)
             case Experts():
-                yield self._experts(row, prefix, source, stage)
+                yield from self._experts(row, prefix, source, stage)
             case Linear():
                 yield from self._linear(row, prefix, source, stage)
 
@@ -201,21 +192,28 @@ class _Planner:
         )
         return Target(TensorSpec(prefix + row.target, self.dtype, (each * (lora + rope), columns)), stage, content)
 
-    def _experts(self, row: Experts, prefix: str, source: str, stage: int) -> Target:
+    def _experts(self, row: Experts, prefix: str, source: str, stage: int) -> Iterator[Target]:
         """(experts of a rank, rows, columns): the parts of one expert, then those of the next."""
         sizes, ep = self.sizes, self.layout.parallel.ep
         experts, columns = sizes.of("experts"), sizes.of(row.inputs)
-        shares = self.tp // ep
-        pieces = []
-        for expert in range(experts):
-            for part in row.parts:
-                shape = (sizes.of(part.out), columns)
+        pieces: list[Piece] = []
+        groups = [tuple(source + part.module.format(expert) for part in row.parts) for expert in range(experts)]
+        for expert, modules in enumerate(groups):
+            for part, module in zip(row.parts, modules, strict=True):
+                rows = sizes.of(part.out)
                 cut = row_cuts if row.split is Split.ROW else column_cuts
-                cuts = expert_cuts(expert, experts, cut(range(shape[0]), columns, shares), ep)
-                pieces.append(Piece(f"{source}{part.module.format(expert)}.weight", shape, cuts))
-        rows = sum(piece.cuts[0].height for piece in pieces[: len(row.parts)])
-        shape3 = (experts // ep, rows, len(pieces[0].cuts[0].cols))
-        return self._cast(f"{prefix}{row.target}.weight", tuple(pieces), shape3, stage)
+                cuts = expert_cuts(expert, experts, cut(range(rows), columns, self.tp // ep), ep)
+                pieces.append(Piece(f"{module}.weight", (rows, columns), cuts))
+        height = sum(piece.cuts[0].height for piece in pieces[: len(row.parts)])
+        name, each, width = prefix + row.target, experts // ep, len(pieces[0].cuts[0].cols)
+        if not self.rounds:
+            yield self._cast(f"{name}.weight", tuple(pieces), (each, height, width), stage)
+            return
+        of_rank = [tuple(groups[rank % ep * each : (rank % ep + 1) * each]) for rank in range(self.tp)]
+        shared = tuple(modules for modules in groups for _ in row.parts)
+        readers = tuple(module for modules in groups for module in modules)
+        matrix = Matrix(name, tuple(pieces), (height, width), shared, readers, tuple(of_rank), each)
+        yield from quantized_targets(matrix, self.format, self.layout.group_size, self.dtype, stage)
 
     def _linear(self, row: Linear, prefix: str, source: str, stage: int) -> Iterator[Target]:
         columns = self.sizes.of(row.inputs)
@@ -223,18 +221,16 @@ class _Planner:
         name, modules = prefix + row.target, tuple(source + part.module for part in row.parts)
         shape = (sum(piece.cuts[0].height for piece in weights), len(weights[0].cuts[0].cols))
         biased = row.bias is not None and self.facts.holds(row.bias)
-        taken = self.stored if self.stored and row.quantized and self.stored.takes(modules) else None
-        if taken:
-            shared = tuple(source + part.module for r in self._scaled_with(row) for part in r.parts)
-            yield from taken.linear(name, weights, shared, stage, biased=biased)
-        match "stored" if taken else self.layout.quant if row.quantized and not self.stored else "none":
-            case "none":
-                suffix = "" if row.bare else ".weight"
-                yield self._cast(f"{name}{suffix}", weights, shape, stage, dtype=row.dtype)
-            case "fp8":
-                yield from self._fp8(row, name, weights, shape, source, stage)
-            case "int4_awq":
-                yield from self._int4(name, modules, weights, shape, stage)
+        scaled = tuple(source + part.module for r in self._scaled_with(row) for part in r.parts)
+        if self.stored and row.quantized and self.stored.takes(modules):
+            yield from self.stored.linear(name, weights, scaled, stage, biased=biased)
+        elif row.quantized and self.rounds:
+            shared = (scaled if self.format.rounding in ("fp8", "nvfp4") else modules,) * len(weights)
+            matrix = Matrix(name, weights, shape, shared, modules, ((shared[0],),) * self.tp)
+            yield from quantized_targets(matrix, self.format, self.layout.group_size, self.dtype, stage)
+        else:
+            suffix = "" if row.bare else ".weight"
+            yield self._cast(f"{name}{suffix}", weights, shape, stage, dtype=row.dtype)
         if biased:
             yield self._bias(row, name, source, stage)
 
@@ -257,26 +253,6 @@ class _Planner:
             pieces.append(Piece(f"{source}{part.module}.bias", (self._module_rows(part),), cuts))
         height = sum(piece.cuts[0].height for piece in pieces)
         return self._cast(f"{name}.bias", tuple(pieces), (height,), stage, padding)
-
-    def _fp8(
-        self, row: Linear, name: str, weights: tuple[Piece, ...], shape: tuple[int, int], source: str, stage: int
-    ) -> Iterator[Target]:
-        modules = tuple(source + part.module for r in self._scaled_with(row) for part in r.parts)
-        spec = TensorSpec(f"{name}.weight", dtype_named("float8_e4m3fn"), shape)
-        yield Target(spec, stage, Fp8Weight(weights, modules))
-        for suffix, content in (("weights", WeightScale(modules)), ("activation", ActivationScale(modules))):
-            yield Target(TensorSpec(f"{name}.{suffix}_scaling_factor", FLOAT32, (1,)), stage, content)
-
-    def _int4(
-        self, name: str, modules: tuple[str, ...], weights: tuple[Piece, ...], shape: tuple[int, int], stage: int
-    ) -> Iterator[Target]:
-        (out, inputs), group = shape, self.layout.group_size
-        packed = TensorSpec(f"{name}.weight", dtype_named("int8"), (out // 2, inputs))
-        scales = TensorSpec(f"{name}.weights_scaling_factor", FLOAT32, (out, inputs // group))
-        prequant = TensorSpec(f"{name}.prequant_scaling_factor", self.dtype, (inputs,))
-        yield Target(packed, stage, Int4Weight(weights, modules, group))
-        yield Target(scales, stage, Int4Scales(weights, modules, group))
-        yield Target(prequant, stage, PreQuantScale(modules, weights[0].cuts))
 
     def _scaled_with(self, row: Linear) -> tuple[Linear, ...]:
         """The rows that use one FP8 scale with `row`, itself included."""

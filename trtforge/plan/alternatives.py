@@ -22,9 +22,11 @@ COMMON_GPUS = ("l4", "l40s", "a100-80gb", "h100-80gb", "h200", "b200")
 
 _TENSOR_PARALLEL, _PIPELINE_PARALLEL, _MOST_GPUS = (1, 2, 4, 8), (1, 2, 4), 16
 _BATCH = 256  # requests at once that throughput is compared at, where nobody says and the KV pool holds so many
-_ALIKE = log(1.05)  # figures within 5 % count as equal: estimates are no better than that
-_SHOWN, _SHOWN_OF_A_FORMAT = 8, 2
+_ALIKE = 1.05  # figures within 5 % count as equal: estimates are no better than that
+_CLEARLY_MORE = 1.5  # times the KV cache that make another choice worth showing
+_SHOWN, _SHOWN_OF_A_WIDTH = 8, 2
 _LOSS = ("none", "very low", "low", "medium", "high")
+_MOST_LOSS = 3  # formats of a high loss are planned when they are asked for, and never proposed
 
 
 @dataclass(frozen=True)
@@ -63,14 +65,27 @@ class Alternative:
         request = self.evaluation.request
         return WEIGHTS[request.quant].loss, CACHES[request.kv_cache].loss
 
-    def beats(self, other: "Alternative") -> bool:
-        """Whether the other one, of the same formats, takes no fewer GPUs and answers no faster."""
-        return self.gpus <= other.gpus and _about(self.request_seconds) <= _about(other.request_seconds)
+    @property
+    def kv_tokens_per_gpu(self) -> float:
+        """Tokens in the KV pool for each GPU."""
+        assert self.evaluation.memory is not None
+        return self.evaluation.memory.kv_tokens / self.gpus
 
     @property
-    def formats(self) -> tuple[str, str]:
-        """Of weights and KV cache."""
-        return self.evaluation.request.quant, self.evaluation.request.kv_cache
+    def width(self) -> tuple[int | None, int | None]:
+        """Bits of a weight and bytes of a cached value, None for the model's dtype."""
+        request = self.evaluation.request
+        return WEIGHTS[request.quant].bits, CACHES[request.kv_cache].itemsize
+
+    def beats(self, other: "Alternative") -> bool:
+        """Whether it is as good in every respect, up to what estimates can tell."""
+        return (
+            all(mine <= its for mine, its in zip(self.loss, other.loss, strict=True))
+            and self.gpus <= other.gpus
+            and self.request_seconds <= _ALIKE * other.request_seconds
+            and self.tokens_per_second_per_gpu * _ALIKE >= other.tokens_per_second_per_gpu
+            and self.kv_tokens_per_gpu * _CLEARLY_MORE >= other.kv_tokens_per_gpu
+        )
 
 
 def alternatives(model: Model, request: Request, goal: Goal) -> tuple[Alternative, ...]:
@@ -101,14 +116,15 @@ def _best(model: Model, request: Request, goal: Goal, most: int) -> tuple[Altern
     fewest = min(alternative.gpus for alternative in ranked)
     shown: list[Alternative] = []
     for alternative in ranked:
-        alike = [other for other in shown if other.formats == alternative.formats]
-        if len(alike) < _SHOWN_OF_A_FORMAT and not any(other.beats(alternative) for other in alike):
+        alike = sum(other.width == alternative.width for other in shown)
+        if alike < _SHOWN_OF_A_WIDTH and not any(other.beats(alternative) for other in shown):
             shown.append(replace(alternative, why=_why(alternative, goal, fewest)))
     return tuple(shown[:most])
 
 
 def _legal(model: Model, request: Request, goal: Goal) -> Iterator[Alternative]:
     quants = (model.stored.format,) if model.stored else get_args(QuantFormat)
+    quants = tuple(name for name in quants if WEIGHTS[name].loss <= _MOST_LOSS)
     experts = bool(model.facts.sparse_layers)
     for quant, cache, (tp, pp) in product(quants, get_args(KvCacheFormat), _layouts()):
         for ep in (1, tp) if experts and tp > 1 else (1,):
@@ -139,7 +155,7 @@ def _layouts() -> list[tuple[int, int]]:
 
 def _about(value: float) -> int:
     """Equal for values that are alike."""
-    return floor(log(value) / _ALIKE)
+    return floor(log(value) / log(_ALIKE))
 
 
 _KEYS: dict[Goal, Callable[[Alternative], tuple[object, ...]]] = {

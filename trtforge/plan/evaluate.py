@@ -83,14 +83,17 @@ def evaluate(model: Model, request: Request) -> Evaluation:
         parallel = Parallel(tp=request.tp, pp=request.pp, ep=request.ep)
     except ForgeError as error:
         found.append(Problem("mapping", error.message, error.hint))
-        return Evaluation(request, tuple(found), ())
+        parallel = Parallel(tp=request.tp, pp=request.pp)  # what else is wrong shows without the experts' groups
     layout = _layout(model, request, parallel)
     of_layout = problems(model.family, model.facts, layout)
     found += of_layout
-    if request.for_tensorrt:
-        found += engine_problems(model, request, target, parallel, fits=not of_layout)
-    warnings = [f"{problem.message}. {problem.fix}" for problem in found if not problem.refuses]
-    found = [problem for problem in found if problem.refuses]
+    warnings: list[str] = []
+    if request.for_tensorrt is not False:
+        for problem in engine_problems(model, request, target, parallel, fits=not of_layout):
+            if problem.refuses and request.for_tensorrt:
+                found.append(problem)
+            else:
+                warnings.append(f"{problem.message}. {problem.fix}")
     limits = _limits(_checkpoint(model, request, layout), request, target, found, warnings)
     evaluation = Evaluation(request, tuple(found), tuple(warnings), limits)
     if of_layout or limits is None:
@@ -143,7 +146,7 @@ def _limits(
 ) -> Limits | None:
     """The engine's limits; what cannot be goes to `found`."""
     engine = request.engine
-    if request.for_tensorrt and not has_paged_context(checkpoint.quantization):
+    if request.for_tensorrt is not False and not has_paged_context(checkpoint.quantization):
         features = engine.features
         why = f"TensorRT-LLM has no paged context FMHA for {request.quant} weights with an {request.kv_cache} KV cache"
         for name in ("kv_reuse", "chunked_context"):
@@ -191,7 +194,7 @@ def _pool_tokens(request: Request, memory: Memory, limits: Limits) -> int:
     if request.gpu is None:
         tokens = (request.concurrency or 1) * blocks_of(limits.max_seq_len, block) * block
     else:
-        tokens = tokens_on(memory, request.gpu.memory, request.serving.kv_cache_fraction, block)
+        tokens = tokens_on(memory, int(request.gpu.memory), request.serving.kv_cache_fraction, block)
     most = request.serving.kv_cache_tokens
     return tokens if most is None else min(tokens, blocks_of(most, block) * block)
 
@@ -239,7 +242,7 @@ def _typical(workload: Workload, limits: Limits) -> Workload:
     return Workload(prompt, output)
 
 
-def _gb(count: int) -> str:
+def _gb(count: float) -> str:
     return f"{count / 1e9:.1f} GB"
 
 

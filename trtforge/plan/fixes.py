@@ -1,26 +1,18 @@
 """The nearest legal choice for a problem, found by trying: what is proposed was judged legal as a whole.
 
-A fix changes what the problem is about, and no more than it must: one choice, else two, else three.
+A fix changes what the problem is about; where that raises or leaves another problem, what that one is about, and so
+on. The fewest changes win, and among those the least intrusive.
 """
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import combinations, islice, product
-from math import log2
-from typing import get_args
 
-from trtforge.core.recipe import KvCacheFormat, QuantFormat
-from trtforge.formats.releases import read_release_data
+from trtforge.plan.choices import candidates
 from trtforge.plan.evaluate import Evaluation, evaluate
-from trtforge.plan.formats import CACHES, WEIGHTS
-from trtforge.plan.gpus import GPUS, GPUS_PER_SERVER
 from trtforge.plan.legality import Problem
 from trtforge.plan.model import Model
-from trtforge.plan.request import Change, Option
+from trtforge.plan.request import Change
 
-_MOST_TRIES = 600
-_MOST_RANKS = 64
-_Candidates = Callable[[Model, Evaluation], Iterator[tuple[Change, ...]]]
+_MOST_CHANGES, _BEAM = 7, 8
 
 
 @dataclass(frozen=True)
@@ -38,187 +30,47 @@ class Fix:
 
 def fixes(model: Model, evaluation: Evaluation) -> tuple[Fix, ...]:
     """The nearest fix of every problem. Each, applied alone, leaves no problem of any kind."""
-    found: list[Fix] = []
-    others = tuple(
-        dict.fromkeys(name for p in evaluation.problems for name in _CHOICES.get(p.rule, ()) if name != "gpu")
-    )
+    found: dict[str, tuple[Change, ...]] = {}
     for problem in evaluation.problems:
-        known = next((fix for fix in found if fix.problem.rule == problem.rule), None)
-        changes = known.changes if known else _nearest(model, evaluation, problem, others)
-        found.append(Fix(problem, changes))
-    return tuple(found)
+        if problem.rule not in found:
+            without = _nearest(model, evaluation, problem.rule, without=frozenset({"gpu"}))
+            found[problem.rule] = without or _nearest(model, evaluation, problem.rule)
+    return tuple(Fix(problem, found[problem.rule]) for problem in evaluation.problems)
 
 
-def _nearest(model: Model, evaluation: Evaluation, problem: Problem, others: tuple[str, ...]) -> tuple[Change, ...]:
-    for changes in islice(_proposals(model, evaluation, problem, others), _MOST_TRIES):
-        if evaluate(model, evaluation.request.changed(*changes)).legal:
-            return changes
+@dataclass(frozen=True)
+class _Try:
+    """A request on the way to a legal one: the changes so far, how it was judged, the rule to be fixed next."""
+
+    changes: tuple[Change, ...]
+    evaluation: Evaluation
+    rule: str
+
+    @property
+    def broken(self) -> int:
+        """Rules that it still breaks."""
+        return len({problem.rule for problem in self.evaluation.problems})
+
+
+def _nearest(
+    model: Model, evaluation: Evaluation, rule: str, without: frozenset[str] = frozenset()
+) -> tuple[Change, ...]:
+    """A beam search, each level of which fixes one more rule; where nothing does, it goes on from what does not."""
+    level, seen = [_Try((), evaluation, rule)], {frozenset[Change]()}
+    for _ in range(_MOST_CHANGES):
+        fixed: list[_Try] = []
+        others: list[_Try] = []
+        for one in level:
+            for further in candidates(model, one.evaluation, one.rule, without):
+                changes = (*one.changes, *further)
+                if frozenset(changes) in seen or len({change.option for change in changes}) < len(changes):
+                    continue
+                seen.add(frozenset(changes))
+                result = evaluate(model, evaluation.request.changed(*changes))
+                if result.legal:
+                    return changes
+                following = _Try(changes, result, result.problems[0].rule)
+                still = any(problem.rule == one.rule for problem in result.problems)
+                (others if still else fixed).append(following)
+        level = sorted(fixed or others, key=lambda one: one.broken)[:_BEAM]
     return ()
-
-
-def _proposals(
-    model: Model, evaluation: Evaluation, problem: Problem, others: tuple[str, ...]
-) -> Iterator[tuple[Change, ...]]:
-    own = _CHOICES.get(problem.rule, ())
-    further = [name for name in dict.fromkeys((*others, *_ALWAYS)) if name not in own]
-    free, bought = [name for name in own if name != "gpu"], [name for name in own if name == "gpu"]
-    for first in (free, bought):  # another GPU is the last thing to ask for
-        for more in range(3):
-            for name in first:
-                for rest in combinations(further, more):
-                    choices = [tuple(_CANDIDATES[each](model, evaluation)) for each in (name, *rest)]
-                    for parts in product(*choices):
-                        changes = tuple(change for part in parts for change in part)
-                        if len({change.option for change in changes}) == len(changes):
-                            yield changes
-
-
-def _tensor_parallel(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, ...]]:
-    request = evaluation.request
-    sizes = [n for n in _divisors(model.facts.sizes.num_heads) if n != request.tp]
-    yield from ((Change("--tp", str(n)),) for n in _nearest_first(sizes, request.tp))
-
-
-def _pipeline(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, ...]]:
-    request = evaluation.request
-    sizes = [n for n in _divisors(model.facts.sizes.num_layers) if n != request.pp]
-    yield from ((Change("--pp", str(n)),) for n in _nearest_first(sizes, request.pp))
-
-
-def _same_ranks(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, ...]]:
-    """Less tensor parallelism and more pipeline parallelism: what users of TensorRT-LLM settled on (#729, #843)."""
-    request = evaluation.request
-    for tp in sorted((n for n in _divisors(request.tp) if n < request.tp), reverse=True):
-        yield Change("--tp", str(tp)), Change("--pp", str(request.pp * request.tp // tp))
-
-
-def _more_ranks(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, ...]]:
-    """More GPUs, as few as possible: part of a server or whole ones, tensor parallelism inside a server only."""
-    request, sizes = evaluation.request, model.facts.sizes
-    layouts = [
-        (tp * pp, pp, tp)
-        for tp in _divisors(sizes.num_heads)
-        for pp in _divisors(sizes.num_layers)
-        if request.tp * request.pp < tp * pp <= _MOST_RANKS and tp <= GPUS_PER_SERVER
-    ]
-    for ranks, pp, tp in sorted(layouts):
-        if ranks > GPUS_PER_SERVER and ranks % GPUS_PER_SERVER:
-            continue
-        changes: tuple[tuple[Option, int, int], ...] = (("--tp", tp, request.tp), ("--pp", pp, request.pp))
-        yield tuple(Change(option, str(new)) for option, new, old in changes if new != old)
-
-
-def _experts(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, ...]]:
-    request = evaluation.request
-    sizes = [n for n in _divisors(request.tp) if n != request.ep]
-    yield from ((Change("--ep", str(n)),) for n in _nearest_first(sizes, request.ep))
-
-
-def _group(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, ...]]:
-    yield from ((Change("--group-size", str(n)),) for n in (128, 64) if n != evaluation.request.group_size)
-
-
-def _quant(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, ...]]:
-    """Formats that conversion writes (or the one that the source has), those of as many bits first."""
-    request = evaluation.request
-    bits = WEIGHTS[request.quant].bits or 16
-    names = (model.stored.format,) if model.stored else get_args(QuantFormat)
-    others = [WEIGHTS[name] for name in names if name != request.quant]
-    for format in sorted(others, key=lambda other: (abs((other.bits or 16) - bits), other.loss)):
-        yield (Change("--quant", format.name),)
-
-
-def _kv_cache(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, ...]]:
-    """For a pool that is too small a smaller format, else the most exact one."""
-    others = [CACHES[name] for name in get_args(KvCacheFormat) if name != evaluation.request.kv_cache]
-    yield from ((Change("--kv-cache", format.name),) for format in sorted(others, key=lambda other: other.loss))
-
-
-def _dtype(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, ...]]:
-    if evaluation.request.dtype != "float16":
-        yield (Change("--dtype", "float16"),)
-
-
-def _gpu(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, ...]]:
-    """GPUs with the least memory that is enough first, and among those the oldest."""
-    now = evaluation.request.gpu
-    if now is not None:
-        larger = [gpu for gpu in GPUS if gpu.memory >= now.memory and gpu.name != now.name]
-        yield from ((Change("--gpu", gpu.name),) for gpu in sorted(larger, key=lambda gpu: (gpu.memory, gpu.sm)))
-
-
-def _release(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, ...]]:
-    """The newest releases first."""
-    for line in reversed(read_release_data("build-config")["versions"]):
-        if not line["id"].endswith(".x"):
-            yield (Change("--target-version", line["id"]),)
-
-
-def _length(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, ...]]:
-    """As long as the pool allows."""
-    if evaluation.memory is not None and evaluation.memory.kv_tokens > 1:
-        yield (Change("--max-seq-len", str(evaluation.memory.kv_tokens)),)
-
-
-def _concurrency(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, ...]]:
-    """As many requests as fit, or a few less: smaller batches leave more room, never less."""
-    if evaluation.typical_requests:
-        yield (Change("--concurrency", str(evaluation.typical_requests)),)
-
-
-def _features(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, ...]]:
-    given = evaluation.request.engine.features.model_fields_set
-    names = [name for name in ("kv_reuse", "chunked_context") if name in given]
-    yield tuple(Change("--set", f"engine.features.{name}=false") for name in names)
-
-
-_CANDIDATES: dict[str, _Candidates] = {
-    "tp": _tensor_parallel,
-    "pp": _pipeline,
-    "same_ranks": _same_ranks,
-    "more_ranks": _more_ranks,
-    "ep": _experts,
-    "group": _group,
-    "quant": _quant,
-    "kv_cache": _kv_cache,
-    "dtype": _dtype,
-    "gpu": _gpu,
-    "release": _release,
-    "length": _length,
-    "concurrency": _concurrency,
-    "features": _features,
-}
-_CHOICES: dict[str, tuple[str, ...]] = {
-    "mapping": ("ep", "tp"),
-    "heads": ("tp",),
-    "kv_heads": ("tp",),
-    "columns": ("tp",),
-    "rows": ("tp",),
-    "layers": ("pp",),
-    "experts": ("ep", "tp"),
-    "quant": ("quant",),
-    "awq_group": ("same_ranks", "tp", "group", "quant"),
-    "awq_padding": ("same_ranks", "tp", "group", "quant"),
-    "vocab": ("same_ranks", "tp", "quant"),
-    "format": ("quant",),
-    "kv_format": ("kv_cache",),
-    "gpu_format": ("quant", "gpu"),
-    "gpu_kv_cache": ("kv_cache", "gpu"),
-    "dtype": ("dtype", "gpu"),
-    "release": ("release", "quant"),
-    "memory": ("more_ranks", "quant", "gpu"),
-    "kv_pool": ("length", "kv_cache", "more_ranks", "quant"),
-    "concurrency": ("kv_cache", "more_ranks", "concurrency"),
-    "features": ("features", "kv_cache"),
-}
-"""What each rule's problem is about, the least intrusive first."""
-
-_ALWAYS = ("more_ranks", "quant", "kv_cache")
-
-
-def _divisors(number: int) -> list[int]:
-    return [n for n in range(1, min(number, _MOST_RANKS) + 1) if number % n == 0]
-
-
-def _nearest_first(sizes: list[int], now: int) -> list[int]:
-    return sorted(sizes, key=lambda n: (abs(log2(n) - log2(now)), n))

@@ -1,4 +1,4 @@
-"""Number formats by name: bytes of a weight with its scales, what the arithmetic is done in, which GPUs run it.
+"""What number formats cost: bytes of a weight with its scales, what the arithmetic is done in, which GPUs run it.
 
 Bytes are those of TensorRT-LLM's checkpoint layouts (quantization/layers.py; ModelOpt's export/quant_utils.py). AWQ's
 block scales are float32 there; the engine casts them to the model's dtype, so its 4-bit weights take up to 3 % less.
@@ -10,8 +10,13 @@ and builder.py, 1.x).
 from dataclasses import dataclass
 from typing import Literal
 
+from trtforge.core.recipe import KvCacheFormat, QuantFormat
+from trtforge.models.formats import CACHE_ALGORITHMS, FORMATS
+
 Compute = Literal["float16", "int8", "fp8", "fp4"]
 """What the tensor cores multiply; bfloat16 runs at float16's rate."""
+
+_COMPUTE_BITS: dict[Compute, int] = {"float16": 16, "int8": 8, "fp8": 8, "fp4": 4}
 
 _EVERY_SM = range(0, 1000)
 _FROM_ADA = range(89, 1000)
@@ -24,21 +29,21 @@ _NONE = range(0)
 class WeightFormat:
     """How a format stores a linear layer (out, in), in bytes; `bits` None is the model's dtype.
 
-    `grouped`: weights share scales in groups along the input, of `group_size` where the format fixes it. `padded_to`:
-    TensorRT-LLM pads a layer whose inputs or outputs a rank are no multiple of this (or of the group), which then no
-    longer fits its checkpoint. `calibrated`: its scales come from data. `sm`: compute capability x 10. `loss`: how
-    much accuracy it costs, 0 nothing to 4 much,
-    in the order of docs/source/blogs/quantization-in-TRT-LLM.md.
+    `per_linear`: scales that all experts of a layer share, as that of the activations. `grouped`: weights share scales
+    in groups along the input, of `group_size` where the format fixes it. `padded_to`: TensorRT-LLM pads a layer whose
+    inputs or outputs a rank are no multiple of this (or of the group), which then no longer fits its checkpoint. `sm`:
+    compute capability x 10. `loss`: how much accuracy it costs, 0 nothing to 4 much, in the order of
+    docs/source/blogs/quantization-in-TRT-LLM.md.
     """
 
-    name: str
-    algorithm: str | None
+    name: QuantFormat
     bits: int | None
     compute: Compute
     loss: int
     sm: range = _EVERY_SM
     refused_sm: range = _NONE
     per_matrix: int = 0
+    per_linear: int = 0
     per_output: int = 0
     per_group: int = 0
     per_input_elements: int = 0
@@ -47,12 +52,27 @@ class WeightFormat:
     padded_to: int = 1
     quantizes_head: bool = False
 
-    def nbytes(self, out: int, inputs: int, itemsize: int, group_size: int) -> int:
-        """Bytes of one (out, in) matrix with its scales, in a model whose dtype has `itemsize` bytes."""
+    @property
+    def algorithm(self) -> str | None:
+        """TensorRT-LLM's name for it."""
+        return FORMATS[self.name].algorithm
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether its scales are measured on data."""
+        return FORMATS[self.name].calibrated
+
+    @property
+    def unpacked(self) -> bool:
+        """Whether a kernel turns weights into something larger before it multiplies."""
+        return self.bits is not None and self.bits < _COMPUTE_BITS[self.compute]
+
+    def nbytes(self, count: int, out: int, inputs: int, itemsize: int, group_size: int) -> int:
+        """Bytes of `count` (out, in) matrices with their scales, in a model whose dtype has `itemsize` bytes."""
         weight = out * inputs * itemsize if self.bits is None else -(-out * inputs * self.bits // 8)
         groups = out * (inputs // (self.group_size or group_size)) if self.grouped else 0
         scales = self.per_matrix + self.per_output * out + self.per_group * groups
-        return weight + scales + self.per_input_elements * inputs * itemsize
+        return count * (weight + scales + self.per_input_elements * inputs * itemsize) + self.per_linear
 
     def runs_on(self, sm: int) -> bool:
         """Whether TensorRT-LLM runs the format at a compute capability (x 10)."""
@@ -63,12 +83,21 @@ class WeightFormat:
 class CacheFormat:
     """How the KV cache stores a value; `itemsize` None is the model's dtype. `per_layer`: bytes of scales."""
 
-    name: str
-    algorithm: str | None
+    name: KvCacheFormat
     itemsize: int | None
     loss: int
     sm: range = _EVERY_SM
     per_layer: int = 0
+
+    @property
+    def algorithm(self) -> str | None:
+        """TensorRT-LLM's name for it."""
+        return CACHE_ALGORITHMS[self.name]
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether its scales are measured on data."""
+        return self.itemsize is not None
 
     def runs_on(self, sm: int) -> bool:
         """Whether TensorRT-LLM runs the format at a compute capability (x 10)."""
@@ -78,43 +107,44 @@ class CacheFormat:
 _SCALE = 4  # bytes of a float32 scale
 
 WEIGHT_FORMATS = (
-    WeightFormat("none", None, None, "float16", loss=0),
+    WeightFormat("none", None, "float16", loss=0),
     # weights_scaling_factor and activation_scaling_factor, one of each
-    WeightFormat("fp8", "FP8", 8, "fp8", loss=1, sm=_FROM_ADA, per_matrix=2 * _SCALE),
+    WeightFormat("fp8", 8, "fp8", loss=1, sm=_FROM_ADA, per_matrix=_SCALE, per_linear=_SCALE),
     # per_channel_scale; activations are scaled token by token while they are computed
     WeightFormat(
-        "fp8_rowwise", "FP8_PER_CHANNEL_PER_TOKEN", 8, "fp8", loss=1, sm=_FROM_ADA, refused_sm=_DATACENTER_BLACKWELL,
+        "fp8_rowwise", 8, "fp8", loss=1, sm=_FROM_ADA, refused_sm=_DATACENTER_BLACKWELL,
         per_output=_SCALE,
     ),
     # per_channel_scale in the model's dtype; trtllm-build makes it from plain weights when it loads them
-    WeightFormat("int8_wo", "W8A16", 8, "float16", 2, refused_sm=_DATACENTER_BLACKWELL, per_output=2, padded_to=64),
+    WeightFormat("int8_wo", 8, "float16", 2, refused_sm=_DATACENTER_BLACKWELL, per_output=2, padded_to=64),
+    WeightFormat("int4_wo", 4, "float16", 4, refused_sm=_DATACENTER_BLACKWELL, per_output=2, padded_to=64),
     # weights_scaling_factor (out,), activation_scaling_factor (1,), prequant_scaling_factor (in,)
     WeightFormat(
-        "int8_sq", "W8A8_SQ_PER_CHANNEL", 8, "int8", loss=3, refused_sm=_DATACENTER_BLACKWELL, per_matrix=_SCALE,
+        "int8_sq", 8, "int8", loss=3, refused_sm=_DATACENTER_BLACKWELL, per_linear=_SCALE,
         per_output=_SCALE, per_input_elements=1,
     ),
+    # weights_scaling_factor (out, in / group), prequant_scaling_factor (in,)
     WeightFormat(
-        "int4_awq", "W4A16_AWQ", 4, "float16", loss=2, refused_sm=_DATACENTER_BLACKWELL, per_group=_SCALE,
+        "int4_awq", 4, "float16", loss=2, refused_sm=_DATACENTER_BLACKWELL, per_group=_SCALE,
         per_input_elements=1, grouped=True, padded_to=64,
     ),
     # and weights_scaling_factor_2 and activation_scaling_factor
     WeightFormat(
-        "w4a8_awq", "W4A8_AWQ", 4, "fp8", loss=2, sm=_FROM_ADA, refused_sm=_DATACENTER_BLACKWELL,
-        per_matrix=2 * _SCALE, per_group=_SCALE, per_input_elements=1, grouped=True, padded_to=128,
+        "w4a8_awq", 4, "fp8", loss=2, sm=_FROM_ADA, refused_sm=_DATACENTER_BLACKWELL,
+        per_matrix=_SCALE, per_linear=_SCALE, per_group=_SCALE, per_input_elements=1, grouped=True, padded_to=128,
     ),
     # an E4M3 scale for 16 inputs, and two float32 scales
     WeightFormat(
-        "nvfp4", "NVFP4", 4, "fp4", loss=2, sm=_FROM_BLACKWELL, per_matrix=2 * _SCALE, per_group=1, grouped=True,
-        group_size=16,
+        "nvfp4", 4, "fp4", loss=2, sm=_FROM_BLACKWELL, per_matrix=_SCALE, per_linear=_SCALE, per_group=1,
+        grouped=True, group_size=16,
     ),
-    WeightFormat("int4_wo", "W4A16", 4, "float16", 4, refused_sm=_DATACENTER_BLACKWELL, per_output=2, padded_to=64),
 )  # fmt: skip
 CACHE_FORMATS = (
-    CacheFormat("none", None, None, loss=0),
-    CacheFormat("fp8", "FP8", 1, loss=1, sm=_FROM_ADA, per_layer=_SCALE),
-    CacheFormat("int8", "INT8", 1, loss=2, per_layer=_SCALE),
+    CacheFormat("none", None, loss=0),
+    CacheFormat("fp8", 1, loss=1, sm=_FROM_ADA, per_layer=_SCALE),
+    CacheFormat("int8", 1, loss=2, per_layer=_SCALE),
 )
-WEIGHTS = {format.name: format for format in WEIGHT_FORMATS}
-CACHES = {format.name: format for format in CACHE_FORMATS}
+WEIGHTS: dict[str, WeightFormat] = {format.name: format for format in WEIGHT_FORMATS}
+CACHES: dict[str, CacheFormat] = {format.name: format for format in CACHE_FORMATS}
 BY_ALGORITHM = {format.algorithm: format for format in WEIGHT_FORMATS}
 CACHE_BY_ALGORITHM = {format.algorithm: format for format in CACHE_FORMATS}

@@ -1,7 +1,7 @@
 """NVIDIA GPUs by name: compute capability, memory, and the rates that bound how fast they can be.
 
-Figures are of NVIDIA's datasheets, dense (where a sheet gives FLOP/s with sparsity, half of it). Each row names its
-sheet.
+Rates are those of NVIDIA's datasheets, dense (where a sheet gives FLOP/s with sparsity, half of it). Each row names its
+sheet. Memory is what CUDA reports, as in logs and out-of-memory messages: that is divided, not the name's figure.
 """
 
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class Links:
 
 @dataclass(frozen=True)
 class Gpu:
-    """One product. `sm` is compute capability x 10, `memory` bytes, `bandwidth` of that memory bytes/s.
+    """One product. `sm` is compute capability x 10, `memory` bytes that CUDA reports, `bandwidth` its bytes/s.
 
     `float16`, `int8`, `fp8`, `fp4`: dense FLOP/s (OP/s) of the tensor cores with float32 (int32) sums; 0 where the
     product has none.
@@ -38,7 +38,7 @@ class Gpu:
 
     name: str
     sm: int
-    memory: int
+    memory: float
     bandwidth: float
     links: Links
     float16: float
@@ -72,51 +72,51 @@ _B200 = Links(64 * _G, 900 * _G, 8)
 _NVL72 = Links(64 * _G, 900 * _G, 72)
 GPUS = (
     # NVIDIA V100 Tensor Core GPU datasheet, Jan 2020 (SXM2): 125 TFLOPS, 900 GB/s, NVLink 300 GB/s
-    Gpu("v100-16gb", 70, 16 * _GIB, 900 * _G, _V100, 125 * _T),
-    Gpu("v100-32gb", 70, 32 * _GIB, 900 * _G, _V100, 125 * _T),
+    Gpu("v100-16gb", 70, 15.7 * _GIB, 900 * _G, _V100, 125 * _T),
+    Gpu("v100-32gb", 70, 31.7 * _GIB, 900 * _G, _V100, 125 * _T),
     # NVIDIA T4 datasheet, Mar 2019: 65 TFLOPS, 130 TOPS, 320 GB/s
-    Gpu("t4", 75, 16 * _GIB, 320 * _G, _PCIE_3, 65 * _T, 130 * _T),
+    Gpu("t4", 75, 14.6 * _GIB, 320 * _G, _PCIE_3, 65 * _T, 130 * _T),
     # NVIDIA A100 datasheet, May 2020 and Jun 2021 (SXM): 312 TFLOPS, 624 TOPS, 1,555 and 2,039 GB/s, NVLink 600 GB/s
-    Gpu("a100-40gb", 80, 40 * _GIB, 1555 * _G, _A100, 312 * _T, 624 * _T),
-    Gpu("a100-80gb", 80, 80 * _GIB, 2039 * _G, _A100, 312 * _T, 624 * _T),
+    Gpu("a100-40gb", 80, 39.4 * _GIB, 1555 * _G, _A100, 312 * _T, 624 * _T),
+    Gpu("a100-80gb", 80, 79.1 * _GIB, 2039 * _G, _A100, 312 * _T, 624 * _T),
     # NVIDIA A30 datasheet, Mar 2022: 165 TFLOPS, 330 TOPS, 933 GB/s, NVLink 200 GB/s
-    Gpu("a30", 80, 24 * _GIB, 933 * _G, _BRIDGE_A30, 165 * _T, 330 * _T),
+    Gpu("a30", 80, 23.5 * _GIB, 933 * _G, _BRIDGE_A30, 165 * _T, 330 * _T),
     # NVIDIA A10 datasheet, Mar 2022: 125 TFLOPS, 250 TOPS, 600 GB/s; the A10G of AWS: 70 TFLOPS, 140 TOPS
-    Gpu("a10", 86, 24 * _GIB, 600 * _G, _PCIE_4, 125 * _T, 250 * _T),
-    Gpu("a10g", 86, 24 * _GIB, 600 * _G, _PCIE_4, 70 * _T, 140 * _T),
+    Gpu("a10", 86, 22.0 * _GIB, 600 * _G, _PCIE_4, 125 * _T, 250 * _T),
+    Gpu("a10g", 86, 22.0 * _GIB, 600 * _G, _PCIE_4, 70 * _T, 140 * _T),
     # NVIDIA A40 datasheet, Apr 2022: 149.7 TFLOPS, 299.3 TOPS, 696 GB/s, NVLink 112.5 GB/s
-    Gpu("a40", 86, 48 * _GIB, 696 * _G, _BRIDGE_A40, 149.7 * _T, 299.3 * _T),
+    Gpu("a40", 86, 44.3 * _GIB, 696 * _G, _BRIDGE_A40, 149.7 * _T, 299.3 * _T),
     # NVIDIA RTX A6000 datasheet, 2021: 309.7 TFLOPS sparse, 768 GB/s, NVLink 112.5 GB/s
-    Gpu("rtx-a6000", 86, 48 * _GIB, 768 * _G, _BRIDGE_A40, 154.8 * _T, 309.7 * _T),
+    Gpu("rtx-a6000", 86, 47.5 * _GIB, 768 * _G, _BRIDGE_A40, 154.8 * _T, 309.7 * _T),
     # NVIDIA Ampere GA102 whitepaper, table 9 (FP16 with FP32 sums): 71 TFLOPS, 284 TOPS, 936 GB/s
-    Gpu("rtx-3090", 86, 24 * _GIB, 936 * _G, _BRIDGE_A40, 71 * _T, 284 * _T),
+    Gpu("rtx-3090", 86, 23.6 * _GIB, 936 * _G, _BRIDGE_A40, 71 * _T, 284 * _T),
     # NVIDIA L4 datasheet, Mar 2023: 242 TFLOPS sparse, 485 FP8 and INT8 sparse, 300 GB/s
-    Gpu("l4", 89, 24 * _GIB, 300 * _G, _PCIE_4, 121 * _T, 242.5 * _T, 242.5 * _T),
+    Gpu("l4", 89, 22.0 * _GIB, 300 * _G, _PCIE_4, 121 * _T, 242.5 * _T, 242.5 * _T),
     # NVIDIA L40 and L40S datasheets, 2023: 181.05 and 362.05 TFLOPS, FP8 362 and 733, INT8 likewise, 864 GB/s
-    Gpu("l40", 89, 48 * _GIB, 864 * _G, _PCIE_4, 181.05 * _T, 362 * _T, 362 * _T),
-    Gpu("l40s", 89, 48 * _GIB, 864 * _G, _PCIE_4, 362.05 * _T, 733 * _T, 733 * _T),
+    Gpu("l40", 89, 44.3 * _GIB, 864 * _G, _PCIE_4, 181.05 * _T, 362 * _T, 362 * _T),
+    Gpu("l40s", 89, 44.4 * _GIB, 864 * _G, _PCIE_4, 362.05 * _T, 733 * _T, 733 * _T),
     # NVIDIA Ada GPU Architecture whitepaper, appendix A (FP32 sums): 165.2 TFLOPS, FP8 330.3, INT8 660.6, 1,008 GB/s
-    Gpu("rtx-4090", 89, 24 * _GIB, 1008 * _G, _PCIE_4, 165.2 * _T, 660.6 * _T, 330.3 * _T),
+    Gpu("rtx-4090", 89, 23.6 * _GIB, 1008 * _G, _PCIE_4, 165.2 * _T, 660.6 * _T, 330.3 * _T),
     # NVIDIA RTX 6000 Ada datasheet, 2023: 1,457 TFLOPS FP8 sparse, 960 GB/s
-    Gpu("rtx-6000-ada", 89, 48 * _GIB, 960 * _G, _PCIE_4, 364.2 * _T, 728.5 * _T, 728.5 * _T),
+    Gpu("rtx-6000-ada", 89, 47.4 * _GIB, 960 * _G, _PCIE_4, 364.2 * _T, 728.5 * _T, 728.5 * _T),
     # NVIDIA H100 datasheet, 2024: SXM 1,979 TFLOPS sparse, FP8 and INT8 3,958, 3.35 TB/s, NVLink 900 GB/s;
     # NVL 1,671 and 3,341, 3.9 TB/s, NVLink 600 GB/s; PCIe (2022): 1,513 and 3,026, 2 TB/s, NVLink 600 GB/s
-    Gpu("h100-80gb", 90, 80 * _GIB, 3350 * _G, _H100, 989.5 * _T, 1979 * _T, 1979 * _T),
-    Gpu("h100-nvl", 90, 94 * _GIB, 3900 * _G, _BRIDGE_H100, 835.5 * _T, 1670.5 * _T, 1670.5 * _T),
-    Gpu("h100-pcie", 90, 80 * _GIB, 2000 * _G, _BRIDGE_H100, 756.5 * _T, 1513 * _T, 1513 * _T),
+    Gpu("h100-80gb", 90, 79.1 * _GIB, 3350 * _G, _H100, 989.5 * _T, 1979 * _T, 1979 * _T),
+    Gpu("h100-nvl", 90, 93.1 * _GIB, 3900 * _G, _BRIDGE_H100, 835.5 * _T, 1670.5 * _T, 1670.5 * _T),
+    Gpu("h100-pcie", 90, 79.1 * _GIB, 2000 * _G, _BRIDGE_H100, 756.5 * _T, 1513 * _T, 1513 * _T),
     # NVIDIA H200 datasheet, 2024 (SXM): FLOP/s of the H100 SXM, 4.8 TB/s, NVLink 900 GB/s
-    Gpu("h200", 90, 141 * _GIB, 4800 * _G, _H100, 989.5 * _T, 1979 * _T, 1979 * _T),
+    Gpu("h200", 90, 139.8 * _GIB, 4800 * _G, _H100, 989.5 * _T, 1979 * _T, 1979 * _T),
     # NVIDIA GH200 Grace Hopper datasheet, 2023: 96 GB HBM3, up to 4 TB/s, FLOP/s of the H100 SXM
-    Gpu("gh200-96gb", 90, 96 * _GIB, 4000 * _G, _PCIE_5, 989.5 * _T, 1979 * _T, 1979 * _T),
+    Gpu("gh200-96gb", 90, 94.5 * _GIB, 4000 * _G, _PCIE_5, 989.5 * _T, 1979 * _T, 1979 * _T),
     # NVIDIA DGX B200 datasheet, 2024, an eighth: FP8 72 and FP4 144 PFLOPS sparse, 64 TB/s, NVLink 14.4 TB/s
-    Gpu("b200", 100, 180 * _GIB, 8000 * _G, _B200, 2250 * _T, 4500 * _T, 4500 * _T, 9000 * _T),
+    Gpu("b200", 100, 178.3 * _GIB, 8000 * _G, _B200, 2250 * _T, 4500 * _T, 4500 * _T, 9000 * _T),
     # NVIDIA GB200 NVL72 datasheet, 2024, a 72nd: FP8 720 and FP4 1,440 PFLOPS sparse, 576 TB/s, NVLink 130 TB/s
-    Gpu("gb200", 100, 186 * _GIB, 8000 * _G, _NVL72, 2500 * _T, 5000 * _T, 5000 * _T, 10000 * _T),
+    Gpu("gb200", 100, 184.0 * _GIB, 8000 * _G, _NVL72, 2500 * _T, 5000 * _T, 5000 * _T, 10000 * _T),
     # NVIDIA RTX PRO 6000 Blackwell Server Edition datasheet, 2025: FP4 4 and FP8 2 PFLOPS sparse, 1,597 GB/s
-    Gpu("rtx-pro-6000", 120, 96 * _GIB, 1597 * _G, _PCIE_5, 500 * _T, 1000 * _T, 1000 * _T, 2000 * _T),
+    Gpu("rtx-pro-6000", 120, 94.9 * _GIB, 1597 * _G, _PCIE_5, 500 * _T, 1000 * _T, 1000 * _T, 2000 * _T),
     # NVIDIA RTX Blackwell GPU Architecture whitepaper, appendix A (FP32 sums): 209.5 TFLOPS, FP8 419, INT8 838,
     # FP4 1,676, 1,792 GB/s
-    Gpu("rtx-5090", 120, 32 * _GIB, 1792 * _G, _PCIE_5, 209.5 * _T, 838 * _T, 419 * _T, 1676 * _T),
+    Gpu("rtx-5090", 120, 31.3 * _GIB, 1792 * _G, _PCIE_5, 209.5 * _T, 838 * _T, 419 * _T, 1676 * _T),
 )
 _BY_NAME = {gpu.name: gpu for gpu in GPUS}
 

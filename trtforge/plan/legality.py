@@ -8,9 +8,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from trtforge.core.errors import ForgeError
-from trtforge.models.family import Facts, Family, Linear, Split
+from trtforge.models.family import AbsorbedQuery, Facts, Family, Linear, Split
+from trtforge.models.formats import FORMATS
 from trtforge.models.plan import Layout, shards_embedding
 from trtforge.plan.formats import WEIGHTS
+
+_EXPERT_FORMATS = tuple(name for name, wanted in FORMATS.items() if wanted.experts and name != "none")
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,20 @@ def _problems(family: Family, facts: Facts, layout: Layout) -> Iterator[Problem]
     if shards_embedding(family, layout) and layout.embedding_sharding_dim == 1 and sizes.hidden % tp:
         message = f"hidden size {sizes.hidden} cannot be split over tp {tp} for the parallel embedding"
         yield Problem("embedding", message, "Use --embedding-sharding-dim 0.")
+    yield from _latent_problems(family, layout)
     yield from _linear_problems(family, facts, layout)
+
+
+def _latent_problems(family: Family, layout: Layout) -> Iterator[Problem]:
+    """TensorRT-LLM's MLA engines have weight-only formats alone (models/deepseek_v2/convert.py, 1.2)."""
+    if not any(isinstance(row, AbsorbedQuery) for row in family.layer) or layout.source:
+        return
+    if FORMATS[layout.quant].rounding is not None:
+        message = f"TensorRT-LLM's latent attention has no {layout.quant}: {family.name} cannot be quantised so"
+        yield Problem("quant", message, "Choose --quant int8_wo or int4_wo, or none.")
+    if layout.kv_cache != "none":
+        message = f"{family.name} caches compressed keys and values: a quantised KV cache is not supported"
+        yield Problem("kv_cache", message, "Use --kv-cache none.")
 
 
 def _expert_problems(family: Family, facts: Facts, layout: Layout) -> Iterator[Problem]:
@@ -70,9 +86,24 @@ def _expert_problems(family: Family, facts: Facts, layout: Layout) -> Iterator[P
         legal = [n for n in _divisors(tp) if experts % n == 0 and inner % (tp // n) == 0]
         message = f"an expert's {inner} inner units cannot be split over {tp // ep} ranks (tp {tp}, ep {ep})"
         yield Problem("experts", message, f"Choose --ep from {_listed(legal)}, or another --tp.")
-    if layout.quant != "none" and not layout.source:
-        message = f"{layout.quant} of experts is not supported: {family.name} is a mixture of experts"
-        yield Problem("quant", message, "Convert it without --quant.")
+    if not layout.source and not FORMATS[layout.quant].experts:
+        message = f"TensorRT-LLM's mixture of experts has no {layout.quant}: {family.name} cannot be quantised so"
+        yield Problem("quant", message, f"Choose --quant from {', '.join(_EXPERT_FORMATS)}.")
+    elif inner % (tp // ep) == 0:
+        yield from _expert_group_problems(family, facts, layout)
+
+
+def _expert_group_problems(family: Family, facts: Facts, layout: Layout) -> Iterator[Problem]:
+    """Groups of weights that share a scale must not be cut: an expert is split over tp / ep ranks."""
+    format, parallel = WEIGHTS[layout.quant], layout.parallel
+    group = format.group_size or layout.group_size
+    for row in family.experts if format.grouped else ():
+        inputs, shares = facts.sizes.of(row.inputs), parallel.tp // parallel.ep
+        per_rank = inputs // shares if row.split is Split.ROW else inputs
+        if per_rank % group:
+            where = f"{row.parts[0].module.format(0)}: {per_rank} inputs a rank"
+            message = f"{where} at tp {parallel.tp} and ep {parallel.ep} are no multiple of the group {group}"
+            yield Problem("awq_group", message, "Choose a larger --ep, a smaller --tp or another format.")
 
 
 def _linear_problems(family: Family, facts: Facts, layout: Layout) -> Iterator[Problem]:

@@ -9,7 +9,7 @@ from trtforge.core.parallel import Parallel
 from trtforge.core.recipe import CalibrationConfig
 from trtforge.models.family import Facts, Family
 from trtforge.plan.formats import WEIGHTS
-from trtforge.plan.memory import RUNTIME_BYTES, Memory, activation_bytes
+from trtforge.plan.memory import RUNTIME_BYTES, Held, Memory, activation_bytes
 from trtforge.plan.weights import RankWeights, Stored
 
 _MIB, _GIB = 1 << 20, 1 << 30
@@ -33,14 +33,14 @@ _FLOAT32 = 4
 
 @dataclass(frozen=True)
 class Peaks:
-    """Bytes that the work before serving takes. None: not known, because the layout cannot be.
+    """Bytes that the work before serving takes. None: not needed, or not known because the layout cannot be.
 
     `calibration_gpu`: one decoder layer at a time, as trtforge does it; `quantise_at_once_gpu`: with the whole model in
     memory. `build_host_per_worker`: for each rank that is built at once.
     """
 
-    calibration_gpu: int
-    quantise_at_once_gpu: int
+    calibration_gpu: int | None
+    quantise_at_once_gpu: int | None
     convert_host: int
     build_gpu: int | None
     build_host_per_worker: int | None
@@ -48,15 +48,20 @@ class Peaks:
 
 
 def peaks(
-    family: Family, facts: Facts, whole: RankWeights, stored: Stored, data: CalibrationConfig, memory: Memory | None
+    family: Family, facts: Facts, held: Held, data: CalibrationConfig, memory: Memory | None, *, quantised: bool
 ) -> Peaks:
-    """Of a model whose unsplit weights are `whole`; `memory` is that of its ranks."""
-    plain = Stored(format=WEIGHTS["none"], itemsize=stored.itemsize)
+    """Of a model that is to be `held`; `memory` is that of its ranks. `quantised`: its source already is."""
+    stored, whole = held.stored, held.whole
     batch = activation_bytes(facts, Parallel(), stored.itemsize, data.batch_size * data.sequence_length)
-    source = whole.nbytes(plain, Parallel(), 0)
+    calibrates = not quantised and (stored.format.calibrated or held.cache.calibrated)
+    calibration = batch + _layer_by_layer(family, facts, whole, stored, data) if calibrates else None
+    at_once = None
+    if not quantised and stored.format.bits is not None:
+        plain = Stored(format=WEIGHTS["none"], itemsize=stored.itemsize)
+        at_once = batch + quantise_peak(whole.nbytes(plain, Parallel(), 0), stored.format.bits)
     return Peaks(
-        calibration_gpu=batch + _layer_by_layer(family, facts, whole, stored, data),
-        quantise_at_once_gpu=batch + quantise_peak(source, stored.format.bits or 16),
+        calibration_gpu=calibration,
+        quantise_at_once_gpu=at_once,
         convert_host=CONVERT_HOST_BYTES,
         build_gpu=None if memory is None else build_gpu_peak(memory),
         build_host_per_worker=None if memory is None else build_host_peak(memory),

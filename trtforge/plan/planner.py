@@ -12,6 +12,7 @@ from trtforge.plan.evaluate import Evaluation, evaluate
 from trtforge.plan.fixes import Fix, fixes
 from trtforge.plan.formats import CACHES, WEIGHTS
 from trtforge.plan.kv import bytes_per_token
+from trtforge.plan.memory import Held
 from trtforge.plan.model import Model
 from trtforge.plan.peaks import Peaks, peaks
 from trtforge.plan.request import Request
@@ -88,15 +89,13 @@ class Plan:
     @property
     def weights(self) -> int:
         """Bytes of the whole model's weights, once."""
-        if self.evaluation.memory is not None:
-            return self.evaluation.memory.weights
-        return self.model.whole(self.evaluation.request.dtype).nbytes(self._stored, Parallel(), 0)
+        memory = self.evaluation.memory
+        return memory.weights if memory else self._held.whole.nbytes(self._held.stored, Parallel(), 0)
 
     @property
     def kv_per_token(self) -> int:
         """Bytes that a token takes in the whole model's KV cache, once."""
-        cache = CACHES[self.evaluation.request.kv_cache]
-        return bytes_per_token(self.model.facts.sizes, cache.itemsize or self._stored.itemsize)
+        return bytes_per_token(self.model.facts.sizes, self._held.cache_itemsize)
 
     def _memory(self) -> Mapping[str, Any]:
         if self.evaluation.memory is not None:
@@ -105,9 +104,11 @@ class Plan:
         return {"weights": self.weights, "kv_per_token": self.kv_per_token, **unknown}
 
     @property
-    def _stored(self) -> Stored:
-        request = self.evaluation.request
-        return Stored(WEIGHTS[request.quant], dtype_named(request.dtype).size, request.group_size)
+    def _held(self) -> Held:
+        """The unsplit model, which can be sized whatever the layout."""
+        request, whole = self.evaluation.request, self.model.whole(self.evaluation.request.dtype)
+        stored = Stored(WEIGHTS[request.quant], dtype_named(request.dtype).size, request.group_size)
+        return Held(whole, whole, stored, CACHES[request.kv_cache])
 
     def _concurrency(self) -> Mapping[str, Any] | None:
         typical = self.evaluation.typical
@@ -123,9 +124,10 @@ class Plan:
     @property
     def peaks(self) -> Peaks:
         """Memory of the work before serving."""
-        request, model = self.evaluation.request, self.model
-        whole = model.whole(request.dtype)
-        return peaks(model.family, model.facts, whole, self._stored, request.calibration, self.evaluation.memory)
+        evaluation, model = self.evaluation, self.model
+        held = evaluation.held or self._held
+        quantised, data = model.stored is not None, evaluation.request.calibration
+        return peaks(model.family, model.facts, held, data, evaluation.memory, quantised=quantised)
 
     def _estimates(self) -> Mapping[str, Any]:
         at, typical = self.performance, self.evaluation.typical
@@ -149,7 +151,7 @@ def plan(model: Model, request: Request, goal: Goal, *, with_alternatives: bool 
         evaluation=evaluation,
         fixes=fixes(model, evaluation),
         alternatives=alternatives(model, request, goal) if with_alternatives else (),
-        fits=fits_on(model, request) if request.gpu is None and request.for_tensorrt else (),
+        fits=fits_on(model, request) if request.gpu is None and request.for_tensorrt is not False else (),
     )
 
 
@@ -173,6 +175,8 @@ def assumptions() -> dict[str, Any]:
     """The efficiencies behind the estimates."""
     return {
         "compute_efficiency": dict(assumed.COMPUTE_EFFICIENCY),
+        "unpacking_efficiency": assumed.UNPACKING_EFFICIENCY,
+        "stage_loss": assumed.STAGE_LOSS,
         "attention_efficiency": assumed.ATTENTION_EFFICIENCY,
         "bandwidth_efficiency": assumed.BANDWIDTH_EFFICIENCY,
         "cache_efficiency": assumed.CACHE_EFFICIENCY,

@@ -16,7 +16,7 @@ Option = Literal[
     "--tp", "--pp", "--ep", "--quant", "--kv-cache", "--group-size", "--dtype", "--gpu", "--target-version",
     "--max-seq-len", "--max-num-tokens", "--concurrency", "--set",
 ]  # fmt: skip
-"""What can be changed, as the command line spells it; `--set` is a recipe's key with its value."""
+"""What can be changed, as the command line spells it; `--set` is one of a recipe's keys that have no option here."""
 
 TYPICAL_PROMPT, TYPICAL_OUTPUT = 1024, 256
 """Tokens of a request where nobody says what is typical."""
@@ -60,9 +60,12 @@ class Request:
         return None if name is None else gpu_named(name)
 
     @property
-    def for_tensorrt(self) -> bool:
-        """Whether TensorRT-LLM's own rules hold: everywhere but on the embedded engine."""
-        return self.engine.backend != "torch"
+    def for_tensorrt(self) -> bool | None:
+        """Whether TensorRT-LLM's own rules hold: not on the embedded engine; None where nothing says which it is."""
+        backend, target = self.engine.backend, self.engine.target
+        if backend == "auto":
+            return True if target.gpu is not None or "tensorrt_llm" in target.model_fields_set else None
+        return backend == "tensorrt_llm"
 
     def changed(self, *changes: Change) -> "Request":
         """The same with other choices."""
@@ -100,8 +103,10 @@ class Request:
                 return self._with_engine(max_num_tokens=int(value))
             case "--set":
                 key, _, wanted = value.partition("=")
-                features = self.engine.features.model_copy(update={key.rpartition(".")[2]: wanted == "true"})
-                return self._with_engine(features=features)
+                if key == "engine.max_input_len":
+                    return self._with_engine(max_input_len=int(wanted))
+                features = {key.removeprefix("engine.features."): wanted == "true"}
+                return self._with_engine(features=self.engine.features.model_copy(update=features))
 
     def _with_engine(self, **values: object) -> "Request":
         return replace(self, engine=self.engine.model_copy(update=values))

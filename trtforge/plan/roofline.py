@@ -4,7 +4,7 @@ These are estimates. A matrix product is bound by the tensor cores (prefill) or 
 attention in decode by reading the KV cache, tensor parallelism by two all-reduces a layer. The efficiencies below are
 assumptions, chosen so that the throughput which NVIDIA publishes for TensorRT-LLM 1.0 comes out: 120 points of Llama
 8B, 70B and 405B in FP8 and FP4 on H100, H200, B200 and RTX PRO 6000 (docs/source/performance/perf-overview.md), all
-within a factor of 1.7, two thirds within 15 %. Latency at small batches, other GPUs and other formats have not been
+within a factor of 1.7, 64 % within 15 %. Latency at small batches, other GPUs and other formats have not been
 held against anything.
 """
 
@@ -22,6 +22,9 @@ from trtforge.plan.weights import Matrix
 
 COMPUTE_EFFICIENCY: Mapping[Compute, float] = MappingProxyType({"float16": 0.6, "int8": 0.55, "fp8": 0.55, "fp4": 0.35})
 """Share of the tensor cores' dense rate that matrix products of a full step reach."""
+
+UNPACKING_EFFICIENCY = 0.8
+"""Factor on that where a kernel turns weights into what the tensor cores multiply (4-bit and weight-only formats)."""
 
 ATTENTION_EFFICIENCY = 0.5
 """The same for attention over the prompt."""
@@ -130,7 +133,10 @@ class Roofline:
             weights *= share
         format = self.held.stored.format
         kind: Compute = format.compute if matrix.formatted else "float16"
-        arithmetic = 2 * rows * weights / (self.gpu.rate(kind) * COMPUTE_EFFICIENCY[kind])
+        efficiency = COMPUTE_EFFICIENCY[kind]
+        if matrix.formatted and format.unpacked:
+            efficiency *= UNPACKING_EFFICIENCY
+        arithmetic = 2 * rows * weights / (self.gpu.rate(kind) * efficiency)
         reading = used * matrix.nbytes(self.held.stored) / (self.gpu.bandwidth * BANDWIDTH_EFFICIENCY)
         return max(arithmetic, reading)
 

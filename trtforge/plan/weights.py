@@ -11,7 +11,7 @@ from trtforge.core.parallel import Parallel
 from trtforge.models.content import Target
 from trtforge.models.family import AbsorbedQuery, Embedding, Experts, Facts, Family, Linear, Place, Row
 from trtforge.models.plan import Layout, checkpoint_plan
-from trtforge.plan.formats import WEIGHTS, WeightFormat
+from trtforge.plan.formats import WeightFormat
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,8 @@ class Matrix:
     def nbytes(self, stored: Stored) -> int:
         """Bytes with scales."""
         if self.formatted or (self.head and stored.format.quantizes_head):
-            one = stored.format.nbytes(self.out, self.inputs, stored.itemsize, stored.group_size)
-        else:
-            one = WEIGHTS["none"].nbytes(self.out, self.inputs, self.itemsize, stored.group_size)
-        return self.count * one
+            return stored.format.nbytes(self.count, self.out, self.inputs, stored.itemsize, stored.group_size)
+        return self.weights * self.itemsize
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,7 @@
 """The decoder of one rank: embedding, layers, final norm and logits, for packed tokens and a paged cache."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -7,7 +9,7 @@ from trtforge.runtime.attention import Batch
 from trtforge.runtime.collective import Collective
 from trtforge.runtime.embedding import load_embedding
 from trtforge.runtime.kernels import Kernels
-from trtforge.runtime.kv_cache import LayerCache, Scratch
+from trtforge.runtime.kv_cache import LayerCache, Scratch, storage_dtype
 from trtforge.runtime.layer import kv_scale, load_layer
 from trtforge.runtime.layout import FINAL_NORM, LM_HEAD
 from trtforge.runtime.linear import Place
@@ -15,6 +17,9 @@ from trtforge.runtime.loader import Loader
 from trtforge.runtime.rotary import Rotary
 from trtforge.runtime.spec import DecoderSpec
 from trtforge.runtime.weights import Weights
+
+Observe = Callable[[int, Tensor], None]
+"""Told of a layer's number in the whole model, and what comes out of it: (tokens, hidden)."""
 
 
 class Decoder:
@@ -25,6 +30,7 @@ class Decoder:
     ) -> None:
         self.spec = spec
         self.place = place
+        self.observer: Observe | None = None
         self._ranks = ranks
         self._rotaries = [Rotary(rotary, longest, place.device) for rotary in spec.rotaries]
         loader = Loader.of(spec, kernels, weights, place, ranks)
@@ -39,7 +45,7 @@ class Decoder:
         """An empty cache for every layer. Zeroed: what a mask hides must still be finite."""
         spec = self.spec
         shape = (num_blocks, tokens_per_block, *spec.cached)
-        dtype = torch.uint8 if spec.fp8_kv_cache else self.place.dtype
+        dtype = storage_dtype(spec.kv_format, self.place.dtype)
         scratch = Scratch()
         return [
             LayerCache(torch.zeros(shape, dtype=dtype, device=self.place.device), scale, self.place.dtype, scratch)
@@ -55,8 +61,10 @@ class Decoder:
             empty = torch.empty(len(batch.tokens), spec.hidden_size, dtype=place.dtype, device=place.device)
             hidden = self._ranks.receive_hidden(empty)
         rotations = tuple(rotary.at(batch.positions, place.dtype, batch.length) for rotary in self._rotaries)
-        for layer, layer_cache in zip(self._layers, cache, strict=True):
+        for number, (layer, layer_cache) in enumerate(zip(self._layers, cache, strict=True)):
             hidden = layer(hidden, batch, rotations, layer_cache)
+            if self.observer is not None:
+                self.observer(spec.rank.pp_rank * spec.num_layers + number, hidden)
         part = None
         if self._lm_head is not None:
             part = self._logits(hidden, batch) if batch.wanted else None

@@ -10,6 +10,7 @@ from trtforge.models.transforms import dequantize_int4, unpack_int4
 from trtforge.runtime.linear import Linear, Matrix, Place, Stored, load_bias, with_bias
 from trtforge.runtime.weights import Weights
 
+PACKED_GROUPS = (256, 128, 64, 32)  # group sizes that Int4Packed computes
 _TILE = 64  # outputs that the CPU kernels' layout keeps together
 _MANY_ROWS = 128  # from which expanding the weights was measured to be faster
 _KNOWN_LAYOUT = "AVX512"
@@ -48,6 +49,12 @@ class Int4Packed:
         if codes.shape[0] % _TILE:
             raise ForgeError(
                 f"an INT4 linear layer with {codes.shape[0]} outputs on a rank: int4 kernels take multiples of {_TILE}",
+                hint="Convert to fewer tensor-parallel ranks, or compile with `--compute-dtype float32`.",
+            )
+        if codes.shape[1] // stored.weights_scale.shape[1] not in PACKED_GROUPS:
+            raise ForgeError(
+                f"an INT4 linear layer with {codes.shape[1]} inputs on a rank: int4 kernels take multiples of "
+                f"{PACKED_GROUPS[-1]}",
                 hint="Convert to fewer tensor-parallel ranks, or compile with `--compute-dtype float32`.",
             )
         if self._cuda:

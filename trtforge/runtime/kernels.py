@@ -8,11 +8,14 @@ from trtforge.core.config import Config
 from trtforge.core.errors import ForgeError
 from trtforge.runtime.fp8_linear import Fp8Dense, Fp8ScaledMatmul
 from trtforge.runtime.fp8_rowwise_linear import Fp8RowwiseDense
-from trtforge.runtime.int4_linear import Int4Dense, Int4Packed
+from trtforge.runtime.int4_linear import PACKED_GROUPS, Int4Dense, Int4Packed
+from trtforge.runtime.int8 import multiplies_int8
+from trtforge.runtime.int8_linear import Int8Dense, SmoothQuant
 from trtforge.runtime.linear import Dense, Kernel
 from trtforge.runtime.nvfp4_linear import Nvfp4Dense
 from trtforge.runtime.spec import DecoderSpec
 from trtforge.runtime.supported import Algorithm
+from trtforge.runtime.w4a8_linear import W4A8
 
 Device = Literal["cpu", "cuda"]
 ComputeDtype = Literal["float32", "bfloat16", "float16"]
@@ -24,7 +27,12 @@ KernelName = Literal[
     "int4_dense",
     "int4_packed_cpu",
     "int4_packed_cuda",
+    "int8_dense",
+    "int8_sq_dense",
+    "int8_sq_cpu",
     "nvfp4_dense",
+    "w4a8_dense",
+    "w4a8_packed_cpu",
 ]
 
 DTYPES: dict[str, torch.dtype] = {
@@ -36,7 +44,11 @@ _REFERENCE: dict[Algorithm, KernelName] = {
     "none": "dense",
     "fp8": "fp8_dense",
     "fp8_rowwise": "fp8_rowwise_dense",
+    "int8_sq": "int8_sq_dense",
+    "int8_wo": "int8_dense",
     "int4_awq": "int4_dense",
+    "int4_wo": "int4_dense",
+    "w4a8_awq": "w4a8_dense",
     "nvfp4": "nvfp4_dense",
 }
 
@@ -58,6 +70,11 @@ class Kernels(Config):
                 f"the engine's weights were packed for {self.cpu_capability} CPUs, this one is {here}",
                 hint="Compile the checkpoint again on this machine.",
             )
+        if self.quantized == "int8_sq_cpu" and not multiplies_int8():
+            raise ForgeError(
+                "the engine was compiled for a CPU with INT8 instructions (VNNI), which this one lacks",
+                hint="Compile the checkpoint again on this machine.",
+            )
 
 
 def reference_kernels(algorithm: Algorithm) -> Kernels:
@@ -67,13 +84,19 @@ def reference_kernels(algorithm: Algorithm) -> Kernels:
 
 def choose_kernels(algorithm: Algorithm, group_size: int, device: Device, dtype: ComputeDtype) -> Kernels:
     """The fastest kernels for a device."""
+    packs = dtype == "bfloat16" and (algorithm == "int4_wo" or group_size in PACKED_GROUPS)
+    capability = torch.backends.cpu.get_cpu_capability()
     match algorithm, device:
         case "fp8", "cuda" if torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9):
             return Kernels(quantized="fp8_scaled_mm")
-        case "int4_awq", "cuda" if dtype == "bfloat16":
+        case "int4_awq" | "int4_wo", "cuda" if packs:
             return Kernels(quantized="int4_packed_cuda")
-        case "int4_awq", "cpu" if dtype == "bfloat16" and group_size in (32, 64, 128, 256):
-            return Kernels(quantized="int4_packed_cpu", cpu_capability=torch.backends.cpu.get_cpu_capability())
+        case "int4_awq" | "int4_wo", "cpu" if packs:
+            return Kernels(quantized="int4_packed_cpu", cpu_capability=capability)
+        case "w4a8_awq", "cpu" if packs:
+            return Kernels(quantized="w4a8_packed_cpu", cpu_capability=capability)
+        case "int8_sq", "cpu" if multiplies_int8():
+            return Kernels(quantized="int8_sq_cpu")
         case _:
             return reference_kernels(algorithm)
 
@@ -93,6 +116,16 @@ def kernel_of(spec: DecoderSpec, kernels: Kernels, module: str) -> Kernel:
             return Fp8RowwiseDense()
         case "nvfp4_dense":
             return Nvfp4Dense()
+        case "int8_dense":
+            return Int8Dense()
+        case "int8_sq_dense":
+            return SmoothQuant(integer=False)
+        case "int8_sq_cpu":
+            return SmoothQuant(integer=True)
+        case "w4a8_dense":
+            return W4A8(Int4Dense())
+        case "w4a8_packed_cpu":
+            return W4A8(Int4Packed("cpu"))
         case "int4_dense":
             return Int4Dense()
         case "int4_packed_cpu":

@@ -9,6 +9,13 @@ from torch import Tensor
 
 from trtforge.models.transforms import quantize_fp8
 from trtforge.runtime.float8 import from_e4m3
+from trtforge.runtime.int8 import round_to_int8
+from trtforge.runtime.supported import KvFormat
+
+
+def storage_dtype(format_: KvFormat, dtype: torch.dtype) -> torch.dtype:
+    """Of the tensor that holds a layer's cache; `dtype` is the compute type."""
+    return {"none": dtype, "fp8": torch.uint8, "int8": torch.int8}[format_]
 
 
 class Scratch:
@@ -28,7 +35,7 @@ class Scratch:
 
 
 class LayerCache:
-    """Vectors of one layer. With `scale`, they are stored as E4M3 of value / scale."""
+    """Vectors of one layer. With `scale`, storage of uint8 holds E4M3 of value / scale, storage of int8 integers."""
 
     def __init__(self, storage: Tensor, scale: float | None, dtype: torch.dtype, scratch: Scratch) -> None:
         self._blocks = storage
@@ -41,12 +48,19 @@ class LayerCache:
     def write(self, slots: Tensor, values: Tensor) -> None:
         """Store (tokens, vectors, size)."""
         if self._scale is not None:
-            values = quantize_fp8(values, self._scale).view(torch.uint8)
+            integers = self._blocks.dtype is torch.int8
+            values = round_to_int8(values, self._scale) if integers else _e4m3_bytes(values, self._scale)
         self._slots.index_copy_(0, slots, values)
 
     def read(self, blocks: Tensor) -> Tensor:
         """(tokens, vectors, size) of these blocks, in the compute type; valid until the next read."""
         values = self._scratch.gather(self._blocks, blocks).view(-1, *self._slots.shape[1:])
-        if self._scale is not None:
-            return from_e4m3(values.view(torch.float8_e4m3fn), self._dtype, self._scale)
-        return values
+        if self._scale is None:
+            return values
+        if values.dtype is torch.int8:
+            return values.to(self._dtype).mul_(self._scale)
+        return from_e4m3(values.view(torch.float8_e4m3fn), self._dtype, self._scale)
+
+
+def _e4m3_bytes(values: Tensor, scale: float) -> Tensor:
+    return quantize_fp8(values, scale).view(torch.uint8)

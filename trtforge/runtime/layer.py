@@ -84,7 +84,7 @@ def load_layer(loader: Loader, index: int) -> Layer:
 
 
 def kv_scale(loader: Loader, index: int) -> float | None:
-    """The scale of a layer's FP8 KV cache."""
-    if not loader.spec.fp8_kv_cache:
+    """The scale of a layer's quantised KV cache."""
+    if loader.spec.kv_format == "none":
         return None
     return float(loader.tensor(f"{layer_name(index)}.attention.kv_cache_scaling_factor"))

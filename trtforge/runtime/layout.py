@@ -97,7 +97,7 @@ def _layer(spec: DecoderSpec, name: str, sparse: bool) -> Iterator[Slot]:
         yield from _latent_attention(spec, spec.latent, f"{name}.attention")
     else:
         yield from _attention(spec, f"{name}.attention")
-    if spec.fp8_kv_cache:
+    if spec.kv_format != "none":
         yield TensorSlot(f"{name}.attention.kv_cache_scaling_factor", (1,), exact=True)
     if sparse and spec.moe:
         yield from _experts(spec, spec.moe, f"{name}.mlp")

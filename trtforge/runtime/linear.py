@@ -18,8 +18,9 @@ from trtforge.runtime.weights import Weights
 class Stored:
     """One linear layer as a checkpoint stores it; which fields are set depends on its algorithm.
 
-    `weights_scale`: FP8 (1,), or (out,) by rows, INT4 (out, in / group), NVFP4 E4M3 (out, in / 16) with
-    `weights_scale_2` (1,); `activation_scale`: FP8 and NVFP4 (1,); `prequant`: INT4 (in,).
+    `weights_scale`: FP8 (1,), or (out,) by rows, INT8 (out,), INT4 (out, in / group), NVFP4 E4M3 (out, in / 16).
+    `weights_scale_2` (1,): NVFP4 and W4A8. `activation_scale` (1,): where activations are quantised with a static
+    scale. `prequant` (in,): what inputs are multiplied with first, of AWQ and SmoothQuant.
     """
 
     weight: Tensor

@@ -15,7 +15,7 @@ CPU_BOUND = 4 << 30  # bytes over all ranks: on a CPU the cache shares its memor
 
 def block_bytes(spec: DecoderSpec, dtype: torch.dtype, tokens_per_block: int) -> int:
     """Bytes of one KV block over the layers of one rank."""
-    size = 1 if spec.fp8_kv_cache else dtype.itemsize
+    size = dtype.itemsize if spec.kv_format == "none" else 1
     vectors, elements = spec.cached
     return spec.num_layers * tokens_per_block * vectors * elements * size
 

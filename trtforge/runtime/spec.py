@@ -11,9 +11,12 @@ from trtforge.runtime.network import BiasRule, Network, Residual
 from trtforge.runtime.positions import POSITIONS, LayerSpec, Position, layer_spec, rotaries
 from trtforge.runtime.rotary import RotarySpec, yarn_mscale
 from trtforge.runtime.spec_parts import LatentSpec, MoeSpec
-from trtforge.runtime.supported import ALGORITHMS, Algorithm, supported_network
+from trtforge.runtime.supported import ALGORITHMS, KV_FORMATS, Algorithm, KvFormat, supported_network
 
 EmbeddingSplit = Literal["replicated", "vocab", "hidden"]
+
+_WEIGHT_ONLY_LAYERS = ("qkv", "dense", "fc", "gate", "proj")
+"""What TensorRT-LLM quantises of a weight-only checkpoint (models/convert_utils.py `weight_only_quantize_dict`)."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ class DecoderSpec:
     algorithm: Algorithm
     group_size: int
     exclude_modules: tuple[str, ...]
-    fp8_kv_cache: bool
+    kv_format: KvFormat
 
     @property
     def num_layers(self) -> int:
@@ -106,6 +109,8 @@ class DecoderSpec:
         """Whether a linear layer (named without its rank's layer numbering) is quantised."""
         if self.algorithm == "none":
             return False
+        if self.algorithm in ("int8_wo", "int4_wo") and module.rpartition(".")[2] not in _WEIGHT_ONLY_LAYERS:
+            return False
         return not any(fnmatchcase(module, pattern) for pattern in self.exclude_modules)
 
     @classmethod
@@ -156,7 +161,7 @@ class DecoderSpec:
             algorithm=ALGORITHMS[quantization.quant_algo],
             group_size=quantization.group_size,
             exclude_modules=tuple(UNQUANTIZED_MODULES if excluded is None else excluded),
-            fp8_kv_cache=quantization.kv_cache_quant_algo == "FP8",
+            kv_format=KV_FORMATS[quantization.kv_cache_quant_algo],
         )
 
 

@@ -7,10 +7,13 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from trtforge.models.transforms import NVFP4_BLOCK
+from trtforge.core.errors import ForgeError
+from trtforge.models.transforms import NVFP4_BLOCK, pack_int4
+from trtforge.runtime.int4_linear import PACKED_GROUPS
 from trtforge.runtime.layout import LinearSlot
 from trtforge.runtime.linear import Stored
 from trtforge.runtime.spec import DecoderSpec
+from trtforge.runtime.weight_only import quantize_weight_only
 from trtforge.runtime.weights import Weights
 
 
@@ -58,18 +61,56 @@ def _take(spec: DecoderSpec, source: Weights, slot: LinearSlot, lead: tuple[int,
                 weights_scale=source.take(f"{module}.weights_scaling_factor", *lead, out, inputs // spec.group_size),
                 prequant=source.take(prequant, *lead, inputs) if source.has(prequant) else None,
             )
+        case "w4a8_awq":
+            return Stored(
+                source.take(f"{module}.weight", *lead, out // 2, inputs),
+                weights_scale=source.take(f"{module}.weights_scaling_factor", *lead, out, inputs // spec.group_size),
+                weights_scale_2=source.take(f"{module}.weights_scaling_factor_2", *lead, 1).float(),
+                activation_scale=source.take_scalar(f"{module}.activation_scaling_factor"),
+                prequant=source.take(f"{module}.prequant_scaling_factor", *lead, inputs),
+            )
+        case "int8_sq":
+            return Stored(
+                source.take(f"{module}.weight", *lead, out, inputs),
+                weights_scale=source.take(f"{module}.weights_scaling_factor", *lead, out).float(),
+                activation_scale=source.take_scalar(f"{module}.activation_scaling_factor"),
+                prequant=source.take(f"{module}.prequant_scaling_factor", *lead, inputs),
+            )
+        case "int8_wo":
+            codes, scales = quantize_weight_only(source.take(f"{module}.weight", *lead, out, inputs), 8)
+            return Stored(codes, weights_scale=scales.float())
+        case "int4_wo":
+            return _int4_weight_only(module, source.take(f"{module}.weight", *lead, out, inputs))
+
+
+def _int4_weight_only(module: str, weight: Tensor) -> Stored:
+    """As W4A16_AWQ stores it: a row's scale is repeated for every group of a size that kernels know."""
+    out, inputs = weight.shape[-2:]
+    if out % 2:
+        raise ForgeError(
+            f"{module}: {out} outputs on a rank are not even, as 4-bit weights need",
+            hint="Convert to fewer tensor-parallel ranks, or with another format.",
+        )
+    codes, scales = quantize_weight_only(weight, 4)
+    packed = pack_int4(codes.flatten(0, -2)).view(*weight.shape[:-2], out // 2, inputs)
+    group = next((size for size in PACKED_GROUPS if inputs % size == 0), inputs)
+    return Stored(packed, weights_scale=scales.float().unsqueeze(-1).repeat_interleave(inputs // group, dim=-1))
 
 
 def _expert(stack: Stored, index: int) -> Stored:
     def own(tensor: Tensor | None) -> Tensor | None:
         return None if tensor is None else tensor[index]
 
-    # A safetensors file holds no tensor twice, so each expert gets a copy of what they share.
-    shared = None if stack.activation_scale is None else stack.activation_scale.clone()
+    def shared(tensor: Tensor | None) -> Tensor | None:
+        """A copy for each expert: a safetensors file holds no tensor twice."""
+        return None if tensor is None else tensor.clone()
+
+    second = stack.weights_scale_2
     return replace(
         stack,
         weight=stack.weight[index],
         weights_scale=own(stack.weights_scale),
-        activation_scale=shared,
+        activation_scale=shared(stack.activation_scale),
         prequant=own(stack.prequant),
+        weights_scale_2=own(second) if second is not None and second.dim() > 1 else shared(second),
     )

@@ -9,17 +9,24 @@ from trtforge.runtime.config_keys import flag
 from trtforge.runtime.network import NETWORKS, Network
 from trtforge.runtime.positions import POSITIONS
 
-Algorithm = Literal["none", "fp8", "fp8_rowwise", "int4_awq", "nvfp4"]
+Algorithm = Literal["none", "fp8", "fp8_rowwise", "int8_sq", "int8_wo", "int4_awq", "int4_wo", "w4a8_awq", "nvfp4"]
+KvFormat = Literal["none", "fp8", "int8"]
 
 ALGORITHMS: dict[str | None, Algorithm] = {
     None: "none",
     "NO_QUANT": "none",
     "FP8": "fp8",
     "FP8_PER_CHANNEL_PER_TOKEN": "fp8_rowwise",
+    "W8A8_SQ_PER_CHANNEL": "int8_sq",
+    "W8A16": "int8_wo",
     "W4A16_AWQ": "int4_awq",
+    "W4A16": "int4_wo",
+    "W4A8_AWQ": "w4a8_awq",
     "NVFP4": "nvfp4",
 }
 """By TensorRT-LLM's quant_algo."""
+KV_FORMATS: dict[str | None, KvFormat] = {None: "none", "FP8": "fp8", "INT8": "int8"}
+"""By TensorRT-LLM's kv_cache_quant_algo."""
 
 
 def supported_network(config: CheckpointConfig) -> Network:
@@ -53,8 +60,8 @@ def supported_network(config: CheckpointConfig) -> Network:
         (
             "quantization.kv_cache_quant_algo",
             quantization.kv_cache_quant_algo,
-            quantization.kv_cache_quant_algo in (None, "FP8"),
-            "FP8",
+            quantization.kv_cache_quant_algo in KV_FORMATS,
+            ", ".join(name for name in KV_FORMATS if name),
         ),
         ("mapping.cp_size", parallel.cp, parallel.cp == 1, "1"),
         ("mapping.pp_size", pp, layers % pp == 0, f"divisors of {layers} layers"),

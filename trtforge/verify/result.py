@@ -31,6 +31,17 @@ class Failure(Config):
         return f"{self.figure} is {self.value:.4g}, the gate asks for {self.limit:.4g}"
 
 
+class LayerError(Config):
+    """How far a layer's output is from the reference's: norm of the difference / norm of the reference.
+
+    `added` is how much more than after the layer before: what this layer contributes.
+    """
+
+    layer: int
+    error: float
+    added: float
+
+
 class Verification(Config):
     """The figures. `kl_mean` in nats per token.
 
@@ -44,6 +55,7 @@ class Verification(Config):
     tokens: int
     tensors_checked: int
     failures: tuple[Failure, ...] = Field(default=())
+    layers: tuple[LayerError, ...] = Field(default=())
 
     @property
     def passed(self) -> bool:
@@ -65,7 +77,19 @@ class Verification(Config):
             "tokens": self.tokens,
             "tensors_checked": self.tensors_checked,
             "failures": [str(failure) for failure in self.failures],
+            **({"layers": self._layers(), "worst_layer": self.worst_layer} if self.layers else {}),
         }
+
+    @property
+    def worst_layer(self) -> int | None:
+        """The layer that adds most to the error."""
+        return max(self.layers, key=lambda layer: layer.added).layer if self.layers else None
+
+    def _layers(self) -> list[dict[str, object]]:
+        return [
+            {"layer": layer.layer, "error": _number(layer.error), "added": _number(layer.added)}
+            for layer in self.layers
+        ]
 
 
 def _number(value: float) -> float | None:

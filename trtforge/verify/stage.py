@@ -19,13 +19,20 @@ from trtforge.formats.trtllm import (
     read_engine_config,
 )
 from trtforge.models.checkpoint_config import layout_of_checkpoint
+from trtforge.models.family import Family
 from trtforge.models.plan import checkpoint_plan
 from trtforge.models.registry import family_of, family_of_checkpoint
-from trtforge.verify.result import Perplexity, Verification, failures
+from trtforge.verify.result import LayerError, Perplexity, Verification, failures
+
+_LAYER_WINDOWS = 4  # enough to see which layer broke
 
 
-def verify(candidate: Path, reference: Path, gate: GateConfig, *, progress: Progress | None = None) -> Verification:
+def verify(
+    candidate: Path, reference: Path, gate: GateConfig, *, layers: bool = False, progress: Progress | None = None
+) -> Verification:
     """Compare `candidate` (a checkpoint, or a torch engine as it was compiled) with `reference` in float32.
+
+    `layers`: also say how far every decoder layer's output is off.
 
     Raises ForgeError for a damaged or foreign artifact and for data that cannot be used; a broken gate is
     not an error but a result with `failures`.
@@ -47,7 +54,8 @@ def verify(candidate: Path, reference: Path, gate: GateConfig, *, progress: Prog
         part="held_out",
     )
     tensors = sum(len(read_header(candidate / rank_file(rank.index))) for rank in config.parallel.ranks)
-    return _compare(candidate, reference, gate, windows, tensors, progress or Silent())
+    family = family_of_checkpoint(source) if layers else None
+    return _compare(candidate, reference, gate, windows, tensors, family, progress or Silent())
 
 
 def _require_same_model(config: CheckpointConfig, manifest: Manifest, reference: HfCheckpoint) -> None:
@@ -81,7 +89,13 @@ def _check_tensors(candidate: Path, config: CheckpointConfig, reference: HfCheck
 
 
 def _compare(
-    candidate: Path, reference: Path, gate: GateConfig, windows: TokenWindows, tensors: int, progress: Progress
+    candidate: Path,
+    reference: Path,
+    gate: GateConfig,
+    windows: TokenWindows,
+    tensors: int,
+    family: Family | None,
+    progress: Progress,
 ) -> Verification:
     import torch
 
@@ -101,6 +115,11 @@ def _compare(
             ids = torch.tensor(window)
             comparison.add(model.logits(ids), runner.logits(list(window)), ids)
             bar.advance(1)
+    by_layer: tuple[LayerError, ...] = ()
+    if family is not None:
+        from trtforge.verify.layers import layer_errors
+
+        by_layer = layer_errors(candidate, model, family, windows.windows[:_LAYER_WINDOWS], progress)
     perplexity = Perplexity(reference=comparison.reference_perplexity, candidate=comparison.candidate_perplexity)
     agreement, divergence = comparison.agreements / comparison.tokens, comparison.divergence / comparison.tokens
     return Verification(
@@ -111,4 +130,5 @@ def _compare(
         tokens=comparison.tokens,
         tensors_checked=tensors,
         failures=failures(gate, perplexity.increase, agreement, divergence),
+        layers=by_layer,
     )

@@ -83,13 +83,12 @@ def shared_expert(prefix: str) -> tuple[Linear, Linear]:
     inner: Size = "shared_intermediate"
     parts = (Part(f"{prefix}.up_proj", inner), Part(f"{prefix}.gate_proj", inner))
     return (
-        Linear("mlp.shared_expert.fc", parts, "hidden", Split.COLUMN, quantized=False, when="shared_layer"),
+        Linear("mlp.shared_expert.fc", parts, "hidden", Split.COLUMN, when="shared_layer"),
         Linear(
             "mlp.shared_expert.proj",
             (Part(f"{prefix}.down_proj", "hidden"),),
             inner,
             Split.ROW,
-            quantized=False,
             when="shared_layer",
         ),
     )

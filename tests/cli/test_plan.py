@@ -1,0 +1,134 @@
+"""`trtforge plan` as a user types it."""
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import DEMO_MODEL
+from trtforge.cli.app import main
+
+LLAMA_70B = "meta-llama/Llama-3.1-70B"
+KEYS = {"legal", "problems", "memory", "kv_tokens", "max_concurrency", "longest_prompt", "estimates", "alternatives"}
+MEMORY_KEYS = {"weights", "kv_per_token", "kv_pool", "activations", "total", "per_gpu"}
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a run of the program left."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+Run = Callable[..., Done]
+Planned = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def trtforge(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """`trtforge WORDS`, in this process."""
+
+    def run(*words: str | Path) -> Done:
+        monkeypatch.setattr(sys, "argv", ["trtforge", *map(str, words)])
+        with pytest.raises(SystemExit) as end:
+            main()
+        printed = capsys.readouterr()
+        return Done(int(end.value.code or 0), printed.out, printed.err)
+
+    return run
+
+
+@pytest.fixture
+def planned(trtforge: Run) -> Planned:
+    """The JSON of a plan."""
+
+    def plan(*words: str | Path, status: int = 0) -> dict[str, Any]:
+        done = trtforge("plan", *words, "--json")
+        assert done.returncode == status, done.stderr
+        found: dict[str, Any] = json.loads(done.stdout)
+        assert found.keys() >= KEYS
+        assert found["memory"].keys() >= MEMORY_KEYS
+        return found
+
+    return plan
+
+
+def test_a_known_model_needs_no_network(planned: Planned) -> None:
+    found = planned(LLAMA_70B, "--gpu", "h100-80gb", "--tp", "4", "--concurrency", "32")
+    assert found["legal"] is True
+    assert found["memory"]["weights"] == pytest.approx(141.1e9, rel=0.005)
+    assert found["memory"]["kv_per_token"] == 327_680
+    assert found["max_concurrency"] == found["kv_tokens"] // 131_072
+    assert found["longest_prompt"] == 131_071
+    assert found["estimates"]["concurrency"] == 32
+    assert found["alternatives"] == []
+
+
+def test_what_is_not_legal_is_refused_with_what_is(trtforge: Run, planned: Planned) -> None:
+    words = (LLAMA_70B, "--gpu", "a100-80gb", "--tp", "4", "--quant", "fp8")
+    found = planned(*words, status=1)
+    (problem,) = found["problems"]
+    assert problem["rule"] == "gpu_format"
+    assert problem["fix"] == f"Use {' '.join(problem['apply'])}."
+    assert planned(*words, *problem["apply"])["legal"] is True
+    done = trtforge("plan", *words)
+    assert done.stderr.splitlines() == [f"error: {problem['message']}", f"hint: {problem['fix']}"]
+    assert "not legal" in done.stdout
+
+
+def test_an_illegal_layout_still_says_how_large_the_model_is(planned: Planned) -> None:
+    found = planned(LLAMA_70B, "--tp", "3", status=1)
+    assert found["memory"]["weights"] == pytest.approx(141.1e9, rel=0.005)
+    assert found["memory"]["per_gpu"] is None
+    assert found["kv_tokens"] is None
+    assert found["estimates"] == {}
+
+
+def test_alternatives_have_their_figures_and_reasons(trtforge: Run, planned: Planned) -> None:
+    found = planned(LLAMA_70B, "--gpu", "h200", "--alternatives", "--goal", "quality")["alternatives"]
+    assert (found[0]["quant"], found[0]["kv_cache"]) == ("none", "none")
+    for alternative in found:
+        assert alternative["memory"]["per_gpu"] > 0
+        assert alternative["estimates"]["tpot_ms"] > 0
+        assert alternative["why"]
+    done = trtforge("plan", LLAMA_70B, "--alternatives", "--goal", "latency")
+    assert "Alternatives, best first for latency" in done.stdout
+    assert "Estimates, not measurements" not in done.stdout  # no GPU, no times
+    assert "fits: " in done.stdout
+
+
+@pytest.mark.parametrize("source", ["demo-int4awq", str(DEMO_MODEL)])
+def test_recipes_and_directories_are_planned(planned: Planned, source: str) -> None:
+    found = planned(source, "--tp", "2")
+    assert found["choice"]["tp"] == 2
+    assert found["legal"] is True
+    assert found["choice"]["quant"] == ("int4_awq" if source == "demo-int4awq" else "none")
+
+
+def test_a_recipes_keys_can_be_changed_and_a_models_not(trtforge: Run, planned: Planned) -> None:
+    assert planned("demo-fp32", "--set", "engine.max_seq_len=512")["longest_prompt"] == 511
+    assert trtforge("plan", DEMO_MODEL, "--set", "engine.max_seq_len=512").returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "message"),
+    [
+        ((LLAMA_70B, "--quant", "fp6"), 2, "--quant: fp6 is not a format"),
+        ((LLAMA_70B, "--goal", "speed"), 2, "speed is not a goal"),
+        ((LLAMA_70B, "--group-size", "32"), 2, "--group-size 32"),
+        ((LLAMA_70B, "--gpu", "h100"), 1, "GPU h100 is not known"),
+        (("demo-int4",), 1, "demo-int4: neither a recipe file nor one that ships"),
+        (("./nowhere/at-all",), 1, "no such directory"),
+    ],
+)
+def test_wrong_words_are_named(trtforge: Run, words: tuple[str, ...], status: int, message: str) -> None:
+    done = trtforge("plan", *words)
+    assert done.returncode == status
+    assert message in done.stderr
+    assert done.stdout == ""

@@ -1,0 +1,104 @@
+"""Sources that change under our hands are named; a source in the hub's cache is as good as a plain directory."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import MakeHf
+from tests.convert.test_resume import Until
+from trtforge.convert.stage import ConvertConfig, convert
+from trtforge.core.errors import ForgeError
+
+WEIGHTS, CONFIG, TOKENIZER = "model.safetensors", "config.json", "tokenizer.json"
+
+
+def rewrite(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"\x01")
+
+
+def replace(path: Path) -> None:
+    other = path.with_name("new")
+    other.write_bytes(path.read_bytes())
+    os.utime(other, ns=(0, path.stat().st_mtime_ns))
+    other.replace(path)
+
+
+def truncate(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 8)
+
+
+@pytest.fixture
+def source(make_hf: MakeHf) -> Path:
+    made = make_hf()
+    (made / TOKENIZER).write_text("{}")
+    for path in made.iterdir():
+        os.utime(path, ns=(0, 1_000_000_000))
+    return made
+
+
+@pytest.mark.parametrize("name", [WEIGHTS, CONFIG, TOKENIZER])
+@pytest.mark.parametrize("change", [rewrite, replace])
+def test_a_file_that_changes_meanwhile_is_named(
+    source: Path, tmp_path: Path, name: str, change: Callable[[Path], None]
+) -> None:
+    convert(ConvertConfig(), source, tmp_path / "out")
+    before = (tmp_path / "out/forge.json").read_bytes()
+    progress = Until(0.5, lambda: change(source / name))
+    with pytest.raises(ForgeError, match=rf"{name} changed while it was read") as caught:
+        convert(ConvertConfig(tp=2), source, tmp_path / "out", progress=progress)
+    assert "Let nothing else write the source" in caught.value.hint
+    assert (tmp_path / "out/forge.json").read_bytes() == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["hf", "out"]
+
+
+def test_a_file_that_disappears_meanwhile_is_named(source: Path, tmp_path: Path) -> None:
+    progress = Until(0.5, (source / WEIGHTS).unlink)
+    with pytest.raises(ForgeError, match=rf"{WEIGHTS}"):
+        convert(ConvertConfig(), source, tmp_path / "out", progress=progress)
+    assert [path.name for path in tmp_path.iterdir()] == ["hf"]
+
+
+def test_a_file_that_becomes_shorter_meanwhile_is_named(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trtforge.convert.slabs.SLAB_BYTES", 256)
+    progress = Until(0.01, lambda: truncate(source / WEIGHTS))
+    with pytest.raises(ForgeError, match=rf"{WEIGHTS} (became shorter|changed) while it was read"):
+        convert(ConvertConfig(), source, tmp_path / "out", progress=progress)
+    assert [path.name for path in tmp_path.iterdir()] == ["hf"]
+
+
+def test_a_file_that_nobody_reads_may_change(source: Path, tmp_path: Path) -> None:
+    (source / "README.md").write_text("before")
+    progress = Until(0.5, lambda: (source / "README.md").write_text("after, and longer"))
+    assert not convert(ConvertConfig(), source, tmp_path / "out", progress=progress).cached
+
+
+def test_hub_cache_is_a_source(make_hf: MakeHf, tmp_path: Path) -> None:
+    plain = make_hf(shard_size="50KB")
+    repository = tmp_path / "models--me--llama"
+    snapshot = repository / "snapshots" / "abc123"
+    snapshot.mkdir(parents=True)
+    (repository / "blobs").mkdir()
+    for number, path in enumerate(sorted(plain.iterdir())):
+        path.rename(repository / "blobs" / f"{number:064}")
+        (snapshot / path.name).symlink_to(Path("../../blobs") / f"{number:064}")
+
+    made = convert(ConvertConfig(tp=2), snapshot, tmp_path / "out")
+
+    names = {path.name for path in snapshot.glob("*.safetensors")}
+    assert len(names) > 2
+    assert made.manifest.identity.inputs.keys() == {*names, "config.json", "tokenizer/generation_config.json"}
+    assert convert(ConvertConfig(tp=2), snapshot, tmp_path / "out").cached
+
+
+def test_a_blob_that_changes_meanwhile_is_named_by_its_link(source: Path, tmp_path: Path) -> None:
+    (source / WEIGHTS).rename(tmp_path / "blob")
+    (source / WEIGHTS).symlink_to("../blob")
+    progress = Until(0.5, lambda: rewrite(tmp_path / "blob"))
+    with pytest.raises(ForgeError, match=rf"hf/{WEIGHTS} changed while it was read"):
+        convert(ConvertConfig(), source, tmp_path / "out", progress=progress)

@@ -1,0 +1,120 @@
+"""What is refused comes with the nearest choice that is legal, and that is tried: every fix, applied, is legal."""
+
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.plan.models import LLAMA_8B, LLAMA_70B, LLAMA_405B, MIXTRAL, asked, known
+from trtforge.core.recipe import KvCacheFormat, QuantFormat
+from trtforge.plan.evaluate import evaluate
+from trtforge.plan.fixes import Fix, fixes
+from trtforge.plan.gpus import GPUS
+from trtforge.plan.known import known_ids
+
+QWEN_14B, QWEN_32B, QWEN_72B = "Qwen/Qwen1.5-14B", "Qwen/Qwen1.5-32B", "Qwen/Qwen2-72B"
+LLAMA_2_7B, LLAMA_2_13B = "meta-llama/Llama-2-7b-hf", "meta-llama/Llama-2-13b-hf"
+NOT_FOR_THE_USER = {"head_size", "source"}
+"""Rules that no choice of a deployment changes."""
+
+
+def fixed(hub_id: str, **options: Any) -> dict[str, Fix]:
+    """The fixes by rule, each of which was applied and judged again."""
+    model = known(hub_id)
+    evaluation = evaluate(model, asked(model, **options))
+    found = fixes(model, evaluation)
+    assert [fix.problem for fix in found] == list(evaluation.problems)
+    for fix in found:
+        assert fix.problem.rule in NOT_FOR_THE_USER or fix.changes, fix
+        assert not fix.changes or evaluate(model, evaluation.request.changed(*fix.changes)).legal, fix
+    return {fix.problem.rule: fix for fix in found}
+
+
+# (intermediate size / tp) % group, as users of TensorRT-LLM found out: issues 1636, 729, 2445; Qwen-TensorRT-LLM 58;
+# lmdeploy 1560.
+@pytest.mark.parametrize(
+    ("hub_id", "tp", "group", "legal"),
+    [
+        (LLAMA_2_7B, 4, 128, False),
+        (LLAMA_2_7B, 4, 64, True),
+        (LLAMA_2_7B, 8, 128, False),
+        (LLAMA_2_7B, 8, 64, False),
+        (LLAMA_2_13B, 4, 128, True),
+        (LLAMA_2_13B, 8, 128, False),
+        (LLAMA_2_13B, 8, 64, True),
+        (QWEN_72B, 4, 128, False),
+        (QWEN_72B, 4, 64, False),
+        (QWEN_14B, 2, 128, False),
+        (QWEN_14B, 2, 64, True),
+        (QWEN_32B, 4, 128, False),
+        (QWEN_32B, 4, 64, True),
+    ],
+)
+def test_awq_groups(hub_id: str, tp: int, group: int, legal: bool) -> None:
+    found = fixed(hub_id, quant="int4_awq", tp=tp, group_size=group)
+    assert set(found) == (set() if legal else {"awq_group"})
+
+
+def test_the_users_own_way_out_is_proposed_first() -> None:
+    """Less tensor and more pipeline parallelism on the same GPUs: issues 729 and 843."""
+    assert fixed(LLAMA_2_7B, quant="int4_awq", tp=4)["awq_group"].text == "Use --tp 2 --pp 2."
+
+
+@pytest.mark.parametrize(
+    ("hub_id", "options", "rule", "text"),
+    [
+        (LLAMA_8B, {"tp": 3}, "heads", "Use --tp 4."),
+        (LLAMA_8B, {"tp": 3}, "kv_heads", "Use --tp 4."),
+        (LLAMA_8B, {"pp": 5}, "layers", "Use --pp 4."),
+        (LLAMA_8B, {"tp": 2, "ep": 2}, "experts", "Use --ep 1."),
+        (MIXTRAL, {"tp": 2, "ep": 4}, "mapping", "Use --ep 2."),
+        (MIXTRAL, {"tp": 6, "ep": 3}, "experts", "Use --tp 8 --ep 4."),
+        (MIXTRAL, {"quant": "fp8_rowwise"}, "quant", None),
+        (LLAMA_8B, {"gpu": "a100-80gb", "quant": "fp8"}, "gpu_format", None),
+        (LLAMA_8B, {"gpu": "rtx-a6000", "kv_cache": "fp8"}, "gpu_kv_cache", "Use --kv-cache none."),
+        (LLAMA_8B, {"gpu": "b200", "quant": "int4_awq"}, "gpu_format", None),
+        (LLAMA_8B, {"gpu": "t4"}, "dtype", "Use --dtype float16 --tp 2."),
+        (LLAMA_70B, {"gpu": "h100-80gb"}, "memory", "Use --tp 2."),
+        (LLAMA_405B, {"gpu": "h100-80gb", "tp": 8}, "memory", "Use --pp 2."),
+        (LLAMA_8B, {"gpu": "l4", "max_seq_len": 100_000}, "kv_pool", None),
+        (LLAMA_8B, {"gpu": "l4", "concurrency": 200}, "concurrency", None),
+        (LLAMA_8B, {"max_num_tokens": 16}, "limits", "Use --max-num-tokens 64."),
+        ("google/gemma-2-9b-it", {"quant": "int4_awq", "tp": 8, "gpu": "h100-80gb"}, "awq_padding", None),
+    ],
+)
+def test_every_rule_has_a_fix(hub_id: str, options: dict[str, Any], rule: str, text: str | None) -> None:
+    found = fixed(hub_id, **options)
+    assert rule in found
+    assert text is None or found[rule].text == text
+
+
+def test_another_gpu_is_the_last_thing_to_ask_for() -> None:
+    fix = fixed(LLAMA_8B, gpu="a100-40gb", quant="fp8", kv_cache="fp8")["gpu_format"]
+    assert {change.option for change in fix.changes} == {"--quant", "--kv-cache"}
+
+
+def test_a_feature_that_cannot_be_had_is_switched_off() -> None:
+    recipe = {"engine": {"features": {"kv_reuse": True}}}
+    fix = fixed(LLAMA_8B, recipe=recipe, quant="int4_awq", kv_cache="fp8")["features"]
+    assert fix.text == "Use --set engine.features.kv_reuse=false."
+
+
+def test_lengths_that_disagree_are_made_to_agree() -> None:
+    recipe = {"engine": {"max_input_len": 4096, "max_seq_len": 4096}}
+    assert fixed(LLAMA_8B, recipe=recipe)["limits"].text == "Use --max-seq-len 4097."
+
+
+@settings(max_examples=60)
+@given(
+    hub_id=st.sampled_from(known_ids()),
+    tp=st.sampled_from([1, 2, 3, 4, 5, 6, 7, 8, 16]),
+    pp=st.sampled_from([1, 2, 3, 4, 5]),
+    ep=st.sampled_from([1, 1, 1, 2, 3]),
+    quant=st.sampled_from(get_args(QuantFormat)),
+    kv_cache=st.sampled_from(get_args(KvCacheFormat)),
+    gpu=st.sampled_from([None, *(gpu.name for gpu in GPUS)]),
+    concurrency=st.sampled_from([None, 1, 64, 1000]),
+)
+def test_every_fix_applied_is_legal(hub_id: str, **options: Any) -> None:
+    fixed(hub_id, **options)

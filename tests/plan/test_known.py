@@ -1,0 +1,59 @@
+"""The facts of well-known models are those of the models: their parameters add up to what the hub says."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.plan.models import known
+from trtforge.core.errors import ForgeError
+from trtforge.plan.known import known_config, known_ids
+from trtforge.plan.model import find_model
+
+# Parameters as the hub counts them, a tied output head once.
+PARAMETERS = {
+    "meta-llama/Llama-3.1-8B": 8_030_261_248,
+    "meta-llama/Llama-3.1-70B-Instruct": 70_553_706_496,
+    "meta-llama/Llama-3.1-405B": 405_853_388_800,
+    "meta-llama/Llama-2-7b-hf": 6_738_415_616,
+    "meta-llama/Llama-2-13b-chat-hf": 13_015_864_320,
+    "meta-llama/Llama-2-70b-hf": 68_976_648_192,
+    "mistralai/Mistral-7B-v0.1": 7_241_732_096,
+    "mistralai/Mistral-7B-Instruct-v0.3": 7_248_023_552,
+    "mistralai/Mixtral-8x7B-v0.1": 46_702_792_704,
+    "Qwen/Qwen2.5-0.5B": 494_032_768,
+    "Qwen/Qwen2.5-7B-Instruct": 7_615_616_512,
+    "Qwen/Qwen2.5-72B": 72_706_203_648,
+    "Qwen/Qwen2-7B": 7_615_616_512,
+    "Qwen/Qwen2-72B": 72_706_203_648,
+    "Qwen/Qwen1.5-7B": 7_721_324_544,
+    "Qwen/Qwen1.5-14B": 14_167_290_880,
+    "Qwen/Qwen1.5-32B": 32_512_218_112,
+    "Qwen/Qwen3-8B": 8_190_735_360,
+    "google/gemma-2-9b": 9_241_705_984,
+    "microsoft/phi-4": 14_659_507_200,
+}
+
+
+@pytest.mark.parametrize(("hub_id", "parameters"), PARAMETERS.items())
+def test_parameters_add_up(hub_id: str, parameters: int) -> None:
+    model = known(hub_id)
+    weights = model.whole("float16")
+    blocks = [weights.first, *(weights.kinds[kind] for kind in weights.layers), weights.last]
+    head = sum(matrix.weights for matrix in weights.last.matrices) if model.facts.tied_embeddings else 0
+    router = sum(m.weights for block in blocks for m in block.matrices if m.itemsize == 4)  # float32: counted twice
+    count = sum(sum(m.weights * m.itemsize for m in block.matrices) + block.other for block in blocks) // 2
+    assert count - router - head == parameters
+
+
+def test_every_known_model_has_a_family_and_is_found_whatever_its_case() -> None:
+    assert len(known_ids()) > 40
+    for hub_id in known_ids():
+        assert known(hub_id).facts.sizes.num_layers > 0
+        assert known_config(hub_id.upper()) is not None
+
+
+def test_a_directory_of_that_name_is_looked_at_instead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "Qwen" / "Qwen3-8B").mkdir(parents=True)
+    with pytest.raises(ForgeError, match=r"config\.json"):
+        find_model("Qwen/Qwen3-8B")

@@ -1,0 +1,47 @@
+"""Memory of the work before serving."""
+
+import pytest
+
+from tests.plan.models import LLAMA_8B, LLAMA_70B, asked, known
+from trtforge.plan.peaks import quantise_peak, shared_memory
+from trtforge.plan.planner import plan
+
+
+def test_quantising_a_whole_model_takes_one_and_a_half_times_its_size() -> None:
+    """TensorRT-LLM issue 1331: 140 GB of the 70B model and 70 GB of its FP8 copy."""
+    assert quantise_peak(140_000_000_000, 8) == 210_000_000_000
+    model = known(LLAMA_70B)
+    peaks = plan(model, asked(model, quant="fp8"), "throughput").peaks
+    assert peaks.quantise_at_once_gpu is not None
+    assert peaks.quantise_at_once_gpu >= 1.5 * 141.1e9
+
+
+def test_layer_by_layer_takes_a_fraction() -> None:
+    model = known(LLAMA_70B)
+    for quant in ("fp8", "int4_awq"):
+        peaks = plan(model, asked(model, quant=quant), "throughput").peaks
+        assert peaks.calibration_gpu is not None
+        assert peaks.quantise_at_once_gpu is not None
+        assert peaks.calibration_gpu < 0.1 * peaks.quantise_at_once_gpu
+
+
+def test_the_awq_search_needs_the_gram_matrices() -> None:
+    model = known(LLAMA_8B)
+    fp8, awq = (plan(model, asked(model, quant=quant), "throughput").peaks for quant in ("fp8", "int4_awq"))
+    assert awq.calibration_gpu is not None
+    assert fp8.calibration_gpu is not None
+    grams = 4 * (4096**2 + 4096**2 + 4096**2 + 14336**2)
+    assert awq.calibration_gpu - fp8.calibration_gpu == grams + 3 * 4 * 4096 * 14336
+
+
+def test_without_quantisation_nothing_is_calibrated() -> None:
+    model = known(LLAMA_8B)
+    peaks = plan(model, asked(model), "throughput").peaks
+    assert peaks.calibration_gpu is None
+    assert peaks.quantise_at_once_gpu is None
+    assert peaks.build_host_per_worker == pytest.approx(2 * 16.06e9, rel=0.01)
+
+
+def test_every_python_model_takes_64_mib_of_shared_memory() -> None:
+    """Triton server issue 6195: two instances need 128 MiB, 127 are too few."""
+    assert shared_memory(2) == 128 << 20

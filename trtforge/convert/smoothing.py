@@ -1,0 +1,80 @@
+"""The vector that inputs are multiplied by and weights divided by, and the scales that follow from it.
+
+As NVIDIA ModelOpt has them: AWQ's is the mean over the linears that read one input (export/quant_utils.py,
+`preprocess_linear_fusion`); SmoothQuant's, with α 1, the inverse of each input's largest magnitude (model_calib.py).
+"""
+
+import torch
+from torch import Tensor
+
+from trtforge.core.dtypes import Dtype
+from trtforge.core.errors import ForgeError
+from trtforge.formats.calibration import Calibration
+from trtforge.models.content import ActivationScale, WeightScale
+from trtforge.models.formats import Smoothing
+from trtforge.models.transforms import TORCH
+
+_LIMITS = (1e-4, 1e4)
+
+
+def needed(calibration: Calibration | None) -> Calibration:
+    """The calibration. Raises ForgeError where there is none."""
+    if calibration is None:
+        raise ForgeError(
+            "this format needs a calibration", hint="Run `trtforge calibrate` and give its result as --calibration DIR."
+        )
+    return calibration
+
+
+def stored_vector(calibration: Calibration, modules: tuple[str, ...], smoothing: Smoothing, dtype: Dtype) -> Tensor:
+    """(in,) of the model's dtype: what the runtime multiplies inputs by."""
+    return _vector(calibration, modules, smoothing).to(TORCH[dtype.name])
+
+
+def folding_vector(calibration: Calibration, modules: tuple[str, ...], smoothing: Smoothing, dtype: Dtype) -> Tensor:
+    """(in,) float32: what weights are divided by. AWQ divides by the rounded vector, SmoothQuant by the exact one."""
+    if smoothing == "awq":
+        return stored_vector(calibration, modules, smoothing, dtype).float()
+    return _vector(calibration, modules, smoothing)
+
+
+def activation_scale(calibration: Calibration, content: ActivationScale) -> Tensor:
+    """(1,) float32; 1 where every input was zero.
+
+    Where linears share one vector, each one's own counts, as in ModelOpt: their largest covers the mean's.
+    """
+
+    def largest(module: str) -> Tensor:
+        if content.smoothing is None:
+            return calibration.input_amax(module)
+        vector = _vector(calibration, (module,), content.smoothing)
+        return (calibration.input_channel_amax(module) * vector).amax().reshape(1)
+
+    return _scale(torch.stack([largest(module) for module in content.modules]).amax(dim=0), content.bound)
+
+
+def weight_scale(calibration: Calibration, content: WeightScale, tp_rank: int, dtype: Dtype) -> Tensor:
+    """(groups,) float32: the scale of each group of modules that a rank has."""
+    fold = None
+    if content.smoothed_with:
+        assert content.smoothing is not None
+        fold = folding_vector(calibration, content.smoothed_with, content.smoothing, dtype)
+
+    def largest(module: str) -> Tensor:
+        if fold is None:
+            return calibration.weight_amax(module)
+        return (calibration.weight_column_amax(module) / fold).amax().reshape(1)
+
+    amax = [torch.stack([largest(module) for module in group]).amax() for group in content.groups[tp_rank]]
+    return _scale(torch.stack(amax), content.bound)
+
+
+def _scale(amax: Tensor, bound: float) -> Tensor:
+    return torch.where(amax > 0, amax.float() / bound, torch.ones_like(amax))
+
+
+def _vector(calibration: Calibration, modules: tuple[str, ...], smoothing: Smoothing) -> Tensor:
+    if smoothing == "awq":
+        return torch.stack([calibration.pre_quant_scale(module) for module in modules]).mean(dim=0)
+    amax = torch.stack([calibration.input_channel_amax(module) for module in modules]).amax(dim=0)
+    return torch.where(amax > 0, (1.0 / amax).clamp(*_LIMITS), torch.ones_like(amax))

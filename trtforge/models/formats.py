@@ -1,0 +1,47 @@
+"""Number formats of weights and the KV cache: what TensorRT-LLM calls them, and what conversion needs for them."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from trtforge.core.recipe import KvCacheFormat, QuantFormat
+
+Rounding = Literal["fp8", "fp8_rowwise", "int4", "int8", "nvfp4"]
+"""How the weights of a format are rounded."""
+Smoothing = Literal["awq", "smoothquant"]
+"""Where the vector comes from that inputs are multiplied by and weights divided by."""
+
+
+@dataclass(frozen=True)
+class NumberFormat:
+    """A format of the decoder's linear layers.
+
+    `rounding` None: conversion leaves weights as they are. `static_activations`: inputs have a scale that calibration
+    found. `experts`: whether TensorRT-LLM's mixture of experts has the format (tensorrt_llm/layers/moe.py, 1.2).
+    """
+
+    algorithm: str | None
+    rounding: Rounding | None = None
+    smoothing: Smoothing | None = None
+    static_activations: bool = False
+    experts: bool = False
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether conversion needs a calibration."""
+        return self.static_activations or self.smoothing is not None
+
+
+FORMATS: dict[QuantFormat, NumberFormat] = {
+    "none": NumberFormat(None, experts=True),
+    "fp8": NumberFormat("FP8", "fp8", static_activations=True, experts=True),
+    "fp8_rowwise": NumberFormat("FP8_PER_CHANNEL_PER_TOKEN", "fp8_rowwise"),
+    "int4_awq": NumberFormat("W4A16_AWQ", "int4", "awq", experts=True),
+    "w4a8_awq": NumberFormat("W4A8_AWQ", "int4", "awq", static_activations=True),
+    "int8_sq": NumberFormat("W8A8_SQ_PER_CHANNEL", "int8", "smoothquant", static_activations=True),
+    "int8_wo": NumberFormat("W8A16", experts=True),
+    "int4_wo": NumberFormat("W4A16", experts=True),
+    "nvfp4": NumberFormat("NVFP4", "nvfp4", static_activations=True),
+}
+CACHE_ALGORITHMS: dict[KvCacheFormat, str | None] = {"none": None, "fp8": "FP8", "int8": "INT8"}
+CACHE_BOUNDS: dict[KvCacheFormat, float] = {"fp8": 448.0, "int8": 127.0}
+"""Largest magnitude that a cache's elements hold."""

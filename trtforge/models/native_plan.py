@@ -1,0 +1,110 @@
+"""Targets of a linear layer that trtforge quantises itself: weights, scales and smoothing vectors, for every rank.
+
+Layouts: TensorRT-LLM quantization/layers.py, as ModelOpt's `export_tensorrt_llm_checkpoint` writes them.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from trtforge.core.dtypes import Dtype, dtype_named
+from trtforge.formats.shards import TensorSpec
+from trtforge.models.content import (
+    ActivationScale,
+    Content,
+    Piece,
+    PreQuantScale,
+    Quantized,
+    QuantizedScales,
+    Target,
+    WeightScale,
+)
+from trtforge.models.formats import NumberFormat
+
+_FLOAT32, _FP8 = dtype_named("float32"), dtype_named("float8_e4m3fn")
+_FP8_MAX, _INT8_MAX, _E2M1_MAX, _NVFP4_BLOCK = 448.0, 127.0, 6.0, 16
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A weight (out, in) of every rank, or a stack of `experts` of them.
+
+    `shared`: for each piece, the modules that one scale of weights, and of inputs, serves. `readers`: the modules whose
+    inputs are multiplied by one vector.
+    `rank_groups`: for each rank, the groups of modules that have a scale of their own (one, or one an expert).
+    """
+
+    name: str
+    pieces: tuple[Piece, ...]
+    shape: tuple[int, int]
+    shared: tuple[tuple[str, ...], ...]
+    readers: tuple[str, ...]
+    rank_groups: tuple[tuple[tuple[str, ...], ...], ...]
+    experts: int | None = None
+
+    def stacked(self, *shape: int) -> tuple[int, ...]:
+        """A shape, once an expert."""
+        return shape if self.experts is None else (self.experts, *shape)
+
+
+def quantized_targets(
+    matrix: Matrix, wanted: NumberFormat, group_size: int, model_dtype: Dtype, stage: int
+) -> Iterator[Target]:
+    """The weight and everything that belongs to it, in the order of the file."""
+    (out, inputs), name = matrix.shape, matrix.name
+    smoothed = matrix.readers if wanted.smoothing else ()
+
+    def target(suffix: str, dtype: Dtype, shape: tuple[int, ...], content: Content) -> Target:
+        return Target(TensorSpec(f"{name}.{suffix}", dtype, shape), stage, content)
+
+    def weight(dtype: Dtype, shape: tuple[int, ...], scales: Target | None = None) -> Target:
+        assert wanted.rounding is not None
+        content = Quantized(
+            matrix.pieces,
+            wanted.rounding,
+            matrix.shared,
+            wanted.smoothing,
+            smoothed,
+            group_size,
+            scales.spec if scales else None,
+        )
+        return target("weight", dtype, shape, content)
+
+    def held(suffix: str, dtype: Dtype, shape: tuple[int, ...]) -> Target:
+        return target(suffix, dtype, shape, QuantizedScales())
+
+    def tensor_scale(suffix: str, bound: float, smoothed_with: tuple[str, ...] = ()) -> Target:
+        shape = (1,) if matrix.experts is None else (matrix.experts, 1)
+        content = WeightScale(matrix.rank_groups, bound, wanted.smoothing, smoothed_with)
+        return target(suffix, _FLOAT32, shape, content)
+
+    def activation_scale(bound: float) -> Target:
+        modules = tuple(dict.fromkeys(module for group in matrix.shared for module in group))
+        content = ActivationScale(modules, bound, wanted.smoothing)
+        return target("activation_scaling_factor", _FLOAT32, (1,), content)
+
+    match wanted.rounding:
+        case "fp8":
+            yield weight(_FP8, matrix.stacked(out, inputs))
+            yield tensor_scale("weights_scaling_factor", _FP8_MAX)
+            yield activation_scale(_FP8_MAX)
+        case "fp8_rowwise":
+            scales = held("per_channel_scale", _FLOAT32, (out,))
+            yield from (weight(_FP8, (out, inputs), scales), scales)
+        case "int8":
+            scales = held("weights_scaling_factor", _FLOAT32, (out,))
+            yield from (weight(dtype_named("int8"), (out, inputs), scales), scales)
+            yield activation_scale(_INT8_MAX)
+        case "int4":
+            scales = held("weights_scaling_factor", _FLOAT32, matrix.stacked(out, inputs // group_size))
+            yield from (weight(dtype_named("int8"), matrix.stacked(out // 2, inputs), scales), scales)
+            if wanted.static_activations:
+                yield tensor_scale("weights_scaling_factor_2", _FP8_MAX, smoothed)
+                yield activation_scale(_FP8_MAX)
+        case "nvfp4":
+            scales = held("weights_scaling_factor", _FP8, (out, inputs // _NVFP4_BLOCK))
+            yield from (weight(dtype_named("uint8"), (out, inputs // 2), scales), scales)
+            yield tensor_scale("weights_scaling_factor_2", _E2M1_MAX * _FP8_MAX)
+            yield activation_scale(_E2M1_MAX * _FP8_MAX)
+    if wanted.smoothing:
+        content = PreQuantScale(matrix.readers, wanted.smoothing, matrix.pieces[0].cuts, matrix.experts)
+        yield target("prequant_scaling_factor", model_dtype, matrix.stacked(inputs), content)

@@ -1,0 +1,188 @@
+"""What can be chosen instead: for each rule, the values of the choices that it is about, the least intrusive first."""
+
+from collections.abc import Callable, Iterator
+from math import log2
+from typing import get_args
+
+from trtforge.core.recipe import KvCacheFormat, QuantFormat
+from trtforge.formats.releases import read_release_data
+from trtforge.plan.evaluate import Evaluation
+from trtforge.plan.formats import CACHES, WEIGHTS
+from trtforge.plan.gpus import GPUS, GPUS_PER_SERVER
+from trtforge.plan.model import Model
+from trtforge.plan.request import Change, Option
+
+_MOST_RANKS = 64
+_Candidates = Callable[[Model, Evaluation], Iterator[tuple[Change, ...]]]
+
+
+def candidates(
+    model: Model, evaluation: Evaluation, rule: str, without: frozenset[str]
+) -> Iterator[tuple[Change, ...]]:
+    """Changes, each a whole, that may mend a rule's problem; none of the choices named in `without`."""
+    for name in _CHOICES.get(rule, ()):
+        if name not in without:
+            yield from _CANDIDATES[name](model, evaluation)
+
+
+def _tensor_parallel(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, ...]]:
+    request = evaluation.request
+    sizes = [n for n in _divisors(model.facts.sizes.num_heads) if n != request.tp]
+    yield from ((Change("--tp", str(n)),) for n in _nearest_first(sizes, request.tp))
+
+
+def _pipeline(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, ...]]:
+    request = evaluation.request
+    sizes = [n for n in _divisors(model.facts.sizes.num_layers) if n != request.pp]
+    yield from ((Change("--pp", str(n)),) for n in _nearest_first(sizes, request.pp))
+
+
+def _same_ranks(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, ...]]:
+    """Less tensor parallelism and more pipeline parallelism: what users of TensorRT-LLM settled on (#729, #843)."""
+    request = evaluation.request
+    for tp in sorted((n for n in _divisors(request.tp) if n < request.tp), reverse=True):
+        yield Change("--tp", str(tp)), Change("--pp", str(request.pp * request.tp // tp))
+
+
+def _more_ranks(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, ...]]:
+    """More GPUs, as few as possible: part of a server or whole ones, tensor parallelism inside a server only."""
+    request, sizes = evaluation.request, model.facts.sizes
+    layouts = [
+        (tp * pp, pp, tp)
+        for tp in _divisors(sizes.num_heads)
+        for pp in _divisors(sizes.num_layers)
+        if request.tp * request.pp < tp * pp <= _MOST_RANKS and tp <= GPUS_PER_SERVER
+    ]
+    for ranks, pp, tp in sorted(layouts):
+        if ranks > GPUS_PER_SERVER and ranks % GPUS_PER_SERVER:
+            continue
+        changes: tuple[tuple[Option, int, int], ...] = (("--tp", tp, request.tp), ("--pp", pp, request.pp))
+        yield tuple(Change(option, str(new)) for option, new, old in changes if new != old)
+
+
+def _experts(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, ...]]:
+    request = evaluation.request
+    sizes = [n for n in _divisors(request.tp) if n != request.ep]
+    yield from ((Change("--ep", str(n)),) for n in _nearest_first(sizes, request.ep))
+
+
+def _group(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, ...]]:
+    yield from ((Change("--group-size", str(n)),) for n in (128, 64) if n != evaluation.request.group_size)
+
+
+def _quant(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, ...]]:
+    """Formats that conversion writes (or the one that the source has), those of as many bits first."""
+    request = evaluation.request
+    bits = WEIGHTS[request.quant].bits or 16
+    names = (model.stored.format,) if model.stored else get_args(QuantFormat)
+    others = [WEIGHTS[name] for name in names if name != request.quant]
+    for format in sorted(others, key=lambda other: (abs((other.bits or 16) - bits), other.loss)):
+        yield (Change("--quant", format.name),)
+
+
+def _kv_cache(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, ...]]:
+    """For a pool that is too small a smaller format, else the most exact one."""
+    others = [CACHES[name] for name in get_args(KvCacheFormat) if name != evaluation.request.kv_cache]
+    yield from ((Change("--kv-cache", format.name),) for format in sorted(others, key=lambda other: other.loss))
+
+
+def _dtype(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, ...]]:
+    if evaluation.request.dtype != "float16":
+        yield (Change("--dtype", "float16"),)
+
+
+def _gpu(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, ...]]:
+    """GPUs with the least memory that is enough first, and among those the oldest."""
+    now = evaluation.request.gpu
+    if now is not None:
+        larger = [gpu for gpu in GPUS if gpu.memory >= now.memory and gpu.name != now.name]
+        yield from ((Change("--gpu", gpu.name),) for gpu in sorted(larger, key=lambda gpu: (gpu.memory, gpu.sm)))
+
+
+def _release(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, ...]]:
+    """The newest releases first."""
+    for line in reversed(read_release_data("build-config")["versions"]):
+        if not line["id"].endswith(".x"):
+            yield (Change("--target-version", line["id"]),)
+
+
+def _length(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, ...]]:
+    """As long as the pool allows."""
+    if evaluation.memory is not None and evaluation.memory.kv_tokens > 1:
+        yield (Change("--max-seq-len", str(evaluation.memory.kv_tokens)),)
+
+
+def _concurrency(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, ...]]:
+    """As many requests as fit, or a few less: smaller batches leave more room, never less."""
+    if evaluation.typical_requests:
+        yield (Change("--concurrency", str(evaluation.typical_requests)),)
+
+
+def _lengths(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, ...]]:
+    """A step that holds what it must, or lengths that agree with one another and with the model."""
+    engine, positions = evaluation.request.engine, model.facts.sizes.max_positions
+    generation = engine.max_batch_size * engine.max_beam_width
+    yield (Change("--max-num-tokens", str(max(generation, engine.tokens_per_block or 64, engine.max_input_len or 1))),)
+    if engine.max_input_len is not None:
+        yield (Change("--max-seq-len", str(engine.max_input_len + 1)),)
+        yield (Change("--set", f"engine.max_input_len={(engine.max_seq_len or positions) - 1}"),)
+    yield (Change("--max-seq-len", str(positions)),)
+
+
+def _features(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, ...]]:
+    given = evaluation.request.engine.features.model_fields_set
+    names = [name for name in ("kv_reuse", "chunked_context") if name in given]
+    yield tuple(Change("--set", f"engine.features.{name}=false") for name in names)
+
+
+_CANDIDATES: dict[str, _Candidates] = {
+    "tp": _tensor_parallel,
+    "pp": _pipeline,
+    "same_ranks": _same_ranks,
+    "more_ranks": _more_ranks,
+    "ep": _experts,
+    "group": _group,
+    "quant": _quant,
+    "kv_cache": _kv_cache,
+    "dtype": _dtype,
+    "gpu": _gpu,
+    "release": _release,
+    "length": _length,
+    "concurrency": _concurrency,
+    "lengths": _lengths,
+    "features": _features,
+}
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "mapping": ("ep", "tp"),
+    "heads": ("tp",),
+    "kv_heads": ("tp",),
+    "columns": ("tp",),
+    "rows": ("tp",),
+    "layers": ("pp",),
+    "experts": ("ep", "tp"),
+    "quant": ("quant",),
+    "kv_cache": ("kv_cache",),
+    "awq_group": ("ep", "same_ranks", "tp", "group", "quant"),
+    "awq_padding": ("same_ranks", "tp", "group", "quant"),
+    "vocab": ("same_ranks", "tp", "quant"),
+    "format": ("quant",),
+    "kv_format": ("kv_cache",),
+    "gpu_format": ("quant", "gpu"),
+    "gpu_kv_cache": ("kv_cache", "gpu"),
+    "dtype": ("dtype", "gpu"),
+    "release": ("release", "quant"),
+    "memory": ("more_ranks", "quant", "gpu"),
+    "kv_pool": ("length", "kv_cache", "more_ranks", "quant"),
+    "concurrency": ("kv_cache", "more_ranks", "concurrency"),
+    "limits": ("lengths",),
+    "features": ("features", "kv_cache"),
+}
+"""What each rule's problem is about, the least intrusive first."""
+
+
+def _divisors(number: int) -> list[int]:
+    return [n for n in range(1, min(number, _MOST_RANKS) + 1) if number % n == 0]
+
+
+def _nearest_first(sizes: list[int], now: int) -> list[int]:
+    return sorted(sizes, key=lambda n: (abs(log2(n) - log2(now)), n))
