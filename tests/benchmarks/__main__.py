@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from tests.benchmarks import conversion
+from tests.benchmarks import calibration, conversion, quality
 from tests.benchmarks.inflight import measure
 from trtforge.core.assets import asset_directory
 from trtforge.core.progress import for_this_terminal
@@ -26,6 +26,8 @@ def main() -> None:
     """Measure what was asked for, all by default, and print tables."""
     benchmarks: dict[str, Callable[[Console, argparse.Namespace], None]] = {
         "conversion": _conversion,
+        "calibration": _calibration,
+        "quality": _quality,
         "inflight": _inflight_batching,
     }
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description="Measure the claims of the README.")
@@ -57,6 +59,33 @@ def _conversion(console: Console, arguments: argparse.Namespace) -> None:
     console.print(
         f"Planning and checking Llama-3.1-405B, tp 8 pp 2, from its headers: {result.plan_405b.seconds:.2f} s"
     )
+
+
+def _calibration(console: Console, arguments: argparse.Namespace) -> None:
+    with tempfile.TemporaryDirectory(prefix="trtforge-bench-") as directory:
+        timed = calibration.measure(Path(directory), RUNS)
+    title = f"Calibration of a 200 M Llama (median of {RUNS} interleaved runs)"
+    table = Table(title=title, title_justify="left")
+    for column in ("way", "tokens", "seconds", "times a forward pass", "peak memory"):
+        table.add_column(column, justify="left" if column == "way" else "right")
+    forward = {run.tokens: run.seconds for run in timed if run.kind == "forward"}
+    for run in timed:
+        seconds = f"{run.seconds:.1f}" + (" (extrapolated)" if run.extrapolated else "")
+        ratio = f"{run.seconds / forward[run.tokens]:.2f}"
+        table.add_row(run.kind, str(run.tokens), seconds, ratio, f"{run.rss / 1e6:.0f} MB")
+    console.print(table)
+
+
+def _quality(console: Console, arguments: argparse.Namespace) -> None:
+    with tempfile.TemporaryDirectory(prefix="trtforge-bench-") as directory:
+        found = quality.measure(Path(directory))
+    table = Table(title="Perplexity of the demo model's held-out text, against float32", title_justify="left")
+    for column in ("format", "increase", "ModelOpt's", "top-1 agreement"):
+        table.add_column(column, justify="left" if column == "format" else "right")
+    for each in found:
+        peer = "-" if each.peer is None else f"{each.peer:+.2%}"
+        table.add_row(each.format, f"{each.increase:+.2%}", peer, f"{each.top1:.2%}")
+    console.print(table)
 
 
 def _inflight_batching(console: Console, arguments: argparse.Namespace) -> None:

@@ -1,6 +1,7 @@
 """`trtforge plan` as a user types it."""
 
 import json
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -132,3 +133,16 @@ def test_wrong_words_are_named(trtforge: Run, words: tuple[str, ...], status: in
     assert done.returncode == status
     assert message in done.stderr
     assert done.stdout == ""
+
+
+def test_planning_loads_nothing_heavy() -> None:
+    code = (
+        "import sys\n"
+        f"sys.argv = ['trtforge', 'plan', {LLAMA_70B!r}, '--gpu', 'b200', '--alternatives']\n"
+        "from trtforge.cli.app import main\n"
+        "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code, end.code\n"
+        "heavy = {'torch', 'transformers', 'numpy', 'tritonclient', 'huggingface_hub'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import DEMO_MODEL, MakeHf
+from tests.conftest import DEMO_MODEL
 from tests.plan.models import LLAMA_8B, LLAMA_70B, asked, known
 from trtforge.core.errors import ForgeError, UsageError
 from trtforge.formats.hf import HfConfig
@@ -124,17 +124,17 @@ def test_unknown_formats_gpus_and_releases_are_named() -> None:
 
 
 def test_headers_tell_of_weights_that_are_not_what_config_says(
-    make_hf: MakeHf, edit_config: Callable[..., None]
+    golden_hf: Path, edit_config: Callable[..., None]
 ) -> None:
-    directory = make_hf()
-    model = find_model(str(directory))
-    assert model.stored_bytes == (directory / "model.safetensors").stat().st_size - header_bytes(directory)
+    model = find_model(str(golden_hf))
+    assert model.stored_bytes == (golden_hf / "model.safetensors").stat().st_size - header_bytes(golden_hf)
     assert evaluate(model, asked(model)).legal
-    edit_config(directory, vocab_size=96)
-    model = find_model(str(directory))
+    vocab = model.facts.sizes.vocab
+    edit_config(golden_hf, vocab_size=vocab - 1)
+    model = find_model(str(golden_hf))
     found = evaluate(model, asked(model)).problems
     assert [problem.rule for problem in found] == ["source"]
-    assert "has shape [97, 64], config.json says [96, 64]" in found[0].message
+    assert f"has shape [{vocab}, 128], config.json says [{vocab - 1}, 128]" in found[0].message
 
 
 def header_bytes(directory: Path) -> int:

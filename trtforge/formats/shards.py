@@ -176,7 +176,7 @@ class Writer:
         self.path = path
         self._pending = list(reversed(tensors))
         self._left = 0
-        self._hasher = blake3(max_threads=blake3.AUTO)
+        self._hasher = blake3()
         self._written = 0
         self._descriptor: int | None = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
         self._emit(memoryview(header_of(tensors)))
