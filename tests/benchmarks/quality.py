@@ -62,7 +62,6 @@ def _peers(model: Path, gate: GateConfig) -> dict[str, float]:
         "int4_awq": mtq.INT4_AWQ_CFG,
         "w4a8_awq": mtq.W4A8_AWQ_BETA_CFG,
         "int8_sq": mtq.INT8_SMOOTHQUANT_CFG,
-        "nvfp4": mtq.NVFP4_DEFAULT_CFG,
     }
     loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
     vocab = loaded.config.vocab_size
