@@ -14,8 +14,6 @@ from tests.convert.test_errors import refuse
 from tests.modelopt import FORMATS, export_for_hugging_face, export_for_tensorrt_llm, quantized_by_modelopt
 from trtforge.convert.stage import ConvertConfig, convert
 
-pytest.importorskip("modelopt")
-
 TP = 2
 INT4_TENSORS = ("weight", "weights_scaling_factor", "prequant_scaling_factor")
 Exports = dict[str, Path]

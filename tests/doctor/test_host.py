@@ -25,7 +25,6 @@ def test_cuda_of_torch_is_read_without_importing_it() -> None:
 
 
 def test_management_library_has_what_is_asked_of_it() -> None:
-    pytest.importorskip("pynvml")
     library = load_nvml()
     asked = {name for name in (*vars(Nvml), *Nvml.__annotations__) if name.lower().startswith("nvml")}
     assert len(asked) == 16

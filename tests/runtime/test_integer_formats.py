@@ -128,7 +128,8 @@ def test_weights_and_cache_are_quantised_together(model: LlamaForCausalLM, tmp_p
 @pytest.mark.parametrize("tp", [1, 2])
 def test_modelopts_own_smoothquant_checkpoint(tmp_path: Path, tp: int) -> None:
     """Near the model that it simulates the format with: the checkpoint has one smoothing for queries, keys, values."""
-    mtq = pytest.importorskip("modelopt.torch.quantization")
+    import modelopt.torch.quantization as mtq
+
     original = small_llama(torch.float16, hidden_size=256, intermediate_size=512)
     ids = torch.randint(0, 97, (4, 32), generator=torch.Generator().manual_seed(0))
     simulated = mtq.quantize(copy.deepcopy(original), copy.deepcopy(mtq.INT8_SMOOTHQUANT_CFG), lambda model: model(ids))

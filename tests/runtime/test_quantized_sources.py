@@ -109,7 +109,6 @@ def test_fp8_with_a_scale_for_each_token(
 )
 def test_compressed_tensors_own_reading(pack: Pack, values: dict[str, Any], tmp_path: Path) -> None:
     """The package that defines the format computes the same logits from the same files."""
-    pytest.importorskip("compressed_tensors")
     from transformers import AutoModelForCausalLM
 
     source = write_quantized(tmp_path / "hf", pack, values, dtype=torch.float16)
@@ -146,7 +145,6 @@ def nvfp4_logits(stored: dict[str, Tensor]) -> Tensor:
     ids=["fp8", "int4_awq", "nvfp4"],
 )
 def test_modelopts_checkpoints(format_: str, expected: Callable[[dict[str, Tensor]], Tensor], tmp_path: Path) -> None:
-    pytest.importorskip("modelopt")
     export_for_hugging_face(quantized_by_modelopt(format_), tmp_path / "hf")
     reference = expected(load_file(tmp_path / "hf" / "model.safetensors"))
     for tp in (1, 2):
@@ -157,7 +155,6 @@ def test_modelopts_checkpoints(format_: str, expected: Callable[[dict[str, Tenso
 
 @pytest.mark.parametrize("format_", ["fp8_pc_pt", "nvfp4"])
 def test_an_engine_computes_what_its_checkpoint_does(format_: str, tmp_path: Path) -> None:
-    pytest.importorskip("modelopt")
     export_for_hugging_face(quantized_by_modelopt(format_), tmp_path / "hf")
     out = convert(ConvertConfig(dtype="float32"), tmp_path / "hf", tmp_path / "out").path
     engine = write_engine(out, tmp_path / "engine")

@@ -55,7 +55,6 @@ def test_the_reference_has_the_weights_that_the_source_means(
 
 @pytest.mark.parametrize("format_", ["fp8", "int4_awq", "nvfp4"])
 def test_modelopts_checkpoints_too(format_: str, tmp_path: Path) -> None:
-    pytest.importorskip("modelopt")
     export_for_hugging_face(quantized_by_modelopt(format_), tmp_path / "hf")
     found = load_reference(tmp_path / "hf").model.state_dict()
     meant = dense(format_, load_file(tmp_path / "hf" / "model.safetensors")).state_dict()
