@@ -26,8 +26,10 @@ def main() -> None:
 
 def _ours(kind: str, model: Path, ids: Path, out: Path) -> Callable[[], object]:
     import torch  # noqa: F401
-    import transformers  # noqa: F401
+    from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM  # noqa: F401
 
+    import trtforge.calibrate.memory
+    import trtforge.calibrate.walk  # noqa: F401
     from trtforge.calibrate.stage import CalibrateConfig, calibrate
     from trtforge.core.recipe import CalibrationConfig
 
