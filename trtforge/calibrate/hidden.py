@@ -37,7 +37,6 @@ class HiddenStates:
             else:
                 self._offsets[batch] = spilled
                 spilled += size
-        self.spilled_bytes = spilled
         self._file: int | None = None
         if spilled:
             assert directory is not None, "a budget needs a directory"

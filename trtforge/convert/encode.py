@@ -16,7 +16,8 @@ from trtforge.convert.smoothing import activation_scale, needed, stored_vector, 
 from trtforge.core.dtypes import Dtype
 from trtforge.core.errors import ForgeError
 from trtforge.formats.calibration import Calibration
-from trtforge.models.content import ActivationScale, Cast, Content, KvScale, PreQuantScale, Target, WeightScale
+from trtforge.formats.shards import TensorSpec
+from trtforge.models.content import ActivationScale, Cast, Content, KvScale, PreQuantScale, WeightScale
 from trtforge.models.formats import CACHE_BOUNDS
 from trtforge.models.split import Cut
 from trtforge.models.transforms import TORCH
@@ -29,13 +30,9 @@ Encode = Callable[[Part, Dtype, Cut], Part]
 """A rank's part of a source of this dtype to the bytes of the target, in any shape."""
 
 
-def encoder(target: Target, calibration: Calibration | None) -> Encode:
-    """The function for a target that is cast, or quantised with a scale that is known before."""
-    match target.content:
-        case Cast(plus_one=plus_one):
-            return partial(_cast, dtype=TORCH[target.spec.dtype.name], name=target.spec.name, plus_one=plus_one)
-        case _:
-            raise AssertionError(f"{target.spec.name} is not made row by row")
+def caster(target: TensorSpec, content: Cast) -> Encode:
+    """The function for a target that is cast."""
+    return partial(_cast, dtype=TORCH[target.dtype.name], name=target.name, plus_one=content.plus_one)
 
 
 def absorbed(query: Part, key: Part, dtypes: tuple[Dtype, ...], nope: int, target: Dtype) -> Bytes:

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trtforge.convert.encode import Bytes, Encode, Part
+from trtforge.convert.encode import Bytes, Encode, Part, as_bytes
 from trtforge.core.dtypes import Dtype
 from trtforge.core.errors import ForgeError
 from trtforge.formats.quantization_values import ORIGINAL
@@ -135,11 +135,11 @@ def _moved(part: Part, dtype: Dtype, cut: Cut) -> Part:
 
 
 def _repacked(part: Part, dtype: Dtype, cut: Cut, *, repack: Callable[[Tensor], Tensor]) -> Bytes:
-    return _bytes(repack(torch.from_numpy(part)))
+    return as_bytes(repack(torch.from_numpy(part)))
 
 
 def _rescaled(part: Part, dtype: Dtype, cut: Cut, *, scale: Tensor, new_scale: Tensor) -> Bytes:
-    return _bytes(rescale_fp8(torch.from_numpy(part).view(TORCH[dtype.name]), scale, new_scale))
+    return as_bytes(rescale_fp8(torch.from_numpy(part).view(TORCH[dtype.name]), scale, new_scale))
 
 
 def stored_vector(
@@ -148,19 +148,14 @@ def stored_vector(
     """The tensor of a rank that is made of a few numbers of the source."""
     match content:
         case StoredScalar(names=names, least=least):
-            return _bytes(small.largest(names, least))
+            return as_bytes(small.largest(names, least))
         case StoredScalarRows(names=names, cuts=cuts):
             rows = [own[tp_rank].height for own in cuts]
-            return _bytes(
+            return as_bytes(
                 torch.cat([small.scalar(name).expand(count) for name, count in zip(names, rows, strict=True)])
             )
         case StoredPreQuant(names=names, cuts=cuts):
             columns, dtype = cuts[tp_rank].cols, TORCH[model_dtype.name]
             if not names or not small.has(names[0]):
-                return _bytes(torch.ones(len(columns), dtype=dtype))
-            return _bytes(small.take(names[0])[columns.start : columns.stop].to(dtype))
-
-
-def _bytes(values: Tensor) -> Bytes:
-    flat: Bytes = values.contiguous().view(-1).view(torch.uint8).numpy()
-    return flat
+                return as_bytes(torch.ones(len(columns), dtype=dtype))
+            return as_bytes(small.take(names[0])[columns.start : columns.stop].to(dtype))

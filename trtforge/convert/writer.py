@@ -37,7 +37,6 @@ from trtforge.models.content import (
     StoredScalar,
     StoredScalarRows,
     Target,
-    pieces_of,
     sources_of,
 )
 from trtforge.models.plan import CheckpointPlan, Layout
@@ -151,8 +150,10 @@ class _Execution:
         for writer in self.writers:
             writer.begin(target.spec.name)
         match target.content:
-            case Cast(pieces=pieces, padding=padding):
-                self._pieces(pieces, target)
+            case Cast(pieces=pieces, padding=padding) as content:
+                encode = self._caster(target.spec, content)
+                for piece in pieces:
+                    self._piece(piece, encode)
                 for rank, rows in enumerate(padding):
                     self._emit(np.zeros(rows * target.spec.row_bytes, np.uint8), rank)
             case Absorbed():
@@ -166,15 +167,8 @@ class _Execution:
                 self._repacked(content)
             case StoredScalar() | StoredScalarRows() | StoredPreQuant() as content:
                 self._small(content)
-            case _ if pieces := pieces_of(target.content):
-                self._pieces(pieces, target)
             case _:
                 self._computed(target.content)
-
-    def _pieces(self, pieces: tuple[Piece, ...], target: Target) -> None:
-        encode = self._encoder(target)
-        for piece in pieces:
-            self._piece(piece, encode)
 
     def _piece(self, piece: Piece, encode: "Encode") -> None:
         dtype = self.sources[piece.source].spec.dtype
@@ -195,13 +189,13 @@ class _Execution:
         for rank in range(len(self.writers)):
             self._emit(stored_vector(content, small, rank, self.dtype), rank)
 
-    def _encoder(self, target: Target) -> "Encode":
-        dtypes = {self.sources[piece.source].spec.dtype for piece in pieces_of(target.content)}
-        if isinstance(target.content, Cast) and not target.content.plus_one and dtypes == {target.spec.dtype}:
+    def _caster(self, target: TensorSpec, content: Cast) -> "Encode":
+        dtypes = {self.sources[piece.source].spec.dtype for piece in content.pieces}
+        if not content.plus_one and dtypes == {target.dtype}:
             return _unchanged
-        from trtforge.convert.encode import encoder
+        from trtforge.convert.encode import caster
 
-        return encoder(target, self.calibration)
+        return caster(target, content)
 
     def _quantized(self, content: Quantized) -> None:
         from trtforge.convert.quantize import Quantizer
@@ -218,7 +212,7 @@ class _Execution:
                 slab = self.slabs.take(read)
                 row_scales = quantizer.row_scales(slab, dtype)
                 for rank, cut, rows in _shares(piece, read.rows):
-                    inside = slice(rows.start - read.rows.start, rows.stop - read.rows.start)
+                    inside = _inside(rows, read.rows)
                     part, own = slab[inside, cut.cols.start : cut.cols.stop], None
                     if row_scales is not None:
                         own = row_scales[inside]
@@ -250,8 +244,7 @@ class _Execution:
         for read in piece_reads(piece, self.sources):
             slab = self.slabs.take(read)
             for rank, cut, rows in _shares(piece, read.rows):
-                inside = slice(rows.start - read.rows.start, rows.stop - read.rows.start)
-                yield rank, slab[inside, cut.cols.start : cut.cols.stop], cut
+                yield rank, slab[_inside(rows, read.rows), cut.cols.start : cut.cols.stop], cut
 
     def _emit(self, data: NDArray[Any], rank: int) -> None:
         flat = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
@@ -266,6 +259,10 @@ def _shares(piece: Piece, within: range) -> Iterator[tuple[int, Cut, range]]:
             start, stop = max(rows.start, within.start), min(rows.stop, within.stop)
             if start < stop:
                 yield rank, cut, range(start, stop)
+
+
+def _inside(rows: range, within: range) -> slice:
+    return slice(rows.start - within.start, rows.stop - within.start)
 
 
 def _unchanged(part: Slab, dtype: Dtype, cut: Cut) -> Slab:
