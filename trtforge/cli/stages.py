@@ -103,6 +103,12 @@ def convert(
     calibration: Annotated[
         Path | None, typer.Option(help="Calibration directory; fp8, int4_awq, w4a8_awq, int8_sq and nvfp4 need one.")
     ] = None,
+    exclude_module: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATTERN", help="Linear layer that stays as it is, such as *.0.mlp.down_proj; repeatable."
+        ),
+    ] = None,
     parallel_embedding: Annotated[bool, typer.Option("--parallel-embedding", help="Shard the embedding too.")] = False,
     embedding_sharding_dim: Annotated[int, typer.Option(min=0, max=1, help="0: vocabulary, 1: hidden size.")] = 0,
     force: Force = False,
@@ -129,6 +135,7 @@ def convert(
             "dtype": dtype,
             "quant": quant,
             "kv_cache": kv_cache,
+            "exclude_modules": tuple(exclude_module or ()),
             "parallel_embedding": parallel_embedding,
             "embedding_sharding_dim": embedding_sharding_dim,
         },
