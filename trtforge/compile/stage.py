@@ -44,6 +44,7 @@ class TensorRTPlan:
             "backend": "tensorrt_llm",
             "tensorrt_llm": self.build.release.version,
             "build_config": self.build.to_json(),
+            "features": self.build.features.model_dump(mode="json", exclude_none=True),
             "in_flight_batching": in_flight_batching(self.build),
             "longest_prompt": self.build.limits.longest_prompt,
             "ranks": [{"rank": c.rank, "command": list(c.argv), "writes": list(c.writes)} for c in self.commands],

@@ -1,0 +1,210 @@
+"""Which features go together, with which formats and layouts, and which releases have what they need.
+
+`trtllm-build` refuses some of these pairs, switches others off without a word, and the runtime refuses the rest when
+the server starts: here each has its reason. Sources stand at the rules.
+"""
+
+from collections.abc import Iterator
+
+from trtforge.core.recipe import EngineConfig
+from trtforge.formats.releases import Problem as ReleaseProblem
+from trtforge.formats.releases import Release, Section
+from trtforge.formats.triton import parameter_problem
+from trtforge.formats.trtllm import CheckpointConfig
+from trtforge.plan.legality import Problem
+from trtforge.plan.limits import has_paged_context
+from trtforge.plan.runtime_keys import runtime_keys
+from trtforge.plan.speculation import (
+    DRAFTING_ARCHITECTURES,
+    EAGLE_MOST_DRAFT_TOKENS,
+    EAGLE_MOST_REQUESTS,
+    Speculation,
+    speculation_of,
+    stored,
+)
+
+_STREAMED = frozenset({None, "FP8"})
+_NO_LORA = frozenset(
+    {
+        "FP8_PER_CHANNEL_PER_TOKEN",
+        "W8A8_SQ_PER_TENSOR_PLUGIN",
+        "W8A8_SQ_PER_TENSOR_PER_TOKEN_PLUGIN",
+        "W8A8_SQ_PER_CHANNEL_PER_TENSOR_PLUGIN",
+        "W8A8_SQ_PER_CHANNEL_PER_TOKEN_PLUGIN",
+    }
+)
+_LORA_SEEN = frozenset({None, "FP8", "W8A16", "W4A16", "W4A16_AWQ"})
+_SPECULATION_SEEN = {
+    "draft": frozenset({None, "FP8"}),
+    "lookahead": frozenset({None, "FP8"}),
+    "medusa": frozenset({None}),
+    "eagle": frozenset({None}),
+}
+_LORA_ARCHITECTURES = (
+    "LlamaForCausalLM", "MistralForCausalLM", "MixtralForCausalLM", "QWenForCausalLM", "Qwen2ForCausalLM",
+    "Qwen2MoeForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM", "GemmaForCausalLM", "Gemma2ForCausalLM",
+    "Gemma3ForCausalLM", "Phi3ForCausalLM", "GPTForCausalLM", "CohereForCausalLM", "GraniteForCausalLM",
+)  # fmt: skip
+"""Classes that were seen to override `use_lora` (tensorrt_llm/models/*/model.py); the base class raises."""
+
+
+def feature_problems(checkpoint: CheckpointConfig, engine: EngineConfig, release: Release) -> Iterator[Problem]:
+    """Why an engine cannot have the features that it is asked for, or what speaks against one."""
+    yield from _lacking(engine, release)
+    speculation = speculation_of(engine.features, checkpoint)
+    if speculation is not None:
+        yield from _speculation_problems(checkpoint, engine, speculation)
+    yield from _lora_problems(checkpoint, engine)
+    yield from _streaming_problems(checkpoint, engine)
+
+
+def drafting_problems(checkpoint: CheckpointConfig, engine: EngineConfig) -> Iterator[Problem]:
+    """Heads or networks that draft are part of a checkpoint: it and the features must say the same."""
+    features = engine.features
+    for name, architecture in DRAFTING_ARCHITECTURES.items():
+        asked, there = getattr(features, name) is not None, checkpoint.architecture == architecture
+        if asked and not there:
+            yield Problem(
+                name,
+                f"engine.features.{name}: a checkpoint of {checkpoint.architecture} holds nothing that drafts",
+                f"Convert model and {name} weights with TensorRT-LLM's examples/{name}/convert_checkpoint.py, which "
+                f"writes {architecture}, and compile that; or use engine.features.lookahead, which needs no weights.",
+            )
+        if there and not asked:
+            yield Problem(
+                name, f"the checkpoint is {architecture}: it drafts tokens for itself", f"Set engine.features.{name}."
+            )
+    for name, asked_for in (("medusa", features.medusa), ("eagle", features.eagle)):
+        for field, key in _STORED_FIELDS[name] if asked_for is not None else ():
+            said, held = getattr(asked_for, field), stored(checkpoint, key)
+            if asked_for is not None and held is not None and field in asked_for.model_fields_set and said != held:
+                message = f"engine.features.{name}.{field} is {said}, and the checkpoint's {key} is {held}"
+                yield Problem(name, message, f"Leave {field} out, or convert the checkpoint again.")
+        held = stored(checkpoint, "max_draft_len")
+        if asked_for is not None and asked_for.choices is not None and held is not None:
+            if len(asked_for.choices) > held:
+                message = f"engine.features.{name}.choices has {len(asked_for.choices)} nodes, more than the {held}"
+                yield Problem(name, f"{message} draft tokens of the checkpoint", "Leave out the least likely ones.")
+
+
+_STORED_FIELDS = {
+    "medusa": (("draft_tokens", "max_draft_len"), ("heads", "num_medusa_heads"), ("layers", "num_medusa_layers")),
+    "eagle": (("draft_tokens", "max_draft_len"), ("depth", "num_eagle_layers")),
+}
+
+
+def _lacking(engine: EngineConfig, release: Release) -> Iterator[Problem]:
+    """What the features set, and a release does not have: fields of the build, and keys of the Triton backend."""
+    wanted: list[tuple[Section, str, str]] = []
+    features = engine.features
+    if features.lora is not None:
+        wanted += [("plugin_config", "lora_plugin", "lora"), ("lora_config", "max_lora_rank", "lora")]
+    if features.multiple_profiles:
+        wanted.append(("plugin_config", "multiple_profiles", "multiple_profiles"))
+    if features.weights_on_gpu < 1:
+        wanted.append(("build_config", "weight_streaming", "weights_on_gpu"))
+    wanted += [
+        ("build_config", f"gather_{name}", name)
+        for name in ("context_logits", "generation_logits")
+        if getattr(features, name)
+    ]
+    for section, key, feature in wanted:
+        yield from _of_release(release.key_problem(section, key), feature)
+    for runtime_key in runtime_keys(features):
+        yield from _of_release(parameter_problem("tensorrt_llm", runtime_key.key, release), runtime_key.feature)
+
+
+def _of_release(problem: ReleaseProblem | None, feature: str) -> Iterator[Problem]:
+    if problem is not None:
+        doubt = "" if problem.refuses else " (inferred from its neighbours)"
+        yield Problem(
+            "release", f"engine.features.{feature}: {problem.message}{doubt}", problem.hint, refuses=problem.refuses
+        )
+
+
+def _speculation_problems(
+    checkpoint: CheckpointConfig, engine: EngineConfig, speculation: Speculation
+) -> Iterator[Problem]:
+    """Beams: `verifyRequests` in trtGptModelInflightBatching.cpp. Logits: commands/build.py. EAGLE: `build()`, and
+    examples/eagle/README.md for pipelines. KV reuse: examples/draft_target_model/README.md. What each method was
+    tested with: the support matrices of the READMEs."""
+    method, features, parallel = speculation.method, engine.features, checkpoint.parallel
+    name = f"engine.features.{method}"
+    if engine.max_beam_width > 1:
+        message = f"{name}: TensorRT-LLM speculates without beams, and engine.max_beam_width is {engine.max_beam_width}"
+        yield Problem("speculation", message, "Use engine.max_beam_width: 1.")
+    if features.context_logits:
+        message = f"{name}: an engine that verifies draft tokens cannot return the logits of prompts"
+        yield Problem("speculation", message, "Set engine.features.context_logits: false.")
+    paged = has_paged_context(checkpoint.quantization)
+    if method in ("draft", "eagle") and not paged:
+        message = f"{name} needs paged context FMHA, which this KV cache format switches off"
+        yield Problem("speculation", message, "Use quantization.kv_cache: none, or fp8 with format: fp8.")
+    if method == "draft" and not features.kv_reuse:
+        message = f"{name}: the target must find the tokens that it accepted before in its KV cache"
+        yield Problem("speculation", message, "Set engine.features.kv_reuse: true.")
+    if method == "eagle":
+        yield from _eagle_problems(engine, speculation)
+    if parallel.pp > 1:
+        message = f"{name}: TensorRT-LLM's {method} was made for tensor parallelism, not for pp {parallel.pp}"
+        yield Problem("speculation", message, "Use tp instead of pp.", refuses=method == "eagle")
+    algorithm = checkpoint.quantization.quant_algo
+    if algorithm not in _SPECULATION_SEEN[method]:
+        message = f"{name}: TensorRT-LLM's support matrix does not list {algorithm}"
+        yield Problem("speculation", message, "Compare speed and answers with and without.", refuses=False)
+
+
+def _eagle_problems(engine: EngineConfig, speculation: Speculation) -> Iterator[Problem]:
+    if engine.max_batch_size > EAGLE_MOST_REQUESTS:
+        message = f"engine.features.eagle: {engine.max_batch_size} requests at once are more than EAGLE's"
+        yield Problem("speculation", f"{message} {EAGLE_MOST_REQUESTS}", f"Use max_batch_size {EAGLE_MOST_REQUESTS}.")
+    if speculation.draft_tokens > EAGLE_MOST_DRAFT_TOKENS:
+        message = f"engine.features.eagle: {speculation.draft_tokens} draft tokens are more than EAGLE's"
+        yield Problem("speculation", f"{message} {EAGLE_MOST_DRAFT_TOKENS}", "Convert the checkpoint with fewer.")
+
+
+def _lora_problems(checkpoint: CheckpointConfig, engine: EngineConfig) -> Iterator[Problem]:
+    """Formats: quantization/layers.py asserts that `Fp8Rowwise*` and the plugin `SmoothQuant*` modules get no LoRA.
+    Experts: cpp/tensorrt_llm/runtime/loraModule.cpp has them as yet to be supported. Type of the weights:
+    `loraValidateRequestTensors` in cpp/tensorrt_llm/runtime/loraUtils.cpp, and the template's TYPE_FP16."""
+    lora = engine.features.lora
+    if lora is None:
+        return
+    algorithm, architecture = checkpoint.quantization.quant_algo, checkpoint.architecture
+    if algorithm in _NO_LORA:
+        message = f"engine.features.lora: TensorRT-LLM's {algorithm} layers take no LoRA"
+        yield Problem("lora", message, "Use quantization.format: fp8, int8_wo or none.")
+    elif algorithm not in _LORA_SEEN:
+        message = f"engine.features.lora was not seen to work with {algorithm} layers"
+        yield Problem("lora", message, "Compare an adapter's answers with those of PEFT.", refuses=False)
+    if architecture not in _LORA_ARCHITECTURES:
+        message = f"engine.features.lora was not seen in TensorRT-LLM's {architecture}"
+        yield Problem("lora", message, "trtllm-build raises NotImplementedError if it has none.", refuses=False)
+    experts = [name for name in lora.modules if name.startswith("mlp_")]
+    moe = (checkpoint.model_extra or {}).get("moe")
+    if experts and isinstance(moe, dict) and moe.get("num_experts"):
+        message = f"engine.features.lora.modules: {experts[0]} is spread over experts, which take no LoRA"
+        yield Problem("lora", message, "Adapt the attention layers alone.")
+    if "attn_qkv" in lora.modules and "attn_q" in lora.modules:
+        message = "engine.features.lora.modules: attn_qkv is attn_q, attn_k and attn_v in one"
+        yield Problem("lora", message, "Name the one or the others, as the adapters were trained.")
+    if checkpoint.dtype != "float16":
+        message = (
+            f"LoRA weights reach Triton as TYPE_FP16, and TensorRT-LLM refuses those of another type than the engine's "
+            f"{checkpoint.dtype}"
+        )
+        yield Problem("lora", message, "Convert the model with model.dtype: float16.", refuses=False)
+
+
+def _streaming_problems(checkpoint: CheckpointConfig, engine: EngineConfig) -> Iterator[Problem]:
+    """Weights that plugins hold do not stream (docs/source/advanced/weight-streaming.md)."""
+    if engine.features.weights_on_gpu == 1:
+        return
+    algorithm = checkpoint.quantization.quant_algo
+    if algorithm not in _STREAMED:
+        message = f"engine.features.weights_on_gpu: {algorithm} weights are in plugins, and those do not stream"
+        yield Problem("weights_on_gpu", message, "Use quantization.format: none or fp8, or keep all on the GPU.")
+    moe = (checkpoint.model_extra or {}).get("moe")
+    if isinstance(moe, dict) and moe.get("num_experts"):
+        message = "engine.features.weights_on_gpu: experts are in a plugin and stay on the GPU"
+        yield Problem("weights_on_gpu", message, "Only the attention streams.", refuses=False)
