@@ -196,7 +196,10 @@ def compile_(
     max_beam_width: Annotated[int, typer.Option(min=1, help="Beams of a request.")] = 1,
     tokens_per_block: Annotated[int | None, typer.Option(min=1, help="Tokens in one KV cache block.")] = None,
     feature: Annotated[
-        list[str] | None, typer.Option(metavar="NAME[=VALUE]", help="kv_reuse, chunked_context; repeatable.")
+        list[str] | None,
+        typer.Option(
+            metavar="NAME[=VALUE]", help="kv_reuse, lora.max_rank=16, lookahead, ...: engine.features; repeatable."
+        ),
     ] = None,
     workers: Annotated[int, typer.Option(min=1, help="tensorrt_llm --dry-run: ranks built at once.")] = 1,
     container: Annotated[
@@ -211,6 +214,8 @@ def compile_(
     """Build an engine from a checkpoint: paged KV cache and in-flight batching on.
 
     [dim]Example: trtforge compile ./checkpoint ./engine --backend tensorrt_llm --max-batch-size 32 --dry-run[/dim]
+
+    [dim]Example: trtforge compile ./checkpoint ./engine --backend tensorrt_llm --feature lora.max_rank=16 --dry-run[/dim]
     """
     from trtforge.cli.features import parse_features
     from trtforge.compile.stage import CompileOptions, compile_engine, plan_engine

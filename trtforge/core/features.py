@@ -91,21 +91,20 @@ class LookaheadFeature(Config):
     """The model drafts for itself: n-grams of a window, and candidates out of earlier ones. Nothing is trained."""
 
     window: int = Field(4, ge=1, description="N-grams that are looked for at once.")
-    ngram: int = Field(3, ge=1, description="Tokens of an n-gram: the most that one step accepts.")
+    ngram: int = Field(3, ge=2, description="Tokens of an n-gram: the most that one step accepts.")
     verification: int = Field(4, ge=0, description="N-grams that are verified in one step.")
 
     @model_validator(mode="after")
     def _is_legal(self) -> Self:
-        """`LookaheadDecodingConfig::isLegal`, cpp/tensorrt_llm/executor/decodingConfig.cpp."""
-        if self.ngram == 1 and (self.window != 1 or self.verification != 0):
-            raise ValueError("an ngram of 1 takes window 1 and verification 0, which speculates on nothing")
+        """`LookaheadDecodingConfig::isLegal`, cpp/tensorrt_llm/executor/decodingConfig.cpp, and something to verify."""
+        if self.draft_tokens == 0:
+            raise ValueError("nothing would be drafted: the least that makes sense is window 2, ngram 2, verification 1")
         return self
 
     @property
     def draft_tokens(self) -> int:
         """Draft tokens of one step: `calculateSpeculativeResourceTuple` in the same file."""
-        first = 0 if self.ngram == 1 else self.ngram - 2
-        return first + (self.window - 1 + self.verification) * (self.ngram - 1)
+        return self.ngram - 2 + (self.window - 1 + self.verification) * (self.ngram - 1)
 
 
 class FeaturesConfig(Config):

@@ -22,7 +22,7 @@ def package(config: PackageConfig, engine: Path, tokenizer: Path | None, out: Pa
     written, for an incomplete engine, a missing tokenizer and a setting that the engine cannot serve.
     """
     manifest = open_artifact(engine, "engine")
-    facts = read_engine(engine)
+    facts = read_engine(engine, manifest)
     assets = read_tokenizer(find_tokenizer(tokenizer, engine))
     models = model_specs(config, facts, assets)
     templates = asset_directory("model_repo_templates")
