@@ -1,5 +1,6 @@
 """What each feature makes of a build: the fields, the options, the notes, and the refusals by name."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -158,8 +159,6 @@ def test_what_does_not_go_together_is_refused(
 ) -> None:
     with pytest.raises(ForgeError, match=message) as caught:
         plan("1.2.1", checkpoint, engine(**values))
-    import re
-
     assert re.search(hint, caught.value.hint)
 
 
@@ -168,7 +167,11 @@ def test_what_does_not_go_together_is_refused(
     [
         (llama(), {"lora": True}, "LoRA weights reach Triton as TYPE_FP16"),
         (llama("NVFP4", dtype="float16"), {"lora": True}, "was not seen to work with NVFP4 layers"),
-        (llama(dtype="float16", architecture="FalconForCausalLM"), {"lora": True}, "was not seen in TensorRT-LLM's Fal"),
+        (
+            llama(dtype="float16", architecture="FalconForCausalLM"),
+            {"lora": True},
+            "was not seen in TensorRT-LLM's F",
+        ),
         (llama(mapping=parallel(pp=2)), {"lookahead": True}, "not for pp 2"),
         (llama("W4A16_AWQ"), {"draft": True}, "support matrix does not list W4A16_AWQ"),
         (llama(moe=MOE), {"weights_on_gpu": 0.5}, "experts are in a plugin and stay on the GPU"),
@@ -181,10 +184,12 @@ def test_what_only_speaks_against_a_feature_warns(
 
 
 def test_a_release_that_lacks_a_feature_is_named_with_the_first_that_has_it() -> None:
-    with pytest.raises(ForgeError, match=r"0\.17\.0: config\.pbtxt: decoding_mode|lookahead_window_size came with") as c:
+    with pytest.raises(ForgeError) as caught:
         plan("0.17.0", FLOAT16, engine(features={"lookahead": True}))
-    assert c.value.message.startswith("engine.features.lookahead: TensorRT-LLM 0.17.0: config.pbtxt: lookahead_window")
-    assert c.value.hint == "Target 0.19.0."
+    assert caught.value.message == (
+        "engine.features.lookahead: TensorRT-LLM 0.17.0: config.pbtxt: lookahead_window_size came with 0.19.0"
+    )
+    assert caught.value.hint == "Target 0.19.0."
     assert plan("0.19.0", FLOAT16, engine(features={"lookahead": True})).warnings == ()
 
 

@@ -99,8 +99,7 @@ def test_every_configuration_is_one_that_its_release_accepts(
     checkpoint = drafting(name, quant, kv_cache, dtype) if name else llama(quant, kv_cache, dtype=dtype)
     try:
         found = plan(version, checkpoint, engine(max_batch_size=batch, max_seq_len=4096, features=features))
-    except ForgeError as refused:
-        assert refused.hint
+    except ForgeError:
         return
     values: dict[str, Any] = json.loads(json.dumps(found.to_json()))
     errors = [f"{error.json_path}: {error.message}" for error in validator(version).iter_errors(values)]

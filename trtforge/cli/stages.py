@@ -215,7 +215,7 @@ def compile_(
 
     [dim]Example: trtforge compile ./checkpoint ./engine --backend tensorrt_llm --max-batch-size 32 --dry-run[/dim]
 
-    [dim]Example: trtforge compile ./checkpoint ./engine --backend tensorrt_llm --feature lora.max_rank=16 --dry-run[/dim]
+    [dim]Example: trtforge compile ./checkpoint ./engine --backend tensorrt_llm --feature lookahead --dry-run[/dim]
     """
     from trtforge.cli.features import parse_features
     from trtforge.compile.stage import CompileOptions, compile_engine, plan_engine

@@ -98,7 +98,7 @@ class LookaheadFeature(Config):
     def _is_legal(self) -> Self:
         """`LookaheadDecodingConfig::isLegal`, cpp/tensorrt_llm/executor/decodingConfig.cpp, and something to verify."""
         if self.draft_tokens == 0:
-            raise ValueError("nothing would be drafted: the least that makes sense is window 2, ngram 2, verification 1")
+            raise ValueError("nothing would be drafted: the least is window 2, ngram 2, verification 1")
         return self
 
     @property

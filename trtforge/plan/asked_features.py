@@ -21,9 +21,7 @@ BASES: Mapping[SpeculationMethod, tuple[str, ...]] = MappingProxyType(
 """Whose networks TensorRT-LLM's Medusa and EAGLE extend (models/medusa/model.py, models/eagle/model.py)."""
 
 
-def asked_features(
-    model: Model, request: Request, checkpoint: CheckpointConfig, release: Release
-) -> Iterator[Problem]:
+def asked_features(model: Model, request: Request, checkpoint: CheckpointConfig, release: Release) -> Iterator[Problem]:
     """Why the features cannot be had. The embedded engine has none of those that TensorRT-LLM's own rules are for."""
     features = request.engine.features
     if request.for_tensorrt is False:

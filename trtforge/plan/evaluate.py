@@ -13,8 +13,8 @@ from trtforge.formats.releases import Release, release
 from trtforge.formats.trtllm import CheckpointConfig, Quantization
 from trtforge.models.checkpoint_config import checkpoint_config
 from trtforge.models.plan import Layout
-from trtforge.plan.engine_rules import engine_problems
 from trtforge.plan.asked_features import asked_features
+from trtforge.plan.engine_rules import engine_problems
 from trtforge.plan.feature_memory import cache_problems, with_adapter_cache, with_features
 from trtforge.plan.formats import CACHES, WEIGHTS
 from trtforge.plan.kv import blocks_of, requests_that_fit
@@ -74,9 +74,7 @@ class Evaluation:
     def _requests(self, length: int) -> int | None:
         if self.limits is None or self.memory is None:
             return None
-        return requests_that_fit(
-            self.memory.kv_tokens, length + self.limits.spare_tokens, self.limits.tokens_per_block
-        )
+        return requests_that_fit(self.memory.kv_tokens, length + self.limits.spare_tokens, self.limits.tokens_per_block)
 
 
 def evaluate(model: Model, request: Request) -> Evaluation:

@@ -61,7 +61,9 @@ def with_adapter_cache(
     return replace(memory, stages=stages)
 
 
-def cache_problems(memory: Memory, facts: Facts, held: Held, features: FeaturesConfig, limits: Limits) -> Iterator[Problem]:
+def cache_problems(
+    memory: Memory, facts: Facts, held: Held, features: FeaturesConfig, limits: Limits
+) -> Iterator[Problem]:
     """Adapter caches that do not hold one adapter: the server ends with `Not enough space allocated to ... LoRA cache
     to hold 1 max sized LoRA`."""
     lora = features.lora

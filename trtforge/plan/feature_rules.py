@@ -4,8 +4,9 @@
 the server starts: here each has its reason. Sources stand at the rules.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
+from trtforge.core.features import EagleFeature, MedusaFeature
 from trtforge.core.recipe import EngineConfig
 from trtforge.formats.releases import Problem as ReleaseProblem
 from trtforge.formats.releases import Release, Section
@@ -40,6 +41,8 @@ _SPECULATION_SEEN = {
     "medusa": frozenset({None}),
     "eagle": frozenset({None}),
 }
+_MEDUSA_FIELDS = {"draft_tokens": "max_draft_len", "heads": "num_medusa_heads", "layers": "num_medusa_layers"}
+_EAGLE_FIELDS = {"draft_tokens": "max_draft_len", "depth": "num_eagle_layers"}
 _LORA_ARCHITECTURES = (
     "LlamaForCausalLM", "MistralForCausalLM", "MixtralForCausalLM", "QWenForCausalLM", "Qwen2ForCausalLM",
     "Qwen2MoeForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM", "GemmaForCausalLM", "Gemma2ForCausalLM",
@@ -74,23 +77,27 @@ def drafting_problems(checkpoint: CheckpointConfig, engine: EngineConfig) -> Ite
             yield Problem(
                 name, f"the checkpoint is {architecture}: it drafts tokens for itself", f"Set engine.features.{name}."
             )
-    for name, asked_for in (("medusa", features.medusa), ("eagle", features.eagle)):
-        for field, key in _STORED_FIELDS[name] if asked_for is not None else ():
-            said, held = getattr(asked_for, field), stored(checkpoint, key)
-            if asked_for is not None and held is not None and field in asked_for.model_fields_set and said != held:
-                message = f"engine.features.{name}.{field} is {said}, and the checkpoint's {key} is {held}"
-                yield Problem(name, message, f"Leave {field} out, or convert the checkpoint again.")
-        held = stored(checkpoint, "max_draft_len")
-        if asked_for is not None and asked_for.choices is not None and held is not None:
-            if len(asked_for.choices) > held:
-                message = f"engine.features.{name}.choices has {len(asked_for.choices)} nodes, more than the {held}"
-                yield Problem(name, f"{message} draft tokens of the checkpoint", "Leave out the least likely ones.")
+    for name, fields, asked_for in (
+        ("medusa", _MEDUSA_FIELDS, features.medusa),
+        ("eagle", _EAGLE_FIELDS, features.eagle),
+    ):
+        if asked_for is not None:
+            yield from _stored_problems(checkpoint, name, asked_for, fields)
 
 
-_STORED_FIELDS = {
-    "medusa": (("draft_tokens", "max_draft_len"), ("heads", "num_medusa_heads"), ("layers", "num_medusa_layers")),
-    "eagle": (("draft_tokens", "max_draft_len"), ("depth", "num_eagle_layers")),
-}
+def _stored_problems(
+    checkpoint: CheckpointConfig, name: str, asked_for: MedusaFeature | EagleFeature, fields: Mapping[str, str]
+) -> Iterator[Problem]:
+    """Numbers that are given and are not the checkpoint's."""
+    for field, key in fields.items():
+        said, held = getattr(asked_for, field), stored(checkpoint, key)
+        if held is not None and field in asked_for.model_fields_set and said != held:
+            message = f"engine.features.{name}.{field} is {said}, and the checkpoint's {key} is {held}"
+            yield Problem(name, message, f"Leave {field} out, or convert the checkpoint again.")
+    held, nodes = stored(checkpoint, "max_draft_len"), len(asked_for.choices or ())
+    if held is not None and nodes > held:
+        message = f"engine.features.{name}.choices has {nodes} nodes, more than the {held} draft tokens"
+        yield Problem(name, f"{message} of the checkpoint", "Leave out the least likely ones.")
 
 
 def _lacking(engine: EngineConfig, release: Release) -> Iterator[Problem]:
