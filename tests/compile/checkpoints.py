@@ -40,4 +40,4 @@ def drafting(
         "medusa": {"architecture": "MedusaForCausalLM", "num_medusa_heads": 4, "num_medusa_layers": 1},
         "eagle": {"architecture": "EagleForCausalLM", "num_eagle_layers": 4, "max_non_leaves_per_layer": 10},
     }
-    return llama(quant_algo, kv_cache, dtype=dtype, max_draft_len=63, **heads[method], **changes)
+    return llama(quant_algo, kv_cache, **{"dtype": dtype, "max_draft_len": 63, **heads[method], **changes})

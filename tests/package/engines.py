@@ -79,7 +79,9 @@ def torch_engine(out: Path, files: dict[str, bytes] | None = None) -> Path:
 def tensorrt_engine(
     out: Path, tp: int = 1, version: str = "1.2.1", features: dict[str, Any] | None = None, max_draft_len: int = 0
 ) -> Path:
-    """An engine of TensorRT-LLM."""
+    """An engine of TensorRT-LLM, built for `features`: with adapters up to rank 64, and weights that may stream."""
     config = engine_config(tp, version=version)
-    config["build_config"]["max_draft_len"] = max_draft_len
+    build = config["build_config"]
+    build |= {"max_draft_len": max_draft_len, "lora_config": {"max_lora_rank": 64}, "weight_streaming": bool(features)}
+    build["plugin_config"] |= {"lora_plugin": "auto" if features else None}
     return write_engine(out, config, features=features)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import DEMO_MODEL
-from tests.package.engines import tensorrt_engine
+from tests.package.engines import tensorrt_engine, torch_engine
 from tests.package.test_stage import model_config
 from tests.package.test_stage import parameters as read_parameters
 from trtforge.core.errors import ForgeError
@@ -99,9 +99,46 @@ def test_no_feature_no_key(tmp_path: Path) -> None:
 
 def test_an_engine_that_verifies_drafts_says_who_drafts(tmp_path: Path) -> None:
     engine = tensorrt_engine(tmp_path / "engine", max_draft_len=83)
-    with pytest.raises(ForgeError, match="verifies 83 draft tokens, and was not compiled with a feature") as caught:
+    with pytest.raises(ForgeError, match="verifies 83 draft tokens, and nothing says who drafts them") as caught:
         package(PackageConfig(), engine, DEMO_MODEL, tmp_path / "out")
-    assert "engine.features.draft, medusa, eagle or lookahead" in caught.value.hint
+    assert "--feature draft, medusa, eagle or lookahead" in caught.value.hint
+    said = PackageConfig.parse({"features": {"lookahead": {"window": 7, "ngram": 7, "verification": 7}}}, "test")
+    repository = package(said, engine, DEMO_MODEL, tmp_path / "out").path
+    assert read_parameters(model_config(repository, "tensorrt_llm"))["lookahead_ngram_size"] == "7"
+
+
+@pytest.mark.parametrize(
+    ("features", "lacking"),
+    [
+        ({"lookahead": True}, "lookahead"),
+        ({"lora": True}, "lora of rank 64"),
+        ({"weights_on_gpu": 0}, "weights_on_gpu"),
+    ],
+)
+def test_an_engine_is_not_served_with_what_it_was_not_built_for(
+    tmp_path: Path, features: dict[str, Any], lacking: str
+) -> None:
+    config = PackageConfig.parse({"features": features}, "test")
+    for engine in (tensorrt_engine(tmp_path / "engine"), torch_engine(tmp_path / "embedded")):
+        with pytest.raises(ForgeError, match=f"the engine was not built for {lacking}"):
+            package(config, engine, DEMO_MODEL, tmp_path / "out")
+
+
+def test_an_adapter_larger_than_the_engines_is_refused(tmp_path: Path) -> None:
+    engine = tensorrt_engine(tmp_path / "engine", features=built(lora={"max_rank": 64}))
+    with pytest.raises(ForgeError, match="the engine was not built for lora of rank 65"):
+        package(
+            PackageConfig.parse({"features": {"lora": {"max_rank": 65}}}, "test"), engine, DEMO_MODEL, tmp_path / "out"
+        )
+
+
+def test_a_repository_names_no_adapter(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text('{"r": 8, "target_modules": ["q_proj"]}')
+    config = PackageConfig.parse({"features": {"lora": {"adapters": [str(tmp_path)]}}}, "test")
+    engine = tensorrt_engine(tmp_path / "engine", features=built(lora={"max_rank": 8}))
+    repository = package(config, engine, DEMO_MODEL, tmp_path / "out").path
+    assert str(tmp_path) not in (repository / "forge.json").read_text()
+    assert read_parameters(model_config(repository, "tensorrt_llm"))["lora_cache_max_adapter_size"] == "8"
 
 
 def test_a_key_that_the_serving_release_lacks_is_refused(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from tests.plan.models import LLAMA_8B, LLAMA_70B, asked, known
 from trtforge.core.errors import ForgeError
 from trtforge.plan.evaluate import Evaluation, evaluate
 from trtforge.plan.fixes import fixes
+from trtforge.plan.peaks import build_gpu_peak, build_host_peak
 
 LLAMA_2 = "meta-llama/Llama-2-7b-hf"
 
@@ -82,3 +83,24 @@ def test_adapters_are_read_for_the_plan(tmp_path: Path) -> None:
     lora = judged(LLAMA_8B, {"lora": {"adapters": [str(tmp_path)]}}).request.engine.features.lora
     assert lora is not None
     assert (lora.max_rank, lora.modules) == (128, ("attn_q", "attn_k", "attn_v"))
+
+
+def test_estimates_say_what_they_leave_out() -> None:
+    found = judged(LLAMA_8B, {"lookahead": True, "weights_on_gpu": 0.5})
+    assert any("Times are estimated without lookahead" in text for text in found.warnings)
+    assert any("Times are estimated with all weights on the GPU" in text for text in found.warnings)
+
+
+def test_a_step_that_is_too_small_for_its_drafts_is_mended() -> None:
+    model = known(LLAMA_8B)
+    engine = {"backend": "tensorrt_llm", "max_num_tokens": 64, "features": {"draft": {"tokens": 7}}}
+    request = asked(model, recipe={"engine": engine})
+    assert fixes(model, evaluate(model, request))[0].text == "Use --max-num-tokens 512."
+
+
+def test_the_build_holds_the_weights_that_will_stream() -> None:
+    whole, streamed = (judged(LLAMA_8B, {"weights_on_gpu": share}).memory for share in (1, 0.1))
+    assert whole is not None
+    assert streamed is not None
+    assert build_gpu_peak(whole) == build_gpu_peak(streamed)
+    assert build_host_peak(whole) == build_host_peak(streamed)

@@ -255,6 +255,10 @@ def package(
         Path | None, typer.Option(help="Directory of the tokenizer; left out: the engine's own.", show_default=False)
     ] = None,
     name: Annotated[str, typer.Option(metavar="PREFIX", help="Put before the five model names.")] = "",
+    feature: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME[=VALUE]", help="What an engine was built for that was not compiled here."),
+    ] = None,
     set_: Set = None,
     force: Force = False,
     json: Json = False,
@@ -265,10 +269,13 @@ def package(
 
     [dim]Example: trtforge package ./engine ./repository --set serving.scheduler=max_utilization[/dim]
     """
+    from trtforge.cli.features import parse_features
     from trtforge.cli.settings import serving_settings
+    from trtforge.core.features import FeaturesConfig
     from trtforge.package.models import PackageConfig
     from trtforge.package.stage import package as run
 
-    config = PackageConfig(serving=serving_settings(set_ or []), name_prefix=name)
+    features = from_options(FeaturesConfig, parse_features(feature), "--feature") if feature else None
+    config = PackageConfig(serving=serving_settings(set_ or []), name_prefix=name, features=features)
     result = run(config, engine, tokenizer, out, force=force)
     show.produced(result, json_output=json, next_command=f"trtforge serve {out}")

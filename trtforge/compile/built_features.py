@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from trtforge.core.errors import ForgeError
 from trtforge.core.features import FeaturesConfig
 from trtforge.core.recipe import EngineConfig
-from trtforge.formats.adapter import resolved_lora
+from trtforge.formats.adapter import resolved_features
 from trtforge.formats.releases import Release
 from trtforge.formats.trtllm import CheckpointConfig
 from trtforge.plan.feature_rules import drafting_problems, feature_problems
@@ -20,11 +20,7 @@ def built_features(
 
     Raises ForgeError for a feature that is asked for by name and cannot be had.
     """
-    features = _paging(checkpoint, engine.features, warnings)
-    if features.lora is not None:
-        features = features.model_copy(update={"lora": resolved_lora(features.lora)})
-    if features.draft is not None:
-        features = features.model_copy(update={"draft": features.draft.model_copy(update={"model": None})})
+    features = resolved_features(_paging(checkpoint, engine.features, warnings))
     wanted = engine.model_copy(update={"features": features})
     _require(drafting_problems(checkpoint, wanted), warnings)
     _require(feature_problems(checkpoint, wanted, release), warnings)

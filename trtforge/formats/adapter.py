@@ -9,7 +9,7 @@ from types import MappingProxyType
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from trtforge.core.errors import ForgeError
-from trtforge.core.features import LoraFeature, LoraModule
+from trtforge.core.features import FeaturesConfig, LoraFeature, LoraModule
 
 ADAPTER_CONFIG = "adapter_config.json"
 DEFAULT_RANK = 64
@@ -105,6 +105,16 @@ def resolved_lora(lora: LoraFeature) -> LoraFeature:
     if modules & set(_QKV):
         modules |= set(_QKV)
     return lora.model_copy(update={"adapters": (), "max_rank": rank, "modules": _ordered(modules)})
+
+
+def resolved_features(features: FeaturesConfig) -> FeaturesConfig:
+    """The features as an engine keeps them: everything said, and no path. Raises ForgeError as `resolved_lora` does."""
+    lora, draft = features.lora, features.draft
+    if lora is not None:
+        features = features.model_copy(update={"lora": resolved_lora(lora)})
+    if draft is not None:
+        features = features.model_copy(update={"draft": draft.model_copy(update={"model": None})})
+    return features
 
 
 def _ordered(modules: set[LoraModule]) -> tuple[LoraModule, ...]:

@@ -32,10 +32,11 @@ class EngineFacts:
     features: FeaturesConfig
 
 
-def read_engine(directory: Path, manifest: Manifest) -> EngineFacts:
+def read_engine(directory: Path, manifest: Manifest, built_for: FeaturesConfig | None = None) -> EngineFacts:
     """Read and check an engine. Raises ForgeError naming the missing key, or the rank file that is missing or empty.
 
-    An engine that does not say which features it was compiled for has those that its config.json shows.
+    `built_for`: the features of an engine whose manifest does not say them; where nobody does, it has those of its
+    config.json.
     """
     model, values = read_engine_config(directory)
     path = directory / CONFIG_FILE
@@ -43,8 +44,8 @@ def read_engine(directory: Path, manifest: Manifest) -> EngineFacts:
     plugins = build.get("plugin_config")
     forge = values.get("forge")
     paged_context = isinstance(plugins, dict) and bool(plugins.get("use_paged_context_fmha", False))
-    features = _features(forge, manifest, paged_context=paged_context)
-    _check_speculation(build, features, path)
+    features = built_for or _features(forge, manifest, paged_context=paged_context)
+    _check_features(build, features, path)
     facts = EngineFacts(
         backend="tensorrt_llm" if forge is None else "torch",
         device="cpu" if isinstance(forge, dict) and forge.get("device") == "cpu" else "cuda",
@@ -67,14 +68,30 @@ def _features(forge: object, manifest: Manifest, *, paged_context: bool) -> Feat
     return FeaturesConfig.parse(shown | (said if isinstance(said, dict) else {}), "features of the engine")
 
 
-def _check_speculation(build: Mapping[str, Any], features: FeaturesConfig, path: Path) -> None:
-    """An engine that verifies draft tokens, and nothing that says how it is to be served."""
+def _check_features(build: Mapping[str, Any], features: FeaturesConfig, path: Path) -> None:
+    """What config.json says of drafting, LoRA and streaming, and what the engine is said to be for, must agree."""
     draft = build.get("max_draft_len", 0)
-    if draft and not any(getattr(features, method) is not None for method in SPECULATION):
+    method = next((name for name in SPECULATION if getattr(features, name) is not None), None)
+    if draft and method is None:
         raise ForgeError(
-            f"{path}: the engine verifies {draft} draft tokens, and was not compiled with a feature that drafts them",
-            hint="Compile it again with engine.features.draft, medusa, eagle or lookahead.",
+            f"{path}: the engine verifies {draft} draft tokens, and nothing says who drafts them",
+            hint="Say so with --feature draft, medusa, eagle or lookahead, as the engine was built.",
         )
+    lacking = [method] if method is not None and not draft else []
+    if features.lora is not None and (features.lora.max_rank or 0) > _lora_rank(build):
+        lacking.append(f"lora of rank {features.lora.max_rank}")
+    if features.weights_on_gpu < 1 and not build.get("weight_streaming"):
+        lacking.append("weights_on_gpu")
+    if lacking:
+        raise ForgeError(f"{path}: the engine was not built for {lacking[0]}", hint="Compile it with that feature.")
+
+
+def _lora_rank(build: Mapping[str, Any]) -> int:
+    """The largest rank of the engine's adapters; 0 without the plugin."""
+    plugins, lora = build.get("plugin_config"), build.get("lora_config")
+    if not isinstance(plugins, dict) or not isinstance(lora, dict) or not plugins.get("lora_plugin"):
+        return 0
+    return int(lora.get("max_lora_rank", 0))
 
 
 def _check_ranks(directory: Path, facts: EngineFacts) -> None:

@@ -7,6 +7,7 @@ from pydantic import Field
 
 from trtforge.core.config import Config
 from trtforge.core.errors import ForgeError
+from trtforge.core.features import FeaturesConfig
 from trtforge.core.recipe import ServingConfig
 from trtforge.formats.hf import TOKENIZER_DIRECTORY
 from trtforge.formats.triton import (
@@ -44,6 +45,7 @@ class PackageConfig(Config):
     add_special_tokens: bool = Field(True, description="Put the tokenizer's begin token before the prompt.")
     kv_reuse: bool | None = Field(None, description="Share KV blocks between requests; None: as it was built.")
     chunked_context: bool | None = Field(None, description="Cut long prompts into chunks; None: as it was built.")
+    features: FeaturesConfig | None = Field(None, description="What the engine was built for; None: as it says itself.")
 
 
 @dataclass(frozen=True)

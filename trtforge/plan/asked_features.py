@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
-from trtforge.core.features import SpeculationMethod
+from trtforge.core.features import SPECULATION, SpeculationMethod
 from trtforge.formats.releases import Release
 from trtforge.formats.trtllm import CheckpointConfig
 from trtforge.plan.feature_rules import feature_problems
@@ -32,6 +32,7 @@ def asked_features(model: Model, request: Request, checkpoint: CheckpointConfig,
     if not features.beyond_paging:
         return
     yield from feature_problems(checkpoint, request.engine, release)
+    yield from _estimate_problems(request)
     for name, bases in BASES.items():
         if getattr(features, name) is None:
             continue
@@ -46,6 +47,18 @@ def asked_features(model: Model, request: Request, checkpoint: CheckpointConfig,
         yield Problem("speculation", message, fix, refuses=False)
     if request.draft is not None:
         yield from _draft_problems(model, request.draft, request)
+
+
+def _estimate_problems(request: Request) -> Iterator[Problem]:
+    """What the time model does not know."""
+    features = request.engine.features
+    method = next((name for name in SPECULATION if getattr(features, name) is not None), None)
+    if method is not None:
+        message = f"Times are estimated without {method}: how many draft tokens are accepted depends on the texts"
+        yield Problem("estimate", message, "Measure with and without.", refuses=False)
+    if features.weights_on_gpu < 1:
+        message = "Times are estimated with all weights on the GPU: those that stream pass the host's link every step"
+        yield Problem("estimate", message, "Expect far less.", refuses=False)
 
 
 def _draft_problems(model: Model, draft: Model, request: Request) -> Iterator[Problem]:

@@ -48,8 +48,11 @@ class Speculation:
         return self.draft_tokens + self.depth
 
 
-def speculation_of(features: FeaturesConfig, checkpoint: CheckpointConfig) -> Speculation | None:
-    """How an engine of `checkpoint` speculates; its own number of draft tokens counts where it holds the heads."""
+def speculation_of(features: FeaturesConfig, checkpoint: CheckpointConfig | None = None) -> Speculation | None:
+    """How an engine of `checkpoint` speculates; its own number of draft tokens counts where it holds the heads.
+
+    None: there is no checkpoint yet.
+    """
     method = next((name for name in SPECULATION if getattr(features, name) is not None), None)
     match method:
         case "draft":
@@ -69,7 +72,7 @@ def speculation_of(features: FeaturesConfig, checkpoint: CheckpointConfig) -> Sp
             return None
 
 
-def stored(checkpoint: CheckpointConfig, key: str) -> int | None:
+def stored(checkpoint: CheckpointConfig | None, key: str) -> int | None:
     """A number of config.json that only checkpoints with heads or networks of their own have."""
-    value = (checkpoint.model_extra or {}).get(key)
+    value = (checkpoint.model_extra or {}).get(key) if checkpoint is not None else None
     return value if isinstance(value, int) and not isinstance(value, bool) else None
