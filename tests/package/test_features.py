@@ -56,6 +56,7 @@ def test_lookahead_says_all_three_sizes(tmp_path: Path) -> None:
 def test_a_tree_is_written_as_the_backend_parses_it(tmp_path: Path, version: str) -> None:
     found = keys(tmp_path, version, draft=63, medusa={"choices": [[0], [0, 0], [1]]})
     assert (found["decoding_mode"], found["medusa_choices"]) == ("medusa", "{0}, {0, 0}, {1}")
+    assert found["multi_block_mode"] == "false"
     assert "eagle_choices" not in found
 
 

@@ -77,7 +77,7 @@ def _check_features(build: Mapping[str, Any], features: FeaturesConfig, path: Pa
             f"{path}: the engine verifies {draft} draft tokens, and nothing says who drafts them",
             hint="Say so with --feature draft, medusa, eagle or lookahead, as the engine was built.",
         )
-    lacking = [method] if method is not None and not draft else []
+    lacking: list[str] = [method] if method is not None and not draft else []
     if features.lora is not None and (features.lora.max_rank or 0) > _lora_rank(build):
         lacking.append(f"lora of rank {features.lora.max_rank}")
     if features.weights_on_gpu < 1 and not build.get("weight_streaming"):

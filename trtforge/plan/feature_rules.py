@@ -34,7 +34,9 @@ _NO_LORA = frozenset(
         "W8A8_SQ_PER_CHANNEL_PER_TOKEN_PLUGIN",
     }
 )
-_LORA_SEEN = frozenset({None, "FP8", "W8A16", "W4A16", "W4A16_AWQ"})
+_LORA_SEEN = frozenset({None, "FP8", "W8A16", "W4A16_AWQ", "W8A8_SQ_PER_CHANNEL"})
+"""What tests/integration/defs/examples/test_llama.py puts adapters on (1.x, `test_llm_llama_v2_lora_1gpu`)."""
+
 _SPECULATION_SEEN = {
     "draft": frozenset({None, "FP8"}),
     "lookahead": frozenset({None, "FP8"}),
@@ -180,7 +182,7 @@ def _lora_problems(checkpoint: CheckpointConfig, engine: EngineConfig) -> Iterat
     algorithm, architecture = checkpoint.quantization.quant_algo, checkpoint.architecture
     if algorithm in _NO_LORA:
         message = f"engine.features.lora: TensorRT-LLM's {algorithm} layers take no LoRA"
-        yield Problem("lora", message, "Use quantization.format: fp8, int8_wo or none.")
+        yield Problem("lora", message, "Use quantization.format: fp8, int4_awq, int8_wo, int8_sq or none.")
     elif algorithm not in _LORA_SEEN:
         message = f"engine.features.lora was not seen to work with {algorithm} layers"
         yield Problem("lora", message, "Compare an adapter's answers with those of PEFT.", refuses=False)

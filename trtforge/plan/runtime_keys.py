@@ -46,8 +46,11 @@ def runtime_keys(features: FeaturesConfig) -> tuple[RuntimeKey, ...]:
 
 
 def _tree(method: str, choices: Choices | None) -> list[RuntimeKey]:
-    """The decoding mode, and the tree as the backend parses it; TensorRT-LLM has one of its own for none."""
-    keys = [RuntimeKey("decoding_mode", method, method)]
+    """The decoding mode, and the tree as the backend parses it; TensorRT-LLM has one of its own for none.
+
+    Multi-block attention, which is on by default, does not go with a tree (tensorrt_llm/runtime/model_runner_cpp.py).
+    """
+    keys = [RuntimeKey("decoding_mode", method, method), RuntimeKey("multi_block_mode", "false", method)]
     if choices is not None:
         tree = ", ".join("{" + ", ".join(map(str, path)) + "}" for path in choices)
         keys.append(RuntimeKey(f"{method}_choices", tree, method))
