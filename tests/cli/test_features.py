@@ -77,3 +77,23 @@ def test_an_engine_from_elsewhere_is_packaged_with_its_features_named(run: Any, 
     status, _, said = run("package", engine, tmp_path / "out")
     assert status == 1
     assert "--feature draft, medusa, eagle or lookahead" in " ".join(said.split())
+
+
+def test_a_plan_counts_what_features_take(run: Any, tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(
+        "name: a\nmodel: {source: meta-llama/Llama-3.1-8B, dtype: float16}\nengine:\n  backend: tensorrt_llm\n"
+        "  max_seq_len: 4096\n  target: {gpu: h100-80gb}\n"
+        "  features: {lora: {max_rank: 8}, lookahead: true, weights_on_gpu: 0.5}\n"
+    )
+    status, out, _ = run("plan", recipe)
+    assert status == 0
+    for label in ("LoRA adapters", "drafting (upper bound)", "host memory: ", "Times are estimated without lookahead"):
+        assert label in out
+    status, out, _ = run("plan", recipe, "--json")
+    memory = json.loads(out)["memory"]
+    assert memory["host"] == memory["streamed"] + (1 << 30)
+    assert memory["draft"] == 64 * 15 * 128_256 * 4
+    status, out, _ = run("plan", recipe, "--set", "engine.features={}")
+    assert "LoRA adapters" not in out
+    assert "for adapters and weights that stream" not in out

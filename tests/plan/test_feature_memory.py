@@ -5,6 +5,8 @@ import re
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.plan.models import LLAMA_8B, LLAMA_70B, asked, known
 from trtforge.core.features import LoraFeature, LoraModule, MedusaFeature
@@ -62,6 +64,22 @@ def test_an_adapter_takes_whole_rows_of_the_cache() -> None:
     """1 x 18432 x 32 values in rows of 5120: 115.2 rows are 116."""
     odd = LoraFeature(max_rank=1, modules=("attn_k", "attn_dense", "attn_k"))
     assert adapter_bytes(SIZES, Parallel(), odd, 2) == 116 * 5120 * 2
+
+
+@given(
+    rank=st.integers(1, 512),
+    modules=st.lists(st.sampled_from(ALL), min_size=1, unique=True),
+    tp=st.sampled_from([1, 2, 4, 8, 16, 32]),
+    pp=st.sampled_from([1, 2, 4]),
+)
+def test_an_adapter_never_takes_less_than_its_values_nor_a_row_more(
+    rank: int, modules: list[LoraModule], tp: int, pp: int
+) -> None:
+    parallel = Parallel(tp=tp, pp=pp)
+    values = [module_values(SIZES, parallel, module) for module in modules]
+    exact = rank * sum(values) * 32 // pp * 2
+    taken = adapter_bytes(SIZES, parallel, LoraFeature(max_rank=rank, modules=tuple(modules)), 2)
+    assert exact <= taken < exact + 2 * min(values)
 
 
 def test_the_workspace_holds_query_key_and_value_of_a_step() -> None:

@@ -55,8 +55,8 @@ _LORA_ARCHITECTURES = (
 
 def feature_problems(checkpoint: CheckpointConfig, engine: EngineConfig, release: Release) -> Iterator[Problem]:
     """Why an engine cannot have the features that it is asked for, or what speaks against one."""
-    yield from _lacking(engine, release)
     speculation = speculation_of(engine.features, checkpoint)
+    yield from _lacking(engine, speculation, release)
     if speculation is not None:
         yield from _speculation_problems(checkpoint, engine, speculation)
     yield from _lora_problems(checkpoint, engine)
@@ -102,10 +102,12 @@ def _stored_problems(
         yield Problem(name, f"{message} of the checkpoint", "Leave out the least likely ones.")
 
 
-def _lacking(engine: EngineConfig, release: Release) -> Iterator[Problem]:
+def _lacking(engine: EngineConfig, speculation: Speculation | None, release: Release) -> Iterator[Problem]:
     """What the features set, and a release does not have: fields of the build, and keys of the Triton backend."""
     wanted: list[tuple[Section, str, str]] = []
     features = engine.features
+    if speculation is not None:
+        wanted.append(("speculative_decoding_mode", speculation.mode, speculation.method))
     if features.lora is not None:
         wanted += [("plugin_config", "lora_plugin", "lora"), ("lora_config", "max_lora_rank", "lora")]
     if features.multiple_profiles:
