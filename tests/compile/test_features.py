@@ -149,7 +149,7 @@ MOE = {"num_experts": 8, "top_k": 2}
             "Leave heads out",
         ),
         (llama("FP8_PER_CHANNEL_PER_TOKEN"), {"features": {"lora": True}}, "layers take no LoRA", "format: fp8"),
-        (llama(moe=MOE), {"features": {"lora": {"modules": ["mlp_gate"]}}}, "spread over experts", "attention"),
+        (llama(moe=MOE), {"features": {"lora": {"modules": ["mlp_gate"]}}}, "is spread over experts", "attention"),
         (FLOAT16, {"features": {"lora": {"modules": ["attn_qkv", "attn_q"]}}}, "attn_qkv is attn_q", "the one"),
         (llama("W4A16_AWQ"), {"features": {"weights_on_gpu": 0.5}}, "those do not stream", "format: none or fp8"),
     ],
@@ -174,6 +174,7 @@ def test_what_does_not_go_together_is_refused(
         ),
         (llama(mapping=parallel(pp=2)), {"lookahead": True}, "not for pp 2"),
         (llama("W4A16_AWQ"), {"draft": True}, "support matrix does not list W4A16_AWQ"),
+        (llama(head_size=96), {"lookahead": True}, "may have no kernels that verify drafts for heads of 96"),
         (llama(moe=MOE), {"weights_on_gpu": 0.5}, "experts are in a plugin and stay on the GPU"),
     ],
 )

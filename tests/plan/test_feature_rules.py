@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from tests.compile.checkpoints import engine, llama
+from trtforge.formats.known_issues import known_issues
 from trtforge.formats.releases import read_release_data, release
 from trtforge.formats.triton import parameter_problem
 from trtforge.plan import feature_rules
@@ -44,4 +45,14 @@ def test_every_feature_is_there_from_0_19(version: str) -> None:
     ]
     for features in asked:
         found = feature_problems(llama(dtype="float16"), engine(features=features), release(version))
-        assert [problem.message for problem in found] == []
+        assert [problem.message for problem in found if "issue #" not in problem.message] == []
+
+
+def test_what_users_reported_of_a_release_is_a_warning() -> None:
+    asked = engine(features={"lookahead": True})
+    (found,) = feature_problems(llama(dtype="float16"), asked, release("0.20.0"))
+    assert not found.refuses
+    assert found.message.startswith("engine.features.lookahead: TensorRT-LLM 0.20.0: requests end with `invalid conf")
+    assert found.message.endswith("(NVIDIA/TensorRT-LLM issue #5451)")
+    assert known_issues("lookahead", release("0.21.0")) == ()
+    assert known_issues("lora", release("0.20.0")) == ()

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 
 from trtforge.core.features import EagleFeature, MedusaFeature
 from trtforge.core.recipe import EngineConfig
+from trtforge.formats.known_issues import known_issues
 from trtforge.formats.releases import Problem as ReleaseProblem
 from trtforge.formats.releases import Release, Section
 from trtforge.formats.triton import parameter_problem
@@ -43,6 +44,9 @@ _SPECULATION_SEEN = {
     "medusa": frozenset({None}),
     "eagle": frozenset({None}),
 }
+_SPECULATION_HEADS = (64, 128, 256)
+"""Of the precompiled XQA kernels, which verify (0.16's release notes; examples/lookahead/README.md warns of others)."""
+
 _MEDUSA_FIELDS = {"draft_tokens": "max_draft_len", "heads": "num_medusa_heads", "layers": "num_medusa_layers"}
 _EAGLE_FIELDS = {"draft_tokens": "max_draft_len", "depth": "num_eagle_layers"}
 _LORA_ARCHITECTURES = (
@@ -123,6 +127,10 @@ def _lacking(engine: EngineConfig, speculation: Speculation | None, release: Rel
         yield from _of_release(release.key_problem(section, key), feature)
     for runtime_key in runtime_keys(features):
         yield from _of_release(parameter_problem("tensorrt_llm", runtime_key.key, release), runtime_key.feature)
+    for name in features.beyond_paging:
+        for issue in known_issues(name, release):
+            message = f"engine.features.{name}: TensorRT-LLM {release.version}: {issue.says} ({issue.source})"
+            yield Problem("release", message, "Try it before you rely on it, or target another release.", refuses=False)
 
 
 def _of_release(problem: ReleaseProblem | None, feature: str) -> Iterator[Problem]:
@@ -159,6 +167,10 @@ def _speculation_problems(
     if parallel.pp > 1:
         message = f"{name}: TensorRT-LLM's {method} was made for tensor parallelism, not for pp {parallel.pp}"
         yield Problem("speculation", message, "Use tp instead of pp.", refuses=method == "eagle")
+    if checkpoint.head_size not in _SPECULATION_HEADS:
+        message = f"{name}: TensorRT-LLM may have no kernels that verify drafts for heads of {checkpoint.head_size}"
+        fix = "The server says so when it starts (TensorRT-LLM issue #2879)."
+        yield Problem("speculation", message, fix, refuses=False)
     algorithm = checkpoint.quantization.quant_algo
     if algorithm not in _SPECULATION_SEEN[method]:
         message = f"{name}: TensorRT-LLM's support matrix does not list {algorithm}"
@@ -175,9 +187,10 @@ def _eagle_problems(engine: EngineConfig, speculation: Speculation) -> Iterator[
 
 
 def _lora_problems(checkpoint: CheckpointConfig, engine: EngineConfig) -> Iterator[Problem]:
-    """Formats: quantization/layers.py asserts that `Fp8Rowwise*` and the plugin `SmoothQuant*` modules get no LoRA.
-    Experts: cpp/tensorrt_llm/runtime/loraModule.cpp has them as yet to be supported. Type of the weights:
-    `loraValidateRequestTensors` in cpp/tensorrt_llm/runtime/loraUtils.cpp, and the template's TYPE_FP16."""
+    """Formats: quantization/layers.py asserts that `Fp8Rowwise*` and the plugin `SmoothQuant*` modules get no LoRA
+    (TensorRT-LLM issue #2603). Experts: cpp/tensorrt_llm/runtime/loraModule.cpp has them as yet to be supported. Type
+    of the weights: `loraValidateRequestTensors` in cpp/tensorrt_llm/runtime/loraUtils.cpp, the template's TYPE_FP16,
+    and TensorRT-LLM issue #2434."""
     lora = engine.features.lora
     if lora is None:
         return
@@ -194,7 +207,7 @@ def _lora_problems(checkpoint: CheckpointConfig, engine: EngineConfig) -> Iterat
     experts = [name for name in lora.modules if name.startswith("mlp_")]
     moe = (checkpoint.model_extra or {}).get("moe")
     if experts and isinstance(moe, dict) and moe.get("num_experts"):
-        message = f"engine.features.lora.modules: {experts[0]} is spread over experts, which take no LoRA"
+        message = f"engine.features.lora.modules: {experts[0]} is spread over experts, for which no LoRA is built"
         yield Problem("lora", message, "Adapt the attention layers alone.")
     if "attn_qkv" in lora.modules and "attn_q" in lora.modules:
         message = "engine.features.lora.modules: attn_qkv is attn_q, attn_k and attn_v in one"
