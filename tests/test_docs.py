@@ -57,7 +57,7 @@ ASKED: dict[str, dict[str, Any]] = {
     "lora": {"lora": {"max_rank": 16}},
     "draft": {"draft": True},
     "medusa": {"medusa": {"choices": [[0], [0, 0]]}},
-    "eagle": {"eagle": {"depth": 2, "choices": [[0], [0, 0]]}},
+    "eagle": {"eagle": {"choices": [[0], [0, 0]]}},
     "lookahead": {"lookahead": True},
     "multiple_profiles": {"multiple_profiles": True},
     "weights_on_gpu": {"weights_on_gpu": 0.5},

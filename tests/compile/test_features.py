@@ -140,6 +140,7 @@ MOE = {"num_experts": 8, "top_k": 2}
         (llama(kv_cache="INT8"), {"features": {"draft": True}}, "needs paged context FMHA", "kv_cache: none"),
         (drafting("eagle"), {"max_batch_size": 513, "features": {"eagle": True}}, "more than EAGLE's 512", "512"),
         (drafting("eagle", mapping=parallel(pp=2)), {"features": {"eagle": True}}, "not for pp 2", "tp instead"),
+        (FLOAT16, {"target": {"gpu": "t4"}, "features": {"draft": True}}, "t4 has 7.5", "another GPU"),
         (llama(), {"features": {"medusa": True}}, "LlamaForCausalLM holds nothing that drafts", "convert_checkpoint"),
         (drafting("medusa"), {}, "is MedusaForCausalLM: it drafts tokens for itself", r"Set engine\.features\.medusa"),
         (
@@ -147,6 +148,18 @@ MOE = {"num_experts": 8, "top_k": 2}
             {"features": {"medusa": {"heads": 3}}},
             "medusa.heads is 3, and the checkpoint's num_medusa_heads is 4",
             "Leave heads out",
+        ),
+        (
+            drafting("medusa", max_draft_len=2),
+            {"features": {"medusa": {"choices": [[0], [0, 0], [1]]}}},
+            "choices has 3 nodes, more than the 2 draft tokens",
+            "least likely",
+        ),
+        (
+            drafting("eagle"),
+            {"features": {"eagle": {"choices": [[0], [0, 0]]}}},
+            "choices go 2 tokens deep, and the checkpoint has 4 EAGLE layers",
+            "depth 4",
         ),
         (llama("FP8_PER_CHANNEL_PER_TOKEN"), {"features": {"lora": True}}, "layers take no LoRA", "format: fp8"),
         (llama(moe=MOE), {"features": {"lora": {"modules": ["mlp_gate"]}}}, "is spread over experts", "attention"),

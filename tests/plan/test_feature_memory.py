@@ -132,6 +132,8 @@ def test_eagles_network_is_held_for_every_time_that_it_runs() -> None:
     found = last(planned(features={"eagle": {"depth": 3}}))
     assert found.draft == 3 * network + 8 * 63 * 128_256 * 4
     assert found.kv_per_token == 131_072 + 2 * 8 * 128 * 2
+    by_choices = {"eagle": {"choices": [[0], [0, 0], [0, 0, 0]], "draft_tokens": 3}}
+    assert last(planned(features=by_choices)).draft == 3 * network + 8 * 3 * 128_256 * 4
 
 
 def test_lookahead_takes_logits_alone() -> None:

@@ -18,9 +18,6 @@ SPECULATION: tuple[SpeculationMethod, ...] = ("draft", "medusa", "eagle", "looka
 Choices = tuple[tuple[int, ...], ...]
 """A tree of draft tokens: for each node the ranks of the candidates on the way to it."""
 
-TREE_NODES = 63
-"""Of TensorRT-LLM's own tree, mc_sim_7b_63, which is what a request without choices gets."""
-
 
 class LoraFeature(Config):
     """Adapters that requests bring along or name by their task id."""
@@ -42,7 +39,7 @@ class DraftFeature(Config):
 
 
 class _Tree(Config):
-    draft_tokens: int = Field(TREE_NODES, ge=1, description="Most draft tokens of one step; the checkpoint's.")
+    draft_tokens: int | None = Field(None, ge=1, description="Most draft tokens of a step; left out: the checkpoint's.")
     choices: Choices | None = Field(None, description="Tree of candidates, such as [[0], [0, 0], [1]].")
 
     @field_validator("choices")
@@ -59,32 +56,25 @@ class _Tree(Config):
                 raise ValueError(f"{list(path)} is there, but not the path to it, {list(path[:-1])}")
         return choices
 
-    @model_validator(mode="after")
-    def _fits(self) -> Self:
-        if self.choices is not None and len(self.choices) > self.draft_tokens:
-            raise ValueError(f"{len(self.choices)} choices are more than the {self.draft_tokens} draft_tokens")
-        return self
+    @property
+    def tree_depth(self) -> int | None:
+        """Tokens on the longest way through the choices."""
+        return max(map(len, self.choices)) if self.choices is not None else None
 
 
 class MedusaFeature(_Tree):
     """Heads beside the output head draft the tokens; the checkpoint holds them."""
 
-    heads: int = Field(4, ge=1, description="Medusa heads; the checkpoint's.")
-    layers: int = Field(1, ge=1, description="Residual layers of a head; the checkpoint's.")
+    heads: int | None = Field(None, ge=1, description="Medusa heads; left out: the checkpoint's.")
+    layers: int | None = Field(None, ge=1, description="Residual layers of a head; left out: the checkpoint's.")
 
 
 class EagleFeature(_Tree):
     """A decoder layer beside the model drafts the tokens; the checkpoint holds it."""
 
-    depth: int = Field(4, ge=1, description="Times that the draft network runs in a step; the checkpoint's.")
-
-    @model_validator(mode="after")
-    def _as_deep(self) -> Self:
-        """EAGLE choices go exactly as deep as the engine's layers (examples/eagle/README.md)."""
-        if self.choices is not None and max(map(len, self.choices)) != self.depth:
-            deepest = max(map(len, self.choices))
-            raise ValueError(f"choices go {deepest} tokens deep, and must go as deep as depth {self.depth}")
-        return self
+    depth: int | None = Field(
+        None, ge=1, description="Times that the draft network runs in a step; left out: the checkpoint's."
+    )
 
 
 class LookaheadFeature(Config):

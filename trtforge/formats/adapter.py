@@ -1,6 +1,5 @@
 """A LoRA adapter as PEFT saves it: adapter_config.json, its rank and the layers it changes. No weight is read."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,7 +58,7 @@ def read_adapter(directory: Path) -> Adapter:
         file = _AdapterFile.model_validate_json(path.read_text())
     except OSError as error:
         raise ForgeError(f"{path}: {error.strerror}", hint="Give the directory that PEFT saved.") from None
-    except (ValidationError, json.JSONDecodeError, UnicodeDecodeError):
+    except (ValidationError, UnicodeDecodeError):
         raise ForgeError(
             f"{path}: not the configuration of a LoRA adapter", hint="Give the directory that PEFT saved."
         ) from None

@@ -14,6 +14,7 @@ from trtforge.plan.formats import WEIGHTS
 from trtforge.plan.kv import bytes_per_token
 from trtforge.plan.limits import Limits
 from trtforge.plan.model import Model
+from trtforge.plan.speculation import MEDUSA_HEADS, MEDUSA_LAYERS
 from trtforge.plan.weights import RankWeights, Stored
 
 _LOGIT_BYTES = 4
@@ -57,7 +58,7 @@ def drafter(features: FeaturesConfig, draft: Model | None, target: Target, stage
     vocab, sequences = target.facts.sizes.vocab, limits.max_batch_size
     logits = sequences * limits.speculation.draft_tokens * vocab * _LOGIT_BYTES if last else 0
     if features.medusa is not None and last:
-        heads = features.medusa.heads * sequences * limits.verified_tokens * vocab * _LOGIT_BYTES
+        heads = (features.medusa.heads or MEDUSA_HEADS) * sequences * limits.verified_tokens * vocab * _LOGIT_BYTES
         weights = medusa_bytes(target.facts.sizes, parallel, features.medusa, target.itemsize)
         return Drafter(weights=weights, logits=logits + heads)
     if features.eagle is not None and last:
@@ -84,8 +85,8 @@ def medusa_bytes(sizes: Sizes, parallel: Parallel, medusa: MedusaFeature, itemsi
     heads x (layers x (hidden² + hidden) + hidden x vocabulary) / tp
     """
     vocab = -(-sizes.vocab // parallel.tp) * parallel.tp
-    head = medusa.layers * (sizes.hidden * sizes.hidden + sizes.hidden) + sizes.hidden * vocab
-    return medusa.heads * head * itemsize // parallel.tp
+    layers = (medusa.layers or MEDUSA_LAYERS) * (sizes.hidden * sizes.hidden + sizes.hidden)
+    return (medusa.heads or MEDUSA_HEADS) * (layers + sizes.hidden * vocab) * itemsize // parallel.tp
 
 
 def eagle_bytes(target: Target) -> int:

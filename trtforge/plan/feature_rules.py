@@ -13,6 +13,7 @@ from trtforge.formats.releases import Problem as ReleaseProblem
 from trtforge.formats.releases import Release, Section
 from trtforge.formats.triton import parameter_problem
 from trtforge.formats.trtllm import CheckpointConfig
+from trtforge.plan.gpus import gpu_named
 from trtforge.plan.legality import Problem
 from trtforge.plan.limits import has_paged_context
 from trtforge.plan.runtime_keys import runtime_keys
@@ -44,6 +45,7 @@ _SPECULATION_SEEN = {
     "medusa": frozenset({None}),
     "eagle": frozenset({None}),
 }
+_SPECULATION_SM = 80
 _SPECULATION_HEADS = (64, 128, 256)
 """Of the precompiled XQA kernels, which verify (0.16's release notes; examples/lookahead/README.md warns of others)."""
 
@@ -94,16 +96,22 @@ def drafting_problems(checkpoint: CheckpointConfig, engine: EngineConfig) -> Ite
 def _stored_problems(
     checkpoint: CheckpointConfig, name: str, asked_for: MedusaFeature | EagleFeature, fields: Mapping[str, str]
 ) -> Iterator[Problem]:
-    """Numbers that are given and are not the checkpoint's."""
+    """Numbers that are given and are not the checkpoint's. EAGLE's choices go exactly as deep as its layers
+    (examples/eagle/README.md), and no tree has more nodes than there are draft tokens."""
+    where = f"engine.features.{name}"
     for field, key in fields.items():
         said, held = getattr(asked_for, field), stored(checkpoint, key)
-        if held is not None and field in asked_for.model_fields_set and said != held:
-            message = f"engine.features.{name}.{field} is {said}, and the checkpoint's {key} is {held}"
+        if said is not None and held is not None and said != held:
+            message = f"{where}.{field} is {said}, and the checkpoint's {key} is {held}"
             yield Problem(name, message, f"Leave {field} out, or convert the checkpoint again.")
-    held, nodes = stored(checkpoint, "max_draft_len"), len(asked_for.choices or ())
-    if held is not None and nodes > held:
-        message = f"engine.features.{name}.choices has {nodes} nodes, more than the {held} draft tokens"
-        yield Problem(name, f"{message} of the checkpoint", "Leave out the least likely ones.")
+    most, nodes = stored(checkpoint, "max_draft_len") or asked_for.draft_tokens, len(asked_for.choices or ())
+    if most is not None and nodes > most:
+        message = f"{where}.choices has {nodes} nodes, more than the {most} draft tokens"
+        yield Problem(name, message, "Leave out the least likely ones.")
+    layers, deep = stored(checkpoint, "num_eagle_layers"), asked_for.tree_depth
+    if layers is not None and deep is not None and deep != layers:
+        message = f"{where}.choices go {deep} tokens deep, and the checkpoint has {layers} EAGLE layers"
+        yield Problem(name, message, f"Use choices of depth {layers}, or leave them out.")
 
 
 def _lacking(engine: EngineConfig, speculation: Speculation | None, release: Release) -> Iterator[Problem]:
@@ -167,6 +175,10 @@ def _speculation_problems(
     if parallel.pp > 1:
         message = f"{name}: TensorRT-LLM's {method} was made for tensor parallelism, not for pp {parallel.pp}"
         yield Problem("speculation", message, "Use tp instead of pp.", refuses=method == "eagle")
+    gpu = gpu_named(engine.target.gpu) if engine.target.gpu is not None else None
+    if gpu is not None and gpu.sm < _SPECULATION_SM:
+        message = f"{name} needs compute capability 8.0 (Ampere or later), and {gpu.name} has {gpu.capability}"
+        yield Problem("speculation", message, "Choose another GPU, or do not speculate.")
     if checkpoint.head_size not in _SPECULATION_HEADS:
         message = f"{name}: TensorRT-LLM may have no kernels that verify drafts for heads of {checkpoint.head_size}"
         fix = "The server says so when it starts (TensorRT-LLM issue #2879)."

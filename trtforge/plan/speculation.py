@@ -25,6 +25,9 @@ DRAFTING_ARCHITECTURES: Mapping[SpeculationMethod, str] = MappingProxyType(
 )
 """Checkpoints that hold what drafts."""
 
+TREE_TOKENS, MEDUSA_HEADS, MEDUSA_LAYERS, EAGLE_DEPTH = 63, 4, 1, 4
+"""What TensorRT-LLM's converters write unless told otherwise: for a plan before there is a checkpoint."""
+
 EAGLE_MOST_REQUESTS, EAGLE_MOST_DRAFT_TOKENS = 512, 256
 """Assertions of `build()`."""
 
@@ -63,11 +66,14 @@ def speculation_of(features: FeaturesConfig, checkpoint: CheckpointConfig | None
             return Speculation(method, features.lookahead.draft_tokens)
         case "medusa":
             assert features.medusa is not None
-            return Speculation(method, stored(checkpoint, "max_draft_len") or features.medusa.draft_tokens)
+            tokens = stored(checkpoint, "max_draft_len") or features.medusa.draft_tokens or TREE_TOKENS
+            return Speculation(method, tokens)
         case "eagle":
             assert features.eagle is not None
-            tokens = stored(checkpoint, "max_draft_len") or features.eagle.draft_tokens
-            return Speculation(method, tokens, stored(checkpoint, "num_eagle_layers") or features.eagle.depth)
+            asked = features.eagle
+            tokens = stored(checkpoint, "max_draft_len") or asked.draft_tokens or TREE_TOKENS
+            depth = stored(checkpoint, "num_eagle_layers") or asked.depth or asked.tree_depth or EAGLE_DEPTH
+            return Speculation(method, tokens, depth)
         case None:
             return None
 
