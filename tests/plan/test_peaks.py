@@ -42,6 +42,13 @@ def test_without_quantisation_nothing_is_calibrated() -> None:
     assert peaks.build_host_per_worker == pytest.approx(2 * 16.06e9, rel=0.01)
 
 
+def test_verification_holds_two_models_in_float32() -> None:
+    model = known(LLAMA_70B)
+    for quant in ("none", "fp8"):
+        peaks = plan(model, asked(model, quant=quant), "throughput").peaks
+        assert peaks.verify_host == pytest.approx(2 * 4 * 70_553_706_496, rel=1e-4)
+
+
 def test_every_python_model_takes_64_mib_of_shared_memory() -> None:
     """Triton server issue 6195: two instances need 128 MiB, 127 are too few."""
     assert shared_memory(2) == 128 << 20

@@ -180,6 +180,7 @@ def _capacity(result: "Plan") -> None:
         print(f"calibration: {show.size(peaks.calibration_gpu)} of GPU memory, one layer at a time")
     if peaks.quantise_at_once_gpu is not None:
         print(f"quantising with the whole model in memory: {show.size(peaks.quantise_at_once_gpu)}")
+    print(f"verification: {show.size(peaks.verify_host)} of host memory")
     if peaks.build_gpu is not None and peaks.build_host_per_worker is not None:
         print(
             f"engine build: {show.size(peaks.build_gpu)} of GPU memory and {show.size(peaks.build_host_per_worker)} of "

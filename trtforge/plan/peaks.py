@@ -1,4 +1,4 @@
-"""Memory of the work before serving: calibration, conversion, the engine build; and the server's shared memory.
+"""Memory of the work before serving: calibration, conversion, verification, the build; and the server's shared memory.
 
 What peers need is said beside it: they load the whole model and quantise it in place.
 """
@@ -28,6 +28,9 @@ PYTHON_MODELS = 4
 NCCL_SHM_BYTES = 1 * _GIB
 """What TensorRT-LLM's documentation asks for beside it (--shm-size=1g)."""
 
+VERIFIED_COPIES = 2
+"""`trtforge verify` holds the Hugging Face model and the converted one, both in float32."""
+
 _FLOAT32 = 4
 
 
@@ -42,6 +45,7 @@ class Peaks:
     calibration_gpu: int | None
     quantise_at_once_gpu: int | None
     convert_host: int
+    verify_host: int
     build_gpu: int | None
     build_host_per_worker: int | None
     shared_memory: int
@@ -56,13 +60,14 @@ def peaks(
     calibrates = not quantised and (stored.format.calibrated or held.cache.calibrated)
     calibration = batch + _layer_by_layer(family, facts, whole, stored, data) if calibrates else None
     at_once = None
+    plain = Stored(format=WEIGHTS["none"], itemsize=stored.itemsize)
     if not quantised and stored.format.bits is not None:
-        plain = Stored(format=WEIGHTS["none"], itemsize=stored.itemsize)
         at_once = batch + quantise_peak(whole.nbytes(plain, Parallel(), 0), stored.format.bits)
     return Peaks(
         calibration_gpu=calibration,
         quantise_at_once_gpu=at_once,
         convert_host=CONVERT_HOST_BYTES,
+        verify_host=verify_host_peak(whole.nbytes(plain, Parallel(), 0), stored.itemsize),
         build_gpu=None if memory is None else build_gpu_peak(memory),
         build_host_per_worker=None if memory is None else build_host_peak(memory),
         shared_memory=shared_memory(PYTHON_MODELS) + NCCL_SHM_BYTES,
@@ -88,6 +93,11 @@ def quantise_peak(source_bytes: int, bits: int) -> int:
     TensorRT-LLM issue #1331: 140 GB of a 70B model and 70 GB of its FP8 copy.
     """
     return source_bytes + source_bytes * bits // 16
+
+
+def verify_host_peak(source_bytes: int, itemsize: int) -> int:
+    """Host bytes of verification, of a model with `source_bytes` of weights of `itemsize` bytes each."""
+    return VERIFIED_COPIES * source_bytes * _FLOAT32 // itemsize
 
 
 def build_gpu_peak(memory: Memory) -> int:
