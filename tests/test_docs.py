@@ -6,7 +6,8 @@ from typing import get_args
 
 from pydantic import BaseModel
 
-from trtforge.core.recipe import Recipe
+from trtforge.core.assets import asset_directory
+from trtforge.core.recipe import Recipe, load_recipe
 from trtforge.formats.releases import read_release_data, release
 from trtforge.models.formats import FORMATS
 from trtforge.models.registry import WITHOUT_ENGINES, architectures, family_of
@@ -82,8 +83,26 @@ def without_engines() -> str:
     return ", ".join(f"`{name}`" for name in WITHOUT_ENGINES) + "."
 
 
+def shipped_recipes() -> str:
+    rows = [
+        "| recipe | model | weights, KV cache | layout | GPUs | requests at once | tokens of each |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for path in sorted(asset_directory("recipes").glob("*.yaml")):
+        recipe = load_recipe(path)
+        gpu, parallel, quant = recipe.engine.target.gpu, recipe.parallel, recipe.quantization
+        if gpu is not None:
+            formats, layout = f"{quant.format}, {quant.kv_cache}", f"tp {parallel.tp}, pp {parallel.pp}"
+            gpus, batch = f"{parallel.tp * parallel.pp} x {gpu}", recipe.engine.max_batch_size
+            length = f"{recipe.engine.max_seq_len:,}"
+            rows.append(
+                f"| `{path.stem}` | {recipe.model.source} | {formats} | {layout} | {gpus} | {batch} | {length} |"
+            )
+    return "\n".join(rows)
+
+
 TABLES = {
-    "recipes.md": (("recipe-keys", recipe_keys),),
+    "recipes.md": (("recipe-keys", recipe_keys), ("shipped-recipes", shipped_recipes)),
     "formats.md": (("families", families), ("without-engines", without_engines), ("formats", formats)),
 }
 

@@ -22,6 +22,7 @@ from trtforge.formats.hf import resolve_source
 from trtforge.models.formats import FORMATS
 from trtforge.package.models import PackageConfig
 from trtforge.package.stage import package
+from trtforge.preflight import preflight
 from trtforge.report import BuildReport, StageReport, read_report, weight_compression, write_report
 from trtforge.verify.result import Verification
 from trtforge.verify.stage import verify
@@ -29,6 +30,8 @@ from trtforge.verify.stage import verify
 StageName = Literal["calibrate", "convert", "verify", "compile", "package"]
 STAGES: tuple[StageName, ...] = get_args(StageName)
 REPORT_FILE = "report.json"
+_OF_THE_SOURCE = frozenset({"calibrate", "convert", "verify"})
+"""The stages that read the Hugging Face checkpoint: later ones judge what those made."""
 
 Started = Callable[[StageName], None]
 
@@ -100,8 +103,11 @@ class Build:
     def run(self, stages: tuple[StageName, ...], started: Started) -> BuildReport:
         """Run the stages in order. Raises ForgeError at the first that fails; the artifacts before it stay.
 
+        A recipe that cannot be deployed is refused before the first of them.
         The report is written to `report.json` also when the gate does not hold, so that the figures can be read.
         """
+        if not _OF_THE_SOURCE.isdisjoint(stages):
+            preflight(self.recipe)
         report = BuildReport(recipe=self.recipe.name, next_command=next_command(self.recipe, self.paths, stages))
         self._verified, report.compression = read_report(self.paths.report)
         for stage in stages:

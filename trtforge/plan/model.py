@@ -23,7 +23,8 @@ MAIN = "main"
 class Model:
     """A model of a known family. `stored`: the quantisation it already has; `stored_bytes`: of its tensors in files.
 
-    `complaint`: why its weights are not what config.json says, None where they are or were not looked at.
+    `complaint`: why its weights are not what config.json says, None where they are or were not looked at. `shipped`:
+    whether its facts are those that travel with the program.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Model:
     stored: QuantizedSource | None = None
     stored_bytes: int | None = None
     complaint: ForgeError | None = None
+    shipped: bool = False
     notes: tuple[str, ...] = ()
     _weights: dict[Layout, RankWeights] = field(default_factory=dict, compare=False, repr=False)
 
@@ -61,11 +63,15 @@ def find_model(source: str, revision: str = MAIN) -> Model:
     """
     config = known_config(source) if revision == MAIN and not Path(source).is_dir() else None
     if config is not None:
-        return Model.of_config(source, config)
-    directory = resolve_source(source, revision, metadata_only=True)
+        return replace(Model.of_config(source, config), shipped=True)
+    return model_at(source, resolve_source(source, revision, metadata_only=True))
+
+
+def model_at(name: str, directory: Path) -> Model:
+    """The model in a directory, which need not hold its weights. Raises ForgeError as `find_model` does."""
     if (directory / INDEX).is_file() or (directory / SINGLE).is_file():
-        return _with_headers(source, directory)
-    return Model.of_config(source, read_config(directory))
+        return _with_headers(name, directory)
+    return Model.of_config(name, read_config(directory))
 
 
 def _with_headers(name: str, directory: Path) -> Model:

@@ -18,6 +18,21 @@ Option = Literal[
 ]  # fmt: skip
 """What can be changed, as the command line spells it; `--set` is one of a recipe's keys that have no option here."""
 
+_SETTINGS: dict[Option, str] = {
+    "--tp": "parallel.tp",
+    "--pp": "parallel.pp",
+    "--ep": "parallel.ep",
+    "--quant": "quantization.format",
+    "--kv-cache": "quantization.kv_cache",
+    "--group-size": "quantization.group_size",
+    "--dtype": "model.dtype",
+    "--gpu": "engine.target.gpu",
+    "--target-version": "engine.target.tensorrt_llm",
+    "--max-seq-len": "engine.max_seq_len",
+    "--max-num-tokens": "engine.max_num_tokens",
+    "--concurrency": "engine.max_batch_size",
+}
+
 TYPICAL_PROMPT, TYPICAL_OUTPUT = 1024, 256
 """Tokens of a request where nobody says what is typical."""
 
@@ -31,6 +46,11 @@ class Change:
 
     def __str__(self) -> str:
         return f"{self.option} {self.value}"
+
+    @property
+    def setting(self) -> str:
+        """The recipe's key with its value, as `--set` takes it."""
+        return self.value if self.option == "--set" else f"{_SETTINGS[self.option]}={self.value}"
 
 
 @dataclass(frozen=True)
