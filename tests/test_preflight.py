@@ -100,10 +100,12 @@ def test_a_build_is_refused_before_its_first_stage(first: StageName, tmp_path: P
 def test_rules_of_tensorrt_bind_its_engines_alone(make_hf: MakeHf) -> None:
     """The demo model has heads of 32 values, one of 16 has none of TensorRT-LLM's attention kernels."""
     source = make_hf()
-    for engine in ({"backend": "torch"}, {"backend": "torch", "target": {"gpu": "b200"}}, {}):
+    free: tuple[dict[str, Any], ...] = ({"backend": "torch"}, {"backend": "torch", "target": {"gpu": "b200"}}, {})
+    for engine in free:
         assert preflight(recipe(source, engine=engine)).evaluation.legal
         assert preflight(recipe(source, quantization={"format": "int8_sq"}, engine=engine)).evaluation.legal
-    for engine in ({"backend": "tensorrt_llm"}, {"target": {"gpu": "h100-80gb"}}):
+    bound: tuple[dict[str, Any], ...] = ({"backend": "tensorrt_llm"}, {"target": {"gpu": "h100-80gb"}})
+    for engine in bound:
         with pytest.raises(ForgeError, match="head_size: heads of 16 values"):
             preflight(recipe(source, engine=engine))
 

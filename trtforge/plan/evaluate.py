@@ -8,11 +8,13 @@ from typing import get_args
 from trtforge.core.dtypes import dtype_named
 from trtforge.core.errors import ForgeError
 from trtforge.core.parallel import Parallel
+from trtforge.core.processor import Processor
 from trtforge.core.recipe import KvCacheFormat, QuantFormat
 from trtforge.formats.releases import Release, release
 from trtforge.formats.trtllm import CheckpointConfig, Quantization
 from trtforge.models.checkpoint_config import checkpoint_config
 from trtforge.models.plan import Layout
+from trtforge.plan.embedded import Embedded
 from trtforge.plan.engine_rules import engine_problems
 from trtforge.plan.formats import CACHES, WEIGHTS
 from trtforge.plan.kv import blocks_of, requests_that_fit
@@ -20,6 +22,7 @@ from trtforge.plan.legality import Problem, problems
 from trtforge.plan.limits import Limits, derive_limits, has_paged_context
 from trtforge.plan.memory import Held, Memory, memory_of, tokens_on, with_pool
 from trtforge.plan.model import Model
+from trtforge.plan.peaks import calibration_problems
 from trtforge.plan.request import Request
 from trtforge.plan.roofline import Roofline, Workload
 from trtforge.plan.weights import Stored
@@ -29,7 +32,8 @@ from trtforge.plan.weights import Stored
 class Evaluation:
     """What is known of a request. `memory` is None where the layout itself cannot be, `limits` where they cannot.
 
-    `typical`: the typical request, cut to what the engine takes.
+    `typical`: the typical request, cut to what the engine takes. `embedded`: how the embedded engine computes, where
+    that is the backend.
     """
 
     request: Request
@@ -39,6 +43,7 @@ class Evaluation:
     memory: Memory | None = None
     held: Held | None = None
     typical: Workload | None = None
+    embedded: Embedded | None = None
 
     @property
     def legal(self) -> bool:
@@ -127,6 +132,9 @@ def _format_problems(model: Model, request: Request) -> Iterator[Problem]:
     elif request.quant not in get_args(QuantFormat):
         message = f"trtforge does not convert to {request.quant} yet"
         yield Problem("format", message, f"Formats: {', '.join(get_args(QuantFormat))}.")
+    limit, measured = request.calibration_memory, (WEIGHTS[request.quant], CACHES[request.kv_cache])
+    if limit is not None and stored is None and any(format.calibrated for format in measured):
+        yield from calibration_problems(model.whole(request.dtype), dtype_named(request.dtype).size, limit)
     if request.kv_cache not in get_args(KvCacheFormat):
         message = f"trtforge does not convert to an {request.kv_cache.upper()} KV cache yet"
         yield Problem("kv_format", message, f"KV cache formats: {', '.join(get_args(KvCacheFormat))}.")
@@ -173,8 +181,13 @@ def _with_memory(model: Model, evaluation: Evaluation, limits: Limits, layout: L
     held = Held(model.weights(layout), model.whole(request.dtype), stored, CACHES[request.kv_cache])
     memory = memory_of(model.facts, held, layout.parallel, limits)
     typical = _typical(request.typical, limits)
-    tokens = _pool_tokens(request, memory, limits)
-    result = replace(evaluation, memory=with_pool(memory, tokens), held=held, typical=typical)
+    embedded = Embedded.of(request, Processor.here()) if request.engine.backend == "torch" else None
+    if embedded is None:
+        tokens = _pool_tokens(request, memory, limits)
+    else:
+        memory = embedded.memory(model, request, layout, memory)
+        tokens = embedded.pool_tokens(request, memory, limits)
+    result = replace(evaluation, memory=with_pool(memory, tokens), held=held, typical=typical, embedded=embedded)
     found, warnings = list(evaluation.problems), list(evaluation.warnings)
     if tokens > 0:
         found += _pool_problems(result, limits, typical, warnings)

@@ -3,18 +3,26 @@
 What peers need is said beside it: they load the whole model and quantise it in place.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from trtforge.core.parallel import Parallel
 from trtforge.core.recipe import CalibrationConfig
 from trtforge.models.family import Facts, Family
 from trtforge.plan.formats import WEIGHTS
+from trtforge.plan.legality import Problem
 from trtforge.plan.memory import RUNTIME_BYTES, Held, Memory, activation_bytes
 from trtforge.plan.weights import RankWeights, Stored
 
 _MIB, _GIB = 1 << 20, 1 << 30
 CONVERT_HOST_BYTES = 512 * _MIB
 """`trtforge convert` reads slabs of 16 MiB: what the program itself takes, at any size of model."""
+
+LAYER_COPIES = 3
+"""Times a layer's weights that calibration works in: themselves, a copy on the way in, the search's work."""
+
+CALIBRATION_BYTES = 96 * _MIB
+"""Activations of one of its batches, and what torch's allocators keep."""
 
 BUILD_HOST_COPIES = 2
 """trtllm-build holds a rank's weights in host memory, and the engine before it is written."""
@@ -38,8 +46,9 @@ _FLOAT32 = 4
 class Peaks:
     """Bytes that the work before serving takes. None: not needed, or not known because the layout cannot be.
 
-    `calibration_gpu`: one decoder layer at a time, as trtforge does it; `quantise_at_once_gpu`: with the whole model in
-    memory. `build_host_per_worker`: for each rank that is built at once.
+    `calibration_gpu`: one decoder layer at a time, as trtforge does it, hidden states beyond --memory on the disk;
+    `quantise_at_once_gpu`: with the whole model in memory. `build_host_per_worker`: for each rank that is built at
+    once.
     """
 
     calibration_gpu: int | None
@@ -52,13 +61,25 @@ class Peaks:
 
 
 def peaks(
-    family: Family, facts: Facts, held: Held, data: CalibrationConfig, memory: Memory | None, *, quantised: bool
+    family: Family,
+    facts: Facts,
+    held: Held,
+    data: CalibrationConfig,
+    memory: Memory | None,
+    *,
+    quantised: bool,
+    limit: int | None = None,
 ) -> Peaks:
-    """Of a model that is to be `held`; `memory` is that of its ranks. `quantised`: its source already is."""
+    """Of a model that is to be `held`; `memory` is that of its ranks. `quantised`: its source already is.
+
+    `limit`: bytes that calibration is to stay under.
+    """
     stored, whole = held.stored, held.whole
     batch = activation_bytes(facts, Parallel(), stored.itemsize, data.batch_size * data.sequence_length)
-    calibrates = not quantised and (stored.format.calibrated or held.cache.calibrated)
-    calibration = batch + _layer_by_layer(family, facts, whole, stored, data) if calibrates else None
+    calibration = None
+    if not quantised and (stored.format.calibrated or held.cache.calibrated):
+        hidden = _hidden_states(facts, stored, data, limit, largest_layer(whole, stored.itemsize))
+        calibration = batch + hidden + _layer_by_layer(family, facts, whole, stored)
     at_once = None
     plain = Stored(format=WEIGHTS["none"], itemsize=stored.itemsize)
     if not quantised and stored.format.bits is not None:
@@ -74,17 +95,45 @@ def peaks(
     )
 
 
-def _layer_by_layer(family: Family, facts: Facts, whole: RankWeights, stored: Stored, data: CalibrationConfig) -> int:
-    """The largest layer, the hidden states of all samples, and for AWQ the float32 Gram matrix of each input and three
-    float32 copies of the largest weight during the search."""
-    plain = Stored(format=WEIGHTS["none"], itemsize=stored.itemsize)
-    layer = max(kind.nbytes(plain) for kind in whole.kinds)
-    hidden = data.samples * data.sequence_length * facts.sizes.hidden * stored.itemsize
+def largest_layer(whole: RankWeights, itemsize: int) -> int:
+    """Bytes of the largest decoder layer, unquantised."""
+    plain = Stored(format=WEIGHTS["none"], itemsize=itemsize)
+    return max(kind.nbytes(plain) for kind in whole.kinds)
+
+
+def layer_working_set(layer_bytes: int) -> int:
+    """Bytes that calibration needs beside hidden states, whatever its limit: `--memory` is refused below that."""
+    return LAYER_COPIES * layer_bytes + CALIBRATION_BYTES
+
+
+def least_calibration(whole: RankWeights, itemsize: int) -> int:
+    """Bytes that calibration takes at least, in a dtype of `itemsize` bytes, with all hidden states on the disk."""
+    return layer_working_set(largest_layer(whole, itemsize))
+
+
+def calibration_problems(whole: RankWeights, itemsize: int, limit: int) -> Iterator[Problem]:
+    """A limit that calibration cannot keep."""
+    needed = least_calibration(whole, itemsize)
+    if limit < needed:
+        message = f"calibration under {limit:,} bytes: one layer at a time needs {needed:,}"
+        yield Problem("calibration", message, f"Set quantization.memory to at least {needed:,}.")
+
+
+def _hidden_states(facts: Facts, stored: Stored, data: CalibrationConfig, limit: int | None, layer: int) -> int:
+    """Bytes of the hidden states of all samples, or of those that stay in memory under a limit."""
+    states = data.samples * data.sequence_length * facts.sizes.hidden * stored.itemsize
+    return states if limit is None else min(states, max(0, limit - layer_working_set(layer)))
+
+
+def _layer_by_layer(family: Family, facts: Facts, whole: RankWeights, stored: Stored) -> int:
+    """The largest layer, and for AWQ the float32 Gram matrix of each input and three float32 copies of the largest
+    weight during the search."""
+    layer = largest_layer(whole, stored.itemsize)
     if not stored.format.grouped or stored.format.group_size is not None:
-        return layer + hidden
+        return layer
     inputs = [facts.sizes.of(row.inputs) for row in family.linears if row.shares_input is None]
     largest = max((m.out * m.inputs for kind in whole.kinds for m in kind.matrices if m.formatted), default=0)
-    return layer + hidden + _FLOAT32 * (sum(size * size for size in inputs) + 3 * largest)
+    return layer + _FLOAT32 * (sum(size * size for size in inputs) + 3 * largest)
 
 
 def quantise_peak(source_bytes: int, bits: int) -> int:

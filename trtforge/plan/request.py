@@ -58,6 +58,7 @@ class Request:
     """One deployment as it is asked for.
 
     `concurrency`: the requests that are to run at once, which the engine then takes; None where nobody said.
+    `calibration_memory`: bytes that calibration is to stay under, None for no limit.
     """
 
     tp: int
@@ -72,6 +73,7 @@ class Request:
     calibration: CalibrationConfig
     typical: Workload
     concurrency: int | None = None
+    calibration_memory: int | None = None
 
     @property
     def gpu(self) -> Gpu | None:
@@ -125,6 +127,8 @@ class Request:
                 key, _, wanted = value.partition("=")
                 if key == "engine.max_input_len":
                     return self._with_engine(max_input_len=int(wanted))
+                if key == "quantization.memory":
+                    return replace(self, calibration_memory=int(wanted))
                 features = {key.removeprefix("engine.features."): wanted == "true"}
                 return self._with_engine(features=self.engine.features.model_copy(update=features))
 
@@ -153,6 +157,7 @@ def request_of(recipe: Recipe, model: Model, options: Mapping[Option, Any], typi
         serving=recipe.serving,
         calibration=quant.calibration,
         typical=typical or Workload(TYPICAL_PROMPT, TYPICAL_OUTPUT),
+        calibration_memory=quant.memory,
     )
     given = [Change(name, str(value)) for name, value in options.items() if value is not None and name != "--dtype"]
     request = request.changed(*given)

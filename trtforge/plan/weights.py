@@ -28,7 +28,7 @@ class Matrix:
     """`count` matrices (out, inputs) that a rank multiplies with.
 
     `formatted`: the number format stores it, else it stays as it is, `itemsize` bytes a weight. `expert`: one of many,
-    of which a token passes few. `head`: the output head.
+    of which a token passes few. `head`: the output head. `absorbed`: the product of two others, for generation.
     """
 
     count: int
@@ -38,6 +38,7 @@ class Matrix:
     formatted: bool = False
     expert: bool = False
     head: bool = False
+    absorbed: bool = False
 
     @property
     def weights(self) -> int:
@@ -130,6 +131,7 @@ def _matrix(target: Target, row: Row) -> Matrix:
         formatted=isinstance(row, Experts) or (isinstance(row, Linear) and row.quantized),
         expert=isinstance(row, Experts),
         head=isinstance(row, Embedding),
+        absorbed=isinstance(row, AbsorbedQuery),
     )
 
 
