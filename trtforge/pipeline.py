@@ -231,6 +231,7 @@ def convert_config(recipe: Recipe) -> ConvertConfig:
         quant=recipe.quantization.format,
         kv_cache=recipe.quantization.kv_cache,
         group_size=recipe.quantization.group_size,
+        exclude_modules=recipe.quantization.exclude_modules,
     )
 
 

@@ -44,6 +44,9 @@ class QuantizationConfig(Config):
     format: QuantFormat = Field("none", description="Format of the decoder's linear layers.")
     kv_cache: KvCacheFormat = Field("none", description="Format of the KV cache; none is the model's dtype.")
     group_size: Literal[64, 128] = Field(128, description="INT4-AWQ: weights that share a scale, along the input.")
+    exclude_modules: tuple[str, ...] = Field(
+        (), description="Linear layers that stay as they are: Hugging Face names, * for anything."
+    )
     awq_clip: bool = Field(False, description="AWQ: also search how far the blocks of a weight are best clipped.")
     memory: int | None = Field(None, ge=1, description="Bytes that calibration stays under; hidden states go to disk.")
     calibration: CalibrationConfig = CalibrationConfig()
