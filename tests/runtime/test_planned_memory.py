@@ -152,6 +152,17 @@ def _compare(model: RankModel, weights: int, pool: int) -> None:
     assert kept(model._cache) == pool
 
 
+def test_layers_that_a_recipe_leaves_unquantised(llama: Path, tmp_path: Path) -> None:
+    calibration = {"data": str(llama / "calibration.safetensors"), "samples": 8, "sequence_length": 32}
+    quantization = {"format": "int8_sq", "exclude_modules": ["*.down_proj"], "calibration": calibration}
+    asked = recipe(llama, quantization=quantization, engine={"compute_dtype": "float32"})
+    memory = planned(asked).memory
+    assert memory is not None
+    engine = build(asked, tmp_path / "out")
+    written = sum(tensor.spec.nbytes for tensor in read_header(engine / rank_file(0)))
+    assert written == pytest.approx(memory.weights, rel=CLOSE)
+
+
 def test_the_pool_of_an_engine_that_serves(llama: Path, tmp_path: Path) -> None:
     asked = recipe(llama)
     found = planned(asked)

@@ -45,7 +45,7 @@ class Embedded:
     def memory(self, model: Model, request: Request, layout: Layout, planned: Memory) -> Memory:
         """`planned` with the weights and the KV bytes of this engine."""
         parallel, sizes = layout.parallel, model.facts.sizes
-        whole = model.whole(self.compute_dtype)
+        whole = model.whole(self.compute_dtype, layout.exclude_modules)
         ranks = model.weights(replace(layout, dtype=self.compute_dtype))
         cache = CACHES[request.kv_cache]
         itemsize = cache.itemsize or dtype_named(self.compute_dtype).size

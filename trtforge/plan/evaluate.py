@@ -90,7 +90,7 @@ def evaluate(model: Model, request: Request) -> Evaluation:
         found.append(Problem("mapping", error.message, error.hint))
         parallel = Parallel(tp=request.tp, pp=request.pp)  # what else is wrong shows without the experts' groups
     layout = _layout(model, request, parallel)
-    of_layout = problems(model.family, model.facts, layout)
+    of_layout = problems(model.family, model.facts, layout) or tuple(_exclusion_problems(model, layout))
     found += of_layout
     warnings: list[str] = []
     if request.for_tensorrt is not False:
@@ -108,7 +108,7 @@ def evaluate(model: Model, request: Request) -> Evaluation:
 
 def _layout(model: Model, request: Request, parallel: Parallel) -> Layout:
     """The layout as conversion knows it; a format that it does not know leaves the weights as they are."""
-    layout = Layout(parallel, request.dtype, group_size=request.group_size)
+    layout = Layout(parallel, request.dtype, group_size=request.group_size, exclude_modules=request.exclude_modules)
     if model.stored is not None and request.quant == model.stored.format:
         return replace(layout, quant=model.stored.format, source=model.stored)
     for name in get_args(QuantFormat):
@@ -118,6 +118,15 @@ def _layout(model: Model, request: Request, parallel: Parallel) -> Layout:
         if request.kv_cache == name:
             layout = replace(layout, kv_cache=name)
     return layout
+
+
+def _exclusion_problems(model: Model, layout: Layout) -> Iterator[Problem]:
+    """Patterns without a layer, and layers that differ between pipeline stages: config.json has one list for all."""
+    try:
+        if layout.source or layout.exclude_modules:
+            checkpoint_config(model.family, model.facts, model.config.architecture, layout)
+    except ForgeError as error:
+        yield Problem("exclude_modules", error.message, error.hint)
 
 
 def _format_problems(model: Model, request: Request) -> Iterator[Problem]:
@@ -178,7 +187,8 @@ def _with_memory(model: Model, evaluation: Evaluation, limits: Limits, layout: L
     request = evaluation.request
     itemsize = dtype_named(request.dtype).size
     stored = Stored(WEIGHTS[request.quant], itemsize, request.group_size)
-    held = Held(model.weights(layout), model.whole(request.dtype), stored, CACHES[request.kv_cache])
+    whole = model.whole(request.dtype, layout.exclude_modules)
+    held = Held(model.weights(layout), whole, stored, CACHES[request.kv_cache])
     memory = memory_of(model.facts, held, layout.parallel, limits)
     typical = _typical(request.typical, limits)
     embedded = Embedded.of(request, Processor.here()) if request.engine.backend == "torch" else None

@@ -58,7 +58,8 @@ class Request:
     """One deployment as it is asked for.
 
     `concurrency`: the requests that are to run at once, which the engine then takes; None where nobody said.
-    `calibration_memory`: bytes that calibration is to stay under, None for no limit.
+    `calibration_memory`: bytes that calibration is to stay under, None for no limit. `exclude_modules`: patterns of
+    linear layers that stay unquantised.
     """
 
     tp: int
@@ -74,6 +75,7 @@ class Request:
     typical: Workload
     concurrency: int | None = None
     calibration_memory: int | None = None
+    exclude_modules: tuple[str, ...] = ()
 
     @property
     def gpu(self) -> Gpu | None:
@@ -158,6 +160,7 @@ def request_of(recipe: Recipe, model: Model, options: Mapping[Option, Any], typi
         calibration=quant.calibration,
         typical=typical or Workload(TYPICAL_PROMPT, TYPICAL_OUTPUT),
         calibration_memory=quant.memory,
+        exclude_modules=quant.exclude_modules,
     )
     given = [Change(name, str(value)) for name, value in options.items() if value is not None and name != "--dtype"]
     request = request.changed(*given)
