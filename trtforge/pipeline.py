@@ -201,7 +201,8 @@ class Build:
             broken = "; ".join(str(failure) for failure in report.verification.failures)
             raise GateError(
                 f"the quality gate does not hold: {broken}",
-                hint=f"Use more or better calibration data or another format; the figures are in {self.paths.report}.",
+                hint="Use more or better calibration data, another format, or leave out the layers that "
+                f"`trtforge calibrate --sensitivity` finds; the figures are in {self.paths.report}.",
                 report=report,
             )
 

@@ -34,6 +34,7 @@ def main() -> None:
     parser.add_argument("which", nargs="*", help=f"of {', '.join(benchmarks)}; all if none is given")
     size = float(os.environ.get("TRTFORGE_BENCH_GB", "4"))
     parser.add_argument("--gb", type=float, default=size, help="size of the model to convert (TRTFORGE_BENCH_GB)")
+    parser.add_argument("--tokens", type=int, nargs="+", default=calibration.TOKENS, help="how much to calibrate on")
     arguments = parser.parse_args()
     unknown = set(arguments.which) - set(benchmarks)
     if unknown:
@@ -63,16 +64,22 @@ def _conversion(console: Console, arguments: argparse.Namespace) -> None:
 
 def _calibration(console: Console, arguments: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory(prefix="trtforge-bench-") as directory:
-        timed = calibration.measure(Path(directory), RUNS)
-    title = f"Calibration of a 200 M Llama (median of {RUNS} interleaved runs)"
+        timed = calibration.measure(Path(directory), RUNS, tuple(arguments.tokens))
+    title = f"Calibration of a 200 M Llama (median of {RUNS} interleaved runs, one of ModelOpt's AWQ)"
     table = Table(title=title, title_justify="left")
-    for column in ("way", "tokens", "seconds", "times a forward pass", "peak memory"):
+    for column in ("way", "tokens", "seconds", "forward passes", "ModelOpt takes", "peak memory"):
         table.add_column(column, justify="left" if column == "way" else "right")
-    forward = {run.tokens: run.seconds for run in timed if run.kind == "forward"}
+    seconds = {(run.kind, run.tokens): run.seconds for run in timed}
     for run in timed:
-        seconds = f"{run.seconds:.1f}" + (" (extrapolated)" if run.extrapolated else "")
-        ratio = f"{run.seconds / forward[run.tokens]:.2f}"
-        table.add_row(run.kind, str(run.tokens), seconds, ratio, f"{run.rss / 1e6:.0f} MB")
+        peer = seconds.get((f"modelopt_{run.kind}", run.tokens))
+        table.add_row(
+            run.kind,
+            str(run.tokens),
+            f"{run.seconds:.1f}" + (" (extrapolated)" if run.extrapolated else ""),
+            f"{run.seconds / seconds['forward', run.tokens]:.2f}",
+            "" if peer is None else f"{peer / run.seconds:.1f} times as long",
+            f"{run.rss / 1e6:.0f} MB",
+        )
     console.print(table)
 
 
