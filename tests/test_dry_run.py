@@ -8,7 +8,7 @@ import huggingface_hub
 import pytest
 from jsonschema import ValidationError
 
-from tests.recipes.test_shipped import SHIPPED
+from tests.recipes.shipped import SHIPPED
 from tests.strict_schema import build_config_schema, require_build_config
 from trtforge.compile.stage import CompileOptions
 from trtforge.core.recipe import load_recipe

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import DEMO_MODEL, MakeHf
-from tests.recipes.test_shipped import SHIPPED
+from tests.recipes.shipped import SHIPPED
 from trtforge.core.errors import ForgeError
 from trtforge.core.progress import Silent
 from trtforge.core.recipe import Recipe, load_recipe
@@ -94,6 +94,22 @@ def test_a_build_is_refused_before_its_first_stage(first: StageName, tmp_path: P
     with pytest.raises(ForgeError, match="TensorRT-LLM refuses W4A16_AWQ there"):
         build.run(selected(build.recipe, first, "package"), started.append)
     assert started == []
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("values", "first"),
+    [
+        ({"quantization": {"format": "fp8", "calibration": {"data": "none.jsonl"}}}, "calibrate"),
+        ({"gate": {"data": "none.jsonl"}}, "convert"),
+    ],
+)
+def test_data_that_is_not_there_is_missed_before_the_first_stage(
+    values: dict[str, Any], first: StageName, tmp_path: Path
+) -> None:
+    build = Build(recipe(DEMO_MODEL, **values), tmp_path / "out", Silent())
+    with pytest.raises(ForgeError, match=r"none\.jsonl: no such file"):
+        build.run(selected(build.recipe, first, "package"), started=lambda stage: pytest.fail(stage))
     assert not (tmp_path / "out").exists()
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trtforge.core.assets import asset_directory
+from tests.recipes.shipped import SHIPPED
 from trtforge.core.recipe import Recipe, load_recipe
 from trtforge.formats.hub_data import HubData
 from trtforge.plan.known import known_config
@@ -14,7 +14,6 @@ from trtforge.plan.model import find_model
 from trtforge.plan.planner import Plan, plan
 from trtforge.plan.request import request_of
 
-SHIPPED = {path.stem: path for path in asset_directory("recipes").glob("*.yaml") if not path.stem.startswith("demo-")}
 REQUESTS = re.compile(r"# ([\d,]+) requests at once, each of up to ([\d,]+) tokens of prompt and ([\d,]+) of answer\.")
 MEMORY = re.compile(r"# Calibration takes ([\d.]+) GB of GPU memory, verification ([\d,]+) GB of host memory")
 
