@@ -10,8 +10,9 @@ from tests.compile.checkpoints import drafting, engine, llama
 from tests.compile.test_build_config import plan
 from trtforge.compile.build_config import BuildPlan
 from trtforge.compile.tensorrt_llm import commands
+from trtforge.core.assets import asset_directory
 from trtforge.core.errors import ForgeError
-from trtforge.core.recipe import Recipe
+from trtforge.core.recipe import Recipe, load_recipe
 from trtforge.formats.releases import read_release_data, release
 from trtforge.models.formats import FORMATS
 from trtforge.models.registry import WITHOUT_ENGINES, architectures, family_of
@@ -150,8 +151,26 @@ def without_engines() -> str:
     return ", ".join(f"`{name}`" for name in WITHOUT_ENGINES) + "."
 
 
+def shipped_recipes() -> str:
+    rows = [
+        "| recipe | model | weights, KV cache | layout | GPUs | requests at once | tokens of each |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for path in sorted(asset_directory("recipes").glob("*.yaml")):
+        recipe = load_recipe(path)
+        gpu, parallel, quant = recipe.engine.target.gpu, recipe.parallel, recipe.quantization
+        if gpu is not None:
+            formats, layout = f"{quant.format}, {quant.kv_cache}", f"tp {parallel.tp}, pp {parallel.pp}"
+            gpus, batch = f"{parallel.tp * parallel.pp} x {gpu}", recipe.engine.max_batch_size
+            length = f"{recipe.engine.max_seq_len:,}"
+            rows.append(
+                f"| `{path.stem}` | {recipe.model.source} | {formats} | {layout} | {gpus} | {batch} | {length} |"
+            )
+    return "\n".join(rows)
+
+
 TABLES = {
-    "recipes.md": (("recipe-keys", recipe_keys), ("features", features)),
+    "recipes.md": (("recipe-keys", recipe_keys), ("shipped-recipes", shipped_recipes), ("features", features)),
     "formats.md": (("families", families), ("without-engines", without_engines), ("formats", formats)),
 }
 

@@ -18,10 +18,13 @@ from trtforge.core.manifest import open_artifact, read_manifest
 from trtforge.core.progress import Progress
 from trtforge.core.recipe import GateConfig, Recipe
 from trtforge.core.usage import measured
+from trtforge.formats.corpus import require_data
 from trtforge.formats.hf import resolve_source
 from trtforge.models.formats import FORMATS
 from trtforge.package.models import PackageConfig
 from trtforge.package.stage import package
+from trtforge.plan.formats import CACHES
+from trtforge.preflight import preflight
 from trtforge.report import BuildReport, StageReport, read_report, weight_compression, write_report
 from trtforge.verify.result import Verification
 from trtforge.verify.stage import verify
@@ -29,6 +32,8 @@ from trtforge.verify.stage import verify
 StageName = Literal["calibrate", "convert", "verify", "compile", "package"]
 STAGES: tuple[StageName, ...] = get_args(StageName)
 REPORT_FILE = "report.json"
+_OF_THE_SOURCE = frozenset({"calibrate", "convert", "verify"})
+"""The stages that read the Hugging Face checkpoint: later ones judge what those made."""
 
 Started = Callable[[StageName], None]
 
@@ -78,7 +83,8 @@ def selected(recipe: Recipe, first: StageName, last: StageName) -> tuple[StageNa
 
 def needs_calibration(recipe: Recipe) -> bool:
     """Whether the weights' format or the KV cache's has scales that data decides."""
-    return FORMATS[recipe.quantization.format].calibrated or recipe.quantization.kv_cache == "int8"
+    quant = recipe.quantization
+    return FORMATS[quant.format].calibrated or CACHES[quant.kv_cache].calibrated
 
 
 @dataclass
@@ -100,8 +106,15 @@ class Build:
     def run(self, stages: tuple[StageName, ...], started: Started) -> BuildReport:
         """Run the stages in order. Raises ForgeError at the first that fails; the artifacts before it stay.
 
+        A recipe that cannot be deployed, or whose data cannot be read, is refused before the first of them.
         The report is written to `report.json` also when the gate does not hold, so that the figures can be read.
         """
+        if not _OF_THE_SOURCE.isdisjoint(stages):
+            preflight(self.recipe)
+        if "calibrate" in stages:
+            require_data(self.recipe.quantization.calibration.data)
+        if "verify" in stages:
+            require_data(self.recipe.gate.data)
         report = BuildReport(recipe=self.recipe.name, next_command=next_command(self.recipe, self.paths, stages))
         self._verified, report.compression = read_report(self.paths.report)
         for stage in stages:

@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from tests.benchmarks import calibration, conversion, quality
+from tests.benchmarks import calibration, conversion, planning, quality
 from tests.benchmarks.inflight import measure
 from trtforge.core.assets import asset_directory
 from trtforge.core.progress import for_this_terminal
@@ -25,6 +25,7 @@ RECIPES = ("demo-fp32", "demo-int4awq")
 def main() -> None:
     """Measure what was asked for, all by default, and print tables."""
     benchmarks: dict[str, Callable[[Console, argparse.Namespace], None]] = {
+        "planning": _planning,
         "conversion": _conversion,
         "calibration": _calibration,
         "quality": _quality,
@@ -43,6 +44,15 @@ def main() -> None:
     console.print(f"machine: {_machine()}, torch {torch.__version__}, {torch.get_num_threads()} threads")
     for name in arguments.which or benchmarks:
         benchmarks[name](console, arguments)
+
+
+def _planning(console: Console, arguments: argparse.Namespace) -> None:
+    table = Table(title=f"Planning Llama-3.1-405B (median of {RUNS} runs in turns)", title_justify="left")
+    for column in ("command", "seconds", "peak memory"):
+        table.add_column(column, justify="left" if column == "command" else "right")
+    for timed in planning.measure(RUNS):
+        table.add_row(timed.command, f"{timed.seconds:.2f}", f"{timed.rss / 1e6:.0f} MB")
+    console.print(table)
 
 
 def _conversion(console: Console, arguments: argparse.Namespace) -> None:

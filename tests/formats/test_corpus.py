@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from tests.conftest import DEMO_MODEL
 from trtforge.core.errors import ForgeError
-from trtforge.formats.corpus import TokenWindows, token_windows
+from trtforge.formats.corpus import BUILTIN, TokenWindows, require_data, token_windows
 
 TEXTS = [f"Return the number of items in list {i} and nothing else." for i in range(40)]
 
@@ -24,6 +24,22 @@ def windows(source: Path | str, model: Path = DEMO_MODEL, **changes: int) -> Tok
 def write_lines(path: Path, rows: list[object]) -> Path:
     path.write_text("\n".join(json.dumps(row) for row in rows) + "\n")
     return path
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("none.jsonl", r"none\.jsonl: no such file"),
+        ("none.safetensors", r"none\.safetensors: no such file"),
+        ("a.csv", r"a\.csv: not a kind of data that can be read"),
+        ("hf:a:b:c:d", "hf:a:b:c:d: not a dataset of the hub"),
+    ],
+)
+def test_data_that_cannot_be_read_is_known_without_reading(name: str, message: str) -> None:
+    require_data(BUILTIN)
+    require_data(str(DEMO_MODEL / "heldout.txt"))
+    with pytest.raises(ForgeError, match=message):
+        require_data(name)
 
 
 def test_windows_are_full_and_reproducible(tmp_path: Path) -> None:

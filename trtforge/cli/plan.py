@@ -125,9 +125,13 @@ def _goal(name: str) -> "Goal":
 
 def _show(result: "Plan", goal: str, *, wanted: bool) -> None:
     evaluation, request = result.evaluation, result.evaluation.request
-    on = f"{request.tp * request.pp} x {request.engine.target.gpu or 'any GPU'}"
+    embedded = evaluation.embedded
+    anything = embedded.device if embedded else "any GPU"
+    on = f"{request.tp * request.pp} x {request.engine.target.gpu or anything}"
     formats = f"weights {request.quant}, KV cache {request.kv_cache}, {request.dtype}"
     print(f"{result.model.name}: tp {request.tp}, pp {request.pp}, ep {request.ep} on {on}; {formats}")
+    if embedded is not None:
+        print(f"embedded engine: computes in {embedded.compute_dtype} on {embedded.device}, kernels {embedded.kernel}")
     print("legal" if evaluation.legal else "not legal")
     for fix in result.fixes:
         print(f"  {fix.problem.rule}: {fix.problem.message}\n    fix: {fix.text}")
@@ -176,7 +180,8 @@ def _capacity(result: "Plan") -> None:
     evaluation, memory = result.evaluation, result.evaluation.memory
     limits, typical, peaks = evaluation.limits, evaluation.typical, result.peaks
     if memory is not None and limits is not None and typical is not None and memory.kv_tokens:
-        asked = "" if evaluation.request.gpu else f" (as --concurrency {evaluation.request.concurrency or 1} needs)"
+        needs = f" (as --concurrency {evaluation.request.concurrency or 1} needs)"
+        asked = "" if evaluation.request.gpu or evaluation.embedded else needs
         full = f"{evaluation.full_length_requests:,} requests of {limits.max_seq_len:,}"
         print(
             f"KV pool{asked}: {memory.kv_tokens:,} tokens = {full} or {evaluation.typical_requests:,} of "
@@ -187,6 +192,7 @@ def _capacity(result: "Plan") -> None:
         print(f"calibration: {show.size(peaks.calibration_gpu)} of GPU memory, one layer at a time")
     if peaks.quantise_at_once_gpu is not None:
         print(f"quantising with the whole model in memory: {show.size(peaks.quantise_at_once_gpu)}")
+    print(f"verification: {show.size(peaks.verify_host)} of host memory")
     if peaks.build_gpu is not None and peaks.build_host_per_worker is not None:
         print(
             f"engine build: {show.size(peaks.build_gpu)} of GPU memory and {show.size(peaks.build_host_per_worker)} of "

@@ -6,7 +6,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import Field, field_validator
 
-from trtforge.core.config import Config, parse_value
+from trtforge.core.config import Config, holds_text, parse_value
 from trtforge.core.errors import ForgeError
 from trtforge.core.features import FeaturesConfig
 
@@ -180,7 +180,8 @@ def _set(values: dict[str, Any], override: str) -> None:
         if not isinstance(nested, dict):
             raise ForgeError(f"--set {override}: {parent} has no keys below it", hint="Check the dotted key.")
         values = nested
-    values[last] = parse_value(text, f"--set {key}")
+    value = parse_value(text, f"--set {key}")
+    values[last] = text if isinstance(value, int | float) and holds_text(Recipe, key) else value
 
 
 def _with_paths_from(recipe: Recipe, base: Path) -> Recipe:

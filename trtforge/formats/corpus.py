@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from blake3 import blake3
 
 from trtforge.core.errors import ForgeError
-from trtforge.formats.hub_data import PREFIX, hub_rows
+from trtforge.formats.hub_data import PREFIX, hub_rows, require_hub_data
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -95,6 +95,14 @@ def token_windows(
     return TokenWindows(windows, tuple(lengths))
 
 
+def require_data(source: str) -> None:
+    """Raises ForgeError for data that is not there, or that nothing here can read, without reading it."""
+    if source.startswith(PREFIX):
+        require_hub_data(source)
+    elif source != BUILTIN:
+        _require_file(Path(source), source)
+
+
 def _documents(source: str, order: Random, part: Part) -> Iterator[_Document]:
     """The documents of a source in an order that `order` decides; the built-in text is read no further than needed."""
     if source == BUILTIN:
@@ -110,11 +118,15 @@ def _documents(source: str, order: Random, part: Part) -> Iterator[_Document]:
     yield from documents
 
 
-def _read(path: Path, source: str) -> Iterator[_Document]:
-    if path.suffix not in (".jsonl", ".txt", ".parquet"):
+def _require_file(path: Path, source: str) -> None:
+    if path.suffix not in (".jsonl", ".txt", ".parquet", ".safetensors"):
         raise ForgeError(f"{source}: not a kind of data that can be read", hint=f"Give {_KINDS}.")
     if not path.is_file():
         raise ForgeError(f"{source}: no such file", hint=f"Give {_KINDS}.")
+
+
+def _read(path: Path, source: str) -> Iterator[_Document]:
+    _require_file(path, source)
     match path.suffix:
         case ".jsonl":
             yield from _json_lines(path)

@@ -78,6 +78,18 @@ def modules_excluded_by(config: CheckpointConfig, family: Family, facts: Facts) 
     )
 
 
+def unquantized_rows(family: Family, facts: Facts, excluded: Callable[[str], bool]) -> tuple[frozenset[str], ...]:
+    """For each layer of the model its linear layers, as checkpoints name them, all of whose modules are `excluded`."""
+    return tuple(
+        frozenset(
+            row.target
+            for row in family.linears
+            if facts.holds(row.when, layer) and all(excluded(module) for module in _modules(family, row, layer))
+        )
+        for layer in range(facts.sizes.num_layers)
+    )
+
+
 def _names_in_stage(
     family: Family, facts: Facts, parallel: Parallel, excluded: Callable[[str], bool], stage: int
 ) -> Iterator[str]:

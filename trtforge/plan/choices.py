@@ -4,12 +4,14 @@ from collections.abc import Callable, Iterator
 from math import log2
 from typing import get_args
 
+from trtforge.core.dtypes import dtype_named
 from trtforge.core.recipe import KvCacheFormat, QuantFormat
 from trtforge.formats.releases import read_release_data
 from trtforge.plan.evaluate import Evaluation
 from trtforge.plan.formats import CACHES, WEIGHTS
 from trtforge.plan.gpus import GPUS, GPUS_PER_SERVER
 from trtforge.plan.model import Model
+from trtforge.plan.peaks import least_calibration
 from trtforge.plan.request import Change, Option
 from trtforge.plan.speculation import speculation_of
 
@@ -138,6 +140,12 @@ def _features(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, ..
     yield tuple(Change("--set", f"engine.features.{name}=false") for name in names)
 
 
+def _calibration(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, ...]]:
+    dtype = evaluation.request.dtype
+    least = least_calibration(model.whole(dtype), dtype_named(dtype).size)
+    yield (Change("--set", f"quantization.memory={least}"),)
+
+
 _CANDIDATES: dict[str, _Candidates] = {
     "tp": _tensor_parallel,
     "pp": _pipeline,
@@ -154,6 +162,7 @@ _CANDIDATES: dict[str, _Candidates] = {
     "concurrency": _concurrency,
     "lengths": _lengths,
     "features": _features,
+    "calibration": _calibration,
 }
 _CHOICES: dict[str, tuple[str, ...]] = {
     "mapping": ("ep", "tp"),
@@ -179,6 +188,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "concurrency": ("kv_cache", "more_ranks", "concurrency"),
     "limits": ("lengths",),
     "features": ("features", "kv_cache"),
+    "calibration": ("calibration",),
 }
 """What each rule's problem is about, the least intrusive first."""
 

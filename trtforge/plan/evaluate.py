@@ -8,12 +8,14 @@ from typing import get_args
 from trtforge.core.dtypes import dtype_named
 from trtforge.core.errors import ForgeError
 from trtforge.core.parallel import Parallel
+from trtforge.core.processor import Processor
 from trtforge.core.recipe import KvCacheFormat, QuantFormat
 from trtforge.formats.releases import Release, release
 from trtforge.formats.trtllm import CheckpointConfig, Quantization
 from trtforge.models.checkpoint_config import checkpoint_config
 from trtforge.models.plan import Layout
 from trtforge.plan.asked_features import asked_features
+from trtforge.plan.embedded import Embedded
 from trtforge.plan.engine_rules import engine_problems
 from trtforge.plan.feature_memory import cache_problems, with_adapter_cache, with_features
 from trtforge.plan.formats import CACHES, WEIGHTS
@@ -22,6 +24,7 @@ from trtforge.plan.legality import Problem, problems
 from trtforge.plan.limits import Limits, derive_limits, has_paged_context
 from trtforge.plan.memory import Held, Memory, memory_of, tokens_on, with_pool
 from trtforge.plan.model import Model
+from trtforge.plan.peaks import calibration_problems
 from trtforge.plan.request import Request
 from trtforge.plan.roofline import Roofline, Workload
 from trtforge.plan.weights import Stored
@@ -31,7 +34,8 @@ from trtforge.plan.weights import Stored
 class Evaluation:
     """What is known of a request. `memory` is None where the layout itself cannot be, `limits` where they cannot.
 
-    `typical`: the typical request, cut to what the engine takes.
+    `typical`: the typical request, cut to what the engine takes. `embedded`: how the embedded engine computes, where
+    that is the backend.
     """
 
     request: Request
@@ -41,6 +45,7 @@ class Evaluation:
     memory: Memory | None = None
     held: Held | None = None
     typical: Workload | None = None
+    embedded: Embedded | None = None
 
     @property
     def legal(self) -> bool:
@@ -87,7 +92,7 @@ def evaluate(model: Model, request: Request) -> Evaluation:
         found.append(Problem("mapping", error.message, error.hint))
         parallel = Parallel(tp=request.tp, pp=request.pp)  # what else is wrong shows without the experts' groups
     layout = _layout(model, request, parallel)
-    of_layout = problems(model.family, model.facts, layout)
+    of_layout = problems(model.family, model.facts, layout) or tuple(_exclusion_problems(model, layout))
     found += of_layout
     warnings: list[str] = []
     if request.for_tensorrt is not False:
@@ -111,7 +116,7 @@ def evaluate(model: Model, request: Request) -> Evaluation:
 
 def _layout(model: Model, request: Request, parallel: Parallel) -> Layout:
     """The layout as conversion knows it; a format that it does not know leaves the weights as they are."""
-    layout = Layout(parallel, request.dtype, group_size=request.group_size)
+    layout = Layout(parallel, request.dtype, group_size=request.group_size, exclude_modules=request.exclude_modules)
     if model.stored is not None and request.quant == model.stored.format:
         return replace(layout, quant=model.stored.format, source=model.stored)
     for name in get_args(QuantFormat):
@@ -121,6 +126,15 @@ def _layout(model: Model, request: Request, parallel: Parallel) -> Layout:
         if request.kv_cache == name:
             layout = replace(layout, kv_cache=name)
     return layout
+
+
+def _exclusion_problems(model: Model, layout: Layout) -> Iterator[Problem]:
+    """Patterns without a layer, and layers that differ between pipeline stages: config.json has one list for all."""
+    try:
+        if layout.source or layout.exclude_modules:
+            checkpoint_config(model.family, model.facts, model.config.architecture, layout)
+    except ForgeError as error:
+        yield Problem("exclude_modules", error.message, error.hint)
 
 
 def _format_problems(model: Model, request: Request) -> Iterator[Problem]:
@@ -135,6 +149,9 @@ def _format_problems(model: Model, request: Request) -> Iterator[Problem]:
     elif request.quant not in get_args(QuantFormat):
         message = f"trtforge does not convert to {request.quant} yet"
         yield Problem("format", message, f"Formats: {', '.join(get_args(QuantFormat))}.")
+    limit, measured = request.calibration_memory, (WEIGHTS[request.quant], CACHES[request.kv_cache])
+    if limit is not None and stored is None and any(format.calibrated for format in measured):
+        yield from calibration_problems(model.whole(request.dtype), dtype_named(request.dtype).size, limit)
     if request.kv_cache not in get_args(KvCacheFormat):
         message = f"trtforge does not convert to an {request.kv_cache.upper()} KV cache yet"
         yield Problem("kv_format", message, f"KV cache formats: {', '.join(get_args(KvCacheFormat))}.")
@@ -178,16 +195,23 @@ def _with_memory(model: Model, evaluation: Evaluation, limits: Limits, layout: L
     request = evaluation.request
     itemsize = dtype_named(request.dtype).size
     stored = Stored(WEIGHTS[request.quant], itemsize, request.group_size)
-    held = Held(model.weights(layout), model.whole(request.dtype), stored, CACHES[request.kv_cache])
+    whole = model.whole(request.dtype, layout.exclude_modules)
+    held = Held(model.weights(layout), whole, stored, CACHES[request.kv_cache])
     features, facts = request.engine.features, model.facts
     memory = memory_of(facts, held, layout.parallel, limits)
-    if features.beyond_paging:
-        memory = with_features(memory, facts, held, limits, features, request.draft)
     typical = _typical(request.typical, limits)
-    tokens = _pool_tokens(request, memory, limits)
+    embedded = Embedded.of(request, Processor.here()) if request.engine.backend == "torch" else None
+    if embedded is not None:
+        memory = embedded.memory(model, request, layout, memory)
+        tokens = embedded.pool_tokens(request, memory, limits)
+    else:
+        if features.beyond_paging:
+            memory = with_features(memory, facts, held, limits, features, request.draft)
+        tokens = _pool_tokens(request, memory, limits)
     memory = with_pool(memory, tokens)
-    memory = with_adapter_cache(memory, facts, held, features, int(request.gpu.memory) if request.gpu else None)
-    result = replace(evaluation, memory=memory, held=held, typical=typical)
+    if embedded is None:
+        memory = with_adapter_cache(memory, facts, held, features, int(request.gpu.memory) if request.gpu else None)
+    result = replace(evaluation, memory=memory, held=held, typical=typical, embedded=embedded)
     found, warnings = list(evaluation.problems), list(evaluation.warnings)
     if tokens > 0:
         found += _pool_problems(result, limits, typical, warnings)

@@ -19,6 +19,21 @@ Option = Literal[
 ]  # fmt: skip
 """What can be changed, as the command line spells it; `--set` is one of a recipe's keys that have no option here."""
 
+_SETTINGS: dict[Option, str] = {
+    "--tp": "parallel.tp",
+    "--pp": "parallel.pp",
+    "--ep": "parallel.ep",
+    "--quant": "quantization.format",
+    "--kv-cache": "quantization.kv_cache",
+    "--group-size": "quantization.group_size",
+    "--dtype": "model.dtype",
+    "--gpu": "engine.target.gpu",
+    "--target-version": "engine.target.tensorrt_llm",
+    "--max-seq-len": "engine.max_seq_len",
+    "--max-num-tokens": "engine.max_num_tokens",
+    "--concurrency": "engine.max_batch_size",
+}
+
 TYPICAL_PROMPT, TYPICAL_OUTPUT = 1024, 256
 """Tokens of a request where nobody says what is typical."""
 
@@ -33,13 +48,19 @@ class Change:
     def __str__(self) -> str:
         return f"{self.option} {self.value}"
 
+    @property
+    def setting(self) -> str:
+        """The recipe's key with its value, as `--set` takes it."""
+        return self.value if self.option == "--set" else f"{_SETTINGS[self.option]}={self.value}"
+
 
 @dataclass(frozen=True)
 class Request:
     """One deployment as it is asked for.
 
-    `concurrency`: the requests that are to run at once, which the engine then takes; None where nobody said. `draft`:
-    the draft model, where engine.features.draft names one.
+    `concurrency`: the requests that are to run at once, which the engine then takes; None where nobody said.
+    `calibration_memory`: bytes that calibration is to stay under, None for no limit. `exclude_modules`: patterns of
+    linear layers that stay unquantised. `draft`: the draft model, where engine.features.draft names one.
     """
 
     tp: int
@@ -55,6 +76,8 @@ class Request:
     typical: Workload
     concurrency: int | None = None
     draft: Model | None = None
+    calibration_memory: int | None = None
+    exclude_modules: tuple[str, ...] = ()
 
     @property
     def gpu(self) -> Gpu | None:
@@ -108,6 +131,8 @@ class Request:
                 key, _, wanted = value.partition("=")
                 if key == "engine.max_input_len":
                     return self._with_engine(max_input_len=int(wanted))
+                if key == "quantization.memory":
+                    return replace(self, calibration_memory=int(wanted))
                 features = {key.removeprefix("engine.features."): wanted == "true"}
                 return self._with_engine(features=self.engine.features.model_copy(update=features))
 
@@ -141,6 +166,8 @@ def request_of(recipe: Recipe, model: Model, options: Mapping[Option, Any], typi
         calibration=quant.calibration,
         typical=typical or Workload(TYPICAL_PROMPT, TYPICAL_OUTPUT),
         draft=None if draft is None else find_model(draft),
+        calibration_memory=quant.memory,
+        exclude_modules=quant.exclude_modules,
     )
     given = [Change(name, str(value)) for name, value in options.items() if value is not None and name != "--dtype"]
     request = request.changed(*given)
