@@ -39,8 +39,8 @@ def produce(
     `write` had recorded as finished (core.partial); `force` starts afresh. Raises ForgeError if `out` holds anything
     that trtforge did not write.
     """
-    given, out = out, out.resolve()  # a symlink stays one: what it points to is replaced
-    partial, replaced = out.parent / f".{out.name}.partial", out.parent / f".{out.name}.replaced"
+    given, partial, out = out, partial_directory(out), out.resolve()  # a symlink stays one: its target is replaced
+    replaced = out.parent / f".{out.name}.replaced"
     with _locked(out):
         try:
             _take_back(replaced, out)
@@ -69,6 +69,12 @@ def produce(
         shutil.rmtree(partial, ignore_errors=True)
         shutil.rmtree(replaced, ignore_errors=True)
     return Produced(given, manifest, cached)
+
+
+def partial_directory(out: Path) -> Path:
+    """Where the artifact `out` grows."""
+    out = out.resolve()
+    return out.parent / f".{out.name}.partial"
 
 
 def _take_back(replaced: Path, out: Path) -> None:

@@ -1,0 +1,84 @@
+"""What an engine is built with, as the place says where it is built, and whether that is what the engine is for."""
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import Field
+
+from trtforge.compile.jobs import Job, run_jobs
+from trtforge.compile.place import Place, chosen_gpus
+from trtforge.core.config import Config
+from trtforge.core.errors import ForgeError
+from trtforge.formats.engine_target import EngineTarget
+from trtforge.formats.releases import Release
+from trtforge.plan.gpus import Gpu
+
+
+@dataclass(frozen=True)
+class AskedTarget:
+    """The answer, and the GPUs to build on as CUDA_VISIBLE_DEVICES names them."""
+
+    target: EngineTarget
+    gpus: tuple[str, ...]
+
+
+class _FoundGpu(Config):
+    gpu: str
+    sm: str
+
+
+class _Found(Config):
+    """What `target` in inside/rank.py prints."""
+
+    tensorrt_llm: str
+    tensorrt: str
+    cuda: str | None
+    gpus: list[_FoundGpu] = Field(default_factory=list)
+
+
+def asked_target(place: Place, release: Release, workers: int, gpu: Gpu | None, logs: Path) -> AskedTarget:
+    """Ask `place` for its versions and GPUs, of which at most `workers` are used.
+
+    Raises LoggedError if it does not answer, ForgeError where TensorRT-LLM is not `release`, a GPU is not the one that
+    the engine is for, or the GPUs differ.
+    """
+    chosen = chosen_gpus(os.environ)
+    if chosen == ():
+        raise ForgeError("CUDA_VISIBLE_DEVICES is empty: it hides every GPU", hint="Unset it, or name the GPUs in it.")
+    found = _ask(place, Job("asking for versions and GPUs", place.target(chosen), logs, logs / "target.log"))
+    version = found.tensorrt_llm.partition("+")[0]
+    if version != release.version:
+        raise ForgeError(
+            f"{place.name} has TensorRT-LLM {version}, the engine is for {release.version}",
+            hint=f"Target that with --target-version {version}, or name another image with --container IMAGE.",
+        )
+    if not found.gpus:
+        raise ForgeError(f"{place.name} has no GPU", hint="Check `nvidia-smi` and CUDA_VISIBLE_DEVICES.")
+    first, *others = found.gpus[:workers]
+    if any(other != first for other in others):
+        raise ForgeError(
+            f"the GPUs are not of one kind: {', '.join(each.gpu for each in (first, *others))}",
+            hint="All ranks must be tuned on the GPU they are for: choose equal ones with CUDA_VISIBLE_DEVICES.",
+        )
+    if gpu is not None and str(gpu.sm) != first.sm:
+        raise ForgeError(
+            f"the engine is for {gpu.name} (SM {gpu.sm}), and the GPU here is {first.gpu} (SM {first.sm})",
+            hint="TensorRT tunes an engine on the GPU it is for: build it there, or choose another target GPU.",
+        )
+    target = EngineTarget(tensorrt_llm=version, tensorrt=found.tensorrt, cuda=found.cuda, sm=first.sm, gpu=first.gpu)
+    names = chosen if chosen is not None else tuple(map(str, range(len(found.gpus))))
+    return AskedTarget(target, names[: len(found.gpus)])
+
+
+def _ask(place: Place, job: Job) -> _Found:
+    """The last line that is an object: images and libraries greet before it."""
+    run_jobs([[job]], finished=lambda job: None, watch=lambda job: None)
+    lines = [line for line in job.log.read_text(errors="replace").splitlines() if line.startswith("{")]
+    try:
+        return _Found.parse(json.loads(lines[-1]), str(job.log))
+    except (IndexError, ValueError):
+        raise ForgeError(
+            f"{place.name} did not say its versions and GPUs", hint=f"What it said is in {job.log}."
+        ) from None
