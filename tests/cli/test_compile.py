@@ -4,6 +4,7 @@ The program's only stranger is the machine: the test says that there is a GPU.
 """
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -31,8 +32,8 @@ def trtllm(tmp_path: Path) -> Trtllm:
     return Trtllm.install(tmp_path / "site")
 
 
-def start(trtllm: Trtllm, tmp_path: Path, *words: str | Path) -> "subprocess.Popen[str]":
-    environment = {**trtllm.environment, "TRTFORGE_CACHE": str(tmp_path / "cache")}
+def start(trtllm: Trtllm, tmp_path: Path, *words: str | Path, **variables: str) -> "subprocess.Popen[str]":
+    environment = {**trtllm.environment, "TRTFORGE_CACHE": str(tmp_path / "cache"), **variables}
     environment.pop("CUDA_VISIBLE_DEVICES", None)
     return subprocess.Popen(
         [sys.executable, "-c", PROGRAM, *map(str, words)],
@@ -44,8 +45,8 @@ def start(trtllm: Trtllm, tmp_path: Path, *words: str | Path) -> "subprocess.Pop
     )
 
 
-def run(trtllm: Trtllm, tmp_path: Path, *words: str | Path) -> tuple[int, str, str]:
-    process = start(trtllm, tmp_path, *words)
+def run(trtllm: Trtllm, tmp_path: Path, *words: str | Path, **variables: str) -> tuple[int, str, str]:
+    process = start(trtllm, tmp_path, *words, **variables)
     stdout, stderr = process.communicate(timeout=120)
     return process.returncode, stdout, stderr
 
@@ -85,7 +86,7 @@ def test_a_failure_that_is_not_known_is_shown(tmp_path: Path, trtllm: Trtllm) ->
     assert status == 1
     assert "rank 0 ended with status 1; its first error is not recognised:" in stderr
     assert "the moon is in the wrong place" in stderr
-    assert f"hint: Its output is in {tmp_path / 'engine.logs/rank0.log'}." in stderr
+    assert f"hint: Its output is in {tmp_path / 'engine.logs/rank0.log'};" in stderr
 
 
 def test_a_killed_rank_is_explained(tmp_path: Path, trtllm: Trtllm) -> None:
@@ -126,6 +127,18 @@ def test_no_container_where_tensorrt_llm_is_another_release(tmp_path: Path, trtl
     assert status == 1
     assert stderr.startswith("error: TensorRT-LLM 1.1.0 is installed here, the engine is for 1.2.1\nhint: ")
     assert "--container IMAGE" in stderr
+
+
+def test_docker_without_the_nvidia_runtime_is_explained(tmp_path: Path, trtllm: Trtllm) -> None:
+    write_checkpoint(tmp_path / "checkpoint")
+    said = 'could not select device driver "" with capabilities: [[gpu]].'
+    (trtllm.site / "docker-refuses").write_text(said)
+    site = f"{trtllm.site}:{os.environ['PATH']}"
+    status, _, stderr = run(trtllm, tmp_path, *compile_words(tmp_path, "--container", "mine"), PATH=site)
+    assert status == 1
+    assert "error: asking for versions and GPUs ended with status 1: " in stderr
+    assert said in stderr
+    assert "nvidia-container-toolkit" in stderr.lower().replace(" ", "-")
 
 
 def test_zero_workers_are_wrong_usage(tmp_path: Path, trtllm: Trtllm) -> None:

@@ -104,7 +104,7 @@ def test_a_rank_that_fails_ends_the_containers_of_the_others(tmp_path: Path, trt
         build(tmp_path, workers=2)
     assert "Required but not provided tensors" in caught.value.log.read_text()
     *runs, first, second = docker_calls(trtllm)
-    names = sorted(option(call, "--name") for call in runs if not option(call, "--name").endswith("target"))
+    names = sorted(option(call, "--name") for call in runs if "-rank" in option(call, "--name"))
     assert sorted([first, second]) == [["rm", "--force", name] for name in names]
     for call in trtllm.calls("build"):
         assert not Path(f"/proc/{call['pid']}").exists()
@@ -116,6 +116,15 @@ def test_docker_that_refuses(tmp_path: Path, trtllm: Trtllm) -> None:
     with pytest.raises(LoggedError, match="asking for versions and GPUs ended with status 1") as caught:
         build(tmp_path)
     assert caught.value.log.read_text().startswith("docker: Error response from daemon: could not select device driver")
+
+
+def test_an_image_that_says_nothing(tmp_path: Path, trtllm: Trtllm) -> None:
+    write_checkpoint(tmp_path / "checkpoint")
+    (trtllm.site / "tensorrt.py").write_text("import sys\nprint('{nothing')\nsys.exit(0)\n")
+    with pytest.raises(LoggedError, match="did not say its versions and GPUs") as caught:
+        build(tmp_path)
+    assert caught.value.log == tmp_path / "engine.logs/target.log"
+    assert "=== Triton Inference Server ===" in caught.value.log.read_text()
 
 
 def test_an_image_of_another_release(tmp_path: Path, trtllm: Trtllm) -> None:

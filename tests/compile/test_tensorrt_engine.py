@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import threading
 import time
 from collections.abc import Mapping
@@ -77,7 +78,7 @@ def test_nothing_of_this_machine_is_in_the_engine(tmp_path: Path, trtllm: Trtllm
 def test_every_rank_has_a_log_beside_the_engine(tmp_path: Path, trtllm: Trtllm) -> None:
     write_checkpoint(tmp_path / "checkpoint", tp=2)
     build(tmp_path)
-    assert names(tmp_path / "engine.logs") == ["rank0.log", "rank1.log", "target.log"]
+    assert names(tmp_path / "engine.logs") == ["rank0.log", "rank1.log"]
     assert "[TRT-LLM] [I] Build TensorRT engine" in (tmp_path / "engine.logs/rank1.log").read_text()
 
 
@@ -133,6 +134,26 @@ def test_a_second_build_is_a_cache_hit(tmp_path: Path, trtllm: Trtllm) -> None:
     assert second.cached
     assert second.manifest == first.manifest
     assert trtllm.calls() == []
+
+
+def test_a_cache_hit_leaves_no_empty_directory_of_logs(tmp_path: Path, trtllm: Trtllm) -> None:
+    write_checkpoint(tmp_path / "checkpoint")
+    build(tmp_path)
+    shutil.rmtree(tmp_path / "engine.logs")
+    assert build(tmp_path).cached
+    assert not (tmp_path / "engine.logs").exists()
+
+
+def test_builds_of_one_engine_side_by_side_are_one_build(tmp_path: Path, trtllm: Trtllm) -> None:
+    write_checkpoint(tmp_path / "checkpoint")
+    made: list[Produced] = []
+    threads = [threading.Thread(target=lambda: made.append(build(tmp_path))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(each.cached for each in made) == [False, True, True, True]
+    assert len(trtllm.calls("build")) == 1
 
 
 def test_another_gpu_is_another_engine(tmp_path: Path, trtllm: Trtllm) -> None:
@@ -359,6 +380,19 @@ def test_managed_weights_and_adapters_belong_to_the_engine(tmp_path: Path, trtll
         "rank1.engine",
         "tokenizer/tokenizer.json",
     ]
+
+
+def test_the_torch_backend_has_no_container(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "checkpoint")
+    with pytest.raises(ForgeError, match="the torch backend builds in no container") as caught:
+        compile_engine(
+            engine(),
+            tmp_path / "checkpoint",
+            tmp_path / "engine",
+            CompileOptions(container="image"),
+            machine=Machine(docker=True, gpu=True),
+        )
+    assert "--backend tensorrt_llm" in caught.value.hint
 
 
 def test_auto_is_tensorrt_llm_where_it_is_installed_beside_a_gpu(tmp_path: Path, trtllm: Trtllm) -> None:

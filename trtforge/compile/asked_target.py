@@ -2,15 +2,18 @@
 
 import json
 import os
+import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from pydantic import Field
 
 from trtforge.compile.jobs import Job, run_jobs
 from trtforge.compile.place import Place, chosen_gpus
 from trtforge.core.config import Config
-from trtforge.core.errors import ForgeError
+from trtforge.core.errors import ForgeError, LoggedError
 from trtforge.formats.engine_target import EngineTarget
 from trtforge.formats.releases import Release
 from trtforge.plan.gpus import Gpu
@@ -47,7 +50,7 @@ def asked_target(place: Place, release: Release, workers: int, gpu: Gpu | None, 
     chosen = chosen_gpus(os.environ)
     if chosen == ():
         raise ForgeError("CUDA_VISIBLE_DEVICES is empty: it hides every GPU", hint="Unset it, or name the GPUs in it.")
-    found = _ask(place, Job("asking for versions and GPUs", place.target(chosen), logs, logs / "target.log"))
+    found = _ask(place, chosen, logs)
     version = found.tensorrt_llm.partition("+")[0]
     if version != release.version:
         raise ForgeError(
@@ -72,13 +75,26 @@ def asked_target(place: Place, release: Release, workers: int, gpu: Gpu | None, 
     return AskedTarget(target, names[: len(found.gpus)])
 
 
-def _ask(place: Place, job: Job) -> _Found:
-    """The last line that is an object: images and libraries greet before it."""
-    run_jobs([[job]], finished=lambda job: None, watch=lambda job: None)
-    lines = [line for line in job.log.read_text(errors="replace").splitlines() if line.startswith("{")]
-    try:
-        return _Found.parse(json.loads(lines[-1]), str(job.log))
-    except (IndexError, ValueError):
-        raise ForgeError(
-            f"{place.name} did not say its versions and GPUs", hint=f"What it said is in {job.log}."
-        ) from None
+def _ask(place: Place, chosen: Sequence[str] | None, logs: Path) -> _Found:
+    """The last line that is an object: images and libraries greet before it. The log of a failure goes to `logs`."""
+    with TemporaryDirectory(prefix="trtforge-") as scratch:
+        job = Job("asking for versions and GPUs", place.target(chosen), Path(scratch), Path(scratch) / "target.log")
+        try:
+            run_jobs([[job]], finished=lambda job: None, watch=lambda job: None)
+        except LoggedError as error:
+            raise _failure(error.message, job.log, logs) from None
+        lines = [line for line in job.log.read_text(errors="replace").splitlines() if line.startswith("{")]
+        try:
+            return _Found.parse(json.loads(lines[-1]), place.name)
+        except (IndexError, ValueError):
+            raise _failure(f"{place.name} did not say its versions and GPUs", job.log, logs) from None
+
+
+def _failure(message: str, log: Path, logs: Path) -> LoggedError:
+    logs.mkdir(parents=True, exist_ok=True)
+    kept = Path(shutil.copy(log, logs))
+    return LoggedError(
+        message,
+        hint=f"TensorRT-LLM, TensorRT and torch must load there, with a GPU. What was said is in {kept}.",
+        log=kept,
+    )

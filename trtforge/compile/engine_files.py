@@ -53,8 +53,12 @@ def check_config(directory: Path, plan: BuildPlan, model: CheckpointConfig) -> N
     found: dict[str, Any] = values["build_config"]
     none = plan.release.field("speculative_decoding_mode", "NONE").value
     raised = _RAISED_BY_SPECULATION if found.get("speculative_decoding_mode", none) != none else frozenset[str]()
-    _require_all("build_config", found, plan.build_settings, raised=raised)
-    _require_all("plugin_config", found.get("plugin_config", {}), plan.plugin_settings, dtype=model.dtype)
+    decided: dict[str, Any] = plan.to_json()
+    for where, built_fields, wanted, names in (
+        ("build_config", found, decided, plan.build_settings),
+        ("plugin_config", found.get("plugin_config", {}), decided["plugin_config"], plan.plugin_settings),
+    ):
+        _require_all(where, built_fields, {name: wanted[name] for name in names}, raised=raised, dtype=model.dtype)
 
 
 def _require_all(

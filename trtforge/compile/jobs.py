@@ -124,7 +124,9 @@ def _failure(job: Job, status: int) -> LoggedError:
     if status in _KILLED:
         with job.log.open("a") as log:
             log.write(f"{job.name} exited on signal 9 (Killed)\n")
-    return LoggedError(f"{job.name} {how}", hint=f"Its output is in {job.log}.", log=job.log)
+    return LoggedError(
+        f"{job.name} {how}", hint=f"Its output is in {job.log}; what is finished is kept for the next run.", log=job.log
+    )
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from secrets import token_hex
 from typing import Protocol
 
 from trtforge.core.digest import text_digest
@@ -63,7 +64,7 @@ class Here:
 
 @dataclass(frozen=True)
 class Container:
-    """Containers of `image`, named after the engine `out`: only one build at a time can write that."""
+    """Containers of `image`, named after the engine `out`: only one build at a time can be at its ranks."""
 
     image: str
     out: Path
@@ -74,8 +75,8 @@ class Container:
         return f"a container of {self.image}"
 
     def target(self, gpus: Sequence[str] | None) -> Run:
-        """See Place."""
-        return self._run("target", "all" if gpus is None else _devices(gpus), (), ("target",))
+        """See Place; others may ask for the same engine meanwhile, so the name is one of many."""
+        return self._run(f"target-{token_hex(4)}", "all" if gpus is None else _devices(gpus), (), ("target",))
 
     def rank(self, rank: int, gpu: str, checkpoint: Path, directory: Path) -> Run:
         """See Place. Both directories keep their paths inside."""
@@ -102,11 +103,11 @@ def docker_run(gpus: str) -> tuple[str, ...]:
     """`docker run` up to the options of one container, whose files belong to who runs it.
 
     Shared memory and locked memory as NVIDIA's container notes ask for NCCL; `--init` passes on the signals that end
-    a build; a user without a home of its own in the image keeps caches in /tmp.
+    a build; a user whom the image does not know needs a name and a place for caches (`getpass.getuser` in torch).
     """
     return (
         *("docker", "run", "--rm", "--init", "--gpus", gpus),
-        *("--user", f"{os.getuid()}:{os.getgid()}", "--env", "HOME=/tmp"),
+        *("--user", f"{os.getuid()}:{os.getgid()}", "--env", "USER=trtforge", "--env", "HOME=/tmp"),
         *("--shm-size", "1g", "--ulimit", "memlock=-1"),
     )
 

@@ -16,6 +16,7 @@ from trtforge.compile.rank_builds import rank_directory
 from trtforge.compile.tensorrt_engine import EngineBuild, build_config_of, build_engine
 from trtforge.compile.torch import TorchPlan, build_rank, torch_plan
 from trtforge.core.artifact import Produced, partial_directory, produce
+from trtforge.core.errors import ForgeError
 from trtforge.core.manifest import FileRecord, Identity, open_artifact
 from trtforge.core.progress import Progress, Silent
 from trtforge.core.recipe import EngineConfig
@@ -114,6 +115,11 @@ def plan_for(
     limits = _limits(model, config)
     machine = machine or this_machine()
     if _backend(config, machine) == "torch":
+        if options.container is not None:
+            raise ForgeError(
+                "--container: the torch backend builds in no container",
+                hint="Add --backend tensorrt_llm, or leave it out.",
+            )
         return torch_plan(model, config, limits)
     if gpu is not None:
         require_formats(gpu, model.quantization)

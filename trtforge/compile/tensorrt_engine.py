@@ -52,7 +52,6 @@ def build_engine(build: EngineBuild, *, force: bool, progress: Progress) -> Prod
     another release or GPU, and for an engine that is not as planned.
     """
     logs = logs_of(build.out)
-    logs.mkdir(parents=True, exist_ok=True)
     workers = min(build.workers, build.model.parallel.world_size)
     asked = asked_target(build.place, build.plan.release, workers, build.gpu, logs)
     identity = Identity(
@@ -63,6 +62,7 @@ def build_engine(build: EngineBuild, *, force: bool, progress: Progress) -> Prod
     )
 
     def write(directory: Path) -> Mapping[str, FileRecord]:
+        logs.mkdir(exist_ok=True)
         ranks = RankBuilds(
             build.plan, build.model, build.checkpoint, directory, build.place, TimingCache.of(asked.target), logs
         )
