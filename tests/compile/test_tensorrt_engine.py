@@ -255,7 +255,13 @@ def test_timings_are_kept_between_builds(tmp_path: Path, trtllm: Trtllm) -> None
     trtllm.has_gpus(L4)
     trtllm.forget()
     build(tmp_path)
-    assert [call["read"] for call in trtllm.calls("timings")] == ["", ""]
+    assert trtllm.calls("timings")[0]["read"] == ""
+
+
+def test_a_rank_reads_the_timings_of_those_before_it(tmp_path: Path, trtllm: Trtllm) -> None:
+    write_checkpoint(tmp_path / "checkpoint", tp=2)
+    build(tmp_path, workers=1)
+    assert [call["read"] for call in trtllm.calls("timings")] == ["", "timed "]
 
 
 def test_timings_are_not_kept_where_the_cache_is_off(

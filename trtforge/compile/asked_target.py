@@ -10,13 +10,12 @@ from tempfile import TemporaryDirectory
 
 from pydantic import Field
 
-from trtforge.compile.jobs import Job, run_jobs
+from trtforge.compile.engine_build import EngineBuild
+from trtforge.compile.jobs import Job, Observer, run_jobs
 from trtforge.compile.place import Place, chosen_gpus
 from trtforge.core.config import Config
 from trtforge.core.errors import ForgeError, LoggedError
 from trtforge.formats.engine_target import EngineTarget
-from trtforge.formats.releases import Release
-from trtforge.plan.gpus import Gpu
 
 
 @dataclass(frozen=True)
@@ -41,16 +40,16 @@ class _Found(Config):
     gpus: list[_FoundGpu] = Field(default_factory=list)
 
 
-def asked_target(place: Place, release: Release, workers: int, gpu: Gpu | None, logs: Path) -> AskedTarget:
-    """Ask `place` for its versions and GPUs, of which at most `workers` are used.
+def asked_target(build: EngineBuild) -> AskedTarget:
+    """Ask the place of the build for its versions and GPUs.
 
-    Raises LoggedError if it does not answer, ForgeError where TensorRT-LLM is not `release`, a GPU is not the one that
-    the engine is for, or the GPUs differ.
+    Raises LoggedError if it does not answer, ForgeError where TensorRT-LLM is another release, a GPU is not the
+    one that the engine is for, or the GPUs differ.
     """
-    chosen = chosen_gpus(os.environ)
+    place, release, gpu, chosen = build.place, build.plan.release, build.gpu, chosen_gpus(os.environ)
     if chosen == ():
         raise ForgeError("CUDA_VISIBLE_DEVICES is empty: it hides every GPU", hint="Unset it, or name the GPUs in it.")
-    found = _ask(place, chosen, logs)
+    found = _ask(place, chosen, build.logs)
     version = found.tensorrt_llm.partition("+")[0]
     if version != release.version:
         raise ForgeError(
@@ -59,7 +58,7 @@ def asked_target(place: Place, release: Release, workers: int, gpu: Gpu | None, 
         )
     if not found.gpus:
         raise ForgeError(f"{place.name} has no GPU", hint="Check `nvidia-smi` and CUDA_VISIBLE_DEVICES.")
-    first, *others = found.gpus[:workers]
+    first, *others = found.gpus[: min(build.workers, len(build.ranks))]
     if any(other != first for other in others):
         raise ForgeError(
             f"the GPUs are not of one kind: {', '.join(each.gpu for each in (first, *others))}",
@@ -80,7 +79,7 @@ def _ask(place: Place, chosen: Sequence[str] | None, logs: Path) -> _Found:
     with TemporaryDirectory(prefix="trtforge-") as scratch:
         job = Job("asking for versions and GPUs", place.target(chosen), Path(scratch), Path(scratch) / "target.log")
         try:
-            run_jobs([[job]], finished=lambda job: None, watch=lambda job: None)
+            run_jobs([[job]], Observer())
         except LoggedError as error:
             raise _failure(error.message, job.log, logs) from None
         lines = [line for line in job.log.read_text(errors="replace").splitlines() if line.startswith("{")]

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,14 +39,24 @@ class Job:
 AnyJob = TypeVar("AnyJob", bound=Job)
 
 
-def run_jobs(
-    lanes: Sequence[Sequence[AnyJob]], *, finished: Callable[[AnyJob], None], watch: Callable[[AnyJob], None]
-) -> None:
+class Observer(Generic[AnyJob]):
+    """Is told of each job; this one does nothing about it."""
+
+    def begin(self, job: AnyJob) -> None:
+        """The job is about to start; its directory may be made now."""
+
+    def look(self, job: AnyJob) -> None:
+        """The job runs: called several times a second."""
+
+    def finished(self, job: AnyJob) -> None:
+        """The job succeeded."""
+
+
+def run_jobs(lanes: Sequence[Sequence[AnyJob]], observer: Observer[AnyJob]) -> None:
     """Work on all lanes at once, on the jobs of a lane one after the other.
 
-    Calls `watch` for every job that runs, several times a second, and `finished` for each that succeeded. Whatever
-    ends this early (a job that fails, an error of `finished`, an interruption, SIGTERM) ends all jobs. Raises
-    LoggedError for the first job that fails.
+    Whatever ends this early (a job that fails, an error of the observer, an interruption, SIGTERM) ends all jobs.
+    Raises LoggedError for the first job that fails.
     """
     waiting = [deque(lane) for lane in lanes]
     running: dict[int, _Running[AnyJob]] = {}
@@ -55,9 +65,10 @@ def run_jobs(
             while running or any(waiting):
                 for lane, jobs in enumerate(waiting):
                     if lane not in running and jobs:
+                        observer.begin(jobs[0])
                         running[lane] = _Running(jobs.popleft())
                 for lane, process in list(running.items()):
-                    watch(process.job)
+                    observer.look(process.job)
                     status = process.poll()
                     if status is None:
                         continue
@@ -65,7 +76,7 @@ def run_jobs(
                     del running[lane]
                     if status != 0:
                         raise _failure(process.job, status)
-                    finished(process.job)
+                    observer.finished(process.job)
                 time.sleep(_POLL)
     finally:
         _end(running.values())

@@ -8,99 +8,86 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import JsonValue
-
-from trtforge.compile.build_config import BuildPlan
+from trtforge.compile.engine_build import EngineBuild, rank_directory
 from trtforge.compile.engine_files import check_config, check_rank, engine_file
 from trtforge.compile.inside.rank import STEP_FILE, STEPS
-from trtforge.compile.jobs import Job, run_jobs
-from trtforge.compile.place import BUILD_CONFIG, ENGINE, Place, lanes
+from trtforge.compile.jobs import Job, Observer, run_jobs
+from trtforge.compile.place import BUILD_CONFIG, ENGINE, lanes
 from trtforge.compile.timing_cache import TimingCache
 from trtforge.core.manifest import FileRecord, record_of
 from trtforge.core.partial import Finished, Group
 from trtforge.core.progress import Bar, Progress
-from trtforge.formats.trtllm import CheckpointConfig
 
 
 @dataclass(frozen=True)
 class RankJob(Job):
-    """The build of one rank; `bar` shows its steps."""
+    """The build of one rank; `steps` shows how far it is."""
 
     rank: int
-    bar: "Steps"
+    steps: "Steps"
 
 
-@dataclass(frozen=True)
-class RankBuilds:
-    """The ranks of an engine of `model` that grows in `directory`, an artifact's partial one."""
+def build_ranks(
+    build: EngineBuild, directory: Path, gpus: Sequence[str], timings: TimingCache, progress: Progress
+) -> Mapping[str, FileRecord]:
+    """Build the ranks of the engine in its partial `directory`, but for those that an earlier run finished there.
 
-    plan: BuildPlan
-    model: CheckpointConfig
-    checkpoint: Path
-    directory: Path
-    place: Place
-    timings: TimingCache
-    logs: Path
+    Returns the records of what was written now. Raises LoggedError for a rank that fails, ForgeError for one that is
+    not as planned.
+    """
+    there = Finished.read(directory).names
+    missing = [rank for rank in build.ranks if engine_file(rank) not in there]
+    ranks = _Ranks(build, directory, timings)
+    with progress.bars([f"Rank {rank}" for rank in missing], len(STEPS), "steps") as bars:
+        steps = dict(zip(missing, map(Steps, bars), strict=True))
+        dealt = lanes(missing, gpus, build.workers)
+        run_jobs([[ranks.job(rank, gpu, steps[rank]) for rank in lane] for gpu, lane in dealt], ranks)
+    return ranks.records
 
-    def run(
-        self,
-        gpus: Sequence[str],
-        workers: int,
-        build_config: Mapping[str, JsonValue],
-        made_from: str,
-        progress: Progress,
-    ) -> Mapping[str, FileRecord]:
-        """Build all ranks but those that an earlier run finished; the records of what was written now.
 
-        Raises LoggedError for a rank that fails, ForgeError for one that is not as planned.
-        """
-        there = Finished.read(self.directory).names
-        missing = [rank for rank in range(self.model.parallel.world_size) if engine_file(rank) not in there]
-        records: dict[str, FileRecord] = {}
+class _Ranks(Observer[RankJob]):
+    """What is done around the build of each rank."""
 
-        def finish(job: RankJob) -> None:
-            job.bar.reach(len(STEPS))
-            if job.rank == 0:  # the one that writes timings; the others only read theirs
-                self.timings.take(job.directory)
-            group = Group(made_from=made_from, files=self._take(job))
-            Finished.read(self.directory).add(group)
-            records.update(group.files)
+    def __init__(self, build: EngineBuild, directory: Path, timings: TimingCache) -> None:
+        self._build, self._directory, self._timings = build, directory, timings
+        self.records: dict[str, FileRecord] = {}
 
-        with progress.bars([f"Rank {rank}" for rank in missing], len(STEPS), "steps") as bars:
-            steps = dict(zip(missing, map(Steps, bars), strict=True))
-            run_jobs(
-                [
-                    [self._job(rank, gpu, build_config, steps[rank]) for rank in ranks]
-                    for gpu, ranks in lanes(missing, gpus, workers)
-                ],
-                finished=finish,
-                watch=lambda job: job.bar.read(job.directory),
-            )
-        return records
-
-    def _job(self, rank: int, gpu: str, build_config: Mapping[str, JsonValue], steps: "Steps") -> RankJob:
-        directory = rank_directory(self.directory, rank)
-        directory.mkdir()
-        (directory / BUILD_CONFIG).write_text(json.dumps(build_config, indent=2) + "\n")
-        self.timings.give(directory)
+    def job(self, rank: int, gpu: str, steps: "Steps") -> RankJob:
+        directory = rank_directory(self._directory, rank)
         return RankJob(
             name=f"rank {rank}",
-            run=self.place.rank(rank, gpu, self.checkpoint, directory),
+            run=self._build.place.rank(rank, gpu, self._build.checkpoint, directory),
             directory=directory,
-            log=self.logs / f"rank{rank}.log",
+            log=self._build.logs / f"rank{rank}.log",
             rank=rank,
-            bar=steps,
+            steps=steps,
         )
+
+    def begin(self, job: RankJob) -> None:
+        job.directory.mkdir()
+        (job.directory / BUILD_CONFIG).write_text(json.dumps(self._build.build_config, indent=2) + "\n")
+        self._timings.give(job.directory)
+
+    def look(self, job: RankJob) -> None:
+        job.steps.read(job.directory)
+
+    def finished(self, job: RankJob) -> None:
+        job.steps.reach(len(STEPS))
+        if job.rank == 0:  # the one that writes timings; the others only read theirs
+            self._timings.take(job.directory)
+        files = self._take(job)
+        Finished.read(self._directory).add(Group(made_from=self._build.digest, files=files))
+        self.records |= files
 
     def _take(self, job: RankJob) -> dict[str, FileRecord]:
         """Move what the rank wrote to the engine. Every rank copies the adapters: the first copy is kept."""
         made = job.directory / ENGINE
         names = check_rank(made, job.rank)
         if job.rank == 0:
-            check_config(made, self.plan, self.model)
+            check_config(made, self._build.plan, self._build.model)
         taken = {}
         for name in names:
-            place = self.directory / name
+            place = self._directory / name
             if not place.exists():
                 place.parent.mkdir(parents=True, exist_ok=True)
                 os.replace(made / name, place)
@@ -126,8 +113,3 @@ class Steps:
             self._bar.advance(step - self._reached)
             self._reached = step
         self._bar.describe(STEPS[step] if step < len(STEPS) else "done")
-
-
-def rank_directory(partial: Path, rank: int) -> Path:
-    """Where a rank of the engine in `partial` is built."""
-    return partial / f".rank{rank}"

@@ -9,11 +9,11 @@ from typing import Any
 from trtforge import __version__
 from trtforge.compile import tensorrt_llm
 from trtforge.compile.build_config import BuildPlan, build_config, in_flight_batching
+from trtforge.compile.engine_build import EngineBuild, build_config_of, rank_directory
 from trtforge.compile.machine import Machine, this_machine
 from trtforge.compile.place import Container, Place, chosen_gpus, lanes
 from trtforge.compile.places import chosen_place, require_place
-from trtforge.compile.rank_builds import rank_directory
-from trtforge.compile.tensorrt_engine import EngineBuild, build_config_of, build_engine
+from trtforge.compile.tensorrt_engine import build_engine
 from trtforge.compile.torch import TorchPlan, build_rank, torch_plan
 from trtforge.core.artifact import Produced, partial_directory, produce
 from trtforge.core.errors import ForgeError
