@@ -15,6 +15,7 @@ import pytest
 
 from tests.compile.trtllm import Trtllm, write_checkpoint
 from tests.conftest import DEMO_MODEL
+from trtforge.core.processes import lives_in
 
 PROGRAM = """
 import sys
@@ -114,6 +115,24 @@ def test_a_signal_ends_every_rank_and_keeps_the_finished(
         assert not Path(f"/proc/{call['pid']}").exists()
     kept = sorted(path.name for path in (tmp_path / ".engine.partial").iterdir())
     assert kept == [".finished.json", "config.json", "rank0.engine"]
+    trtllm.behaves()
+    trtllm.forget()
+    assert run(trtllm, tmp_path, *compile_words(tmp_path))[0] == 0
+    assert [call["rank"] for call in trtllm.calls("build")] == [1]
+
+
+def test_a_kill_ends_every_rank_and_the_next_run_goes_on(tmp_path: Path, trtllm: Trtllm) -> None:
+    write_checkpoint(tmp_path / "checkpoint", tp=2)
+    trtllm.behaves(waits_for={"1": "never"})
+    process = start(trtllm, tmp_path, *compile_words(tmp_path))
+    while not (trtllm.site / "begun-1").exists():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+    process.kill()
+    process.communicate(timeout=60)
+    (leader,) = (call["pid"] for call in trtllm.calls("build") if call["rank"] == 1)
+    while lives_in(leader, leader):
+        time.sleep(0.02)
     trtllm.behaves()
     trtllm.forget()
     assert run(trtllm, tmp_path, *compile_words(tmp_path))[0] == 0

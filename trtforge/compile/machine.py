@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -16,9 +17,9 @@ class Machine:
     docker: bool = False
 
     @property
-    def builds_by_default(self) -> bool:
-        """Whether the backend `auto` is tensorrt_llm here."""
-        return self.tensorrt_llm is not None and self.gpu
+    def backend(self) -> Literal["tensorrt_llm", "torch"]:
+        """What the backend `auto` is here."""
+        return "tensorrt_llm" if self.tensorrt_llm is not None and self.gpu else "torch"
 
 
 def this_machine(devices: Path = Path("/dev")) -> Machine:

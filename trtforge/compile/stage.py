@@ -114,7 +114,7 @@ def plan_for(
     gpu = gpu_named(config.target.gpu) if config.target.gpu is not None else None
     limits = _limits(model, config)
     machine = machine or this_machine()
-    if _backend(config, machine) == "torch":
+    if (machine.backend if config.backend == "auto" else config.backend) == "torch":
         if options.container is not None:
             raise ForgeError(
                 "--container: the torch backend builds in no container",
@@ -191,13 +191,6 @@ def _limits(model: CheckpointConfig, config: EngineConfig) -> Limits:
     default = release(config.target.tensorrt_llm).field("plugin_config", "tokens_per_block").default
     assert isinstance(default, int)
     return derive_limits(model, config, default)
-
-
-def _backend(config: EngineConfig, machine: Machine) -> str:
-    """`auto` is tensorrt_llm where that is installed beside a GPU."""
-    if config.backend != "auto":
-        return config.backend
-    return "tensorrt_llm" if machine.builds_by_default else "torch"
 
 
 def _copy_tokenizer(checkpoint: Path, directory: Path) -> None:
