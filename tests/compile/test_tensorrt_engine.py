@@ -299,6 +299,17 @@ def test_another_gpu_than_the_target(tmp_path: Path, trtllm: Trtllm) -> None:
         build(tmp_path, config=config)
 
 
+def test_formats_that_the_gpu_does_not_have(tmp_path: Path, trtllm: Trtllm) -> None:
+    write_checkpoint(tmp_path / "checkpoint", "FP8")
+    trtllm.has_gpus({"name": "NVIDIA A100-SXM4-80GB", "major": 8, "minor": 0})
+    with pytest.raises(
+        ForgeError, match=r"NVIDIA A100-SXM4-80GB has compute capability 8\.0: fp8 needs 8\.9"
+    ) as caught:
+        build(tmp_path)
+    assert "int4_awq" in caught.value.hint
+    assert trtllm.calls() == []
+
+
 def test_hidden_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trtllm: Trtllm) -> None:
     write_checkpoint(tmp_path / "checkpoint")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")

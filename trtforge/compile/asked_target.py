@@ -4,7 +4,7 @@ import json
 import os
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -16,6 +16,7 @@ from trtforge.compile.place import Place, chosen_gpus
 from trtforge.core.config import Config
 from trtforge.core.errors import ForgeError, LoggedError
 from trtforge.formats.engine_target import EngineTarget
+from trtforge.plan.gpus import GPUS, require_formats
 
 
 @dataclass(frozen=True)
@@ -43,8 +44,8 @@ class _Found(Config):
 def asked_target(build: EngineBuild) -> AskedTarget:
     """Ask the place of the build for its versions and GPUs.
 
-    Raises LoggedError if it does not answer, ForgeError where TensorRT-LLM is another release, a GPU is not the
-    one that the engine is for, or the GPUs differ.
+    Raises LoggedError if it does not answer, ForgeError where TensorRT-LLM is another release, the GPUs differ, are not
+    what the engine is for, or do not have its number formats.
     """
     place, release, gpu, chosen = build.place, build.plan.release, build.gpu, chosen_gpus(os.environ)
     if chosen == ():
@@ -69,6 +70,7 @@ def asked_target(build: EngineBuild) -> AskedTarget:
             f"the engine is for {gpu.name} (SM {gpu.sm}), and the GPU here is {first.gpu} (SM {first.sm})",
             hint="TensorRT tunes an engine on the GPU it is for: build it there, or choose another target GPU.",
         )
+    require_formats(replace(GPUS[0], name=first.gpu, sm=int(first.sm)), build.model.quantization)
     target = EngineTarget(tensorrt_llm=version, tensorrt=found.tensorrt, cuda=found.cuda, sm=first.sm, gpu=first.gpu)
     names = chosen if chosen is not None else tuple(map(str, range(len(found.gpus))))
     return AskedTarget(target, names[: len(found.gpus)])
