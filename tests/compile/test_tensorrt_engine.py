@@ -1,7 +1,6 @@
 """TensorRT-LLM engines, built with a stand-in for TensorRT-LLM that has its recorded signatures."""
 
 import json
-import os
 import shutil
 import threading
 import time
@@ -14,7 +13,7 @@ import pytest
 from tests.compile.checkpoints import engine
 from tests.compile.trtllm import L4, MACHINE, Trtllm, write_checkpoint
 from trtforge.compile.machine import Machine
-from trtforge.compile.stage import CompileOptions, compile_engine
+from trtforge.compile.stage import CompileOptions, compile_engine, plan_engine
 from trtforge.core.artifact import Produced
 from trtforge.core.errors import ForgeError, LoggedError
 from trtforge.core.manifest import open_artifact
@@ -464,8 +463,6 @@ class CountingBar:
 
 
 def test_planning_starts_nothing(tmp_path: Path, trtllm: Trtllm) -> None:
-    from trtforge.compile.stage import plan_engine
-
     write_checkpoint(tmp_path / "checkpoint", tp=2)
     plan = plan_engine(
         engine(backend="tensorrt_llm"),
@@ -482,4 +479,3 @@ def test_planning_starts_nothing(tmp_path: Path, trtllm: Trtllm) -> None:
     assert json.loads(json.dumps(plan.as_json()))["place"] == "this machine"
     assert trtllm.calls() == []
     assert names(tmp_path) == ["checkpoint", "site"]
-    assert os.environ.get("CUDA_VISIBLE_DEVICES") is None

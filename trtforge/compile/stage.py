@@ -12,7 +12,7 @@ from trtforge.compile.build_config import BuildPlan, build_config, in_flight_bat
 from trtforge.compile.engine_build import EngineBuild, build_config_of, rank_directory
 from trtforge.compile.machine import Machine, this_machine
 from trtforge.compile.place import Container, Place, chosen_gpus, lanes
-from trtforge.compile.places import chosen_place, require_place
+from trtforge.compile.places import NO_CONTAINER, chosen_place, require_place
 from trtforge.compile.tensorrt_engine import build_engine
 from trtforge.compile.torch import TorchPlan, build_rank, torch_plan
 from trtforge.core.artifact import Produced, partial_directory, produce
@@ -115,7 +115,7 @@ def plan_for(
     limits = _limits(model, config)
     machine = machine or this_machine()
     if (machine.backend if config.backend == "auto" else config.backend) == "torch":
-        if options.container is not None:
+        if options.container not in (None, NO_CONTAINER):
             raise ForgeError(
                 "--container: the torch backend builds in no container",
                 hint="Add --backend tensorrt_llm, or leave it out.",
