@@ -68,13 +68,13 @@ def test_an_engine_is_built_and_then_found(tmp_path: Path, trtllm: Trtllm) -> No
 
 def test_a_failure_that_is_known_is_explained(tmp_path: Path, trtllm: Trtllm) -> None:
     write_checkpoint(tmp_path / "checkpoint", tp=2)
-    said = "[11/21/2026-12:00:01] [TRT] [E] 9: Skipping nothing, resizePhysical: OutOfMemory (no further information)"
-    trtllm.behaves(fails={"1": said})
+    said = "[virtualMemoryBuffer.cpp::resizePhysical::127] Error Code 2: OutOfMemory (no further information)"
+    trtllm.behaves(fails={"1": f"[11/21/2026-12:00:01] [TRT] [E] {said}"})
     status, stdout, stderr = run(trtllm, tmp_path, *compile_words(tmp_path))
     assert (status, stdout) == (1, "")
     error, hint = stderr.split("hint: ")
     assert error.startswith("error: rank 1 ended with status 1: GPU memory too small for the build\n")
-    assert "resizePhysical: OutOfMemory" in error
+    assert f"\n  {said}\n" in error
     assert hint.startswith("Lower max_batch_size")
     assert str(tmp_path / "engine.logs/rank1.log") in hint
     assert not (tmp_path / "engine").exists()
