@@ -68,7 +68,12 @@ def test_imports_point_downward(path: Path) -> None:
 
 def test_only_one_module_imports_tensorrt_llm() -> None:
     guilty = [p for p in MODULES if any(m.split(".")[0] == "tensorrt_llm" for m in imports_of(p))]
-    assert guilty in ([], [ROOT / "compile" / "tensorrt_llm.py"])
+    assert guilty == [ROOT / "compile" / "inside" / "rank.py"]
+
+
+def test_what_runs_beside_tensorrt_llm_stands_alone() -> None:
+    for path in (ROOT / "compile" / "inside").glob("*.py"):
+        assert [module for module in imports_of(path) if part_of(module) is not None] == []
 
 
 def test_no_file_is_longer_than_400_lines() -> None:

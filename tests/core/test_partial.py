@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from trtforge.core.artifact import produce
-from trtforge.core.errors import ForgeError
+from trtforge.core.errors import ForgeError, LoggedError
 from trtforge.core.manifest import Identity, open_artifact, record_of
 from trtforge.core.partial import RECORD, Finished, Group
 
@@ -103,6 +103,30 @@ def test_an_error_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(ForgeError):
         produce(tmp_path / "out", identity(), write)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_failure_of_another_program_leaves_what_was_finished(tmp_path: Path) -> None:
+    def write(directory: Path) -> dict:
+        finish(directory, "one", "1")
+        (directory / "two").write_text("half")
+        raise LoggedError("it ended", hint="way", log=tmp_path / "log")
+
+    with pytest.raises(LoggedError):
+        produce(tmp_path / "out", identity(), write)
+    assert found_by_the_next_run(tmp_path / "out") == ["one"]
+
+
+def test_finished_files_below_directories_stay(tmp_path: Path) -> None:
+    directory = tmp_path / "partial"
+    Finished.begin(directory, identity())
+    (directory / "lora/0").mkdir(parents=True)
+    finish(directory, "lora/0/adapter", "1")
+    (directory / "lora/1").mkdir()
+    (directory / "lora/1/adapter").write_text("half")
+    Finished.begin(directory, identity())
+    assert Finished.read(directory).names == {"lora/0/adapter"}
+    assert sorted(path.name for path in (directory / "lora").iterdir()) == ["0"]
+    assert (directory / "lora/0/adapter").read_text() == "1"
 
 
 def test_force_starts_afresh(tmp_path: Path) -> None:

@@ -744,6 +744,28 @@ EXCERPTS = (
         {"needed": "535.86", "found": "510.85.02"},
         rank=None,
     ),
+    Excerpt(
+        "docker-no-gpu",
+        {None: 'docker: Error response from daemon: could not select device driver "" with capabilities: [[gpu]].'},
+        rank=None,
+    ),
+    Excerpt(
+        "docker-no-image",
+        {
+            None: "Unable to find image 'registry.example/mine:1' locally\ndocker: Error response from daemon: pull "
+            "access denied for registry.example/mine, repository does not exist or may require 'docker login'."
+        },
+        {"image": "registry.example/mine"},
+        rank=None,
+    ),
+    Excerpt(
+        "docker-no-daemon",
+        {
+            None: "docker: Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker daemon "
+            "running?\nSee 'docker run --help'."
+        },
+        rank=None,
+    ),
 )
 
 WARNINGS = (

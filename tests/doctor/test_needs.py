@@ -31,6 +31,15 @@ def test_recipe_for_gpus_needs_them(tmp_path: Path) -> None:
     assert report.as_json()["fit"] is False
 
 
+def test_auto_needs_what_the_backend_is_here() -> None:
+    wanted = recipe(parallel={"tp": 2})
+    assert wanted.engine.backend == "auto"
+    assert (needs_of(wanted).backend, needs_of(wanted).gpus) == ("torch", 0)
+    there = needs_of(wanted, "tensorrt_llm")
+    assert (there.backend, there.gpus) == ("tensorrt_llm", 2)
+    assert there.release is not None
+
+
 @pytest.mark.parametrize(("capability", "status"), [((8, 0), "problem"), ((8, 9), "ok"), ((9, 0), "ok")])
 def test_formats_are_checked_against_the_gpu(tmp_path: Path, capability: tuple[int, int], status: str) -> None:
     nvml = FakeNvml([FakeGpu("NVIDIA A100-SXM4-80GB", capability)])

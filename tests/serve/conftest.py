@@ -17,10 +17,10 @@ import pytest
 from tests.conftest import DEMO_MODEL
 from tests.package.engines import torch_engine
 from trtforge.core.assets import asset_directory
+from trtforge.core.processes import session_processes
 from trtforge.package.models import PackageConfig
 from trtforge.package.repository import LIBRARIES
 from trtforge.package.stage import package
-from trtforge.serve.processes import session_processes
 
 _FAKE = Path(__file__).parent / "fake_engine.py"
 _MAIN = """

@@ -11,11 +11,11 @@ from tests.serve.conftest import Start
 from tests.serve.test_supervision import assert_nothing_left
 from trtforge.compile.stage import compile_engine
 from trtforge.convert.stage import ConvertConfig, convert
+from trtforge.core.processes import session_processes
 from trtforge.core.recipe import EngineConfig
 from trtforge.package.models import PackageConfig
 from trtforge.package.stage import package
 from trtforge.serve.client import Sampling, generate
-from trtforge.serve.processes import session_processes
 
 
 @pytest.fixture

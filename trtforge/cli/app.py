@@ -7,7 +7,8 @@ import typer
 from rich.console import Console
 
 from trtforge.cli import build, doctor, inspect, plan, recipes, serving, stages
-from trtforge.core.errors import ForgeError, UsageError
+from trtforge.cli.explain import explained
+from trtforge.core.errors import ForgeError, LoggedError, UsageError
 from trtforge.core.threads import wait_briefly
 
 app = typer.Typer(
@@ -32,6 +33,9 @@ def main() -> None:
     wait_briefly()
     try:
         app()
+    except LoggedError as error:
+        show_error(explained(error))
+        sys.exit(1)
     except ForgeError as error:
         show_error(error)
         sys.exit(2 if isinstance(error, UsageError) else 1)

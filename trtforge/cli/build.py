@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trtforge.cli import show
-from trtforge.cli.options import Force, Json, Quiet, Set, Verbose
+from trtforge.cli.options import Container, Force, Json, Quiet, Set, Verbose, Workers
 
 if TYPE_CHECKING:
     from trtforge.pipeline import StageName
@@ -23,6 +23,8 @@ def build(
     out: Annotated[Path | None, typer.Option(help="Directory of the build.", show_default="build/<recipe>")] = None,
     first: Annotated[str, typer.Option("--from", metavar="STAGE", help="First stage to run.")] = "calibrate",
     last: Annotated[str, typer.Option("--to", metavar="STAGE", help="Last stage to run.")] = "package",
+    workers: Workers = 1,
+    container: Container = None,
     force: Force = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print every stage's exact plan; write nothing.")] = False,
     set_: Set = None,
@@ -39,6 +41,7 @@ def build(
     from rich.console import Console
 
     from trtforge.cli.recipes import find
+    from trtforge.compile.stage import CompileOptions
     from trtforge.core.progress import for_this_terminal
     from trtforge.core.recipe import load_recipe
     from trtforge.pipeline import Build, GateError, Paths, selected
@@ -46,14 +49,14 @@ def build(
     chosen = load_recipe(find(recipe), tuple(set_ or ()))
     paths = Paths(out or Path("build") / chosen.name)
     stages = selected(chosen, _stage(first, "--from"), _stage(last, "--to"))
+    options = CompileOptions(workers=workers, container=container)
     if dry_run:
-        from trtforge.compile.stage import CompileOptions
         from trtforge.dry_run import dry_run as plan
 
-        show.as_json(plan(chosen, paths, stages, CompileOptions()))
+        show.as_json(plan(chosen, paths, stages, options))
         return
     log = Console(stderr=True, quiet=quiet or json, highlight=False)
-    run = Build(chosen, paths.out, for_this_terminal(quiet=quiet or json), force=force)
+    run = Build(chosen, paths.out, for_this_terminal(quiet=quiet or json), force=force, options=options)
     try:
         report = run.run(stages, started=lambda stage: log.print(f"[bold]{stage}[/bold]"))
     except GateError as error:

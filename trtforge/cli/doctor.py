@@ -69,9 +69,10 @@ def _examine(name: str | None, image: str | None, overrides: Sequence[str], *, j
         needs = Needs()
     else:
         from trtforge.cli.recipes import find
+        from trtforge.compile.machine import this_machine
         from trtforge.core.recipe import load_recipe
 
-        needs = needs_of(load_recipe(find(name), tuple(overrides)))
+        needs = needs_of(load_recipe(find(name), tuple(overrides)), this_machine().backend)
     report = examine(Host(), needs, _serving(), image)
     if json_output:
         show.as_json(report.as_json())

@@ -16,6 +16,17 @@ Force = Annotated[bool, typer.Option("--force", help="Make it again even if it i
 Set = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a recipe's dotted key; repeatable.")
 ]
+Workers = Annotated[
+    int, typer.Option(min=1, help="tensorrt_llm backend: ranks built at once, at most one on each GPU.")
+]
+Container = Annotated[
+    str | None,
+    typer.Option(
+        metavar="IMAGE|none",
+        help="tensorrt_llm backend: image to build in; none: this machine; left out: this machine if it has the target "
+        "release, else the release's image.",
+    ),
+]
 Out = Annotated[Path, typer.Argument(metavar="OUT", help="Directory to write; whole or absent.", show_default=False)]
 HfDirectory = Annotated[
     str, typer.Argument(metavar="HF_DIR", help="Checkpoint directory or hub id.", show_default=False)

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from trtforge.cli import show
-from trtforge.cli.options import Force, HfDirectory, Json, Out, Quiet, Set, Verbose, from_options
+from trtforge.cli.options import Container, Force, HfDirectory, Json, Out, Quiet, Set, Verbose, Workers, from_options
 from trtforge.cli.sensitivity import DEFAULT_GATE, show_sensitivity
 from trtforge.core.errors import ForgeError, UsageError
 
@@ -241,10 +241,8 @@ def compile_(
             metavar="NAME[=VALUE]", help="kv_reuse, lora.max_rank=16, lookahead, ...: engine.features; repeatable."
         ),
     ] = None,
-    workers: Annotated[int, typer.Option(min=1, help="tensorrt_llm --dry-run: ranks built at once.")] = 1,
-    container: Annotated[
-        str | None, typer.Option(metavar="IMAGE|none", help="tensorrt_llm --dry-run: image to build in.")
-    ] = None,
+    workers: Workers = 1,
+    container: Container = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the exact plan and build nothing.")] = False,
     force: Force = False,
     json: Json = False,
@@ -279,7 +277,7 @@ def compile_(
         },
         "compile",
     )
-    options = CompileOptions(workers=workers, container=None if container == "none" else container)
+    options = CompileOptions(workers=workers, container=container)
     if dry_run:
         show.as_json(plan_engine(config, checkpoint, out, options).as_json())
         return

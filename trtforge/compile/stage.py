@@ -1,5 +1,6 @@
 """The compile stage: what will be built is planned from metadata alone, for every backend; then it is built."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,8 +9,13 @@ from typing import Any
 from trtforge import __version__
 from trtforge.compile import tensorrt_llm
 from trtforge.compile.build_config import BuildPlan, build_config, in_flight_batching
+from trtforge.compile.engine_build import EngineBuild, build_config_of, rank_directory
+from trtforge.compile.machine import Machine, this_machine
+from trtforge.compile.place import Container, Place, chosen_gpus, lanes
+from trtforge.compile.places import NO_CONTAINER, chosen_place, require_place
+from trtforge.compile.tensorrt_engine import build_engine
 from trtforge.compile.torch import TorchPlan, build_rank, torch_plan
-from trtforge.core.artifact import Produced, produce
+from trtforge.core.artifact import Produced, partial_directory, produce
 from trtforge.core.errors import ForgeError
 from trtforge.core.manifest import FileRecord, Identity, open_artifact
 from trtforge.core.progress import Progress, Silent
@@ -24,7 +30,7 @@ from trtforge.plan.runtime_keys import runtime_keys
 
 @dataclass(frozen=True)
 class CompileOptions:
-    """How TensorRT-LLM's builder is run. `container`: the image to build in, None for this machine."""
+    """How TensorRT-LLM's builder is run. `container`: the image to build in, `none` for this machine; see places.py."""
 
     workers: int = 1
     container: str | None = None
@@ -32,58 +38,109 @@ class CompileOptions:
 
 @dataclass(frozen=True)
 class TensorRTPlan:
-    """A TensorRT-LLM build: its configuration and the commands, rank by rank."""
+    """A TensorRT-LLM build: its configuration, where it goes on, and the commands of TensorRT-LLM's own program."""
 
     build: BuildPlan
     commands: tuple[tensorrt_llm.RankCommand, ...]
     container: tuple[str, ...]
     image: str
+    place: Place
+    checkpoint: Path
+    out: Path
+    workers: int
 
     def as_json(self) -> dict[str, Any]:
         """What --dry-run prints."""
         return {
             "backend": "tensorrt_llm",
             "tensorrt_llm": self.build.release.version,
-            "build_config": self.build.to_json(),
+            "build_config": build_config_of(self.build),
             "features": self.build.features.model_dump(mode="json", exclude_none=True),
             "runtime_keys": {key.key: key.value for key in runtime_keys(self.build.features)},
             "in_flight_batching": in_flight_batching(self.build),
             "longest_prompt": self.build.limits.longest_prompt,
             "ranks": [{"rank": c.rank, "command": list(c.argv), "writes": list(c.writes)} for c in self.commands],
             "one_run_builds_all_ranks": True,
+            "place": self.place.name,
+            "runs": self._runs(),
             "image": self.image,
             "container_command": list(self.container),
             "warnings": list(self.build.warnings),
             "notes": list(self.build.notes),
         }
 
+    def _runs(self) -> list[dict[str, Any]]:
+        """What trtforge itself starts for each rank, if the GPUs are those of CUDA_VISIBLE_DEVICES, or enough."""
+        ranks = range(len(self.commands))
+        gpus = chosen_gpus(os.environ) or tuple(map(str, ranks))
+        partial = partial_directory(self.out)
+        runs = []
+        for gpu, dealt in lanes(ranks, gpus, self.workers):
+            for rank in dealt:
+                directory = rank_directory(partial, rank)
+                run = self.place.rank(rank, gpu, self.checkpoint, directory)
+                runs.append(
+                    {
+                        "rank": rank,
+                        "gpu": gpu,
+                        "directory": str(directory),
+                        "environment": dict(run.environment),
+                        "command": list(run.argv),
+                    }
+                )
+        return sorted(runs, key=lambda run: run["rank"])
+
 
 EnginePlan = TensorRTPlan | TorchPlan
 
 
-def plan_engine(config: EngineConfig, checkpoint: Path, out: Path, options: CompileOptions) -> EnginePlan:
+def plan_engine(
+    config: EngineConfig, checkpoint: Path, out: Path, options: CompileOptions, *, machine: Machine | None = None
+) -> EnginePlan:
     """What `compile_engine` would do for the checkpoint directory, from its config.json alone."""
-    return plan_for(read_checkpoint_config(checkpoint), config, checkpoint, out, options)
+    return plan_for(read_checkpoint_config(checkpoint), config, checkpoint, out, options, machine=machine)
 
 
 def plan_for(
-    model: CheckpointConfig, config: EngineConfig, checkpoint: Path, out: Path, options: CompileOptions
+    model: CheckpointConfig,
+    config: EngineConfig,
+    checkpoint: Path,
+    out: Path,
+    options: CompileOptions,
+    *,
+    machine: Machine | None = None,
 ) -> EnginePlan:
-    """What would be built for a checkpoint of this configuration, which need not exist yet.
+    """What would be built on `machine` (None: this one) for a checkpoint so configured, which need not exist yet.
 
     Raises ForgeError for limits that cannot be and for what the target release is known to refuse.
     """
     gpu = gpu_named(config.target.gpu) if config.target.gpu is not None else None
     limits = _limits(model, config)
-    if _backend(config) == "torch":
+    machine = machine or this_machine()
+    if (machine.backend if config.backend == "auto" else config.backend) == "torch":
+        if options.container not in (None, NO_CONTAINER):
+            raise ForgeError(
+                "--container: the torch backend builds in no container",
+                hint="Add --backend tensorrt_llm, or leave it out.",
+            )
         return torch_plan(model, config, limits)
     if gpu is not None:
         require_formats(gpu, model.quantization)
     target = release(config.target.tensorrt_llm)
     plan = build_config(model, config, limits, target)
     commands = tensorrt_llm.commands(checkpoint, out, plan, model.parallel.world_size, options.workers)
-    image = options.container or tensorrt_llm.image_for(target)
-    return TensorRTPlan(plan, commands, tensorrt_llm.in_container(commands[0], checkpoint, out, image), image)
+    place = chosen_place(options.container, target, machine, out)
+    image = place.image if isinstance(place, Container) else tensorrt_llm.image_for(target)
+    return TensorRTPlan(
+        build=plan,
+        commands=commands,
+        container=tensorrt_llm.in_container(commands[0], checkpoint, out, image),
+        image=image,
+        place=place,
+        checkpoint=checkpoint,
+        out=out,
+        workers=options.workers,
+    )
 
 
 def compile_engine(
@@ -94,20 +151,24 @@ def compile_engine(
     *,
     force: bool = False,
     progress: Progress | None = None,
+    machine: Machine | None = None,
 ) -> Produced:
-    """Build the engine of `checkpoint` at `out`, or find it there.
+    """Build the engine of `checkpoint` at `out` on `machine` (None: this one), or find it there.
 
-    Raises ForgeError for a damaged checkpoint, impossible limits, and for the tensorrt_llm backend where it cannot run.
+    Raises ForgeError for a damaged checkpoint, impossible limits, and for the tensorrt_llm backend where it cannot run;
+    LoggedError for a rank that TensorRT-LLM failed to build.
     """
+    machine = machine or this_machine()
     manifest = open_artifact(checkpoint, "checkpoint")
     model = read_checkpoint_config(checkpoint)
-    plan = plan_for(model, config, checkpoint, out, options or CompileOptions())
+    plan = plan_for(model, config, checkpoint, out, options or CompileOptions(), machine=machine)
     if isinstance(plan, TensorRTPlan):
-        tensorrt_llm.require_available()
-        raise ForgeError(
-            "building TensorRT-LLM engines is not part of this release of trtforge",
-            hint=f"--dry-run prints the exact command: {' '.join(plan.commands[0].argv[:1])} ...; run it yourself, "
-            "or use --backend torch.",
+        require_place(plan.place, plan.build.release, machine)
+        gpu = gpu_named(config.target.gpu) if config.target.gpu is not None else None
+        return build_engine(
+            EngineBuild(plan.build, model, checkpoint, manifest.digest, out, plan.place, plan.workers, gpu),
+            force=force,
+            progress=progress or Silent(),
         )
     identity = Identity(
         stage="engine",
@@ -133,11 +194,6 @@ def _limits(model: CheckpointConfig, config: EngineConfig) -> Limits:
     default = release(config.target.tensorrt_llm).field("plugin_config", "tokens_per_block").default
     assert isinstance(default, int)
     return derive_limits(model, config, default)
-
-
-def _backend(config: EngineConfig) -> str:
-    """`auto` is torch as long as trtforge plans TensorRT-LLM builds but does not run them."""
-    return "torch" if config.backend == "auto" else config.backend
 
 
 def _copy_tokenizer(checkpoint: Path, directory: Path) -> None:

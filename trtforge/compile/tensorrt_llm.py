@@ -1,12 +1,12 @@
-"""The tensorrt_llm backend: the exact `trtllm-build` command. The only module that may ever import tensorrt_llm."""
+"""TensorRT-LLM's own program: the exact `trtllm-build` command for an engine, to be run where trtforge is not."""
 
-import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import JsonValue
 
 from trtforge.compile.build_config import BuildPlan
+from trtforge.compile.place import docker_run, mount
 from trtforge.core.errors import ForgeError
 from trtforge.formats.releases import Release, Section, containers_of
 
@@ -24,17 +24,6 @@ class RankCommand:
     rank: int
     argv: tuple[str, ...]
     writes: tuple[str, ...]
-
-
-def require_available(devices: Path = Path("/dev")) -> None:
-    """Raises ForgeError, naming the ways out, where engines cannot be built."""
-    ways = (
-        "See the exact build, here or in a container, with --dry-run, or use the embedded engine with --backend torch."
-    )
-    if not _installed():
-        raise ForgeError("TensorRT-LLM is not installed here", hint=ways)
-    if not _has_gpu(devices):
-        raise ForgeError("There is no NVIDIA GPU here, and TensorRT tunes an engine on the GPU it is for", hint=ways)
 
 
 def commands(checkpoint: Path, out: Path, plan: BuildPlan, world_size: int, workers: int) -> tuple[RankCommand, ...]:
@@ -71,14 +60,11 @@ def image_for(release: Release) -> str:
 
 
 def in_container(command: RankCommand, checkpoint: Path, out: Path, image: str) -> tuple[str, ...]:
-    """`command` in a container of `image`. Both directories must exist; they keep their paths inside.
-
-    Shared memory and locked memory as NVIDIA's container notes ask for NCCL.
-    """
+    """`command` in a container of `image`. Both directories must exist; they keep their paths inside."""
     return (
-        *("docker", "run", "--rm", "--gpus", "all", "--shm-size", "1g", "--ulimit", "memlock=-1"),
-        *("--mount", _mount(checkpoint, read_only=True)),
-        *("--mount", _mount(out, read_only=False)),
+        *docker_run("all"),
+        *("--mount", mount(checkpoint, read_only=True)),
+        *("--mount", mount(out)),
         image,
         *command.argv,
     )
@@ -108,18 +94,3 @@ def _argument(section: Section, value: JsonValue) -> str:
     if section == "plugin_config" and (value is None or isinstance(value, bool)):
         return "enable" if value else "disable"
     return value.lower() if isinstance(value, str) else str(value)
-
-
-def _mount(path: Path, *, read_only: bool) -> str:
-    if "," in str(path):
-        raise ForgeError(f"{path}: docker cannot mount a path with a comma", hint="Use a path without one.")
-    return f"type=bind,source={path.absolute()},target={path.absolute()}" + (",readonly" if read_only else "")
-
-
-def _installed() -> bool:
-    return importlib.util.find_spec("tensorrt_llm") is not None
-
-
-def _has_gpu(devices: Path) -> bool:
-    """The driver's device file; /dev/dxg is a GPU under WSL."""
-    return any((devices / name).exists() for name in ("nvidiactl", "dxg"))

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from trtforge.core.errors import ForgeError
+from trtforge.core.errors import ForgeError, LoggedError
 from trtforge.core.manifest import FileRecord, Identity, Manifest, check_files, files_below, read_manifest, record_of
 from trtforge.core.partial import RECORD, Finished, keep_finished
 
@@ -34,12 +34,13 @@ def produce(
     """Make the artifact `identity` at `out` by `write`, or find it there.
 
     The work happens in the sibling `.<name>.partial`, which is renamed when complete, so a failure at any instant
-    leaves what was at `out` before. An error deletes it: whatever filled the disk is gone. A kill or an interruption
-    leaves it, and the next run of the same identity keeps the files that `write` had recorded as finished
-    (core.partial); `force` starts afresh. Raises ForgeError if `out` holds anything that trtforge did not write.
+    leaves what was at `out` before. An error deletes it: whatever filled the disk is gone. A kill, an interruption or
+    the failure of another program (LoggedError) leaves it, and the next run of the same identity keeps the files that
+    `write` had recorded as finished (core.partial); `force` starts afresh. Raises ForgeError if `out` holds anything
+    that trtforge did not write.
     """
-    given, out = out, out.resolve()  # a symlink stays one: what it points to is replaced
-    partial, replaced = out.parent / f".{out.name}.partial", out.parent / f".{out.name}.replaced"
+    given, partial, out = out, partial_directory(out), out.resolve()  # a symlink stays one: its target is replaced
+    replaced = out.parent / f".{out.name}.replaced"
     with _locked(out):
         try:
             _take_back(replaced, out)
@@ -52,6 +53,9 @@ def produce(
                     shutil.rmtree(replaced, ignore_errors=True)
                     out.rename(replaced)
                 partial.rename(out)
+        except LoggedError:
+            keep_finished(partial)
+            raise
         except Exception as error:
             shutil.rmtree(partial, ignore_errors=True)
             if isinstance(error, OSError):
@@ -65,6 +69,12 @@ def produce(
         shutil.rmtree(partial, ignore_errors=True)
         shutil.rmtree(replaced, ignore_errors=True)
     return Produced(given, manifest, cached)
+
+
+def partial_directory(out: Path) -> Path:
+    """Where the artifact `out` grows."""
+    out = out.resolve()
+    return out.parent / f".{out.name}.partial"
 
 
 def _take_back(replaced: Path, out: Path) -> None:

@@ -1,5 +1,7 @@
 """The one error that a user can cause. Everything else that escapes is a defect of trtforge."""
 
+from pathlib import Path
+
 
 class ForgeError(Exception):
     """A failure with a remedy: `message` says what is wrong (and names the file or key), `hint` what to do."""
@@ -21,5 +23,20 @@ class RequestError(ForgeError):
     """A generation request that this engine cannot serve. It ends that request and disturbs no other."""
 
 
+class LoggedError(ForgeError):
+    """Another program failed, and `log` is what it wrote. What it had finished stays for the next run."""
+
+    def __init__(self, message: str, *, hint: str, log: Path) -> None:
+        super().__init__(message, hint=hint)
+        self.log = log
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rebuild_logged, (self.message, self.hint, self.log))
+
+
 def _rebuild(cls: type[ForgeError], message: str, hint: str) -> ForgeError:
     return cls(message, hint=hint)
+
+
+def _rebuild_logged(message: str, hint: str, log: Path) -> LoggedError:
+    return LoggedError(message, hint=hint, log=log)

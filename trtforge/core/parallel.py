@@ -1,6 +1,8 @@
 """Where a rank stands: tensor, pipeline, expert and context parallelism, as TensorRT-LLM numbers them."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from trtforge.core.errors import ForgeError
 
@@ -67,7 +69,7 @@ class Parallel:
         }
 
     @classmethod
-    def of_mapping(cls, mapping: dict[str, int]) -> "Parallel":
+    def of_mapping(cls, mapping: Mapping[str, Any]) -> "Parallel":
         """The layout that a config.json's `mapping` describes."""
         return cls(
             tp=mapping.get("tp_size", 1),

@@ -19,7 +19,7 @@ RECORD = ".finished.json"
 
 
 class Group(Config):
-    """Files that were finished together. `made_from` stands for all the inputs that decide their bytes."""
+    """Files that were finished together, by relative POSIX path. `made_from` stands for what decides their bytes."""
 
     made_from: str
     files: dict[str, FileRecord]
@@ -58,6 +58,11 @@ class Finished:
         """Size of all finished files."""
         return sum(record.bytes for group in self._record.groups for record in group.files.values())
 
+    @property
+    def names(self) -> frozenset[str]:
+        """All finished files."""
+        return frozenset(name for group in self._record.groups for name in group.files)
+
     def group(self, names: Collection[str]) -> Group | None:
         """The group of exactly these files, if it is finished."""
         return next((group for group in self._record.groups if set(group.files) == set(names)), None)
@@ -88,14 +93,15 @@ def keep_only(directory: Path, names: Collection[str]) -> None:
         return
     for path in directory.iterdir():
         if path.is_dir():
-            shutil.rmtree(path)
+            keep_only(path, {name.removeprefix(f"{path.name}/") for name in names if name.startswith(f"{path.name}/")})
         elif path.name not in names and path.name != RECORD:
             path.unlink()
 
 
 def _is_whole(directory: Path, group: Group) -> bool:
     return all(
-        Path(name).name == name and fault_of(directory / name, record) is None for name, record in group.files.items()
+        not Path(name).is_absolute() and ".." not in Path(name).parts and fault_of(directory / name, record) is None
+        for name, record in group.files.items()
     )
 
 

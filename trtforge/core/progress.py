@@ -1,7 +1,7 @@
 """Progress of long work: a bar with rate and remaining time on a terminal, nothing anywhere else."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Protocol
@@ -39,6 +39,9 @@ class Progress(Protocol):
     def bar(self, title: str, total: float, unit: str) -> AbstractContextManager[Bar]:
         """A bar over `total` units ('B' for bytes, else a plural noun)."""
 
+    def bars(self, titles: Sequence[str], total: float, unit: str) -> AbstractContextManager[Sequence[Bar]]:
+        """A bar for each of several pieces of work that go on side by side."""
+
 
 class _NoBar:
     def advance(self, amount: float) -> None:
@@ -55,6 +58,11 @@ class Silent:
     def bar(self, title: str, total: float, unit: str) -> Iterator[Bar]:
         """A bar that nobody sees."""
         yield _NoBar()
+
+    @contextmanager
+    def bars(self, titles: Sequence[str], total: float, unit: str) -> Iterator[Sequence[Bar]]:
+        """Bars that nobody sees."""
+        yield [_NoBar() for _ in titles]
 
 
 @dataclass
@@ -85,6 +93,12 @@ class Terminal:
     @contextmanager
     def bar(self, title: str, total: float, unit: str) -> Iterator[Bar]:
         """A bar with count or bytes, rate and remaining time; it goes away when the work is done."""
+        with self.bars([title], total, unit) as (bar,):
+            yield bar
+
+    @contextmanager
+    def bars(self, titles: Sequence[str], total: float, unit: str) -> Iterator[Sequence[Bar]]:
+        """Such bars below one another."""
         amounts: list[ProgressColumn] = (
             [DownloadColumn(), TransferSpeedColumn()]
             if unit == "B"
@@ -92,7 +106,7 @@ class Terminal:
         )
         columns = [TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), *amounts, TimeRemainingColumn()]
         with RichProgress(*columns, console=Console(stderr=True), transient=True) as progress:
-            yield _RichBar(progress, progress.add_task(title, total=total), title)
+            yield [_RichBar(progress, progress.add_task(title, total=total), title) for title in titles]
 
 
 def for_this_terminal(*, quiet: bool = False) -> Progress:

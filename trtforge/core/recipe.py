@@ -71,7 +71,9 @@ class TargetConfig(Config):
 class EngineConfig(Config):
     """The engine and its limits. A limit left out follows from the others and the model."""
 
-    backend: Backend = Field("auto", description="auto is torch; tensorrt_llm builds are planned by --dry-run.")
+    backend: Backend = Field(
+        "auto", description="auto: tensorrt_llm where it is installed and a GPU is there, else torch."
+    )
     device: Device = Field("auto", description="torch backend: where it runs.")
     compute_dtype: DtypeChoice = Field("auto", description="torch backend: type that the arithmetic is done in.")
     target: TargetConfig = TargetConfig()

@@ -25,7 +25,7 @@ _TRACE = re.compile(r"Traceback \(most recent call last\)")
 _ERROR = re.compile(
     r"\s*(?:"
     r"(?:[A-Za-z_][\w.]*)?(?:Error|Exception)(?::|$)"  # the last line of a Python trace
-    r"|(?:\S+: )?(?:fatal )?(?i:error):"
+    r"|(?:\S+: )?(?:fatal )?(?i:error):|docker: "
     r"|terminate called|what\(\):|Segmentation fault|Bus error|Aborted\b|Signal \(\d+\) received"
     r"|.*\*\*\* Process received signal|.*\bexited on signal\b|\|.*\bUNAVAILABLE: "
     r")"

@@ -75,9 +75,12 @@ class Needs:
         return 4 * self.model.parameters if isinstance(self.model, Model) else None
 
 
-def needs_of(recipe: Recipe) -> Needs:
-    """What `recipe` needs. Raises ForgeError for a GPU, release or layout that does not exist. Nothing is fetched."""
-    backend: Literal["torch", "tensorrt_llm"] = "tensorrt_llm" if recipe.engine.backend == "tensorrt_llm" else "torch"
+def needs_of(recipe: Recipe, auto: Literal["torch", "tensorrt_llm"] = "torch") -> Needs:
+    """What `recipe` needs where its backend `auto` is `auto`.
+
+    Raises ForgeError for a GPU, release or layout that does not exist. Nothing is fetched.
+    """
+    backend = auto if recipe.engine.backend == "auto" else recipe.engine.backend
     layout = Parallel(recipe.parallel.tp, recipe.parallel.pp, recipe.parallel.ep)
     ranks = layout.world_size
     on_gpus = backend == "tensorrt_llm" or recipe.engine.device == "cuda"

@@ -71,7 +71,8 @@ class CheckpointConfig(_Foreign):
     tie_word_embeddings: bool = False
     attn_bias: bool = False
     mlp_bias: bool = False
-    mapping: dict[str, int] = Field(default_factory=dict)
+    mapping: dict[str, Any] = Field(default_factory=dict)
+    """In an engine also objects (`cp_config`) and lists (`to_dict` in tensorrt_llm/mapping.py)."""
     quantization: Quantization = Quantization()
 
     @property

@@ -12,8 +12,8 @@ from types import FrameType
 from typing import IO
 
 from trtforge.core.errors import ForgeError
+from trtforge.core.processes import end_session, end_with_parent, lives_in, session_processes
 from trtforge.serve.launchers import Launch
-from trtforge.serve.processes import end_session, end_with_parent, lives_in, session_processes
 from trtforge.serve.server_log import first_error
 
 _POLL = 0.1

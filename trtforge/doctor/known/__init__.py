@@ -1,6 +1,6 @@
 """Every known message, by subject. Where two fit one line, the first of the table is the more specific one."""
 
-from trtforge.doctor.known import build, engine, environment, precision, quantize, ranks, serving
+from trtforge.doctor.known import build, containers, engine, environment, precision, quantize, ranks, serving
 from trtforge.doctor.pattern import Pattern
 
 PATTERNS: tuple[Pattern, ...] = (
@@ -11,4 +11,5 @@ PATTERNS: tuple[Pattern, ...] = (
     *build.PATTERNS,
     *quantize.PATTERNS,
     *environment.PATTERNS,
+    *containers.PATTERNS,
 )

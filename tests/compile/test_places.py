@@ -1,0 +1,98 @@
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.compile.trtllm import Trtllm
+from trtforge.compile.machine import Machine, this_machine
+from trtforge.compile.place import Container, Here, chosen_gpus, lanes
+from trtforge.compile.places import chosen_place, require_place
+from trtforge.core.errors import ForgeError
+from trtforge.formats.releases import release
+
+OUT = Path("/engine")
+TARGET = release("1.2.1")
+IMAGE = "nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3"
+
+
+@pytest.mark.parametrize(
+    ("container", "installed", "place"),
+    [
+        (None, "1.2.1", Here()),
+        (None, None, Container(IMAGE, OUT)),
+        (None, "1.1.0", Container(IMAGE, OUT)),
+        ("none", None, Here()),
+        ("mine", "1.2.1", Container("mine", OUT)),
+    ],
+)
+def test_the_place_follows_from_what_is_here(
+    container: str | None, installed: str | None, place: Here | Container
+) -> None:
+    assert chosen_place(container, TARGET, Machine(tensorrt_llm=installed), OUT) == place
+
+
+@pytest.mark.parametrize(
+    ("container", "machine", "message", "way"),
+    [
+        (None, Machine(gpu=True), "TensorRT-LLM is not installed here, and docker is not on PATH", IMAGE),
+        (
+            None,
+            Machine(gpu=True, tensorrt_llm="1.1.0"),
+            r"TensorRT-LLM 1\.1\.0 is installed here, the engine is for 1\.2\.1, and docker is not on PATH",
+            "where TensorRT-LLM 1.2.1 is installed",
+        ),
+        ("none", Machine(gpu=True, docker=True), "TensorRT-LLM is not installed here$", "--container IMAGE"),
+        ("none", Machine(gpu=True, tensorrt_llm="1.1.0"), r"1\.1\.0 is installed here, the engine", "--container"),
+        ("mine", Machine(gpu=True, tensorrt_llm="1.2.1"), "A container was asked for, and docker is not", "mine"),
+        (None, Machine(tensorrt_llm="1.2.1"), "There is no NVIDIA GPU here", "--backend torch"),
+        (None, Machine(docker=True), "There is no NVIDIA GPU here", "--dry-run"),
+    ],
+)
+def test_what_is_missing_is_said_with_the_ways_out(
+    container: str | None, machine: Machine, message: str, way: str
+) -> None:
+    place = chosen_place(container, TARGET, machine, OUT)
+    with pytest.raises(ForgeError, match=message) as caught:
+        require_place(place, TARGET, machine)
+    assert way in caught.value.hint
+
+
+@pytest.mark.parametrize("machine", [Machine(gpu=True, tensorrt_llm="1.2.1"), Machine(gpu=True, docker=True)])
+def test_one_place_and_a_gpu_are_enough(machine: Machine) -> None:
+    require_place(chosen_place(None, TARGET, machine, OUT), TARGET, machine)
+
+
+def test_a_machine_shows_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    assert this_machine(tmp_path) == Machine()
+    (tmp_path / "nvidiactl").touch()
+    site = Trtllm.install(tmp_path / "bin", "1.1.0+cu130").site
+    monkeypatch.syspath_prepend(site)
+    assert this_machine(tmp_path) == Machine(tensorrt_llm="1.1.0", gpu=True, docker=True)
+
+
+@given(st.integers(1, 64), st.integers(1, 16), st.integers(1, 32))
+def test_every_rank_is_dealt_once_and_a_gpu_has_one_lane(ranks: int, gpus: int, workers: int) -> None:
+    dealt = lanes(range(ranks), [str(gpu) for gpu in range(gpus)], workers)
+    assert sorted(rank for _, lane in dealt for rank in lane) == list(range(ranks))
+    assert len({gpu for gpu, _ in dealt}) == len(dealt) <= workers
+    sizes = [len(lane) for _, lane in dealt]
+    assert max(sizes) - min(sizes) <= 1
+    assert all(list(lane) == sorted(lane) for _, lane in dealt)
+
+
+def test_no_ranks_are_no_lanes() -> None:
+    assert lanes([], ["0"], 4) == ()
+
+
+@pytest.mark.parametrize(
+    ("environment", "gpus"),
+    [
+        ({}, None),
+        ({"CUDA_VISIBLE_DEVICES": ""}, ()),
+        ({"CUDA_VISIBLE_DEVICES": "0, GPU-1f"}, ("0", "GPU-1f")),
+    ],
+)
+def test_visible_devices(environment: dict[str, str], gpus: tuple[str, ...] | None) -> None:
+    assert chosen_gpus(environment) == gpus

@@ -1,0 +1,100 @@
+"""What TensorRT-LLM wrote, held against the plan: the files of an engine, and every field that was decided.
+
+`build()` changes some fields of its own accord, with a line in the log at most; an engine that differs from the plan in
+one that was decided is not what the recipe asked for.
+"""
+
+import re
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import JsonValue
+
+from trtforge.compile.build_config import BuildPlan
+from trtforge.core.errors import ForgeError
+from trtforge.core.manifest import files_below
+from trtforge.formats.trtllm import CONFIG_FILE, CheckpointConfig, read_engine_config
+
+_BESIDE = re.compile(r"rank\d+_managed_weights\.safetensors|quant_cfg\.json|lora/.+")
+"""What `Engine.save` may write besides config.json and the engines (tensorrt_llm/builder.py)."""
+
+_RAISED_BY_SPECULATION = frozenset({"max_seq_len", "max_num_tokens"})
+"""`build()` makes room for draft tokens in these."""
+
+
+def engine_file(rank: int) -> str:
+    """File name of a rank's engine."""
+    return f"rank{rank}.engine"
+
+
+def check_rank(directory: Path, rank: int) -> tuple[str, ...]:
+    """The files that one rank wrote. Raises ForgeError unless they are its engine, and config.json for rank 0."""
+    names = tuple(files_below(directory)) if directory.is_dir() else ()
+    expected = (engine_file(rank), *((CONFIG_FILE,) if rank == 0 else ()))
+    for name in expected:
+        if name not in names or not (directory / name).stat().st_size:
+            raise _not_as_planned(f"TensorRT-LLM ended rank {rank} without an error and without {name}")
+    for name in names:
+        if name not in expected and _BESIDE.fullmatch(name) is None:
+            raise _not_as_planned(f"TensorRT-LLM wrote {name} for rank {rank}, which no engine has")
+    return names
+
+
+def check_config(directory: Path, plan: BuildPlan, model: CheckpointConfig) -> None:
+    """Raises ForgeError naming the first field of the engine's config.json that is not what was decided."""
+    built, values = read_engine_config(directory)
+    _require("version", values.get("version"), plan.release.version)
+    _require_all("mapping", built.mapping, model.mapping)
+    _require("architecture", built.architecture, model.architecture)
+    _require("dtype", built.dtype, model.dtype)
+    for name in ("quant_algo", "kv_cache_quant_algo"):
+        _require(f"quantization.{name}", getattr(built.quantization, name), getattr(model.quantization, name))
+    found: dict[str, Any] = values["build_config"]
+    none = plan.release.field("speculative_decoding_mode", "NONE").value
+    raised = _RAISED_BY_SPECULATION if found.get("speculative_decoding_mode", none) != none else frozenset[str]()
+    decided: dict[str, Any] = plan.to_json()
+    for where, built_fields, wanted, names in (
+        ("build_config", found, decided, plan.build_settings),
+        ("plugin_config", found.get("plugin_config", {}), decided["plugin_config"], plan.plugin_settings),
+        ("lora_config", found.get("lora_config", {}), decided["lora_config"], plan.lora_settings),
+    ):
+        _require_all(where, built_fields, {name: wanted[name] for name in names}, raised=raised, dtype=model.dtype)
+
+
+def _require_all(
+    where: str,
+    found: Mapping[str, Any],
+    decided: Mapping[str, JsonValue],
+    *,
+    raised: Collection[str] = (),
+    dtype: str | None = None,
+) -> None:
+    """Every decided field. Objects and lists are left out: `Engine.save` rewrites the directories that they name.
+
+    Fields in `raised` may be larger; `dtype` is what a release may write for a plugin's `auto`.
+    """
+    for name, wanted in decided.items():
+        value = found.get(name)
+        if isinstance(wanted, dict | list) or (wanted == "auto" and value == dtype):
+            continue
+        if name in raised and isinstance(value, int) and isinstance(wanted, int) and value >= wanted:
+            continue
+        _require(f"{where}.{name}", value, wanted)
+
+
+def _require(name: str, found: object, wanted: object) -> None:
+    if found != wanted:
+        raise _not_as_planned(f"TensorRT-LLM built the engine with {name} {_said(found)}, {_said(wanted)} was decided")
+
+
+def _not_as_planned(message: str) -> ForgeError:
+    return ForgeError(
+        message,
+        hint="Nothing was published. The rank's log may say why; choose what TensorRT-LLM makes of it, or another "
+        "release (--target-version).",
+    )
+
+
+def _said(value: object) -> str:
+    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

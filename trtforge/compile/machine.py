@@ -1,0 +1,41 @@
+"""What this machine has that a TensorRT-LLM build needs: looked at only, nothing is imported or started."""
+
+import shutil
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Machine:
+    """`tensorrt_llm` is the installed release, None where there is none; `docker`: whether it is on PATH."""
+
+    tensorrt_llm: str | None = None
+    gpu: bool = False
+    docker: bool = False
+
+    @property
+    def backend(self) -> Literal["tensorrt_llm", "torch"]:
+        """What the backend `auto` is here."""
+        return "tensorrt_llm" if self.tensorrt_llm is not None and self.gpu else "torch"
+
+
+def this_machine(devices: Path = Path("/dev")) -> Machine:
+    """The machine we run on. A GPU shows as the driver's device file; /dev/dxg is one under WSL."""
+    return Machine(
+        tensorrt_llm=_installed(),
+        gpu=any((devices / name).exists() for name in ("nvidiactl", "dxg")),
+        docker=shutil.which("docker") is not None,
+    )
+
+
+def _installed() -> str | None:
+    """The installed release without its local part: wheels are called 1.2.1+cu130 or the like."""
+    if find_spec("tensorrt_llm") is None:
+        return None
+    try:
+        return version("tensorrt_llm").partition("+")[0]
+    except PackageNotFoundError:
+        return None

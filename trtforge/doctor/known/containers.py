@@ -1,0 +1,32 @@
+"""Docker: why a container did not start."""
+
+from trtforge.doctor.pattern import Pattern
+
+PATTERNS = (
+    Pattern(
+        id="docker-no-gpu",
+        title="docker without GPUs",
+        regex=r"could not select device driver \S+ with capabilities: \[\[gpu\]\]",
+        means="docker cannot give GPUs to a container: the NVIDIA Container Toolkit is not installed, or docker was "
+        "not restarted since.",
+        do="Install nvidia-container-toolkit, run `nvidia-ctk runtime configure --runtime=docker` and restart docker.",
+        sources=("nvidia-docker issue #1034", "nvidia-docker issue #1642"),
+    ),
+    Pattern(
+        id="docker-no-image",
+        title="image that is not there",
+        regex=r"(?:pull access denied for|manifest for) (?P<image>[^\s,]+)",
+        means="The registry has no image {image}, or does not show it without a login.",
+        do="Check the name (`trtforge compile --dry-run` prints the release's image), and log in to its registry with "
+        "`docker login`.",
+        sources=("moby, distribution/errors.go",),
+    ),
+    Pattern(
+        id="docker-no-daemon",
+        title="docker daemon out of reach",
+        regex=r"Cannot connect to the Docker daemon|permission denied while trying to connect to the [Dd]ocker",
+        means="The docker program found no daemon that it may talk to: none runs, or this user is not in its group.",
+        do="Start docker, and add the user to the group docker (or use rootless docker).",
+        sources=("Docker documentation, Troubleshooting the Docker daemon",),
+    ),
+)
