@@ -81,7 +81,7 @@ def _show(report: "BuildReport") -> None:
             stage.stage,
             stage.artifact or "-",
             show.size(stage.bytes) if stage.bytes else "-",
-            "already right" if stage.cached else f"{stage.seconds:.1f} s",
+            stage.origin if stage.cached else f"{stage.seconds:.1f} s",
             show.size(stage.peak_memory),
         ]
         for stage in report.stages

@@ -1,14 +1,16 @@
 """Publishing an artifact: whole or absent, a cache hit where it is already right, never somebody else's files."""
 
-import fcntl
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
+from trtforge.core.cache import Cache, Slot
 from trtforge.core.errors import ForgeError
+from trtforge.core.locks import take_lock
 from trtforge.core.manifest import FileRecord, Identity, Manifest, check_files, files_below, read_manifest, record_of
 from trtforge.core.partial import RECORD, Finished, keep_finished
 
@@ -19,19 +21,34 @@ LateInputs = Callable[[], Mapping[str, str]]
 """Digests of inputs that `write` reads anyway: asked for before it only if there is an artifact to compare with."""
 
 
+Origin = Literal["written", "already right", "from the cache"]
+"""How an artifact came to be at its place."""
+
+
 @dataclass(frozen=True)
 class Produced:
-    """An artifact that is there now. `cached`: it was already."""
+    """An artifact that is there now."""
 
     path: Path
     manifest: Manifest
-    cached: bool
+    origin: Origin
+
+    @property
+    def cached(self) -> bool:
+        """Whether nothing had to be computed."""
+        return self.origin != "written"
 
 
 def produce(
-    out: Path, identity: Identity, write: Write, *, force: bool = False, late_inputs: LateInputs = dict
+    out: Path,
+    identity: Identity,
+    write: Write,
+    *,
+    force: bool = False,
+    late_inputs: LateInputs = dict,
+    cache: Cache | None = None,
 ) -> Produced:
-    """Make the artifact `identity` at `out` by `write`, or find it there.
+    """Make the artifact `identity` at `out` by `write`, or find it there or in `cache`, which keeps what is made.
 
     The work happens in the sibling `.<name>.partial`, which is renamed when complete, so a failure at any instant
     leaves what was at `out` before. An error deletes it: whatever filled the disk is gone. A kill or an interruption
@@ -44,14 +61,20 @@ def produce(
         try:
             _take_back(replaced, out)
             existing = _replaceable(out, identity.stage)
+            origin: Origin = "already right"
             if existing is not None and not force and _is_right(out, existing, identity, late_inputs):
-                manifest, cached = existing, True
+                manifest = existing
             else:
-                manifest, cached = _make(partial, identity, write, late_inputs, afresh=force), False
-                if out.exists():
-                    shutil.rmtree(replaced, ignore_errors=True)
-                    out.rename(replaced)
-                partial.rename(out)
+                with cache.slot(identity, late_inputs, afresh=force) if cache else nullcontext(Slot()) as slot:
+                    found = slot.copy_to(partial)
+                    manifest = found or _make(partial, identity, write, late_inputs, afresh=force)
+                    origin = "from the cache" if found else "written"
+                    if out.exists():
+                        shutil.rmtree(replaced, ignore_errors=True)
+                        out.rename(replaced)
+                    partial.rename(out)
+                    if not found:
+                        slot.keep(out, manifest)
         except Exception as error:
             shutil.rmtree(partial, ignore_errors=True)
             if isinstance(error, OSError):
@@ -64,7 +87,7 @@ def produce(
             _take_back(replaced, out)
         shutil.rmtree(partial, ignore_errors=True)
         shutil.rmtree(replaced, ignore_errors=True)
-    return Produced(given, manifest, cached)
+    return Produced(given, manifest, origin)
 
 
 def _take_back(replaced: Path, out: Path) -> None:
@@ -141,7 +164,7 @@ def _locked(out: Path) -> Iterator[None]:
     path = out.parent / f".{out.name}.lock"
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = _lock(path)
+        descriptor = take_lock(path)
     except OSError as error:
         raise ForgeError(
             f"{out.parent}: cannot write there: {error.strerror}", hint="Choose an output directory you may write to."
@@ -150,17 +173,4 @@ def _locked(out: Path) -> Iterator[None]:
         yield
     finally:
         path.unlink(missing_ok=True)
-        os.close(descriptor)
-
-
-def _lock(path: Path) -> int:
-    """An open descriptor that holds the lock file at `path`, never an unlinked one."""
-    while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        try:
-            if os.fstat(descriptor).st_ino == path.stat().st_ino:
-                return descriptor
-        except FileNotFoundError:
-            pass
         os.close(descriptor)
