@@ -92,6 +92,7 @@ def test_no_file_is_longer_than_400_lines() -> None:
                 "plan",
                 "recipes",
                 "doctor",
+                "cache",
             )
         ),
     ],

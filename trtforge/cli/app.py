@@ -6,7 +6,7 @@ import traceback
 import typer
 from rich.console import Console
 
-from trtforge.cli import build, doctor, inspect, plan, recipes, serving, stages
+from trtforge.cli import build, cache, doctor, inspect, plan, recipes, serving, stages
 from trtforge.core.errors import ForgeError, UsageError
 from trtforge.core.threads import wait_briefly
 
@@ -25,6 +25,7 @@ recipes.register(app)
 plan.register(app)
 inspect.register(app)
 doctor.register(app)
+cache.register(app)
 
 
 def main() -> None:

@@ -10,6 +10,8 @@ from trtforge.compile import tensorrt_llm
 from trtforge.compile.build_config import BuildPlan, build_config, in_flight_batching
 from trtforge.compile.torch import TorchPlan, build_rank, torch_plan
 from trtforge.core.artifact import Produced, produce
+from trtforge.core.cache import cache_for
+from trtforge.core.cache_entry import About
 from trtforge.core.errors import ForgeError
 from trtforge.core.manifest import FileRecord, Identity, open_artifact
 from trtforge.core.progress import Progress, Silent
@@ -123,7 +125,19 @@ def compile_engine(
                 bar.advance(1)
         return {}
 
-    return produce(out, identity, write, force=force)
+    return produce(out, identity, write, force=force, cache=cache_for(_about(model, "torch")))
+
+
+def _about(model: CheckpointConfig, release: str) -> About:
+    """What the cache lists an engine as."""
+    return About(
+        architecture=model.architecture,
+        layers=model.num_hidden_layers,
+        hidden=model.hidden_size,
+        format=model.quantization.quant_algo or model.dtype,
+        kv_cache=model.quantization.kv_cache_quant_algo,
+        release=release,
+    )
 
 
 def _limits(model: CheckpointConfig, config: EngineConfig) -> Limits:
