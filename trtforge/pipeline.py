@@ -22,6 +22,7 @@ from trtforge.formats.hf import resolve_source
 from trtforge.models.formats import FORMATS
 from trtforge.package.models import PackageConfig
 from trtforge.package.stage import package
+from trtforge.package.target import PackageTarget
 from trtforge.report import BuildReport, StageReport, read_report, weight_compression, write_report
 from trtforge.verify.result import Verification
 from trtforge.verify.stage import verify
@@ -156,9 +157,10 @@ class Build:
                     progress=self.progress,
                 )
             case "package":
-                return package(
-                    PackageConfig(serving=recipe.serving), paths.engine, None, paths.repository, force=self.force
-                )
+                built_for = recipe.engine.target
+                target = PackageTarget(tensorrt_llm=built_for.tensorrt_llm, gpu=built_for.gpu)
+                packaging = PackageConfig(serving=recipe.serving, target=target)
+                return package(packaging, paths.engine, None, paths.repository, force=self.force)
 
     @property
     def source(self) -> Path:

@@ -6,7 +6,11 @@ from typing import Any
 
 from trtforge.core.artifact import produce
 from trtforge.core.manifest import Identity
+from trtforge.formats.engine_target import EngineTarget
 
+H100 = EngineTarget(
+    tensorrt_llm="1.2.1", tensorrt="10.14.1.48", cuda="13.1.0.036", sm="90", gpu="NVIDIA H100 80GB HBM3"
+)
 MODEL = {
     "architecture": "LlamaForCausalLM",
     "dtype": "float16",
@@ -46,7 +50,12 @@ def engine_config(tp: int = 1, forge: dict[str, Any] | None = None, version: str
     return config | ({"forge": forge} if forge is not None else {})
 
 
-def write_engine(out: Path, config: dict[str, Any], files: dict[str, bytes] | None = None) -> Path:
+def write_engine(
+    out: Path,
+    config: dict[str, Any],
+    files: dict[str, bytes] | None = None,
+    target: EngineTarget | None = None,
+) -> Path:
     """An engine artifact with that config.json; `files` None: the rank files that it calls for."""
     suffix = "safetensors" if "forge" in config else "engine"
     ranks = range(config["pretrained_config"]["mapping"]["world_size"])
@@ -58,7 +67,8 @@ def write_engine(out: Path, config: dict[str, Any], files: dict[str, bytes] | No
             (directory / name).write_bytes(content)
         return {}
 
-    produce(out, Identity(stage="engine", config={"files": sorted(contents)}), write)
+    versions = target.versions if target is not None else {}
+    produce(out, Identity(stage="engine", config={"files": sorted(contents)}, versions=versions), write)
     return out
 
 
@@ -67,6 +77,6 @@ def torch_engine(out: Path, files: dict[str, bytes] | None = None) -> Path:
     return write_engine(out, engine_config(forge=FORGE), files)
 
 
-def tensorrt_engine(out: Path, tp: int = 1, version: str = "1.2.1") -> Path:
-    """An engine of TensorRT-LLM."""
-    return write_engine(out, engine_config(tp, version=version))
+def tensorrt_engine(out: Path, tp: int = 1, version: str = "1.2.1", target: EngineTarget | None = None) -> Path:
+    """An engine of TensorRT-LLM. `target`: what the build recorded."""
+    return write_engine(out, engine_config(tp, version=version), target=target)

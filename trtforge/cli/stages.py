@@ -250,20 +250,26 @@ def package(
         Path | None, typer.Option(help="Directory of the tokenizer; left out: the engine's own.", show_default=False)
     ] = None,
     name: Annotated[str, typer.Option(metavar="PREFIX", help="Put before the five model names.")] = "",
+    target_version: Annotated[
+        str | None, typer.Option(help="TensorRT-LLM release that serves it.", show_default="the engine's own")
+    ] = None,
+    gpu: Annotated[str | None, typer.Option(help="GPU that serves it, such as h100-80gb.", show_default=False)] = None,
     set_: Set = None,
     force: Force = False,
     json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Generate the Triton model repository of an engine.
+    """Generate the Triton model repository of an engine; an engine that cannot run on its target is refused.
 
     [dim]Example: trtforge package ./engine ./repository --set serving.scheduler=max_utilization[/dim]
     """
     from trtforge.cli.settings import serving_settings
     from trtforge.package.models import PackageConfig
     from trtforge.package.stage import package as run
+    from trtforge.package.target import PackageTarget
 
-    config = PackageConfig(serving=serving_settings(set_ or []), name_prefix=name)
+    target = PackageTarget(tensorrt_llm=target_version, gpu=gpu)
+    config = PackageConfig(serving=serving_settings(set_ or []), name_prefix=name, target=target)
     result = run(config, engine, tokenizer, out, force=force)
     show.produced(result, json_output=json, next_command=f"trtforge serve {out}")

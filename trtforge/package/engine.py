@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trtforge.core.errors import ForgeError
+from trtforge.core.manifest import Identity, Manifest, files_below, open_artifact, read_manifest, record_of
+from trtforge.formats.engine_target import EngineTarget
 from trtforge.formats.releases import Release, release
 from trtforge.formats.triton import newest_release
 from trtforge.formats.trtllm import CONFIG_FILE, CheckpointConfig, rank_file, read_engine_config
@@ -13,7 +15,10 @@ from trtforge.formats.trtllm import CONFIG_FILE, CheckpointConfig, rank_file, re
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """An engine that is complete. `release`: the TensorRT-LLM whose interface it is served with."""
+    """An engine that is complete. `release`: the TensorRT-LLM whose interface it is served with.
+
+    `target`: what TensorRT built it with and for; nothing of that is known of an engine of the embedded runtime.
+    """
 
     backend: Literal["torch", "tensorrt_llm"]
     device: Literal["cpu", "cuda"]
@@ -26,10 +31,26 @@ class EngineFacts:
     paged_context: bool
     kv_reuse: bool
     chunked_context: bool
+    target: EngineTarget
 
 
-def read_engine(directory: Path) -> EngineFacts:
-    """Read and check an engine. Raises ForgeError naming the missing key, or the rank file that is missing or empty."""
+def open_engine(directory: Path) -> Manifest:
+    """The manifest of an engine, every file checked; TensorRT-LLM's own engines get one that lists what is there.
+
+    Raises ForgeError as `open_artifact` does, for anything but an engine.
+    """
+    if read_manifest(directory) is not None or not (directory / CONFIG_FILE).is_file():
+        return open_artifact(directory, "engine")
+    _, values = read_engine_config(directory)
+    identity = Identity(stage="engine", versions={"tensorrt_llm": str(values.get("version"))})
+    return Manifest(identity=identity, files={name: record_of(directory / name) for name in files_below(directory)})
+
+
+def read_engine(directory: Path, versions: Mapping[str, str]) -> EngineFacts:
+    """Read and check an engine; `versions`: those of its manifest.
+
+    Raises ForgeError naming the missing key, or the rank file that is missing or empty.
+    """
     model, values = read_engine_config(directory)
     path = directory / CONFIG_FILE
     build = _object(values, "build_config", path)
@@ -49,9 +70,16 @@ def read_engine(directory: Path) -> EngineFacts:
         paged_context=paged_context,
         kv_reuse=bool(features.get("kv_reuse", paged_context)),
         chunked_context=bool(features.get("chunked_context", paged_context)),
+        target=_target(values, versions) if forge is None else EngineTarget(),
     )
     _check_ranks(directory, facts)
     return facts
+
+
+def _target(values: Mapping[str, Any], versions: Mapping[str, str]) -> EngineTarget:
+    """What the build recorded; the release is in TensorRT-LLM's own file in any case."""
+    recorded = EngineTarget.recorded(versions) or EngineTarget()
+    return recorded.model_copy(update={"tensorrt_llm": str(values.get("version"))})
 
 
 def _check_ranks(directory: Path, facts: EngineFacts) -> None:
