@@ -22,6 +22,7 @@ FLOORS = {
     "serve": 4,
     "verify": 4,
     "dry_run": 5,
+    "lock": 5,
     "pipeline": 5,
     "report": 5,
     "cli": 6,

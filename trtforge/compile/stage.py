@@ -74,7 +74,7 @@ def plan_for(
     """
     gpu = gpu_named(config.target.gpu) if config.target.gpu is not None else None
     limits = _limits(model, config)
-    if _backend(config) == "torch":
+    if backend_of(config) == "torch":
         return torch_plan(model, config, limits)
     if gpu is not None:
         require_formats(gpu, model.quantization)
@@ -146,7 +146,7 @@ def _limits(model: CheckpointConfig, config: EngineConfig) -> Limits:
     return derive_limits(model, config, default)
 
 
-def _backend(config: EngineConfig) -> str:
+def backend_of(config: EngineConfig) -> str:
     """`auto` is torch as long as trtforge plans TensorRT-LLM builds but does not run them."""
     return "torch" if config.backend == "auto" else config.backend
 

@@ -20,7 +20,8 @@ def serve(config: ServeConfig, repo: Path) -> int:
     """Serve `repo` in the foreground until SIGTERM or SIGINT; the exit status.
 
     Prints `ready http=… grpc=… metrics=…` on stdout once a real token came through the ensemble. Raises ForgeError
-    for a damaged repository, an engine that cannot run here or in the image, a port in use, and a server that fails to start or ends.
+    for a damaged repository, an engine that cannot run here or in the image, a port in use, and a server that fails to
+    start or ends.
     """
     facts = read_facts(open_artifact(repo, "repository"))
     with runtime_directory() as runtime:
