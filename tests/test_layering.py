@@ -23,6 +23,7 @@ FLOORS = {
     "verify": 4,
     "dry_run": 5,
     "lock": 5,
+    "lock_facts": 5,
     "pipeline": 5,
     "report": 5,
     "cli": 6,

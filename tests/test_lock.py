@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.conftest import DEMO_MODEL
-from trtforge import lock
+from trtforge import lock_facts
 from trtforge.cli.app import app
 from trtforge.core.errors import ForgeError, UsageError
 from trtforge.core.recipe import Recipe
@@ -23,9 +23,9 @@ from trtforge.lock import (
     pinned,
     read_locked,
     require_locked,
-    what_is_used,
     write_locked,
 )
+from trtforge.lock_facts import what_is_used, with_image
 
 COMMIT, LATER = "0e9e39f249a16976918f6564b8830bc894c89659", "5206a32e0bd3067aef1ce90f5528ade7d866253f"
 IMAGE = "nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3"
@@ -58,7 +58,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
         assert metadata_only, "the weights are not needed to know the commit"
         return tmp_path / "snapshots" / commits.get(revision, revision)
 
-    monkeypatch.setattr(lock, "resolve_source", resolve)
+    monkeypatch.setattr(lock_facts, "resolve_source", resolve)
     return commits
 
 
@@ -130,11 +130,21 @@ def test_without_docker_the_digest_of_the_image_stays_open(hub: dict[str, str], 
         assert differences(found, LOCKED.model_copy(update={"versions": found.versions})) == ()
 
 
+def test_image_that_the_build_pulled_is_locked_with_its_digest(
+    hub: dict[str, str], docker: Host, tmp_path: Path
+) -> None:
+    before = what_is_used(recipe(), tmp_path / "forge.lock", host=Host(environment={"PATH": ""}))
+    hub["main"] = LATER
+    after = with_image(before, recipe(), docker)
+    assert (before.engine.image_digest, after.engine.image_digest) == (None, "sha256:aa")
+    assert after.model == before.model, "what was built, not what the branch has become since"
+
+
 def test_installed_tensorrt_llm_is_what_builds(
     hub: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     offers = EngineTarget(tensorrt_llm="1.2.0", tensorrt="10.14.1.48", cuda="13.1")
-    monkeypatch.setattr(lock, "installed", lambda: Place("this machine", offers))
+    monkeypatch.setattr(lock_facts, "installed", lambda: Place("this machine", offers))
     found = what_is_used(recipe(), tmp_path / "forge.lock").engine
     assert found == LockedEngine(backend="tensorrt_llm", tensorrt_llm="1.2.0", tensorrt="10.14.1.48", cuda="13.1")
 

@@ -50,7 +50,8 @@ def build(
     from trtforge.cli.recipes import find
     from trtforge.core.progress import for_this_terminal
     from trtforge.core.recipe import load_recipe
-    from trtforge.lock import FILE_NAME, what_is_used, write_locked
+    from trtforge.lock import FILE_NAME, pinned, write_locked
+    from trtforge.lock_facts import what_is_used, with_image
     from trtforge.pipeline import Build, GateError, Paths, selected
 
     if update_lock and (locked or dry_run):
@@ -59,8 +60,8 @@ def build(
         )
     chosen = load_recipe(find(recipe), tuple(set_ or ()))
     lock_file = lock or (Path(recipe).parent if Path(recipe).is_file() else Path()) / FILE_NAME
-    if not update_lock:
-        chosen = as_locked(chosen, lock_file, strict=locked)
+    used = what_is_used(chosen, lock_file) if update_lock else None
+    chosen = pinned(chosen, used) if used is not None else as_locked(chosen, lock_file, strict=locked)
     paths = Paths(out or Path("build") / chosen.name)
     stages = selected(chosen, _stage(first, "--from"), _stage(last, "--to"))
     if dry_run:
@@ -77,8 +78,8 @@ def build(
         if json:
             show.as_json(error.report.as_json())
         raise
-    if update_lock:
-        write_locked(lock_file, chosen.name, what_is_used(chosen, lock_file))
+    if used is not None:
+        write_locked(lock_file, chosen.name, with_image(used, chosen))
         log.print(f"{lock_file} locks {chosen.name}")
     if json:
         show.as_json(report.as_json())
@@ -88,7 +89,8 @@ def build(
 
 def as_locked(recipe: "Recipe", lock_file: Path, *, strict: bool) -> "Recipe":
     """The recipe at the locked commit. What else differs from the lock is a warning; `strict`: raises ForgeError."""
-    from trtforge.lock import differences, pinned, read_locked, require_locked, what_is_used
+    from trtforge.lock import differences, pinned, read_locked, require_locked
+    from trtforge.lock_facts import what_is_used
 
     locked = read_locked(lock_file, recipe.name)
     if locked is None and not strict:

@@ -51,11 +51,11 @@ def list_cache(json: Json = False, verbose: Verbose = False) -> None:
         )
         return
     rows = [
-        [entry.key[:_SHOWN], entry.stage, show.size(entry.bytes), _ago(entry.last_used), *_about(entry)]
+        [entry.key[:_SHOWN], entry.stage, show.size(entry.bytes), _ago(entry.last_used), str(entry.about)]
         for entry in entries
     ]
     title = f"{root}: {len(entries)} entries, {show.size(sum(entry.bytes for entry in entries))}"
-    show.table(title, ["key", "kind", "size", "last used", "model", "format", "for"], rows, prose=True)
+    show.table(title, ["key", "kind", "size", "last used", "what"], rows, prose=True)
 
 
 @cache.command("prune")
@@ -123,15 +123,10 @@ def _directory() -> Path:
 
 
 def _say(pruned: "Pruned", what: str) -> None:
-    for entry in pruned.removed:
-        print(f"{what}: {entry.key[:_SHOWN]} {entry.stage}, {', '.join(_about(entry))}: {show.size(entry.bytes)}")
-    for entry in pruned.in_use:
-        print(f"in use: {entry.key[:_SHOWN]} {entry.stage}, {', '.join(_about(entry))}: {show.size(entry.bytes)}")
+    for word, entries in ((what, pruned.removed), ("in use", pruned.in_use)):
+        for entry in entries:
+            print(f"{word}: {entry.key[:_SHOWN]} {entry.stage}, {show.size(entry.bytes)}: {entry.about}")
     print(f"{len(pruned.removed)} entries with {show.size(pruned.bytes)} {what}")
-
-
-def _about(entry: "Entry") -> list[str]:
-    return [entry.about.model, entry.about.formats, entry.about.release or "-"]
 
 
 def _ago(moment: float) -> str:

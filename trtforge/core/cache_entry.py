@@ -24,15 +24,10 @@ class About(Config):
     kv_cache: str | None = Field(None, description="Format of the KV cache; None: the model's dtype.")
     release: str | None = Field(None, description="What an engine is for, such as TensorRT-LLM 1.2.1.")
 
-    @property
-    def model(self) -> str:
-        """The model in a few words."""
-        return f"{self.architecture}, {self.layers} layers of {self.hidden}"
-
-    @property
-    def formats(self) -> str:
-        """The formats of weights and KV cache in a few words."""
-        return self.format if self.kv_cache is None else f"{self.format}, {self.kv_cache} KV cache"
+    def __str__(self) -> str:
+        model = f"{self.architecture}, {self.layers} layers of {self.hidden}"
+        cache = f"{self.kv_cache} KV cache" if self.kv_cache is not None else None
+        return ", ".join(word for word in (model, self.format, cache, self.release) if word is not None)
 
 
 class _Record(Config):
