@@ -335,6 +335,16 @@ def test_where_the_cache_is_on_a_mac(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cache_directory() == Path("/Users/me/Library/Caches/trtforge")
 
 
+def test_user_without_a_home_has_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("TRTFORGE_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", homeless)
+    assert cache_directory() is None
+
+
 def test_backup_programs_pass_over_the_cache(tmp_path: Path, cache: Cache) -> None:
     produce(tmp_path / "a", identity(), writer(tmp_path / "log"), cache=cache)
     assert (cache.root / "CACHEDIR.TAG").read_text().startswith("Signature: 8a477f597d28d172789f06886806bc55\n")

@@ -3,7 +3,7 @@
 import pytest
 
 from trtforge.core.errors import ForgeError
-from trtforge.formats.engine_target import EngineTarget, differences
+from trtforge.formats.engine_target import EngineTarget, differences, images_for
 
 H100 = EngineTarget(
     tensorrt_llm="1.2.1", tensorrt="10.14.1.48", cuda="13.1.0.036", sm="90", gpu="NVIDIA H100 80GB HBM3"
@@ -82,3 +82,20 @@ def test_what_does_not_count(changes: dict[str, str | None]) -> None:
 def test_what_stops_comes_first() -> None:
     found = differences(elsewhere(sm=None), elsewhere(cuda="12.9", gpu="NVIDIA H200", tensorrt="10.13.3.9"))
     assert [difference.field for difference in found] == ["tensorrt", "cuda", "gpu"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "count"),
+    [
+        ({}, 4),
+        ({"tensorrt_llm": "1.1.0", "tensorrt": "10.13.3.9"}, 3),
+        ({"tensorrt": "10.13.3.9"}, 0),
+        ({"tensorrt": None}, 4),
+        ({"tensorrt_llm": "0.9.0"}, 0),
+        ({"tensorrt_llm": None}, 0),
+    ],
+)
+def test_images_are_those_with_both_versions(changes: dict[str, str | None], count: int) -> None:
+    images = images_for(elsewhere(**changes))
+    assert len(images) == count
+    assert images == tuple(sorted(images, reverse=True)), "the newest first"

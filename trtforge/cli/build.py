@@ -44,6 +44,8 @@ def build(
     the locked commit, and what else differs is said.
 
     [dim]Example: trtforge build demo-int4awq --out build/demo --set engine.max_batch_size=16[/dim]
+
+    [dim]Example: trtforge build mine.yaml --update-lock, and later trtforge build mine.yaml --locked[/dim]
     """
     from rich.console import Console
 

@@ -118,7 +118,7 @@ def _directory() -> Path:
 
     directory = cache_directory()
     if directory is None:
-        raise ForgeError("the cache is switched off", hint=f"Unset {VARIABLE}, or set it to a directory.")
+        raise ForgeError("there is no cache: it is off", hint=f"Set {VARIABLE} to a directory, or unset it.")
     return directory
 
 

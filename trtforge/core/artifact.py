@@ -69,11 +69,8 @@ def produce(
                     found = slot.copy_to(partial)
                     manifest = found or _make(partial, identity, write, late_inputs, afresh=force)
                     origin = "from the cache" if found else "written"
-                    if out.exists():
-                        shutil.rmtree(replaced, ignore_errors=True)
-                        out.rename(replaced)
-                    partial.rename(out)
-                    if not found:
+                    _publish(partial, out, replaced)
+                    if found is None:
                         slot.keep(out, manifest)
         except Exception as error:
             shutil.rmtree(partial, ignore_errors=True)
@@ -88,6 +85,14 @@ def produce(
         shutil.rmtree(partial, ignore_errors=True)
         shutil.rmtree(replaced, ignore_errors=True)
     return Produced(given, manifest, origin)
+
+
+def _publish(partial: Path, out: Path, replaced: Path) -> None:
+    """Put the complete artifact into its place; what was there can be taken back from `replaced`."""
+    if out.exists():
+        shutil.rmtree(replaced, ignore_errors=True)
+        out.rename(replaced)
+    partial.rename(out)
 
 
 def _take_back(replaced: Path, out: Path) -> None:

@@ -11,7 +11,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -30,16 +30,22 @@ _LOG = logging.getLogger(__name__)
 
 
 def cache_directory() -> Path | None:
-    """The user's cache, by TRTFORGE_CACHE or the platform's rule; None where TRTFORGE_CACHE is off or none."""
+    """The user's cache, by TRTFORGE_CACHE or the platform's rule.
+
+    None where TRTFORGE_CACHE is off or none, and where the user has no home, as in some containers.
+    """
     chosen = os.environ.get(VARIABLE, "")
     if chosen.lower() in _OFF:
         return None
-    if chosen:
-        return Path(chosen).expanduser().absolute()
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "trtforge"
     base = os.environ.get("XDG_CACHE_HOME", "")  # relative ones are to be ignored (XDG base directory specification)
-    return (Path(base) if Path(base).is_absolute() else Path.home() / ".cache") / "trtforge"
+    try:
+        if chosen:
+            return Path(chosen).expanduser().absolute()
+        if sys.platform == "darwin":
+            return Path.home() / "Library" / "Caches" / "trtforge"
+        return (Path(base) if Path(base).is_absolute() else Path.home() / ".cache") / "trtforge"
+    except RuntimeError:
+        return None
 
 
 def cache_for(about: About) -> "Cache | None":
@@ -50,10 +56,13 @@ def cache_for(about: About) -> "Cache | None":
 
 @dataclass(frozen=True)
 class Slot:
-    """The place of one artifact, while this process holds its lock. `found`: the entry, verified."""
+    """The place of one artifact, while this process holds its lock. `found`: the entry, verified.
+
+    `store` takes a copy of an artifact; None where nothing is to be kept.
+    """
 
     found: Entry | None = None
-    _keep: Callable[[Path, Manifest], None] | None = None
+    store: Callable[[Path, Manifest], None] | None = None
 
     def copy_to(self, directory: Path) -> Manifest | None:
         """Make `directory` the artifact that was found; None where there is none. Raises OSError as copying does."""
@@ -63,13 +72,14 @@ class Slot:
         assert manifest is not None, "the entry was verified"
         shutil.rmtree(directory, ignore_errors=True)
         _copy(self.found.artifact, manifest, directory)
-        os.utime(self.found.record)
+        with suppress(OSError):  # an entry of another user, in a cache that is shared
+            os.utime(self.found.record)
         return manifest
 
     def keep(self, artifact: Path, manifest: Manifest) -> None:
         """Take a copy of an artifact that was made. What prevents it is logged: it is no failure of the build."""
-        if self._keep is not None:
-            self._keep(artifact, manifest)
+        if self.store is not None:
+            self.store(artifact, manifest)
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,9 @@ class PackageTarget(Config):
 def check_target(engine: EngineFacts, wanted: PackageTarget) -> tuple[str, ...]:
     """Warnings about serving `engine` with what is wanted. Raises ForgeError if it cannot run there.
 
-    A release stands for the TensorRT of its containers. The embedded engine runs with any release: none is in it.
+    A release stands for the TensorRT of its containers. Other backends have no TensorRT to compare.
     """
-    if engine.backend == "torch":
+    if engine.backend != "tensorrt_llm":
         return ()
     built, warnings = engine.target, []
     if (unknown := unknown_origin(built)) is not None:

@@ -20,7 +20,7 @@ def check_versions(facts: RepositoryFacts, launch: Launch) -> None:
 
     Raises ForgeError naming the field that keeps the engine from running; logs what may.
     """
-    if facts.backend == "torch":
+    if facts.backend != "tensorrt_llm":
         return
     if (unknown := unknown_origin(facts.target)) is not None:
         _LOG.warning(unknown)
@@ -34,7 +34,7 @@ def check_gpus(facts: RepositoryFacts, launch: Launch, load: LoadNvml = load_nvm
 
     Raises ForgeError for too few GPUs and for another compute capability; logs another GPU of the same.
     """
-    if facts.backend == "torch":
+    if facts.backend != "tensorrt_llm":
         return
     chosen = None if launch.launcher == "docker" else os.environ.get(CHOSEN)  # a container gets all GPUs
     gpus = visible_gpus(load, chosen)
