@@ -1,6 +1,7 @@
 """An engine is packaged only for what can run it; what nobody recorded is a warning."""
 
 import json
+import logging
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from typer.testing import CliRunner
 
 from tests.conftest import DEMO_MODEL
 from tests.package.engines import H100, engine_config, tensorrt_engine, torch_engine
-from trtforge.cli.app import app
+from trtforge.cli.app import app, main
 from trtforge.core.errors import ForgeError
 from trtforge.core.manifest import open_artifact
 from trtforge.formats.engine_target import EngineTarget
@@ -109,6 +110,21 @@ def test_engine_that_trtforge_did_not_build_is_packaged_with_a_warning(
     assert (packed / "rank0.engine").read_bytes() == b"plan"
     assert open_artifact(packed, "engine").identity.versions == {"tensorrt_llm": "1.1.0"}
     assert not (engine / "forge.json").exists()
+
+
+def test_program_shows_warnings_on_stderr(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = engine_of(tmp_path, tensorrt=None)
+    arguments = ["package", str(engine), str(tmp_path / "repository"), "--tokenizer", str(DEMO_MODEL), "--json"]
+    monkeypatch.setattr("sys.argv", ["trtforge", *arguments])
+    monkeypatch.setattr(logging.getLogger("trtforge"), "handlers", [])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said = capsys.readouterr()
+    assert not ended.value.code
+    assert said.err.startswith("warning: the engine does not record its TensorRT: whether it runs")
+    assert json.loads(said.out)["origin"] == "written"
 
 
 def test_foreign_engine_of_another_release_is_refused_too(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Publishing an artifact: whole or absent, a cache hit where it is already right, never somebody else's files."""
 
+import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -20,9 +21,10 @@ Write = Callable[[Path], Mapping[str, FileRecord]]
 LateInputs = Callable[[], Mapping[str, str]]
 """Digests of inputs that `write` reads anyway: asked for before it only if there is an artifact to compare with."""
 
-
 Origin = Literal["written", "already right", "from the cache"]
 """How an artifact came to be at its place."""
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -167,9 +169,13 @@ def _replaceable(out: Path, stage: str) -> Manifest | None:
 def _locked(out: Path) -> Iterator[None]:
     """Be the only process that makes the artifact at `out`; a second one waits here until the first is done."""
     path = out.parent / f".{out.name}.lock"
+
+    def say() -> None:
+        _LOG.warning("another process writes %s: waiting for it", out)
+
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = take_lock(path)
+        descriptor = take_lock(path, waiting=say)
     except OSError as error:
         raise ForgeError(
             f"{out.parent}: cannot write there: {error.strerror}", hint="Choose an output directory you may write to."
