@@ -1,7 +1,6 @@
 """What many tests start from: small checkpoints that anyone can make again."""
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,6 @@ from tests.golden.make_hf import write_case
 # These machines are shared: how long an example takes says nothing.
 settings.register_profile("trtforge", deadline=None)
 settings.load_profile("trtforge")
-
-# A test of how something is made must not find it made, nor may any write into the home directory.
-os.environ["TRTFORGE_CACHE"] = "off"
 
 DEMO_MODEL = Path(__file__).parent.parent / "recipes" / "demo-model"
 
