@@ -23,6 +23,7 @@ from trtforge.formats.hf import resolve_source
 from trtforge.models.formats import FORMATS
 from trtforge.package.models import PackageConfig
 from trtforge.package.stage import package
+from trtforge.package.target import PackageTarget
 from trtforge.plan.formats import CACHES
 from trtforge.preflight import preflight
 from trtforge.report import BuildReport, StageReport, read_report, weight_compression, write_report
@@ -169,9 +170,10 @@ class Build:
                     progress=self.progress,
                 )
             case "package":
-                return package(
-                    PackageConfig(serving=recipe.serving), paths.engine, None, paths.repository, force=self.force
-                )
+                built_for = recipe.engine.target
+                target = PackageTarget(tensorrt_llm=built_for.tensorrt_llm, gpu=built_for.gpu)
+                packaging = PackageConfig(serving=recipe.serving, target=target)
+                return package(packaging, paths.engine, None, paths.repository, force=self.force)
 
     @property
     def source(self) -> Path:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trtforge.core.artifact import Produced
+from trtforge.core.artifact import Origin, Produced
 from trtforge.core.dtypes import dtype_named
 from trtforge.core.errors import ForgeError
 from trtforge.core.usage import Usage
@@ -17,7 +17,7 @@ from trtforge.verify.result import Verification
 
 @dataclass(frozen=True)
 class StageReport:
-    """One stage: `bytes` of its artifact, `peak_memory` of this process in bytes."""
+    """One stage: `bytes` of its artifact, `peak_memory` of this process in bytes; `cached`: nothing was computed."""
 
     stage: str
     artifact: str | None
@@ -25,17 +25,19 @@ class StageReport:
     seconds: float
     peak_memory: int
     cached: bool
+    origin: Origin
 
     @classmethod
     def of(cls, stage: str, produced: Produced, usage: Usage) -> "StageReport":
         """Of a stage that made an artifact."""
-        size = produced.manifest.total_bytes
-        return cls(stage, str(produced.path), size, usage.seconds, usage.peak_memory, produced.cached)
+        size, place = produced.manifest.total_bytes, str(produced.path)
+        return cls(stage, place, size, usage.seconds, usage.peak_memory, produced.cached, produced.origin)
 
     @classmethod
     def of_verification(cls, result: Verification, usage: Usage, *, cached: bool) -> "StageReport":
         """Of the verification, which makes no artifact."""
-        return cls("verify", None, 0, usage.seconds, usage.peak_memory, cached)
+        origin: Origin = "already right" if cached else "written"
+        return cls("verify", None, 0, usage.seconds, usage.peak_memory, cached, origin)
 
 
 @dataclass

@@ -2,6 +2,8 @@
 
 import multiprocessing
 import os
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import pytest
 
 from trtforge.core.artifact import produce, require_space
 from trtforge.core.errors import ForgeError
+from trtforge.core.locks import take_lock
 from trtforge.core.manifest import Identity, open_artifact, read_manifest
 
 
@@ -155,6 +158,21 @@ def test_concurrent_builds_make_it_once(tmp_path: Path) -> None:
     assert [job.exitcode for job in jobs] == [0] * 6
     assert log.read_text() == "made\n"
     assert names(tmp_path) == ["log", "out"]
+
+
+def test_who_waits_for_the_same_output_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    descriptor = take_lock(tmp_path / ".out.lock")
+    thread = threading.Thread(target=produce, args=(tmp_path / "out", identity(), writer("x")), daemon=True)
+    thread.start()
+    until = time.monotonic() + 30
+    while not caplog.messages:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    assert caplog.messages == [f"another process writes {tmp_path / 'out'}: waiting for it"]
+    assert not (tmp_path / "out").exists()
+    os.close(descriptor)
+    thread.join()
+    assert (tmp_path / "out/sub/data").read_text() == "x"
 
 
 def test_result_of_another_stage_is_never_replaced(tmp_path: Path) -> None:

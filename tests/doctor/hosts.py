@@ -5,12 +5,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from trtforge.core.nvml import Nvml
 from trtforge.core.recipe import Recipe
 from trtforge.doctor.finding import Finding, Report
 from trtforge.doctor.host import Host, RunError, Space
 from trtforge.doctor.machine import examine
 from trtforge.doctor.needs import Needs, needs_of
-from trtforge.doctor.nvml import Nvml
 from trtforge.doctor.serving_checks import Serving, Triton
 
 GIB = 1 << 30

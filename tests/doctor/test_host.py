@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from trtforge.doctor.host import Host, Installed, RunError, load_nvml, run_program, space_of
-from trtforge.doctor.nvml import Nvml
+from trtforge.core.nvml import Nvml, load_nvml
+from trtforge.doctor.host import Host, Installed, RunError, run_program, space_of
 
 
 def test_packages_are_read_from_their_metadata() -> None:

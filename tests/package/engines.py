@@ -6,7 +6,11 @@ from typing import Any
 
 from trtforge.core.artifact import produce
 from trtforge.core.manifest import Identity
+from trtforge.formats.engine_target import EngineTarget
 
+H100 = EngineTarget(
+    tensorrt_llm="1.2.1", tensorrt="10.14.1.48", cuda="13.1.0.036", sm="90", gpu="NVIDIA H100 80GB HBM3"
+)
 MODEL = {
     "architecture": "LlamaForCausalLM",
     "dtype": "float16",
@@ -51,10 +55,11 @@ def write_engine(
     config: dict[str, Any],
     files: dict[str, bytes] | None = None,
     features: dict[str, Any] | None = None,
+    target: EngineTarget | None = None,
 ) -> Path:
     """An engine artifact with that config.json; `files` None: the rank files that it calls for.
 
-    `features`: what it was compiled for, where its manifest says so.
+    `features`: what it was compiled for, `target`: what the build recorded, where its manifest says so.
     """
     suffix = "safetensors" if "forge" in config else "engine"
     ranks = range(config["pretrained_config"]["mapping"]["world_size"])
@@ -67,7 +72,8 @@ def write_engine(
         return {}
 
     said = {"features": features} if features is not None else {}
-    produce(out, Identity(stage="engine", config={"files": sorted(contents), **said}), write)
+    versions = target.versions if target is not None else {}
+    produce(out, Identity(stage="engine", config={"files": sorted(contents), **said}, versions=versions), write)
     return out
 
 
@@ -77,11 +83,19 @@ def torch_engine(out: Path, files: dict[str, bytes] | None = None) -> Path:
 
 
 def tensorrt_engine(
-    out: Path, tp: int = 1, version: str = "1.2.1", features: dict[str, Any] | None = None, max_draft_len: int = 0
+    out: Path,
+    tp: int = 1,
+    version: str = "1.2.1",
+    features: dict[str, Any] | None = None,
+    max_draft_len: int = 0,
+    target: EngineTarget | None = None,
 ) -> Path:
-    """An engine of TensorRT-LLM, built for `features`: with adapters up to rank 64, and weights that may stream."""
+    """An engine of TensorRT-LLM, built for `features`: with adapters up to rank 64, and weights that may stream.
+
+    `target`: what the build recorded.
+    """
     config = engine_config(tp, version=version)
     build = config["build_config"]
     build |= {"max_draft_len": max_draft_len, "lora_config": {"max_lora_rank": 64}, "weight_streaming": bool(features)}
     build["plugin_config"] |= {"lora_plugin": "auto" if features else None}
-    return write_engine(out, config, features=features)
+    return write_engine(out, config, features=features, target=target)

@@ -8,6 +8,8 @@ from pydantic import Field
 
 from trtforge import __version__
 from trtforge.core.artifact import Produced, produce
+from trtforge.core.cache import cache_for
+from trtforge.core.cache_entry import About
 from trtforge.core.config import Config
 from trtforge.core.device import usable_device
 from trtforge.core.dtypes import model_dtype
@@ -99,7 +101,14 @@ def calibrate(
         save_file(tensors, directory / FILE)
         return {}
 
-    return produce(out, identity, write, force=force)
+    about = About(
+        architecture=checkpoint.config.architecture,
+        layers=facts.sizes.num_layers,
+        hidden=facts.sizes.hidden,
+        format=config.format,
+        kv_cache=config.kv_cache if config.kv_cache != "none" else None,
+    )
+    return produce(out, identity, write, force=force, cache=cache_for(about))
 
 
 def _measure(

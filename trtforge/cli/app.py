@@ -1,12 +1,13 @@
 """The `trtforge` program: its commands and the one place where errors become messages and exit statuses."""
 
+import logging
 import sys
 import traceback
 
 import typer
 from rich.console import Console
 
-from trtforge.cli import build, doctor, inspect, plan, recipes, serving, stages
+from trtforge.cli import build, cache, doctor, inspect, plan, recipes, serving, show, stages
 from trtforge.cli.explain import explained
 from trtforge.core.errors import ForgeError, LoggedError, UsageError
 from trtforge.core.threads import wait_briefly
@@ -26,11 +27,13 @@ recipes.register(app)
 plan.register(app)
 inspect.register(app)
 doctor.register(app)
+cache.register(app)
 
 
 def main() -> None:
     """Run the program. Exit status: 0 done, 1 failed (`error:` and `hint:` on stderr), 2 usage, 130 interrupted."""
     wait_briefly()
+    logging.getLogger("trtforge").addHandler(_Warnings(logging.WARNING))
     try:
         app()
     except LoggedError as error:
@@ -43,6 +46,13 @@ def main() -> None:
         where = f"{error.filename}: " if error.filename else ""
         show_error(ForgeError(f"{where}{error.strerror or error}", hint="--verbose shows where it happened."))
         sys.exit(1)
+
+
+class _Warnings(logging.Handler):
+    """Shows what the stages log as they work: waiting for another process, a cache that cannot be used."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        show.warning(record.getMessage())
 
 
 def show_error(error: ForgeError) -> None:

@@ -7,8 +7,10 @@ import typer
 
 from trtforge.cli import show
 from trtforge.cli.options import Container, Force, Json, Quiet, Set, Verbose, Workers
+from trtforge.core.errors import UsageError
 
 if TYPE_CHECKING:
+    from trtforge.core.recipe import Recipe
     from trtforge.pipeline import StageName
     from trtforge.report import BuildReport
 
@@ -27,6 +29,12 @@ def build(
     container: Container = None,
     force: Force = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print every stage's exact plan; write nothing.")] = False,
+    locked: Annotated[bool, typer.Option("--locked", help="Refuse to build with anything but what is locked.")] = False,
+    update_lock: Annotated[bool, typer.Option("--update-lock", help="Lock what this build uses.")] = False,
+    lock: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="The lock file.", show_default="forge.lock beside the recipe"),
+    ] = None,
     set_: Set = None,
     json: Json = False,
     quiet: Quiet = False,
@@ -34,9 +42,12 @@ def build(
 ) -> None:
     """Turn a checkpoint into a served engine: calibrate, convert, verify, compile, package.
 
-    A stage whose artifact is already right is skipped.
+    A stage whose artifact is already right is skipped. Where the recipe is locked (forge.lock), the model is taken at
+    the locked commit, and what else differs is said.
 
     [dim]Example: trtforge build demo-int4awq --out build/demo --set engine.max_batch_size=16[/dim]
+
+    [dim]Example: trtforge build mine.yaml --update-lock, and later trtforge build mine.yaml --locked[/dim]
     """
     from rich.console import Console
 
@@ -44,9 +55,18 @@ def build(
     from trtforge.compile.stage import CompileOptions
     from trtforge.core.progress import for_this_terminal
     from trtforge.core.recipe import load_recipe
+    from trtforge.lock import FILE_NAME, pinned, write_locked
+    from trtforge.lock_facts import what_is_used, with_image
     from trtforge.pipeline import Build, GateError, Paths, selected
 
+    if update_lock and (locked or dry_run):
+        raise UsageError(
+            f"--update-lock with {'--locked' if locked else '--dry-run'}", hint="Lock what a build used, by itself."
+        )
     chosen = load_recipe(find(recipe), tuple(set_ or ()))
+    lock_file = lock or (Path(recipe).parent if Path(recipe).is_file() else Path()) / FILE_NAME
+    used = what_is_used(chosen, lock_file) if update_lock else None
+    chosen = pinned(chosen, used) if used is not None else as_locked(chosen, lock_file, strict=locked)
     paths = Paths(out or Path("build") / chosen.name)
     stages = selected(chosen, _stage(first, "--from"), _stage(last, "--to"))
     options = CompileOptions(workers=workers, container=container)
@@ -63,10 +83,31 @@ def build(
         if json:
             show.as_json(error.report.as_json())
         raise
+    if used is not None:
+        write_locked(lock_file, chosen.name, with_image(used, chosen))
+        log.print(f"{lock_file} locks {chosen.name}")
     if json:
         show.as_json(report.as_json())
     else:
         _show(report)
+
+
+def as_locked(recipe: "Recipe", lock_file: Path, *, strict: bool) -> "Recipe":
+    """The recipe at the locked commit. What else differs from the lock is a warning; `strict`: raises ForgeError."""
+    from trtforge.lock import differences, pinned, read_locked, require_locked
+    from trtforge.lock_facts import what_is_used
+
+    locked = read_locked(lock_file, recipe.name)
+    if locked is None and not strict:
+        return recipe
+    found = what_is_used(recipe, lock_file, locked)
+    if strict:
+        require_locked(lock_file, recipe.name, locked, found)
+    if locked is None:
+        return recipe
+    for difference in differences(locked, found):
+        show.warning(f"{lock_file}: {difference}")
+    return pinned(recipe, locked)
 
 
 def _stage(name: str, option: str) -> "StageName":
@@ -84,7 +125,7 @@ def _show(report: "BuildReport") -> None:
             stage.stage,
             stage.artifact or "-",
             show.size(stage.bytes) if stage.bytes else "-",
-            "already right" if stage.cached else f"{stage.seconds:.1f} s",
+            stage.origin if stage.cached else f"{stage.seconds:.1f} s",
             show.size(stage.peak_memory),
         ]
         for stage in report.stages

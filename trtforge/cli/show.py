@@ -29,13 +29,14 @@ def produced(result: Produced, *, json_output: bool, next_command: str, more: Ma
                 "bytes": manifest.total_bytes,
                 "files": len(manifest.files),
                 "cached": result.cached,
+                "origin": result.origin,
                 "digest": manifest.digest,
                 "next": next_command,
                 **(more or {}),
             }
         )
         return
-    verb = "is already right" if result.cached else "written"
+    verb = "is already right" if result.origin == "already right" else result.origin
     print(f"{manifest.identity.stage} {result.path} {verb}: {len(manifest.files)} files, {size(manifest.total_bytes)}")
     print(f"next: {next_command}")
 

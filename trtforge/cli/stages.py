@@ -297,13 +297,17 @@ def package(
         list[str] | None,
         typer.Option(metavar="NAME[=VALUE]", help="What an engine was built for that was not compiled here."),
     ] = None,
+    target_version: Annotated[
+        str | None, typer.Option(help="TensorRT-LLM release that serves it.", show_default="the engine's own")
+    ] = None,
+    gpu: Annotated[str | None, typer.Option(help="GPU that serves it, such as h100-80gb.", show_default=False)] = None,
     set_: Set = None,
     force: Force = False,
     json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Generate the Triton model repository of an engine.
+    """Generate the Triton model repository of an engine; an engine that cannot run on its target is refused.
 
     [dim]Example: trtforge package ./engine ./repository --set serving.scheduler=max_utilization[/dim]
     """
@@ -312,8 +316,14 @@ def package(
     from trtforge.core.features import FeaturesConfig
     from trtforge.package.models import PackageConfig
     from trtforge.package.stage import package as run
+    from trtforge.package.target import PackageTarget
 
     features = from_options(FeaturesConfig, parse_features(feature), "--feature") if feature else None
-    config = PackageConfig(serving=serving_settings(set_ or []), name_prefix=name, features=features)
+    config = PackageConfig(
+        serving=serving_settings(set_ or []),
+        name_prefix=name,
+        features=features,
+        target=PackageTarget(tensorrt_llm=target_version, gpu=gpu),
+    )
     result = run(config, engine, tokenizer, out, force=force)
     show.produced(result, json_output=json, next_command=f"trtforge serve {out}")

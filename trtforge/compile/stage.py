@@ -16,6 +16,8 @@ from trtforge.compile.places import NO_CONTAINER, chosen_place, require_place
 from trtforge.compile.tensorrt_engine import build_engine
 from trtforge.compile.torch import TorchPlan, build_rank, torch_plan
 from trtforge.core.artifact import Produced, partial_directory, produce
+from trtforge.core.cache import cache_for
+from trtforge.core.cache_entry import About
 from trtforge.core.errors import ForgeError
 from trtforge.core.manifest import FileRecord, Identity, open_artifact
 from trtforge.core.progress import Progress, Silent
@@ -117,7 +119,7 @@ def plan_for(
     gpu = gpu_named(config.target.gpu) if config.target.gpu is not None else None
     limits = _limits(model, config)
     machine = machine or this_machine()
-    if (machine.backend if config.backend == "auto" else config.backend) == "torch":
+    if backend_of(config, machine) == "torch":
         if options.container not in (None, NO_CONTAINER):
             raise ForgeError(
                 "--container: the torch backend builds in no container",
@@ -187,13 +189,30 @@ def compile_engine(
                 bar.advance(1)
         return {}
 
-    return produce(out, identity, write, force=force)
+    return produce(out, identity, write, force=force, cache=cache_for(_about(model, "torch")))
+
+
+def _about(model: CheckpointConfig, release: str) -> About:
+    """What the cache lists an engine as."""
+    return About(
+        architecture=model.architecture,
+        layers=model.num_hidden_layers,
+        hidden=model.hidden_size,
+        format=model.quantization.quant_algo or model.dtype,
+        kv_cache=model.quantization.kv_cache_quant_algo,
+        release=release,
+    )
 
 
 def _limits(model: CheckpointConfig, config: EngineConfig) -> Limits:
     default = release(config.target.tensorrt_llm).field("plugin_config", "tokens_per_block").default
     assert isinstance(default, int)
     return derive_limits(model, config, default)
+
+
+def backend_of(config: EngineConfig, machine: Machine | None = None) -> str:
+    """Who builds on `machine` (None: this one): `auto` is TensorRT-LLM where it is installed beside a GPU."""
+    return (machine or this_machine()).backend if config.backend == "auto" else config.backend
 
 
 def _copy_tokenizer(checkpoint: Path, directory: Path) -> None:

@@ -1,14 +1,17 @@
 """Publishing an artifact: whole or absent, a cache hit where it is already right, never somebody else's files."""
 
-import fcntl
+import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
+from trtforge.core.cache import Cache, Slot
 from trtforge.core.errors import ForgeError, LoggedError
+from trtforge.core.locks import take_lock
 from trtforge.core.manifest import FileRecord, Identity, Manifest, check_files, files_below, read_manifest, record_of
 from trtforge.core.partial import RECORD, Finished, keep_finished
 
@@ -18,20 +21,36 @@ Write = Callable[[Path], Mapping[str, FileRecord]]
 LateInputs = Callable[[], Mapping[str, str]]
 """Digests of inputs that `write` reads anyway: asked for before it only if there is an artifact to compare with."""
 
+Origin = Literal["written", "already right", "from the cache"]
+"""How an artifact came to be at its place."""
+
+_LOG = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class Produced:
-    """An artifact that is there now. `cached`: it was already."""
+    """An artifact that is there now."""
 
     path: Path
     manifest: Manifest
-    cached: bool
+    origin: Origin
+
+    @property
+    def cached(self) -> bool:
+        """Whether nothing had to be computed."""
+        return self.origin != "written"
 
 
 def produce(
-    out: Path, identity: Identity, write: Write, *, force: bool = False, late_inputs: LateInputs = dict
+    out: Path,
+    identity: Identity,
+    write: Write,
+    *,
+    force: bool = False,
+    late_inputs: LateInputs = dict,
+    cache: Cache | None = None,
 ) -> Produced:
-    """Make the artifact `identity` at `out` by `write`, or find it there.
+    """Make the artifact `identity` at `out` by `write`, or find it there or in `cache`, which keeps what is made.
 
     The work happens in the sibling `.<name>.partial`, which is renamed when complete, so a failure at any instant
     leaves what was at `out` before. An error deletes it: whatever filled the disk is gone. A kill, an interruption or
@@ -45,14 +64,17 @@ def produce(
         try:
             _take_back(replaced, out)
             existing = _replaceable(out, identity.stage)
+            origin: Origin = "already right"
             if existing is not None and not force and _is_right(out, existing, identity, late_inputs):
-                manifest, cached = existing, True
+                manifest = existing
             else:
-                manifest, cached = _make(partial, identity, write, late_inputs, afresh=force), False
-                if out.exists():
-                    shutil.rmtree(replaced, ignore_errors=True)
-                    out.rename(replaced)
-                partial.rename(out)
+                with cache.slot(identity, late_inputs, afresh=force) if cache else nullcontext(Slot()) as slot:
+                    found = slot.copy_to(partial)
+                    manifest = found or _make(partial, identity, write, late_inputs, afresh=force)
+                    origin = "from the cache" if found else "written"
+                    _publish(partial, out, replaced)
+                    if found is None:
+                        slot.keep(out, manifest)
         except LoggedError:
             keep_finished(partial)
             raise
@@ -68,7 +90,15 @@ def produce(
             _take_back(replaced, out)
         shutil.rmtree(partial, ignore_errors=True)
         shutil.rmtree(replaced, ignore_errors=True)
-    return Produced(given, manifest, cached)
+    return Produced(given, manifest, origin)
+
+
+def _publish(partial: Path, out: Path, replaced: Path) -> None:
+    """Put the complete artifact into its place; what was there can be taken back from `replaced`."""
+    if out.exists():
+        shutil.rmtree(replaced, ignore_errors=True)
+        out.rename(replaced)
+    partial.rename(out)
 
 
 def partial_directory(out: Path) -> Path:
@@ -149,9 +179,13 @@ def _replaceable(out: Path, stage: str) -> Manifest | None:
 def _locked(out: Path) -> Iterator[None]:
     """Be the only process that makes the artifact at `out`; a second one waits here until the first is done."""
     path = out.parent / f".{out.name}.lock"
+
+    def say() -> None:
+        _LOG.warning("another process writes %s: waiting for it", out)
+
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = _lock(path)
+        descriptor = take_lock(path, waiting=say)
     except OSError as error:
         raise ForgeError(
             f"{out.parent}: cannot write there: {error.strerror}", hint="Choose an output directory you may write to."
@@ -160,17 +194,4 @@ def _locked(out: Path) -> Iterator[None]:
         yield
     finally:
         path.unlink(missing_ok=True)
-        os.close(descriptor)
-
-
-def _lock(path: Path) -> int:
-    """An open descriptor that holds the lock file at `path`, never an unlinked one."""
-    while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        try:
-            if os.fstat(descriptor).st_ino == path.stat().st_ino:
-                return descriptor
-        except FileNotFoundError:
-            pass
         os.close(descriptor)

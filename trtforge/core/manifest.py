@@ -35,6 +35,11 @@ class Identity(Config):
     inputs: dict[str, str] = Field(default_factory=dict, description="Name of an input to its hex BLAKE3.")
     versions: dict[str, str] = Field(default_factory=dict, description="Versions of what computed the bytes.")
 
+    @property
+    def digest(self) -> str:
+        """Hex BLAKE3 that stands for the artifact before it is made."""
+        return text_digest(json.dumps(self.model_dump(mode="json"), sort_keys=True))
+
     def with_inputs(self, more: Mapping[str, str]) -> "Identity":
         """The same with the digests of more inputs."""
         return self.model_copy(update={"inputs": {**self.inputs, **more}})

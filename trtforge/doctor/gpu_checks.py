@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from trtforge.core.errors import ForgeError
+from trtforge.core.nvml import DriverFacts, GpuFacts, read_driver
 from trtforge.doctor.finding import Finding, Status, gib
 from trtforge.doctor.host import Host
 from trtforge.doctor.needs import Needs
-from trtforge.doctor.nvml import DriverFacts, GpuFacts, read_driver
 from trtforge.doctor.proc import has_nvidia_gpu, kernel_driver
 from trtforge.doctor.versions import at_least, numbers
 from trtforge.plan.gpus import GPUS, Gpu, require_formats
@@ -43,7 +43,7 @@ def _findings(host: Host, needs: Needs) -> Iterator[Finding]:
     yield _driver(host, driver)
     if host.packages.version("torch") is not None and host.packages.cuda_of_torch() is None:
         yield _torch_without_cuda(needs)
-    visible = _visible(host, driver)
+    visible = driver.visible(host.environment.get("CUDA_VISIBLE_DEVICES"))
     for index, said in driver.failed.items():
         todo = "Reset the GPU or reboot; `dmesg` names the fault (Xid)."
         yield Finding(f"GPU {index}", "problem", f"does not answer: {said}", todo)
@@ -117,18 +117,6 @@ def _torch_without_cuda(needs: Needs) -> Finding:
         "torch here is a CPU build: the embedded engine leaves the GPU unused",
         "" if needs.backend == "tensorrt_llm" else "Install torch's build for the driver's CUDA version.",
     )
-
-
-def _visible(host: Host, driver: DriverFacts) -> frozenset[int]:
-    """The GPUs that CUDA_VISIBLE_DEVICES leaves to this process. Names instead of numbers are taken as all."""
-    every = frozenset(gpu.index for gpu in driver.gpus)
-    wanted = host.environment.get("CUDA_VISIBLE_DEVICES")
-    if wanted is None:
-        return every
-    words = [word.strip() for word in wanted.split(",") if word.strip()]
-    if all(word.lstrip("-").isdecimal() for word in words):
-        return every & {int(word) for word in words}
-    return every
 
 
 def _gpu(gpu: GpuFacts, needs: Needs, *, visible: bool) -> Finding:

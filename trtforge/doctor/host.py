@@ -8,12 +8,11 @@ import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Protocol
 
-from trtforge.doctor.nvml import Nvml
+from trtforge.core.nvml import LoadNvml, load_nvml
 
 
 class Packages(Protocol):
@@ -107,17 +106,6 @@ def space_of(directory: Path) -> Space:
     """As SpaceOf, for this machine."""
     usage = shutil.disk_usage(directory)
     return Space(usage.total, usage.free)
-
-
-class LoadNvml(Protocol):
-    """Loads NVIDIA's management library. Raises ImportError where its Python package is not installed."""
-
-    def __call__(self) -> Nvml: ...
-
-
-def load_nvml() -> Nvml:
-    """nvidia-ml-py, which is a module."""
-    return cast(Nvml, import_module("pynvml"))
 
 
 def usable_cpus() -> int:

@@ -13,6 +13,7 @@ from pydantic import Field
 from trtforge.core.config import Config
 from trtforge.core.errors import ForgeError
 from trtforge.core.manifest import Manifest
+from trtforge.formats.engine_target import EngineTarget
 from trtforge.formats.releases import Confidence, Problem, Release, read_release_data, release
 
 ModelRole = Literal["ensemble", "preprocessing", "tensorrt_llm", "postprocessing", "tensorrt_llm_bls"]
@@ -85,6 +86,7 @@ class RepositoryFacts(Config):
     max_batch_size: int = 1
     concurrency: int = Field(1, description="Requests that a text model works on at once.")
     engine_path: str = Field(description="gpt_model_path as config.pbtxt has it.")
+    target: EngineTarget = Field(EngineTarget(), description="What a TensorRT-LLM engine was built with and for.")
 
     def model(self, role: ModelRole) -> str:
         """The name under which a model is served."""

@@ -7,7 +7,8 @@ from typing import Any, Literal
 
 from trtforge.core.errors import ForgeError
 from trtforge.core.features import SPECULATION, FeaturesConfig
-from trtforge.core.manifest import Manifest
+from trtforge.core.manifest import Identity, Manifest, files_below, open_artifact, read_manifest, record_of
+from trtforge.formats.engine_target import EngineTarget
 from trtforge.formats.releases import Release, release
 from trtforge.formats.triton import newest_release
 from trtforge.formats.trtllm import CONFIG_FILE, CheckpointConfig, rank_file, read_engine_config
@@ -17,7 +18,8 @@ from trtforge.formats.trtllm import CONFIG_FILE, CheckpointConfig, rank_file, re
 class EngineFacts:
     """An engine that is complete. `release`: the TensorRT-LLM whose interface it is served with.
 
-    `features`: what it was compiled for, which decides keys that no config.json of an engine has.
+    `features`: what it was compiled for, which decides keys that no config.json of an engine has. `target`: what
+    TensorRT built it with and for; nothing of that is known of an engine of the embedded runtime.
     """
 
     backend: Literal["torch", "tensorrt_llm"]
@@ -30,6 +32,19 @@ class EngineFacts:
     max_beam_width: int
     paged_context: bool
     features: FeaturesConfig
+    target: EngineTarget
+
+
+def open_engine(directory: Path) -> Manifest:
+    """The manifest of an engine, every file checked; TensorRT-LLM's own engines get one that lists what is there.
+
+    Raises ForgeError as `open_artifact` does, for anything but an engine.
+    """
+    if read_manifest(directory) is not None or not (directory / CONFIG_FILE).is_file():
+        return open_artifact(directory, "engine")
+    _, values = read_engine_config(directory)
+    identity = Identity(stage="engine", versions={"tensorrt_llm": str(values.get("version"))})
+    return Manifest(identity=identity, files={name: record_of(directory / name) for name in files_below(directory)})
 
 
 def read_engine(directory: Path, manifest: Manifest, built_for: FeaturesConfig | None = None) -> EngineFacts:
@@ -57,6 +72,7 @@ def read_engine(directory: Path, manifest: Manifest, built_for: FeaturesConfig |
         max_beam_width=_integer(build, "max_beam_width", path, default=1),
         paged_context=paged_context,
         features=features,
+        target=_target(values, manifest.identity.versions) if forge is None else EngineTarget(),
     )
     _check_ranks(directory, facts)
     return facts
@@ -95,6 +111,12 @@ def _lora_rank(build: Mapping[str, Any]) -> int:
     if not isinstance(plugins, dict) or not isinstance(lora, dict) or not plugins.get("lora_plugin"):
         return 0
     return int(lora.get("max_lora_rank", 0))
+
+
+def _target(values: Mapping[str, Any], versions: Mapping[str, str]) -> EngineTarget:
+    """What the build recorded; the release is in TensorRT-LLM's own file in any case."""
+    recorded = EngineTarget.recorded(versions) or EngineTarget()
+    return recorded.model_copy(update={"tensorrt_llm": str(values.get("version"))})
 
 
 def _check_ranks(directory: Path, facts: EngineFacts) -> None:

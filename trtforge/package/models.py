@@ -22,6 +22,7 @@ from trtforge.formats.triton import (
     text_flow,
 )
 from trtforge.package.engine import EngineFacts
+from trtforge.package.target import PackageTarget
 from trtforge.package.tokenizer import TokenizerAssets
 from trtforge.plan.runtime_keys import runtime_keys
 
@@ -46,6 +47,7 @@ class PackageConfig(Config):
     kv_reuse: bool | None = Field(None, description="Share KV blocks between requests; None: as it was built.")
     chunked_context: bool | None = Field(None, description="Cut long prompts into chunks; None: as it was built.")
     features: FeaturesConfig | None = Field(None, description="What the engine was built for; None: as it says itself.")
+    target: PackageTarget = PackageTarget()
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,7 @@ def repository_facts(config: PackageConfig, engine: EngineFacts) -> RepositoryFa
         streaming=config.serving.streaming,
         max_batch_size=engine.max_batch_size,
         concurrency=min(_MOST_CONCURRENCY, max(_LEAST_CONCURRENCY, wanted)),
+        target=engine.target,
         engine_path=ENGINE_DIRECTORY if engine.backend == "torch" else f"{config.serving_root.rstrip('/')}/{name}",
     )
 

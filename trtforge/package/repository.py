@@ -69,9 +69,10 @@ class RepositoryWriter:
     def _link_engine(self, target: Path, out: Path) -> dict[str, Record]:
         """The engine's own files, as hard links where that is possible: engines are large."""
         below = target.relative_to(out).as_posix()
-        for name in (*self.engine_manifest.files, FILE_NAME):
+        for name in self.engine_manifest.files:
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             _link(self.engine / name, target / name)
+        self.engine_manifest.write(target)
         records = {f"{below}/{name}": record for name, record in self.engine_manifest.files.items()}
         return records | {f"{below}/{FILE_NAME}": record_of(target / FILE_NAME)}
 

@@ -1,5 +1,6 @@
 """The package stage: checks engine and tokenizer, then writes the repository."""
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -7,12 +8,15 @@ from trtforge import __version__
 from trtforge.core.artifact import Produced, produce
 from trtforge.core.assets import asset_directory
 from trtforge.core.digest import file_digest
-from trtforge.core.manifest import FileRecord, Identity, open_artifact
+from trtforge.core.manifest import FileRecord, Identity
 from trtforge.formats.adapter import resolved_features
-from trtforge.package.engine import read_engine
+from trtforge.package.engine import open_engine, read_engine
 from trtforge.package.models import PackageConfig, model_specs, repository_facts
 from trtforge.package.repository import RepositoryWriter, template_files
+from trtforge.package.target import check_target
 from trtforge.package.tokenizer import find_tokenizer, read_tokenizer
+
+_LOG = logging.getLogger(__name__)
 
 
 def package(config: PackageConfig, engine: Path, tokenizer: Path | None, out: Path, *, force: bool = False) -> Produced:
@@ -20,19 +24,22 @@ def package(config: PackageConfig, engine: Path, tokenizer: Path | None, out: Pa
 
     `tokenizer` is a Hugging Face directory; None takes what compile put beside the engine. The repository holds the
     engine (hard-linked where possible) and the tokenizer, so it can be moved. Raises ForgeError, before anything is
-    written, for an incomplete engine, a missing tokenizer and a setting that the engine cannot serve.
+    written, for an incomplete engine, a missing tokenizer, a setting that the engine cannot serve, and an engine that
+    was built for something else than `config.target`; logs what may keep it from running.
     """
-    manifest = open_artifact(engine, "engine")
+    manifest = open_engine(engine)
     if config.features is not None:
         config = config.model_copy(update={"features": resolved_features(config.features)})
     facts = read_engine(engine, manifest, config.features)
+    for warning in check_target(facts, config.target):
+        _LOG.warning(warning)
     assets = read_tokenizer(find_tokenizer(tokenizer, engine))
     models = model_specs(config, facts, assets)
     templates = asset_directory("model_repo_templates")
     identity = Identity(
         stage="repository",
         config={
-            "package": config.model_dump(mode="json"),
+            "package": config.model_dump(mode="json", exclude={"target"}),
             "repository": repository_facts(config, facts).model_dump(mode="json"),
             "end_ids": list(assets.end_ids),
             "pad_id": assets.pad_id,

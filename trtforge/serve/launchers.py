@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from trtforge.core.errors import ForgeError
-from trtforge.formats.releases import containers_of, release
+from trtforge.formats.releases import Container, containers_of, release
 from trtforge.formats.triton import RepositoryFacts
 from trtforge.serve.config import ServeConfig
 from trtforge.serve.installation import Installation, find_installation
@@ -22,6 +22,7 @@ class Launch:
     """A command with what it adds to the environment.
 
     `installation` and `view` are to be prepared first; `cleanup` is a command that ends what outlives the process.
+    `container`: what is known of the image that is run; None: this machine's server is.
     """
 
     launcher: Literal["local", "docker", "mpi"]
@@ -30,6 +31,7 @@ class Launch:
     installation: Installation | None = None
     view: Path | None = None
     cleanup: tuple[str, ...] = ()
+    container: Container | None = None
 
     def describe(self) -> str:
         """Command and environment, one argument a line."""
@@ -172,7 +174,8 @@ def _docker(config: ServeConfig, repository: Path, facts: RepositoryFacts, runti
         containers[0].image,
         *server,
     )
-    return Launch(launcher="docker", argv=argv, cleanup=("docker", "rm", "--force", runtime.name))
+    cleanup = ("docker", "rm", "--force", runtime.name)
+    return Launch(launcher="docker", argv=argv, cleanup=cleanup, container=containers[0])
 
 
 def _gpu_count() -> int:

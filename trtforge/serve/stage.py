@@ -7,7 +7,9 @@ from trtforge.core.errors import ForgeError
 from trtforge.core.manifest import open_artifact
 from trtforge.formats.triton import RepositoryFacts, read_facts
 from trtforge.serve.config import ServeConfig
+from trtforge.serve.embedded import check_embedded
 from trtforge.serve.launchers import Launch, plan_launch, require_runnable
+from trtforge.serve.place import check_gpus, check_versions
 from trtforge.serve.probe import is_serving
 from trtforge.serve.processes import runtime_directory
 from trtforge.serve.supervise import Server, signals_to
@@ -18,15 +20,19 @@ def serve(config: ServeConfig, repo: Path) -> int:
     """Serve `repo` in the foreground until SIGTERM or SIGINT; the exit status.
 
     Prints `ready http=… grpc=… metrics=…` on stdout once a real token came through the ensemble. Raises ForgeError
-    for a damaged repository, an engine that cannot run here, a port in use, and a server that fails to start or ends.
+    for a damaged repository, an engine that cannot run here or in the image, a port in use, and a server that fails to
+    start or ends.
     """
     facts = read_facts(open_artifact(repo, "repository"))
     with runtime_directory() as runtime:
         launch = plan_launch(config, repo, facts, runtime)
+        check_versions(facts, launch)
         if config.dry_run:
             print(launch.describe())
             return 0
+        check_embedded(facts, repo)
         require_runnable(launch, facts)
+        check_gpus(facts, launch)
         require_free_ports(config)
         _run(config, repo, facts, launch, runtime)
     return 0

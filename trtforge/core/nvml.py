@@ -3,8 +3,9 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from itertools import combinations
-from typing import Literal, Protocol, TypeVar
+from typing import Literal, Protocol, TypeVar, cast
 
 Link = Literal["NVLink", "PCIe", "none", "unknown"]
 
@@ -42,6 +43,17 @@ class Nvml(Protocol):
     def nvmlDeviceGetP2PStatus(self, first: object, second: object, capability: int) -> int: ...
 
 
+class LoadNvml(Protocol):
+    """Loads NVIDIA's management library. Raises ImportError where its Python package is not installed."""
+
+    def __call__(self) -> Nvml: ...
+
+
+def load_nvml() -> Nvml:
+    """nvidia-ml-py, which is a module."""
+    return cast(Nvml, import_module("pynvml"))
+
+
 @dataclass(frozen=True)
 class GpuFacts:
     """One GPU. `sm` is compute capability times ten, memory is in bytes; None where the driver does not tell.
@@ -65,6 +77,16 @@ class DriverFacts:
     gpus: tuple[GpuFacts, ...]
     failed: Mapping[int, str]
     links: Mapping[tuple[int, int], Link]
+
+    def visible(self, devices: str | None) -> frozenset[int]:
+        """The GPUs that CUDA_VISIBLE_DEVICES leaves to a process, None: it is not set. Names are taken as all GPUs."""
+        every = frozenset(gpu.index for gpu in self.gpus)
+        if devices is None:
+            return every
+        words = [word.strip() for word in devices.split(",") if word.strip()]
+        if all(word.lstrip("-").isdecimal() for word in words):
+            return every & {int(word) for word in words}
+        return every
 
 
 def read_driver(nvml: Nvml) -> DriverFacts:

@@ -1,0 +1,166 @@
+"""`trtforge cache`, and a build that finds its calibration and engine there."""
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.conftest import DEMO_MODEL
+from trtforge.cli.app import app
+from trtforge.cli.cache import parse_size
+from trtforge.core.artifact import produce
+from trtforge.core.cache import Cache
+from trtforge.core.cache_entry import About
+from trtforge.core.cache_prune import list_entries
+from trtforge.core.errors import ForgeError, UsageError
+from trtforge.core.manifest import Identity
+
+ABOUT = About(architecture="LlamaForCausalLM", layers=32, hidden=4096, format="W4A16_AWQ", release="TensorRT-LLM 1.2.1")
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's cache for one test."""
+    monkeypatch.setenv("TRTFORGE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def add_entry(root: Path, name: str, days: float, size: int) -> str:
+    """An engine in the cache, last used so many days ago; its key."""
+    identity = Identity(stage="engine", config={"name": name})
+
+    def write(directory: Path) -> dict:
+        (directory / "rank0.engine").write_bytes(b"w" * size)
+        return {}
+
+    produce(root.parent / name, identity, write, cache=Cache(root, ABOUT))
+    record = next(entry for entry in list_entries(root) if entry.key == identity.digest).record
+    os.utime(record, (time.time() - days * 86400,) * 2)
+    return identity.digest
+
+
+def run(*arguments: str) -> str:
+    result = CliRunner().invoke(app, [*arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_list_says_what_is_there(root: Path) -> None:
+    add_entry(root, "old", 3, 2_000)
+    new = add_entry(root, "new", 0, 1_000)
+    found = json.loads(run("cache", "list", "--json"))
+    assert (found["directory"], found["bytes"]) == (str(root), 3_000)
+    assert [entry["bytes"] for entry in found["entries"]] == [1_000, 2_000]
+    assert found["entries"][0] == {
+        "key": new,
+        "kind": "engine",
+        "bytes": 1_000,
+        "last_used": found["entries"][0]["last_used"],
+        "about": {
+            "architecture": "LlamaForCausalLM",
+            "layers": 32,
+            "hidden": 4096,
+            "format": "W4A16_AWQ",
+            "kv_cache": None,
+            "release": "TensorRT-LLM 1.2.1",
+        },
+    }
+
+
+def test_list_is_readable(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    key = add_entry(root, "old", 3, 2_000)
+    shown = run("cache", "list")
+    assert "1 entries, 2 kB" in shown
+    for word in (key[:12], "3 days ago", "LlamaForCausalLM, 32 layers of 4096, W4A16_AWQ, TensorRT-LLM 1.2.1"):
+        assert word in shown
+
+
+def test_prune_removes_what_was_not_used_for_a_month(root: Path) -> None:
+    old, new = add_entry(root, "old", 31, 2_000), add_entry(root, "new", 29, 1_000)
+    found = json.loads(run("cache", "prune", "--json"))
+    assert [entry["key"] for entry in found["removed"]] == [old]
+    assert (found["bytes"], found["in_use"], found["dry_run"]) == (2_000, [], False)
+    assert [entry.key for entry in list_entries(root)] == [new]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stays"),
+    [
+        (["--older-than", "2"], ["c"]),
+        (["--max-size", "2kB"], ["b", "c"]),
+        (["--older-than", "20", "--max-size", "1.5kB"], ["c"]),
+        (["--all"], []),
+    ],
+)
+def test_prune_keeps_what_was_last_used(root: Path, arguments: list[str], stays: list[str]) -> None:
+    keys = {name: add_entry(root, name, days, 1_000) for name, days in (("a", 9), ("b", 3), ("c", 1))}
+    dry = run("cache", "prune", "--dry-run", *arguments)
+    assert f"{3 - len(stays)} entries with" in dry
+    assert "would be removed" in dry
+    assert len(list_entries(root)) == 3
+
+    run("cache", "prune", *arguments)
+    assert {entry.key for entry in list_entries(root)} == {keys[name] for name in stays}
+
+
+def test_prune_leaves_what_a_build_uses(root: Path) -> None:
+    key = add_entry(root, "a", 50, 1_000)
+    identity = Identity(stage="engine", config={"name": "a"})
+    with Cache(root, ABOUT).slot(identity, dict, afresh=False):
+        shown = run("cache", "prune", "--all")
+    assert f"in use: {key[:12]} engine" in shown
+    assert "0 entries with 0 B removed" in shown
+    assert len(list_entries(root)) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("500", 500), ("2kB", 2_000), ("1.5 GB", 1_500_000_000), ("64GiB", 64 << 30), ("1t", 10**12), ("3m", 3_000_000)],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "many", "-5GB", "5XB", "5 GBB"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="not a size"):
+        parse_size(text)
+
+
+def test_all_excludes_other_limits(root: Path) -> None:
+    result = CliRunner().invoke(app, ["cache", "prune", "--all", "--max-size", "5GB"])
+    assert isinstance(result.exception, UsageError)
+    assert "--all with --older-than or --max-size" in result.exception.message
+
+
+def test_cache_that_is_off_cannot_be_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRTFORGE_CACHE", "off")
+    result = CliRunner().invoke(app, ["cache", "list"])
+    assert isinstance(result.exception, ForgeError)
+    assert (result.exception.message, result.exception.hint) == (
+        "there is no cache: it is off",
+        "Set TRTFORGE_CACHE to a directory, or unset it.",
+    )
+
+
+def test_second_build_takes_calibration_and_engine_from_the_cache(root: Path) -> None:
+    calibrating = ["--quant", "int4_awq", "--samples", "2", "--seq-len", "16", "--json", "--quiet"]
+    made = {}
+    for name in ("one", "two"):
+        out = root.parent / name
+        calibration = json.loads(run("calibrate", str(DEMO_MODEL), str(out / "calibration"), *calibrating))
+        calibrated = ["--quant", "int4_awq", "--calibration", str(out / "calibration")]
+        run("convert", str(DEMO_MODEL), str(out / "checkpoint"), *calibrated, "--json")
+        engine = json.loads(run("compile", str(out / "checkpoint"), str(out / "engine"), "--json"))
+        made[name] = [(stage["origin"], stage["cached"], stage["digest"]) for stage in (calibration, engine)]
+    assert [origin for origin, _, _ in made["one"]] == ["written", "written"]
+    assert made["two"] == [("from the cache", True, digest) for _, _, digest in made["one"]]
+
+    entries = {entry.stage: entry.about for entry in list_entries(root)}
+    assert (entries["calibration"].format, entries["calibration"].release) == ("int4_awq", None)
+    assert (entries["engine"].format, entries["engine"].release) == ("W4A16_AWQ", "torch")
+    assert str(entries["engine"]) == "LlamaForCausalLM, 4 layers of 256, W4A16_AWQ, torch"

@@ -1,0 +1,40 @@
+"""Copies share nothing that a write could change, with clones or without."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from trtforge.core.clone import clone_file
+
+
+def test_copy_is_independent(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"engine" * 1000)
+    clone_file(tmp_path / "a", tmp_path / "b")
+    with (tmp_path / "b").open("r+b") as file:
+        file.write(b"edited")
+    assert (tmp_path / "a").read_bytes() == b"engine" * 1000
+    assert (tmp_path / "b").read_bytes()[:12] == b"editedengine"
+
+
+def test_file_system_is_asked_for_a_clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def ioctl(target: int, request: int, source: int) -> int:
+        asked.append(request)
+        return 0
+
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr("fcntl.ioctl", ioctl)
+    (tmp_path / "a").write_text("engine")
+    clone_file(tmp_path / "a", tmp_path / "b")
+    assert asked == [0x40049409]
+    assert (tmp_path / "b").read_bytes() == b"", "a clone is made by the file system alone"
+
+
+def test_existing_file_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("engine")
+    (tmp_path / "b").write_text("mine")
+    with pytest.raises(FileExistsError):
+        clone_file(tmp_path / "a", tmp_path / "b")
+    assert (tmp_path / "b").read_text() == "mine"

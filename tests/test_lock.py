@@ -1,0 +1,289 @@
+"""A lock pins what a build used; another model, version or image is named, and refused with --locked."""
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.conftest import DEMO_MODEL
+from trtforge import lock_facts
+from trtforge.cli.app import app
+from trtforge.core.errors import ForgeError, UsageError
+from trtforge.core.recipe import Recipe
+from trtforge.doctor.host import Host, RunError
+from trtforge.formats.engine_target import EngineTarget, Place
+from trtforge.lock import (
+    LockedBuild,
+    LockedEngine,
+    LockedModel,
+    differences,
+    pinned,
+    read_locked,
+    require_locked,
+    write_locked,
+)
+from trtforge.lock_facts import what_is_used, with_image
+
+COMMIT, LATER = "0e9e39f249a16976918f6564b8830bc894c89659", "5206a32e0bd3067aef1ce90f5528ade7d866253f"
+IMAGE = "nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3"
+LOCKED = LockedBuild(
+    model=LockedModel(source="meta-llama/Llama-3.1-8B", revision="main", commit=COMMIT),
+    engine=LockedEngine(
+        backend="tensorrt_llm",
+        tensorrt_llm="1.2.1",
+        tensorrt="10.14.1.48",
+        cuda="13.1.0.036",
+        image=IMAGE,
+        image_digest="sha256:aa",
+    ),
+    versions={"python": "3.11.2", "trtforge": "0.1.0", "torch": "2.9.0"},
+)
+
+
+def recipe(**model: str) -> Recipe:
+    """A recipe for TensorRT-LLM, of a hub model."""
+    values = {"source": "meta-llama/Llama-3.1-8B"} | model
+    return Recipe.parse({"name": "llama", "model": values, "engine": {"backend": "tensorrt_llm"}}, "test")
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """What the hub has: revisions and their commits; a commit stands for itself."""
+    commits = {"main": COMMIT}
+
+    def resolve(source: str, revision: str, *, metadata_only: bool) -> Path:
+        assert metadata_only, "the weights are not needed to know the commit"
+        return tmp_path / "snapshots" / commits.get(revision, revision)
+
+    monkeypatch.setattr(lock_facts, "resolve_source", resolve)
+    return commits
+
+
+@pytest.fixture
+def docker(tmp_path: Path) -> Host:
+    """A machine with docker, and the image."""
+    (tmp_path / "docker").write_text("")
+    (tmp_path / "docker").chmod(0o755)
+
+    def run(command: Sequence[str], timeout: float) -> str:
+        assert command[1:3] == ["image", "inspect"]
+        assert command[-1] == IMAGE
+        return "mirror.example/tritonserver@sha256:bb\nnvcr.io/nvidia/tritonserver@sha256:aa\n"
+
+    return Host(environment={"PATH": str(tmp_path)}, run=run)
+
+
+def test_lock_file_is_read_back(tmp_path: Path) -> None:
+    write_locked(tmp_path / "forge.lock", "llama", LOCKED)
+    assert read_locked(tmp_path / "forge.lock", "llama") == LOCKED
+    assert read_locked(tmp_path / "forge.lock", "other") is None
+    assert read_locked(tmp_path / "none.lock", "llama") is None
+
+
+def test_lock_file_is_deterministic_and_keeps_other_recipes(tmp_path: Path) -> None:
+    path, reverse = tmp_path / "forge.lock", tmp_path / "reverse.lock"
+    for name in ("b", "a", "b"):
+        write_locked(path, name, LOCKED)
+    for name in ("a", "b"):
+        write_locked(reverse, name, LOCKED)
+    assert path.read_bytes() == reverse.read_bytes()
+    assert path.read_text().startswith("# Written by `trtforge build --update-lock`")
+    assert "\nrecipes:\n  a:\n    data: {}\n    engine:\n      backend: tensorrt_llm\n" in path.read_text()
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["forge.lock", "reverse.lock"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("<<<<<<< ours\nversion: 1\n", "not readable"),
+        ("- a list\n", "not a lock file: it holds no keys"),
+        ("version: 2\nrecipes: {}\n", "written by another version of trtforge"),
+        ("version: 1\nreceipes: {}\n", "unknown key receipes"),
+        ("version: 1\nrecipes: {a: {model: {source: x}, versions: {}}}\n", r"recipes\.a\.engine is missing"),
+        ("version: 1\nrecipes: {a: {engine: {backend: torch, gpu: h100}}}\n", r"recipes\.a\.\w+"),
+    ],
+)
+def test_lock_file_that_cannot_be_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "forge.lock").write_text(text)
+    with pytest.raises(ForgeError, match=message) as caught:
+        read_locked(tmp_path / "forge.lock", "a")
+    assert str(tmp_path / "forge.lock") in caught.value.message
+
+
+def test_build_in_a_container_locks_the_image(hub: dict[str, str], docker: Host, tmp_path: Path) -> None:
+    found = what_is_used(recipe(), tmp_path / "forge.lock", host=docker)
+    assert (found.model, found.engine) == (LOCKED.model, LOCKED.engine)
+    assert {"python", "trtforge", "torch", "transformers"} <= set(found.versions)
+    assert "modelopt" not in str(found.versions)
+
+
+def test_without_docker_the_digest_of_the_image_stays_open(hub: dict[str, str], docker: Host, tmp_path: Path) -> None:
+    def fail(command: Sequence[str], timeout: float) -> str:
+        raise RunError("No such image")
+
+    for host in (Host(environment={"PATH": ""}), Host(environment=docker.environment, run=fail)):
+        found = what_is_used(recipe(), tmp_path / "forge.lock", host=host)
+        assert (found.engine.image, found.engine.image_digest) == (IMAGE, None)
+        assert differences(found, LOCKED.model_copy(update={"versions": found.versions})) == ()
+
+
+def test_image_that_the_build_pulled_is_locked_with_its_digest(
+    hub: dict[str, str], docker: Host, tmp_path: Path
+) -> None:
+    before = what_is_used(recipe(), tmp_path / "forge.lock", host=Host(environment={"PATH": ""}))
+    hub["main"] = LATER
+    after = with_image(before, recipe(), docker)
+    assert (before.engine.image_digest, after.engine.image_digest) == (None, "sha256:aa")
+    assert after.model == before.model, "what was built, not what the branch has become since"
+
+
+def test_installed_tensorrt_llm_is_what_builds(
+    hub: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offers = EngineTarget(tensorrt_llm="1.2.0", tensorrt="10.14.1.48", cuda="13.1")
+    monkeypatch.setattr(lock_facts, "installed", lambda: Place("this machine", offers))
+    found = what_is_used(recipe(), tmp_path / "forge.lock").engine
+    assert found == LockedEngine(backend="tensorrt_llm", tensorrt_llm="1.2.0", tensorrt="10.14.1.48", cuda="13.1")
+
+
+def test_the_locked_commit_is_taken_when_the_branch_moved(hub: dict[str, str], docker: Host, tmp_path: Path) -> None:
+    hub["main"] = LATER
+    assert pinned(recipe(), LOCKED).model.revision == COMMIT
+    found = what_is_used(recipe(), tmp_path / "forge.lock", LOCKED, docker)
+    assert found.model == LOCKED.model
+    assert what_is_used(recipe(), tmp_path / "forge.lock", host=docker).model.commit == LATER
+
+
+@pytest.mark.parametrize("changed", [{"revision": "v2"}, {"source": "meta-llama/Llama-3.2-1B"}])
+def test_another_model_or_revision_is_not_pinned(hub: dict[str, str], tmp_path: Path, changed: dict[str, str]) -> None:
+    hub["v2"] = LATER
+    assert pinned(recipe(**changed), LOCKED) == recipe(**changed)
+    found = what_is_used(recipe(**changed), tmp_path / "forge.lock", LOCKED)
+    ((field, value),) = changed.items()
+    assert f"model.{field}: locked {getattr(LOCKED.model, field)}, found {value}" in map(
+        str, differences(LOCKED, found)
+    )
+
+
+@pytest.mark.parametrize(
+    ("part", "field", "value", "said"),
+    [
+        ("model", "commit", LATER, f"model.commit: locked {COMMIT}, found {LATER}"),
+        ("engine", "backend", "torch", "engine.backend: locked tensorrt_llm, found torch"),
+        ("engine", "tensorrt_llm", "1.1.0", "engine.tensorrt_llm: locked 1.2.1, found 1.1.0"),
+        ("engine", "tensorrt", "10.13.3.9", "engine.tensorrt: locked 10.14.1.48, found 10.13.3.9"),
+        ("engine", "cuda", "13.0", "engine.cuda: locked 13.1.0.036, found 13.0"),
+        ("engine", "image", None, f"engine.image: locked {IMAGE}, found nothing"),
+        ("engine", "image_digest", "sha256:bb", "engine.image_digest: locked sha256:aa, found sha256:bb"),
+    ],
+)
+def test_each_difference_is_refused_by_name(
+    tmp_path: Path, part: str, field: str, value: str | None, said: str
+) -> None:
+    found = LOCKED.model_copy(update={part: getattr(LOCKED, part).model_copy(update={field: value})})
+    with pytest.raises(ForgeError) as caught:
+        require_locked(tmp_path / "forge.lock", "llama", LOCKED, found)
+    assert caught.value.message == f"{tmp_path / 'forge.lock'}: llama would not be built as locked: {said}"
+    assert caught.value.hint == "Install what is locked, or accept what is found with --update-lock."
+
+
+def test_all_differences_are_told_at_once(tmp_path: Path) -> None:
+    found = LOCKED.model_copy(update={"versions": {"python": "3.12.3", "trtforge": "0.1.0", "transformers": "5.2.0"}})
+    with pytest.raises(ForgeError) as caught:
+        require_locked(tmp_path / "forge.lock", "llama", LOCKED, found)
+    assert caught.value.message.endswith(
+        "as locked: versions.python: locked 3.11.2, found 3.12.3; versions.torch: locked 2.9.0, found nothing; "
+        "versions.transformers: locked nothing, found 5.2.0"
+    )
+
+
+# The command.
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A directory with a model, samples and a recipe that calibrates in a second."""
+    shutil.copytree(DEMO_MODEL, tmp_path / "model")
+    (tmp_path / "samples.txt").write_text("Return the number of items.\n" * 20)
+    (tmp_path / "mine.yaml").write_text(
+        "name: mine\n"
+        "model: {source: model}\n"
+        "quantization:\n"
+        "  format: int4_awq\n"
+        "  calibration: {data: samples.txt, samples: 2, sequence_length: 16}\n"
+    )
+    return tmp_path
+
+
+def build(project: Path, *options: str) -> str:
+    arguments = ["build", str(project / "mine.yaml"), "--out", str(project / "out"), "--to", "convert", *options]
+    result = CliRunner().invoke(app, [*arguments, "--json"], catch_exceptions=False)
+    return result.stdout
+
+
+def test_build_is_locked_beside_the_recipe_and_repeated(project: Path) -> None:
+    build(project, "--update-lock")
+    locked = read_locked(project / "forge.lock", "mine")
+    assert locked is not None
+    assert (locked.model.source, locked.model.commit, locked.engine) == ("model", None, LockedEngine(backend="torch"))
+    assert set(locked.data) == {"calibration"}
+
+    before = (project / "forge.lock").read_bytes()
+    report = json.loads(build(project, "--locked"))
+    assert [stage["origin"] for stage in report["stages"]] == ["already right", "already right"]
+    build(project, "--update-lock")
+    assert (project / "forge.lock").read_bytes() == before
+
+
+def test_model_that_changed_is_refused(project: Path) -> None:
+    build(project, "--update-lock")
+    path = project / "model" / "generation_config.json"
+    path.write_text("{}")
+    with pytest.raises(
+        ForgeError, match=r"mine would not be built as locked: model\.digest: locked \w{64}, found \w{64}"
+    ):
+        build(project, "--locked")
+
+
+def test_samples_that_changed_are_refused(project: Path) -> None:
+    build(project, "--update-lock")
+    (project / "samples.txt").write_text("Other samples.\n" * 20)
+    with pytest.raises(ForgeError, match=r"data\.calibration: locked"):
+        build(project, "--locked", "--dry-run")
+
+
+def test_build_without_the_option_warns(project: Path) -> None:
+    build(project, "--update-lock")
+    text = (project / "forge.lock").read_text()
+    (project / "forge.lock").write_text(text.replace("backend: torch", "backend: tensorrt_llm"))
+    arguments = ["build", str(project / "mine.yaml"), "--out", str(project / "out"), "--to", "convert", "--json"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0
+    assert f"warning: {project / 'forge.lock'}: engine.backend: locked tensorrt_llm, found torch" in result.stderr
+
+
+def test_lock_may_lie_elsewhere_and_the_model_too(project: Path) -> None:
+    build(project, "--update-lock", "--lock", str(project / "locks.yaml"))
+    assert not (project / "forge.lock").exists()
+    (project / "ci").mkdir()
+    shutil.move(project / "locks.yaml", project / "ci" / "locks.yaml")
+    build(project, "--locked", "--lock", str(project / "ci" / "locks.yaml"))
+
+
+def test_recipe_that_is_not_locked_is_refused(project: Path) -> None:
+    with pytest.raises(ForgeError, match=r"--locked: .*forge\.lock does not exist") as caught:
+        build(project, "--locked")
+    assert caught.value.hint == "Build with --update-lock once, and commit the file."
+    write_locked(project / "forge.lock", "other", LOCKED)
+    with pytest.raises(ForgeError, match=r"--locked: .*forge\.lock has no entry for mine"):
+        build(project, "--locked")
+
+
+@pytest.mark.parametrize("other", ["--locked", "--dry-run"])
+def test_options_that_contradict_one_another_are_refused(project: Path, other: str) -> None:
+    with pytest.raises(UsageError, match=f"--update-lock with {other}"):
+        build(project, "--update-lock", other)
+    assert not (project / "forge.lock").exists()

@@ -1,0 +1,144 @@
+"""`trtforge cache`: what the cache of calibrations and engines holds, and making room."""
+
+import re
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from trtforge.cli import show
+from trtforge.cli.options import Json, Verbose
+from trtforge.core.errors import ForgeError, UsageError
+
+if TYPE_CHECKING:
+    from trtforge.core.cache_entry import Entry
+    from trtforge.core.cache_prune import Pruned
+
+_SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<prefix>[kmgt]?)(?P<binary>i?)b?", re.IGNORECASE)
+_PREFIXES = ("", "k", "m", "g", "t")
+_SHOWN = 12
+
+cache = typer.Typer(
+    help="List and prune the cache of calibrations and engines; TRTFORGE_CACHE moves it, off switches it off.\n\n"
+    "[dim]Example: trtforge cache list; trtforge cache prune --max-size 200GB[/dim]",
+    no_args_is_help=True,
+)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.add_typer(cache, name="cache", rich_help_panel="Main")
+
+
+@cache.command("list")
+def list_cache(json: Json = False, verbose: Verbose = False) -> None:
+    """Show every entry, the last used first.
+
+    [dim]Example: trtforge cache list --json[/dim]
+    """
+    from trtforge.core.cache_prune import list_entries
+
+    root = _directory()
+    entries = list_entries(root)
+    if json:
+        show.as_json(
+            {
+                "directory": str(root),
+                "entries": [_as_json(entry) for entry in entries],
+                "bytes": sum(entry.bytes for entry in entries),
+            }
+        )
+        return
+    rows = [
+        [entry.key[:_SHOWN], entry.stage, show.size(entry.bytes), _ago(entry.last_used), str(entry.about)]
+        for entry in entries
+    ]
+    title = f"{root}: {len(entries)} entries, {show.size(sum(entry.bytes for entry in entries))}"
+    show.table(title, ["key", "kind", "size", "last used", "what"], rows, prose=True)
+
+
+@cache.command("prune")
+def prune_cache(
+    older_than: Annotated[
+        float | None,
+        typer.Option(min=0, metavar="DAYS", help="Remove what was not used for so long.", show_default=False),
+    ] = None,
+    max_size: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="Keep the last used that fit, such as 200GB.", show_default=False),
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Remove every entry.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go; remove nothing.")] = False,
+    json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Remove entries, the least recently used first; without options, those not used for 30 days.
+
+    What a running build uses stays.
+
+    [dim]Example: trtforge cache prune --older-than 14 --max-size 200GB --dry-run[/dim]
+    """
+    from trtforge.core.cache_prune import DEFAULT_DAYS, Limits, is_free, list_entries, prune, remove, sweep
+
+    if everything and (older_than is not None or max_size is not None):
+        raise UsageError("--all with --older-than or --max-size", hint="Give either; --all removes every entry.")
+    size = parse_size(max_size) if max_size is not None else None
+    if older_than is None and size is None and not everything:
+        older_than = DEFAULT_DAYS
+    root = _directory()
+    limits = Limits(older_than, size, everything)
+    pruned = prune(list_entries(root), limits, time.time(), is_free if dry_run else remove)
+    if not dry_run:
+        sweep(root)
+    if json:
+        show.as_json(
+            {
+                "directory": str(root),
+                "dry_run": dry_run,
+                "removed": [_as_json(entry) for entry in pruned.removed],
+                "in_use": [_as_json(entry) for entry in pruned.in_use],
+                "bytes": pruned.bytes,
+            }
+        )
+        return
+    _say(pruned, "would be removed" if dry_run else "removed")
+
+
+def parse_size(text: str) -> int:
+    """Bytes of a size such as 500MB (decimal) or 2GiB (binary). Raises UsageError for anything else."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise UsageError(f"--max-size {text}: not a size", hint="Write 200GB, 1.5TB, 64GiB or a number of bytes.")
+    return int(float(match["number"]) * (1024 if match["binary"] else 1000) ** _PREFIXES.index(match["prefix"].lower()))
+
+
+def _directory() -> Path:
+    from trtforge.core.cache import VARIABLE, cache_directory
+
+    directory = cache_directory()
+    if directory is None:
+        raise ForgeError("there is no cache: it is off", hint=f"Set {VARIABLE} to a directory, or unset it.")
+    return directory
+
+
+def _say(pruned: "Pruned", what: str) -> None:
+    for word, entries in ((what, pruned.removed), ("in use", pruned.in_use)):
+        for entry in entries:
+            print(f"{word}: {entry.key[:_SHOWN]} {entry.stage}, {show.size(entry.bytes)}: {entry.about}")
+    print(f"{len(pruned.removed)} entries with {show.size(pruned.bytes)} {what}")
+
+
+def _ago(moment: float) -> str:
+    days = max(0.0, time.time() - moment) / 86400
+    return "today" if days < 1 else f"{days:.0f} days ago"
+
+
+def _as_json(entry: "Entry") -> dict[str, Any]:
+    return {
+        "key": entry.key,
+        "kind": entry.stage,
+        "bytes": entry.bytes,
+        "last_used": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(entry.last_used)),
+        "about": entry.about.model_dump(mode="json"),
+    }

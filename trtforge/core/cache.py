@@ -1,0 +1,185 @@
+"""The cache of artifacts: what was once built or calibrated is not made again, for whichever output directory.
+
+An entry is a copy of an artifact under the digest of its identity. It is no hard link: who edits a file of OUT would
+edit the cache, and every other OUT that came from it. Where the file system has clones a copy costs nothing. Every
+hit is verified by digest all the same; a damaged entry is dropped and made again. A lock for each key keeps processes
+that want the same artifact waiting while one makes it; the kernel releases the lock of one that was killed.
+"""
+
+import logging
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from trtforge.core.cache_entry import ARTIFACT, ARTIFACTS, NEW, About, Entry, lock_of, read_entries, write_entry
+from trtforge.core.clone import clone_file
+from trtforge.core.errors import ForgeError
+from trtforge.core.locks import take_lock
+from trtforge.core.manifest import FILE_NAME, Identity, Manifest, Stage, check_files, files_below, read_manifest
+
+VARIABLE = "TRTFORGE_CACHE"
+_OFF = ("off", "none")
+_TAG_FILE = "CACHEDIR.TAG"  # tells backup programs to pass over it (bford.info/cachedir)
+_TAG = "Signature: 8a477f597d28d172789f06886806bc55\n# Made by trtforge: `trtforge cache prune --all` empties it.\n"
+_LOG = logging.getLogger(__name__)
+
+
+def cache_directory() -> Path | None:
+    """The user's cache, by TRTFORGE_CACHE or the platform's rule.
+
+    None where TRTFORGE_CACHE is off or none, and where the user has no home, as in some containers.
+    """
+    chosen = os.environ.get(VARIABLE, "")
+    if chosen.lower() in _OFF:
+        return None
+    base = os.environ.get("XDG_CACHE_HOME", "")  # relative ones are to be ignored (XDG base directory specification)
+    try:
+        if chosen:
+            return Path(chosen).expanduser().absolute()
+        if sys.platform == "darwin":
+            return Path.home() / "Library" / "Caches" / "trtforge"
+        return (Path(base) if Path(base).is_absolute() else Path.home() / ".cache") / "trtforge"
+    except RuntimeError:
+        return None
+
+
+def cache_for(about: About) -> "Cache | None":
+    """The user's cache for artifacts that are listed as `about`; None where it is switched off."""
+    directory = cache_directory()
+    return Cache(directory, about) if directory is not None else None
+
+
+@dataclass(frozen=True)
+class Slot:
+    """The place of one artifact, while this process holds its lock. `found`: the entry, verified.
+
+    `store` takes a copy of an artifact; None where nothing is to be kept.
+    """
+
+    found: Entry | None = None
+    store: Callable[[Path, Manifest], None] | None = None
+
+    def copy_to(self, directory: Path) -> Manifest | None:
+        """Make `directory` the artifact that was found; None where there is none. Raises OSError as copying does."""
+        if self.found is None:
+            return None
+        manifest = read_manifest(self.found.artifact)
+        assert manifest is not None, "the entry was verified"
+        shutil.rmtree(directory, ignore_errors=True)
+        _copy(self.found.artifact, manifest, directory)
+        with suppress(OSError):  # an entry of another user, in a cache that is shared
+            os.utime(self.found.record)
+        return manifest
+
+    def keep(self, artifact: Path, manifest: Manifest) -> None:
+        """Take a copy of an artifact that was made. What prevents it is logged: it is no failure of the build."""
+        if self.store is not None:
+            self.store(artifact, manifest)
+
+
+@dataclass(frozen=True)
+class Cache:
+    """The cache below `root`, for artifacts that are listed as `about`."""
+
+    root: Path
+    about: About
+
+    @contextmanager
+    def slot(self, identity: Identity, late_inputs: Callable[[], Mapping[str, str]], *, afresh: bool) -> Iterator[Slot]:
+        """The slot of an artifact, with its lock: shared where it was found, exclusive where it is to be made.
+
+        The lock's key is what is known before the work; `late_inputs` is asked for only if there are entries of that
+        key to choose from. `afresh` finds nothing, and replaces what is there.
+        """
+        key = identity.digest
+        while True:
+            with self._held(key, identity.stage, shared=True) as usable:
+                before = read_entries(self._of(key)) if usable and not afresh else ()
+                wanted = identity.with_inputs(late_inputs()) if before else identity
+                found = next((entry for entry in before if entry.key == wanted.digest), None)
+                if not usable or (found is not None and _is_right(found, wanted)):
+                    yield Slot(found)
+                    return
+            with self._held(key, identity.stage, shared=False) as usable:
+                if not afresh and _names(read_entries(self._of(key))) != _names(before):
+                    continue  # another process was faster
+                if found is not None and usable:
+                    shutil.rmtree(found.directory, ignore_errors=True)
+                yield Slot(None, partial(self._store, key) if usable else None)
+                return
+
+    def _of(self, key: str) -> Path:
+        return self.root / ARTIFACTS / key
+
+    @contextmanager
+    def _held(self, key: str, stage: Stage, *, shared: bool) -> Iterator[bool]:
+        """Hold the lock of a key; False, and a word about it, where this cache cannot be used."""
+
+        def say() -> None:
+            _LOG.warning("another process makes this %s: waiting for it", stage)
+
+        descriptor = None
+        try:
+            self._of(key).mkdir(parents=True, exist_ok=True)
+            if not (self.root / _TAG_FILE).exists():
+                (self.root / _TAG_FILE).write_text(_TAG)
+            descriptor = take_lock(lock_of(self._of(key)), shared=shared, waiting=say)
+        except OSError as error:
+            _LOG.warning("the cache %s cannot be used: %s", self.root, error.strerror or error)
+        try:
+            yield descriptor is not None
+        finally:
+            if descriptor is not None:
+                os.close(descriptor)
+
+    def _store(self, key: str, artifact: Path, manifest: Manifest) -> None:
+        """Copy an artifact in. It counts once it has its name: what a killed process left is cleared away here."""
+        new = self._of(key) / NEW
+        try:
+            free = shutil.disk_usage(self.root).free
+            if manifest.total_bytes > free // 2:
+                raise OSError(f"it would take more than half of the {free:,} bytes that are free")
+            shutil.rmtree(new, ignore_errors=True)
+            new.mkdir(parents=True)
+            _copy(artifact, manifest, new / ARTIFACT)
+            write_entry(new, self.about, manifest)
+            target = self._of(key) / manifest.identity.digest
+            shutil.rmtree(target, ignore_errors=True)
+            new.rename(target)
+        except OSError as error:
+            shutil.rmtree(new, ignore_errors=True)
+            _LOG.warning("%s is not kept in the cache: %s", artifact, error.strerror or error)
+
+
+def _is_right(entry: Entry, wanted: Identity) -> bool:
+    """Whether an entry holds what was asked for, byte by byte."""
+    try:
+        manifest = read_manifest(entry.artifact)
+        if manifest is None:
+            fault: str | None = f"{entry.artifact / FILE_NAME} is missing"
+        elif manifest.identity != wanted or files_below(entry.artifact) != sorted(manifest.files):
+            fault = f"{entry.artifact} is not what it is listed as"
+        else:
+            fault = check_files(entry.artifact, manifest)
+    except (OSError, ForgeError) as error:
+        fault = str(error)
+    if fault is not None:
+        _LOG.warning("the cache's %s is damaged and is made again: %s", entry.stage, fault)
+    return fault is None
+
+
+def _names(entries: tuple[Entry, ...]) -> set[tuple[str, int]]:
+    return {(entry.key, entry.made) for entry in entries}
+
+
+def _copy(artifact: Path, manifest: Manifest, target: Path) -> None:
+    target.mkdir()
+    for name in manifest.files:
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        clone_file(artifact / name, target / name)
+    manifest.write(target)

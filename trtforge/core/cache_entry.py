@@ -1,0 +1,99 @@
+"""An entry of the cache: a directory with an artifact and a record of what it is, whose time says when it was used."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import Field
+
+from trtforge.core.config import Config
+from trtforge.core.manifest import Manifest, Stage
+
+ARTIFACTS = "artifacts"
+ARTIFACT = "artifact"
+NEW = ".new"
+_RECORD = "entry.json"
+
+
+class About(Config):
+    """What `trtforge cache list` shows of an artifact."""
+
+    architecture: str
+    layers: int
+    hidden: int = Field(description="Hidden size.")
+    format: str = Field(description="Format of the weights.")
+    kv_cache: str | None = Field(None, description="Format of the KV cache; None: the model's dtype.")
+    release: str | None = Field(None, description="What an engine is for, such as TensorRT-LLM 1.2.1.")
+
+    def __str__(self) -> str:
+        model = f"{self.architecture}, {self.layers} layers of {self.hidden}"
+        cache = f"{self.kv_cache} KV cache" if self.kv_cache is not None else None
+        return ", ".join(word for word in (model, self.format, cache, self.release) if word is not None)
+
+
+class _Record(Config):
+    stage: Stage
+    about: About
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One artifact of the cache. `last_used` is in seconds since 1970; `made` tells entries of one name apart."""
+
+    directory: Path
+    stage: Stage
+    about: About
+    bytes: int
+    last_used: float
+    made: int
+
+    @property
+    def key(self) -> str:
+        """The digest of the artifact's identity."""
+        return self.directory.name
+
+    @property
+    def artifact(self) -> Path:
+        """The artifact itself."""
+        return self.directory / ARTIFACT
+
+    @property
+    def record(self) -> Path:
+        """The file whose time of modification is the last use."""
+        return self.directory / _RECORD
+
+    @property
+    def lock(self) -> Path:
+        """The lock file of the key under which builds look for it."""
+        return lock_of(self.directory.parent)
+
+
+def lock_of(directory: Path) -> Path:
+    """The lock file of a key's directory, beside it."""
+    return directory.with_suffix(".lock")
+
+
+def write_entry(directory: Path, about: About, manifest: Manifest) -> None:
+    """Write the record of the artifact that was put into `directory`."""
+    record = _Record(stage=manifest.identity.stage, about=about, bytes=manifest.total_bytes)
+    (directory / _RECORD).write_text(record.model_dump_json())
+
+
+def read_entry(directory: Path) -> Entry | None:
+    """The entry; None where the record is missing or not ours."""
+    path = directory / _RECORD
+    try:
+        record, status = _Record.model_validate_json(path.read_text()), path.stat()
+        made = directory.stat().st_ino
+    except (OSError, ValueError):
+        return None
+    return Entry(directory, record.stage, record.about, record.bytes, status.st_mtime, made)
+
+
+def read_entries(directory: Path) -> tuple[Entry, ...]:
+    """The entries of one key, by name. What a killed process left half made is none."""
+    try:
+        found = (read_entry(path) for path in sorted(directory.iterdir()) if path.name != NEW)
+        return tuple(entry for entry in found if entry is not None)
+    except OSError:
+        return ()

@@ -1,0 +1,108 @@
+"""What the cache holds, and which of it may go: the least recently used first, never what a running build uses."""
+
+import os
+import shutil
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from trtforge.core.cache_entry import ARTIFACTS, Entry, lock_of, read_entries
+from trtforge.core.locks import take_free_lock
+
+DAY = 86400.0
+DEFAULT_DAYS = 30.0
+
+Remove = Callable[[Entry], bool]
+"""Deletes an entry; False if a build uses it."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What may stay: entries used within `older_than` days, and of those the last used that fit `max_size` bytes."""
+
+    older_than: float | None = None
+    max_size: int | None = None
+    everything: bool = False
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """What was removed, and what should have been but is in use."""
+
+    removed: tuple[Entry, ...]
+    in_use: tuple[Entry, ...]
+
+    @property
+    def bytes(self) -> int:
+        """What the removed entries took."""
+        return sum(entry.bytes for entry in self.removed)
+
+
+def list_entries(root: Path) -> tuple[Entry, ...]:
+    """Every entry of the cache below `root`, the last used first."""
+    found = [entry for directory in _keys(root) for entry in read_entries(directory)]
+    return tuple(sorted(found, key=lambda entry: (-entry.last_used, entry.key)))
+
+
+def prune(entries: Iterable[Entry], limits: Limits, now: float, remove: Remove) -> Pruned:
+    """Remove entries in the order of their last use until the rest is within `limits`. `now`: seconds since 1970."""
+    oldest_first = sorted(entries, key=lambda entry: (entry.last_used, entry.key))
+    total = sum(entry.bytes for entry in oldest_first)
+    removed, in_use = [], []
+    for entry in oldest_first:
+        old = limits.older_than is not None and now - entry.last_used > limits.older_than * DAY
+        large = limits.max_size is not None and total > limits.max_size
+        if not (limits.everything or old or large):
+            continue
+        if remove(entry):
+            removed.append(entry)
+            total -= entry.bytes
+        else:
+            in_use.append(entry)
+    return Pruned(tuple(removed), tuple(in_use))
+
+
+def remove(entry: Entry) -> bool:
+    """As Remove, for the entries of a cache. Raises OSError for what cannot be deleted."""
+    descriptor = take_free_lock(entry.lock)
+    if descriptor is None:
+        return False
+    try:
+        if entry.directory.exists():  # another process may have pruned it
+            shutil.rmtree(entry.directory)
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def is_free(entry: Entry) -> bool:
+    """Whether `remove` would delete it."""
+    descriptor = take_free_lock(entry.lock)
+    if descriptor is None:
+        return False
+    os.close(descriptor)
+    return True
+
+
+def sweep(root: Path) -> None:
+    """Delete what is no entry: what killed processes left half made, and the locks of keys without an entry."""
+    for directory in _keys(root):
+        descriptor = take_free_lock(lock_of(directory))
+        if descriptor is None:
+            continue
+        try:
+            entries = {entry.directory for entry in read_entries(directory)}
+            for path in set(directory.iterdir()) - entries:
+                shutil.rmtree(path)
+            if not entries:
+                directory.rmdir()
+                lock_of(directory).unlink()
+        finally:
+            os.close(descriptor)
+
+
+def _keys(root: Path) -> tuple[Path, ...]:
+    try:
+        return tuple(path for path in sorted((root / ARTIFACTS).iterdir()) if path.is_dir())
+    except OSError:
+        return ()

@@ -1,0 +1,148 @@
+"""Floor 5: `forge.lock` pins, for each recipe beside it, what a build used: the model's content and every version.
+
+It is made to be committed: no time, no host, no absolute path. The next build takes the pinned revision of the model
+and is warned of what else differs; `--locked` refuses instead.
+"""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import Field
+
+from trtforge.core.config import Config
+from trtforge.core.errors import ForgeError
+from trtforge.core.recipe import Recipe
+
+FILE_NAME = "forge.lock"
+_VERSION = 1
+_AGAIN = "Take it from version control, or delete it and build with --update-lock."
+_HEADER = "# Written by `trtforge build --update-lock`: what each recipe was built with. Commit it; do not edit it.\n"
+
+
+class LockedModel(Config):
+    """The model's content: the commit of a hub id, or the digest of a directory."""
+
+    source: str = Field(description="Hub id, or the directory relative to the lock file.")
+    revision: str | None = Field(None, description="What the recipe says: a branch, tag or commit on the hub.")
+    commit: str | None = Field(None, description="The commit that the revision stood for.")
+    digest: str | None = Field(None, description="BLAKE3 of a directory's configuration, weights and tokenizer.")
+
+
+class LockedEngine(Config):
+    """What builds the engine. None: not part of this build, or not known where the lock was written."""
+
+    backend: str
+    tensorrt_llm: str | None = None
+    tensorrt: str | None = None
+    cuda: str | None = None
+    image: str | None = Field(None, description="The container image, where TensorRT-LLM is not installed.")
+    image_digest: str | None = Field(None, description="The image's content, as docker tells it.")
+
+
+class LockedBuild(Config):
+    """One recipe's build."""
+
+    model: LockedModel
+    data: dict[str, str] = Field(default_factory=dict, description="Files of samples: what for, and their BLAKE3.")
+    engine: LockedEngine
+    versions: dict[str, str]
+
+
+class _Lock(Config):
+    version: Literal[1] = 1
+    recipes: dict[str, LockedBuild] = Field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A field in which a build would not be the locked one."""
+
+    field: str
+    locked: str
+    found: str
+
+    def __str__(self) -> str:
+        return f"{self.field}: locked {self.locked}, found {self.found}"
+
+
+def read_locked(path: Path, recipe: str) -> LockedBuild | None:
+    """What the lock file says of a recipe; None without a file, or an entry in it. Raises ForgeError for a bad file."""
+    return _read(path).recipes.get(recipe)
+
+
+def write_locked(path: Path, recipe: str, build: LockedBuild) -> None:
+    """Put a recipe's build into the lock file; the entries of other recipes stay. Raises ForgeError."""
+    lock = _Lock(recipes={**_read(path).recipes, recipe: build})
+    text = _HEADER + yaml.safe_dump(lock.model_dump(mode="json", exclude_none=True), width=120)
+    draft = path.with_name(f".{path.name}.partial")
+    try:
+        draft.write_text(text, encoding="utf-8")
+        os.replace(draft, path)
+    except OSError as error:
+        raise ForgeError(f"{path}: {error.strerror}", hint="Choose another file with --lock.") from None
+
+
+def pinned(recipe: Recipe, locked: LockedBuild) -> Recipe:
+    """The recipe at the locked commit of its model, as long as it names the same model and revision."""
+    model = recipe.model
+    if locked.model.commit is None or (model.source, model.revision) != (locked.model.source, locked.model.revision):
+        return recipe
+    return recipe.model_copy(update={"model": model.model_copy(update={"revision": locked.model.commit})})
+
+
+def differences(locked: LockedBuild, found: LockedBuild) -> tuple[Difference, ...]:
+    """Where `found` is not what is locked.
+
+    A directory is its content, wherever it lies. An image's digest counts where both are known: one that is not pulled
+    has none yet.
+    """
+    ours, theirs = dict(_flat(locked.model_dump(mode="json"))), dict(_flat(found.model_dump(mode="json")))
+    passed_over = set()
+    if locked.model.digest is not None and found.model.digest is not None:
+        passed_over.add("model.source")
+    if locked.engine.image_digest is None or found.engine.image_digest is None:
+        passed_over.add("engine.image_digest")
+    return tuple(
+        Difference(name, ours.get(name) or "nothing", theirs.get(name) or "nothing")
+        for name in dict.fromkeys((*ours, *theirs))
+        if name not in passed_over and ours.get(name) != theirs.get(name)
+    )
+
+
+def require_locked(path: Path, recipe: str, locked: LockedBuild | None, found: LockedBuild) -> None:
+    """Raises ForgeError, with every field, if the recipe is not locked or a build would use something else."""
+    if locked is None:
+        missing = f"{path} has no entry for {recipe}" if path.exists() else f"{path} does not exist"
+        raise ForgeError(f"--locked: {missing}", hint="Build with --update-lock once, and commit the file.")
+    if found_differences := differences(locked, found):
+        said = "; ".join(map(str, found_differences))
+        raise ForgeError(
+            f"{path}: {recipe} would not be built as locked: {said}",
+            hint="Install what is locked, or accept what is found with --update-lock.",
+        )
+
+
+def _read(path: Path) -> _Lock:
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return _Lock()
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ForgeError(f"{path}: not readable: {error}", hint=_AGAIN) from None
+    if not isinstance(values, dict):
+        raise ForgeError(f"{path}: not a lock file: it holds no keys", hint=_AGAIN)
+    if values.get("version") != _VERSION:
+        raise ForgeError(f"{path}: written by another version of trtforge", hint=_AGAIN)
+    return _Lock.parse(values, str(path))
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str | None]]:
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value

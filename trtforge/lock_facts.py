@@ -1,0 +1,107 @@
+"""Floor 5: what a build of a recipe uses now, as `forge.lock` pins it: the model's content, versions, the image."""
+
+import os
+import platform
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from trtforge.compile.stage import backend_of
+from trtforge.core.digest import file_digest, text_digest
+from trtforge.core.recipe import Recipe
+from trtforge.doctor.host import Host, RunError
+from trtforge.formats.hf import open_checkpoint, resolve_source, tokenizer_files
+from trtforge.formats.quantization_config import quantization_files
+from trtforge.formats.releases import containers_of, release
+from trtforge.lock import LockedBuild, LockedEngine, LockedModel, pinned
+from trtforge.serve.place import installed
+
+_PACKAGES = ("trtforge", "torch", "transformers", "tokenizers", "safetensors")
+"""Whose versions decide the bytes of an artifact."""
+_DOCKER_TIMEOUT = 10.0
+
+
+def what_is_used(
+    recipe: Recipe, lock: Path, locked: LockedBuild | None = None, host: Host | None = None
+) -> LockedBuild:
+    """What a build of `recipe` uses now, at the locked commit if there is one. `lock`: the file it is written to.
+
+    Reads a local model once for its digest; of a hub model it fetches the configuration only.
+    """
+    return LockedBuild(
+        model=_model(recipe, lock, locked),
+        data=_data(recipe),
+        engine=_engine(recipe, host or Host()),
+        versions={"python": platform.python_version()} | dict(_versions()),
+    )
+
+
+def with_image(used: LockedBuild, recipe: Recipe, host: Host | None = None) -> LockedBuild:
+    """The same after the build: an image that was pulled for it has a digest now."""
+    return used.model_copy(update={"engine": _engine(recipe, host or Host())})
+
+
+def _model(recipe: Recipe, lock: Path, locked: LockedBuild | None) -> LockedModel:
+    model = recipe.model
+    if Path(model.source).is_dir():
+        relative = Path(os.path.relpath(model.source, lock.absolute().parent)).as_posix()
+        return LockedModel(source=relative, digest=_source_digest(Path(model.source)))
+    chosen = pinned(recipe, locked).model if locked is not None else model
+    snapshot = resolve_source(chosen.source, chosen.revision, metadata_only=True)
+    return LockedModel(source=model.source, revision=model.revision, commit=snapshot.name)
+
+
+def _source_digest(directory: Path) -> str:
+    """Of all that conversion reads: file names and their digests."""
+    digests = open_checkpoint(directory).digests
+    others = {path.name: file_digest(path) for path in (*quantization_files(directory), *tokenizer_files(directory))}
+    return text_digest("".join(f"{name} {digest}\n" for name, digest in sorted((digests | others).items())))
+
+
+def _data(recipe: Recipe) -> dict[str, str]:
+    """The files of samples. What Python brings along is pinned by its version; a dataset of the hub is not pinned."""
+    named = {"calibration": recipe.quantization.calibration.data, "gate": recipe.gate.data}
+    return {purpose: file_digest(Path(name)) for purpose, name in named.items() if Path(name).is_file()}
+
+
+def _engine(recipe: Recipe, host: Host) -> LockedEngine:
+    backend = backend_of(recipe.engine)
+    if backend != "tensorrt_llm":
+        return LockedEngine(backend=backend)
+    here = installed().offers
+    if here.tensorrt_llm is not None:
+        return LockedEngine(backend=backend, tensorrt_llm=here.tensorrt_llm, tensorrt=here.tensorrt, cuda=here.cuda)
+    wanted = release(recipe.engine.target.tensorrt_llm)
+    containers = containers_of(wanted)
+    if not containers:
+        return LockedEngine(backend=backend, tensorrt_llm=wanted.version)
+    return LockedEngine(
+        backend=backend,
+        tensorrt_llm=containers[0].tensorrt_llm,
+        tensorrt=containers[0].tensorrt,
+        cuda=containers[0].cuda,
+        image=containers[0].image,
+        image_digest=_image_digest(containers[0].image, host),
+    )
+
+
+def _image_digest(image: str, host: Host) -> str | None:
+    """The digest under which the registry knows an image that is pulled here; None where docker cannot tell."""
+    docker = host.program("docker")
+    if docker is None:
+        return None
+    command = [docker, "image", "inspect", "--format", '{{join .RepoDigests "\\n"}}', image]
+    try:
+        answer = host.run(command, timeout=_DOCKER_TIMEOUT)
+    except RunError:
+        return None
+    digests = (line.strip().partition("@") for line in answer.splitlines())
+    return next((digest for name, _, digest in digests if name == image.rpartition(":")[0] and digest), None)
+
+
+def _versions() -> Iterator[tuple[str, str]]:
+    for name in _PACKAGES:
+        try:
+            yield name, version(name)
+        except PackageNotFoundError:
+            continue

@@ -1,0 +1,64 @@
+"""Whether an engine of the embedded runtime runs on this machine: its device, its kernels, its compute type."""
+
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from trtforge.core.errors import ForgeError
+from trtforge.core.nvml import LoadNvml, load_nvml
+from trtforge.formats.triton import RepositoryFacts
+from trtforge.formats.trtllm import read_engine_config
+from trtforge.serve.place import CHOSEN, visible_gpus
+
+_LOG = logging.getLogger(__name__)
+_AGAIN = "compile the checkpoint again on this machine (trtforge compile CHECKPOINT OUT --backend torch)"
+_LEAST_SM: Mapping[str, int] = {"int4_packed_cuda": 80, "fp8_scaled_mm": 89}
+"""The compute capability x 10 from which torch has a kernel: aten/src/ATen/native/cuda/int4mm.cu and Blas.cpp."""
+_BFLOAT16_SM = 80
+
+
+def check_embedded(facts: RepositoryFacts, repository: Path, load: LoadNvml = load_nvml) -> None:
+    """Raises ForgeError if the embedded engine of `repository` cannot run here.
+
+    A GPU without arithmetic in bfloat16 emulates it in float32: that is logged.
+    """
+    if facts.backend != "torch":
+        return
+    _, values = read_engine_config(repository / facts.model("tensorrt_llm") / "1" / facts.engine_path)
+    forge: Mapping[str, Any] = values.get("forge") or {}
+    kernels: Mapping[str, Any] = forge.get("kernels") or {}
+    if facts.device == "cpu":
+        _check_cpu(kernels)
+        return
+    gpus = visible_gpus(load, os.environ.get(CHOSEN))
+    if gpus == ():
+        raise ForgeError(
+            "the engine was compiled for device cuda, this machine has no visible GPU",
+            hint=f"Serve it on a machine with a GPU, or {_AGAIN}.",
+        )
+    gpu = gpus[0] if gpus else None
+    if gpu is None or gpu.sm is None:
+        return
+    name = str(kernels.get("quantized"))
+    if gpu.sm < _LEAST_SM.get(name, 0):
+        raise ForgeError(
+            f"the engine was compiled with the kernel {name}, which needs SM {_LEAST_SM[name]}; "
+            f"this machine's {gpu.name} has SM {gpu.sm}",
+            hint=f"Serve it on a newer GPU, or {_AGAIN}.",
+        )
+    if forge.get("compute_dtype") == "bfloat16" and gpu.sm < _BFLOAT16_SM:
+        _LOG.warning(
+            f"the engine computes in bfloat16, {gpu.name} (SM {gpu.sm}) only emulates it: {_AGAIN} with "
+            "--compute-dtype float16"
+        )
+
+
+def _check_cpu(kernels: Mapping[str, Any]) -> None:
+    """Weights may be packed for one instruction set. torch is only loaded to ask where that is so."""
+    if kernels.get("cpu_capability") is None and kernels.get("quantized") != "int8_sq_cpu":
+        return
+    from trtforge.runtime.kernels import Kernels
+
+    Kernels.parse(kernels, "config.json: forge.kernels").check()

@@ -1,0 +1,90 @@
+"""Where a repository is about to be served: the versions and the GPUs that are there, against what the engine needs."""
+
+import logging
+import os
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+
+from trtforge.core.errors import ForgeError
+from trtforge.core.nvml import GpuFacts, LoadNvml, load_nvml, read_driver
+from trtforge.formats.engine_target import EngineTarget, Place, require_fit, unknown_origin
+from trtforge.formats.triton import RepositoryFacts
+from trtforge.serve.launchers import Launch
+
+CHOSEN = "CUDA_VISIBLE_DEVICES"
+_LOG = logging.getLogger(__name__)
+
+
+def check_versions(facts: RepositoryFacts, launch: Launch) -> None:
+    """Compare a TensorRT-LLM engine with the versions that the launch brings: those of the image, or installed here.
+
+    Raises ForgeError naming the field that keeps the engine from running; logs what may.
+    """
+    if facts.backend != "tensorrt_llm":
+        return
+    if (unknown := unknown_origin(facts.target)) is not None:
+        _LOG.warning(unknown)
+    place = Place.of_container(launch.container) if launch.container is not None else installed()
+    for warning in require_fit(facts.target, place):
+        _LOG.warning(warning)
+
+
+def check_gpus(facts: RepositoryFacts, launch: Launch, load: LoadNvml = load_nvml) -> None:
+    """Compare a TensorRT-LLM engine with the GPUs that its ranks get: the first that are visible to the launch.
+
+    Raises ForgeError for too few GPUs and for another compute capability; logs another GPU of the same.
+    """
+    if facts.backend != "tensorrt_llm":
+        return
+    chosen = None if launch.launcher == "docker" else os.environ.get(CHOSEN)  # a container gets all GPUs
+    gpus = visible_gpus(load, chosen)
+    if gpus is None:
+        _LOG.warning("whether the engine fits the GPUs is not checked: listing them needs nvidia-ml-py")
+        return
+    if len(gpus) < facts.world_size:
+        raise ForgeError(
+            f"the engine has {facts.world_size} ranks, {len(gpus)} GPUs are visible here",
+            hint="Serve it where each rank has a GPU (CUDA_VISIBLE_DEVICES hides some), or convert with a lower --tp.",
+        )
+    for warning in dict.fromkeys(_warnings(facts, gpus[: facts.world_size])):
+        _LOG.warning(warning)
+
+
+def installed() -> Place:
+    """This machine, by its Python packages and the CUDA version that NVIDIA's containers state."""
+    offers = EngineTarget(
+        tensorrt_llm=_installed("tensorrt_llm"),
+        tensorrt=_installed("tensorrt"),
+        cuda=os.environ.get("CUDA_VERSION") or None,
+    )
+    return Place("this machine", offers)
+
+
+def visible_gpus(load: LoadNvml, chosen: str | None) -> tuple[GpuFacts, ...] | None:
+    """The GPUs that CUDA_VISIBLE_DEVICES (`chosen`) leaves, in the driver's order; None where nothing can list them.
+
+    There are none where there is no driver that works.
+    """
+    try:
+        nvml = load()
+    except ImportError:
+        return None
+    try:
+        driver = read_driver(nvml)
+    except nvml.NVMLError:
+        return ()
+    visible = driver.visible(chosen)
+    return tuple(gpu for gpu in driver.gpus if gpu.index in visible)
+
+
+def _warnings(facts: RepositoryFacts, gpus: tuple[GpuFacts, ...]) -> Iterator[str]:
+    for gpu in gpus:
+        offers = EngineTarget(sm=str(gpu.sm) if gpu.sm is not None else None, gpu=gpu.name)
+        yield from require_fit(facts.target, Place(f"GPU {gpu.index} here", offers))
+
+
+def _installed(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
