@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from trtforge import __version__
 from trtforge.compile import tensorrt_llm
@@ -114,7 +114,7 @@ def plan_for(
     gpu = gpu_named(config.target.gpu) if config.target.gpu is not None else None
     limits = _limits(model, config)
     machine = machine or this_machine()
-    if (machine.backend if config.backend == "auto" else config.backend) == "torch":
+    if backend_of(config, machine) == "torch":
         if options.container not in (None, NO_CONTAINER):
             raise ForgeError(
                 "--container: the torch backend builds in no container",
@@ -191,6 +191,11 @@ def _limits(model: CheckpointConfig, config: EngineConfig) -> Limits:
     default = release(config.target.tensorrt_llm).field("plugin_config", "tokens_per_block").default
     assert isinstance(default, int)
     return derive_limits(model, config, default)
+
+
+def backend_of(config: EngineConfig, machine: Machine | None = None) -> Literal["tensorrt_llm", "torch"]:
+    """The backend that builds; `auto` is that of `machine` (None: this one)."""
+    return (machine or this_machine()).backend if config.backend == "auto" else config.backend
 
 
 def _copy_tokenizer(checkpoint: Path, directory: Path) -> None:

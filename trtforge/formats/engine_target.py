@@ -13,6 +13,8 @@ from typing import Literal
 from pydantic import Field
 
 from trtforge.core.config import Config
+from trtforge.core.errors import ForgeError
+from trtforge.formats.releases import Container, containers_of, release
 
 FieldName = Literal["tensorrt_llm", "tensorrt", "cuda", "sm", "gpu"]
 
@@ -39,6 +41,21 @@ class EngineTarget(Config):
 
 
 @dataclass(frozen=True)
+class Place:
+    """Somewhere to run an engine. `sure`: what it offers is seen there, or no source contradicts it."""
+
+    name: str
+    offers: EngineTarget
+    sure: bool = True
+
+    @classmethod
+    def of_container(cls, container: Container) -> "Place":
+        """An image, by the release data."""
+        offers = EngineTarget(tensorrt_llm=container.tensorrt_llm, tensorrt=container.tensorrt, cuda=container.cuda)
+        return cls(f"the image {container.image}", offers, sure=container.confidence == "high")
+
+
+@dataclass(frozen=True)
 class Difference:
     """A field in which a place is not what an engine was built for. `stops`: the engine cannot run there."""
 
@@ -48,27 +65,33 @@ class Difference:
     stops: bool
 
     def said(self, place: str) -> str:
-        """The difference as a sentence about `place`."""
-        name = _NAMES[self.field]
-        return f"the engine was built {_BUILT[self.field]} {name} {self.built}, {place} has {name} {self.found}"
+        """The difference as a sentence about the place of that name."""
+        rule = _RULES[self.field]
+        return f"the engine was built {rule.built} {rule.label} {self.built}, {place} has {rule.label} {self.found}"
 
 
-_NAMES: Mapping[FieldName, str] = {
-    "tensorrt_llm": "TensorRT-LLM",
-    "tensorrt": "TensorRT",
-    "cuda": "CUDA",
-    "sm": "SM",
-    "gpu": "GPU",
+@dataclass(frozen=True)
+class _Rule:
+    """What a field is called, how an engine comes to have it, and what follows where a place has another value.
+
+    `parts`: how many numbers of a version count; None: the whole value does.
+    """
+
+    label: str
+    built: str
+    consequence: str
+    stops: bool
+    parts: int | None = None
+
+
+_RULES: Mapping[FieldName, _Rule] = {
+    "tensorrt_llm": _Rule("TensorRT-LLM", "with", "an engine is only good for the release that built it", stops=True),
+    "tensorrt": _Rule("TensorRT", "with", "an engine is read by exactly the TensorRT that built it", True, parts=4),
+    "sm": _Rule("SM", "for", "an engine runs on the compute capability it was built for", stops=True),
+    "cuda": _Rule("CUDA", "with", "it runs, with kernels that were chosen with another CUDA", False, parts=1),
+    "gpu": _Rule("GPU", "for", "it runs, with kernels that were the fastest on another GPU", stops=False),
 }
-_BUILT: Mapping[FieldName, str] = {
-    "tensorrt_llm": "with",
-    "tensorrt": "with",
-    "cuda": "with",
-    "sm": "for",
-    "gpu": "for",
-}
-_PARTS: Mapping[FieldName, int] = {"tensorrt": 4, "cuda": 1}
-"""How many numbers of a version count: all four of TensorRT's, the major one of CUDA's."""
+"""In the order in which differences are told: what stops an engine first."""
 
 
 def differences(built: EngineTarget, place: EngineTarget) -> tuple[Difference, ...]:
@@ -78,16 +101,59 @@ def differences(built: EngineTarget, place: EngineTarget) -> tuple[Difference, .
     though not with the kernels that were the fastest when it was built.
     """
     found = []
-    for name in _NAMES:
+    for name, rule in _RULES.items():
         ours, theirs = getattr(built, name), getattr(place, name)
-        if ours is not None and theirs is not None and not _same(name, ours, theirs):
-            found.append(Difference(name, ours, theirs, stops=name in ("tensorrt_llm", "tensorrt", "sm")))
-    return tuple(sorted(found, key=lambda difference: not difference.stops))
+        if ours is not None and theirs is not None and not _same(ours, theirs, rule.parts):
+            found.append(Difference(name, ours, theirs, rule.stops))
+    return tuple(found)
 
 
-def _same(name: FieldName, ours: str, theirs: str) -> bool:
+def require_fit(built: EngineTarget, place: Place) -> tuple[str, ...]:
+    """Warnings about running an engine at `place`. Raises ForgeError, naming both values, if it cannot run there."""
+    warnings = []
+    for difference in differences(built, place.offers):
+        said = difference.said(place.name)
+        if difference.stops and place.sure:
+            raise ForgeError(said, hint=_way_out(built, difference))
+        warnings.append(f"{said}: {_RULES[difference.field].consequence}")
+    return tuple(warnings)
+
+
+def unknown_origin(built: EngineTarget) -> str | None:
+    """The warning about an engine whose TensorRT or GPU nobody recorded; None where both are known."""
+    missing = [_RULES[name].label for name in ("tensorrt", "sm") if getattr(built, name) is None]
+    if not missing:
+        return None
+    said = f"the engine does not record its {' and '.join(missing)}"
+    return f"{said}: whether it runs where it is served cannot be checked before the server loads it"
+
+
+def images_for(built: EngineTarget) -> tuple[str, ...]:
+    """The images that carry exactly the TensorRT-LLM and TensorRT of an engine, the newest first."""
+    if built.tensorrt_llm is None:
+        return ()
+    try:
+        containers = containers_of(release(built.tensorrt_llm))
+    except ForgeError:
+        return ()  # a release of which nothing is known
+    places = ((container.image, Place.of_container(container).offers) for container in containers)
+    return tuple(image for image, offers in places if not any(d.stops for d in differences(built, offers)))
+
+
+def _way_out(built: EngineTarget, difference: Difference) -> str:
+    reason = _RULES[difference.field].consequence
+    why = reason[0].upper() + reason[1:]
+    again = "trtforge compile CHECKPOINT OUT --backend tensorrt_llm"
+    if difference.field == "sm":
+        return f"{why}: run `{again}` on that GPU, or use one with SM {difference.built}."
+    version = f" --target-version {difference.found}" if difference.field == "tensorrt_llm" else ""
+    images = images_for(built)
+    instead = f", or serve it with {images[0]}" if images else ""
+    return f"{why}: run `{again}{version}` there{instead}."
+
+
+def _same(ours: str, theirs: str, parts: int | None) -> bool:
     """Versions are compared by the numbers that count and that both tell: packages add build numbers and .post1."""
-    parts = _PARTS.get(name)
     if parts is None:
         return ours == theirs
     pairs = zip(re.findall(r"\d+", ours)[:parts], re.findall(r"\d+", theirs)[:parts], strict=False)
