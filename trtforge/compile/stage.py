@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from trtforge import __version__
 from trtforge.compile import tensorrt_llm
@@ -210,8 +210,8 @@ def _limits(model: CheckpointConfig, config: EngineConfig) -> Limits:
     return derive_limits(model, config, default)
 
 
-def backend_of(config: EngineConfig, machine: Machine | None = None) -> str:
-    """Who builds on `machine` (None: this one): `auto` is TensorRT-LLM where it is installed beside a GPU."""
+def backend_of(config: EngineConfig, machine: Machine | None = None) -> Literal["tensorrt_llm", "torch"]:
+    """The backend that builds; `auto` is that of `machine` (None: this one)."""
     return (machine or this_machine()).backend if config.backend == "auto" else config.backend
 
 
