@@ -24,8 +24,10 @@ FLOORS = {
     "dry_run": 5,
     "lock": 5,
     "lock_facts": 5,
+    "preflight": 5,
     "pipeline": 5,
     "report": 5,
+    "sensitivity": 5,
     "cli": 6,
 }
 MODULES = sorted(ROOT.rglob("*.py"))

@@ -5,24 +5,19 @@ from typing import Any, get_args
 from trtforge.compile.stage import CompileOptions, plan_for
 from trtforge.convert.stage import layout_for
 from trtforge.core.recipe import Recipe
-from trtforge.formats.hf import read_config, resolve_source
 from trtforge.formats.triton import ModelRole
 from trtforge.formats.trtllm import rank_file
 from trtforge.models.checkpoint_config import checkpoint_config
 from trtforge.models.plan import checkpoint_plan
-from trtforge.models.registry import family_of
 from trtforge.pipeline import Paths, StageName, convert_config
-from trtforge.plan.legality import require_legal
+from trtforge.preflight import preflight
 
 
 def dry_run(recipe: Recipe, paths: Paths, stages: tuple[StageName, ...], options: CompileOptions) -> dict[str, Any]:
-    """The exact plan of every stage. Raises ForgeError for whatever can be known to fail."""
-    source = resolve_source(recipe.model.source, recipe.model.revision, metadata_only=True)
-    config = read_config(source)
-    family = family_of(config.architecture)
-    facts = family.facts(config)
+    """The exact plan of every stage, and the deployment that it makes. Raises ForgeError for what is known to fail."""
+    judged = preflight(recipe)
+    family, facts, config = judged.model.family, judged.model.facts, judged.model.config
     layout = layout_for(convert_config(recipe), config)
-    require_legal(family, facts, layout)
     model = checkpoint_config(family, facts, config.architecture, layout)
     plans: dict[str, Any] = {}
     for stage in stages:
@@ -54,4 +49,4 @@ def dry_run(recipe: Recipe, paths: Paths, stages: tuple[StageName, ...], options
                     "models": list(get_args(ModelRole)),
                     "serving": recipe.serving.model_dump(mode="json"),
                 }
-    return {"recipe": recipe.name, "stages": plans}
+    return {"recipe": recipe.name, "deployment": judged.as_json(), "stages": plans}

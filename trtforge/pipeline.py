@@ -18,11 +18,14 @@ from trtforge.core.manifest import open_artifact, read_manifest
 from trtforge.core.progress import Progress
 from trtforge.core.recipe import GateConfig, Recipe
 from trtforge.core.usage import measured
+from trtforge.formats.corpus import require_data
 from trtforge.formats.hf import resolve_source
 from trtforge.models.formats import FORMATS
 from trtforge.package.models import PackageConfig
 from trtforge.package.stage import package
 from trtforge.package.target import PackageTarget
+from trtforge.plan.formats import CACHES
+from trtforge.preflight import preflight
 from trtforge.report import BuildReport, StageReport, read_report, weight_compression, write_report
 from trtforge.verify.result import Verification
 from trtforge.verify.stage import verify
@@ -30,6 +33,8 @@ from trtforge.verify.stage import verify
 StageName = Literal["calibrate", "convert", "verify", "compile", "package"]
 STAGES: tuple[StageName, ...] = get_args(StageName)
 REPORT_FILE = "report.json"
+_OF_THE_SOURCE = frozenset({"calibrate", "convert", "verify"})
+"""The stages that read the Hugging Face checkpoint: later ones judge what those made."""
 
 Started = Callable[[StageName], None]
 
@@ -79,7 +84,8 @@ def selected(recipe: Recipe, first: StageName, last: StageName) -> tuple[StageNa
 
 def needs_calibration(recipe: Recipe) -> bool:
     """Whether the weights' format or the KV cache's has scales that data decides."""
-    return FORMATS[recipe.quantization.format].calibrated or recipe.quantization.kv_cache == "int8"
+    quant = recipe.quantization
+    return FORMATS[quant.format].calibrated or CACHES[quant.kv_cache].calibrated
 
 
 @dataclass
@@ -101,8 +107,15 @@ class Build:
     def run(self, stages: tuple[StageName, ...], started: Started) -> BuildReport:
         """Run the stages in order. Raises ForgeError at the first that fails; the artifacts before it stay.
 
+        A recipe that cannot be deployed, or whose data cannot be read, is refused before the first of them.
         The report is written to `report.json` also when the gate does not hold, so that the figures can be read.
         """
+        if not _OF_THE_SOURCE.isdisjoint(stages):
+            preflight(self.recipe)
+        if "calibrate" in stages:
+            require_data(self.recipe.quantization.calibration.data)
+        if "verify" in stages:
+            require_data(self.recipe.gate.data)
         report = BuildReport(recipe=self.recipe.name, next_command=next_command(self.recipe, self.paths, stages))
         self._verified, report.compression = read_report(self.paths.report)
         for stage in stages:
@@ -197,7 +210,8 @@ class Build:
             broken = "; ".join(str(failure) for failure in report.verification.failures)
             raise GateError(
                 f"the quality gate does not hold: {broken}",
-                hint=f"Use more or better calibration data or another format; the figures are in {self.paths.report}.",
+                hint="Use more or better calibration data, another format, or leave out the layers that "
+                f"`trtforge calibrate --sensitivity` finds; the figures are in {self.paths.report}.",
                 report=report,
             )
 
@@ -227,6 +241,7 @@ def convert_config(recipe: Recipe) -> ConvertConfig:
         quant=recipe.quantization.format,
         kv_cache=recipe.quantization.kv_cache,
         group_size=recipe.quantization.group_size,
+        exclude_modules=recipe.quantization.exclude_modules,
     )
 
 

@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from tests.benchmarks import calibration, conversion, quality
+from tests.benchmarks import calibration, conversion, planning, quality
 from tests.benchmarks.inflight import measure
 from trtforge.core.assets import asset_directory
 from trtforge.core.progress import for_this_terminal
@@ -25,6 +25,7 @@ RECIPES = ("demo-fp32", "demo-int4awq")
 def main() -> None:
     """Measure what was asked for, all by default, and print tables."""
     benchmarks: dict[str, Callable[[Console, argparse.Namespace], None]] = {
+        "planning": _planning,
         "conversion": _conversion,
         "calibration": _calibration,
         "quality": _quality,
@@ -34,6 +35,7 @@ def main() -> None:
     parser.add_argument("which", nargs="*", help=f"of {', '.join(benchmarks)}; all if none is given")
     size = float(os.environ.get("TRTFORGE_BENCH_GB", "4"))
     parser.add_argument("--gb", type=float, default=size, help="size of the model to convert (TRTFORGE_BENCH_GB)")
+    parser.add_argument("--tokens", type=int, nargs="+", default=calibration.TOKENS, help="how much to calibrate on")
     arguments = parser.parse_args()
     unknown = set(arguments.which) - set(benchmarks)
     if unknown:
@@ -42,6 +44,15 @@ def main() -> None:
     console.print(f"machine: {_machine()}, torch {torch.__version__}, {torch.get_num_threads()} threads")
     for name in arguments.which or benchmarks:
         benchmarks[name](console, arguments)
+
+
+def _planning(console: Console, arguments: argparse.Namespace) -> None:
+    table = Table(title=f"Planning Llama-3.1-405B (median of {RUNS} runs in turns)", title_justify="left")
+    for column in ("command", "seconds", "peak memory"):
+        table.add_column(column, justify="left" if column == "command" else "right")
+    for timed in planning.measure(RUNS):
+        table.add_row(timed.command, f"{timed.seconds:.2f}", f"{timed.rss / 1e6:.0f} MB")
+    console.print(table)
 
 
 def _conversion(console: Console, arguments: argparse.Namespace) -> None:
@@ -63,16 +74,22 @@ def _conversion(console: Console, arguments: argparse.Namespace) -> None:
 
 def _calibration(console: Console, arguments: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory(prefix="trtforge-bench-") as directory:
-        timed = calibration.measure(Path(directory), RUNS)
-    title = f"Calibration of a 200 M Llama (median of {RUNS} interleaved runs)"
+        timed = calibration.measure(Path(directory), RUNS, tuple(arguments.tokens))
+    title = f"Calibration of a 200 M Llama (median of {RUNS} interleaved runs, one of ModelOpt's AWQ)"
     table = Table(title=title, title_justify="left")
-    for column in ("way", "tokens", "seconds", "times a forward pass", "peak memory"):
+    for column in ("way", "tokens", "seconds", "forward passes", "ModelOpt takes", "peak memory"):
         table.add_column(column, justify="left" if column == "way" else "right")
-    forward = {run.tokens: run.seconds for run in timed if run.kind == "forward"}
+    seconds = {(run.kind, run.tokens): run.seconds for run in timed}
     for run in timed:
-        seconds = f"{run.seconds:.1f}" + (" (extrapolated)" if run.extrapolated else "")
-        ratio = f"{run.seconds / forward[run.tokens]:.2f}"
-        table.add_row(run.kind, str(run.tokens), seconds, ratio, f"{run.rss / 1e6:.0f} MB")
+        peer = seconds.get((f"modelopt_{run.kind}", run.tokens))
+        table.add_row(
+            run.kind,
+            str(run.tokens),
+            f"{run.seconds:.1f}" + (" (extrapolated)" if run.extrapolated else ""),
+            f"{run.seconds / seconds['forward', run.tokens]:.2f}",
+            "" if peer is None else f"{peer / run.seconds:.1f} times as long",
+            f"{run.rss / 1e6:.0f} MB",
+        )
     console.print(table)
 
 

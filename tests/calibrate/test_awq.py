@@ -1,11 +1,12 @@
 """The Gram-matrix search against its definition: the output error measured on the data itself."""
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trtforge.calibrate.awq import ALPHAS, search, smoothing_scale
-from trtforge.calibrate.statistics import InputStatistics, output_error
+from trtforge.calibrate.awq import ALPHAS, quantization_error, search, smoothing_scale
+from trtforge.calibrate.statistics import InputStatistics, estimated_error, output_error
 from trtforge.models.transforms import dequantize_int4, int4_scales, quantize_int4
 
 
@@ -21,7 +22,16 @@ def test_gram_error_is_the_output_error(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     inputs, difference = torch.randn(50, 32, generator=generator), torch.randn(8, 32, generator=generator)
     expected = (inputs @ difference.T).square().sum()
-    assert torch.isclose(output_error(difference, statistics_of(inputs).gram), expected, rtol=1e-4)
+    assert torch.isclose(output_error(difference, statistics_of(inputs).gram), expected, rtol=5e-3)
+
+
+def test_gram_error_of_a_large_weight_is_that_of_float64() -> None:
+    generator = torch.Generator().manual_seed(3)
+    inputs, difference = torch.randn(500, 512, generator=generator), torch.randn(256, 512, generator=generator)
+    expected = (inputs.double() @ difference.double().T).square().sum()
+    found = statistics_of(inputs)
+    assert float(output_error(difference, found.gram)) == pytest.approx(float(expected), rel=3e-4)
+    assert float(estimated_error(difference, found.sketch)) == pytest.approx(float(expected), rel=0.05)
 
 
 def test_statistics_are_those_of_all_parts() -> None:
@@ -30,7 +40,7 @@ def test_statistics_are_those_of_all_parts() -> None:
     assert found.tokens == 50
     assert torch.equal(found.amax, inputs.abs().max().reshape(1))
     assert torch.allclose(found.mean_magnitude, inputs.abs().mean(0))
-    assert torch.allclose(found.gram, inputs.T @ inputs, atol=1e-4)
+    assert torch.allclose(found.gram, inputs.T @ inputs, atol=0.3)  # eight sums in bfloat16
 
 
 @settings(max_examples=10)
@@ -57,6 +67,33 @@ def test_best_alpha_is_the_best_on_the_data(seed: int) -> None:
     energy = float((inputs @ weight.T).square().sum())
     assert abs(found.error - errors[found.alpha] / energy) <= 1e-3 * found.error
     assert found.error < errors[0.0] / energy or found.alpha == 0.0
+
+
+@settings(max_examples=8, deadline=None)
+@given(seed=st.integers(0, 1000), outliers=st.floats(0, 4), rank=st.sampled_from([1, 8, 640]))
+def test_screening_loses_less_than_a_hundredth(seed: int, outliers: float, rank: int) -> None:
+    """Of the output error, whether inputs have dominant channels, few directions, or neither."""
+    generator = torch.Generator().manual_seed(seed)
+    directions = torch.randn(rank, 640, generator=generator)
+    inputs = torch.randn(400, rank, generator=generator) @ directions / rank**0.5
+    inputs = (inputs + 0.3 * torch.randn(400, 640, generator=generator)) * torch.rand(640, generator=generator).mul(
+        outliers
+    ).exp()
+    weight = torch.randn(600, 640, generator=generator)
+    found = search(weight, statistics_of(inputs), 128)
+
+    importance = (
+        (weight.abs().unflatten(1, (5, 128)) / weight.abs().unflatten(1, (5, 128)).amax(2, keepdim=True))
+        .flatten(1)
+        .mean(0)
+    )
+    errors = {}
+    for alpha in ALPHAS:
+        scale = smoothing_scale(inputs.abs().mean(0), importance, alpha)
+        difference = quantization_error(weight, scale, 128, torch.empty_like(weight))
+        errors[alpha] = float((inputs @ difference.T).square().sum())
+    assert errors[found.alpha] <= 1.01 * min(errors.values())
+    assert found.error == pytest.approx(errors[found.alpha] / float((inputs @ weight.T).square().sum()), rel=0.3)
 
 
 def test_scale_is_balanced() -> None:

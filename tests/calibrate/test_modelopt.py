@@ -114,7 +114,7 @@ def test_largest_magnitudes_of_experts_are_equal(pair: Pair) -> None:
             assert torch.allclose(both, experts.gate_up_proj_weight_quantizers[expert].amax, rtol=1e-3)
 
 
-@pytest.mark.parametrize("model", ["llama", "qwen2"])
+@pytest.mark.parametrize("model", ["llama", "qwen2", "mixtral"])
 def test_awq_chooses_as_well(pair: Pair, model: str) -> None:
     """Per linear: the chosen scale's output error on the data; where the choice is the same, the scale itself."""
     found, inputs = open_calibration(pair.ours(model, "int4_awq")), {}

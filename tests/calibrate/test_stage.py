@@ -54,6 +54,14 @@ def test_amax_is_that_of_the_model(make_hf: MakeHf, ids: Path, tmp_path: Path) -
         assert found.kv_amax(layer).item() == pytest.approx(largest, rel=1e-5)
 
 
+def test_manifest_says_what_the_data_was(make_hf: MakeHf, ids: Path, tmp_path: Path) -> None:
+    made = calibrate(config(ids, "fp8"), make_hf(**SHAPE), tmp_path / "calibration").manifest.identity
+    assert {key: made.config[key] for key in ("samples", "tokens", "documents", "document_lengths")} == {
+        "samples": 6, "tokens": 144, "documents": 6, "document_lengths": {"32": 6},
+    }  # fmt: skip
+    assert len(made.inputs["data"]) == 64
+
+
 def test_fp8_scales_are_shared_as_tensorrt_llm_shares_them(make_hf: MakeHf, ids: Path, tmp_path: Path) -> None:
     source = make_hf(**SHAPE)
     calibration = calibrate(config(ids, "fp8"), source, tmp_path / "calibration").path

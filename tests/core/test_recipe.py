@@ -18,6 +18,14 @@ def test_shipped_recipe_is_valid(path: Path) -> None:
     assert f"# trtforge build {recipe.name}" in path.read_text()
 
 
+def test_a_release_is_text_and_not_a_number(tmp_path: Path) -> None:
+    path = write(tmp_path, "name: a\nmodel: {source: org/model}\n")
+    assert load_recipe(path, ("engine.target.tensorrt_llm=0.20",)).engine.target.tensorrt_llm == "0.20"
+    with pytest.raises(ForgeError, match=r"engine\.target\.tensorrt_llm: Input should be a valid string") as caught:
+        load_recipe(write(tmp_path, "name: a\nmodel: {source: b/c}\nengine: {target: {tensorrt_llm: 0.20}}\n"))
+    assert "put text that looks like one in quotes" in caught.value.hint
+
+
 def write(tmp_path: Path, text: str) -> Path:
     path = tmp_path / "recipe.yaml"
     path.write_text(text)

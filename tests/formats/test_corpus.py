@@ -5,11 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from tests.conftest import DEMO_MODEL
 from trtforge.core.errors import ForgeError
-from trtforge.formats.corpus import TokenWindows, token_windows
+from trtforge.formats.corpus import BUILTIN, TokenWindows, require_data, token_windows
 
 TEXTS = [f"Return the number of items in list {i} and nothing else." for i in range(40)]
 
@@ -24,6 +26,22 @@ def write_lines(path: Path, rows: list[object]) -> Path:
     return path
 
 
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("none.jsonl", r"none\.jsonl: no such file"),
+        ("none.safetensors", r"none\.safetensors: no such file"),
+        ("a.csv", r"a\.csv: not a kind of data that can be read"),
+        ("hf:a:b:c:d", "hf:a:b:c:d: not a dataset of the hub"),
+    ],
+)
+def test_data_that_cannot_be_read_is_known_without_reading(name: str, message: str) -> None:
+    require_data(BUILTIN)
+    require_data(str(DEMO_MODEL / "heldout.txt"))
+    with pytest.raises(ForgeError, match=message):
+        require_data(name)
+
+
 def test_windows_are_full_and_reproducible(tmp_path: Path) -> None:
     source = write_lines(tmp_path / "a.jsonl", [{"text": text} for text in TEXTS])
     first = windows(source)
@@ -31,6 +49,30 @@ def test_windows_are_full_and_reproducible(tmp_path: Path) -> None:
     assert first.tokens == 64
     assert windows(source).digest == first.digest
     assert windows(source, seed=1).digest != first.digest
+
+
+@given(lengths=st.lists(st.integers(0, 5000), max_size=40))
+def test_histogram_counts_every_document_in_its_power_of_two(lengths: list[int]) -> None:
+    histogram = TokenWindows((), tuple(lengths)).length_histogram
+    assert sum(histogram.values()) == len(lengths)
+    assert list(map(int, histogram)) == sorted(map(int, histogram))
+    for bound, count in histogram.items():
+        lower = int(bound) // 2
+        assert count == sum(lower < length <= int(bound) or (length, bound) == (0, "1") for length in lengths)
+
+
+def test_lengths_are_those_of_the_documents_that_were_read(tmp_path: Path) -> None:
+    """Whole documents, also the one that fills the last window; none beyond it."""
+    from transformers import AutoTokenizer
+
+    texts = ["one two three. " * count for count in (1, 20, 3, 40)]
+    (tmp_path / "a.txt").write_text("\f".join(texts))
+    tokenizer = AutoTokenizer.from_pretrained(DEMO_MODEL)
+    lengths = sorted(len(tokenizer(text.strip())["input_ids"]) for text in texts)
+    assert sorted(windows(tmp_path / "a.txt", samples=1000).document_lengths) == lengths
+    assert len(windows(tmp_path / "a.txt", samples=1, length=2).document_lengths) == 1
+    save_file({"input_ids": torch.ones(3, 7, dtype=torch.int64)}, tmp_path / "ids.safetensors")
+    assert windows(tmp_path / "ids.safetensors").length_histogram == {"8": 3}
 
 
 def test_text_and_jsonl_hold_the_same_tokens(tmp_path: Path) -> None:

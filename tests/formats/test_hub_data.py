@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from trtforge.core.errors import ForgeError
-from trtforge.formats.hub_data import HubData, hub_rows
+from trtforge.formats.hub_data import HubData, hub_rows, require_hub_data
 
 
 class FakeRows:
@@ -89,6 +89,7 @@ def test_an_unknown_dataset(library: tuple[list[dict[str, Any]], list[Any]]) -> 
 
 def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ForgeError, match="needs the datasets library") as caught:
-        list(hub_rows("hf:a/b", seed=0))
-    assert "trtforge[hub-data]" in caught.value.hint
+    for read in (lambda: list(hub_rows("hf:a/b", seed=0)), lambda: require_hub_data("hf:a/b")):
+        with pytest.raises(ForgeError, match="hf:a/b needs the datasets library") as caught:
+            read()
+        assert "trtforge[hub-data]" in caught.value.hint

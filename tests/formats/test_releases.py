@@ -39,6 +39,13 @@ def test_releases_are_ordered_and_1_2_0_is_1_2_1() -> None:
     assert release("0.17.0.post1").line == "0.17.0"
 
 
+@pytest.mark.parametrize(
+    ("minor", "version"), [("0.17", "0.17.0"), ("0.18", "0.18.2"), ("1.0", "1.0.0"), ("1.2", "1.2.1")]
+)
+def test_two_numbers_are_the_newest_of_their_line(minor: str, version: str) -> None:
+    assert release(minor) == release(version)
+
+
 def test_an_unknown_release_names_the_known_ones() -> None:
     with pytest.raises(ForgeError, match=r"0\.16\.0 is not a known release") as caught:
         release("0.16.0")

@@ -54,9 +54,13 @@ def write_engine(
     out: Path,
     config: dict[str, Any],
     files: dict[str, bytes] | None = None,
+    features: dict[str, Any] | None = None,
     target: EngineTarget | None = None,
 ) -> Path:
-    """An engine artifact with that config.json; `files` None: the rank files that it calls for."""
+    """An engine artifact with that config.json; `files` None: the rank files that it calls for.
+
+    `features`, `target`: what it was compiled for, and with, where its manifest says so.
+    """
     suffix = "safetensors" if "forge" in config else "engine"
     ranks = range(config["pretrained_config"]["mapping"]["world_size"])
     contents = files if files is not None else {f"rank{rank}.{suffix}": b"w" * 100 for rank in ranks}
@@ -67,8 +71,9 @@ def write_engine(
             (directory / name).write_bytes(content)
         return {}
 
+    said = {"features": features} if features is not None else {}
     versions = target.versions if target is not None else {}
-    produce(out, Identity(stage="engine", config={"files": sorted(contents)}, versions=versions), write)
+    produce(out, Identity(stage="engine", config={"files": sorted(contents), **said}, versions=versions), write)
     return out
 
 
@@ -77,6 +82,20 @@ def torch_engine(out: Path, files: dict[str, bytes] | None = None) -> Path:
     return write_engine(out, engine_config(forge=FORGE), files)
 
 
-def tensorrt_engine(out: Path, tp: int = 1, version: str = "1.2.1", target: EngineTarget | None = None) -> Path:
-    """An engine of TensorRT-LLM. `target`: what the build recorded."""
-    return write_engine(out, engine_config(tp, version=version), target=target)
+def tensorrt_engine(
+    out: Path,
+    tp: int = 1,
+    version: str = "1.2.1",
+    features: dict[str, Any] | None = None,
+    max_draft_len: int = 0,
+    target: EngineTarget | None = None,
+) -> Path:
+    """An engine of TensorRT-LLM, built for `features`: with adapters up to rank 64, and weights that may stream.
+
+    `target`: what the build recorded.
+    """
+    config = engine_config(tp, version=version)
+    build = config["build_config"]
+    build |= {"max_draft_len": max_draft_len, "lora_config": {"max_lora_rank": 64}, "weight_streaming": bool(features)}
+    build["plugin_config"] |= {"lora_plugin": "auto" if features else None}
+    return write_engine(out, config, features=features, target=target)

@@ -73,7 +73,7 @@ def test_heads_that_no_kernel_has_are_refused_by_engines_alone() -> None:
     model = with_config(head_dim=100)
     assert rules(evaluate(model, asked(model, gpu="h100-80gb"))) == {"head_size"}
     assert rules(evaluate(model, asked(model, recipe={"engine": {"backend": "tensorrt_llm"}}))) == {"head_size"}
-    embedded = evaluate(model, asked(model, recipe={"engine": {"backend": "torch"}}))
+    embedded = evaluate(model, asked(model, recipe={"engine": {"backend": "torch", "max_seq_len": 4096}}))
     assert (embedded.legal, embedded.warnings) == (True, ())
     unsaid = evaluate(model, asked(model))
     assert unsaid.legal

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.plan.models import LLAMA_8B, LLAMA_70B, LLAMA_405B, MIXTRAL, asked, known
+from trtforge.core.parallel import Parallel
 from trtforge.core.recipe import KvCacheFormat, QuantFormat
 from trtforge.plan.evaluate import evaluate
 from trtforge.plan.fixes import Fix, fixes
@@ -34,26 +35,33 @@ def fixed(hub_id: str, **options: Any) -> dict[str, Fix]:
 # (intermediate size / tp) % group, as users of TensorRT-LLM found out: issues 1636, 729, 2445; Qwen-TensorRT-LLM 58;
 # lmdeploy 1560.
 @pytest.mark.parametrize(
-    ("hub_id", "tp", "group", "legal"),
+    ("hub_id", "tp", "per_rank", "by_128", "by_64"),
     [
-        (LLAMA_2_7B, 4, 128, False),
-        (LLAMA_2_7B, 4, 64, True),
-        (LLAMA_2_7B, 8, 128, False),
-        (LLAMA_2_7B, 8, 64, False),
-        (LLAMA_2_13B, 4, 128, True),
-        (LLAMA_2_13B, 8, 128, False),
-        (LLAMA_2_13B, 8, 64, True),
-        (QWEN_72B, 4, 128, False),
-        (QWEN_72B, 4, 64, False),
-        (QWEN_14B, 2, 128, False),
-        (QWEN_14B, 2, 64, True),
-        (QWEN_32B, 4, 128, False),
-        (QWEN_32B, 4, 64, True),
+        (LLAMA_2_7B, 4, 2752, False, True),
+        (LLAMA_2_7B, 8, 1376, False, False),
+        (LLAMA_2_13B, 4, 3456, True, True),
+        (LLAMA_2_13B, 8, 1728, False, True),
+        (QWEN_72B, 4, 7392, False, False),
+        (QWEN_14B, 2, 6848, False, True),
+        (QWEN_32B, 4, 6848, False, True),
     ],
 )
-def test_awq_groups(hub_id: str, tp: int, group: int, legal: bool) -> None:
-    found = fixed(hub_id, quant="int4_awq", tp=tp, group_size=group)
-    assert set(found) == (set() if legal else {"awq_group"})
+def test_awq_groups(hub_id: str, tp: int, per_rank: int, by_128: bool, by_64: bool) -> None:
+    for group, legal in ((128, by_128), (64, by_64)):
+        found = fixed(hub_id, quant="int4_awq", tp=tp, group_size=group)
+        assert set(found) == (set() if legal else {"awq_group"})
+        for fix in found.values():
+            says = f"mlp.down_proj: {per_rank} inputs a rank at tp {tp} are no multiple of the AWQ group {group}"
+            assert fix.problem.message == says
+
+
+@pytest.mark.parametrize(("tp", "ep", "moe_tp"), [(2, 1, 2), (4, 2, 2), (8, 8, 1)])
+def test_experts_and_their_parts_make_up_tensor_parallelism(tp: int, ep: int, moe_tp: int) -> None:
+    """TensorRT-LLM issue 1939: moe_tp_size x moe_ep_size is tp_size."""
+    assert fixed(MIXTRAL, tp=tp, ep=ep) == {}
+    mapping = Parallel(tp=tp, ep=ep).mapping()
+    assert (mapping["moe_tp_size"], mapping["moe_ep_size"]) == (moe_tp, ep)
+    assert set(fixed(MIXTRAL, tp=tp, ep=2 * tp)) >= {"mapping"}
 
 
 def test_the_users_own_way_out_is_proposed_first() -> None:

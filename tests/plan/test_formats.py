@@ -54,3 +54,7 @@ def test_an_fp8_cache_needs_fp8_and_an_int8_one_nothing() -> None:
     assert not CACHES["fp8"].runs_on(86)
     assert CACHES["fp8"].runs_on(89)
     assert CACHES["int8"].runs_on(70)
+
+
+def test_only_an_int8_cache_must_be_calibrated() -> None:
+    assert {name for name, cache in CACHES.items() if cache.calibrated} == {"int8"}

@@ -3,8 +3,8 @@
 import pytest
 
 from tests.plan.models import LLAMA_8B, LLAMA_70B, asked, known
-from trtforge.plan.peaks import quantise_peak, shared_memory
-from trtforge.plan.planner import plan
+from trtforge.plan.peaks import layer_working_set, quantise_peak, shared_memory
+from trtforge.plan.planner import Plan, plan
 
 
 def test_quantising_a_whole_model_takes_one_and_a_half_times_its_size() -> None:
@@ -34,12 +34,48 @@ def test_the_awq_search_needs_the_gram_matrices() -> None:
     assert awq.calibration_gpu - fp8.calibration_gpu == grams + 3 * 4 * 4096 * 14336
 
 
+def limited(memory: int | None) -> Plan:
+    model = known(LLAMA_8B)
+    recipe = {"quantization": {"format": "fp8", "memory": memory, "calibration": {"samples": 512}}}
+    return plan(model, asked(model, recipe=recipe), "throughput")
+
+
+def test_calibration_stays_under_the_recipes_limit() -> None:
+    """As `hidden_budget` of the calibration: what the limit leaves beside one layer's work holds hidden states."""
+    hidden, free = 512 * 512 * 4096 * 2, limited(None).peaks.calibration_gpu
+    layer = 2 * (4096 * 6144 + 4096 * 4096 + 3 * 4096 * 14336 + 2 * 4096)
+    needed = layer_working_set(layer)
+    assert free is not None
+    assert limited(needed + hidden).peaks.calibration_gpu == free
+    assert limited(needed + hidden // 4).peaks.calibration_gpu == free - hidden + hidden // 4
+    assert limited(needed).peaks.calibration_gpu == free - hidden
+
+
+def test_a_limit_that_no_calibration_keeps_is_refused() -> None:
+    found = limited(10**9)
+    (fix,) = found.fixes
+    assert fix.problem.rule == "calibration"
+    assert fix.problem.message == "calibration under 1,000,000,000 bytes: one layer at a time needs 1,409,335,296"
+    assert fix.text == "Use --set quantization.memory=1409335296."
+    assert limited(1_409_335_296).evaluation.legal
+    model = known(LLAMA_8B)
+    weight_only = asked(model, recipe={"quantization": {"format": "int8_wo", "memory": 10**9}})
+    assert plan(model, weight_only, "throughput").evaluation.legal
+
+
 def test_without_quantisation_nothing_is_calibrated() -> None:
     model = known(LLAMA_8B)
     peaks = plan(model, asked(model), "throughput").peaks
     assert peaks.calibration_gpu is None
     assert peaks.quantise_at_once_gpu is None
     assert peaks.build_host_per_worker == pytest.approx(2 * 16.06e9, rel=0.01)
+
+
+def test_verification_holds_two_models_in_float32() -> None:
+    model = known(LLAMA_70B)
+    for quant in ("none", "fp8"):
+        peaks = plan(model, asked(model, quant=quant), "throughput").peaks
+        assert peaks.verify_host == pytest.approx(2 * 4 * 70_553_706_496, rel=1e-4)
 
 
 def test_every_python_model_takes_64_mib_of_shared_memory() -> None:

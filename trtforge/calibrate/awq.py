@@ -5,12 +5,13 @@ s = mean|x|^α / w^(1-α), w = the mean over rows of |W| / its block's largest, 
 error with a second pass over the data for every α; here the Gram matrix gives the same number without the data.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from trtforge.calibrate.statistics import InputStatistics, output_error
+from trtforge.calibrate.statistics import SKETCHED, InputStatistics, estimated_error, output_error
 from trtforge.models.transforms import INT4_MAX
 
 ALPHAS = tuple(step / 10 for step in range(11))
@@ -18,6 +19,9 @@ CLIP_RATIOS = (*(round(0.5 + 0.05 * step, 2) for step in range(10)), 1.0)
 _LIMITS = (1e-4, 1e4)
 _CACHED = 1 << 18  # float32 elements that a core's cache holds
 _CLIP_ROWS = 1024  # outputs whose blocks are judged at once
+_SCREENED_INPUTS = 4 * SKETCHED  # from here on the sketch saves most of the work
+_SCREENED_ROWS = 512  # of a weight are enough to compare exponents
+_FINALISTS, _MARGIN = 3, 1.02  # of the estimates, the best ones and not farther than this from the first are judged
 
 
 @dataclass(frozen=True)
@@ -30,19 +34,38 @@ class AwqChoice:
 
 
 def search(weight: Tensor, statistics: InputStatistics, group_size: int) -> AwqChoice:
-    """Try every α on a weight (out, in) of float32 with the statistics of its input."""
+    """The best α for a weight (out, in) of float32 with the statistics of its input.
+
+    Where that saves work, some of the weight's rows against the sketch tell which α can be the best, and only those
+    are judged exactly; the output's energy is the sketch's estimate then (a few per cent off).
+    """
     assert statistics.gram is not None, "AWQ needs the Gram matrix"
+    assert statistics.sketch is not None
     importance = _relative_weight_magnitude(weight, group_size)
-    energy = output_error(weight, statistics.gram).clamp(min=torch.finfo(torch.float32).tiny)
+    scales = [smoothing_scale(statistics.mean_magnitude, importance, alpha) for alpha in ALPHAS]
+    if weight.shape[1] < _SCREENED_INPUTS:
+        candidates: Sequence[int] = range(len(scales))
+        energy = output_error(weight, statistics.gram)
+    else:
+        candidates = _finalists(weight, scales, statistics.sketch, group_size)
+        energy = estimated_error(weight, statistics.sketch)
     work = torch.empty_like(weight)
-    errors, scales = [], []
-    for alpha in ALPHAS:
-        scale = smoothing_scale(statistics.mean_magnitude, importance, alpha)
-        error = quantization_error(weight, scale, group_size, work)
-        errors.append(float(output_error(error, statistics.gram) / energy))
-        scales.append(scale)
-    best = min(range(len(ALPHAS)), key=errors.__getitem__)
-    return AwqChoice(ALPHAS[best], 1.0 / scales[best], errors[best])
+    errors = {
+        index: float(output_error(quantization_error(weight, scales[index], group_size, work), statistics.gram))
+        for index in candidates
+    }
+    best = min(errors, key=errors.__getitem__)
+    relative = errors[best] / max(float(energy), torch.finfo(torch.float32).tiny)
+    return AwqChoice(ALPHAS[best], 1.0 / scales[best], relative)
+
+
+def _finalists(weight: Tensor, scales: list[Tensor], sketch: Tensor, group_size: int) -> Sequence[int]:
+    """The exponents, by number, that may be the best."""
+    rows = weight[:: max(1, len(weight) // _SCREENED_ROWS)].contiguous()
+    work = torch.empty_like(rows)
+    estimates = [float(estimated_error(quantization_error(rows, scale, group_size, work), sketch)) for scale in scales]
+    first, *others = sorted(range(len(scales)), key=estimates.__getitem__)[:_FINALISTS]
+    return [first, *(index for index in others if estimates[index] <= _MARGIN * estimates[first])]
 
 
 def quantization_error(weight: Tensor, scale: Tensor, group_size: int, work: Tensor) -> Tensor:

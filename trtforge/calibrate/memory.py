@@ -8,15 +8,13 @@ import torch
 from trtforge.core.errors import ForgeError
 from trtforge.formats.hf import HfCheckpoint
 from trtforge.models.family import Facts, Family
-
-_WORKING_SET = 3.0  # times a layer's weights: themselves, a copy on the way in, the search's work
-_ACTIVATIONS = 96 << 20  # of one batch, and what torch's allocators keep
+from trtforge.plan.peaks import layer_working_set
 
 
 def hidden_budget(limit: int, checkpoint: HfCheckpoint, family: Family, facts: Facts, dtype: torch.dtype) -> int:
     """Bytes of hidden states under `limit` bytes for the process. Raises ForgeError where a layer alone needs more."""
     layer = largest_layer(checkpoint, family, facts) * dtype.itemsize
-    needed = int(_used() + _WORKING_SET * layer + _ACTIVATIONS)
+    needed = _used() + layer_working_set(layer)
     if needed > limit:
         raise ForgeError(
             f"--memory {limit:,}: one layer at a time needs {needed:,} bytes",

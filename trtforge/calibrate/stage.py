@@ -86,6 +86,8 @@ def calibrate(
             "device": device,
             "samples": len(windows.windows),
             "tokens": windows.tokens,
+            "documents": len(windows.document_lengths),
+            "document_lengths": windows.length_histogram,
             "batch_size": data.batch_size,
         },
         inputs=checkpoint.digests | {"data": windows.digest},

@@ -125,9 +125,13 @@ def _goal(name: str) -> "Goal":
 
 def _show(result: "Plan", goal: str, *, wanted: bool) -> None:
     evaluation, request = result.evaluation, result.evaluation.request
-    on = f"{request.tp * request.pp} x {request.engine.target.gpu or 'any GPU'}"
+    embedded = evaluation.embedded
+    anything = embedded.device if embedded else "any GPU"
+    on = f"{request.tp * request.pp} x {request.engine.target.gpu or anything}"
     formats = f"weights {request.quant}, KV cache {request.kv_cache}, {request.dtype}"
     print(f"{result.model.name}: tp {request.tp}, pp {request.pp}, ep {request.ep} on {on}; {formats}")
+    if embedded is not None:
+        print(f"embedded engine: computes in {embedded.compute_dtype} on {embedded.device}, kernels {embedded.kernel}")
     print("legal" if evaluation.legal else "not legal")
     for fix in result.fixes:
         print(f"  {fix.problem.rule}: {fix.problem.message}\n    fix: {fix.text}")
@@ -150,18 +154,25 @@ _ROWS = (
     ("logits", "logits"),
     ("sampling buffers (upper bound)", "decoder"),
     ("runtime (estimate)", "runtime"),
+    ("LoRA adapters", "lora"),
+    ("drafting (upper bound)", "draft"),
     ("total", "total"),
 )
+_OF_FEATURES = ("lora", "draft")
 
 
 def _memory(result: "Plan") -> None:
     memory = result.evaluation.memory
     if memory is not None:
-        sizes = [(getattr(memory.fullest, name), memory.over_all(name)) for _, name in _ROWS]
+        sizes = [(label, name, getattr(memory.fullest, name), memory.over_all(name)) for label, name in _ROWS]
         rows = [
-            [label, show.size(one), show.size(every)] for (label, _), (one, every) in zip(_ROWS, sizes, strict=True)
+            [label, show.size(one), show.size(every)]
+            for label, name, one, every in sizes
+            if every or name not in _OF_FEATURES
         ]
         show.table("Memory", ["", "fullest GPU", "all GPUs"], rows)
+        if memory.over_all("host"):
+            print(f"host memory: {show.size(memory.over_all('host'))} for adapters and weights that stream")
     print(f"model: weights {show.size(result.weights)}, KV cache {result.kv_per_token:,} bytes a token")
 
 
@@ -169,7 +180,8 @@ def _capacity(result: "Plan") -> None:
     evaluation, memory = result.evaluation, result.evaluation.memory
     limits, typical, peaks = evaluation.limits, evaluation.typical, result.peaks
     if memory is not None and limits is not None and typical is not None and memory.kv_tokens:
-        asked = "" if evaluation.request.gpu else f" (as --concurrency {evaluation.request.concurrency or 1} needs)"
+        needs = f" (as --concurrency {evaluation.request.concurrency or 1} needs)"
+        asked = "" if evaluation.request.gpu or evaluation.embedded else needs
         full = f"{evaluation.full_length_requests:,} requests of {limits.max_seq_len:,}"
         print(
             f"KV pool{asked}: {memory.kv_tokens:,} tokens = {full} or {evaluation.typical_requests:,} of "
@@ -180,6 +192,7 @@ def _capacity(result: "Plan") -> None:
         print(f"calibration: {show.size(peaks.calibration_gpu)} of GPU memory, one layer at a time")
     if peaks.quantise_at_once_gpu is not None:
         print(f"quantising with the whole model in memory: {show.size(peaks.quantise_at_once_gpu)}")
+    print(f"verification: {show.size(peaks.verify_host)} of host memory")
     if peaks.build_gpu is not None and peaks.build_host_per_worker is not None:
         print(
             f"engine build: {show.size(peaks.build_gpu)} of GPU memory and {show.size(peaks.build_host_per_worker)} of "

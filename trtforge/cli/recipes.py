@@ -1,7 +1,7 @@
 """`trtforge recipes`: the recipes that ship, and checks of one's own."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -9,6 +9,9 @@ from trtforge.cli import show
 from trtforge.cli.options import Json, Verbose
 from trtforge.core.assets import asset_directory
 from trtforge.core.errors import ForgeError
+
+if TYPE_CHECKING:
+    from trtforge.core.recipe import Recipe
 
 recipes = typer.Typer(help="List, show, copy and check recipes.", no_args_is_help=True)
 
@@ -42,17 +45,49 @@ def find(recipe: str) -> Path:
 
 @recipes.command("list")
 def list_recipes(json: Json = False, verbose: Verbose = False) -> None:
-    """The recipes that ship, with the first line of each.
+    """The recipes that ship: model, formats, layout and GPUs.
 
     [dim]Example: trtforge recipes list[/dim]
     """
-    rows = [[path.stem, path.read_text().splitlines()[0].lstrip("# ")] for path in shipped()]
+    from trtforge.core.recipe import load_recipe
+
+    found = [(load_recipe(path), path.read_text().splitlines()[0].lstrip("# ")) for path in shipped()]
     if json:
-        show.as_json({"recipes": [{"name": name, "about": about} for name, about in rows]})
+        show.as_json({"recipes": [_summary(recipe, about) for recipe, about in found]})
         return
-    width = max(len(name) for name, _ in rows)
-    for name, about in rows:
-        print(f"{name:<{width}}  {about}")
+    rows = [("NAME", "MODEL", "WEIGHTS, KV", "LAYOUT", "GPUS"), *(_row(recipe) for recipe, _ in found)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip())
+
+
+def _row(recipe: "Recipe") -> tuple[str, ...]:
+    quant, parallel, gpu = recipe.quantization, recipe.parallel, recipe.engine.target.gpu
+    return (
+        recipe.name,
+        Path(recipe.model.source).name,
+        f"{quant.format}, {quant.kv_cache}",
+        f"tp {parallel.tp}, pp {parallel.pp}",
+        f"{parallel.tp * parallel.pp} x {gpu}" if gpu else "none needed",
+    )
+
+
+def _summary(recipe: "Recipe", about: str) -> dict[str, Any]:
+    quant, parallel, engine = recipe.quantization, recipe.parallel, recipe.engine
+    return {
+        "name": recipe.name,
+        "about": about,
+        "model": recipe.model.source,
+        "format": quant.format,
+        "kv_cache": quant.kv_cache,
+        "tp": parallel.tp,
+        "pp": parallel.pp,
+        "ep": parallel.ep,
+        "gpu": engine.target.gpu,
+        "gpus": parallel.tp * parallel.pp,
+        "max_batch_size": engine.max_batch_size,
+        "max_seq_len": engine.max_seq_len,
+    }
 
 
 @recipes.command("show")

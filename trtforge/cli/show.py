@@ -18,8 +18,8 @@ def as_json(value: Mapping[str, Any]) -> None:
     print(json.dumps(value, indent=2, sort_keys=False))
 
 
-def produced(result: Produced, *, json_output: bool, next_command: str) -> None:
-    """Show an artifact that is there now."""
+def produced(result: Produced, *, json_output: bool, next_command: str, more: Mapping[str, Any] | None = None) -> None:
+    """Show an artifact that is there now; `more` is added to the JSON object."""
     manifest = result.manifest
     if json_output:
         as_json(
@@ -32,6 +32,7 @@ def produced(result: Produced, *, json_output: bool, next_command: str) -> None:
                 "origin": result.origin,
                 "digest": manifest.digest,
                 "next": next_command,
+                **(more or {}),
             }
         )
         return

@@ -7,6 +7,7 @@ import typer
 
 from trtforge.cli import show
 from trtforge.cli.options import Force, HfDirectory, Json, Out, Quiet, Set, Verbose, from_options
+from trtforge.cli.sensitivity import DEFAULT_GATE, show_sensitivity
 from trtforge.core.errors import ForgeError, UsageError
 
 
@@ -39,6 +40,13 @@ def calibrate(
     memory: Annotated[
         int | None, typer.Option(min=1, metavar="BYTES", help="Stay under this; hidden states go to disk.")
     ] = None,
+    sensitivity: Annotated[
+        bool, typer.Option("--sensitivity", help="Also find the linear layers that lose most, and what to leave out.")
+    ] = False,
+    gate: Annotated[
+        str | None,
+        typer.Option(metavar="FILE|KEY=V,...", help=f"--sensitivity: what to reach; {DEFAULT_GATE} if not given."),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Order in which samples are drawn.")] = 0,
     device: Annotated[str, typer.Option(metavar="auto|cpu|cuda", help="Where the model runs.")] = "auto",
     force: Force = False,
@@ -48,10 +56,14 @@ def calibrate(
 ) -> None:
     """Measure a model's activations once, for every parallel layout.
 
+    With --sensitivity each linear layer is also quantised alone, and the fewest are found that must stay as they are
+    for the gate to hold: convert's --exclude-module, or exclude_modules in a recipe.
+
     [dim]Example: trtforge calibrate ./llama ./calibration --quant int4_awq --data prompts.jsonl[/dim]
     """
     from trtforge.calibrate.stage import CalibrateConfig
     from trtforge.calibrate.stage import calibrate as run
+    from trtforge.cli.gate import parse_gate
     from trtforge.core.progress import for_this_terminal
     from trtforge.formats.calibration import open_calibration
     from trtforge.formats.hf import resolve_source
@@ -75,11 +87,32 @@ def calibrate(
         },
         "calibrate",
     )
-    result = run(config, resolve_source(hf_dir), out, force=force, progress=for_this_terminal(quiet=quiet or json))
+    if gate is not None and not sensitivity:
+        raise UsageError("--gate without --sensitivity", hint="`trtforge verify --gate` checks a checkpoint.")
+    if sensitivity and quant == "none":
+        raise UsageError("--sensitivity without a format", hint="Give --quant.")
+    source, progress = resolve_source(hf_dir), for_this_terminal(quiet=quiet or json)
+    limits = parse_gate(gate or DEFAULT_GATE, {})
+    result = run(config, source, out, force=force, progress=progress)
     for warning in open_calibration(out).warnings:
         show.warning(warning)
     following = f"trtforge convert {hf_dir} CHECKPOINT --quant {quant} --kv-cache {kv_cache} --calibration {out}"
-    show.produced(result, json_output=json, next_command=following)
+    if not sensitivity:
+        show.produced(result, json_output=json, next_command=following)
+        return
+    from trtforge.sensitivity import analyse
+
+    found = analyse(config, source, out, limits, progress)
+    excluded = found.proposal.exclude_modules if found.proposal else ()
+    following += "".join(f" --exclude-module {name}" for name in excluded)
+    if not json:
+        show_sensitivity(found)
+    show.produced(result, json_output=json, next_command=following, more={"sensitivity": found.as_json()})
+    if found.proposal is None:
+        raise ForgeError(
+            f"no exclusions meet the gate: {'; '.join(map(str, found.last.verification.failures))} with all left out",
+            hint="What is left is the KV cache, the model's own dtype, or experts: change those, or the gate.",
+        )
 
 
 def convert(
@@ -102,6 +135,12 @@ def convert(
     kv_cache: Annotated[str, typer.Option(metavar="none|fp8|int8", help="Format of the KV cache.")] = "none",
     calibration: Annotated[
         Path | None, typer.Option(help="Calibration directory; fp8, int4_awq, w4a8_awq, int8_sq and nvfp4 need one.")
+    ] = None,
+    exclude_module: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATTERN", help="Linear layer that stays as it is, such as *.0.mlp.down_proj; repeatable."
+        ),
     ] = None,
     parallel_embedding: Annotated[bool, typer.Option("--parallel-embedding", help="Shard the embedding too.")] = False,
     embedding_sharding_dim: Annotated[int, typer.Option(min=0, max=1, help="0: vocabulary, 1: hidden size.")] = 0,
@@ -129,6 +168,7 @@ def convert(
             "dtype": dtype,
             "quant": quant,
             "kv_cache": kv_cache,
+            "exclude_modules": tuple(exclude_module or ()),
             "parallel_embedding": parallel_embedding,
             "embedding_sharding_dim": embedding_sharding_dim,
         },
@@ -196,7 +236,10 @@ def compile_(
     max_beam_width: Annotated[int, typer.Option(min=1, help="Beams of a request.")] = 1,
     tokens_per_block: Annotated[int | None, typer.Option(min=1, help="Tokens in one KV cache block.")] = None,
     feature: Annotated[
-        list[str] | None, typer.Option(metavar="NAME[=VALUE]", help="kv_reuse, chunked_context; repeatable.")
+        list[str] | None,
+        typer.Option(
+            metavar="NAME[=VALUE]", help="kv_reuse, lora.max_rank=16, lookahead, ...: engine.features; repeatable."
+        ),
     ] = None,
     workers: Annotated[int, typer.Option(min=1, help="tensorrt_llm --dry-run: ranks built at once.")] = 1,
     container: Annotated[
@@ -211,6 +254,8 @@ def compile_(
     """Build an engine from a checkpoint: paged KV cache and in-flight batching on.
 
     [dim]Example: trtforge compile ./checkpoint ./engine --backend tensorrt_llm --max-batch-size 32 --dry-run[/dim]
+
+    [dim]Example: trtforge compile ./checkpoint ./engine --backend tensorrt_llm --feature lookahead --dry-run[/dim]
     """
     from trtforge.cli.features import parse_features
     from trtforge.compile.stage import CompileOptions, compile_engine, plan_engine
@@ -250,6 +295,10 @@ def package(
         Path | None, typer.Option(help="Directory of the tokenizer; left out: the engine's own.", show_default=False)
     ] = None,
     name: Annotated[str, typer.Option(metavar="PREFIX", help="Put before the five model names.")] = "",
+    feature: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME[=VALUE]", help="What an engine was built for that was not compiled here."),
+    ] = None,
     target_version: Annotated[
         str | None, typer.Option(help="TensorRT-LLM release that serves it.", show_default="the engine's own")
     ] = None,
@@ -264,12 +313,16 @@ def package(
 
     [dim]Example: trtforge package ./engine ./repository --set serving.scheduler=max_utilization[/dim]
     """
+    from trtforge.cli.features import parse_features
     from trtforge.cli.settings import serving_settings
+    from trtforge.core.features import FeaturesConfig
     from trtforge.package.models import PackageConfig
     from trtforge.package.stage import package as run
     from trtforge.package.target import PackageTarget
 
+    features = from_options(FeaturesConfig, parse_features(feature), "--feature") if feature else None
     target = PackageTarget(tensorrt_llm=target_version, gpu=gpu)
-    config = PackageConfig(serving=serving_settings(set_ or []), name_prefix=name, target=target)
+    serving = serving_settings(set_ or [])
+    config = PackageConfig(serving=serving, name_prefix=name, features=features, target=target)
     result = run(config, engine, tokenizer, out, force=force)
     show.produced(result, json_output=json, next_command=f"trtforge serve {out}")

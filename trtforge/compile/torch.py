@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from trtforge.core.device import UsableDevice, usable_device
 from trtforge.core.dtypes import ModelDtype
 from trtforge.core.errors import ForgeError
-from trtforge.core.recipe import DtypeChoice, EngineConfig
+from trtforge.core.processor import Processor, compute_dtype
+from trtforge.core.recipe import EngineConfig
 from trtforge.formats.trtllm import CheckpointConfig, rank_file
 from trtforge.plan.limits import Limits
 
@@ -91,18 +92,23 @@ def torch_plan(model: CheckpointConfig, config: EngineConfig, limits: Limits) ->
             f"max_beam_width {limits.max_beam_width}: the torch backend has no beam search",
             hint="Use max_beam_width 1, or the tensorrt_llm backend.",
         )
+    if config.features.beyond_paging:
+        raise ForgeError(
+            f"engine.features.{config.features.beyond_paging[0]}: the torch backend does not have it",
+            hint="Leave it out, or use backend tensorrt_llm.",
+        )
     from trtforge.runtime.kernels import choose_kernels
     from trtforge.runtime.spec import DecoderSpec
 
     spec = DecoderSpec.of(model, 0)
     device = usable_device(config.device)
-    compute_dtype = _compute_dtype(config.compute_dtype, model.dtype, device)
+    dtype = compute_dtype(config.compute_dtype, model.dtype, device, Processor.here())
     return TorchPlan(
         model=model,
         limits=limits,
         device=device,
-        compute_dtype=compute_dtype,
-        kernels=choose_kernels(spec.algorithm, spec.group_size, device, compute_dtype),
+        compute_dtype=dtype,
+        kernels=choose_kernels(spec.algorithm, spec.group_size, device, dtype),
         kv_reuse=config.features.kv_reuse,
         chunked_context=config.features.chunked_context,
     )
@@ -118,21 +124,3 @@ def build_rank(plan: TorchPlan, checkpoint: Path, index: int, target: Path) -> N
 
     weights = Weights.open(checkpoint, index)
     save_file(pack_rank(plan.model, index, weights, plan.kernels, DTYPES[plan.compute_dtype]), target)
-
-
-def _compute_dtype(requested: DtypeChoice, model_dtype: ModelDtype, device: str) -> ModelDtype:
-    """`auto`: the checkpoint's on CUDA; on a CPU float32, unless both checkpoint and CPU have bfloat16."""
-    if requested != "auto":
-        return requested
-    if device == "cuda":
-        return model_dtype
-    return "bfloat16" if model_dtype == "bfloat16" and _cpu_has_bfloat16() else "float32"
-
-
-def _cpu_has_bfloat16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
-    """Whether bfloat16 products run on the CPU's own instructions (AVX512-BF16 or AMX)."""
-    try:
-        flags = next((line for line in cpuinfo.read_text().splitlines() if line.startswith("flags")), "").split()
-    except OSError:
-        return False
-    return "avx512_bf16" in flags or "amx_bf16" in flags

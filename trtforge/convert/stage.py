@@ -42,6 +42,7 @@ class ConvertConfig(Config):
     quant: QuantFormat = Field("none", description="Format of the decoder's linear layers.")
     kv_cache: KvCacheFormat = Field("none", description="Format of the KV cache.")
     group_size: int = Field(128, description="INT4-AWQ group; the calibration's.")
+    exclude_modules: tuple[str, ...] = Field((), description="Linear layers that stay as they are, by patterns.")
     parallel_embedding: bool = Field(False, description="Shard the embedding table too.")
     embedding_sharding_dim: int = Field(0, ge=0, le=1, description="0 shards the vocabulary, 1 the hidden size.")
 
@@ -142,6 +143,7 @@ def layout_of(config: ConvertConfig, source_dtype: str) -> Layout:
         group_size=config.group_size,
         parallel_embedding=config.parallel_embedding,
         embedding_sharding_dim=config.embedding_sharding_dim,
+        exclude_modules=config.exclude_modules,
     )
 
 
@@ -151,12 +153,21 @@ def layout_for(config: ConvertConfig, source: HfConfig) -> Layout:
     Raises ForgeError for a quantisation that is not repacked, and for a `quant` that differs from the source's.
     """
     layout, stored = layout_of(config, source.dtype), read_quantized_source(source)
+    if config.exclude_modules and config.quant == "none" and stored is None:
+        raise ForgeError(
+            "exclude_modules without a format: nothing is quantised", hint="Give --quant, or leave the exclusions out."
+        )
     if stored is None:
         return layout
     if config.quant not in ("none", stored.format):
         raise ForgeError(
             f"{source.path.parent} is already quantised: {stored.tool} made it {stored.format}, not {config.quant}",
             hint=f"Leave --quant out to keep {stored.format}, or convert the original checkpoint.",
+        )
+    if config.exclude_modules:
+        raise ForgeError(
+            f"{source.path.parent} is already quantised ({stored.tool}): exclude_modules cannot undo that",
+            hint="Leave it out, or convert the original checkpoint.",
         )
     kv_cache: KvCacheFormat = "fp8" if stored.fp8_kv_cache else config.kv_cache
     return replace(layout, quant=stored.format, kv_cache=kv_cache, group_size=stored.group_size, source=stored)

@@ -35,6 +35,14 @@ def parse_value(text: str, option: str) -> Any:
         ) from None
 
 
+def holds_text(cls: type[BaseModel], key: str) -> bool:
+    """Whether the value at a dotted key is text of any kind: 0.20 is a release there, not a number."""
+    *parents, last = key.split(".")
+    current = _model_at(cls, parents)
+    field = current.model_fields.get(last) if current else None
+    return field is not None and str in (field.annotation, *get_args(field.annotation))
+
+
 def _as_forge_error(cls: type[BaseModel], error: ValidationError, where: str) -> ForgeError:
     problem = error.errors()[0]
     location = [str(part) for part in problem["loc"]]
@@ -47,21 +55,27 @@ def _as_forge_error(cls: type[BaseModel], error: ValidationError, where: str) ->
     if problem["type"] == "missing":
         return ForgeError(f"{where}: {key} is missing", hint=f"Add {key}.")
     said = problem["msg"].removeprefix("Value error, ")
-    return ForgeError(
-        f"{where}: {key or 'value'}: {said}", hint=f"Got {problem.get('input')!r}; correct {key or 'it'}."
-    )
+    hint = f"Got {problem.get('input')!r}; correct {key or 'it'}."
+    if problem["type"] == "string_type" and isinstance(problem["input"], int | float):
+        hint = f"Got the number {problem['input']}: put text that looks like one in quotes."
+    return ForgeError(f"{where}: {key or 'value'}: {said}", hint=hint)
 
 
 def _fields_at(cls: type[BaseModel], path: list[str]) -> tuple[str, ...]:
     """The field names of the model nested at `path`."""
+    found = _model_at(cls, path)
+    return tuple(found.model_fields) if found else ()
+
+
+def _model_at(cls: type[BaseModel], path: list[str]) -> type[BaseModel] | None:
     current: type[BaseModel] = cls
     for part in path:
         field = current.model_fields.get(part)
         nested = [a for a in (field.annotation, *get_args(field.annotation)) if _is_model(a)] if field else []
         if not nested:
-            return ()
+            return None
         current = nested[0]
-    return tuple(current.model_fields)
+    return current
 
 
 def _is_model(annotation: object) -> bool:

@@ -6,6 +6,9 @@ from trtforge.core.errors import ForgeError
 
 UsableDevice = Literal["cpu", "cuda"]
 
+CPU_CACHE_BYTES = 4 << 30
+"""Most that the KV cache takes of a CPU's memory over all ranks, where no size is asked for: it shares that memory."""
+
 
 def usable_device(requested: Literal["auto", "cpu", "cuda"]) -> UsableDevice:
     """`cpu` or `cuda`; `auto` takes a GPU where torch can use one. Raises ForgeError for a GPU that is not there."""

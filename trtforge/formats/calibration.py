@@ -23,9 +23,9 @@ class Calibration:
 
     `<module>.input_amax` and `.weight_amax` (1,), largest magnitudes; `.input_channel_amax` and `.weight_column_amax`
     (in,), the same of each input (int8_sq, w4a8_awq); `.pre_quant_scale` (in,), what an input is multiplied by before
-    an AWQ matrix product, with its `.alpha` and relative `.output_error` (1,); `.clip_ratio` (out, in / group), the
-    share of a block's largest magnitude at which it is clipped; `.dead_channels` (1,), inputs that were always zero;
-    `layers.<i>.kv_amax` (1,), largest key or value.
+    an AWQ matrix product, with its `.alpha` and `.output_error` (1,), relative to the output's energy; `.clip_ratio`
+    (out, in / group), the share of a block's largest magnitude at which it is clipped; `.dead_channels` (1,), inputs
+    that were always zero; `layers.<i>.kv_amax` (1,), largest key or value.
     """
 
     manifest: Manifest

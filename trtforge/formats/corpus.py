@@ -5,6 +5,7 @@ every position of every window holds a real token: no padding enters a statistic
 """
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from blake3 import blake3
 
 from trtforge.core.errors import ForgeError
-from trtforge.formats.hub_data import PREFIX, hub_rows
+from trtforge.formats.hub_data import PREFIX, hub_rows, require_hub_data
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -27,14 +28,24 @@ _KINDS = f"FILE.jsonl, FILE.txt, FILE.parquet, FILE.safetensors, hf:ID[:CONFIG[:
 
 @dataclass(frozen=True)
 class TokenWindows:
-    """Token ids, one tuple a window. All windows have one length, unless the data ended before the first was full."""
+    """Token ids, one tuple a window. All windows have one length, unless the data ended before the first was full.
+
+    `document_lengths`: tokens of each document that was read for them; of stored ids, of each row.
+    """
 
     windows: tuple[tuple[int, ...], ...]
+    document_lengths: tuple[int, ...]
 
     @property
     def tokens(self) -> int:
         """Number of tokens in all windows."""
         return sum(len(window) for window in self.windows)
+
+    @property
+    def length_histogram(self) -> dict[str, int]:
+        """How many documents have at most so many tokens, and more than half of that: powers of two, in order."""
+        bounds = Counter(1 << max(0, length - 1).bit_length() for length in self.document_lengths)
+        return {str(bound): count for bound, count in sorted(bounds.items())}
 
     @cached_property
     def digest(self) -> str:
@@ -69,8 +80,9 @@ def token_windows(
     path = Path(source)
     if path.suffix == ".safetensors":
         windows = _stored_ids(path, samples, length)
+        lengths = [len(window) for window in windows]
     else:
-        windows = _cut(_documents(source, Random(seed), part), _tokenizer(model), samples, length)
+        windows, lengths = _cut(_documents(source, Random(seed), part), _tokenizer(model), samples, length)
     if not windows or min(map(len, windows)) < 2:
         raise ForgeError(f"{source}: fewer than two tokens of text", hint="Give data with text in it.")
     largest, smallest = max(map(max, windows)), min(map(min, windows))
@@ -80,7 +92,15 @@ def token_windows(
             f"{source}: token id {wrong} is outside the model's vocabulary of {vocab_size}",
             hint="The data, or the tokenizer, is of another model.",
         )
-    return TokenWindows(windows)
+    return TokenWindows(windows, tuple(lengths))
+
+
+def require_data(source: str) -> None:
+    """Raises ForgeError for data that is not there, or that nothing here can read, without reading it."""
+    if source.startswith(PREFIX):
+        require_hub_data(source)
+    elif source != BUILTIN:
+        _require_file(Path(source), source)
 
 
 def _documents(source: str, order: Random, part: Part) -> Iterator[_Document]:
@@ -98,11 +118,15 @@ def _documents(source: str, order: Random, part: Part) -> Iterator[_Document]:
     yield from documents
 
 
-def _read(path: Path, source: str) -> Iterator[_Document]:
-    if path.suffix not in (".jsonl", ".txt", ".parquet"):
+def _require_file(path: Path, source: str) -> None:
+    if path.suffix not in (".jsonl", ".txt", ".parquet", ".safetensors"):
         raise ForgeError(f"{source}: not a kind of data that can be read", hint=f"Give {_KINDS}.")
     if not path.is_file():
         raise ForgeError(f"{source}: no such file", hint=f"Give {_KINDS}.")
+
+
+def _read(path: Path, source: str) -> Iterator[_Document]:
+    _require_file(path, source)
     match path.suffix:
         case ".jsonl":
             yield from _json_lines(path)
@@ -151,12 +175,15 @@ def _row(row: object, where: str) -> _Document:
 
 def _cut(
     documents: Iterable[_Document], tokenizer: "PreTrainedTokenizerBase", samples: int, length: int
-) -> tuple[tuple[int, ...], ...]:
-    """Windows of `length` ids; a shorter one only where the data does not fill the first."""
+) -> tuple[tuple[tuple[int, ...], ...], list[int]]:
+    """Windows of `length` ids, a shorter one only where the data does not fill the first; each document's ids."""
     windows: list[tuple[int, ...]] = []
+    lengths: list[int] = []
     pending: list[int] = []
     for document in documents:
-        pending += _encode(document, tokenizer)
+        ids = _encode(document, tokenizer)
+        lengths.append(len(ids))
+        pending += ids
         while len(pending) >= length and len(windows) < samples:
             windows.append(tuple(pending[:length]))
             del pending[:length]
@@ -164,7 +191,7 @@ def _cut(
             break
     if not windows and pending:
         windows.append(tuple(pending))
-    return tuple(windows)
+    return tuple(windows), lengths
 
 
 def _encode(document: _Document, tokenizer: "PreTrainedTokenizerBase") -> list[int]:

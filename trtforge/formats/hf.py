@@ -191,6 +191,21 @@ def resolve_source(source: str, revision: str = "main", *, metadata_only: bool =
         ) from None
 
 
+def cached_source(source: str, revision: str = "main") -> Path | None:
+    """The directory of a source that is on this machine: a local one, or a snapshot in huggingface_hub's cache."""
+    directory = Path(source)
+    if directory.is_dir():
+        return directory
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        config = try_to_load_from_cache(source, "config.json", revision=revision)
+    except HFValidationError:
+        return None  # no hub id: resolve_source says what is wrong with it
+    return Path(config).parent if isinstance(config, str) else None
+
+
 def tokenizer_files(directory: Path) -> tuple[Path, ...]:
     """The tokenizer's and generation configuration's files that are in `directory`."""
     return tuple(directory / name for name in TOKENIZER_FILES if (directory / name).is_file())

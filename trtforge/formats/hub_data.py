@@ -7,6 +7,7 @@ brings along is never run.
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 from trtforge.core.errors import ForgeError
@@ -37,6 +38,13 @@ class HubData:
         return cls(name, config or None, split or "train")
 
 
+def require_hub_data(source: str) -> None:
+    """Raises ForgeError for a source that is none, or that nothing here can read; the hub itself is not asked."""
+    HubData.parse(source)
+    if find_spec("datasets") is None:
+        raise _no_library(source)
+
+
 def hub_rows(source: str, seed: int) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Where a row stands, and the row with its text under "text" (or "messages"), in an order that `seed` decides.
 
@@ -46,7 +54,7 @@ def hub_rows(source: str, seed: int) -> Iterator[tuple[str, Mapping[str, Any]]]:
     try:
         from datasets import load_dataset
     except ImportError:
-        raise ForgeError(f"{source} needs the datasets library", hint="pip install 'trtforge[hub-data]'.") from None
+        raise _no_library(source) from None
     try:
         rows = load_dataset(
             wanted.name, wanted.config, split=wanted.split, streaming=True, token=os.getenv("HF_TOKEN")
@@ -59,6 +67,10 @@ def hub_rows(source: str, seed: int) -> Iterator[tuple[str, Mapping[str, Any]]]:
             f"{source} cannot be read: {reason}",
             hint="Check the id, its configuration and split, the network and HF_TOKEN, or give a local file.",
         ) from None
+
+
+def _no_library(source: str) -> ForgeError:
+    return ForgeError(f"{source} needs the datasets library", hint="pip install 'trtforge[hub-data]'.")
 
 
 def _with_text(row: Mapping[str, Any], source: str) -> Mapping[str, Any]:

@@ -159,6 +159,16 @@ class _Line(_Raw):
             for name in (self.id, *self.also)
         )
 
+    @property
+    def newest(self) -> str:
+        """The release that is meant where only the first two numbers are given."""
+        return self.also[-1] if self.id.endswith(".x") else self.id
+
+    @property
+    def minor(self) -> str:
+        """Its first two numbers."""
+        return self.id.rpartition(".")[0]
+
 
 @dataclass(frozen=True)
 class Release:
@@ -224,11 +234,11 @@ class Release:
 
 
 def release(version: str) -> Release:
-    """The release that is called `version`. Raises ForgeError for one that is not in the data."""
+    """The release that is called `version`; two numbers (0.20) are its line's. Raises ForgeError for an unknown one."""
     lines = _lines()
     for order, line in enumerate(lines):
-        if line.covers(version):
-            return Release(version, line.id, order)
+        if line.covers(version) or version == line.minor:
+            return Release(line.newest if version == line.minor else version, line.id, order)
     last = _last_engine_release()
     if _numbers(version) > _numbers(last):
         raise ForgeError(

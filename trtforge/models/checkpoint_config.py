@@ -1,20 +1,18 @@
 """The config.json of a checkpoint: what the family's facts say, and the layout."""
 
 from trtforge.formats.trtllm import UNQUANTIZED_MODULES, CheckpointConfig, Quantization
+from trtforge.models.exclusions import exclude_names, excluded_modules
 from trtforge.models.family import Facts, Family
 from trtforge.models.formats import CACHE_ALGORITHMS, FORMATS
 from trtforge.models.plan import Layout, shards_embedding
-from trtforge.models.quantized_plan import unquantized_modules
 
 _WEIGHT_ONLY = ("*shared_expert_gate.weight",)
 """What the build rounds itself it finds by the names of tensors (TensorRT-LLM 1.x, models/modeling_utils.py)."""
 
 
 def checkpoint_config(family: Family, facts: Facts, architecture: str, layout: Layout) -> CheckpointConfig:
-    """The config.json of the checkpoint. Raises ForgeError for exceptions that it cannot say (unquantized_modules)."""
+    """The config.json of the checkpoint. Raises ForgeError for exceptions that it cannot say (models.exclusions)."""
     sizes = facts.sizes
-    weight_only = layout.quant != "none" and FORMATS[layout.quant].rounding is None
-    exceptions = unquantized_modules(family, facts, layout.parallel, layout.source) if layout.source else ()
     return CheckpointConfig.model_validate(
         {
             "architecture": family.architectures[architecture],
@@ -38,12 +36,31 @@ def checkpoint_config(family: Family, facts: Facts, architecture: str, layout: L
                 kv_cache_quant_algo=CACHE_ALGORITHMS[layout.kv_cache],
                 group_size=layout.group_size,
                 pre_quant_scale=FORMATS[layout.quant].smoothing == "awq",
-                exclude_modules=[*UNQUANTIZED_MODULES, *exceptions, *(_WEIGHT_ONLY if weight_only else ())]
-                if layout.quant != "none"
-                else None,
+                exclude_modules=_exclude_modules(family, facts, layout),
             ),
         }
     )
+
+
+def _exclude_modules(family: Family, facts: Facts, layout: Layout) -> list[str] | None:
+    """What is not quantised: what never is, what the source or the user left out."""
+    if layout.quant == "none":
+        return None
+    names: tuple[str, ...] = ()
+    if layout.source:
+        quantizes, hint = layout.source.quantizes, "Use --pp 1, or convert the original checkpoint."
+        names = exclude_names(
+            family, facts, layout.parallel, lambda module: not quantizes(module), who="the source leaves", hint=hint
+        )
+    elif layout.exclude_modules:
+        excluded = excluded_modules(family, facts, layout.exclude_modules)
+        hint = "Use --pp 1, or exclude the same layers of every stage."
+        names = exclude_names(
+            family, facts, layout.parallel, excluded.__contains__, who="exclude_modules leaves", hint=hint
+        )
+    if FORMATS[layout.quant].rounding is None:
+        return [*UNQUANTIZED_MODULES, *names, *(f"{name}.weight" for name in names), *_WEIGHT_ONLY]
+    return [*UNQUANTIZED_MODULES, *names]
 
 
 def layout_of_checkpoint(config: CheckpointConfig) -> Layout | None:

@@ -12,6 +12,7 @@ from trtforge.core.recipe import KvCacheFormat, QuantFormat
 from trtforge.formats.quantized_source import QuantizedSource
 from trtforge.formats.shards import TensorSpec
 from trtforge.models.content import Absorbed, Cast, KvScale, Piece, Target, pieces_of
+from trtforge.models.exclusions import excluded_modules
 from trtforge.models.family import (
     AbsorbedQuery,
     Embedding,
@@ -39,7 +40,10 @@ FLOAT32 = dtype_named("float32")
 
 @dataclass(frozen=True)
 class Layout:
-    """How a checkpoint is to be written. `source`: the quantisation that it already has, which `quant` then is."""
+    """How a checkpoint is to be written. `source`: the quantisation that it already has, which `quant` then is.
+
+    `exclude_modules`: patterns of Hugging Face names of linear layers that `quant` leaves as they are.
+    """
 
     parallel: Parallel
     dtype: ModelDtype
@@ -49,6 +53,7 @@ class Layout:
     parallel_embedding: bool = False
     embedding_sharding_dim: int = 0
     source: QuantizedSource | None = None
+    exclude_modules: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -78,7 +83,8 @@ def shards_embedding(family: Family, layout: Layout) -> bool:
 def checkpoint_plan(family: Family, facts: Facts, layout: Layout) -> CheckpointPlan:
     """Expand the table. The layout is legal for the model (plan.legality).
 
-    Raises ForgeError for a quantised source whose matrices cannot be cut or joined so.
+    Raises ForgeError for a quantised source whose matrices cannot be cut or joined so, and for patterns of excluded
+    modules that cannot be (models.exclusions).
     """
     if layout.source:
         require_dense(family, facts, layout.source)
@@ -100,6 +106,7 @@ class _Planner:
         self.stored = QuantizedRows(layout.source, self.dtype) if layout.source else None
         self.format = FORMATS[layout.quant]
         self.rounds = self.format.rounding is not None and not self.stored
+        self.excluded = excluded_modules(family, facts, layout.exclude_modules)
 
     def targets(self) -> Iterator[Target]:
         pp = self.layout.parallel.pp
@@ -224,7 +231,7 @@ class _Planner:
         scaled = tuple(source + part.module for r in self._scaled_with(row) for part in r.parts)
         if self.stored and row.quantized and self.stored.takes(modules):
             yield from self.stored.linear(name, weights, scaled, stage, biased=biased)
-        elif row.quantized and self.rounds:
+        elif row.quantized and self.rounds and not self.excluded.issuperset(modules):
             shared = (scaled if self.format.rounding in ("fp8", "nvfp4") else modules,) * len(weights)
             matrix = Matrix(name, weights, shape, shared, modules, ((shared[0],),) * self.tp)
             yield from quantized_targets(matrix, self.format, self.layout.group_size, self.dtype, stage)

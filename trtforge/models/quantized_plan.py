@@ -9,7 +9,6 @@ from typing import Literal
 
 from trtforge.core.dtypes import Dtype, dtype_named
 from trtforge.core.errors import ForgeError
-from trtforge.core.parallel import Parallel
 from trtforge.formats.quantized_source import QuantizedSource
 from trtforge.formats.shards import TensorSpec
 from trtforge.models.content import (
@@ -23,7 +22,7 @@ from trtforge.models.content import (
     StoredScalarRows,
     Target,
 )
-from trtforge.models.family import AbsorbedQuery, Experts, Facts, Family, Linear
+from trtforge.models.family import AbsorbedQuery, Experts, Facts, Family
 from trtforge.models.split import Cut
 
 FLOATS = ("float32", "float16", "bfloat16")
@@ -308,29 +307,3 @@ def require_dense(family: Family, facts: Facts, source: QuantizedSource) -> None
             f"TensorRT-LLM fuses {row.target} out of matrices with scales of their own",
             hint="Convert the original float16 or bfloat16 checkpoint.",
         )
-
-
-def unquantized_modules(family: Family, facts: Facts, parallel: Parallel, source: QuantizedSource) -> tuple[str, ...]:
-    """The linear layers that the source left unquantised, as TensorRT-LLM names them: numbered anew in each stage.
-
-    Raises ForgeError where pipeline stages differ in them: config.json has one list for all.
-    """
-    found = [tuple(_unquantized(family, facts, parallel, source, stage)) for stage in range(parallel.pp)]
-    if len(set(found)) > 1:
-        raise ForgeError(
-            f"the source leaves other layers unquantised in one pipeline stage of {parallel.pp} than in another: "
-            "TensorRT-LLM numbers layers anew in each stage and has one list of exceptions",
-            hint="Use --pp 1, or convert the original checkpoint.",
-        )
-    return found[0]
-
-
-def _unquantized(
-    family: Family, facts: Facts, parallel: Parallel, source: QuantizedSource, stage: int
-) -> Iterator[str]:
-    for local, layer in enumerate(parallel.layers_of(stage, facts.sizes.num_layers)):
-        for row in family.layer:
-            if isinstance(row, Linear) and row.quantized and facts.holds(row.when, layer):
-                modules = [f"{family.layer_prefix}.{layer}.{part.module}" for part in row.parts]
-                if not any(source.quantizes(module) for module in modules):
-                    yield f"transformer.layers.{local}.{row.target}"

@@ -9,6 +9,7 @@ from trtforge.core.artifact import Produced, produce
 from trtforge.core.assets import asset_directory
 from trtforge.core.digest import file_digest
 from trtforge.core.manifest import FileRecord, Identity
+from trtforge.formats.adapter import resolved_features
 from trtforge.package.engine import open_engine, read_engine
 from trtforge.package.models import PackageConfig, model_specs, repository_facts
 from trtforge.package.repository import RepositoryWriter, template_files
@@ -27,7 +28,9 @@ def package(config: PackageConfig, engine: Path, tokenizer: Path | None, out: Pa
     was built for something else than `config.target`; logs what may keep it from running.
     """
     manifest = open_engine(engine)
-    facts = read_engine(engine, manifest.identity.versions)
+    if config.features is not None:
+        config = config.model_copy(update={"features": resolved_features(config.features)})
+    facts = read_engine(engine, manifest, config.features)
     for warning in check_target(facts, config.target):
         _LOG.warning(warning)
     assets = read_tokenizer(find_tokenizer(tokenizer, engine))

@@ -4,13 +4,16 @@ from collections.abc import Callable, Iterator
 from math import log2
 from typing import get_args
 
+from trtforge.core.dtypes import dtype_named
 from trtforge.core.recipe import KvCacheFormat, QuantFormat
 from trtforge.formats.releases import read_release_data
 from trtforge.plan.evaluate import Evaluation
 from trtforge.plan.formats import CACHES, WEIGHTS
 from trtforge.plan.gpus import GPUS, GPUS_PER_SERVER
 from trtforge.plan.model import Model
+from trtforge.plan.peaks import least_calibration
 from trtforge.plan.request import Change, Option
+from trtforge.plan.speculation import speculation_of
 
 _MOST_RANKS = 64
 _Candidates = Callable[[Model, Evaluation], Iterator[tuple[Change, ...]]]
@@ -121,7 +124,9 @@ def _concurrency(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change,
 def _lengths(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, ...]]:
     """A step that holds what it must, or lengths that agree with one another and with the model."""
     engine, positions = evaluation.request.engine, model.facts.sizes.max_positions
-    generation = engine.max_batch_size * engine.max_beam_width
+    speculation = speculation_of(engine.features)
+    each = engine.max_beam_width if speculation is None else speculation.draft_tokens + 1
+    generation = engine.max_batch_size * each
     yield (Change("--max-num-tokens", str(max(generation, engine.tokens_per_block or 64, engine.max_input_len or 1))),)
     if engine.max_input_len is not None:
         yield (Change("--max-seq-len", str(engine.max_input_len + 1)),)
@@ -133,6 +138,12 @@ def _features(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, ..
     given = evaluation.request.engine.features.model_fields_set
     names = [name for name in ("kv_reuse", "chunked_context") if name in given]
     yield tuple(Change("--set", f"engine.features.{name}=false") for name in names)
+
+
+def _calibration(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, ...]]:
+    dtype = evaluation.request.dtype
+    least = least_calibration(model.whole(dtype), dtype_named(dtype).size)
+    yield (Change("--set", f"quantization.memory={least}"),)
 
 
 _CANDIDATES: dict[str, _Candidates] = {
@@ -151,6 +162,7 @@ _CANDIDATES: dict[str, _Candidates] = {
     "concurrency": _concurrency,
     "lengths": _lengths,
     "features": _features,
+    "calibration": _calibration,
 }
 _CHOICES: dict[str, tuple[str, ...]] = {
     "mapping": ("ep", "tp"),
@@ -176,6 +188,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "concurrency": ("kv_cache", "more_ranks", "concurrency"),
     "limits": ("lengths",),
     "features": ("features", "kv_cache"),
+    "calibration": ("calibration",),
 }
 """What each rule's problem is about, the least intrusive first."""
 

@@ -8,18 +8,23 @@ from typing import get_args
 from trtforge.core.dtypes import dtype_named
 from trtforge.core.errors import ForgeError
 from trtforge.core.parallel import Parallel
+from trtforge.core.processor import Processor
 from trtforge.core.recipe import KvCacheFormat, QuantFormat
 from trtforge.formats.releases import Release, release
 from trtforge.formats.trtllm import CheckpointConfig, Quantization
 from trtforge.models.checkpoint_config import checkpoint_config
 from trtforge.models.plan import Layout
+from trtforge.plan.asked_features import asked_features
+from trtforge.plan.embedded import Embedded
 from trtforge.plan.engine_rules import engine_problems
+from trtforge.plan.feature_memory import cache_problems, with_adapter_cache, with_features
 from trtforge.plan.formats import CACHES, WEIGHTS
 from trtforge.plan.kv import blocks_of, requests_that_fit
 from trtforge.plan.legality import Problem, problems
 from trtforge.plan.limits import Limits, derive_limits, has_paged_context
 from trtforge.plan.memory import Held, Memory, memory_of, tokens_on, with_pool
 from trtforge.plan.model import Model
+from trtforge.plan.peaks import calibration_problems
 from trtforge.plan.request import Request
 from trtforge.plan.roofline import Roofline, Workload
 from trtforge.plan.weights import Stored
@@ -29,7 +34,8 @@ from trtforge.plan.weights import Stored
 class Evaluation:
     """What is known of a request. `memory` is None where the layout itself cannot be, `limits` where they cannot.
 
-    `typical`: the typical request, cut to what the engine takes.
+    `typical`: the typical request, cut to what the engine takes. `embedded`: how the embedded engine computes, where
+    that is the backend.
     """
 
     request: Request
@@ -39,6 +45,7 @@ class Evaluation:
     memory: Memory | None = None
     held: Held | None = None
     typical: Workload | None = None
+    embedded: Embedded | None = None
 
     @property
     def legal(self) -> bool:
@@ -72,7 +79,7 @@ class Evaluation:
     def _requests(self, length: int) -> int | None:
         if self.limits is None or self.memory is None:
             return None
-        return requests_that_fit(self.memory.kv_tokens, length, self.limits.tokens_per_block)
+        return requests_that_fit(self.memory.kv_tokens, length + self.limits.spare_tokens, self.limits.tokens_per_block)
 
 
 def evaluate(model: Model, request: Request) -> Evaluation:
@@ -85,7 +92,7 @@ def evaluate(model: Model, request: Request) -> Evaluation:
         found.append(Problem("mapping", error.message, error.hint))
         parallel = Parallel(tp=request.tp, pp=request.pp)  # what else is wrong shows without the experts' groups
     layout = _layout(model, request, parallel)
-    of_layout = problems(model.family, model.facts, layout)
+    of_layout = problems(model.family, model.facts, layout) or tuple(_exclusion_problems(model, layout))
     found += of_layout
     warnings: list[str] = []
     if request.for_tensorrt is not False:
@@ -94,7 +101,13 @@ def evaluate(model: Model, request: Request) -> Evaluation:
                 found.append(problem)
             else:
                 warnings.append(f"{problem.message}. {problem.fix}")
-    limits = _limits(_checkpoint(model, request, layout), request, target, found, warnings)
+    checkpoint = _checkpoint(model, request, layout)
+    for problem in asked_features(model, request, checkpoint, target):
+        if problem.refuses:
+            found.append(problem)
+        else:
+            warnings.append(f"{problem.message}. {problem.fix}")
+    limits = _limits(checkpoint, request, target, found, warnings)
     evaluation = Evaluation(request, tuple(found), tuple(warnings), limits)
     if of_layout or limits is None:
         return evaluation
@@ -103,7 +116,7 @@ def evaluate(model: Model, request: Request) -> Evaluation:
 
 def _layout(model: Model, request: Request, parallel: Parallel) -> Layout:
     """The layout as conversion knows it; a format that it does not know leaves the weights as they are."""
-    layout = Layout(parallel, request.dtype, group_size=request.group_size)
+    layout = Layout(parallel, request.dtype, group_size=request.group_size, exclude_modules=request.exclude_modules)
     if model.stored is not None and request.quant == model.stored.format:
         return replace(layout, quant=model.stored.format, source=model.stored)
     for name in get_args(QuantFormat):
@@ -113,6 +126,15 @@ def _layout(model: Model, request: Request, parallel: Parallel) -> Layout:
         if request.kv_cache == name:
             layout = replace(layout, kv_cache=name)
     return layout
+
+
+def _exclusion_problems(model: Model, layout: Layout) -> Iterator[Problem]:
+    """Patterns without a layer, and layers that differ between pipeline stages: config.json has one list for all."""
+    try:
+        if layout.source or layout.exclude_modules:
+            checkpoint_config(model.family, model.facts, model.config.architecture, layout)
+    except ForgeError as error:
+        yield Problem("exclude_modules", error.message, error.hint)
 
 
 def _format_problems(model: Model, request: Request) -> Iterator[Problem]:
@@ -127,6 +149,9 @@ def _format_problems(model: Model, request: Request) -> Iterator[Problem]:
     elif request.quant not in get_args(QuantFormat):
         message = f"trtforge does not convert to {request.quant} yet"
         yield Problem("format", message, f"Formats: {', '.join(get_args(QuantFormat))}.")
+    limit, measured = request.calibration_memory, (WEIGHTS[request.quant], CACHES[request.kv_cache])
+    if limit is not None and stored is None and any(format.calibrated for format in measured):
+        yield from calibration_problems(model.whole(request.dtype), dtype_named(request.dtype).size, limit)
     if request.kv_cache not in get_args(KvCacheFormat):
         message = f"trtforge does not convert to an {request.kv_cache.upper()} KV cache yet"
         yield Problem("kv_format", message, f"KV cache formats: {', '.join(get_args(KvCacheFormat))}.")
@@ -138,7 +163,7 @@ def _checkpoint(model: Model, request: Request, layout: Layout) -> CheckpointCon
     quantization = Quantization(
         quant_algo=WEIGHTS[request.quant].algorithm, kv_cache_quant_algo=CACHES[request.kv_cache].algorithm
     )
-    return base.model_copy(update={"quantization": quantization})
+    return base.model_copy(update={"quantization": quantization, "mapping": layout.parallel.mapping()})
 
 
 def _limits(
@@ -170,14 +195,21 @@ def _with_memory(model: Model, evaluation: Evaluation, limits: Limits, layout: L
     request = evaluation.request
     itemsize = dtype_named(request.dtype).size
     stored = Stored(WEIGHTS[request.quant], itemsize, request.group_size)
-    held = Held(model.weights(layout), model.whole(request.dtype), stored, CACHES[request.kv_cache])
-    memory = memory_of(model.facts, held, layout.parallel, limits)
+    whole = model.whole(request.dtype, layout.exclude_modules)
+    held = Held(model.weights(layout), whole, stored, CACHES[request.kv_cache])
+    planned = memory_of(model.facts, held, layout.parallel, limits)
+    embedded = Embedded.of(request, Processor.here()) if request.engine.backend == "torch" else None
+    more: tuple[Problem, ...] = ()
+    if embedded is not None:
+        memory = embedded.memory(model, request, layout, planned)
+        memory = with_pool(memory, embedded.pool_tokens(request, memory, limits))
+    else:
+        memory, more = _with_features(model, request, held, limits, planned)
     typical = _typical(request.typical, limits)
-    tokens = _pool_tokens(request, memory, limits)
-    result = replace(evaluation, memory=with_pool(memory, tokens), held=held, typical=typical)
+    result = replace(evaluation, memory=memory, held=held, typical=typical, embedded=embedded)
     found, warnings = list(evaluation.problems), list(evaluation.warnings)
-    if tokens > 0:
-        found += _pool_problems(result, limits, typical, warnings)
+    if memory.kv_tokens > 0:
+        found += [*_pool_problems(result, limits, typical, warnings), *more]
     elif request.gpu is not None:
         message = (
             f"{_gb(memory.fullest.fixed)} of weights, activations and buffers a GPU leave no KV cache in the "
@@ -188,11 +220,23 @@ def _with_memory(model: Model, evaluation: Evaluation, limits: Limits, layout: L
     return replace(result, problems=tuple(found), warnings=tuple(warnings))
 
 
+def _with_features(
+    model: Model, request: Request, held: Held, limits: Limits, memory: Memory
+) -> tuple[Memory, tuple[Problem, ...]]:
+    """TensorRT-LLM's memory: what features need, the KV pool in what is left, and adapters beside it."""
+    features, facts = request.engine.features, model.facts
+    if features.beyond_paging:
+        memory = with_features(memory, facts, held, limits, features, request.draft)
+    memory = with_pool(memory, _pool_tokens(request, memory, limits))
+    memory = with_adapter_cache(memory, facts, held, features, int(request.gpu.memory) if request.gpu else None)
+    return memory, tuple(cache_problems(memory, facts, held, features, limits))
+
+
 def _pool_tokens(request: Request, memory: Memory, limits: Limits) -> int:
     """Tokens of the pool that the GPU has room for; without a GPU, of one that holds the requests at full length."""
     block = limits.tokens_per_block
     if request.gpu is None:
-        tokens = (request.concurrency or 1) * blocks_of(limits.max_seq_len, block) * block
+        tokens = (request.concurrency or 1) * blocks_of(limits.max_seq_len + limits.spare_tokens, block) * block
     else:
         tokens = tokens_on(memory, int(request.gpu.memory), request.serving.kv_cache_fraction, block)
     most = request.serving.kv_cache_tokens
@@ -203,7 +247,7 @@ def _pool_problems(evaluation: Evaluation, limits: Limits, typical: Workload, wa
     """A pool that is too small: for one request of full length, for the requests that are to run at once."""
     request, memory = evaluation.request, evaluation.memory
     assert memory is not None
-    if limits.max_seq_len > memory.kv_tokens:
+    if limits.max_seq_len + limits.spare_tokens > memory.kv_tokens:
         message = (
             f"the KV pool of {memory.kv_tokens} tokens does not hold one request of max_seq_len {limits.max_seq_len}"
         )

@@ -96,8 +96,8 @@ class CacheFormat:
 
     @property
     def calibrated(self) -> bool:
-        """Whether its scales are measured on data."""
-        return self.itemsize is not None
+        """Whether its scales must be measured on data: without, an FP8 cache has those of 1."""
+        return self.name == "int8"
 
     def runs_on(self, sm: int) -> bool:
         """Whether TensorRT-LLM runs the format at a compute capability (x 10)."""

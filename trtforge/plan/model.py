@@ -1,5 +1,6 @@
 """The model that is planned: what its config.json says, and what the headers of its safetensors say where they are."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from trtforge.core.parallel import Parallel
 from trtforge.formats.hf import INDEX, SINGLE, HfConfig, open_checkpoint, read_config, resolve_source
 from trtforge.formats.quantization_config import read_quantized_source
 from trtforge.formats.quantized_source import QuantizedSource
+from trtforge.models.exclusions import excluded_modules, unquantized_rows
 from trtforge.models.family import Facts, Family
 from trtforge.models.plan import Layout, checkpoint_plan
 from trtforge.models.registry import family_of, family_of_checkpoint
@@ -23,7 +25,8 @@ MAIN = "main"
 class Model:
     """A model of a known family. `stored`: the quantisation it already has; `stored_bytes`: of its tensors in files.
 
-    `complaint`: why its weights are not what config.json says, None where they are or were not looked at.
+    `complaint`: why its weights are not what config.json says, None where they are or were not looked at. `shipped`:
+    whether its facts are those that travel with the program.
     """
 
     name: str
@@ -33,6 +36,7 @@ class Model:
     stored: QuantizedSource | None = None
     stored_bytes: int | None = None
     complaint: ForgeError | None = None
+    shipped: bool = False
     notes: tuple[str, ...] = ()
     _weights: dict[Layout, RankWeights] = field(default_factory=dict, compare=False, repr=False)
 
@@ -43,15 +47,30 @@ class Model:
         return cls(name, config, family, family.facts(config), stored=read_quantized_source(config))
 
     def weights(self, layout: Layout) -> RankWeights:
-        """The weights of the ranks of a legal layout; its pipeline and number formats do not matter."""
-        key = Layout(Parallel(tp=layout.parallel.tp, ep=layout.parallel.ep), layout.dtype)
+        """The weights of the ranks of a legal layout; its pipeline and number formats do not matter.
+
+        What the source or the layout excludes is unquantised. Raises ForgeError for exclusions that cannot be.
+        """
+        parallel = Parallel(tp=layout.parallel.tp, ep=layout.parallel.ep)
+        key = Layout(parallel, layout.dtype, exclude_modules=layout.exclude_modules)
         if key not in self._weights:
-            self._weights[key] = rank_weights(self.family, self.facts, key)
+            found = rank_weights(self.family, self.facts, replace(key, exclude_modules=()))
+            excludes = self._excludes(layout.exclude_modules)
+            if excludes is not None:
+                found = found.leaving(unquantized_rows(self.family, self.facts, excludes))
+            self._weights[key] = found
         return self._weights[key]
 
-    def whole(self, dtype: ModelDtype) -> RankWeights:
+    def whole(self, dtype: ModelDtype, exclude_modules: tuple[str, ...] = ()) -> RankWeights:
         """The weights of the unsplit model."""
-        return self.weights(Layout(Parallel(), dtype))
+        return self.weights(Layout(Parallel(), dtype, exclude_modules=exclude_modules))
+
+    def _excludes(self, patterns: tuple[str, ...]) -> Callable[[str], bool] | None:
+        """Whether a linear layer stays unquantised; None where all that can be are quantised."""
+        stored = self.stored
+        if stored is not None:
+            return lambda module: not stored.quantizes(module)
+        return excluded_modules(self.family, self.facts, patterns).__contains__ if patterns else None
 
 
 def find_model(source: str, revision: str = MAIN) -> Model:
@@ -61,11 +80,15 @@ def find_model(source: str, revision: str = MAIN) -> Model:
     """
     config = known_config(source) if revision == MAIN and not Path(source).is_dir() else None
     if config is not None:
-        return Model.of_config(source, config)
-    directory = resolve_source(source, revision, metadata_only=True)
+        return replace(Model.of_config(source, config), shipped=True)
+    return model_at(source, resolve_source(source, revision, metadata_only=True))
+
+
+def model_at(name: str, directory: Path) -> Model:
+    """The model in a directory, which need not hold its weights. Raises ForgeError as `find_model` does."""
     if (directory / INDEX).is_file() or (directory / SINGLE).is_file():
-        return _with_headers(source, directory)
-    return Model.of_config(source, read_config(directory))
+        return _with_headers(name, directory)
+    return Model.of_config(name, read_config(directory))
 
 
 def _with_headers(name: str, directory: Path) -> Model:

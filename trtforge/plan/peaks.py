@@ -1,20 +1,28 @@
-"""Memory of the work before serving: calibration, conversion, the engine build; and the server's shared memory.
+"""Memory of the work before serving: calibration, conversion, verification, the build; and the server's shared memory.
 
 What peers need is said beside it: they load the whole model and quantise it in place.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from trtforge.core.parallel import Parallel
 from trtforge.core.recipe import CalibrationConfig
 from trtforge.models.family import Facts, Family
 from trtforge.plan.formats import WEIGHTS
+from trtforge.plan.legality import Problem
 from trtforge.plan.memory import RUNTIME_BYTES, Held, Memory, activation_bytes
 from trtforge.plan.weights import RankWeights, Stored
 
 _MIB, _GIB = 1 << 20, 1 << 30
 CONVERT_HOST_BYTES = 512 * _MIB
 """`trtforge convert` reads slabs of 16 MiB: what the program itself takes, at any size of model."""
+
+LAYER_COPIES = 3
+"""Times a layer's weights that calibration works in: themselves, a copy on the way in, the search's work."""
+
+CALIBRATION_BYTES = 96 * _MIB
+"""Activations of one of its batches, and what torch's allocators keep."""
 
 BUILD_HOST_COPIES = 2
 """trtllm-build holds a rank's weights in host memory, and the engine before it is written."""
@@ -28,6 +36,9 @@ PYTHON_MODELS = 4
 NCCL_SHM_BYTES = 1 * _GIB
 """What TensorRT-LLM's documentation asks for beside it (--shm-size=1g)."""
 
+VERIFIED_COPIES = 2
+"""`trtforge verify` holds the Hugging Face model and the converted one, both in float32."""
+
 _FLOAT32 = 4
 
 
@@ -35,51 +46,94 @@ _FLOAT32 = 4
 class Peaks:
     """Bytes that the work before serving takes. None: not needed, or not known because the layout cannot be.
 
-    `calibration_gpu`: one decoder layer at a time, as trtforge does it; `quantise_at_once_gpu`: with the whole model in
-    memory. `build_host_per_worker`: for each rank that is built at once.
+    `calibration_gpu`: one decoder layer at a time, as trtforge does it, hidden states beyond --memory on the disk;
+    `quantise_at_once_gpu`: with the whole model in memory. `build_host_per_worker`: for each rank that is built at
+    once.
     """
 
     calibration_gpu: int | None
     quantise_at_once_gpu: int | None
     convert_host: int
+    verify_host: int
     build_gpu: int | None
     build_host_per_worker: int | None
     shared_memory: int
 
 
 def peaks(
-    family: Family, facts: Facts, held: Held, data: CalibrationConfig, memory: Memory | None, *, quantised: bool
+    family: Family,
+    facts: Facts,
+    held: Held,
+    data: CalibrationConfig,
+    memory: Memory | None,
+    *,
+    quantised: bool,
+    limit: int | None = None,
 ) -> Peaks:
-    """Of a model that is to be `held`; `memory` is that of its ranks. `quantised`: its source already is."""
+    """Of a model that is to be `held`; `memory` is that of its ranks. `quantised`: its source already is.
+
+    `limit`: bytes that calibration is to stay under.
+    """
     stored, whole = held.stored, held.whole
     batch = activation_bytes(facts, Parallel(), stored.itemsize, data.batch_size * data.sequence_length)
-    calibrates = not quantised and (stored.format.calibrated or held.cache.calibrated)
-    calibration = batch + _layer_by_layer(family, facts, whole, stored, data) if calibrates else None
+    calibration = None
+    if not quantised and (stored.format.calibrated or held.cache.calibrated):
+        hidden = _hidden_states(facts, stored, data, limit, largest_layer(whole, stored.itemsize))
+        calibration = batch + hidden + _layer_by_layer(family, facts, whole, stored)
     at_once = None
+    plain = Stored(format=WEIGHTS["none"], itemsize=stored.itemsize)
     if not quantised and stored.format.bits is not None:
-        plain = Stored(format=WEIGHTS["none"], itemsize=stored.itemsize)
         at_once = batch + quantise_peak(whole.nbytes(plain, Parallel(), 0), stored.format.bits)
     return Peaks(
         calibration_gpu=calibration,
         quantise_at_once_gpu=at_once,
         convert_host=CONVERT_HOST_BYTES,
+        verify_host=verify_host_peak(whole.nbytes(plain, Parallel(), 0), stored.itemsize),
         build_gpu=None if memory is None else build_gpu_peak(memory),
         build_host_per_worker=None if memory is None else build_host_peak(memory),
         shared_memory=shared_memory(PYTHON_MODELS) + NCCL_SHM_BYTES,
     )
 
 
-def _layer_by_layer(family: Family, facts: Facts, whole: RankWeights, stored: Stored, data: CalibrationConfig) -> int:
-    """The largest layer, the hidden states of all samples, and for AWQ the float32 Gram matrix of each input and three
-    float32 copies of the largest weight during the search."""
-    plain = Stored(format=WEIGHTS["none"], itemsize=stored.itemsize)
-    layer = max(kind.nbytes(plain) for kind in whole.kinds)
-    hidden = data.samples * data.sequence_length * facts.sizes.hidden * stored.itemsize
+def largest_layer(whole: RankWeights, itemsize: int) -> int:
+    """Bytes of the largest decoder layer, unquantised."""
+    plain = Stored(format=WEIGHTS["none"], itemsize=itemsize)
+    return max(kind.nbytes(plain) for kind in whole.kinds)
+
+
+def layer_working_set(layer_bytes: int) -> int:
+    """Bytes that calibration needs beside hidden states, whatever its limit: `--memory` is refused below that."""
+    return LAYER_COPIES * layer_bytes + CALIBRATION_BYTES
+
+
+def least_calibration(whole: RankWeights, itemsize: int) -> int:
+    """Bytes that calibration takes at least, in a dtype of `itemsize` bytes, with all hidden states on the disk."""
+    return layer_working_set(largest_layer(whole, itemsize))
+
+
+def calibration_problems(whole: RankWeights, itemsize: int, limit: int) -> Iterator[Problem]:
+    """A limit that calibration cannot keep."""
+    needed = least_calibration(whole, itemsize)
+    if limit < needed:
+        message = f"calibration under {limit:,} bytes: one layer at a time needs {needed:,}"
+        yield Problem("calibration", message, f"Set quantization.memory to at least {needed:,}.")
+
+
+def _hidden_states(facts: Facts, stored: Stored, data: CalibrationConfig, limit: int | None, layer: int) -> int:
+    """Bytes of the hidden states of all samples, or of those that stay in memory under a limit."""
+    states = data.samples * data.sequence_length * facts.sizes.hidden * stored.itemsize
+    return states if limit is None else min(states, max(0, limit - layer_working_set(layer)))
+
+
+def _layer_by_layer(family: Family, facts: Facts, whole: RankWeights, stored: Stored) -> int:
+    """The largest layer, and for AWQ the float32 Gram matrix of each input and three float32 copies of the largest
+    weight during the search."""
+    layer = largest_layer(whole, stored.itemsize)
     if not stored.format.grouped or stored.format.group_size is not None:
-        return layer + hidden
+        return layer
     inputs = [facts.sizes.of(row.inputs) for row in family.linears if row.shares_input is None]
     largest = max((m.out * m.inputs for kind in whole.kinds for m in kind.matrices if m.formatted), default=0)
-    return layer + hidden + _FLOAT32 * (sum(size * size for size in inputs) + 3 * largest)
+    return layer + _FLOAT32 * (sum(size * size for size in inputs) + 3 * largest)
 
 
 def quantise_peak(source_bytes: int, bits: int) -> int:
@@ -90,14 +144,22 @@ def quantise_peak(source_bytes: int, bits: int) -> int:
     return source_bytes + source_bytes * bits // 16
 
 
+def verify_host_peak(source_bytes: int, itemsize: int) -> int:
+    """Host bytes of verification, of a model with `source_bytes` of weights of `itemsize` bytes each."""
+    return VERIFIED_COPIES * source_bytes * _FLOAT32 // itemsize
+
+
 def build_gpu_peak(memory: Memory) -> int:
-    """GPU bytes of trtllm-build for the largest rank: TensorRT times kernels beside the weights and activations."""
-    return max(rank.weights + rank.activations for rank in memory.stages) + RUNTIME_BYTES
+    """GPU bytes of trtllm-build for the largest rank: TensorRT times kernels beside the weights and activations.
+
+    All of the weights, those that a server will stream too.
+    """
+    return max(rank.weights + rank.streamed + rank.activations for rank in memory.stages) + RUNTIME_BYTES
 
 
 def build_host_peak(memory: Memory) -> int:
     """Host bytes of trtllm-build for one worker, at the largest rank."""
-    return BUILD_HOST_COPIES * max(rank.weights for rank in memory.stages)
+    return BUILD_HOST_COPIES * max(rank.weights + rank.streamed for rank in memory.stages)
 
 
 def shared_memory(python_models: int) -> int:

@@ -74,6 +74,7 @@ class Plan:
             "warnings": list(evaluation.warnings),
             "notes": list(self.model.notes),
             "choice": choice_json(evaluation.request),
+            "embedded": asdict(evaluation.embedded) if evaluation.embedded else None,
             "memory": self._memory(),
             "kv_tokens": evaluation.memory.kv_tokens if evaluation.memory else None,
             "max_concurrency": evaluation.full_length_requests,
@@ -126,8 +127,17 @@ class Plan:
         """Memory of the work before serving."""
         evaluation, model = self.evaluation, self.model
         held = evaluation.held or self._held
-        quantised, data = model.stored is not None, evaluation.request.calibration
-        return peaks(model.family, model.facts, held, data, evaluation.memory, quantised=quantised)
+        request, quantised = evaluation.request, model.stored is not None
+        built = None if evaluation.embedded else evaluation.memory  # the embedded engine is packed, not built
+        return peaks(
+            model.family,
+            model.facts,
+            held,
+            request.calibration,
+            built,
+            quantised=quantised,
+            limit=request.calibration_memory,
+        )
 
     def _estimates(self) -> Mapping[str, Any]:
         at, typical = self.performance, self.evaluation.typical

@@ -7,9 +7,10 @@ from typing import Any, Literal
 from trtforge.core.dtypes import ModelDtype, model_dtype
 from trtforge.core.errors import UsageError
 from trtforge.core.recipe import CalibrationConfig, EngineConfig, Recipe, ServingConfig
+from trtforge.formats.adapter import resolved_lora
 from trtforge.plan.formats import CACHES, WEIGHTS
 from trtforge.plan.gpus import Gpu, gpu_named
-from trtforge.plan.model import Model
+from trtforge.plan.model import Model, find_model
 from trtforge.plan.roofline import Workload
 
 Option = Literal[
@@ -17,6 +18,21 @@ Option = Literal[
     "--max-seq-len", "--max-num-tokens", "--concurrency", "--set",
 ]  # fmt: skip
 """What can be changed, as the command line spells it; `--set` is one of a recipe's keys that have no option here."""
+
+_SETTINGS: dict[Option, str] = {
+    "--tp": "parallel.tp",
+    "--pp": "parallel.pp",
+    "--ep": "parallel.ep",
+    "--quant": "quantization.format",
+    "--kv-cache": "quantization.kv_cache",
+    "--group-size": "quantization.group_size",
+    "--dtype": "model.dtype",
+    "--gpu": "engine.target.gpu",
+    "--target-version": "engine.target.tensorrt_llm",
+    "--max-seq-len": "engine.max_seq_len",
+    "--max-num-tokens": "engine.max_num_tokens",
+    "--concurrency": "engine.max_batch_size",
+}
 
 TYPICAL_PROMPT, TYPICAL_OUTPUT = 1024, 256
 """Tokens of a request where nobody says what is typical."""
@@ -32,12 +48,19 @@ class Change:
     def __str__(self) -> str:
         return f"{self.option} {self.value}"
 
+    @property
+    def setting(self) -> str:
+        """The recipe's key with its value, as `--set` takes it."""
+        return self.value if self.option == "--set" else f"{_SETTINGS[self.option]}={self.value}"
+
 
 @dataclass(frozen=True)
 class Request:
     """One deployment as it is asked for.
 
     `concurrency`: the requests that are to run at once, which the engine then takes; None where nobody said.
+    `calibration_memory`: bytes that calibration is to stay under, None for no limit. `exclude_modules`: patterns of
+    linear layers that stay unquantised. `draft`: the draft model, where engine.features.draft names one.
     """
 
     tp: int
@@ -52,6 +75,9 @@ class Request:
     calibration: CalibrationConfig
     typical: Workload
     concurrency: int | None = None
+    draft: Model | None = None
+    calibration_memory: int | None = None
+    exclude_modules: tuple[str, ...] = ()
 
     @property
     def gpu(self) -> Gpu | None:
@@ -105,6 +131,8 @@ class Request:
                 key, _, wanted = value.partition("=")
                 if key == "engine.max_input_len":
                     return self._with_engine(max_input_len=int(wanted))
+                if key == "quantization.memory":
+                    return replace(self, calibration_memory=int(wanted))
                 features = {key.removeprefix("engine.features."): wanted == "true"}
                 return self._with_engine(features=self.engine.features.model_copy(update=features))
 
@@ -118,9 +146,13 @@ class Request:
 def request_of(recipe: Recipe, model: Model, options: Mapping[Option, Any], typical: Workload | None = None) -> Request:
     """A recipe's request, with options that were given on the command line in place of its own (None: not given).
 
-    Raises UsageError for a format that no release of TensorRT-LLM has.
+    Raises UsageError for a format that no release of TensorRT-LLM has, ForgeError for adapters or a draft model that
+    cannot be read.
     """
-    quant = recipe.quantization
+    quant, features = recipe.quantization, recipe.engine.features
+    if features.lora is not None:
+        features = features.model_copy(update={"lora": resolved_lora(features.lora)})
+    draft = features.draft.model if features.draft is not None else None
     request = Request(
         tp=recipe.parallel.tp,
         pp=recipe.parallel.pp,
@@ -129,10 +161,13 @@ def request_of(recipe: Recipe, model: Model, options: Mapping[Option, Any], typi
         kv_cache=quant.kv_cache,
         group_size=quant.group_size,
         dtype=model_dtype(str(options.get("--dtype") or recipe.model.dtype), model.config.dtype),
-        engine=recipe.engine,
+        engine=recipe.engine.model_copy(update={"features": features}),
         serving=recipe.serving,
         calibration=quant.calibration,
         typical=typical or Workload(TYPICAL_PROMPT, TYPICAL_OUTPUT),
+        draft=None if draft is None else find_model(draft),
+        calibration_memory=quant.memory,
+        exclude_modules=quant.exclude_modules,
     )
     given = [Change(name, str(value)) for name, value in options.items() if value is not None and name != "--dtype"]
     request = request.changed(*given)

@@ -4,7 +4,7 @@ Layers of one kind (dense, or with experts) are alike, so one of each is planned
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from trtforge.core.parallel import Parallel
@@ -25,19 +25,21 @@ class Stored:
 
 @dataclass(frozen=True)
 class Matrix:
-    """`count` matrices (out, inputs) that a rank multiplies with.
+    """`count` matrices (out, inputs) that a rank multiplies with; `name` is its layer's in a checkpoint.
 
     `formatted`: the number format stores it, else it stays as it is, `itemsize` bytes a weight. `expert`: one of many,
-    of which a token passes few. `head`: the output head.
+    of which a token passes few. `head`: the output head. `absorbed`: the product of two others, for generation.
     """
 
     count: int
     out: int
     inputs: int
     itemsize: int
+    name: str = ""
     formatted: bool = False
     expert: bool = False
     head: bool = False
+    absorbed: bool = False
 
     @property
     def weights(self) -> int:
@@ -62,6 +64,11 @@ class Block:
         """Bytes as they are stored."""
         return self.other + sum(matrix.nbytes(stored) for matrix in self.matrices)
 
+    def leaving(self, names: frozenset[str]) -> "Block":
+        """The same with these matrices unquantised."""
+        left = (replace(m, formatted=m.formatted and m.name not in names) for m in self.matrices)
+        return replace(self, matrices=tuple(left))
+
 
 @dataclass(frozen=True)
 class RankWeights:
@@ -84,6 +91,13 @@ class RankWeights:
     def nbytes(self, stored: Stored, parallel: Parallel, stage: int) -> int:
         """Bytes of a rank of one pipeline stage."""
         return sum(block.nbytes(stored) * count for block, count in self.blocks(parallel, stage))
+
+    def leaving(self, names: Sequence[frozenset[str]]) -> "RankWeights":
+        """The same with matrices of each layer unquantised."""
+        found = [(kind, left) for kind, left in zip(self.layers, names, strict=True)]
+        kinds = sorted(set(found), key=found.index)
+        blocks = tuple(self.kinds[kind].leaving(left) for kind, left in kinds)
+        return replace(self, kinds=blocks, layers=tuple(kinds.index(layer) for layer in found))
 
 
 def rank_weights(family: Family, facts: Facts, layout: Layout) -> RankWeights:
@@ -127,9 +141,11 @@ def _matrix(target: Target, row: Row) -> Matrix:
         out=out,
         inputs=inputs,
         itemsize=target.spec.dtype.size,
+        name=row.target,
         formatted=isinstance(row, Experts) or (isinstance(row, Linear) and row.quantized),
         expert=isinstance(row, Experts),
         head=isinstance(row, Embedding),
+        absorbed=isinstance(row, AbsorbedQuery),
     )
 
 

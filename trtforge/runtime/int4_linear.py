@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from trtforge.core.errors import ForgeError
+from trtforge.models.kernels import PACKED_GROUPS
 from trtforge.models.transforms import dequantize_int4, unpack_int4
 from trtforge.runtime.linear import Linear, Matrix, Place, Stored, load_bias, with_bias
 from trtforge.runtime.weights import Weights
 
-PACKED_GROUPS = (256, 128, 64, 32)  # group sizes that Int4Packed computes
 _TILE = 64  # outputs that the CPU kernels' layout keeps together
 _MANY_ROWS = 128  # from which expanding the weights was measured to be faster
 _KNOWN_LAYOUT = "AVX512"

@@ -6,9 +6,10 @@ import torch
 
 from trtforge.core.config import Config
 from trtforge.core.errors import ForgeError
+from trtforge.models.kernels import REFERENCE, KernelName, kernel_for
 from trtforge.runtime.fp8_linear import Fp8Dense, Fp8ScaledMatmul
 from trtforge.runtime.fp8_rowwise_linear import Fp8RowwiseDense
-from trtforge.runtime.int4_linear import PACKED_GROUPS, Int4Dense, Int4Packed
+from trtforge.runtime.int4_linear import Int4Dense, Int4Packed
 from trtforge.runtime.int8 import multiplies_int8
 from trtforge.runtime.int8_linear import Int8Dense, SmoothQuant
 from trtforge.runtime.linear import Dense, Kernel
@@ -19,38 +20,13 @@ from trtforge.runtime.w4a8_linear import W4A8
 
 Device = Literal["cpu", "cuda"]
 ComputeDtype = Literal["float32", "bfloat16", "float16"]
-KernelName = Literal[
-    "dense",
-    "fp8_dense",
-    "fp8_scaled_mm",
-    "fp8_rowwise_dense",
-    "int4_dense",
-    "int4_packed_cpu",
-    "int4_packed_cuda",
-    "int8_dense",
-    "int8_sq_dense",
-    "int8_sq_cpu",
-    "nvfp4_dense",
-    "w4a8_dense",
-    "w4a8_packed_cpu",
-]
-
 DTYPES: dict[str, torch.dtype] = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
-_REFERENCE: dict[Algorithm, KernelName] = {
-    "none": "dense",
-    "fp8": "fp8_dense",
-    "fp8_rowwise": "fp8_rowwise_dense",
-    "int8_sq": "int8_sq_dense",
-    "int8_wo": "int8_dense",
-    "int4_awq": "int4_dense",
-    "int4_wo": "int4_dense",
-    "w4a8_awq": "w4a8_dense",
-    "nvfp4": "nvfp4_dense",
-}
+_OF_THE_CPU: frozenset[KernelName] = frozenset({"int4_packed_cpu", "w4a8_packed_cpu"})
+"""Their layout depends on the instruction set."""
 
 
 class Kernels(Config):
@@ -79,26 +55,15 @@ class Kernels(Config):
 
 def reference_kernels(algorithm: Algorithm) -> Kernels:
     """Plain arithmetic on any device and in any compute type: what a checkpoint is verified with."""
-    return Kernels(quantized=_REFERENCE[algorithm])
+    return Kernels(quantized=REFERENCE[algorithm])
 
 
 def choose_kernels(algorithm: Algorithm, group_size: int, device: Device, dtype: ComputeDtype) -> Kernels:
     """The fastest kernels for a device."""
-    packs = dtype == "bfloat16" and (algorithm == "int4_wo" or group_size in PACKED_GROUPS)
-    capability = torch.backends.cpu.get_cpu_capability()
-    match algorithm, device:
-        case "fp8", "cuda" if torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9):
-            return Kernels(quantized="fp8_scaled_mm")
-        case "int4_awq" | "int4_wo", "cuda" if packs:
-            return Kernels(quantized="int4_packed_cuda")
-        case "int4_awq" | "int4_wo", "cpu" if packs:
-            return Kernels(quantized="int4_packed_cpu", cpu_capability=capability)
-        case "w4a8_awq", "cpu" if packs:
-            return Kernels(quantized="w4a8_packed_cpu", cpu_capability=capability)
-        case "int8_sq", "cpu" if multiplies_int8():
-            return Kernels(quantized="int8_sq_cpu")
-        case _:
-            return reference_kernels(algorithm)
+    fp8_cores = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9)
+    name = kernel_for(algorithm, group_size, device, dtype, vnni=multiplies_int8(), fp8_cores=fp8_cores)
+    capability = torch.backends.cpu.get_cpu_capability() if name in _OF_THE_CPU else None
+    return Kernels(quantized=name, cpu_capability=capability)
 
 
 def kernel_of(spec: DecoderSpec, kernels: Kernels, module: str) -> Kernel:

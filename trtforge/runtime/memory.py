@@ -5,12 +5,11 @@ from pathlib import Path
 
 import torch
 
+from trtforge.core.device import CPU_CACHE_BYTES
 from trtforge.core.errors import ForgeError
 from trtforge.runtime.linear import Place
 from trtforge.runtime.scheduler import Limits
 from trtforge.runtime.spec import DecoderSpec
-
-CPU_BOUND = 4 << 30  # bytes over all ranks: on a CPU the cache shares its memory with everything else
 
 
 def block_bytes(spec: DecoderSpec, dtype: torch.dtype, tokens_per_block: int) -> int:
@@ -29,7 +28,7 @@ def block_count(
     """
     available = free_memory(place.device) * fraction
     if place.device.type == "cpu":
-        available = (available if tokens is not None else min(available, CPU_BOUND)) / (spec.tp * spec.pp)
+        available = (available if tokens is not None else min(available, CPU_CACHE_BYTES)) / (spec.tp * spec.pp)
     fitting = int(available // block_bytes(spec, place.dtype, tokens_per_block))
     useful = limits.max_batch_size * -(-limits.max_seq_len // tokens_per_block)
     wanted = useful if tokens is None else tokens // tokens_per_block

@@ -8,8 +8,8 @@ from dataclasses import replace
 from torch import Tensor
 
 from trtforge.core.errors import ForgeError
+from trtforge.models.kernels import PACKED_GROUPS
 from trtforge.models.transforms import NVFP4_BLOCK, pack_int4
-from trtforge.runtime.int4_linear import PACKED_GROUPS
 from trtforge.runtime.layout import LinearSlot
 from trtforge.runtime.linear import Stored
 from trtforge.runtime.spec import DecoderSpec

@@ -42,6 +42,13 @@ class LayerError(Config):
     added: float
 
 
+class Damage(Config):
+    """What quantising some linear layers alone does to their decoder layer's output, relative to its norm."""
+
+    modules: tuple[str, ...]
+    error: float
+
+
 class Verification(Config):
     """The figures. `kl_mean` in nats per token.
 

@@ -19,6 +19,7 @@ from trtforge.formats.trtllm import (
     read_engine_config,
 )
 from trtforge.models.checkpoint_config import layout_of_checkpoint
+from trtforge.models.exclusions import modules_excluded_by
 from trtforge.models.family import Family
 from trtforge.models.plan import checkpoint_plan
 from trtforge.models.registry import family_of, family_of_checkpoint
@@ -83,8 +84,10 @@ def _check_tensors(candidate: Path, config: CheckpointConfig, reference: HfCheck
 
     family, layout = family_of_checkpoint(reference), layout_of_checkpoint(config)
     if layout is not None:
-        layout = replace(layout, source=read_quantized_source(reference.config))
-        plan = checkpoint_plan(family, family.facts(reference.config), layout)
+        source, facts = read_quantized_source(reference.config), family.facts(reference.config)
+        excluded = () if source else modules_excluded_by(config, family, facts)
+        layout = replace(layout, source=source, exclude_modules=excluded)
+        plan = checkpoint_plan(family, facts, layout)
         check_tensors(candidate, reference, plan, layout, progress)
 
 

@@ -1,0 +1,104 @@
+"""What is known of kernels without torch is what they write: the bytes that each keeps of a layer."""
+
+from typing import get_args
+
+import pytest
+import torch
+from torch import Tensor
+
+from trtforge.core.dtypes import ModelDtype
+from trtforge.core.recipe import QuantFormat
+from trtforge.models.kernels import KEPT, REFERENCE, KernelName, kernel_for
+from trtforge.runtime.fp8_linear import Fp8Dense, Fp8ScaledMatmul
+from trtforge.runtime.fp8_rowwise_linear import Fp8RowwiseDense
+from trtforge.runtime.int4_linear import Int4Dense, Int4Packed
+from trtforge.runtime.int8_linear import Int8Dense, SmoothQuant
+from trtforge.runtime.kernels import DTYPES
+from trtforge.runtime.linear import Dense, Kernel, Stored
+from trtforge.runtime.nvfp4_linear import Nvfp4Dense
+from trtforge.runtime.w4a8_linear import W4A8
+
+OUT, INPUTS, GROUP = 192, 256, 64
+ONE = torch.ones(1)
+KERNELS: dict[KernelName, Kernel] = {
+    "dense": Dense(),
+    "fp8_dense": Fp8Dense(),
+    "fp8_scaled_mm": Fp8ScaledMatmul(),
+    "fp8_rowwise_dense": Fp8RowwiseDense(),
+    "int4_dense": Int4Dense(),
+    "int4_packed_cpu": Int4Packed("cpu"),
+    "int4_packed_cuda": Int4Packed("cuda"),
+    "int8_dense": Int8Dense(),
+    "int8_sq_dense": SmoothQuant(integer=False),
+    "int8_sq_cpu": SmoothQuant(integer=True),
+    "nvfp4_dense": Nvfp4Dense(),
+    "w4a8_dense": W4A8(Int4Dense()),
+    "w4a8_packed_cpu": W4A8(Int4Packed("cpu")),
+}
+BFLOAT16_ONLY = {"int4_packed_cpu", "int4_packed_cuda", "w4a8_packed_cpu"}
+
+
+def stored(name: KernelName) -> Stored:
+    """A layer as a checkpoint has it for the kernel."""
+    prequant, rows = torch.ones(INPUTS), torch.ones(OUT)
+    match name.split("_")[0]:
+        case "fp8":
+            weight = torch.zeros(OUT, INPUTS, dtype=torch.float8_e4m3fn)
+            return Stored(weight, weights_scale=rows if "rowwise" in name else ONE, activation_scale=ONE)
+        case "int4" | "w4a8":
+            weight = torch.zeros(OUT // 2, INPUTS, dtype=torch.int8)
+            return Stored(weight, None, torch.ones(OUT, INPUTS // GROUP), ONE, prequant, ONE)
+        case "int8":
+            weight = torch.zeros(OUT, INPUTS, dtype=torch.int8)
+            return Stored(weight, weights_scale=rows, activation_scale=ONE, prequant=prequant)
+        case "nvfp4":
+            scales = torch.zeros(OUT, INPUTS // 16, dtype=torch.float8_e4m3fn)
+            return Stored(torch.zeros(OUT, INPUTS // 2, dtype=torch.uint8), None, scales, ONE, None, ONE)
+        case _:
+            return Stored(torch.zeros(OUT, INPUTS))
+
+
+def kept_by(name: KernelName, dtype: ModelDtype) -> int:
+    packed: dict[str, Tensor] = KERNELS[name].pack(stored(name), DTYPES[dtype])
+    return sum(tensor.nbytes for tensor in packed.values())
+
+
+@pytest.mark.parametrize("dtype", get_args(ModelDtype))
+@pytest.mark.parametrize("name", sorted(KERNELS.keys() - {"int4_packed_cuda"}))
+def test_bytes_of_a_packed_layer(name: KernelName, dtype: ModelDtype) -> None:
+    if name in BFLOAT16_ONLY and dtype != "bfloat16":
+        assert kernel_for("int4_awq", GROUP, "cpu", dtype, vnni=True, fp8_cores=True) == "int4_dense"
+        return
+    prescaled = name.startswith(("int4", "w4a8"))
+    assert KEPT[name].nbytes(OUT, INPUTS, dtype, GROUP, prescaled=prescaled) == kept_by(name, dtype)
+
+
+def test_both_int4_layouts_take_the_same_room() -> None:
+    assert KEPT["int4_packed_cuda"] == KEPT["int4_packed_cpu"]
+
+
+def test_every_format_has_a_kernel_on_every_machine() -> None:
+    assert REFERENCE.keys() == set(get_args(QuantFormat))
+    assert KEPT.keys() == KERNELS.keys() == set(get_args(KernelName))
+
+
+@pytest.mark.parametrize(
+    ("format", "group", "device", "dtype", "vnni", "fp8_cores", "expected"),
+    [
+        ("fp8", 128, "cuda", "bfloat16", False, True, "fp8_scaled_mm"),
+        ("fp8", 128, "cuda", "bfloat16", True, False, "fp8_dense"),
+        ("fp8", 128, "cpu", "bfloat16", True, True, "fp8_dense"),
+        ("int4_awq", 128, "cuda", "bfloat16", False, False, "int4_packed_cuda"),
+        ("int4_awq", 128, "cuda", "float16", False, True, "int4_dense"),
+        ("int4_awq", 48, "cpu", "bfloat16", True, False, "int4_dense"),
+        ("w4a8_awq", 64, "cuda", "bfloat16", True, True, "w4a8_dense"),
+        ("int8_sq", 128, "cpu", "float32", False, False, "int8_sq_dense"),
+        ("int8_sq", 128, "cpu", "float32", True, False, "int8_sq_cpu"),
+        ("int8_sq", 128, "cuda", "float16", True, True, "int8_sq_dense"),
+    ],
+)
+def test_the_fastest_kernel_is_chosen(
+    format: QuantFormat, group: int, device: str, dtype: ModelDtype, vnni: bool, fp8_cores: bool, expected: str
+) -> None:
+    found = kernel_for(format, group, device, dtype, vnni=vnni, fp8_cores=fp8_cores)  # type: ignore[arg-type]
+    assert found == expected

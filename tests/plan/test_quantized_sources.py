@@ -1,0 +1,99 @@
+"""The planned weights of quantised sources, and of exclusions, are those that conversion writes, byte for byte."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.conftest import MakeHf
+from tests.convert.test_quantized_sources import FP8_SOURCES, INT4_SOURCES, STATIC
+from tests.modelopt import FORMATS, export_for_hugging_face, quantized_by_modelopt
+from tests.plan.models import asked
+from tests.quantized import Pack, fp8_static, write_quantized
+from trtforge.convert.stage import ConvertConfig, convert
+from trtforge.core.errors import ForgeError
+from trtforge.core.recipe import QuantFormat
+from trtforge.formats.hf import read_config
+from trtforge.formats.shards import read_header
+from trtforge.formats.trtllm import rank_file
+from trtforge.models.plan import Layout, checkpoint_plan
+from trtforge.plan.evaluate import Evaluation, evaluate
+from trtforge.plan.model import find_model
+
+
+def written(source: Path, out: Path, tp: int, pp: int = 1) -> list[int]:
+    """Bytes of the first rank file of every pipeline stage."""
+    convert(ConvertConfig(tp=tp, pp=pp), source, out)
+    return [sum(tensor.spec.nbytes for tensor in read_header(out / rank_file(stage * tp))) for stage in range(pp)]
+
+
+def planned(source: Path, **options: Any) -> Evaluation:
+    model = find_model(str(source))
+    found = evaluate(model, asked(model, **options))
+    assert found.problems == ()
+    return found
+
+
+def weights(found: Evaluation) -> list[int]:
+    assert found.memory is not None
+    return [stage.weights for stage in found.memory.stages]
+
+
+@pytest.mark.parametrize(("tp", "pp"), [(1, 1), (2, 2)])
+@pytest.mark.parametrize(("pack", "values"), INT4_SOURCES + FP8_SOURCES)
+def test_every_tool(pack: Pack, values: dict[str, Any], tp: int, pp: int, tmp_path: Path) -> None:
+    source = write_quantized(tmp_path / "hf", pack, values).directory
+    assert weights(planned(source, tp=tp, pp=pp)) == written(source, tmp_path / "out", tp, pp)
+
+
+@pytest.mark.parametrize("format_", FORMATS)
+def test_exports_of_modelopt(format_: str, tmp_path: Path) -> None:
+    export_for_hugging_face(quantized_by_modelopt(format_), tmp_path / "hf")
+    assert weights(planned(tmp_path / "hf", tp=2)) == written(tmp_path / "hf", tmp_path / "out", 2)
+
+
+def test_layers_that_the_source_left_unquantised(tmp_path: Path) -> None:
+    values = STATIC | {"ignore": ["lm_head", r"re:model\.layers\.1\.mlp.*"]}
+    source = write_quantized(
+        tmp_path / "hf", fp8_static(), values, dtype=torch.bfloat16, left=lambda module: "layers.1.mlp" in module
+    ).directory
+    assert weights(planned(source, tp=2)) == written(source, tmp_path / "out", 2)
+    everywhere = write_quantized(tmp_path / "all", fp8_static(), STATIC, dtype=torch.bfloat16).directory
+    more = weights(planned(source))[0] - weights(planned(everywhere))[0]
+    assert more == 3 * (256 * 128 - 8)  # a byte more for each weight, two scales less
+
+
+def test_stages_that_differ_in_what_is_left_are_refused(tmp_path: Path) -> None:
+    values = STATIC | {"ignore": ["lm_head", r"re:model\.layers\.1\.mlp.*"]}
+    source = write_quantized(
+        tmp_path / "hf", fp8_static(), values, dtype=torch.bfloat16, left=lambda module: "layers.1.mlp" in module
+    ).directory
+    model = find_model(str(source))
+    (problem,) = evaluate(model, asked(model, pp=2)).problems
+    assert problem.rule == "exclude_modules"
+    assert "leaves other layers unquantised in one pipeline stage of 2 than in another" in problem.message
+
+
+@pytest.mark.parametrize("quant", ["fp8", "int4_awq", "int8_sq"])
+def test_exclusions_of_a_recipe(make_hf: MakeHf, quant: QuantFormat) -> None:
+    source = make_hf(hidden_size=128, intermediate_size=256, num_hidden_layers=4)
+    patterns = ("model.layers.0.*", "*.down_proj")
+    recipe = {"quantization": {"format": quant, "exclude_modules": patterns}}
+    found = planned(source, recipe=recipe)
+    model = find_model(str(source))
+    layout = Layout(found.memory.parallel, "float16", quant, exclude_modules=patterns)  # type: ignore[union-attr]
+    targets = checkpoint_plan(model.family, model.family.facts(read_config(source)), layout).targets
+    assert weights(found) == [sum(target.spec.nbytes for target in targets)]
+    assert weights(found) > weights(planned(source, recipe={"quantization": {"format": quant}}))
+
+
+def test_a_pattern_without_a_layer_is_refused(make_hf: MakeHf) -> None:
+    model = find_model(str(make_hf()))
+    recipe = {"quantization": {"format": "fp8", "exclude_modules": ["*.w1"]}}
+    (problem,) = evaluate(model, asked(model, recipe=recipe)).problems
+    assert (problem.rule, problem.message) == (
+        "exclude_modules", "exclude_modules: *.w1 is no linear layer of this model",
+    )  # fmt: skip
+    with pytest.raises(ForgeError, match=r"\*\.w1 is no linear layer"):
+        model.whole("float16", ("*.w1",))

@@ -1,0 +1,5 @@
+"""The recipes that ship for real models, by name."""
+
+from trtforge.core.assets import asset_directory
+
+SHIPPED = {path.stem: path for path in asset_directory("recipes").glob("*.yaml") if not path.stem.startswith("demo-")}

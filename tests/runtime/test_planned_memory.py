@@ -1,0 +1,223 @@
+"""What the plan says the embedded engine keeps is what a loaded one keeps: bytes of tensors, not of the process."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import FunctionType, MethodType, ModuleType
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
+
+from tests.families import TINY
+from tests.runtime.converted import Families
+from trtforge.core.processor import Processor
+from trtforge.core.progress import Silent
+from trtforge.core.recipe import Recipe
+from trtforge.formats.shards import read_header
+from trtforge.formats.trtllm import rank_file, read_checkpoint_config
+from trtforge.pipeline import Build, selected
+from trtforge.plan.evaluate import Evaluation, evaluate
+from trtforge.plan.model import find_model
+from trtforge.plan.request import request_of
+from trtforge.runtime.engine import Engine
+from trtforge.runtime.int8 import multiplies_int8
+from trtforge.runtime.kernels import choose_kernels
+from trtforge.runtime.packing import pack_rank
+from trtforge.runtime.rank import RankModel
+from trtforge.runtime.source import open_engine
+from trtforge.runtime.thread_ranks import ThreadRanks
+from trtforge.runtime.weights import Weights
+
+BATCH, LENGTH, BLOCK = 6, 72, 16
+CLOSE = 0.05
+
+
+def recipe(source: Path, **values: Any) -> Recipe:
+    limits = {"backend": "torch", "device": "cpu", "max_batch_size": BATCH, "max_seq_len": LENGTH}
+    engine = limits | {"tokens_per_block": BLOCK} | values.pop("engine", {})
+    return Recipe.parse({"name": "planned", "model": {"source": str(source)}, "engine": engine, **values}, "test")
+
+
+def planned(asked: Recipe) -> Evaluation:
+    model = find_model(asked.model.source)
+    found = evaluate(model, request_of(asked, model, {}))
+    assert found.problems == ()
+    return found
+
+
+def tensors_in(found: object, seen: set[int]) -> Iterator[Tensor]:
+    """The tensors that an object keeps alive: in its fields, in containers, and in what its functions close over."""
+    if id(found) in seen or isinstance(found, type | ModuleType | str | bytes | int | float | None):
+        return
+    seen.add(id(found))
+    inside: list[object] = []
+    if isinstance(found, Tensor):
+        yield found
+    elif isinstance(found, FunctionType):
+        inside = [cell.cell_contents for cell in found.__closure__ or ()]
+    elif isinstance(found, MethodType):
+        inside = [found.__self__]
+    elif isinstance(found, dict):
+        inside = list(found.values())
+    elif isinstance(found, list | tuple | set | frozenset):
+        inside = list(found)
+    else:
+        inside = list(getattr(found, "__dict__", {}).values())
+    for one in inside:
+        yield from tensors_in(one, seen)
+
+
+def kept(*parts: object) -> int:
+    """Bytes of all tensors in `parts`, storage that two of them share once."""
+    seen: set[int] = set()
+    sizes = {}
+    for tensor in (tensor for part in parts for tensor in tensors_in(part, seen)):
+        opaque = tensor.layout is not torch.strided  # oneDNN's blocked weights have no address
+        sizes[id(tensor) if opaque else tensor.untyped_storage().data_ptr()] = tensor.numel() * tensor.element_size()
+    return sum(sizes.values())
+
+
+def build(asked: Recipe, out: Path) -> Path:
+    run = Build(asked, out, Silent())
+    stages = tuple(stage for stage in selected(asked, "calibrate", "compile") if stage != "verify")
+    run.run(stages, started=lambda _: None)
+    return run.paths.engine
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Large enough that weights outweigh rotary tables: 4 layers, hidden 256."""
+    directory = tmp_path_factory.mktemp("llama")
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=256, intermediate_size=512, num_hidden_layers=4, num_attention_heads=8, num_key_value_heads=4,
+        vocab_size=509, max_position_embeddings=128,
+    )  # fmt: skip
+    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(directory)
+    ids = torch.randint(0, 509, (8, 32), generator=torch.Generator().manual_seed(0))
+    save_file({"input_ids": ids}, directory / "calibration.safetensors")
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("quant", "kv_cache", "dtype", "tp", "pp"),
+    [
+        ("none", "none", "float32", 1, 1),
+        ("none", "none", "bfloat16", 2, 1),
+        ("none", "int8", "float32", 1, 2),
+        ("fp8", "fp8", "bfloat16", 1, 1),
+        ("fp8", "fp8", "float32", 2, 1),
+        ("fp8_rowwise", "none", "float16", 1, 1),
+        ("int4_awq", "none", "bfloat16", 1, 1),
+        ("int4_awq", "fp8", "float32", 2, 1),
+        ("w4a8_awq", "fp8", "bfloat16", 1, 1),
+        ("int8_sq", "none", "float32", 1, 1),
+        ("int8_sq", "fp8", "bfloat16", 2, 1),
+        ("int8_wo", "none", "bfloat16", 1, 1),
+        ("int4_wo", "none", "bfloat16", 1, 1),
+        ("nvfp4", "fp8", "bfloat16", 1, 1),
+        ("nvfp4", "none", "float32", 2, 1),
+    ],
+)
+def test_weights_and_pool_of_a_loaded_engine(
+    llama: Path, quant: str, kv_cache: str, dtype: str, tp: int, pp: int, tmp_path: Path
+) -> None:
+    calibration = {"data": str(llama / "calibration.safetensors"), "samples": 8, "sequence_length": 32}
+    asked = recipe(
+        llama,
+        quantization={"format": quant, "kv_cache": kv_cache, "calibration": calibration},
+        parallel={"tp": tp, "pp": pp},
+        engine={"compute_dtype": dtype},
+    )
+    found = planned(asked)
+    assert found.memory is not None
+    assert found.embedded is not None
+    source = open_engine(build(asked, tmp_path / "out"))
+    assert (source.forge.compute_dtype, source.forge.kernels.quantized) == (dtype, found.embedded.kernel)
+    ranks = ThreadRanks(source, found.memory.kv_tokens // BLOCK)
+    try:
+        for model in ranks._models:
+            stage = found.memory.stages[source.spec(model._decoder.spec.rank.index).rank.pp_rank]
+            _compare(model, stage.weights, stage.kv_pool)
+            assert model.blocks_that_fit(0.9, None) * BLOCK == found.memory.kv_tokens
+    finally:
+        ranks.close()
+
+
+def _compare(model: RankModel, weights: int, pool: int) -> None:
+    assert kept(model._decoder) == pytest.approx(weights, rel=CLOSE)
+    assert kept(model._cache) == pool
+
+
+def test_layers_that_a_recipe_leaves_unquantised(llama: Path, tmp_path: Path) -> None:
+    calibration = {"data": str(llama / "calibration.safetensors"), "samples": 8, "sequence_length": 32}
+    quantization = {"format": "int8_sq", "exclude_modules": ["*.down_proj"], "calibration": calibration}
+    asked = recipe(llama, quantization=quantization, engine={"compute_dtype": "float32"})
+    memory = planned(asked).memory
+    assert memory is not None
+    engine = build(asked, tmp_path / "out")
+    written = sum(tensor.spec.nbytes for tensor in read_header(engine / rank_file(0)))
+    assert written == pytest.approx(memory.weights, rel=CLOSE)
+
+
+def test_the_pool_of_an_engine_that_serves(llama: Path, tmp_path: Path) -> None:
+    asked = recipe(llama)
+    found = planned(asked)
+    assert found.memory is not None
+    assert found.memory.kv_tokens == BATCH * 80  # whole blocks of each request
+    with Engine.load(build(asked, tmp_path / "out")) as engine:
+        assert engine.statistics().kv_blocks_max * BLOCK == found.memory.kv_tokens
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize("name", TINY)
+def test_every_family_to_the_byte(families: Families, name: str, tp: int) -> None:
+    """As packed in bfloat16, which is not the type of these checkpoints."""
+    checkpoint = families(name).checkpoint(tp=tp)
+    config = read_checkpoint_config(checkpoint)
+    asked = recipe(
+        families(name).directory / "hf",
+        model={"source": str(families(name).directory / "hf"), "dtype": "float32"},
+        parallel={"tp": tp},
+        engine={"compute_dtype": "bfloat16"},
+    )
+    memory = planned(asked).memory
+    assert memory is not None
+    kernels = choose_kernels("none", 128, "cpu", "bfloat16")
+    for rank in range(tp):
+        packed = pack_rank(config, rank, Weights.open(checkpoint, rank), kernels, torch.bfloat16)
+        assert sum(tensor.nbytes for tensor in packed.values()) == memory.stages[0].weights
+
+
+@pytest.mark.parametrize("quant", ["none", "fp8", "int4_awq", "int8_wo"])
+def test_experts(quant: str, tmp_path: Path) -> None:
+    source = tmp_path / "hf"
+    config = MixtralConfig(
+        hidden_size=128, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        num_local_experts=4, vocab_size=131, max_position_embeddings=256,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    MixtralForCausalLM(config).to(torch.bfloat16).save_pretrained(source)
+    asked = recipe(
+        source,
+        quantization={"format": quant, "calibration": _tokens(tmp_path)},
+        engine={"compute_dtype": "bfloat16"},
+    )
+    memory = planned(asked).memory
+    assert memory is not None
+    engine = build(asked, tmp_path / "out")
+    written = sum(tensor.spec.nbytes for tensor in read_header(engine / rank_file(0)))
+    assert written == pytest.approx(memory.weights, rel=CLOSE)
+
+
+def _tokens(directory: Path) -> dict[str, Any]:
+    ids = torch.randint(0, 131, (32, 64), generator=torch.Generator().manual_seed(0))
+    save_file({"input_ids": ids}, directory / "tokens.safetensors")
+    return {"data": str(directory / "tokens.safetensors"), "samples": 32, "sequence_length": 64}
+
+
+def test_the_plan_reads_the_same_cpu_as_the_engine() -> None:
+    assert Processor.here().vnni == multiplies_int8()

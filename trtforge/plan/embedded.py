@@ -1,0 +1,96 @@
+"""What the embedded engine (backend torch) keeps: weights as its kernels pack them, a KV pool that requests can use.
+
+Unlike TensorRT-LLM it holds weights in the type that it computes in, unless a kernel takes the packed ones.
+"""
+
+from dataclasses import dataclass, replace
+
+from trtforge.core.device import CPU_CACHE_BYTES, UsableDevice
+from trtforge.core.dtypes import ModelDtype, dtype_named
+from trtforge.core.parallel import Parallel
+from trtforge.core.processor import Processor, compute_dtype
+from trtforge.models.kernels import KEPT, PACKED_GROUPS, KernelName, kernel_for
+from trtforge.models.plan import Layout
+from trtforge.plan.formats import CACHES, WEIGHTS
+from trtforge.plan.kv import blocks_of, bytes_per_token
+from trtforge.plan.limits import Limits
+from trtforge.plan.memory import Memory, tokens_on
+from trtforge.plan.model import Model
+from trtforge.plan.request import Request
+from trtforge.plan.weights import Matrix, RankWeights
+
+_FP8_CORES = 89
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """How an engine computes. `kernel`: of the quantised linear layers."""
+
+    device: UsableDevice
+    compute_dtype: ModelDtype
+    kernel: KernelName
+
+    @classmethod
+    def of(cls, request: Request, processor: Processor) -> "Embedded":
+        """What compiling would choose; `device: auto` is a GPU where the request names one, else the CPU."""
+        device = request.engine.device
+        if device == "auto":
+            device = "cpu" if request.gpu is None else "cuda"
+        dtype = compute_dtype(request.engine.compute_dtype, request.dtype, device, processor)
+        name = WEIGHTS[request.quant].name
+        fp8 = request.gpu is not None and request.gpu.sm >= _FP8_CORES
+        kernel = kernel_for(name, request.group_size, device, dtype, vnni=processor.vnni, fp8_cores=fp8)
+        return cls(device, dtype, kernel)
+
+    def memory(self, model: Model, request: Request, layout: Layout, planned: Memory) -> Memory:
+        """`planned` with the weights and the KV bytes of this engine."""
+        parallel, sizes = layout.parallel, model.facts.sizes
+        whole = model.whole(self.compute_dtype, layout.exclude_modules)
+        ranks = model.weights(replace(layout, dtype=self.compute_dtype))
+        cache = CACHES[request.kv_cache]
+        itemsize = cache.itemsize or dtype_named(self.compute_dtype).size
+        scales = cache.per_layer * (sizes.num_layers // parallel.pp)
+        stages = tuple(
+            replace(
+                rank,
+                weights=self._weights(ranks, request, parallel, stage) + scales,
+                kv_per_token=bytes_per_token(sizes, itemsize, parallel),
+            )
+            for stage, rank in enumerate(planned.stages)
+        )
+        return replace(
+            planned,
+            weights=self._weights(whole, request, Parallel(), 0) + cache.per_layer * sizes.num_layers,
+            kv_per_token=bytes_per_token(sizes, itemsize),
+            stages=stages,
+        )
+
+    def pool_tokens(self, request: Request, memory: Memory, limits: Limits) -> int:
+        """Tokens of the KV pool: what the requests can use at full length, or as many as were asked for and fit."""
+        block, most = limits.tokens_per_block, request.serving.kv_cache_tokens
+        wanted = limits.max_batch_size * blocks_of(limits.max_seq_len, block) if most is None else most // block
+        if self.device == "cuda" and request.gpu is not None:
+            fits = tokens_on(memory, int(request.gpu.memory), request.serving.kv_cache_fraction, block) // block
+            return min(wanted, fits) * block
+        if self.device == "cpu" and most is None:
+            share = CPU_CACHE_BYTES // memory.parallel.world_size
+            wanted = min(wanted, *(share // (rank.kv_per_token * block) for rank in memory.stages))
+        return wanted * block
+
+    def _weights(self, weights: RankWeights, request: Request, parallel: Parallel, stage: int) -> int:
+        return sum(
+            count * (block.other + sum(self._matrix(matrix, request) for matrix in block.matrices))
+            for block, count in weights.blocks(parallel, stage)
+        )
+
+    def _matrix(self, matrix: Matrix, request: Request) -> int:
+        if matrix.absorbed:  # generation uses its factors, which are there for the context too
+            return 0
+        if not matrix.formatted:
+            return matrix.weights * matrix.itemsize
+        format, group = WEIGHTS[request.quant], request.group_size
+        if format.name == "int4_wo":  # a row's scale, repeated for groups that the kernels know
+            group = next((size for size in PACKED_GROUPS if matrix.inputs % size == 0), matrix.inputs)
+        prescaled = format.per_input_elements > 0
+        kept = KEPT[self.kernel]
+        return matrix.count * kept.nbytes(matrix.out, matrix.inputs, self.compute_dtype, group, prescaled=prescaled)

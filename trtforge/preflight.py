@@ -1,0 +1,67 @@
+"""Floor 5: whether a recipe can be deployed, judged as `trtforge plan` judges it, before anything is started."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from trtforge.core.errors import ForgeError
+from trtforge.core.recipe import Recipe
+from trtforge.formats.hf import cached_source
+from trtforge.plan.evaluate import Evaluation, evaluate
+from trtforge.plan.fixes import fixes
+from trtforge.plan.model import Model, find_model, model_at
+from trtforge.plan.request import request_of
+
+
+@dataclass(frozen=True)
+class Preflight:
+    """A recipe that can be: its model, and what is known of its deployment."""
+
+    model: Model
+    evaluation: Evaluation
+
+    def as_json(self) -> Mapping[str, Any]:
+        """What --dry-run says of the deployment, in bytes and tokens; None where it is not known."""
+        evaluation, request, memory = self.evaluation, self.evaluation.request, self.evaluation.memory
+        return {
+            "facts": "config.json facts that ship with trtforge"
+            if self.model.shipped
+            else "the model's own config.json",
+            "gpu": request.engine.target.gpu,
+            "gpus": request.tp * request.pp,
+            "memory_per_gpu": memory.fullest.total if memory else None,
+            "weights_per_gpu": memory.fullest.weights if memory else None,
+            "kv_tokens": memory.kv_tokens if memory else None,
+            "full_length_requests": evaluation.full_length_requests,
+            "longest_prompt": evaluation.longest_prompt,
+            "warnings": list(evaluation.warnings),
+            "notes": list(self.model.notes),
+        }
+
+
+def preflight(recipe: Recipe) -> Preflight:
+    """Judge a recipe from metadata: layout, formats, limits, release, and the memory of the GPU that it names.
+
+    Raises ForgeError with the first rule that is broken and the nearest legal choice. TensorRT-LLM's own rules hold for
+    the tensorrt_llm backend, and for `auto` where the recipe names a target.
+    """
+    model = _model_of(recipe)
+    evaluation = evaluate(model, request_of(recipe, model, {}))
+    for problem in evaluation.problems:
+        (fix,) = fixes(model, replace(evaluation, problems=(problem,)))
+        settings = " ".join(f"--set {change.setting}" for change in fix.changes)
+        more = (
+            "" if len(evaluation.problems) == 1 else f" `trtforge plan` shows all {len(evaluation.problems)} problems."
+        )
+        raise ForgeError(
+            f"{recipe.name}: {problem.rule}: {problem.message}",
+            hint=(f"Use {settings}." if settings else problem.fix) + more,
+        )
+    return Preflight(model, evaluation)
+
+
+def _model_of(recipe: Recipe) -> Model:
+    """What this machine has of the model says more than the facts that ship with the program."""
+    source, revision = recipe.model.source, recipe.model.revision
+    here = cached_source(source, revision)
+    return find_model(source, revision) if here is None else model_at(source, here)

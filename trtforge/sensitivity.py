@@ -1,0 +1,112 @@
+"""Floor 5: which linear layers a quality gate needs unquantised, tried by converting and verifying.
+
+The ranking says in which order layers are left out; how many is found by bisection, each step a real checkpoint.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from trtforge.calibrate.stage import CalibrateConfig
+from trtforge.convert.stage import ConvertConfig, convert
+from trtforge.core.progress import Progress, Silent
+from trtforge.core.recipe import GateConfig
+from trtforge.verify.result import Damage, Verification
+from trtforge.verify.sensitivity import rank_linears
+from trtforge.verify.stage import verify
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A checkpoint with some layers left out: `bytes` of its rank file, and how good it is."""
+
+    exclude_modules: tuple[str, ...]
+    bytes: int
+    verification: Verification
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """The linear layers by damage, the checkpoint without exclusions, and the fewest exclusions that meet the gate.
+
+    `proposal` None: no set does, not even all layers, which `last` shows.
+    """
+
+    ranking: tuple[Damage, ...]
+    everything: Trial
+    proposal: Trial | None
+    last: Trial
+
+    def as_json(self) -> dict[str, Any]:
+        """For --json."""
+        return {
+            "ranking": [{"modules": list(damage.modules), "error": damage.error} for damage in self.ranking],
+            "without_exclusions": _trial_json(self.everything),
+            "proposal": None if self.proposal is None else _trial_json(self.proposal),
+        }
+
+
+def analyse(
+    config: CalibrateConfig, source: Path, calibration: Path, gate: GateConfig, progress: Progress | None = None
+) -> Sensitivity:
+    """Rank the layers of `source` by the damage that `calibration`'s format does, and find what the gate needs.
+
+    Checkpoints are written beside the calibration, one at a time, and deleted.
+    """
+    shown = progress or Silent()
+    with TemporaryDirectory(prefix=f".{calibration.name}.", dir=calibration.resolve().parent) as directory:
+        trials = _Trials(config, source, calibration, gate, Path(directory) / "checkpoint", shown)
+        everything = trials.without(())
+        ranking = rank_linears(trials.checkpoint, source, gate, progress=shown)
+        if everything.verification.passed:
+            return Sensitivity(ranking, everything, everything, everything)
+        last = trials.without(ranking)
+        if not last.verification.passed:
+            return Sensitivity(ranking, everything, None, last)
+        fails, passes, best = 0, len(ranking), last
+        while passes - fails > 1:
+            middle = (fails + passes) // 2
+            trial = trials.without(ranking[:middle])
+            if trial.verification.passed:
+                passes, best = middle, trial
+            else:
+                fails = middle
+        return Sensitivity(ranking, everything, best, best)
+
+
+class _Trials:
+    def __init__(
+        self,
+        config: CalibrateConfig,
+        source: Path,
+        calibration: Path,
+        gate: GateConfig,
+        checkpoint: Path,
+        progress: Progress,
+    ) -> None:
+        self.checkpoint = checkpoint
+        self._config, self._source, self._calibration, self._gate = config, source, calibration, gate
+        self._progress = progress
+
+    def without(self, damages: Sequence[Damage]) -> Trial:
+        """Convert and verify with these layers left out."""
+        excluded = tuple(module for damage in damages for module in damage.modules)
+        settings = ConvertConfig(
+            quant=self._config.format,
+            kv_cache=self._config.kv_cache,
+            group_size=self._config.group_size,
+            exclude_modules=excluded,
+        )
+        made = convert(settings, self._source, self.checkpoint, calibration=self._calibration, progress=self._progress)
+        found = verify(self.checkpoint, self._source, self._gate, progress=self._progress)
+        return Trial(excluded, made.manifest.total_bytes, found)
+
+
+def _trial_json(trial: Trial) -> dict[str, Any]:
+    return {
+        "exclude_modules": list(trial.exclude_modules),
+        "bytes": trial.bytes,
+        "verification": trial.verification.as_json(),
+    }

@@ -1,0 +1,101 @@
+"""Puts linear layers of a checkpoint, as the embedded engine computes them, in the place of Hugging Face modules."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trtforge.models.content import Quantized, Target
+from trtforge.models.plan import CheckpointPlan
+from trtforge.runtime.kernels import kernel_of
+from trtforge.runtime.layout import GatedSlot, LinearSlot, rank_slots
+from trtforge.runtime.linear import Linear, Place
+from trtforge.runtime.packing import sparse_layers
+from trtforge.runtime.source import open_model
+from trtforge.runtime.stored import take_linear
+from trtforge.runtime.weights import Weights
+
+_PLACE = Place(torch.device("cpu"), torch.float32)
+
+
+@dataclass
+class _Matrix:
+    """One matrix of the checkpoint, whose outputs several modules share; computed once for each input."""
+
+    name: str
+    linear: Linear
+    _input: Tensor | None = field(default=None)
+    _output: Tensor | None = field(default=None)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self._output is None or self._input is not x:
+            self._input, self._output = x, self.linear(x.reshape(-1, x.shape[-1])).unflatten(0, x.shape[:-1])
+        return self._output
+
+
+class Substitution:
+    """Of a checkpoint with one rank. `plan` is what it was converted by."""
+
+    def __init__(self, checkpoint: Path, plan: CheckpointPlan) -> None:
+        source = open_model(checkpoint)
+        self._spec, self._kernels = source.spec(0), source.forge.kernels
+        self._weights = Weights.open(checkpoint, 0)
+        self._slots = dict(_linear_slots(rank_slots(self._spec, sparse_layers(self._spec, self._weights))))
+        self._rows: dict[str, tuple[str, Tensor]] = {}
+        for target in plan.targets:
+            if isinstance(target.content, Quantized):
+                self._rows |= dict(_rows_of(target, target.content))
+
+    def takes(self, module: str) -> bool:
+        """Whether a module, by its Hugging Face name, is quantised in the checkpoint."""
+        return module in self._rows
+
+    @contextmanager
+    def in_place(self, modules: Mapping[str, nn.Module]) -> Iterator[None]:
+        """`modules`, by name, compute what the checkpoint's matrices give for their inputs."""
+        matrices = {name: self._load(name) for name in {self._rows[module][0] for module in modules}}
+        for name, module in modules.items():
+            matrix, rows = self._rows[name]
+            setattr(module, "forward", _forward(matrices[matrix], rows))  # noqa: B010
+        try:
+            yield
+        finally:
+            for module in modules.values():
+                del module.forward
+
+    def _load(self, name: str) -> _Matrix:
+        slot = self._slots[name]
+        kernel = kernel_of(self._spec, self._kernels, name)
+        packed = kernel.pack(take_linear(self._spec, self._weights, slot), _PLACE.dtype)
+        weights = Weights.of({f"{name}.{part}": tensor.contiguous() for part, tensor in packed.items()})
+        return _Matrix(name, kernel.load(weights, name, (slot.out, slot.inputs), _PLACE, bias=True))
+
+
+def _forward(matrix: _Matrix, rows: Tensor) -> Callable[[Tensor], Tensor]:
+    return lambda x: matrix(x)[..., rows]
+
+
+def _linear_slots(slots: Any) -> Iterator[tuple[str, LinearSlot]]:
+    for slot in slots:
+        parts = (slot.fc, slot.gate) if isinstance(slot, GatedSlot) else (slot,)
+        yield from ((part.module, part) for part in parts if isinstance(part, LinearSlot))
+
+
+def _rows_of(target: Target, content: Quantized) -> Iterator[tuple[str, tuple[str, Tensor]]]:
+    """For each module of a matrix: the matrix's name, and which of its outputs are the module's, in its order."""
+    name = target.spec.name.removesuffix(".weight")
+    places: dict[str, list[tuple[range, int]]] = {}
+    first = 0
+    for piece in content.pieces:
+        for rows in piece.cuts[0].rows:
+            places.setdefault(piece.source.removesuffix(".weight"), []).append((rows, first))
+            first += len(rows)
+    for module, parts in places.items():
+        order = torch.empty(max(rows.stop for rows, _ in parts), dtype=torch.int64)
+        for rows, start in parts:
+            order[rows.start : rows.stop] = torch.arange(start, start + len(rows))
+        yield module, (name, order)
