@@ -59,7 +59,7 @@ def write_engine(
 ) -> Path:
     """An engine artifact with that config.json; `files` None: the rank files that it calls for.
 
-    `features`: what it was compiled for, `target`: what the build recorded, where its manifest says so.
+    `features`, `target`: what it was compiled for, and with, where its manifest says so.
     """
     suffix = "safetensors" if "forge" in config else "engine"
     ranks = range(config["pretrained_config"]["mapping"]["world_size"])

@@ -26,7 +26,7 @@ HERE = Launch("mpi", ("mpirun",))
 
 def repository_of(tmp_path: Path, target: EngineTarget = H100, tp: int = 1) -> Path:
     assert target.tensorrt_llm is not None
-    engine = tensorrt_engine(tmp_path / "engine", tp, target.tensorrt_llm, target)
+    engine = tensorrt_engine(tmp_path / "engine", tp, target.tensorrt_llm, target=target)
     return package(PackageConfig(), engine, DEMO_MODEL, tmp_path / "repository").path
 
 

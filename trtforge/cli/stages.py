@@ -319,11 +319,8 @@ def package(
     from trtforge.package.target import PackageTarget
 
     features = from_options(FeaturesConfig, parse_features(feature), "--feature") if feature else None
-    config = PackageConfig(
-        serving=serving_settings(set_ or []),
-        name_prefix=name,
-        features=features,
-        target=PackageTarget(tensorrt_llm=target_version, gpu=gpu),
-    )
+    target = PackageTarget(tensorrt_llm=target_version, gpu=gpu)
+    serving = serving_settings(set_ or [])
+    config = PackageConfig(serving=serving, name_prefix=name, features=features, target=target)
     result = run(config, engine, tokenizer, out, force=force)
     show.produced(result, json_output=json, next_command=f"trtforge serve {out}")

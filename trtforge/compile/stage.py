@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from trtforge import __version__
 from trtforge.compile import tensorrt_llm
+from trtforge.compile.about import about_engine
 from trtforge.compile.build_config import BuildPlan, build_config, in_flight_batching
 from trtforge.compile.engine_build import EngineBuild, build_config_of, rank_directory
 from trtforge.compile.machine import Machine, this_machine
@@ -17,7 +18,6 @@ from trtforge.compile.tensorrt_engine import build_engine
 from trtforge.compile.torch import TorchPlan, build_rank, torch_plan
 from trtforge.core.artifact import Produced, partial_directory, produce
 from trtforge.core.cache import cache_for
-from trtforge.core.cache_entry import About
 from trtforge.core.errors import ForgeError
 from trtforge.core.manifest import FileRecord, Identity, open_artifact
 from trtforge.core.progress import Progress, Silent
@@ -189,19 +189,7 @@ def compile_engine(
                 bar.advance(1)
         return {}
 
-    return produce(out, identity, write, force=force, cache=cache_for(_about(model, "torch")))
-
-
-def _about(model: CheckpointConfig, release: str) -> About:
-    """What the cache lists an engine as."""
-    return About(
-        architecture=model.architecture,
-        layers=model.num_hidden_layers,
-        hidden=model.hidden_size,
-        format=model.quantization.quant_algo or model.dtype,
-        kv_cache=model.quantization.kv_cache_quant_algo,
-        release=release,
-    )
+    return produce(out, identity, write, force=force, cache=cache_for(about_engine(model, "torch")))
 
 
 def _limits(model: CheckpointConfig, config: EngineConfig) -> Limits:

@@ -72,10 +72,16 @@ def read_engine(directory: Path, manifest: Manifest, built_for: FeaturesConfig |
         max_beam_width=_integer(build, "max_beam_width", path, default=1),
         paged_context=paged_context,
         features=features,
-        target=_target(values, manifest.identity.versions) if forge is None else EngineTarget(),
+        target=_target(values, manifest) if forge is None else EngineTarget(),
     )
     _check_ranks(directory, facts)
     return facts
+
+
+def _target(values: Mapping[str, Any], manifest: Manifest) -> EngineTarget:
+    """What the build recorded; the release is in TensorRT-LLM's own file in any case."""
+    recorded = EngineTarget.recorded(manifest.identity.versions) or EngineTarget()
+    return recorded.model_copy(update={"tensorrt_llm": str(values.get("version"))})
 
 
 def _features(forge: object, manifest: Manifest, build: Mapping[str, Any], *, paged_context: bool) -> FeaturesConfig:
@@ -111,12 +117,6 @@ def _lora_rank(build: Mapping[str, Any]) -> int:
     if not isinstance(plugins, dict) or not isinstance(lora, dict) or not plugins.get("lora_plugin"):
         return 0
     return int(lora.get("max_lora_rank", 0))
-
-
-def _target(values: Mapping[str, Any], versions: Mapping[str, str]) -> EngineTarget:
-    """What the build recorded; the release is in TensorRT-LLM's own file in any case."""
-    recorded = EngineTarget.recorded(versions) or EngineTarget()
-    return recorded.model_copy(update={"tensorrt_llm": str(values.get("version"))})
 
 
 def _check_ranks(directory: Path, facts: EngineFacts) -> None:
