@@ -2,15 +2,21 @@
 
 import re
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from pydantic import BaseModel
 
+from tests.compile.checkpoints import drafting, engine, llama
+from tests.compile.test_build_config import plan
+from trtforge.compile.build_config import BuildPlan
+from trtforge.compile.tensorrt_llm import commands
 from trtforge.core.assets import asset_directory
+from trtforge.core.errors import ForgeError
 from trtforge.core.recipe import Recipe, load_recipe
 from trtforge.formats.releases import read_release_data, release
 from trtforge.models.formats import FORMATS
 from trtforge.models.registry import WITHOUT_ENGINES, architectures, family_of
+from trtforge.plan.runtime_keys import runtime_keys
 
 DOCS = Path(__file__).parent.parent / "docs"
 
@@ -27,11 +33,73 @@ def _rows(model: type[BaseModel], prefix: str) -> list[str]:
         if isinstance(annotation, type) and issubclass(annotation, BaseModel):
             rows += _rows(annotation, f"{prefix}{name}.")
             continue
-        default = "required" if field.is_required() else f"`{str(field.default).lower()}`"
-        choices = [str(c) for c in get_args(annotation) if isinstance(c, str | int)]
-        text = (field.description or "") + (f" One of {', '.join(choices)}." if choices else "")
+        default = "required" if field.is_required() else f"`{_as_yaml(field.default)}`"
+        choices = [str(c) for c in _literals(annotation)]
+        how = "Any" if isinstance(field.default, tuple) else "One"
+        text = (field.description or "") + (f" {how} of {', '.join(choices)}." if choices else "")
         rows.append(f"| `{prefix}{name}` | {default} | {text} |")
+        for nested in get_args(annotation):
+            if isinstance(nested, type) and issubclass(nested, BaseModel):
+                rows += _rows(nested, f"{prefix}{name}.")
     return rows
+
+
+def _as_yaml(default: object) -> str:
+    return "[]" if default == () else str(default).lower()
+
+
+def _literals(annotation: object) -> list[str | int]:
+    """The values that a key takes, those inside of a list of them too."""
+    found = [value for value in get_args(annotation) if isinstance(value, str | int)]
+    return found or [value for inner in get_args(annotation) for value in _literals(inner)]
+
+
+ASKED: dict[str, dict[str, Any]] = {
+    "lora": {"lora": {"max_rank": 16}},
+    "draft": {"draft": True},
+    "medusa": {"medusa": {"choices": [[0], [0, 0]]}},
+    "eagle": {"eagle": {"choices": [[0], [0, 0]]}},
+    "lookahead": {"lookahead": True},
+    "multiple_profiles": {"multiple_profiles": True},
+    "weights_on_gpu": {"weights_on_gpu": 0.5},
+    "context_logits": {"context_logits": True},
+    "generation_logits": {"generation_logits": True},
+}
+
+
+def features() -> str:
+    """What each feature sets, and which releases have all of it."""
+    lines = [str(line["id"]) for line in read_release_data("build-config")["versions"]]
+    rows = [
+        f"| feature | `trtllm-build` options | `config.pbtxt` parameters | {' | '.join(lines)} |",
+        "|---|---|---|" + "---|" * len(lines),
+    ]
+    for name, asked in ASKED.items():
+        options = [f"`{word}`" for word in _build_options(asked) if word not in _build_options({})]
+        keys = [f"`{key.key}`" for key in runtime_keys(_planned("1.2.1", asked).features)]
+        had = ["yes" if _has(line, asked) else "–" for line in lines]
+        rows.append(f"| `{name}` | {' '.join(options) or '–'} | {', '.join(keys) or '–'} | {' | '.join(had)} |")
+    return "\n".join(rows)
+
+
+def _planned(version: str, asked: dict[str, Any]) -> BuildPlan:
+    method = next((name for name in ("medusa", "eagle") if name in asked), None)
+    stored = {"num_eagle_layers": 2} if method == "eagle" else {}
+    return plan(version, drafting(method, **stored) if method else llama(dtype="float16"), engine(features=asked))
+
+
+def _build_options(asked: dict[str, Any]) -> list[str]:
+    """Options with their values, such as `--lora_plugin auto`."""
+    (command,) = commands(Path("c"), Path("o"), _planned("1.2.1", asked), world_size=1, workers=1)
+    return [f"--{option.strip()}" for option in " ".join(command.argv[5:]).split("--") if option.strip()]
+
+
+def _has(line: str, asked: dict[str, Any]) -> bool:
+    try:
+        _planned(line, asked)
+    except ForgeError as error:
+        return "came with" not in error.message
+    return True
 
 
 def families() -> str:
@@ -102,7 +170,7 @@ def shipped_recipes() -> str:
 
 
 TABLES = {
-    "recipes.md": (("recipe-keys", recipe_keys), ("shipped-recipes", shipped_recipes)),
+    "recipes.md": (("recipe-keys", recipe_keys), ("features", features), ("shipped-recipes", shipped_recipes)),
     "formats.md": (("families", families), ("without-engines", without_engines), ("formats", formats)),
 }
 

@@ -30,3 +30,14 @@ def llama(quant_algo: str | None = None, kv_cache: str | None = None, **changes:
 
 def engine(**values: Any) -> EngineConfig:
     return EngineConfig.parse(values, "engine")
+
+
+def drafting(
+    method: str, quant_algo: str | None = None, kv_cache: str | None = None, dtype: str = "float16", **changes: Any
+) -> CheckpointConfig:
+    """A checkpoint that holds Medusa heads or an EAGLE network, as TensorRT-LLM's own converters write it."""
+    heads = {
+        "medusa": {"architecture": "MedusaForCausalLM", "num_medusa_heads": 4, "num_medusa_layers": 1},
+        "eagle": {"architecture": "EagleForCausalLM", "num_eagle_layers": 4, "max_non_leaves_per_layer": 10},
+    }
+    return llama(quant_algo, kv_cache, **{"dtype": dtype, "max_draft_len": 63, **heads[method], **changes})

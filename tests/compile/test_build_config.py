@@ -196,7 +196,7 @@ def test_switches_are_explained() -> None:
 def test_features_that_tensorrt_llm_would_drop_in_silence(quant: tuple[str | None, str], why: str) -> None:
     checkpoint = llama(*quant, max_position_embeddings=131072)
     found = plan("1.2.1", checkpoint)
-    assert (found.kv_reuse, found.chunked_context) == (False, False)
+    assert (found.features.kv_reuse, found.features.chunked_context) == (False, False)
     assert found.plugins.use_paged_context_fmha is False
     assert f"kv_reuse and chunked_context are off: TensorRT-LLM has no paged context FMHA {why}." in found.warnings
     assert found.limits.longest_prompt == found.limits.max_num_tokens == 8192

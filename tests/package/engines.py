@@ -46,8 +46,16 @@ def engine_config(tp: int = 1, forge: dict[str, Any] | None = None, version: str
     return config | ({"forge": forge} if forge is not None else {})
 
 
-def write_engine(out: Path, config: dict[str, Any], files: dict[str, bytes] | None = None) -> Path:
-    """An engine artifact with that config.json; `files` None: the rank files that it calls for."""
+def write_engine(
+    out: Path,
+    config: dict[str, Any],
+    files: dict[str, bytes] | None = None,
+    features: dict[str, Any] | None = None,
+) -> Path:
+    """An engine artifact with that config.json; `files` None: the rank files that it calls for.
+
+    `features`: what it was compiled for, where its manifest says so.
+    """
     suffix = "safetensors" if "forge" in config else "engine"
     ranks = range(config["pretrained_config"]["mapping"]["world_size"])
     contents = files if files is not None else {f"rank{rank}.{suffix}": b"w" * 100 for rank in ranks}
@@ -58,7 +66,8 @@ def write_engine(out: Path, config: dict[str, Any], files: dict[str, bytes] | No
             (directory / name).write_bytes(content)
         return {}
 
-    produce(out, Identity(stage="engine", config={"files": sorted(contents)}), write)
+    said = {"features": features} if features is not None else {}
+    produce(out, Identity(stage="engine", config={"files": sorted(contents), **said}), write)
     return out
 
 
@@ -67,6 +76,12 @@ def torch_engine(out: Path, files: dict[str, bytes] | None = None) -> Path:
     return write_engine(out, engine_config(forge=FORGE), files)
 
 
-def tensorrt_engine(out: Path, tp: int = 1, version: str = "1.2.1") -> Path:
-    """An engine of TensorRT-LLM."""
-    return write_engine(out, engine_config(tp, version=version))
+def tensorrt_engine(
+    out: Path, tp: int = 1, version: str = "1.2.1", features: dict[str, Any] | None = None, max_draft_len: int = 0
+) -> Path:
+    """An engine of TensorRT-LLM, built for `features`: with adapters up to rank 64, and weights that may stream."""
+    config = engine_config(tp, version=version)
+    build = config["build_config"]
+    build |= {"max_draft_len": max_draft_len, "lora_config": {"max_lora_rank": 64}, "weight_streaming": bool(features)}
+    build["plugin_config"] |= {"lora_plugin": "auto" if features else None}
+    return write_engine(out, config, features=features)

@@ -4,9 +4,26 @@ from collections.abc import Sequence
 from typing import Any
 
 from trtforge.core.config import parse_value
+from trtforge.core.errors import UsageError
 
 
 def parse_features(words: Sequence[str]) -> dict[str, Any]:
-    """`kv_reuse` is true, `kv_reuse=false` what it says. Names and values are checked by the configuration model."""
-    pairs = (word.partition("=") for word in words)
-    return {name: parse_value(value, f"--feature {name}") if equals else True for name, equals, value in pairs}
+    """`kv_reuse` is true, `kv_reuse=false` what it says, `lookahead.window=7` one key of a feature.
+
+    Names and values are checked by the configuration model. Raises UsageError for two words that contradict.
+    """
+    features: dict[str, Any] = {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        value = parse_value(text, f"--feature {name}") if equals else True
+        feature, dot, key = name.partition(".")
+        if not dot:
+            features[feature] = value
+            continue
+        keys = features.setdefault(feature, {})
+        if keys is True:
+            keys = features[feature] = {}
+        if not isinstance(keys, dict):
+            raise UsageError(f"--feature {name}: {feature} is {keys!r}", hint=f"Leave --feature {feature}= out.")
+        keys[key] = value
+    return features

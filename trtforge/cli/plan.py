@@ -154,18 +154,25 @@ _ROWS = (
     ("logits", "logits"),
     ("sampling buffers (upper bound)", "decoder"),
     ("runtime (estimate)", "runtime"),
+    ("LoRA adapters", "lora"),
+    ("drafting (upper bound)", "draft"),
     ("total", "total"),
 )
+_OF_FEATURES = ("lora", "draft")
 
 
 def _memory(result: "Plan") -> None:
     memory = result.evaluation.memory
     if memory is not None:
-        sizes = [(getattr(memory.fullest, name), memory.over_all(name)) for _, name in _ROWS]
+        sizes = [(label, name, getattr(memory.fullest, name), memory.over_all(name)) for label, name in _ROWS]
         rows = [
-            [label, show.size(one), show.size(every)] for (label, _), (one, every) in zip(_ROWS, sizes, strict=True)
+            [label, show.size(one), show.size(every)]
+            for label, name, one, every in sizes
+            if every or name not in _OF_FEATURES
         ]
         show.table("Memory", ["", "fullest GPU", "all GPUs"], rows)
+        if memory.over_all("host"):
+            print(f"host memory: {show.size(memory.over_all('host'))} for adapters and weights that stream")
     print(f"model: weights {show.size(result.weights)}, KV cache {result.kv_per_token:,} bytes a token")
 
 

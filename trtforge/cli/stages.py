@@ -236,7 +236,10 @@ def compile_(
     max_beam_width: Annotated[int, typer.Option(min=1, help="Beams of a request.")] = 1,
     tokens_per_block: Annotated[int | None, typer.Option(min=1, help="Tokens in one KV cache block.")] = None,
     feature: Annotated[
-        list[str] | None, typer.Option(metavar="NAME[=VALUE]", help="kv_reuse, chunked_context; repeatable.")
+        list[str] | None,
+        typer.Option(
+            metavar="NAME[=VALUE]", help="kv_reuse, lora.max_rank=16, lookahead, ...: engine.features; repeatable."
+        ),
     ] = None,
     workers: Annotated[int, typer.Option(min=1, help="tensorrt_llm --dry-run: ranks built at once.")] = 1,
     container: Annotated[
@@ -251,6 +254,8 @@ def compile_(
     """Build an engine from a checkpoint: paged KV cache and in-flight batching on.
 
     [dim]Example: trtforge compile ./checkpoint ./engine --backend tensorrt_llm --max-batch-size 32 --dry-run[/dim]
+
+    [dim]Example: trtforge compile ./checkpoint ./engine --backend tensorrt_llm --feature lookahead --dry-run[/dim]
     """
     from trtforge.cli.features import parse_features
     from trtforge.compile.stage import CompileOptions, compile_engine, plan_engine
@@ -290,6 +295,10 @@ def package(
         Path | None, typer.Option(help="Directory of the tokenizer; left out: the engine's own.", show_default=False)
     ] = None,
     name: Annotated[str, typer.Option(metavar="PREFIX", help="Put before the five model names.")] = "",
+    feature: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME[=VALUE]", help="What an engine was built for that was not compiled here."),
+    ] = None,
     set_: Set = None,
     force: Force = False,
     json: Json = False,
@@ -300,10 +309,13 @@ def package(
 
     [dim]Example: trtforge package ./engine ./repository --set serving.scheduler=max_utilization[/dim]
     """
+    from trtforge.cli.features import parse_features
     from trtforge.cli.settings import serving_settings
+    from trtforge.core.features import FeaturesConfig
     from trtforge.package.models import PackageConfig
     from trtforge.package.stage import package as run
 
-    config = PackageConfig(serving=serving_settings(set_ or []), name_prefix=name)
+    features = from_options(FeaturesConfig, parse_features(feature), "--feature") if feature else None
+    config = PackageConfig(serving=serving_settings(set_ or []), name_prefix=name, features=features)
     result = run(config, engine, tokenizer, out, force=force)
     show.produced(result, json_output=json, next_command=f"trtforge serve {out}")

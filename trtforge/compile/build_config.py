@@ -10,16 +10,19 @@ from dataclasses import asdict, dataclass
 
 from pydantic import JsonValue
 
+from trtforge.compile.built_features import built_features, feature_notes
 from trtforge.core.errors import ForgeError
-from trtforge.core.recipe import EngineConfig, FeaturesConfig
+from trtforge.core.features import FeaturesConfig
+from trtforge.core.recipe import EngineConfig
 from trtforge.formats.releases import Problem, Release, Section
 from trtforge.formats.trtllm import CheckpointConfig
-from trtforge.plan.limits import FP8_ATTENTION, Limits, derive_limits, has_paged_context
+from trtforge.plan.limits import FP8_ATTENTION, Limits, derive_limits
 
 _FUSED_MLP = frozenset({None, "FP8"})
 _GEMM_PLUGIN = {"FP8": None, "NVFP4": "nvfp4"}
 """Elsewhere `auto`, the model's dtype; TensorRT's own FP8 kernels are the better ones (performance tuning guide)."""
 
+_ASKED_FOR = frozenset({"lora_plugin", "multiple_profiles"})
 _NUM_TOKENS_ADVICE = 16384
 _LEFT_OUT = frozenset(
     {
@@ -44,22 +47,23 @@ class PluginPlan:
     use_paged_context_fmha: bool
     use_fp8_context_fmha: bool
     use_fused_mlp: bool
+    lora_plugin: str | None = None
+    multiple_profiles: bool = False
 
 
 @dataclass(frozen=True)
 class BuildPlan:
     """One engine as TensorRT-LLM is told to build it.
 
-    `limits`, `kv_reuse` and `chunked_context` are what the engine will have, which can be less than the recipe's
-    defaults: `warnings` says so. `notes` explain switches that cost nothing. `logits_dtype` is the checkpoint's.
+    `limits` and `features` are what the engine will have, which can be less than the recipe's defaults: `warnings`
+    says so. `notes` explain switches that cost nothing. `logits_dtype` is the checkpoint's.
     """
 
     release: Release
     limits: Limits
     plugins: PluginPlan
     logits_dtype: str
-    kv_reuse: bool
-    chunked_context: bool
+    features: FeaturesConfig
     warnings: tuple[str, ...]
     notes: tuple[str, ...]
     kv_cache_type: str = "PAGED"
@@ -67,24 +71,40 @@ class BuildPlan:
 
     @property
     def build_settings(self) -> dict[str, JsonValue]:
-        """The decided top-level fields, by TensorRT-LLM's names."""
+        """The decided top-level fields, by TensorRT-LLM's names; those of features only where they are asked for."""
+        speculation, features = self.limits.speculation, self.features
+        asked: dict[str, JsonValue] = {
+            "weight_streaming": features.weights_on_gpu < 1,
+            "gather_context_logits": features.context_logits,
+            "gather_generation_logits": features.generation_logits,
+        }
+        if speculation is not None:
+            asked |= {"max_draft_len": speculation.draft_tokens, "speculative_decoding_mode": speculation.mode}
         return {
             **self.limits.build_fields,
             "kv_cache_type": self.kv_cache_type,
             "strongly_typed": self.strongly_typed,
+            **{name: value for name, value in asked.items() if value},
         }
 
     @property
     def plugin_settings(self) -> dict[str, JsonValue]:
-        """The decided fields of `plugin_config`."""
-        return asdict(self.plugins)
+        """The decided fields of `plugin_config`; those of features only where they are asked for."""
+        return {name: value for name, value in asdict(self.plugins).items() if value or name not in _ASKED_FOR}
+
+    @property
+    def lora_settings(self) -> dict[str, JsonValue]:
+        """The decided fields of `lora_config`; empty without LoRA."""
+        lora = self.features.lora
+        return {} if lora is None else {"lora_target_modules": list(lora.modules), "max_lora_rank": lora.max_rank}
 
     def to_json(self) -> dict[str, JsonValue]:
         """The whole BuildConfig: every key that this release has and whose value is known, and no other."""
+        mode = self.limits.speculation.mode if self.limits.speculation else "NONE"
         objects: dict[str, JsonValue] = {
-            "lora_config": _filled(self.release, "lora_config", {}),
+            "lora_config": _filled(self.release, "lora_config", self.lora_settings),
             "plugin_config": _filled(self.release, "plugin_config", self.plugin_settings),
-            "speculative_decoding_mode": self.release.field("speculative_decoding_mode", "NONE").value,
+            "speculative_decoding_mode": self.release.field("speculative_decoding_mode", mode).value,
         }
         return _filled(self.release, "build_config", self.build_settings | objects)
 
@@ -96,7 +116,7 @@ def build_config(checkpoint: CheckpointConfig, engine: EngineConfig, limits: Lim
     it would switch off.
     """
     warnings = _agreed(_problems(checkpoint, release))
-    features = _features(checkpoint, engine, warnings)
+    features = built_features(checkpoint, engine, release, warnings)
     if features != engine.features:
         limits = derive_limits(checkpoint, engine.model_copy(update={"features": features}), limits.tokens_per_block)
     if limits.max_num_tokens > _NUM_TOKENS_ADVICE:
@@ -105,15 +125,18 @@ def build_config(checkpoint: CheckpointConfig, engine: EngineConfig, limits: Lim
             "activations of such a step take much memory and gain little."
         )
     algorithm = checkpoint.quantization.quant_algo
-    notes: list[str] = []
-    paged = features.kv_reuse or features.chunked_context
+    notes = feature_notes(engine.features, features, limits)
+    paged = features.kv_reuse or features.chunked_context or features.eagle is not None
+    gemm_plugin = _GEMM_PLUGIN.get(algorithm, "auto") if algorithm else "auto"
     plugins = PluginPlan(
         dtype=checkpoint.dtype,
-        gemm_plugin=_GEMM_PLUGIN.get(algorithm, "auto") if algorithm else "auto",
+        gemm_plugin=gemm_plugin if features.weights_on_gpu == 1 else None,
         tokens_per_block=limits.tokens_per_block,
         use_paged_context_fmha=paged,
         use_fp8_context_fmha=_fp8_context_fmha(checkpoint, release, paged, notes),
         use_fused_mlp=algorithm in _FUSED_MLP,
+        lora_plugin="auto" if features.lora is not None else None,
+        multiple_profiles=features.multiple_profiles,
     )
     if not plugins.use_fused_mlp:
         notes.append(f"use_fused_mlp is off: TensorRT-LLM fuses the MLP only unquantised or in FP8, not {algorithm}.")
@@ -122,8 +145,7 @@ def build_config(checkpoint: CheckpointConfig, engine: EngineConfig, limits: Lim
         limits=limits,
         plugins=plugins,
         logits_dtype=checkpoint.logits_dtype,
-        kv_reuse=features.kv_reuse,
-        chunked_context=features.chunked_context,
+        features=features,
         warnings=(*limits.warnings, *warnings),
         notes=tuple(notes),
     )
@@ -170,28 +192,6 @@ def _agreed(problems: Iterator[Problem | None]) -> list[str]:
             raise ForgeError(problem.message, hint=problem.hint)
         warnings.append(f"{problem.message} (inferred from its neighbours; trtllm-build decides). {problem.hint}")
     return warnings
-
-
-def _features(checkpoint: CheckpointConfig, engine: EngineConfig, warnings: list[str]) -> FeaturesConfig:
-    """The features that the engine can have: KV reuse and chunked context both need paged context FMHA."""
-    algorithm, kv_cache = checkpoint.quantization.quant_algo, checkpoint.quantization.kv_cache_quant_algo
-    features = engine.features
-    wanted = [name for name in ("kv_reuse", "chunked_context") if getattr(features, name)]
-    if not wanted or has_paged_context(checkpoint.quantization):
-        return features
-    why = (
-        f"TensorRT-LLM has no paged context FMHA for {algorithm or 'unquantised'} linear layers "
-        f"with an {kv_cache} KV cache"
-    )
-    asked = [name for name in wanted if name in features.model_fields_set]
-    if asked:
-        raise ForgeError(
-            f"engine.features.{asked[0]} cannot be had: {why}",
-            hint="Use quantization.kv_cache: none, or format: fp8 with kv_cache: fp8, "
-            f"or set engine.features.{asked[0]}: false.",
-        )
-    warnings.append(f"{' and '.join(wanted)} {'is' if len(wanted) == 1 else 'are'} off: {why}.")
-    return FeaturesConfig(kv_reuse=False, chunked_context=False)
 
 
 def _fp8_context_fmha(checkpoint: CheckpointConfig, release: Release, paged: bool, notes: list[str]) -> bool:

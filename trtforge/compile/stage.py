@@ -19,6 +19,7 @@ from trtforge.formats.releases import release
 from trtforge.formats.trtllm import CONFIG_FILE, CheckpointConfig, rank_file, read_checkpoint_config
 from trtforge.plan.gpus import gpu_named, require_formats
 from trtforge.plan.limits import Limits, derive_limits
+from trtforge.plan.runtime_keys import runtime_keys
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,8 @@ class TensorRTPlan:
             "backend": "tensorrt_llm",
             "tensorrt_llm": self.build.release.version,
             "build_config": self.build.to_json(),
+            "features": self.build.features.model_dump(mode="json", exclude_none=True),
+            "runtime_keys": {key.key: key.value for key in runtime_keys(self.build.features)},
             "in_flight_batching": in_flight_batching(self.build),
             "longest_prompt": self.build.limits.longest_prompt,
             "ranks": [{"rank": c.rank, "command": list(c.argv), "writes": list(c.writes)} for c in self.commands],

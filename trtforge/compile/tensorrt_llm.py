@@ -51,6 +51,7 @@ def commands(checkpoint: Path, out: Path, plan: BuildPlan, world_size: int, work
         *("--output_dir", str(out.absolute())),
         *_options(plan.release, "build_config", plan.build_settings),
         *_options(plan.release, "plugin_config", plan.plugin_settings),
+        *_options(plan.release, "lora_config", plan.lora_settings),
         *("--workers", str(min(workers, world_size))),
     )
     return tuple(
@@ -84,11 +85,20 @@ def in_container(command: RankCommand, checkpoint: Path, out: Path, image: str) 
 
 
 def _options(release: Release, section: Section, settings: dict[str, JsonValue]) -> tuple[str, ...]:
-    """The options that say `settings`. A setting without one is the release's default or follows from another."""
+    """The options that say `settings`. A setting without one is the release's default or follows from another.
+
+    The options of LoRA are called as its fields are. An option that is a switch is there or not, without a value.
+    """
     options: list[str] = []
     for name, value in settings.items():
-        flag = release.field(section, name).flag
-        if flag is not None:
+        flag = f"--{name}" if section == "lora_config" else release.field(section, name).flag
+        if flag is None:
+            continue
+        if release.flags()[flag].type == "flag":
+            options += [flag] if value else []
+        elif isinstance(value, list):
+            options += [flag, *map(str, value)]
+        else:
             options += [flag, _argument(section, value)]
     return tuple(options)
 

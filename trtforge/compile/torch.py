@@ -92,6 +92,11 @@ def torch_plan(model: CheckpointConfig, config: EngineConfig, limits: Limits) ->
             f"max_beam_width {limits.max_beam_width}: the torch backend has no beam search",
             hint="Use max_beam_width 1, or the tensorrt_llm backend.",
         )
+    if config.features.beyond_paging:
+        raise ForgeError(
+            f"engine.features.{config.features.beyond_paging[0]}: the torch backend does not have it",
+            hint="Leave it out, or use backend tensorrt_llm.",
+        )
     from trtforge.runtime.kernels import choose_kernels
     from trtforge.runtime.spec import DecoderSpec
 

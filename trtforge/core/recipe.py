@@ -8,6 +8,7 @@ from pydantic import Field, field_validator
 
 from trtforge.core.config import Config, holds_text, parse_value
 from trtforge.core.errors import ForgeError
+from trtforge.core.features import FeaturesConfig
 
 QuantFormat = Literal["none", "fp8", "fp8_rowwise", "int4_awq", "w4a8_awq", "int8_sq", "int8_wo", "int4_wo", "nvfp4"]
 KvCacheFormat = Literal["none", "fp8", "int8"]
@@ -65,13 +66,6 @@ class TargetConfig(Config):
 
     gpu: str | None = Field(None, description="GPU such as h100-80gb: the tensorrt_llm backend checks its formats.")
     tensorrt_llm: str = Field("1.2.1", description="TensorRT-LLM release that serves the engine.")
-
-
-class FeaturesConfig(Config):
-    """What the engine can do; build flags and runtime keys both follow from it."""
-
-    kv_reuse: bool = Field(True, description="Share KV blocks between requests with the same prefix.")
-    chunked_context: bool = Field(True, description="Cut long prompts into chunks that fit max_num_tokens.")
 
 
 class EngineConfig(Config):
@@ -151,8 +145,11 @@ def paths_in(path: Path) -> dict[str, str]:
     return {relative: absolute for relative, absolute in pairs if relative != absolute}
 
 
-def _sources(recipe: Recipe) -> tuple[str, str, str]:
-    return recipe.model.source, recipe.quantization.calibration.data, recipe.gate.data
+def _sources(recipe: Recipe) -> tuple[str, ...]:
+    features = recipe.engine.features
+    adapters = features.lora.adapters if features.lora is not None else ()
+    draft = (features.draft.model,) if features.draft is not None and features.draft.model is not None else ()
+    return recipe.model.source, recipe.quantization.calibration.data, recipe.gate.data, *adapters, *draft
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -197,8 +194,20 @@ def _with_paths_from(recipe: Recipe, base: Path) -> Recipe:
                 update={"calibration": calibration.model_copy(update={"data": _resolve(calibration.data, base)})}
             ),
             "gate": recipe.gate.model_copy(update={"data": _resolve(recipe.gate.data, base)}),
+            "engine": recipe.engine.model_copy(update={"features": _features_from(recipe.engine.features, base)}),
         }
     )
+
+
+def _features_from(features: FeaturesConfig, base: Path) -> FeaturesConfig:
+    lora, draft = features.lora, features.draft
+    if lora is not None and lora.adapters:
+        adapters = tuple(_resolve(adapter, base) for adapter in lora.adapters)
+        features = features.model_copy(update={"lora": lora.model_copy(update={"adapters": adapters})})
+    if draft is not None and draft.model is not None:
+        model = _resolve(draft.model, base)
+        features = features.model_copy(update={"draft": draft.model_copy(update={"model": model})})
+    return features
 
 
 def _resolve(source: str, base: Path) -> str:

@@ -13,7 +13,7 @@ from pydantic import Field
 from trtforge.core.config import Config
 from trtforge.core.errors import ForgeError
 from trtforge.core.manifest import Manifest
-from trtforge.formats.releases import Release, read_release_data, release
+from trtforge.formats.releases import Confidence, Problem, Release, read_release_data, release
 
 ModelRole = Literal["ensemble", "preprocessing", "tensorrt_llm", "postprocessing", "tensorrt_llm_bls"]
 ROLES: tuple[ModelRole, ...] = ("ensemble", "preprocessing", "tensorrt_llm", "postprocessing", "tensorrt_llm_bls")
@@ -121,6 +121,22 @@ def parameters(role: ModelRole, wanted: Release) -> tuple[Parameter, ...]:
         for entry in _model(role)["parameters"]
         if _has(wanted, entry)
     )
+
+
+def parameter_problem(role: ModelRole, key: str, wanted: Release) -> Problem | None:
+    """Why a release's model does not read a parameter, or None. As sure as that release's template was seen."""
+    if any(parameter.key == key for parameter in parameters(role, wanted)):
+        return None
+    entries = _model(role)["parameters"]
+    seen = {name for entry in entries for name in entry["evidence"].get("verified", ())}
+    confidence: Confidence = "verified" if any(release(name).line == wanted.line for name in seen) else "inferred"
+    where = f"TensorRT-LLM {wanted.version}: config.pbtxt"
+    entry = next((entry for entry in entries if entry["key"] == key), None)
+    if entry is None:
+        return Problem(f"{where}: {key} is not known", "Leave it out.", confidence)
+    if not wanted.within(None, entry["until"]):
+        return Problem(f"{where}: {key} ended with {entry['until']}", f"Target {entry['until']}.", confidence)
+    return Problem(f"{where}: {key} came with {entry['since']}", f"Target {entry['since']}.", confidence)
 
 
 def text_flow(wanted: Release) -> TextFlow:

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trtforge.core.errors import ForgeError
+from trtforge.core.features import SPECULATION, FeaturesConfig
+from trtforge.core.manifest import Manifest
 from trtforge.formats.releases import Release, release
 from trtforge.formats.triton import newest_release
 from trtforge.formats.trtllm import CONFIG_FILE, CheckpointConfig, rank_file, read_engine_config
@@ -13,7 +15,10 @@ from trtforge.formats.trtllm import CONFIG_FILE, CheckpointConfig, rank_file, re
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """An engine that is complete. `release`: the TensorRT-LLM whose interface it is served with."""
+    """An engine that is complete. `release`: the TensorRT-LLM whose interface it is served with.
+
+    `features`: what it was compiled for, which decides keys that no config.json of an engine has.
+    """
 
     backend: Literal["torch", "tensorrt_llm"]
     device: Literal["cpu", "cuda"]
@@ -24,19 +29,23 @@ class EngineFacts:
     max_input_len: int
     max_beam_width: int
     paged_context: bool
-    kv_reuse: bool
-    chunked_context: bool
+    features: FeaturesConfig
 
 
-def read_engine(directory: Path) -> EngineFacts:
-    """Read and check an engine. Raises ForgeError naming the missing key, or the rank file that is missing or empty."""
+def read_engine(directory: Path, manifest: Manifest, built_for: FeaturesConfig | None = None) -> EngineFacts:
+    """Read and check an engine. Raises ForgeError naming the missing key, or the rank file that is missing or empty.
+
+    `built_for`: the features of an engine whose manifest does not say them; where nobody does, it has those of its
+    config.json.
+    """
     model, values = read_engine_config(directory)
     path = directory / CONFIG_FILE
     build = _object(values, "build_config", path)
     plugins = build.get("plugin_config")
     forge = values.get("forge")
     paged_context = isinstance(plugins, dict) and bool(plugins.get("use_paged_context_fmha", False))
-    features = forge.get("features", {}) if isinstance(forge, dict) else {}
+    features = built_for or _features(forge, manifest, paged_context=paged_context)
+    _check_features(build, features, path)
     facts = EngineFacts(
         backend="tensorrt_llm" if forge is None else "torch",
         device="cpu" if isinstance(forge, dict) and forge.get("device") == "cpu" else "cuda",
@@ -47,11 +56,42 @@ def read_engine(directory: Path) -> EngineFacts:
         max_input_len=_integer(build, "max_input_len", path),
         max_beam_width=_integer(build, "max_beam_width", path, default=1),
         paged_context=paged_context,
-        kv_reuse=bool(features.get("kv_reuse", paged_context)),
-        chunked_context=bool(features.get("chunked_context", paged_context)),
+        features=features,
     )
     _check_ranks(directory, facts)
     return facts
+
+
+def _features(forge: object, manifest: Manifest, *, paged_context: bool) -> FeaturesConfig:
+    shown = {"kv_reuse": paged_context, "chunked_context": paged_context}
+    said = forge.get("features") if isinstance(forge, dict) else manifest.identity.config.get("features")
+    return FeaturesConfig.parse(shown | (said if isinstance(said, dict) else {}), "features of the engine")
+
+
+def _check_features(build: Mapping[str, Any], features: FeaturesConfig, path: Path) -> None:
+    """What config.json says of drafting, LoRA and streaming, and what the engine is said to be for, must agree."""
+    draft = build.get("max_draft_len", 0)
+    method = next((name for name in SPECULATION if getattr(features, name) is not None), None)
+    if draft and method is None:
+        raise ForgeError(
+            f"{path}: the engine verifies {draft} draft tokens, and nothing says who drafts them",
+            hint="Say so with --feature draft, medusa, eagle or lookahead, as the engine was built.",
+        )
+    lacking: list[str] = [method] if method is not None and not draft else []
+    if features.lora is not None and (features.lora.max_rank or 0) > _lora_rank(build):
+        lacking.append(f"lora of rank {features.lora.max_rank}")
+    if features.weights_on_gpu < 1 and not build.get("weight_streaming"):
+        lacking.append("weights_on_gpu")
+    if lacking:
+        raise ForgeError(f"{path}: the engine was not built for {lacking[0]}", hint="Compile it with that feature.")
+
+
+def _lora_rank(build: Mapping[str, Any]) -> int:
+    """The largest rank of the engine's adapters; 0 without the plugin."""
+    plugins, lora = build.get("plugin_config"), build.get("lora_config")
+    if not isinstance(plugins, dict) or not isinstance(lora, dict) or not plugins.get("lora_plugin"):
+        return 0
+    return int(lora.get("max_lora_rank", 0))
 
 
 def _check_ranks(directory: Path, facts: EngineFacts) -> None:

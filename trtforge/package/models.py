@@ -7,6 +7,7 @@ from pydantic import Field
 
 from trtforge.core.config import Config
 from trtforge.core.errors import ForgeError
+from trtforge.core.features import FeaturesConfig
 from trtforge.core.recipe import ServingConfig
 from trtforge.formats.hf import TOKENIZER_DIRECTORY
 from trtforge.formats.triton import (
@@ -22,6 +23,7 @@ from trtforge.formats.triton import (
 )
 from trtforge.package.engine import EngineFacts
 from trtforge.package.tokenizer import TokenizerAssets
+from trtforge.plan.runtime_keys import runtime_keys
 
 ENGINE_DIRECTORY = "engine"
 _CANCELLATION_PERIOD_MS = 100
@@ -43,6 +45,7 @@ class PackageConfig(Config):
     add_special_tokens: bool = Field(True, description="Put the tokenizer's begin token before the prompt.")
     kv_reuse: bool | None = Field(None, description="Share KV blocks between requests; None: as it was built.")
     chunked_context: bool | None = Field(None, description="Cut long prompts into chunks; None: as it was built.")
+    features: FeaturesConfig | None = Field(None, description="What the engine was built for; None: as it says itself.")
 
 
 @dataclass(frozen=True)
@@ -150,8 +153,13 @@ def _engine_parameters(
     Its C++ backend takes only `true` and `false` and passes over anything else in silence, so all is spelled here.
     """
     serving = config.serving
-    reuse = _feature("kv_reuse", config.kv_reuse, engine.kv_reuse, engine)
-    chunked = _feature("chunked_context", config.chunked_context, engine.chunked_context, engine)
+    reuse = _feature("kv_reuse", config.kv_reuse, engine.features.kv_reuse, engine)
+    chunked = _feature("chunked_context", config.chunked_context, engine.features.chunked_context, engine)
+    if engine.features.draft is not None and not reuse:
+        raise ForgeError(
+            "kv_reuse: an engine that verifies a draft model's tokens needs it",
+            hint="Package it with KV reuse, or compile it without engine.features.draft.",
+        )
     values = {
         "max_beam_width": str(engine.max_beam_width),
         "gpt_model_type": "inflight_fused_batching",
@@ -163,6 +171,7 @@ def _engine_parameters(
         "exclude_input_in_output": _boolean(serving.exclude_input_in_output),
         "cancellation_check_period_ms": str(_CANCELLATION_PERIOD_MS),
         "stats_check_period_ms": "100",
+        **{key.key: key.value for key in runtime_keys(engine.features)},
     }
     if serving.kv_cache_tokens is not None:
         values["max_tokens_in_paged_kv_cache"] = str(serving.kv_cache_tokens)

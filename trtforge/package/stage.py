@@ -8,6 +8,7 @@ from trtforge.core.artifact import Produced, produce
 from trtforge.core.assets import asset_directory
 from trtforge.core.digest import file_digest
 from trtforge.core.manifest import FileRecord, Identity, open_artifact
+from trtforge.formats.adapter import resolved_features
 from trtforge.package.engine import read_engine
 from trtforge.package.models import PackageConfig, model_specs, repository_facts
 from trtforge.package.repository import RepositoryWriter, template_files
@@ -22,7 +23,9 @@ def package(config: PackageConfig, engine: Path, tokenizer: Path | None, out: Pa
     written, for an incomplete engine, a missing tokenizer and a setting that the engine cannot serve.
     """
     manifest = open_artifact(engine, "engine")
-    facts = read_engine(engine)
+    if config.features is not None:
+        config = config.model_copy(update={"features": resolved_features(config.features)})
+    facts = read_engine(engine, manifest, config.features)
     assets = read_tokenizer(find_tokenizer(tokenizer, engine))
     models = model_specs(config, facts, assets)
     templates = asset_directory("model_repo_templates")

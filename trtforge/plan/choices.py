@@ -13,6 +13,7 @@ from trtforge.plan.gpus import GPUS, GPUS_PER_SERVER
 from trtforge.plan.model import Model
 from trtforge.plan.peaks import least_calibration
 from trtforge.plan.request import Change, Option
+from trtforge.plan.speculation import speculation_of
 
 _MOST_RANKS = 64
 _Candidates = Callable[[Model, Evaluation], Iterator[tuple[Change, ...]]]
@@ -123,7 +124,9 @@ def _concurrency(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change,
 def _lengths(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, ...]]:
     """A step that holds what it must, or lengths that agree with one another and with the model."""
     engine, positions = evaluation.request.engine, model.facts.sizes.max_positions
-    generation = engine.max_batch_size * engine.max_beam_width
+    speculation = speculation_of(engine.features)
+    each = engine.max_beam_width if speculation is None else speculation.draft_tokens + 1
+    generation = engine.max_batch_size * each
     yield (Change("--max-num-tokens", str(max(generation, engine.tokens_per_block or 64, engine.max_input_len or 1))),)
     if engine.max_input_len is not None:
         yield (Change("--max-seq-len", str(engine.max_input_len + 1)),)

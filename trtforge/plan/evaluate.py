@@ -14,8 +14,10 @@ from trtforge.formats.releases import Release, release
 from trtforge.formats.trtllm import CheckpointConfig, Quantization
 from trtforge.models.checkpoint_config import checkpoint_config
 from trtforge.models.plan import Layout
+from trtforge.plan.asked_features import asked_features
 from trtforge.plan.embedded import Embedded
 from trtforge.plan.engine_rules import engine_problems
+from trtforge.plan.feature_memory import cache_problems, with_adapter_cache, with_features
 from trtforge.plan.formats import CACHES, WEIGHTS
 from trtforge.plan.kv import blocks_of, requests_that_fit
 from trtforge.plan.legality import Problem, problems
@@ -77,7 +79,7 @@ class Evaluation:
     def _requests(self, length: int) -> int | None:
         if self.limits is None or self.memory is None:
             return None
-        return requests_that_fit(self.memory.kv_tokens, length, self.limits.tokens_per_block)
+        return requests_that_fit(self.memory.kv_tokens, length + self.limits.spare_tokens, self.limits.tokens_per_block)
 
 
 def evaluate(model: Model, request: Request) -> Evaluation:
@@ -99,7 +101,13 @@ def evaluate(model: Model, request: Request) -> Evaluation:
                 found.append(problem)
             else:
                 warnings.append(f"{problem.message}. {problem.fix}")
-    limits = _limits(_checkpoint(model, request, layout), request, target, found, warnings)
+    checkpoint = _checkpoint(model, request, layout)
+    for problem in asked_features(model, request, checkpoint, target):
+        if problem.refuses:
+            found.append(problem)
+        else:
+            warnings.append(f"{problem.message}. {problem.fix}")
+    limits = _limits(checkpoint, request, target, found, warnings)
     evaluation = Evaluation(request, tuple(found), tuple(warnings), limits)
     if of_layout or limits is None:
         return evaluation
@@ -155,7 +163,7 @@ def _checkpoint(model: Model, request: Request, layout: Layout) -> CheckpointCon
     quantization = Quantization(
         quant_algo=WEIGHTS[request.quant].algorithm, kv_cache_quant_algo=CACHES[request.kv_cache].algorithm
     )
-    return base.model_copy(update={"quantization": quantization})
+    return base.model_copy(update={"quantization": quantization, "mapping": layout.parallel.mapping()})
 
 
 def _limits(
@@ -189,7 +197,10 @@ def _with_memory(model: Model, evaluation: Evaluation, limits: Limits, layout: L
     stored = Stored(WEIGHTS[request.quant], itemsize, request.group_size)
     whole = model.whole(request.dtype, layout.exclude_modules)
     held = Held(model.weights(layout), whole, stored, CACHES[request.kv_cache])
-    memory = memory_of(model.facts, held, layout.parallel, limits)
+    features, facts = request.engine.features, model.facts
+    memory = memory_of(facts, held, layout.parallel, limits)
+    if features.beyond_paging:
+        memory = with_features(memory, facts, held, limits, features, request.draft)
     typical = _typical(request.typical, limits)
     embedded = Embedded.of(request, Processor.here()) if request.engine.backend == "torch" else None
     if embedded is None:
@@ -197,10 +208,13 @@ def _with_memory(model: Model, evaluation: Evaluation, limits: Limits, layout: L
     else:
         memory = embedded.memory(model, request, layout, memory)
         tokens = embedded.pool_tokens(request, memory, limits)
-    result = replace(evaluation, memory=with_pool(memory, tokens), held=held, typical=typical, embedded=embedded)
+    memory = with_pool(memory, tokens)
+    memory = with_adapter_cache(memory, facts, held, features, int(request.gpu.memory) if request.gpu else None)
+    result = replace(evaluation, memory=memory, held=held, typical=typical, embedded=embedded)
     found, warnings = list(evaluation.problems), list(evaluation.warnings)
     if tokens > 0:
         found += _pool_problems(result, limits, typical, warnings)
+        found += cache_problems(memory, facts, held, features, limits)
     elif request.gpu is not None:
         message = (
             f"{_gb(memory.fullest.fixed)} of weights, activations and buffers a GPU leave no KV cache in the "
@@ -215,7 +229,7 @@ def _pool_tokens(request: Request, memory: Memory, limits: Limits) -> int:
     """Tokens of the pool that the GPU has room for; without a GPU, of one that holds the requests at full length."""
     block = limits.tokens_per_block
     if request.gpu is None:
-        tokens = (request.concurrency or 1) * blocks_of(limits.max_seq_len, block) * block
+        tokens = (request.concurrency or 1) * blocks_of(limits.max_seq_len + limits.spare_tokens, block) * block
     else:
         tokens = tokens_on(memory, int(request.gpu.memory), request.serving.kv_cache_fraction, block)
     most = request.serving.kv_cache_tokens
@@ -226,7 +240,7 @@ def _pool_problems(evaluation: Evaluation, limits: Limits, typical: Workload, wa
     """A pool that is too small: for one request of full length, for the requests that are to run at once."""
     request, memory = evaluation.request, evaluation.memory
     assert memory is not None
-    if limits.max_seq_len > memory.kv_tokens:
+    if limits.max_seq_len + limits.spare_tokens > memory.kv_tokens:
         message = (
             f"the KV pool of {memory.kv_tokens} tokens does not hold one request of max_seq_len {limits.max_seq_len}"
         )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from trtforge.core.errors import ForgeError
 from trtforge.core.recipe import EngineConfig
 from trtforge.formats.trtllm import CheckpointConfig, Quantization
+from trtforge.plan.speculation import Speculation, speculation_of
 
 DEFAULT_NUM_TOKENS = 8192
 FALLBACK_SEQ_LEN = 2048
@@ -22,7 +23,10 @@ FP8_ATTENTION = frozenset({"FP8", "W4A8_AWQ", "NVFP4"})
 
 @dataclass(frozen=True)
 class Limits:
-    """Sizes of an engine in tokens and requests. `longest_prompt` is the most that a request's prompt may have."""
+    """Sizes of an engine in tokens and requests. `longest_prompt` is the most that a request's prompt may have.
+
+    `speculation`: None where a step adds one token to a sequence.
+    """
 
     max_batch_size: int
     max_beam_width: int
@@ -32,6 +36,17 @@ class Limits:
     tokens_per_block: int
     longest_prompt: int
     warnings: tuple[str, ...] = ()
+    speculation: Speculation | None = None
+
+    @property
+    def spare_tokens(self) -> int:
+        """KV positions that a request needs beyond its length, for tokens that may yet be rejected."""
+        return self.speculation.spare_tokens if self.speculation else 0
+
+    @property
+    def verified_tokens(self) -> int:
+        """Tokens of one sequence in a generation step: those that are drafted, and one."""
+        return 1 + (self.speculation.draft_tokens if self.speculation else 0)
 
     @property
     def build_fields(self) -> dict[str, int]:
@@ -51,7 +66,8 @@ def derive_limits(checkpoint: CheckpointConfig, engine: EngineConfig, default_to
     tokens_per_block = engine.tokens_per_block or default_tokens_per_block
     max_seq_len = _max_seq_len(checkpoint, engine, warnings)
     _check_input_fits(engine, max_seq_len)
-    max_num_tokens = _max_num_tokens(engine, max_seq_len, tokens_per_block, warnings)
+    speculation = speculation_of(engine.features, checkpoint)
+    max_num_tokens = _max_num_tokens(engine, speculation, max_seq_len, tokens_per_block, warnings)
     longest_prompt = max_seq_len - 1
     if not engine.features.chunked_context:
         longest_prompt = min(longest_prompt, max_num_tokens)
@@ -67,6 +83,7 @@ def derive_limits(checkpoint: CheckpointConfig, engine: EngineConfig, default_to
         tokens_per_block=tokens_per_block,
         longest_prompt=longest_prompt,
         warnings=tuple(warnings),
+        speculation=speculation,
     )
 
 
@@ -117,9 +134,19 @@ def _check_input_fits(engine: EngineConfig, max_seq_len: int) -> None:
         )
 
 
-def _max_num_tokens(engine: EngineConfig, max_seq_len: int, tokens_per_block: int, warnings: list[str]) -> int:
-    """Tokens of one step: enough for a token of every beam and for one KV block, never more than all sequences hold."""
-    generation = engine.max_batch_size * engine.max_beam_width
+def _max_num_tokens(
+    engine: EngineConfig,
+    speculation: Speculation | None,
+    max_seq_len: int,
+    tokens_per_block: int,
+    warnings: list[str],
+) -> int:
+    """Tokens of one step: enough for a token of every beam and for one KV block, never more than all sequences hold.
+
+    With speculation enough for every sequence's draft tokens too, to which `build()` would lift it without a word.
+    """
+    each = engine.max_beam_width if speculation is None else speculation.draft_tokens + 1
+    generation = engine.max_batch_size * each
     least = max(generation, tokens_per_block)
     most = max(max_seq_len * engine.max_batch_size, least)
     given = engine.max_num_tokens
@@ -127,9 +154,10 @@ def _max_num_tokens(engine: EngineConfig, max_seq_len: int, tokens_per_block: in
         prompt = 0 if engine.features.chunked_context else engine.max_input_len or 0
         return min(max(DEFAULT_NUM_TOKENS, prompt, least), most)
     if given < least:
+        of = "max_batch_size x max_beam_width" if speculation is None else "max_batch_size x (draft tokens + 1)"
         raise ForgeError(
             f"engine.max_num_tokens {given} is too small: a step must hold {generation} tokens "
-            f"(max_batch_size x max_beam_width) and a KV block of {tokens_per_block}",
+            f"({of}) and a KV block of {tokens_per_block}",
             hint=f"Use at least {least}, or leave it out.",
         )
     if given > most:

@@ -31,7 +31,11 @@ DECODER_LOGITS = 6.3
 
 @dataclass(frozen=True)
 class RankMemory:
-    """Bytes on the GPU of a rank of one pipeline stage. `decoder`: sampling buffers that grow with the logits."""
+    """Bytes on the GPU of a rank of one pipeline stage. `decoder`: sampling buffers that grow with the logits.
+
+    `lora`: adapters and the workspace for them. `draft`: what drafts tokens, and the logits of drafted ones.
+    `streamed`: weights that are kept in host memory instead; `host`: all that a rank keeps there.
+    """
 
     weights: int
     activations: int
@@ -40,11 +44,15 @@ class RankMemory:
     runtime: int
     kv_per_token: int
     kv_pool: int = 0
+    lora: int = 0
+    draft: int = 0
+    streamed: int = 0
+    host: int = 0
 
     @property
     def fixed(self) -> int:
-        """What is taken before the KV pool."""
-        return self.weights + self.activations + self.logits + self.decoder + self.runtime
+        """What is taken beside the KV pool."""
+        return self.weights + self.activations + self.logits + self.decoder + self.runtime + self.lora + self.draft
 
     @property
     def total(self) -> int:
@@ -74,10 +82,12 @@ class Memory:
     def as_json(self) -> Mapping[str, Any]:
         """In bytes; `per_gpu` is of the fullest GPU, `gpu` what it is made of, the rest of all GPUs together.
 
-        total = weights + replicated + kv_pool + activations + logits + decoder + runtime.
+        total = weights + replicated - streamed + kv_pool + activations + logits + decoder + runtime + lora + draft.
+        `host` is beside it, on the host.
         """
         gpu = self.fullest
-        parts = ("weights", "kv_per_token", "kv_pool", "activations", "logits", "decoder", "runtime")
+        parts = ("weights", "kv_per_token", "kv_pool", "activations", "logits", "decoder", "runtime", "lora", "draft")
+        offloaded = ("streamed", "host")
         return {
             "weights": self.weights,
             "kv_per_token": self.kv_per_token,
@@ -85,9 +95,9 @@ class Memory:
             "activations": self.over_all("activations"),
             "total": self.over_all("total"),
             "per_gpu": gpu.total,
-            "replicated": self.over_all("weights") - self.weights,
-            **{name: self.over_all(name) for name in parts[4:]},
-            "gpu": {name: getattr(gpu, name) for name in parts},
+            "replicated": self.over_all("weights") + self.over_all("streamed") - self.weights,
+            **{name: self.over_all(name) for name in (*parts[4:], *offloaded)},
+            "gpu": {name: getattr(gpu, name) for name in (*parts, *offloaded)},
         }
 
 

@@ -150,13 +150,16 @@ def verify_host_peak(source_bytes: int, itemsize: int) -> int:
 
 
 def build_gpu_peak(memory: Memory) -> int:
-    """GPU bytes of trtllm-build for the largest rank: TensorRT times kernels beside the weights and activations."""
-    return max(rank.weights + rank.activations for rank in memory.stages) + RUNTIME_BYTES
+    """GPU bytes of trtllm-build for the largest rank: TensorRT times kernels beside the weights and activations.
+
+    All of the weights, those that a server will stream too.
+    """
+    return max(rank.weights + rank.streamed + rank.activations for rank in memory.stages) + RUNTIME_BYTES
 
 
 def build_host_peak(memory: Memory) -> int:
     """Host bytes of trtllm-build for one worker, at the largest rank."""
-    return BUILD_HOST_COPIES * max(rank.weights for rank in memory.stages)
+    return BUILD_HOST_COPIES * max(rank.weights + rank.streamed for rank in memory.stages)
 
 
 def shared_memory(python_models: int) -> int:

@@ -7,9 +7,10 @@ from typing import Any, Literal
 from trtforge.core.dtypes import ModelDtype, model_dtype
 from trtforge.core.errors import UsageError
 from trtforge.core.recipe import CalibrationConfig, EngineConfig, Recipe, ServingConfig
+from trtforge.formats.adapter import resolved_lora
 from trtforge.plan.formats import CACHES, WEIGHTS
 from trtforge.plan.gpus import Gpu, gpu_named
-from trtforge.plan.model import Model
+from trtforge.plan.model import Model, find_model
 from trtforge.plan.roofline import Workload
 
 Option = Literal[
@@ -57,9 +58,9 @@ class Change:
 class Request:
     """One deployment as it is asked for.
 
-    `concurrency`: the requests that are to run at once, which the engine then takes; None where nobody said.
-    `calibration_memory`: bytes that calibration is to stay under, None for no limit. `exclude_modules`: patterns of
-    linear layers that stay unquantised.
+    `concurrency`: the requests that are to run at once, which the engine then takes; None where nobody said. `draft`:
+    the draft model, where engine.features.draft names one. `calibration_memory`: bytes that calibration is to stay
+    under, None for no limit. `exclude_modules`: patterns of linear layers that stay unquantised.
     """
 
     tp: int
@@ -76,6 +77,7 @@ class Request:
     concurrency: int | None = None
     calibration_memory: int | None = None
     exclude_modules: tuple[str, ...] = ()
+    draft: Model | None = None
 
     @property
     def gpu(self) -> Gpu | None:
@@ -144,9 +146,13 @@ class Request:
 def request_of(recipe: Recipe, model: Model, options: Mapping[Option, Any], typical: Workload | None = None) -> Request:
     """A recipe's request, with options that were given on the command line in place of its own (None: not given).
 
-    Raises UsageError for a format that no release of TensorRT-LLM has.
+    Raises UsageError for a format that no release of TensorRT-LLM has, ForgeError for adapters or a draft model that
+    cannot be read.
     """
-    quant = recipe.quantization
+    quant, features = recipe.quantization, recipe.engine.features
+    if features.lora is not None:
+        features = features.model_copy(update={"lora": resolved_lora(features.lora)})
+    draft = features.draft.model if features.draft is not None else None
     request = Request(
         tp=recipe.parallel.tp,
         pp=recipe.parallel.pp,
@@ -155,12 +161,13 @@ def request_of(recipe: Recipe, model: Model, options: Mapping[Option, Any], typi
         kv_cache=quant.kv_cache,
         group_size=quant.group_size,
         dtype=model_dtype(str(options.get("--dtype") or recipe.model.dtype), model.config.dtype),
-        engine=recipe.engine,
+        engine=recipe.engine.model_copy(update={"features": features}),
         serving=recipe.serving,
         calibration=quant.calibration,
         typical=typical or Workload(TYPICAL_PROMPT, TYPICAL_OUTPUT),
         calibration_memory=quant.memory,
         exclude_modules=quant.exclude_modules,
+        draft=None if draft is None else find_model(draft),
     )
     given = [Change(name, str(value)) for name, value in options.items() if value is not None and name != "--dtype"]
     request = request.changed(*given)

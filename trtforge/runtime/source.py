@@ -9,7 +9,7 @@ from pydantic import Field
 
 from trtforge.core.config import Config
 from trtforge.core.errors import ForgeError
-from trtforge.core.recipe import FeaturesConfig
+from trtforge.core.features import FeaturesConfig
 from trtforge.formats.trtllm import CheckpointConfig, is_engine, read_checkpoint_config, read_engine_config
 from trtforge.runtime.kernels import ComputeDtype, Device, Kernels, reference_kernels
 from trtforge.runtime.scheduler import Limits

@@ -1,0 +1,240 @@
+"""What each feature makes of a build: the fields, the options, the notes, and the refusals by name."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.compile.checkpoints import drafting, engine, llama
+from tests.compile.test_build_config import plan, plugins
+from trtforge.compile.stage import CompileOptions, plan_for
+from trtforge.compile.tensorrt_llm import commands
+from trtforge.core.errors import ForgeError
+from trtforge.core.parallel import Parallel
+from trtforge.formats.trtllm import CheckpointConfig
+
+FLOAT16 = llama(dtype="float16")
+
+
+def options(checkpoint: CheckpointConfig, version: str = "1.2.1", **features: Any) -> str:
+    found = plan(version, checkpoint, engine(max_batch_size=8, features=features))
+    (command,) = commands(Path("/c"), Path("/o"), found, world_size=1, workers=1)
+    return " ".join(command.argv)
+
+
+def built(checkpoint: CheckpointConfig, version: str = "1.2.1", **features: Any) -> dict[str, Any]:
+    values: dict[str, Any] = plan(version, checkpoint, engine(max_batch_size=8, features=features)).to_json()
+    return values
+
+
+@pytest.mark.parametrize("version", ["0.17.0", "0.20.0", "1.0.0", "1.1.0", "1.2.1"])
+def test_lora(version: str) -> None:
+    lora = {"max_rank": 16, "modules": ["attn_dense", "mlp_gate"]}
+    values = built(FLOAT16, version, lora=lora)
+    assert values["plugin_config"]["lora_plugin"] == "auto"
+    assert values["lora_config"]["max_lora_rank"] == 16
+    assert values["lora_config"]["lora_target_modules"] == ["attn_dense", "mlp_gate"]
+    assert values["lora_config"]["lora_dir"] == []
+    words = options(FLOAT16, version, lora=lora)
+    assert "--lora_plugin auto" in words
+    assert "--lora_target_modules attn_dense mlp_gate --max_lora_rank 16 --workers" in words
+    assert "lora" not in options(FLOAT16, version)
+
+
+def test_query_key_and_value_take_lora_together() -> None:
+    found = plan("1.2.1", FLOAT16, engine(features={"lora": {"modules": ["attn_q"]}}))
+    assert found.lora_settings["lora_target_modules"] == ["attn_q", "attn_k", "attn_v"]
+    assert "attn_k and attn_v: added, for query, key and value take LoRA together." in found.notes
+
+
+@pytest.mark.parametrize(
+    ("features", "mode", "number", "tokens"),
+    [
+        ({"draft": {"tokens": 7}}, "draft_tokens_external", 2, 7),
+        ({"lookahead": {"window": 7, "ngram": 7, "verification": 7}}, "lookahead_decoding", 8, 83),
+        ({"medusa": True}, "medusa", 4, 63),
+        ({"eagle": True}, "eagle", 32, 63),
+    ],
+)
+@pytest.mark.parametrize("version", ["0.20.0", "1.2.1"])
+def test_speculation(version: str, features: dict[str, Any], mode: str, number: int, tokens: int) -> None:
+    (name,) = features
+    checkpoint = drafting(name) if name in ("medusa", "eagle") else FLOAT16
+    values = built(checkpoint, version, **features)
+    assert (values["speculative_decoding_mode"], values["max_draft_len"]) == (number, tokens)
+    assert values["plugin_config"]["use_paged_context_fmha"] is True
+    assert f"--max_draft_len {tokens} --speculative_decoding_mode {mode} " in options(checkpoint, version, **features)
+
+
+def test_a_step_holds_every_draft_token() -> None:
+    """`build()` would lift max_num_tokens and max_seq_len with no more than a line in its log."""
+    values = engine(max_batch_size=256, max_seq_len=4096, features={"eagle": True})
+    found = plan("1.2.1", drafting("eagle"), values)
+    assert found.limits.max_num_tokens == 256 * 64
+    assert found.limits.max_seq_len == 4096
+    assert found.limits.spare_tokens == 63 + 4
+    assert found.notes[:2] == (
+        "trtllm-build adds 63 to max_seq_len for draft tokens and 4 for EAGLE's layers: requests keep the lengths "
+        "given here.",
+        "max_num_tokens is 16384: with eagle a step verifies 64 tokens for each of 256 requests.",
+    )
+    with pytest.raises(ForgeError, match=r"a step must hold 16384 tokens \(max_batch_size x \(draft tokens \+ 1\)\)"):
+        plan("1.2.1", drafting("eagle"), values.model_copy(update={"max_num_tokens": 8192}))
+
+
+def test_eagle_turns_paged_context_on_by_itself() -> None:
+    off = {"kv_reuse": False, "chunked_context": False}
+    found = plan("1.2.1", drafting("eagle"), engine(features={"eagle": True, **off}))
+    assert found.plugins.use_paged_context_fmha is True
+    assert "use_paged_context_fmha is on: EAGLE needs it." in found.notes
+    assert plugins("1.2.1", drafting("medusa"), features={"medusa": True, **off})["use_paged_context_fmha"] is False
+
+
+def test_multiple_profiles_and_streamed_weights() -> None:
+    values = built(FLOAT16, multiple_profiles=True, weights_on_gpu=0.3)
+    assert values["plugin_config"]["multiple_profiles"] is True
+    assert values["opt_num_tokens"] is None
+    assert values["weight_streaming"] is True
+    assert values["plugin_config"]["gemm_plugin"] is None
+    words = options(FLOAT16, multiple_profiles=True, weights_on_gpu=0.3)
+    assert "--weight_streaming --gpt_attention_plugin" in words
+    assert "--multiple_profiles enable" in words
+    assert "--gemm_plugin disable" in words
+    notes = plan("1.2.1", FLOAT16, engine(features={"multiple_profiles": True, "weights_on_gpu": 0})).notes
+    assert "gemm_plugin is off: weights that a plugin holds do not stream." in notes
+    assert "opt_num_tokens stays open: with multiple_profiles each profile has its own." in notes
+
+
+def test_logits_are_switches_without_a_value() -> None:
+    words = options(FLOAT16, context_logits=True, generation_logits=True)
+    assert "--gather_context_logits --gather_generation_logits --gpt_attention_plugin" in words
+    assert "gather" not in options(FLOAT16)
+    values = built(FLOAT16, context_logits=True)
+    assert (values["gather_context_logits"], values["gather_generation_logits"]) == (True, False)
+
+
+def parallel(**sizes: int) -> dict[str, int]:
+    return dict(Parallel(**sizes).mapping())
+
+
+MOE = {"num_experts": 8, "top_k": 2}
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "values", "message", "hint"),
+    [
+        (FLOAT16, {"max_beam_width": 2, "features": {"lookahead": True}}, "speculates without beams", "max_beam_width"),
+        (
+            FLOAT16,
+            {"features": {"draft": True, "context_logits": True}},
+            "cannot return the logits of prompts",
+            "context_logits: false",
+        ),
+        (
+            FLOAT16,
+            {"features": {"draft": True, "kv_reuse": False}},
+            "must find the tokens that it accepted",
+            "kv_reuse: true",
+        ),
+        (llama(kv_cache="INT8"), {"features": {"draft": True}}, "needs paged context FMHA", "kv_cache: none"),
+        (drafting("eagle"), {"max_batch_size": 513, "features": {"eagle": True}}, "more than EAGLE's 512", "512"),
+        (drafting("eagle", mapping=parallel(pp=2)), {"features": {"eagle": True}}, "not for pp 2", "tp instead"),
+        (FLOAT16, {"target": {"gpu": "t4"}, "features": {"draft": True}}, "t4 has 7.5", "another GPU"),
+        (llama(), {"features": {"medusa": True}}, "LlamaForCausalLM holds nothing that drafts", "convert_checkpoint"),
+        (drafting("medusa"), {}, "is MedusaForCausalLM: it drafts tokens for itself", r"Set engine\.features\.medusa"),
+        (
+            drafting("medusa"),
+            {"features": {"medusa": {"heads": 3}}},
+            "medusa.heads is 3, and the checkpoint's num_medusa_heads is 4",
+            "Leave heads out",
+        ),
+        (
+            drafting("medusa", max_draft_len=2),
+            {"features": {"medusa": {"choices": [[0], [0, 0], [1]]}}},
+            "choices has 3 nodes, more than the 2 draft tokens",
+            "least likely",
+        ),
+        (
+            drafting("eagle"),
+            {"features": {"eagle": {"choices": [[0], [0, 0]]}}},
+            "choices go 2 tokens deep, and the checkpoint has 4 EAGLE layers",
+            "depth 4",
+        ),
+        (llama("FP8_PER_CHANNEL_PER_TOKEN"), {"features": {"lora": True}}, "layers take no LoRA", "format: fp8"),
+        (llama(moe=MOE), {"features": {"lora": {"modules": ["mlp_gate"]}}}, "is spread over experts", "attention"),
+        (FLOAT16, {"features": {"lora": {"modules": ["attn_qkv", "attn_q"]}}}, "attn_qkv is attn_q", "the one"),
+        (llama("W4A16_AWQ"), {"features": {"weights_on_gpu": 0.5}}, "those do not stream", "format: none or fp8"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(
+    checkpoint: CheckpointConfig, values: dict[str, Any], message: str, hint: str
+) -> None:
+    with pytest.raises(ForgeError, match=message) as caught:
+        plan("1.2.1", checkpoint, engine(**values))
+    assert re.search(hint, caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "features", "warning"),
+    [
+        (llama(), {"lora": True}, "LoRA weights reach Triton as TYPE_FP16"),
+        (llama("NVFP4", dtype="float16"), {"lora": True}, "was not seen to work with NVFP4 layers"),
+        (
+            llama(dtype="float16", architecture="FalconForCausalLM"),
+            {"lora": True},
+            "was not seen in TensorRT-LLM's F",
+        ),
+        (llama(mapping=parallel(pp=2)), {"lookahead": True}, "not for pp 2"),
+        (llama("W4A16_AWQ"), {"draft": True}, "support matrix does not list W4A16_AWQ"),
+        (llama(head_size=96), {"lookahead": True}, "may have no kernels that verify drafts for heads of 96"),
+        (llama(moe=MOE), {"weights_on_gpu": 0.5}, "experts are in a plugin and stay on the GPU"),
+    ],
+)
+def test_what_only_speaks_against_a_feature_warns(
+    checkpoint: CheckpointConfig, features: dict[str, Any], warning: str
+) -> None:
+    assert any(warning in text for text in plan("1.2.1", checkpoint, engine(features=features)).warnings)
+
+
+def test_a_release_that_lacks_a_feature_is_named_with_the_first_that_has_it() -> None:
+    with pytest.raises(ForgeError) as caught:
+        plan("0.17.0", FLOAT16, engine(features={"lookahead": True}))
+    assert caught.value.message == (
+        "engine.features.lookahead: TensorRT-LLM 0.17.0: config.pbtxt: lookahead_window_size came with 0.19.0"
+    )
+    assert caught.value.hint == "Target 0.19.0."
+    assert plan("0.19.0", FLOAT16, engine(features={"lookahead": True})).warnings == ()
+
+
+def test_what_an_engine_keeps_of_its_features_names_no_place(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text('{"r": 8, "target_modules": ["q_proj"]}')
+    lora = {"adapters": [str(tmp_path)]}
+    found = plan("1.2.1", FLOAT16, engine(features={"lora": lora, "draft": {"model": str(tmp_path)}}))
+    assert str(tmp_path) not in found.features.model_dump_json()
+    assert found.features.lora is not None
+    assert found.features.lora.max_rank == 8
+
+
+@pytest.mark.parametrize(
+    "features",
+    [
+        {"lora": True},
+        {"draft": True},
+        {"medusa": True},
+        {"eagle": True},
+        {"lookahead": True},
+        {"multiple_profiles": True},
+        {"weights_on_gpu": 0.5},
+        {"context_logits": True},
+        {"generation_logits": True},
+    ],
+    ids=lambda features: next(iter(features)),
+)
+def test_the_embedded_engine_refuses_what_it_lacks(features: dict[str, Any]) -> None:
+    (name,) = features
+    for backend in ("torch", "auto"):
+        config = engine(backend=backend, device="cpu", features=features)
+        with pytest.raises(ForgeError, match=f"engine.features.{name}: the torch backend does not have it") as caught:
+            plan_for(llama(), config, Path("c"), Path("o"), CompileOptions())
+        assert "backend tensorrt_llm" in caught.value.hint

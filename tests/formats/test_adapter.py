@@ -1,0 +1,80 @@
+"""LoRA adapters as PEFT saves them: an engine's rank and modules follow from adapter_config.json alone."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trtforge.core.errors import ForgeError
+from trtforge.core.features import LoraFeature
+from trtforge.formats.adapter import read_adapter, resolved_lora
+
+QKV = ("attn_q", "attn_k", "attn_v")
+
+
+def adapter(directory: Path, **values: Any) -> str:
+    directory.mkdir(exist_ok=True)
+    config = {"peft_type": "LORA", "r": 16, "lora_alpha": 32, "target_modules": ["q_proj", "v_proj"], "bias": "none"}
+    (directory / "adapter_config.json").write_text(json.dumps(config | values))
+    return str(directory)
+
+
+def test_rank_and_modules_are_read(tmp_path: Path) -> None:
+    found = read_adapter(Path(adapter(tmp_path / "a", target_modules=["model.layers.0.self_attn.o_proj", "up_proj"])))
+    assert (found.rank, found.modules) == (16, ("attn_dense", "mlp_gate"))
+    assert read_adapter(Path(adapter(tmp_path / "b", rank_pattern={"q_proj": 64}))).rank == 64
+
+
+def test_an_engine_is_built_for_all_adapters_at_once(tmp_path: Path) -> None:
+    one = adapter(tmp_path / "one", r=8)
+    two = adapter(tmp_path / "two", r=32, target_modules=["gate_proj", "up_proj", "down_proj"])
+    found = resolved_lora(LoraFeature(adapters=(one, two)))
+    assert found.max_rank == 32
+    assert found.modules == (*QKV, "mlp_h_to_4h", "mlp_gate", "mlp_4h_to_h")
+    assert found.adapters == ()
+    assert resolved_lora(found) == found
+
+
+def test_without_adapters_the_defaults_of_tensorrt_llm_hold() -> None:
+    found = resolved_lora(LoraFeature())
+    assert (found.max_rank, found.modules) == (64, QKV)
+    assert resolved_lora(LoraFeature(modules=("attn_v", "attn_dense"))).modules == (*QKV, "attn_dense")
+    assert resolved_lora(LoraFeature(modules=("attn_qkv",))).modules == ("attn_qkv",)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"max_rank": 8}, "rank 16 is more than engine.features.lora.max_rank 8"),
+        ({"modules": ("attn_dense",)}, "changes attn_q, which engine.features.lora.modules leaves out"),
+    ],
+)
+def test_an_adapter_that_does_not_fit_is_refused(tmp_path: Path, given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ForgeError, match=message):
+        resolved_lora(LoraFeature(adapters=(adapter(tmp_path / "a"),), **given))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"modules_to_save": ["lm_head"]}, "carries weights that are no LoRA"),
+        ({"use_dora": True}, "carries DoRA"),
+        ({"bias": "all"}, "carries biases"),
+        ({"target_modules": ["c_attn"]}, "target module c_attn has no name among TensorRT-LLM's"),
+        ({"r": "many"}, "not the configuration of a LoRA adapter"),
+    ],
+)
+def test_what_an_engine_has_no_place_for_is_refused(tmp_path: Path, values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ForgeError, match=message) as caught:
+        read_adapter(Path(adapter(tmp_path / "a", **values)))
+    assert "adapter_config.json" in caught.value.message
+    assert caught.value.hint
+
+
+def test_a_directory_without_an_adapter_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ForgeError, match=r"adapter_config\.json: No such file"):
+        read_adapter(tmp_path)
+    (tmp_path / "adapter_config.json").write_text("[")
+    with pytest.raises(ForgeError, match="not the configuration of a LoRA adapter"):
+        read_adapter(tmp_path)

@@ -1,0 +1,106 @@
+"""Features of a recipe judged from metadata: by the model, the draft model, the backend and the release."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.plan.models import LLAMA_8B, LLAMA_70B, asked, known
+from trtforge.core.errors import ForgeError
+from trtforge.plan.evaluate import Evaluation, evaluate
+from trtforge.plan.fixes import fixes
+from trtforge.plan.peaks import build_gpu_peak, build_host_peak
+
+LLAMA_2 = "meta-llama/Llama-2-7b-hf"
+
+
+def judged(hub_id: str, features: dict[str, Any], backend: str = "tensorrt_llm", **options: Any) -> Evaluation:
+    model = known(hub_id)
+    engine = {"backend": backend, "max_seq_len": 4096, "features": features}
+    return evaluate(model, asked(model, recipe={"engine": engine}, dtype="float16", **options))
+
+
+def test_draft_and_target_share_a_vocabulary() -> None:
+    (problem,) = judged(LLAMA_70B, {"draft": {"model": LLAMA_2}}).problems
+    assert problem.rule == "draft"
+    assert problem.message == (f"the draft model {LLAMA_2} has 32000 tokens in its vocabulary, the target 128256")
+    assert judged(LLAMA_70B, {"draft": {"model": LLAMA_8B}}).legal
+
+
+def test_the_draft_model_is_split_as_the_target_is() -> None:
+    found = judged("Qwen/Qwen2.5-7B", {"draft": {"model": "Qwen/Qwen2.5-7B-Instruct"}}, tp=4)
+    assert found.legal
+    (problem,) = judged("Qwen/Qwen1.5-7B", {"draft": {"model": "Qwen/Qwen2.5-0.5B"}}, tp=4).problems
+    assert "14 heads over tp 4, 24 layers over pp 1" in problem.message
+
+
+@pytest.mark.parametrize(
+    ("hub_id", "feature", "legal"),
+    [
+        (LLAMA_8B, "medusa", True),
+        ("Qwen/Qwen2.5-7B", "medusa", True),
+        ("google/gemma-2-9b", "medusa", False),
+        (LLAMA_8B, "eagle", True),
+        ("Qwen/Qwen2.5-7B", "eagle", False),
+        ("google/gemma-2-9b", "lookahead", True),
+    ],
+)
+def test_heads_and_networks_exist_for_some_architectures(hub_id: str, feature: str, legal: bool) -> None:
+    found = judged(hub_id, {feature: True})
+    assert found.legal is legal
+    if legal and feature != "lookahead":
+        assert any(f"examples/{feature}/convert_checkpoint.py" in text for text in found.warnings)
+    if not legal:
+        assert f"TensorRT-LLM has {feature} for LlamaForCausalLM" in found.problems[0].message
+        assert "lookahead" in found.problems[0].fix
+
+
+def test_the_embedded_engine_has_none_of_them() -> None:
+    found = judged(LLAMA_8B, {"lookahead": True, "lora": True}, backend="torch")
+    assert [problem.message for problem in found.problems] == [
+        "engine.features.lora: the torch backend does not have it",
+        "engine.features.lookahead: the torch backend does not have it",
+    ]
+    assert judged(LLAMA_8B, {"kv_reuse": False}, backend="torch").legal
+
+
+def test_a_release_without_a_feature_is_mended_by_another() -> None:
+    model, found = known(LLAMA_8B), judged(LLAMA_8B, {"lookahead": True}, target_version="0.17.0")
+    assert "lookahead_window_size came with 0.19.0" in found.problems[0].message
+    assert fixes(model, found)[0].text == "Use --target-version 1.2.1."
+
+
+def test_pipelines_are_no_place_for_eagle() -> None:
+    (problem,) = judged(LLAMA_8B, {"eagle": True}, pp=2).problems
+    assert "not for pp 2" in problem.message
+    assert judged(LLAMA_8B, {"medusa": True}, pp=2).legal
+
+
+def test_adapters_are_read_for_the_plan(tmp_path: Path) -> None:
+    with pytest.raises(ForgeError, match=r"adapter_config\.json: No such file"):
+        judged(LLAMA_8B, {"lora": {"adapters": [str(tmp_path)]}})
+    (tmp_path / "adapter_config.json").write_text('{"r": 128, "target_modules": ["q_proj", "v_proj"]}')
+    lora = judged(LLAMA_8B, {"lora": {"adapters": [str(tmp_path)]}}).request.engine.features.lora
+    assert lora is not None
+    assert (lora.max_rank, lora.modules) == (128, ("attn_q", "attn_k", "attn_v"))
+
+
+def test_estimates_say_what_they_leave_out() -> None:
+    found = judged(LLAMA_8B, {"lookahead": True, "weights_on_gpu": 0.5})
+    assert any("Times are estimated without lookahead" in text for text in found.warnings)
+    assert any("Times are estimated with all weights on the GPU" in text for text in found.warnings)
+
+
+def test_a_step_that_is_too_small_for_its_drafts_is_mended() -> None:
+    model = known(LLAMA_8B)
+    engine = {"backend": "tensorrt_llm", "max_num_tokens": 64, "features": {"draft": {"tokens": 7}}}
+    request = asked(model, recipe={"engine": engine})
+    assert fixes(model, evaluate(model, request))[0].text == "Use --max-num-tokens 512."
+
+
+def test_the_build_holds_the_weights_that_will_stream() -> None:
+    whole, streamed = (judged(LLAMA_8B, {"weights_on_gpu": share}).memory for share in (1, 0.1))
+    assert whole is not None
+    assert streamed is not None
+    assert build_gpu_peak(whole) == build_gpu_peak(streamed)
+    assert build_host_peak(whole) == build_host_peak(streamed)

@@ -1,0 +1,121 @@
+"""A LoRA adapter as PEFT saves it: adapter_config.json, its rank and the layers it changes. No weight is read."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from trtforge.core.errors import ForgeError
+from trtforge.core.features import FeaturesConfig, LoraFeature, LoraModule
+
+ADAPTER_CONFIG = "adapter_config.json"
+DEFAULT_RANK = 64
+DEFAULT_MODULES: tuple[LoraModule, ...] = ("attn_q", "attn_k", "attn_v")
+
+PEFT_MODULES: Mapping[str, LoraModule] = MappingProxyType(
+    {
+        "q_proj": "attn_q",
+        "k_proj": "attn_k",
+        "v_proj": "attn_v",
+        "o_proj": "attn_dense",
+        "gate_proj": "mlp_h_to_4h",
+        "up_proj": "mlp_gate",
+        "down_proj": "mlp_4h_to_h",
+        "qkv_proj": "attn_qkv",
+        "gate_up_proj": "mlp_h_to_4h",
+    }
+)
+"""`get_default_trtllm_modules_to_hf_modules` in tensorrt_llm/lora_manager.py; the last two of models/phi3/model.py."""
+
+_QKV: tuple[LoraModule, ...] = ("attn_q", "attn_k", "attn_v")
+
+
+class _AdapterFile(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    r: int
+    target_modules: tuple[str, ...] | str
+    rank_pattern: dict[str, int] = {}
+    modules_to_save: tuple[str, ...] | None = None
+    use_dora: bool = False
+    bias: str = "none"
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """What an engine must be built for: the largest rank and the layers, by TensorRT-LLM's names."""
+
+    rank: int
+    modules: tuple[LoraModule, ...]
+
+
+def read_adapter(directory: Path) -> Adapter:
+    """Raises ForgeError naming the file for one that is none, or that engines have no place for."""
+    path = directory / ADAPTER_CONFIG
+    try:
+        file = _AdapterFile.model_validate_json(path.read_text())
+    except OSError as error:
+        raise ForgeError(f"{path}: {error.strerror}", hint="Give the directory that PEFT saved.") from None
+    except (ValidationError, UnicodeDecodeError):
+        raise ForgeError(
+            f"{path}: not the configuration of a LoRA adapter", hint="Give the directory that PEFT saved."
+        ) from None
+    if file.modules_to_save or file.use_dora or file.bias != "none":
+        what = "weights that are no LoRA" if file.modules_to_save else "DoRA" if file.use_dora else "biases"
+        raise ForgeError(
+            f"{path}: the adapter carries {what}, which requests cannot bring along",
+            hint="Merge it into the model (`merge_and_unload` of PEFT) and build that.",
+        )
+    names = (file.target_modules,) if isinstance(file.target_modules, str) else file.target_modules
+    unknown = [name for name in names if name.rpartition(".")[2] not in PEFT_MODULES]
+    if unknown:
+        raise ForgeError(
+            f"{path}: target module {unknown[0]} has no name among TensorRT-LLM's",
+            hint=f"Known: {', '.join(PEFT_MODULES)}. Leave adapters out and give max_rank and modules.",
+        )
+    found = {PEFT_MODULES[name.rpartition(".")[2]] for name in names}
+    return Adapter(max(file.r, *file.rank_pattern.values()) if file.rank_pattern else file.r, _ordered(found))
+
+
+def resolved_lora(lora: LoraFeature) -> LoraFeature:
+    """The feature with its rank and modules said, as an engine keeps it: adapters themselves are no part of one.
+
+    Query, key and value go together: TensorRT-LLM adds those that are missing (tensorrt_llm/lora_manager.py,
+    `get_missing_qkv_modules`). Raises ForgeError for adapters that the given rank or modules leave out.
+    """
+    adapters = [(name, read_adapter(Path(name))) for name in lora.adapters]
+    for name, adapter in adapters:
+        if lora.max_rank is not None and adapter.rank > lora.max_rank:
+            raise ForgeError(
+                f"{name}: rank {adapter.rank} is more than engine.features.lora.max_rank {lora.max_rank}",
+                hint=f"Use max_rank {adapter.rank}, or leave it out.",
+            )
+        missing = [module for module in adapter.modules if lora.modules and module not in lora.modules]
+        if missing:
+            raise ForgeError(
+                f"{name} changes {missing[0]}, which engine.features.lora.modules leaves out",
+                hint=f"Add {missing[0]}, or leave modules out.",
+            )
+    rank = lora.max_rank or max((adapter.rank for _, adapter in adapters), default=DEFAULT_RANK)
+    modules = set(lora.modules) or {module for _, adapter in adapters for module in adapter.modules}
+    modules = modules or set(DEFAULT_MODULES)
+    if modules & set(_QKV):
+        modules |= set(_QKV)
+    return lora.model_copy(update={"adapters": (), "max_rank": rank, "modules": _ordered(modules)})
+
+
+def resolved_features(features: FeaturesConfig) -> FeaturesConfig:
+    """The features as an engine keeps them: everything said, and no path. Raises ForgeError as `resolved_lora` does."""
+    lora, draft = features.lora, features.draft
+    if lora is not None:
+        features = features.model_copy(update={"lora": resolved_lora(lora)})
+    if draft is not None:
+        features = features.model_copy(update={"draft": draft.model_copy(update={"model": None})})
+    return features
+
+
+def _ordered(modules: set[LoraModule]) -> tuple[LoraModule, ...]:
+    order = list(dict.fromkeys([*_QKV, *PEFT_MODULES.values()]))
+    return tuple(sorted(modules, key=order.index))

@@ -1,0 +1,37 @@
+"""Defects of releases that users reported upstream: reasons to warn, looked up in `release_data/known-issues.json`."""
+
+import json
+from functools import cache
+from pathlib import Path
+
+from trtforge.core.config import Config
+from trtforge.formats.releases import Release
+
+_FILE = Path(__file__).parent / "release_data" / "known-issues.json"
+
+
+class KnownIssue(Config):
+    """What goes wrong with a feature in a range of releases, both ends inclusive; None is open."""
+
+    feature: str
+    since: str
+    until: str | None
+    says: str
+    source: str
+
+
+class _File(Config):
+    schema_version: int
+    subject: str
+    how_to_read: str
+    issues: tuple[KnownIssue, ...]
+
+
+def known_issues(feature: str, release: Release) -> tuple[KnownIssue, ...]:
+    """Those of a feature, by its name in `engine.features`, in a release."""
+    return tuple(one for one in _issues() if one.feature == feature and release.within(one.since, one.until))
+
+
+@cache
+def _issues() -> tuple[KnownIssue, ...]:
+    return _File.parse(json.loads(_FILE.read_text(encoding="utf-8")), str(_FILE)).issues

@@ -1,0 +1,75 @@
+"""The features of a request judged before there is a checkpoint: by the model, the draft model and the backend."""
+
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+
+from trtforge.core.features import SPECULATION, SpeculationMethod
+from trtforge.formats.releases import Release
+from trtforge.formats.trtllm import CheckpointConfig
+from trtforge.plan.feature_rules import feature_problems
+from trtforge.plan.legality import Problem
+from trtforge.plan.model import Model
+from trtforge.plan.request import Request
+from trtforge.plan.speculation import DRAFTING_ARCHITECTURES
+
+BASES: Mapping[SpeculationMethod, tuple[str, ...]] = MappingProxyType(
+    {
+        "medusa": ("LlamaForCausalLM", "MistralForCausalLM", "QWenForCausalLM", "Qwen2ForCausalLM"),
+        "eagle": ("LlamaForCausalLM", "MistralForCausalLM"),
+    }
+)
+"""Whose networks TensorRT-LLM's Medusa and EAGLE extend (models/medusa/model.py, models/eagle/model.py)."""
+
+
+def asked_features(model: Model, request: Request, checkpoint: CheckpointConfig, release: Release) -> Iterator[Problem]:
+    """Why the features cannot be had. The embedded engine has none of those that TensorRT-LLM's own rules are for."""
+    features = request.engine.features
+    if request.for_tensorrt is False:
+        for name in features.beyond_paging:
+            message = f"engine.features.{name}: the torch backend does not have it"
+            yield Problem("backend", message, "Leave it out, or use engine.backend: tensorrt_llm.")
+        return
+    if not features.beyond_paging:
+        return
+    yield from feature_problems(checkpoint, request.engine, release)
+    yield from _estimate_problems(request)
+    for name, bases in BASES.items():
+        if getattr(features, name) is None:
+            continue
+        if checkpoint.architecture not in bases:
+            message = f"engine.features.{name}: TensorRT-LLM has {name} for {', '.join(bases)}, not for "
+            yield Problem(
+                "speculation", message + checkpoint.architecture, "Use engine.features.lookahead, which needs no heads."
+            )
+            continue
+        message = f"engine.features.{name}: `trtforge convert` writes no {DRAFTING_ARCHITECTURES[name]}"
+        fix = f"Make the checkpoint with TensorRT-LLM's examples/{name}/convert_checkpoint.py and compile that."
+        yield Problem("speculation", message, fix, refuses=False)
+    if request.draft is not None:
+        yield from _draft_problems(model, request.draft, request)
+
+
+def _estimate_problems(request: Request) -> Iterator[Problem]:
+    """What the time model does not know."""
+    features = request.engine.features
+    method = next((name for name in SPECULATION if getattr(features, name) is not None), None)
+    if method is not None:
+        message = f"Times are estimated without {method}: how many draft tokens are accepted depends on the texts"
+        yield Problem("estimate", message, "Measure with and without.", refuses=False)
+    if features.weights_on_gpu < 1:
+        message = "Times are estimated with all weights on the GPU: those that stream pass the host's link every step"
+        yield Problem("estimate", message, "Expect far less.", refuses=False)
+
+
+def _draft_problems(model: Model, draft: Model, request: Request) -> Iterator[Problem]:
+    """Target and draft share a vocabulary (docs/source/advanced/speculative-decoding.md); both are split alike."""
+    own, other = model.facts.sizes, draft.facts.sizes
+    if own.vocab != other.vocab:
+        message = f"the draft model {draft.name} has {other.vocab} tokens in its vocabulary, the target {own.vocab}"
+        yield Problem("draft", message, "Draft with a smaller model of the same family.")
+    if other.num_heads % request.tp or other.num_layers % request.pp:
+        message = (
+            f"the draft model {draft.name} cannot be split as the target is: {other.num_heads} heads over tp "
+            f"{request.tp}, {other.num_layers} layers over pp {request.pp}"
+        )
+        yield Problem("draft", message, "Draft with another model, or split the target less.")

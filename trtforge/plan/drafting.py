@@ -1,0 +1,99 @@
+"""Memory of what drafts tokens: a draft model beside the target, Medusa heads, EAGLE's network, and their logits.
+
+Sources: tensorrt_llm/models/medusa/model.py and models/eagle/model.py (1.x); what is drafted is verified in one step,
+so the target makes logits for every draft token (cpp/tensorrt_llm/runtime/decodingInput.h).
+"""
+
+from dataclasses import dataclass
+
+from trtforge.core.features import FeaturesConfig, MedusaFeature
+from trtforge.core.parallel import Parallel
+from trtforge.models.family import Facts, Sizes
+from trtforge.models.plan import Layout
+from trtforge.plan.formats import WEIGHTS
+from trtforge.plan.kv import bytes_per_token
+from trtforge.plan.limits import Limits
+from trtforge.plan.model import Model
+from trtforge.plan.speculation import MEDUSA_HEADS, MEDUSA_LAYERS
+from trtforge.plan.weights import RankWeights, Stored
+
+_LOGIT_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Drafter:
+    """Bytes on one rank: its weights, its part of every token in the KV cache, and logits of a step."""
+
+    weights: int = 0
+    kv_per_token: int = 0
+    logits: int = 0
+
+    @property
+    def fixed(self) -> int:
+        """What is taken before the KV pool."""
+        return self.weights + self.logits
+
+
+@dataclass(frozen=True)
+class Target:
+    """The model whose tokens are drafted, on the rank in question; `ranks` are its weights."""
+
+    facts: Facts
+    ranks: RankWeights
+    parallel: Parallel
+    limits: Limits
+    itemsize: int
+    cache_itemsize: int
+
+
+def drafter(features: FeaturesConfig, draft: Model | None, target: Target, stage: int) -> Drafter:
+    """What speculation adds on a rank of one pipeline stage; `draft` is the draft model where one is named.
+
+    The heads, EAGLE's network and all logits are on the last stage. A draft model is taken to be split as the target
+    is, unquantised, in the target's dtype, with a KV cache of the target's format: both cache the same tokens.
+    """
+    limits, parallel, last = target.limits, target.parallel, stage == target.parallel.pp - 1
+    if limits.speculation is None:
+        return Drafter()
+    vocab, sequences = target.facts.sizes.vocab, limits.max_batch_size
+    logits = sequences * limits.speculation.draft_tokens * vocab * _LOGIT_BYTES if last else 0
+    if features.medusa is not None and last:
+        heads = (features.medusa.heads or MEDUSA_HEADS) * sequences * limits.verified_tokens * vocab * _LOGIT_BYTES
+        weights = medusa_bytes(target.facts.sizes, parallel, features.medusa, target.itemsize)
+        return Drafter(weights=weights, logits=logits + heads)
+    if features.eagle is not None and last:
+        one = bytes_per_token(target.facts.sizes, target.cache_itemsize, parallel)
+        return Drafter(
+            weights=limits.speculation.depth * eagle_bytes(target),
+            kv_per_token=one // (target.facts.sizes.num_layers // parallel.pp),
+            logits=logits,
+        )
+    if draft is not None:
+        layout = Layout(parallel, "bfloat16" if target.itemsize == 2 else "float32")
+        plain = Stored(WEIGHTS["none"], target.itemsize)
+        return Drafter(
+            weights=draft.weights(layout).nbytes(plain, parallel, stage),
+            kv_per_token=bytes_per_token(draft.facts.sizes, target.cache_itemsize, parallel),
+            logits=logits + (sequences * vocab * _LOGIT_BYTES if last else 0),
+        )
+    return Drafter(logits=logits)
+
+
+def medusa_bytes(sizes: Sizes, parallel: Parallel, medusa: MedusaFeature, itemsize: int) -> int:
+    """Heads on one rank: of each, `layers` square matrices with their biases, and an output head, all cut by outputs.
+
+    heads x (layers x (hidden² + hidden) + hidden x vocabulary) / tp
+    """
+    vocab = -(-sizes.vocab // parallel.tp) * parallel.tp
+    layers = (medusa.layers or MEDUSA_LAYERS) * (sizes.hidden * sizes.hidden + sizes.hidden)
+    return (medusa.heads or MEDUSA_HEADS) * (layers + sizes.hidden * vocab) * itemsize // parallel.tp
+
+
+def eagle_bytes(target: Target) -> int:
+    """One EAGLE network on one rank: a decoder layer of the target's sizes, what joins token and hidden state
+    (2 x hidden to hidden), a table of tokens, and an output head. Engines hold one for every time that it runs."""
+    sizes, tp = target.facts.sizes, target.parallel.tp
+    plain = Stored(WEIGHTS["none"], target.itemsize)
+    join = (2 * sizes.hidden * sizes.hidden + sizes.hidden) // tp
+    tables = sizes.vocab * sizes.hidden + -(-sizes.vocab // tp) * sizes.hidden
+    return target.ranks.kinds[0].nbytes(plain) + (join + tables) * target.itemsize

@@ -1,0 +1,87 @@
+"""What features add to a deployment's memory, or take off the GPU: drafting, adapters, logits, streamed weights."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from trtforge.core.features import FeaturesConfig
+from trtforge.models.family import Facts
+from trtforge.plan.drafting import Target, drafter
+from trtforge.plan.legality import Problem
+from trtforge.plan.limits import Limits
+from trtforge.plan.lora import adapter_bytes, cache_bytes, workspace_bytes
+from trtforge.plan.memory import Held, Memory, RankMemory, logits_bytes
+from trtforge.plan.model import Model
+
+
+def with_features(
+    memory: Memory, facts: Facts, held: Held, limits: Limits, features: FeaturesConfig, draft: Model | None
+) -> Memory:
+    """The memory with its features, the adapter cache apart; `features.lora` is resolved.
+
+    Logits of prompts: a float32 row for each token of the largest step. Weights that stream are in host memory.
+    """
+    parallel, itemsize = memory.parallel, held.stored.itemsize
+    target = Target(facts, held.ranks, parallel, limits, itemsize, held.cache_itemsize)
+    stages: list[RankMemory] = []
+    for stage, rank in enumerate(memory.stages):
+        drafts = drafter(features, draft, target, stage)
+        streamed = rank.weights - int(rank.weights * features.weights_on_gpu)
+        prompts = features.context_logits and stage == parallel.pp - 1
+        lora = features.lora
+        stages.append(
+            replace(
+                rank,
+                weights=rank.weights - streamed,
+                streamed=streamed,
+                draft=drafts.fixed,
+                logits=rank.logits + (logits_bytes(facts.sizes.vocab, limits.max_num_tokens) if prompts else 0),
+                lora=workspace_bytes(lora, limits.max_num_tokens, itemsize) if lora else 0,
+                host=streamed + (lora.host_memory if lora else 0),
+                kv_per_token=rank.kv_per_token + drafts.kv_per_token,
+            )
+        )
+    return replace(memory, stages=tuple(stages))
+
+
+def with_adapter_cache(
+    memory: Memory, facts: Facts, held: Held, features: FeaturesConfig, gpu_memory: int | None
+) -> Memory:
+    """The same with the GPU's adapter cache: a share of what engine and KV pool leave of `gpu_memory`.
+
+    Without a GPU, as much as one adapter of the largest rank takes.
+    """
+    lora = features.lora
+    if lora is None:
+        return memory
+    least = adapter_bytes(facts.sizes, memory.parallel, lora, held.stored.itemsize)
+    stages = tuple(
+        replace(rank, lora=rank.lora + (least if gpu_memory is None else cache_bytes(lora, gpu_memory - rank.total)))
+        for rank in memory.stages
+    )
+    return replace(memory, stages=stages)
+
+
+def cache_problems(
+    memory: Memory, facts: Facts, held: Held, features: FeaturesConfig, limits: Limits
+) -> Iterator[Problem]:
+    """Adapter caches that do not hold one adapter: the server ends with `Not enough space allocated to ... LoRA cache
+    to hold 1 max sized LoRA`."""
+    lora = features.lora
+    if lora is None:
+        return
+    itemsize = held.stored.itemsize
+    least = adapter_bytes(facts.sizes, memory.parallel, lora, itemsize)
+    poorest = min(rank.lora for rank in memory.stages) - workspace_bytes(lora, limits.max_num_tokens, itemsize)
+    one = f"an adapter of rank {lora.max_rank} takes {_mib(least)}"
+    if poorest < least:
+        message = f"the GPU's adapter cache of {_mib(poorest)} holds no adapter: {one}"
+        share = min(0.99, -(-100 * lora.gpu_fraction * least // max(1, poorest)) / 100)
+        fix = f"Use engine.features.lora.gpu_fraction {share:g}, or a lower serving.kv_cache_fraction."
+        yield Problem("lora_cache", message, fix)
+    if lora.host_memory < least:
+        message = f"the host's adapter cache of {_mib(lora.host_memory)} holds no adapter: {one}"
+        yield Problem("lora_cache", message, f"Use engine.features.lora.host_memory {least} or more.")
+
+
+def _mib(count: int) -> str:
+    return f"{count / (1 << 20):.0f} MiB"
