@@ -170,7 +170,7 @@ def shipped_recipes() -> str:
 
 
 TABLES = {
-    "recipes.md": (("recipe-keys", recipe_keys), ("features", features), ("shipped-recipes", shipped_recipes)),
+    "recipes.md": (("recipe-keys", recipe_keys), ("shipped-recipes", shipped_recipes), ("features", features)),
     "formats.md": (("families", families), ("without-engines", without_engines), ("formats", formats)),
 }
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import DEMO_MODEL
-from tests.package.engines import tensorrt_engine, torch_engine
+from tests.package.engines import engine_config, tensorrt_engine, torch_engine, write_engine
 from tests.package.test_stage import model_config
 from tests.package.test_stage import parameters as read_parameters
 from trtforge.core.errors import ForgeError
@@ -123,6 +123,16 @@ def test_an_engine_is_not_served_with_what_it_was_not_built_for(
     for engine in (tensorrt_engine(tmp_path / "engine"), torch_engine(tmp_path / "embedded")):
         with pytest.raises(ForgeError, match=f"the engine was not built for {lacking}"):
             package(config, engine, DEMO_MODEL, tmp_path / "out")
+
+
+def test_an_engine_that_takes_adapters_gets_a_cache_for_them_in_any_case(tmp_path: Path) -> None:
+    config = engine_config()
+    config["build_config"] |= {"lora_config": {"max_lora_rank": 200}}
+    config["build_config"]["plugin_config"] |= {"lora_plugin": "float16"}
+    repository = package(PackageConfig(), write_engine(tmp_path / "engine", config), DEMO_MODEL, tmp_path / "out").path
+    found = read_parameters(model_config(repository, "tensorrt_llm"))
+    assert found["lora_cache_max_adapter_size"] == "200"
+    assert found["lora_cache_gpu_memory_fraction"] == "0.05"
 
 
 def test_an_adapter_larger_than_the_engines_is_refused(tmp_path: Path) -> None:

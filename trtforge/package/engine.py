@@ -44,7 +44,7 @@ def read_engine(directory: Path, manifest: Manifest, built_for: FeaturesConfig |
     plugins = build.get("plugin_config")
     forge = values.get("forge")
     paged_context = isinstance(plugins, dict) and bool(plugins.get("use_paged_context_fmha", False))
-    features = built_for or _features(forge, manifest, paged_context=paged_context)
+    features = built_for or _features(forge, manifest, build, paged_context=paged_context)
     _check_features(build, features, path)
     facts = EngineFacts(
         backend="tensorrt_llm" if forge is None else "torch",
@@ -62,8 +62,11 @@ def read_engine(directory: Path, manifest: Manifest, built_for: FeaturesConfig |
     return facts
 
 
-def _features(forge: object, manifest: Manifest, *, paged_context: bool) -> FeaturesConfig:
-    shown = {"kv_reuse": paged_context, "chunked_context": paged_context}
+def _features(forge: object, manifest: Manifest, build: Mapping[str, Any], *, paged_context: bool) -> FeaturesConfig:
+    """Those that the engine says it was compiled for; of one that does not, those that its build shows."""
+    shown: dict[str, Any] = {"kv_reuse": paged_context, "chunked_context": paged_context}
+    if _lora_rank(build):
+        shown["lora"] = {"max_rank": _lora_rank(build)}
     said = forge.get("features") if isinstance(forge, dict) else manifest.identity.config.get("features")
     return FeaturesConfig.parse(shown | (said if isinstance(said, dict) else {}), "features of the engine")
 

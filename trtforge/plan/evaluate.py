@@ -197,24 +197,19 @@ def _with_memory(model: Model, evaluation: Evaluation, limits: Limits, layout: L
     stored = Stored(WEIGHTS[request.quant], itemsize, request.group_size)
     whole = model.whole(request.dtype, layout.exclude_modules)
     held = Held(model.weights(layout), whole, stored, CACHES[request.kv_cache])
-    features, facts = request.engine.features, model.facts
-    memory = memory_of(facts, held, layout.parallel, limits)
-    if features.beyond_paging:
-        memory = with_features(memory, facts, held, limits, features, request.draft)
-    typical = _typical(request.typical, limits)
+    planned = memory_of(model.facts, held, layout.parallel, limits)
     embedded = Embedded.of(request, Processor.here()) if request.engine.backend == "torch" else None
-    if embedded is None:
-        tokens = _pool_tokens(request, memory, limits)
+    more: tuple[Problem, ...] = ()
+    if embedded is not None:
+        memory = embedded.memory(model, request, layout, planned)
+        memory = with_pool(memory, embedded.pool_tokens(request, memory, limits))
     else:
-        memory = embedded.memory(model, request, layout, memory)
-        tokens = embedded.pool_tokens(request, memory, limits)
-    memory = with_pool(memory, tokens)
-    memory = with_adapter_cache(memory, facts, held, features, int(request.gpu.memory) if request.gpu else None)
+        memory, more = _with_features(model, request, held, limits, planned)
+    typical = _typical(request.typical, limits)
     result = replace(evaluation, memory=memory, held=held, typical=typical, embedded=embedded)
     found, warnings = list(evaluation.problems), list(evaluation.warnings)
-    if tokens > 0:
-        found += _pool_problems(result, limits, typical, warnings)
-        found += cache_problems(memory, facts, held, features, limits)
+    if memory.kv_tokens > 0:
+        found += [*_pool_problems(result, limits, typical, warnings), *more]
     elif request.gpu is not None:
         message = (
             f"{_gb(memory.fullest.fixed)} of weights, activations and buffers a GPU leave no KV cache in the "
@@ -223,6 +218,18 @@ def _with_memory(model: Model, evaluation: Evaluation, limits: Limits, layout: L
         found.append(Problem("memory", message, "Spread the model over more GPUs, or use a smaller format."))
     warnings += _cache_warnings(model, request, layout.parallel)
     return replace(result, problems=tuple(found), warnings=tuple(warnings))
+
+
+def _with_features(
+    model: Model, request: Request, held: Held, limits: Limits, memory: Memory
+) -> tuple[Memory, tuple[Problem, ...]]:
+    """TensorRT-LLM's memory: what features need, the KV pool in what is left, and adapters beside it."""
+    features, facts = request.engine.features, model.facts
+    if features.beyond_paging:
+        memory = with_features(memory, facts, held, limits, features, request.draft)
+    memory = with_pool(memory, _pool_tokens(request, memory, limits))
+    memory = with_adapter_cache(memory, facts, held, features, int(request.gpu.memory) if request.gpu else None)
+    return memory, tuple(cache_problems(memory, facts, held, features, limits))
 
 
 def _pool_tokens(request: Request, memory: Memory, limits: Limits) -> int:

@@ -58,9 +58,9 @@ class Change:
 class Request:
     """One deployment as it is asked for.
 
-    `concurrency`: the requests that are to run at once, which the engine then takes; None where nobody said. `draft`:
-    the draft model, where engine.features.draft names one. `calibration_memory`: bytes that calibration is to stay
-    under, None for no limit. `exclude_modules`: patterns of linear layers that stay unquantised.
+    `concurrency`: the requests that are to run at once, which the engine then takes; None where nobody said.
+    `calibration_memory`: bytes that calibration is to stay under, None for no limit. `exclude_modules`: patterns of
+    linear layers that stay unquantised. `draft`: the draft model, where engine.features.draft names one.
     """
 
     tp: int
@@ -75,9 +75,9 @@ class Request:
     calibration: CalibrationConfig
     typical: Workload
     concurrency: int | None = None
+    draft: Model | None = None
     calibration_memory: int | None = None
     exclude_modules: tuple[str, ...] = ()
-    draft: Model | None = None
 
     @property
     def gpu(self) -> Gpu | None:
@@ -165,9 +165,9 @@ def request_of(recipe: Recipe, model: Model, options: Mapping[Option, Any], typi
         serving=recipe.serving,
         calibration=quant.calibration,
         typical=typical or Workload(TYPICAL_PROMPT, TYPICAL_OUTPUT),
+        draft=None if draft is None else find_model(draft),
         calibration_memory=quant.memory,
         exclude_modules=quant.exclude_modules,
-        draft=None if draft is None else find_model(draft),
     )
     given = [Change(name, str(value)) for name, value in options.items() if value is not None and name != "--dtype"]
     request = request.changed(*given)
