@@ -60,4 +60,5 @@ def test_a_shipped_recipe_is_shown_copied_and_valid(
     copy = tmp_path / "mine.yaml"
     assert f"next: trtforge build {copy}" in printed(["copy", "llama-3.1-8b-fp8", str(copy)], capsys, monkeypatch)
     assert copy.read_text() == shown
-    assert "is valid: llama-3.1-8b-fp8" in printed(["validate", str(copy)], capsys, monkeypatch)
+    validated = printed(["validate", str(copy)], capsys, monkeypatch)
+    assert validated == f"{copy} is valid: llama-3.1-8b-fp8; next: trtforge build {copy} --dry-run\n"

@@ -88,6 +88,24 @@ def test_exclusions_of_a_recipe(make_hf: MakeHf, quant: QuantFormat) -> None:
     assert weights(found) > weights(planned(source, recipe={"quantization": {"format": quant}}))
 
 
+@pytest.mark.parametrize(
+    ("backend", "patterns", "broken"),
+    [
+        ("torch", (), {"awq_group"}),
+        ("torch", ("*.0.mlp.down_proj",), {"awq_group"}),
+        ("torch", ("*.down_proj",), set()),
+        ("tensorrt_llm", ("*.down_proj",), {"awq_padding"}),  # of mlp.fc and mlp.gate
+        ("tensorrt_llm", ("*.mlp.*",), set()),
+    ],
+)
+def test_a_layer_that_is_left_has_no_groups_to_cut(backend: str, patterns: tuple[str, ...], broken: set[str]) -> None:
+    """Llama-2-7B on four ranks, TensorRT-LLM issue 1636."""
+    model = find_model("meta-llama/Llama-2-7b-hf")
+    recipe = {"quantization": {"format": "int4_awq", "exclude_modules": patterns}, "engine": {"backend": backend}}
+    found = evaluate(model, asked(model, recipe=recipe, tp=4))
+    assert {problem.rule for problem in found.problems} == broken
+
+
 def test_a_pattern_without_a_layer_is_refused(make_hf: MakeHf) -> None:
     model = find_model(str(make_hf()))
     recipe = {"quantization": {"format": "fp8", "exclude_modules": ["*.w1"]}}

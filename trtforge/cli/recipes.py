@@ -146,7 +146,7 @@ def validate_recipe(
     json: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Check a recipe's keys and values.
+    """Check a recipe's keys and values; whether it can be deployed, `trtforge build RECIPE --dry-run` says.
 
     [dim]Example: trtforge recipes validate mine.yaml[/dim]
     """
@@ -156,7 +156,7 @@ def validate_recipe(
     if json:
         show.as_json({"valid": True, "name": recipe.name})
     else:
-        print(f"{file} is valid: {recipe.name}")
+        print(f"{file} is valid: {recipe.name}; next: trtforge build {file} --dry-run")
 
 
 @recipes.command("schema")

@@ -6,9 +6,11 @@ anew in each pipeline stage, in `quantization.exclude_modules`.
 
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
+from functools import partial
 
 from trtforge.core.errors import ForgeError
 from trtforge.core.parallel import Parallel
+from trtforge.formats.quantized_source import QuantizedSource
 from trtforge.formats.trtllm import CheckpointConfig
 from trtforge.models.family import Facts, Family, Linear
 
@@ -88,6 +90,30 @@ def unquantized_rows(family: Family, facts: Facts, excluded: Callable[[str], boo
         )
         for layer in range(facts.sizes.num_layers)
     )
+
+
+def rows_left(
+    family: Family, facts: Facts, patterns: tuple[str, ...], source: QuantizedSource | None
+) -> frozenset[str]:
+    """The linear layers, as checkpoints name them, that no layer of the model has quantised.
+
+    Raises ForgeError as `excluded_modules` does.
+    """
+    excluded: Callable[[str], bool] = excluded_modules(family, facts, patterns).__contains__
+    if source is not None:
+        excluded = partial(_leaves, source)
+    elif not patterns:
+        return frozenset()
+    left = unquantized_rows(family, facts, excluded)
+    return frozenset(
+        row.target
+        for row in family.linears
+        if all(row.target in names for layer, names in enumerate(left) if facts.holds(row.when, layer))
+    )
+
+
+def _leaves(source: QuantizedSource, module: str) -> bool:
+    return not source.quantizes(module)
 
 
 def _names_in_stage(

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from trtforge.core.parallel import Parallel
 from trtforge.formats.releases import Release, Section
+from trtforge.models.exclusions import rows_left
 from trtforge.models.family import Facts, Family, Linear, Split
 from trtforge.plan.formats import CACHES, WEIGHTS, CacheFormat, WeightFormat
 from trtforge.plan.gpus import GPUS_PER_SERVER, Gpu, refusal
@@ -33,7 +34,8 @@ def engine_problems(
     yield from release_problems(release, model.family.architectures[model.config.architecture], weights, cache)
     yield from kernel_problems(model.facts)
     if fits:
-        yield from padding_problems(model.family, model.facts, parallel, weights, request.group_size)
+        left = rows_left(model.family, model.facts, request.exclude_modules, model.stored)
+        yield from padding_problems(model.family, model.facts, parallel, weights, request.group_size, left)
         yield from head_problems(model.facts.sizes.vocab, parallel.tp, weights)
 
 
@@ -84,9 +86,14 @@ def kernel_problems(facts: Facts) -> Iterator[Problem]:
 
 
 def padding_problems(
-    family: Family, facts: Facts, parallel: Parallel, format: WeightFormat, group_size: int
+    family: Family,
+    facts: Facts,
+    parallel: Parallel,
+    format: WeightFormat,
+    group_size: int,
+    left: frozenset[str] = frozenset(),
 ) -> Iterator[Problem]:
-    """Linear layers that the engine pads, so that the checkpoint's tensors no longer fit.
+    """Linear layers that the engine pads, so that the checkpoint's tensors no longer fit; not those `left` as they are.
 
     Inputs and outputs are padded to a multiple of tp x 64 (128 for W4A8), or x the group where that is larger:
     `WeightOnlyGroupwiseQuantLinear` in quantization/layers.py. Groups in row-parallel inputs are a rule of
@@ -96,7 +103,7 @@ def padding_problems(
         return
     tp, multiple = parallel.tp, max(format.padded_to, group_size if format.grouped else 1) * parallel.tp
     for row in family.layer:
-        if not isinstance(row, Linear) or not row.quantized:
+        if not isinstance(row, Linear) or not row.quantized or row.target in left:
             continue
         inputs, name = facts.sizes.of(row.inputs), row.parts[0].module
         out = sum(facts.sizes.of(part.out) for part in row.parts)

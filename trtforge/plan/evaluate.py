@@ -129,7 +129,7 @@ def _layout(model: Model, request: Request, parallel: Parallel) -> Layout:
 
 
 def _exclusion_problems(model: Model, layout: Layout) -> Iterator[Problem]:
-    """Patterns without a layer, and layers that differ between pipeline stages: config.json has one list for all."""
+    """Layers that are left in one pipeline stage and not in another: config.json has one list for all."""
     try:
         if layout.source or layout.exclude_modules:
             checkpoint_config(model.family, model.facts, model.config.architecture, layout)

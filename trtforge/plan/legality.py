@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from trtforge.core.errors import ForgeError
+from trtforge.models.exclusions import rows_left
 from trtforge.models.family import AbsorbedQuery, Facts, Family, Linear, Split
 from trtforge.models.formats import FORMATS
 from trtforge.models.plan import Layout, shards_embedding
@@ -108,6 +109,11 @@ def _expert_group_problems(family: Family, facts: Facts, layout: Layout) -> Iter
 
 def _linear_problems(family: Family, facts: Facts, layout: Layout) -> Iterator[Problem]:
     tp, sizes = layout.parallel.tp, facts.sizes
+    try:
+        left = rows_left(family, facts, layout.exclude_modules, layout.source)
+    except ForgeError as error:
+        yield Problem("exclude_modules", error.message, error.hint)
+        return
     for row in family.layer:
         if not isinstance(row, Linear) or not _present(row, facts):
             continue
@@ -120,7 +126,7 @@ def _linear_problems(family: Family, facts: Facts, layout: Layout) -> Iterator[P
         if row.split is Split.ROW and inputs % tp:
             message = f"{row.parts[0].module}: {inputs} inputs cannot be split over tp {tp}"
             yield Problem("rows", message, f"Choose a --tp that divides {inputs}: {_listed(_divisors(inputs, 16))}.")
-        elif WEIGHTS[layout.quant].grouped and row.quantized:
+        elif WEIGHTS[layout.quant].grouped and row.quantized and row.target not in left:
             yield from _group_problems(row, inputs, layout, facts)
 
 
