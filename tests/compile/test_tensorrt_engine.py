@@ -135,6 +135,18 @@ def test_a_second_build_is_a_cache_hit(tmp_path: Path, trtllm: Trtllm) -> None:
     assert trtllm.calls() == []
 
 
+def test_an_engine_elsewhere_comes_from_the_cache(tmp_path: Path, trtllm: Trtllm) -> None:
+    """Of another directory; not of another release's or GPU's."""
+    write_checkpoint(tmp_path / "checkpoint")
+    first = build(tmp_path)
+    trtllm.forget()
+    (tmp_path / "engine").rename(tmp_path / "moved")
+    again = build(tmp_path)
+    assert again.origin == "from the cache"
+    assert trtllm.calls("build") == []
+    assert again.manifest == first.manifest
+
+
 def test_a_cache_hit_leaves_no_empty_directory_of_logs(tmp_path: Path, trtllm: Trtllm) -> None:
     write_checkpoint(tmp_path / "checkpoint")
     build(tmp_path)
@@ -174,7 +186,7 @@ def test_the_first_rank_that_fails_ends_the_others(tmp_path: Path, trtllm: Trtll
     assert [call["rank"] for call in trtllm.calls("save")] == []
     for call in trtllm.calls("build"):
         assert not Path(f"/proc/{call['pid']}").exists()
-    assert names(tmp_path) == ["checkpoint", "engine.logs", "site"]
+    assert names(tmp_path) == ["cache", "checkpoint", "engine.logs", "site"]
 
 
 def test_finished_ranks_stay_and_the_rest_is_built_by_the_next_run(tmp_path: Path, trtllm: Trtllm) -> None:

@@ -5,11 +5,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from trtforge import __version__
+from trtforge.compile.about import about_engine
 from trtforge.compile.asked_target import asked_target
 from trtforge.compile.engine_build import EngineBuild
 from trtforge.compile.rank_builds import build_ranks
 from trtforge.compile.timing_cache import TimingCache
 from trtforge.core.artifact import Produced, produce
+from trtforge.core.cache import cache_for
 from trtforge.core.manifest import FileRecord, Identity
 from trtforge.core.progress import Progress
 from trtforge.formats.hf import TOKENIZER_DIRECTORY
@@ -41,4 +43,5 @@ def build_engine(build: EngineBuild, *, force: bool, progress: Progress) -> Prod
             shutil.copytree(tokenizer, directory / TOKENIZER_DIRECTORY)
         return records
 
-    return produce(build.out, identity, write, force=force)
+    about = about_engine(build.model, f"TensorRT-LLM {build.plan.release.version}")
+    return produce(build.out, identity, write, force=force, cache=cache_for(about))

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
-from trtforge.core.cache_directory import cache_directory
+from trtforge.core.cache import cache_directory
 from trtforge.formats.engine_target import EngineTarget
 
 FILE_NAME = "model.cache"
