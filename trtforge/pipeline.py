@@ -225,6 +225,7 @@ def convert_config(recipe: Recipe) -> ConvertConfig:
         quant=recipe.quantization.format,
         kv_cache=recipe.quantization.kv_cache,
         group_size=recipe.quantization.group_size,
+        shared_pre_quant_scale=recipe.engine.backend == "llmapi",
     )
 
 

@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from trtforge import __version__
-from trtforge.compile import tensorrt_llm
+from trtforge.compile import llmapi, tensorrt_llm
 from trtforge.compile.build_config import BuildPlan, build_config, in_flight_batching
+from trtforge.compile.llmapi import CheckpointSource, HuggingFaceSource, LlmapiPlan
 from trtforge.compile.torch import TorchPlan, build_rank, torch_plan
 from trtforge.core.artifact import Produced, produce
-from trtforge.core.errors import ForgeError
+from trtforge.core.errors import ForgeError, UsageError
 from trtforge.core.manifest import FileRecord, Identity, open_artifact
+from trtforge.core.parallel import Parallel
 from trtforge.core.progress import Progress, Silent
 from trtforge.core.recipe import EngineConfig
 from trtforge.formats.hf import TOKENIZER_DIRECTORY
@@ -23,10 +25,14 @@ from trtforge.plan.limits import Limits, derive_limits
 
 @dataclass(frozen=True)
 class CompileOptions:
-    """How TensorRT-LLM's builder is run. `container`: the image to build in, None for this machine."""
+    """How TensorRT-LLM's builder is run. `container`: the image to build in, None for this machine.
+
+    `parallel`: the layout in which the LLM API runs a Hugging Face directory; a checkpoint has its own.
+    """
 
     workers: int = 1
     container: str | None = None
+    parallel: Parallel | None = None
 
 
 @dataclass(frozen=True)
@@ -55,11 +61,14 @@ class TensorRTPlan:
         }
 
 
-EnginePlan = TensorRTPlan | TorchPlan
+EnginePlan = TensorRTPlan | TorchPlan | LlmapiPlan
 
 
 def plan_engine(config: EngineConfig, checkpoint: Path, out: Path, options: CompileOptions) -> EnginePlan:
     """What `compile_engine` would do for the checkpoint directory, from its config.json alone."""
+    if config.backend == "llmapi" and llmapi.is_hugging_face(checkpoint):
+        return llmapi.plan_for_hugging_face(checkpoint, options.parallel or Parallel(), config)
+    _require_own_layout(options)
     return plan_for(read_checkpoint_config(checkpoint), config, checkpoint, out, options)
 
 
@@ -71,6 +80,10 @@ def plan_for(
     Raises ForgeError for limits that cannot be and for what the target release is known to refuse.
     """
     gpu = gpu_named(config.target.gpu) if config.target.gpu is not None else None
+    if config.backend == "llmapi":
+        if gpu is not None:
+            require_formats(gpu, model.quantization)
+        return llmapi.plan_for_checkpoint(model, config)
     limits = _limits(model, config)
     if _backend(config) == "torch":
         return torch_plan(model, config, limits)
@@ -94,11 +107,20 @@ def compile_engine(
 ) -> Produced:
     """Build the engine of `checkpoint` at `out`, or find it there.
 
-    Raises ForgeError for a damaged checkpoint, impossible limits, and for the tensorrt_llm backend where it cannot run.
+    The llmapi backend also takes a Hugging Face directory. Raises ForgeError for a damaged checkpoint, impossible
+    limits, and for the tensorrt_llm backend where it cannot run.
     """
+    options, progress = options or CompileOptions(), progress or Silent()
+    if config.backend == "llmapi" and llmapi.is_hugging_face(checkpoint):
+        hf_plan = llmapi.plan_for_hugging_face(checkpoint, options.parallel or Parallel(), config)
+        return compile_llmapi(hf_plan, HuggingFaceSource.open(checkpoint), out, force=force, progress=progress)
+    _require_own_layout(options)
     manifest = open_artifact(checkpoint, "checkpoint")
     model = read_checkpoint_config(checkpoint)
-    plan = plan_for(model, config, checkpoint, out, options or CompileOptions())
+    plan = plan_for(model, config, checkpoint, out, options)
+    if isinstance(plan, LlmapiPlan):
+        source = CheckpointSource.open(checkpoint, manifest, model)
+        return compile_llmapi(plan, source, out, force=force, progress=progress)
     if isinstance(plan, TensorRTPlan):
         tensorrt_llm.require_available()
         raise ForgeError(
@@ -117,13 +139,32 @@ def compile_engine(
         (directory / CONFIG_FILE).write_text(plan.config_json(target=config.target.tensorrt_llm))
         _copy_tokenizer(checkpoint, directory)
         ranks = model.parallel.ranks
-        with (progress or Silent()).bar("Compiling", len(ranks), "ranks") as bar:
+        with progress.bar("Compiling", len(ranks), "ranks") as bar:
             for rank in ranks:
                 build_rank(plan, checkpoint, rank.index, directory / rank_file(rank.index))
                 bar.advance(1)
         return {}
 
     return produce(out, identity, write, force=force)
+
+
+def compile_llmapi(
+    plan: LlmapiPlan, source: llmapi.Source, out: Path, *, force: bool = False, progress: Progress | None = None
+) -> Produced:
+    """Write the llmapi engine of a source at `out`, or find it there."""
+
+    def write(directory: Path) -> Mapping[str, FileRecord]:
+        return llmapi.write_engine(plan, source, directory, progress or Silent())
+
+    return produce(out, llmapi.identity_of(plan, source), write, force=force)
+
+
+def _require_own_layout(options: CompileOptions) -> None:
+    if options.parallel is not None:
+        raise UsageError(
+            "--tp, --pp and --ep are of a Hugging Face directory that backend llmapi runs; a checkpoint has its layout",
+            hint="Leave them out, or convert to another layout.",
+        )
 
 
 def _limits(model: CheckpointConfig, config: EngineConfig) -> Limits:

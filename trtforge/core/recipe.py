@@ -12,7 +12,7 @@ from trtforge.core.errors import ForgeError
 QuantFormat = Literal["none", "fp8", "fp8_rowwise", "int4_awq", "w4a8_awq", "int8_sq", "int8_wo", "int4_wo", "nvfp4"]
 KvCacheFormat = Literal["none", "fp8", "int8"]
 DtypeChoice = Literal["auto", "float16", "bfloat16", "float32"]
-Backend = Literal["auto", "tensorrt_llm", "torch"]
+Backend = Literal["auto", "tensorrt_llm", "torch", "llmapi"]
 Device = Literal["auto", "cpu", "cuda"]
 SchedulerPolicy = Literal["guaranteed_no_evict", "max_utilization"]
 
@@ -74,7 +74,9 @@ class FeaturesConfig(Config):
 class EngineConfig(Config):
     """The engine and its limits. A limit left out follows from the others and the model."""
 
-    backend: Backend = Field("auto", description="auto is torch; tensorrt_llm builds are planned by --dry-run.")
+    backend: Backend = Field(
+        "auto", description="auto is torch; tensorrt_llm builds are planned by --dry-run; llmapi needs no build."
+    )
     device: Device = Field("auto", description="torch backend: where it runs.")
     compute_dtype: DtypeChoice = Field("auto", description="torch backend: type that the arithmetic is done in.")
     target: TargetConfig = TargetConfig()

@@ -251,7 +251,9 @@ def containers_of(wanted: Release) -> tuple[Container, ...]:
 
 
 @cache
-def read_release_data(name: Literal["build-config", "containers", "triton-model-config"]) -> Mapping[str, Any]:
+def read_release_data(
+    name: Literal["build-config", "containers", "triton-model-config", "llmapi"],
+) -> Mapping[str, Any]:
     """One of the data files, as it stands."""
     path = Path(__file__).parent / "release_data" / f"{name}.json"
     return MappingProxyType(json.loads(path.read_text(encoding="utf-8")))

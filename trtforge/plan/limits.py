@@ -4,10 +4,11 @@ Both backends keep these limits; the rules are those of TensorRT-LLM's builder (
 """
 
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 from trtforge.core.errors import ForgeError
 from trtforge.core.recipe import EngineConfig
-from trtforge.formats.trtllm import CheckpointConfig, Quantization
+from trtforge.formats.trtllm import Quantization
 
 DEFAULT_NUM_TOKENS = 8192
 FALLBACK_SEQ_LEN = 2048
@@ -18,6 +19,22 @@ _LENGTH_INCLUDES_SCALING = frozenset({"su", "longrope", "llama3"})
 
 FP8_ATTENTION = frozenset({"FP8", "W4A8_AWQ", "NVFP4"})
 """Quantisations with which context attention can compute in FP8."""
+
+
+class Positions(Protocol):
+    """What limits follow from, named as config.json of a TensorRT-LLM checkpoint names it."""
+
+    @property
+    def max_position_embeddings(self) -> int | None:
+        """Positions that the model says it has."""
+
+    @property
+    def rotary_scaling(self) -> dict[str, Any] | None:
+        """The scaling of its rotary embedding."""
+
+    @property
+    def position_embedding_type(self) -> str:
+        """What its position embedding is; that of `learned_absolute` cannot be stretched."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +62,7 @@ class Limits:
         }
 
 
-def derive_limits(checkpoint: CheckpointConfig, engine: EngineConfig, default_tokens_per_block: int) -> Limits:
+def derive_limits(checkpoint: Positions, engine: EngineConfig, default_tokens_per_block: int) -> Limits:
     """The limits of an engine for `checkpoint`. Raises ForgeError for a limit that is given and impossible."""
     warnings: list[str] = []
     tokens_per_block = engine.tokens_per_block or default_tokens_per_block
@@ -79,7 +96,7 @@ def has_paged_context(quantization: Quantization) -> bool:
     return cache != "INT8" and (cache != "FP8" or quantization.quant_algo in FP8_ATTENTION)
 
 
-def model_seq_len(checkpoint: CheckpointConfig) -> int | None:
+def model_seq_len(checkpoint: Positions) -> int | None:
     """The positions that the model is made for, its rotary scaling included; None where config.json does not say."""
     positions = checkpoint.max_position_embeddings
     if positions is None or not checkpoint.rotary_scaling:
@@ -89,7 +106,7 @@ def model_seq_len(checkpoint: CheckpointConfig) -> int | None:
     return positions if kind in _LENGTH_INCLUDES_SCALING else int(positions * float(scaling.get("factor") or 1.0))
 
 
-def _max_seq_len(checkpoint: CheckpointConfig, engine: EngineConfig, warnings: list[str]) -> int:
+def _max_seq_len(checkpoint: Positions, engine: EngineConfig, warnings: list[str]) -> int:
     made_for = model_seq_len(checkpoint)
     if engine.max_seq_len is None:
         return made_for or FALLBACK_SEQ_LEN
