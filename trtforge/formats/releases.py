@@ -250,6 +250,11 @@ def containers_of(wanted: Release) -> tuple[Container, ...]:
     return tuple(sorted(exact or same_line, key=lambda container: container.confidence != "high"))
 
 
+def containers_with(version: str) -> tuple[Container, ...]:
+    """The containers with exactly this release, which may be one without engines."""
+    return tuple(container for container in _containers() if container.tensorrt_llm == version)
+
+
 @cache
 def read_release_data(
     name: Literal["build-config", "containers", "triton-model-config", "llmapi"],

@@ -9,7 +9,7 @@ from trtforge.core.assets import asset_directory
 from trtforge.core.digest import file_digest
 from trtforge.core.manifest import FileRecord, Identity, open_artifact
 from trtforge.package.engine import read_engine
-from trtforge.package.models import PackageConfig, model_specs, repository_facts
+from trtforge.package.models import PackageConfig, model_specs, repository_facts, serving_args
 from trtforge.package.repository import RepositoryWriter, template_files
 from trtforge.package.tokenizer import find_tokenizer, read_tokenizer
 
@@ -22,9 +22,10 @@ def package(config: PackageConfig, engine: Path, tokenizer: Path | None, out: Pa
     written, for an incomplete engine, a missing tokenizer and a setting that the engine cannot serve.
     """
     manifest = open_artifact(engine, "engine")
-    facts = read_engine(engine)
+    facts = read_engine(engine, manifest)
     assets = read_tokenizer(find_tokenizer(tokenizer, engine))
     models = model_specs(config, facts, assets)
+    llm_args = serving_args(config, facts)
     templates = asset_directory("model_repo_templates")
     identity = Identity(
         stage="repository",
@@ -33,7 +34,8 @@ def package(config: PackageConfig, engine: Path, tokenizer: Path | None, out: Pa
             "repository": repository_facts(config, facts).model_dump(mode="json"),
             "end_ids": list(assets.end_ids),
             "pad_id": assets.pad_id,
-        },
+        }
+        | ({"model_yaml": llm_args.to_json()} if llm_args else {}),
         inputs={
             "engine": manifest.digest,
             **{f"tokenizer/{file.name}": file_digest(file) for file in assets.files if file.is_file()},
@@ -44,7 +46,7 @@ def package(config: PackageConfig, engine: Path, tokenizer: Path | None, out: Pa
         },
         versions={"trtforge": __version__},
     )
-    writer = RepositoryWriter(templates, models, engine, manifest, assets)
+    writer = RepositoryWriter(templates, models, engine, manifest, assets, llm_args)
 
     def write(directory: Path) -> Mapping[str, FileRecord]:
         return writer.write(directory)
