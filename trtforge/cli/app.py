@@ -6,7 +6,7 @@ import traceback
 import typer
 from rich.console import Console
 
-from trtforge.cli import build, doctor, inspect, plan, recipes, serving, stages
+from trtforge.cli import build, doctor, inspect, migrate, plan, recipes, serving, stages
 from trtforge.core.errors import ForgeError, UsageError
 from trtforge.core.threads import wait_briefly
 
@@ -23,6 +23,7 @@ stages.register(app)
 serving.register(app)
 recipes.register(app)
 plan.register(app)
+migrate.register(app)
 inspect.register(app)
 doctor.register(app)
 

@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -58,6 +58,10 @@ class LlmapiPlan:
     made_from: Literal["checkpoint", "hugging_face"]
     warnings: tuple[str, ...] = ()
 
+    def with_args(self, values: Mapping[str, Any]) -> "LlmapiPlan":
+        """The same with other arguments, by dotted key."""
+        return replace(self, args=self.args.with_values(values, MODEL_FILE))
+
     def identity(self) -> dict[str, Any]:
         """What decides the engine's bytes, its inputs apart; `longest_prompt` is for whoever packages it."""
         return {
@@ -103,21 +107,12 @@ def plan_for_checkpoint(model: CheckpointConfig, config: EngineConfig) -> Llmapi
     cache = model.quantization.kv_cache_quant_algo == "FP8"
     warnings = (_SCALES_ARE_ONE,) if cache and model.quantization.quant_algo is None else ()
     plan = _plan(model, model.parallel, config, "checkpoint", fp8_cache=cache)
-    return LlmapiPlan(plan.args, plan.target, plan.limits, plan.made_from, warnings)
+    return replace(plan, warnings=warnings)
 
 
 def plan_for_hugging_face(directory: Path, parallel: Parallel, config: EngineConfig) -> LlmapiPlan:
     """The plan for a Hugging Face directory as it is. Raises ForgeError if it is none."""
     return _plan(_HfPositions.of(read_config(directory)), parallel, config, "hugging_face", fp8_cache=False)
-
-
-def is_hugging_face(directory: Path) -> bool:
-    """Whether a directory is a Hugging Face checkpoint, not one of TensorRT-LLM's."""
-    try:
-        values = json.loads((directory / CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return isinstance(values, dict) and "architectures" in values and "architecture" not in values
 
 
 def _plan(
@@ -221,7 +216,7 @@ class HuggingFaceSource:
     @property
     def inputs(self) -> dict[str, str]:
         """Digests by name."""
-        weights = checkpoint_digests(self.checkpoint)
+        weights = self.checkpoint.digests
         return {path.name: weights.get(path.name) or file_digest(path) for path in self.files}
 
     def write(self, out: Path, progress: Progress) -> Mapping[str, FileRecord]:
@@ -231,11 +226,6 @@ class HuggingFaceSource:
                 _link(path.resolve(), out / path.name)
                 bar.advance(1)
         return {}
-
-
-def checkpoint_digests(checkpoint: HfCheckpoint) -> Mapping[str, str]:
-    """The digests of configuration and weights."""
-    return checkpoint.digests
 
 
 Source = CheckpointSource | HuggingFaceSource

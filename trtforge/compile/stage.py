@@ -18,7 +18,13 @@ from trtforge.core.progress import Progress, Silent
 from trtforge.core.recipe import EngineConfig
 from trtforge.formats.hf import TOKENIZER_DIRECTORY
 from trtforge.formats.releases import release
-from trtforge.formats.trtllm import CONFIG_FILE, CheckpointConfig, rank_file, read_checkpoint_config
+from trtforge.formats.trtllm import (
+    CONFIG_FILE,
+    CheckpointConfig,
+    is_hugging_face,
+    rank_file,
+    read_checkpoint_config,
+)
 from trtforge.plan.gpus import gpu_named, require_formats
 from trtforge.plan.limits import Limits, derive_limits
 
@@ -66,7 +72,7 @@ EnginePlan = TensorRTPlan | TorchPlan | LlmapiPlan
 
 def plan_engine(config: EngineConfig, checkpoint: Path, out: Path, options: CompileOptions) -> EnginePlan:
     """What `compile_engine` would do for the checkpoint directory, from its config.json alone."""
-    if config.backend == "llmapi" and llmapi.is_hugging_face(checkpoint):
+    if config.backend == "llmapi" and is_hugging_face(checkpoint):
         return llmapi.plan_for_hugging_face(checkpoint, options.parallel or Parallel(), config)
     _require_own_layout(options)
     return plan_for(read_checkpoint_config(checkpoint), config, checkpoint, out, options)
@@ -111,16 +117,13 @@ def compile_engine(
     limits, and for the tensorrt_llm backend where it cannot run.
     """
     options, progress = options or CompileOptions(), progress or Silent()
-    if config.backend == "llmapi" and llmapi.is_hugging_face(checkpoint):
-        hf_plan = llmapi.plan_for_hugging_face(checkpoint, options.parallel or Parallel(), config)
-        return compile_llmapi(hf_plan, HuggingFaceSource.open(checkpoint), out, force=force, progress=progress)
-    _require_own_layout(options)
+    if config.backend == "llmapi":
+        llmapi_plan = plan_engine(config, checkpoint, out, options)
+        assert isinstance(llmapi_plan, LlmapiPlan)
+        return compile_planned(llmapi_plan, checkpoint, out, force=force, progress=progress)
     manifest = open_artifact(checkpoint, "checkpoint")
     model = read_checkpoint_config(checkpoint)
     plan = plan_for(model, config, checkpoint, out, options)
-    if isinstance(plan, LlmapiPlan):
-        source = CheckpointSource.open(checkpoint, manifest, model)
-        return compile_llmapi(plan, source, out, force=force, progress=progress)
     if isinstance(plan, TensorRTPlan):
         tensorrt_llm.require_available()
         raise ForgeError(
@@ -128,6 +131,7 @@ def compile_engine(
             hint=f"--dry-run prints the exact command: {' '.join(plan.commands[0].argv[:1])} ...; run it yourself, "
             "or use --backend torch.",
         )
+    assert isinstance(plan, TorchPlan)
     identity = Identity(
         stage="engine",
         config=plan.identity() | {"target": config.target.tensorrt_llm},
@@ -148,10 +152,16 @@ def compile_engine(
     return produce(out, identity, write, force=force)
 
 
-def compile_llmapi(
-    plan: LlmapiPlan, source: llmapi.Source, out: Path, *, force: bool = False, progress: Progress | None = None
+def compile_planned(
+    plan: LlmapiPlan, checkpoint: Path, out: Path, *, force: bool = False, progress: Progress | None = None
 ) -> Produced:
-    """Write the llmapi engine of a source at `out`, or find it there."""
+    """Write an llmapi engine by its plan at `out`, or find it there."""
+    source: llmapi.Source
+    if plan.made_from == "hugging_face":
+        source = HuggingFaceSource.open(checkpoint)
+    else:
+        manifest = open_artifact(checkpoint, "checkpoint")
+        source = CheckpointSource.open(checkpoint, manifest, read_checkpoint_config(checkpoint))
 
     def write(directory: Path) -> Mapping[str, FileRecord]:
         return llmapi.write_engine(plan, source, directory, progress or Silent())
