@@ -77,7 +77,9 @@ class Needs:
 
 def needs_of(recipe: Recipe) -> Needs:
     """What `recipe` needs. Raises ForgeError for a GPU, release or layout that does not exist. Nothing is fetched."""
-    backend: Literal["torch", "tensorrt_llm"] = "tensorrt_llm" if recipe.engine.backend == "tensorrt_llm" else "torch"
+    wanted = recipe.engine.backend
+    # What the LLM API needs is what engines need: GPUs, and NVIDIA's container where TensorRT-LLM is not installed.
+    backend: Literal["torch", "tensorrt_llm"] = "tensorrt_llm" if wanted in ("tensorrt_llm", "llmapi") else "torch"
     layout = Parallel(recipe.parallel.tp, recipe.parallel.pp, recipe.parallel.ep)
     ranks = layout.world_size
     on_gpus = backend == "tensorrt_llm" or recipe.engine.device == "cuda"
@@ -94,7 +96,7 @@ def needs_of(recipe: Recipe) -> Needs:
             kv_cache_quant_algo=CACHES[quantization.kv_cache].algorithm,
         ),
         target=gpu_named(target.gpu) if target.gpu is not None else None,
-        release=release(target.tensorrt_llm) if backend == "tensorrt_llm" else None,
+        release=release(target.tensorrt_llm) if wanted == "tensorrt_llm" else None,
         source=recipe.model.source,
         model=_model(Path(recipe.model.source)),
     )
