@@ -4,7 +4,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from trtforge import __version__
 from trtforge.compile.llmapi import LlmapiPlan
@@ -71,17 +70,7 @@ def _plan(found: Migration, options: MigrateOptions, out: Path) -> LlmapiPlan:
     )
     plan = plan_engine(config, options.checkpoint, out, CompileOptions())
     assert isinstance(plan, LlmapiPlan)
-    return plan.with_args(_flat(args.to_json()))
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, dict) and key != "triton_config":
-            flat |= _flat(value, f"{prefix}{key}.")
-        else:
-            flat[prefix + key] = value
-    return flat
+    return plan.with_args(found.values)
 
 
 def _write_arguments(found: Migration, target: str, out: Path, *, force: bool) -> Produced:

@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,10 +18,7 @@ from trtforge.core.partial import Finished, Group
 from trtforge.core.progress import Bar, Progress
 from trtforge.formats.hf import INDEX, SINGLE
 from trtforge.formats.shards import RowReader, Writer, header_of
-from trtforge.models.hf_plan import Block, Blocks, HfTensor, Scalar
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from trtforge.models.hf_tensors import Block, Blocks, HfTensor, Scalar
 
 SHARD_BYTES = 5_000_000_000
 """As `save_pretrained` of transformers cuts checkpoints."""
@@ -141,14 +138,13 @@ def _gather(content: Blocks, wanted: range, columns: int, reader: RowReader) -> 
 def _read(block: Block, inside: range, transposed: bool, reader: RowReader) -> Slab:
     """Rows of a block; `transposed`, columns of it as rows."""
     source = block.source
-    (rows, columns), size = source.spec.shape, source.spec.dtype.size
+    (rows, columns), element = source.spec.shape, np.dtype(f"i{source.spec.dtype.size}")
+    count = rows * len(inside) if transposed else len(inside) * columns
+    data = memoryview(bytearray(count * element.itemsize))
     if transposed:
-        data = memoryview(bytearray(rows * len(inside) * size))
-        return (
-            np.frombuffer(reader.read_columns(source, inside.start, inside.stop, data), f"i{size}").reshape(rows, -1).T
-        )
-    data = memoryview(bytearray(len(inside) * columns * size))
-    return np.frombuffer(reader.read(source, inside.start, inside.stop, data), f"i{size}").reshape(-1, columns)
+        data = reader.read_columns(source, inside.start, inside.stop, data)
+        return np.frombuffer(data, element).reshape(rows, -1).T
+    return np.frombuffer(reader.read(source, inside.start, inside.stop, data), element).reshape(-1, columns)
 
 
 def _is_a_copy(tensor: HfTensor) -> bool:
@@ -161,26 +157,19 @@ def _is_a_copy(tensor: HfTensor) -> bool:
 
 def _computed(tensor: HfTensor, slab: Slab, reader: RowReader) -> Slab:
     """A small tensor whose numbers change: a router that was float32, a normalisation's gain."""
+    import torch
+
     from trtforge.models.transforms import TORCH
+
+    def numbers(part: Slab, blocks: Blocks) -> torch.Tensor:
+        return torch.from_numpy(part).view(TORCH[blocks.blocks[0].stored.spec.dtype.name]).float()
 
     content = tensor.content
     assert isinstance(content, Blocks)
-    values = _numbers(slab, content.blocks[0].stored.spec.dtype.name).float()
+    values = numbers(slab, content)
     if content.times is not None:
-        factor = content.times.blocks[-1].rows.stop
-        vector = _gather(content.times, range(factor), 1, reader)
-        values = values * _numbers(vector, content.times.blocks[0].stored.spec.dtype.name).float()
+        values = values * numbers(_gather(content.times, range(len(slab)), 1, reader), content.times)
     if content.minus_one:
         values = values - 1
-    import torch
-
     result: Slab = values.to(TORCH[tensor.spec.dtype.name]).view(torch.uint8).numpy()
     return result
-
-
-def _numbers(slab: Slab, dtype: str) -> "Tensor":
-    import torch
-
-    from trtforge.models.transforms import TORCH
-
-    return torch.from_numpy(slab).view(TORCH[dtype])

@@ -8,7 +8,8 @@ from typing import Any
 from trtforge import __version__
 from trtforge.compile import llmapi, tensorrt_llm
 from trtforge.compile.build_config import BuildPlan, build_config, in_flight_batching
-from trtforge.compile.llmapi import CheckpointSource, HuggingFaceSource, LlmapiPlan
+from trtforge.compile.llmapi import LlmapiPlan
+from trtforge.compile.llmapi_sources import CheckpointSource, HuggingFaceSource, Source, identity_of, write_engine
 from trtforge.compile.torch import TorchPlan, build_rank, torch_plan
 from trtforge.core.artifact import Produced, produce
 from trtforge.core.errors import ForgeError, UsageError
@@ -156,7 +157,7 @@ def compile_planned(
     plan: LlmapiPlan, checkpoint: Path, out: Path, *, force: bool = False, progress: Progress | None = None
 ) -> Produced:
     """Write an llmapi engine by its plan at `out`, or find it there."""
-    source: llmapi.Source
+    source: Source
     if plan.made_from == "hugging_face":
         source = HuggingFaceSource.open(checkpoint)
     else:
@@ -164,9 +165,9 @@ def compile_planned(
         source = CheckpointSource.open(checkpoint, manifest, read_checkpoint_config(checkpoint))
 
     def write(directory: Path) -> Mapping[str, FileRecord]:
-        return llmapi.write_engine(plan, source, directory, progress or Silent())
+        return write_engine(plan, source, directory, progress or Silent())
 
-    return produce(out, llmapi.identity_of(plan, source), write, force=force)
+    return produce(out, identity_of(plan, source), write, force=force)
 
 
 def _require_own_layout(options: CompileOptions) -> None:

@@ -35,9 +35,10 @@ class Left:
 
 @dataclass
 class Migration:
-    """The arguments, and what became of every setting."""
+    """The arguments, and what became of every setting. `values`: those that were carried over, by dotted key."""
 
     args: LlmArgs = field(default_factory=LlmArgs)
+    values: dict[str, Any] = field(default_factory=dict)
     carried: list[Carried] = field(default_factory=list)
     dropped: list[Left] = field(default_factory=list)
     attention: list[Left] = field(default_factory=list)
@@ -68,9 +69,8 @@ def migrate(settings: Settings) -> Migration:
                 "the engine is not there: its limits and its layout are unknown; give it with --engine",
             )
         )
-    values.setdefault("triton_config.decoupled", True)
-    base = LlmArgs(triton_config=TritonArgs())
-    found.args = base.with_values(values, "migration")
+    found.values = {"triton_config": TritonArgs().model_dump(), **values}
+    found.args = LlmArgs().with_values(found.values, "migration")
     return found
 
 

@@ -6,7 +6,7 @@ tensorrt_llm/_torch/modules/linear.py (1.2).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from trtforge.core.dtypes import Dtype, dtype_named
 from trtforge.core.errors import ForgeError
@@ -14,6 +14,7 @@ from trtforge.formats.shards import StoredTensor, TensorSpec
 from trtforge.formats.trtllm import CheckpointConfig
 from trtforge.models.content import Cast
 from trtforge.models.family import Facts, Family
+from trtforge.models.hf_tensors import OF_THE_DIRECTORY, Block, Blocks, HfPlan, HfTensor, Scalar, cover
 from trtforge.models.inverse import Origin, origins
 from trtforge.models.plan import CheckpointPlan, Layout, checkpoint_plan
 from trtforge.models.pre_quant import PreQuant, pre_quants
@@ -22,67 +23,6 @@ from trtforge.models.quantized_plan import attention_module
 FLOAT32, _NVFP4_BLOCK = dtype_named("float32"), 16
 HF_ALGORITHMS = (None, "FP8", "FP8_PER_CHANNEL_PER_TOKEN", "W4A16_AWQ", "NVFP4")
 """The algorithms that have a place in both layouts."""
-_OF_THE_DIRECTORY = "Compile the Hugging Face checkpoint itself: trtforge compile HF_DIR OUT --backend llmapi."
-
-
-@dataclass(frozen=True)
-class Block:
-    """Rows `rows` and columns `cols` of a tensor's (out, in) matrix: rows from `first` on of a tensor in a rank file.
-
-    A tensor of three dimensions counts its rows through all experts; a vector is one column.
-    """
-
-    rows: range
-    cols: range
-    stored: StoredTensor
-    first: int
-
-    @property
-    def source(self) -> StoredTensor:
-        """The block's own bytes, as a matrix."""
-        spec, width = self.stored.spec, len(self.cols)
-        start = self.first * width * spec.dtype.size
-        return StoredTensor(
-            TensorSpec(spec.name, spec.dtype, (len(self.rows), width)), self.stored.file, self.stored.offset + start
-        )
-
-
-@dataclass(frozen=True)
-class Blocks:
-    """A tensor put together from blocks; `transposed`: its file holds the (in, out) matrix.
-
-    `minus_one`: what the checkpoint stores as value + 1. `times`: a vector that a normalisation's gain or bias is
-    multiplied by. Both are computed in float32 and rounded to the tensor's dtype; else only the dtype may change.
-    """
-
-    blocks: tuple[Block, ...]
-    transposed: bool = False
-    minus_one: bool = False
-    times: "Blocks | None" = None
-
-
-@dataclass(frozen=True)
-class Scalar:
-    """One float32 of a tensor in a rank file."""
-
-    stored: StoredTensor
-    index: int
-
-
-@dataclass(frozen=True)
-class HfTensor:
-    """One tensor of the Hugging Face checkpoint."""
-
-    spec: TensorSpec
-    content: Blocks | Scalar
-
-
-@dataclass(frozen=True)
-class HfPlan:
-    """All tensors in file order. `unquantized`: the modules with a matrix that is as it was, sorted."""
-
-    tensors: tuple[HfTensor, ...]
-    unquantized: tuple[str, ...]
 
 
 Stored = Sequence[Mapping[str, StoredTensor]]
@@ -166,8 +106,8 @@ class _Inverse:
             yield self._column(f"{module}.weight_scale", parts, "per_channel_scale")
         elif weight.spec.dtype.name == "float8_e4m3fn":
             yield self._packed(f"{module}.weight", parts)
-            yield from self._scalars(module, first, ("weight_scale", "weights_scaling_factor"))
-            yield from self._scalars(module, first, ("input_scale", "activation_scaling_factor"))
+            yield self._scalar(f"{module}.weight_scale", first, "weights_scaling_factor")
+            yield self._scalar(f"{module}.input_scale", first, "activation_scaling_factor")
         elif weight.spec.dtype.name == "int8":
             vector = self.vectors.get(module)
             if vector is not None and not vector.folded:
@@ -179,12 +119,12 @@ class _Inverse:
         else:
             yield self._packed(f"{module}.weight", parts, columns=2)
             yield self._packed(f"{module}.weight_scale", parts, columns=_NVFP4_BLOCK, suffix="weights_scaling_factor")
-            yield from self._scalars(module, first, ("weight_scale_2", "weights_scaling_factor_2"))
-            yield from self._scalars(module, first, ("input_scale", "activation_scaling_factor"))
+            yield self._scalar(f"{module}.weight_scale_2", first, "weights_scaling_factor_2")
+            yield self._scalar(f"{module}.input_scale", first, "activation_scaling_factor")
 
     def _plain(self, source: str, parts: list[Origin], fold: PreQuant | None) -> HfTensor:
         first = parts[0]
-        blocks = _cover(tuple(self._block(part, part.target.name) for part in parts), source, _matrix(first))
+        blocks = cover(tuple(self._block(part, part.target.name) for part in parts), source, _matrix(first))
         times = Blocks(self._vector_blocks(fold)) if fold else None
         spec = TensorSpec(source, self.dtype, first.piece.shape)
         return HfTensor(spec, Blocks(blocks, first.piece.transposed, first.plus_one, times))
@@ -206,7 +146,7 @@ class _Inverse:
             edges = (part.rows.start, part.rows.stop, part.first)
             if any(edge % rows for edge in edges) or part.cols.start % columns or part.cols.stop % columns:
                 raise ForgeError(
-                    f"{name}: a rank's part of it does not begin where its packed values do", hint=_OF_THE_DIRECTORY
+                    f"{name}: a rank's part of it does not begin where its packed values do", hint=OF_THE_DIRECTORY
                 )
             packed = replace(
                 part,
@@ -218,7 +158,7 @@ class _Inverse:
         out, inputs = _matrix(parts[0])
         shape = (out // rows, inputs // columns)
         spec = TensorSpec(name, dtype or blocks[0].stored.spec.dtype, shape)
-        return HfTensor(spec, Blocks(_cover(tuple(blocks), name, shape)))
+        return HfTensor(spec, Blocks(cover(tuple(blocks), name, shape)))
 
     def _column(self, name: str, parts: list[Origin], suffix: str) -> HfTensor:
         """A vector over the outputs."""
@@ -227,7 +167,7 @@ class _Inverse:
             for part in parts
         )
         out = _matrix(parts[0])[0]
-        return HfTensor(TensorSpec(name, FLOAT32, (out,)), Blocks(_cover(blocks, name, (out, 1))))
+        return HfTensor(TensorSpec(name, FLOAT32, (out,)), Blocks(cover(blocks, name, (out, 1))))
 
     def _vector(self, name: str, vector: PreQuant) -> HfTensor:
         """A pre-quantisation scale, which follows the inputs."""
@@ -239,13 +179,12 @@ class _Inverse:
             Block(cols, range(1), self._of(rank, vector.target), 0) for rank, cols in sorted(vector.parts.items())
         )
 
-    def _scalars(self, module: str, part: Origin, names: tuple[str, str]) -> Iterator[HfTensor]:
+    def _scalar(self, name: str, part: Origin, suffix: str) -> HfTensor:
         """The scale of a matrix; of experts, the one of the expert that the matrix is of."""
-        ours, theirs = names
-        stored = self._of(part.rank, part.target.name.removesuffix("weight") + theirs)
-        weight, count = self._of(part.rank, part.target.name).spec.shape, stored.spec.nbytes // stored.spec.dtype.size
-        index = part.first // weight[1] if len(weight) == 3 and count > 1 else 0
-        yield HfTensor(TensorSpec(f"{module}.{ours}", FLOAT32, ()), Scalar(stored, index))
+        stored = self._of(part.rank, part.target.name.removesuffix("weight") + suffix)
+        shape, count = self._of(part.rank, part.target.name).spec.shape, stored.spec.nbytes // stored.spec.dtype.size
+        index = part.first // shape[1] if len(shape) == 3 and count > 1 else 0
+        return HfTensor(TensorSpec(name, FLOAT32, ()), Scalar(stored, index))
 
     def _kv_scales(self) -> Iterator[HfTensor]:
         """One scale of a layer's cache in a checkpoint, one of keys and one of values here.
@@ -280,30 +219,10 @@ def _matrix(part: Origin) -> tuple[int, int]:
     return (shape[1], shape[0]) if part.piece.transposed else (shape[0], shape[1])
 
 
-def _cover(blocks: tuple[Block, ...], name: str, shape: tuple[int, int]) -> tuple[Block, ...]:
-    """The blocks that make up the tensor, without what other ranks hold too. Raises ForgeError if some is missing."""
-    kept: list[Block] = []
-    for block in blocks:
-        if not any(_inside(block, other) for other in kept):
-            kept.append(block)
-    if sum(len(block.rows) * len(block.cols) for block in kept) != shape[0] * shape[1]:
-        raise ForgeError(f"{name} is not whole in a TensorRT-LLM checkpoint", hint=_OF_THE_DIRECTORY)
-    return tuple(kept)
-
-
-def _inside(block: Block, other: Block) -> bool:
-    return (
-        other.rows.start <= block.rows.start
-        and block.rows.stop <= other.rows.stop
-        and other.cols.start <= block.cols.start
-        and block.cols.stop <= other.cols.stop
-    )
-
-
 def _require_way_back(plan: CheckpointPlan) -> None:
     for target in plan.targets:
         if not isinstance(target.content, Cast):
             raise ForgeError(
                 f"{target.spec.name} is a product of several tensors: it cannot be taken apart again",
-                hint=_OF_THE_DIRECTORY,
+                hint=OF_THE_DIRECTORY,
             )

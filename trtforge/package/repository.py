@@ -67,8 +67,8 @@ class RepositoryWriter:
         if model.code == "llmapi":
             assert self.llm_args is not None, "an llmapi engine has arguments"
             (version / MODEL_FILE).write_text(self.llm_args.to_yaml(), encoding="utf-8")
-            for path in own_modules():
-                target = version / "trtforge" / path.relative_to(_PACKAGE)
+            for name, path in own_modules().items():
+                target = version / name
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(path, target)
 
@@ -97,9 +97,9 @@ class RepositoryWriter:
                 _link(source / TOKENIZER_FILE, target / TOKENIZER_FILE)
 
 
-def own_modules() -> Iterator[Path]:
-    """The modules of trtforge that go along with an llmapi model."""
-    return (_PACKAGE / f"{name}.py" for name in _OWN_MODULES)
+def own_modules() -> dict[str, Path]:
+    """The modules of trtforge that go along with an llmapi model, by where they go."""
+    return {f"{_PACKAGE.name}/{name}.py": _PACKAGE / f"{name}.py" for name in _OWN_MODULES}
 
 
 def template_files(templates: Path) -> Iterator[Path]:

@@ -10,7 +10,7 @@ from trtforge.core.digest import file_digest
 from trtforge.core.manifest import FileRecord, Identity, open_artifact
 from trtforge.package.engine import read_engine
 from trtforge.package.models import PackageConfig, model_specs, repository_facts, serving_args
-from trtforge.package.repository import RepositoryWriter, template_files
+from trtforge.package.repository import RepositoryWriter, own_modules, template_files
 from trtforge.package.tokenizer import find_tokenizer, read_tokenizer
 
 
@@ -43,6 +43,7 @@ def package(config: PackageConfig, engine: Path, tokenizer: Path | None, out: Pa
                 f"templates/{path.relative_to(templates).as_posix()}": file_digest(path)
                 for path in template_files(templates)
             },
+            **({name: file_digest(path) for name, path in own_modules().items()} if llm_args else {}),
         },
         versions={"trtforge": __version__},
     )
