@@ -242,6 +242,7 @@ def convert_config(recipe: Recipe) -> ConvertConfig:
         kv_cache=recipe.quantization.kv_cache,
         group_size=recipe.quantization.group_size,
         exclude_modules=recipe.quantization.exclude_modules,
+        shared_pre_quant_scale=recipe.engine.backend == "llmapi",
     )
 
 

@@ -1,4 +1,4 @@
-"""The tensors of an engine request as the embedded engine's requests, or the reason why it cannot serve them."""
+"""The tensors of an engine request as a generation request, or the reason why it cannot serve them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -66,9 +66,9 @@ def check_supported(inputs: Mapping[str, np.ndarray]) -> None:
         if name in _READ or name in _OF_BEAM_SEARCH or value.size == 0:
             continue
         if name not in _NEUTRAL:
-            raise RequestFailed(f"{name} is not supported by the embedded engine")
+            raise RequestFailed(f"{name} is not supported by this engine")
         if np.any(value != _NEUTRAL[name]):
-            raise RequestFailed(f"{name} {value.flat[0]} is not supported by the embedded engine")
+            raise RequestFailed(f"{name} {value.flat[0]} is not supported by this engine")
 
 
 def batch_size(inputs: Mapping[str, np.ndarray]) -> int:

@@ -164,7 +164,7 @@ def test_context_parallelism_adds_processes_but_no_files(hf: Callable[[str], Pat
 def test_architectures_without_engines_get_the_way_out(architecture: str) -> None:
     with pytest.raises(ForgeError, match=f"builds no engines for {architecture}.*llmapi") as caught:
         family_of(architecture)
-    assert "trtllm-serve" in caught.value.hint
+    assert "compile HF_DIR ENGINE --backend llmapi" in caught.value.hint
 
 
 @pytest.mark.parametrize(

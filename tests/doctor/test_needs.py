@@ -20,6 +20,7 @@ from tests.doctor.hosts import (
     report_on,
 )
 from trtforge.core.errors import ForgeError
+from trtforge.core.recipe import Recipe
 from trtforge.doctor.finding import Finding
 from trtforge.doctor.needs import needs_of
 
@@ -104,6 +105,12 @@ def test_model_that_cannot_be_built_is_a_problem(tmp_path: Path) -> None:
     (source / "config.json").write_text('{"architectures": ["GptOssForCausalLM"]}')
     report = report_on(make_host(tmp_path, nvml=CPU_ONLY), needs_of(recipe(model={"source": str(source)})))
     assert one(report, "model").status == "problem"
+
+
+def test_the_llm_api_needs_gpus_and_no_release_with_engines() -> None:
+    engine = {"backend": "llmapi", "target": {"tensorrt_llm": "1.3.0"}}
+    needs = needs_of(Recipe.parse({"name": "x", "model": {"source": "a/b"}, "engine": engine}, "test"))
+    assert (needs.backend, needs.gpus, needs.release) == ("tensorrt_llm", 1, None)
 
 
 def test_unknown_release_is_an_error() -> None:

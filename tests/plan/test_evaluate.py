@@ -162,3 +162,14 @@ def test_a_quantised_source_keeps_its_format(tmp_path: Path) -> None:
     assert evaluate(model, request).legal
     found = evaluate(model, asked(model, quant="fp8"))
     assert [problem.rule for problem in found.problems] == ["format"]
+
+
+def test_the_llm_api_has_rules_of_its_own() -> None:
+    """A release without engines is no problem, and a format without a place in a Hugging Face checkpoint is one."""
+    engine = {"backend": "llmapi", "target": {"tensorrt_llm": "1.3.0"}}
+    assert judged(LLAMA_8B, quant="fp8", kv_cache="fp8", recipe={"engine": engine}).legal
+    found = judged(LLAMA_8B, quant="int8_wo", recipe={"engine": engine})
+    assert rules(found) == {"format"}
+    assert "has no place in a Hugging Face checkpoint" in found.problems[0].message
+    gpu = {**engine, "target": {"tensorrt_llm": "1.3.0", "gpu": "a100-80gb"}}
+    assert rules(judged(LLAMA_8B, quant="fp8", recipe={"engine": gpu})) == {"gpu_format"}

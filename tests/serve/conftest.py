@@ -114,7 +114,9 @@ def package_with_fake_engine(directory: Path, config: PackageConfig, files: dict
     shutil.copytree(asset_directory("model_repo_templates"), templates)
     shutil.copyfile(_FAKE, templates / "lib" / "fake_engine.py")
     model = templates / "tensorrt_llm" / "1" / "model.py"
-    model.write_text(model.read_text().replace("import itertools", "import fake_engine  # noqa\nimport itertools", 1))
+    model.write_text(
+        model.read_text().replace("from engine_health", "import fake_engine  # noqa\nfrom engine_health", 1)
+    )
     engine = torch_engine(directory / "engine", files)
     libraries = {**LIBRARIES, "tensorrt_llm": (*LIBRARIES["tensorrt_llm"], "fake_engine")}
     with (

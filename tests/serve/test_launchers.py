@@ -6,8 +6,11 @@ import pytest
 
 from tests.conftest import DEMO_MODEL
 from tests.package.engines import tensorrt_engine
+from trtforge.compile.stage import CompileOptions, compile_engine
 from trtforge.core.errors import ForgeError
 from trtforge.core.manifest import open_artifact
+from trtforge.core.parallel import Parallel
+from trtforge.core.recipe import EngineConfig
 from trtforge.formats.triton import RepositoryFacts, read_facts
 from trtforge.package.models import PackageConfig
 from trtforge.package.stage import package
@@ -135,3 +138,36 @@ def test_engine_of_a_release_without_container_is_refused(tmp_path: Path, monkey
     monkeypatch.setattr(launchers, "containers_of", lambda wanted: ())
     with pytest.raises(ForgeError, match=r"no known container has TensorRT-LLM 1\.2\.1"):
         plan(tensorrt_repository(tmp_path), launcher="docker")
+
+
+def llmapi_repository(tmp_path: Path, version: str, tp: int = 1) -> Path:
+    config = EngineConfig.parse({"backend": "llmapi", "target": {"tensorrt_llm": version}}, "test")
+    options = CompileOptions(parallel=Parallel(tp=tp))
+    engine = compile_engine(config, DEMO_MODEL, tmp_path / "engine", options).path
+    return package(PackageConfig(), engine, None, tmp_path / "repository").path
+
+
+def test_llmapi_runs_one_server_that_starts_its_own_ranks(tmp_path: Path) -> None:
+    launch = plan(llmapi_repository(tmp_path, "1.2.1", tp=2))
+    assert launch.launcher == "docker"
+    assert "mpirun" not in launch.argv
+    assert "nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3" in launch.argv
+    assert f"{tmp_path / 'repository'}:/models:ro" in launch.argv
+
+
+def test_llmapi_is_local_where_the_api_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launchers, "_has_llm_api", lambda: True)
+    launch = plan(llmapi_repository(tmp_path, "1.3.0"))
+    assert launch.launcher == "local"
+
+
+def test_llmapi_says_where_it_cannot_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    repository = llmapi_repository(tmp_path, "1.3.0")
+    with pytest.raises(ForgeError, match=r"no known container has TensorRT-LLM 1\.3\.0") as caught:
+        plan(repository)
+    assert "--launcher local" in caught.value.hint
+    with pytest.raises(ForgeError, match="starts its own process for each GPU: it is not served with mpi"):
+        plan(repository, launcher="mpi")
+    monkeypatch.setattr(launchers, "_gpu_count", lambda: 1)
+    with pytest.raises(ForgeError, match="TensorRT-LLM is not installed for this Python"):
+        require_runnable(plan(repository, launcher="local"), facts_of(repository))

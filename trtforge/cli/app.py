@@ -7,7 +7,7 @@ import traceback
 import typer
 from rich.console import Console
 
-from trtforge.cli import build, cache, doctor, inspect, plan, recipes, serving, show, stages
+from trtforge.cli import build, cache, doctor, inspect, migrate, plan, recipes, serving, show, stages
 from trtforge.cli.explain import explained
 from trtforge.core.errors import ForgeError, LoggedError, UsageError
 from trtforge.core.threads import wait_briefly
@@ -25,6 +25,7 @@ stages.register(app)
 serving.register(app)
 recipes.register(app)
 plan.register(app)
+migrate.register(app)
 inspect.register(app)
 doctor.register(app)
 cache.register(app)

@@ -67,6 +67,9 @@ def _artifact(directory: Path, manifest: Manifest) -> dict[str, Any]:
         "inputs": manifest.identity.inputs,
         "versions": manifest.identity.versions,
     }
+    if manifest.identity.config.get("backend") == "llmapi" and manifest.identity.stage == "engine":
+        weights = {key: value for key, value in _hugging_face(directory).items() if key not in found}
+        return found | {"backend": "llmapi"} | weights
     if manifest.identity.stage in ("checkpoint", "engine"):
         from trtforge.formats.trtllm import read_checkpoint_config, read_engine_config
 

@@ -144,6 +144,10 @@ def convert(
     ] = None,
     parallel_embedding: Annotated[bool, typer.Option("--parallel-embedding", help="Shard the embedding too.")] = False,
     embedding_sharding_dim: Annotated[int, typer.Option(min=0, max=1, help="0: vocabulary, 1: hidden size.")] = 0,
+    shared_pre_quant_scale: Annotated[
+        bool,
+        typer.Option("--shared-pre-quant-scale", help="AWQ: one scale for gate and up, as backend llmapi needs it."),
+    ] = False,
     force: Force = False,
     json: Json = False,
     quiet: Quiet = False,
@@ -171,6 +175,7 @@ def convert(
             "exclude_modules": tuple(exclude_module or ()),
             "parallel_embedding": parallel_embedding,
             "embedding_sharding_dim": embedding_sharding_dim,
+            "shared_pre_quant_scale": shared_pre_quant_scale,
         },
         "convert",
     )
@@ -220,9 +225,17 @@ def verify(
 
 
 def compile_(
-    checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", show_default=False)],
+    checkpoint: Annotated[
+        Path,
+        typer.Argument(metavar="CHECKPOINT", help="For llmapi also a Hugging Face directory.", show_default=False),
+    ],
     out: Out,
-    backend: Annotated[str, typer.Option(metavar="auto|tensorrt_llm|torch", help="Who builds the engine.")] = "auto",
+    backend: Annotated[str, typer.Option(metavar="auto|tensorrt_llm|torch|llmapi", help="Who runs it.")] = "auto",
+    tp: Annotated[
+        int | None, typer.Option(min=1, help="llmapi, of a Hugging Face directory: tensor parallelism.")
+    ] = None,
+    pp: Annotated[int | None, typer.Option(min=1, help="As --tp: pipeline parallelism.")] = None,
+    ep: Annotated[int | None, typer.Option(min=1, help="As --tp: expert parallelism.")] = None,
     device: Annotated[str, typer.Option(metavar="auto|cpu|cuda", help="torch backend: where it runs.")] = "auto",
     compute_dtype: Annotated[
         str, typer.Option(metavar="auto|float16|bfloat16|float32", help="torch backend: type of the arithmetic.")
@@ -257,6 +270,7 @@ def compile_(
     """
     from trtforge.cli.features import parse_features
     from trtforge.compile.stage import CompileOptions, compile_engine, plan_engine
+    from trtforge.core.parallel import Parallel
     from trtforge.core.progress import for_this_terminal
     from trtforge.core.recipe import EngineConfig
 
@@ -277,7 +291,8 @@ def compile_(
         },
         "compile",
     )
-    options = CompileOptions(workers=workers, container=container)
+    parallel = Parallel(tp or 1, pp or 1, ep or 1) if tp or pp or ep else None
+    options = CompileOptions(workers=workers, container=container, parallel=parallel)
     if dry_run:
         show.as_json(plan_engine(config, checkpoint, out, options).as_json())
         return

@@ -20,7 +20,14 @@ from trtforge.core.progress import Progress, Silent
 from trtforge.core.recipe import DtypeChoice, KvCacheFormat, QuantFormat
 from trtforge.core.watch import Watch
 from trtforge.formats.calibration import Calibration, open_calibration
-from trtforge.formats.hf import TOKENIZER_DIRECTORY, HfCheckpoint, HfConfig, open_checkpoint, tokenizer_files
+from trtforge.formats.hf import (
+    SOURCE_DIRECTORY,
+    TOKENIZER_DIRECTORY,
+    HfCheckpoint,
+    HfConfig,
+    open_checkpoint,
+    tokenizer_files,
+)
 from trtforge.formats.quantization_config import quantization_files, read_quantized_source
 from trtforge.formats.trtllm import CONFIG_FILE, CheckpointConfig
 from trtforge.models.checkpoint_config import checkpoint_config
@@ -45,6 +52,7 @@ class ConvertConfig(Config):
     exclude_modules: tuple[str, ...] = Field((), description="Linear layers that stay as they are, by patterns.")
     parallel_embedding: bool = Field(False, description="Shard the embedding table too.")
     embedding_sharding_dim: int = Field(0, ge=0, le=1, description="0 shards the vocabulary, 1 the hidden size.")
+    shared_pre_quant_scale: bool = Field(False, description="AWQ: one scale for all linears that read one input.")
 
 
 def convert(
@@ -85,6 +93,8 @@ def convert(
         stages = pipeline_stages(conversion.plan, conversion.layout)
         require_space(directory, sum(stage.bytes for stage in stages) - Finished.read(directory).bytes)
         (directory / CONFIG_FILE).write_text(conversion.description.to_json())
+        (directory / SOURCE_DIRECTORY).mkdir()
+        shutil.copyfile(checkpoint.config.path, directory / SOURCE_DIRECTORY / CONFIG_FILE)
         (directory / TOKENIZER_DIRECTORY).mkdir()
         for path in tokenizer:
             shutil.copyfile(path, directory / TOKENIZER_DIRECTORY / path.name)
@@ -144,6 +154,7 @@ def layout_of(config: ConvertConfig, source_dtype: str) -> Layout:
         parallel_embedding=config.parallel_embedding,
         embedding_sharding_dim=config.embedding_sharding_dim,
         exclude_modules=config.exclude_modules,
+        shared_pre_quant_scale=config.shared_pre_quant_scale,
     )
 
 

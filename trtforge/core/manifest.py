@@ -17,7 +17,7 @@ from trtforge.core.errors import ForgeError
 FILE_NAME = "forge.json"
 SCHEMA_VERSION = 1
 
-Stage = Literal["calibration", "checkpoint", "engine", "repository"]
+Stage = Literal["calibration", "checkpoint", "engine", "repository", "migration"]
 
 
 class FileRecord(Config):

@@ -13,7 +13,7 @@ from trtforge.core.features import FeaturesConfig
 QuantFormat = Literal["none", "fp8", "fp8_rowwise", "int4_awq", "w4a8_awq", "int8_sq", "int8_wo", "int4_wo", "nvfp4"]
 KvCacheFormat = Literal["none", "fp8", "int8"]
 DtypeChoice = Literal["auto", "float16", "bfloat16", "float32"]
-Backend = Literal["auto", "tensorrt_llm", "torch"]
+Backend = Literal["auto", "tensorrt_llm", "torch", "llmapi"]
 Device = Literal["auto", "cpu", "cuda"]
 SchedulerPolicy = Literal["guaranteed_no_evict", "max_utilization"]
 
@@ -72,7 +72,8 @@ class EngineConfig(Config):
     """The engine and its limits. A limit left out follows from the others and the model."""
 
     backend: Backend = Field(
-        "auto", description="auto: tensorrt_llm where it is installed and a GPU is there, else torch."
+        "auto",
+        description="auto: tensorrt_llm where it is installed and a GPU is there, else torch; llmapi needs no build.",
     )
     device: Device = Field("auto", description="torch backend: where it runs.")
     compute_dtype: DtypeChoice = Field("auto", description="torch backend: type that the arithmetic is done in.")

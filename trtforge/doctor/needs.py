@@ -80,7 +80,9 @@ def needs_of(recipe: Recipe, auto: Literal["torch", "tensorrt_llm"] = "torch") -
 
     Raises ForgeError for a GPU, release or layout that does not exist. Nothing is fetched.
     """
-    backend = auto if recipe.engine.backend == "auto" else recipe.engine.backend
+    wanted = recipe.engine.backend
+    # What the LLM API needs is what engines need: GPUs, and NVIDIA's container where TensorRT-LLM is not installed.
+    backend = auto if wanted == "auto" else "tensorrt_llm" if wanted == "llmapi" else wanted
     layout = Parallel(recipe.parallel.tp, recipe.parallel.pp, recipe.parallel.ep)
     ranks = layout.world_size
     on_gpus = backend == "tensorrt_llm" or recipe.engine.device == "cuda"
@@ -97,7 +99,7 @@ def needs_of(recipe: Recipe, auto: Literal["torch", "tensorrt_llm"] = "torch") -
             kv_cache_quant_algo=CACHES[quantization.kv_cache].algorithm,
         ),
         target=gpu_named(target.gpu) if target.gpu is not None else None,
-        release=release(target.tensorrt_llm) if backend == "tensorrt_llm" else None,
+        release=release(target.tensorrt_llm) if backend == "tensorrt_llm" and wanted != "llmapi" else None,
         source=recipe.model.source,
         model=_model(Path(recipe.model.source)),
     )

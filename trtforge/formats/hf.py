@@ -13,11 +13,13 @@ from trtforge.core.errors import ForgeError
 from trtforge.formats.shards import StoredTensor, read_header
 from trtforge.formats.source_digest import SourceDigests
 
+CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 QUANTIZATION_FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
 """Besides config.json, what says how a checkpoint is quantised: of ModelOpt, AutoGPTQ and AutoAWQ."""
 TOKENIZER_DIRECTORY = "tokenizer"  # inside checkpoints and engines: each stage needs only the one before
+SOURCE_DIRECTORY = "source"  # inside checkpoints: the model's own config.json
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -129,7 +131,7 @@ class HfCheckpoint:
 
 def read_config(directory: Path) -> HfConfig:
     """The config.json of a checkpoint directory. Raises ForgeError if there is none."""
-    path = directory / "config.json"
+    path = directory / CONFIG
     return HfConfig(
         _read_json(path, f"Give a Hugging Face checkpoint directory; {directory} has no config.json."), path
     )

@@ -260,8 +260,15 @@ def containers_of(wanted: Release) -> tuple[Container, ...]:
     return tuple(sorted(exact or same_line, key=lambda container: container.confidence != "high"))
 
 
+def containers_with(version: str) -> tuple[Container, ...]:
+    """The containers with exactly this release, which may be one without engines."""
+    return tuple(container for container in _containers() if container.tensorrt_llm == version)
+
+
 @cache
-def read_release_data(name: Literal["build-config", "containers", "triton-model-config"]) -> Mapping[str, Any]:
+def read_release_data(
+    name: Literal["build-config", "containers", "triton-model-config", "llmapi"],
+) -> Mapping[str, Any]:
     """One of the data files, as it stands."""
     path = Path(__file__).parent / "release_data" / f"{name}.json"
     return MappingProxyType(json.loads(path.read_text(encoding="utf-8")))

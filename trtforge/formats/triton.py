@@ -77,9 +77,9 @@ class TextFlow:
 class RepositoryFacts(Config):
     """What a launcher and a client need to know of a packaged repository; part of its `forge.json`."""
 
-    backend: Literal["torch", "tensorrt_llm"]
+    backend: Literal["torch", "tensorrt_llm", "llmapi"]
     device: Literal["cpu", "cuda"] = Field(description="What the engine runs on.")
-    tensorrt_llm: str = Field(description="Release whose interface is served; the engine's for TensorRT-LLM.")
+    tensorrt_llm: str = Field(description="Release that serves; for the embedded engine, whose interface it is.")
     world_size: int = Field(description="Processes that run the engine.")
     prefix: str = Field("", description="Prefix of the model names.")
     streaming: bool = True

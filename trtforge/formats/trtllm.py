@@ -95,6 +95,11 @@ def read_checkpoint_config(directory: Path) -> CheckpointConfig:
     values = _read(directory)
     if "pretrained_config" in values:
         raise ForgeError(f"{directory} is an engine, not a checkpoint", hint="Give the directory that convert wrote.")
+    if "architectures" in values:
+        raise ForgeError(
+            f"{directory} is a Hugging Face checkpoint (or an llmapi engine, which is one)",
+            hint="Give the directory that convert wrote.",
+        )
     if "architecture" not in values:
         raise ForgeError(
             f"{directory} is not a TensorRT-LLM checkpoint", hint="Run `trtforge convert HF_DIR OUT` first."
@@ -105,6 +110,11 @@ def read_checkpoint_config(directory: Path) -> CheckpointConfig:
 def read_engine_config(directory: Path) -> tuple[CheckpointConfig, Mapping[str, Any]]:
     """The model's configuration and the whole config.json of an engine. Raises ForgeError for another directory."""
     values = _read(directory)
+    if "architectures" in values:
+        raise ForgeError(
+            f"{directory} is an llmapi engine or a Hugging Face checkpoint: TensorRT-LLM's LLM API runs it",
+            hint="Package and serve it, or compile the checkpoint with --backend torch.",
+        )
     if "pretrained_config" not in values or "build_config" not in values:
         raise ForgeError(f"{directory} is not an engine", hint="Run `trtforge compile CHECKPOINT OUT` first.")
     return _parse(values["pretrained_config"], directory), values
@@ -113,6 +123,15 @@ def read_engine_config(directory: Path) -> tuple[CheckpointConfig, Mapping[str, 
 def is_engine(directory: Path) -> bool:
     """Whether `directory` is an engine (of any backend) rather than a checkpoint."""
     return "pretrained_config" in _read(directory)
+
+
+def is_hugging_face(directory: Path) -> bool:
+    """Whether a directory is a Hugging Face checkpoint, not one of TensorRT-LLM's."""
+    try:
+        values = json.loads((directory / CONFIG_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(values, dict) and "architectures" in values and "architecture" not in values
 
 
 def _read(directory: Path) -> dict[str, Any]:

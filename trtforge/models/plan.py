@@ -43,6 +43,7 @@ class Layout:
     """How a checkpoint is to be written. `source`: the quantisation that it already has, which `quant` then is.
 
     `exclude_modules`: patterns of Hugging Face names of linear layers that `quant` leaves as they are.
+    `shared_pre_quant_scale`: also linears that TensorRT-LLM's engines run apart (gate and up) have one such scale.
     """
 
     parallel: Parallel
@@ -52,6 +53,7 @@ class Layout:
     group_size: int = 128
     parallel_embedding: bool = False
     embedding_sharding_dim: int = 0
+    shared_pre_quant_scale: bool = False
     source: QuantizedSource | None = None
     exclude_modules: tuple[str, ...] = ()
 
@@ -233,7 +235,10 @@ class _Planner:
             yield from self.stored.linear(name, weights, scaled, stage, biased=biased)
         elif row.quantized and self.rounds and not self.excluded.issuperset(modules):
             shared = (scaled if self.format.rounding in ("fp8", "nvfp4") else modules,) * len(weights)
-            matrix = Matrix(name, weights, shape, shared, modules, ((shared[0],),) * self.tp)
+            readers = modules
+            if self.layout.shared_pre_quant_scale:
+                readers = tuple(source + part.module for r in self._reading_with(row) for part in r.parts)
+            matrix = Matrix(name, weights, shape, shared, readers, ((shared[0],),) * self.tp)
             yield from quantized_targets(matrix, self.format, self.layout.group_size, self.dtype, stage)
         else:
             suffix = "" if row.bare else ".weight"
@@ -265,6 +270,11 @@ class _Planner:
         """The rows that use one FP8 scale with `row`, itself included."""
         leader = row.shares_scale or row.target
         return tuple(r for r in self.family.linears if (r.shares_scale or r.target) == leader)
+
+    def _reading_with(self, row: Linear) -> tuple[Linear, ...]:
+        """The rows that read one input with `row`, itself included."""
+        leader = row.shares_input or row.target
+        return tuple(r for r in self.family.linears if (r.shares_input or r.target) == leader)
 
     def _cuts(self, row: Linear, part: Part, columns: int) -> tuple[Cut, ...]:
         match row.split:

@@ -68,8 +68,7 @@ def family_of(architecture: str) -> Family:
     if architecture in WITHOUT_ENGINES:
         raise ForgeError(
             f"TensorRT-LLM builds no engines for {architecture}: only its PyTorch backend (llmapi) runs it",
-            hint="Serve the Hugging Face checkpoint itself, without conversion: `trtllm-serve MODEL` of "
-            "TensorRT-LLM 1.x, quantised by ModelOpt's unified Hugging Face export where needed.",
+            hint="Take the Hugging Face checkpoint as it is: trtforge compile HF_DIR ENGINE --backend llmapi.",
         )
     try:
         name = _FAMILY_OF[architecture]

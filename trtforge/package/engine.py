@@ -1,4 +1,4 @@
-"""What packaging needs to know of an engine directory, from its config.json and the names of its files."""
+"""What packaging needs to know of an engine directory, from its configuration and the names of its files."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,6 +9,8 @@ from trtforge.core.errors import ForgeError
 from trtforge.core.features import SPECULATION, FeaturesConfig
 from trtforge.core.manifest import Identity, Manifest, files_below, open_artifact, read_manifest, record_of
 from trtforge.formats.engine_target import EngineTarget
+from trtforge.formats.hf import HfConfig, read_config
+from trtforge.formats.llmapi import MODEL_FILE, LlmArgs, read_llm_args
 from trtforge.formats.releases import Release, release
 from trtforge.formats.triton import newest_release
 from trtforge.formats.trtllm import CONFIG_FILE, CheckpointConfig, rank_file, read_engine_config
@@ -16,16 +18,21 @@ from trtforge.formats.trtllm import CONFIG_FILE, CheckpointConfig, rank_file, re
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """An engine that is complete. `release`: the TensorRT-LLM whose interface it is served with.
+    """An engine that is complete.
 
-    `features`: what it was compiled for, which decides keys that no config.json of an engine has. `target`: what
-    TensorRT built it with and for; nothing of that is known of an engine of the embedded runtime.
+    `release`: the TensorRT-LLM whose interface it is served with; `served_by`: the one that runs it, where that is
+    known. `features`: what it was compiled for, which decides keys that no config.json of an engine has. `target`: what
+    TensorRT built it with and for; nothing of that is known of an engine of the embedded runtime. `llm_args`: an llmapi
+    engine's arguments.
     """
 
-    backend: Literal["torch", "tensorrt_llm"]
+    backend: Literal["torch", "tensorrt_llm", "llmapi"]
     device: Literal["cpu", "cuda"]
     release: Release
-    model: CheckpointConfig
+    served_by: str
+    vocab_size: int
+    dtype: str
+    logits_dtype: str
     world_size: int
     max_batch_size: int
     max_input_len: int
@@ -33,6 +40,7 @@ class EngineFacts:
     paged_context: bool
     features: FeaturesConfig
     target: EngineTarget
+    llm_args: LlmArgs | None = None
 
 
 def open_engine(directory: Path) -> Manifest:
@@ -53,6 +61,8 @@ def read_engine(directory: Path, manifest: Manifest, built_for: FeaturesConfig |
     `built_for`: the features of an engine whose manifest does not say them; where nobody does, it has those of its
     config.json.
     """
+    if (directory / MODEL_FILE).is_file():
+        return _llmapi_engine(directory, manifest)
     model, values = read_engine_config(directory)
     path = directory / CONFIG_FILE
     build = _object(values, "build_config", path)
@@ -61,11 +71,15 @@ def read_engine(directory: Path, manifest: Manifest, built_for: FeaturesConfig |
     paged_context = isinstance(plugins, dict) and bool(plugins.get("use_paged_context_fmha", False))
     features = built_for or _features(forge, manifest, build, paged_context=paged_context)
     _check_features(build, features, path)
+    served_by = newest_release() if forge is not None else release(str(values.get("version")))
     facts = EngineFacts(
         backend="tensorrt_llm" if forge is None else "torch",
         device="cpu" if isinstance(forge, dict) and forge.get("device") == "cpu" else "cuda",
-        release=newest_release() if forge is not None else release(str(values.get("version"))),
-        model=model,
+        release=served_by,
+        served_by=served_by.version,
+        vocab_size=model.vocab_size,
+        dtype=model.dtype,
+        logits_dtype=model.logits_dtype,
         world_size=model.parallel.world_size,
         max_batch_size=_integer(build, "max_batch_size", path),
         max_input_len=_integer(build, "max_input_len", path),
@@ -74,7 +88,7 @@ def read_engine(directory: Path, manifest: Manifest, built_for: FeaturesConfig |
         features=features,
         target=_target(values, manifest) if forge is None else EngineTarget(),
     )
-    _check_ranks(directory, facts)
+    _check_ranks(directory, facts, model)
     return facts
 
 
@@ -119,8 +133,40 @@ def _lora_rank(build: Mapping[str, Any]) -> int:
     return int(lora.get("max_lora_rank", 0))
 
 
-def _check_ranks(directory: Path, facts: EngineFacts) -> None:
-    ranks = range(facts.world_size if facts.backend == "tensorrt_llm" else len(facts.model.parallel.ranks))
+def _llmapi_engine(directory: Path, manifest: Manifest) -> EngineFacts:
+    """A Hugging Face checkpoint with model.yaml. Its limits are those that `compile` or `migrate` wrote there."""
+    args, config = read_llm_args(directory), read_config(directory)
+    if args.max_batch_size is None or args.max_input_len is None:
+        raise ForgeError(
+            f"{directory / MODEL_FILE}: max_batch_size and max_input_len are needed to package it",
+            hint="Add both, as large as a request may be.",
+        )
+    text = config.values.get("text_config")
+    text_config = HfConfig(text, config.path) if isinstance(text, dict) else config
+    return EngineFacts(
+        backend="llmapi",
+        device="cuda",
+        release=newest_release(),
+        served_by=str(manifest.identity.config.get("target", newest_release().version)),
+        vocab_size=text_config.integer("vocab_size"),
+        dtype=text_config.dtype,
+        logits_dtype="float32",
+        world_size=args.world_size,
+        max_batch_size=args.max_batch_size,
+        max_input_len=args.max_input_len,
+        max_beam_width=1,
+        paged_context=True,
+        features=FeaturesConfig(
+            kv_reuse=args.kv_cache_config.enable_block_reuse is not False,
+            chunked_context=bool(args.enable_chunked_prefill),
+        ),
+        target=EngineTarget(),
+        llm_args=args,
+    )
+
+
+def _check_ranks(directory: Path, facts: EngineFacts, model: CheckpointConfig) -> None:
+    ranks = range(facts.world_size if facts.backend == "tensorrt_llm" else len(model.parallel.ranks))
     names = [f"rank{index}.engine" if facts.backend == "tensorrt_llm" else rank_file(index) for index in ranks]
     there = {path.name for path in directory.glob("rank*") if path.suffix == Path(names[0]).suffix}
     for name in names:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -10,6 +11,7 @@ from trtforge.core.errors import ForgeError
 from trtforge.core.features import FeaturesConfig
 from trtforge.core.recipe import ServingConfig
 from trtforge.formats.hf import TOKENIZER_DIRECTORY
+from trtforge.formats.llmapi import LlmArgs
 from trtforge.formats.triton import (
     ROLES,
     DtypeChoices,
@@ -52,7 +54,7 @@ class PackageConfig(Config):
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """What one config.pbtxt says."""
+    """What one config.pbtxt says. `code`: the directory of the role's templates that holds its model.py."""
 
     role: ModelRole
     name: str
@@ -63,6 +65,7 @@ class ModelSpec:
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
     parameters: Mapping[str, str]
+    code: Literal["1", "llmapi"] = "1"
 
 
 def repository_facts(config: PackageConfig, engine: EngineFacts) -> RepositoryFacts:
@@ -72,7 +75,7 @@ def repository_facts(config: PackageConfig, engine: EngineFacts) -> RepositoryFa
     return RepositoryFacts(
         backend=engine.backend,
         device=engine.device,
-        tensorrt_llm=engine.release.version,
+        tensorrt_llm=engine.served_by,
         world_size=engine.world_size,
         prefix=config.name_prefix,
         streaming=config.serving.streaming,
@@ -87,7 +90,7 @@ def model_specs(config: PackageConfig, engine: EngineFacts, tokenizer: Tokenizer
     """The five models. Raises ForgeError for a setting that this engine cannot serve."""
     facts = repository_facts(config, engine)
     dtypes = DtypeChoices(
-        logits=_DTYPES.get(engine.model.logits_dtype, "TYPE_FP32"), prompt_table=_DTYPES[engine.model.dtype]
+        logits=_DTYPES.get(engine.logits_dtype, "TYPE_FP32"), prompt_table=_DTYPES.get(engine.dtype, "TYPE_FP16")
     )
     flow = text_flow(engine.release)
     values: Mapping[ModelRole, Mapping[str, str]] = {
@@ -109,6 +112,7 @@ def model_specs(config: PackageConfig, engine: EngineFacts, tokenizer: Tokenizer
             inputs=tensors(role, "inputs", engine.release, dtypes),
             outputs=tensors(role, "outputs", engine.release, dtypes),
             parameters=values[role],
+            code="llmapi" if role == "tensorrt_llm" and engine.backend == "llmapi" else "1",
         )
         for role in ROLES
     )
@@ -123,7 +127,7 @@ def _text_parameters(
         "tensorrt_llm_model_name": facts.model("tensorrt_llm"),
         "exclude_input_in_output": _boolean(config.serving.exclude_input_in_output),
         "stop_words_as_text": _boolean(by_text),
-        "engine_end_ids": _boolean(facts.backend == "torch"),
+        "engine_end_ids": _boolean(facts.backend != "tensorrt_llm"),
         "concurrency": str(facts.concurrency),
         "cancellation_check_period_ms": str(_CANCELLATION_PERIOD_MS),
         "text_to_preprocessing": _pairs(flow.text_to_preprocessing),
@@ -143,7 +147,7 @@ def _preprocessing_parameters(
         "end_ids": ",".join(map(str, tokenizer.end_ids)),
         "pad_id": str(tokenizer.pad_id),
         "end_ids_as_stop_words": _boolean(engine.backend == "tensorrt_llm"),
-        "vocab_size": str(engine.model.vocab_size),
+        "vocab_size": str(engine.vocab_size),
         "max_input_len": str(engine.max_input_len),
     }
 
@@ -151,7 +155,7 @@ def _preprocessing_parameters(
 def _engine_parameters(
     config: PackageConfig, engine: EngineFacts, facts: RepositoryFacts, tokenizer: TokenizerAssets
 ) -> Mapping[str, str]:
-    """TensorRT-LLM's keys, in its own spelling; the embedded engine reads the same ones and three more.
+    """TensorRT-LLM's keys, in its own spelling; the other engines read the same ones and three more.
 
     Its C++ backend takes only `true` and `false` and passes over anything else in silence, so all is spelled here.
     """
@@ -178,10 +182,10 @@ def _engine_parameters(
     }
     if serving.kv_cache_tokens is not None:
         values["max_tokens_in_paged_kv_cache"] = str(serving.kv_cache_tokens)
-    if engine.backend == "torch":
+    if engine.backend != "tensorrt_llm":
         return values | {
             "end_ids": ",".join(map(str, tokenizer.end_ids)),
-            "vocab_size": str(engine.model.vocab_size),
+            "vocab_size": str(engine.vocab_size),
             "max_queue_size": str(serving.max_queue_size),
         }
     known = parameters("tensorrt_llm", engine.release)
@@ -196,6 +200,30 @@ def _engine_parameters(
         for parameter in known
         if parameter.key in values or parameter.required
     }
+
+
+def serving_args(config: PackageConfig, engine: EngineFacts) -> LlmArgs | None:
+    """The model.yaml of the packaged model: the engine's, with what the serving settings say.
+
+    A setting that nobody gave leaves the engine's value, which a migration may have brought.
+    """
+    if engine.llm_args is None:
+        return None
+    serving, cache, features = config.serving, engine.llm_args.kv_cache_config, engine.features
+    given = serving.model_fields_set
+    values: dict[str, Any] = {
+        "model": ENGINE_DIRECTORY,
+        "kv_cache_config.enable_block_reuse": _feature("kv_reuse", config.kv_reuse, features.kv_reuse, engine),
+        "enable_chunked_prefill": _feature("chunked_context", config.chunked_context, features.chunked_context, engine),
+        "triton_config": None,
+    }
+    if "kv_cache_fraction" in given or cache.free_gpu_memory_fraction is None:
+        values["kv_cache_config.free_gpu_memory_fraction"] = serving.kv_cache_fraction
+    if serving.kv_cache_tokens is not None:
+        values["kv_cache_config.max_tokens"] = serving.kv_cache_tokens
+    if "scheduler" in given or engine.llm_args.scheduler_config.capacity_scheduler_policy is None:
+        values["scheduler_config.capacity_scheduler_policy"] = serving.scheduler.upper()
+    return engine.llm_args.with_values(values, "serving")
 
 
 def _feature(name: str, wanted: bool | None, built: bool, engine: EngineFacts) -> bool:

@@ -6,35 +6,33 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import trtforge
 from trtforge.core.errors import ForgeError
 from trtforge.core.manifest import FILE_NAME, Manifest, record_of
 from trtforge.core.manifest import FileRecord as Record
 from trtforge.formats.hf import TOKENIZER_DIRECTORY
+from trtforge.formats.llmapi import MODEL_FILE, LlmArgs
 from trtforge.formats.triton import ModelRole
 from trtforge.package.models import ENGINE_DIRECTORY, ModelSpec
 from trtforge.package.render import CONFIG, render_config
 from trtforge.package.tokenizer import TOKENIZER_FILE, TokenizerAssets
 
 VERSION = "1"
+_PACKAGE = Path(trtforge.__file__).parent
 _TEXT = ("text_model", "detokenizer", "model_config", "responder", "stop_text", "texts", "watch", "workers")
-_ENGINE = (
-    "engine_health",
-    "engine_inputs",
-    "engine_metrics",
-    "engine_outputs",
-    "model_config",
-    "responder",
-    "watch",
-    "word_lists",
-)
+_ENGINE = ("engine_inputs", "engine_model", "engine_outputs", "model_config", "responder", "watch", "word_lists")
 LIBRARIES: dict[ModelRole, tuple[str, ...]] = {
     "ensemble": _TEXT,
     "preprocessing": ("detokenizer", "model_config", "responder", "word_lists"),
-    "tensorrt_llm": _ENGINE,
+    "tensorrt_llm": (*_ENGINE, "engine_health", "engine_metrics"),
     "postprocessing": ("detokenizer", "model_config"),
     "tensorrt_llm_bls": _TEXT,
 }
 """The modules of lib/ that a model imports: each model's directory is complete in itself."""
+LLMAPI_LIBRARIES = (*_ENGINE, "llm_engine")
+"""Those of the engine model where the LLM API runs it."""
+_OWN_MODULES = ("__init__", "core/__init__", "core/errors", "core/threads", "runtime/__init__", "runtime/requests")
+"""What these import of trtforge itself, which NVIDIA's images do not have: needs the standard library only."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +44,7 @@ class RepositoryWriter:
     engine: Path
     engine_manifest: Manifest
     tokenizer: TokenizerAssets
+    llm_args: LlmArgs | None = None
 
     def write(self, out: Path) -> dict[str, Record]:
         """Write everything below `out`; returns the records of the files whose digests are known already."""
@@ -62,9 +61,16 @@ class RepositoryWriter:
         return records
 
     def _write_code(self, model: ModelSpec, version: Path) -> None:
-        shutil.copyfile(self.templates / model.role / VERSION / "model.py", version / "model.py")
-        for name in LIBRARIES[model.role]:
+        shutil.copyfile(self.templates / model.role / model.code / "model.py", version / "model.py")
+        for name in LLMAPI_LIBRARIES if model.code == "llmapi" else LIBRARIES[model.role]:
             shutil.copyfile(self.templates / "lib" / f"{name}.py", version / f"{name}.py")
+        if model.code == "llmapi":
+            assert self.llm_args is not None, "an llmapi engine has arguments"
+            (version / MODEL_FILE).write_text(self.llm_args.to_yaml(), encoding="utf-8")
+            for name, path in own_modules().items():
+                target = version / name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, target)
 
     def _link_engine(self, target: Path, out: Path) -> dict[str, Record]:
         """The engine's own files, as hard links where that is possible: engines are large."""
@@ -90,6 +96,11 @@ class RepositoryWriter:
                 target = out / model.name / VERSION / TOKENIZER_DIRECTORY
                 target.mkdir()
                 _link(source / TOKENIZER_FILE, target / TOKENIZER_FILE)
+
+
+def own_modules() -> dict[str, Path]:
+    """The modules of trtforge that go along with an llmapi model, by where they go."""
+    return {f"{_PACKAGE.name}/{name}.py": _PACKAGE / f"{name}.py" for name in _OWN_MODULES}
 
 
 def template_files(templates: Path) -> Iterator[Path]:

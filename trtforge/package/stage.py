@@ -11,8 +11,8 @@ from trtforge.core.digest import file_digest
 from trtforge.core.manifest import FileRecord, Identity
 from trtforge.formats.adapter import resolved_features
 from trtforge.package.engine import open_engine, read_engine
-from trtforge.package.models import PackageConfig, model_specs, repository_facts
-from trtforge.package.repository import RepositoryWriter, template_files
+from trtforge.package.models import PackageConfig, model_specs, repository_facts, serving_args
+from trtforge.package.repository import RepositoryWriter, own_modules, template_files
 from trtforge.package.target import check_target
 from trtforge.package.tokenizer import find_tokenizer, read_tokenizer
 
@@ -35,6 +35,7 @@ def package(config: PackageConfig, engine: Path, tokenizer: Path | None, out: Pa
         _LOG.warning(warning)
     assets = read_tokenizer(find_tokenizer(tokenizer, engine))
     models = model_specs(config, facts, assets)
+    llm_args = serving_args(config, facts)
     templates = asset_directory("model_repo_templates")
     identity = Identity(
         stage="repository",
@@ -43,7 +44,8 @@ def package(config: PackageConfig, engine: Path, tokenizer: Path | None, out: Pa
             "repository": repository_facts(config, facts).model_dump(mode="json"),
             "end_ids": list(assets.end_ids),
             "pad_id": assets.pad_id,
-        },
+        }
+        | ({"model_yaml": llm_args.to_json()} if llm_args else {}),
         inputs={
             "engine": manifest.digest,
             **{f"tokenizer/{file.name}": file_digest(file) for file in assets.files if file.is_file()},
@@ -51,10 +53,11 @@ def package(config: PackageConfig, engine: Path, tokenizer: Path | None, out: Pa
                 f"templates/{path.relative_to(templates).as_posix()}": file_digest(path)
                 for path in template_files(templates)
             },
+            **({name: file_digest(path) for name, path in own_modules().items()} if llm_args else {}),
         },
         versions={"trtforge": __version__},
     )
-    writer = RepositoryWriter(templates, models, engine, manifest, assets)
+    writer = RepositoryWriter(templates, models, engine, manifest, assets, llm_args)
 
     def write(directory: Path) -> Mapping[str, FileRecord]:
         return writer.write(directory)

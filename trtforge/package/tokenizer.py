@@ -42,8 +42,9 @@ class TokenizerAssets:
 
 
 def find_tokenizer(given: Path | None, engine: Path) -> Path:
-    """The directory given, or the one that compile put beside the engine. Raises ForgeError if there is none."""
-    directory = given or engine / TOKENIZER_DIRECTORY
+    """The directory given, or what compile put into the engine. Raises ForgeError if there is no tokenizer."""
+    beside = engine / TOKENIZER_DIRECTORY
+    directory = given or (beside if beside.is_dir() else engine)
     names = {path.name for path in tokenizer_files(directory)}
     if TOKENIZER_FILE not in names and not names.intersection(_SLOW_FILES):
         where = f"{directory} has no {TOKENIZER_FILE}" if given else f"{engine} comes without one"

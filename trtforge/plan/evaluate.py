@@ -11,12 +11,14 @@ from trtforge.core.parallel import Parallel
 from trtforge.core.processor import Processor
 from trtforge.core.recipe import KvCacheFormat, QuantFormat
 from trtforge.formats.releases import Release, release
+from trtforge.formats.triton import newest_release
 from trtforge.formats.trtllm import CheckpointConfig, Quantization
 from trtforge.models.checkpoint_config import checkpoint_config
+from trtforge.models.hf_plan import require_format
 from trtforge.models.plan import Layout
 from trtforge.plan.asked_features import asked_features
 from trtforge.plan.embedded import Embedded
-from trtforge.plan.engine_rules import engine_problems
+from trtforge.plan.engine_rules import engine_problems, gpu_problems, link_problems
 from trtforge.plan.feature_memory import cache_problems, with_adapter_cache, with_features
 from trtforge.plan.formats import CACHES, WEIGHTS
 from trtforge.plan.kv import blocks_of, requests_that_fit
@@ -84,7 +86,8 @@ class Evaluation:
 
 def evaluate(model: Model, request: Request) -> Evaluation:
     """Judge a request. Raises ForgeError for a GPU or a release that nobody knows."""
-    target = _release(request.engine.target.tensorrt_llm)
+    for_llm_api = request.engine.backend == "llmapi"
+    target = newest_release() if for_llm_api else _release(request.engine.target.tensorrt_llm)
     found = list(_format_problems(model, request))
     try:
         parallel = Parallel(tp=request.tp, pp=request.pp, ep=request.ep)
@@ -107,11 +110,24 @@ def evaluate(model: Model, request: Request) -> Evaluation:
             found.append(problem)
         else:
             warnings.append(f"{problem.message}. {problem.fix}")
+    if for_llm_api:
+        found += _llm_api_problems(checkpoint, request, parallel)
     limits = _limits(checkpoint, request, target, found, warnings)
     evaluation = Evaluation(request, tuple(found), tuple(warnings), limits)
     if of_layout or limits is None:
         return evaluation
     return _with_memory(model, evaluation, limits, layout)
+
+
+def _llm_api_problems(checkpoint: CheckpointConfig, request: Request, parallel: Parallel) -> Iterator[Problem]:
+    """What TensorRT-LLM's PyTorch backend lacks; the rules of engine builds do not hold there."""
+    try:
+        require_format(checkpoint)
+    except ForgeError as error:
+        yield Problem("format", error.message, error.hint)
+    if request.gpu is not None:
+        yield from gpu_problems(request.gpu, WEIGHTS[request.quant], CACHES[request.kv_cache], request.dtype)
+        yield from link_problems(request.gpu, parallel)
 
 
 def _layout(model: Model, request: Request, parallel: Parallel) -> Layout:

@@ -4,6 +4,7 @@ Both backends keep these limits; the rules are those of TensorRT-LLM's builder (
 """
 
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 from trtforge.core.errors import ForgeError
 from trtforge.core.recipe import EngineConfig
@@ -19,6 +20,22 @@ _LENGTH_INCLUDES_SCALING = frozenset({"su", "longrope", "llama3"})
 
 FP8_ATTENTION = frozenset({"FP8", "W4A8_AWQ", "NVFP4"})
 """Quantisations with which context attention can compute in FP8."""
+
+
+class Positions(Protocol):
+    """What limits follow from, named as config.json of a TensorRT-LLM checkpoint names it."""
+
+    @property
+    def max_position_embeddings(self) -> int | None:
+        """Positions that the model says it has."""
+
+    @property
+    def rotary_scaling(self) -> dict[str, Any] | None:
+        """The scaling of its rotary embedding."""
+
+    @property
+    def position_embedding_type(self) -> str:
+        """What its position embedding is; that of `learned_absolute` cannot be stretched."""
 
 
 @dataclass(frozen=True)
@@ -60,13 +77,14 @@ class Limits:
         }
 
 
-def derive_limits(checkpoint: CheckpointConfig, engine: EngineConfig, default_tokens_per_block: int) -> Limits:
+def derive_limits(checkpoint: Positions, engine: EngineConfig, default_tokens_per_block: int) -> Limits:
     """The limits of an engine for `checkpoint`. Raises ForgeError for a limit that is given and impossible."""
     warnings: list[str] = []
     tokens_per_block = engine.tokens_per_block or default_tokens_per_block
     max_seq_len = _max_seq_len(checkpoint, engine, warnings)
     _check_input_fits(engine, max_seq_len)
-    speculation = speculation_of(engine.features, checkpoint)
+    own = checkpoint if isinstance(checkpoint, CheckpointConfig) else None
+    speculation = speculation_of(engine.features, own)
     max_num_tokens = _max_num_tokens(engine, speculation, max_seq_len, tokens_per_block, warnings)
     longest_prompt = max_seq_len - 1
     if not engine.features.chunked_context:
@@ -96,7 +114,7 @@ def has_paged_context(quantization: Quantization) -> bool:
     return cache != "INT8" and (cache != "FP8" or quantization.quant_algo in FP8_ATTENTION)
 
 
-def model_seq_len(checkpoint: CheckpointConfig) -> int | None:
+def model_seq_len(checkpoint: Positions) -> int | None:
     """The positions that the model is made for, its rotary scaling included; None where config.json does not say."""
     positions = checkpoint.max_position_embeddings
     if positions is None or not checkpoint.rotary_scaling:
@@ -106,7 +124,7 @@ def model_seq_len(checkpoint: CheckpointConfig) -> int | None:
     return positions if kind in _LENGTH_INCLUDES_SCALING else int(positions * float(scaling.get("factor") or 1.0))
 
 
-def _max_seq_len(checkpoint: CheckpointConfig, engine: EngineConfig, warnings: list[str]) -> int:
+def _max_seq_len(checkpoint: Positions, engine: EngineConfig, warnings: list[str]) -> int:
     made_for = model_seq_len(checkpoint)
     if engine.max_seq_len is None:
         return made_for or FALLBACK_SEQ_LEN

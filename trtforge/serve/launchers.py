@@ -1,6 +1,7 @@
 """The exact command that serves a repository: Triton here, NVIDIA's container, or one MPI rank for each GPU."""
 
 import ctypes
+import importlib.util
 import os
 import shutil
 from dataclasses import dataclass, field
@@ -8,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from trtforge.core.errors import ForgeError
-from trtforge.formats.releases import Container, containers_of, release
+from trtforge.formats.releases import Container, containers_of, containers_with, release
 from trtforge.formats.triton import RepositoryFacts
 from trtforge.serve.config import ServeConfig
 from trtforge.serve.installation import Installation, find_installation
@@ -82,6 +83,11 @@ def require_runnable(launch: Launch, facts: RepositoryFacts) -> None:
             f"this Triton server has no TensorRT-LLM backend ({_TRTLLM_BACKEND} is missing)",
             hint="Use --launcher docker, or run trtforge inside the container that --dry-run names.",
         )
+    if facts.backend == "llmapi" and not _has_llm_api():
+        raise ForgeError(
+            "TensorRT-LLM is not installed for this Python: the LLM API cannot run here",
+            hint="Use --launcher docker, or run trtforge inside an image that has Triton and TensorRT-LLM.",
+        )
     if launch.launcher == "mpi" and shutil.which("mpirun") is None:
         raise ForgeError("mpirun is not installed here", hint="Work in NVIDIA's container, or use --launcher docker.")
 
@@ -92,9 +98,16 @@ def _chosen(config: ServeConfig, facts: RepositoryFacts) -> Literal["local", "do
             raise ForgeError(
                 f"the embedded engine is not served with {config.launcher}", hint="Use --launcher local (or auto)."
             )
+        if facts.backend == "llmapi" and config.launcher == "mpi":
+            raise ForgeError(
+                "the LLM API starts its own process for each GPU: it is not served with mpi",
+                hint="Use --launcher local or docker (or auto).",
+            )
         return config.launcher
     if facts.backend == "torch":
         return "local"
+    if facts.backend == "llmapi":
+        return "local" if _has_llm_api() else "docker"
     if not _TRTLLM_BACKEND.is_dir():
         return "docker"
     return "mpi" if facts.world_size > 1 else "local"
@@ -153,17 +166,18 @@ def _mpi_command(
 
 
 def _docker(config: ServeConfig, repository: Path, facts: RepositoryFacts, runtime: Path) -> Launch:
-    containers = containers_of(release(facts.tensorrt_llm))
+    containers = _containers(facts)
     if not containers:
         raise ForgeError(
             f"no known container has TensorRT-LLM {facts.tensorrt_llm}",
-            hint="Build the engine for a release that a container carries, 1.2.1 for example.",
+            hint="Build the engine for a release that a container carries, 1.2.1 for example, or serve it with "
+            "--launcher local inside an image that has Triton and that release.",
         )
     root = Path(facts.engine_path).parents[2]
     program = "tritonserver"
     server = (
         (program, *_server_arguments(config, facts, root, runtime.name))
-        if facts.world_size == 1
+        if facts.world_size == 1 or facts.backend == "llmapi"
         else _mpi_command(config, facts, program, root, runtime.name)
     )
     argv = (
@@ -176,6 +190,16 @@ def _docker(config: ServeConfig, repository: Path, facts: RepositoryFacts, runti
     )
     cleanup = ("docker", "rm", "--force", runtime.name)
     return Launch(launcher="docker", argv=argv, cleanup=cleanup, container=containers[0])
+
+
+def _containers(facts: RepositoryFacts) -> tuple[Container, ...]:
+    if facts.backend == "llmapi":
+        return containers_with(facts.tensorrt_llm)
+    return containers_of(release(facts.tensorrt_llm))
+
+
+def _has_llm_api() -> bool:
+    return importlib.util.find_spec("tensorrt_llm") is not None
 
 
 def _gpu_count() -> int:

@@ -23,7 +23,7 @@ def make_view(repository: Path, view: Path, facts: RepositoryFacts) -> None:
 
 
 def _write_config(model: Path, target: Path, facts: RepositoryFacts) -> None:
-    if facts.backend == "torch" or model.name != facts.model("tensorrt_llm"):
+    if facts.backend != "tensorrt_llm" or model.name != facts.model("tensorrt_llm"):
         target.symlink_to((model / CONFIG).resolve())
         return
     text = (model / CONFIG).read_text(encoding="utf-8")

@@ -1,0 +1,300 @@
+"""What the llmapi backend writes beside the weights, what it refuses, and Hugging Face directories as they are."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from tests.compile.checkpoints import engine, llama
+from tests.compile.test_llmapi import Models, tensors_of
+from tests.conftest import DEMO_MODEL
+from tests.families import TINY
+from trtforge.compile.hf_writer import shards_of
+from trtforge.compile.stage import CompileOptions, compile_engine, plan_engine, plan_for
+from trtforge.convert.stage import ConvertConfig, convert
+from trtforge.core.errors import ForgeError, UsageError
+from trtforge.core.manifest import read_manifest
+from trtforge.core.parallel import Parallel
+from trtforge.formats.llmapi import LlmArgs, read_llm_args, require_llm_api
+from trtforge.formats.shards import read_header
+
+NOWHERE = Path("/models/none")
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
+    return Models(tmp_path_factory.mktemp("llmapi"))
+
+
+def planned(model: Any, **settings: Any) -> dict[str, Any]:
+    config = engine(backend="llmapi", **settings)
+    return plan_for(model, config, NOWHERE, NOWHERE, CompileOptions()).as_json()
+
+
+def test_the_arguments_follow_from_checkpoint_and_limits() -> None:
+    mapping = Parallel(tp=4, pp=2, ep=2).mapping()
+    found = planned(llama("FP8", "FP8", mapping=mapping), max_input_len=4096, max_seq_len=5120, max_batch_size=32)
+    assert found["model_yaml"] == {
+        "model": ".",
+        "backend": "pytorch",
+        "tensor_parallel_size": 4,
+        "pipeline_parallel_size": 2,
+        "moe_tensor_parallel_size": 2,
+        "moe_expert_parallel_size": 2,
+        "max_batch_size": 32,
+        "max_input_len": 4096,
+        "max_seq_len": 5120,
+        "max_num_tokens": 8192,
+        "max_beam_width": 1,
+        "enable_chunked_prefill": True,
+        "kv_cache_config": {"enable_block_reuse": True, "dtype": "fp8", "tokens_per_block": 32},
+    }
+    assert (found["processes"], found["longest_prompt"], found["warnings"]) == (8, 5119, [])
+
+
+def test_features_that_are_off_are_off_in_the_arguments() -> None:
+    found = planned(llama(), features={"kv_reuse": False, "chunked_context": False}, tokens_per_block=64)["model_yaml"]
+    assert found["enable_chunked_prefill"] is False
+    assert found["kv_cache_config"] == {"enable_block_reuse": False, "dtype": "auto", "tokens_per_block": 64}
+
+
+@pytest.mark.parametrize("version", ["1.2.0", "1.2.1", "1.3.0", "1.3.0rc27"])
+def test_releases_with_and_without_engines_are_targets(version: str) -> None:
+    assert planned(llama(), target={"tensorrt_llm": version})["tensorrt_llm"] == version
+
+
+@pytest.mark.parametrize("version", ["0.21.0", "1.1.0", "2.0.0"])
+def test_releases_whose_llm_api_is_not_known_are_refused(version: str) -> None:
+    with pytest.raises(ForgeError, match=f"TensorRT-LLM {version}: its LLM API is not known") as caught:
+        planned(llama(), target={"tensorrt_llm": version})
+    assert caught.value.hint == "Known releases: 1.2.x, 1.3.x."
+
+
+def test_the_engine_backend_still_ends_with_its_last_release() -> None:
+    with pytest.raises(ForgeError, match=r"1\.3\.0 has no TensorRT engines") as caught:
+        plan_for(
+            llama(),
+            engine(backend="tensorrt_llm", target={"tensorrt_llm": "1.3.0"}),
+            NOWHERE,
+            NOWHERE,
+            CompileOptions(),
+        )
+    assert "llmapi" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("quant", "kv_cache", "said"),
+    [
+        ("W8A16", None, "W8A16 has no place in a Hugging Face checkpoint"),
+        ("W4A8_AWQ", None, "W4A8_AWQ has no place in a Hugging Face checkpoint"),
+        ("W8A8_SQ_PER_CHANNEL", None, "W8A8_SQ_PER_CHANNEL has no place in a Hugging Face checkpoint"),
+        (None, "INT8", "TensorRT-LLM's PyTorch backend has no INT8 KV cache"),
+    ],
+)
+def test_formats_without_a_place_are_refused(quant: str | None, kv_cache: str | None, said: str) -> None:
+    with pytest.raises(ForgeError, match=said):
+        planned(llama(quant, kv_cache))
+
+
+def test_int4_experts_are_refused() -> None:
+    with pytest.raises(ForgeError, match="W4A16_AWQ experts have no place") as caught:
+        planned(llama("W4A16_AWQ", moe={"num_experts": 8, "top_k": 2}))
+    assert "--quant fp8" in caught.value.hint
+
+
+def test_a_gpu_without_the_format_is_refused() -> None:
+    with pytest.raises(ForgeError, match="a100"):
+        planned(llama("FP8"), target={"gpu": "a100-80gb"})
+
+
+def test_an_fp8_cache_of_an_unquantised_model_is_an_argument(models: Models) -> None:
+    written = models.engine("llama", kv_cache="fp8")
+    assert read_llm_args(written).kv_cache_config.dtype == "fp8"
+    assert not (written / "hf_quant_config.json").exists()
+    assert not any(name.endswith("_scale") for name in tensors_of(written))
+    found = plan_engine(
+        engine(backend="llmapi"), models.checkpoint("llama", kv_cache="fp8"), NOWHERE, CompileOptions()
+    ).as_json()
+    assert "scale 1" in found["warnings"][0]
+
+
+def test_absorbed_queries_have_no_way_back(tmp_path: Path) -> None:
+    TINY["deepseek_v2"]().half().save_pretrained(tmp_path / "hf")
+    checkpoint = convert(ConvertConfig(), tmp_path / "hf", tmp_path / "checkpoint").path
+    with pytest.raises(ForgeError, match="is a product of several tensors: it cannot be taken apart") as caught:
+        compile_engine(engine(backend="llmapi"), checkpoint, tmp_path / "engine")
+    assert "compile HF_DIR OUT --backend llmapi" in caught.value.hint
+
+
+def test_rows_that_conversion_leaves_out_have_no_way_back(tmp_path: Path) -> None:
+    TINY["opt"]().half().save_pretrained(tmp_path / "hf")
+    checkpoint = convert(ConvertConfig(), tmp_path / "hf", tmp_path / "checkpoint").path
+    with pytest.raises(ForgeError, match=r"embed_positions\.weight is not whole in a TensorRT-LLM checkpoint"):
+        compile_engine(engine(backend="llmapi"), checkpoint, tmp_path / "engine")
+
+
+def test_the_artifact_is_whole_and_deterministic(tmp_path: Path) -> None:
+    checkpoint = convert(ConvertConfig(tp=2), DEMO_MODEL, tmp_path / "checkpoint").path
+    first = compile_engine(engine(backend="llmapi"), checkpoint, tmp_path / "a")
+    again = compile_engine(engine(backend="llmapi"), checkpoint, tmp_path / "b")
+    names = {"config.json", "generation_config.json", "model.safetensors", "model.yaml", "tokenizer.json"}
+    assert names <= set(first.manifest.files)
+    assert (first.path / "forge.json").read_bytes() == (again.path / "forge.json").read_bytes()
+    assert first.manifest.identity.config["backend"] == "llmapi"
+    assert compile_engine(engine(backend="llmapi"), checkpoint, tmp_path / "a").cached
+    config = json.loads((first.path / "config.json").read_text())
+    source = json.loads((DEMO_MODEL / "config.json").read_text())
+    dtype = "dtype" if "dtype" in source else "torch_dtype"
+    assert {**config, dtype: "-"} == {**source, dtype: "-"}
+
+
+def test_a_checkpoint_without_the_models_configuration_is_refused(models: Models, tmp_path: Path) -> None:
+    from trtforge.core.artifact import produce
+
+    old = models.checkpoint("llama")
+    manifest = read_manifest(old)
+    assert manifest is not None
+
+    def write(directory: Path) -> dict[str, Any]:
+        shutil.copytree(old, directory, dirs_exist_ok=True, ignore=shutil.ignore_patterns("source", "forge.json"))
+        return {}
+
+    older = produce(tmp_path / "checkpoint", manifest.identity, write).path
+    with pytest.raises(ForgeError, match=r"lacks source/config\.json") as caught:
+        compile_engine(engine(backend="llmapi"), older, tmp_path / "engine")
+    assert "--force" in caught.value.hint
+
+
+def test_tensors_go_into_shards_with_an_index(models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = models.checkpoint("llama", tp=2)
+    whole = tensors_of(models.engine("llama", tp=2))
+    monkeypatch.setattr("trtforge.compile.hf_writer.SHARD_BYTES", 300_000)
+    monkeypatch.setattr(shards_of, "__defaults__", (300_000,))
+    monkeypatch.setattr("trtforge.compile.hf_writer._SLAB_BYTES", 5_000)
+    out = compile_engine(engine(backend="llmapi"), checkpoint, tmp_path / "engine").path
+    index = json.loads((out / "model.safetensors.index.json").read_text())
+    files = sorted(set(index["weight_map"].values()))
+    assert files[0] == f"model-00001-of-{len(files):05d}.safetensors"
+    assert len(files) > 3
+    for name, file in index["weight_map"].items():
+        assert torch.equal(load_file(out / file)[name], whole[name]), name
+    sizes = {file: sum(t.spec.nbytes for t in read_header(out / file)) for file in files}
+    assert sum(sizes.values()) == index["metadata"]["total_size"]
+    assert all(size <= 300_000 or len(read_header(out / file)) == 1 for file, size in sizes.items())
+
+
+def test_shards_that_are_finished_are_kept(models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint, expected = models.checkpoint("llama"), models.engine("llama")
+    monkeypatch.setattr(shards_of, "__defaults__", (300_000,))
+    import trtforge.compile.hf_writer as writer
+
+    real, written = writer._write_shard, []
+
+    def killed(shard: Any, *arguments: Any) -> Any:
+        if len(written) == 2:
+            raise KeyboardInterrupt
+        written.append(shard.file)
+        return real(shard, *arguments)
+
+    monkeypatch.setattr(writer, "_write_shard", killed)
+    with pytest.raises(KeyboardInterrupt):
+        compile_engine(engine(backend="llmapi"), checkpoint, tmp_path / "engine")
+    rest: list[str] = []
+
+    def counted(shard: Any, *arguments: Any) -> Any:
+        rest.append(shard.file)
+        return real(shard, *arguments)
+
+    monkeypatch.setattr(writer, "_write_shard", counted)
+    out = compile_engine(engine(backend="llmapi"), checkpoint, tmp_path / "engine").path
+    assert not set(rest) & set(written)
+    for name, tensor in tensors_of(expected).items():
+        assert torch.equal(tensors_of(out)[name], tensor), name
+
+
+def test_a_hugging_face_directory_is_linked_as_it_is(tmp_path: Path) -> None:
+    source = tmp_path / "hf"
+    shutil.copytree(DEMO_MODEL, source)
+    (source / "modeling_custom.py").write_text("raise SystemExit")
+    values = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(values | {"architectures": ["NewForCausalLM"]}))
+    options = CompileOptions(parallel=Parallel(tp=2))
+    made = compile_engine(engine(backend="llmapi", max_seq_len=256), source, tmp_path / "engine", options)
+    assert os.stat(made.path / "model.safetensors").st_ino == os.stat(source / "model.safetensors").st_ino
+    assert "modeling_custom.py" not in made.manifest.files
+    args = yaml.safe_load((made.path / "model.yaml").read_text())
+    assert (args["tensor_parallel_size"], args["max_seq_len"], args["kv_cache_config"]["dtype"]) == (2, 256, "auto")
+    assert made.manifest.identity.config["made_from"] == "hugging_face"
+    assert set(made.manifest.identity.inputs) == set(made.manifest.files) - {"model.yaml"}
+
+
+def test_a_layout_is_not_for_checkpoints(models: Models) -> None:
+    with pytest.raises(UsageError, match="a checkpoint has its layout"):
+        plan_engine(
+            engine(backend="llmapi"), models.checkpoint("llama"), NOWHERE, CompileOptions(parallel=Parallel(tp=2))
+        )
+
+
+def test_pickled_weights_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    (tmp_path / "pytorch_model.bin").write_bytes(b"x")
+    with pytest.raises(ForgeError, match="holds pickled weights"):
+        compile_engine(engine(backend="llmapi"), tmp_path, tmp_path.with_name("engine"))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("model: .\ntensor_paralel_size: 2\n", "unknown key tensor_paralel_size"),
+        ("model: [", "not YAML"),
+        ("- model", "it holds no keys"),
+        ("model: .\nkv_cache_config: {free_gpu_memory_fraction: 2}\n", r"kv_cache_config\.free_gpu_memory_fraction"),
+    ],
+)
+def test_a_damaged_model_yaml_is_named(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "model.yaml").write_text(text)
+    with pytest.raises(ForgeError, match=said):
+        read_llm_args(tmp_path)
+
+
+def test_every_argument_is_in_the_releases_table() -> None:
+    """A key that the table lacks would fail only when it is used."""
+    full = LlmArgs().with_values(
+        {
+            "dtype": "auto",
+            "context_parallel_size": 1,
+            "moe_tensor_parallel_size": 1,
+            "moe_expert_parallel_size": 1,
+            **dict.fromkeys(("max_batch_size", "max_input_len", "max_num_tokens", "max_beam_width"), 2),
+            "max_seq_len": 2,
+            "enable_chunked_prefill": True,
+            "guided_decoding_backend": "xgrammar",
+            "gather_generation_logits": True,
+            "iter_stats_max_iterations": 1,
+            "request_stats_max_iterations": 1,
+            "enable_lora": True,
+            "lora_config": {"lora_dir": ["x"], "max_lora_rank": 8, "lora_target_modules": ["attn_q"]},
+            "kv_cache_config": {
+                **{"enable_block_reuse": True, "free_gpu_memory_fraction": 0.5, "max_tokens": 1},
+                **{"max_attention_window": [1], "sink_token_length": 1, "host_cache_size": 1},
+                **{"dtype": "fp8", "tokens_per_block": 32},
+            },
+            "scheduler_config": {"capacity_scheduler_policy": "MAX_UTILIZATION"},
+            "peft_cache_config": {
+                **{"optimal_adapter_size": 8, "max_adapter_size": 64},
+                **{"device_cache_percent": 0.1, "host_cache_size": 1},
+            },
+            "triton_config": {},
+        },
+        "test",
+    )
+    unset = [key for key, value in full.model_dump().items() if value is None]
+    assert unset == []
+    for version in ("1.2.1", "1.3.0"):
+        require_llm_api(version, full)

@@ -1,0 +1,193 @@
+"""The repository of an llmapi engine, and what its model asks of TensorRT-LLM's LLM API."""
+
+import queue
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.compile.checkpoints import engine as settings
+from tests.conftest import DEMO_MODEL
+from tests.package import fake_tensorrt_llm
+from tests.package.test_stage import facts_of, model_config, parameters
+from trtforge.compile.stage import CompileOptions, compile_engine
+from trtforge.core.assets import asset_directory
+from trtforge.core.errors import ForgeError
+from trtforge.core.parallel import Parallel
+from trtforge.formats.triton import ROLES
+from trtforge.package.models import PackageConfig
+from trtforge.package.stage import package
+from trtforge.runtime.requests import GenerationRequest, Output, SamplingParams
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of the demo model as it is, for two GPUs."""
+    config = settings(backend="llmapi", max_batch_size=16, max_seq_len=512, target={"tensorrt_llm": "1.3.0"})
+    out = tmp_path_factory.mktemp("llmapi") / "engine"
+    return compile_engine(config, DEMO_MODEL, out, CompileOptions(parallel=Parallel(tp=2))).path
+
+
+def packaged(engine: Path, out: Path, **serving: Any) -> Path:
+    return package(PackageConfig.parse({"serving": serving}, "test"), engine, None, out).path
+
+
+def arguments_of(repository: Path) -> dict[str, Any]:
+    values: dict[str, Any] = yaml.safe_load((repository / "tensorrt_llm" / "1" / "model.yaml").read_text())
+    return values
+
+
+def test_clients_see_the_five_models_of_an_engine(engine: Path, tmp_path: Path) -> None:
+    repository = packaged(engine, tmp_path / "repository")
+    assert {path.name for path in repository.iterdir()} == {*ROLES, "forge.json"}
+    for role in ROLES:
+        config = model_config(repository, role)
+        assert (config.backend, config.max_batch_size) == ("python", 16)
+    inputs = {tensor.name for tensor in model_config(repository, "tensorrt_llm").input}
+    assert {"input_ids", "request_output_len", "stop_words_list"} <= inputs
+    values = parameters(model_config(repository, "tensorrt_llm"))
+    assert (values["end_ids"], values["vocab_size"]) == ("1,3", "2048")
+    assert parameters(model_config(repository, "preprocessing"))["max_input_len"] == "511"
+    facts = facts_of(repository)
+    assert (facts.backend, facts.device, facts.world_size, facts.tensorrt_llm) == ("llmapi", "cuda", 2, "1.3.0")
+
+
+def test_the_arguments_are_the_engines_and_the_serving_settings(engine: Path, tmp_path: Path) -> None:
+    found = arguments_of(packaged(engine, tmp_path / "a"))
+    assert found["model"] == "engine"
+    assert found["tensor_parallel_size"] == 2
+    assert found["kv_cache_config"]["free_gpu_memory_fraction"] == 0.9
+    assert found["scheduler_config"] == {"capacity_scheduler_policy": "GUARANTEED_NO_EVICT"}
+    changed = arguments_of(
+        packaged(engine, tmp_path / "b", kv_cache_fraction=0.5, kv_cache_tokens=4096, scheduler="max_utilization")
+    )
+    assert changed["kv_cache_config"]["free_gpu_memory_fraction"] == 0.5
+    assert changed["kv_cache_config"]["max_tokens"] == 4096
+    assert changed["scheduler_config"] == {"capacity_scheduler_policy": "MAX_UTILIZATION"}
+
+
+def test_the_models_directory_needs_no_trtforge(engine: Path, tmp_path: Path) -> None:
+    """NVIDIA's images have none: what the model imports of it is there, and needs the standard library only."""
+    directory = packaged(engine, tmp_path / "repository") / "tensorrt_llm" / "1"
+    code = (
+        f"import sys; sys.path[:] = [{str(directory)!r}, *(p for p in sys.path if 'site-packages' not in p)]\n"
+        "import llm_engine, trtforge.core.errors, trtforge.runtime.requests\n"
+        "print(trtforge.__file__)"
+    )
+    done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(directory / "trtforge" / "__init__.py")
+
+
+def test_an_engine_without_limits_is_refused(engine: Path, tmp_path: Path) -> None:
+    import shutil
+
+    from trtforge.core.artifact import produce
+    from trtforge.core.manifest import read_manifest
+
+    manifest = read_manifest(engine)
+    assert manifest is not None
+
+    def write(directory: Path) -> dict[str, Any]:
+        shutil.copytree(engine, directory, dirs_exist_ok=True, ignore=shutil.ignore_patterns("forge.json"))
+        (directory / "model.yaml").write_text("model: .\n")
+        return {}
+
+    bare = produce(tmp_path / "engine", manifest.identity, write).path
+    with pytest.raises(ForgeError, match="max_batch_size and max_input_len are needed"):
+        packaged(bare, tmp_path / "repository")
+
+
+@pytest.fixture
+def llm(engine: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The engine of the model, with the fake LLM API below."""
+    monkeypatch.setitem(sys.modules, "tensorrt_llm", fake_tensorrt_llm)
+    monkeypatch.syspath_prepend(str(asset_directory("model_repo_templates") / "lib"))
+    from llm_engine import LlmEngine  # type: ignore[import-not-found]
+
+    made = LlmEngine({"model": str(engine), "max_num_tokens": 100, "enable_chunked_prefill": False})
+    yield made
+    made.close()
+    assert not fake_tensorrt_llm.MADE[-1].running
+
+
+def run(llm: Any, request: GenerationRequest, on_output: Callable[[Output], None] | None = None) -> list[Output]:
+    outputs: queue.SimpleQueue[Output] = queue.SimpleQueue()
+
+    def seen(output: Output) -> None:
+        if on_output:
+            on_output(output)
+        outputs.put(output)
+
+    llm.submit(request, seen)
+    found = [outputs.get(timeout=10)]
+    while found[-1].finish_reason is None:
+        found.append(outputs.get(timeout=10))
+    return found
+
+
+def tokens_of(outputs: list[Output]) -> list[int]:
+    return [token for output in outputs for token in output.tokens]
+
+
+def last_params() -> Any:
+    return fake_tensorrt_llm.MADE[-1].requests[-1].params
+
+
+def test_tokens_come_one_after_the_other(llm: Any) -> None:
+    found = run(llm, GenerationRequest("a", (5, 6, 7), max_tokens=4, sampling=SamplingParams(return_log_probs=True)))
+    assert tokens_of(found) == [5, 6, 7, 5]
+    assert len(found) == 4
+    assert (found[-1].finish_reason, found[-1].cumulative_log_prob) == ("length", -2.0)
+    assert (found[-1].reused_blocks, found[-1].allocated_blocks) == (1, 3)
+
+
+def test_an_end_id_ends_and_is_no_part_of_the_answer(llm: Any) -> None:
+    found = run(llm, GenerationRequest("a", (5, 6, 7), max_tokens=9, end_ids=frozenset({7, 9})))
+    assert (tokens_of(found), found[-1].finish_reason) == ([5, 6], "end_id")
+    assert (last_params().end_id, last_params().stop_token_ids, last_params().ignore_eos) == (7, [9], False)
+
+
+def test_without_end_ids_nothing_ends_an_answer(llm: Any) -> None:
+    run(llm, GenerationRequest("a", (5,), max_tokens=2))
+    assert (last_params().end_id, last_params().ignore_eos) == (None, True)
+
+
+@pytest.mark.parametrize(("word", "expected"), [((6,), [5, 6]), ((6, 7), [5, 6, 7]), ((7, 5, 6), [5, 6, 7, 5, 6])])
+def test_stop_words_of_any_length_end_an_answer(llm: Any, word: tuple[int, ...], expected: list[int]) -> None:
+    found = run(llm, GenerationRequest("a", (5, 6, 7), max_tokens=9, stop_words=(word,)))
+    assert (tokens_of(found), found[-1].finish_reason) == (expected, "stop_word")
+    assert fake_tensorrt_llm.MADE[-1].requests[-1].aborted == (len(word) > 1)
+
+
+def test_sampling_is_as_the_engines_do_it(llm: Any) -> None:
+    run(llm, GenerationRequest("a", (5,), 1, SamplingParams(temperature=0.7)))
+    assert (last_params().temperature, last_params().top_k) == (None, None)
+    sampling = SamplingParams(
+        temperature=0.7, top_k=8, seed=3, repetition_penalty=1.2, min_tokens=2, embedding_bias=(0.5, 1.0)
+    )
+    run(llm, GenerationRequest("b", (5,), 1, sampling, bad_words=((4,),)))
+    params = last_params()
+    assert (params.temperature, params.top_k, params.seed, params.repetition_penalty) == (0.7, 8, 3, 1.2)
+    assert (params.min_tokens, params.bad_token_ids, params.detokenize) == (2, [4], False)
+    assert params.embedding_bias.tolist() == [0.5, 1.0]
+
+
+def test_what_the_api_refuses_ends_that_request_only(llm: Any) -> None:
+    (failed,) = run(llm, GenerationRequest("a", tuple(range(200)), 1))
+    assert failed.error is not None
+    assert "prompt length (200)" in failed.error.message
+    (failed,) = run(llm, GenerationRequest("a", (5,), 1, bad_words=((4, 5),)))
+    assert failed.error is not None
+    assert failed.error.message == "bad_words: the LLM API forbids single tokens only"
+    assert tokens_of(run(llm, GenerationRequest("b", (5,), 2))) == [5, 5]
+
+
+def test_a_cancelled_request_is_aborted(llm: Any) -> None:
+    found = run(llm, GenerationRequest("a", (5,), 1000), lambda output: llm.cancel("a"))
+    assert found[-1].finish_reason == "cancelled"
+    assert len(found) < 10
+    llm.cancel("a")

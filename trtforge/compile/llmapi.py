@@ -1,0 +1,128 @@
+"""The llmapi backend: a Hugging Face checkpoint and model.yaml, which TensorRT-LLM's LLM API runs without an engine.
+
+Out of a TensorRT-LLM checkpoint, whose rank files are taken apart; or a Hugging Face directory as it is, for models
+that are not converted and for checkpoints that are quantised already.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from trtforge.core.errors import ForgeError
+from trtforge.core.parallel import Parallel
+from trtforge.core.recipe import EngineConfig
+from trtforge.formats.hf import HfConfig, read_config
+from trtforge.formats.llmapi import MODEL_FILE, KvCacheArgs, LlmArgs, require_llm_api
+from trtforge.formats.trtllm import CheckpointConfig
+from trtforge.models.hf_plan import require_format
+from trtforge.plan.limits import Limits, Positions, derive_limits
+
+TOKENS_PER_BLOCK = 32
+"""KvCacheConfig's default (tensorrt_llm/llmapi/llm_args.py, 1.2)."""
+_SCALES_ARE_ONE = (
+    "The LLM API runs the FP8 KV cache of an unquantised model with scale 1: the checkpoint's scales are left out."
+)
+
+
+@dataclass(frozen=True)
+class LlmapiPlan:
+    """What will be written, from metadata alone. `made_from`: what the weights come from."""
+
+    args: LlmArgs
+    target: str
+    limits: Limits
+    made_from: Literal["checkpoint", "hugging_face"]
+    warnings: tuple[str, ...] = ()
+
+    def with_args(self, values: Mapping[str, Any]) -> "LlmapiPlan":
+        """The same with other arguments, by dotted key."""
+        return replace(self, args=self.args.with_values(values, MODEL_FILE))
+
+    def identity(self) -> dict[str, Any]:
+        """What decides the engine's bytes, its inputs apart; `longest_prompt` is for whoever packages it."""
+        return {
+            "backend": "llmapi",
+            "made_from": self.made_from,
+            "model_yaml": self.args.to_json(),
+            "longest_prompt": self.limits.longest_prompt,
+        }
+
+    def as_json(self) -> dict[str, Any]:
+        """What --dry-run prints."""
+        return {
+            "backend": "llmapi",
+            "tensorrt_llm": self.target,
+            "model_yaml": self.args.to_json(),
+            "made_from": self.made_from,
+            "in_flight_batching": True,
+            "longest_prompt": self.limits.longest_prompt,
+            "processes": self.args.world_size,
+            "warnings": [*self.limits.warnings, *self.warnings],
+        }
+
+
+@dataclass(frozen=True)
+class _HfPositions:
+    """What limits follow from, of a model that no table describes."""
+
+    max_position_embeddings: int | None
+    rotary_scaling: dict[str, Any] | None
+    position_embedding_type: str = "unknown"
+
+    @classmethod
+    def of(cls, config: HfConfig) -> "_HfPositions":
+        values = config.values.get("text_config") or config.values
+        text = HfConfig(values, config.path) if isinstance(values, dict) else config
+        positions = text.values.get("max_position_embeddings")
+        return cls(positions if isinstance(positions, int) else None, text.rope_scaling)
+
+
+def plan_for_checkpoint(model: CheckpointConfig, config: EngineConfig) -> LlmapiPlan:
+    """The plan for a TensorRT-LLM checkpoint of this configuration. Raises ForgeError for a format without a place."""
+    require_format(model)
+    cache = model.quantization.kv_cache_quant_algo == "FP8"
+    warnings = (_SCALES_ARE_ONE,) if cache and model.quantization.quant_algo is None else ()
+    plan = _plan(model, model.parallel, config, "checkpoint", fp8_cache=cache)
+    return replace(plan, warnings=warnings)
+
+
+def plan_for_hugging_face(directory: Path, parallel: Parallel, config: EngineConfig) -> LlmapiPlan:
+    """The plan for a Hugging Face directory as it is. Raises ForgeError if it is none."""
+    return _plan(_HfPositions.of(read_config(directory)), parallel, config, "hugging_face", fp8_cache=False)
+
+
+def _plan(
+    model: Positions,
+    parallel: Parallel,
+    config: EngineConfig,
+    made_from: Literal["checkpoint", "hugging_face"],
+    *,
+    fp8_cache: bool,
+) -> LlmapiPlan:
+    if config.features.beyond_paging:
+        raise ForgeError(
+            f"engine.features.{config.features.beyond_paging[0]}: trtforge does not configure it for the LLM API",
+            hint="Leave it out and add its arguments to model.yaml, or use backend tensorrt_llm.",
+        )
+    limits = derive_limits(model, config, TOKENS_PER_BLOCK)
+    args = LlmArgs(
+        tensor_parallel_size=parallel.tp,
+        pipeline_parallel_size=parallel.pp,
+        context_parallel_size=parallel.cp if parallel.cp > 1 else None,
+        moe_tensor_parallel_size=parallel.tp // parallel.ep if parallel.ep > 1 else None,
+        moe_expert_parallel_size=parallel.ep if parallel.ep > 1 else None,
+        max_batch_size=limits.max_batch_size,
+        max_input_len=limits.max_input_len,
+        max_seq_len=limits.max_seq_len,
+        max_num_tokens=limits.max_num_tokens,
+        max_beam_width=limits.max_beam_width,
+        enable_chunked_prefill=config.features.chunked_context,
+        kv_cache_config=KvCacheArgs(
+            enable_block_reuse=config.features.kv_reuse,
+            tokens_per_block=limits.tokens_per_block,
+            dtype="fp8" if fp8_cache else "auto",
+        ),
+    )
+    require_llm_api(config.target.tensorrt_llm, args)
+    return LlmapiPlan(args, config.target.tensorrt_llm, limits, made_from)

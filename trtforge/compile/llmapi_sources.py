@@ -1,0 +1,158 @@
+"""Where an llmapi engine's weights come from: a TensorRT-LLM checkpoint taken apart, or a directory as it is."""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trtforge import __version__
+from trtforge.compile.llmapi import LlmapiPlan
+from trtforge.core.artifact import require_space
+from trtforge.core.digest import file_digest
+from trtforge.core.errors import ForgeError
+from trtforge.core.manifest import FileRecord, Identity, Manifest
+from trtforge.core.partial import Finished
+from trtforge.core.progress import Progress
+from trtforge.formats.hf import (
+    CONFIG,
+    INDEX,
+    QUANTIZATION_FILES,
+    SOURCE_DIRECTORY,
+    TOKENIZER_DIRECTORY,
+    HfCheckpoint,
+    HfConfig,
+    open_checkpoint,
+    read_config,
+    tokenizer_files,
+)
+from trtforge.formats.hf_quant_config import HfQuantization
+from trtforge.formats.llmapi import MODEL_FILE
+from trtforge.formats.shards import read_header
+from trtforge.formats.trtllm import CheckpointConfig, rank_file
+from trtforge.models.hf_plan import hf_plan
+from trtforge.models.hf_tensors import HfPlan
+from trtforge.models.registry import family_of
+
+
+@dataclass(frozen=True)
+class CheckpointSource:
+    """A TensorRT-LLM checkpoint, ready to be taken apart."""
+
+    directory: Path
+    manifest: Manifest
+    model: CheckpointConfig
+    hf: HfConfig
+    tensors: HfPlan
+
+    @classmethod
+    def open(cls, directory: Path, manifest: Manifest, model: CheckpointConfig) -> "CheckpointSource":
+        """Find out where everything is. Raises ForgeError for what has no way back."""
+        source = directory / SOURCE_DIRECTORY
+        if not (source / CONFIG).is_file():
+            raise ForgeError(
+                f"{directory} lacks {SOURCE_DIRECTORY}/{CONFIG}, the model's own configuration",
+                hint="An older trtforge wrote it: convert the model again with --force.",
+            )
+        hf = read_config(source)
+        family = family_of(hf.architecture)
+        stored = [
+            {tensor.spec.name: tensor for tensor in read_header(directory / rank_file(rank.index))}
+            for rank in model.parallel.ranks
+        ]
+        return cls(directory, manifest, model, hf, hf_plan(family, family.facts(hf), model, stored))
+
+    @property
+    def inputs(self) -> dict[str, str]:
+        """Digests by name."""
+        return {"checkpoint": self.manifest.digest}
+
+    def write(self, out: Path, progress: Progress) -> Mapping[str, FileRecord]:
+        """Write the Hugging Face checkpoint."""
+        from trtforge.compile.hf_writer import shards_of, write_tensors
+
+        shards = shards_of(self.tensors.tensors)
+        require_space(out, sum(shard.bytes for shard in shards) - Finished.read(out).bytes)
+        config = dict(self.hf.values)
+        config.pop("quantization_config", None)
+        config["dtype" if "dtype" in config else "torch_dtype"] = self.model.dtype
+        if self.model.quantization.quant_algo is not None:
+            quantization = HfQuantization(self.model.quantization, self.tensors.unquantized)
+            config["quantization_config"] = quantization.quantization_config()
+            _write_json(out / QUANTIZATION_FILES[0], quantization.hf_quant_config())
+        _write_json(out / CONFIG, config)
+        for path in tokenizer_files(self.directory / TOKENIZER_DIRECTORY):
+            shutil.copyfile(path, out / path.name)
+        return write_tensors(shards, self.manifest.digest, out, progress)
+
+
+@dataclass(frozen=True)
+class HuggingFaceSource:
+    """A Hugging Face directory that is taken as it is.
+
+    Its files are linked into the artifact where that is possible: it is whole and can be moved, at no cost in space.
+    """
+
+    checkpoint: HfCheckpoint
+    files: tuple[Path, ...]
+
+    @classmethod
+    def open(cls, directory: Path) -> "HuggingFaceSource":
+        """Read the headers. Raises ForgeError for a damaged or incomplete checkpoint, and for pickled weights."""
+        checkpoint = open_checkpoint(directory)
+        return cls(checkpoint, tuple(_files_of(checkpoint)))
+
+    @property
+    def inputs(self) -> dict[str, str]:
+        """Digests by name."""
+        weights = self.checkpoint.digests
+        return {path.name: weights.get(path.name) or file_digest(path) for path in self.files}
+
+    def write(self, out: Path, progress: Progress) -> Mapping[str, FileRecord]:
+        """Link, or else copy, every file."""
+        with progress.bar("Linking", len(self.files), "files") as bar:
+            for path in self.files:
+                _link(path.resolve(), out / path.name)
+                bar.advance(1)
+        return {}
+
+
+Source = CheckpointSource | HuggingFaceSource
+
+
+def identity_of(plan: LlmapiPlan, source: Source) -> Identity:
+    """What decides the engine's bytes."""
+    return Identity(
+        stage="engine",
+        config=plan.identity() | {"target": plan.target},
+        inputs=source.inputs,
+        versions={"trtforge": __version__},
+    )
+
+
+def write_engine(plan: LlmapiPlan, source: Source, out: Path, progress: Progress) -> Mapping[str, FileRecord]:
+    """The artifact's files; the records of those whose digests are known."""
+    (out / MODEL_FILE).write_text(plan.args.to_yaml())
+    return source.write(out, progress)
+
+
+def _files_of(checkpoint: HfCheckpoint) -> Iterator[Path]:
+    """What makes up the checkpoint: no pickles and no code."""
+    directory = checkpoint.directory
+    names = (CONFIG, *QUANTIZATION_FILES, INDEX)
+    yield from (directory / name for name in names if (directory / name).is_file())
+    yield from checkpoint.weight_files
+    yield from tokenizer_files(directory)
+
+
+def _link(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+def _write_json(path: Path, values: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")

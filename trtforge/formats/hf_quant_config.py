@@ -1,0 +1,62 @@
+"""What a quantised Hugging Face checkpoint says of itself, as ModelOpt writes it: two files that agree.
+
+Sources: `hf_quant_config.json`, which TensorRT-LLM's PyTorch backend reads (modelopt export/quant_utils.py,
+`get_quant_config`, 0.47), and config.json's `quantization_config`, which others read (export/convert_hf_config.py).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trtforge import __version__
+from trtforge.formats.trtllm import Quantization
+
+_NVFP4_BLOCK = 16
+_SCHEMES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
+    "FP8": {
+        "input_activations": {"dynamic": False, "num_bits": 8, "type": "float"},
+        "weights": {"dynamic": False, "num_bits": 8, "type": "float"},
+    },
+    "NVFP4": {
+        "input_activations": {"dynamic": False, "num_bits": 4, "type": "float", "group_size": _NVFP4_BLOCK},
+        "weights": {"dynamic": False, "num_bits": 4, "type": "float", "group_size": _NVFP4_BLOCK},
+    },
+}
+"""ModelOpt writes none for the other algorithms."""
+
+
+@dataclass(frozen=True)
+class HfQuantization:
+    """The quantisation of a checkpoint, with the modules that it leaves alone."""
+
+    quantization: Quantization
+    exclude_modules: Sequence[str]
+
+    def hf_quant_config(self) -> dict[str, Any]:
+        """The content of hf_quant_config.json."""
+        values: dict[str, Any] = {
+            "quant_algo": self.quantization.quant_algo,
+            "kv_cache_quant_algo": self.quantization.kv_cache_quant_algo,
+        }
+        if self.quantization.quant_algo == "W4A16_AWQ":
+            group_size = self.quantization.group_size
+            values |= {"group_size": group_size, "has_zero_point": False, "pre_quant_scale": True}
+        elif self.quantization.quant_algo == "NVFP4":
+            values |= {"group_size": _NVFP4_BLOCK}
+        return {"producer": _producer(), "quantization": values | {"exclude_modules": list(self.exclude_modules)}}
+
+    def quantization_config(self) -> dict[str, Any]:
+        """The `quantization_config` of config.json."""
+        algorithm = self.quantization.quant_algo
+        assert algorithm is not None, "an unquantised checkpoint has no quantization_config"
+        values: dict[str, Any] = {}
+        if algorithm in _SCHEMES:
+            values["config_groups"] = {"group_0": {**_SCHEMES[algorithm], "targets": ["Linear"]}}
+        values |= {"ignore": list(self.exclude_modules), "quant_algo": algorithm}
+        if self.quantization.kv_cache_quant_algo == "FP8":
+            values["kv_cache_scheme"] = {"dynamic": False, "num_bits": 8, "type": "float"}
+        return values | {"producer": _producer(), "quant_method": "modelopt"}
+
+
+def _producer() -> dict[str, str]:
+    return {"name": "trtforge", "version": __version__}

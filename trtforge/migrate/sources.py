@@ -1,0 +1,137 @@
+"""What is migrated: an engine's config.json, or a Triton model repository with the model that serves an engine."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trtforge.core.errors import ForgeError
+from trtforge.formats.pbtxt import Message, parse
+from trtforge.formats.trtllm import CONFIG_FILE
+
+CONFIG = "config.pbtxt"
+_ENGINE_BACKEND, _ENGINE_PATH = "tensorrtllm", "gpt_model_path"
+
+
+@dataclass(frozen=True)
+class ServingModel:
+    """The model of a repository that serves the engine."""
+
+    name: str
+    parameters: Mapping[str, str]
+    decoupled: bool
+    max_batch_size: int
+    max_queue_size: int
+    instances: int
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All that was found. `engine`: config.json by dotted key; empty where the engine is not there.
+
+    `missing`: where the engine should be, if it is not.
+    """
+
+    origin: str
+    engine: Mapping[str, Any] = field(default_factory=dict)
+    model: ServingModel | None = None
+    missing: str | None = None
+
+
+def read_settings(source: Path, engine: Path | None = None, name: str | None = None) -> Settings:
+    """What `source` says. `engine`: the engine's directory where the repository's own path does not hold here.
+
+    `name` picks one of several models. Raises ForgeError if it is neither, or a file is damaged.
+    """
+    if not source.is_dir():
+        raise ForgeError(f"{source}: no such directory", hint="Give an engine directory or a Triton model repository.")
+    if (source / CONFIG_FILE).is_file():
+        return Settings("engine", _engine(source))
+    models = {path.parent.name: path for path in sorted(source.glob(f"*/{CONFIG}"))}
+    if not models:
+        raise ForgeError(
+            f"{source} is neither an engine nor a model repository",
+            hint=f"An engine directory holds {CONFIG_FILE}, a repository a {CONFIG} for each model.",
+        )
+    model, version = _serving_model(source, models, name)
+    found = engine or _engine_directory(model, version)
+    if found is None:
+        return Settings("repository", {}, model, model.parameters.get(_ENGINE_PATH) or "-")
+    return Settings("repository", _engine(found), model)
+
+
+def _engine(directory: Path) -> dict[str, Any]:
+    """config.json of an engine, by dotted key."""
+    path = directory / CONFIG_FILE
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ForgeError(f"{path}: {error.strerror}", hint="Give the directory that trtllm-build wrote.") from None
+    except ValueError as error:
+        raise ForgeError(f"{path}: not JSON: {error}", hint="Give the config.json that trtllm-build wrote.") from None
+    if not isinstance(values, dict) or not all(
+        isinstance(values.get(key), dict) for key in ("pretrained_config", "build_config")
+    ):
+        old = isinstance(values, dict) and "builder_config" in values
+        raise ForgeError(
+            f"{path} is not an engine's: pretrained_config and build_config are expected",
+            hint="It is of a builder before 0.8: build the engine again, or start from the checkpoint."
+            if old
+            else "Give the directory that trtllm-build or `trtforge compile` wrote.",
+        )
+    return dict(_dotted(values, ""))
+
+
+def _dotted(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, dict) and value:
+            yield from _dotted(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _serving_model(source: Path, models: Mapping[str, Path], name: str | None) -> tuple[ServingModel, Path]:
+    parsed = {
+        model: parse(path.read_text(encoding="utf-8", errors="replace"), str(path)) for model, path in models.items()
+    }
+    if name is not None and name not in parsed:
+        raise ForgeError(f"{source} has no model {name}", hint=f"It has {', '.join(parsed)}.")
+    serving = [m for m, message in parsed.items() if (name is None and _serves(message)) or m == name]
+    if len(serving) != 1:
+        what = "no model serves an engine" if not serving else f"several models serve engines: {', '.join(serving)}"
+        raise ForgeError(f"{source}: {what}", hint=f"Choose one with --model; it has {', '.join(parsed)}.")
+    message = parsed[serving[0]]
+    policies = [p for b in message.messages("dynamic_batching") for p in b.messages("default_queue_policy")]
+    transactions = message.messages("model_transaction_policy")
+    groups = message.messages("instance_group")
+    model = ServingModel(
+        name=message.text("name", serving[0]),
+        parameters=_parameters(message),
+        decoupled=any(policy.flag("decoupled") for policy in transactions),
+        max_batch_size=message.integer("max_batch_size"),
+        max_queue_size=policies[-1].integer("max_queue_size") if policies else 0,
+        instances=groups[-1].integer("count", 1) if groups else 1,
+    )
+    return model, models[serving[0]].parent / "1"
+
+
+def _serves(message: Message) -> bool:
+    return message.text("backend") == _ENGINE_BACKEND or _ENGINE_PATH in _parameters(message)
+
+
+def _parameters(message: Message) -> dict[str, str]:
+    return {
+        entry.text("key"): value.text("string_value")
+        for entry in message.messages("parameters")
+        for value in entry.messages("value")
+    }
+
+
+def _engine_directory(model: ServingModel, version: Path) -> Path | None:
+    """Where the model's engine is: its path, from its own directory if it is relative, or inside that directory."""
+    path = Path(model.parameters.get(_ENGINE_PATH) or version.name)
+    for directory in (path if path.is_absolute() else version / path, version / path.name, version):
+        if (directory / CONFIG_FILE).is_file():
+            return directory
+    return None

@@ -1,0 +1,108 @@
+"""Floor 5: `trtforge migrate`: an engine's settings as model.yaml, and with a checkpoint the whole llmapi engine."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from trtforge import __version__
+from trtforge.compile.llmapi import LlmapiPlan
+from trtforge.compile.stage import CompileOptions, compile_planned, plan_engine
+from trtforge.core.artifact import Produced, produce
+from trtforge.core.digest import text_digest
+from trtforge.core.errors import ForgeError
+from trtforge.core.manifest import FileRecord, Identity
+from trtforge.core.progress import Progress
+from trtforge.core.recipe import EngineConfig
+from trtforge.formats.hf import read_config
+from trtforge.formats.llmapi import MODEL_FILE, require_llm_api
+from trtforge.formats.trtllm import is_hugging_face, read_checkpoint_config
+from trtforge.migrate.migration import Left, Migration, migrate
+from trtforge.migrate.sources import Settings, read_settings
+
+REPORT_FILE = "migration.json"
+
+
+@dataclass(frozen=True)
+class MigrateOptions:
+    """What is migrated, and to what. `checkpoint`: ours or a Hugging Face directory; None writes the arguments only."""
+
+    source: Path
+    target: str
+    checkpoint: Path | None = None
+    engine: Path | None = None
+    model: str | None = None
+
+
+def run_migration(
+    options: MigrateOptions, out: Path, *, force: bool = False, progress: Progress | None = None
+) -> tuple[Migration, Produced]:
+    """Migrate, or find the result at `out`.
+
+    Raises ForgeError for a source that is no engine and no repository, and for a checkpoint of another model.
+    """
+    settings = read_settings(options.source, options.engine, options.model)
+    found = migrate(settings)
+    require_llm_api(options.target, found.args)
+    if options.checkpoint is None:
+        found.attention.append(Left("model", found.args.model, "where the weights are: give --checkpoint, or edit it"))
+        return found, _write_arguments(found, options.target, out, force=force)
+    _require_same_model(settings, options.checkpoint)
+    plan = _plan(found, options, out)
+    found.args = plan.args
+    return found, compile_planned(plan, options.checkpoint, out, force=force, progress=progress)
+
+
+def _plan(found: Migration, options: MigrateOptions, out: Path) -> LlmapiPlan:
+    """What `compile` would write for the checkpoint, with the migrated arguments in place of its own."""
+    assert options.checkpoint is not None, "there are weights"
+    args = found.args
+    limits = ("max_batch_size", "max_input_len", "max_seq_len", "max_num_tokens", "max_beam_width")
+    given = {name: value for name in limits if (value := getattr(args, name)) is not None}
+    config = EngineConfig.parse(
+        {
+            "backend": "llmapi",
+            "target": {"tensorrt_llm": options.target},
+            **given,
+            "features": {"chunked_context": bool(args.enable_chunked_prefill)},
+        },
+        str(options.source),
+    )
+    plan = plan_engine(config, options.checkpoint, out, CompileOptions())
+    assert isinstance(plan, LlmapiPlan)
+    return plan.with_args(found.values)
+
+
+def _write_arguments(found: Migration, target: str, out: Path, *, force: bool) -> Produced:
+    report = json.dumps(found.as_json(), indent=2) + "\n"
+
+    def write(directory: Path) -> Mapping[str, FileRecord]:
+        (directory / MODEL_FILE).write_text(found.args.to_yaml(), encoding="utf-8")
+        (directory / REPORT_FILE).write_text(report, encoding="utf-8")
+        return {}
+
+    identity = Identity(
+        stage="migration",
+        config={"target": target, "model_yaml": found.args.to_json()},
+        inputs={"report": text_digest(report)},
+        versions={"trtforge": __version__},
+    )
+    return produce(out, identity, write, force=force)
+
+
+def _require_same_model(settings: Settings, checkpoint: Path) -> None:
+    """Raises ForgeError where the engine's sizes are not the checkpoint's."""
+    names = ("num_hidden_layers", "hidden_size", "vocab_size")
+    if is_hugging_face(checkpoint):
+        values = read_config(checkpoint).values
+        sizes = {name: values.get(name) for name in names}
+    else:
+        model = read_checkpoint_config(checkpoint)
+        sizes = {name: getattr(model, name) for name in names}
+    for name in names:
+        ours, theirs = sizes[name], settings.engine.get(f"pretrained_config.{name}")
+        if ours is not None and theirs is not None and ours != theirs:
+            raise ForgeError(
+                f"{checkpoint} is of another model: its {name} is {ours}, the engine's {theirs}",
+                hint="Give the checkpoint that the engine was built from.",
+            )
