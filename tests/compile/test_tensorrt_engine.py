@@ -15,6 +15,7 @@ from tests.compile.trtllm import L4, MACHINE, Trtllm, write_checkpoint
 from trtforge.compile.machine import Machine
 from trtforge.compile.stage import CompileOptions, compile_engine, plan_engine
 from trtforge.core.artifact import Produced
+from trtforge.core.cache_prune import list_entries
 from trtforge.core.errors import ForgeError, LoggedError
 from trtforge.core.manifest import open_artifact
 from trtforge.core.recipe import EngineConfig
@@ -165,6 +166,34 @@ def test_builds_of_one_engine_side_by_side_are_one_build(tmp_path: Path, trtllm:
         thread.join()
     assert sorted(each.cached for each in made) == [False, True, True, True]
     assert len(trtllm.calls("build")) == 1
+
+
+def test_builds_into_many_directories_are_one_build(tmp_path: Path, trtllm: Trtllm) -> None:
+    checkpoint = write_checkpoint(tmp_path / "checkpoint")
+    config = engine(backend="tensorrt_llm", max_batch_size=8, max_seq_len=4096)
+    made: list[Produced] = []
+
+    def run(out: Path) -> None:
+        made.append(compile_engine(config, checkpoint, out, machine=MACHINE))
+
+    threads = [threading.Thread(target=run, args=(tmp_path / str(number),)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(each.origin for each in made) == ["from the cache"] * 7 + ["written"]
+    assert len(trtllm.calls("build")) == 1
+    assert len({each.manifest.digest for each in made}) == 1
+    (entry,) = list_entries(tmp_path / "cache")
+    assert entry.about.release == "TensorRT-LLM 1.2.1"
+
+
+def test_engine_of_another_gpu_is_not_taken_from_the_cache(tmp_path: Path, trtllm: Trtllm) -> None:
+    checkpoint = write_checkpoint(tmp_path / "checkpoint")
+    config = engine(backend="tensorrt_llm", max_batch_size=8, max_seq_len=4096)
+    build(tmp_path)
+    trtllm.has_gpus(L4)
+    assert compile_engine(config, checkpoint, tmp_path / "other", machine=MACHINE).origin == "written"
 
 
 def test_another_gpu_is_another_engine(tmp_path: Path, trtllm: Trtllm) -> None:
