@@ -7,7 +7,8 @@ from typing import Any
 from trtforge.core.errors import ForgeError
 from trtforge.core.recipe import Recipe
 from trtforge.formats.hf import cached_source
-from trtforge.plan.evaluate import Evaluation, evaluate
+from trtforge.plan.evaluate import evaluate
+from trtforge.plan.evaluation import Evaluation
 from trtforge.plan.fixes import fixes
 from trtforge.plan.model import Model, find_model, model_at
 from trtforge.plan.request import request_of

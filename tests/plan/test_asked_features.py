@@ -7,7 +7,8 @@ import pytest
 
 from tests.plan.models import LLAMA_8B, LLAMA_70B, asked, known
 from trtforge.core.errors import ForgeError
-from trtforge.plan.evaluate import Evaluation, evaluate
+from trtforge.plan.evaluate import evaluate
+from trtforge.plan.evaluation import Evaluation
 from trtforge.plan.fixes import fixes
 from trtforge.plan.peaks import build_gpu_peak, build_host_peak
 

@@ -7,7 +7,8 @@ import pytest
 from tests.plan.models import LLAMA_8B, asked, known
 from trtforge.core.processor import Processor
 from trtforge.plan.embedded import Embedded
-from trtforge.plan.evaluate import Evaluation, evaluate
+from trtforge.plan.evaluate import evaluate
+from trtforge.plan.evaluation import Evaluation
 from trtforge.plan.gpus import gpu_named
 from trtforge.plan.memory import Memory
 

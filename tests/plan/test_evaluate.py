@@ -13,7 +13,8 @@ from tests.plan.models import LLAMA_8B, LLAMA_70B, asked, known
 from trtforge.core.errors import ForgeError, UsageError
 from trtforge.formats.hf import HfConfig
 from trtforge.plan.engine_rules import head_problems
-from trtforge.plan.evaluate import Evaluation, evaluate
+from trtforge.plan.evaluate import evaluate
+from trtforge.plan.evaluation import Evaluation
 from trtforge.plan.formats import WEIGHTS
 from trtforge.plan.model import Model, find_model
 

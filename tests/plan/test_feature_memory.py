@@ -12,7 +12,8 @@ from tests.plan.models import LLAMA_8B, LLAMA_70B, asked, known
 from trtforge.core.features import LoraFeature, LoraModule, MedusaFeature
 from trtforge.core.parallel import Parallel
 from trtforge.plan.drafting import medusa_bytes
-from trtforge.plan.evaluate import Evaluation, evaluate
+from trtforge.plan.evaluate import evaluate
+from trtforge.plan.evaluation import Evaluation
 from trtforge.plan.gpus import gpu_named
 from trtforge.plan.lora import adapter_bytes, cache_bytes, module_values, workspace_bytes
 from trtforge.plan.memory import RankMemory

@@ -4,7 +4,8 @@ import pytest
 
 from tests.plan.models import LLAMA_8B, LLAMA_70B, LLAMA_405B, asked, known
 from trtforge.core.parallel import Parallel
-from trtforge.plan.evaluate import Evaluation, evaluate
+from trtforge.plan.evaluate import evaluate
+from trtforge.plan.evaluation import Evaluation
 from trtforge.plan.gpus import gpu_named
 from trtforge.plan.memory import WORKSPACE_BYTES, activation_bytes, logits_bytes
 

@@ -19,7 +19,8 @@ from trtforge.core.recipe import Recipe
 from trtforge.formats.shards import read_header
 from trtforge.formats.trtllm import rank_file, read_checkpoint_config
 from trtforge.pipeline import Build, selected
-from trtforge.plan.evaluate import Evaluation, evaluate
+from trtforge.plan.evaluate import evaluate
+from trtforge.plan.evaluation import Evaluation
 from trtforge.plan.model import find_model
 from trtforge.plan.request import request_of
 from trtforge.runtime.engine import Engine

@@ -7,7 +7,8 @@ from math import floor, log
 from typing import Literal, get_args
 
 from trtforge.core.recipe import KvCacheFormat, QuantFormat
-from trtforge.plan.evaluate import Evaluation, evaluate
+from trtforge.plan.evaluate import evaluate
+from trtforge.plan.evaluation import Evaluation
 from trtforge.plan.formats import CACHES, WEIGHTS
 from trtforge.plan.gpus import GPUS_PER_SERVER
 from trtforge.plan.model import Model

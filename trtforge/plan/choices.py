@@ -7,7 +7,7 @@ from typing import get_args
 from trtforge.core.dtypes import dtype_named
 from trtforge.core.recipe import KvCacheFormat, QuantFormat
 from trtforge.formats.releases import read_release_data
-from trtforge.plan.evaluate import Evaluation
+from trtforge.plan.evaluation import Evaluation
 from trtforge.plan.formats import CACHES, WEIGHTS
 from trtforge.plan.gpus import GPUS, GPUS_PER_SERVER
 from trtforge.plan.model import Model

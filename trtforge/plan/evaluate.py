@@ -1,14 +1,13 @@
-"""One request judged: every reason why it cannot be, what it keeps in memory, and how long its prompts may be."""
+"""One request judged: every reason why it cannot be, and what follows for its limits and its memory."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import get_args
 
 from trtforge.core.dtypes import dtype_named
 from trtforge.core.errors import ForgeError
 from trtforge.core.parallel import Parallel
-from trtforge.core.processor import Processor
 from trtforge.core.recipe import KvCacheFormat, QuantFormat
 from trtforge.formats.releases import Release, release
 from trtforge.formats.triton import newest_release
@@ -17,71 +16,15 @@ from trtforge.models.checkpoint_config import checkpoint_config
 from trtforge.models.hf_plan import require_format
 from trtforge.models.plan import Layout
 from trtforge.plan.asked_features import asked_features
-from trtforge.plan.embedded import Embedded
+from trtforge.plan.capacity import with_memory
 from trtforge.plan.engine_rules import engine_problems, gpu_problems, link_problems
-from trtforge.plan.feature_memory import cache_problems, with_adapter_cache, with_features
+from trtforge.plan.evaluation import Evaluation
 from trtforge.plan.formats import CACHES, WEIGHTS
-from trtforge.plan.kv import blocks_of, requests_that_fit
 from trtforge.plan.legality import Problem, problems
 from trtforge.plan.limits import Limits, derive_limits, has_paged_context
-from trtforge.plan.memory import Held, Memory, memory_of, tokens_on, with_pool
 from trtforge.plan.model import Model
 from trtforge.plan.peaks import calibration_problems
 from trtforge.plan.request import Request
-from trtforge.plan.roofline import Roofline, Workload
-from trtforge.plan.weights import Stored
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """What is known of a request. `memory` is None where the layout itself cannot be, `limits` where they cannot.
-
-    `typical`: the typical request, cut to what the engine takes. `embedded`: how the embedded engine computes, where
-    that is the backend.
-    """
-
-    request: Request
-    problems: tuple[Problem, ...]
-    warnings: tuple[str, ...]
-    limits: Limits | None = None
-    memory: Memory | None = None
-    held: Held | None = None
-    typical: Workload | None = None
-    embedded: Embedded | None = None
-
-    @property
-    def legal(self) -> bool:
-        """Whether there is no reason against it."""
-        return not self.problems
-
-    @property
-    def full_length_requests(self) -> int | None:
-        """Requests of max_seq_len tokens that the KV pool holds at once."""
-        return self._requests(self.limits.max_seq_len) if self.limits else None
-
-    @property
-    def typical_requests(self) -> int | None:
-        """Requests of typical length that the KV pool holds at once."""
-        return self._requests(self.typical.length) if self.typical else None
-
-    @property
-    def longest_prompt(self) -> int | None:
-        """Tokens of the longest prompt: it must leave room for an answer in the engine and in the KV pool."""
-        if self.limits is None or self.memory is None:
-            return None if self.limits is None else self.limits.longest_prompt
-        return max(0, min(self.limits.longest_prompt, self.memory.kv_tokens - 1))
-
-    def roofline(self, model: Model) -> Roofline | None:
-        """The time model, where there is a GPU and it is legal."""
-        gpu = self.request.gpu
-        if not self.legal or gpu is None or self.held is None or self.limits is None or self.memory is None:
-            return None
-        return Roofline(model.facts, self.held, self.memory.parallel, gpu, self.limits.max_num_tokens)
-
-    def _requests(self, length: int) -> int | None:
-        if self.limits is None or self.memory is None:
-            return None
-        return requests_that_fit(self.memory.kv_tokens, length + self.limits.spare_tokens, self.limits.tokens_per_block)
 
 
 def evaluate(model: Model, request: Request) -> Evaluation:
@@ -116,7 +59,7 @@ def evaluate(model: Model, request: Request) -> Evaluation:
     evaluation = Evaluation(request, tuple(found), tuple(warnings), limits)
     if of_layout or limits is None:
         return evaluation
-    return _with_memory(model, evaluation, limits, layout)
+    return with_memory(model, evaluation, limits, layout)
 
 
 def _llm_api_problems(checkpoint: CheckpointConfig, request: Request, parallel: Parallel) -> Iterator[Problem]:
@@ -205,105 +148,6 @@ def _limits(
         return None
     warnings += limits.warnings
     return limits
-
-
-def _with_memory(model: Model, evaluation: Evaluation, limits: Limits, layout: Layout) -> Evaluation:
-    request = evaluation.request
-    itemsize = dtype_named(request.dtype).size
-    stored = Stored(WEIGHTS[request.quant], itemsize, request.group_size)
-    whole = model.whole(request.dtype, layout.exclude_modules)
-    held = Held(model.weights(layout), whole, stored, CACHES[request.kv_cache])
-    planned = memory_of(model.facts, held, layout.parallel, limits)
-    embedded = Embedded.of(request, Processor.here()) if request.engine.backend == "torch" else None
-    more: tuple[Problem, ...] = ()
-    if embedded is not None:
-        memory = embedded.memory(model, request, layout, planned)
-        memory = with_pool(memory, embedded.pool_tokens(request, memory, limits))
-    else:
-        memory, more = _with_features(model, request, held, limits, planned)
-    typical = _typical(request.typical, limits)
-    result = replace(evaluation, memory=memory, held=held, typical=typical, embedded=embedded)
-    found, warnings = list(evaluation.problems), list(evaluation.warnings)
-    if memory.kv_tokens > 0:
-        found += [*_pool_problems(result, limits, typical, warnings), *more]
-    elif request.gpu is not None:
-        message = (
-            f"{_gb(memory.fullest.fixed)} of weights, activations and buffers a GPU leave no KV cache in the "
-            f"{_gb(request.gpu.memory)} of {request.gpu.name}"
-        )
-        found.append(Problem("memory", message, "Spread the model over more GPUs, or use a smaller format."))
-    warnings += _cache_warnings(model, request, layout.parallel)
-    return replace(result, problems=tuple(found), warnings=tuple(warnings))
-
-
-def _with_features(
-    model: Model, request: Request, held: Held, limits: Limits, memory: Memory
-) -> tuple[Memory, tuple[Problem, ...]]:
-    """TensorRT-LLM's memory: what features need, the KV pool in what is left, and adapters beside it."""
-    features, facts = request.engine.features, model.facts
-    if features.beyond_paging:
-        memory = with_features(memory, facts, held, limits, features, request.draft)
-    memory = with_pool(memory, _pool_tokens(request, memory, limits))
-    memory = with_adapter_cache(memory, facts, held, features, int(request.gpu.memory) if request.gpu else None)
-    return memory, tuple(cache_problems(memory, facts, held, features, limits))
-
-
-def _pool_tokens(request: Request, memory: Memory, limits: Limits) -> int:
-    """Tokens of the pool that the GPU has room for; without a GPU, of one that holds the requests at full length."""
-    block = limits.tokens_per_block
-    if request.gpu is None:
-        tokens = (request.concurrency or 1) * blocks_of(limits.max_seq_len + limits.spare_tokens, block) * block
-    else:
-        tokens = tokens_on(memory, int(request.gpu.memory), request.serving.kv_cache_fraction, block)
-    most = request.serving.kv_cache_tokens
-    return tokens if most is None else min(tokens, blocks_of(most, block) * block)
-
-
-def _pool_problems(evaluation: Evaluation, limits: Limits, typical: Workload, warnings: list[str]) -> Iterator[Problem]:
-    """A pool that is too small: for one request of full length, for the requests that are to run at once."""
-    request, memory = evaluation.request, evaluation.memory
-    assert memory is not None
-    if limits.max_seq_len + limits.spare_tokens > memory.kv_tokens:
-        message = (
-            f"the KV pool of {memory.kv_tokens} tokens does not hold one request of max_seq_len {limits.max_seq_len}"
-        )
-        if request.engine.max_seq_len is not None:
-            yield Problem("kv_pool", message, "Lower max_seq_len, or make room for a larger pool.")
-        else:
-            warnings.append(f"{message}, what the model is made for: such prompts are refused.")
-    fits = evaluation.typical_requests or 0
-    if fits == 0:
-        message = f"the KV pool of {memory.kv_tokens} tokens does not hold one request of {typical.length} tokens"
-        yield Problem("kv_pool", message, "Make room for a larger pool.")
-    elif request.concurrency is not None and request.concurrency > fits:
-        message = (
-            f"the KV pool of {memory.kv_tokens} tokens holds {fits} requests of {typical.length} tokens at once, "
-            f"not {request.concurrency}"
-        )
-        yield Problem("concurrency", message, "Lower --concurrency, or make room for a larger pool.")
-
-
-def _cache_warnings(model: Model, request: Request, parallel: Parallel) -> Iterator[str]:
-    kv_heads = model.facts.sizes.num_kv_heads
-    if parallel.tp > kv_heads:
-        yield f"{kv_heads} KV heads on tp {parallel.tp}: each is kept {parallel.tp // kv_heads} times."
-    biased = "qkv_bias" in model.facts.holding and "qk_norm" not in model.facts.holding
-    if request.kv_cache != "none" and biased:
-        yield (
-            f"an {request.kv_cache} KV cache loses accuracy with {model.family.name}'s attention biases (TensorRT-LLM "
-            "issue #4218): let the quality gate decide."
-        )
-
-
-def _typical(workload: Workload, limits: Limits) -> Workload:
-    """The workload cut to the engine's limits: the prompt first."""
-    output = max(1, min(workload.output, limits.max_seq_len // 2))
-    prompt = max(1, min(workload.prompt, limits.longest_prompt, limits.max_seq_len - output))
-    return Workload(prompt, output)
-
-
-def _gb(count: float) -> str:
-    return f"{count / 1e9:.1f} GB"
 
 
 _release = lru_cache(maxsize=None)(release)

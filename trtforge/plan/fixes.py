@@ -7,7 +7,8 @@ on. The fewest changes win, and among those the least intrusive.
 from dataclasses import dataclass
 
 from trtforge.plan.choices import candidates
-from trtforge.plan.evaluate import Evaluation, evaluate
+from trtforge.plan.evaluate import evaluate
+from trtforge.plan.evaluation import Evaluation
 from trtforge.plan.legality import Problem
 from trtforge.plan.model import Model
 from trtforge.plan.request import Change

@@ -8,7 +8,8 @@ from trtforge.core.dtypes import dtype_named
 from trtforge.core.parallel import Parallel
 from trtforge.plan import roofline as assumed
 from trtforge.plan.alternatives import Alternative, Goal, alternatives, fits_on
-from trtforge.plan.evaluate import Evaluation, evaluate
+from trtforge.plan.evaluate import evaluate
+from trtforge.plan.evaluation import Evaluation
 from trtforge.plan.fixes import Fix, fixes
 from trtforge.plan.formats import CACHES, WEIGHTS
 from trtforge.plan.kv import bytes_per_token

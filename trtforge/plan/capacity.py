@@ -1,0 +1,121 @@
+"""What a deployment keeps in memory and how many requests that leaves room for, on either engine."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from trtforge.core.dtypes import dtype_named
+from trtforge.core.parallel import Parallel
+from trtforge.core.processor import Processor
+from trtforge.models.plan import Layout
+from trtforge.plan.embedded import Embedded
+from trtforge.plan.evaluation import Evaluation
+from trtforge.plan.feature_memory import cache_problems, with_adapter_cache, with_features
+from trtforge.plan.formats import CACHES, WEIGHTS
+from trtforge.plan.kv import blocks_of
+from trtforge.plan.legality import Problem
+from trtforge.plan.limits import Limits
+from trtforge.plan.memory import Held, Memory, memory_of, tokens_on, with_pool
+from trtforge.plan.model import Model
+from trtforge.plan.request import Request
+from trtforge.plan.roofline import Workload
+from trtforge.plan.weights import Stored
+
+
+def with_memory(model: Model, evaluation: Evaluation, limits: Limits, layout: Layout) -> Evaluation:
+    """`evaluation` of a layout that can be, with its memory, and with the problems that follow from that."""
+    request = evaluation.request
+    itemsize = dtype_named(request.dtype).size
+    stored = Stored(WEIGHTS[request.quant], itemsize, request.group_size)
+    whole = model.whole(request.dtype, layout.exclude_modules)
+    held = Held(model.weights(layout), whole, stored, CACHES[request.kv_cache])
+    planned = memory_of(model.facts, held, layout.parallel, limits)
+    embedded = Embedded.of(request, Processor.here()) if request.engine.backend == "torch" else None
+    more: tuple[Problem, ...] = ()
+    if embedded is not None:
+        memory = embedded.memory(model, request, layout, planned)
+        memory = with_pool(memory, embedded.pool_tokens(request, memory, limits))
+    else:
+        memory, more = _with_features(model, request, held, limits, planned)
+    typical = _typical(request.typical, limits)
+    result = replace(evaluation, memory=memory, held=held, typical=typical, embedded=embedded)
+    found, warnings = list(evaluation.problems), list(evaluation.warnings)
+    if memory.kv_tokens > 0:
+        found += [*_pool_problems(result, limits, typical, warnings), *more]
+    elif request.gpu is not None:
+        message = (
+            f"{_gb(memory.fullest.fixed)} of weights, activations and buffers a GPU leave no KV cache in the "
+            f"{_gb(request.gpu.memory)} of {request.gpu.name}"
+        )
+        found.append(Problem("memory", message, "Spread the model over more GPUs, or use a smaller format."))
+    warnings += _cache_warnings(model, request, layout.parallel)
+    return replace(result, problems=tuple(found), warnings=tuple(warnings))
+
+
+def _with_features(
+    model: Model, request: Request, held: Held, limits: Limits, memory: Memory
+) -> tuple[Memory, tuple[Problem, ...]]:
+    """TensorRT-LLM's memory: what features need, the KV pool in what is left, and adapters beside it."""
+    features, facts = request.engine.features, model.facts
+    if features.beyond_paging:
+        memory = with_features(memory, facts, held, limits, features, request.draft)
+    memory = with_pool(memory, _pool_tokens(request, memory, limits))
+    memory = with_adapter_cache(memory, facts, held, features, int(request.gpu.memory) if request.gpu else None)
+    return memory, tuple(cache_problems(memory, facts, held, features, limits))
+
+
+def _pool_tokens(request: Request, memory: Memory, limits: Limits) -> int:
+    """Tokens of the pool that the GPU has room for; without a GPU, of one that holds the requests at full length."""
+    block = limits.tokens_per_block
+    if request.gpu is None:
+        tokens = (request.concurrency or 1) * blocks_of(limits.max_seq_len + limits.spare_tokens, block) * block
+    else:
+        tokens = tokens_on(memory, int(request.gpu.memory), request.serving.kv_cache_fraction, block)
+    most = request.serving.kv_cache_tokens
+    return tokens if most is None else min(tokens, blocks_of(most, block) * block)
+
+
+def _pool_problems(evaluation: Evaluation, limits: Limits, typical: Workload, warnings: list[str]) -> Iterator[Problem]:
+    """A pool that is too small: for one request of full length, for the requests that are to run at once."""
+    request, memory = evaluation.request, evaluation.memory
+    assert memory is not None
+    if limits.max_seq_len + limits.spare_tokens > memory.kv_tokens:
+        message = (
+            f"the KV pool of {memory.kv_tokens} tokens does not hold one request of max_seq_len {limits.max_seq_len}"
+        )
+        if request.engine.max_seq_len is not None:
+            yield Problem("kv_pool", message, "Lower max_seq_len, or make room for a larger pool.")
+        else:
+            warnings.append(f"{message}, what the model is made for: such prompts are refused.")
+    fits = evaluation.typical_requests or 0
+    if fits == 0:
+        message = f"the KV pool of {memory.kv_tokens} tokens does not hold one request of {typical.length} tokens"
+        yield Problem("kv_pool", message, "Make room for a larger pool.")
+    elif request.concurrency is not None and request.concurrency > fits:
+        message = (
+            f"the KV pool of {memory.kv_tokens} tokens holds {fits} requests of {typical.length} tokens at once, "
+            f"not {request.concurrency}"
+        )
+        yield Problem("concurrency", message, "Lower --concurrency, or make room for a larger pool.")
+
+
+def _cache_warnings(model: Model, request: Request, parallel: Parallel) -> Iterator[str]:
+    kv_heads = model.facts.sizes.num_kv_heads
+    if parallel.tp > kv_heads:
+        yield f"{kv_heads} KV heads on tp {parallel.tp}: each is kept {parallel.tp // kv_heads} times."
+    biased = "qkv_bias" in model.facts.holding and "qk_norm" not in model.facts.holding
+    if request.kv_cache != "none" and biased:
+        yield (
+            f"an {request.kv_cache} KV cache loses accuracy with {model.family.name}'s attention biases (TensorRT-LLM "
+            "issue #4218): let the quality gate decide."
+        )
+
+
+def _typical(workload: Workload, limits: Limits) -> Workload:
+    """The workload cut to the engine's limits: the prompt first."""
+    output = max(1, min(workload.output, limits.max_seq_len // 2))
+    prompt = max(1, min(workload.prompt, limits.longest_prompt, limits.max_seq_len - output))
+    return Workload(prompt, output)
+
+
+def _gb(count: float) -> str:
+    return f"{count / 1e9:.1f} GB"

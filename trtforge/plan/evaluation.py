@@ -1,0 +1,64 @@
+"""What is known of one request for a deployment once it was judged."""
+
+from dataclasses import dataclass
+
+from trtforge.plan.embedded import Embedded
+from trtforge.plan.kv import requests_that_fit
+from trtforge.plan.legality import Problem
+from trtforge.plan.limits import Limits
+from trtforge.plan.memory import Held, Memory
+from trtforge.plan.model import Model
+from trtforge.plan.request import Request
+from trtforge.plan.roofline import Roofline, Workload
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What is known of a request. `memory` is None where the layout itself cannot be, `limits` where they cannot.
+
+    `typical`: the typical request, cut to what the engine takes. `embedded`: how the embedded engine computes, where
+    that is the backend.
+    """
+
+    request: Request
+    problems: tuple[Problem, ...]
+    warnings: tuple[str, ...]
+    limits: Limits | None = None
+    memory: Memory | None = None
+    held: Held | None = None
+    typical: Workload | None = None
+    embedded: Embedded | None = None
+
+    @property
+    def legal(self) -> bool:
+        """Whether there is no reason against it."""
+        return not self.problems
+
+    @property
+    def full_length_requests(self) -> int | None:
+        """Requests of max_seq_len tokens that the KV pool holds at once."""
+        return self._requests(self.limits.max_seq_len) if self.limits else None
+
+    @property
+    def typical_requests(self) -> int | None:
+        """Requests of typical length that the KV pool holds at once."""
+        return self._requests(self.typical.length) if self.typical else None
+
+    @property
+    def longest_prompt(self) -> int | None:
+        """Tokens of the longest prompt: it must leave room for an answer in the engine and in the KV pool."""
+        if self.limits is None or self.memory is None:
+            return None if self.limits is None else self.limits.longest_prompt
+        return max(0, min(self.limits.longest_prompt, self.memory.kv_tokens - 1))
+
+    def roofline(self, model: Model) -> Roofline | None:
+        """The time model, where there is a GPU and it is legal."""
+        gpu = self.request.gpu
+        if not self.legal or gpu is None or self.held is None or self.limits is None or self.memory is None:
+            return None
+        return Roofline(model.facts, self.held, self.memory.parallel, gpu, self.limits.max_num_tokens)
+
+    def _requests(self, length: int) -> int | None:
+        if self.limits is None or self.memory is None:
+            return None
+        return requests_that_fit(self.memory.kv_tokens, length + self.limits.spare_tokens, self.limits.tokens_per_block)
