@@ -5,11 +5,12 @@ the peak of the whole process in bytes. KIND: forward, fp8, int4_awq, modelopt_f
 """
 
 import json
-import resource
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+from trtforge.core.usage import peak_memory
 
 BATCH = 8
 
@@ -21,7 +22,7 @@ def main() -> None:
     start = time.perf_counter()
     run()
     seconds = time.perf_counter() - start
-    print(json.dumps({"seconds": seconds, "rss": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}))
+    print(json.dumps({"seconds": seconds, "rss": peak_memory()}))
 
 
 def _ours(kind: str, model: Path, ids: Path, out: Path) -> Callable[[], object]:

@@ -14,12 +14,13 @@ from trtforge.formats.calibration import open_calibration
 LAYERS = 27
 LIMIT = 800_000_000
 MEASURED = """
-import resource, sys
+import sys
 from trtforge.cli.app import main
+from trtforge.core.usage import peak_memory
 try:
     main()
 finally:
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, file=sys.stderr)
+    print(peak_memory(), file=sys.stderr)
 """
 
 

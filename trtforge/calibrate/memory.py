@@ -1,11 +1,9 @@
 """How many bytes of hidden states may stay in memory, so that the whole process stays under a limit."""
 
-import resource
-import sys
-
 import torch
 
 from trtforge.core.errors import ForgeError
+from trtforge.core.usage import peak_memory
 from trtforge.formats.hf import HfCheckpoint
 from trtforge.models.family import Facts, Family
 from trtforge.plan.peaks import layer_working_set
@@ -14,7 +12,7 @@ from trtforge.plan.peaks import layer_working_set
 def hidden_budget(limit: int, checkpoint: HfCheckpoint, family: Family, facts: Facts, dtype: torch.dtype) -> int:
     """Bytes of hidden states under `limit` bytes for the process. Raises ForgeError where a layer alone needs more."""
     layer = largest_layer(checkpoint, family, facts) * dtype.itemsize
-    needed = _used() + layer_working_set(layer)
+    needed = peak_memory() + layer_working_set(layer)
     if needed > limit:
         raise ForgeError(
             f"--memory {limit:,}: one layer at a time needs {needed:,} bytes",
@@ -32,9 +30,3 @@ def largest_layer(checkpoint: HfCheckpoint, family: Family, facts: Facts) -> int
         if rest != name and index.isdigit():
             totals[int(index)] += stored.spec.nbytes // stored.spec.dtype.size
     return max(totals)
-
-
-def _used() -> int:
-    """Largest resident set of this process so far, in bytes."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak << 10
