@@ -7,7 +7,8 @@ from pathlib import Path
 
 from trtforge import __version__
 from trtforge.compile.llmapi import LlmapiPlan
-from trtforge.compile.stage import CompileOptions, compile_planned, plan_engine
+from trtforge.compile.llmapi_engine import write_llmapi_engine
+from trtforge.compile.stage import CompileOptions, plan_engine
 from trtforge.core.artifact import Produced, produce
 from trtforge.core.digest import text_digest
 from trtforge.core.errors import ForgeError
@@ -50,7 +51,7 @@ def run_migration(
     _require_same_model(settings, options.checkpoint)
     plan = _plan(found, options, out)
     found.args = plan.args
-    return found, compile_planned(plan, options.checkpoint, out, force=force, progress=progress)
+    return found, write_llmapi_engine(plan, options.checkpoint, out, force=force, progress=progress)
 
 
 def _plan(found: Migration, options: MigrateOptions, out: Path) -> LlmapiPlan:

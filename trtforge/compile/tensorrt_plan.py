@@ -1,0 +1,102 @@
+"""What a TensorRT-LLM build will be: its configuration, where it goes on, and what is started there."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trtforge.compile import tensorrt_llm
+from trtforge.compile.build_config import BuildPlan, build_config, in_flight_batching
+from trtforge.compile.engine_build import build_config_of, rank_directory
+from trtforge.compile.machine import Machine
+from trtforge.compile.place import Container, Place, chosen_gpus, lanes
+from trtforge.compile.places import chosen_place
+from trtforge.core.artifact import partial_directory
+from trtforge.core.recipe import EngineConfig
+from trtforge.formats.releases import release
+from trtforge.formats.trtllm import CheckpointConfig
+from trtforge.plan.limits import Limits
+from trtforge.plan.runtime_keys import runtime_keys
+
+
+@dataclass(frozen=True)
+class TensorRTPlan:
+    """A TensorRT-LLM build: its configuration, where it goes on, and the commands of TensorRT-LLM's own program."""
+
+    build: BuildPlan
+    commands: tuple[tensorrt_llm.RankCommand, ...]
+    container: tuple[str, ...]
+    image: str
+    place: Place
+    checkpoint: Path
+    out: Path
+    workers: int
+
+    def as_json(self) -> dict[str, Any]:
+        """What --dry-run prints."""
+        return {
+            "backend": "tensorrt_llm",
+            "tensorrt_llm": self.build.release.version,
+            "build_config": build_config_of(self.build),
+            "features": self.build.features.model_dump(mode="json", exclude_none=True),
+            "runtime_keys": {key.key: key.value for key in runtime_keys(self.build.features)},
+            "in_flight_batching": in_flight_batching(self.build),
+            "longest_prompt": self.build.limits.longest_prompt,
+            "ranks": [{"rank": c.rank, "command": list(c.argv), "writes": list(c.writes)} for c in self.commands],
+            "one_run_builds_all_ranks": True,
+            "place": self.place.name,
+            "runs": self._runs(),
+            "image": self.image,
+            "container_command": list(self.container),
+            "warnings": list(self.build.warnings),
+            "notes": list(self.build.notes),
+        }
+
+    def _runs(self) -> list[dict[str, Any]]:
+        """What trtforge itself starts for each rank, if the GPUs are those of CUDA_VISIBLE_DEVICES, or enough."""
+        ranks = range(len(self.commands))
+        gpus = chosen_gpus(os.environ) or tuple(map(str, ranks))
+        partial = partial_directory(self.out)
+        runs = []
+        for gpu, dealt in lanes(ranks, gpus, self.workers):
+            for rank in dealt:
+                directory = rank_directory(partial, rank)
+                run = self.place.rank(rank, gpu, self.checkpoint, directory)
+                runs.append(
+                    {
+                        "rank": rank,
+                        "gpu": gpu,
+                        "directory": str(directory),
+                        "environment": dict(run.environment),
+                        "command": list(run.argv),
+                    }
+                )
+        return sorted(runs, key=lambda run: run["rank"])
+
+
+def tensorrt_plan(
+    model: CheckpointConfig,
+    config: EngineConfig,
+    limits: Limits,
+    checkpoint: Path,
+    out: Path,
+    workers: int,
+    container: str | None,
+    machine: Machine,
+) -> TensorRTPlan:
+    """The plan of a build on `machine`. Raises ForgeError for what the target release is known to refuse."""
+    target = release(config.target.tensorrt_llm)
+    plan = build_config(model, config, limits, target)
+    commands = tensorrt_llm.commands(checkpoint, out, plan, model.parallel.world_size, workers)
+    place = chosen_place(container, target, machine, out)
+    image = place.image if isinstance(place, Container) else tensorrt_llm.image_for(target)
+    return TensorRTPlan(
+        build=plan,
+        commands=commands,
+        container=tensorrt_llm.in_container(commands[0], checkpoint, out, image),
+        image=image,
+        place=place,
+        checkpoint=checkpoint,
+        out=out,
+        workers=workers,
+    )

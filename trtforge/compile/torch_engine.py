@@ -1,0 +1,49 @@
+"""An engine of the embedded runtime, built: a checkpoint's rank files packed for the device's kernels."""
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from trtforge import __version__
+from trtforge.compile.about import about_engine
+from trtforge.compile.torch import TorchPlan, build_rank
+from trtforge.core.artifact import Produced, produce
+from trtforge.core.cache import cache_for
+from trtforge.core.manifest import FileRecord, Identity
+from trtforge.core.progress import Progress
+from trtforge.formats.hf import TOKENIZER_DIRECTORY
+from trtforge.formats.trtllm import CONFIG_FILE, rank_file
+
+
+def build_torch_engine(
+    plan: TorchPlan, checkpoint: Path, digest: str, target: str, out: Path, *, force: bool, progress: Progress
+) -> Produced:
+    """Build the engine of `checkpoint`, whose manifest has `digest`, or find it at `out`.
+
+    `target`: the TensorRT-LLM release whose schema config.json has.
+    """
+    identity = Identity(
+        stage="engine",
+        config=plan.identity() | {"target": target},
+        inputs={"checkpoint": digest},
+        versions={"trtforge": __version__, "torch": _torch_version()},
+    )
+
+    def write(directory: Path) -> Mapping[str, FileRecord]:
+        (directory / CONFIG_FILE).write_text(plan.config_json(target=target))
+        if (checkpoint / TOKENIZER_DIRECTORY).is_dir():  # so that it can be packaged without the model's directory
+            shutil.copytree(checkpoint / TOKENIZER_DIRECTORY, directory / TOKENIZER_DIRECTORY)
+        ranks = plan.model.parallel.ranks
+        with progress.bar("Compiling", len(ranks), "ranks") as bar:
+            for rank in ranks:
+                build_rank(plan, checkpoint, rank.index, directory / rank_file(rank.index))
+                bar.advance(1)
+        return {}
+
+    return produce(out, identity, write, force=force, cache=cache_for(about_engine(plan.model, "torch")))
+
+
+def _torch_version() -> str:
+    import torch
+
+    return str(torch.__version__)
