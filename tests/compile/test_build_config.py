@@ -255,3 +255,27 @@ def test_in_flight_batching_needs_the_plugin_packed_input_and_a_paged_cache() ->
     assert not in_flight_batching(replace(found, kv_cache_type="CONTINUOUS"))
     assert not in_flight_batching(replace(found, plugins=replace(found.plugins, gpt_attention_plugin=None)))
     assert not in_flight_batching(replace(found, plugins=replace(found.plugins, remove_input_padding=False)))
+
+
+def leaving_out(*modules: str, kv_cache: str | None) -> CheckpointConfig:
+    """An FP8 model in which some linear layers stay as they are."""
+    checkpoint = llama("FP8", kv_cache)
+    quantization = checkpoint.quantization.model_copy(update={"exclude_modules": ["*lm_head", *modules]})
+    return checkpoint.model_copy(update={"quantization": quantization})
+
+
+def test_fp8_attention_needs_the_scale_of_its_output() -> None:
+    dense = "transformer.layers.1.attention.dense"
+    with pytest.raises(ForgeError, match=r"attention\.dense is not quantised in some layers: with an FP8 KV cache"):
+        plan("1.2.1", leaving_out(dense, kv_cache="FP8"))
+    without = {"features": {"kv_reuse": False, "chunked_context": False}}
+    assert not plugins("1.2.1", leaving_out(dense, kv_cache="FP8"), **without)["use_fp8_context_fmha"]
+    assert not plugins("1.2.1", leaving_out(dense, kv_cache=None))["use_fp8_context_fmha"]
+    assert plugins("1.2.1", leaving_out("transformer.layers.1.mlp.proj", kv_cache="FP8"))["use_fp8_context_fmha"]
+
+
+def test_the_fused_mlp_needs_the_scales_of_its_halves() -> None:
+    halves = ("transformer.layers.0.mlp.fc", "transformer.layers.0.mlp.gate")
+    assert not plugins("1.2.1", leaving_out(*halves, kv_cache="FP8"))["use_fused_mlp"]
+    assert plan("1.2.1", leaving_out(*halves, kv_cache="FP8")).notes[-1].startswith("use_fused_mlp is off: it takes")
+    assert plugins("1.2.1", leaving_out("transformer.layers.0.mlp.proj", kv_cache="FP8"))["use_fused_mlp"]

@@ -7,6 +7,7 @@ switch something off without a word, the plan says so, or refuses if the recipe 
 from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import asdict, dataclass
+from fnmatch import fnmatchcase
 
 from pydantic import JsonValue
 
@@ -128,17 +129,20 @@ def build_config(checkpoint: CheckpointConfig, engine: EngineConfig, limits: Lim
     notes = feature_notes(engine.features, features, limits)
     paged = features.kv_reuse or features.chunked_context or features.eagle is not None
     gemm_plugin = _GEMM_PLUGIN.get(algorithm, "auto") if algorithm else "auto"
+    partly_plain = algorithm is not None and _leaves_out(checkpoint, "mlp.fc", "mlp.gate")
     plugins = PluginPlan(
         dtype=checkpoint.dtype,
         gemm_plugin=gemm_plugin if features.weights_on_gpu == 1 else None,
         tokens_per_block=limits.tokens_per_block,
         use_paged_context_fmha=paged,
         use_fp8_context_fmha=_fp8_context_fmha(checkpoint, release, paged, notes),
-        use_fused_mlp=algorithm in _FUSED_MLP,
+        use_fused_mlp=algorithm in _FUSED_MLP and not partly_plain,
         lora_plugin="auto" if features.lora is not None else None,
         multiple_profiles=features.multiple_profiles,
     )
-    if not plugins.use_fused_mlp:
+    if partly_plain:
+        notes.append("use_fused_mlp is off: it takes the scales of mlp.fc and mlp.gate, which some layers do not have.")
+    elif not plugins.use_fused_mlp:
         notes.append(f"use_fused_mlp is off: TensorRT-LLM fuses the MLP only unquantised or in FP8, not {algorithm}.")
     return BuildPlan(
         release=release,
@@ -205,6 +209,8 @@ def _fp8_context_fmha(checkpoint: CheckpointConfig, release: Release, paged: boo
         if default:
             notes.append("use_fp8_context_fmha is off: it is for FP8 models.")
         return False
+    if _leaves_out(checkpoint, "attention.dense"):
+        return _without_dense(paged and quantization.kv_cache_quant_algo == "FP8", notes)
     if not paged:
         return default
     if quantization.kv_cache_quant_algo == "FP8":
@@ -214,6 +220,26 @@ def _fp8_context_fmha(checkpoint: CheckpointConfig, release: Release, paged: boo
         "use_fp8_context_fmha is off: with paged context it needs an FP8 KV cache (quantization.kv_cache: fp8)."
     )
     return False
+
+
+def _without_dense(forced: bool, notes: list[str]) -> bool:
+    """FP8 attention scales its output for attention.dense (`set_fp8_context_fhma`, models/modeling_utils.py)."""
+    if forced:
+        raise ForgeError(
+            "attention.dense is not quantised in some layers: with an FP8 KV cache and paged context TensorRT-LLM "
+            "computes attention in FP8, which takes that layer's input scale",
+            hint="Quantise it (exclude_modules without o_proj), use quantization.kv_cache: none, or set "
+            "engine.features.kv_reuse and chunked_context to false.",
+        )
+    notes.append("use_fp8_context_fmha is off: it takes attention.dense's input scale, which some layers do not have.")
+    return False
+
+
+def _leaves_out(checkpoint: CheckpointConfig, *modules: str) -> bool:
+    """Whether a layer's module is among the checkpoint's exceptions."""
+    names = [f"transformer.layers.{layer}.{name}" for layer in range(checkpoint.num_hidden_layers) for name in modules]
+    patterns = checkpoint.quantization.exclude_modules or ()
+    return any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
 
 
 def _filled(release: Release, section: Section, decided: dict[str, JsonValue]) -> dict[str, JsonValue]:
