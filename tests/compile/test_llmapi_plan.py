@@ -298,3 +298,22 @@ def test_every_argument_is_in_the_releases_table() -> None:
     assert unset == []
     for version in ("1.2.1", "1.3.0"):
         require_llm_api(version, full)
+
+
+def test_it_builds_in_no_container() -> None:
+    config, options = engine(backend="llmapi"), CompileOptions(container="image")
+    with pytest.raises(ForgeError, match="the llmapi backend builds in no container"):
+        plan_for(llama(), config, NOWHERE, NOWHERE, options)
+    with pytest.raises(ForgeError, match="the llmapi backend builds in no container") as caught:
+        plan_engine(config, DEMO_MODEL, NOWHERE, options)
+    assert caught.value.hint == "Add --backend tensorrt_llm, or leave it out."
+
+
+def test_excluded_linears_are_copies(models: Models) -> None:
+    left = ("model.layers.1.mlp.gate_proj", "model.layers.1.mlp.up_proj", "model.layers.0.self_attn.o_proj")
+    written = models.engine("llama", "int4_awq", exclude_modules=left)
+    found, source = tensors_of(written), tensors_of(models.source("llama"))
+    for name in (*(f"{module}.weight" for module in left), "model.layers.1.post_attention_layernorm.weight"):
+        assert torch.equal(found[name], source[name])
+    described = json.loads((written / "hf_quant_config.json").read_text())["quantization"]
+    assert set(left) <= set(described["exclude_modules"])

@@ -50,6 +50,7 @@ def plan_engine(
 ) -> EnginePlan:
     """What `compile_engine` would do for the checkpoint directory, from its config.json alone."""
     if config.backend == "llmapi" and is_hugging_face(checkpoint):
+        _require_no_container(options, "llmapi")
         return llmapi.plan_for_hugging_face(checkpoint, options.parallel or Parallel(), config)
     _require_own_layout(options)
     return plan_for(read_checkpoint_config(checkpoint), config, checkpoint, out, options, machine=machine)
@@ -70,17 +71,14 @@ def plan_for(
     """
     gpu = gpu_named(config.target.gpu) if config.target.gpu is not None else None
     if config.backend == "llmapi":
+        _require_no_container(options, "llmapi")
         if gpu is not None:
             require_formats(gpu, model.quantization)
         return llmapi.plan_for_checkpoint(model, config)
     limits = _limits(model, config)
     machine = machine or this_machine()
     if backend_of(config, machine) == "torch":
-        if options.container not in (None, NO_CONTAINER):
-            raise ForgeError(
-                "--container: the torch backend builds in no container",
-                hint="Add --backend tensorrt_llm, or leave it out.",
-            )
+        _require_no_container(options, "torch")
         return torch_plan(model, config, limits)
     if gpu is not None:
         require_formats(gpu, model.quantization)
@@ -131,6 +129,14 @@ def _require_own_layout(options: CompileOptions) -> None:
         raise UsageError(
             "--tp, --pp and --ep are of a Hugging Face directory that backend llmapi runs; a checkpoint has its layout",
             hint="Leave them out, or convert to another layout.",
+        )
+
+
+def _require_no_container(options: CompileOptions, backend: str) -> None:
+    if options.container not in (None, NO_CONTAINER):
+        raise ForgeError(
+            f"--container: the {backend} backend builds in no container",
+            hint="Add --backend tensorrt_llm, or leave it out.",
         )
 
 
