@@ -21,6 +21,7 @@ from trtforge.lock import (
     LockedModel,
     differences,
     pinned,
+    pinned_image,
     read_locked,
     require_locked,
     write_locked,
@@ -47,6 +48,9 @@ def recipe(**model: str) -> Recipe:
     """A recipe for TensorRT-LLM, of a hub model."""
     values = {"source": "meta-llama/Llama-3.1-8B"} | model
     return Recipe.parse({"name": "llama", "model": values, "engine": {"backend": "tensorrt_llm"}}, "test")
+
+
+NO_DOCKER = Host(environment={"PATH": ""})
 
 
 @pytest.fixture
@@ -124,7 +128,7 @@ def test_without_docker_the_digest_of_the_image_stays_open(hub: dict[str, str], 
     def fail(command: Sequence[str], timeout: float) -> str:
         raise RunError("No such image")
 
-    for host in (Host(environment={"PATH": ""}), Host(environment=docker.environment, run=fail)):
+    for host in (NO_DOCKER, Host(environment=docker.environment, run=fail)):
         found = what_is_used(recipe(), tmp_path / "forge.lock", host=host)
         assert (found.engine.image, found.engine.image_digest) == (IMAGE, None)
         assert differences(found, LOCKED.model_copy(update={"versions": found.versions})) == ()
@@ -133,9 +137,9 @@ def test_without_docker_the_digest_of_the_image_stays_open(hub: dict[str, str], 
 def test_image_that_the_build_pulled_is_locked_with_its_digest(
     hub: dict[str, str], docker: Host, tmp_path: Path
 ) -> None:
-    before = what_is_used(recipe(), tmp_path / "forge.lock", host=Host(environment={"PATH": ""}))
+    before = what_is_used(recipe(), tmp_path / "forge.lock", host=NO_DOCKER)
     hub["main"] = LATER
-    after = with_image(before, recipe(), docker)
+    after = with_image(before, recipe(), host=docker)
     assert (before.engine.image_digest, after.engine.image_digest) == (None, "sha256:aa")
     assert after.model == before.model, "what was built, not what the branch has become since"
 
@@ -143,16 +147,33 @@ def test_image_that_the_build_pulled_is_locked_with_its_digest(
 def test_installed_tensorrt_llm_is_what_builds(
     hub: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    offers = EngineTarget(tensorrt_llm="1.2.0", tensorrt="10.14.1.48", cuda="13.1")
+    offers = EngineTarget(tensorrt_llm="1.2.1", tensorrt="10.14.1.48", cuda="13.1")
     monkeypatch.setattr(lock_facts, "installed", lambda: Place("this machine", offers))
     found = what_is_used(recipe(), tmp_path / "forge.lock").engine
-    assert found == LockedEngine(backend="tensorrt_llm", tensorrt_llm="1.2.0", tensorrt="10.14.1.48", cuda="13.1")
+    assert found == LockedEngine(backend="tensorrt_llm", tensorrt_llm="1.2.1", tensorrt="10.14.1.48", cuda="13.1")
+
+
+def test_image_that_is_asked_for_is_locked(hub: dict[str, str], tmp_path: Path) -> None:
+    """Of one that nobody knows, the release that the recipe asks for is all that is known."""
+    found = what_is_used(recipe(), tmp_path / "forge.lock", container="mine/builder:3", host=NO_DOCKER).engine
+    assert (found.image, found.tensorrt_llm, found.tensorrt) == ("mine/builder:3", "1.2.1", None)
+    said = list(map(str, differences(LOCKED, LOCKED.model_copy(update={"engine": found}))))
+    assert f"engine.image: locked {IMAGE}, found mine/builder:3" in said
+
+
+def test_locked_image_is_taken_by_its_content() -> None:
+    engine = LOCKED.engine
+    assert pinned_image(LOCKED, LOCKED) == f"{IMAGE.rpartition(':')[0]}@sha256:aa"
+    open_digest = LOCKED.model_copy(update={"engine": engine.model_copy(update={"image_digest": None})})
+    assert pinned_image(open_digest, LOCKED) is None
+    elsewhere = LOCKED.model_copy(update={"engine": engine.model_copy(update={"image": "mine/builder:3"})})
+    assert pinned_image(LOCKED, elsewhere) is None
 
 
 def test_the_locked_commit_is_taken_when_the_branch_moved(hub: dict[str, str], docker: Host, tmp_path: Path) -> None:
     hub["main"] = LATER
     assert pinned(recipe(), LOCKED).model.revision == COMMIT
-    found = what_is_used(recipe(), tmp_path / "forge.lock", LOCKED, docker)
+    found = what_is_used(recipe(), tmp_path / "forge.lock", LOCKED, host=docker)
     assert found.model == LOCKED.model
     assert what_is_used(recipe(), tmp_path / "forge.lock", host=docker).model.commit == LATER
 

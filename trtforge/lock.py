@@ -94,6 +94,14 @@ def pinned(recipe: Recipe, locked: LockedBuild) -> Recipe:
     return recipe.model_copy(update={"model": model.model_copy(update={"revision": locked.model.commit})})
 
 
+def pinned_image(locked: LockedBuild, found: LockedBuild) -> str | None:
+    """The locked image by its content, where a build is to use that image and the lock knows the content."""
+    image, digest = locked.engine.image, locked.engine.image_digest
+    if image is None or digest is None or found.engine.image != image:
+        return None
+    return f"{image.rpartition(':')[0]}@{digest}"
+
+
 def differences(locked: LockedBuild, found: LockedBuild) -> tuple[Difference, ...]:
     """Where `found` is not what is locked.
 

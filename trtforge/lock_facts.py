@@ -6,6 +6,9 @@ from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from trtforge.compile.machine import Machine
+from trtforge.compile.place import Container
+from trtforge.compile.places import chosen_place
 from trtforge.compile.stage import backend_of
 from trtforge.core.digest import file_digest, text_digest
 from trtforge.core.recipe import Recipe
@@ -22,23 +25,32 @@ _DOCKER_TIMEOUT = 10.0
 
 
 def what_is_used(
-    recipe: Recipe, lock: Path, locked: LockedBuild | None = None, host: Host | None = None
+    recipe: Recipe,
+    lock: Path,
+    locked: LockedBuild | None = None,
+    *,
+    container: str | None = None,
+    host: Host | None = None,
 ) -> LockedBuild:
     """What a build of `recipe` uses now, at the locked commit if there is one. `lock`: the file it is written to.
+
+    `container`: where the engine is to be built, as `trtforge build --container` takes it.
 
     Reads a local model once for its digest; of a hub model it fetches the configuration only.
     """
     return LockedBuild(
         model=_model(recipe, lock, locked),
         data=_data(recipe),
-        engine=_engine(recipe, host or Host()),
+        engine=_engine(recipe, container, host or Host()),
         versions={"python": platform.python_version()} | dict(_versions()),
     )
 
 
-def with_image(used: LockedBuild, recipe: Recipe, host: Host | None = None) -> LockedBuild:
+def with_image(
+    used: LockedBuild, recipe: Recipe, container: str | None = None, host: Host | None = None
+) -> LockedBuild:
     """The same after the build: an image that was pulled for it has a digest now."""
-    return used.model_copy(update={"engine": _engine(recipe, host or Host())})
+    return used.model_copy(update={"engine": _engine(recipe, container, host or Host())})
 
 
 def _model(recipe: Recipe, lock: Path, locked: LockedBuild | None) -> LockedModel:
@@ -64,24 +76,22 @@ def _data(recipe: Recipe) -> dict[str, str]:
     return {purpose: file_digest(Path(name)) for purpose, name in named.items() if Path(name).is_file()}
 
 
-def _engine(recipe: Recipe, host: Host) -> LockedEngine:
+def _engine(recipe: Recipe, container: str | None, host: Host) -> LockedEngine:
     backend = backend_of(recipe.engine)
     if backend != "tensorrt_llm":
         return LockedEngine(backend=backend)
-    here = installed().offers
-    if here.tensorrt_llm is not None:
+    wanted, here = release(recipe.engine.target.tensorrt_llm), installed().offers
+    place = chosen_place(container, wanted, Machine(tensorrt_llm=here.tensorrt_llm), Path())
+    if not isinstance(place, Container):
         return LockedEngine(backend=backend, tensorrt_llm=here.tensorrt_llm, tensorrt=here.tensorrt, cuda=here.cuda)
-    wanted = release(recipe.engine.target.tensorrt_llm)
-    containers = containers_of(wanted)
-    if not containers:
-        return LockedEngine(backend=backend, tensorrt_llm=wanted.version)
+    carried = next((known for known in containers_of(wanted) if known.image == place.image), None)
     return LockedEngine(
         backend=backend,
-        tensorrt_llm=containers[0].tensorrt_llm,
-        tensorrt=containers[0].tensorrt,
-        cuda=containers[0].cuda,
-        image=containers[0].image,
-        image_digest=_image_digest(containers[0].image, host),
+        tensorrt_llm=carried.tensorrt_llm if carried else wanted.version,
+        tensorrt=carried.tensorrt if carried else None,
+        cuda=carried.cuda if carried else None,
+        image=place.image,
+        image_digest=_image_digest(place.image, host),
     )
 
 

@@ -65,11 +65,14 @@ def build(
         )
     chosen = load_recipe(find(recipe), tuple(set_ or ()))
     lock_file = lock or (Path(recipe).parent if Path(recipe).is_file() else Path()) / FILE_NAME
-    used = what_is_used(chosen, lock_file) if update_lock else None
-    chosen = pinned(chosen, used) if used is not None else as_locked(chosen, lock_file, strict=locked)
+    used = what_is_used(chosen, lock_file, container=container) if update_lock else None
+    if used is not None:
+        chosen, image = pinned(chosen, used), container
+    else:
+        chosen, image = as_locked(chosen, lock_file, container, strict=locked)
     paths = Paths(out or Path("build") / chosen.name)
     stages = selected(chosen, _stage(first, "--from"), _stage(last, "--to"))
-    options = CompileOptions(workers=workers, container=container)
+    options = CompileOptions(workers=workers, container=image)
     if dry_run:
         from trtforge.dry_run import dry_run as plan
 
@@ -84,7 +87,7 @@ def build(
             show.as_json(error.report.as_json())
         raise
     if used is not None:
-        write_locked(lock_file, chosen.name, with_image(used, chosen))
+        write_locked(lock_file, chosen.name, with_image(used, chosen, container))
         log.print(f"{lock_file} locks {chosen.name}")
     if json:
         show.as_json(report.as_json())
@@ -92,22 +95,25 @@ def build(
         _show(report)
 
 
-def as_locked(recipe: "Recipe", lock_file: Path, *, strict: bool) -> "Recipe":
-    """The recipe at the locked commit. What else differs from the lock is a warning; `strict`: raises ForgeError."""
-    from trtforge.lock import differences, pinned, read_locked, require_locked
+def as_locked(recipe: "Recipe", lock_file: Path, container: str | None, *, strict: bool) -> "tuple[Recipe, str | None]":
+    """The recipe at the locked commit, and the container by its locked content where the lock knows that.
+
+    What else differs from the lock is a warning; `strict`: raises ForgeError.
+    """
+    from trtforge.lock import differences, pinned, pinned_image, read_locked, require_locked
     from trtforge.lock_facts import what_is_used
 
     locked = read_locked(lock_file, recipe.name)
     if locked is None and not strict:
-        return recipe
-    found = what_is_used(recipe, lock_file, locked)
+        return recipe, container
+    found = what_is_used(recipe, lock_file, locked, container=container)
     if strict:
         require_locked(lock_file, recipe.name, locked, found)
     if locked is None:
-        return recipe
+        return recipe, container
     for difference in differences(locked, found):
         show.warning(f"{lock_file}: {difference}")
-    return pinned(recipe, locked)
+    return pinned(recipe, locked), pinned_image(locked, found) or container
 
 
 def _stage(name: str, option: str) -> "StageName":
