@@ -35,6 +35,7 @@ def main() -> None:
     parser.add_argument("which", nargs="*", help=f"of {', '.join(benchmarks)}; all if none is given")
     size = float(os.environ.get("TRTFORGE_BENCH_GB", "4"))
     parser.add_argument("--gb", type=float, default=size, help="size of the model to convert (TRTFORGE_BENCH_GB)")
+    parser.add_argument("--runs", type=int, default=RUNS, help="of each way to calibrate")
     parser.add_argument("--tokens", type=int, nargs="+", default=calibration.TOKENS, help="how much to calibrate on")
     arguments = parser.parse_args()
     unknown = set(arguments.which) - set(benchmarks)
@@ -74,8 +75,9 @@ def _conversion(console: Console, arguments: argparse.Namespace) -> None:
 
 def _calibration(console: Console, arguments: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory(prefix="trtforge-bench-") as directory:
-        timed = calibration.measure(Path(directory), RUNS, tuple(arguments.tokens))
-    title = f"Calibration of a 200 M Llama (median of {RUNS} interleaved runs, one of ModelOpt's AWQ)"
+        timed = calibration.measure(Path(directory), arguments.runs, tuple(arguments.tokens))
+    runs = f"median of {arguments.runs} interleaved runs" if arguments.runs > 1 else "one run"
+    title = f"Calibration of a 200 M Llama ({runs}, one of ModelOpt's AWQ)"
     table = Table(title=title, title_justify="left")
     for column in ("way", "tokens", "seconds", "forward passes", "ModelOpt takes", "peak memory"):
         table.add_column(column, justify="left" if column == "way" else "right")

@@ -21,7 +21,7 @@ _CACHED = 1 << 18  # float32 elements that a core's cache holds
 _CLIP_ROWS = 1024  # outputs whose blocks are judged at once
 _SCREENED_INPUTS = 4 * SKETCHED  # from here on the sketch saves most of the work
 _SCREENED_ROWS = 512  # of a weight are enough to compare exponents
-_FINALISTS, _MARGIN = 3, 1.02  # of the estimates, the best ones and not farther than this from the first are judged
+_FINALISTS, _MARGIN = 2, 1.03  # of the estimates, the best ones and not farther than this from the first are judged
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from trtforge.calibrate.layer import Needs
 
-_TOKENS_AT_ONCE = 2048  # enough to keep matrix products busy
+_TOKENS_AT_ONCE = 1024  # enough to keep matrix products busy
 CalibratedFormat = Literal["none", "fp8", "int4_awq", "w4a8_awq", "int8_sq", "nvfp4"]
 
 

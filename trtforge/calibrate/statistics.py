@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 _ROWS = 1024  # tokens that are looked at at once
-_BLOCK = 1024  # columns of the Gram matrix that are added at once: the lower triangle follows from the upper
-SKETCHED = 128  # rows of a sketch
+_BLOCK = 512  # columns of the Gram matrix that are added at once: the lower triangle follows from the upper
+SKETCHED = 256  # rows of a sketch
 
 
 @dataclass
