@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from typer.testing import CliRunner
 from tests.conftest import DEMO_MODEL
 from trtforge import lock_facts
 from trtforge.cli.app import app
+from trtforge.compile.machine import Machine
 from trtforge.core.errors import ForgeError, UsageError
 from trtforge.core.recipe import Recipe
 from trtforge.doctor.host import Host, RunError
@@ -23,6 +25,7 @@ from trtforge.lock import (
     pinned,
     pinned_image,
     read_locked,
+    repository_of,
     require_locked,
     write_locked,
 )
@@ -149,6 +152,7 @@ def test_installed_tensorrt_llm_is_what_builds(
 ) -> None:
     offers = EngineTarget(tensorrt_llm="1.2.1", tensorrt="10.14.1.48", cuda="13.1")
     monkeypatch.setattr(lock_facts, "installed", lambda: Place("this machine", offers))
+    monkeypatch.setattr(lock_facts, "this_machine", lambda: Machine(tensorrt_llm="1.2.1", gpu=True))
     found = what_is_used(recipe(), tmp_path / "forge.lock").engine
     assert found == LockedEngine(backend="tensorrt_llm", tensorrt_llm="1.2.1", tensorrt="10.14.1.48", cuda="13.1")
 
@@ -308,3 +312,25 @@ def test_options_that_contradict_one_another_are_refused(project: Path, other: s
     with pytest.raises(UsageError, match=f"--update-lock with {other}"):
         build(project, "--update-lock", other)
     assert not (project / "forge.lock").exists()
+
+
+@pytest.mark.parametrize(
+    ("image", "name"),
+    [
+        ("nvcr.io/nvidia/tritonserver:26.05-trtllm-python-py3", "nvcr.io/nvidia/tritonserver"),
+        ("my/trt", "my/trt"),
+        ("localhost:5000/trt", "localhost:5000/trt"),
+        ("localhost:5000/trt:3", "localhost:5000/trt"),
+        ("trt@sha256:aa", "trt"),
+    ],
+)
+def test_an_images_repository(image: str, name: str) -> None:
+    assert repository_of(image) == name
+
+
+def test_two_builds_at_once_lose_no_entry(tmp_path: Path) -> None:
+    path = tmp_path / "forge.lock"
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda index: write_locked(path, f"recipe-{index}", LOCKED), range(24)))
+    assert all(read_locked(path, f"recipe-{index}") == LOCKED for index in range(24))
+    assert [file.name for file in tmp_path.iterdir()] == ["forge.lock"]

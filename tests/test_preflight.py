@@ -7,6 +7,7 @@ import pytest
 
 from tests.conftest import DEMO_MODEL, MakeHf
 from tests.recipes.shipped import SHIPPED
+from trtforge.core.assets import asset_directory
 from trtforge.core.errors import ForgeError
 from trtforge.core.progress import Silent
 from trtforge.core.recipe import Recipe, load_recipe
@@ -131,3 +132,16 @@ def test_weights_that_are_not_the_configs_are_refused(make_hf: MakeHf, edit_conf
     edit_config(source, intermediate_size=256)
     with pytest.raises(ForgeError, match=r"mine: source: .*has shape \[64, 128\], config.json says \[64, 256\]"):
         preflight(recipe(source))
+
+
+def test_a_build_starts_nothing_that_its_dry_run_refuses(tmp_path: Path) -> None:
+    """The engine is planned before the first stage: here for the backend that `auto` is on this machine."""
+    path = tmp_path / "mine.yaml"
+    source = asset_directory("recipes") / "demo-model"
+    path.write_text(f"name: mine\nmodel: {{source: {source}}}\nengine: {{features: {{lookahead: true}}}}\n")
+    started: list[str] = []
+    build = Build(load_recipe(path), tmp_path / "out", Silent())
+    with pytest.raises(ForgeError, match="the torch backend does not have it"):
+        build.run(("convert", "compile"), started=started.append)
+    assert started == []
+    assert not (tmp_path / "out").exists()

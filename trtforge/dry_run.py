@@ -3,22 +3,19 @@
 from typing import Any, get_args
 
 from trtforge.compile.stage import CompileOptions, plan_for
-from trtforge.convert.stage import layout_for
 from trtforge.core.recipe import Recipe
 from trtforge.formats.triton import ModelRole
 from trtforge.formats.trtllm import rank_file
-from trtforge.models.checkpoint_config import checkpoint_config
 from trtforge.models.plan import checkpoint_plan
-from trtforge.pipeline import Paths, StageName, convert_config
+from trtforge.pipeline import Paths, StageName, planned_checkpoint
 from trtforge.preflight import preflight
 
 
 def dry_run(recipe: Recipe, paths: Paths, stages: tuple[StageName, ...], options: CompileOptions) -> dict[str, Any]:
     """The exact plan of every stage, and the deployment that it makes. Raises ForgeError for what is known to fail."""
     judged = preflight(recipe)
-    family, facts, config = judged.model.family, judged.model.facts, judged.model.config
-    layout = layout_for(convert_config(recipe), config)
-    model = checkpoint_config(family, facts, config.architecture, layout)
+    family, facts = judged.model.family, judged.model.facts
+    layout, model = planned_checkpoint(recipe, judged.model)
     plans: dict[str, Any] = {}
     for stage in stages:
         match stage:

@@ -15,6 +15,7 @@ from pydantic import Field
 
 from trtforge.core.config import Config
 from trtforge.core.errors import ForgeError
+from trtforge.core.locks import locked_by
 from trtforge.core.recipe import Recipe
 
 FILE_NAME = "forge.lock"
@@ -76,12 +77,13 @@ def read_locked(path: Path, recipe: str) -> LockedBuild | None:
 
 def write_locked(path: Path, recipe: str, build: LockedBuild) -> None:
     """Put a recipe's build into the lock file; the entries of other recipes stay. Raises ForgeError."""
-    lock = _Lock(recipes={**_read(path).recipes, recipe: build})
-    text = _HEADER + yaml.safe_dump(lock.model_dump(mode="json", exclude_none=True), width=120)
-    draft = path.with_name(f".{path.name}.partial")
     try:
-        draft.write_text(text, encoding="utf-8")
-        os.replace(draft, path)
+        with locked_by(path.with_name(f".{path.name}.lock")):
+            lock = _Lock(recipes={**_read(path).recipes, recipe: build})
+            draft = path.with_name(f".{path.name}.partial")
+            text = yaml.safe_dump(lock.model_dump(mode="json", exclude_none=True), width=120)
+            draft.write_text(_HEADER + text, encoding="utf-8")
+            os.replace(draft, path)
     except OSError as error:
         raise ForgeError(f"{path}: {error.strerror}", hint="Choose another file with --lock.") from None
 
@@ -99,7 +101,14 @@ def pinned_image(locked: LockedBuild, found: LockedBuild) -> str | None:
     image, digest = locked.engine.image, locked.engine.image_digest
     if image is None or digest is None or found.engine.image != image:
         return None
-    return f"{image.rpartition(':')[0]}@{digest}"
+    return f"{repository_of(image)}@{digest}"
+
+
+def repository_of(image: str) -> str:
+    """An image's name without its tag or digest; a colon before a slash is a port."""
+    name = image.partition("@")[0]
+    head, _, tag = name.rpartition(":")
+    return head if head and "/" not in tag else name
 
 
 def differences(locked: LockedBuild, found: LockedBuild) -> tuple[Difference, ...]:
@@ -112,6 +121,8 @@ def differences(locked: LockedBuild, found: LockedBuild) -> tuple[Difference, ..
     passed_over = set()
     if locked.model.digest is not None and found.model.digest is not None:
         passed_over.add("model.source")
+    if found.model.digest is None:
+        passed_over.add("model.digest")  # its weights were not read, or it is none
     if locked.engine.image_digest is None or found.engine.image_digest is None:
         passed_over.add("engine.image_digest")
     return tuple(

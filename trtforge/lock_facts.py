@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from trtforge.compile.machine import Machine
+from trtforge.compile.machine import this_machine
 from trtforge.compile.place import Container
 from trtforge.compile.places import chosen_place
 from trtforge.compile.stage import backend_of
@@ -16,7 +16,7 @@ from trtforge.doctor.host import Host, RunError
 from trtforge.formats.hf import open_checkpoint, resolve_source, tokenizer_files
 from trtforge.formats.quantization_config import quantization_files
 from trtforge.formats.releases import containers_of, release
-from trtforge.lock import LockedBuild, LockedEngine, LockedModel, pinned
+from trtforge.lock import LockedBuild, LockedEngine, LockedModel, pinned, repository_of
 from trtforge.serve.place import installed
 
 _PACKAGES = ("trtforge", "torch", "transformers", "tokenizers", "safetensors")
@@ -30,16 +30,18 @@ def what_is_used(
     locked: LockedBuild | None = None,
     *,
     container: str | None = None,
+    contents: bool = True,
     host: Host | None = None,
 ) -> LockedBuild:
     """What a build of `recipe` uses now, at the locked commit if there is one. `lock`: the file it is written to.
 
-    `container`: where the engine is to be built, as `trtforge build --container` takes it.
+    `container`: where the engine is to be built, as `trtforge build --container` takes it. `contents`: whether a
+    local model's weights are read for its digest.
 
     Reads a local model once for its digest; of a hub model it fetches the configuration only.
     """
     return LockedBuild(
-        model=_model(recipe, lock, locked),
+        model=_model(recipe, lock, locked, contents=contents),
         data=_data(recipe),
         engine=_engine(recipe, container, host or Host()),
         versions={"python": platform.python_version()} | dict(_versions()),
@@ -53,11 +55,11 @@ def with_image(
     return used.model_copy(update={"engine": _engine(recipe, container, host or Host())})
 
 
-def _model(recipe: Recipe, lock: Path, locked: LockedBuild | None) -> LockedModel:
+def _model(recipe: Recipe, lock: Path, locked: LockedBuild | None, *, contents: bool) -> LockedModel:
     model = recipe.model
     if Path(model.source).is_dir():
         relative = Path(os.path.relpath(model.source, lock.absolute().parent)).as_posix()
-        return LockedModel(source=relative, digest=_source_digest(Path(model.source)))
+        return LockedModel(source=relative, digest=_source_digest(Path(model.source)) if contents else None)
     chosen = pinned(recipe, locked).model if locked is not None else model
     snapshot = resolve_source(chosen.source, chosen.revision, metadata_only=True)
     return LockedModel(source=model.source, revision=model.revision, commit=snapshot.name)
@@ -81,9 +83,9 @@ def _engine(recipe: Recipe, container: str | None, host: Host) -> LockedEngine:
     if backend != "tensorrt_llm":
         return LockedEngine(backend=backend)
     wanted, here = release(recipe.engine.target.tensorrt_llm), installed().offers
-    place = chosen_place(container, wanted, Machine(tensorrt_llm=here.tensorrt_llm), Path())
+    place = chosen_place(container, wanted, this_machine(), Path())
     if not isinstance(place, Container):
-        return LockedEngine(backend=backend, tensorrt_llm=here.tensorrt_llm, tensorrt=here.tensorrt, cuda=here.cuda)
+        return LockedEngine(backend=backend, tensorrt_llm=wanted.version, tensorrt=here.tensorrt, cuda=here.cuda)
     carried = next((known for known in containers_of(wanted) if known.image == place.image), None)
     return LockedEngine(
         backend=backend,
@@ -106,7 +108,7 @@ def _image_digest(image: str, host: Host) -> str | None:
     except RunError:
         return None
     digests = (line.strip().partition("@") for line in answer.splitlines())
-    return next((digest for name, _, digest in digests if name == image.rpartition(":")[0] and digest), None)
+    return next((digest for name, _, digest in digests if name == repository_of(image) and digest), None)
 
 
 def _versions() -> Iterator[tuple[str, str]]:

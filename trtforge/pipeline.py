@@ -9,8 +9,8 @@ from typing import Literal, get_args
 
 from trtforge import __version__
 from trtforge.calibrate.stage import CalibrateConfig, calibrate
-from trtforge.compile.stage import CompileOptions, compile_engine
-from trtforge.convert.stage import ConvertConfig, convert
+from trtforge.compile.stage import CompileOptions, compile_engine, plan_for, require_buildable
+from trtforge.convert.stage import ConvertConfig, convert, layout_for
 from trtforge.core.artifact import Produced
 from trtforge.core.digest import file_digest, text_digest
 from trtforge.core.errors import ForgeError, UsageError
@@ -20,11 +20,15 @@ from trtforge.core.recipe import GateConfig, Recipe
 from trtforge.core.usage import measured
 from trtforge.formats.corpus import require_data
 from trtforge.formats.hf import resolve_source
+from trtforge.formats.trtllm import CheckpointConfig
+from trtforge.models.checkpoint_config import checkpoint_config
 from trtforge.models.formats import FORMATS
+from trtforge.models.plan import Layout
 from trtforge.package.models import PackageConfig
 from trtforge.package.stage import package
 from trtforge.package.target import PackageTarget
 from trtforge.plan.formats import CACHES
+from trtforge.plan.model import Model
 from trtforge.preflight import preflight
 from trtforge.report import BuildReport, StageReport, read_report, weight_compression, write_report
 from trtforge.verify.result import Verification
@@ -90,12 +94,13 @@ def needs_calibration(recipe: Recipe) -> bool:
 
 @dataclass
 class Build:
-    """One run of a recipe."""
+    """One run of a recipe. `named`: the recipe and its overrides as the command line had them."""
 
     recipe: Recipe
     out: Path
     progress: Progress
     force: bool = False
+    named: str = ""
     options: CompileOptions = field(default_factory=CompileOptions)
     paths: Paths = field(init=False)
     _source: Path | None = field(init=False, default=None)
@@ -111,12 +116,18 @@ class Build:
         The report is written to `report.json` also when the gate does not hold, so that the figures can be read.
         """
         if not _OF_THE_SOURCE.isdisjoint(stages):
-            preflight(self.recipe)
+            judged = preflight(self.recipe)
+            if "compile" in stages:
+                _, checkpoint = planned_checkpoint(self.recipe, judged.model)
+                paths, engine = self.paths, self.recipe.engine
+                require_buildable(plan_for(checkpoint, engine, paths.checkpoint, paths.engine, self.options))
         if "calibrate" in stages:
             require_data(self.recipe.quantization.calibration.data)
         if "verify" in stages:
             require_data(self.recipe.gate.data)
-        report = BuildReport(recipe=self.recipe.name, next_command=next_command(self.recipe, self.paths, stages))
+        report = BuildReport(
+            recipe=self.recipe.name, next_command=next_command(self.named or self.recipe.name, self.paths, stages)
+        )
         self._verified, report.compression = read_report(self.paths.report)
         for stage in stages:
             started(stage)
@@ -210,10 +221,18 @@ class Build:
             broken = "; ".join(str(failure) for failure in report.verification.failures)
             raise GateError(
                 f"the quality gate does not hold: {broken}",
-                hint="Use more or better calibration data, another format, or leave out the layers that "
-                f"`trtforge calibrate --sensitivity` finds; the figures are in {self.paths.report}.",
+                hint=f"Use {_ways_to_quality(self.recipe)}; the figures are in {self.paths.report}.",
                 report=report,
             )
+
+
+def _ways_to_quality(recipe: Recipe) -> str:
+    if not FORMATS[recipe.quantization.format].calibrated:
+        return "another format, or leave layers out (quantization.exclude_modules)"
+    return (
+        "more or better calibration data, another format, or leave out the layers that "
+        "`trtforge calibrate --sensitivity` finds"
+    )
 
 
 class GateError(ForgeError):
@@ -233,29 +252,29 @@ def _verification_key(checkpoint: str, gate: GateConfig) -> str:
 
 def convert_config(recipe: Recipe) -> ConvertConfig:
     """The convert stage's configuration of a recipe."""
+    quant = recipe.quantization
     return ConvertConfig(
         tp=recipe.parallel.tp,
         pp=recipe.parallel.pp,
         ep=recipe.parallel.ep,
         dtype=recipe.model.dtype,
-        quant=recipe.quantization.format,
-        kv_cache=recipe.quantization.kv_cache,
-        group_size=recipe.quantization.group_size,
-        exclude_modules=recipe.quantization.exclude_modules,
-        shared_pre_quant_scale=recipe.engine.backend == "llmapi",
+        quant=quant.format,
+        kv_cache=quant.kv_cache,
+        group_size=quant.group_size,
+        exclude_modules=quant.exclude_modules,
+        shared_pre_quant_scale=recipe.engine.backend == "llmapi" and FORMATS[quant.format].smoothing == "awq",
     )
 
 
-def next_command(recipe: Recipe, paths: Paths, stages: tuple[StageName, ...]) -> str:
-    """What a user types after these stages."""
-    match stages[-1]:
-        case "package":
-            return f"trtforge serve {paths.repository}"
-        case "compile":
-            return f"trtforge package {paths.engine} {paths.repository}"
-        case "calibrate":
-            quant = recipe.quantization
-            formats = f"--quant {quant.format} --kv-cache {quant.kv_cache} --calibration {paths.calibration}"
-            return f"trtforge convert {recipe.model.source} {paths.checkpoint} {formats}"
-        case _:
-            return f"trtforge compile {paths.checkpoint} {paths.engine}"
+def planned_checkpoint(recipe: Recipe, model: Model) -> tuple[Layout, CheckpointConfig]:
+    """How conversion will write the checkpoint of a recipe, and its config.json, from the model's metadata."""
+    layout = layout_for(convert_config(recipe), model.config)
+    return layout, checkpoint_config(model.family, model.facts, model.config.architecture, layout)
+
+
+def next_command(named: str, paths: Paths, stages: tuple[StageName, ...]) -> str:
+    """What a user types after these stages of the recipe that was `named` so."""
+    if stages[-1] == STAGES[-1]:
+        return f"trtforge serve {paths.repository}"
+    following = STAGES[STAGES.index(stages[-1]) + 1]
+    return f"trtforge build {named} --out {paths.out} --from {following}"

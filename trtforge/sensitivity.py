@@ -20,7 +20,7 @@ from trtforge.verify.stage import verify
 
 @dataclass(frozen=True)
 class Trial:
-    """A checkpoint with some layers left out: `bytes` of its rank file, and how good it is."""
+    """A checkpoint with some layers left out: `bytes` of all its files, and how good it is."""
 
     exclude_modules: tuple[str, ...]
     bytes: int

@@ -142,8 +142,8 @@ def test_cache_that_is_off_cannot_be_listed(monkeypatch: pytest.MonkeyPatch) -> 
     result = CliRunner().invoke(app, ["cache", "list"])
     assert isinstance(result.exception, ForgeError)
     assert (result.exception.message, result.exception.hint) == (
-        "there is no cache: it is off",
-        "Set TRTFORGE_CACHE to a directory, or unset it.",
+        "there is no cache: it is off, or this user has no home",
+        "Set TRTFORGE_CACHE to a directory.",
     )
 
 

@@ -10,6 +10,8 @@ import pytest
 from tests.compile.checkpoints import llama
 from tests.package.engines import tensorrt_engine
 from trtforge.cli.app import main
+from trtforge.cli.features import parse_features
+from trtforge.core.errors import UsageError
 
 
 @pytest.fixture
@@ -97,3 +99,13 @@ def test_a_plan_counts_what_features_take(run: Any, tmp_path: Path) -> None:
     status, out, _ = run("plan", recipe, "--set", "engine.features={}")
     assert "LoRA adapters" not in out
     assert "for adapters and weights that stream" not in out
+
+
+@pytest.mark.parametrize("words", [("lora.max_rank=16", "lora"), ("lora", "lora.max_rank=16")])
+def test_a_features_keys_are_kept_in_any_order(words: tuple[str, ...]) -> None:
+    assert parse_features(words) == {"lora": {"max_rank": 16}}
+
+
+def test_a_feature_with_two_values_is_refused() -> None:
+    with pytest.raises(UsageError, match="--feature kv_reuse is given twice, with other values"):
+        parse_features(["kv_reuse", "kv_reuse=false"])

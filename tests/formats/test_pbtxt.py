@@ -92,3 +92,10 @@ def test_damage_is_named_by_its_line(text: str, said: str) -> None:
     with pytest.raises(ForgeError, match=said) as caught:
         parse(text, "config.pbtxt")
     assert "${placeholder}" in caught.value.hint
+
+
+def test_what_protobuf_refuses_too_is_refused_by_line() -> None:
+    """Not with a traceback of ours: nesting without end, and characters that there are not."""
+    with pytest.raises(ForgeError, match=r"line 1: no more than 100 messages inside one another"):
+        parse("a {" * 2000, "config.pbtxt")
+    assert parse('a: "\\U00110000"', "config.pbtxt").text("a") == "\ufffd"

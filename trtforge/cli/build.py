@@ -49,6 +49,8 @@ def build(
 
     [dim]Example: trtforge build mine.yaml --update-lock, and later trtforge build mine.yaml --locked[/dim]
     """
+    from shlex import join
+
     from rich.console import Console
 
     from trtforge.cli.recipes import find
@@ -65,21 +67,24 @@ def build(
         )
     chosen = load_recipe(find(recipe), tuple(set_ or ()))
     lock_file = lock or (Path(recipe).parent if Path(recipe).is_file() else Path()) / FILE_NAME
+    stages = selected(chosen, _stage(first, "--from"), _stage(last, "--to"))
     used = what_is_used(chosen, lock_file, container=container) if update_lock else None
     if used is not None:
         chosen, image = pinned(chosen, used), container
+    elif dry_run and not locked:
+        image = container  # from metadata alone, and without a network
     else:
         chosen, image = as_locked(chosen, lock_file, container, strict=locked)
     paths = Paths(out or Path("build") / chosen.name)
-    stages = selected(chosen, _stage(first, "--from"), _stage(last, "--to"))
     options = CompileOptions(workers=workers, container=image)
     if dry_run:
         from trtforge.dry_run import dry_run as plan
 
         show.as_json(plan(chosen, paths, stages, options))
         return
+    named = join([recipe, *(word for value in set_ or () for word in ("--set", value))])
     log = Console(stderr=True, quiet=quiet or json, highlight=False)
-    run = Build(chosen, paths.out, for_this_terminal(quiet=quiet or json), force=force, options=options)
+    run = Build(chosen, paths.out, for_this_terminal(quiet=quiet or json), force=force, named=named, options=options)
     try:
         report = run.run(stages, started=lambda stage: log.print(f"[bold]{stage}[/bold]"))
     except GateError as error:
@@ -106,7 +111,7 @@ def as_locked(recipe: "Recipe", lock_file: Path, container: str | None, *, stric
     locked = read_locked(lock_file, recipe.name)
     if locked is None and not strict:
         return recipe, container
-    found = what_is_used(recipe, lock_file, locked, container=container)
+    found = what_is_used(recipe, lock_file, locked, container=container, contents=strict)
     if strict:
         require_locked(lock_file, recipe.name, locked, found)
     if locked is None:

@@ -118,7 +118,9 @@ def _directory() -> Path:
 
     directory = cache_directory()
     if directory is None:
-        raise ForgeError("there is no cache: it is off", hint=f"Set {VARIABLE} to a directory, or unset it.")
+        raise ForgeError(
+            "there is no cache: it is off, or this user has no home", hint=f"Set {VARIABLE} to a directory."
+        )
     return directory
 
 

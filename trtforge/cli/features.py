@@ -18,7 +18,9 @@ def parse_features(words: Sequence[str]) -> dict[str, Any]:
         value = parse_value(text, f"--feature {name}") if equals else True
         feature, dot, key = name.partition(".")
         if not dot:
-            features[feature] = value
+            known = features.setdefault(feature, value)
+            if known != value and not (isinstance(known, dict) and value is True):
+                raise UsageError(f"--feature {name} is given twice, with other values", hint="Give it once.")
             continue
         keys = features.setdefault(feature, {})
         if keys is True:

@@ -128,7 +128,7 @@ def copy_recipe(
     text = path.read_text()
     for relative, absolute in paths_in(path).items():
         quoted = re.escape(relative)
-        text = re.sub(rf"(?m)(: *[\"']?){quoted}(?=[\"']?\s*(?:[,}}#]|$))", rf"\g<1>{absolute}", text)
+        text = re.sub(rf"(?m)((?:[:\[,]|^\s*-) *[\"']?){quoted}(?=[\"']?\s*(?:[],}}#]|$))", rf"\g<1>{absolute}", text)
     try:
         with file.open("x") as target:
             target.write(text)

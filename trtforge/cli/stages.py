@@ -89,6 +89,11 @@ def calibrate(
     )
     if gate is not None and not sensitivity:
         raise UsageError("--gate without --sensitivity", hint="`trtforge verify --gate` checks a checkpoint.")
+    if sensitivity and memory is not None:
+        raise UsageError(
+            "--sensitivity with --memory: the analysis holds the whole model, twice",
+            hint="Calibrate with --memory here, and analyse where there is room for the model.",
+        )
     if sensitivity and quant == "none":
         raise UsageError("--sensitivity without a format", hint="Give --quant.")
     source, progress = resolve_source(hf_dir), for_this_terminal(quiet=quiet or json)
@@ -181,6 +186,8 @@ def convert(
     )
     if embedding_sharding_dim and not parallel_embedding:
         raise UsageError("--embedding-sharding-dim without --parallel-embedding", hint="Give both.")
+    if shared_pre_quant_scale and quant not in ("int4_awq", "w4a8_awq"):
+        raise UsageError("--shared-pre-quant-scale is for AWQ", hint="Leave it out, or give --quant int4_awq.")
     source, progress = resolve_source(hf_dir), for_this_terminal(quiet=quiet or json)
     result = run(config, source, out, calibration=calibration, force=force, progress=progress)
     show.produced(result, json_output=json, next_command=f"trtforge verify {out} --against {hf_dir}")

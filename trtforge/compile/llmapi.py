@@ -102,10 +102,15 @@ def _plan(
 ) -> LlmapiPlan:
     if config.features.beyond_paging:
         raise ForgeError(
-            f"engine.features.{config.features.beyond_paging[0]}: trtforge does not configure it for the LLM API",
-            hint="Leave it out and add its arguments to model.yaml, or use backend tensorrt_llm.",
+            f"engine.features.{config.features.beyond_paging[0]}: the llmapi backend does not have it",
+            hint="Leave it out, or use backend tensorrt_llm.",
         )
     limits = derive_limits(model, config, TOKENS_PER_BLOCK)
+    if limits.max_beam_width > 1:
+        raise ForgeError(
+            f"max_beam_width {limits.max_beam_width}: the llmapi backend has no beam search",
+            hint="Use max_beam_width 1, or backend tensorrt_llm.",
+        )
     args = LlmArgs(
         tensor_parallel_size=parallel.tp,
         pipeline_parallel_size=parallel.pp,

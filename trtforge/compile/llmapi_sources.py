@@ -92,7 +92,7 @@ class CheckpointSource:
 class HuggingFaceSource:
     """A Hugging Face directory that is taken as it is.
 
-    Its files are linked into the artifact where that is possible: it is whole and can be moved, at no cost in space.
+    Its weights are linked into the artifact where that is possible: it is whole, can be moved, and takes little space.
     """
 
     checkpoint: HfCheckpoint
@@ -111,10 +111,11 @@ class HuggingFaceSource:
         return {path.name: weights.get(path.name) or file_digest(path) for path in self.files}
 
     def write(self, out: Path, progress: Progress) -> Mapping[str, FileRecord]:
-        """Link, or else copy, every file."""
+        """Link the weights, or else copy them; copy what a person may edit."""
         with progress.bar("Linking", len(self.files), "files") as bar:
             for path in self.files:
-                _link(path.resolve(), out / path.name)
+                place = _link if path in self.checkpoint.weight_files else shutil.copyfile
+                place(path.resolve(), out / path.name)
                 bar.advance(1)
         return {}
 

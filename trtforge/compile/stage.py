@@ -85,6 +85,12 @@ def plan_for(
     return tensorrt_plan(model, config, limits, checkpoint, out, options.workers, options.container, machine)
 
 
+def require_buildable(plan: EnginePlan, machine: Machine | None = None) -> None:
+    """Raises ForgeError where `machine` (None: this one) cannot build what was planned."""
+    if isinstance(plan, TensorRTPlan):
+        require_place(plan.place, plan.build.release, machine or this_machine())
+
+
 def compile_engine(
     config: EngineConfig,
     checkpoint: Path,
@@ -111,12 +117,12 @@ def compile_engine(
     model = read_checkpoint_config(checkpoint)
     plan = plan_for(model, config, checkpoint, out, options, machine=machine)
     if isinstance(plan, TensorRTPlan):
-        require_place(plan.place, plan.build.release, machine)
+        require_buildable(plan, machine)
         gpu = gpu_named(config.target.gpu) if config.target.gpu is not None else None
         return build_engine(
             EngineBuild(plan.build, model, checkpoint, manifest.digest, out, plan.place, plan.workers, gpu),
             force=force,
-            progress=progress or Silent(),
+            progress=progress,
         )
     assert isinstance(plan, TorchPlan)
     return build_torch_engine(

@@ -26,7 +26,7 @@ class TensorRTPlan:
     build: BuildPlan
     commands: tuple[tensorrt_llm.RankCommand, ...]
     container: tuple[str, ...]
-    image: str
+    image: str | None
     place: Place
     checkpoint: Path
     out: Path
@@ -89,11 +89,11 @@ def tensorrt_plan(
     plan = build_config(model, config, limits, target)
     commands = tensorrt_llm.commands(checkpoint, out, plan, model.parallel.world_size, workers)
     place = chosen_place(container, target, machine, out)
-    image = place.image if isinstance(place, Container) else tensorrt_llm.image_for(target)
+    image = place.image if isinstance(place, Container) else None
     return TensorRTPlan(
         build=plan,
         commands=commands,
-        container=tensorrt_llm.in_container(commands[0], checkpoint, out, image),
+        container=tensorrt_llm.in_container(commands[0], checkpoint, out, image) if image else (),
         image=image,
         place=place,
         checkpoint=checkpoint,

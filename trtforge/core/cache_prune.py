@@ -93,7 +93,7 @@ def sweep(root: Path) -> None:
         try:
             entries = {entry.directory for entry in read_entries(directory)}
             for path in set(directory.iterdir()) - entries:
-                shutil.rmtree(path)
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
             if not entries:
                 directory.rmdir()
                 lock_of(directory).unlink()

@@ -2,7 +2,8 @@
 
 import fcntl
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 Waiting = Callable[[], None]
@@ -23,6 +24,17 @@ def take_lock(path: Path, *, shared: bool = False, waiting: Waiting = lambda: No
         except BaseException:
             os.close(descriptor)
             raise
+        os.close(descriptor)
+
+
+@contextmanager
+def locked_by(path: Path) -> Iterator[None]:
+    """Hold the lock file at `path` for the block; it is deleted then."""
+    descriptor = take_lock(path)
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
         os.close(descriptor)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from itertools import combinations
+from itertools import combinations, takewhile
 from typing import Literal, Protocol, TypeVar, cast
 
 Link = Literal["NVLink", "PCIe", "none", "unknown"]
@@ -78,15 +78,19 @@ class DriverFacts:
     failed: Mapping[int, str]
     links: Mapping[tuple[int, int], Link]
 
-    def visible(self, devices: str | None) -> frozenset[int]:
-        """The GPUs that CUDA_VISIBLE_DEVICES leaves to a process, None: it is not set. Names are taken as all GPUs."""
-        every = frozenset(gpu.index for gpu in self.gpus)
+    def visible(self, devices: str | None) -> tuple[int, ...]:
+        """The GPUs that CUDA_VISIBLE_DEVICES leaves to a process, in its order; None: it is not set.
+
+        Names are taken as all GPUs.
+        """
+        every = tuple(gpu.index for gpu in self.gpus)
         if devices is None:
             return every
         words = [word.strip() for word in devices.split(",") if word.strip()]
-        if all(word.lstrip("-").isdecimal() for word in words):
-            return every & {int(word) for word in words}
-        return every
+        if not all(word.removeprefix("-").isdecimal() for word in words):
+            return every
+        listed = takewhile(lambda index: index >= 0, map(int, words))  # CUDA ends at the first that cannot be
+        return tuple(index for index in dict.fromkeys(listed) if index in every)
 
 
 def read_driver(nvml: Nvml) -> DriverFacts:

@@ -184,7 +184,8 @@ def _set(values: dict[str, Any], override: str) -> None:
             raise ForgeError(f"--set {override}: {parent} has no keys below it", hint="Check the dotted key.")
         values = nested
     value = parse_value(text, f"--set {key}")
-    values[last] = text if isinstance(value, int | float) and holds_text(Recipe, key) else value
+    is_text = value is None or isinstance(value, str | list | dict)
+    values[last] = value if is_text or not holds_text(Recipe, key) else text
 
 
 def _with_paths_from(recipe: Recipe, base: Path) -> Recipe:

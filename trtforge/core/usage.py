@@ -47,7 +47,8 @@ def peak_memory() -> int:
         lines = _STATUS.read_text().splitlines()
     except OSError:
         return _peak_of_rusage()
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), 0)
+    found = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), None)
+    return _peak_of_rusage() if found is None else found
 
 
 def _peak_of_rusage() -> int:

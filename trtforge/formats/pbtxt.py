@@ -20,6 +20,8 @@ _TOKEN = re.compile(
 )
 _ESCAPE = re.compile(rb"\\(?:([0-7]{1,3})|[xX]([0-9a-fA-F]{1,2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTALL)
 _NAMED = {b"n": b"\n", b"r": b"\r", b"t": b"\t", b"a": b"\a", b"b": b"\b", b"f": b"\f", b"v": b"\v"}
+_LAST_CHARACTER, _REPLACEMENT = 0x10FFFF, 0xFFFD
+_DEEPEST = 100  # protobuf's own limit of nested messages
 _CLOSING = {"{": "}", "<": ">"}
 
 
@@ -76,6 +78,7 @@ class _Reader:
         self._text, self._where = text, where
         self._tokens = self._tokenize()
         self.kind, self.word, self._line = "end", "", 1
+        self._depth = 0
         self._next()
 
     def message(self, closing: str | None) -> Message:
@@ -118,7 +121,12 @@ class _Reader:
         kind, word = self.kind, self.word
         if kind == "mark" and word in _CLOSING:
             self._next()
-            return self.message(_CLOSING[word])
+            if self._depth == _DEEPEST:
+                raise self._error(f"no more than {_DEEPEST} messages inside one another")
+            self._depth += 1
+            found = self.message(_CLOSING[word])
+            self._depth -= 1
+            return found
         if kind == "string":
             parts = b""
             while self.kind == "string":
@@ -180,7 +188,8 @@ def _unescaped(text: str) -> bytes:
         if byte is not None:
             return bytes([int(byte, 16)])
         if short is not None or long is not None:
-            return chr(int(short or long, 16)).encode("utf-8", errors="replace")
+            code = int(short or long, 16)
+            return chr(code if code <= _LAST_CHARACTER else _REPLACEMENT).encode("utf-8", errors="replace")
         return _NAMED.get(other, other)
 
     return _ESCAPE.sub(replaced, text.encode("utf-8"))

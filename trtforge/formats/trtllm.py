@@ -95,7 +95,7 @@ def read_checkpoint_config(directory: Path) -> CheckpointConfig:
     values = _read(directory)
     if "pretrained_config" in values:
         raise ForgeError(f"{directory} is an engine, not a checkpoint", hint="Give the directory that convert wrote.")
-    if "architectures" in values:
+    if "architectures" in values and "architecture" not in values:
         raise ForgeError(
             f"{directory} is a Hugging Face checkpoint (or an llmapi engine, which is one)",
             hint="Give the directory that convert wrote.",

@@ -24,6 +24,8 @@ def excluded_modules(family: Family, facts: Facts, patterns: tuple[str, ...]) ->
     Raises ForgeError for a pattern without a layer, for experts, and for a layer without those that TensorRT-LLM
     quantises by one scale with it.
     """
+    if not patterns:
+        return frozenset()
     groups = tuple(inseparable(family, facts))
     experts = tuple(_experts(family, facts))
     for pattern in patterns:

@@ -130,7 +130,8 @@ def _lora_rank(build: Mapping[str, Any]) -> int:
     plugins, lora = build.get("plugin_config"), build.get("lora_config")
     if not isinstance(plugins, dict) or not isinstance(lora, dict) or not plugins.get("lora_plugin"):
         return 0
-    return int(lora.get("max_lora_rank", 0))
+    rank = lora.get("max_lora_rank")
+    return rank if isinstance(rank, int) and not isinstance(rank, bool) else 0
 
 
 def _llmapi_engine(directory: Path, manifest: Manifest) -> EngineFacts:

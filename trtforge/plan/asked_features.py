@@ -26,7 +26,7 @@ def asked_features(model: Model, request: Request, checkpoint: CheckpointConfig,
     features = request.engine.features
     if request.for_tensorrt is False:
         for name in features.beyond_paging:
-            message = f"engine.features.{name}: the torch backend does not have it"
+            message = f"engine.features.{name}: the {request.engine.backend} backend does not have it"
             yield Problem("backend", message, "Leave it out, or use engine.backend: tensorrt_llm.")
         return
     if not features.beyond_paging:

@@ -9,6 +9,7 @@ from trtforge.core.dtypes import dtype_named
 from trtforge.core.errors import ForgeError
 from trtforge.core.parallel import Parallel
 from trtforge.core.recipe import KvCacheFormat, QuantFormat
+from trtforge.formats.llmapi import LlmArgs, require_llm_api
 from trtforge.formats.releases import Release, release
 from trtforge.formats.triton import newest_release
 from trtforge.formats.trtllm import CheckpointConfig, Quantization
@@ -68,6 +69,13 @@ def _llm_api_problems(checkpoint: CheckpointConfig, request: Request, parallel: 
         require_format(checkpoint)
     except ForgeError as error:
         yield Problem("format", error.message, error.hint)
+    try:
+        require_llm_api(request.engine.target.tensorrt_llm, LlmArgs())
+    except ForgeError as error:
+        yield Problem("release", error.message, error.hint)
+    if request.engine.max_beam_width > 1:
+        message = f"max_beam_width {request.engine.max_beam_width}: the llmapi backend has no beam search"
+        yield Problem("limits", message, "Use max_beam_width 1, or backend tensorrt_llm.")
     if request.gpu is not None:
         yield from gpu_problems(request.gpu, WEIGHTS[request.quant], CACHES[request.kv_cache], request.dtype)
         yield from link_problems(request.gpu, parallel)

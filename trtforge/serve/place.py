@@ -73,8 +73,8 @@ def visible_gpus(load: LoadNvml, chosen: str | None) -> tuple[GpuFacts, ...] | N
         driver = read_driver(nvml)
     except nvml.NVMLError:
         return ()
-    visible = driver.visible(chosen)
-    return tuple(gpu for gpu in driver.gpus if gpu.index in visible)
+    by_index = {gpu.index: gpu for gpu in driver.gpus}
+    return tuple(by_index[index] for index in driver.visible(chosen))
 
 
 def _warnings(facts: RepositoryFacts, gpus: tuple[GpuFacts, ...]) -> Iterator[str]:
