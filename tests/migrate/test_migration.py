@@ -97,13 +97,23 @@ def test_adapters_are_carried_where_the_engine_takes_them(tmp_path: Path) -> Non
         "lora_config__max_lora_rank": 16,
         "lora_config__lora_target_modules": ["attn_q", "attn_v"],
     }
-    args = migrated(foreign_engine(tmp_path / "engine", **changes)).args.to_json()
+    found = migrated(foreign_engine(tmp_path / "engine", **changes))
+    args = found.args.to_json()
     assert args["enable_lora"] is True
     assert args["lora_config"] == {
         "lora_dir": ["/adapters/a"],
         "max_lora_rank": 16,
         "lora_target_modules": ["attn_q", "attn_v"],
     }
+    plugin, directory = "build_config.plugin_config.lora_plugin", "build_config.lora_config.lora_dir"
+    assert "serve no adapters per request" in reason(found.attention, plugin)
+    assert "paths of the machine that built the engine" in reason(found.attention, directory)
+    assert {plugin, directory} <= {entry.key for entry in found.carried}
+
+
+def test_without_adapters_nothing_is_said_of_them(tmp_path: Path) -> None:
+    found = migrated(foreign_engine(tmp_path / "engine", lora_config__lora_dir=["/adapters/a"]))
+    assert not [entry for entry in found.attention if "lora" in entry.key]
 
 
 @pytest.mark.parametrize(

@@ -116,6 +116,8 @@ def _carry(rule: Carry, value: Any, values: dict[str, Any], found: Migration) ->
         return
     values[rule.to] = argument
     found.carried.append(Carried(rule.key, value, rule.to, argument))
+    if rule.note:
+        found.attention.append(Left(rule.key, value, rule.note))
 
 
 def _argument(rule: Carry, value: Any, found: Migration) -> Any:
