@@ -43,6 +43,14 @@ def foreign_engine(directory: Path, **changes: Any) -> Path:
     return directory
 
 
+def demo_engine(tp: int = 1) -> dict[str, Any]:
+    """config.json of an engine of the demo model."""
+    values = engine_config(tp)
+    layers = json.loads((DEMO_MODEL / "config.json").read_text())["num_hidden_layers"]
+    values["pretrained_config"] |= {"num_hidden_layers": layers}
+    return values
+
+
 def repository(directory: Path, parameters: dict[str, str], extra: str = "", name: str = "tensorrt_llm") -> Path:
     """A model as NVIDIA's template makes it."""
     text = (
@@ -69,12 +77,15 @@ def test_an_engine_of_somebody_else_becomes_arguments(tmp_path: Path) -> None:
     values = found.args.to_json()
     assert values["tensor_parallel_size"] == 4
     limits = ("max_batch_size", "max_input_len", "max_seq_len", "max_num_tokens", "max_beam_width")
-    assert [values[name] for name in limits] == [32, 4096, 5120, 8192, 1]
+    assert [values[name] for name in limits] == [32, 5119, 5120, 8192, 1]
     assert values["kv_cache_config"] == {"dtype": "fp8", "tokens_per_block": 32}
     assert values["dtype"] == "bfloat16"
     assert "lora_config" not in values
     assert "moe_expert_parallel_size" not in values
-    assert [entry.key for entry in found.attention] == ["pretrained_config.quantization.quant_algo"]
+    assert [entry.key for entry in found.attention] == [
+        "pretrained_config.quantization.quant_algo",
+        "build_config.max_input_len",
+    ]
     assert "quantised like the engine" in found.attention[0].why
     assert "TensorRT's kernels" in reason(found.dropped, "build_config.plugin_config.*")
 
@@ -222,10 +233,7 @@ def test_without_weights_the_arguments_and_a_report_are_written(tmp_path: Path) 
 
 @pytest.mark.parametrize("converted", [False, True])
 def test_with_weights_the_engine_is_whole_and_can_be_packaged(tmp_path: Path, converted: bool) -> None:
-    values = engine_config(tp=2)
-    layers = json.loads((DEMO_MODEL / "config.json").read_text())["num_hidden_layers"]
-    values["pretrained_config"]["num_hidden_layers"] = layers
-    engine = write_engine(tmp_path / "engine", values)
+    engine = write_engine(tmp_path / "engine", demo_engine(tp=2))
     source = package(
         PackageConfig.parse({"serving": {"kv_cache_fraction": 0.7, "scheduler": "max_utilization"}}, "test"),
         engine,
