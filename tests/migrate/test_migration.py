@@ -260,6 +260,40 @@ def test_the_weights_of_another_model_are_refused(tmp_path: Path) -> None:
         run_migration(MigrateOptions(source, "1.3.0", checkpoint=DEMO_MODEL), tmp_path / "out")
 
 
+@pytest.mark.parametrize(("tp", "padded"), [(1, 2048), (1, 2111), (2, 2175)])
+def test_a_padded_vocabulary_is_of_the_same_model(tmp_path: Path, tp: int, padded: int) -> None:
+    values = demo_engine(tp)
+    values["pretrained_config"]["vocab_size"] = padded
+    source = write_engine(tmp_path / "engine", values)
+    _, made = run_migration(MigrateOptions(source, "1.3.0", checkpoint=DEMO_MODEL), tmp_path / "out")
+    assert read_llm_args(made.path).tensor_parallel_size == tp
+
+
+@pytest.mark.parametrize(("tp", "other"), [(1, 2047), (1, 2112), (2, 2176)])
+def test_another_vocabulary_is_of_another_model(tmp_path: Path, tp: int, other: int) -> None:
+    values = demo_engine(tp)
+    values["pretrained_config"]["vocab_size"] = other
+    source = write_engine(tmp_path / "engine", values)
+    with pytest.raises(ForgeError, match=f"is of another model: its vocab_size is 2048, the engine's {other}"):
+        run_migration(MigrateOptions(source, "1.3.0", checkpoint=DEMO_MODEL), tmp_path / "out")
+
+
+def test_a_multimodal_checkpoints_sizes_are_its_language_models(tmp_path: Path) -> None:
+    """Of a config.json with the sizes of another part at its top."""
+    checkpoint = tmp_path / "checkpoint"
+    shutil.copytree(DEMO_MODEL, checkpoint)
+    text = json.loads((checkpoint / "config.json").read_text())
+    whole = {"model_type": "llava", "architectures": ["LlavaForConditionalGeneration"], "hidden_size": 7}
+    (checkpoint / "config.json").write_text(json.dumps(whole | {"text_config": text}))
+    source = write_engine(tmp_path / "engine", demo_engine())
+    _, made = run_migration(MigrateOptions(source, "1.3.0", checkpoint=checkpoint), tmp_path / "out")
+    assert read_llm_args(made.path).max_seq_len == 1024
+    text["num_hidden_layers"] += 1
+    (checkpoint / "config.json").write_text(json.dumps(whole | {"text_config": text}))
+    with pytest.raises(ForgeError, match="is of another model: its num_hidden_layers is 5, the engine's 4"):
+        run_migration(MigrateOptions(source, "1.3.0", checkpoint=checkpoint), tmp_path / "other")
+
+
 def test_bad_sources_are_explained(tmp_path: Path) -> None:
     with pytest.raises(ForgeError, match="no such directory"):
         read_settings(tmp_path / "none")
