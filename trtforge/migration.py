@@ -22,6 +22,9 @@ from trtforge.migrate.migration import Left, Migration, migrate
 from trtforge.migrate.sources import Settings, read_settings
 
 REPORT_FILE = "migration.json"
+_PADDING = 64
+"""ModelOpt pads the vocabulary of W4A16_AWQ to a multiple of it (modelopt/torch/export/postprocess.py), others to one
+of the ranks; a multiple for each rank allows for both."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,7 @@ def run_migration(
     if options.checkpoint is None:
         found.attention.append(Left("model", found.args.model, "where the weights are: give --checkpoint, or edit it"))
         return found, _write_arguments(found, options.target, out, force=force)
-    _require_same_model(settings, options.checkpoint)
+    _require_same_model(settings, options.checkpoint, found.args.tensor_parallel_size)
     plan = _plan(found, options, out)
     found.args = plan.args
     return found, write_llmapi_engine(plan, options.checkpoint, out, force=force, progress=progress)
@@ -91,18 +94,22 @@ def _write_arguments(found: Migration, target: str, out: Path, *, force: bool) -
     return produce(out, identity, write, force=force)
 
 
-def _require_same_model(settings: Settings, checkpoint: Path) -> None:
-    """Raises ForgeError where the engine's sizes are not the checkpoint's."""
+def _require_same_model(settings: Settings, checkpoint: Path, tp: int) -> None:
+    """Raises ForgeError where the engine's sizes are not the checkpoint's. Its vocabulary may be padded."""
     names = ("num_hidden_layers", "hidden_size", "vocab_size")
     if is_hugging_face(checkpoint):
         values = read_config(checkpoint).values
-        sizes = {name: values.get(name) for name in names}
+        text = values.get("text_config") or values  # a multimodal model's language model
+        sizes = {name: text.get(name) for name in names} if isinstance(text, dict) else {}
     else:
         model = read_checkpoint_config(checkpoint)
         sizes = {name: getattr(model, name) for name in names}
-    for name in names:
-        ours, theirs = sizes[name], settings.engine.get(f"pretrained_config.{name}")
-        if ours is not None and theirs is not None and ours != theirs:
+    for name, ours in sizes.items():
+        theirs = settings.engine.get(f"pretrained_config.{name}")
+        if ours is None or theirs is None:
+            continue
+        padded = name == "vocab_size" and isinstance(ours, int) and isinstance(theirs, int)
+        if ours != theirs and not (padded and 0 < theirs - ours < _PADDING * tp):
             raise ForgeError(
                 f"{checkpoint} is of another model: its {name} is {ours}, the engine's {theirs}",
                 hint="Give the checkpoint that the engine was built from.",

@@ -23,13 +23,15 @@ class LlmEngine:
         from tensorrt_llm import LLM
 
         self._llm = LLM(**arguments)
-        self._running: dict[str, Any] = {}
+        self._running: dict[str, Any] = {}  # None until the LLM API has the request
+        self._cancelled: set[str] = set()  # of those that it has not
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="requests", daemon=True)
         self._thread.start()
 
     def submit(self, request: GenerationRequest, on_output: OnOutput) -> None:
         """Start a request; its outputs come on the event loop's thread."""
+        self._running[request.request_id] = None
         asyncio.run_coroutine_threadsafe(self._run(request, on_output), self._loop)
 
     def cancel(self, request_id: str) -> None:
@@ -43,8 +45,12 @@ class LlmEngine:
         self._llm.shutdown()
 
     def _abort(self, request_id: str) -> None:
-        running = self._running.get(request_id)
-        if running is not None:
+        if request_id not in self._running:
+            return
+        running = self._running[request_id]
+        if running is None:
+            self._cancelled.add(request_id)
+        else:
             running.abort()
 
     async def _run(self, request: GenerationRequest, on_output: OnOutput) -> None:
@@ -52,6 +58,8 @@ class LlmEngine:
         try:
             result = self._llm.generate_async(list(request.prompt), sampling_params(request), streaming=True)
             self._running[request.request_id] = result
+            if request.request_id in self._cancelled:
+                result.abort()
             async for step in result:
                 output = answer.take(step.outputs[0])
                 on_output(output)
@@ -66,6 +74,7 @@ class LlmEngine:
             on_output(Output(request.request_id, finish_reason="error", error=failed))
         finally:
             self._running.pop(request.request_id, None)
+            self._cancelled.discard(request.request_id)
 
 
 class Answer:

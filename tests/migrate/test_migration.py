@@ -43,6 +43,14 @@ def foreign_engine(directory: Path, **changes: Any) -> Path:
     return directory
 
 
+def demo_engine(tp: int = 1) -> dict[str, Any]:
+    """config.json of an engine of the demo model."""
+    values = engine_config(tp)
+    layers = json.loads((DEMO_MODEL / "config.json").read_text())["num_hidden_layers"]
+    values["pretrained_config"] |= {"num_hidden_layers": layers}
+    return values
+
+
 def repository(directory: Path, parameters: dict[str, str], extra: str = "", name: str = "tensorrt_llm") -> Path:
     """A model as NVIDIA's template makes it."""
     text = (
@@ -69,12 +77,15 @@ def test_an_engine_of_somebody_else_becomes_arguments(tmp_path: Path) -> None:
     values = found.args.to_json()
     assert values["tensor_parallel_size"] == 4
     limits = ("max_batch_size", "max_input_len", "max_seq_len", "max_num_tokens", "max_beam_width")
-    assert [values[name] for name in limits] == [32, 4096, 5120, 8192, 1]
+    assert [values[name] for name in limits] == [32, 5119, 5120, 8192, 1]
     assert values["kv_cache_config"] == {"dtype": "fp8", "tokens_per_block": 32}
     assert values["dtype"] == "bfloat16"
     assert "lora_config" not in values
     assert "moe_expert_parallel_size" not in values
-    assert [entry.key for entry in found.attention] == ["pretrained_config.quantization.quant_algo"]
+    assert [entry.key for entry in found.attention] == [
+        "pretrained_config.quantization.quant_algo",
+        "build_config.max_input_len",
+    ]
     assert "quantised like the engine" in found.attention[0].why
     assert "TensorRT's kernels" in reason(found.dropped, "build_config.plugin_config.*")
 
@@ -97,13 +108,23 @@ def test_adapters_are_carried_where_the_engine_takes_them(tmp_path: Path) -> Non
         "lora_config__max_lora_rank": 16,
         "lora_config__lora_target_modules": ["attn_q", "attn_v"],
     }
-    args = migrated(foreign_engine(tmp_path / "engine", **changes)).args.to_json()
+    found = migrated(foreign_engine(tmp_path / "engine", **changes))
+    args = found.args.to_json()
     assert args["enable_lora"] is True
     assert args["lora_config"] == {
         "lora_dir": ["/adapters/a"],
         "max_lora_rank": 16,
         "lora_target_modules": ["attn_q", "attn_v"],
     }
+    plugin, directory = "build_config.plugin_config.lora_plugin", "build_config.lora_config.lora_dir"
+    assert "serve no adapters per request" in reason(found.attention, plugin)
+    assert "paths of the machine that built the engine" in reason(found.attention, directory)
+    assert {plugin, directory} <= {entry.key for entry in found.carried}
+
+
+def test_without_adapters_nothing_is_said_of_them(tmp_path: Path) -> None:
+    found = migrated(foreign_engine(tmp_path / "engine", lora_config__lora_dir=["/adapters/a"]))
+    assert not [entry for entry in found.attention if "lora" in entry.key]
 
 
 @pytest.mark.parametrize(
@@ -212,10 +233,7 @@ def test_without_weights_the_arguments_and_a_report_are_written(tmp_path: Path) 
 
 @pytest.mark.parametrize("converted", [False, True])
 def test_with_weights_the_engine_is_whole_and_can_be_packaged(tmp_path: Path, converted: bool) -> None:
-    values = engine_config(tp=2)
-    layers = json.loads((DEMO_MODEL / "config.json").read_text())["num_hidden_layers"]
-    values["pretrained_config"]["num_hidden_layers"] = layers
-    engine = write_engine(tmp_path / "engine", values)
+    engine = write_engine(tmp_path / "engine", demo_engine(tp=2))
     source = package(
         PackageConfig.parse({"serving": {"kv_cache_fraction": 0.7, "scheduler": "max_utilization"}}, "test"),
         engine,
@@ -240,6 +258,40 @@ def test_the_weights_of_another_model_are_refused(tmp_path: Path) -> None:
     source = foreign_engine(tmp_path / "engine")
     with pytest.raises(ForgeError, match="is of another model: its num_hidden_layers is 4, the engine's 32"):
         run_migration(MigrateOptions(source, "1.3.0", checkpoint=DEMO_MODEL), tmp_path / "out")
+
+
+@pytest.mark.parametrize(("tp", "padded"), [(1, 2048), (1, 2111), (2, 2175)])
+def test_a_padded_vocabulary_is_of_the_same_model(tmp_path: Path, tp: int, padded: int) -> None:
+    values = demo_engine(tp)
+    values["pretrained_config"]["vocab_size"] = padded
+    source = write_engine(tmp_path / "engine", values)
+    _, made = run_migration(MigrateOptions(source, "1.3.0", checkpoint=DEMO_MODEL), tmp_path / "out")
+    assert read_llm_args(made.path).tensor_parallel_size == tp
+
+
+@pytest.mark.parametrize(("tp", "other"), [(1, 2047), (1, 2112), (2, 2176)])
+def test_another_vocabulary_is_of_another_model(tmp_path: Path, tp: int, other: int) -> None:
+    values = demo_engine(tp)
+    values["pretrained_config"]["vocab_size"] = other
+    source = write_engine(tmp_path / "engine", values)
+    with pytest.raises(ForgeError, match=f"is of another model: its vocab_size is 2048, the engine's {other}"):
+        run_migration(MigrateOptions(source, "1.3.0", checkpoint=DEMO_MODEL), tmp_path / "out")
+
+
+def test_a_multimodal_checkpoints_sizes_are_its_language_models(tmp_path: Path) -> None:
+    """Of a config.json with the sizes of another part at its top."""
+    checkpoint = tmp_path / "checkpoint"
+    shutil.copytree(DEMO_MODEL, checkpoint)
+    text = json.loads((checkpoint / "config.json").read_text())
+    whole = {"model_type": "llava", "architectures": ["LlavaForConditionalGeneration"], "hidden_size": 7}
+    (checkpoint / "config.json").write_text(json.dumps(whole | {"text_config": text}))
+    source = write_engine(tmp_path / "engine", demo_engine())
+    _, made = run_migration(MigrateOptions(source, "1.3.0", checkpoint=checkpoint), tmp_path / "out")
+    assert read_llm_args(made.path).max_seq_len == 1024
+    text["num_hidden_layers"] += 1
+    (checkpoint / "config.json").write_text(json.dumps(whole | {"text_config": text}))
+    with pytest.raises(ForgeError, match="is of another model: its num_hidden_layers is 5, the engine's 4"):
+        run_migration(MigrateOptions(source, "1.3.0", checkpoint=checkpoint), tmp_path / "other")
 
 
 def test_bad_sources_are_explained(tmp_path: Path) -> None:

@@ -191,3 +191,20 @@ def test_a_cancelled_request_is_aborted(llm: Any) -> None:
     assert found[-1].finish_reason == "cancelled"
     assert len(found) < 10
     llm.cancel("a")
+
+
+@pytest.mark.parametrize("bad_words", [(), ((4, 5),)])
+def test_a_request_that_is_cancelled_before_it_starts_is_aborted(
+    llm: Any, bad_words: tuple[tuple[int, ...], ...]
+) -> None:
+    """On the event loop's own thread: the cancel comes before the request's first step. Its id is free afterwards."""
+    outputs: queue.SimpleQueue[Output] = queue.SimpleQueue()
+
+    def submit_and_cancel(_: Output) -> None:
+        llm.submit(GenerationRequest("b", (5,), 50, bad_words=bad_words), outputs.put)
+        llm.cancel("b")
+
+    run(llm, GenerationRequest("a", (5,), 1), submit_and_cancel)
+    assert outputs.get(timeout=10).finish_reason == ("error" if bad_words else "cancelled")
+    assert [made.aborted for made in fake_tensorrt_llm.MADE[-1].requests] == ([False] if bad_words else [False, True])
+    assert run(llm, GenerationRequest("b", (5,), 2))[-1].finish_reason == "length"

@@ -14,7 +14,7 @@ from trtforge.core.recipe import EngineConfig
 from trtforge.formats.triton import RepositoryFacts, read_facts
 from trtforge.package.models import PackageConfig
 from trtforge.package.stage import package
-from trtforge.serve import launchers
+from trtforge.serve import launchers, packages
 from trtforge.serve.config import ServeConfig
 from trtforge.serve.launchers import Launch, plan_launch, require_runnable
 from trtforge.serve.stage import serve
@@ -155,10 +155,30 @@ def test_llmapi_runs_one_server_that_starts_its_own_ranks(tmp_path: Path) -> Non
     assert f"{tmp_path / 'repository'}:/models:ro" in launch.argv
 
 
-def test_llmapi_is_local_where_the_api_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launchers, "_has_llm_api", lambda: True)
-    launch = plan(llmapi_repository(tmp_path, "1.3.0"))
-    assert launch.launcher == "local"
+@pytest.mark.parametrize(
+    ("installed", "launcher"), [("1.2.1", "local"), ("1.2.0rc3", "local"), ("1.3.0", "docker"), ("1.0.0", "docker")]
+)
+def test_llmapi_is_local_where_its_release_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: str, launcher: str
+) -> None:
+    monkeypatch.setattr(packages, "version", lambda package: installed)
+    assert plan(llmapi_repository(tmp_path, "1.2.1")).launcher == launcher
+
+
+def test_llmapi_is_not_served_by_another_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packages, "version", lambda package: "1.2.1")
+    with pytest.raises(ForgeError) as caught:
+        serve(ServeConfig(launcher="local", dry_run=True), llmapi_repository(tmp_path / "new", "1.3.0"))
+    assert caught.value.message == "the engine is for TensorRT-LLM 1.3.0, this machine has TensorRT-LLM 1.2.1"
+    assert "--target-version 1.2.1`, or serve it where that release is installed." in caught.value.hint
+    monkeypatch.setattr(packages, "version", lambda package: "1.3.0")
+    old = llmapi_repository(tmp_path / "old", "1.2.1")
+    with pytest.raises(
+        ForgeError, match=r"is for TensorRT-LLM 1\.2\.1, this machine has TensorRT-LLM 1\.3\.0"
+    ) as caught:
+        serve(ServeConfig(launcher="local", dry_run=True), old)
+    assert "use --launcher docker (nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3)" in caught.value.hint
+    assert serve(ServeConfig(launcher="docker", dry_run=True), old) == 0
 
 
 def test_llmapi_says_where_it_cannot_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from trtforge.core.errors import ForgeError
 from trtforge.formats.llmapi import LlmArgs, TritonArgs
+from trtforge.migrate.prompts import WHY, ignores_max_input_len, longest_prompt
 from trtforge.migrate.rules import ENGINE, REPOSITORY, SECTIONS, Attend, Carry, Drop, Rule
 from trtforge.migrate.sources import Settings
 
@@ -61,6 +62,8 @@ def migrate(settings: Settings) -> Migration:
     if settings.model is not None:
         _apply(settings.model.parameters, REPOSITORY, (), values, found)
         _serving(settings, values, found)
+    if ignores_max_input_len(settings.engine):
+        _lift_prompts(values, found)
     if settings.missing is not None:
         found.attention.append(
             Left(
@@ -116,6 +119,8 @@ def _carry(rule: Carry, value: Any, values: dict[str, Any], found: Migration) ->
         return
     values[rule.to] = argument
     found.carried.append(Carried(rule.key, value, rule.to, argument))
+    if rule.note:
+        found.attention.append(Left(rule.key, value, rule.note))
 
 
 def _argument(rule: Carry, value: Any, found: Migration) -> Any:
@@ -176,6 +181,21 @@ def _cache_dtype(rule: Carry, value: Any, found: Migration) -> str | None:
         Left(rule.key, value, "the PyTorch backend has no such KV cache: it will have the model's type")
     )
     return None
+
+
+def _lift_prompts(values: dict[str, Any], found: Migration) -> None:
+    """An ignored max_input_len, often trtllm-build's default of 1024, would be enforced from now on."""
+    longest = longest_prompt(values)
+    if values.get("max_input_len") == longest:
+        return
+    given = [entry for entry in found.carried if entry.to == "max_input_len"]
+    found.carried = [entry for entry in found.carried if entry not in given]
+    if longest is None:
+        del values["max_input_len"]
+    else:
+        values["max_input_len"] = longest
+    value = given[0].value if given else None
+    found.attention.append(Left("build_config.max_input_len", value, WHY.format(longest or "the model's")))
 
 
 def _is_set(value: Any) -> bool:

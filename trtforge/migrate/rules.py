@@ -15,12 +15,16 @@ is true for anything."""
 
 @dataclass(frozen=True)
 class Carry:
-    """The setting lives on as the LLM argument `to`; `when`: only where that setting is there too."""
+    """The setting lives on as the LLM argument `to`; `when`: only where that setting is there too.
+
+    `note`: what somebody must know all the same.
+    """
 
     key: str
     to: str
     kind: Kind
     when: str = ""
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,11 @@ class Attend:
 Rule = Carry | Drop | Attend
 
 _LORA = "build_config.plugin_config.lora_plugin"
+_NO_ADAPTERS = (
+    "repositories of `trtforge package` serve no adapters per request, the base model answers; serve model.yaml with "
+    "an LLM API server that takes LoRA requests, or merge the adapter into the checkpoint"
+)
+_OLD_PATHS = "these are paths of the machine that built the engine: edit lora_config.lora_dir for the one that serves"
 _ALWAYS_PAGED = "the PyTorch backend's KV cache is always paged and its input always packed"
 _NO_BUILD = "TensorRT's builder used it; the LLM API builds nothing"
 _SPECULATION = "speculative decoding is an argument of its own: speculative_config, with models that the backend knows"
@@ -70,8 +79,8 @@ ENGINE: tuple[Rule, ...] = (
     Carry("forge.features.chunked_context", "enable_chunked_prefill", "flag"),
     Drop("build_config.plugin_config.use_paged_context_fmha", "the PyTorch backend's attention reads the paged cache"),
     Carry("build_config.gather_generation_logits", "gather_generation_logits", "flag"),
-    Carry(_LORA, "enable_lora", "present"),
-    Carry("build_config.lora_config.lora_dir", "lora_config.lora_dir", "words", _LORA),
+    Carry(_LORA, "enable_lora", "present", note=_NO_ADAPTERS),
+    Carry("build_config.lora_config.lora_dir", "lora_config.lora_dir", "words", _LORA, _OLD_PATHS),
     Carry("build_config.lora_config.max_lora_rank", "lora_config.max_lora_rank", "integer", _LORA),
     Carry("build_config.lora_config.lora_target_modules", "lora_config.lora_target_modules", "words", _LORA),
     Drop("build_config.kv_cache_type", _ALWAYS_PAGED),

@@ -1,7 +1,6 @@
 """The exact command that serves a repository: Triton here, NVIDIA's container, or one MPI rank for each GPU."""
 
 import ctypes
-import importlib.util
 import os
 import shutil
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from trtforge.formats.releases import Container, containers_of, containers_with,
 from trtforge.formats.triton import RepositoryFacts
 from trtforge.serve.config import ServeConfig
 from trtforge.serve.installation import Installation, find_installation
+from trtforge.serve.packages import installed_version, same_minor
 
 _TRTLLM_BACKEND = Path("/opt/tritonserver/backends/tensorrtllm")
 _SPARE_THREADS = 32
@@ -83,7 +83,7 @@ def require_runnable(launch: Launch, facts: RepositoryFacts) -> None:
             f"this Triton server has no TensorRT-LLM backend ({_TRTLLM_BACKEND} is missing)",
             hint="Use --launcher docker, or run trtforge inside the container that --dry-run names.",
         )
-    if facts.backend == "llmapi" and not _has_llm_api():
+    if facts.backend == "llmapi" and installed_version("tensorrt_llm") is None:
         raise ForgeError(
             "TensorRT-LLM is not installed for this Python: the LLM API cannot run here",
             hint="Use --launcher docker, or run trtforge inside an image that has Triton and TensorRT-LLM.",
@@ -107,7 +107,8 @@ def _chosen(config: ServeConfig, facts: RepositoryFacts) -> Literal["local", "do
     if facts.backend == "torch":
         return "local"
     if facts.backend == "llmapi":
-        return "local" if _has_llm_api() else "docker"
+        here = installed_version("tensorrt_llm")
+        return "local" if here is not None and same_minor(here, facts.tensorrt_llm) else "docker"
     if not _TRTLLM_BACKEND.is_dir():
         return "docker"
     return "mpi" if facts.world_size > 1 else "local"
@@ -196,10 +197,6 @@ def _containers(facts: RepositoryFacts) -> tuple[Container, ...]:
     if facts.backend == "llmapi":
         return containers_with(facts.tensorrt_llm)
     return containers_of(release(facts.tensorrt_llm))
-
-
-def _has_llm_api() -> bool:
-    return importlib.util.find_spec("tensorrt_llm") is not None
 
 
 def _gpu_count() -> int:

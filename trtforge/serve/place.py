@@ -3,23 +3,26 @@
 import logging
 import os
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, version
 
 from trtforge.core.errors import ForgeError
 from trtforge.core.nvml import GpuFacts, LoadNvml, load_nvml, read_driver
 from trtforge.formats.engine_target import EngineTarget, Place, require_fit, unknown_origin
+from trtforge.formats.releases import containers_with
 from trtforge.formats.triton import RepositoryFacts
 from trtforge.serve.launchers import Launch
+from trtforge.serve.packages import installed_version, same_minor
 
 CHOSEN = "CUDA_VISIBLE_DEVICES"
 _LOG = logging.getLogger(__name__)
 
 
 def check_versions(facts: RepositoryFacts, launch: Launch) -> None:
-    """Compare a TensorRT-LLM engine with the versions that the launch brings: those of the image, or installed here.
+    """Compare an engine of TensorRT-LLM with the versions that the launch brings: the image's, or those installed here.
 
     Raises ForgeError naming the field that keeps the engine from running; logs what may.
     """
+    if facts.backend == "llmapi" and launch.container is None:
+        _check_llm_api(facts)
     if facts.backend != "tensorrt_llm":
         return
     if (unknown := unknown_origin(facts.target)) is not None:
@@ -53,8 +56,8 @@ def check_gpus(facts: RepositoryFacts, launch: Launch, load: LoadNvml = load_nvm
 def installed() -> Place:
     """This machine, by its Python packages and the CUDA version that NVIDIA's containers state."""
     offers = EngineTarget(
-        tensorrt_llm=_installed("tensorrt_llm"),
-        tensorrt=_installed("tensorrt"),
+        tensorrt_llm=installed_version("tensorrt_llm"),
+        tensorrt=installed_version("tensorrt"),
         cuda=os.environ.get("CUDA_VERSION") or None,
     )
     return Place("this machine", offers)
@@ -77,14 +80,21 @@ def visible_gpus(load: LoadNvml, chosen: str | None) -> tuple[GpuFacts, ...] | N
     return tuple(by_index[index] for index in driver.visible(chosen))
 
 
+def _check_llm_api(facts: RepositoryFacts) -> None:
+    """The images are chosen by the release. One that is not installed here at all is `require_runnable`'s to say."""
+    here = installed_version("tensorrt_llm")
+    if here is None or same_minor(here, facts.tensorrt_llm):
+        return
+    images = containers_with(facts.tensorrt_llm)
+    instead = f"use --launcher docker ({images[0].image})" if images else "serve it where that release is installed"
+    raise ForgeError(
+        f"the engine is for TensorRT-LLM {facts.tensorrt_llm}, this machine has TensorRT-LLM {here}",
+        hint="The LLM API's arguments differ between releases: "
+        f"run `trtforge compile CHECKPOINT OUT --backend llmapi --target-version {here}`, or {instead}.",
+    )
+
+
 def _warnings(facts: RepositoryFacts, gpus: tuple[GpuFacts, ...]) -> Iterator[str]:
     for gpu in gpus:
         offers = EngineTarget(sm=str(gpu.sm) if gpu.sm is not None else None, gpu=gpu.name)
         yield from require_fit(facts.target, Place(f"GPU {gpu.index} here", offers))
-
-
-def _installed(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

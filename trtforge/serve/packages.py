@@ -1,0 +1,16 @@
+"""Versions of this Python's packages, without importing them."""
+
+from importlib.metadata import PackageNotFoundError, version
+
+
+def installed_version(package: str) -> str | None:
+    """The version of `package`; None where it is not installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def same_minor(one: str, other: str) -> bool:
+    """Whether the first two numbers of both versions are the same: the LLM API's arguments are those of such a line."""
+    return one.split(".")[:2] == other.split(".")[:2]
