@@ -37,7 +37,7 @@ def main() -> None:
 
 
 def target() -> "dict[str, object]":
-    """What engines would be built with: versions, and every visible GPU (`sm`: compute capability x 10; memory in bytes).
+    """What engines would be built with: versions, and every visible GPU (`sm`: compute capability x 10, memory: bytes).
 
     TensorRT-LLM's version is its package's: importing it takes half a minute.
     """
