@@ -25,7 +25,7 @@ from trtforge.package.models import PackageConfig
 from trtforge.package.stage import package
 from trtforge.package.target import PackageTarget
 from trtforge.plan.formats import CACHES
-from trtforge.preflight import preflight
+from trtforge.preflight import preflight, warn_of_verification
 from trtforge.report import BuildReport, StageReport, read_report, weight_compression, write_report
 from trtforge.verify.result import Verification
 from trtforge.verify.stage import verify
@@ -111,7 +111,9 @@ class Build:
         The report is written to `report.json` also when the gate does not hold, so that the figures can be read.
         """
         if not _OF_THE_SOURCE.isdisjoint(stages):
-            preflight(self.recipe)
+            judged = preflight(self.recipe)
+            if "verify" in stages:
+                warn_of_verification(judged)
         if "calibrate" in stages:
             require_data(self.recipe.quantization.calibration.data)
         if "verify" in stages:
