@@ -11,8 +11,10 @@ from trtforge.core.assets import asset_directory
 from trtforge.core.errors import ForgeError
 from trtforge.core.progress import Silent
 from trtforge.core.recipe import Recipe, load_recipe
+from trtforge.doctor.host import Host
+from trtforge.doctor.proc import Memory
 from trtforge.pipeline import Build, StageName, selected
-from trtforge.preflight import preflight
+from trtforge.preflight import preflight, warn_of_verification
 
 
 @pytest.mark.parametrize(
@@ -145,3 +147,37 @@ def test_a_build_starts_nothing_that_its_dry_run_refuses(tmp_path: Path) -> None
         build.run(("convert", "compile"), started=started.append)
     assert started == []
     assert not (tmp_path / "out").exists()
+
+
+def machine_of(tmp_path: Path, gigabytes: int) -> Host:
+    (tmp_path / "proc").mkdir()
+    kib = gigabytes * 10**9 // 1024
+    (tmp_path / "proc/meminfo").write_text(f"MemTotal: {kib} kB\nMemAvailable: {kib} kB\n")
+    return Host(root=tmp_path)
+
+
+@pytest.mark.parametrize(("gigabytes", "warned"), [(2000, True), (3246, True), (3248, False)])
+def test_verification_beyond_this_machines_memory_is_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, gigabytes: int, warned: bool
+) -> None:
+    judged = preflight(load_recipe(SHIPPED["llama-3.1-405b-fp8"]))
+    warn_of_verification(judged, machine_of(tmp_path, gigabytes))
+    start = f"verification takes 3,247 GB of host memory, this machine has {gigabytes:,} GB: build --to convert here"
+    assert [message.startswith(start) for message in caplog.messages] == [True] * warned
+
+
+@pytest.mark.parametrize(("last", "warned"), [("convert", False), ("verify", True)])
+def test_a_build_warns_before_its_first_stage_if_it_verifies(
+    last: StageName, warned: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Begun(Exception):
+        pass
+
+    def stop(stage: StageName) -> None:
+        raise Begun
+
+    monkeypatch.setattr("trtforge.preflight.read_memory", lambda host: Memory(total=10**6, available=10**6, limit=None))
+    build = Build(recipe(DEMO_MODEL), tmp_path / "out", Silent())
+    with pytest.raises(Begun):
+        build.run(selected(build.recipe, "convert", last), stop)
+    assert [message.startswith("verification takes 0 GB") for message in caplog.messages] == [True] * warned

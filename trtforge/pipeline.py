@@ -29,7 +29,7 @@ from trtforge.package.stage import package
 from trtforge.package.target import PackageTarget
 from trtforge.plan.formats import CACHES
 from trtforge.plan.model import Model
-from trtforge.preflight import preflight
+from trtforge.preflight import preflight, warn_of_verification
 from trtforge.report import BuildReport, StageReport, read_report, weight_compression, write_report
 from trtforge.verify.result import Verification
 from trtforge.verify.stage import verify
@@ -121,6 +121,8 @@ class Build:
                 _, checkpoint = planned_checkpoint(self.recipe, judged.model)
                 paths, engine = self.paths, self.recipe.engine
                 require_buildable(plan_for(checkpoint, engine, paths.checkpoint, paths.engine, self.options))
+            if "verify" in stages:
+                warn_of_verification(judged)
         if "calibrate" in stages:
             require_data(self.recipe.quantization.calibration.data)
         if "verify" in stages:

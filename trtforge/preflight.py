@@ -1,17 +1,23 @@
 """Floor 5: whether a recipe can be deployed, judged as `trtforge plan` judges it, before anything is started."""
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from trtforge.core.errors import ForgeError
 from trtforge.core.recipe import Recipe
+from trtforge.doctor.host import Host
+from trtforge.doctor.proc import read_memory
 from trtforge.formats.hf import cached_source
 from trtforge.plan.evaluate import evaluate
 from trtforge.plan.evaluation import Evaluation
 from trtforge.plan.fixes import fixes
 from trtforge.plan.model import Model, find_model, model_at
+from trtforge.plan.planner import Plan
 from trtforge.plan.request import request_of
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -20,6 +26,11 @@ class Preflight:
 
     model: Model
     evaluation: Evaluation
+
+    @property
+    def verification_memory(self) -> int:
+        """Bytes of host memory that verification takes."""
+        return Plan(self.model, self.evaluation, fixes=(), alternatives=(), fits=()).peaks.verify_host
 
     def as_json(self) -> Mapping[str, Any]:
         """What --dry-run says of the deployment, in bytes and tokens; None where it is not known."""
@@ -59,6 +70,16 @@ def preflight(recipe: Recipe) -> Preflight:
             hint=(f"Use {settings}." if settings else problem.fix) + more,
         )
     return Preflight(model, evaluation)
+
+
+def warn_of_verification(judged: Preflight, host: Host | None = None) -> None:
+    """Log that verification takes more memory than `host` (None: this machine) has; swap may still hold it."""
+    memory, needed = read_memory(host or Host()), judged.verification_memory
+    if memory is not None and needed > memory.most:
+        _LOG.warning(
+            f"verification takes {needed / 1e9:,.0f} GB of host memory, this machine has {memory.most / 1e9:,.0f} GB: "
+            "build --to convert here, run `trtforge verify` where there is room, and go on with --from compile"
+        )
 
 
 def _model_of(recipe: Recipe) -> Model:

@@ -15,6 +15,7 @@ import pytest
 
 from tests.compile.trtllm import Trtllm, write_checkpoint
 from tests.conftest import DEMO_MODEL
+from trtforge.cli.app import main
 from trtforge.core.processes import lives_in
 
 PROGRAM = """
@@ -182,3 +183,50 @@ def test_build_takes_workers_and_container(tmp_path: Path, trtllm: Trtllm) -> No
 
 def option_of(command: list[str], name: str) -> str:
     return command[command.index(name) + 1]
+
+
+@pytest.mark.parametrize(
+    ("backend", "option", "value", "of"),
+    [
+        ("tensorrt_llm", "--device", "auto", "torch"),
+        ("llmapi", "--device", "cpu", "torch"),
+        ("tensorrt_llm", "--compute-dtype", "float16", "torch"),
+        ("llmapi", "--compute-dtype", "auto", "torch"),
+        ("llmapi", "--workers", "1", "tensorrt_llm"),
+        ("torch", "--workers", "2", "tensorrt_llm"),
+    ],
+)
+def test_an_option_that_the_backend_ignores_is_wrong_usage(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], backend: str, option: str, value: str, of: str
+) -> None:
+    words = ["compile", str(DEMO_MODEL), str(tmp_path / "engine"), "--backend", backend, option, value, "--dry-run"]
+    assert status_of(words) == 2
+    stderr = capsys.readouterr().err
+    assert f"error: {option} is of the {of} backend; the {backend} backend ignores it\n" in stderr
+    assert f"hint: Leave it out, or choose backend {of}.\n" in stderr
+
+
+def test_options_that_are_not_given_are_not_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert status_of(["compile", str(DEMO_MODEL), str(tmp_path / "engine"), "--backend", "llmapi", "--dry-run"]) == 0
+    assert json.loads(capsys.readouterr().out)["backend"] == "llmapi"
+
+
+def test_workers_for_a_recipe_of_another_backend_are_wrong_usage(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(f"name: demo\nmodel: {{source: {DEMO_MODEL}}}\nengine: {{backend: torch, device: cpu}}\n")
+    words = ["build", str(recipe), "--out", str(tmp_path / "build"), "--dry-run"]
+    assert status_of([*words, "--workers", "2"]) == 2
+    assert "error: --workers is of the tensorrt_llm backend; the torch backend ignores it" in capsys.readouterr().err
+    assert status_of(words) == 0
+
+
+def status_of(words: list[str]) -> int:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["trtforge", *words])
+        try:
+            main()
+        except SystemExit as ended:
+            return int(ended.code or 0)
+    return 0

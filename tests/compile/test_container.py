@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,11 @@ def option(call: list[str], name: str) -> str:
     return call[call.index(name) + 1]
 
 
+def without_token(call: list[str]) -> list[str]:
+    """The command with the random end of the container's name left out."""
+    return [re.sub(r"^(trtforge-[0-9a-f]{12}-rank\d+)-[0-9a-f]{8}$", r"\1", word) for word in call]
+
+
 def test_ranks_are_built_in_the_image_of_the_release(tmp_path: Path, trtllm: Trtllm) -> None:
     write_checkpoint(tmp_path / "checkpoint", tp=2)
     made = build(tmp_path, workers=2)
@@ -76,7 +82,8 @@ def test_the_dry_run_prints_what_is_run(tmp_path: Path, trtllm: Trtllm) -> None:
     assert plan["place"] == f"a container of {IMAGE}"
     build(tmp_path)
     _, *ranks = docker_calls(trtllm)
-    assert [["docker", *call] for call in ranks] == [run["command"] for run in plan["runs"]]
+    ran = [["docker", *call] for call in ranks]
+    assert [without_token(call) for call in ran] == [without_token(run["command"]) for run in plan["runs"]]
     given = [call["build_config"] for call in trtllm.calls("build")]
     assert given == [plan["build_config"]] * 2
 
@@ -108,6 +115,19 @@ def test_a_rank_that_fails_ends_the_containers_of_the_others(tmp_path: Path, trt
     assert sorted([first, second]) == [["rm", "--force", name] for name in names]
     for call in trtllm.calls("build"):
         assert not Path(f"/proc/{call['pid']}").exists()
+
+
+def test_a_container_that_was_left_is_neither_in_the_way_nor_removed(tmp_path: Path, trtllm: Trtllm) -> None:
+    write_checkpoint(tmp_path / "checkpoint")
+    trtllm.behaves(fails={"0": "out of luck"})
+    for _ in range(2):
+        with pytest.raises(LoggedError):
+            build(tmp_path)
+    calls = docker_calls(trtllm)
+    first, second = (option(call, "--name") for call in calls if call[0] == "run" and call[-1] != "target")
+    assert without_token([first]) == without_token([second])
+    assert first != second
+    assert [call for call in calls if call[0] == "rm"] == [["rm", "--force", first], ["rm", "--force", second]]
 
 
 def test_docker_that_refuses(tmp_path: Path, trtllm: Trtllm) -> None:

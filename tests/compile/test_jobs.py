@@ -86,3 +86,16 @@ def test_a_program_that_is_not_there_ends_the_others(tmp_path: Path) -> None:
     missing = Job("missing", Run(("/nowhere/program",)), tmp_path / "missing", tmp_path / "missing.log")
     with pytest.raises(FileNotFoundError, match="/nowhere/program"):
         run_jobs([[first], [missing]], Directories())
+
+
+@pytest.mark.parametrize(
+    "cleanup",
+    [(sys.executable, "-c", "import time; time.sleep(60)"), ("/no/such/program", "rm")],
+    ids=["hangs", "absent"],
+)
+def test_a_cleanup_that_fails_does_not_hide_the_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cleanup: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr("trtforge.compile.jobs._CLEANUP_TIMEOUT", 0.1)
+    with pytest.raises(LoggedError, match="a ended with status 3"):
+        run_jobs([[job(tmp_path, "a", "raise SystemExit(3)", cleanup)]], Directories())

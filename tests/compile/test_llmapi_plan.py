@@ -317,3 +317,45 @@ def test_excluded_linears_are_copies(models: Models) -> None:
         assert torch.equal(found[name], source[name])
     described = json.loads((written / "hf_quant_config.json").read_text())["quantization"]
     assert set(left) <= set(described["exclude_modules"])
+
+
+FP8_SOURCE = {"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": None}}
+
+
+def hugging_face_plan(directory: Path, parallel: Parallel | None = None, **target: str) -> dict[str, Any]:
+    config = engine(backend="llmapi", target=target)
+    return plan_engine(config, directory, NOWHERE, CompileOptions(parallel=parallel)).as_json()
+
+
+def test_the_gpu_of_a_hugging_face_directory_must_be_known() -> None:
+    with pytest.raises(ForgeError, match="GPU nonsense is not known"):
+        hugging_face_plan(DEMO_MODEL, gpu="nonsense")
+
+
+def test_a_directorys_own_quantisation_is_held_against_the_gpu(tmp_path: Path) -> None:
+    shutil.copy(DEMO_MODEL / "config.json", tmp_path)
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps(FP8_SOURCE))
+    with pytest.raises(ForgeError, match=r"a100-80gb has compute capability 8\.0: fp8 needs 8\.9"):
+        hugging_face_plan(tmp_path, gpu="a100-80gb")
+    assert hugging_face_plan(tmp_path, gpu="h100-80gb")["warnings"] == []
+
+
+def test_a_quantisation_that_only_the_llm_api_reads_is_not_refused(tmp_path: Path) -> None:
+    values = json.loads((DEMO_MODEL / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(values | {"quantization_config": {"quant_method": "mxfp4"}}))
+    (warning,) = hugging_face_plan(tmp_path, gpu="h100-80gb")["warnings"]
+    assert warning.startswith("whether h100-80gb runs the checkpoint's quantisation is not checked: ")
+    assert "mxfp4" in warning
+    assert hugging_face_plan(tmp_path)["warnings"] == []
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_heads_that_the_layout_cannot_split_are_refused(tmp_path: Path, nested: bool) -> None:
+    values = json.loads((DEMO_MODEL / "config.json").read_text()) | {"num_attention_heads": 12}
+    (tmp_path / "config.json").write_text(
+        json.dumps({"architectures": ["NewForCausalLM"], "text_config": values} if nested else values)
+    )
+    with pytest.raises(ForgeError, match="12 attention heads cannot be split over tp 8") as caught:
+        hugging_face_plan(tmp_path, Parallel(tp=8))
+    assert caught.value.hint == "Choose a --tp that divides 12: 1, 2, 3, 4, 6, 12."
+    assert hugging_face_plan(tmp_path, Parallel(tp=4))["processes"] == 4

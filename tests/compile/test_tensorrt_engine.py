@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.compile.checkpoints import engine
-from tests.compile.trtllm import L4, MACHINE, Trtllm, write_checkpoint
+from tests.compile.trtllm import H100, L4, MACHINE, Trtllm, write_checkpoint
 from trtforge.compile.machine import Machine
 from trtforge.compile.stage import CompileOptions, compile_engine, plan_engine
 from trtforge.core.artifact import Produced
@@ -337,6 +337,31 @@ def test_another_gpu_than_the_target(tmp_path: Path, trtllm: Trtllm) -> None:
     config = engine(backend="tensorrt_llm", target={"gpu": "l4"})
     with pytest.raises(ForgeError, match=r"for l4 \(SM 89\), and the GPU here is NVIDIA H100 80GB HBM3 \(SM 90\)"):
         build(tmp_path, config=config)
+
+
+@pytest.mark.parametrize(
+    ("asked", "found", "said"),
+    [
+        ("l4", L4, None),
+        ("h100-80gb", H100, None),
+        ("l40s", L4, "the engine is for l40s, and the GPU here is NVIDIA L4 with 23.6 GB (both SM 89)"),
+        ("h200", H100, "the engine is for h200, and the GPU here is NVIDIA H100 80GB HBM3 with 84.9 GB (both SM 90)"),
+    ],
+)
+def test_another_gpu_of_the_same_sm_is_a_warning(
+    tmp_path: Path,
+    trtllm: Trtllm,
+    caplog: pytest.LogCaptureFixture,
+    asked: str,
+    found: Mapping[str, Any],
+    said: str | None,
+) -> None:
+    write_checkpoint(tmp_path / "checkpoint")
+    trtllm.has_gpus(found)
+    made = build(tmp_path, config=engine(backend="tensorrt_llm", target={"gpu": asked}))
+    assert made.manifest.identity.versions["gpu"] == found["name"]
+    why = f": it will run on {asked}, with kernels that were the fastest on the GPU here"
+    assert caplog.messages == ([] if said is None else [said + why])
 
 
 def test_formats_that_the_gpu_does_not_have(tmp_path: Path, trtllm: Trtllm) -> None:

@@ -16,8 +16,8 @@ from trtforge.core.parallel import Parallel
 from trtforge.formats.releases import Section, read_release_data, release
 
 FAKES = Path(__file__).parent / "fakes"
-H100 = {"name": "NVIDIA H100 80GB HBM3", "major": 9, "minor": 0}
-L4 = {"name": "NVIDIA L4", "major": 8, "minor": 9}
+H100 = {"name": "NVIDIA H100 80GB HBM3", "major": 9, "minor": 0, "total_memory": 84_929_347_584}
+L4 = {"name": "NVIDIA L4", "major": 8, "minor": 9, "total_memory": 23_622_320_128}
 MACHINE = Machine(tensorrt_llm="1.2.1", gpu=True)
 
 
@@ -47,8 +47,10 @@ class Trtllm:
         (self.site / "behaviour.json").write_text(json.dumps(what))
 
     def has_gpus(self, *gpus: Mapping[str, Any]) -> None:
-        """Which GPUs are there."""
-        (self.site / "gpus.json").write_text(json.dumps(gpus))
+        """Which GPUs are there, of 80 GB where that is not said."""
+        (self.site / "gpus.json").write_text(
+            json.dumps([{"total_memory": H100["total_memory"], **gpu} for gpu in gpus])
+        )
 
     def calls(self, name: str | None = None) -> list[dict[str, Any]]:
         """What was called so far, in order."""

@@ -4,7 +4,7 @@ import pytest
 
 from trtforge.core.errors import ForgeError
 from trtforge.formats.trtllm import Quantization
-from trtforge.plan.gpus import gpu_named, require_formats
+from trtforge.plan.gpus import gpu_named, product_of, require_formats
 
 
 @pytest.mark.parametrize(
@@ -28,3 +28,30 @@ def test_unknown_gpu_names_the_nearest() -> None:
     with pytest.raises(ForgeError, match="GPU h100 is not known") as caught:
         gpu_named("h100")
     assert "Did you mean h100" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("driver_name", "gib", "product"),
+    [
+        ("NVIDIA H100 80GB HBM3", 79.1, "h100-80gb"),
+        ("NVIDIA H100 PCIe", 79.1, "h100-pcie"),
+        ("NVIDIA H100 NVL", 93.1, "h100-nvl"),
+        ("NVIDIA H200", 139.8, "h200"),
+        ("NVIDIA GH200 480GB", 94.5, "gh200-96gb"),
+        ("NVIDIA A100-SXM4-40GB", 39.4, "a100-40gb"),
+        ("NVIDIA A100 80GB PCIe", 79.1, "a100-80gb"),
+        ("NVIDIA A10", 22.0, "a10"),
+        ("NVIDIA A10G", 22.0, "a10g"),
+        ("NVIDIA L4", 22.0, "l4"),
+        ("NVIDIA L40S", 44.5, "l40s"),
+        ("Tesla V100-SXM2-16GB", 15.7, "v100-16gb"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 94.9, "rtx-pro-6000"),
+        ("NVIDIA GeForce RTX 5090", 31.3, "rtx-5090"),
+        ("NVIDIA GeForce RTX 5090 Laptop GPU", 23.9, None),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", 9.75, None),
+        ("NVIDIA GeForce GTX 1080", 7.9, None),
+    ],
+)
+def test_products_by_the_drivers_name(driver_name: str, gib: float, product: str | None) -> None:
+    found = product_of(driver_name, gib * 2**30)
+    assert (found.name if found is not None else None) == product

@@ -9,6 +9,7 @@ import pytest
 from tests.recipes.shipped import SHIPPED
 from trtforge.core.recipe import Recipe, load_recipe
 from trtforge.formats.hub_data import HubData
+from trtforge.plan.gpus import GPUS_PER_SERVER
 from trtforge.plan.known import known_config
 from trtforge.plan.model import find_model
 from trtforge.plan.planner import Plan, plan
@@ -16,6 +17,9 @@ from trtforge.plan.request import request_of
 
 REQUESTS = re.compile(r"# ([\d,]+) requests at once, each of up to ([\d,]+) tokens of prompt and ([\d,]+) of answer\.")
 MEMORY = re.compile(r"# Calibration takes ([\d.]+) GB of GPU memory, verification ([\d,]+) GB of host memory")
+
+LARGE_SERVER = 2e12
+"""Bytes of host memory that servers of eight GPUs have at most, as a rule."""
 
 
 @dataclass(frozen=True)
@@ -124,3 +128,13 @@ def test_calibration_gate_and_features_are_set(name: str) -> None:
     assert recipe.engine.features.kv_reuse
     assert recipe.engine.features.chunked_context
     assert recipe.engine.backend == "tensorrt_llm"
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_build_that_one_server_cannot_hold_is_told_in_parts(name: str) -> None:
+    recipe, said = load_recipe(SHIPPED[name]), header(SHIPPED[name])
+    parts = re.findall(r"^# trtforge build (\S+) --out OUT --(to|from) (\S+)", said, re.MULTILINE)
+    too_large = planned(recipe).peaks.verify_host > LARGE_SERVER
+    assert parts == ([(name, "to", "convert"), (name, "from", "compile")] if too_large else [])
+    assert ("mpirun" in said) == (recipe.parallel.tp * recipe.parallel.pp > GPUS_PER_SERVER)
+    assert f"trtforge recipes copy {name} GATE" in said or not too_large

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trtforge.cli import show
-from trtforge.cli.options import Container, Force, Json, Quiet, Set, Verbose, Workers
+from trtforge.cli.options import Container, Force, Json, Quiet, Set, Verbose, Workers, require_heeded
 from trtforge.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ def register(app: typer.Typer) -> None:
 
 
 def build(
+    context: typer.Context,
     recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe file or a shipped recipe's name.")],
     out: Annotated[Path | None, typer.Option(help="Directory of the build.", show_default="build/<recipe>")] = None,
     first: Annotated[str, typer.Option("--from", metavar="STAGE", help="First stage to run.")] = "calibrate",
@@ -66,6 +67,7 @@ def build(
             f"--update-lock with {'--locked' if locked else '--dry-run'}", hint="Lock what a build used, by itself."
         )
     chosen = load_recipe(find(recipe), tuple(set_ or ()))
+    require_heeded(context, chosen.engine.backend)
     lock_file = lock or (Path(recipe).parent if Path(recipe).is_file() else Path()) / FILE_NAME
     stages = selected(chosen, _stage(first, "--from"), _stage(last, "--to"))
     used = what_is_used(chosen, lock_file, container=container) if update_lock else None

@@ -53,3 +53,24 @@ def from_options(cls: type[AnyConfig], values: Mapping[str, Any], command: str) 
         return cls.parse(values, command)
     except ForgeError as error:
         raise UsageError(error.message, hint=error.hint) from None
+
+
+_BACKENDS_OF = {
+    "device": ("auto", "torch"),
+    "compute_dtype": ("auto", "torch"),
+    "workers": ("auto", "tensorrt_llm"),
+}
+"""The backends that heed an option; `auto` may become one that does."""
+
+
+def require_heeded(context: typer.Context, backend: str) -> None:
+    """Raises UsageError for an option on the command line that this backend ignores. Defaults are nobody's wish."""
+    for name, backends in _BACKENDS_OF.items():
+        source = context.get_parameter_source(name)
+        # by name: newer releases of typer have a click of their own
+        if source is not None and source.name == "COMMANDLINE" and backend not in backends:
+            option = f"--{name.replace('_', '-')}"
+            raise UsageError(
+                f"{option} is of the {backends[-1]} backend; the {backend} backend ignores it",
+                hint=f"Leave it out, or choose backend {backends[-1]}.",
+            )

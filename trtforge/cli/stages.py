@@ -6,7 +6,19 @@ from typing import Annotated
 import typer
 
 from trtforge.cli import show
-from trtforge.cli.options import Container, Force, HfDirectory, Json, Out, Quiet, Set, Verbose, Workers, from_options
+from trtforge.cli.options import (
+    Container,
+    Force,
+    HfDirectory,
+    Json,
+    Out,
+    Quiet,
+    Set,
+    Verbose,
+    Workers,
+    from_options,
+    require_heeded,
+)
 from trtforge.cli.sensitivity import DEFAULT_GATE, show_sensitivity
 from trtforge.core.errors import ForgeError, UsageError
 
@@ -232,6 +244,7 @@ def verify(
 
 
 def compile_(
+    context: typer.Context,
     checkpoint: Annotated[
         Path,
         typer.Argument(metavar="CHECKPOINT", help="For llmapi also a Hugging Face directory.", show_default=False),
@@ -298,6 +311,7 @@ def compile_(
         },
         "compile",
     )
+    require_heeded(context, config.backend)
     parallel = Parallel(tp or 1, pp or 1, ep or 1) if tp or pp or ep else None
     options = CompileOptions(workers=workers, container=container, parallel=parallel)
     if dry_run:

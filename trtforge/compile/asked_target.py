@@ -1,6 +1,7 @@
 """What an engine is built with, as the place says where it is built, and whether that is what the engine is for."""
 
 import json
+import logging
 import os
 import shutil
 from collections.abc import Sequence
@@ -16,7 +17,9 @@ from trtforge.compile.place import Place, chosen_gpus
 from trtforge.core.config import Config
 from trtforge.core.errors import ForgeError, LoggedError
 from trtforge.formats.engine_target import EngineTarget
-from trtforge.plan.gpus import GPUS, require_formats
+from trtforge.plan.gpus import GPUS, Gpu, product_of, require_formats
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,12 @@ class AskedTarget:
 class _FoundGpu(Config):
     gpu: str
     sm: str
+    memory: int
+
+    @property
+    def kind(self) -> tuple[str, str]:
+        """What ranks must share; equal GPUs may report a little more or less memory."""
+        return self.gpu, self.sm
 
 
 class _Found(Config):
@@ -44,8 +53,8 @@ class _Found(Config):
 def asked_target(build: EngineBuild) -> AskedTarget:
     """Ask the place of the build for its versions and GPUs.
 
-    Raises LoggedError if it does not answer, ForgeError where TensorRT-LLM is another release, the GPUs differ, are not
-    what the engine is for, or do not have its number formats.
+    Raises LoggedError if it does not answer, ForgeError where TensorRT-LLM is another release, the GPUs differ, have
+    another SM than the one that the engine is for, or do not have its number formats. Another GPU of that SM is logged.
     """
     place, release, gpu, chosen = build.place, build.plan.release, build.gpu, chosen_gpus(os.environ)
     if chosen == ():
@@ -60,20 +69,31 @@ def asked_target(build: EngineBuild) -> AskedTarget:
     if not found.gpus:
         raise ForgeError(f"{place.name} has no GPU", hint="Check `nvidia-smi` and CUDA_VISIBLE_DEVICES.")
     first, *others = found.gpus[: min(build.workers, len(build.ranks))]
-    if any(other != first for other in others):
+    if any(other.kind != first.kind for other in others):
         raise ForgeError(
             f"the GPUs are not of one kind: {', '.join(each.gpu for each in (first, *others))}",
             hint="All ranks must be tuned on the GPU they are for: choose equal ones with CUDA_VISIBLE_DEVICES.",
         )
-    if gpu is not None and str(gpu.sm) != first.sm:
-        raise ForgeError(
-            f"the engine is for {gpu.name} (SM {gpu.sm}), and the GPU here is {first.gpu} (SM {first.sm})",
-            hint="TensorRT tunes an engine on the GPU it is for: build it there, or choose another target GPU.",
-        )
+    if gpu is not None:
+        _require_target(gpu, first)
     require_formats(replace(GPUS[0], name=first.gpu, sm=int(first.sm)), build.model.quantization)
     target = EngineTarget(tensorrt_llm=version, tensorrt=found.tensorrt, cuda=found.cuda, sm=first.sm, gpu=first.gpu)
     names = chosen if chosen is not None else tuple(map(str, range(len(found.gpus))))
     return AskedTarget(target, names[: len(found.gpus)])
+
+
+def _require_target(gpu: Gpu, found: _FoundGpu) -> None:
+    """As for serving: another SM does not run the engine; another GPU of it does, with kernels tuned elsewhere."""
+    if str(gpu.sm) != found.sm:
+        raise ForgeError(
+            f"the engine is for {gpu.name} (SM {gpu.sm}), and the GPU here is {found.gpu} (SM {found.sm})",
+            hint="TensorRT tunes an engine on the GPU it is for: build it there, or choose another target GPU.",
+        )
+    if product_of(found.gpu, found.memory) != gpu:
+        _LOG.warning(
+            f"the engine is for {gpu.name}, and the GPU here is {found.gpu} with {found.memory / 1e9:.1f} GB (both SM "
+            f"{gpu.sm}): it will run on {gpu.name}, with kernels that were the fastest on the GPU here"
+        )
 
 
 def _ask(place: Place, chosen: Sequence[str] | None, logs: Path) -> _Found:

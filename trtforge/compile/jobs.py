@@ -22,6 +22,9 @@ _POLL = 0.05
 _GRACE = 10.0
 """Seconds that a program gets to end by itself after SIGTERM."""
 
+_CLEANUP_TIMEOUT = 30.0
+"""Seconds that a job's cleanup gets: a docker daemon that hangs must not keep us."""
+
 _KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
 _SIGTERM_STATUS = 128 + signal.SIGTERM
 
@@ -117,7 +120,14 @@ class _Running(Generic[AnyJob]):
             self._process.wait()
         end_session(self._process.pid)
         if self._process.returncode != 0 and self.job.run.cleanup:
-            subprocess.run(self.job.run.cleanup, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
+            with suppress(subprocess.TimeoutExpired, OSError):  # the job's own failure is what is told
+                subprocess.run(
+                    self.job.run.cleanup,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    check=False,
+                    timeout=_CLEANUP_TIMEOUT,
+                )
 
 
 def _end(running: Collection[_Running[AnyJob]]) -> None:

@@ -14,8 +14,11 @@ from trtforge.core.parallel import Parallel
 from trtforge.core.recipe import EngineConfig
 from trtforge.formats.hf import HfConfig, read_config
 from trtforge.formats.llmapi import MODEL_FILE, KvCacheArgs, LlmArgs, require_llm_api
-from trtforge.formats.trtllm import CheckpointConfig
+from trtforge.formats.quantization_config import read_quantized_source
+from trtforge.formats.trtllm import CheckpointConfig, Quantization
+from trtforge.models.formats import FORMATS
 from trtforge.models.hf_plan import require_format
+from trtforge.plan.gpus import Gpu, gpu_named, require_formats
 from trtforge.plan.limits import Limits, Positions, derive_limits
 
 TOKENS_PER_BLOCK = 32
@@ -72,8 +75,7 @@ class _HfPositions:
 
     @classmethod
     def of(cls, config: HfConfig) -> "_HfPositions":
-        values = config.values.get("text_config") or config.values
-        text = HfConfig(values, config.path) if isinstance(values, dict) else config
+        text = _text_config(config)
         positions = text.values.get("max_position_embeddings")
         return cls(positions if isinstance(positions, int) else None, text.rope_scaling)
 
@@ -88,8 +90,46 @@ def plan_for_checkpoint(model: CheckpointConfig, config: EngineConfig) -> Llmapi
 
 
 def plan_for_hugging_face(directory: Path, parallel: Parallel, config: EngineConfig) -> LlmapiPlan:
-    """The plan for a Hugging Face directory as it is. Raises ForgeError if it is none."""
-    return _plan(_HfPositions.of(read_config(directory)), parallel, config, "hugging_face", fp8_cache=False)
+    """The plan for a Hugging Face directory as it is.
+
+    Raises ForgeError if it is none, has heads that `parallel` cannot split, or a format that the target GPU lacks.
+    """
+    found = read_config(directory)
+    _require_heads(found, parallel.tp)
+    warnings = _require_stored_formats(found, gpu_named(config.target.gpu)) if config.target.gpu is not None else ()
+    return replace(_plan(_HfPositions.of(found), parallel, config, "hugging_face", fp8_cache=False), warnings=warnings)
+
+
+def _text_config(config: HfConfig) -> HfConfig:
+    """The language model's part; a model of text alone is that."""
+    values = config.values.get("text_config") or config.values
+    return HfConfig(values, config.path) if isinstance(values, dict) else config
+
+
+def _require_heads(config: HfConfig, tp: int) -> None:
+    heads = _text_config(config).values.get("num_attention_heads")
+    if isinstance(heads, int) and heads % tp:
+        legal = ", ".join(str(n) for n in range(1, heads + 1) if heads % n == 0)
+        raise ForgeError(
+            f"{heads} attention heads cannot be split over tp {tp}",
+            hint=f"Choose a --tp that divides {heads}: {legal}.",
+        )
+
+
+def _require_stored_formats(config: HfConfig, gpu: Gpu) -> tuple[str, ...]:
+    """Hold the directory's own quantisation against the GPU. A warning where it is one that trtforge does not read.
+
+    The LLM API runs more formats than trtforge repacks (MXFP4, FP8 in blocks), so that is no error here.
+    """
+    try:
+        stored = read_quantized_source(config)
+    except ForgeError as error:
+        return (f"whether {gpu.name} runs the checkpoint's quantisation is not checked: {error.message}",)
+    if stored is not None:
+        cache = "FP8" if stored.fp8_kv_cache else None
+        algorithm = FORMATS[stored.format].algorithm
+        require_formats(gpu, Quantization(quant_algo=algorithm, kv_cache_quant_algo=cache))
+    return ()
 
 
 def _plan(

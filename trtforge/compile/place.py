@@ -64,7 +64,10 @@ class Here:
 
 @dataclass(frozen=True)
 class Container:
-    """Containers of `image`, named after the engine `out`: only one build at a time can be at its ranks."""
+    """Containers of `image`, named after the engine `out`.
+
+    Each gets a name of its own: one that a killed client left must neither stop the next run nor be taken for its own.
+    """
 
     image: str
     out: Path
@@ -75,8 +78,8 @@ class Container:
         return f"a container of {self.image}"
 
     def target(self, gpus: Sequence[str] | None) -> Run:
-        """See Place; others may ask for the same engine meanwhile, so the name is one of many."""
-        return self._run(f"target-{token_hex(4)}", "all" if gpus is None else _devices(gpus), (), ("target",))
+        """See Place."""
+        return self._run("target", "all" if gpus is None else _devices(gpus), (), ("target",))
 
     def rank(self, rank: int, gpu: str, checkpoint: Path, directory: Path) -> Run:
         """See Place. Both directories keep their paths inside."""
@@ -88,7 +91,7 @@ class Container:
         return self._run(f"rank{rank}", _devices([gpu]), options, _build(rank, checkpoint))
 
     def _run(self, role: str, gpus: str, options: Sequence[str], arguments: Sequence[str]) -> Run:
-        name = f"trtforge-{text_digest(str(self.out.absolute()))[:12]}-{role}"
+        name = f"trtforge-{text_digest(str(self.out.absolute()))[:12]}-{role}-{token_hex(4)}"
         argv = (
             *docker_run(gpus),
             *("--name", name),

@@ -64,7 +64,10 @@ class ParallelConfig(Config):
 class TargetConfig(Config):
     """What the engine is built for."""
 
-    gpu: str | None = Field(None, description="GPU such as h100-80gb: the tensorrt_llm backend checks its formats.")
+    gpu: str | None = Field(
+        None,
+        description="GPU such as h100-80gb: its formats and memory are judged, and a build on another SM is refused.",
+    )
     tensorrt_llm: str = Field("1.2.1", description="TensorRT-LLM release that serves the engine.")
 
 

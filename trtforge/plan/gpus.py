@@ -4,6 +4,7 @@ Rates are those of NVIDIA's datasheets, dense (where a sheet gives FLOP/s with s
 sheet. Memory is what CUDA reports, as in logs and out-of-memory messages: that is divided, not the name's figure.
 """
 
+import re
 from dataclasses import dataclass
 from difflib import get_close_matches
 
@@ -132,6 +133,24 @@ def gpu_named(name: str) -> Gpu:
         raise ForgeError(
             f"GPU {name} is not known", hint=f"Did you mean {nearest[0]}? {known}" if nearest else known
         ) from None
+
+
+def product_of(driver_name: str, memory: float) -> Gpu | None:
+    """The product that the driver calls so and that reports `memory` bytes; None for one that is not in the table.
+
+    What sets variants of a name apart (H100 PCIe, H100 NVL) is a word of it, or the memory.
+    """
+    words = set(re.split(r"[ -]", driver_name.lower()))
+    like = [gpu for gpu in GPUS if _words(gpu) <= words and abs(gpu.memory - memory) < _MEMORY_VARIES * gpu.memory]
+    return max(like, key=lambda gpu: len(_words(gpu)), default=None)
+
+
+_MEMORY_VARIES = 0.08
+"""Share by which the memory that one product reports differs: ECC and the driver take theirs."""
+
+
+def _words(gpu: Gpu) -> frozenset[str]:
+    return frozenset(word for word in gpu.name.split("-") if not re.fullmatch(r"\d+gb", word))
 
 
 def refusal(gpu: Gpu, format: WeightFormat | CacheFormat) -> str | None:

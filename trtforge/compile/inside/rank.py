@@ -37,7 +37,7 @@ def main() -> None:
 
 
 def target() -> "dict[str, object]":
-    """What engines would be built with: versions, and every visible GPU with its compute capability x 10.
+    """What engines would be built with: versions, and every visible GPU (`sm`: compute capability x 10, memory: bytes).
 
     TensorRT-LLM's version is its package's: importing it takes half a minute.
     """
@@ -49,7 +49,7 @@ def target() -> "dict[str, object]":
         "tensorrt_llm": version("tensorrt_llm"),
         "tensorrt": str(tensorrt.__version__),
         "cuda": torch.version.cuda,
-        "gpus": [{"gpu": gpu.name, "sm": f"{gpu.major}{gpu.minor}"} for gpu in gpus],
+        "gpus": [{"gpu": gpu.name, "sm": f"{gpu.major}{gpu.minor}", "memory": gpu.total_memory} for gpu in gpus],
     }
 
 
