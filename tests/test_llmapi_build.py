@@ -61,8 +61,9 @@ def test_a_build_goes_all_the_way(recipe: Path, tmp_path: Path) -> None:
 
 
 def test_gate_and_up_get_one_awq_scale(recipe: Path) -> None:
-    """The LLM API runs both as one linear."""
-    assert convert_config(load_recipe(recipe)).shared_pre_quant_scale
+    """The LLM API runs both as one linear. Other formats have no such scale."""
+    assert convert_config(load_recipe(recipe, ("quantization.format=int4_awq",))).shared_pre_quant_scale
+    assert not convert_config(load_recipe(recipe)).shared_pre_quant_scale
     assert not convert_config(load_recipe(recipe, ("engine.backend=torch",))).shared_pre_quant_scale
 
 
