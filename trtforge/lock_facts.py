@@ -3,7 +3,6 @@
 import os
 import platform
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from trtforge.compile.machine import this_machine
@@ -11,6 +10,7 @@ from trtforge.compile.place import Container
 from trtforge.compile.places import chosen_place
 from trtforge.compile.stage import backend_of
 from trtforge.core.digest import file_digest, text_digest
+from trtforge.core.packages import installed_version
 from trtforge.core.recipe import Recipe
 from trtforge.doctor.host import Host, RunError
 from trtforge.formats.hf import open_checkpoint, resolve_source, tokenizer_files
@@ -113,7 +113,6 @@ def _image_digest(image: str, host: Host) -> str | None:
 
 def _versions() -> Iterator[tuple[str, str]]:
     for name in _PACKAGES:
-        try:
-            yield name, version(name)
-        except PackageNotFoundError:
-            continue
+        found = installed_version(name)
+        if found is not None:
+            yield name, found

@@ -7,6 +7,7 @@ import pytest
 from tests.conftest import DEMO_MODEL
 from tests.package.engines import tensorrt_engine
 from trtforge.compile.stage import CompileOptions, compile_engine
+from trtforge.core import packages
 from trtforge.core.errors import ForgeError
 from trtforge.core.manifest import open_artifact
 from trtforge.core.parallel import Parallel
@@ -14,7 +15,7 @@ from trtforge.core.recipe import EngineConfig
 from trtforge.formats.triton import RepositoryFacts, read_facts
 from trtforge.package.models import PackageConfig
 from trtforge.package.stage import package
-from trtforge.serve import launchers, packages
+from trtforge.serve import launchers
 from trtforge.serve.config import ServeConfig
 from trtforge.serve.launchers import Launch, plan_launch, require_runnable
 from trtforge.serve.stage import serve

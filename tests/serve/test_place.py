@@ -9,6 +9,7 @@ from tests.conftest import DEMO_MODEL
 from tests.doctor.hosts import FakeGpu, FakeNvml
 from tests.package.engines import H100, tensorrt_engine
 from trtforge.cli.app import app
+from trtforge.core import packages
 from trtforge.core.errors import ForgeError
 from trtforge.core.manifest import open_artifact
 from trtforge.core.nvml import Nvml
@@ -16,7 +17,7 @@ from trtforge.formats.engine_target import EngineTarget
 from trtforge.formats.triton import RepositoryFacts, read_facts
 from trtforge.package.models import PackageConfig
 from trtforge.package.stage import package
-from trtforge.serve import packages, place
+from trtforge.serve import place
 from trtforge.serve.config import ServeConfig
 from trtforge.serve.launchers import Launch, plan_launch
 from trtforge.serve.place import check_gpus, check_versions, installed, visible_gpus

@@ -131,17 +131,13 @@ def version(json: Json = False, verbose: Verbose = False) -> None:
     [dim]Example: trtforge version --json[/dim]
     """
     import platform
-    from importlib.metadata import PackageNotFoundError
-    from importlib.metadata import version as installed
 
     from trtforge import __version__
+    from trtforge.core.packages import installed_version
 
     found = {"trtforge": __version__, "python": platform.python_version()}
     for name in ("torch", "transformers", "tritonclient", "nvidia-pytriton", "tensorrt-llm", "nvidia-modelopt"):
-        try:
-            found[name] = installed(name)
-        except PackageNotFoundError:
-            found[name] = "not installed"
+        found[name] = installed_version(name) or "not installed"
     if json:
         show.as_json(found)
         return

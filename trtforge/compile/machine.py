@@ -2,10 +2,11 @@
 
 import shutil
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
+
+from trtforge.core.packages import installed_version
 
 
 @dataclass(frozen=True)
@@ -33,9 +34,5 @@ def this_machine(devices: Path = Path("/dev")) -> Machine:
 
 def _installed() -> str | None:
     """The installed release without its local part: wheels are called 1.2.1+cu130 or the like."""
-    if find_spec("tensorrt_llm") is None:
-        return None
-    try:
-        return version("tensorrt_llm").partition("+")[0]
-    except PackageNotFoundError:
-        return None
+    found = installed_version("tensorrt_llm") if find_spec("tensorrt_llm") is not None else None
+    return None if found is None else found.partition("+")[0]

@@ -1,17 +1,16 @@
 """Publishing an artifact: whole or absent, a cache hit where it is already right, never somebody else's files."""
 
 import logging
-import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from trtforge.core.cache import Cache, Slot
 from trtforge.core.errors import ForgeError, LoggedError
-from trtforge.core.locks import take_lock
+from trtforge.core.locks import locked_by
 from trtforge.core.manifest import FileRecord, Identity, Manifest, check_files, files_below, read_manifest, record_of
 from trtforge.core.partial import RECORD, Finished, keep_finished
 
@@ -183,15 +182,13 @@ def _locked(out: Path) -> Iterator[None]:
     def say() -> None:
         _LOG.warning("another process writes %s: waiting for it", out)
 
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = take_lock(path, waiting=say)
-    except OSError as error:
-        raise ForgeError(
-            f"{out.parent}: cannot write there: {error.strerror}", hint="Choose an output directory you may write to."
-        ) from None
-    try:
+    with ExitStack() as held:
+        try:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            held.enter_context(locked_by(path, waiting=say))
+        except OSError as error:
+            raise ForgeError(
+                f"{out.parent}: cannot write there: {error.strerror}",
+                hint="Choose an output directory you may write to.",
+            ) from None
         yield
-    finally:
-        path.unlink(missing_ok=True)
-        os.close(descriptor)

@@ -28,9 +28,9 @@ def take_lock(path: Path, *, shared: bool = False, waiting: Waiting = lambda: No
 
 
 @contextmanager
-def locked_by(path: Path) -> Iterator[None]:
-    """Hold the lock file at `path` for the block; it is deleted then."""
-    descriptor = take_lock(path)
+def locked_by(path: Path, *, waiting: Waiting = lambda: None) -> Iterator[None]:
+    """Hold the lock file at `path`, as `take_lock` does, for the block; it is deleted then."""
+    descriptor = take_lock(path, waiting=waiting)
     try:
         yield
     finally:

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Literal
 
 from trtforge.core.errors import ForgeError
+from trtforge.core.packages import installed_version, same_minor
 from trtforge.formats.releases import Container, containers_of, containers_with, release
 from trtforge.formats.triton import RepositoryFacts
 from trtforge.serve.config import ServeConfig
 from trtforge.serve.installation import Installation, find_installation
-from trtforge.serve.packages import installed_version, same_minor
 
 _TRTLLM_BACKEND = Path("/opt/tritonserver/backends/tensorrtllm")
 _SPARE_THREADS = 32

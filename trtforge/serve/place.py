@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from trtforge.core.errors import ForgeError
 from trtforge.core.nvml import GpuFacts, LoadNvml, load_nvml, read_driver
+from trtforge.core.packages import installed_version, same_minor
 from trtforge.formats.engine_target import EngineTarget, Place, require_fit, unknown_origin
 from trtforge.formats.releases import containers_with
 from trtforge.formats.triton import RepositoryFacts
 from trtforge.serve.launchers import Launch
-from trtforge.serve.packages import installed_version, same_minor
 
 CHOSEN = "CUDA_VISIBLE_DEVICES"
 _LOG = logging.getLogger(__name__)
