@@ -74,25 +74,31 @@ def _conversion(console: Console, arguments: argparse.Namespace) -> None:
 
 
 def _calibration(console: Console, arguments: argparse.Namespace) -> None:
-    with tempfile.TemporaryDirectory(prefix="trtforge-bench-") as directory:
-        timed = calibration.measure(Path(directory), arguments.runs, tuple(arguments.tokens))
     runs = f"median of {arguments.runs} interleaved runs" if arguments.runs > 1 else "one run"
-    title = f"Calibration of a 200 M Llama ({runs}, one of ModelOpt's AWQ)"
+    with tempfile.TemporaryDirectory(prefix="trtforge-bench-") as directory:
+        timed = calibration.measure_demo(Path(directory), arguments.runs, arguments.tokens)
+        console.print(_calibration_table(f"Calibration of the demo model ({runs})", timed))
+        timed = calibration.measure_large(Path(directory), arguments.runs, arguments.tokens)
+        console.print(_calibration_table(f"Calibration of a 200 M Llama ({runs}; ModelOpt's AWQ once)", timed))
+
+
+def _calibration_table(title: str, timed: list[calibration.Timed]) -> Table:
     table = Table(title=title, title_justify="left")
-    for column in ("way", "tokens", "seconds", "forward passes", "ModelOpt takes", "peak memory"):
+    for column in ("way", "windows a batch", "tokens", "seconds", "forward passes", "trtforge is", "peak memory"):
         table.add_column(column, justify="left" if column == "way" else "right")
     seconds = {(run.kind, run.tokens): run.seconds for run in timed}
     for run in timed:
-        peer = seconds.get((f"modelopt_{run.kind}", run.tokens))
+        ours = seconds.get((run.kind.removeprefix("modelopt_"), run.tokens)) if "modelopt" in run.kind else None
         table.add_row(
             run.kind,
+            str(run.batch),
             str(run.tokens),
-            f"{run.seconds:.1f}" + (" (extrapolated)" if run.extrapolated else ""),
+            f"{run.seconds:.2f}" + (" (extrapolated)" if run.extrapolated else ""),
             f"{run.seconds / seconds['forward', run.tokens]:.2f}",
-            "" if peer is None else f"{peer / run.seconds:.1f} times as long",
+            "" if ours is None else f"{run.seconds / ours:.1f} times as fast",
             f"{run.rss / 1e6:.0f} MB",
         )
-    console.print(table)
+    return table
 
 
 def _quality(console: Console, arguments: argparse.Namespace) -> None:

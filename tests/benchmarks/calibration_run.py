@@ -1,7 +1,8 @@
-"""`python -m tests.benchmarks.calibration_run KIND MODEL IDS OUT`: one measured run, as JSON {seconds, rss}.
+"""`python -m tests.benchmarks.calibration_run KIND MODEL IDS OUT BATCH`: one measured run, as JSON.
 
-Imports and, for the peers, loading the model are outside of the time; ours reads the checkpoint inside of it. `rss` is
-the peak of the whole process in bytes. KIND: forward, fp8, int4_awq, modelopt_fp8 or modelopt_int4_awq.
+`seconds`; `rss`, the peak of the whole process in bytes; `passes`, for ModelOpt: the seconds of every batch of each
+pass over the data. Imports and, for the peers, loading the model are outside of the time; ours reads the checkpoint
+inside of it. KIND: forward, fp8, int4_awq, modelopt_fp8 or modelopt_int4_awq; BATCH: windows of a forward pass.
 """
 
 import json
@@ -12,20 +13,20 @@ from pathlib import Path
 
 from trtforge.core.usage import peak_memory
 
-BATCH = 8
-
 
 def main() -> None:
     """Run and print."""
-    kind, model, ids, out = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[4])
-    run = _ours(kind, model, ids, out) if kind in ("fp8", "int4_awq") else _peer(kind, model, ids)
+    kind, model, ids, out, batch = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[4]), sys.argv[5]
+    passes: list[list[float]] = []
+    ours = kind in ("fp8", "int4_awq")
+    run = _ours(kind, model, ids, out, int(batch)) if ours else _peer(kind, model, ids, int(batch), passes)
     start = time.perf_counter()
     run()
     seconds = time.perf_counter() - start
-    print(json.dumps({"seconds": seconds, "rss": peak_memory()}))
+    print(json.dumps({"seconds": seconds, "rss": peak_memory(), "passes": passes}))
 
 
-def _ours(kind: str, model: Path, ids: Path, out: Path) -> Callable[[], object]:
+def _ours(kind: str, model: Path, ids: Path, out: Path, batch: int) -> Callable[[], object]:
     import torch  # noqa: F401
     from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM  # noqa: F401
 
@@ -34,23 +35,26 @@ def _ours(kind: str, model: Path, ids: Path, out: Path) -> Callable[[], object]:
     from trtforge.calibrate.stage import CalibrateConfig, calibrate
     from trtforge.core.recipe import CalibrationConfig
 
-    data = CalibrationConfig(data=str(ids), samples=10**6, sequence_length=512, batch_size=BATCH)
+    data = CalibrationConfig(data=str(ids), samples=10**6, sequence_length=512, batch_size=batch)
     config = CalibrateConfig.model_validate({"format": kind, "data": data})
     return lambda: calibrate(config, model, out, force=True)
 
 
-def _peer(kind: str, model: Path, ids: Path) -> Callable[[], object]:
+def _peer(kind: str, model: Path, ids: Path, batch: int, passes: list[list[float]]) -> Callable[[], object]:
     import torch
     from safetensors.torch import load_file
     from transformers import AutoModelForCausalLM
 
     torch.set_grad_enabled(False)
     loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
-    batches = load_file(ids)["input_ids"].split(BATCH)
+    batches = load_file(ids)["input_ids"].split(batch)
 
     def forward(module: torch.nn.Module) -> None:
-        for batch in batches:
-            module(input_ids=batch)
+        passes.append([])
+        for part in batches:
+            start = time.perf_counter()
+            module(input_ids=part)
+            passes[-1].append(time.perf_counter() - start)
 
     if kind == "forward":
         return lambda: forward(loaded)

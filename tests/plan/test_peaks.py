@@ -25,13 +25,13 @@ def test_layer_by_layer_takes_a_fraction() -> None:
         assert peaks.calibration_gpu < 0.1 * peaks.quantise_at_once_gpu
 
 
-def test_the_awq_search_needs_the_gram_matrices() -> None:
+def test_the_awq_search_needs_sketches_of_the_inputs() -> None:
     model = known(LLAMA_8B)
     fp8, awq = (plan(model, asked(model, quant=quant), "throughput").peaks for quant in ("fp8", "int4_awq"))
     assert awq.calibration_gpu is not None
     assert fp8.calibration_gpu is not None
-    grams = 4 * (4096**2 + 4096**2 + 4096**2 + 14336**2)
-    assert awq.calibration_gpu - fp8.calibration_gpu == grams + 3 * 4 * 4096 * 14336
+    sketches = 4 * 2039 * (3 * 4096 + 14336)
+    assert awq.calibration_gpu - fp8.calibration_gpu == sketches + 3 * 4 * 4096 * 14336
 
 
 def limited(memory: int | None) -> Plan:

@@ -2,31 +2,31 @@
 
 Activation-aware Weight Quantization (Lin et al., 2023) as in NVIDIA ModelOpt's awq_lite (0.47, model_calib.py):
 s = mean|x|^α / w^(1-α), w = the mean over rows of |W| / its block's largest, α = 0, 0.1, ... 1. ModelOpt measures the
-error with a second pass over the data for every α; here the Gram matrix gives the same number without the data.
+error with a second pass over the data for every α; here a sketch of the data, of fixed size, gives the same number.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from trtforge.calibrate.statistics import SKETCHED, InputStatistics, estimated_error, output_error
+from trtforge.calibrate.statistics import InputStatistics
 from trtforge.models.transforms import INT4_MAX
 
 ALPHAS = tuple(step / 10 for step in range(11))
 CLIP_RATIOS = (*(round(0.5 + 0.05 * step, 2) for step in range(10)), 1.0)
 _LIMITS = (1e-4, 1e4)
-_CACHED = 1 << 18  # float32 elements that a core's cache holds
+_AT_ONCE = 1 << 22  # elements of a weight, times candidates
 _CLIP_ROWS = 1024  # outputs whose blocks are judged at once
-_SCREENED_INPUTS = 4 * SKETCHED  # from here on the sketch saves most of the work
-_SCREENED_ROWS = 512  # of a weight are enough to compare exponents
-_FINALISTS, _MARGIN = 2, 1.03  # of the estimates, the best ones and not farther than this from the first are judged
+_GUESSED_INPUTS = 1024  # from here on
+_GUESSED_ROWS, _PROBED_ROWS, _ENERGY_ROWS = 256, 48, 128  # of a weight
+_SURE, _TOLERANCE = 2.5, 0.0075  # so many standard errors exclude that a candidate is better by this share
 
 
 @dataclass(frozen=True)
 class AwqChoice:
-    """The best scale found. `pre_quant_scale` (in,) multiplies inputs; `error` is relative to the output's energy."""
+    """The best scale found. `pre_quant_scale` (in,) multiplies inputs; `error` is relative to the output's energy, of
+    some rows of the weight where it has many."""
 
     alpha: float
     pre_quant_scale: Tensor
@@ -36,53 +36,68 @@ class AwqChoice:
 def search(weight: Tensor, statistics: InputStatistics, group_size: int) -> AwqChoice:
     """The best α for a weight (out, in) of float32 with the statistics of its input.
 
-    Where that saves work, some of the weight's rows against the sketch tell which α can be the best, and only those
-    are judged exactly; the output's energy is the sketch's estimate then (a few per cent off).
+    Where that saves much, output errors are guessed first, for some rows, as if the errors of a row's elements were
+    independent, which takes no matrix product. Whoever may be the best by that is judged.
     """
-    assert statistics.gram is not None, "AWQ needs the Gram matrix"
-    assert statistics.sketch is not None
     importance = _relative_weight_magnitude(weight, group_size)
-    scales = [smoothing_scale(statistics.mean_magnitude, importance, alpha) for alpha in ALPHAS]
-    if weight.shape[1] < _SCREENED_INPUTS:
-        candidates: Sequence[int] = range(len(scales))
-        energy = output_error(weight, statistics.gram)
-    else:
-        candidates = _finalists(weight, scales, statistics.sketch, group_size)
-        energy = estimated_error(weight, statistics.sketch)
-    work = torch.empty_like(weight)
-    errors = {
-        index: float(output_error(quantization_error(weight, scales[index], group_size, work), statistics.gram))
-        for index in candidates
-    }
-    best = min(errors, key=errors.__getitem__)
-    relative = errors[best] / max(float(energy), torch.finfo(torch.float32).tiny)
-    return AwqChoice(ALPHAS[best], 1.0 / scales[best], relative)
+    scales = torch.stack([smoothing_scale(statistics.mean_magnitude, importance, alpha) for alpha in ALPHAS])
+    some = weight[_sample(len(weight), _GUESSED_ROWS)]
+    wide = weight.shape[1] >= _GUESSED_INPUTS
+    rivals = _rivals(some, len(weight), scales, statistics, group_size) if wide else list(range(len(scales)))
+    judged = weight if len(rivals) > 1 else some
+    errors = torch.zeros(len(rivals), device=weight.device)
+    for rows in judged.split(max(1, _AT_ONCE // (weight.shape[1] * len(rivals)))):
+        errors += statistics.output_errors(quantization_error(rows, scales[rivals], group_size)).sum(dim=1)
+    least = int(errors.argmin())
+    error = float(errors[least]) / len(judged)
+    energy = max(float(statistics.output_errors(some[:_ENERGY_ROWS]).mean()), torch.finfo(torch.float32).tiny)
+    return AwqChoice(ALPHAS[rivals[least]], 1.0 / scales[rivals[least]], error / energy)
 
 
-def _finalists(weight: Tensor, scales: list[Tensor], sketch: Tensor, group_size: int) -> Sequence[int]:
-    """The exponents, by number, that may be the best."""
-    rows = weight[:: max(1, len(weight) // _SCREENED_ROWS)].contiguous()
-    work = torch.empty_like(rows)
-    estimates = [float(estimated_error(quantization_error(rows, scale, group_size, work), sketch)) for scale in scales]
-    first, *others = sorted(range(len(scales)), key=estimates.__getitem__)[:_FINALISTS]
-    return [first, *(index for index in others if estimates[index] <= _MARGIN * estimates[first])]
+def _rivals(some: Tensor, rows: int, scales: Tensor, statistics: InputStatistics, group_size: int) -> list[int]:
+    """Which scales may be the best, by some rows of a weight that has `rows`."""
+    guesses, probes = [], []
+    for part in scales.split(max(1, _AT_ONCE // some.numel())):
+        differences = quantization_error(some, part, group_size)
+        probes.append(statistics.output_errors(differences[:, :_PROBED_ROWS]))
+        guesses.append(statistics.independent_errors(differences))
+    return _may_be_best(torch.cat(guesses), torch.cat(probes), rows)
 
 
-def quantization_error(weight: Tensor, scale: Tensor, group_size: int, work: Tensor) -> Tensor:
-    """(out, in) what INT4 in blocks changes of `weight` when its columns are multiplied by `scale`; lives in `work`.
+def _may_be_best(guesses: Tensor, probes: Tensor, rows: int) -> list[int]:
+    """Candidates that cannot be excluded by guesses (candidates, some of `rows`) of each row's output error.
 
-    A few rows at a time, so that every pass but the first finds them in the processor's cache.
+    `probes` (candidates, fewer rows), the first rows' true errors, tell how far guesses are off: what they leave out
+    averages to nothing over rows, with a standard error that follows from its spread.
     """
-    inverse, rows = 1.0 / scale, max(1, _CACHED // weight.shape[1])
-    for first in range(0, len(weight), rows):
-        original, part = weight[first : first + rows], work[first : first + rows]
-        torch.mul(original, scale, out=part)
-        blocks = part.unflatten(1, (-1, group_size))
-        smallest, largest = torch.aminmax(blocks, dim=2, keepdim=True)
-        steps = torch.maximum(largest, smallest.neg_()).div_(INT4_MAX).clamp_(min=torch.finfo(torch.float32).tiny)
-        blocks.div_(steps).round_().mul_(steps)  # within -7 and 7 by the choice of the step
-        part.mul_(inverse).sub_(original)
-    return work
+    total = guesses.mean(dim=1)
+    best = int(total.argmin())
+    seen, left_out = guesses.shape[1], probes - guesses[:, : probes.shape[1]]
+    noise = _variance(left_out, best) / rows + _variance(guesses, best) * (1 / seen - 1 / rows)
+    cannot = total - total[best] - _SURE * noise.sqrt() >= -_TOLERANCE * total[best]
+    cannot[best] = False
+    return (~cannot).nonzero().flatten().tolist()
+
+
+def _variance(errors: Tensor, best: int) -> Tensor:
+    """(candidates,) variance over rows of the errors' difference from the best candidate's."""
+    return (errors - errors[best]).var(dim=1)
+
+
+def _sample(rows: int, count: int) -> Tensor:
+    """Numbers of `count` rows, at random but the same in every run."""
+    return torch.randperm(rows, generator=torch.Generator().manual_seed(0))[:count]
+
+
+def quantization_error(weight: Tensor, scales: Tensor, group_size: int) -> Tensor:
+    """(scales, out, in) what INT4 in blocks changes of `weight` when its columns are multiplied by a scale (in,)."""
+    error = weight * scales.unsqueeze(1)
+    blocks = error.unflatten(2, (-1, group_size))
+    # not torch.aminmax, which takes ten times as long on a CPU
+    largest = torch.maximum(blocks.amax(dim=3, keepdim=True), blocks.amin(dim=3, keepdim=True).neg_())
+    steps = largest.div_(INT4_MAX).clamp_(min=torch.finfo(torch.float32).tiny)
+    blocks.div_(steps).round_().mul_(steps)  # within -7 and 7 by the choice of the step
+    return error.div_(scales.unsqueeze(1)).sub_(weight)
 
 
 def smoothing_scale(mean_magnitude: Tensor, importance: Tensor, alpha: float) -> Tensor:
@@ -92,16 +107,15 @@ def smoothing_scale(mean_magnitude: Tensor, importance: Tensor, alpha: float) ->
     return scale / (scale.max() * scale.min()).sqrt()
 
 
-def clip_ratios(weight: Tensor, pre_quant_scale: Tensor, gram: Tensor, group_size: int) -> Tensor:
+def clip_ratios(weight: Tensor, pre_quant_scale: Tensor, sketch: Tensor, group_size: int) -> Tensor:
     """(out, in / group) float32: the share of a block's largest magnitude at which it is best clipped.
 
-    A block's error is judged alone, by its own part of the Gram matrix of the scaled input (awq_clip of ModelOpt
-    judges it by 64 tokens a batch).
+    A block's error is judged alone, by its own part of the scaled input (awq_clip of ModelOpt judges it by 64 tokens a
+    batch).
     """
     blocks = (weight / pre_quant_scale).unflatten(1, (-1, group_size))
-    scaled = gram * pre_quant_scale.unsqueeze(0) * pre_quant_scale.unsqueeze(1)
-    count = blocks.shape[1]
-    own = torch.stack([scaled[i * group_size :, i * group_size :][:group_size, :group_size] for i in range(count)])
+    scaled = (sketch * pre_quant_scale).unflatten(1, (-1, group_size)).transpose(0, 1)
+    own = scaled.transpose(1, 2) @ scaled  # (blocks, group, group) Gram matrices
     amax = blocks.abs().amax(dim=2, keepdim=True)
     best = torch.full(blocks.shape[:2], torch.inf, device=weight.device)
     chosen = torch.ones_like(best)

@@ -52,8 +52,6 @@ class LayerObserver:
     def results(self) -> dict[str, Tensor]:
         """By name within the layer (formats.calibration). Linears of one module, a fused one, are measured once."""
         found: dict[str, Tensor] = {}
-        for statistics in self._statistics.values():
-            statistics.finish()
         seen: set[str] = set()
         for name, weight, statistics in self._weights():
             if name not in seen:
@@ -79,8 +77,7 @@ class LayerObserver:
             tensors[f"{name}.alpha"] = torch.tensor([choice.alpha])
             tensors[f"{name}.output_error"] = torch.tensor([choice.error])
             if needs.clip:
-                assert statistics.gram is not None
-                ratios = clip_ratios(weight, choice.pre_quant_scale, statistics.gram, needs.group_size)
+                ratios = clip_ratios(weight, choice.pre_quant_scale, statistics.rows, needs.group_size)
                 tensors[f"{name}.clip_ratio"] = ratios
 
     def _weights(self) -> Iterator[tuple[str, Tensor, InputStatistics]]:
@@ -108,7 +105,7 @@ class LayerObserver:
         self._of_expert("mlp.proj", expert, inner.shape[1], inner.device).update(inner)
 
     def _empty(self, features: int, device: torch.device) -> InputStatistics:
-        return InputStatistics.empty(features, device, gram=self._needs.awq)
+        return InputStatistics.empty(features, device, sketch=self._needs.awq)
 
     def _module(self, name: str) -> nn.Module:
         renamed: Mapping[str, str] = {theirs: ours for ours, theirs in self._family.modules_renamed.items()}

@@ -88,8 +88,11 @@ class LayerWeights:
         stored = self._checkpoint.tensors[name]
         size = stored.spec.row_bytes
         data = bytearray(size * len(rows))
-        for position, row in enumerate(rows):
-            self._reader.read(stored, row, row + 1, memoryview(data)[position * size : (position + 1) * size])
+        first = 0
+        for last in range(1, len(rows) + 1):
+            if last == len(rows) or rows[last] != rows[last - 1] + 1:  # neighbours are read at once
+                self._reader.read(stored, rows[first], rows[last - 1] + 1, memoryview(data)[first * size : last * size])
+                first = last
         tensor = torch.frombuffer(data, dtype=TORCH[stored.spec.dtype.name]).view(len(rows), -1)
         return self._usable(tensor, stored)
 

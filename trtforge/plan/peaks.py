@@ -24,6 +24,9 @@ LAYER_COPIES = 3
 CALIBRATION_BYTES = 96 * _MIB
 """Activations of one of its batches, and what torch's allocators keep."""
 
+SKETCH_ROWS = 2039
+"""Of what AWQ's calibration keeps of an input. A prime, so that what recurs in every sequence does not meet in one."""
+
 BUILD_HOST_COPIES = 2
 """trtllm-build holds a rank's weights in host memory, and the engine before it is written."""
 
@@ -126,14 +129,14 @@ def _hidden_states(facts: Facts, stored: Stored, data: CalibrationConfig, limit:
 
 
 def _layer_by_layer(family: Family, facts: Facts, whole: RankWeights, stored: Stored) -> int:
-    """The largest layer, and for AWQ the float32 Gram matrix of each input and three float32 copies of the largest
-    weight during the search."""
+    """The largest layer, and for AWQ a float32 sketch of each input and three float32 copies of the largest weight
+    during the search."""
     layer = largest_layer(whole, stored.itemsize)
     if not stored.format.grouped or stored.format.group_size is not None:
         return layer
     inputs = [facts.sizes.of(row.inputs) for row in family.linears if row.shares_input is None]
     largest = max((m.out * m.inputs for kind in whole.kinds for m in kind.matrices if m.formatted), default=0)
-    return layer + _FLOAT32 * (sum(size * size for size in inputs) + 3 * largest)
+    return layer + _FLOAT32 * (SKETCH_ROWS * sum(inputs) + 3 * largest)
 
 
 def quantise_peak(source_bytes: int, bits: int) -> int:
