@@ -18,15 +18,15 @@ CLIP_RATIOS = (*(round(0.5 + 0.05 * step, 2) for step in range(10)), 1.0)
 _LIMITS = (1e-4, 1e4)
 _AT_ONCE = 1 << 22  # elements of a weight, times candidates
 _CLIP_ROWS = 1024  # outputs whose blocks are judged at once
-_GUESSED_INPUTS = 1024  # from here on
-_GUESSED_ROWS, _PROBED_ROWS, _ENERGY_ROWS = 256, 48, 128  # of a weight
+_GUESSED_INPUTS = 1024  # linears this wide are guessed first
+_GUESSED_ROWS, _PROBED_ROWS, _SHOWN_ROWS = 256, 48, 128  # of a weight
 _SURE, _TOLERANCE = 2.5, 0.0075  # so many standard errors exclude that a candidate is better by this share
 
 
 @dataclass(frozen=True)
 class AwqChoice:
     """The best scale found. `pre_quant_scale` (in,) multiplies inputs; `error` is relative to the output's energy, of
-    some rows of the weight where it has many."""
+    some rows of a wide weight."""
 
     alpha: float
     pre_quant_scale: Tensor
@@ -44,14 +44,19 @@ def search(weight: Tensor, statistics: InputStatistics, group_size: int) -> AwqC
     some = weight[_sample(len(weight), _GUESSED_ROWS)]
     wide = weight.shape[1] >= _GUESSED_INPUTS
     rivals = _rivals(some, len(weight), scales, statistics, group_size) if wide else list(range(len(scales)))
-    judged = weight if len(rivals) > 1 else some
+    best = rivals[0] if len(rivals) == 1 else _best(weight, rivals, scales, statistics, group_size)
+    shown = some[:_SHOWN_ROWS] if wide else weight
+    error = statistics.output_errors(quantization_error(shown, scales[[best]], group_size)).sum()
+    energy = statistics.output_errors(shown).sum().clamp(min=torch.finfo(torch.float32).tiny)
+    return AwqChoice(ALPHAS[best], 1.0 / scales[best], float(error / energy))
+
+
+def _best(weight: Tensor, rivals: list[int], scales: Tensor, statistics: InputStatistics, group_size: int) -> int:
+    """Of the scales at `rivals` the one with the least output error."""
     errors = torch.zeros(len(rivals), device=weight.device)
-    for rows in judged.split(max(1, _AT_ONCE // (weight.shape[1] * len(rivals)))):
+    for rows in weight.split(max(1, _AT_ONCE // (weight.shape[1] * len(rivals)))):
         errors += statistics.output_errors(quantization_error(rows, scales[rivals], group_size)).sum(dim=1)
-    least = int(errors.argmin())
-    error = float(errors[least]) / len(judged)
-    energy = max(float(statistics.output_errors(some[:_ENERGY_ROWS]).mean()), torch.finfo(torch.float32).tiny)
-    return AwqChoice(ALPHAS[rivals[least]], 1.0 / scales[rivals[least]], error / energy)
+    return rivals[int(errors.argmin())]
 
 
 def _rivals(some: Tensor, rows: int, scales: Tensor, statistics: InputStatistics, group_size: int) -> list[int]:
