@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from shlex import quote
 from typing import Any
 
 from trtforge.core.errors import ForgeError
@@ -61,7 +62,7 @@ def preflight(recipe: Recipe) -> Preflight:
     evaluation = evaluate(model, request_of(recipe, model, {}))
     for problem in evaluation.problems:
         (fix,) = fixes(model, replace(evaluation, problems=(problem,)))
-        settings = " ".join(f"--set {change.setting}" for change in fix.changes)
+        settings = " ".join(f"--set {quote(change.setting)}" for change in fix.changes)
         more = (
             "" if len(evaluation.problems) == 1 else f" `trtforge plan` shows all {len(evaluation.problems)} problems."
         )

@@ -126,3 +126,58 @@ def test_lengths_that_disagree_are_made_to_agree() -> None:
 )
 def test_every_fix_applied_is_legal(hub_id: str, **options: Any) -> None:
     fixed(hub_id, **options)
+
+
+def engine(**features: Any) -> dict[str, Any]:
+    return {"engine": {"backend": "tensorrt_llm", "features": features}}
+
+
+LOOKAHEAD = engine(lookahead=True)
+LORA: dict[str, Any] = {"max_rank": 8}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "options", "rule", "text"),
+    [
+        (
+            {"engine": {"backend": "torch", "features": {"lookahead": True, "weights_on_gpu": 0.5}}},
+            {},
+            "backend",
+            "Use --set engine.features.lookahead=null --set engine.features.weights_on_gpu=1.0.",
+        ),
+        (
+            {"engine": LOOKAHEAD["engine"] | {"max_beam_width": 2}},
+            {},
+            "speculation",
+            "Use --set engine.max_beam_width=1.",
+        ),
+        (
+            engine(lookahead=True, context_logits=True),
+            {},
+            "speculation",
+            "Use --set engine.features.context_logits=false.",
+        ),
+        (engine(draft={"tokens": 4}, kv_reuse=False), {}, "speculation", "Use --set engine.features.kv_reuse=true."),
+        (engine(draft={"tokens": 4}), {"kv_cache": "int8"}, "speculation", "Use --kv-cache none."),
+        (
+            engine(lora=LORA | {"modules": ["attn_qkv", "attn_q"]}),
+            {},
+            "lora",
+            "Use --set 'engine.features.lora.modules=[attn_q,attn_k,attn_v]'.",
+        ),
+        (engine(lora=LORA), {"quant": "fp8_rowwise"}, "lora", "Use --quant fp8."),
+        (engine(lora=LORA | {"host_memory": 1000}), {}, "lora_cache", "Use --set engine.features.lora.host_memory="),
+        (engine(weights_on_gpu=0.5), {"quant": "int8_wo"}, "weights_on_gpu", "Use --quant fp8."),
+    ],
+)
+def test_features_have_fixes(recipe: dict[str, Any], options: dict[str, Any], rule: str, text: str) -> None:
+    found = fixed(LLAMA_8B, recipe=recipe, **options)
+    assert rule in found
+    assert found[rule].text.startswith(text)
+
+
+def test_experts_take_no_adapters_and_attention_does() -> None:
+    recipe = engine(lora=LORA | {"modules": ["attn_q", "mlp_h_to_4h"]})
+    assert (
+        fixed(MIXTRAL, recipe=recipe)["lora"].text == "Use --set 'engine.features.lora.modules=[attn_q,attn_k,attn_v]'."
+    )

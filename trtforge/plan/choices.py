@@ -7,6 +7,7 @@ from typing import get_args
 from trtforge.core.dtypes import dtype_named
 from trtforge.core.recipe import KvCacheFormat, QuantFormat
 from trtforge.formats.releases import read_release_data
+from trtforge.plan import feature_choices
 from trtforge.plan.evaluation import Evaluation
 from trtforge.plan.formats import CACHES, WEIGHTS
 from trtforge.plan.gpus import GPUS, GPUS_PER_SERVER
@@ -134,12 +135,6 @@ def _lengths(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, ...
     yield (Change("--max-seq-len", str(positions)),)
 
 
-def _features(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, ...]]:
-    given = evaluation.request.engine.features.model_fields_set
-    names = [name for name in ("kv_reuse", "chunked_context") if name in given]
-    yield tuple(Change("--set", f"engine.features.{name}=false") for name in names)
-
-
 def _calibration(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, ...]]:
     dtype = evaluation.request.dtype
     least = least_calibration(model.whole(dtype), dtype_named(dtype).size)
@@ -161,8 +156,14 @@ _CANDIDATES: dict[str, _Candidates] = {
     "length": _length,
     "concurrency": _concurrency,
     "lengths": _lengths,
-    "features": _features,
     "calibration": _calibration,
+    "paging": feature_choices.paging,
+    "none_beyond_paging": feature_choices.none_beyond_paging,
+    "speculation": feature_choices.speculation,
+    "one_stage": feature_choices.one_stage,
+    "lora_modules": feature_choices.lora_modules,
+    "lora_cache": feature_choices.lora_cache,
+    "all_on_gpu": feature_choices.all_on_gpu,
 }
 _CHOICES: dict[str, tuple[str, ...]] = {
     "mapping": ("ep", "tp"),
@@ -187,8 +188,14 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "kv_pool": ("length", "kv_cache", "more_ranks", "quant"),
     "concurrency": ("kv_cache", "more_ranks", "concurrency"),
     "limits": ("lengths",),
-    "features": ("features", "kv_cache"),
+    "features": ("paging", "kv_cache"),
     "calibration": ("calibration",),
+    "backend": ("none_beyond_paging",),
+    "speculation": ("speculation", "kv_cache", "one_stage", "quant", "gpu"),
+    "draft": ("tp", "pp"),
+    "lora": ("lora_modules", "quant"),
+    "lora_cache": ("lora_cache", "quant", "more_ranks"),
+    "weights_on_gpu": ("quant", "all_on_gpu"),
 }
 """What each rule's problem is about, the least intrusive first."""
 

@@ -64,7 +64,7 @@ def _nearest(
         for one in level:
             for further in candidates(model, one.evaluation, one.rule, without):
                 changes = (*one.changes, *further)
-                if frozenset(changes) in seen or len({change.option for change in changes}) < len(changes):
+                if frozenset(changes) in seen or len({change.key for change in changes}) < len(changes):
                     continue
                 seen.add(frozenset(changes))
                 result = evaluate(model, evaluation.request.changed(*changes))

@@ -2,7 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from shlex import quote
 from typing import Any, Literal
+
+import yaml
 
 from trtforge.core.dtypes import ModelDtype, model_dtype
 from trtforge.core.errors import UsageError
@@ -46,12 +49,17 @@ class Change:
     value: str
 
     def __str__(self) -> str:
-        return f"{self.option} {self.value}"
+        return f"{self.option} {quote(self.value)}"
 
     @property
     def setting(self) -> str:
         """The recipe's key with its value, as `--set` takes it."""
         return self.value if self.option == "--set" else f"{_SETTINGS[self.option]}={self.value}"
+
+    @property
+    def key(self) -> str:
+        """The recipe's key."""
+        return self.setting.partition("=")[0]
 
 
 @dataclass(frozen=True)
@@ -128,13 +136,19 @@ class Request:
             case "--max-num-tokens":
                 return self._with_engine(max_num_tokens=int(value))
             case "--set":
-                key, _, wanted = value.partition("=")
-                if key == "engine.max_input_len":
-                    return self._with_engine(max_input_len=int(wanted))
-                if key == "quantization.memory":
-                    return replace(self, calibration_memory=int(wanted))
-                features = {key.removeprefix("engine.features."): wanted == "true"}
-                return self._with_engine(features=self.engine.features.model_copy(update=features))
+                return self._with_setting(change.key, yaml.safe_load(value.partition("=")[2]))
+
+    def _with_setting(self, key: str, value: Any) -> "Request":
+        if key == "quantization.memory":
+            return replace(self, calibration_memory=value)
+        section, *path = key.split(".")
+        assert section == "engine", key
+        values: dict[str, Any] = self.engine.model_dump(exclude_unset=True)
+        part = values
+        for name in path[:-1]:
+            part = part.setdefault(name, {})
+        part[path[-1]] = value
+        return replace(self, engine=EngineConfig.model_validate(values))
 
     def _with_engine(self, **values: object) -> "Request":
         return replace(self, engine=self.engine.model_copy(update=values))

@@ -1,0 +1,92 @@
+"""What can be chosen instead where features are what a problem is about. Nothing here gives up a feature that a person
+asked for, unless no engine of the backend has it."""
+
+from collections.abc import Iterator
+
+from trtforge.core.dtypes import dtype_named
+from trtforge.core.recipe import EngineConfig
+from trtforge.plan.evaluation import Evaluation
+from trtforge.plan.lora import adapter_bytes
+from trtforge.plan.model import Model
+from trtforge.plan.request import Change
+from trtforge.plan.speculation import EAGLE_MOST_REQUESTS, speculation_of
+
+_FEATURES = "engine.features"
+_SHARES = (0.1, 0.2, 0.4, 0.6, 0.8)
+
+
+def paging(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, ...]]:
+    """Without what the KV cache cannot do."""
+    given = evaluation.request.engine.features.model_fields_set
+    names = [name for name in ("kv_reuse", "chunked_context") if name in given]
+    yield tuple(_set(f"{_FEATURES}.{name}", "false") for name in names)
+
+
+def none_beyond_paging(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, ...]]:
+    """What the embedded engine and the LLM API do."""
+    features = evaluation.request.engine.features
+    defaults = {name: field.default for name, field in type(features).model_fields.items()}
+    words = {None: "null", False: "false"}
+    yield tuple(
+        _set(f"{_FEATURES}.{name}", words.get(defaults[name], str(defaults[name]))) for name in features.beyond_paging
+    )
+
+
+def speculation(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, ...]]:
+    """What goes with verifying draft tokens."""
+    engine = evaluation.request.engine
+    found = speculation_of(engine.features)
+    yield from ((change,) for change in _beside_speculation(engine, found.method if found else None))
+
+
+def _beside_speculation(engine: EngineConfig, method: str | None) -> Iterator[Change]:
+    if engine.max_beam_width > 1:
+        yield _set("engine.max_beam_width", "1")
+    if engine.features.context_logits:
+        yield _set(f"{_FEATURES}.context_logits", "false")
+    if not engine.features.kv_reuse:
+        yield _set(f"{_FEATURES}.kv_reuse", "true")
+    if method == "eagle" and engine.max_batch_size > EAGLE_MOST_REQUESTS:
+        yield _set("engine.max_batch_size", str(EAGLE_MOST_REQUESTS))
+
+
+def one_stage(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, ...]]:
+    """The same GPUs without a pipeline, then as many as tensor parallelism has."""
+    request = evaluation.request
+    if request.pp > 1:
+        yield Change("--tp", str(request.tp * request.pp)), Change("--pp", "1")
+        yield (Change("--pp", "1"),)
+
+
+def lora_modules(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, ...]]:
+    """Only the attention layers, each once."""
+    lora = evaluation.request.engine.features.lora
+    modules = lora.modules if lora is not None else ()
+    attention = [name for name in modules if not name.startswith("mlp_")]
+    single = [name for name in attention if name != "attn_qkv"]
+    for names in (attention, [name for name in modules if name != "attn_qkv"], single):
+        if names and tuple(names) != modules:
+            yield (_set(f"{_FEATURES}.lora.modules", f"[{','.join(names)}]"),)
+
+
+def lora_cache(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, ...]]:
+    """Room for one adapter on the host, and on the GPU."""
+    request, lora = evaluation.request, evaluation.request.engine.features.lora
+    if lora is None or evaluation.memory is None:
+        return
+    least = adapter_bytes(model.facts.sizes, evaluation.memory.parallel, lora, dtype_named(request.dtype).size)
+    if lora.host_memory < least:
+        yield (_set(f"{_FEATURES}.lora.host_memory", str(least)),)
+    for share in _SHARES:
+        if share > lora.gpu_fraction:
+            yield (_set(f"{_FEATURES}.lora.gpu_fraction", f"{share:g}"),)
+
+
+def all_on_gpu(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, ...]]:
+    """Nothing streams."""
+    if evaluation.request.engine.features.weights_on_gpu < 1:
+        yield (_set(f"{_FEATURES}.weights_on_gpu", "1"),)
+
+
+def _set(key: str, value: str) -> Change:
+    return Change("--set", f"{key}={value}")
