@@ -77,7 +77,7 @@ def test_image_with_another_patch_release_is_refused(tmp_path: Path) -> None:
 
 def test_installation_with_other_versions_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     versions = {"tensorrt_llm": "1.2.1", "tensorrt": "10.13.3.9"}
-    monkeypatch.setattr(place, "installed_version", versions.get)
+    monkeypatch.setattr(place, "installed_release", versions.get)
     facts = facts_of(repository_of(tmp_path))
     launch = plan_launch(ServeConfig(launcher="mpi"), tmp_path / "repository", facts, tmp_path / "runtime")
     with pytest.raises(ForgeError) as caught:
@@ -88,7 +88,7 @@ def test_installation_with_other_versions_is_refused(tmp_path: Path, monkeypatch
 
 def test_installation_is_read_from_packages_and_the_containers_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VERSION", "13.1.0.036")
-    monkeypatch.setattr(packages, "version", {"tensorrt_llm": "1.2.1", "tensorrt": "10.14.1.48.post1"}.__getitem__)
+    monkeypatch.setattr(packages, "version", {"tensorrt_llm": "1.2.1+cu130", "tensorrt": "10.14.1.48.post1"}.__getitem__)
     here = installed()
     assert here.offers == EngineTarget(tensorrt_llm="1.2.1", tensorrt="10.14.1.48.post1", cuda="13.1.0.036")
     assert (here.name, here.sure) == ("this machine", True)

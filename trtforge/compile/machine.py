@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
-from trtforge.core.packages import installed_version
+from trtforge.core.packages import installed_release
 
 
 @dataclass(frozen=True)
@@ -26,13 +26,7 @@ class Machine:
 def this_machine(devices: Path = Path("/dev")) -> Machine:
     """The machine we run on. A GPU shows as the driver's device file; /dev/dxg is one under WSL."""
     return Machine(
-        tensorrt_llm=_installed(),
+        tensorrt_llm=installed_release("tensorrt_llm") if find_spec("tensorrt_llm") is not None else None,
         gpu=any((devices / name).exists() for name in ("nvidiactl", "dxg")),
         docker=shutil.which("docker") is not None,
     )
-
-
-def _installed() -> str | None:
-    """The installed release without its local part: wheels are called 1.2.1+cu130 or the like."""
-    found = installed_version("tensorrt_llm") if find_spec("tensorrt_llm") is not None else None
-    return None if found is None else found.partition("+")[0]

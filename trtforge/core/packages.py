@@ -11,6 +11,12 @@ def installed_version(package: str) -> str | None:
         return None
 
 
+def installed_release(package: str) -> str | None:
+    """The same without the local part, which names the CUDA version of a wheel: 1.2.1 of 1.2.1+cu130."""
+    found = installed_version(package)
+    return None if found is None else found.partition("+")[0]
+
+
 def same_minor(one: str, other: str) -> bool:
     """Whether the first two numbers of both versions are the same: the LLM API's arguments are those of such a line."""
     return one.split(".")[:2] == other.split(".")[:2]

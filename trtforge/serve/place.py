@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from trtforge.core.errors import ForgeError
 from trtforge.core.nvml import GpuFacts, LoadNvml, load_nvml, read_driver
-from trtforge.core.packages import installed_version, same_minor
+from trtforge.core.packages import installed_release, same_minor
 from trtforge.formats.engine_target import EngineTarget, Place, require_fit, unknown_origin
 from trtforge.formats.releases import containers_with
 from trtforge.formats.triton import RepositoryFacts
@@ -56,8 +56,8 @@ def check_gpus(facts: RepositoryFacts, launch: Launch, load: LoadNvml = load_nvm
 def installed() -> Place:
     """This machine, by its Python packages and the CUDA version that NVIDIA's containers state."""
     offers = EngineTarget(
-        tensorrt_llm=installed_version("tensorrt_llm"),
-        tensorrt=installed_version("tensorrt"),
+        tensorrt_llm=installed_release("tensorrt_llm"),
+        tensorrt=installed_release("tensorrt"),
         cuda=os.environ.get("CUDA_VERSION") or None,
     )
     return Place("this machine", offers)
@@ -82,7 +82,7 @@ def visible_gpus(load: LoadNvml, chosen: str | None) -> tuple[GpuFacts, ...] | N
 
 def _check_llm_api(facts: RepositoryFacts) -> None:
     """The images are chosen by the release. One that is not installed here at all is `require_runnable`'s to say."""
-    here = installed_version("tensorrt_llm")
+    here = installed_release("tensorrt_llm")
     if here is None or same_minor(here, facts.tensorrt_llm):
         return
     images = containers_with(facts.tensorrt_llm)
