@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trtforge.calibrate.awq import ALPHAS, AwqChoice, quantization_error, search, smoothing_scale
+from trtforge.calibrate.awq import ALPHAS, AwqChoice, quantization_error, search, smoothing_scales
 from trtforge.calibrate.statistics import InputStatistics
 from trtforge.models.transforms import dequantize_int4, int4_scales, quantize_int4
 from trtforge.plan.peaks import SKETCH_ROWS
@@ -66,8 +66,7 @@ def errors_on_the_data(weight: torch.Tensor, inputs: torch.Tensor, group: int) -
     blocks = weight.abs().unflatten(1, (-1, group))
     importance = (blocks / blocks.amax(2, keepdim=True)).flatten(1).mean(0)
     errors = {}
-    for alpha in ALPHAS:
-        scale = smoothing_scale(inputs.abs().mean(0), importance, alpha)
+    for alpha, scale in zip(ALPHAS, smoothing_scales(inputs.abs().mean(0), importance), strict=True):
         steps = int4_scales(weight * scale, group)
         restored = dequantize_int4(quantize_int4(weight * scale, steps), steps) / scale
         errors[alpha] = float((inputs @ (restored - weight).T).square().sum())
@@ -112,6 +111,11 @@ def test_error_of_quantisation_is_that_of_conversion() -> None:
         assert torch.allclose(error, restored - weight, atol=1e-5)
 
 
-def test_scale_is_balanced() -> None:
-    scale = smoothing_scale(torch.tensor([0.1, 1.0, 50.0]), torch.tensor([0.5, 0.2, 0.1]), 0.5)
-    assert torch.isclose(scale.max() * scale.min(), torch.tensor(1.0))
+def test_scales_are_those_of_modelopt_and_balanced() -> None:
+    """`get_scale` of awq_lite: act_scale.pow(alpha) / (weight_scale.pow(1 - alpha) + tiny), clamped, balanced."""
+    magnitude, importance = torch.tensor([0.1, 1.0, 50.0]), torch.tensor([0.5, 0.2, 0.1])
+    found = smoothing_scales(magnitude, importance)
+    for alpha, scale in zip(ALPHAS, found, strict=True):
+        plain = (magnitude**alpha / importance ** (1 - alpha)).clamp(1e-4, 1e4)
+        assert torch.allclose(scale, plain / (plain.max() * plain.min()).sqrt())
+    assert torch.allclose(found.amax(1) * found.amin(1), torch.ones(len(ALPHAS)))

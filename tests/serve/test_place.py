@@ -88,7 +88,8 @@ def test_installation_with_other_versions_is_refused(tmp_path: Path, monkeypatch
 
 def test_installation_is_read_from_packages_and_the_containers_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VERSION", "13.1.0.036")
-    monkeypatch.setattr(packages, "version", {"tensorrt_llm": "1.2.1+cu130", "tensorrt": "10.14.1.48.post1"}.__getitem__)
+    versions = {"tensorrt_llm": "1.2.1+cu130", "tensorrt": "10.14.1.48.post1"}
+    monkeypatch.setattr(packages, "version", versions.__getitem__)
     here = installed()
     assert here.offers == EngineTarget(tensorrt_llm="1.2.1", tensorrt="10.14.1.48.post1", cuda="13.1.0.036")
     assert (here.name, here.sure) == ("this machine", True)

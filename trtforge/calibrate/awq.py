@@ -40,7 +40,7 @@ def search(weight: Tensor, statistics: InputStatistics, group_size: int) -> AwqC
     independent, which takes no matrix product. Whoever may be the best by that is judged.
     """
     importance = _relative_weight_magnitude(weight, group_size)
-    scales = torch.stack([smoothing_scale(statistics.mean_magnitude, importance, alpha) for alpha in ALPHAS])
+    scales = smoothing_scales(statistics.mean_magnitude, importance)
     some = weight[_sample(len(weight), _GUESSED_ROWS)]
     wide = weight.shape[1] >= _GUESSED_INPUTS
     rivals = _rivals(some, len(weight), scales, statistics, group_size) if wide else list(range(len(scales)))
@@ -105,11 +105,12 @@ def quantization_error(weight: Tensor, scales: Tensor, group_size: int) -> Tenso
     return error.div_(scales.unsqueeze(1)).sub_(weight)
 
 
-def smoothing_scale(mean_magnitude: Tensor, importance: Tensor, alpha: float) -> Tensor:
-    """(in,) factor on the weight's columns: balanced so that the largest times the smallest is 1."""
+def smoothing_scales(mean_magnitude: Tensor, importance: Tensor) -> Tensor:
+    """(ALPHAS, in) factors on the weight's columns: balanced so that the largest times the smallest of each is 1."""
+    alphas = torch.tensor(ALPHAS, device=importance.device).unsqueeze(1)
     tiny = torch.finfo(torch.float32).tiny
-    scale = (mean_magnitude.pow(alpha) / (importance.pow(1 - alpha) + tiny)).clamp(*_LIMITS)
-    return scale / (scale.max() * scale.min()).sqrt()
+    scales = (mean_magnitude.pow(alphas) / (importance.pow(1 - alphas) + tiny)).clamp(*_LIMITS)
+    return scales / (scales.amax(dim=1, keepdim=True) * scales.amin(dim=1, keepdim=True)).sqrt()
 
 
 def clip_ratios(weight: Tensor, pre_quant_scale: Tensor, sketch: Tensor, group_size: int) -> Tensor:
