@@ -359,3 +359,33 @@ def test_heads_that_the_layout_cannot_split_are_refused(tmp_path: Path, nested: 
         hugging_face_plan(tmp_path, Parallel(tp=8))
     assert caught.value.hint == "Choose a --tp that divides 12: 1, 2, 3, 4, 6, 12."
     assert hugging_face_plan(tmp_path, Parallel(tp=4))["processes"] == 4
+
+
+@pytest.mark.parametrize(
+    ("values", "parallel", "message", "hint"),
+    [
+        (
+            {"num_attention_heads": 12, "num_key_value_heads": 4},
+            Parallel(tp=6),
+            "4 key and value heads can be neither split over tp 6 nor repeated",
+            "Choose a --tp that divides 4, or a multiple of it.",
+        ),
+        ({"num_hidden_layers": 2}, Parallel(pp=3), "2 layers are fewer than pp 3", "Choose a --pp up to 2."),
+    ],
+)
+def test_what_the_llm_api_cannot_split_is_refused(
+    tmp_path: Path, values: dict[str, int], parallel: Parallel, message: str, hint: str
+) -> None:
+    here = json.loads((DEMO_MODEL / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(here | values))
+    with pytest.raises(ForgeError) as caught:
+        hugging_face_plan(tmp_path, parallel)
+    assert (caught.value.message, caught.value.hint) == (message, hint)
+
+
+def test_layers_need_not_be_alike_in_every_stage(tmp_path: Path) -> None:
+    """The first stages get one more (`pp_layers`)."""
+    values = json.loads((DEMO_MODEL / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(values | {"num_key_value_heads": 2}))
+    assert hugging_face_plan(tmp_path, Parallel(pp=3))["processes"] == 3
+    assert hugging_face_plan(tmp_path, Parallel(tp=8))["processes"] == 8

@@ -92,10 +92,11 @@ def plan_for_checkpoint(model: CheckpointConfig, config: EngineConfig) -> Llmapi
 def plan_for_hugging_face(directory: Path, parallel: Parallel, config: EngineConfig) -> LlmapiPlan:
     """The plan for a Hugging Face directory as it is.
 
-    Raises ForgeError if it is none, has heads that `parallel` cannot split, or a format that the target GPU lacks.
+    Raises ForgeError if it is none, has heads or layers that `parallel` cannot split, or a format that the target GPU
+    lacks.
     """
     found = read_config(directory)
-    _require_heads(found, parallel.tp)
+    _require_split(found, parallel)
     warnings = _require_stored_formats(found, gpu_named(config.target.gpu)) if config.target.gpu is not None else ()
     return replace(_plan(_HfPositions.of(found), parallel, config, "hugging_face", fp8_cache=False), warnings=warnings)
 
@@ -106,14 +107,28 @@ def _text_config(config: HfConfig) -> HfConfig:
     return HfConfig(values, config.path) if isinstance(values, dict) else config
 
 
-def _require_heads(config: HfConfig, tp: int) -> None:
-    heads = _text_config(config).values.get("num_attention_heads")
-    if isinstance(heads, int) and heads % tp:
+def _require_split(config: HfConfig, parallel: Parallel) -> None:
+    """Key and value heads are split, or repeated where there are fewer than ranks (`duplicate_kv_weight`,
+    _torch/models/modeling_utils.py); a stage may have a layer more than another (`pp_layers`, mapping.py)."""
+    values = _text_config(config).values
+    heads, kv_heads, layers = (
+        value if isinstance(value := values.get(f"num_{name}"), int) and value > 0 else None
+        for name in ("attention_heads", "key_value_heads", "hidden_layers")
+    )
+    tp = parallel.tp
+    if heads is not None and heads % tp:
         legal = ", ".join(str(n) for n in range(1, heads + 1) if heads % n == 0)
         raise ForgeError(
             f"{heads} attention heads cannot be split over tp {tp}",
             hint=f"Choose a --tp that divides {heads}: {legal}.",
         )
+    if kv_heads is not None and kv_heads % tp and tp % kv_heads:
+        raise ForgeError(
+            f"{kv_heads} key and value heads can be neither split over tp {tp} nor repeated",
+            hint=f"Choose a --tp that divides {kv_heads}, or a multiple of it.",
+        )
+    if layers is not None and layers < parallel.pp:
+        raise ForgeError(f"{layers} layers are fewer than pp {parallel.pp}", hint=f"Choose a --pp up to {layers}.")
 
 
 def _require_stored_formats(config: HfConfig, gpu: Gpu) -> tuple[str, ...]:
