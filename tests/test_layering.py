@@ -13,6 +13,7 @@ FLOORS = {
     "formats": 1,
     "models": 2,
     "plan": 3,
+    "reference": 3,
     "runtime": 3,
     "calibrate": 4,
     "convert": 4,

@@ -7,13 +7,13 @@ import torch
 from safetensors.torch import save_file
 
 from tests.conftest import MakeHf
+from tests.runtime.runner import open_runner
 from trtforge.calibrate.stage import CalibrateConfig, calibrate
 from trtforge.compile.stage import compile_engine
 from trtforge.convert.stage import ConvertConfig, convert
 from trtforge.core.recipe import EngineConfig
 from trtforge.runtime.generate import generate
 from trtforge.runtime.requests import GenerationRequest
-from trtforge.runtime.runner import open_runner
 
 pytestmark = pytest.mark.gpu
 

@@ -13,6 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralFo
 
 from tests.families import TINY
 from tests.runtime.converted import Families
+from tests.runtime.thread_ranks import ThreadRanks
 from trtforge.core.processor import Processor
 from trtforge.core.progress import Silent
 from trtforge.core.recipe import Recipe
@@ -29,7 +30,6 @@ from trtforge.runtime.kernels import choose_kernels
 from trtforge.runtime.packing import pack_rank
 from trtforge.runtime.rank import RankModel
 from trtforge.runtime.source import open_engine
-from trtforge.runtime.thread_ranks import ThreadRanks
 from trtforge.runtime.weights import Weights
 
 BATCH, LENGTH, BLOCK = 6, 72, 16

@@ -15,12 +15,12 @@ from transformers import LlamaForCausalLM
 
 from tests.runtime.checkpoints import Layout, tiny_llama, write_checkpoint, write_engine
 from tests.runtime.conftest import greedy
+from tests.runtime.runner import open_runner
 from tests.runtime.test_engine import requests_for
 from trtforge.core.errors import ForgeError
 from trtforge.runtime.engine import Engine
 from trtforge.runtime.generate import generate
 from trtforge.runtime.requests import GenerationRequest, Output
-from trtforge.runtime.runner import open_runner
 
 Tokens = tuple[int, ...]
 

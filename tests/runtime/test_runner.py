@@ -5,8 +5,8 @@ import torch
 from transformers import LlamaForCausalLM
 
 from tests.runtime.checkpoints import Layout, write_checkpoint, write_engine
+from tests.runtime.runner import open_runner
 from trtforge.core.errors import ForgeError
-from trtforge.runtime.runner import open_runner
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,7 @@ from tests.families import TINY
 from trtforge.convert.stage import ConvertConfig, convert
 from trtforge.core.progress import Silent
 from trtforge.formats.hf import open_checkpoint
-from trtforge.models.registry import family_of_checkpoint
-from trtforge.verify.layers import layer_errors
-from trtforge.verify.reference import load_reference
+from trtforge.verify.layers import compare_by_layer
 
 WINDOWS = [tuple(range(3, 40)), tuple(range(90, 60, -1))]
 
@@ -20,8 +18,7 @@ WINDOWS = [tuple(range(3, 40)), tuple(range(90, 60, -1))]
 def test_faithful_checkpoints_have_no_error_anywhere(tmp_path: Path, name: str) -> None:
     TINY[name]().save_pretrained(tmp_path / "hf")
     out = convert(ConvertConfig(dtype="float32", tp=2, pp=2), tmp_path / "hf", tmp_path / "out").path
-    family = family_of_checkpoint(open_checkpoint(tmp_path / "hf"))
-    errors = layer_errors(out, load_reference(tmp_path / "hf"), family, WINDOWS, Silent())
+    _, errors = compare_by_layer(out, open_checkpoint(tmp_path / "hf"), WINDOWS, Silent(), layers=True)
     assert [layer.layer for layer in errors] == [0, 1, 2, 3]
     assert max(layer.error for layer in errors) < 1e-5
 
@@ -35,8 +32,7 @@ def test_the_layer_that_broke_adds_most(tmp_path: Path, broken: int) -> None:
         down.copy_(down.roll(1, dims=0))
     model.save_pretrained(tmp_path / "other")
     out = convert(ConvertConfig(dtype="float32", pp=2), tmp_path / "other", tmp_path / "out").path
-    family = family_of_checkpoint(open_checkpoint(tmp_path / "hf"))
-    errors = layer_errors(out, load_reference(tmp_path / "hf"), family, WINDOWS, Silent())
+    _, errors = compare_by_layer(out, open_checkpoint(tmp_path / "hf"), WINDOWS, Silent(), layers=True)
     assert all(layer.error < 1e-5 for layer in errors[:broken])
     assert max(errors, key=lambda layer: layer.added).layer == broken
     assert errors[broken].error > 0.01

@@ -12,15 +12,16 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from trtforge.calibrate.hidden import HiddenStates
 from trtforge.calibrate.layer import LayerObserver, Needs
-from trtforge.calibrate.streaming import LayerStream
 from trtforge.core.heap import trim
 from trtforge.core.manifest import record_of
 from trtforge.core.partial import Finished, Group
 from trtforge.core.progress import Bar
 from trtforge.formats.hf import HfCheckpoint
 from trtforge.models.family import Facts, Family
+from trtforge.reference.hidden import HiddenStates
+from trtforge.reference.streaming import LayerStream
+from trtforge.reference.weights import LayerWeights
 
 _SAVED = "hidden-states.safetensors"
 _SECONDS_BETWEEN_SAVES = 60.0
@@ -41,7 +42,7 @@ class Walk:
     ) -> None:
         self._family, self._facts, self._needs = family, facts, needs
         self._device, self._dtype, self._directory = device, dtype, directory
-        self._stream = LayerStream(checkpoint, family, device, dtype)
+        self._stream = LayerStream(LayerWeights(checkpoint, family, device, dtype))
         self._finished = Finished.read(directory)
 
     def run(self, batches: Sequence[Tensor], budget: int | None, kv_cache: bool, bar: Bar) -> dict[str, Tensor]:

@@ -1,25 +1,20 @@
 """The decoder of one rank: embedding, layers, final norm and logits, for packed tokens and a paged cache."""
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
 from trtforge.runtime.attention import Batch
 from trtforge.runtime.collective import Collective
 from trtforge.runtime.embedding import load_embedding
+from trtforge.runtime.head import finished_logits, load_head
 from trtforge.runtime.kernels import Kernels
 from trtforge.runtime.kv_cache import LayerCache, Scratch, storage_dtype
 from trtforge.runtime.layer import kv_scale, load_layer
-from trtforge.runtime.layout import FINAL_NORM, LM_HEAD
 from trtforge.runtime.linear import Place
 from trtforge.runtime.loader import Loader
 from trtforge.runtime.rotary import Rotary
 from trtforge.runtime.spec import DecoderSpec
 from trtforge.runtime.weights import Weights
-
-Observe = Callable[[int, Tensor], None]
-"""Told of a layer's number in the whole model, and what comes out of it: (tokens, hidden)."""
 
 
 class Decoder:
@@ -30,15 +25,13 @@ class Decoder:
     ) -> None:
         self.spec = spec
         self.place = place
-        self.observer: Observe | None = None
         self._ranks = ranks
         self._rotaries = [Rotary(rotary, longest, place.device) for rotary in spec.rotaries]
         loader = Loader.of(spec, kernels, weights, place, ranks)
         self._layers = [load_layer(loader, index) for index in range(spec.num_layers)]
         self._kv_scales = [kv_scale(loader, index) for index in range(spec.num_layers)]
         self._embedding = load_embedding(loader) if spec.first else None
-        self._final_norm = loader.norm(FINAL_NORM) if spec.last and spec.final_norm else None
-        self._lm_head = loader.linear(LM_HEAD) if spec.last else None
+        self._head = load_head(loader) if spec.last else None
         weights.finish()
 
     def new_cache(self, num_blocks: int, tokens_per_block: int) -> list[LayerCache]:
@@ -61,31 +54,19 @@ class Decoder:
             empty = torch.empty(len(batch.tokens), spec.hidden_size, dtype=place.dtype, device=place.device)
             hidden = self._ranks.receive_hidden(empty)
         rotations = tuple(rotary.at(batch.positions, place.dtype, batch.length) for rotary in self._rotaries)
-        for number, (layer, layer_cache) in enumerate(zip(self._layers, cache, strict=True)):
+        for layer, layer_cache in zip(self._layers, cache, strict=True):
             hidden = layer(hidden, batch, rotations, layer_cache)
-            if self.observer is not None:
-                self.observer(spec.rank.pp_rank * spec.num_layers + number, hidden)
         part = None
-        if self._lm_head is not None:
-            part = self._logits(hidden, batch) if batch.wanted else None
+        if self._head is not None:
+            part = self._head(self._wanted(hidden, batch))[: batch.wanted] if batch.wanted else None
         else:
             self._ranks.send_hidden(hidden)
         if batch.wanted == 0:
             return None
         logits = self._ranks.gather_logits(part, batch.wanted, spec.vocab_share, hidden)
-        return None if logits is None else self._finished(logits[:, : spec.vocab_size].float())
+        return None if logits is None else finished_logits(logits, spec)
 
-    def _logits(self, hidden: Tensor, batch: Batch) -> Tensor:
-        """This rank's columns, of the rows wanted."""
-        assert self._lm_head is not None
-        all_wanted = batch.wanted == len(batch.slots)
-        wanted = hidden if all_wanted else hidden.index_select(0, batch.logit_rows)
-        if self._final_norm is not None:
-            wanted = self._final_norm(wanted)
-        return self._lm_head(wanted)[: batch.wanted]
-
-    def _finished(self, logits: Tensor) -> Tensor:
-        spec = self.spec
-        if spec.logit_scale != 1.0:
-            logits = logits * spec.logit_scale
-        return logits if spec.logit_cap is None else spec.logit_cap * torch.tanh(logits / spec.logit_cap)
+    @staticmethod
+    def _wanted(hidden: Tensor, batch: Batch) -> Tensor:
+        """The rows whose logits are asked for."""
+        return hidden if batch.wanted == len(batch.slots) else hidden.index_select(0, batch.logit_rows)

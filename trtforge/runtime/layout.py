@@ -65,7 +65,18 @@ def router_name(index: int) -> str:
 def rank_slots(spec: DecoderSpec, sparse: Collection[int]) -> Iterator[Slot]:
     """All of a rank; `sparse`: its layers that have experts."""
     for index in range(spec.num_layers):
-        yield from _layer(spec, layer_name(index), index in sparse)
+        yield from layer_slots(spec, index, sparse)
+    yield from embedding_slots(spec)
+    yield from head_slots(spec)
+
+
+def layer_slots(spec: DecoderSpec, index: int, sparse: Collection[int]) -> Iterator[Slot]:
+    """Layer `index` of a rank's pipeline stage."""
+    yield from _layer(spec, layer_name(index), index in sparse)
+
+
+def embedding_slots(spec: DecoderSpec) -> Iterator[Slot]:
+    """What the first stage has before its layers."""
     hidden = spec.hidden_size
     if spec.first:
         yield TensorSlot(EMBEDDING, _table(spec, spec.vocab_size))
@@ -74,10 +85,14 @@ def rank_slots(spec: DecoderSpec, sparse: Collection[int]) -> Iterator[Slot]:
             yield TensorSlot(POSITIONS, _table(spec, spec.max_positions) if spec.network.splits_positions else whole)
         if spec.network.embedding_norm:
             yield from _norm(spec, EMBEDDING_NORM)
+
+
+def head_slots(spec: DecoderSpec) -> Iterator[Slot]:
+    """What the last stage has after its layers."""
     if spec.last:
         if spec.final_norm:
             yield from _norm(spec, FINAL_NORM)
-        yield LinearSlot(LM_HEAD, spec.vocab_share, hidden, spec.network.lm_head_bias)
+        yield LinearSlot(LM_HEAD, spec.vocab_share, spec.hidden_size, spec.network.lm_head_bias)
 
 
 def _table(spec: DecoderSpec, rows: int) -> tuple[int, int]:

@@ -1,6 +1,6 @@
 """Takes the packed tensors of a rank, one part of the network at a time, and puts them where they are computed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import torch
@@ -32,9 +32,17 @@ class Loader:
     tensors: dict[str, TensorSlot]
 
     @classmethod
-    def of(cls, spec: DecoderSpec, kernels: Kernels, weights: Weights, place: Place, ranks: Collective) -> "Loader":
-        """The loader of one rank."""
-        slots = list(rank_slots(spec, sparse_layers(spec, weights)))
+    def of(
+        cls,
+        spec: DecoderSpec,
+        kernels: Kernels,
+        weights: Weights,
+        place: Place,
+        ranks: Collective,
+        sparse: Collection[int] | None = None,
+    ) -> "Loader":
+        """The loader of one rank. `sparse`: its layers that have experts, where `weights` are not all of them."""
+        slots = list(rank_slots(spec, sparse_layers(spec, weights) if sparse is None else sparse))
         linears = {slot.module: slot for slot in _linears(slots)}
         tensors = {slot.name: slot for slot in slots if isinstance(slot, TensorSlot)}
         return cls(spec, kernels, weights, place, ranks, linears, tensors)

@@ -1,6 +1,6 @@
 """Packing a checkpoint's rank file into the tensors that kernels compute with: what an engine's rank file holds."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -15,8 +15,10 @@ from trtforge.runtime.layout import (
     LinearSlot,
     Slot,
     TensorSlot,
+    embedding_slots,
+    head_slots,
     layer_name,
-    rank_slots,
+    layer_slots,
     router_name,
 )
 from trtforge.runtime.linear import Stored, merged
@@ -34,16 +36,14 @@ def pack_rank(
     mlp.fc and mlp.gate become mlp.fc_gate where one scale serves both, a stack of experts one layer for each:
     mlp.fc.0. Every tensor is used; ForgeError names the first that is missing, of the wrong shape or without a place.
     """
-    spec = DecoderSpec.of(config, index)
     source = tensors if isinstance(tensors, Weights) else Weights.of(tensors, f"rank {index}")
-    rounding = max(torch.finfo(type_).eps for type_ in (dtype, DTYPES[config.dtype]))
-    packing = _Packing(spec, source, kernels, dtype, rounding)
-    for slot in rank_slots(spec, sparse_layers(spec, source)):
-        packing.add(slot)
-    for layer in range(spec.num_layers if spec.latent else 0):
-        packing.absorb(f"{layer_name(layer)}.attention")
+    packing = Packing(config, index, source, kernels, dtype)
+    packed: dict[str, Tensor] = {}
+    for layer in range(packing.spec.num_layers):
+        packed |= packing.layer(layer)
+    packed |= packing.embedding() | packing.head()
     source.finish()
-    return {name: tensor.contiguous() for name, tensor in packing.packed.items()}
+    return {name: tensor.contiguous() for name, tensor in packed.items()}
 
 
 def sparse_layers(spec: DecoderSpec, weights: Weights) -> frozenset[int]:
@@ -51,20 +51,56 @@ def sparse_layers(spec: DecoderSpec, weights: Weights) -> frozenset[int]:
     return frozenset(index for index in range(spec.num_layers) if weights.has(router_name(index)))
 
 
-class _Packing:
-    """Collects packed tensors. `rounding`: relative, of the checkpoint's type and of `dtype`, whichever is coarser."""
+class Packing:
+    """Packs one rank part by part."""
 
     def __init__(
-        self, spec: DecoderSpec, source: Weights, kernels: Kernels, dtype: torch.dtype, rounding: float
+        self, config: CheckpointConfig, index: int, source: Weights, kernels: Kernels, dtype: torch.dtype
     ) -> None:
+        self.spec = DecoderSpec.of(config, index)
+        self.sparse = sparse_layers(self.spec, source)
+        packed_types = (dtype, DTYPES[config.dtype])
+        self._source, self._kernels, self._dtype = source, kernels, dtype
+        self._rounding = max(torch.finfo(type_).eps for type_ in packed_types)  # relative, the coarser one's
+
+    def layer(self, index: int) -> dict[str, Tensor]:
+        """The packed tensors of one layer of the rank's stage."""
+        part = _Part(self.spec, self._source, self._kernels, self._dtype)
+        part.add(layer_slots(self.spec, index, self.sparse))
+        if self.spec.latent:
+            part.absorb(f"{layer_name(index)}.attention", self._rounding)
+        return part.packed
+
+    def embedding(self) -> dict[str, Tensor]:
+        """Those before its layers."""
+        return self._packed(embedding_slots(self.spec))
+
+    def head(self) -> dict[str, Tensor]:
+        """Those after its layers."""
+        return self._packed(head_slots(self.spec))
+
+    def _packed(self, slots: Iterable[Slot]) -> dict[str, Tensor]:
+        part = _Part(self.spec, self._source, self._kernels, self._dtype)
+        part.add(slots)
+        return part.packed
+
+
+class _Part:
+    """Collects packed tensors."""
+
+    def __init__(self, spec: DecoderSpec, source: Weights, kernels: Kernels, dtype: torch.dtype) -> None:
         self.packed: dict[str, Tensor] = {}
         self._spec = spec
         self._source = source
         self._kernels = kernels
         self._dtype = dtype
-        self._rounding = rounding
 
-    def add(self, slot: Slot) -> None:
+    def add(self, slots: Iterable[Slot]) -> None:
+        """Pack these, in their order."""
+        for slot in slots:
+            self._add(slot)
+
+    def _add(self, slot: Slot) -> None:
         """Take a slot's tensors from the source and pack them."""
         match slot:
             case TensorSlot():
@@ -75,11 +111,12 @@ class _Packing:
                 for index, expert in enumerate(take_experts(self._spec, self._source, slot)):
                     self._add_linear(slot, expert, f"{slot.module}.{index}")
             case LinearSlot() if slot.module == LM_HEAD and self._is_tied(slot):
-                self.packed[f"{LM_HEAD}.weight"] = self.packed[EMBEDDING].clone()
+                table = self._source.take(EMBEDDING, slot.out, slot.inputs)
+                self.packed[f"{LM_HEAD}.weight"] = table.to(self._dtype, copy=True)
             case LinearSlot():
                 self._add_linear(slot, take_linear(self._spec, self._source, slot), slot.module)
 
-    def absorb(self, attention: str) -> None:
+    def absorb(self, attention: str, rounding: float) -> None:
         """Check latent attention's fused_q_proj, then drop it: it follows from q_b_proj and kv_b_proj, which stay.
 
         TensorRT-LLM computes generation with it. Rounded to the checkpoint's type, it is less exact than its parts.
@@ -89,7 +126,7 @@ class _Packing:
         product = _fused_query(
             self._spec.latent, self.packed[f"{attention}.q_b_proj"], self.packed[f"{attention}.kv_b_proj"]
         )
-        if float((stored - product).abs().max()) > max(4 * self._rounding, 1e-5) * float(product.abs().max()):
+        if float((stored - product).abs().max()) > max(4 * rounding, 1e-5) * float(product.abs().max()):
             raise ForgeError(
                 f"{self._source.where}: {attention}.fused_q_proj is not the product of q_b_proj and kv_b_proj",
                 hint="Convert the checkpoint again.",
@@ -119,9 +156,11 @@ class _Packing:
 
     def _is_tied(self, slot: LinearSlot) -> bool:
         """TensorRT-LLM's loader excuses a missing lm_head where the embedding of the same rank and shape is tied."""
-        embedding = self.packed.get(EMBEDDING)
-        same_shape = embedding is not None and tuple(embedding.shape) == (slot.out, slot.inputs)
-        return same_shape and not self._source.has(f"{LM_HEAD}.weight")
+        tables = (
+            each for each in embedding_slots(self._spec) if isinstance(each, TensorSlot) and each.name == EMBEDDING
+        )
+        same_shape = any(table.shape == (slot.out, slot.inputs) for table in tables)
+        return same_shape and self._source.has(EMBEDDING) and not self._source.has(f"{LM_HEAD}.weight")
 
 
 def _fused_query(latent: LatentSpec, q_b_proj: Tensor, kv_b_proj: Tensor) -> Tensor:

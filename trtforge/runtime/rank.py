@@ -7,7 +7,7 @@ from trtforge.core.errors import ForgeError
 from trtforge.runtime.attention import Batch
 from trtforge.runtime.batch import Step
 from trtforge.runtime.collective import Collective
-from trtforge.runtime.decoder import Decoder, Observe
+from trtforge.runtime.decoder import Decoder
 from trtforge.runtime.kernels import DTYPES
 from trtforge.runtime.kv_cache import LayerCache
 from trtforge.runtime.linear import Place
@@ -39,10 +39,6 @@ class RankModel:
     def allocate_cache(self, num_blocks: int) -> None:
         """Make room for `num_blocks` KV blocks; needed before the first step."""
         self._cache = self._decoder.new_cache(num_blocks, self._source.tokens_per_block)
-
-    def observe(self, observer: Observe) -> None:
-        """Tell `observer` of the hidden states after every layer from now on."""
-        self._decoder.observer = observer
 
     def execute(self, step: Step) -> Tensor | None:
         """float32 logits of the rows wanted on rank 0; None elsewhere, and where none are wanted."""

@@ -1,77 +1,61 @@
-"""Layer by layer: what comes out of each decoder layer of the candidate against the same layer of the reference."""
+"""Reference and candidate side by side, one decoder layer of each in memory, over all windows: logits and layers."""
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
 
 from trtforge.core.progress import Progress
-from trtforge.models.family import Family
-from trtforge.runtime.batch import Step
+from trtforge.formats.hf import HfCheckpoint
+from trtforge.reference.hidden import HiddenStates
+from trtforge.runtime.layerwise import Layerwise
 from trtforge.runtime.source import open_model
-from trtforge.runtime.thread_ranks import ThreadRanks
-from trtforge.verify.reference import Reference
+from trtforge.verify.comparison import Comparison
+from trtforge.verify.reference import stream_reference
 from trtforge.verify.result import LayerError
 
-_BLOCK = 32
 
+def compare_by_layer(
+    candidate: Path, reference: HfCheckpoint, windows: Sequence[Sequence[int]], progress: Progress, *, layers: bool
+) -> tuple[Comparison, tuple[LayerError, ...]]:
+    """Both models on the same windows, each going on with its own states; `layers`: the error after every layer too.
 
-class _Outputs:
-    """What came out of the layers of one side for the current window."""
-
-    def __init__(self) -> None:
-        self.of: dict[int, Tensor] = {}
-
-    def keep(self, layer: int, hidden: Tensor) -> None:
-        """(tokens, hidden) of a layer."""
-        self.of[layer] = hidden.detach().float().reshape(-1, hidden.shape[-1]).clone()
-
-
-def layer_errors(
-    candidate: Path, reference: Reference, family: Family, windows: Sequence[tuple[int, ...]], progress: Progress
-) -> tuple[LayerError, ...]:
-    """The error after every layer, over all windows. Both sides get the tokens; each goes on with its own states."""
-    ours, theirs = _Outputs(), _Outputs()
-    source = open_model(candidate)
-    blocks = max(-(-len(window) // source.tokens_per_block) for window in windows)
-    ranks = ThreadRanks(source, blocks, ours.keep)
-    hooks = _watch(reference.model.get_submodule(family.layer_path), theirs)
-    difference: dict[int, float] = {}
-    energy: dict[int, float] = {}
-    try:
-        with torch.inference_mode(), progress.bar("Comparing layers", len(windows), "windows") as bar:
-            for window in windows:
-                ranks.execute(_whole(window, source.tokens_per_block))
-                reference.logits(torch.tensor(window))
-                for layer, states in theirs.of.items():
-                    found = ours.of[layer][: len(states)]
-                    difference[layer] = difference.get(layer, 0.0) + float((found - states).square().sum())
-                    energy[layer] = energy.get(layer, 0.0) + float(states.square().sum())
-                bar.advance(1)
-    finally:
-        for hook in hooks:
-            hook.remove()
-        ranks.close()
-    errors = [(difference[layer] / energy[layer]) ** 0.5 for layer in sorted(difference)]
-    return tuple(
+    A checkpoint is computed in float32, an engine as it was compiled.
+    """
+    batches = [torch.tensor([list(window)]) for window in windows]
+    comparison, errors = Comparison(), list[float]()
+    stream = stream_reference(reference)
+    with Layerwise(open_model(candidate), windows) as ours, torch.inference_mode():
+        states = HiddenStates(
+            [(1, len(window)) for window in windows], ours.hidden_size, torch.float32, torch.device("cpu")
+        )
+        try:
+            with progress.bar("Verifying", ours.num_layers, "layers") as bar:
+                for layer in stream.layers(batches, states):
+                    layer.run()
+                    ours.advance()
+                    if layers:
+                        errors.append(_error(states, ours, len(windows)))
+                    bar.advance(1)
+            ours.load_head()
+            with progress.bar("Comparing logits", len(windows), "windows") as bar:
+                for window, expected in enumerate(stream.logits(batches, states)):
+                    comparison.add(expected[0], ours.logits(window), batches[window][0])
+                    bar.advance(1)
+        finally:
+            states.close()
+            stream.close()
+    return comparison, tuple(
         LayerError(layer=layer, error=error, added=error - (errors[layer - 1] if layer else 0.0))
         for layer, error in enumerate(errors)
     )
 
 
-def _watch(layers: nn.Module, into: _Outputs) -> list[Any]:
-    def hook(number: int) -> Any:
-        return lambda _, __, output: into.keep(number, output[0] if isinstance(output, tuple) else output)
-
-    return [layer.register_forward_hook(hook(number)) for number, layer in enumerate(layers.children())]
-
-
-def _whole(window: tuple[int, ...], tokens_per_block: int) -> Step:
-    """One sequence in one step, logits of its last token."""
-    tokens = np.array(window, dtype=np.int64)
-    table = np.arange(-(-len(window) // tokens_per_block), dtype=np.int64).reshape(1, -1)
-    count, one, zero = np.array([len(window)]), np.array([1]), np.array([0])
-    return Step(zero, count, one, table, tokens, length=len(window))
+def _error(states: HiddenStates, ours: Layerwise, windows: int) -> float:
+    """Root of the squared differences of all states, relative to the reference's."""
+    difference = energy = 0.0
+    for window in range(windows):
+        expected = states.get(window)[0]
+        difference += float((ours.states(window) - expected).square().sum())
+        energy += float(expected.square().sum())
+    return float((difference / energy) ** 0.5)

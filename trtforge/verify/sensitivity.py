@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from trtforge.core.manifest import open_artifact
 from trtforge.core.progress import Progress, Silent
@@ -18,7 +17,8 @@ from trtforge.models.checkpoint_config import layout_of_checkpoint
 from trtforge.models.exclusions import inseparable
 from trtforge.models.plan import checkpoint_plan
 from trtforge.models.registry import family_of_checkpoint
-from trtforge.verify.reference import Reference, load_reference
+from trtforge.reference.hidden import HiddenStates
+from trtforge.verify.reference import stream_reference
 from trtforge.verify.result import Damage
 from trtforge.verify.substitution import Substitution
 
@@ -49,29 +49,32 @@ def rank_linears(
         seed=0,
         part="held_out",
     ).windows
-    model = load_reference(reference)
     by_layer: dict[int, list[_Group]] = {}
     for names in inseparable(family, facts):
         if all(map(substitution.takes, names)):
             layer = int(names[0].removeprefix(f"{family.layer_prefix}.").partition(".")[0])
-            modules = {name: model.model.get_submodule(family.stripped + name) for name in names}
-            by_layer.setdefault(layer, []).append(_Group(modules))
-    layers: list[nn.Module] = list(model.model.get_submodule(family.layer_path).children())
-    steps = len(windows) * len(by_layer)
-    with torch.inference_mode(), (progress or Silent()).bar("Ranking linears", steps, "layers") as bar:
-        for window in windows:
-            calls = _calls(model, layers, window)
-            for index, judged in by_layer.items():
-                expected = calls[index].output
-                energy = float(expected.square().sum())
-                for group in judged:
-                    with substitution.in_place(group.modules):
-                        found = calls[index].repeat(layers[index])
-                    group.difference += float((found - expected).square().sum())
-                    group.energy += energy
+            by_layer.setdefault(layer, []).append(_Group(names))
+    batches = [torch.tensor([list(window)]) for window in windows]
+    shapes = [(1, len(window)) for window in windows]
+    states = HiddenStates(shapes, facts.sizes.hidden, torch.float32, torch.device("cpu"))
+    stream = stream_reference(source)
+    try:
+        with torch.inference_mode(), (progress or Silent()).bar("Ranking", facts.sizes.num_layers, "layers") as bar:
+            for loaded in stream.layers(batches, states):
+                inputs = [states.get(batch) for batch in range(len(batches))]
+                loaded.run()
+                prefix = f"{family.layer_prefix}.{loaded.index}."
+                for group in by_layer.get(loaded.index, ()):
+                    modules = {name: loaded.module.get_submodule(name.removeprefix(prefix)) for name in group.names}
+                    with substitution.in_place(modules):
+                        for batch, hidden in enumerate(inputs):
+                            group.add(loaded.compute(batch, hidden), states.get(batch))
                 bar.advance(1)
+    finally:
+        states.close()
+        stream.close()
     ranked = [group for judged in by_layer.values() for group in judged]
-    damages = [Damage(modules=tuple(group.modules), error=group.error) for group in ranked]
+    damages = [Damage(modules=tuple(group.names), error=group.error) for group in ranked]
     return tuple(sorted(damages, key=lambda damage: -damage.error))
 
 
@@ -79,45 +82,16 @@ def rank_linears(
 class _Group:
     """Modules that are judged together, by name, and sums over windows of the layer's output with and without them."""
 
-    modules: dict[str, nn.Module]
+    names: Sequence[str]
     difference: float = 0.0
     energy: float = 0.0
+
+    def add(self, found: Tensor, expected: Tensor) -> None:
+        """One window's output of the layer, with the modules quantised and without."""
+        self.difference += float((found - expected).square().sum())
+        self.energy += float(expected.square().sum())
 
     @property
     def error(self) -> float:
         """Norm of the difference / norm of the output."""
         return (self.difference / self.energy) ** 0.5 if self.energy else 0.0
-
-
-@dataclass(frozen=True)
-class _Call:
-    """What a layer got for a window, and its output (tokens, hidden) float32."""
-
-    arguments: tuple[Any, ...]
-    keywords: dict[str, Any]
-    output: Tensor
-
-    def repeat(self, layer: nn.Module) -> Tensor:
-        """The output of the layer as it is now."""
-        return _hidden(layer(*self.arguments, **self.keywords))
-
-
-def _calls(model: Reference, layers: Sequence[nn.Module], window: tuple[int, ...]) -> list[_Call]:
-    """One window through the reference."""
-    calls: list[_Call] = []
-
-    def hook(_: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
-        calls.append(_Call(arguments, keywords, _hidden(output)))
-
-    hooks = [layer.register_forward_hook(hook, with_kwargs=True) for layer in layers]
-    try:
-        model.logits(torch.tensor(window))
-    finally:
-        for handle in hooks:
-            handle.remove()
-    return calls
-
-
-def _hidden(output: Any) -> Tensor:
-    hidden: Tensor = output[0] if isinstance(output, tuple) else output
-    return hidden.float()

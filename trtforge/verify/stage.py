@@ -20,12 +20,9 @@ from trtforge.formats.trtllm import (
 )
 from trtforge.models.checkpoint_config import layout_of_checkpoint
 from trtforge.models.exclusions import modules_excluded_by
-from trtforge.models.family import Family
 from trtforge.models.plan import checkpoint_plan
 from trtforge.models.registry import family_of, family_of_checkpoint
-from trtforge.verify.result import LayerError, Perplexity, Verification, failures
-
-_LAYER_WINDOWS = 4  # enough to see which layer broke
+from trtforge.verify.result import Perplexity, Verification, failures
 
 
 def verify(
@@ -55,8 +52,7 @@ def verify(
         part="held_out",
     )
     tensors = sum(len(read_header(candidate / rank_file(rank.index))) for rank in config.parallel.ranks)
-    family = family_of_checkpoint(source) if layers else None
-    return _compare(candidate, reference, gate, windows, tensors, family, progress or Silent())
+    return _compare(candidate, source, gate, windows, tensors, layers, progress or Silent())
 
 
 def _require_same_model(config: CheckpointConfig, manifest: Manifest, reference: HfCheckpoint) -> None:
@@ -93,36 +89,16 @@ def _check_tensors(candidate: Path, config: CheckpointConfig, reference: HfCheck
 
 def _compare(
     candidate: Path,
-    reference: Path,
+    reference: HfCheckpoint,
     gate: GateConfig,
     windows: TokenWindows,
     tensors: int,
-    family: Family | None,
+    layers: bool,
     progress: Progress,
 ) -> Verification:
-    import torch
+    from trtforge.verify.layers import compare_by_layer
 
-    from trtforge.runtime.runner import open_runner
-    from trtforge.verify.comparison import Comparison
-    from trtforge.verify.reference import load_reference
-
-    comparison = Comparison()
-    model = load_reference(reference)
-    with (
-        # A checkpoint is computed in float32, an engine as it was compiled.
-        open_runner(candidate) as runner,
-        torch.inference_mode(),
-        progress.bar("Verifying", len(windows.windows), "windows") as bar,
-    ):
-        for window in windows.windows:
-            ids = torch.tensor(window)
-            comparison.add(model.logits(ids), runner.logits(list(window)), ids)
-            bar.advance(1)
-    by_layer: tuple[LayerError, ...] = ()
-    if family is not None:
-        from trtforge.verify.layers import layer_errors
-
-        by_layer = layer_errors(candidate, model, family, windows.windows[:_LAYER_WINDOWS], progress)
+    comparison, by_layer = compare_by_layer(candidate, reference, windows.windows, progress, layers=layers)
     perplexity = Perplexity(reference=comparison.reference_perplexity, candidate=comparison.candidate_perplexity)
     agreement, divergence = comparison.agreements / comparison.tokens, comparison.divergence / comparison.tokens
     return Verification(

@@ -1,7 +1,8 @@
 """Walks a Hugging Face model one decoder layer at a time: `transformers`' own modules, one layer's weights in memory.
 
-The hidden states of all windows wait between layers (calibrate.hidden), so each weight is read once however much data
-there is. Everything that is not a decoder layer runs once, with stand-ins for the layers that note what they get.
+The hidden states of all windows wait between layers (reference.hidden), so each weight is read once however much data
+there is. Everything that is not a decoder layer runs before the first and after the last one, with stand-ins for the
+layers that note what they get, or give what the last one computed.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,20 +14,23 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
-from trtforge.calibrate.hidden import HiddenStates
-from trtforge.calibrate.weights import LayerWeights
 from trtforge.core.heap import trim
-from trtforge.formats.hf import HfCheckpoint
-from trtforge.models.family import Family
+from trtforge.reference.hidden import HiddenStates
+from trtforge.reference.weights import LayerWeights
 
 
 @dataclass(frozen=True)
 class LoadedLayer:
-    """One decoder layer with its weights; `run` sends all windows through it and keeps what comes out."""
+    """One decoder layer with its weights.
+
+    `run` sends all batches through it and keeps what comes out; `compute` gives what comes out of one batch, by its
+    number, for hidden states (windows, length, hidden).
+    """
 
     index: int
     module: nn.Module
     run: Callable[[], None]
+    compute: Callable[[int, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -45,12 +49,16 @@ class _Passed(Tensor):
 
 
 class _StandIn(nn.Module):
-    """In a layer's place: passes the hidden states on and keeps the rest. Answers for the layer's attributes."""
+    """In a layer's place: passes the hidden states on and keeps the rest. Answers for the layer's attributes.
+
+    `answer`: what it passes on instead.
+    """
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
         self.call: _Call | None = None
         self.hidden: Tensor | None = None
+        self.answer: Tensor | None = None
         object.__setattr__(self, "_layer", layer)
 
     def __getattr__(self, name: str) -> Any:
@@ -61,7 +69,7 @@ class _StandIn(nn.Module):
 
     def forward(self, hidden: Tensor, *arguments: Any, **keywords: Any) -> Any:
         self.call, self.hidden = _Call(arguments, keywords), hidden.as_subclass(Tensor)
-        return hidden.as_subclass(_Passed)
+        return (hidden if self.answer is None else self.answer).as_subclass(_Passed)
 
 
 class CacheObserver(DynamicCache):
@@ -88,16 +96,20 @@ class CacheObserver(DynamicCache):
 class LayerStream:
     """A model whose decoder layers are materialised one after another."""
 
-    def __init__(self, checkpoint: HfCheckpoint, family: Family, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, weights: LayerWeights) -> None:
         self.cache = CacheObserver()
-        self._family, self._device = family, device
-        self._weights = LayerWeights(checkpoint, family, device, dtype)
-        parent, _, self._name = family.layer_path.rpartition(".")
+        self._weights, self._device = weights, weights.device
+        parent, _, self._name = weights.family.layer_path.rpartition(".")
         with _parameters_on_meta():
-            config = AutoConfig.from_pretrained(checkpoint.directory, trust_remote_code=False)
-            model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
-        self._path, self._base = parent, model.eval().get_submodule(parent)
+            config = AutoConfig.from_pretrained(weights.directory, trust_remote_code=False)
+            if hasattr(config, "quantization_config"):
+                del config.quantization_config  # weights come as what they mean
+            model = AutoModelForCausalLM.from_config(config, dtype=weights.dtype, trust_remote_code=False)
+        self._model, self._tied = model.eval(), bool(config.tie_word_embeddings)
+        self._path, self._base = parent, model.get_submodule(parent)
         self._layers: list[nn.Module] = list(self._base.get_submodule(self._name).children())
+        self._stand_ins = [_StandIn(layer) for layer in self._layers]
+        setattr(self._base, self._name, nn.ModuleList(self._stand_ins))
 
     def layers(self, batches: Sequence[Tensor], hidden: HiddenStates, first: int = 0) -> Iterator[LoadedLayer]:
         """Each layer from `first` on, loaded; `run` must be called once before the next is asked for.
@@ -110,15 +122,30 @@ class LayerStream:
         for index in range(first, len(self._layers)):
             layer = self._weights.load(self._layers[index], index).to(self._device)
 
-            def run(layer: nn.Module = layer, index: int = index) -> None:
-                for batch, shape in enumerate(shapes):
-                    call = calls[shape][index]
-                    result = layer(hidden.get(batch), *call.arguments, **call.keywords)
-                    hidden.put(batch, result[0] if isinstance(result, tuple) else result)
+            def compute(batch: int, states: Tensor, layer: nn.Module = layer, index: int = index) -> Tensor:
+                call = calls[shapes[batch]][index]
+                result = layer(states, *call.arguments, **call.keywords)
+                output: Tensor = result[0] if isinstance(result, tuple) else result
+                return output
 
-            yield LoadedLayer(index, layer, run)
+            def run(compute: Callable[[int, Tensor], Tensor] = compute) -> None:
+                for batch in range(len(shapes)):
+                    hidden.put(batch, compute(batch, hidden.get(batch)))
+
+            yield LoadedLayer(index, layer, run, compute)
             layer.to("meta")
             trim()
+
+    def logits(self, batches: Sequence[Tensor], hidden: HiddenStates) -> Iterator[Tensor]:
+        """Of each batch (windows, length, vocabulary), where `hidden` holds what the last layer gave."""
+        head: Any = self._model.get_output_embeddings()
+        with self._weights.surroundings(self._base, self._path) as embed, self._weights.head(head, tied=self._tied):
+            for index, batch in enumerate(batches):
+                self._stand_ins[-1].answer = hidden.get(index)
+                ids = embed(batch).to(self._device)
+                output = self._model(input_ids=ids, use_cache=True, past_key_values=self.cache)
+                yield output.logits.as_subclass(Tensor)
+        self._stand_ins[-1].answer = None
 
     def close(self) -> None:
         """Close the checkpoint's files."""
@@ -126,8 +153,7 @@ class LayerStream:
 
     def _enter(self, batches: Sequence[Tensor], hidden: HiddenStates | None) -> Mapping[tuple[int, ...], list[_Call]]:
         """Run all but the layers. What a layer gets besides hidden states depends on a batch's shape alone."""
-        stand_ins = [_StandIn(layer) for layer in self._layers]
-        setattr(self._base, self._name, nn.ModuleList(stand_ins))
+        stand_ins = self._stand_ins
         calls: dict[tuple[int, ...], list[_Call]] = {}
         with self._weights.surroundings(self._base, self._path) as embed:
             for index, batch in enumerate(batches):

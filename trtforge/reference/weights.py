@@ -24,13 +24,14 @@ class LayerWeights:
     """Reads tensors in the computing dtype. Raises ForgeError for one that holds NaN or infinity."""
 
     def __init__(self, checkpoint: HfCheckpoint, family: Family, device: torch.device, dtype: torch.dtype) -> None:
-        self._checkpoint, self._family, self._device, self._dtype = checkpoint, family, device, dtype
+        self.directory, self.family, self.device, self.dtype = checkpoint.directory, family, device, dtype
+        self._checkpoint = checkpoint
         self._reader = RowReader(checkpoint.contents.saw)
         self._experts = {row.target: row for row in family.experts}
 
     def load(self, layer: nn.Module, index: int) -> nn.Module:
         """`layer` with the weights of decoder layer `index`."""
-        prefix = f"{self._family.layer_prefix}.{index}."
+        prefix = f"{self.family.layer_prefix}.{index}."
         state = {name: self._layer_tensor(name, prefix) for name, _ in layer.named_parameters()}
         layer.load_state_dict(state, strict=False, assign=True)
         return layer
@@ -38,9 +39,9 @@ class LayerWeights:
     @contextmanager
     def surroundings(self, base: nn.Module, path: str) -> Iterator[Compact]:
         """`base` with everything loaded but its layers, whose names in the checkpoint start with `path`."""
-        rows = [row for row in self._family.model if isinstance(row, Embedding)]
+        rows = [row for row in self.family.model if isinstance(row, Embedding)]
         table = next(row.source for row in rows if row.rows == "vocab" and row.tied is None)
-        prefix = f"{path}.".removeprefix(self._family.stripped)
+        prefix = f"{path}.".removeprefix(self.family.stripped)
         state = {}
         for name, parameter in base.named_parameters():
             if parameter.is_meta and prefix + name != table:
@@ -56,7 +57,24 @@ class LayerWeights:
             return compacted
 
         yield compact
-        base.to("meta")
+        _release(base)
+
+    @contextmanager
+    def head(self, module: nn.Module, *, tied: bool) -> Iterator[None]:
+        """`module`, the output head, with its weights: those of the embedding where the model ties them."""
+        row = next(row for row in self.family.model if isinstance(row, Embedding) and row.target == "lm_head.weight")
+        own = not tied and self.has(row.source)
+        name = row.source if own or row.tied is None else row.tied
+        state = {"weight": self._tensor(name)}
+        if getattr(module, "bias", None) is not None:
+            state["bias"] = self._tensor(f"{row.source.removesuffix('.weight')}.bias")
+        module.load_state_dict(state, assign=True)
+        yield
+        _release(module)
+
+    def has(self, name: str) -> bool:
+        """Whether there is such a tensor."""
+        return name in self._checkpoint.tensors
 
     def close(self) -> None:
         """Close the files."""
@@ -67,22 +85,24 @@ class LayerWeights:
         if module.endswith("experts") and leaf in ("gate_up_proj", "down_proj"):
             row = self._experts["mlp.fc" if leaf == "gate_up_proj" else "mlp.proj"]
             return self._stacked(row, prefix)
-        return self._tensor(prefix + self._family.modules_renamed.get(module, module) + "." + leaf)
+        return self._tensor(prefix + self.family.modules_renamed.get(module, module) + "." + leaf)
 
     def _stacked(self, row: Experts, prefix: str) -> Tensor:
         """(experts, out, in): gate before up, the other way round from TensorRT-LLM."""
         parts = [part.module for part in reversed(row.parts)]
         found: list[Tensor] = []
-        while f"{prefix}{parts[0].format(len(found))}.weight" in self._checkpoint.tensors:
+        while self.has(f"{prefix}{parts[0].format(len(found))}.weight"):
             found.append(torch.cat([self._tensor(f"{prefix}{part.format(len(found))}.weight") for part in parts]))
         return torch.stack(found)
 
     def _tensor(self, name: str) -> Tensor:
+        return self._usable(self._as_stored(name), self._checkpoint.tensors[name])
+
+    def _as_stored(self, name: str) -> Tensor:
         stored = self._checkpoint.tensors[name]
         data = bytearray(stored.spec.nbytes)
-        self._reader.read(stored, 0, stored.spec.shape[0], memoryview(data))
-        tensor = torch.frombuffer(data, dtype=TORCH[stored.spec.dtype.name]).view(stored.spec.shape)
-        return self._usable(tensor, stored)
+        self._reader.read_bytes(stored, 0, memoryview(data))
+        return torch.frombuffer(data, dtype=TORCH[stored.spec.dtype.name]).view(stored.spec.shape)
 
     def _rows(self, name: str, rows: list[int]) -> Tensor:
         stored = self._checkpoint.tensors[name]
@@ -101,4 +121,11 @@ class LayerWeights:
             raise ForgeError(
                 f"{stored.file}: {stored.spec.name} holds NaN or infinity", hint="Use an undamaged checkpoint."
             )
-        return tensor.to(self._device, self._dtype)
+        return tensor.to(self.device, self.dtype)
+
+
+def _release(module: nn.Module) -> None:
+    """Let go of the weights; buffers stay, which are computed and not stored."""
+    for part in module.modules():
+        for name, parameter in part.named_parameters(recurse=False):
+            setattr(part, name, nn.Parameter(parameter.to("meta"), requires_grad=False))

@@ -1,7 +1,4 @@
-"""Ranks as threads of this process: the exchanges of an engine, and what happens inside of it can be watched.
-
-Processes (runtime.ranks) are faster; they take seconds to start and show nothing but logits.
-"""
+"""Ranks as threads of this process: the exchanges of an engine without the seconds that its processes take to start."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -10,18 +7,17 @@ from torch import Tensor
 
 from trtforge.runtime.batch import Step
 from trtforge.runtime.collective import Alone, Collective
-from trtforge.runtime.decoder import Observe
 from trtforge.runtime.distributed import Distributed, join_store, serve_store
 from trtforge.runtime.rank import RankModel, place_of
 from trtforge.runtime.source import Source
 
 
 class ThreadRanks:
-    """Stands in for a RankGroup. `observe` is told of the hidden states after every layer, by the layer's number."""
+    """Stands in for a RankGroup."""
 
     threads = 1
 
-    def __init__(self, source: Source, blocks: int, observe: Observe | None = None) -> None:
+    def __init__(self, source: Source, blocks: int) -> None:
         self.num_blocks = blocks
         world = source.config.parallel.world_size
         self._pool = ThreadPoolExecutor(world)
@@ -36,8 +32,6 @@ class ThreadRanks:
                 distributed.connect(store if index == 0 else join_store(port))
             model = RankModel(source, index, place, ranks)
             model.allocate_cache(blocks)
-            if observe is not None and source.spec(index).rank.tp_rank == 0:
-                model.observe(observe)
             return model
 
         self._models = list(self._pool.map(load, range(world)))

@@ -1,4 +1,4 @@
-"""Logits of whole token sequences, from a checkpoint or an engine with all its ranks: what verification compares."""
+"""Logits of whole token sequences, from a checkpoint or an engine with all its ranks: by processes as an engine's."""
 
 from pathlib import Path
 

@@ -1,0 +1,39 @@
+"""The model a layer at a time gives the logits of the whole one, in every family."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.families import TINY
+from trtforge.formats.hf import open_checkpoint
+from trtforge.models.registry import family_of_checkpoint
+from trtforge.reference.hidden import HiddenStates
+from trtforge.reference.streaming import LayerStream
+from trtforge.reference.weights import LayerWeights
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_logits_are_those_of_the_whole_model(tmp_path: Path, name: str) -> None:
+    model = TINY[name]()
+    model.save_pretrained(tmp_path)
+    checkpoint = open_checkpoint(tmp_path)
+    generator = torch.Generator().manual_seed(1)
+    batches = [torch.randint(0, 131, shape, generator=generator) for shape in ((2, 24), (1, 9), (1, 24))]
+    family = family_of_checkpoint(checkpoint)
+    hidden_size = family.facts(checkpoint.config).sizes.hidden
+    stream = LayerStream(LayerWeights(checkpoint, family, torch.device("cpu"), torch.float32))
+    shapes = [(len(batch), batch.shape[1]) for batch in batches]
+    hidden = HiddenStates(
+        shapes, hidden_size, torch.float32, torch.device("cpu"), budget=4 * hidden_size * 9, directory=tmp_path
+    )
+    with torch.inference_mode():
+        for layer in stream.layers(batches, hidden):
+            layer.run()
+        found = list(stream.logits(batches, hidden))
+        for batch, logits in zip(batches, found, strict=True):
+            expected = model(input_ids=batch).logits
+            assert logits.shape == expected.shape
+            assert float((logits - expected).abs().max()) <= 1e-5 * float(expected.abs().max())
+    hidden.close()
+    stream.close()
