@@ -40,7 +40,6 @@ class Layerwise:
     def __init__(self, source: Source, sequences: Sequence[Sequence[int]]) -> None:
         self._steps = [_chunks(tokens, source.tokens_per_block) for tokens in sequences]
         blocks = max(-(-len(tokens) // source.tokens_per_block) for tokens in sequences)
-        self._lengths = [len(tokens) for tokens in sequences]
         self._pool = ThreadPoolExecutor(source.config.parallel.world_size)
         indices = range(source.config.parallel.world_size)
         ranks = list(self._pool.map(_connected(source), indices))
@@ -116,7 +115,9 @@ class Layerwise:
         return self._on(ranks, partial(_Rank.compute, step=step, hidden=hidden))[0]
 
     def _each(self, ranks: "list[_Rank]", load: "Callable[[_Rank], None]") -> None:
-        """One after another: what one needs while it loads, the next may use."""
+        """One after another: what one needs while it loads, the next may use. No rank keeps what it had."""
+        for rank in self._ranks:
+            rank.unload()
         for rank in ranks:
             with torch.inference_mode():
                 load(rank)
@@ -144,13 +145,16 @@ class _Rank:
         )
         longest = source.limits.max_seq_len
         self._rotaries = [Rotary(rotary, longest, self._place.device) for rotary in self.spec.rotaries]
-        shape, dtype = (
-            (blocks, source.tokens_per_block, *self.spec.cached),
-            storage_dtype(self.spec.kv_format, self._place.dtype),
+        dtype = storage_dtype(self.spec.kv_format, self._place.dtype)
+        self._blocks = torch.zeros(
+            (blocks, source.tokens_per_block, *self.spec.cached), dtype=dtype, device=self._place.device
         )
-        self._blocks = torch.zeros(shape, dtype=dtype, device=self._place.device)
         self._scratch = Scratch()
         self._compute: Compute | None = None
+
+    def unload(self) -> None:
+        """Let go of the weights."""
+        self._compute = None
 
     def load_embedding(self) -> None:
         """Compute embeddings from now on; the hidden states given do not matter."""
@@ -159,7 +163,6 @@ class _Rank:
 
     def load_layer(self, index: int) -> None:
         """Compute layer `index` of this stage from now on."""
-        self._compute = None  # its weights go before the next ones come
         loader = self._loader(None if self._packing is None else self._packing.layer(index))
         layer, scale = load_layer(loader, index), kv_scale(loader, index)
         if self._packing is not None:
@@ -174,7 +177,6 @@ class _Rank:
 
     def load_head(self) -> None:
         """Compute this rank's columns of the logits from now on."""
-        self._compute = None
         head = load_head(self._loader(None if self._packing is None else self._packing.head()))
         self._compute = lambda _, hidden: head(hidden)
 

@@ -156,11 +156,9 @@ class _Part:
 
     def _is_tied(self, slot: LinearSlot) -> bool:
         """TensorRT-LLM's loader excuses a missing lm_head where the embedding of the same rank and shape is tied."""
-        tables = (
-            each for each in embedding_slots(self._spec) if isinstance(each, TensorSlot) and each.name == EMBEDDING
-        )
-        same_shape = any(table.shape == (slot.out, slot.inputs) for table in tables)
-        return same_shape and self._source.has(EMBEDDING) and not self._source.has(f"{LM_HEAD}.weight")
+        tables = (table for table in embedding_slots(self._spec) if isinstance(table, TensorSlot))
+        shape = next((table.shape for table in tables if table.name == EMBEDDING), None)
+        return shape == (slot.out, slot.inputs) and not self._source.has(f"{LM_HEAD}.weight")
 
 
 def _fused_query(latent: LatentSpec, q_b_proj: Tensor, kv_b_proj: Tensor) -> Tensor:
