@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.plan.models import LLAMA_8B, LLAMA_70B, asked, known
+from tests.plan.models import LLAMA_8B, LLAMA_70B, LLAMA_405B, asked, known
 from trtforge.plan.peaks import layer_working_set, quantise_peak, shared_memory
 from trtforge.plan.planner import Plan, plan
 
@@ -71,11 +71,21 @@ def test_without_quantisation_nothing_is_calibrated() -> None:
     assert peaks.build_host_per_worker == pytest.approx(2 * 16.06e9, rel=0.01)
 
 
-def test_verification_holds_two_models_in_float32() -> None:
-    model = known(LLAMA_70B)
+def test_verification_holds_a_layer_of_two_models_in_float32() -> None:
+    model = known(LLAMA_405B)
+    layer = 16384 * (2 * 16384 + 2 * 1024 + 3 * 53248) + 2 * 16384
+    states = 2 * 4 * 32 * 256 * 16384
     for quant in ("none", "fp8"):
         peaks = plan(model, asked(model, quant=quant), "throughput").peaks
-        assert peaks.verify_host == pytest.approx(2 * 4 * 70_553_706_496, rel=1e-4)
+        assert peaks.verify_host == 600_000_000 + states + 3 * 4 * layer
+
+
+def test_verification_of_a_large_vocabulary_holds_its_heads() -> None:
+    model = known("google/gemma-2-9b-it")
+    gate = {"samples": 8, "sequence_length": 512}
+    peaks = plan(model, asked(model, recipe={"gate": gate}), "throughput").peaks
+    table, logits = 4 * (256_000 * 3584 + 3584), 4 * 512 * 256_000
+    assert peaks.verify_host == 600_000_000 + 2 * 4 * 8 * 512 * 3584 + int(2.5 * table) + 6 * logits
 
 
 def test_every_python_model_takes_64_mib_of_shared_memory() -> None:

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from trtforge.core.parallel import Parallel
-from trtforge.core.recipe import CalibrationConfig
+from trtforge.core.recipe import CalibrationConfig, GateConfig
 from trtforge.models.family import Facts, Family
 from trtforge.plan.formats import WEIGHTS
 from trtforge.plan.legality import Problem
 from trtforge.plan.memory import RUNTIME_BYTES, Held, Memory, activation_bytes
-from trtforge.plan.weights import RankWeights, Stored
+from trtforge.plan.weights import Block, RankWeights, Stored
 
 _MIB, _GIB = 1 << 20, 1 << 30
 CONVERT_HOST_BYTES = 512 * _MIB
@@ -39,8 +39,17 @@ PYTHON_MODELS = 4
 NCCL_SHM_BYTES = 1 * _GIB
 """What TensorRT-LLM's documentation asks for beside it (--shm-size=1g)."""
 
-VERIFIED_COPIES = 2
-"""`trtforge verify` holds the Hugging Face model and the converted one, both in float32."""
+VERIFY_BYTES = 600_000_000
+"""`trtforge verify` itself: torch, `transformers` and what their allocators keep."""
+
+VERIFIED_LAYERS = 3
+"""A decoder layer in float32 of the Hugging Face model, of the converted one, and room to unpack one in."""
+
+VERIFIED_TABLES = 2.5
+"""The output head in float32 of both models, and one as it is stored."""
+
+VERIFIED_LOGITS = 6
+"""A sample's logits, their logarithms and probabilities, of both models."""
 
 _FLOAT32 = 4
 
@@ -68,6 +77,7 @@ def peaks(
     facts: Facts,
     held: Held,
     data: CalibrationConfig,
+    gate: GateConfig,
     memory: Memory | None,
     *,
     quantised: bool,
@@ -91,7 +101,7 @@ def peaks(
         calibration_gpu=calibration,
         quantise_at_once_gpu=at_once,
         convert_host=CONVERT_HOST_BYTES,
-        verify_host=verify_host_peak(whole.nbytes(plain, Parallel(), 0), stored.itemsize),
+        verify_host=verify_host_peak(whole, stored.itemsize, facts, gate),
         build_gpu=None if memory is None else build_gpu_peak(memory),
         build_host_per_worker=None if memory is None else build_host_peak(memory),
         shared_memory=shared_memory(PYTHON_MODELS) + NCCL_SHM_BYTES,
@@ -147,9 +157,20 @@ def quantise_peak(source_bytes: int, bits: int) -> int:
     return source_bytes + source_bytes * bits // 16
 
 
-def verify_host_peak(source_bytes: int, itemsize: int) -> int:
-    """Host bytes of verification, of a model with `source_bytes` of weights of `itemsize` bytes each."""
-    return VERIFIED_COPIES * source_bytes * _FLOAT32 // itemsize
+def verify_host_peak(whole: RankWeights, itemsize: int, facts: Facts, gate: GateConfig) -> int:
+    """Host bytes of verification: a layer of both models, or their heads, and the hidden states of all samples.
+
+    `itemsize`: bytes of the dtype that `whole` is of.
+    """
+
+    def in_float32(block: Block) -> int:
+        return _FLOAT32 * (sum(matrix.weights for matrix in block.matrices) + block.other // itemsize)
+
+    head = in_float32(whole.last)
+    logits = _FLOAT32 * gate.sequence_length * facts.sizes.vocab
+    states = 2 * _FLOAT32 * gate.samples * gate.sequence_length * facts.sizes.hidden
+    layers = VERIFIED_LAYERS * max(map(in_float32, whole.kinds))
+    return VERIFY_BYTES + states + max(layers, int(VERIFIED_TABLES * head) + VERIFIED_LOGITS * logits)
 
 
 def build_gpu_peak(memory: Memory) -> int:

@@ -135,6 +135,7 @@ class Plan:
             model.facts,
             held,
             request.calibration,
+            request.gate,
             built,
             quantised=quantised,
             limit=request.calibration_memory,

@@ -9,7 +9,7 @@ import yaml
 
 from trtforge.core.dtypes import ModelDtype, model_dtype
 from trtforge.core.errors import UsageError
-from trtforge.core.recipe import CalibrationConfig, EngineConfig, Recipe, ServingConfig
+from trtforge.core.recipe import CalibrationConfig, EngineConfig, GateConfig, Recipe, ServingConfig
 from trtforge.formats.adapter import resolved_lora
 from trtforge.plan.formats import CACHES, WEIGHTS
 from trtforge.plan.gpus import Gpu, gpu_named
@@ -81,6 +81,7 @@ class Request:
     engine: EngineConfig
     serving: ServingConfig
     calibration: CalibrationConfig
+    gate: GateConfig
     typical: Workload
     concurrency: int | None = None
     draft: Model | None = None
@@ -178,6 +179,7 @@ def request_of(recipe: Recipe, model: Model, options: Mapping[Option, Any], typi
         engine=recipe.engine.model_copy(update={"features": features}),
         serving=recipe.serving,
         calibration=quant.calibration,
+        gate=recipe.gate,
         typical=typical or Workload(TYPICAL_PROMPT, TYPICAL_OUTPUT),
         draft=None if draft is None else find_model(draft),
         calibration_memory=quant.memory,

@@ -14,6 +14,7 @@ from trtforge.core.errors import ForgeError
 from trtforge.formats.hf import HfCheckpoint
 from trtforge.formats.shards import RowReader, StoredTensor
 from trtforge.models.family import Embedding, Experts, Family
+from trtforge.models.torch_tensors import read_tensor
 from trtforge.models.transforms import TORCH
 
 Compact = Callable[[Tensor], Tensor]
@@ -99,10 +100,7 @@ class LayerWeights:
         return self._usable(self._as_stored(name), self._checkpoint.tensors[name])
 
     def _as_stored(self, name: str) -> Tensor:
-        stored = self._checkpoint.tensors[name]
-        data = bytearray(stored.spec.nbytes)
-        self._reader.read_bytes(stored, 0, memoryview(data))
-        return torch.frombuffer(data, dtype=TORCH[stored.spec.dtype.name]).view(stored.spec.shape)
+        return read_tensor(self._reader, self._checkpoint.tensors[name])
 
     def _rows(self, name: str, rows: list[int]) -> Tensor:
         stored = self._checkpoint.tensors[name]

@@ -95,8 +95,10 @@ class Layerwise:
         return torch.cat(parts)
 
     def close(self) -> None:
-        """End the threads."""
+        """End the threads and close the files."""
         self._pool.shutdown()
+        for rank in self._ranks:
+            rank.close()
 
     def __enter__(self) -> "Layerwise":
         return self
@@ -138,7 +140,7 @@ class _Rank:
     def __init__(self, source: Source, index: int, ranks: Collective, blocks: int) -> None:
         self.spec, self._place, self._ranks = source.spec(index), place_of(source, index), ranks
         self._kernels, self._tokens_per_block = source.forge.kernels, source.tokens_per_block
-        self._stored = Weights.open(source.directory, index)
+        self._stored = Weights.stream(source.directory, index)
         self._sparse = sparse_layers(self.spec, self._stored)
         self._packing = (
             None if source.packed else Packing(source.config, index, self._stored, self._kernels, self._place.dtype)
@@ -191,6 +193,10 @@ class _Rank:
     def finish(self) -> None:
         """Everything was used. Raises ForgeError naming tensors that were not."""
         self._stored.finish()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._stored.close()
 
     def _loader(self, packed: dict[str, Tensor] | None) -> Loader:
         """Of packed tensors; None: of an engine's, which are packed."""

@@ -1,6 +1,6 @@
 """Tensors of one rank file, taken one by one: each must be there with its shape, and none may be left over."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -8,7 +8,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from trtforge.core.errors import ForgeError
+from trtforge.formats.shards import RowReader, read_header
 from trtforge.formats.trtllm import rank_file
+from trtforge.models.torch_tensors import read_tensor
 
 
 class _Reader(Protocol):
@@ -28,11 +30,24 @@ class _InMemory:
         return self._tensors[name]
 
 
-class Weights:
-    """The tensors of a rank. Files stay memory-mapped, so a tensor is read when it is taken."""
+class _Streamed:
+    def __init__(self, path: Path) -> None:
+        self._stored = {tensor.spec.name: tensor for tensor in read_header(path)}
+        self._reader = RowReader()
+        self.close = self._reader.close
 
-    def __init__(self, where: str, reader: _Reader) -> None:
-        self.where = where
+    def keys(self) -> list[str]:
+        return list(self._stored)
+
+    def get_tensor(self, name: str) -> Tensor:
+        return read_tensor(self._reader, self._stored[name])
+
+
+class Weights:
+    """The tensors of a rank, each of which is read when it is taken."""
+
+    def __init__(self, where: str, reader: _Reader, close: Callable[[], None] = lambda: None) -> None:
+        self.where, self.close = where, close
         self._reader = reader
         self._names = set(reader.keys())
         self._left = set(self._names)
@@ -43,8 +58,18 @@ class Weights:
         return cls(where, _InMemory(tensors))
 
     @classmethod
+    def stream(cls, directory: Path, index: int) -> "Weights":
+        """As `open`, and what was taken is gone from memory when its tensor is: nothing stays mapped. Needs `close`."""
+        path = directory / rank_file(index)
+        reader = _Streamed(path)
+        return cls(str(path), reader, reader.close)
+
+    @classmethod
     def open(cls, directory: Path, index: int) -> "Weights":
-        """The file of rank `index` in a checkpoint or engine. Raises ForgeError if it is missing or damaged."""
+        """The memory-mapped file of rank `index` in a checkpoint or engine.
+
+        Raises ForgeError if it is missing or damaged.
+        """
         path = directory / rank_file(index)
         try:
             return cls(str(path), safe_open(str(path), "pt", device="cpu"))
