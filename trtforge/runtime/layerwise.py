@@ -20,6 +20,7 @@ from trtforge.runtime.embedding import load_embedding
 from trtforge.runtime.head import finished_logits, load_head
 from trtforge.runtime.kv_cache import LayerCache, Scratch, storage_dtype
 from trtforge.runtime.layer import kv_scale, load_layer
+from trtforge.runtime.linear import Place
 from trtforge.runtime.loader import Loader
 from trtforge.runtime.packing import Packing, sparse_layers
 from trtforge.runtime.rank import place_of
@@ -40,12 +41,11 @@ class Layerwise:
     def __init__(self, source: Source, sequences: Sequence[Sequence[int]]) -> None:
         self._steps = [_chunks(tokens, source.tokens_per_block) for tokens in sequences]
         blocks = max(-(-len(tokens) // source.tokens_per_block) for tokens in sequences)
-        self._pool = ThreadPoolExecutor(source.config.parallel.world_size)
         indices = range(source.config.parallel.world_size)
-        ranks = list(self._pool.map(_connected(source), indices))
-        self._ranks = [
-            _Rank(source, index, collective, blocks) for index, collective in zip(indices, ranks, strict=True)
-        ]
+        places = [place_of(source, index) for index in indices]  # a GPU that is missing is told before ranks wait
+        self._pool = ThreadPoolExecutor(len(places))
+        meeting = list(self._pool.map(_connected(source, places), indices))
+        self._ranks = [_Rank(source, index, places[index], meeting[index], blocks) for index in indices]
         self._per_stage = self._ranks[0].spec.num_layers
         self._hidden: list[list[Tensor]] = []
         self._next = 0
@@ -137,8 +137,8 @@ class Layerwise:
 class _Rank:
     """One rank, with one part of its weights at a time."""
 
-    def __init__(self, source: Source, index: int, ranks: Collective, blocks: int) -> None:
-        self.spec, self._place, self._ranks = source.spec(index), place_of(source, index), ranks
+    def __init__(self, source: Source, index: int, place: Place, ranks: Collective, blocks: int) -> None:
+        self.spec, self._place, self._ranks = source.spec(index), place, ranks
         self._kernels, self._tokens_per_block = source.forge.kernels, source.tokens_per_block
         self._stored = Weights.stream(source.directory, index)
         self._sparse = sparse_layers(self.spec, self._stored)
@@ -204,14 +204,14 @@ class _Rank:
         return Loader.of(self.spec, self._kernels, weights, self._place, self._ranks, self._sparse)
 
 
-def _connected(source: Source) -> Callable[[int], Collective]:
+def _connected(source: Source, places: Sequence[Place]) -> Callable[[int], Collective]:
     """The function that connects a rank with the others; all must be in it at once."""
     if source.config.parallel.world_size == 1:
         return lambda index: Alone()
     store, port = serve_store()
 
     def connect(index: int) -> Collective:
-        ranks = Distributed(source.spec(index), index, place_of(source, index).device)
+        ranks = Distributed(source.spec(index), index, places[index].device)
         ranks.connect(store if index == 0 else join_store(port))
         return ranks
 
