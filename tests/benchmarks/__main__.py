@@ -37,6 +37,10 @@ def main() -> None:
     parser.add_argument("--gb", type=float, default=size, help="size of the model to convert (TRTFORGE_BENCH_GB)")
     parser.add_argument("--runs", type=int, default=RUNS, help="of each way to calibrate")
     parser.add_argument("--tokens", type=int, nargs="+", default=calibration.TOKENS, help="how much to calibrate on")
+    parser.add_argument("--windows", type=int, nargs="+", default=calibration.WINDOWS, help="tokens of a sample")
+    parser.add_argument(
+        "--models", nargs="+", default=("demo", "large"), choices=("demo", "large"), help="to calibrate"
+    )
     arguments = parser.parse_args()
     unknown = set(arguments.which) - set(benchmarks)
     if unknown:
@@ -75,11 +79,16 @@ def _conversion(console: Console, arguments: argparse.Namespace) -> None:
 
 def _calibration(console: Console, arguments: argparse.Namespace) -> None:
     runs = f"median of {arguments.runs} interleaved runs" if arguments.runs > 1 else "one run"
+    models = {
+        "demo": (calibration.measure_demo, f"the demo model ({runs}"),
+        "large": (calibration.measure_large, f"a 200 M Llama ({runs}; ModelOpt's AWQ once"),
+    }
     with tempfile.TemporaryDirectory(prefix="trtforge-bench-") as directory:
-        timed = calibration.measure_demo(Path(directory), arguments.runs, arguments.tokens)
-        console.print(_calibration_table(f"Calibration of the demo model ({runs})", timed))
-        timed = calibration.measure_large(Path(directory), arguments.runs, arguments.tokens)
-        console.print(_calibration_table(f"Calibration of a 200 M Llama ({runs}; ModelOpt's AWQ once)", timed))
+        for name in arguments.models:
+            measure, what = models[name]
+            for window in arguments.windows:
+                timed = measure(Path(directory), arguments.runs, arguments.tokens, window)
+                console.print(_calibration_table(f"Calibration of {what}), windows of {window} tokens", timed))
 
 
 def _calibration_table(title: str, timed: list[calibration.Timed]) -> Table:

@@ -1,10 +1,10 @@
 """Calibration against one plain forward pass over the same tokens, and against NVIDIA ModelOpt on the same CPU.
 
-The demo model and a random Llama of about 200 million parameters. Every run is a fresh process; variants take turns
-and the medians are reported. ModelOpt runs on batches of 8 windows, as ours, and its AWQ also on one window at a time,
-which is how TensorRT-LLM calls it (`calib_batch_size=1` of its models' `quantize`, `--batch_size 1` of quantize.py).
-The 200 M model's AWQ by ModelOpt is measured once; what would take most of an hour is extrapolated from the time of its
-batches, and marked so.
+The demo model and a random Llama of about 200 million parameters, on windows of 512 tokens and of 128. Every run is a
+fresh process; variants take turns and the medians are reported. ModelOpt runs on batches of 8 windows, as ours, and its
+AWQ also on one window at a time, which is how TensorRT-LLM calls it (`calib_batch_size=1` of its models' `quantize`,
+`--batch_size 1` of quantize.py). The 200 M model's AWQ by ModelOpt is measured once, on few batches: more of them are
+extrapolated from the time that they took, and marked so.
 """
 
 import json
@@ -20,10 +20,10 @@ from safetensors.torch import save_file
 
 from trtforge.core.assets import asset_directory
 
-LAYERS, VOCAB, LENGTH, BATCH = 14, 16384, 512, 8
+LAYERS, VOCAB, BATCH = 14, 16384, 8
 DEMO_VOCAB = 2048
 PEER_AWQ = "modelopt_int4_awq"
-TOKENS = (4096, 32768)
+TOKENS, WINDOWS = (4096, 32768), (512, 128)
 WAYS = (
     ("forward", BATCH),
     ("fp8", BATCH),
@@ -32,7 +32,7 @@ WAYS = (
     (PEER_AWQ, BATCH),
     (PEER_AWQ, 1),
 )
-_MOST_OF_PEER = 4096  # tokens that ModelOpt's AWQ gets of the large model
+_PEER_BATCHES, _PEER_TOKENS = 8, 4096  # that ModelOpt's AWQ gets of the large model at most
 
 
 @dataclass(frozen=True)
@@ -56,58 +56,69 @@ class Run:
     passes: list[list[float]]
 
 
-def measure_demo(directory: Path, runs: int, tokens: Sequence[int]) -> list[Timed]:
+def measure_demo(directory: Path, runs: int, tokens: Sequence[int], window: int) -> list[Timed]:
     """Every way with the demo model; its tokens are made below `directory`."""
     model = asset_directory("recipes") / "demo-model"
-    return [timed for count in tokens for timed in _measured(model, directory, DEMO_VOCAB, count, runs, runs)]
+    work = _Work(model, directory, DEMO_VOCAB, window)
+    return [timed for count in tokens for timed in _measured(work, count, runs, WAYS)]
 
 
-def measure_large(directory: Path, runs: int, tokens: Sequence[int]) -> list[Timed]:
+def measure_large(directory: Path, runs: int, tokens: Sequence[int], window: int) -> list[Timed]:
     """Every way with a model of 200 million parameters, which is made below `directory`."""
     model = directory / "model"
-    _write_model(model, LAYERS)
-    peers: dict[int, Run] = {}
+    if not model.exists():
+        _write_model(model, LAYERS)
+    work = _Work(model, directory, VOCAB, window)
+    peers = [way for way in WAYS if way[0] == PEER_AWQ]
+    measured = {way: _peer(work, way, max(tokens)) for way in peers}
     found: list[Timed] = []
     for count in tokens:
-        found += _measured(model, directory, VOCAB, count, runs, 1 if count <= _MOST_OF_PEER else 0)
-        if count > _MOST_OF_PEER:
-            found += _extrapolated(model, directory, count, peers)
+        found += _measured(work, count, runs, [way for way in WAYS if way not in peers])
+        for (kind, batch), (run, seen) in measured.items():
+            seconds = run.seconds if seen == count else extrapolate(run.seconds, run.passes, count // window // batch)
+            found.append(Timed(kind, batch, count, seconds, run.rss, extrapolated=seen != count))
     return found
 
 
-def _measured(model: Path, directory: Path, vocab: int, count: int, runs: int, peer_runs: int) -> Iterator[Timed]:
-    ids = _ids(directory, vocab, count)
-    results: dict[tuple[str, int], list[Run]] = {way: [] for way in WAYS if way[0] != PEER_AWQ or peer_runs}
-    for run in range(runs):
-        for kind, batch in results:
-            if run < (peer_runs if kind == PEER_AWQ else runs):
-                results[kind, batch].append(_run(kind, model, ids, directory / "out", batch))
+@dataclass(frozen=True)
+class _Work:
+    """A model and what it is calibrated on: random ids, in windows of `window` tokens."""
+
+    model: Path
+    directory: Path
+    vocab: int
+    window: int
+
+    def run(self, kind: str, batch: int, count: int) -> Run:
+        """One way on `count` tokens."""
+        path = self.directory / f"{self.vocab}-{count}-{self.window}.safetensors"
+        generator = torch.Generator().manual_seed(0)
+        shape = (count // self.window, self.window)
+        save_file({"input_ids": torch.randint(0, self.vocab, shape, generator=generator)}, path)
+        return _run(kind, self.model, path, self.directory / "out", batch)
+
+
+def _measured(work: _Work, count: int, runs: int, ways: Sequence[tuple[str, int]]) -> Iterator[Timed]:
+    results: dict[tuple[str, int], list[Run]] = {way: [] for way in ways}
+    for _ in range(runs):
+        for kind, batch in ways:
+            results[kind, batch].append(work.run(kind, batch, count))
     for (kind, batch), done in results.items():
         seconds = statistics.median(run.seconds for run in done)
         yield Timed(kind, batch, count, seconds, max(run.rss for run in done))
 
 
-def _extrapolated(model: Path, directory: Path, count: int, peers: dict[int, Run]) -> Iterator[Timed]:
-    for kind, batch in WAYS:
-        if kind == PEER_AWQ:
-            if batch not in peers:
-                ids = _ids(directory, VOCAB, _MOST_OF_PEER)
-                peers[batch] = _run(kind, model, ids, directory / "out", batch)
-            seconds = extrapolate(peers[batch].seconds, peers[batch].passes, count // LENGTH // batch)
-            yield Timed(kind, batch, count, seconds, peers[batch].rss, extrapolated=True)
+def _peer(work: _Work, way: tuple[str, int], most: int) -> tuple[Run, int]:
+    """One run on a few batches, and on how many tokens."""
+    kind, batch = way
+    count = min(most, _PEER_TOKENS, _PEER_BATCHES * batch * work.window)
+    return work.run(kind, batch, count), count
 
 
 def extrapolate(seconds: float, passes: list[list[float]], batches: int) -> float:
     """What `batches` batches would take, from a run of fewer in as many passes: what is outside of them stays."""
     outside = seconds - sum(map(sum, passes))
     return outside + sum(batches * statistics.median(one) for one in passes)
-
-
-def _ids(directory: Path, vocab: int, count: int) -> Path:
-    path = directory / f"{vocab}-{count}.safetensors"
-    generator = torch.Generator().manual_seed(0)
-    save_file({"input_ids": torch.randint(0, vocab, (count // LENGTH, LENGTH), generator=generator)}, path)
-    return path
 
 
 def _run(kind: str, model: Path, ids: Path, out: Path, batch: int) -> Run:
