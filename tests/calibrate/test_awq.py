@@ -56,6 +56,8 @@ def test_statistics_are_those_of_all_parts() -> None:
     assert torch.allclose(found.mean_magnitude, inputs.abs().mean(0))
     assert torch.allclose(found.square_sum, inputs.square().sum(0))
     assert torch.equal(found.rows.abs(), inputs.abs())
+    assert found.sketch is not None
+    assert 50 <= len(found.sketch) < 100  # as many rows as tokens need, whatever they may grow to
     difference = torch.randn(5, 32, generator=torch.Generator().manual_seed(1))
     expected = (difference.unsqueeze(1) * inputs).square().sum(dim=(1, 2))
     assert torch.allclose(found.independent_errors(difference), expected)

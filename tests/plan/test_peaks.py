@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.plan.models import LLAMA_8B, LLAMA_70B, LLAMA_405B, asked, known
+from tests.plan.models import LLAMA_8B, LLAMA_70B, LLAMA_405B, MIXTRAL, asked, known
 from trtforge.plan.peaks import layer_working_set, quantise_peak, shared_memory
 from trtforge.plan.planner import Plan, plan
 
@@ -69,6 +69,16 @@ def test_without_quantisation_nothing_is_calibrated() -> None:
     assert peaks.calibration_gpu is None
     assert peaks.quantise_at_once_gpu is None
     assert peaks.build_host_per_worker == pytest.approx(2 * 16.06e9, rel=0.01)
+
+
+def test_every_expert_has_its_own_sketches() -> None:
+    model = known(MIXTRAL)
+    fp8, awq = (plan(model, asked(model, quant=quant), "throughput").peaks for quant in ("fp8", "int4_awq"))
+    assert awq.calibration_gpu is not None
+    assert fp8.calibration_gpu is not None
+    attention, experts = 2 * 4096, 8 * (4096 + 14336)
+    largest = 2 * 14336 * 4096  # gate and up of one expert
+    assert awq.calibration_gpu - fp8.calibration_gpu == 4 * (2039 * (attention + experts) + 3 * largest)
 
 
 def test_verification_holds_a_layer_of_two_models_in_float32() -> None:

@@ -15,8 +15,8 @@ _TOKENS = 1024  # that are looked at at once
 class InputStatistics:
     """Of one input that one or more linears read. All float32, on the device that computes.
 
-    `channel_amax`, `absolute_sum` and `square_sum` (in,). Where a search needs it `sketch` S (SKETCH_ROWS, in): token i
-    with a random sign is added to row i mod SKETCH_ROWS. The expectation of SᵀS is the Gram matrix XᵀX of all tokens,
+    `channel_amax`, `absolute_sum` and `square_sum` (in,). Where a search needs it `sketch` S (up to SKETCH_ROWS, in):
+    token i with a random sign is added to row i mod SKETCH_ROWS. The expectation of SᵀS is the Gram matrix XᵀX of all tokens,
     so ‖S Dᵀ‖² is the output error ‖X Dᵀ‖² of a weight error D (out, in): exactly until rows are shared, and a few per
     cent off after that, nearly the same for every D (count sketch: Charikar, Chen and Farach-Colton, 2002; of matrices:
     Clarkson and Woodruff, 2013). It takes no product to keep, and memory that is linear in the width where a Gram
@@ -36,7 +36,7 @@ class InputStatistics:
             channel_amax=torch.zeros(features, device=device),
             absolute_sum=torch.zeros(features, device=device),
             square_sum=torch.zeros(features, device=device),
-            sketch=torch.zeros(SKETCH_ROWS, features, device=device) if sketch else None,
+            sketch=torch.zeros(0, features, device=device) if sketch else None,
         )
 
     def update(self, inputs: Tensor) -> None:
@@ -48,6 +48,7 @@ class InputStatistics:
             if self.sketch is not None:
                 self.absolute_sum += magnitudes.sum(dim=0)
                 self.square_sum += magnitudes.square_().sum(dim=0)
+                self.sketch = _grown(self.sketch, self.tokens + len(rows))
                 _add_signed(self.sketch, rows, self.tokens)
             self.tokens += len(rows)
 
@@ -94,12 +95,22 @@ def _factor_of(matrix: Tensor) -> Tensor:
     return matrix.bfloat16() if matrix.device.type == "cpu" and _has_bfloat16_products() else matrix
 
 
+def _grown(sketch: Tensor, tokens: int) -> Tensor:
+    """The sketch with room for so many tokens: an expert that few of them reach needs few rows."""
+    wanted = min(SKETCH_ROWS, tokens)
+    if len(sketch) >= wanted:
+        return sketch
+    grown = sketch.new_zeros(min(SKETCH_ROWS, max(wanted, 2 * len(sketch))), sketch.shape[1])
+    grown[: len(sketch)] = sketch
+    return grown
+
+
 def _add_signed(sketch: Tensor, rows: Tensor, seen: int) -> None:
     signs = _signs(seen, len(rows), rows.device).unsqueeze(1)
     done = 0
     while done < len(rows):
-        place = (seen + done) % len(sketch)
-        count = min(len(rows) - done, len(sketch) - place)
+        place = (seen + done) % SKETCH_ROWS
+        count = min(len(rows) - done, SKETCH_ROWS - place)
         sketch[place : place + count].addcmul_(rows[done : done + count], signs[done : done + count])
         done += count
 

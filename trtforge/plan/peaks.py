@@ -145,6 +145,7 @@ def _layer_by_layer(family: Family, facts: Facts, whole: RankWeights, stored: St
     if not stored.format.grouped or stored.format.group_size is not None:
         return layer
     inputs = [facts.sizes.of(row.inputs) for row in family.linears if row.shares_input is None]
+    inputs.append(max(sum(m.count * m.inputs for m in kind.matrices if m.expert) for kind in whole.kinds))
     largest = max((m.out * m.inputs for kind in whole.kinds for m in kind.matrices if m.formatted), default=0)
     return layer + _FLOAT32 * (SKETCH_ROWS * sum(inputs) + 3 * largest)
 
