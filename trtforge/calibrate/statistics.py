@@ -16,11 +16,11 @@ class InputStatistics:
     """Of one input that one or more linears read. All float32, on the device that computes.
 
     `channel_amax`, `absolute_sum` and `square_sum` (in,). Where a search needs it `sketch` S (up to SKETCH_ROWS, in):
-    token i with a random sign is added to row i mod SKETCH_ROWS. The expectation of SᵀS is the Gram matrix XᵀX of all tokens,
-    so ‖S Dᵀ‖² is the output error ‖X Dᵀ‖² of a weight error D (out, in): exactly until rows are shared, and a few per
-    cent off after that, nearly the same for every D (count sketch: Charikar, Chen and Farach-Colton, 2002; of matrices:
-    Clarkson and Woodruff, 2013). It takes no product to keep, and memory that is linear in the width where a Gram
-    matrix's is quadratic.
+    token i with a random sign is added to row i mod SKETCH_ROWS. The expectation of SᵀS is the Gram matrix XᵀX of all
+    tokens, so ‖S Dᵀ‖² is the output error ‖X Dᵀ‖² of a weight error D (out, in): exactly until rows are shared, and a
+    few per cent off after that, nearly the same for every D (count sketch: Charikar, Chen and Farach-Colton, 2002; of
+    matrices: Clarkson and Woodruff, 2013). It takes no product to keep, and memory that is linear in the width where a
+    Gram matrix's is quadratic.
     """
 
     channel_amax: Tensor
