@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trtforge.calibrate.awq import ALPHAS, AwqChoice, quantization_error, search, smoothing_scales
+from trtforge.calibrate.awq import ALPHAS, AwqChoice, clip_ratios, quantization_error, search, smoothing_scales
 from trtforge.calibrate.statistics import InputStatistics
 from trtforge.models.transforms import dequantize_int4, int4_scales, quantize_int4
 from trtforge.plan.peaks import SKETCH_ROWS
@@ -75,10 +75,12 @@ def errors_on_the_data(weight: torch.Tensor, inputs: torch.Tensor, group: int) -
     return errors
 
 
-def assert_good(found: AwqChoice, weight: torch.Tensor, inputs: torch.Tensor, group: int, loss: float) -> None:
+def assert_good(found: AwqChoice, weight: torch.Tensor, inputs: torch.Tensor, group: int, off: float) -> None:
+    """Within 1 % of the best; `off`: times that the reported error may differ, which is of few rows of a wide weight."""
     errors = errors_on_the_data(weight, inputs, group)
-    assert errors[found.alpha] <= (1 + loss) * min(errors.values())
-    assert found.error == pytest.approx(errors[found.alpha] / float((inputs @ weight.T).square().sum()), rel=0.3)
+    assert errors[found.alpha] <= 1.01 * min(errors.values())
+    expected = errors[found.alpha] / float((inputs @ weight.T).square().sum())
+    assert expected / off <= found.error <= expected * off
 
 
 @settings(max_examples=10)
@@ -87,7 +89,7 @@ def test_chosen_alpha_is_within_a_hundredth_of_the_best(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     inputs = torch.randn(200, 128, generator=generator) * torch.rand(128, generator=generator).mul(4).exp()
     weight = torch.randn(64, 128, generator=generator)
-    assert_good(search(weight, statistics_of(inputs), 64), weight, inputs, 64, 0.01)
+    assert_good(search(weight, statistics_of(inputs), 64), weight, inputs, 64, 1.01)
 
 
 @settings(max_examples=8, deadline=None)
@@ -100,7 +102,7 @@ def test_guessing_loses_less_than_a_hundredth(seed: int, outliers: float, rank: 
     channels = torch.rand(1024, generator=generator).mul(outliers).exp()
     inputs = (inputs + 0.3 * torch.randn(400, 1024, generator=generator)) * channels
     weight = torch.randn(600, 1024, generator=generator) * torch.rand(600, 1, generator=generator).mul(outliers).exp()
-    assert_good(search(weight, statistics_of(inputs, 100), 128), weight, inputs, 128, 0.01)
+    assert_good(search(weight, statistics_of(inputs, 100), 128), weight, inputs, 128, 3.0)
 
 
 def test_error_of_quantisation_is_that_of_conversion() -> None:
@@ -121,3 +123,9 @@ def test_scales_are_those_of_modelopt_and_balanced() -> None:
         plain = (magnitude**alpha / importance ** (1 - alpha)).clamp(1e-4, 1e4)
         assert torch.allclose(scale, plain / (plain.max() * plain.min()).sqrt())
     assert torch.allclose(found.amax(1) * found.amin(1), torch.ones(len(ALPHAS)))
+
+
+def test_nothing_is_clipped_where_no_token_came() -> None:
+    """As for an expert that no token reached."""
+    weight = torch.randn(4, 64, generator=torch.Generator().manual_seed(6))
+    assert torch.equal(clip_ratios(weight, torch.ones(64), torch.zeros(0, 64), 32), torch.ones(4, 2))

@@ -11,9 +11,12 @@ from tests.runtime.runner import open_runner
 from trtforge.calibrate.stage import CalibrateConfig, calibrate
 from trtforge.compile.stage import compile_engine
 from trtforge.convert.stage import ConvertConfig, convert
+from trtforge.core.progress import Silent
 from trtforge.core.recipe import EngineConfig
+from trtforge.formats.hf import open_checkpoint
 from trtforge.runtime.generate import generate
 from trtforge.runtime.requests import GenerationRequest
+from trtforge.verify.layers import compare_by_layer
 
 pytestmark = pytest.mark.gpu
 
@@ -55,3 +58,11 @@ def test_kernels_agree_with_the_reference(make_hf: MakeHf, tmp_path: Path, quant
     with open_runner(tmp_path / "ck", "cpu", "float32") as reference, open_runner(built) as candidate:
         expected, found = reference.logits(IDS), candidate.logits(IDS)
     assert float((found - expected).norm() / expected.norm()) < tolerance
+
+
+def test_an_engine_on_the_gpu_is_compared_layer_by_layer(make_hf: MakeHf, tmp_path: Path) -> None:
+    source = make_hf(dtype=torch.bfloat16, **SHAPE)
+    built = engine(source, tmp_path, "none", "bfloat16", "cuda")
+    _, errors = compare_by_layer(built, open_checkpoint(source), [IDS, IDS[:5]], Silent(), layers=True)
+    assert errors
+    assert max(layer.error for layer in errors) < 0.02

@@ -168,6 +168,13 @@ LORA: dict[str, Any] = {"max_rank": 8}
         (engine(lora=LORA), {"quant": "fp8_rowwise"}, "lora", "Use --quant fp8."),
         (engine(lora=LORA | {"host_memory": 1000}), {}, "lora_cache", "Use --set engine.features.lora.host_memory="),
         (engine(weights_on_gpu=0.5), {"quant": "int8_wo"}, "weights_on_gpu", "Use --quant fp8."),
+        (engine(eagle=True), {"concurrency": 1024}, "speculation", "Use --concurrency 512."),
+        (
+            {"engine": {"backend": "tensorrt_llm", "max_batch_size": 1024, "features": {"eagle": True}}},
+            {},
+            "speculation",
+            "Use --set engine.max_batch_size=512.",
+        ),
     ],
 )
 def test_features_have_fixes(recipe: dict[str, Any], options: dict[str, Any], rule: str, text: str) -> None:

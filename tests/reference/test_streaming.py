@@ -4,8 +4,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from tests.families import TINY
+from tests.reference.streamed import streamed
 from trtforge.formats.hf import open_checkpoint
 from trtforge.models.registry import family_of_checkpoint
 from trtforge.reference.hidden import HiddenStates
@@ -37,3 +40,18 @@ def test_logits_are_those_of_the_whole_model(tmp_path: Path, name: str) -> None:
             assert float((logits - expected).abs().max()) <= 1e-5 * float(expected.abs().max())
     hidden.close()
     stream.close()
+
+
+def test_a_head_that_is_stored_is_used_whatever_the_configuration_says(tmp_path: Path) -> None:
+    """`transformers` ties only what is not stored."""
+    model = TINY["llama_tied"]()
+    model.save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    assert "lm_head.weight" not in tensors
+    head = torch.randn(tensors["model.embed_tokens.weight"].shape, generator=torch.Generator().manual_seed(2))
+    save_file(tensors | {"lm_head.weight": head}, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    ids = torch.arange(20).view(1, -1)
+    with torch.inference_mode():
+        expected = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)(input_ids=ids).logits
+    _, found = streamed(tmp_path, ids)
+    assert float((found - expected).abs().max()) <= 1e-5 * float(expected.abs().max())

@@ -79,3 +79,25 @@ def test_tensors_without_a_place_are_named(families: Families, tmp_path: Path) -
     save_file(tensors | {"transformer.surplus": torch.zeros(1)}, tmp_path / "rank0.safetensors")
     with pytest.raises(ForgeError, match=r"1 tensors have no place in this model: transformer\.surplus"):
         by_layer(tmp_path, TOKENS)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [([], "0 tokens cannot be computed"), ([1] * 5000, "5000 tokens cannot"), ([131], "outside of the vocabulary")],
+)
+def test_a_sequence_that_cannot_be_computed_is_an_error(families: Families, tokens: list[int], message: str) -> None:
+    with pytest.raises(ForgeError, match=message):
+        Layerwise(open_model(families("llama").checkpoint()), [TOKENS, tokens])
+
+
+def test_a_rank_that_fails_is_told_while_others_wait(families: Families, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 waits for the sum that rank 1 never sends."""
+    with Layerwise(open_model(families("llama").checkpoint(tp=2)), [TOKENS]) as model:
+        model.advance()
+
+        def fail(*_: object) -> torch.Tensor:
+            raise MemoryError("rank 1 has no room")
+
+        monkeypatch.setattr(model._ranks[1], "compute", fail)
+        with pytest.raises(MemoryError, match="rank 1 has no room"):
+            model.advance()

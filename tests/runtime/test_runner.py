@@ -41,15 +41,6 @@ def test_logits_are_those_of_transformers(checkpoint: Path, llama: LlamaForCausa
             assert float((made - expected).norm() / expected.norm()) < 1e-5
 
 
-@pytest.mark.parametrize(
-    ("tokens", "message"),
-    [([], "0 tokens cannot be computed"), ([1] * 500, "500 tokens cannot"), ([131], "outside of the vocabulary")],
-)
-def test_a_sequence_that_cannot_be_computed_is_an_error(checkpoint: Path, tokens: list[int], message: str) -> None:
-    with open_runner(checkpoint) as runner, pytest.raises(ForgeError, match=message):
-        runner.logits(tokens)
-
-
 def test_an_engine_is_computed_only_as_it_was_compiled(engine_directory: Path) -> None:
     with pytest.raises(ForgeError, match="compiled for the compute type float32, not bfloat16"):
         open_runner(engine_directory, compute_dtype="bfloat16")

@@ -19,8 +19,8 @@ _LIMITS = (1e-4, 1e4)
 _AT_ONCE = 1 << 22  # elements of a weight, times candidates
 _CLIP_ROWS = 1024  # outputs whose blocks are judged at once
 _GUESSED_INPUTS = 1024  # linears this wide are guessed first
-_GUESSED_ROWS, _PROBED_ROWS, _SHOWN_ROWS = 256, 48, 128  # of a weight
-_SURE, _TOLERANCE = 2.5, 0.0075  # so many standard errors exclude that a candidate is better by this share
+_GUESSED_ROWS, _PROBED_ROWS, _SHOWN_ROWS = 256, 48, 256  # of a weight
+_SURE, _TOLERANCE = 2.0, 0.01  # so many standard errors exclude that a candidate is better by this share
 
 
 @dataclass(frozen=True)
@@ -72,21 +72,19 @@ def _rivals(some: Tensor, rows: int, scales: Tensor, statistics: InputStatistics
 def _may_be_best(guesses: Tensor, probes: Tensor, rows: int) -> list[int]:
     """Candidates that cannot be excluded by guesses (candidates, some of `rows`) of each row's output error.
 
-    `probes` (candidates, fewer rows), the first rows' true errors, tell how far guesses are off: what they leave out
-    averages to nothing over rows, with a standard error that follows from its spread.
+    `probes` (candidates, fewer rows), the first rows' true errors, tell how far guesses are off. What they leave out
+    averages to nothing over rows, with a standard error that follows from its size, relative to a row's guess.
     """
     total = guesses.mean(dim=1)
     best = int(total.argmin())
-    seen, left_out = guesses.shape[1], probes - guesses[:, : probes.shape[1]]
-    noise = _variance(left_out, best) / rows + _variance(guesses, best) * (1 / seen - 1 / rows)
-    cannot = total - total[best] - _SURE * noise.sqrt() >= -_TOLERANCE * total[best]
+    own, seen, probed = guesses[best], guesses.shape[1], probes.shape[1]
+    left_out = probes - guesses[:, :probed]
+    relative = (left_out - left_out[best]) / own[:probed].clamp(min=torch.finfo(torch.float32).tiny)
+    of_guesses = relative.square().mean(dim=1) * own.square().mean() / rows
+    of_sample = (guesses - own).var(dim=1) * (1 / seen - 1 / rows)
+    cannot = total - total[best] - _SURE * (of_guesses + of_sample).sqrt() >= -_TOLERANCE * total[best]
     cannot[best] = False
     return (~cannot).nonzero().flatten().tolist()
-
-
-def _variance(errors: Tensor, best: int) -> Tensor:
-    """(candidates,) variance over rows of the errors' difference from the best candidate's."""
-    return (errors - errors[best]).var(dim=1)
 
 
 def _sample(rows: int, count: int) -> Tensor:
@@ -127,7 +125,7 @@ def clip_ratios(weight: Tensor, pre_quant_scale: Tensor, sketch: Tensor, group_s
     chosen = torch.ones_like(best)
     for first in range(0, len(blocks), _CLIP_ROWS):
         part, part_amax = blocks[first : first + _CLIP_ROWS], amax[first : first + _CLIP_ROWS]
-        for ratio in CLIP_RATIOS:
+        for ratio in reversed(CLIP_RATIOS):  # where all are as good, nothing is clipped
             step = (part_amax * ratio / INT4_MAX).clamp(min=torch.finfo(torch.float32).tiny)
             error = (part / step).round_().clamp_(-8, 7).mul_(step).sub_(part)
             loss = (torch.bmm(error.transpose(0, 1), own).transpose(0, 1) * error).sum(dim=2)

@@ -68,6 +68,7 @@ class LayerObserver:
         if needs.channels:
             tensors[f"{name}.input_channel_amax"] = statistics.channel_amax.clone()
             tensors[f"{name}.weight_column_amax"] = magnitudes.amax(dim=0)
+        del magnitudes  # as large as the weight
         if needs.awq:
             if statistics.tokens == 0:  # an expert that no token reached
                 choice = AwqChoice(0.0, torch.ones_like(statistics.channel_amax), 0.0)
@@ -92,7 +93,8 @@ class LayerObserver:
     def _expert_weights(self, row: Experts) -> Iterator[tuple[str, Tensor, InputStatistics]]:
         stacked = self._layer.get_submodule("mlp.experts")
         tensor: Tensor = getattr(stacked, "gate_up_proj" if row.target == "mlp.fc" else "down_proj")
-        for expert, matrix in enumerate(tensor.detach().float()):
+        for expert, stored in enumerate(tensor.detach()):
+            matrix = stored.float()
             statistics = self._of_expert(row.target, expert, matrix.shape[1], matrix.device)
             for part, piece in zip(reversed(row.parts), matrix.chunk(len(row.parts)), strict=True):
                 yield part.module.format(expert), piece, statistics

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from trtforge.calibrate.layer import Needs
 
-_TOKENS_AT_ONCE = 1024  # enough to keep matrix products busy
+TOKENS_AT_ONCE = 1024  # enough to keep matrix products busy
 CalibratedFormat = Literal["none", "fp8", "int4_awq", "w4a8_awq", "int8_sq", "nvfp4"]
 
 
@@ -162,7 +162,7 @@ def _batches(windows: TokenWindows, size: int) -> "Iterator[torch.Tensor]":
     """(windows, length) int64 batches of equally long windows: `size`, or as many as bound the activations' memory."""
     import torch
 
-    size = max(1, min(size, _TOKENS_AT_ONCE // len(windows.windows[0])))
+    size = max(1, min(size, TOKENS_AT_ONCE // len(windows.windows[0])))
     for start in range(0, len(windows.windows), size):
         yield torch.tensor(windows.windows[start : start + size], dtype=torch.int64)
 

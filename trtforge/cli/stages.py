@@ -103,8 +103,8 @@ def calibrate(
         raise UsageError("--gate without --sensitivity", hint="`trtforge verify --gate` checks a checkpoint.")
     if sensitivity and memory is not None:
         raise UsageError(
-            "--sensitivity with --memory: the analysis holds the whole model, twice",
-            hint="Calibrate with --memory here, and analyse where there is room for the model.",
+            "--sensitivity with --memory: the analysis keeps all hidden states of the gate's samples in memory",
+            hint="Calibrate with --memory first, then run it again with --sensitivity alone.",
         )
     if sensitivity and quant == "none":
         raise UsageError("--sensitivity without a format", hint="Give --quant.")

@@ -33,9 +33,7 @@ def _memory(host: Host, needs: Needs) -> Finding:
     found = f"{gib(memory.available)} available of {gib(memory.total)}"
     if memory.limit is not None and memory.limit < memory.total:
         found += f", limited to {gib(memory.limit)} by the control group"
-    wanted, purpose = _SERVER_MEMORY, "a server with a small model takes"
-    if needs.reference is not None and needs.weights is not None:
-        wanted, purpose = needs.reference + needs.weights, "verify's float32 reference and the weights take"
+    wanted, purpose = needs.host_memory or (_SERVER_MEMORY, "a server with a small model takes")
     compared = f"{found}; {purpose} about {gib(wanted)}"
     if memory.most < wanted:
         status: Status = "problem" if needs.recipe else "warning"

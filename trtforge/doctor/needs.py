@@ -5,9 +5,10 @@ from math import prod
 from pathlib import Path
 from typing import Literal
 
+from trtforge.core.dtypes import dtype_named, model_dtype
 from trtforge.core.errors import ForgeError
 from trtforge.core.parallel import Parallel
-from trtforge.core.recipe import Recipe
+from trtforge.core.recipe import GateConfig, Recipe
 from trtforge.formats.hf import open_checkpoint
 from trtforge.formats.releases import Release, release
 from trtforge.formats.triton import ROLES
@@ -15,6 +16,8 @@ from trtforge.formats.trtllm import Quantization
 from trtforge.models.registry import family_of
 from trtforge.plan.formats import CACHES, WEIGHTS
 from trtforge.plan.gpus import Gpu, gpu_named
+from trtforge.plan.model import Model as PlannedModel
+from trtforge.plan.peaks import verify_host_peak
 
 _SCALES = 1.1
 """Scales take about a tenth on top of quantised weights."""
@@ -22,7 +25,9 @@ _SCALES = 1.1
 
 @dataclass(frozen=True)
 class Model:
-    """A checkpoint that is on this machine, as its headers tell. `stored`: bytes of its weights.
+    """A checkpoint that is on this machine, as its headers tell.
+
+    `stored`: bytes of its weights; `verification`: bytes of host memory that `trtforge verify` takes.
 
     `embedding`: parameters of the embedding and the output head, which stay in the model's dtype.
     """
@@ -31,6 +36,7 @@ class Model:
     parameters: int
     embedding: int
     stored: int
+    verification: int
     transformers: str | None
 
 
@@ -70,9 +76,12 @@ class Needs:
         return kept + round((model.parameters - model.embedding) * bits / 8 * _SCALES)
 
     @property
-    def reference(self) -> int | None:
-        """Bytes of the Hugging Face model in float32, which `verify` compares with."""
-        return 4 * self.model.parameters if isinstance(self.model, Model) else None
+    def host_memory(self) -> tuple[int, str] | None:
+        """Bytes of host memory that the largest part of the work takes, and what that is; None: nothing is known."""
+        if not isinstance(self.model, Model) or self.weights is None:
+            return None
+        served = self.weights if self.backend == "torch" and not self.gpus else 0
+        return max((self.model.verification, "`trtforge verify` takes"), (served, "the engine's weights take"))
 
 
 def needs_of(recipe: Recipe, auto: Literal["torch", "tensorrt_llm"] = "torch") -> Needs:
@@ -101,16 +110,18 @@ def needs_of(recipe: Recipe, auto: Literal["torch", "tensorrt_llm"] = "torch") -
         target=gpu_named(target.gpu) if target.gpu is not None else None,
         release=release(target.tensorrt_llm) if backend == "tensorrt_llm" and wanted != "llmapi" else None,
         source=recipe.model.source,
-        model=_model(Path(recipe.model.source)),
+        model=_model(Path(recipe.model.source), recipe.gate),
     )
 
 
-def _model(source: Path) -> Model | ForgeError | None:
+def _model(source: Path, gate: GateConfig) -> Model | ForgeError | None:
     if not source.is_dir():
         return None
     try:
         checkpoint = open_checkpoint(source)
         facts = family_of(checkpoint.config.architecture).facts(checkpoint.config)
+        dtype = model_dtype("auto", checkpoint.config.dtype)
+        whole = PlannedModel.of_config(str(source), checkpoint.config).whole(dtype)
     except ForgeError as error:
         return error
     written_by = checkpoint.config.values.get("transformers_version")
@@ -119,5 +130,6 @@ def _model(source: Path) -> Model | ForgeError | None:
         parameters=sum(prod(tensor.spec.shape) for tensor in checkpoint.tensors.values()),
         embedding=facts.sizes.vocab * facts.sizes.hidden * (1 if facts.tied_embeddings else 2),
         stored=sum(tensor.spec.nbytes for tensor in checkpoint.tensors.values()),
+        verification=verify_host_peak(whole, dtype_named(dtype).size, facts, gate),
         transformers=written_by if isinstance(written_by, str) else None,
     )

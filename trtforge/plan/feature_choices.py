@@ -1,14 +1,15 @@
-"""What can be chosen instead where features are what a problem is about. Nothing here gives up a feature that a person
-asked for, unless no engine of the backend has it."""
+"""What can be chosen instead where features are what a problem is about: first what cannot go with a feature.
+
+A feature itself is given up only where nothing else can be: those that a backend lacks, and streamed weights.
+"""
 
 from collections.abc import Iterator
 
 from trtforge.core.dtypes import dtype_named
-from trtforge.core.recipe import EngineConfig
 from trtforge.plan.evaluation import Evaluation
 from trtforge.plan.lora import adapter_bytes
 from trtforge.plan.model import Model
-from trtforge.plan.request import Change
+from trtforge.plan.request import Change, Request
 from trtforge.plan.speculation import EAGLE_MOST_REQUESTS, speculation_of
 
 _FEATURES = "engine.features"
@@ -34,12 +35,12 @@ def none_beyond_paging(model: Model, evaluation: Evaluation) -> Iterator[tuple[C
 
 def speculation(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, ...]]:
     """What goes with verifying draft tokens."""
-    engine = evaluation.request.engine
-    found = speculation_of(engine.features)
-    yield from ((change,) for change in _beside_speculation(engine, found.method if found else None))
+    found = speculation_of(evaluation.request.engine.features)
+    yield from ((change,) for change in _beside_speculation(evaluation.request, found.method if found else None))
 
 
-def _beside_speculation(engine: EngineConfig, method: str | None) -> Iterator[Change]:
+def _beside_speculation(request: Request, method: str | None) -> Iterator[Change]:
+    engine = request.engine
     if engine.max_beam_width > 1:
         yield _set("engine.max_beam_width", "1")
     if engine.features.context_logits:
@@ -47,7 +48,9 @@ def _beside_speculation(engine: EngineConfig, method: str | None) -> Iterator[Ch
     if not engine.features.kv_reuse:
         yield _set(f"{_FEATURES}.kv_reuse", "true")
     if method == "eagle" and engine.max_batch_size > EAGLE_MOST_REQUESTS:
-        yield _set("engine.max_batch_size", str(EAGLE_MOST_REQUESTS))
+        asked = request.concurrency is not None  # which sets the batch size
+        most = str(EAGLE_MOST_REQUESTS)
+        yield Change("--concurrency", most) if asked else _set("engine.max_batch_size", most)
 
 
 def one_stage(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, ...]]:

@@ -105,7 +105,7 @@ class LayerStream:
             if hasattr(config, "quantization_config"):
                 del config.quantization_config  # weights come as what they mean
             model = AutoModelForCausalLM.from_config(config, dtype=weights.dtype, trust_remote_code=False)
-        self._model, self._tied = model.eval(), bool(config.tie_word_embeddings)
+        self._model = model.eval()
         self._path, self._base = parent, model.get_submodule(parent)
         self._layers: list[nn.Module] = list(self._base.get_submodule(self._name).children())
         self._stand_ins = [_StandIn(layer) for layer in self._layers]
@@ -139,7 +139,7 @@ class LayerStream:
     def logits(self, batches: Sequence[Tensor], hidden: HiddenStates) -> Iterator[Tensor]:
         """Of each batch (windows, length, vocabulary), where `hidden` holds what the last layer gave."""
         head: Any = self._model.get_output_embeddings()
-        with self._weights.surroundings(self._base, self._path) as embed, self._weights.head(head, tied=self._tied):
+        with self._weights.surroundings(self._base, self._path) as embed, self._weights.head(head):
             for index, batch in enumerate(batches):
                 self._stand_ins[-1].answer = hidden.get(index)
                 ids = embed(batch).to(self._device)

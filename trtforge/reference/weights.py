@@ -61,11 +61,13 @@ class LayerWeights:
         _release(base)
 
     @contextmanager
-    def head(self, module: nn.Module, *, tied: bool) -> Iterator[None]:
-        """`module`, the output head, with its weights: those of the embedding where the model ties them."""
+    def head(self, module: nn.Module) -> Iterator[None]:
+        """`module`, the output head, with its weights: those of the embedding where it has none of its own.
+
+        `transformers` ties only what is not stored, whatever config.json says.
+        """
         row = next(row for row in self.family.model if isinstance(row, Embedding) and row.target == "lm_head.weight")
-        own = not tied and self.has(row.source)
-        name = row.source if own or row.tied is None else row.tied
+        name = row.source if self.has(row.source) or row.tied is None else row.tied
         state = {"weight": self._tensor(name)}
         if getattr(module, "bias", None) is not None:
             state["bias"] = self._tensor(f"{row.source.removesuffix('.weight')}.bias")

@@ -5,16 +5,18 @@ layer waits for the next one here, so pipeline stages exchange nothing.
 """
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from trtforge.core.errors import ForgeError
 from trtforge.runtime.attention import Batch
 from trtforge.runtime.batch import Step
 from trtforge.runtime.collective import Alone, Collective
+from trtforge.runtime.crew import Crew
 from trtforge.runtime.distributed import Distributed, join_store, serve_store
 from trtforge.runtime.embedding import load_embedding
 from trtforge.runtime.head import finished_logits, load_head
@@ -39,21 +41,30 @@ class Layerwise:
     """
 
     def __init__(self, source: Source, sequences: Sequence[Sequence[int]]) -> None:
+        _require_computable(source, sequences)
         self._steps = [_chunks(tokens, source.tokens_per_block) for tokens in sequences]
         blocks = max(-(-len(tokens) // source.tokens_per_block) for tokens in sequences)
-        indices = range(source.config.parallel.world_size)
+        parallel = source.config.parallel
+        indices = range(parallel.world_size)
         places = [place_of(source, index) for index in indices]  # a GPU that is missing is told before ranks wait
-        self._pool = ThreadPoolExecutor(len(places))
-        meeting = list(self._pool.map(_connected(source, places), indices))
-        self._ranks = [_Rank(source, index, places[index], meeting[index], blocks) for index in indices]
-        self._per_stage = self._ranks[0].spec.num_layers
-        self._hidden: list[list[Tensor]] = []
-        self._next = 0
-        first = self._stage(0)
-        self._each(first, _Rank.load_embedding)
-        for steps in self._steps:
-            empty = torch.empty(0)
-            self._hidden.append([self._run(first, step, empty) for step in steps])
+        self._crew: Crew[Any] = Crew(len(places), max(1, torch.get_num_threads() // parallel.tp))
+        connect = _connected(source, places)
+        meeting = self._crew.run([partial(connect, index) for index in indices])
+        self._ranks: list[_Rank] = []
+        try:
+            for index in indices:
+                self._ranks.append(_Rank(source, index, places[index], meeting[index], blocks))
+            self._per_stage = self._ranks[0].spec.num_layers
+            self._hidden: list[list[Tensor]] = []
+            self._next = 0
+            first = self._stage(0)
+            self._each(first, _Rank.load_embedding)
+            for steps in self._steps:
+                empty = torch.empty(0)
+                self._hidden.append([self._run(first, step, empty) for step in steps])
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def num_layers(self) -> int:
@@ -76,8 +87,8 @@ class Layerwise:
         self._next += 1
 
     def states(self, sequence: int) -> Tensor:
-        """float32 (tokens, hidden) that came out of the last layer computed."""
-        return torch.cat([part[: len(step.tokens)] for part, step in self._of(sequence)]).float()
+        """float32 (tokens, hidden) on the CPU that came out of the last layer computed."""
+        return torch.cat([part[: len(step.tokens)] for part, step in self._of(sequence)]).float().cpu()
 
     def load_head(self) -> None:
         """Make ready for logits. Raises ForgeError if a rank's file holds tensors that have no place in the model."""
@@ -90,13 +101,13 @@ class Layerwise:
         """float32 (tokens, vocabulary) on the CPU: row i predicts what follows token i."""
         ranks, parts = self._stage(-1), []
         for part, step in self._of(sequence):
-            columns = self._on(ranks, partial(_Rank.compute, step=step, hidden=part))
-            parts.append(finished_logits(torch.cat(columns, dim=1)[: len(step.tokens)], ranks[0].spec).cpu())
+            columns = [found.cpu() for found in self._on(ranks, step, part)]
+            parts.append(finished_logits(torch.cat(columns, dim=1)[: len(step.tokens)], ranks[0].spec))
         return torch.cat(parts)
 
     def close(self) -> None:
         """End the threads and close the files."""
-        self._pool.shutdown()
+        self._crew.close()
         for rank in self._ranks:
             rank.close()
 
@@ -114,7 +125,7 @@ class Layerwise:
         return [rank for rank in self._ranks if rank.spec.rank.pp_rank == wanted]
 
     def _run(self, ranks: "list[_Rank]", step: Step, hidden: Tensor) -> Tensor:
-        return self._on(ranks, partial(_Rank.compute, step=step, hidden=hidden))[0]
+        return self._on(ranks, step, hidden)[0]
 
     def _each(self, ranks: "list[_Rank]", load: "Callable[[_Rank], None]") -> None:
         """One after another: what one needs while it loads, the next may use. No rank keeps what it had."""
@@ -124,14 +135,9 @@ class Layerwise:
             with torch.inference_mode():
                 load(rank)
 
-    def _on(self, ranks: "list[_Rank]", compute: "Callable[[_Rank], Tensor]") -> list[Tensor]:
+    def _on(self, ranks: "list[_Rank]", step: Step, hidden: Tensor) -> list[Tensor]:
         """At the same time: ranks of a stage wait for one another."""
-
-        @torch.inference_mode()
-        def run(rank: "_Rank") -> Tensor:
-            return compute(rank)
-
-        return list(self._pool.map(run, ranks))
+        return self._crew.run([partial(rank.compute, step, hidden) for rank in ranks])
 
 
 class _Rank:
@@ -187,8 +193,10 @@ class _Rank:
         assert self._compute is not None
         device, dtype = self._place.device, self._place.dtype
         pads = device.type == "cpu" and dtype is not torch.float32
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
         batch = Batch.of(step, self._tokens_per_block, device, dtype, windows=self.spec.windows, pads=pads)
-        return self._compute(batch, hidden)
+        return self._compute(batch, hidden.to(device))
 
     def finish(self) -> None:
         """Everything was used. Raises ForgeError naming tensors that were not."""
@@ -216,6 +224,17 @@ def _connected(source: Source, places: Sequence[Place]) -> Callable[[int], Colle
         return ranks
 
     return connect
+
+
+def _require_computable(source: Source, sequences: Sequence[Sequence[int]]) -> None:
+    longest, vocab = source.limits.max_seq_len, source.config.vocab_size
+    for tokens in sequences:
+        if not 0 < len(tokens) <= longest:
+            raise ForgeError(
+                f"a sequence of {len(tokens)} tokens cannot be computed", hint=f"Give 1 to {longest:,} tokens."
+            )
+        if min(tokens) < 0 or max(tokens) >= vocab:
+            raise ForgeError(f"token ids outside of the vocabulary of {vocab}", hint="Use the tokenizer of this model.")
 
 
 def _chunks(tokens: Sequence[int], tokens_per_block: int) -> list[Step]:
