@@ -76,7 +76,7 @@ def errors_on_the_data(weight: torch.Tensor, inputs: torch.Tensor, group: int) -
 
 
 def assert_good(found: AwqChoice, weight: torch.Tensor, inputs: torch.Tensor, group: int, off: float) -> None:
-    """Within 1 % of the best; `off`: times that the reported error may differ, which is of few rows of a wide weight."""
+    """Within 1 % of the best; `off`: times that the reported error, of some rows of a wide weight, may differ."""
     errors = errors_on_the_data(weight, inputs, group)
     assert errors[found.alpha] <= 1.01 * min(errors.values())
     expected = errors[found.alpha] / float((inputs @ weight.T).square().sum())
