@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from tests.families import TINY
 from tests.reference.streamed import streamed
+from trtforge.core.errors import ForgeError
 from trtforge.formats.hf import open_checkpoint
 from trtforge.models.registry import family_of_checkpoint
 from trtforge.reference.hidden import HiddenStates
@@ -55,3 +56,12 @@ def test_a_head_that_is_stored_is_used_whatever_the_configuration_says(tmp_path:
         expected = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)(input_ids=ids).logits
     _, found = streamed(tmp_path, ids)
     assert float((found - expected).abs().max()) <= 1e-5 * float(expected.abs().max())
+
+
+def test_a_tensor_that_is_missing_is_named(tmp_path: Path) -> None:
+    TINY["llama"]().save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    del tensors["model.layers.1.mlp.down_proj.weight"]
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ForgeError, match=r"lacks model\.layers\.1\.mlp\.down_proj\.weight"):
+        streamed(tmp_path, torch.arange(20).view(1, -1))

@@ -19,7 +19,7 @@ _LIMITS = (1e-4, 1e4)
 _AT_ONCE = 1 << 22  # elements of a weight, times candidates
 _CLIP_ROWS = 1024  # outputs whose blocks are judged at once
 _GUESSED_INPUTS = 1024  # linears this wide are guessed first
-_GUESSED_ROWS, _PROBED_ROWS, _SHOWN_ROWS = 256, 48, 256  # of a weight
+_GUESSED_ROWS, _PROBED_ROWS = 256, 48  # of a weight
 _SURE, _TOLERANCE = 2.0, 0.01  # so many standard errors exclude that a candidate is better by this share
 
 
@@ -45,7 +45,7 @@ def search(weight: Tensor, statistics: InputStatistics, group_size: int) -> AwqC
     wide = weight.shape[1] >= _GUESSED_INPUTS
     rivals = _rivals(some, len(weight), scales, statistics, group_size) if wide else list(range(len(scales)))
     best = rivals[0] if len(rivals) == 1 else _best(weight, rivals, scales, statistics, group_size)
-    shown = some[:_SHOWN_ROWS] if wide else weight
+    shown = some if wide else weight
     error = statistics.output_errors(quantization_error(shown, scales[[best]], group_size)).sum()
     energy = statistics.output_errors(shown).sum().clamp(min=torch.finfo(torch.float32).tiny)
     return AwqChoice(ALPHAS[best], 1.0 / scales[best], float(error / energy))

@@ -16,6 +16,7 @@ from trtforge.compile.jobs import Job, Observer, run_jobs
 from trtforge.compile.place import Place, chosen_gpus
 from trtforge.core.config import Config
 from trtforge.core.errors import ForgeError, LoggedError
+from trtforge.core.packages import release_of
 from trtforge.formats.engine_target import EngineTarget
 from trtforge.plan.gpus import GPUS, Gpu, product_of, require_formats
 
@@ -60,7 +61,7 @@ def asked_target(build: EngineBuild) -> AskedTarget:
     if chosen == ():
         raise ForgeError("CUDA_VISIBLE_DEVICES is empty: it hides every GPU", hint="Unset it, or name the GPUs in it.")
     found = _ask(place, chosen, build.logs)
-    version = found.tensorrt_llm.partition("+")[0]
+    version = release_of(found.tensorrt_llm)
     if version != release.version:
         raise ForgeError(
             f"{place.name} has TensorRT-LLM {version}, the engine is for {release.version}",

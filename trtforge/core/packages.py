@@ -14,7 +14,12 @@ def installed_version(package: str) -> str | None:
 def installed_release(package: str) -> str | None:
     """The same without the local part, which names the CUDA version of a wheel: 1.2.1 of 1.2.1+cu130."""
     found = installed_version(package)
-    return None if found is None else found.partition("+")[0]
+    return None if found is None else release_of(found)
+
+
+def release_of(version: str) -> str:
+    """A version without its local part."""
+    return version.partition("+")[0]
 
 
 def same_minor(one: str, other: str) -> bool:

@@ -102,6 +102,8 @@ class LayerWeights:
         return self._usable(self._as_stored(name), self._checkpoint.tensors[name])
 
     def _as_stored(self, name: str) -> Tensor:
+        if name not in self._checkpoint.tensors:
+            raise ForgeError(f"{self.directory} lacks {name}", hint="Fetch the checkpoint again.")
         return read_tensor(self._reader, self._checkpoint.tensors[name])
 
     def _rows(self, name: str, rows: list[int]) -> Tensor:

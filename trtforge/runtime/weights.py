@@ -31,10 +31,9 @@ class _InMemory:
 
 
 class _Streamed:
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, reader: RowReader) -> None:
         self._stored = {tensor.spec.name: tensor for tensor in read_header(path)}
-        self._reader = RowReader()
-        self.close = self._reader.close
+        self._reader = reader
 
     def keys(self) -> list[str]:
         return list(self._stored)
@@ -60,9 +59,8 @@ class Weights:
     @classmethod
     def stream(cls, directory: Path, index: int) -> "Weights":
         """As `open`, and what was taken is gone from memory when its tensor is: nothing stays mapped. Needs `close`."""
-        path = directory / rank_file(index)
-        reader = _Streamed(path)
-        return cls(str(path), reader, reader.close)
+        path, reader = directory / rank_file(index), RowReader()
+        return cls(str(path), _Streamed(path, reader), reader.close)
 
     @classmethod
     def open(cls, directory: Path, index: int) -> "Weights":
