@@ -19,6 +19,7 @@ settings.load_profile("trtforge")
 DEMO_MODEL = Path(__file__).parent.parent / "recipes" / "demo-model"
 
 MakeHf = Callable[..., Path]
+Edit = Callable[[Path, Callable[[dict[str, torch.Tensor]], object]], None]
 
 
 @pytest.fixture
@@ -52,7 +53,7 @@ def make_hf(tmp_path: Path) -> MakeHf:
 
 
 @pytest.fixture
-def edit_tensors() -> Callable[[Path, Callable[[dict[str, torch.Tensor]], None]], None]:
+def edit_tensors() -> Edit:
     """Rewrites a checkpoint's single weight file after a change to its tensors."""
 
     def edit(directory: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:

@@ -97,7 +97,8 @@ def _calibration_table(title: str, timed: list[calibration.Timed]) -> Table:
         table.add_column(column, justify="left" if column == "way" else "right")
     seconds = {(run.kind, run.tokens): run.seconds for run in timed}
     for run in timed:
-        ours = seconds.get((run.kind.removeprefix("modelopt_"), run.tokens)) if "modelopt" in run.kind else None
+        peer_of = run.kind.removeprefix("modelopt_").removesuffix("_bfloat16") if "modelopt" in run.kind else ""
+        ours = seconds.get((peer_of, run.tokens))
         table.add_row(
             run.kind,
             str(run.batch),

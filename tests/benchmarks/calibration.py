@@ -1,11 +1,11 @@
 """Calibration against one plain forward pass over the same tokens, and against NVIDIA ModelOpt on the same CPU.
 
-The demo model and a random Llama of about 200 million parameters, on windows of 512 tokens and of 128. Every run is a
-fresh process; variants take turns and the medians are reported. The forward pass and ModelOpt run on batches of 8
-windows (ours on as many as 1,024 tokens are), and ModelOpt's AWQ also on one window at a time, which is how
-TensorRT-LLM calls it (`calib_batch_size=1` of its models' `quantize`, `--batch_size 1` of quantize.py). The 200 M
-model's AWQ by ModelOpt is measured once, on few batches: more of them are extrapolated from the time that they took,
-and marked so.
+The demo model and a random Llama of about 200 million parameters, on windows of 512 tokens. Every run is a fresh
+process; variants take turns and the medians are reported. The forward pass and ModelOpt run on batches of 8 windows
+(ours on as many as 1,024 tokens are), and ModelOpt's AWQ also on one window at a time, which is how TensorRT-LLM calls
+it (`calib_batch_size=1` of its models' `quantize`, `--batch_size 1` of quantize.py). They compute in float32, in which
+ModelOpt's results are compared with ours, and also in bfloat16, the type of both models. The 200 M model's AWQ by
+ModelOpt is measured once, on few batches: more of them are extrapolated from the time that they took, and marked so.
 """
 
 import json
@@ -25,14 +25,17 @@ from trtforge.core.assets import asset_directory
 LAYERS, VOCAB, BATCH = 14, 16384, 8
 DEMO_VOCAB = 2048
 PEER_AWQ, OURS = "modelopt_int4_awq", ("fp8", "int4_awq")
-TOKENS, WINDOWS = (4096, 32768), (512, 128)
+TOKENS, WINDOWS = (4096, 32768), (512,)
 WAYS = (
     ("forward", BATCH),
+    ("forward_bfloat16", BATCH),
     ("fp8", BATCH),
     ("int4_awq", BATCH),
     ("modelopt_fp8", BATCH),
     (PEER_AWQ, BATCH),
     (PEER_AWQ, 1),
+    (f"{PEER_AWQ}_bfloat16", BATCH),
+    (f"{PEER_AWQ}_bfloat16", 1),
 )
 _PEER_BATCHES, _PEER_TOKENS = 8, 4096  # that ModelOpt's AWQ gets of the large model at most
 
@@ -71,7 +74,7 @@ def measure_large(directory: Path, runs: int, tokens: Sequence[int], window: int
     if not model.exists():
         _write_model(model, LAYERS)
     work = _Work(model, directory, VOCAB, window)
-    peers = [way for way in WAYS if way[0] == PEER_AWQ]
+    peers = [way for way in WAYS if way[0].startswith(PEER_AWQ)]
     measured = {way: _peer(work, way, max(tokens)) for way in peers}
     found: list[Timed] = []
     for count in tokens:

@@ -2,7 +2,8 @@
 
 `seconds`; `rss`, the peak of the whole process in bytes; `passes`, for ModelOpt: the seconds of every batch of each
 pass over the data. Imports and, for the peers, loading the model are outside of the time; ours reads the checkpoint
-inside of it. KIND: forward, fp8, int4_awq, modelopt_fp8 or modelopt_int4_awq; BATCH: windows of a forward pass.
+inside of it. KIND: fp8 or int4_awq; or forward, modelopt_fp8 or modelopt_int4_awq, which compute in float32 unless
+_bfloat16 follows. BATCH: windows of a forward pass.
 """
 
 import json
@@ -46,7 +47,8 @@ def _peer(kind: str, model: Path, ids: Path, batch: int, passes: list[list[float
     from transformers import AutoModelForCausalLM
 
     torch.set_grad_enabled(False)
-    loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    dtype = torch.bfloat16 if kind.endswith("_bfloat16") else torch.float32
+    loaded = AutoModelForCausalLM.from_pretrained(model, dtype=dtype).eval()
     batches = load_file(ids)["input_ids"].split(batch)
 
     def forward(module: torch.nn.Module) -> None:
@@ -56,6 +58,7 @@ def _peer(kind: str, model: Path, ids: Path, batch: int, passes: list[list[float
             module(input_ids=part)
             passes[-1].append(time.perf_counter() - start)
 
+    kind = kind.removesuffix("_bfloat16")
     if kind == "forward":
         return lambda: forward(loaded)
     import modelopt.torch.quantization as mtq

@@ -28,9 +28,11 @@ def walk(
     identity = Identity(stage="calibration", config={}, inputs={}, versions={})
     Finished.begin(directory, identity)
     facts = family.facts(checkpoint.config)
-    steps = Walk(checkpoint, family, facts, Needs(**needs), torch.device("cpu"), torch.float32, directory)
+    steps = Walk(
+        checkpoint, family, facts, Needs(kv_cache=True, **needs), torch.device("cpu"), torch.float32, directory
+    )
     with torch.inference_mode(), Silent().bar("", 1, "") as bar:
-        return steps.run(batches, budget, True, bar), family
+        return steps.run(batches, budget, bar), family
 
 
 @pytest.mark.parametrize("name", [name for name in TINY if name not in MIXTURES])

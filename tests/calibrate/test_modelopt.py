@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, MixtralConfig, Qwen2Config
 
 from tests.families import _GQA, _tiny
+from trtforge.calibrate import precision
 from trtforge.calibrate.stage import CalibrateConfig, calibrate
 from trtforge.convert.stage import ConvertConfig, convert
 from trtforge.core.recipe import CalibrationConfig
@@ -24,17 +25,18 @@ from trtforge.models.transforms import dequantize_int4, int4_scales, quantize_in
 SIZES = _GQA | {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "vocab_size": 128}
 
 
-def _rounded(*arguments: Any, **values: Any) -> Any:
-    """A float32 model with values of float16, which ModelOpt's exporter writes."""
+def _rounded(*arguments: Any, to: torch.dtype = torch.float16, **values: Any) -> Any:
+    """A float32 model with values of float16, which ModelOpt's exporter writes, or of another type."""
     model = _tiny(*arguments, **values)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.copy_(parameter.half())
+            parameter.copy_(parameter.to(to))
     return model
 
 
 MODELS = {
     "llama": partial(_rounded, LlamaConfig, **SIZES),
+    "llama_bfloat16": partial(_rounded, LlamaConfig, to=torch.bfloat16, **SIZES),
     "qwen2": partial(_rounded, Qwen2Config, **SIZES),
     "mixtral": partial(_rounded, MixtralConfig, **SIZES, num_local_experts=4, num_experts_per_tok=2),
 }
@@ -58,7 +60,8 @@ class Pair:
     def source(self, model: str) -> Path:
         directory = self._root / model
         if not directory.exists():
-            MODELS[model]().save_pretrained(directory)
+            dtype = torch.bfloat16 if model.endswith("_bfloat16") else torch.float32
+            MODELS[model]().to(dtype).save_pretrained(directory)
             save_file({"input_ids": IDS}, self._root / "ids.safetensors")
         return directory
 
@@ -114,9 +117,13 @@ def test_largest_magnitudes_of_experts_are_equal(pair: Pair) -> None:
             assert torch.allclose(both, experts.gate_up_proj_weight_quantizers[expert].amax, rtol=1e-3)
 
 
-@pytest.mark.parametrize("model", ["llama", "qwen2", "mixtral"])
-def test_awq_chooses_as_well(pair: Pair, model: str) -> None:
-    """Per linear: the chosen scale's output error on the data; where the choice is the same, the scale itself."""
+@pytest.mark.parametrize("model", ["llama", "llama_bfloat16", "qwen2", "mixtral"])
+def test_awq_chooses_as_well(pair: Pair, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Per linear: the chosen scale's output error on the data; where the choice is the same, the scale itself.
+
+    ModelOpt computes in float32, also where we compute a bfloat16 model in bfloat16.
+    """
+    monkeypatch.setattr(precision, "_multiplies_bfloat16_faster", lambda: model == "llama_bfloat16")
     found, inputs = open_calibration(pair.ours(model, "int4_awq")), {}
     plain = MODELS[model]()
     theirs = linears(pair.theirs(model, "int4_awq"))

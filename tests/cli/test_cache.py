@@ -17,6 +17,7 @@ from trtforge.core.cache_entry import About
 from trtforge.core.cache_prune import list_entries
 from trtforge.core.errors import ForgeError, UsageError
 from trtforge.core.manifest import Identity
+from trtforge.core.timings import list_timings, timings_path
 
 ABOUT = About(architecture="LlamaForCausalLM", layers=32, hidden=4096, format="W4A16_AWQ", release="TensorRT-LLM 1.2.1")
 
@@ -105,6 +106,24 @@ def test_prune_keeps_what_was_last_used(root: Path, arguments: list[str], stays:
 
     run("cache", "prune", *arguments)
     assert {entry.key for entry in list_entries(root)} == {keys[name] for name in stays}
+
+
+def test_timings_go_by_age_and_with_all(root: Path) -> None:
+    for name, days in (("tensorrt-10.9-sm-90-H100", 40), ("tensorrt-10.14-sm-90-H100", 3)):
+        path = timings_path(root, name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"timed")
+        os.utime(path, (time.time() - days * 86400,) * 2)
+    listed = json.loads(run("cache", "list", "--json"))
+    assert [each["name"] for each in listed["timings"]] == ["tensorrt-10.14-sm-90-H100", "tensorrt-10.9-sm-90-H100"]
+    assert listed["bytes"] == 10
+    assert "tensorrt-10.9-sm-90-H100, 5 B" in run("cache", "prune", "--dry-run")
+    assert len(list_timings(root)) == 2
+    assert json.loads(run("cache", "prune", "--max-size", "0", "--json"))["timings"] == []
+    assert json.loads(run("cache", "prune", "--json"))["bytes"] == 5
+    assert [each.name for each in list_timings(root)] == ["tensorrt-10.14-sm-90-H100"]
+    run("cache", "prune", "--all")
+    assert list_timings(root) == ()
 
 
 def test_prune_leaves_what_a_build_uses(root: Path) -> None:

@@ -1,3 +1,5 @@
+import os
+import signal
 import sys
 from pathlib import Path
 
@@ -53,6 +55,53 @@ def test_an_error_of_the_observer_ends_all_jobs(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(ZeroDivisionError):
         run_jobs([[each] for each in jobs], Directories(*jobs))
     assert all(is_gone(each) for each in jobs)
+
+
+class Signals(Directories):
+    """Sends us a signal where an exception would be lost: while an object is let go of."""
+
+    def __init__(self, number: signal.Signals, moment: str, job: Job) -> None:
+        super().__init__()
+        self.number, self.moment, self.job = number, moment, job
+
+    def look(self, job: Job) -> None:
+        if self.moment == "running" and (self.job.directory / "begun").exists():
+            _Dying(self.number)
+
+    def finished(self, job: Job) -> None:
+        if self.moment == "finished":
+            _Dying(self.number)
+
+
+class _Dying:
+    def __init__(self, number: signal.Signals) -> None:
+        self.number = number
+
+    def __del__(self) -> None:
+        os.kill(os.getpid(), self.number)
+
+
+@pytest.mark.parametrize("moment", ["running", "finished"])
+@pytest.mark.parametrize(("number", "ends"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
+def test_no_signal_is_lost(tmp_path: Path, number: signal.Signals, ends: type[BaseException], moment: str) -> None:
+    before = signal.getsignal(number)
+    each = job(tmp_path, "a", BEGUN + ("import time; time.sleep(60)" if moment == "running" else ""))
+    with pytest.raises(ends) as caught:
+        run_jobs([[each]], Signals(number, moment, each))
+    assert not isinstance(caught.value, SystemExit) or caught.value.code == 143
+    assert is_gone(each)
+    assert signal.getsignal(number) is before
+
+
+def test_an_ignored_interruption_stays_ignored(tmp_path: Path) -> None:
+    """As in a background job of a shell script."""
+    each = job(tmp_path, "a", BEGUN)
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        run_jobs([[each]], Signals(signal.SIGINT, "finished", each))
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_a_failure_starts_nothing_more_and_cleans_up(tmp_path: Path) -> None:

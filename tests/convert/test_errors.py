@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.conftest import MakeHf
+from tests.conftest import Edit, MakeHf
 from trtforge.convert.stage import ConvertConfig, convert
 from trtforge.core.errors import ForgeError
 
@@ -63,7 +63,6 @@ def test_shard_names_are_no_paths(make_hf: MakeHf, tmp_path: Path) -> None:
     refuse(source, tmp_path, "is not a plain file name")
 
 
-Edit = Callable[[Path, Callable[[dict[str, torch.Tensor]], object]], None]
 NAME = "model.layers.1.mlp.up_proj.weight"
 
 
@@ -75,6 +74,22 @@ def test_missing_tensor(golden_hf: Path, tmp_path: Path, edit_tensors: Edit) -> 
 def test_unexpected_tensor(golden_hf: Path, tmp_path: Path, edit_tensors: Edit) -> None:
     edit_tensors(golden_hf, lambda tensors: tensors.update({"model.layers.1.extra": torch.zeros(2)}))
     refuse(golden_hf, tmp_path, r"no place for: model\.layers\.1\.extra")
+
+
+@pytest.mark.parametrize("changed", ["value", "dtype", "shape"])
+def test_a_tied_head_that_is_another(make_hf: MakeHf, tmp_path: Path, edit_tensors: Edit, changed: str) -> None:
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        head = tensors["model.embed_tokens.weight"].clone()
+        if changed == "value":
+            head[-1, -1] += 1
+        tensors["lm_head.weight"] = {"value": head, "dtype": head.half(), "shape": head[:-1]}[changed]
+
+    source = make_hf(tie_word_embeddings=True)
+    edit_tensors(source, change)
+    found = refuse(
+        source, tmp_path, r"ties lm_head\.weight to model\.embed_tokens\.weight, but it is stored with other"
+    )
+    assert '"tie_word_embeddings": false' in found.hint
 
 
 def test_wrong_shape(golden_hf: Path, tmp_path: Path, edit_tensors: Edit) -> None:

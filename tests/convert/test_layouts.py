@@ -6,10 +6,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.conftest import MakeHf
+from tests.conftest import Edit, MakeHf
 from trtforge.convert.stage import ConvertConfig, convert
 from trtforge.formats.hf import open_checkpoint
 from trtforge.formats.trtllm import read_checkpoint_config
+
+EMBEDDING = "model.embed_tokens.weight"
 
 
 def ranks(out: Path) -> list[dict[str, torch.Tensor]]:
@@ -68,6 +70,13 @@ def test_embedding_columns_are_split(make_hf: MakeHf, tmp_path: Path) -> None:
 def test_tied_embedding_gets_an_explicit_head(make_hf: MakeHf, tmp_path: Path) -> None:
     source = make_hf(tie_word_embeddings=True)
     assert "lm_head.weight" not in source_tensors(source)
+    (rank,) = ranks(convert(ConvertConfig(), source, tmp_path / "out").path)
+    assert torch.equal(rank["lm_head.weight"], rank["transformer.vocab_embedding.weight"])
+
+
+def test_a_tied_head_may_be_stored_too(make_hf: MakeHf, tmp_path: Path, edit_tensors: Edit) -> None:
+    source = make_hf(tie_word_embeddings=True)
+    edit_tensors(source, lambda tensors: tensors.update({"lm_head.weight": tensors[EMBEDDING].clone()}))
     (rank,) = ranks(convert(ConvertConfig(), source, tmp_path / "out").path)
     assert torch.equal(rank["lm_head.weight"], rank["transformer.vocab_embedding.weight"])
 

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from tests.conftest import Edit
 from tests.convert.test_errors import refuse
 from tests.quantized import (
     AWQ,
@@ -250,7 +251,6 @@ def test_the_sources_format_may_be_repeated(tmp_path: Path) -> None:
 
 # What is refused, with the tensor and the reason.
 
-Edit = Callable[[Path, Callable[[dict[str, Tensor]], object]], None]
 Q = "model.layers.1.self_attn.q_proj"
 
 

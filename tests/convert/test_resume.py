@@ -6,15 +6,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import torch
 
-from tests.conftest import MakeHf
+from tests.conftest import Edit, MakeHf
 from trtforge.convert.stage import ConvertConfig, convert
 from trtforge.core.errors import ForgeError
 from trtforge.formats.shards import TensorSpec, Writer
 
 LAYOUT = ConvertConfig(tp=2, pp=2)
-Edit = Callable[[Path, Callable[[dict[str, torch.Tensor]], object]], None]
 
 
 class Until:

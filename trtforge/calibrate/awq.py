@@ -5,6 +5,7 @@ s = mean|x|^α / w^(1-α), w = the mean over rows of |W| / its block's largest, 
 error with a second pass over the data for every α; here a sketch of the data, of fixed size, gives the same number.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -18,9 +19,10 @@ CLIP_RATIOS = (*(round(0.5 + 0.05 * step, 2) for step in range(10)), 1.0)
 _LIMITS = (1e-4, 1e4)
 _AT_ONCE = 1 << 22  # elements of a weight, times candidates
 _CLIP_ROWS = 1024  # outputs whose blocks are judged at once
-_GUESSED_INPUTS = 1024  # linears this wide are guessed first
-_GUESSED_ROWS, _PROBED_ROWS = 256, 48  # of a weight
-_SURE, _TOLERANCE = 2.0, 0.01  # so many standard errors exclude that a candidate is better by this share
+_ROWS, _PROBED_ROWS = 256, 48  # of a weight that are judged at once, and of the first of them
+_WIDE = 1024  # inputs: judging takes long from there
+_TOLERANCE, _TOLERANCE_OF_WIDE = 0.003, 0.01  # by which a better candidate may be missed
+_SURE_OF_GUESSES, _SURE = 2.5, 3.0  # so many standard errors exclude one: guessed once, judged as often as it takes
 
 
 @dataclass(frozen=True)
@@ -36,60 +38,76 @@ class AwqChoice:
 def search(weight: Tensor, statistics: InputStatistics, group_size: int) -> AwqChoice:
     """The best α for a weight (out, in) of float32 with the statistics of its input.
 
-    Where that saves much, output errors are guessed first, for some rows, as if the errors of a row's elements were
-    independent, which takes no matrix product. Whoever may be the best by that is judged.
+    A race: output errors are first guessed, for some rows, as if the errors of a row's elements were independent, which
+    takes no matrix product. Whoever may be the best by that is judged, on as many rows as it takes to tell.
     """
     importance = _relative_weight_magnitude(weight, group_size)
     scales = smoothing_scales(statistics.mean_magnitude, importance)
-    some = weight[_sample(len(weight), _GUESSED_ROWS)]
-    wide = weight.shape[1] >= _GUESSED_INPUTS
-    rivals = _rivals(some, len(weight), scales, statistics, group_size) if wide else list(range(len(scales)))
-    best = rivals[0] if len(rivals) == 1 else _best(weight, rivals, scales, statistics, group_size)
-    shown = some if wide else weight
-    error = statistics.output_errors(quantization_error(shown, scales[[best]], group_size)).sum()
-    energy = statistics.output_errors(shown).sum().clamp(min=torch.finfo(torch.float32).tiny)
-    return AwqChoice(ALPHAS[best], 1.0 / scales[best], float(error / energy))
+    tolerance = _TOLERANCE if weight.shape[1] < _WIDE else _TOLERANCE_OF_WIDE
+    parts = _shuffled(len(weight)).split(_ROWS)
+    some = weight[parts[0]]
+    rivals = _rivals(some, len(weight), scales, statistics, group_size, tolerance)
+    errors = torch.empty(len(rivals), 0, device=weight.device)
+    for part in parts:
+        differences = _differences(weight[part], scales[rivals], group_size)
+        errors = torch.cat((errors, torch.cat([statistics.output_errors(each) for each in differences])), dim=1)
+        best, others = _leaders(errors, len(weight), tolerance, _SURE)
+        left = [best, *others]
+        rivals, errors = [rivals[index] for index in left], errors[left]
+        if not others:
+            break
+    energy = statistics.output_errors(some).sum().clamp(min=torch.finfo(torch.float32).tiny)
+    return AwqChoice(ALPHAS[rivals[0]], 1.0 / scales[rivals[0]], float(errors[0, : len(some)].sum() / energy))
 
 
-def _best(weight: Tensor, rivals: list[int], scales: Tensor, statistics: InputStatistics, group_size: int) -> int:
-    """Of the scales at `rivals` the one with the least output error."""
-    errors = torch.zeros(len(rivals), device=weight.device)
-    for rows in weight.split(max(1, _AT_ONCE // (weight.shape[1] * len(rivals)))):
-        errors += statistics.output_errors(quantization_error(rows, scales[rivals], group_size)).sum(dim=1)
-    return rivals[int(errors.argmin())]
+def _rivals(
+    some: Tensor, rows: int, scales: Tensor, statistics: InputStatistics, group_size: int, tolerance: float
+) -> list[int]:
+    """Which scales may be the best, by guesses for some rows of a weight that has `rows`.
 
-
-def _rivals(some: Tensor, rows: int, scales: Tensor, statistics: InputStatistics, group_size: int) -> list[int]:
-    """Which scales may be the best, by some rows of a weight that has `rows`."""
+    The first rows' true errors tell how far guesses are off. What they leave out averages to nothing over rows, with a
+    standard error that follows from its size, relative to a row's guess.
+    """
     guesses, probes = [], []
-    for part in scales.split(max(1, _AT_ONCE // some.numel())):
-        differences = quantization_error(some, part, group_size)
+    for differences in _differences(some, scales, group_size):
         probes.append(statistics.output_errors(differences[:, :_PROBED_ROWS]))
         guesses.append(statistics.independent_errors(differences))
-    return _may_be_best(torch.cat(guesses), torch.cat(probes), rows)
+    guessed, probed = torch.cat(guesses), torch.cat(probes)
+    best = int(guessed.mean(dim=1).argmin())
+    left_out = probed - guessed[:, : probed.shape[1]]
+    relative = (left_out - left_out[best]) / guessed[best, : probed.shape[1]].clamp(min=torch.finfo(torch.float32).tiny)
+    variance = relative.square().mean(dim=1) * guessed[best].square().mean() / rows
+    leader, others = _leaders(guessed, rows, tolerance, _SURE_OF_GUESSES, variance)
+    return sorted([leader, *others])
 
 
-def _may_be_best(guesses: Tensor, probes: Tensor, rows: int) -> list[int]:
-    """Candidates that cannot be excluded by guesses (candidates, some of `rows`) of each row's output error.
+def _leaders(
+    errors: Tensor, rows: int, tolerance: float, sure: float, variance: Tensor | float = 0.0
+) -> tuple[int, list[int]]:
+    """The best candidate by errors (candidates, some of `rows` outputs), and those that may yet be better.
 
-    `probes` (candidates, fewer rows), the first rows' true errors, tell how far guesses are off. What they leave out
-    averages to nothing over rows, with a standard error that follows from its size, relative to a row's guess.
+    Better by a share of `tolerance`, unless `sure` standard errors exclude it. `variance` (candidates,): of each mean's
+    difference from the best one's, beside that of the sample.
     """
-    total = guesses.mean(dim=1)
+    total = errors.mean(dim=1)
     best = int(total.argmin())
-    own, seen, probed = guesses[best], guesses.shape[1], probes.shape[1]
-    left_out = probes - guesses[:, :probed]
-    relative = (left_out - left_out[best]) / own[:probed].clamp(min=torch.finfo(torch.float32).tiny)
-    of_guesses = relative.square().mean(dim=1) * own.square().mean() / rows
-    of_sample = (guesses - own).var(dim=1) * (1 / seen - 1 / rows)
-    cannot = total - total[best] - _SURE * (of_guesses + of_sample).sqrt() >= -_TOLERANCE * total[best]
-    cannot[best] = False
-    return (~cannot).nonzero().flatten().tolist()
+    seen = errors.shape[1]
+    of_sample = (errors - errors[best]).var(dim=1) * (1 / seen - 1 / rows) if seen < rows else 0.0
+    spread = torch.as_tensor(of_sample + variance, device=errors.device).sqrt()
+    possible = total - total[best] - sure * spread < -tolerance * total[best]
+    possible[best] = False
+    return best, possible.nonzero().flatten().tolist()
 
 
-def _sample(rows: int, count: int) -> Tensor:
-    """Numbers of `count` rows, at random but the same in every run."""
-    return torch.randperm(rows, generator=torch.Generator().manual_seed(0))[:count]
+def _differences(rows: Tensor, scales: Tensor, group_size: int) -> Iterator[Tensor]:
+    """`quantization_error` of so many scales at once that memory is bounded."""
+    for part in scales.split(max(1, _AT_ONCE // rows.numel())):
+        yield quantization_error(rows, part, group_size)
+
+
+def _shuffled(rows: int) -> Tensor:
+    """(rows,) their numbers at random, but the same in every run."""
+    return torch.randperm(rows, generator=torch.Generator().manual_seed(0))
 
 
 def quantization_error(weight: Tensor, scales: Tensor, group_size: int) -> Tensor:

@@ -15,12 +15,22 @@ from trtforge.models.family import Experts, Facts, Family, Linear
 
 @dataclass(frozen=True)
 class Needs:
-    """What a format asks of the calibration beyond largest magnitudes. `group_size`: of AWQ's blocks."""
+    """What formats of weights and KV cache ask of the calibration. `group_size`: of AWQ's blocks.
 
+    `magnitudes`: the largest one of each linear's input becomes a scale.
+    """
+
+    magnitudes: bool = True
+    channels: bool = False
+    kv_cache: bool = False
     awq: bool = False
     clip: bool = False
-    channels: bool = False
     group_size: int = 128
+
+    @property
+    def means_only(self) -> bool:
+        """Of the activations, no largest magnitude becomes a scale."""
+        return not (self.magnitudes or self.channels or self.kv_cache)
 
 
 class LayerObserver:
@@ -38,8 +48,9 @@ class LayerObserver:
         for row in self._linears:
             if row.shares_input is None:
                 module = self._module(row.parts[0].module)
-                features = _weight(module, row).shape[1]
-                statistics = self._statistics[row.target] = self._empty(features, module.weight.device)  # type: ignore[arg-type]
+                weight: Tensor = module.weight  # type: ignore[assignment]
+                features = weight.shape[0 if row.conv1d else 1]
+                statistics = self._statistics[row.target] = self._empty(features, weight.device)
                 self._undo.append(module.register_forward_pre_hook(_observe(statistics)).remove)
         if self._experts:
             self._undo.append(watch_experts(self._layer.get_submodule("mlp.experts"), self._see_expert))

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from trtforge import __version__
+from trtforge.calibrate.precision import forward_dtype, search_dtype
 from trtforge.core.artifact import Produced, produce
 from trtforge.core.cache import cache_for
 from trtforge.core.cache_entry import About
 from trtforge.core.config import Config
 from trtforge.core.device import usable_device
-from trtforge.core.dtypes import model_dtype
+from trtforge.core.dtypes import ModelDtype, model_dtype
 from trtforge.core.errors import ForgeError
 from trtforge.core.manifest import FileRecord, Identity
 from trtforge.core.parallel import Parallel
@@ -20,9 +21,8 @@ from trtforge.core.progress import Progress, Silent
 from trtforge.core.recipe import CalibrationConfig, Device, KvCacheFormat
 from trtforge.formats.calibration import FILE
 from trtforge.formats.corpus import TokenWindows, token_windows
-from trtforge.formats.hf import HfCheckpoint, open_checkpoint
+from trtforge.formats.hf import open_checkpoint
 from trtforge.formats.quantization_config import require_unquantized
-from trtforge.models.family import Facts, Family
 from trtforge.models.formats import FORMATS
 from trtforge.models.plan import Layout, checkpoint_plan
 from trtforge.models.registry import family_of_checkpoint
@@ -76,6 +76,9 @@ def calibrate(
         seed=data.seed,
     )
     device = usable_device(config.device)
+    needs = needs_of(config)
+    own = model_dtype("auto", checkpoint.config.dtype)
+    dtype = forward_dtype(own, device, means_only=needs.means_only)
     identity = Identity(
         stage="calibration",
         config={
@@ -84,6 +87,8 @@ def calibrate(
             "group_size": config.group_size,
             "awq_clip": config.awq_clip,
             "device": device,
+            "forward_dtype": dtype,
+            "search_dtype": search_dtype(device) if needs.awq else None,
             "samples": len(windows.windows),
             "tokens": windows.tokens,
             "documents": len(windows.document_lengths),
@@ -95,9 +100,22 @@ def calibrate(
     )
 
     def write(directory: Path) -> Mapping[str, FileRecord]:
+        import torch
         from safetensors.torch import save_file
 
-        tensors = _measure(config, checkpoint, family, facts, windows, device, directory, progress or Silent())
+        from trtforge.calibrate.memory import hidden_budget
+        from trtforge.calibrate.walk import Walk
+        from trtforge.models.transforms import TORCH
+
+        walk = Walk(checkpoint, family, facts, needs, torch.device(device), TORCH[dtype], directory)
+        budget = hidden_budget(config.memory, checkpoint, family, facts, TORCH[dtype]) if config.memory else None
+        batches = list(_batches(windows, data.batch_size))
+        with (
+            torch.inference_mode(),
+            (progress or Silent()).bar(f"Calibrating {config.format}", facts.sizes.num_layers, "layers") as bar,
+        ):
+            tensors = walk.run(batches, budget, bar)
+        _require_numbers(tensors, dtype)
         save_file(tensors, directory / FILE)
         return {}
 
@@ -111,38 +129,13 @@ def calibrate(
     return produce(out, identity, write, force=force, cache=cache_for(about))
 
 
-def _measure(
-    config: CalibrateConfig,
-    checkpoint: HfCheckpoint,
-    family: Family,
-    facts: Facts,
-    windows: TokenWindows,
-    device_name: str,
-    directory: Path,
-    progress: Progress,
-) -> "dict[str, Tensor]":
-    import torch
-
-    from trtforge.calibrate.memory import hidden_budget
-    from trtforge.calibrate.walk import Walk
-    from trtforge.models.transforms import TORCH
-
-    device = torch.device(device_name)
-    dtype = torch.float32 if device.type == "cpu" else TORCH[model_dtype("auto", checkpoint.config.dtype)]
-    walk = Walk(checkpoint, family, facts, needs_of(config), device, dtype, directory)
-    budget = hidden_budget(config.memory, checkpoint, family, facts, dtype) if config.memory else None
-    with (
-        torch.inference_mode(),
-        progress.bar(f"Calibrating {config.format}", facts.sizes.num_layers, "layers") as bar,
-    ):
-        found = walk.run(list(_batches(windows, config.data.batch_size)), budget, config.kv_cache != "none", bar)
-    for name, tensor in found.items():
-        if not bool(torch.isfinite(tensor).all()):
+def _require_numbers(tensors: "Mapping[str, Tensor]", dtype: ModelDtype) -> None:
+    for name, tensor in tensors.items():
+        if not bool(tensor.isfinite().all()):
             raise ForgeError(
-                f"{name} is not a number: the activations overflow {str(dtype).removeprefix('torch.')}",
-                hint="Calibrate with --device cpu, which computes in float32.",
+                f"{name} is not a number: the activations overflow {dtype}",
+                hint="Calibrate with --device cpu, which computes in a type of more range.",
             )
-    return found
 
 
 def needs_of(config: CalibrateConfig) -> "Needs":
@@ -151,6 +144,8 @@ def needs_of(config: CalibrateConfig) -> "Needs":
 
     wanted = FORMATS[config.format]
     return Needs(
+        magnitudes=wanted.static_activations,
+        kv_cache=config.kv_cache != "none",
         awq=wanted.smoothing == "awq",
         clip=wanted.smoothing == "awq" and config.awq_clip,
         channels=wanted.smoothing is not None and wanted.static_activations,

@@ -1,11 +1,13 @@
 """What is kept of the inputs of linears while data flows: magnitudes, and a sketch that output errors follow from."""
 
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from trtforge.calibrate.precision import search_dtype
+from trtforge.models.transforms import TORCH
 from trtforge.plan.peaks import SKETCH_ROWS
 
 _TOKENS = 1024  # that are looked at at once
@@ -15,7 +17,7 @@ _TOKENS = 1024  # that are looked at at once
 class InputStatistics:
     """Of one input that one or more linears read. All float32, on the device that computes.
 
-    `channel_amax`, `absolute_sum` and `square_sum` (in,). Where a search needs it `sketch` S (up to SKETCH_ROWS, in):
+    `channel_amax` and `absolute_sum` (in,). Where a search needs it `sketch` S (up to SKETCH_ROWS, in):
     token i with a random sign is added to row i mod SKETCH_ROWS. The expectation of SᵀS is the Gram matrix XᵀX of all
     tokens, so ‖S Dᵀ‖² is the output error ‖X Dᵀ‖² of a weight error D (out, in): exactly until rows are shared, and a
     few per cent off after that, nearly the same for every D (count sketch: Charikar, Chen and Farach-Colton, 2002; of
@@ -25,7 +27,6 @@ class InputStatistics:
 
     channel_amax: Tensor
     absolute_sum: Tensor
-    square_sum: Tensor
     sketch: Tensor | None
     tokens: int = field(default=0)
 
@@ -35,7 +36,6 @@ class InputStatistics:
         return cls(
             channel_amax=torch.zeros(features, device=device),
             absolute_sum=torch.zeros(features, device=device),
-            square_sum=torch.zeros(features, device=device),
             sketch=torch.zeros(0, features, device=device) if sketch else None,
         )
 
@@ -47,7 +47,6 @@ class InputStatistics:
             torch.maximum(self.channel_amax, magnitudes.amax(dim=0), out=self.channel_amax)
             if self.sketch is not None:
                 self.absolute_sum += magnitudes.sum(dim=0)
-                self.square_sum += magnitudes.square_().sum(dim=0)
                 self.sketch = _grown(self.sketch, self.tokens + len(rows))
                 _add_signed(self.sketch, rows, self.tokens)
             self.tokens += len(rows)
@@ -81,6 +80,11 @@ class InputStatistics:
         return difference.square_() @ self.square_sum
 
     @cached_property
+    def square_sum(self) -> Tensor:
+        """(in,) Σx², by the sketch."""
+        return self.rows.square().sum(dim=0)
+
+    @cached_property
     def _products(self) -> Tensor:
         """SᵀS (in, in) where the sketch has more rows than that, else Sᵀ (in, rows)."""
         rows = _factor_of(self.rows)
@@ -88,11 +92,7 @@ class InputStatistics:
 
 
 def _factor_of(matrix: Tensor) -> Tensor:
-    """A factor of a product that is compared with others: bfloat16 where a CPU multiplies it faster (AMX, AVX512-BF16).
-
-    Rounding of its elements averages out over a sum of so many (3e-4 relative, held against float64 in tests).
-    """
-    return matrix.bfloat16() if matrix.device.type == "cpu" and _has_bfloat16_products() else matrix
+    return matrix.to(TORCH[search_dtype(matrix.device.type)])
 
 
 def _grown(sketch: Tensor, tokens: int) -> Tensor:
@@ -119,8 +119,3 @@ def _signs(seed: int, count: int, device: torch.device) -> Tensor:
     """(count,) float32 of 1 and -1, the same in every run."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(0, 2, (count,), generator=generator).mul_(2).sub_(1).float().to(device)
-
-
-@cache
-def _has_bfloat16_products() -> bool:
-    return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

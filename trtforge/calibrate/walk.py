@@ -13,7 +13,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from trtforge.calibrate.layer import LayerObserver, Needs
-from trtforge.core.heap import trim
 from trtforge.core.manifest import record_of
 from trtforge.core.partial import Finished, Group
 from trtforge.core.progress import Bar
@@ -42,10 +41,11 @@ class Walk:
     ) -> None:
         self._family, self._facts, self._needs = family, facts, needs
         self._device, self._dtype, self._directory = device, dtype, directory
-        self._stream = LayerStream(LayerWeights(checkpoint, family, device, dtype))
+        weights = LayerWeights(checkpoint, family, device, dtype)
+        self._stream = LayerStream(weights, observes_cache=needs.kv_cache)
         self._finished = Finished.read(directory)
 
-    def run(self, batches: Sequence[Tensor], budget: int | None, kv_cache: bool, bar: Bar) -> dict[str, Tensor]:
+    def run(self, batches: Sequence[Tensor], budget: int | None, bar: Bar) -> dict[str, Tensor]:
         """All results, float32 on the CPU, by name. `budget`: bytes of hidden states that stay in memory."""
         hidden = HiddenStates(
             [(len(batch), batch.shape[1]) for batch in batches],
@@ -65,11 +65,10 @@ class Walk:
                     layer.run()
                 prefix = f"{self._family.layer_prefix}.{layer.index}."
                 tensors = {prefix + name: tensor for name, tensor in observer.results().items()}
-                if kv_cache:
+                if self._needs.kv_cache:
                     tensors[f"layers.{layer.index}.kv_amax"] = self._stream.cache.take()
                 self._keep(layer.index, tensors)
                 del observer, tensors
-                trim()
                 bar.advance(1)
                 if time.monotonic() - saved > _SECONDS_BETWEEN_SAVES:
                     self._save(hidden, layer.index + 1)

@@ -2,6 +2,7 @@
 
 import re
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +15,7 @@ from trtforge.core.errors import ForgeError, UsageError
 if TYPE_CHECKING:
     from trtforge.core.cache_entry import Entry
     from trtforge.core.cache_prune import Pruned
+    from trtforge.core.timings import Timings
 
 _SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<prefix>[kmgt]?)(?P<binary>i?)b?", re.IGNORECASE)
 _PREFIXES = ("", "k", "m", "g", "t")
@@ -38,15 +40,18 @@ def list_cache(json: Json = False, verbose: Verbose = False) -> None:
     [dim]Example: trtforge cache list --json[/dim]
     """
     from trtforge.core.cache_prune import list_entries
+    from trtforge.core.timings import list_timings
 
     root = _directory()
-    entries = list_entries(root)
+    entries, timings = list_entries(root), list_timings(root)
+    total = sum(entry.bytes for entry in entries) + sum(each.bytes for each in timings)
     if json:
         show.as_json(
             {
                 "directory": str(root),
                 "entries": [_as_json(entry) for entry in entries],
-                "bytes": sum(entry.bytes for entry in entries),
+                "timings": [_timings_as_json(each) for each in timings],
+                "bytes": total,
             }
         )
         return
@@ -54,7 +59,8 @@ def list_cache(json: Json = False, verbose: Verbose = False) -> None:
         [entry.key[:_SHOWN], entry.stage, show.size(entry.bytes), _ago(entry.last_used), str(entry.about)]
         for entry in entries
     ]
-    title = f"{root}: {len(entries)} entries, {show.size(sum(entry.bytes for entry in entries))}"
+    rows += [["", "timings", show.size(each.bytes), _ago(each.last_used), each.name] for each in timings]
+    title = f"{root}: {len(entries)} entries, {show.size(total)}"
     show.table(title, ["key", "kind", "size", "last used", "what"], rows, prose=True)
 
 
@@ -75,11 +81,12 @@ def prune_cache(
 ) -> None:
     """Remove entries, the least recently used first; without options, those not used for 30 days.
 
-    What a running build uses stays.
+    What a running build uses stays. TensorRT's timings of kernels go by age or with --all.
 
     [dim]Example: trtforge cache prune --older-than 14 --max-size 200GB --dry-run[/dim]
     """
     from trtforge.core.cache_prune import DEFAULT_DAYS, Limits, is_free, list_entries, prune, remove, sweep
+    from trtforge.core.timings import list_timings, unused
 
     if everything and (older_than is not None or max_size is not None):
         raise UsageError("--all with --older-than or --max-size", hint="Give either; --all removes every entry.")
@@ -89,8 +96,11 @@ def prune_cache(
     root = _directory()
     limits = Limits(older_than, size, everything)
     pruned = prune(list_entries(root), limits, time.time(), is_free if dry_run else remove)
+    timings = unused(list_timings(root), limits, time.time())
     if not dry_run:
         sweep(root)
+        for each in timings:
+            each.path.unlink(missing_ok=True)
     if json:
         show.as_json(
             {
@@ -98,11 +108,12 @@ def prune_cache(
                 "dry_run": dry_run,
                 "removed": [_as_json(entry) for entry in pruned.removed],
                 "in_use": [_as_json(entry) for entry in pruned.in_use],
-                "bytes": pruned.bytes,
+                "timings": [_timings_as_json(each) for each in timings],
+                "bytes": pruned.bytes + sum(each.bytes for each in timings),
             }
         )
         return
-    _say(pruned, "would be removed" if dry_run else "removed")
+    _say(pruned, timings, "would be removed" if dry_run else "removed")
 
 
 def parse_size(text: str) -> int:
@@ -124,10 +135,12 @@ def _directory() -> Path:
     return directory
 
 
-def _say(pruned: "Pruned", what: str) -> None:
+def _say(pruned: "Pruned", timings: "Sequence[Timings]", what: str) -> None:
     for word, entries in ((what, pruned.removed), ("in use", pruned.in_use)):
         for entry in entries:
             print(f"{word}: {entry.key[:_SHOWN]} {entry.stage}, {show.size(entry.bytes)}: {entry.about}")
+    for each in timings:
+        print(f"{what}: timings {each.name}, {show.size(each.bytes)}")
     print(f"{len(pruned.removed)} entries with {show.size(pruned.bytes)} {what}")
 
 
@@ -141,6 +154,14 @@ def _as_json(entry: "Entry") -> dict[str, Any]:
         "key": entry.key,
         "kind": entry.stage,
         "bytes": entry.bytes,
-        "last_used": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(entry.last_used)),
+        "last_used": _moment(entry.last_used),
         "about": entry.about.model_dump(mode="json"),
     }
+
+
+def _timings_as_json(timings: "Timings") -> dict[str, Any]:
+    return {"name": timings.name, "bytes": timings.bytes, "last_used": _moment(timings.last_used)}
+
+
+def _moment(seconds: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))

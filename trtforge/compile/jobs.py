@@ -64,8 +64,9 @@ def run_jobs(lanes: Sequence[Sequence[AnyJob]], observer: Observer[AnyJob]) -> N
     waiting = [deque(lane) for lane in lanes]
     running: dict[int, _Running[AnyJob]] = {}
     try:
-        with _ended_by_sigterm():
+        with _asked_to_end() as asked:
             while running or any(waiting):
+                asked.obey()
                 for lane, jobs in enumerate(waiting):
                     if lane not in running and jobs:
                         observer.begin(jobs[0])
@@ -81,6 +82,7 @@ def run_jobs(lanes: Sequence[Sequence[AnyJob]], observer: Observer[AnyJob]) -> N
                         raise _failure(process.job, status)
                     observer.finished(process.job)
                 time.sleep(_POLL)
+            asked.obey()
     finally:
         _end(running.values())
 
@@ -150,18 +152,35 @@ def _failure(job: Job, status: int) -> LoggedError:
     )
 
 
+class _Asked:
+    """A signal that asks us to end is noted, and obeyed where we look: raised anywhere, it could get lost."""
+
+    def __init__(self) -> None:
+        self._number: int | None = None
+
+    def note(self, number: int, frame: FrameType | None) -> None:
+        """A signal handler."""
+        self._number = number
+
+    def obey(self) -> None:
+        """Raise KeyboardInterrupt after SIGINT and SystemExit after SIGTERM."""
+        if self._number == signal.SIGINT:
+            raise KeyboardInterrupt
+        if self._number is not None:
+            sys.exit(_SIGTERM_STATUS)
+
+
 @contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    """While this lasts, SIGTERM ends us as an exit does, so that what we started ends with us."""
+def _asked_to_end() -> Iterator[_Asked]:
+    """SIGINT, unless it is ignored, and SIGTERM are noted while this lasts."""
+    asked = _Asked()
     if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread may set handlers, and it alone gets the signal
+        yield asked  # only the main thread may set handlers, and it alone gets the signals
         return
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        sys.exit(_SIGTERM_STATUS)
-
-    before = signal.signal(signal.SIGTERM, handle)
+    numbers = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, asked.note) for number in numbers}
     try:
-        yield
+        yield asked
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

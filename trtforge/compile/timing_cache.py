@@ -15,6 +15,7 @@ from pathlib import Path
 from pydantic import JsonValue
 
 from trtforge.core.cache import cache_directory
+from trtforge.core.timings import timings_path
 from trtforge.formats.engine_target import EngineTarget
 
 FILE_NAME = "model.cache"
@@ -35,13 +36,14 @@ class TimingCache:
         if directory is None:
             return cls(None)
         name = re.sub(r"[^A-Za-z0-9.]+", "-", f"tensorrt {target.tensorrt} sm {target.sm} {target.gpu}")
-        return cls(directory / "timing" / f"{name}.cache")
+        return cls(timings_path(directory, name))
 
     def give(self, directory: Path) -> None:
         """Put the timings where a rank reads them. A cache that cannot be read costs time only."""
         if self.kept is not None:
             with suppress(OSError):
                 shutil.copyfile(self.kept, directory / FILE_NAME)
+                os.utime(self.kept)  # `trtforge cache prune` goes by the last use
 
     def take(self, directory: Path) -> None:
         """Keep what rank 0 left, as one whole file: of builds side by side the last one's counts."""

@@ -20,6 +20,7 @@ from trtforge.formats.shards import TensorSpec
 from trtforge.models.content import ActivationScale, Cast, Content, KvScale, PreQuantScale, WeightScale
 from trtforge.models.formats import CACHE_BOUNDS
 from trtforge.models.split import Cut
+from trtforge.models.torch_tensors import all_finite
 from trtforge.models.transforms import TORCH
 
 Bytes = NDArray[np.uint8]
@@ -46,7 +47,7 @@ def absorbed(query: Part, key: Part, dtypes: tuple[Dtype, ...], nope: int, targe
 def _cast(part: Part, source: Dtype, cut: Cut, *, dtype: torch.dtype, name: str, plus_one: bool) -> Bytes:
     values = as_tensor(part, source)
     result = (values.float() + 1).to(dtype) if plus_one else values.to(dtype)
-    if dtype is torch.float16 and values.dtype is not torch.float16 and not bool(torch.isfinite(result).all()):
+    if dtype is torch.float16 and values.dtype is not torch.float16 and not all_finite(result):
         raise ForgeError(
             f"{name}: a value does not fit float16 (largest 65504), or is no number",
             hint="Use --dtype bfloat16; if that fails in verify too, the checkpoint is damaged.",

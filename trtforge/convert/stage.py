@@ -8,6 +8,7 @@ from pathlib import Path
 from pydantic import Field
 
 from trtforge import __version__
+from trtforge.convert.ties import require_equal_heads
 from trtforge.core.artifact import Produced, produce, require_space
 from trtforge.core.config import Config
 from trtforge.core.digest import file_digest
@@ -67,9 +68,9 @@ def convert(
     """Write the TensorRT-LLM checkpoint of `source` to `out`, or find it there.
 
     Raises ForgeError, before anything is written, for an unknown architecture, an illegal layout, a tensor that is
-    missing, unexpected or of another shape, a calibration of another format, and too little space; at the end, with
-    nothing published, for a source that changed and a calibration of other weights: each byte is read once, and was
-    read by then.
+    missing, unexpected or of another shape, a head that is tied and stored with other values, a calibration of another
+    format, and too little space; at the end, with nothing published, for a source that changed and a calibration of
+    other weights: each byte is read once, and was read by then.
     """
     watch = Watch(source)
     conversion = plan_conversion(config, source, calibration)
@@ -86,6 +87,7 @@ def convert(
     )
     if calibrated is not None:
         _require_same_model(calibrated, checkpoint, {CONFIG_FILE: identity.inputs[CONFIG_FILE]})
+    require_equal_heads(checkpoint, conversion.plan.ties)
 
     def write(directory: Path) -> Mapping[str, FileRecord]:
         from trtforge.convert.writer import pipeline_stages, write_checkpoint

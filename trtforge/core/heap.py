@@ -1,7 +1,6 @@
 """Freed memory back to the system: glibc keeps it, and big tensors of many sizes then leave holes that add up."""
 
 import ctypes
-import ctypes.util
 from functools import cache
 
 
@@ -14,5 +13,4 @@ def trim() -> None:
 
 @cache
 def _malloc_trim() -> "ctypes._NamedFuncPointer | None":
-    name = ctypes.util.find_library("c")
-    return getattr(ctypes.CDLL(name), "malloc_trim", None) if name else None
+    return getattr(ctypes.CDLL(None), "malloc_trim", None)

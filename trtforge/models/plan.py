@@ -62,12 +62,13 @@ class Layout:
 class CheckpointPlan:
     """All targets in file order, and every source tensor with the shape it must have.
 
+    `ties`: output heads that the model ties, which may be stored all the same, and the tables they are tied to.
     `stored`: what is expected of a source that is already quantised.
     """
 
     targets: tuple[Target, ...]
     sources: dict[str, tuple[int, ...]]
-    optional: frozenset[str]
+    ties: dict[str, str]
     stored: StoredSources = field(default_factory=StoredSources)
 
 
@@ -96,9 +97,9 @@ def checkpoint_plan(family: Family, facts: Facts, layout: Layout) -> CheckpointP
     for target in targets:
         for piece in pieces_of(target.content):
             sources[piece.source] = piece.shape
-    last = tuple(row for row in family.model if isinstance(row, Embedding) and row.tied and facts.tied_embeddings)
+    heads = [row for row in family.model if isinstance(row, Embedding) and facts.tied_embeddings]
     stored = planner.stored.sources if planner.stored else StoredSources()
-    return CheckpointPlan(targets, sources, frozenset(row.source for row in last), stored)
+    return CheckpointPlan(targets, sources, {row.source: row.tied for row in heads if row.tied}, stored)
 
 
 class _Planner:

@@ -28,7 +28,7 @@ def check_sources(checkpoint: HfCheckpoint, family: Family, plan: CheckpointPlan
         )
     unexpected = sorted(
         name
-        for name in set(checkpoint.tensors) - set(plan.sources) - plan.optional - set(stored)
+        for name in set(checkpoint.tensors) - set(plan.sources) - set(plan.ties) - set(stored)
         if not name.endswith(family.dropped)
     )
     if unexpected:

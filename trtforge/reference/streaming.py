@@ -73,18 +73,20 @@ class _StandIn(nn.Module):
 
 
 class CacheObserver(DynamicCache):
-    """Stands in for the KV cache: keeps the largest magnitude of the keys and values that would enter it."""
+    """Stands in for the KV cache: `observes` the largest magnitude of the keys and values that would enter it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, observes: bool) -> None:
         super().__init__()
+        self._observes = observes
         self.amax = torch.zeros(1)
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         """Note the magnitudes, hold nothing."""
-        largest = torch.maximum(key_states.abs().amax(), value_states.abs().amax())
-        self.amax = torch.maximum(self.amax, largest.float().cpu())
+        if self._observes:
+            largest = torch.maximum(key_states.abs().amax(), value_states.abs().amax())
+            self.amax = torch.maximum(self.amax, largest.float().cpu())
         return key_states, value_states
 
     def take(self) -> Tensor:
@@ -96,8 +98,8 @@ class CacheObserver(DynamicCache):
 class LayerStream:
     """A model whose decoder layers are materialised one after another."""
 
-    def __init__(self, weights: LayerWeights) -> None:
-        self.cache = CacheObserver()
+    def __init__(self, weights: LayerWeights, *, observes_cache: bool = False) -> None:
+        self.cache = CacheObserver(observes=observes_cache)
         self._weights, self._device = weights, weights.device
         parent, _, self._name = weights.family.layer_path.rpartition(".")
         with _parameters_on_meta():
@@ -174,7 +176,10 @@ def _parameters_on_meta() -> Iterator[None]:
     register = nn.Module.register_parameter
 
     def on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-        register(module, name, None if parameter is None else nn.Parameter(parameter.to("meta"), requires_grad=False))
+        if parameter is not None:
+            parameter = nn.Parameter(parameter.to("meta"), requires_grad=False)
+            parameter._is_hf_initialized = True  # type: ignore[attr-defined]  # transformers fills the others at random
+        register(module, name, parameter)
 
     nn.Module.register_parameter = on_meta  # type: ignore[method-assign, assignment]
     try:

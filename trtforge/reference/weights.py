@@ -14,7 +14,7 @@ from trtforge.core.errors import ForgeError
 from trtforge.formats.hf import HfCheckpoint
 from trtforge.formats.shards import RowReader, StoredTensor
 from trtforge.models.family import Embedding, Experts, Family
-from trtforge.models.torch_tensors import read_tensor
+from trtforge.models.torch_tensors import all_finite, read_tensor
 from trtforge.models.transforms import TORCH
 
 Compact = Callable[[Tensor], Tensor]
@@ -119,11 +119,12 @@ class LayerWeights:
         return self._usable(tensor, stored)
 
     def _usable(self, tensor: Tensor, stored: StoredTensor) -> Tensor:
-        if not torch.isfinite(tensor).all():
+        tensor = tensor.to(self.device, self.dtype)
+        if not all_finite(tensor):
             raise ForgeError(
                 f"{stored.file}: {stored.spec.name} holds NaN or infinity", hint="Use an undamaged checkpoint."
             )
-        return tensor.to(self.device, self.dtype)
+        return tensor
 
 
 def _release(module: nn.Module) -> None:

@@ -1,0 +1,44 @@
+"""TensorRT's timings of kernels in the cache: one file for each GPU and version of TensorRT."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from trtforge.core.cache_prune import DAY, Limits
+
+_DIRECTORY, _SUFFIX = "timing", ".cache"
+
+
+@dataclass(frozen=True)
+class Timings:
+    """The timings of one GPU; `last_used` is in seconds since 1970."""
+
+    path: Path
+    bytes: int
+    last_used: float
+
+    @property
+    def name(self) -> str:
+        """Which TensorRT and GPU they are of."""
+        return self.path.stem
+
+
+def timings_path(root: Path, name: str) -> Path:
+    """Where the cache below `root` keeps the timings of this name."""
+    return root / _DIRECTORY / f"{name}{_SUFFIX}"
+
+
+def list_timings(root: Path) -> tuple[Timings, ...]:
+    """All of them, the last used first."""
+    found = [(path, path.stat()) for path in sorted((root / _DIRECTORY).glob(f"[!.]*{_SUFFIX}"))]
+    timings = (Timings(path, status.st_size, status.st_mtime) for path, status in found)
+    return tuple(sorted(timings, key=lambda each: -each.last_used))
+
+
+def unused(timings: Iterable[Timings], limits: Limits, now: float) -> tuple[Timings, ...]:
+    """Those that `limits` let go: by age and --all. They are small: what is to fit a size are artifacts."""
+    return tuple(
+        each
+        for each in timings
+        if limits.everything or (limits.older_than is not None and now - each.last_used > limits.older_than * DAY)
+    )
