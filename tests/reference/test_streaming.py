@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from tests.families import TINY
-from tests.reference.streamed import streamed
+from tests.reference.streamed import assert_streams, streamed
 from trtforge.core.errors import ForgeError
 from trtforge.formats.hf import open_checkpoint
 from trtforge.models.registry import family_of_checkpoint
@@ -56,6 +56,17 @@ def test_a_head_that_is_stored_is_used_whatever_the_configuration_says(tmp_path:
         expected = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)(input_ids=ids).logits
     _, found = streamed(tmp_path, ids)
     assert float((found - expected).abs().max()) <= 1e-5 * float(expected.abs().max())
+
+
+@pytest.mark.parametrize("gap", [0, 1000, 1 << 15])
+@pytest.mark.parametrize("ids", [[5], [0, 130], [130, 2, 3, 40, 41, 2], list(range(131))])
+def test_rows_of_the_embedding_are_those_of_the_ids(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gap: int, ids: list[int]
+) -> None:
+    monkeypatch.setattr("trtforge.reference.weights._GAP", gap)
+    model = TINY["llama"]()
+    model.save_pretrained(tmp_path)
+    assert_streams(tmp_path, model, torch.tensor([ids]))
 
 
 def test_a_tensor_that_is_missing_is_named(tmp_path: Path) -> None:

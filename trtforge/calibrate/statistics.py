@@ -1,7 +1,7 @@
 """What is kept of the inputs of linears while data flows: magnitudes, and a sketch that output errors follow from."""
 
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor
@@ -106,7 +106,7 @@ def _grown(sketch: Tensor, tokens: int) -> Tensor:
 
 
 def _add_signed(sketch: Tensor, rows: Tensor, seen: int) -> None:
-    signs = _signs(seen, len(rows), rows.device).unsqueeze(1)
+    signs = _signs(seen, len(rows), rows.device)
     done = 0
     while done < len(rows):
         place = (seen + done) % SKETCH_ROWS
@@ -115,7 +115,8 @@ def _add_signed(sketch: Tensor, rows: Tensor, seen: int) -> None:
         done += count
 
 
+@lru_cache(maxsize=4)  # the inputs of a layer's linears take the same tokens one after the other
 def _signs(seed: int, count: int, device: torch.device) -> Tensor:
-    """(count,) float32 of 1 and -1, the same in every run."""
+    """(count, 1) float32 of 1 and -1, the same in every run."""
     generator = torch.Generator().manual_seed(seed)
-    return torch.randint(0, 2, (count,), generator=generator).mul_(2).sub_(1).float().to(device)
+    return torch.randint(0, 2, (count, 1), generator=generator).mul_(2).sub_(1).float().to(device)

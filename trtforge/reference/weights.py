@@ -17,6 +17,7 @@ from trtforge.models.family import Embedding, Experts, Family
 from trtforge.models.torch_tensors import all_finite, read_tensor
 from trtforge.models.transforms import TORCH
 
+_GAP = 1 << 15  # bytes between rows that are rather read than passed over
 Compact = Callable[[Tensor], Tensor]
 """Token ids to the rows of the embedding that is loaded: only the rows that a batch needs are."""
 
@@ -53,7 +54,7 @@ class LayerWeights:
         def compact(ids: Tensor) -> Tensor:
             wanted, positions = torch.unique(ids, return_inverse=True)
             module.padding_idx = None  # an id of the whole vocabulary
-            module.weight = nn.Parameter(self._rows(table, wanted.tolist()), requires_grad=False)
+            module.weight = nn.Parameter(self._rows(table, wanted), requires_grad=False)
             compacted: Tensor = positions
             return compacted
 
@@ -106,17 +107,19 @@ class LayerWeights:
             raise ForgeError(f"{self.directory} lacks {name}", hint="Fetch the checkpoint again.")
         return read_tensor(self._reader, self._checkpoint.tensors[name])
 
-    def _rows(self, name: str, rows: list[int]) -> Tensor:
+    def _rows(self, name: str, rows: Tensor) -> Tensor:
+        """Rows of a matrix in increasing order. Those that lie close to each other are read at once."""
         stored = self._checkpoint.tensors[name]
-        size = stored.spec.row_bytes
-        data = bytearray(size * len(rows))
-        first = 0
-        for last in range(1, len(rows) + 1):
-            if last == len(rows) or rows[last] != rows[last - 1] + 1:  # neighbours are read at once
-                self._reader.read(stored, rows[first], rows[last - 1] + 1, memoryview(data)[first * size : last * size])
-                first = last
-        tensor = torch.frombuffer(data, dtype=TORCH[stored.spec.dtype.name]).view(len(rows), -1)
-        return self._usable(tensor, stored)
+        near = 1 + _GAP // stored.spec.row_bytes
+        parts = []
+        for span in rows.tensor_split((rows.diff() > near).nonzero().flatten() + 1):
+            first, last = int(span[0]), int(span[-1])
+            data = bytearray(stored.spec.row_bytes * (last + 1 - first))
+            self._reader.read(stored, first, last + 1, memoryview(data))
+            parts.append(
+                torch.frombuffer(data, dtype=TORCH[stored.spec.dtype.name]).view(last + 1 - first, -1)[span - first]
+            )
+        return self._usable(torch.cat(parts), stored)
 
     def _usable(self, tensor: Tensor, stored: StoredTensor) -> Tensor:
         tensor = tensor.to(self.device, self.dtype)
