@@ -19,6 +19,7 @@ from trtforge.doctor.host import Host, RunError
 from trtforge.formats.engine_target import EngineTarget, Place
 from trtforge.lock import (
     LockedBuild,
+    LockedDataset,
     LockedEngine,
     LockedModel,
     differences,
@@ -223,6 +224,50 @@ def test_all_differences_are_told_at_once(tmp_path: Path) -> None:
         "as locked: versions.python: locked 3.11.2, found 3.12.3; versions.torch: locked 2.9.0, found nothing; "
         "versions.transformers: locked nothing, found 5.2.0"
     )
+
+
+DATASET = "hf:abisee/cnn_dailymail:3.0.0:train"
+
+
+def calibrated(data: str) -> Recipe:
+    """The recipe with these samples, for calibration and the gate."""
+    plain = recipe()
+    samples = plain.quantization.calibration.model_copy(update={"data": data})
+    quantization = plain.quantization.model_copy(update={"calibration": samples})
+    return plain.model_copy(
+        update={"quantization": quantization, "gate": plain.gate.model_copy(update={"data": "builtin:stdlib"})}
+    )
+
+
+def test_a_dataset_is_taken_at_its_locked_commit(
+    hub: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, now = tmp_path / "forge.lock", {"commit": COMMIT}
+    monkeypatch.setattr(lock_facts, "commit_of", lambda source: COMMIT if COMMIT in source else now["commit"])
+    used = what_is_used(calibrated(DATASET), path, host=NO_DOCKER)
+    assert used.data == {"calibration": LockedDataset(source=DATASET, commit=COMMIT)}
+    write_locked(path, "llama", used)
+    now["commit"] = LATER
+    locked = read_locked(path, "llama")
+    assert locked == used
+    at = f"hf:abisee/cnn_dailymail@{COMMIT}:3.0.0:train"
+    assert pinned(calibrated(DATASET), locked).quantization.calibration.data == at
+    assert pinned(calibrated(DATASET), locked).gate.data == "builtin:stdlib"
+    assert what_is_used(calibrated(DATASET), path, locked, host=NO_DOCKER).data == locked.data
+    again = what_is_used(calibrated(DATASET), path, host=NO_DOCKER)
+    assert f"data.calibration.commit: locked {COMMIT}, found {LATER}" in map(str, differences(locked, again))
+
+
+@pytest.mark.parametrize("data", ["hf:abisee/cnn_dailymail:3.0.0:test", "hf:abisee/cnn_dailymail@v2:3.0.0:train"])
+def test_another_dataset_is_not_pinned(
+    hub: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: str
+) -> None:
+    monkeypatch.setattr(lock_facts, "commit_of", lambda source: LATER)
+    entry = LockedDataset(source=DATASET, commit=COMMIT)
+    locked = LOCKED.model_copy(update={"data": {"calibration": entry}})
+    assert pinned(calibrated(data), locked).quantization.calibration.data == data
+    found = what_is_used(calibrated(data), tmp_path / "forge.lock", locked, host=NO_DOCKER)
+    assert f"data.calibration.source: locked {DATASET}, found {data}" in map(str, differences(locked, found))
 
 
 # The command.

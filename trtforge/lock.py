@@ -1,7 +1,7 @@
 """Floor 5: `forge.lock` pins, for each recipe beside it, what a build used: the model's content and every version.
 
-It is made to be committed: no time, no host, no absolute path. The next build takes the pinned revision of the model
-and is warned of what else differs; `--locked` refuses instead.
+It is made to be committed: no time, no host, no absolute path. The next build takes the pinned revisions of the model
+and of datasets and is warned of what else differs; `--locked` refuses instead.
 """
 
 import os
@@ -17,6 +17,7 @@ from trtforge.core.config import Config
 from trtforge.core.errors import ForgeError
 from trtforge.core.locks import locked_by
 from trtforge.core.recipe import Recipe
+from trtforge.formats.hub_data import pinned_to
 
 FILE_NAME = "forge.lock"
 _VERSION = 1
@@ -31,6 +32,13 @@ class LockedModel(Config):
     revision: str | None = Field(None, description="What the recipe says: a branch, tag or commit on the hub.")
     commit: str | None = Field(None, description="The commit that the revision stood for.")
     digest: str | None = Field(None, description="BLAKE3 of a directory's configuration, weights and tokenizer.")
+
+
+class LockedDataset(Config):
+    """A dataset of the hub."""
+
+    source: str = Field(description="As the recipe names it.")
+    commit: str = Field(description="The commit that its revision stood for.")
 
 
 class LockedEngine(Config):
@@ -48,7 +56,9 @@ class LockedBuild(Config):
     """One recipe's build."""
 
     model: LockedModel
-    data: dict[str, str] = Field(default_factory=dict, description="Files of samples: what for, and their BLAKE3.")
+    data: dict[str, str | LockedDataset] = Field(
+        default_factory=dict, description="Samples: what for, and the BLAKE3 of a file or the commit of a dataset."
+    )
     engine: LockedEngine
     versions: dict[str, str]
 
@@ -89,11 +99,23 @@ def write_locked(path: Path, recipe: str, build: LockedBuild) -> None:
 
 
 def pinned(recipe: Recipe, locked: LockedBuild) -> Recipe:
-    """The recipe at the locked commit of its model, as long as it names the same model and revision."""
-    model = recipe.model
-    if locked.model.commit is None or (model.source, model.revision) != (locked.model.source, locked.model.revision):
-        return recipe
-    return recipe.model_copy(update={"model": model.model_copy(update={"revision": locked.model.commit})})
+    """The recipe at the locked commits of its model and datasets, as long as it names the same ones."""
+    model, samples, gate = recipe.model, recipe.quantization.calibration, recipe.gate
+    if locked.model.commit is not None and (model.source, model.revision) == (
+        locked.model.source,
+        locked.model.revision,
+    ):
+        model = model.model_copy(update={"revision": locked.model.commit})
+    samples = samples.model_copy(update={"data": _pinned_data(samples.data, locked.data.get("calibration"))})
+    gate = gate.model_copy(update={"data": _pinned_data(gate.data, locked.data.get("gate"))})
+    quantization = recipe.quantization.model_copy(update={"calibration": samples})
+    return recipe.model_copy(update={"model": model, "quantization": quantization, "gate": gate})
+
+
+def _pinned_data(data: str, locked: str | LockedDataset | None) -> str:
+    if isinstance(locked, LockedDataset) and locked.source == data:
+        return pinned_to(data, locked.commit)
+    return data
 
 
 def pinned_image(locked: LockedBuild, found: LockedBuild) -> str | None:

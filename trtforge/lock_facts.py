@@ -14,9 +14,10 @@ from trtforge.core.packages import installed_version
 from trtforge.core.recipe import Recipe
 from trtforge.doctor.host import Host, RunError
 from trtforge.formats.hf import open_checkpoint, resolve_source, tokenizer_files
+from trtforge.formats.hub_data import PREFIX, commit_of
 from trtforge.formats.quantization_config import quantization_files
 from trtforge.formats.releases import containers_of, release
-from trtforge.lock import LockedBuild, LockedEngine, LockedModel, pinned, repository_of
+from trtforge.lock import LockedBuild, LockedDataset, LockedEngine, LockedModel, pinned, repository_of
 from trtforge.serve.place import installed
 
 _PACKAGES = ("trtforge", "torch", "transformers", "tokenizers", "safetensors")
@@ -38,11 +39,11 @@ def what_is_used(
     `container`: where the engine is to be built, as `trtforge build --container` takes it. `contents`: whether a
     local model's weights are read for its digest.
 
-    Reads a local model once for its digest; of a hub model it fetches the configuration only.
+    Reads a local model once for its digest; of a hub model it fetches the configuration only, of a dataset its commit.
     """
     return LockedBuild(
         model=_model(recipe, lock, locked, contents=contents),
-        data=_data(recipe),
+        data=_data(recipe, locked),
         engine=_engine(recipe, container, host or Host()),
         versions={"python": platform.python_version()} | dict(_versions()),
     )
@@ -72,10 +73,19 @@ def _source_digest(directory: Path) -> str:
     return text_digest("".join(f"{name} {digest}\n" for name, digest in sorted((digests | others).items())))
 
 
-def _data(recipe: Recipe) -> dict[str, str]:
-    """The files of samples. What Python brings along is pinned by its version; a dataset of the hub is not pinned."""
-    named = {"calibration": recipe.quantization.calibration.data, "gate": recipe.gate.data}
-    return {purpose: file_digest(Path(name)) for purpose, name in named.items() if Path(name).is_file()}
+def _data(recipe: Recipe, locked: LockedBuild | None) -> dict[str, str | LockedDataset]:
+    """Files of samples and datasets of the hub, of those that the build reads. Python's own text has its version."""
+    at = pinned(recipe, locked) if locked is not None else recipe
+    found: dict[str, str | LockedDataset] = {}
+    for purpose, name, chosen in (
+        ("calibration", recipe.quantization.calibration.data, at.quantization.calibration.data),
+        ("gate", recipe.gate.data, at.gate.data),
+    ):
+        if name.startswith(PREFIX):
+            found[purpose] = LockedDataset(source=name, commit=commit_of(chosen))
+        elif Path(name).is_file():
+            found[purpose] = file_digest(Path(name))
+    return found
 
 
 def _engine(recipe: Recipe, container: str | None, host: Host) -> LockedEngine:

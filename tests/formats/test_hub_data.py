@@ -2,13 +2,14 @@
 
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
 from trtforge.core.errors import ForgeError
-from trtforge.formats.hub_data import HubData, hub_rows, require_hub_data
+from trtforge.formats.hub_data import HubData, commit_of, hub_rows, pinned_to, require_hub_data
 
 
 class FakeRows:
@@ -49,13 +50,16 @@ def library(monkeypatch: pytest.MonkeyPatch) -> tuple[list[dict[str, Any]], list
         ("hf:a/b:c", HubData("a/b", "c", "train")),
         ("hf:abisee/cnn_dailymail:3.0.0:validation", HubData("abisee/cnn_dailymail", "3.0.0", "validation")),
         ("hf:a/b::test", HubData("a/b", None, "test")),
+        ("hf:a/b@v1", HubData("a/b", None, "train", "v1")),
+        ("hf:a/b@refs/convert/parquet:c:test", HubData("a/b", "c", "test", "refs/convert/parquet")),
     ],
 )
 def test_parts_of_a_source(source: str, expected: HubData) -> None:
     assert HubData.parse(source) == expected
+    assert HubData.parse(str(expected)) == expected
 
 
-@pytest.mark.parametrize("source", ["hf:", "hf:a:b:c:d", "a/b"])
+@pytest.mark.parametrize("source", ["hf:", "hf:a:b:c:d", "a/b", "hf:a/b@", "hf:@main"])
 def test_other_sources_are_refused(source: str) -> None:
     with pytest.raises(ForgeError, match="not a dataset of the hub"):
         HubData.parse(source)
@@ -64,13 +68,13 @@ def test_other_sources_are_refused(source: str) -> None:
 def test_rows_are_streamed_in_a_seeded_order(library: tuple[list[dict[str, Any]], list[Any]]) -> None:
     rows, calls = library
     rows += [{"article": "One.", "id": 1}, {"text": "Two."}, {"messages": [{"role": "user", "content": "Three."}]}]
-    assert list(hub_rows("hf:a/b:c:train", seed=7)) == [
-        ("hf:a/b:c:train: row 0", {"text": "One."}),
-        ("hf:a/b:c:train: row 1", {"text": "Two."}),
-        ("hf:a/b:c:train: row 2", {"messages": [{"role": "user", "content": "Three."}]}),
+    assert list(hub_rows("hf:a/b@v1:c:train", seed=7)) == [
+        ("hf:a/b@v1:c:train: row 0", {"text": "One."}),
+        ("hf:a/b@v1:c:train: row 1", {"text": "Two."}),
+        ("hf:a/b@v1:c:train: row 2", {"messages": [{"role": "user", "content": "Three."}]}),
     ]
     assert calls == [
-        (("a/b", "c"), {"split": "train", "streaming": True, "token": "secret"}),
+        (("a/b", "c"), {"split": "train", "revision": "v1", "streaming": True, "token": "secret"}),
         {"seed": 7, "buffer_size": 10_000},
     ]
 
@@ -85,6 +89,35 @@ def test_an_unknown_dataset(library: tuple[list[dict[str, Any]], list[Any]]) -> 
     with pytest.raises(ForgeError, match=r"cannot be read: Dataset 'no/such' doesn't exist$") as caught:
         list(hub_rows("hf:no/such", seed=0))
     assert "local file" in caught.value.hint
+
+
+COMMIT = "0123456789" * 4
+
+
+def test_the_commit_of_a_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, dict[str, Any]]] = []
+
+    def download(name: str, **options: Any) -> str:
+        asked.append((name, options))
+        return str(tmp_path / "snapshots" / COMMIT)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    assert commit_of("hf:a/b@v1:c") == COMMIT
+    assert asked == [
+        ("a/b", {"repo_type": "dataset", "revision": "v1", "allow_patterns": [".gitattributes"], "token": None})
+    ]
+    assert commit_of(pinned_to("hf:a/b:c:test", COMMIT)) == COMMIT
+    assert len(asked) == 1
+    assert pinned_to("hf:a/b:c:test", COMMIT) == f"hf:a/b@{COMMIT}:c:test"
+
+
+def test_a_commit_that_nobody_knows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(ForgeError, match="hf:a/b: its commit is not known") as caught:
+        commit_of("hf:a/b")
+    assert "hf:OWNER/NAME@COMMIT" in caught.value.hint
 
 
 def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,7 +42,10 @@ def calibrate(
     ],
     kv_cache: Annotated[str, typer.Option(metavar="none|fp8|int8", help="Format of the KV cache.")] = "none",
     data: Annotated[
-        str, typer.Option(help="FILE.jsonl, .txt, .parquet, .safetensors, hf:ID[:CONFIG[:SPLIT]] or builtin:stdlib.")
+        str,
+        typer.Option(
+            help="FILE.jsonl, .txt, .parquet, .safetensors, hf:ID[@REVISION][:CONFIG[:SPLIT]] or builtin:stdlib."
+        ),
     ] = "builtin:stdlib",
     samples: Annotated[int, typer.Option(min=1, help="Number of samples.")] = 128,
     seq_len: Annotated[int, typer.Option(min=2, help="Tokens of a sample.")] = 512,

@@ -31,7 +31,7 @@ class CalibrationConfig(Config):
 
     data: str = Field(
         "builtin:stdlib",
-        description="FILE.jsonl, FILE.txt, FILE.parquet, FILE.safetensors, hf:ID[:CONFIG[:SPLIT]] or builtin:stdlib.",
+        description="FILE.jsonl, .txt, .parquet or .safetensors, hf:ID[@REVISION][:CONFIG[:SPLIT]] or builtin:stdlib.",
     )
     samples: int = Field(128, ge=1, description="Number of samples.")
     sequence_length: int = Field(512, ge=2, description="Tokens of a sample.")

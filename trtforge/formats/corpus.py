@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 BUILTIN = "builtin:stdlib"
 Part = Literal["train", "held_out"]
-_KINDS = f"FILE.jsonl, FILE.txt, FILE.parquet, FILE.safetensors, hf:ID[:CONFIG[:SPLIT]] or {BUILTIN}"
+_KINDS = f"FILE.jsonl, FILE.txt, FILE.parquet, FILE.safetensors, hf:ID[@REVISION][:CONFIG[:SPLIT]] or {BUILTIN}"
 
 
 @dataclass(frozen=True)

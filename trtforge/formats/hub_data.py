@@ -1,41 +1,85 @@
-"""Datasets of the Hugging Face hub as text: `hf:ID[:CONFIG[:SPLIT]]`, through the `datasets` library where it is there.
+"""Datasets of the Hugging Face hub as text, through the `datasets` library where it is there.
+
+`hf:ID[@REVISION][:CONFIG[:SPLIT]]` names one; a revision is a branch, tag or commit.
 
 Rows are streamed, so that a few hundred samples of a large dataset do not download all of it. Code that a dataset
 brings along is never run.
 """
 
 import os
+import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from trtforge.core.errors import ForgeError
 
 PREFIX = "hf:"
 _BUFFER = 10_000  # rows among which the order is random
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 _TEXT_FIELDS = ("text", "article", "document", "content")
 
 
 @dataclass(frozen=True)
 class HubData:
-    """Which dataset; `config` None is its default."""
+    """Which dataset; `config` and `revision` None are its default."""
 
     name: str
     config: str | None
     split: str
+    revision: str | None = None
 
     @classmethod
     def parse(cls, source: str) -> "HubData":
-        """Of `hf:ID[:CONFIG[:SPLIT]]`. Raises ForgeError for anything else."""
+        """Of `hf:ID[@REVISION][:CONFIG[:SPLIT]]`. Raises ForgeError for anything else."""
         parts = source.removeprefix(PREFIX).split(":")
-        if not source.startswith(PREFIX) or len(parts) > 3 or not parts[0]:
+        name, at, revision = parts[0].partition("@")
+        if not source.startswith(PREFIX) or len(parts) > 3 or not name or bool(at) != bool(revision):
             raise ForgeError(
                 f"{source}: not a dataset of the hub",
-                hint="Write hf:OWNER/NAME[:CONFIG[:SPLIT]], such as hf:abisee/cnn_dailymail:3.0.0:train.",
+                hint="Write hf:OWNER/NAME[@REVISION][:CONFIG[:SPLIT]], such as hf:abisee/cnn_dailymail:3.0.0:train.",
             )
-        name, config, split = (*parts, "", "")[:3]
-        return cls(name, config or None, split or "train")
+        _, config, split = (*parts, "", "")[:3]
+        return cls(name, config or None, split or "train", revision or None)
+
+    def __str__(self) -> str:
+        at = f"@{self.revision}" if self.revision else ""
+        return f"{PREFIX}{self.name}{at}:{self.config or ''}:{self.split}"
+
+
+def pinned_to(source: str, commit: str) -> str:
+    """The same data at a commit."""
+    return str(replace(HubData.parse(source), revision=commit))
+
+
+def commit_of(source: str) -> str:
+    """The commit that the data's revision stands for, by the hub or what is kept of it here; a commit is not asked for.
+
+    Raises ForgeError where neither knows it.
+    """
+    wanted = HubData.parse(source)
+    if wanted.revision is not None and _COMMIT.fullmatch(wanted.revision):
+        return wanted.revision
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        snapshot = snapshot_download(
+            wanted.name,
+            repo_type="dataset",
+            revision=wanted.revision,
+            allow_patterns=[".gitattributes"],  # every repository of the hub has one, of a few lines
+            token=os.getenv("HF_TOKEN"),
+        )
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ForgeError(
+            f"{source}: its commit is not known: {reason}",
+            hint="Check the id, the network and HF_TOKEN, or write hf:OWNER/NAME@COMMIT.",
+        ) from None
+    return Path(snapshot).name
 
 
 def require_hub_data(source: str) -> None:
@@ -57,7 +101,12 @@ def hub_rows(source: str, seed: int) -> Iterator[tuple[str, Mapping[str, Any]]]:
         raise _no_library(source) from None
     try:
         rows = load_dataset(
-            wanted.name, wanted.config, split=wanted.split, streaming=True, token=os.getenv("HF_TOKEN")
+            wanted.name,
+            wanted.config,
+            split=wanted.split,
+            revision=wanted.revision,
+            streaming=True,
+            token=os.getenv("HF_TOKEN"),
         ).shuffle(seed=seed, buffer_size=_BUFFER)
         for number, row in enumerate(rows):
             yield f"{source}: row {number}", _with_text(row, source)
