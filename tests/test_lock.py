@@ -233,7 +233,7 @@ def calibrated(data: str) -> Recipe:
     """The recipe with these samples, for calibration and the gate."""
     plain = recipe()
     samples = plain.quantization.calibration.model_copy(update={"data": data})
-    quantization = plain.quantization.model_copy(update={"calibration": samples})
+    quantization = plain.quantization.model_copy(update={"format": "fp8", "calibration": samples})
     return plain.model_copy(
         update={"quantization": quantization, "gate": plain.gate.model_copy(update={"data": "builtin:stdlib"})}
     )
@@ -268,6 +268,21 @@ def test_another_dataset_is_not_pinned(
     assert pinned(calibrated(data), locked).quantization.calibration.data == data
     found = what_is_used(calibrated(data), tmp_path / "forge.lock", locked, host=NO_DOCKER)
     assert f"data.calibration.source: locked {DATASET}, found {data}" in map(str, differences(locked, found))
+
+
+def test_a_dataset_that_is_not_read_is_not_asked_for(
+    hub: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unknown(source: str) -> str:
+        raise ForgeError("the hub is away", hint="Wait.")
+
+    monkeypatch.setattr(lock_facts, "commit_of", unknown)
+    path, reads = tmp_path / "forge.lock", calibrated(DATASET)
+    weight_only = reads.model_copy(update={"quantization": reads.quantization.model_copy(update={"format": "int8_wo"})})
+    assert what_is_used(weight_only, path, host=NO_DOCKER).data == {}
+    assert what_is_used(reads, path, host=NO_DOCKER, contents=False).data == {}
+    with pytest.raises(ForgeError, match="the hub is away"):
+        what_is_used(reads, path, host=NO_DOCKER)
 
 
 # The command.

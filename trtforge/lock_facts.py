@@ -3,6 +3,7 @@
 import os
 import platform
 from collections.abc import Iterator
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 from trtforge.compile.machine import this_machine
@@ -10,6 +11,7 @@ from trtforge.compile.place import Container
 from trtforge.compile.places import chosen_place
 from trtforge.compile.stage import backend_of
 from trtforge.core.digest import file_digest, text_digest
+from trtforge.core.errors import ForgeError
 from trtforge.core.packages import installed_version
 from trtforge.core.recipe import Recipe
 from trtforge.doctor.host import Host, RunError
@@ -18,6 +20,7 @@ from trtforge.formats.hub_data import PREFIX, commit_of
 from trtforge.formats.quantization_config import quantization_files
 from trtforge.formats.releases import containers_of, release
 from trtforge.lock import LockedBuild, LockedDataset, LockedEngine, LockedModel, pinned, repository_of
+from trtforge.pipeline import needs_calibration
 from trtforge.serve.place import installed
 
 _PACKAGES = ("trtforge", "torch", "transformers", "tokenizers", "safetensors")
@@ -36,14 +39,14 @@ def what_is_used(
 ) -> LockedBuild:
     """What a build of `recipe` uses now, at the locked commit if there is one. `lock`: the file it is written to.
 
-    `container`: where the engine is to be built, as `trtforge build --container` takes it. `contents`: whether a
-    local model's weights are read for its digest.
+    `container`: where the engine is to be built, as `trtforge build --container` takes it. `contents`: whether all
+    must be known: a local model's weights are read for its digest, the hub must answer for datasets.
 
     Reads a local model once for its digest; of a hub model it fetches the configuration only, of a dataset its commit.
     """
     return LockedBuild(
         model=_model(recipe, lock, locked, contents=contents),
-        data=_data(recipe, locked),
+        data=_data(recipe, locked, strict=contents),
         engine=_engine(recipe, container, host or Host()),
         versions={"python": platform.python_version()} | dict(_versions()),
     )
@@ -73,16 +76,22 @@ def _source_digest(directory: Path) -> str:
     return text_digest("".join(f"{name} {digest}\n" for name, digest in sorted((digests | others).items())))
 
 
-def _data(recipe: Recipe, locked: LockedBuild | None) -> dict[str, str | LockedDataset]:
-    """Files of samples and datasets of the hub, of those that the build reads. Python's own text has its version."""
+def _data(recipe: Recipe, locked: LockedBuild | None, *, strict: bool) -> dict[str, str | LockedDataset]:
+    """Files of samples and datasets of the hub that a build reads. Python's own text is pinned by its version.
+
+    A dataset whose commit is not known is left out, unless that is to be told (`strict`).
+    """
     at = pinned(recipe, locked) if locked is not None else recipe
     found: dict[str, str | LockedDataset] = {}
     for purpose, name, chosen in (
         ("calibration", recipe.quantization.calibration.data, at.quantization.calibration.data),
         ("gate", recipe.gate.data, at.gate.data),
     ):
+        if purpose == "calibration" and not needs_calibration(recipe):
+            continue
         if name.startswith(PREFIX):
-            found[purpose] = LockedDataset(source=name, commit=commit_of(chosen))
+            with nullcontext() if strict else suppress(ForgeError):
+                found[purpose] = LockedDataset(source=name, commit=commit_of(chosen))
         elif Path(name).is_file():
             found[purpose] = file_digest(Path(name))
     return found

@@ -29,6 +29,7 @@ def main() -> None:
 
 def _ours(kind: str, model: Path, ids: Path, out: Path, batch: int) -> Callable[[], object]:
     import torch  # noqa: F401
+    from safetensors import safe_open
     from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM  # noqa: F401
 
     import trtforge.calibrate.memory
@@ -36,7 +37,9 @@ def _ours(kind: str, model: Path, ids: Path, out: Path, batch: int) -> Callable[
     from trtforge.calibrate.stage import CalibrateConfig, calibrate
     from trtforge.core.recipe import CalibrationConfig
 
-    data = CalibrationConfig(data=str(ids), samples=10**6, sequence_length=512, batch_size=batch)
+    with safe_open(ids, "pt") as file:
+        _, window = file.get_slice("input_ids").get_shape()
+    data = CalibrationConfig(data=str(ids), samples=10**6, sequence_length=window, batch_size=batch)
     config = CalibrateConfig.model_validate({"format": kind, "data": data})
     return lambda: calibrate(config, model, out, force=True)
 

@@ -75,10 +75,12 @@ def errors_on_the_data(weight: torch.Tensor, inputs: torch.Tensor, group: int) -
     return errors
 
 
-def assert_good(found: AwqChoice, weight: torch.Tensor, inputs: torch.Tensor, group: int, off: float) -> None:
-    """Within 1 % of the best; `off`: times that the reported error, of some rows of a wide weight, may differ."""
+def assert_good(
+    found: AwqChoice, weight: torch.Tensor, inputs: torch.Tensor, group: int, off: float, worse: float = 1.01
+) -> None:
+    """Within 1 % of the best, or `worse`; `off`: times that the reported error, of at most 256 rows, may differ."""
     errors = errors_on_the_data(weight, inputs, group)
-    assert errors[found.alpha] <= 1.01 * min(errors.values())
+    assert errors[found.alpha] <= worse * min(errors.values())
     expected = errors[found.alpha] / float((inputs @ weight.T).square().sum())
     assert expected / off <= found.error <= expected * off
 
@@ -90,6 +92,16 @@ def test_chosen_alpha_is_within_a_hundredth_of_the_best(seed: int) -> None:
     inputs = torch.randn(200, 128, generator=generator) * torch.rand(128, generator=generator).mul(4).exp()
     weight = torch.randn(64, 128, generator=generator)
     assert_good(search(weight, statistics_of(inputs), 64), weight, inputs, 64, 1.01)
+
+
+@settings(max_examples=10)
+@given(seed=st.integers(0, 1000), outliers=st.floats(0, 2))
+def test_narrow_weights_are_judged_closely(seed: int, outliers: float) -> None:
+    """Candidates often differ by less than a hundredth; where a race ends early, one of them is the best."""
+    generator = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(400, 256, generator=generator) * torch.rand(256, generator=generator).mul(outliers).exp()
+    weight = torch.randn(900, 256, generator=generator)
+    assert_good(search(weight, statistics_of(inputs), 128), weight, inputs, 128, 1.2, worse=1.004)
 
 
 @settings(max_examples=8, deadline=None)

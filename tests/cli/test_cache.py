@@ -122,6 +122,12 @@ def test_timings_go_by_age_and_with_all(root: Path) -> None:
     assert json.loads(run("cache", "prune", "--max-size", "0", "--json"))["timings"] == []
     assert json.loads(run("cache", "prune", "--json"))["bytes"] == 5
     assert [each.name for each in list_timings(root)] == ["tensorrt-10.14-sm-90-H100"]
+    drafts = [timings_path(root, "x").with_name(f".x.cache.{number}") for number in (1, 2)]
+    for path, days in zip(drafts, (2, 0), strict=True):
+        path.write_bytes(b"half")
+        os.utime(path, (time.time() - days * 86400,) * 2)
+    run("cache", "prune")
+    assert [path.exists() for path in drafts] == [False, True]
     run("cache", "prune", "--all")
     assert list_timings(root) == ()
 

@@ -1,6 +1,8 @@
 """Ranks of an engine: side by side, once for all who want them, kept when others fail."""
 
+import os
 import shutil
+import signal
 import threading
 import time
 from pathlib import Path
@@ -186,7 +188,7 @@ def test_an_interruption_ends_the_ranks_and_keeps_what_is_finished(
     def interrupted(seconds: float) -> None:
         if (trtllm.site / "begun-1").exists():
             monkeypatch.undo()
-            raise KeyboardInterrupt
+            os.kill(os.getpid(), signal.SIGINT)
         sleep(seconds)
 
     monkeypatch.setattr("trtforge.compile.jobs.time.sleep", interrupted)

@@ -28,7 +28,7 @@ _SURE_OF_GUESSES, _SURE = 2.5, 3.0  # so many standard errors exclude one: guess
 @dataclass(frozen=True)
 class AwqChoice:
     """The best scale found. `pre_quant_scale` (in,) multiplies inputs; `error` is relative to the output's energy, of
-    some rows of a wide weight."""
+    at most 256 outputs."""
 
     alpha: float
     pre_quant_scale: Tensor

@@ -1,32 +1,27 @@
 """How many bytes of hidden states may stay in memory, so that the whole process stays under a limit."""
 
-import torch
-
+from trtforge.core.dtypes import ModelDtype, dtype_named
 from trtforge.core.errors import ForgeError
+from trtforge.core.parallel import Parallel
+from trtforge.core.recipe import QuantFormat
 from trtforge.core.usage import peak_memory
-from trtforge.formats.hf import HfCheckpoint
 from trtforge.models.family import Facts, Family
-from trtforge.plan.peaks import layer_working_set
+from trtforge.models.plan import Layout
+from trtforge.plan.formats import WEIGHTS
+from trtforge.plan.peaks import least_calibration
+from trtforge.plan.weights import rank_weights
 
 
-def hidden_budget(limit: int, checkpoint: HfCheckpoint, family: Family, facts: Facts, dtype: torch.dtype) -> int:
-    """Bytes of hidden states under `limit` bytes for the process. Raises ForgeError where a layer alone needs more."""
-    layer = largest_layer(checkpoint, family, facts) * dtype.itemsize
-    needed = peak_memory() + layer_working_set(layer)
+def hidden_budget(limit: int, family: Family, facts: Facts, dtype: ModelDtype, quant: QuantFormat) -> int:
+    """Bytes of hidden states under `limit` bytes for the process, of a calibration to `quant` that computes in `dtype`.
+
+    Raises ForgeError where a layer alone needs more.
+    """
+    whole = rank_weights(family, facts, Layout(Parallel(), dtype))
+    needed = peak_memory() + least_calibration(family, facts, whole, dtype_named(dtype).size, WEIGHTS[quant])
     if needed > limit:
         raise ForgeError(
             f"--memory {limit:,}: one layer at a time needs {needed:,} bytes",
             hint=f"Give at least {needed:,}; hidden states go to disk beyond that.",
         )
     return limit - needed
-
-
-def largest_layer(checkpoint: HfCheckpoint, family: Family, facts: Facts) -> int:
-    """Elements of the largest decoder layer."""
-    totals = [0] * facts.sizes.num_layers
-    for name, stored in checkpoint.tensors.items():
-        rest = name.removeprefix(f"{family.layer_prefix}.")
-        index = rest.split(".", 1)[0]
-        if rest != name and index.isdigit():
-            totals[int(index)] += stored.spec.nbytes // stored.spec.dtype.size
-    return max(totals)

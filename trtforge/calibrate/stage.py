@@ -108,7 +108,7 @@ def calibrate(
         from trtforge.models.transforms import TORCH
 
         walk = Walk(checkpoint, family, facts, needs, torch.device(device), TORCH[dtype], directory)
-        budget = hidden_budget(config.memory, checkpoint, family, facts, TORCH[dtype]) if config.memory else None
+        budget = hidden_budget(config.memory, family, facts, dtype, config.format) if config.memory else None
         batches = list(_batches(windows, data.batch_size))
         with (
             torch.inference_mode(),
@@ -134,7 +134,9 @@ def _require_numbers(tensors: "Mapping[str, Tensor]", dtype: ModelDtype) -> None
         if not bool(tensor.isfinite().all()):
             raise ForgeError(
                 f"{name} is not a number: the activations overflow {dtype}",
-                hint="Calibrate with --device cpu, which computes in a type of more range.",
+                hint="Calibrate with --device cpu, which computes in float32."
+                if dtype == "float16"
+                else "Use an undamaged checkpoint, or other data.",
             )
 
 

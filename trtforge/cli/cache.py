@@ -86,7 +86,7 @@ def prune_cache(
     [dim]Example: trtforge cache prune --older-than 14 --max-size 200GB --dry-run[/dim]
     """
     from trtforge.core.cache_prune import DEFAULT_DAYS, Limits, is_free, list_entries, prune, remove, sweep
-    from trtforge.core.timings import list_timings, unused
+    from trtforge.core.timings import list_timings, sweep_drafts, unused
 
     if everything and (older_than is not None or max_size is not None):
         raise UsageError("--all with --older-than or --max-size", hint="Give either; --all removes every entry.")
@@ -96,9 +96,11 @@ def prune_cache(
     root = _directory()
     limits = Limits(older_than, size, everything)
     pruned = prune(list_entries(root), limits, time.time(), is_free if dry_run else remove)
-    timings = unused(list_timings(root), limits, time.time())
     if not dry_run:
         sweep(root)
+    timings = unused(list_timings(root), limits, time.time())
+    if not dry_run:
+        sweep_drafts(root, time.time())
         for each in timings:
             each.path.unlink(missing_ok=True)
     if json:
@@ -141,7 +143,8 @@ def _say(pruned: "Pruned", timings: "Sequence[Timings]", what: str) -> None:
             print(f"{word}: {entry.key[:_SHOWN]} {entry.stage}, {show.size(entry.bytes)}: {entry.about}")
     for each in timings:
         print(f"{what}: timings {each.name}, {show.size(each.bytes)}")
-    print(f"{len(pruned.removed)} entries with {show.size(pruned.bytes)} {what}")
+    counted = f"{len(pruned.removed)} entries" + (f" and {len(timings)} files of timings" if timings else "")
+    print(f"{counted} with {show.size(pruned.bytes + sum(each.bytes for each in timings))} {what}")
 
 
 def _ago(moment: float) -> str:

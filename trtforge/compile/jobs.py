@@ -63,10 +63,9 @@ def run_jobs(lanes: Sequence[Sequence[AnyJob]], observer: Observer[AnyJob]) -> N
     """
     waiting = [deque(lane) for lane in lanes]
     running: dict[int, _Running[AnyJob]] = {}
-    try:
-        with _asked_to_end() as asked:
+    with _asked_to_end() as asked:
+        try:
             while running or any(waiting):
-                asked.obey()
                 for lane, jobs in enumerate(waiting):
                     if lane not in running and jobs:
                         observer.begin(jobs[0])
@@ -74,6 +73,7 @@ def run_jobs(lanes: Sequence[Sequence[AnyJob]], observer: Observer[AnyJob]) -> N
                 for lane, process in list(running.items()):
                     observer.look(process.job)
                     status = process.poll()
+                    asked.obey()  # before its failure is told, which may be of the same signal
                     if status is None:
                         continue
                     process.end(_GRACE)
@@ -82,9 +82,9 @@ def run_jobs(lanes: Sequence[Sequence[AnyJob]], observer: Observer[AnyJob]) -> N
                         raise _failure(process.job, status)
                     observer.finished(process.job)
                 time.sleep(_POLL)
-            asked.obey()
-    finally:
-        _end(running.values())
+        finally:
+            _end(running.values())
+    asked.obey()
 
 
 class _Running(Generic[AnyJob]):
@@ -172,7 +172,7 @@ class _Asked:
 
 @contextmanager
 def _asked_to_end() -> Iterator[_Asked]:
-    """SIGINT, unless it is ignored, and SIGTERM are noted while this lasts."""
+    """SIGINT and SIGTERM are noted while this lasts, unless they are ignored."""
     asked = _Asked()
     if threading.current_thread() is not threading.main_thread():
         yield asked  # only the main thread may set handlers, and it alone gets the signals

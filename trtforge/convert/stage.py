@@ -68,9 +68,9 @@ def convert(
     """Write the TensorRT-LLM checkpoint of `source` to `out`, or find it there.
 
     Raises ForgeError, before anything is written, for an unknown architecture, an illegal layout, a tensor that is
-    missing, unexpected or of another shape, a head that is tied and stored with other values, a calibration of another
+    missing, unexpected or of another shape, a head that is tied and stored otherwise, a calibration of another
     format, and too little space; at the end, with nothing published, for a source that changed and a calibration of
-    other weights: each byte is read once, and was read by then.
+    other weights: each byte is read once, and was read by then (but of heads that are tied and stored).
     """
     watch = Watch(source)
     conversion = plan_conversion(config, source, calibration)
@@ -126,7 +126,7 @@ class Conversion:
 
 
 def plan_conversion(config: ConvertConfig, source: Path, calibration: Path | None = None) -> Conversion:
-    """Decide and check everything that can be known from the headers. Raises ForgeError as `convert` does."""
+    """Decide and check everything that can be known from the headers. Raises ForgeError for what they show."""
     checkpoint = open_checkpoint(source)
     layout = layout_for(config, checkpoint.config)
     family = family_of_checkpoint(checkpoint)

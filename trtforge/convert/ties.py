@@ -10,7 +10,7 @@ _SLAB = 16 << 20  # bytes that are compared at once
 
 
 def require_equal_heads(checkpoint: HfCheckpoint, ties: Mapping[str, str]) -> None:
-    """Raises ForgeError for a stored head that is not the table it is tied to; `ties`: names of heads to tables.
+    """Raises ForgeError for a stored head that is not, byte for byte, the table it is tied to; `ties`: head to table.
 
     TensorRT-LLM takes the table then, `transformers` 5 the head: the model would answer differently.
     """
@@ -19,7 +19,7 @@ def require_equal_heads(checkpoint: HfCheckpoint, ties: Mapping[str, str]) -> No
             continue
         if not _equal(checkpoint.tensors[head], checkpoint.tensors[table]):
             raise ForgeError(
-                f"{checkpoint.directory}: config.json ties {head} to {table}, but it is stored with other values",
+                f"{checkpoint.directory}: config.json ties {head} to {table}, but it is stored too, and differs",
                 hint='Set "tie_word_embeddings": false in config.json if the stored head is meant, as `transformers` '
                 "takes it; else leave that tensor out.",
             )

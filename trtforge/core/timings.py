@@ -1,6 +1,7 @@
 """TensorRT's timings of kernels in the cache: one file for each GPU and version of TensorRT."""
 
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,9 +31,20 @@ def timings_path(root: Path, name: str) -> Path:
 
 def list_timings(root: Path) -> tuple[Timings, ...]:
     """All of them, the last used first."""
-    found = [(path, path.stat()) for path in sorted((root / _DIRECTORY).glob(f"[!.]*{_SUFFIX}"))]
-    timings = (Timings(path, status.st_size, status.st_mtime) for path, status in found)
-    return tuple(sorted(timings, key=lambda each: -each.last_used))
+    found = []
+    for path in sorted((root / _DIRECTORY).glob(f"[!.]*{_SUFFIX}")):
+        with suppress(FileNotFoundError):  # another process may prune
+            status = path.stat()
+            found.append(Timings(path, status.st_size, status.st_mtime))
+    return tuple(sorted(found, key=lambda each: -each.last_used))
+
+
+def sweep_drafts(root: Path, now: float) -> None:
+    """Delete what killed builds left half copied a day ago or more. `now`: seconds since 1970."""
+    for path in (root / _DIRECTORY).glob(f".*{_SUFFIX}.*"):
+        with suppress(FileNotFoundError):
+            if now - path.stat().st_mtime > DAY:
+                path.unlink()
 
 
 def unused(timings: Iterable[Timings], limits: Limits, now: float) -> tuple[Timings, ...]:

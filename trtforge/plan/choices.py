@@ -4,15 +4,14 @@ from collections.abc import Callable, Iterator
 from math import log2
 from typing import get_args
 
-from trtforge.core.dtypes import dtype_named
 from trtforge.core.recipe import KvCacheFormat, QuantFormat
 from trtforge.formats.releases import read_release_data
 from trtforge.plan import feature_choices
+from trtforge.plan.evaluate import calibration_needs
 from trtforge.plan.evaluation import Evaluation
 from trtforge.plan.formats import CACHES, WEIGHTS
 from trtforge.plan.gpus import GPUS, GPUS_PER_SERVER
 from trtforge.plan.model import Model
-from trtforge.plan.peaks import least_calibration
 from trtforge.plan.request import Change, Option
 from trtforge.plan.speculation import speculation_of
 
@@ -136,9 +135,7 @@ def _lengths(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, ...
 
 
 def _calibration(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, ...]]:
-    dtype = evaluation.request.dtype
-    least = least_calibration(model.whole(dtype), dtype_named(dtype).size)
-    yield (Change("--set", f"quantization.memory={least}"),)
+    yield (Change("--set", f"quantization.memory={calibration_needs(model, evaluation.request)}"),)
 
 
 _CANDIDATES: dict[str, _Candidates] = {

@@ -24,7 +24,7 @@ from trtforge.plan.formats import CACHES, WEIGHTS
 from trtforge.plan.legality import Problem, problems
 from trtforge.plan.limits import Limits, derive_limits, has_paged_context
 from trtforge.plan.model import Model
-from trtforge.plan.peaks import calibration_problems
+from trtforge.plan.peaks import calibration_problems, least_calibration
 from trtforge.plan.request import Request
 
 
@@ -118,10 +118,16 @@ def _format_problems(model: Model, request: Request) -> Iterator[Problem]:
         yield Problem("format", message, f"Formats: {', '.join(get_args(QuantFormat))}.")
     limit, measured = request.calibration_memory, (WEIGHTS[request.quant], CACHES[request.kv_cache])
     if limit is not None and stored is None and any(format.calibrated for format in measured):
-        yield from calibration_problems(model.whole(request.dtype), dtype_named(request.dtype).size, limit)
+        yield from calibration_problems(calibration_needs(model, request), limit)
     if request.kv_cache not in get_args(KvCacheFormat):
         message = f"trtforge does not convert to an {request.kv_cache.upper()} KV cache yet"
         yield Problem("kv_format", message, f"KV cache formats: {', '.join(get_args(KvCacheFormat))}.")
+
+
+def calibration_needs(model: Model, request: Request) -> int:
+    """Bytes that the request's calibration takes at least."""
+    whole, itemsize = model.whole(request.dtype), dtype_named(request.dtype).size
+    return least_calibration(model.family, model.facts, whole, itemsize, WEIGHTS[request.quant])
 
 
 def _checkpoint(model: Model, request: Request, layout: Layout) -> CheckpointConfig:

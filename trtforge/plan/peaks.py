@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from trtforge.core.parallel import Parallel
 from trtforge.core.recipe import CalibrationConfig, GateConfig
 from trtforge.models.family import Facts, Family
-from trtforge.plan.formats import WEIGHTS
+from trtforge.plan.formats import WEIGHTS, WeightFormat
 from trtforge.plan.legality import Problem
 from trtforge.plan.memory import RUNTIME_BYTES, Held, Memory, activation_bytes
 from trtforge.plan.weights import Block, RankWeights, Stored
@@ -19,7 +19,7 @@ CONVERT_HOST_BYTES = 512 * _MIB
 """`trtforge convert` reads slabs of 16 MiB: what the program itself takes, at any size of model."""
 
 LAYER_COPIES = 3
-"""Times a layer's weights that calibration works in: themselves, a copy on the way in, the search's work."""
+"""Times a layer's weights that calibration works in: themselves, a copy on the way in, magnitudes of one."""
 
 CALIBRATION_BYTES = 96 * _MIB
 """Activations of one of its batches, and what torch's allocators keep."""
@@ -91,8 +91,9 @@ def peaks(
     batch = activation_bytes(facts, Parallel(), stored.itemsize, data.batch_size * data.sequence_length)
     calibration = None
     if not quantised and (stored.format.calibrated or held.cache.calibrated):
-        hidden = _hidden_states(facts, stored, data, limit, largest_layer(whole, stored.itemsize))
-        calibration = batch + hidden + _layer_by_layer(family, facts, whole, stored)
+        needed = least_calibration(family, facts, whole, stored.itemsize, stored.format)
+        calibration = batch + _hidden_states(facts, stored, data, limit, needed)
+        calibration += largest_layer(whole, stored.itemsize) + _search_work(family, facts, whole, stored.format)
     at_once = None
     plain = Stored(format=WEIGHTS["none"], itemsize=stored.itemsize)
     if not quantised and stored.format.bits is not None:
@@ -114,40 +115,36 @@ def largest_layer(whole: RankWeights, itemsize: int) -> int:
     return max(kind.nbytes(plain) for kind in whole.kinds)
 
 
-def layer_working_set(layer_bytes: int) -> int:
-    """Bytes that calibration needs beside hidden states, whatever its limit: `--memory` is refused below that."""
-    return LAYER_COPIES * layer_bytes + CALIBRATION_BYTES
+def least_calibration(family: Family, facts: Facts, whole: RankWeights, itemsize: int, wanted: WeightFormat) -> int:
+    """Bytes that calibration to a format takes at least, with all hidden states on the disk.
+
+    In a dtype of `itemsize` bytes, of which `whole` is too. `--memory` is refused below that.
+    """
+    work = _search_work(family, facts, whole, wanted)
+    return LAYER_COPIES * largest_layer(whole, itemsize) + work + CALIBRATION_BYTES
 
 
-def least_calibration(whole: RankWeights, itemsize: int) -> int:
-    """Bytes that calibration takes at least, in a dtype of `itemsize` bytes, with all hidden states on the disk."""
-    return layer_working_set(largest_layer(whole, itemsize))
-
-
-def calibration_problems(whole: RankWeights, itemsize: int, limit: int) -> Iterator[Problem]:
-    """A limit that calibration cannot keep."""
-    needed = least_calibration(whole, itemsize)
+def calibration_problems(needed: int, limit: int) -> Iterator[Problem]:
+    """A limit that a calibration which takes `needed` bytes at least cannot keep."""
     if limit < needed:
         message = f"calibration under {limit:,} bytes: one layer at a time needs {needed:,}"
         yield Problem("calibration", message, f"Set quantization.memory to at least {needed:,}.")
 
 
-def _hidden_states(facts: Facts, stored: Stored, data: CalibrationConfig, limit: int | None, layer: int) -> int:
-    """Bytes of the hidden states of all samples, or of those that stay in memory under a limit."""
+def _hidden_states(facts: Facts, stored: Stored, data: CalibrationConfig, limit: int | None, needed: int) -> int:
+    """Bytes of the hidden states of all samples, or of those that stay in memory under a limit beside `needed`."""
     states = data.samples * data.sequence_length * facts.sizes.hidden * stored.itemsize
-    return states if limit is None else min(states, max(0, limit - layer_working_set(layer)))
+    return states if limit is None else min(states, max(0, limit - needed))
 
 
-def _layer_by_layer(family: Family, facts: Facts, whole: RankWeights, stored: Stored) -> int:
-    """The largest layer, and for AWQ a float32 sketch of each input and three float32 copies of the largest weight
-    during the search."""
-    layer = largest_layer(whole, stored.itemsize)
-    if not stored.format.grouped or stored.format.group_size is not None:
-        return layer
+def _search_work(family: Family, facts: Facts, whole: RankWeights, wanted: WeightFormat) -> int:
+    """Of AWQ: a float32 sketch of each input of a layer, and three float32 copies of its largest weight."""
+    if not wanted.grouped or wanted.group_size is not None:
+        return 0
     inputs = [facts.sizes.of(row.inputs) for row in family.linears if row.shares_input is None]
     inputs.append(max(sum(m.count * m.inputs for m in kind.matrices if m.expert) for kind in whole.kinds))
     largest = max((m.out * m.inputs for kind in whole.kinds for m in kind.matrices if m.formatted), default=0)
-    return layer + _FLOAT32 * (SKETCH_ROWS * sum(inputs) + 3 * largest)
+    return _FLOAT32 * (SKETCH_ROWS * sum(inputs) + 3 * largest)
 
 
 def quantise_peak(source_bytes: int, bits: int) -> int:

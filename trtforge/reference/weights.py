@@ -122,12 +122,11 @@ class LayerWeights:
         return self._usable(torch.cat(parts), stored)
 
     def _usable(self, tensor: Tensor, stored: StoredTensor) -> Tensor:
-        tensor = tensor.to(self.device, self.dtype)
         if not all_finite(tensor):
             raise ForgeError(
                 f"{stored.file}: {stored.spec.name} holds NaN or infinity", hint="Use an undamaged checkpoint."
             )
-        return tensor
+        return tensor.to(self.device, self.dtype)
 
 
 def _release(module: nn.Module) -> None:
