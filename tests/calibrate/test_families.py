@@ -21,16 +21,19 @@ MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v2_lit
 
 
 def walk(
-    source: Path, directory: Path, batches: list[torch.Tensor], budget: int | None = None, **needs: Any
+    source: Path,
+    directory: Path,
+    batches: list[torch.Tensor],
+    budget: int | None = None,
+    dtype: torch.dtype = torch.float32,
+    **needs: Any,
 ) -> tuple[dict[str, torch.Tensor], Family]:
     checkpoint = open_checkpoint(source)
     family = family_of_checkpoint(checkpoint)
     identity = Identity(stage="calibration", config={}, inputs={}, versions={})
     Finished.begin(directory, identity)
     facts = family.facts(checkpoint.config)
-    steps = Walk(
-        checkpoint, family, facts, Needs(kv_cache=True, **needs), torch.device("cpu"), torch.float32, directory
-    )
+    steps = Walk(checkpoint, family, facts, Needs(kv_cache=True, **needs), torch.device("cpu"), dtype, directory)
     with torch.inference_mode(), Silent().bar("", 1, "") as bar:
         return steps.run(batches, budget, bar), family
 
@@ -97,11 +100,13 @@ def test_experts_are_measured_one_by_one(tmp_path: Path, name: str) -> None:
         assert key.endswith(("weight_amax", "input_amax", "dead_channels"))
 
 
-def test_resuming_gives_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_resuming_gives_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
     """Killed after any layer, with hidden states saved after each."""
-    TINY["llama"]().save_pretrained(tmp_path / "hf")
+    TINY["llama"]().to(dtype).save_pretrained(tmp_path / "hf")
     batches = [torch.randint(0, 131, (2, 24), generator=torch.Generator().manual_seed(1))]
-    whole, _ = walk(tmp_path / "hf", tmp_path / "whole", batches, awq=True, group_size=32, clip=True)
+    wanted: dict[str, Any] = {"dtype": dtype, "awq": True, "group_size": 32, "clip": True}
+    whole, _ = walk(tmp_path / "hf", tmp_path / "whole", batches, **wanted)
     monkeypatch.setattr("trtforge.calibrate.walk._SECONDS_BETWEEN_SAVES", -1.0)
 
     class Killed(BaseException):
@@ -119,9 +124,9 @@ def test_resuming_gives_the_same_bytes(tmp_path: Path, monkeypatch: pytest.Monke
 
         monkeypatch.setattr(Walk, "_keep", kept)
         with pytest.raises(Killed):
-            walk(tmp_path / "hf", tmp_path / f"partial{victim}", batches, awq=True, group_size=32, clip=True)
+            walk(tmp_path / "hf", tmp_path / f"partial{victim}", batches, **wanted)
         computed.append(-1)
-        found, _ = walk(tmp_path / "hf", tmp_path / f"partial{victim}", batches, awq=True, group_size=32, clip=True)
+        found, _ = walk(tmp_path / "hf", tmp_path / f"partial{victim}", batches, **wanted)
         assert computed[computed.index(-1) + 1 :] == list(range(victim, 4))
         assert found.keys() == whole.keys()
         assert all(torch.equal(found[key], whole[key]) for key in whole)
