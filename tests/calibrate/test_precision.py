@@ -23,8 +23,11 @@ def fast(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> boo
 def test_means_of_a_bfloat16_model_come_from_bfloat16_where_that_is_faster(fast: bool) -> None:
     assert forward_dtype("bfloat16", "cpu", means_only=True) == ("bfloat16" if fast else "float32")
     assert forward_dtype("bfloat16", "cpu", means_only=False) == "float32"
-    assert forward_dtype("float16", "cpu", means_only=True) == "float32"
-    assert forward_dtype("float16", "cuda", means_only=False) == "float16"
+    for source in ("float16", "float32", "float64"):
+        assert forward_dtype(source, "cpu", means_only=True) == "float32"
+    assert [forward_dtype(source, "cuda", means_only=True) for source in ("float16", "bfloat16", "float32")] == [
+        "float16", "bfloat16", "float16",
+    ]  # fmt: skip
     assert search_dtype("cpu") == ("bfloat16" if fast else "float32")
     assert search_dtype("cuda") == "float32"
 

@@ -2,19 +2,19 @@
 
 from functools import cache
 
-from trtforge.core.dtypes import ModelDtype
+from trtforge.core.dtypes import ModelDtype, model_dtype
 
 
-def forward_dtype(model: ModelDtype, device: str, *, means_only: bool) -> ModelDtype:
-    """Of the model's forward pass: the model's own on a GPU, as tools there have it; float32 on a CPU.
+def forward_dtype(source: str, device: str, *, means_only: bool) -> ModelDtype:
+    """Of the forward pass of a model in `source`: the model's own on a GPU, as tools there have it; float32 on a CPU.
 
     `means_only`: of the activations only means are kept (INT4-AWQ), whose rounding averages out, and no largest
     magnitudes, which become scales as they are. Then a bfloat16 model is computed in bfloat16 on a CPU too, where that
     is faster.
     """
     if device != "cpu":
-        return model
-    return "bfloat16" if means_only and model == "bfloat16" and _multiplies_bfloat16_faster() else "float32"
+        return model_dtype("auto", source)
+    return "bfloat16" if means_only and source == "bfloat16" and _multiplies_bfloat16_faster() else "float32"
 
 
 def search_dtype(device: str) -> ModelDtype:

@@ -13,7 +13,7 @@ from trtforge.core.cache import cache_for
 from trtforge.core.cache_entry import About
 from trtforge.core.config import Config
 from trtforge.core.device import usable_device
-from trtforge.core.dtypes import ModelDtype, model_dtype
+from trtforge.core.dtypes import ModelDtype
 from trtforge.core.errors import ForgeError
 from trtforge.core.manifest import FileRecord, Identity
 from trtforge.core.parallel import Parallel
@@ -77,8 +77,7 @@ def calibrate(
     )
     device = usable_device(config.device)
     needs = needs_of(config)
-    own = model_dtype("auto", checkpoint.config.dtype)
-    dtype = forward_dtype(own, device, means_only=needs.means_only)
+    dtype = forward_dtype(checkpoint.config.dtype, device, means_only=needs.means_only)
     identity = Identity(
         stage="calibration",
         config={
