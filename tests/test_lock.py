@@ -333,6 +333,25 @@ def test_model_that_changed_is_refused(project: Path) -> None:
         build(project, "--locked")
 
 
+@pytest.mark.parametrize("option", ["--update-lock", "--locked"])
+def test_data_that_is_not_there_is_not_left_out_of_the_lock(project: Path, option: str) -> None:
+    build(project, "--update-lock", "--set", "gate.data=samples.txt")
+    before = (project / "forge.lock").read_bytes()
+    with pytest.raises(ForgeError, match=r"nowhere\.txt: no such file"):
+        build(project, option, "--set", "gate.data=nowhere.txt", "--to", "calibrate")
+    assert (project / "forge.lock").read_bytes() == before
+
+
+def test_a_model_elsewhere_is_no_difference(project: Path) -> None:
+    """Its content counts, also where its weights are not read for a digest."""
+    build(project, "--update-lock")
+    text = (project / "forge.lock").read_text()
+    (project / "forge.lock").write_text(text.replace("source: model", "source: ../elsewhere/model"))
+    arguments = ["build", str(project / "mine.yaml"), "--out", str(project / "out"), "--to", "convert", "--json"]
+    assert "warning" not in CliRunner().invoke(app, arguments).stderr
+    build(project, "--locked")
+
+
 def test_samples_that_changed_are_refused(project: Path) -> None:
     build(project, "--update-lock")
     (project / "samples.txt").write_text("Other samples.\n" * 20)

@@ -141,7 +141,7 @@ def differences(locked: LockedBuild, found: LockedBuild) -> tuple[Difference, ..
     """
     ours, theirs = dict(_flat(locked.model_dump(mode="json"))), dict(_flat(found.model_dump(mode="json")))
     passed_over = set()
-    if locked.model.digest is not None and found.model.digest is not None:
+    if locked.model.digest is not None and found.model.commit is None:
         passed_over.add("model.source")
     if found.model.digest is None:
         passed_over.add("model.digest")  # its weights were not read, or it is none

@@ -15,6 +15,7 @@ from trtforge.core.errors import ForgeError
 from trtforge.core.packages import installed_version
 from trtforge.core.recipe import Recipe
 from trtforge.doctor.host import Host, RunError
+from trtforge.formats.corpus import require_data
 from trtforge.formats.hf import open_checkpoint, resolve_source, tokenizer_files
 from trtforge.formats.hub_data import PREFIX, commit_of
 from trtforge.formats.quantization_config import quantization_files
@@ -79,7 +80,7 @@ def _source_digest(directory: Path) -> str:
 def _data(recipe: Recipe, locked: LockedBuild | None, *, strict: bool) -> dict[str, str | LockedDataset]:
     """Files of samples and datasets of the hub that a build reads. Python's own text is pinned by its version.
 
-    A dataset whose commit is not known is left out, unless that is to be told (`strict`).
+    Data that is not there, or whose commit is not known, is left out, unless that is to be told (`strict`).
     """
     at = pinned(recipe, locked) if locked is not None else recipe
     found: dict[str, str | LockedDataset] = {}
@@ -94,6 +95,8 @@ def _data(recipe: Recipe, locked: LockedBuild | None, *, strict: bool) -> dict[s
                 found[purpose] = LockedDataset(source=name, commit=commit_of(chosen))
         elif Path(name).is_file():
             found[purpose] = file_digest(Path(name))
+        elif strict:
+            require_data(name)
     return found
 
 

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from tests.conftest import MakeHf
+from tests.conftest import Edit, MakeHf
 from trtforge.calibrate.stage import CalibrateConfig, calibrate
 from trtforge.convert.stage import ConvertConfig, convert
 from trtforge.core.errors import ForgeError
@@ -52,6 +52,16 @@ def test_amax_is_that_of_the_model(make_hf: MakeHf, ids: Path, tmp_path: Path) -
     for layer, cached in enumerate(output.past_key_values.layers):
         largest = max(cached.keys.abs().max().item(), cached.values.abs().max().item())
         assert found.kv_amax(layer).item() == pytest.approx(largest, rel=1e-5)
+
+
+def test_a_head_that_conversion_refuses_is_refused_before_the_work(
+    make_hf: MakeHf, ids: Path, tmp_path: Path, edit_tensors: Edit
+) -> None:
+    source = make_hf(**SHAPE, tie_word_embeddings=True)
+    edit_tensors(source, lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"] + 1}))
+    with pytest.raises(ForgeError, match=r"config\.json ties lm_head\.weight"):
+        calibrate(config(ids, "fp8"), source, tmp_path / "calibration")
+    assert not list(tmp_path.glob("*calibration*"))
 
 
 def test_manifest_says_what_the_data_was(make_hf: MakeHf, ids: Path, tmp_path: Path) -> None:

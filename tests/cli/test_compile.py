@@ -110,8 +110,9 @@ def test_a_signal_ends_every_rank_and_keeps_the_finished(
         assert process.poll() is None, process.communicate()
         time.sleep(0.02)
     process.send_signal(number)
-    process.communicate(timeout=60)
+    _, stderr = process.communicate(timeout=60)
     assert process.returncode == status
+    assert ("interrupted: what" in stderr) is (number == signal.SIGINT)
     for call in trtllm.calls("build"):
         assert not Path(f"/proc/{call['pid']}").exists()
     kept = sorted(path.name for path in (tmp_path / ".engine.partial").iterdir())

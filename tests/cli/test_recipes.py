@@ -59,6 +59,8 @@ def test_a_shipped_recipe_is_shown_copied_and_valid(
     assert values["quantization"]["calibration"]["samples"] == 512
     copy = tmp_path / "mine.yaml"
     assert f"next: trtforge build {copy}" in printed(["copy", "llama-3.1-8b-fp8", str(copy)], capsys, monkeypatch)
-    assert copy.read_text() == shown
+    assert copy.read_text() == shown.replace("name: llama-3.1-8b-fp8", "name: mine").replace(
+        "# trtforge build llama-3.1-8b-fp8", f"# trtforge build {copy}"
+    )
     validated = printed(["validate", str(copy)], capsys, monkeypatch)
-    assert validated == f"{copy} is valid: llama-3.1-8b-fp8; next: trtforge build {copy} --dry-run\n"
+    assert validated == f"{copy} is valid: mine; next: trtforge build {copy} --dry-run\n"

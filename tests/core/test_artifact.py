@@ -44,6 +44,26 @@ def test_artifact_records_every_file(tmp_path: Path) -> None:
     assert names(tmp_path) == ["out"]
 
 
+@pytest.mark.parametrize("umask", [0o022, 0o077])
+def test_files_are_open_to_whom_the_umask_lets_read(tmp_path: Path, umask: int) -> None:
+    """Whatever a library wrote them through, as safetensors writes through a file of the user's alone."""
+
+    def write(directory: Path) -> dict:
+        for name, mode in (("closed", 0o600), ("program", 0o700)):
+            (directory / name).write_text(name)
+            (directory / name).chmod(mode)
+        return {}
+
+    before = os.umask(umask)
+    try:
+        made = produce(tmp_path / "out", identity(), write).path
+    finally:
+        os.umask(before)
+    readers = 0o044 & ~umask
+    modes = {path.name: path.stat().st_mode & 0o777 for path in made.iterdir()}
+    assert modes == {"closed": 0o600 | readers, "program": 0o700 | readers, "forge.json": 0o600 | readers}
+
+
 def test_same_identity_is_a_cache_hit(tmp_path: Path) -> None:
     calls: list[str] = []
     produce(tmp_path / "out", identity(), writer("x", calls))

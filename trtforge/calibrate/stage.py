@@ -28,6 +28,7 @@ from trtforge.models.plan import Layout, checkpoint_plan
 from trtforge.models.registry import family_of_checkpoint
 from trtforge.plan.accounting import check_sources
 from trtforge.plan.legality import require_legal
+from trtforge.plan.ties import require_equal_heads
 
 if TYPE_CHECKING:
     import torch
@@ -56,8 +57,9 @@ def calibrate(
 ) -> Produced:
     """Calibrate the checkpoint at `source` into `out`, or find the calibration there.
 
-    Raises ForgeError, before the model runs, for an unknown architecture, tensors that do not fit config.json, a group
-    size that no layout could use, and data that is absent, empty or of another vocabulary.
+    Raises ForgeError, before the model runs, for an unknown architecture, tensors that do not fit config.json, a head
+    that conversion would refuse, a group size that no layout could use, and data that is absent, empty or of another
+    vocabulary.
     """
     checkpoint = open_checkpoint(source)
     require_unquantized(checkpoint.config, "its scales are fixed, a calibration would change nothing")
@@ -65,7 +67,8 @@ def calibrate(
     facts = family.facts(checkpoint.config)
     layout = Layout(Parallel(), "bfloat16", config.format, config.kv_cache, config.group_size)
     require_legal(family, facts, layout)
-    check_sources(checkpoint, family, checkpoint_plan(family, facts, layout))
+    plan = checkpoint_plan(family, facts, layout)
+    check_sources(checkpoint, family, plan)
     data = config.data
     windows = token_windows(
         data.data,
@@ -106,6 +109,7 @@ def calibrate(
         from trtforge.calibrate.walk import Walk
         from trtforge.models.transforms import TORCH
 
+        require_equal_heads(checkpoint, plan.ties)
         walk = Walk(checkpoint, family, facts, needs, torch.device(device), TORCH[dtype], directory)
         budget = hidden_budget(config.memory, family, facts, dtype, config.format) if config.memory else None
         batches = list(_batches(windows, data.batch_size))

@@ -31,12 +31,19 @@ doctor.register(app)
 cache.register(app)
 
 
+_INTERRUPTED = 130
+
+
 def main() -> None:
     """Run the program. Exit status: 0 done, 1 failed (`error:` and `hint:` on stderr), 2 usage, 130 interrupted."""
     wait_briefly()
     logging.getLogger("trtforge").addHandler(_Warnings(logging.WARNING))
     try:
         app()
+    except SystemExit as ended:
+        if ended.code == _INTERRUPTED:
+            print("interrupted: what calibrate, convert or compile finished is kept for the next run", file=sys.stderr)
+        raise
     except LoggedError as error:
         show_error(explained(error))
         sys.exit(1)

@@ -116,19 +116,23 @@ def copy_recipe(
     json: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Copy a recipe to start one's own from.
+    """Copy a recipe to start one's own from, under the name of the file.
 
     [dim]Example: trtforge recipes copy demo-int4awq mine.yaml[/dim]
     """
     import re
 
-    from trtforge.core.recipe import paths_in
+    from trtforge.core.recipe import load_recipe, paths_in
 
     path = find(name)
     text = path.read_text()
     for relative, absolute in paths_in(path).items():
         quoted = re.escape(relative)
         text = re.sub(rf"(?m)((?:[:\[,]|^\s*-) *[\"']?){quoted}(?=[\"']?\s*(?:[],}}#]|$))", rf"\g<1>{absolute}", text)
+    old = load_recipe(path).name
+    new = re.sub(r"[^A-Za-z0-9._-]+", "-", file.stem).lstrip("._-") or old
+    text = re.sub(rf"(?m)^name: {re.escape(old)}\b", f"name: {new}", text)
+    text = re.sub(rf"(?m)^(# trtforge build ){re.escape(old)}\b", lambda found: f"{found[1]}{file}", text)
     try:
         with file.open("x") as target:
             target.write(text)

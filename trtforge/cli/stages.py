@@ -44,7 +44,7 @@ def calibrate(
     data: Annotated[
         str,
         typer.Option(
-            help="FILE.jsonl, .txt, .parquet, .safetensors, hf:ID[@REVISION][:CONFIG[:SPLIT]] or builtin:stdlib."
+            help="FILE.jsonl, .txt, .parquet, .safetensors, hf:ID\\[@REVISION][:CONFIG[:SPLIT]] or builtin:stdlib."
         ),
     ] = "builtin:stdlib",
     samples: Annotated[int, typer.Option(min=1, help="Number of samples.")] = 128,

@@ -8,7 +8,6 @@ from pathlib import Path
 from pydantic import Field
 
 from trtforge import __version__
-from trtforge.convert.ties import require_equal_heads
 from trtforge.core.artifact import Produced, produce, require_space
 from trtforge.core.config import Config
 from trtforge.core.digest import file_digest
@@ -37,6 +36,7 @@ from trtforge.models.plan import CheckpointPlan, Layout, checkpoint_plan
 from trtforge.models.registry import family_of_checkpoint
 from trtforge.plan.accounting import check_sources
 from trtforge.plan.legality import require_legal
+from trtforge.plan.ties import require_equal_heads
 
 
 class ConvertConfig(Config):
@@ -87,11 +87,11 @@ def convert(
     )
     if calibrated is not None:
         _require_same_model(calibrated, checkpoint, {CONFIG_FILE: identity.inputs[CONFIG_FILE]})
-    require_equal_heads(checkpoint, conversion.plan.ties)
 
     def write(directory: Path) -> Mapping[str, FileRecord]:
         from trtforge.convert.writer import pipeline_stages, write_checkpoint
 
+        require_equal_heads(checkpoint, conversion.plan.ties)
         stages = pipeline_stages(conversion.plan, conversion.layout)
         require_space(directory, sum(stage.bytes for stage in stages) - Finished.read(directory).bytes)
         (directory / CONFIG_FILE).write_text(conversion.description.to_json())

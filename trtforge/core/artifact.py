@@ -2,7 +2,8 @@
 
 import logging
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+import stat
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,16 @@ from typing import Literal
 from trtforge.core.cache import Cache, Slot
 from trtforge.core.errors import ForgeError, LoggedError
 from trtforge.core.locks import locked_by
-from trtforge.core.manifest import FileRecord, Identity, Manifest, check_files, files_below, read_manifest, record_of
+from trtforge.core.manifest import (
+    FILE_NAME,
+    FileRecord,
+    Identity,
+    Manifest,
+    check_files,
+    files_below,
+    read_manifest,
+    record_of,
+)
 from trtforge.core.partial import RECORD, Finished, keep_finished
 
 Write = Callable[[Path], Mapping[str, FileRecord]]
@@ -142,7 +152,21 @@ def _make(partial: Path, identity: Identity, write: Write, late_inputs: LateInpu
     names = files_below(partial)
     manifest = Manifest(identity=whole, files={name: records.get(name) or record_of(partial / name) for name in names})
     manifest.write(partial)
+    _open_to_readers(partial, names)
     return manifest
+
+
+def _open_to_readers(directory: Path, names: Iterable[str]) -> None:
+    """Let whoever may read the manifest, which the user's umask decided, read the other files too.
+
+    Some libraries (safetensors among them) write through a temporary file that is the user's alone.
+    """
+    usual = stat.S_IMODE((directory / FILE_NAME).stat().st_mode)
+    for name in names:
+        path = directory / name
+        mode = stat.S_IMODE(path.stat().st_mode)
+        if mode | usual != mode:
+            path.chmod(mode | usual)
 
 
 def _failed(partial: Path, error: OSError) -> ForgeError:

@@ -12,6 +12,7 @@ from trtforge.plan.evaluation import Evaluation
 from trtforge.plan.formats import CACHES, WEIGHTS
 from trtforge.plan.gpus import GPUS, GPUS_PER_SERVER
 from trtforge.plan.model import Model
+from trtforge.plan.peaks import PROGRAM_BYTES
 from trtforge.plan.request import Change, Option
 from trtforge.plan.speculation import speculation_of
 
@@ -135,7 +136,8 @@ def _lengths(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, ...
 
 
 def _calibration(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, ...]]:
-    yield (Change("--set", f"quantization.memory={calibration_needs(model, evaluation.request)}"),)
+    needed = calibration_needs(model, evaluation.request) + PROGRAM_BYTES
+    yield (Change("--set", f"quantization.memory={needed}"),)
 
 
 _CANDIDATES: dict[str, _Candidates] = {

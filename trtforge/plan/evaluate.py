@@ -125,7 +125,7 @@ def _format_problems(model: Model, request: Request) -> Iterator[Problem]:
 
 
 def calibration_needs(model: Model, request: Request) -> int:
-    """Bytes that the request's calibration takes at least."""
+    """Bytes that the request's calibration takes at least, beside the program itself."""
     whole, itemsize = model.whole(request.dtype), dtype_named(request.dtype).size
     return least_calibration(model.family, model.facts, whole, itemsize, WEIGHTS[request.quant])
 

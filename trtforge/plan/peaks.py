@@ -39,8 +39,8 @@ PYTHON_MODELS = 4
 NCCL_SHM_BYTES = 1 * _GIB
 """What TensorRT-LLM's documentation asks for beside it (--shm-size=1g)."""
 
-VERIFY_BYTES = 600_000_000
-"""`trtforge verify` itself: torch, `transformers` and what their allocators keep."""
+PROGRAM_BYTES = 600_000_000
+"""trtforge itself where models run: torch, `transformers` and what their allocators keep."""
 
 VERIFIED_LAYERS = 3
 """A decoder layer in float32 of the Hugging Face model, of the converted one, and room to unpack one in."""
@@ -116,7 +116,7 @@ def largest_layer(whole: RankWeights, itemsize: int) -> int:
 
 
 def least_calibration(family: Family, facts: Facts, whole: RankWeights, itemsize: int, wanted: WeightFormat) -> int:
-    """Bytes that calibration to a format takes at least, with all hidden states on the disk.
+    """Bytes that calibration to a format takes at least, with all hidden states on the disk, beside the program.
 
     In a dtype of `itemsize` bytes, of which `whole` is too. `--memory` is refused below that.
     """
@@ -127,8 +127,8 @@ def least_calibration(family: Family, facts: Facts, whole: RankWeights, itemsize
 def calibration_problems(needed: int, limit: int) -> Iterator[Problem]:
     """A limit that a calibration which takes `needed` bytes at least cannot keep."""
     if limit < needed:
-        message = f"calibration under {limit:,} bytes: one layer at a time needs {needed:,}"
-        yield Problem("calibration", message, f"Set quantization.memory to at least {needed:,}.")
+        message = f"calibration under {limit:,} bytes: one layer at a time needs {needed:,} beside the program itself"
+        yield Problem("calibration", message, f"Set quantization.memory to at least {needed + PROGRAM_BYTES:,}.")
 
 
 def _hidden_states(facts: Facts, stored: Stored, data: CalibrationConfig, limit: int | None, needed: int) -> int:
@@ -168,7 +168,7 @@ def verify_host_peak(whole: RankWeights, itemsize: int, facts: Facts, gate: Gate
     logits = _FLOAT32 * gate.sequence_length * facts.sizes.vocab
     states = 2 * _FLOAT32 * gate.samples * gate.sequence_length * facts.sizes.hidden
     layers = VERIFIED_LAYERS * max(map(in_float32, whole.kinds))
-    return VERIFY_BYTES + states + max(layers, int(VERIFIED_TABLES * head) + VERIFIED_LOGITS * logits)
+    return PROGRAM_BYTES + states + max(layers, int(VERIFIED_TABLES * head) + VERIFIED_LOGITS * logits)
 
 
 def build_gpu_peak(memory: Memory) -> int:
