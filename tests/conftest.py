@@ -1,6 +1,7 @@
 """What many tests start from: small checkpoints that anyone can make again."""
 
 import json
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,10 @@ from tests.golden.make_hf import write_case
 # These machines are shared: how long an example takes says nothing.
 settings.register_profile("trtforge", deadline=None)
 settings.load_profile("trtforge")
+
+# A shell that starts the tests in the background lets them ignore interruptions, and all that they start.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 DEMO_MODEL = Path(__file__).parent.parent / "recipes" / "demo-model"
 
