@@ -34,6 +34,11 @@ class LoggedError(ForgeError):
         return (_rebuild_logged, (self.message, self.hint, self.log))
 
 
+def first_line(error: Exception) -> str:
+    """What a library's error says, in one line; its kind where it says nothing."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
 def _rebuild(cls: type[ForgeError], message: str, hint: str) -> ForgeError:
     return cls(message, hint=hint)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trtforge.core.digest import file_digest
-from trtforge.core.errors import ForgeError
+from trtforge.core.errors import ForgeError, first_line
 from trtforge.formats.shards import StoredTensor, read_header
 from trtforge.formats.source_digest import SourceDigests
 
@@ -186,9 +186,8 @@ def resolve_source(source: str, revision: str = "main", *, metadata_only: bool =
     try:
         return Path(snapshot_download(source, revision=revision, allow_patterns=wanted, token=os.getenv("HF_TOKEN")))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ForgeError(
-            f"{source} (revision {revision}) could not be fetched: {reason}",
+            f"{source} (revision {revision}) could not be fetched: {first_line(error)}",
             hint="Check the id, the network and HF_TOKEN, or give a local directory.",
         ) from None
 

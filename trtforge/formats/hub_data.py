@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from trtforge.core.errors import ForgeError
+from trtforge.core.errors import ForgeError, first_line
 
 PREFIX = "hf:"
 _BUFFER = 10_000  # rows among which the order is random
@@ -74,9 +74,8 @@ def commit_of(source: str) -> str:
             token=os.getenv("HF_TOKEN"),
         )
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ForgeError(
-            f"{source}: its commit is not known: {reason}",
+            f"{source}: its commit is not known: {first_line(error)}",
             hint="Check the id, the network and HF_TOKEN, or write hf:OWNER/NAME@COMMIT.",
         ) from None
     return Path(snapshot).name
@@ -111,9 +110,8 @@ def hub_rows(source: str, seed: int) -> Iterator[tuple[str, Mapping[str, Any]]]:
         for number, row in enumerate(rows):
             yield f"{source}: row {number}", _with_text(row, source)
     except (OSError, ValueError, RuntimeError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ForgeError(
-            f"{source} cannot be read: {reason}",
+            f"{source} cannot be read: {first_line(error)}",
             hint="Check the id, its configuration and split, the network and HF_TOKEN, or give a local file.",
         ) from None
 
