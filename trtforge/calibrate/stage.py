@@ -133,8 +133,10 @@ def calibrate(
 
 
 def _require_numbers(tensors: "Mapping[str, Tensor]", dtype: ModelDtype) -> None:
+    from trtforge.models.torch_tensors import all_finite
+
     for name, tensor in tensors.items():
-        if not bool(tensor.isfinite().all()):
+        if not all_finite(tensor):
             raise ForgeError(
                 f"{name} is not a number: the activations overflow {dtype}",
                 hint="Calibrate with --device cpu, which computes in float32."

@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 
 from trtforge.compile.place import Run
 from trtforge.core.errors import LoggedError
-from trtforge.core.processes import end_session, end_with_parent
+from trtforge.core.processes import end_session, end_with_parent, handled
 
 _POLL = 0.05
 _GRACE = 10.0
@@ -175,12 +175,8 @@ def _asked_to_end() -> Iterator[_Asked]:
     """SIGINT and SIGTERM are noted while this lasts, unless they are ignored."""
     asked = _Asked()
     if threading.current_thread() is not threading.main_thread():
-        yield asked  # only the main thread may set handlers, and it alone gets the signals
+        yield asked
         return
     numbers = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) != signal.SIG_IGN]
-    before = {number: signal.signal(number, asked.note) for number in numbers}
-    try:
+    with handled(numbers, asked.note):
         yield asked
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

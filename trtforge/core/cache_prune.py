@@ -24,6 +24,10 @@ class Limits:
     max_size: int | None = None
     everything: bool = False
 
+    def expired(self, last_used: float, now: float) -> bool:
+        """Whether what was last used then must go, whatever its size. Both in seconds since 1970."""
+        return self.everything or (self.older_than is not None and now - last_used > self.older_than * DAY)
+
 
 @dataclass(frozen=True)
 class Pruned:
@@ -50,9 +54,8 @@ def prune(entries: Iterable[Entry], limits: Limits, now: float, remove: Remove) 
     total = sum(entry.bytes for entry in oldest_first)
     removed, in_use = [], []
     for entry in oldest_first:
-        old = limits.older_than is not None and now - entry.last_used > limits.older_than * DAY
         large = limits.max_size is not None and total > limits.max_size
-        if not (limits.everything or old or large):
+        if not (large or limits.expired(entry.last_used, now)):
             continue
         if remove(entry):
             removed.append(entry)

@@ -1,11 +1,13 @@
-"""Child processes that never outlive us, with all that they start: Linux's sessions and /proc."""
+"""Child processes that never outlive us, with all that they start: signals, Linux's sessions and /proc."""
 
 import ctypes
 import os
 import signal
 import time
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 
 _PR_SET_PDEATHSIG = 1
 
@@ -13,6 +15,17 @@ _PR_SET_PDEATHSIG = 1
 def end_with_parent() -> None:
     """To run in a child before its program: SIGTERM when the parent ends, however it ends."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+@contextmanager
+def handled(numbers: Iterable[int], handle: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """These signals call `handle` while this lasts. For the main thread: it alone may say so, and gets signals."""
+    before = {number: signal.signal(number, handle) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def session_processes(session: int) -> dict[int, str]:

@@ -49,8 +49,4 @@ def sweep_drafts(root: Path, now: float) -> None:
 
 def unused(timings: Iterable[Timings], limits: Limits, now: float) -> tuple[Timings, ...]:
     """Those that `limits` let go: by age and --all. They are small: what is to fit a size are artifacts."""
-    return tuple(
-        each
-        for each in timings
-        if limits.everything or (limits.older_than is not None and now - each.last_used > limits.older_than * DAY)
-    )
+    return tuple(each for each in timings if limits.expired(each.last_used, now))

@@ -12,7 +12,7 @@ from types import FrameType
 from typing import IO
 
 from trtforge.core.errors import ForgeError
-from trtforge.core.processes import end_session, end_with_parent, lives_in, session_processes
+from trtforge.core.processes import end_session, end_with_parent, handled, lives_in, session_processes
 from trtforge.serve.launchers import Launch
 from trtforge.serve.server_log import first_error
 
@@ -116,12 +116,8 @@ def signals_to(server: Server) -> Iterator[None]:
     def handle(number: int, frame: FrameType | None) -> None:
         server.stop()
 
-    before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
+    with handled((signal.SIGTERM, signal.SIGINT), handle):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextmanager
