@@ -1,4 +1,6 @@
 import json
+import subprocess
+import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -291,6 +293,19 @@ def test_closing_cancels_what_is_unfinished_and_later_requests_get_an_error(engi
     assert outputs[-1].finish_reason == "cancelled"
     engine.submit(GenerationRequest("y", (1, 2, 3), 4), outputs.append)
     assert str(outputs[-1].error) == "the engine is closed"
+
+
+def test_a_process_that_ends_while_its_engine_computes_ends_as_it_means_to(engine_directory: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path; from threading import Event\n"
+        "from trtforge.runtime.engine import Engine; from trtforge.runtime.requests import GenerationRequest\n"
+        "started = Event(); engine = Engine.load(Path(sys.argv[1]))\n"
+        "engine.submit(GenerationRequest('x', (1, 2, 3), 180), lambda output: started.set())\n"
+        "assert started.wait(30); sys.exit(3)"
+    )
+    command = [sys.executable, "-c", program, str(engine_directory)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (3, "")
 
 
 @pytest.mark.parametrize(

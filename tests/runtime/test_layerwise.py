@@ -1,5 +1,6 @@
 """One layer at a time is what all layers at once are: logits, states, and files that hold more than the model needs."""
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -90,14 +91,18 @@ def test_a_sequence_that_cannot_be_computed_is_an_error(families: Families, toke
         Layerwise(open_model(families("llama").checkpoint()), [TOKENS, tokens])
 
 
-def test_a_rank_that_fails_is_told_while_others_wait(families: Families, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_fails_is_told_and_ends_those_that_wait(
+    families: Families, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Rank 0 waits for the sum that rank 1 never sends."""
+    before = set(threading.enumerate())
     with Layerwise(open_model(families("llama").checkpoint(tp=2)), [TOKENS]) as model:
         model.advance()
 
         def fail(*_: object) -> torch.Tensor:
             raise MemoryError("rank 1 has no room")
 
-        monkeypatch.setattr(model._ranks[1], "compute", fail)
+        monkeypatch.setattr(model._ranks[1], "_computed", fail)
         with pytest.raises(MemoryError, match="rank 1 has no room"):
             model.advance()
+    assert set(threading.enumerate()) == before

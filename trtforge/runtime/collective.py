@@ -31,6 +31,9 @@ class Collective(Protocol):
     def smallest(self, value: int) -> int:
         """The smallest value of all ranks."""
 
+    def leave(self) -> None:
+        """Exchange no more: ranks that wait for this one get an error."""
+
 
 class Alone:
     """One rank."""
@@ -56,3 +59,6 @@ class Alone:
 
     def smallest(self, value: int) -> int:
         return value
+
+    def leave(self) -> None:
+        pass

@@ -1,5 +1,6 @@
 """Threads that work together, one task each at a time: ranks of an engine within one process."""
 
+import time
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from threading import Thread
@@ -9,19 +10,24 @@ import torch
 
 T = TypeVar("T")
 _Task = Callable[[], T]
+_PATIENCE = 30.0  # seconds that members get to notice that another has failed
 
 
 class Crew(Generic[T]):
     """`size` threads, of which as many as share the processor compute with `threads` threads of torch's each.
 
-    They are daemons: where one fails, others may wait for it forever, and neither an error nor Ctrl-C waits for those.
+    A task that fails has to end what others wait for, since `close` waits for them: a thread that comes back from
+    torch's C++ while the interpreter ends aborts the process (https://github.com/pytorch/pytorch/issues/38228).
+    They are daemons for the case that it cannot, as between GPUs: the process then ends while they wait.
     """
 
     def __init__(self, size: int, threads: int) -> None:
         self._inboxes: list[SimpleQueue[_Task[T] | None]] = [SimpleQueue() for _ in range(size)]
         self._done: SimpleQueue[tuple[int, T | None, BaseException | None]] = SimpleQueue()
-        for member in range(size):
-            Thread(target=self._work, args=(member, threads), daemon=True).start()
+        self._failed = False
+        self._threads = [Thread(target=self._work, args=(member, threads), daemon=True) for member in range(size)]
+        for thread in self._threads:
+            thread.start()
 
     def run(self, tasks: Sequence[_Task[T]]) -> list[T]:
         """The results of tasks that run at once, in their order; the first error is raised, and ends the crew's use."""
@@ -31,14 +37,18 @@ class Crew(Generic[T]):
         for _ in tasks:
             member, result, error = self._done.get()
             if error is not None:
+                self._failed = True
                 raise error
             results[member] = result  # type: ignore[assignment]
         return [results[member] for member in range(len(tasks))]
 
     def close(self) -> None:
-        """End the threads when they are done."""
+        """Wait for the end of the threads: for what they still compute, or 30 seconds where one has failed."""
         for inbox in self._inboxes:
             inbox.put(None)
+        deadline = time.monotonic() + _PATIENCE
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()) if self._failed else None)
 
     def _work(self, member: int, threads: int) -> None:
         torch.set_num_threads(threads)

@@ -139,6 +139,9 @@ class Distributed:
         self._control.allreduce([values], options).wait()
         return int(values)
 
+    def leave(self) -> None:
+        del self._control, self._all, self._peers  # a gloo group closes its connections, which its peers notice
+
 
 def _gloo(store: Store, rank: int, size: int) -> _Group:
     gloo: Any = dist.ProcessGroupGloo

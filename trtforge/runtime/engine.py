@@ -1,5 +1,6 @@
 """The embedded engine: a thread that takes requests, batches them in flight and hands tokens out as they are made."""
 
+import atexit
 import logging
 import threading
 from collections import deque
@@ -86,6 +87,7 @@ class Engine:
         self._context_tokens = self._generated_tokens = 0
         self._thread = threading.Thread(target=self._run, name="trtforge-engine", daemon=True)
         self._thread.start()
+        atexit.register(self.close)  # a step that came back from C++ while the interpreter ends would abort the process
 
     @classmethod
     def load(cls, directory: Path, options: EngineOptions | None = None) -> "Engine":
@@ -156,6 +158,9 @@ class Engine:
         if threading.current_thread() is not self._thread:
             self._thread.join(_PATIENCE)
         self._ranks.close()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(_PATIENCE)  # a step that waited for a rank has failed now
+        atexit.unregister(self.close)
 
     def __enter__(self) -> "Engine":
         return self

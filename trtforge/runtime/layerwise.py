@@ -49,9 +49,9 @@ class Layerwise:
         places = [place_of(source, index) for index in indices]  # a GPU that is missing is told before ranks wait
         self._crew: Crew[Any] = Crew(len(places), max(1, torch.get_num_threads() // parallel.tp))
         connect = _connected(source, places)
-        meeting = self._crew.run([partial(connect, index) for index in indices])
         self._ranks: list[_Rank] = []
         try:
+            meeting = self._crew.run([partial(connect, index) for index in indices])
             for index in indices:
                 self._ranks.append(_Rank(source, index, places[index], meeting[index], blocks))
             self._per_stage = self._ranks[0].spec.num_layers
@@ -189,7 +189,14 @@ class _Rank:
         self._compute = lambda _, hidden: head(hidden)
 
     def compute(self, step: Step, hidden: Tensor) -> Tensor:
-        """What was loaded last, for the tokens of one step."""
+        """What was loaded last, for the tokens of one step. Where it fails, the ranks that wait for this one do too."""
+        try:
+            return self._computed(step, hidden)
+        except BaseException:
+            self._ranks.leave()
+            raise
+
+    def _computed(self, step: Step, hidden: Tensor) -> Tensor:
         assert self._compute is not None
         device, dtype = self._place.device, self._place.dtype
         pads = device.type == "cpu" and dtype is not torch.float32
