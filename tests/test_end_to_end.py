@@ -204,6 +204,9 @@ def test_quantised_build_keeps_the_quality(recipe: str, limit: float, compressio
     trtforge("build", recipe, "--out", tmp_path, "--from", "package", "--json")
     kept = json.loads((tmp_path / "report.json").read_text())
     assert (kept["verification"], kept["compression"]) == (report["verification"], report["compression"])
+    trtforge("build", recipe, "--out", tmp_path, "--to", "calibrate", "--json")
+    calibrated = json.loads((tmp_path / "report.json").read_text())
+    assert (calibrated["verification"], calibrated["compression"]) == (None, None)  # what is there is an earlier run's
 
     few = ("--samples", "4", "--data", DEMO_MODEL / "heldout.txt", "--json")
     figures = json.loads(trtforge("verify", tmp_path / "engine", "--against", DEMO_MODEL, *few).stdout)

@@ -14,7 +14,7 @@ from trtforge.convert.stage import ConvertConfig, convert, layout_for
 from trtforge.core.artifact import Produced
 from trtforge.core.digest import file_digest, text_digest
 from trtforge.core.errors import ForgeError, UsageError
-from trtforge.core.manifest import open_artifact, read_manifest
+from trtforge.core.manifest import Manifest, open_artifact, read_manifest
 from trtforge.core.progress import Progress
 from trtforge.core.recipe import GateConfig, Recipe
 from trtforge.core.usage import measured
@@ -30,7 +30,7 @@ from trtforge.package.target import PackageTarget
 from trtforge.plan.formats import CACHES
 from trtforge.plan.model import Model
 from trtforge.preflight import preflight, warn_of_verification
-from trtforge.report import BuildReport, StageReport, read_report, weight_compression, write_report
+from trtforge.report import BuildReport, StageReport, read_verification, weight_compression, write_report
 from trtforge.verify.result import Verification
 from trtforge.verify.stage import verify
 
@@ -130,7 +130,7 @@ class Build:
         report = BuildReport(
             recipe=self.recipe.name, next_command=next_command(self.named or self.recipe.name, self.paths, stages)
         )
-        self._verified, report.compression = read_report(self.paths.report)
+        self._verified = read_verification(self.paths.report)
         for stage in stages:
             started(stage)
             with measured() as usage:
@@ -138,8 +138,7 @@ class Build:
             if result is not None:
                 report.stages.append(StageReport.of(stage, result, usage))
             self._finish(stage, report)
-        if report.verification is None:
-            self._carry_over(report)
+        self._carry_over(stages, report)
         write_report(self.paths.report, report)
         return report
 
@@ -195,13 +194,22 @@ class Build:
             self._source = resolve_source(self.recipe.model.source, self.recipe.model.revision)
         return self._source
 
-    def _carry_over(self, report: BuildReport) -> None:
-        """The figures of the checkpoint that an earlier run verified and this one goes on from."""
+    def _carry_over(self, stages: tuple[StageName, ...], report: BuildReport) -> None:
+        """The figures of the checkpoint that this run goes on from: what an earlier one verified, and its size."""
         checkpoint = read_manifest(self.paths.checkpoint)
-        if checkpoint is not None:
-            key = _verification_key(checkpoint.digest, self.recipe.gate)
-            if key in self._verified:
-                report.verification, report.verification_key = self._verified[key], key
+        if checkpoint is None or not self._uses(checkpoint, stages):
+            return
+        report.compression = weight_compression(self.paths.checkpoint)
+        key = _verification_key(checkpoint.digest, self.recipe.gate)
+        if report.verification is None and key in self._verified:
+            report.verification, report.verification_key = self._verified[key], key
+
+    def _uses(self, checkpoint: Manifest, stages: tuple[StageName, ...]) -> bool:
+        """Whether what these stages make is of the checkpoint that is there."""
+        if stages == ("package",):
+            engine = read_manifest(self.paths.engine)
+            return engine is not None and engine.identity.inputs.get("checkpoint") == checkpoint.digest
+        return stages != ("calibrate",)
 
     def _verify(self, report: BuildReport) -> None:
         """Verify, or take the figures of the last report if checkpoint and gate are the same."""
@@ -215,9 +223,8 @@ class Build:
 
     def _finish(self, stage: StageName, report: BuildReport) -> None:
         """What follows from a stage that is done; stop where the gate does not hold."""
-        if stage == "convert":
-            report.compression = weight_compression(self.paths.checkpoint)
         if stage == "verify":
+            report.compression = weight_compression(self.paths.checkpoint)
             write_report(self.paths.report, report)
         if stage == "verify" and report.verification is not None and not report.verification.passed:
             broken = "; ".join(str(failure) for failure in report.verification.failures)

@@ -64,14 +64,14 @@ class BuildReport:
         }
 
 
-def read_report(path: Path) -> tuple[dict[str, Verification], float | None]:
-    """Of an earlier report: the verification by what it was of, and the compression; empty where there is none."""
+def read_verification(path: Path) -> dict[str, Verification]:
+    """The verification of an earlier report by what it was of; empty where there is none."""
     try:
         values = json.loads(path.read_text())
         found = Verification.parse(values["verification_result"], str(path))
-        return {str(values["verification_key"]): found}, values["compression"]
+        return {str(values["verification_key"]): found}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ForgeError):
-        return {}, None  # a report of another version decides nothing: verify again
+        return {}  # a report of another version decides nothing: verify again
 
 
 def write_report(path: Path, report: BuildReport) -> None:

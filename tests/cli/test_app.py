@@ -22,9 +22,35 @@ def test_version_is_json() -> None:
 
 
 def test_wrong_usage_is_status_2() -> None:
-    assert trtforge("convert", "--tp").returncode == 2
-    assert trtforge("nonsense").returncode == 2
     assert trtforge("build", "demo-fp32", "--from", "nowhere").returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "hint"),
+    [
+        (("convert", "--tp"), "Option '--tp' requires an argument.", "--help after the command shows its options."),
+        (("calibrate", "a", "b"), "Missing option '--quant'.", "`python -m trtforge calibrate --help` says more."),
+        (("compile", "a", "b", "--feasure", "x"), "No such option: --feasure", "[OPTIONS] {CHECKPOINT} {OUT}"),
+        (("cache", "prune", "--older-than", "-1"), "Invalid value for '--older-than'", "trtforge cache prune --help"),
+        (("nonsense",), "No such command 'nonsense'.", "`python -m trtforge --help` says more."),
+    ],
+)
+def test_command_lines_that_cannot_be_read_get_an_error_and_the_usage(
+    words: tuple[str, ...], error: str, hint: str
+) -> None:
+    done = trtforge(*words)
+    assert (done.returncode, done.stdout) == (2, "")
+    said, usage = done.stderr.splitlines()
+    assert said.startswith(f"error: {error}")
+    assert usage.startswith("hint: ")
+    assert hint in usage
+
+
+def test_a_program_without_a_command_shows_its_help() -> None:
+    done = trtforge()
+    assert (done.returncode, done.stderr) == (2, "")
+    assert "Usage: python -m trtforge [OPTIONS] COMMAND" in done.stdout
+    assert trtforge("--help").returncode == 0
 
 
 def test_failure_is_status_1_with_error_and_hint(tmp_path: Path) -> None:
@@ -57,7 +83,22 @@ def test_convert_reports_and_names_the_next_command(make_hf: MakeHf, tmp_path: P
 def test_unknown_format_is_named(make_hf: MakeHf, tmp_path: Path) -> None:
     done = trtforge("convert", make_hf(), tmp_path / "out", "--quant", "fp6")
     assert done.returncode == 2
-    assert "quant: Input should be 'none', 'fp8', 'fp8_rowwise', 'int4_awq'" in done.stderr
+    assert "--quant: Input should be 'none', 'fp8', 'fp8_rowwise', 'int4_awq'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (("calibrate", "a", "b", "--quant", "int3"), "error: calibrate: --quant: Input should be 'none', 'fp8',"),
+        (("calibrate", "a", "b", "--quant", "fp8", "--memory", "lots"), "error: calibrate: --memory: 'lots' is not a"),
+        (("calibrate", "a", "b", "--quant", "fp8", "--memory", "0GB"), "error: calibrate: --memory: Input should be"),
+        (("compile", "a", "b", "--feature", "lora.max_rank=0"), "error: compile: --feature lora.max_rank: Input"),
+    ],
+)
+def test_what_an_option_cannot_be_is_said_of_the_option(words: tuple[str, ...], error: str) -> None:
+    done = trtforge(*words)
+    assert done.returncode == 2
+    assert done.stderr.startswith(error), done.stderr
 
 
 def test_recipes_are_listed_shown_and_validated(tmp_path: Path) -> None:

@@ -115,10 +115,16 @@ def test_an_error_keeps_nothing(make_hf: MakeHf, tmp_path: Path, edit_tensors: E
     assert [path.name for path in tmp_path.iterdir()] == ["hf"]
 
 
-def test_a_resumed_artifact_says_nothing_of_it(make_hf: MakeHf, tmp_path: Path) -> None:
+def test_going_on_is_said_but_nothing_of_it_stays(
+    make_hf: MakeHf, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     source = make_hf()
+    caplog.set_level("INFO", "trtforge")
     with pytest.raises(KeyboardInterrupt):
         convert(LAYOUT, source, tmp_path / "out", progress=Until(0.9, interrupt))
+    assert caplog.messages == []
     resumed = convert(LAYOUT, source, tmp_path / "out")
+    finished = sum((resumed.path / f"rank{rank}.safetensors").stat().st_size for rank in (0, 1))
+    assert caplog.messages == [f"going on from a run that did not end: {finished:,} bytes of files are finished"]
     assert resumed.manifest == convert(LAYOUT, source, tmp_path / "other").manifest
     assert json.loads((resumed.path / "forge.json").read_text())["files"].keys() == resumed.manifest.files.keys()

@@ -32,6 +32,9 @@ def write_lines(path: Path, rows: list[object]) -> Path:
         ("none.jsonl", r"none\.jsonl: no such file"),
         ("none.safetensors", r"none\.safetensors: no such file"),
         ("a.csv", r"a\.csv: not a kind of data that can be read"),
+        (str(DEMO_MODEL), "demo-model: a directory, not a file with text"),
+        ("hf:one/two/three", "hf:one/two/three: not a dataset of the hub"),
+        ("hf:-spam-", "hf:-spam-: not a dataset of the hub"),
         ("hf:a:b:c:d", "hf:a:b:c:d: not a dataset of the hub"),
     ],
 )
@@ -40,6 +43,16 @@ def test_data_that_cannot_be_read_is_known_without_reading(name: str, message: s
     require_data(str(DEMO_MODEL / "heldout.txt"))
     with pytest.raises(ForgeError, match=message):
         require_data(name)
+
+
+def test_fewer_samples_than_asked_for_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    source = write_lines(tmp_path / "a.jsonl", [{"text": text} for text in TEXTS])
+    count = len(windows(source, samples=10_000).windows)
+    assert 4 < count < 10_000
+    assert caplog.messages == [f"{source} has {count} of the 10000 samples of 16 tokens asked for"]
+    caplog.clear()
+    windows(source, samples=count)
+    assert caplog.messages == []
 
 
 def test_windows_are_full_and_reproducible(tmp_path: Path) -> None:

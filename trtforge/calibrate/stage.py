@@ -19,6 +19,7 @@ from trtforge.core.manifest import FileRecord, Identity
 from trtforge.core.parallel import Parallel
 from trtforge.core.progress import Progress, Silent
 from trtforge.core.recipe import CalibrationConfig, Device, KvCacheFormat
+from trtforge.core.sizes import Bytes
 from trtforge.formats.calibration import FILE
 from trtforge.formats.corpus import TokenWindows, token_windows
 from trtforge.formats.hf import open_checkpoint
@@ -48,7 +49,7 @@ class CalibrateConfig(Config):
     group_size: Literal[64, 128] = Field(128, description="INT4-AWQ: weights that share a scale.")
     data: CalibrationConfig = CalibrationConfig()
     awq_clip: bool = Field(False, description="AWQ: also search how far the blocks of a weight are best clipped.")
-    memory: int | None = Field(None, ge=1, description="Bytes of memory to stay under; hidden states go to disk.")
+    memory: Bytes | None = Field(None, description="Memory to stay under, such as 16GB; hidden states go to disk.")
     device: Device = Field("auto", description="Where the model runs; auto takes a GPU where there is one.")
 
 

@@ -3,6 +3,7 @@
 import logging
 import sys
 import traceback
+from typing import Any
 
 import typer
 from rich.console import Console
@@ -32,18 +33,21 @@ cache.register(app)
 
 
 _INTERRUPTED = 130
+_WrongUsage: type[Any] = typer.BadParameter.__mro__[1]
+"""click's UsageError: older releases of typer take click's own, newer ones have one of theirs."""
 
 
 def main() -> None:
     """Run the program. Exit status: 0 done, 1 failed (`error:` and `hint:` on stderr), 2 usage, 130 interrupted."""
     wait_briefly()
-    logging.getLogger("trtforge").addHandler(_Warnings(logging.WARNING))
+    log = logging.getLogger("trtforge")
+    log.addHandler(_Messages())
+    log.setLevel(logging.INFO)
     try:
-        app()
-    except SystemExit as ended:
-        if ended.code == _INTERRUPTED:
-            print("interrupted: what calibrate, convert or compile finished is kept for the next run", file=sys.stderr)
-        raise
+        status = app(standalone_mode=False)
+    except _WrongUsage as error:
+        show_usage(error)
+        sys.exit(2)
     except LoggedError as error:
         show_error(explained(error))
         sys.exit(1)
@@ -54,13 +58,26 @@ def main() -> None:
         where = f"{error.filename}: " if error.filename else ""
         show_error(ForgeError(f"{where}{error.strerror or error}", hint="--verbose shows where it happened."))
         sys.exit(1)
+    if status == _INTERRUPTED:
+        print("interrupted: what calibrate, convert or compile finished is kept for the next run", file=sys.stderr)
+    sys.exit(status)
 
 
-class _Warnings(logging.Handler):
-    """Shows what the stages log as they work: waiting for another process, a cache that cannot be used."""
+class _Messages(logging.Handler):
+    """Shows what the stages log as they work: waiting for another process, a cache that cannot be used, going on."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        show.warning(record.getMessage())
+        show.warning(record.getMessage()) if record.levelno >= logging.WARNING else show.note(record.getMessage())
+
+
+def show_usage(error: Any) -> None:
+    """What is wrong with a command line, and how the command is used; for a group without a command typer showed it."""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        return
+    usage = "--help after the command shows its options."
+    if error.ctx is not None:
+        usage = f"{error.ctx.get_usage()}; `{error.ctx.command_path} --help` says more."
+    show_error(UsageError(error.format_message(), hint=usage))
 
 
 def show_error(error: ForgeError) -> None:

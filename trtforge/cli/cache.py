@@ -1,6 +1,5 @@
 """`trtforge cache`: what the cache of calibrations and engines holds, and making room."""
 
-import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,14 +10,13 @@ import typer
 from trtforge.cli import show
 from trtforge.cli.options import Json, Verbose
 from trtforge.core.errors import ForgeError, UsageError
+from trtforge.core.sizes import parse_size
 
 if TYPE_CHECKING:
     from trtforge.core.cache_entry import Entry
     from trtforge.core.cache_prune import Pruned
     from trtforge.core.timings import Timings
 
-_SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<prefix>[kmgt]?)(?P<binary>i?)b?", re.IGNORECASE)
-_PREFIXES = ("", "k", "m", "g", "t")
 _SHOWN = 12
 
 cache = typer.Typer(
@@ -90,7 +88,7 @@ def prune_cache(
 
     if everything and (older_than is not None or max_size is not None):
         raise UsageError("--all with --older-than or --max-size", hint="Give either; --all removes every entry.")
-    size = parse_size(max_size) if max_size is not None else None
+    size = parse_size(max_size, "--max-size") if max_size is not None else None
     if older_than is None and size is None and not everything:
         older_than = DEFAULT_DAYS
     root = _directory()
@@ -116,14 +114,6 @@ def prune_cache(
         )
         return
     _say(pruned, timings, "would be removed" if dry_run else "removed")
-
-
-def parse_size(text: str) -> int:
-    """Bytes of a size such as 500MB (decimal) or 2GiB (binary). Raises UsageError for anything else."""
-    match = _SIZE.fullmatch(text.strip())
-    if match is None:
-        raise UsageError(f"--max-size {text}: not a size", hint="Write 200GB, 1.5TB, 64GiB or a number of bytes.")
-    return int(float(match["number"]) * (1024 if match["binary"] else 1000) ** _PREFIXES.index(match["prefix"].lower()))
 
 
 def _directory() -> Path:

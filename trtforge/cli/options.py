@@ -47,12 +47,27 @@ Stop = Annotated[list[str] | None, typer.Option("--stop", metavar="WORD", help="
 AnyConfig = TypeVar("AnyConfig", bound=Config)
 
 
+_OPTIONS_OF = {
+    "format": "--quant",
+    "data.sequence_length": "--seq-len",
+    "exclude_modules": "--exclude-module",
+    "target.tensorrt_llm": "--target-version",
+}
+"""The options of keys that they are not named after."""
+
+
 def from_options(cls: type[AnyConfig], values: Mapping[str, Any], command: str) -> AnyConfig:
-    """A configuration from a command's options. Raises UsageError: a wrong option is a wrong command line."""
+    """A configuration from a command's options. Raises UsageError naming the option: the command line is wrong."""
     try:
-        return cls.parse(values, command)
+        return cls.parse(values, command, _option_of)
     except ForgeError as error:
         raise UsageError(error.message, hint=error.hint) from None
+
+
+def _option_of(key: str) -> str:
+    if key.startswith("features."):
+        return f"--feature {key.removeprefix('features.')}"
+    return _OPTIONS_OF.get(key) or f"--{key.rpartition('.')[2].replace('_', '-')}"
 
 
 _BACKENDS_OF = {

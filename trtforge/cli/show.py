@@ -41,6 +41,11 @@ def produced(result: Produced, *, json_output: bool, next_command: str, more: Ma
     print(f"next: {next_command}")
 
 
+def note(text: str) -> None:
+    """Say something that is good to know on stderr."""
+    print(f"note: {text}", file=sys.stderr)
+
+
 def warning(text: str) -> None:
     """Say something that is no error on stderr."""
     print(f"warning: {text}", file=sys.stderr)

@@ -53,7 +53,7 @@ def calibrate(
     group_size: Annotated[int, typer.Option(metavar="64|128", help="INT4-AWQ group.")] = 128,
     awq_clip: Annotated[bool, typer.Option("--awq-clip", help="AWQ: also search where to clip blocks.")] = False,
     memory: Annotated[
-        int | None, typer.Option(min=1, metavar="BYTES", help="Stay under this; hidden states go to disk.")
+        str | None, typer.Option(metavar="SIZE", help="Stay under this, such as 16GB; hidden states go to disk.")
     ] = None,
     sensitivity: Annotated[
         bool, typer.Option("--sensitivity", help="Also find the linear layers that lose most, and what to leave out.")

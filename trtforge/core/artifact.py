@@ -146,6 +146,9 @@ def _make(partial: Path, identity: Identity, write: Write, late_inputs: LateInpu
     if afresh:
         shutil.rmtree(partial, ignore_errors=True)
     Finished.begin(partial, identity)
+    kept = Finished.read(partial)
+    if kept.names:
+        _LOG.info("going on from a run that did not end: %s bytes of files are finished", f"{kept.bytes:,}")
     records = dict(write(partial))
     whole = identity.with_inputs(late_inputs())
     (partial / RECORD).unlink()

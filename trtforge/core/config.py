@@ -1,6 +1,6 @@
 """The base of every configuration model, and the translation of its validation errors into a user's terms."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from typing import Any, get_args
 
@@ -17,12 +17,15 @@ class Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
     @classmethod
-    def parse(cls, values: Mapping[str, Any], where: str) -> Self:
-        """Validate `values`. Raises ForgeError naming `where`, the dotted key and, for an unknown key, the nearest."""
+    def parse(cls, values: Mapping[str, Any], where: str, name: Callable[[str], str] = str) -> Self:
+        """Validate `values`. Raises ForgeError naming `where`, the dotted key and, for an unknown key, the nearest.
+
+        `name`: what users know a dotted key as.
+        """
         try:
             return cls.model_validate(dict(values))
         except ValidationError as error:
-            raise _as_forge_error(cls, error, where) from None
+            raise _as_forge_error(cls, error, where, name) from None
 
 
 def parse_value(text: str, option: str) -> Any:
@@ -43,10 +46,10 @@ def holds_text(cls: type[BaseModel], key: str) -> bool:
     return field is not None and str in (field.annotation, *get_args(field.annotation))
 
 
-def _as_forge_error(cls: type[BaseModel], error: ValidationError, where: str) -> ForgeError:
+def _as_forge_error(cls: type[BaseModel], error: ValidationError, where: str, name: Callable[[str], str]) -> ForgeError:
     problem = error.errors()[0]
     location = [str(part) for part in problem["loc"]]
-    key = ".".join(location)
+    key = name(".".join(location)) if location else ""
     known = list(_fields_at(cls, location[:-1]))
     if problem["type"] == "extra_forbidden":
         nearest = get_close_matches(location[-1], known, n=1, cutoff=0.5)
@@ -56,6 +59,8 @@ def _as_forge_error(cls: type[BaseModel], error: ValidationError, where: str) ->
         return ForgeError(f"{where}: {key} is missing", hint=f"Add {key}.")
     said = problem["msg"].removeprefix("Value error, ")
     hint = f"Got {problem.get('input')!r}; correct {key or 'it'}."
+    if problem["type"].startswith("byte_size"):
+        said, hint = f"{problem['input']!r} is not a size", "Write 16GB, 64GiB or a number of bytes."
     if problem["type"] == "string_type" and isinstance(problem["input"], int | float):
         hint = f"Got the number {problem['input']}: put text that looks like one in quotes."
     return ForgeError(f"{where}: {key or 'value'}: {said}", hint=hint)

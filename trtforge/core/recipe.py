@@ -9,6 +9,7 @@ from pydantic import Field, field_validator
 from trtforge.core.config import Config, holds_text, parse_value
 from trtforge.core.errors import ForgeError
 from trtforge.core.features import FeaturesConfig
+from trtforge.core.sizes import Bytes
 
 QuantFormat = Literal["none", "fp8", "fp8_rowwise", "int4_awq", "w4a8_awq", "int8_sq", "int8_wo", "int4_wo", "nvfp4"]
 KvCacheFormat = Literal["none", "fp8", "int8"]
@@ -49,7 +50,9 @@ class QuantizationConfig(Config):
         (), description="Linear layers that stay as they are: Hugging Face names, * for anything."
     )
     awq_clip: bool = Field(False, description="AWQ: also search how far the blocks of a weight are best clipped.")
-    memory: int | None = Field(None, ge=1, description="Bytes that calibration stays under; hidden states go to disk.")
+    memory: Bytes | None = Field(
+        None, description="What calibration stays under, such as 16GB; hidden states go to disk."
+    )
     calibration: CalibrationConfig = CalibrationConfig()
 
 

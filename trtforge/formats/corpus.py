@@ -5,6 +5,7 @@ every position of every window holds a real token: no padding enters a statistic
 """
 
 import json
+import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from trtforge.formats.hub_data import PREFIX, hub_rows, require_hub_data
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+_LOG = logging.getLogger(__name__)
 BUILTIN = "builtin:stdlib"
 Part = Literal["train", "held_out"]
 _KINDS = f"FILE.jsonl, FILE.txt, FILE.parquet, FILE.safetensors, hf:ID[@REVISION][:CONFIG[:SPLIT]] or {BUILTIN}"
@@ -92,6 +94,8 @@ def token_windows(
             f"{source}: token id {wrong} is outside the model's vocabulary of {vocab_size}",
             hint="The data, or the tokenizer, is of another model.",
         )
+    if len(windows) < samples:
+        _LOG.warning("%s has %d of the %d samples of %d tokens asked for", source, len(windows), samples, length)
     return TokenWindows(windows, tuple(lengths))
 
 
@@ -119,6 +123,8 @@ def _documents(source: str, order: Random, part: Part) -> Iterator[_Document]:
 
 
 def _require_file(path: Path, source: str) -> None:
+    if path.is_dir():
+        raise ForgeError(f"{source}: a directory, not a file with text", hint=f"Give {_KINDS}.")
     if path.suffix not in (".jsonl", ".txt", ".parquet", ".safetensors"):
         raise ForgeError(f"{source}: not a kind of data that can be read", hint=f"Give {_KINDS}.")
     if not path.is_file():

@@ -36,7 +36,7 @@ class HubData:
         """Of `hf:ID[@REVISION][:CONFIG[:SPLIT]]`. Raises ForgeError for anything else."""
         parts = source.removeprefix(PREFIX).split(":")
         name, at, revision = parts[0].partition("@")
-        if not source.startswith(PREFIX) or len(parts) > 3 or not name or bool(at) != bool(revision):
+        if not source.startswith(PREFIX) or len(parts) > 3 or not _is_repository(name) or bool(at) != bool(revision):
             raise ForgeError(
                 f"{source}: not a dataset of the hub",
                 hint="Write hf:OWNER/NAME[@REVISION][:CONFIG[:SPLIT]], such as hf:abisee/cnn_dailymail:3.0.0:train.",
@@ -47,6 +47,17 @@ class HubData:
     def __str__(self) -> str:
         at = f"@{self.revision}" if self.revision else ""
         return f"{PREFIX}{self.name}{at}:{self.config or ''}:{self.split}"
+
+
+def _is_repository(name: str) -> bool:
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return False
+    return True
 
 
 def pinned_to(source: str, commit: str) -> str:

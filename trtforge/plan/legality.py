@@ -150,7 +150,8 @@ def _group_problems(row: Linear, inputs: int, layout: Layout, facts: Facts) -> I
         n for n in _divisors(facts.sizes.num_heads) if not splits or (inputs % n == 0 and inputs // n % group == 0)
     ]
     choices = [f"--tp {n}" for n in legal if splits and inputs % group == 0]
-    choices += ["--group-size 64"] if group != 64 and per_rank % 64 == 0 and not layout.source else []
+    if group != 64 and per_rank % 64 == 0 and not layout.source:
+        choices.append("groups of 64 (calibrate --group-size 64)")
     other = (
         "Convert the original checkpoint in another format." if layout.source else "Choose another format, such as fp8."
     )
