@@ -1,5 +1,6 @@
 """Layer streaming computes what `transformers` computes: the same largest inputs, in every family."""
 
+from errno import ENOSPC
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from trtforge.core.progress import Silent
 from trtforge.formats.hf import open_checkpoint
 from trtforge.models.family import Family
 from trtforge.models.registry import family_of_checkpoint
+from trtforge.reference.hidden import HiddenStates
 
 MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v2_lite")
 
@@ -104,8 +106,8 @@ def test_experts_are_measured_one_by_one(tmp_path: Path, name: str) -> None:
 def test_resuming_gives_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
     """Killed after any layer, with hidden states saved after each."""
     TINY["llama"]().to(dtype).save_pretrained(tmp_path / "hf")
-    batches = [torch.randint(0, 131, (2, 24), generator=torch.Generator().manual_seed(1))]
-    wanted: dict[str, Any] = {"dtype": dtype, "awq": True, "group_size": 32, "clip": True}
+    batches = [torch.randint(0, 131, (windows, 24), generator=torch.Generator().manual_seed(1)) for windows in (2, 1)]
+    wanted: dict[str, Any] = {"dtype": dtype, "awq": True, "group_size": 32, "clip": True, "budget": 15_000}
     whole, _ = walk(tmp_path / "hf", tmp_path / "whole", batches, **wanted)
     monkeypatch.setattr("trtforge.calibrate.walk._SECONDS_BETWEEN_SAVES", -1.0)
 
@@ -130,3 +132,22 @@ def test_resuming_gives_the_same_bytes(tmp_path: Path, monkeypatch: pytest.Monke
         assert computed[computed.index(-1) + 1 :] == list(range(victim, 4))
         assert found.keys() == whole.keys()
         assert all(torch.equal(found[key], whole[key]) for key in whole)
+
+
+def test_states_that_cannot_be_saved_end_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    TINY["llama"]().save_pretrained(tmp_path / "hf")
+    batches = [torch.randint(0, 131, (2, 24), generator=torch.Generator().manual_seed(1))]
+    whole, _ = walk(tmp_path / "hf", tmp_path / "whole", batches)
+    monkeypatch.setattr("trtforge.calibrate.walk._SECONDS_BETWEEN_SAVES", -1.0)
+
+    def full(self: HiddenStates, path: Path) -> None:
+        path.write_bytes(b"a part")
+        raise OSError(ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(HiddenStates, "save", full)
+    found, _ = walk(tmp_path / "hf", tmp_path / "full", batches)
+    assert all(torch.equal(found[key], whole[key]) for key in whole)
+    assert "hidden states are not saved (No space left on device)" in caplog.text
+    assert not list((tmp_path / "full").glob("hidden-states*"))

@@ -16,6 +16,8 @@ LAYERS = 27
 LIMIT = 800_000_000
 MEASURED = """
 import sys
+import trtforge.calibrate.walk
+trtforge.calibrate.walk._SECONDS_BETWEEN_SAVES = -1.0
 from trtforge.cli.app import main
 from trtforge.core.usage import peak_memory
 try:
@@ -80,3 +82,14 @@ def test_awq_keeps_the_least_limit_that_it_is_given(tmp_path: Path) -> None:
     done = calibrated(tmp_path, "int4_awq", (16, 256), limit)
     assert done.returncode == 0, done.stderr
     assert 0.6 * limit < int(done.stderr.splitlines()[-1]) < limit
+
+
+def test_many_samples_and_their_saves_keep_the_limit(tmp_path: Path) -> None:
+    """134 MB of hidden states, of which 30 MB stay in memory; every layer's are saved (MEASURED)."""
+    write_random(tmp_path / "hf", 3, width=512, dtype=torch.bfloat16)
+    refused = calibrated(tmp_path, "int4_awq", (256, 512), 1)
+    needed = int(re.search(r"needs ([\d,]+) bytes", refused.stderr)[1].replace(",", ""))
+    limit = needed + 30_000_000
+    done = calibrated(tmp_path, "int4_awq", (256, 512), limit)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stderr.splitlines()[-1]) < limit

@@ -144,13 +144,21 @@ def test_prune_leaves_what_a_build_uses(root: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [("500", 500), ("2kB", 2_000), ("1.5 GB", 1_500_000_000), ("64GiB", 64 << 30), ("1t", 10**12), ("3m", 3_000_000)],
+    [
+        ("500", 500),
+        ("2kB", 2_000),
+        ("1.5 GB", 1_500_000_000),
+        ("64GiB", 64 << 30),
+        ("64Gi", 64 << 30),
+        ("1t", 10**12),
+        ("3m", 3_000_000),
+    ],
 )
 def test_sizes(text: str, size: int) -> None:
     assert parse_size(text, "--max-size") == size
 
 
-@pytest.mark.parametrize("text", ["", "many", "-5GB", "5XB", "5 GBB"])
+@pytest.mark.parametrize("text", ["", "many", "-5GB", "5XB", "5 GBB", "1,5TB", "1.5.TB", "16GB/day", "50%"])
 def test_what_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match=r"--max-size .*not a size"):
         parse_size(text, "--max-size")

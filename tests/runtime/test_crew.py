@@ -3,16 +3,15 @@
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from functools import partial
 
 import pytest
 
-from trtforge.runtime.crew import Crew
+from trtforge.runtime.crew import Crew, Task
 
 ENDS_AT_ONCE = """
 import torch
-from trtforge.runtime.crew import Crew
+from trtforge.runtime.crew import Crew, Task
 
 def product(factors):
     result = factors[0]
@@ -23,7 +22,7 @@ def product(factors):
 crew = Crew(2, 1)
 for _ in range(3):
     factors = [torch.randn(128, 128) for _ in range(400)]
-    crew.run([lambda mine=[factor.clone() for factor in factors]: product(mine) for _ in range(2)])
+    crew.run([Task(lambda mine=[factor.clone() for factor in factors]: product(mine)) for _ in range(2)])
     del factors
 crew.close()
 raise SystemExit(1)
@@ -37,15 +36,14 @@ def double(value: int) -> int:
 def test_results_come_in_the_order_of_tasks() -> None:
     before = threading.active_count()
     crew: Crew[int] = Crew(3, 1)
-    assert crew.run([partial(double, value) for value in (1, 2, 3)]) == [2, 4, 6]
-    assert crew.run([partial(double, 5)]) == [10]
+    assert crew.run([Task(partial(double, value)) for value in (1, 2, 3)]) == [2, 4, 6]
+    assert crew.run([Task(partial(double, 5))]) == [10]
     crew.close()
     assert threading.active_count() == before
 
 
 def test_closing_waits_for_what_is_computed() -> None:
-    before, ended = threading.active_count(), threading.Event()
-    go_on = threading.Event()
+    before, ended, go_on = threading.active_count(), threading.Event(), threading.Event()
 
     def slow() -> None:
         go_on.wait(30)
@@ -55,13 +53,51 @@ def test_closing_waits_for_what_is_computed() -> None:
         raise MemoryError("no room")
 
     crew: Crew[None] = Crew(2, 1)
-    tasks: list[Callable[[], None]] = [slow, fail]
     with pytest.raises(MemoryError, match="no room"):
-        crew.run(tasks)
+        crew.run([Task(slow), Task(fail)])
     threading.Timer(0.2, go_on.set).start()
     crew.close()
     assert ended.is_set()
     assert threading.active_count() <= before + 1  # the timer may take its time
+
+
+def test_the_error_that_came_first_is_raised_not_what_it_causes() -> None:
+    for _ in range(50):
+        gone = threading.Event()
+
+        def wait(gone: threading.Event = gone) -> None:
+            gone.wait(30)
+            raise ConnectionError("the other is gone")
+
+        def fail() -> None:
+            raise MemoryError("no room")
+
+        crew: Crew[None] = Crew(2, 1)
+        with pytest.raises(MemoryError, match="no room"):
+            crew.run([Task(wait), Task(fail, leave=gone.set)])
+        crew.close()
+
+
+def test_an_interruption_before_all_have_begun_lets_the_rest_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = threading.Event()
+
+    def wait() -> None:
+        gone.wait(30)
+
+    class Interrupting:
+        def put(self, task: object) -> None:
+            if task is not None:
+                raise KeyboardInterrupt
+
+    crew: Crew[None] = Crew(3, 1)
+    threads, inbox = crew._threads, crew._inboxes[1]
+    monkeypatch.setattr(crew, "_inboxes", [crew._inboxes[0], Interrupting(), crew._inboxes[2]])
+    with pytest.raises(KeyboardInterrupt):
+        crew.run([Task(wait), Task(wait), Task(wait, leave=gone.set)])
+    assert gone.is_set()
+    inbox.put(None)
+    crew.close()
+    assert not any(thread.is_alive() for thread in threads)
 
 
 @pytest.mark.parametrize("attempt", range(3))

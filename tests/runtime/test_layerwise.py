@@ -102,7 +102,7 @@ def test_a_rank_that_fails_is_told_and_ends_those_that_wait(
         def fail(*_: object) -> torch.Tensor:
             raise MemoryError("rank 1 has no room")
 
-        monkeypatch.setattr(model._ranks[1], "_computed", fail)
+        monkeypatch.setattr(model._ranks[1], "compute", fail)
         with pytest.raises(MemoryError, match="rank 1 has no room"):
             model.advance()
     assert set(threading.enumerate()) == before

@@ -104,10 +104,10 @@ def calibrate(
 
     def write(directory: Path) -> Mapping[str, FileRecord]:
         import torch
-        from safetensors.torch import save_file
 
         from trtforge.calibrate.memory import hidden_budget
         from trtforge.calibrate.walk import Walk
+        from trtforge.models.torch_tensors import write_tensors
         from trtforge.models.transforms import TORCH
 
         require_equal_heads(checkpoint, plan.ties)
@@ -120,7 +120,7 @@ def calibrate(
         ):
             tensors = walk.run(batches, budget, bar)
         _require_numbers(tensors, dtype)
-        save_file(tensors, directory / FILE)
+        write_tensors(directory / FILE, tensors)
         return {}
 
     about = About(

@@ -115,7 +115,7 @@ def _add_signed(sketch: Tensor, rows: Tensor, seen: int) -> None:
         done += count
 
 
-@lru_cache(maxsize=256)  # the inputs of all linears take the same tokens; 4 kB each
+@lru_cache(maxsize=8)  # the inputs of all linears of a layer take the same tokens
 def _signs(seed: int, count: int, device: torch.device) -> Tensor:
     """(count, 1) float32 of 1 and -1, the same in every run."""
     generator = torch.Generator().manual_seed(seed)

@@ -4,12 +4,13 @@ A layer's results are a file as soon as it is done. Hidden states are saved once
 repeats at most a minute's layers: results are the same, because every layer computes the same from the same states.
 """
 
+import logging
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from trtforge.calibrate.layer import LayerObserver, Needs
@@ -18,11 +19,13 @@ from trtforge.core.partial import Finished, Group
 from trtforge.core.progress import Bar
 from trtforge.formats.hf import HfCheckpoint
 from trtforge.models.family import Facts, Family
+from trtforge.models.torch_tensors import write_tensors
 from trtforge.reference.hidden import HiddenStates
 from trtforge.reference.streaming import LayerStream
 from trtforge.reference.weights import LayerWeights
 
-_SAVED = "hidden-states.safetensors"
+_LOG = logging.getLogger(__name__)
+_SAVED = "hidden-states"
 _SECONDS_BETWEEN_SAVES = 60.0
 
 
@@ -55,7 +58,7 @@ class Walk:
             budget=budget,
             directory=self._directory,
         )
-        first = self._resume(hidden, len(batches))
+        first = self._resume(hidden)
         bar.advance(first)
         saved = time.monotonic()
         try:
@@ -80,17 +83,23 @@ class Walk:
 
     def _keep(self, layer: int, tensors: dict[str, Tensor]) -> None:
         path = self._directory / _results(layer)
-        save_file({name: tensor.float().cpu().contiguous() for name, tensor in tensors.items()}, path)
+        write_tensors(path, {name: tensor.float().cpu().contiguous() for name, tensor in tensors.items()})
         self._finished.add(Group(made_from="", files={path.name: record_of(path)}))
 
     def _save(self, hidden: HiddenStates, next_layer: int) -> None:
+        """For a run after a kill; a disk without room for that must not end this one."""
         path = self._directory / _SAVED
         new = path.with_suffix(".new")
-        save_file({str(batch): hidden.get(batch).cpu() for batch in range(len(hidden))}, new)
+        try:
+            hidden.save(new)
+        except OSError as error:
+            new.unlink(missing_ok=True)
+            _LOG.warning("hidden states are not saved (%s): after a kill their layers start again", error.strerror)
+            return
         new.replace(path)
         self._finished.add(Group(made_from=str(next_layer), files={path.name: record_of(path)}))
 
-    def _resume(self, hidden: HiddenStates, batches: int) -> int:
+    def _resume(self, hidden: HiddenStates) -> int:
         """The first layer to compute; its inputs are in `hidden` then."""
         group = self._finished.group([_SAVED])
         if group is None:
@@ -98,9 +107,7 @@ class Walk:
         first = int(group.made_from)
         if any(self._finished.group([_results(layer)]) is None for layer in range(first)):
             return 0
-        saved = load_file(self._directory / _SAVED)
-        for batch in range(batches):
-            hidden.put(batch, saved[str(batch)].to(self._device))
+        hidden.restore(self._directory / _SAVED)
         return first
 
     def _collect(self) -> dict[str, Tensor]:

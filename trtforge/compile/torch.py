@@ -116,11 +116,10 @@ def torch_plan(model: CheckpointConfig, config: EngineConfig, limits: Limits) ->
 
 def build_rank(plan: TorchPlan, checkpoint: Path, index: int, target: Path) -> None:
     """Pack one rank file of a checkpoint into one of the engine."""
-    from safetensors.torch import save_file
-
+    from trtforge.models.torch_tensors import write_tensors
     from trtforge.runtime.kernels import DTYPES
     from trtforge.runtime.packing import pack_rank
     from trtforge.runtime.weights import Weights
 
     weights = Weights.open(checkpoint, index)
-    save_file(pack_rank(plan.model, index, weights, plan.kernels, DTYPES[plan.compute_dtype]), target)
+    write_tensors(target, pack_rank(plan.model, index, weights, plan.kernels, DTYPES[plan.compute_dtype]))

@@ -197,25 +197,32 @@ def _calibration(
                 hint="Leave --calibration out, or convert the original checkpoint.",
             )
         return None
-    wanted = FORMATS[config.quant]
+    calibrated, scaled_cache = FORMATS[config.quant].calibrated, config.kv_cache == "int8"
+    command = (
+        f"`trtforge calibrate {checkpoint.directory} CALIBRATION --quant {config.quant if calibrated else 'none'}"
+        f"{'' if config.kv_cache == 'none' else f' --kv-cache {config.kv_cache}'}`"
+    )
     if directory is None:
-        if config.kv_cache == "int8":
+        if calibrated or scaled_cache:
             raise ForgeError(
-                "--kv-cache int8 needs a calibration",
-                hint=f"Run `trtforge calibrate {checkpoint.directory} CALIBRATION --kv-cache int8` and give it.",
-            )
-        if wanted.calibrated:
-            raise ForgeError(
-                f"--quant {config.quant} needs a calibration",
-                hint=f"Run `trtforge calibrate {checkpoint.directory} CALIBRATION --quant {config.quant}` "
-                "and give --calibration CALIBRATION.",
+                f"{f'--quant {config.quant}' if calibrated else '--kv-cache int8'} needs a calibration",
+                hint=f"Run {command} and give --calibration CALIBRATION.",
             )
         return None
     calibration = open_calibration(directory)
-    if wanted.calibrated and calibration.quant != config.quant:
+    if calibrated and calibration.quant != config.quant:
         raise ForgeError(
             f"{directory} was calibrated for {calibration.quant}, not {config.quant}",
             hint=f"Give --quant {calibration.quant}, or calibrate for {config.quant}.",
+        )
+    if scaled_cache and not calibration.has_kv_cache:
+        raise ForgeError(f"{directory} has no scales for an int8 KV cache", hint=f"Run {command} and give that.")
+    if not calibrated and (config.kv_cache == "none" or not calibration.has_kv_cache):
+        raise ForgeError(
+            f"{directory}: --quant {config.quant} with --kv-cache {config.kv_cache} would use nothing of it",
+            hint=f"Give --quant {calibration.quant}, or leave --calibration out."
+            if calibration.quant != "none"
+            else "Give a --kv-cache, or leave --calibration out.",
         )
     return calibration
 

@@ -59,8 +59,6 @@ def _as_forge_error(cls: type[BaseModel], error: ValidationError, where: str, na
         return ForgeError(f"{where}: {key} is missing", hint=f"Add {key}.")
     said = problem["msg"].removeprefix("Value error, ")
     hint = f"Got {problem.get('input')!r}; correct {key or 'it'}."
-    if problem["type"].startswith("byte_size"):
-        said, hint = f"{problem['input']!r} is not a size", "Write 16GB, 64GiB or a number of bytes."
     if problem["type"] == "string_type" and isinstance(problem["input"], int | float):
         hint = f"Got the number {problem['input']}: put text that looks like one in quotes."
     return ForgeError(f"{where}: {key or 'value'}: {said}", hint=hint)

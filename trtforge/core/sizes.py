@@ -1,24 +1,40 @@
 """Sizes as people write them: 200GB, 64GiB, a number of bytes."""
 
-from typing import Annotated
+import re
+from typing import Annotated, Any
 
-from pydantic import ByteSize, Field, TypeAdapter, ValidationError, WithJsonSchema
+from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from trtforge.core.errors import UsageError
 
-Bytes = Annotated[
-    ByteSize, Field(ge=1), WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string"}]})
-]
-"""A field of a configuration: bytes, or text such as 16GB (decimal) or 2GiB (binary)."""
-
-_SIZE = TypeAdapter(ByteSize)
+_SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<prefix>[kmgt]?)(?P<binary>i?)b?", re.IGNORECASE)
+_PREFIXES = ("", "k", "m", "g", "t")
+_KINDS = "200GB, 1.5TB, 64GiB or a number of bytes"
 
 
 def parse_size(text: str, option: str) -> int:
-    """Bytes of such text. Raises UsageError naming the option for anything else."""
+    """Bytes of a size such as 500MB (decimal) or 2GiB (binary). Raises UsageError naming the option."""
     try:
-        return _SIZE.validate_python(text.strip())
-    except ValidationError:
-        raise UsageError(
-            f"{option} {text}: not a size", hint="Write 200GB, 1.5TB, 64GiB or a number of bytes."
-        ) from None
+        return _bytes_of(text)
+    except ValueError:
+        raise UsageError(f"{option} {text}: not a size", hint=f"Write {_KINDS}.") from None
+
+
+def _bytes_of(text: str) -> int:
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"not a size: write {_KINDS}")
+    return int(float(match["number"]) * (1024 if match["binary"] else 1000) ** _PREFIXES.index(match["prefix"].lower()))
+
+
+def _from_text(value: Any) -> Any:
+    return _bytes_of(str(value)) if isinstance(value, str | bool) else value
+
+
+Bytes = Annotated[
+    int,
+    BeforeValidator(_from_text),
+    Field(ge=1),
+    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string"}]}),
+]
+"""A field of a configuration: bytes, or a size in text."""

@@ -74,6 +74,11 @@ class Calibration:
         """Largest key or value of a layer, (1,); None where the KV cache was not calibrated."""
         return self.tensors.get(f"layers.{layer}.kv_amax")
 
+    @property
+    def has_kv_cache(self) -> bool:
+        """Whether keys and values were measured."""
+        return any(name.endswith(".kv_amax") for name in self.tensors)
+
     def _tensor(self, name: str) -> "Tensor":
         try:
             return self.tensors[name]

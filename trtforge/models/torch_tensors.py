@@ -1,8 +1,14 @@
 """Tensors of files as torch's: read into memory of their own, so that no page of a file stays mapped, and checked."""
 
+from collections.abc import Mapping
+from pathlib import Path
+
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 from torch import Tensor
 
+from trtforge.core.errors import ForgeError
 from trtforge.formats.shards import RowReader, StoredTensor
 from trtforge.models.transforms import TORCH
 
@@ -15,6 +21,14 @@ def read_tensor(reader: RowReader, stored: StoredTensor) -> Tensor:
     data = bytearray(stored.spec.nbytes)
     reader.read_bytes(stored, 0, memoryview(data))
     return torch.frombuffer(data, dtype=dtype).view(stored.spec.shape)
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write a safetensors file. Raises ForgeError where the disk is full or cannot be written."""
+    try:
+        save_file(dict(tensors), path)
+    except SafetensorError as error:
+        raise ForgeError(f"{path}: {error}", hint="Free space or choose another directory, then run again.") from None
 
 
 def all_finite(tensor: Tensor) -> bool:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class HiddenStates:
-    """One tensor a batch: (windows, length, hidden) of one dtype. `put` replaces what `get` gave.
+    """One tensor a batch: (windows, length, hidden) of one dtype. `put` overwrites what `get` gave.
 
     With `directory`, batches beyond `budget` bytes live in one file there, read and written in place, so that no
     page of it stays mapped.
@@ -52,22 +52,43 @@ class HiddenStates:
         if batch not in self._offsets:
             return self._held[batch]
         assert self._file is not None
-        windows, length, hidden = self._shapes[batch]
-        data = bytearray(windows * length * hidden * self._dtype.itemsize)
-        view, done = memoryview(data), 0
-        while done < len(data):
-            done += os.preadv(self._file, [view[done:]], self._offsets[batch] + done)
-        return torch.frombuffer(data, dtype=self._dtype).view(self._shapes[batch]).to(self._device)
+        return self._read(self._file, batch, self._offsets[batch])
 
     def put(self, batch: int, states: Tensor) -> None:
         """Keep the states of a batch. Raises OSError where the disk is full."""
         if batch not in self._offsets:
-            self._held[batch] = states
+            held = self._held.setdefault(batch, states)
+            if held is not states:
+                held.copy_(states)  # in place: new tensors among others' would leave holes as large as all of them
             return
         assert self._file is not None
-        view, done = states.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data, 0
-        while done < len(view):
-            done += os.pwrite(self._file, view[done:], self._offsets[batch] + done)
+        _write(self._file, states, self._offsets[batch])
+
+    def save(self, path: Path) -> None:
+        """Write the states of all batches to a file, one after the other. Raises OSError where the disk is full."""
+        with path.open("wb", buffering=0) as file:
+            place = 0
+            for batch in range(len(self)):
+                place += _write(file.fileno(), self.get(batch), place)
+
+    def restore(self, path: Path) -> None:
+        """Take all states from such a file."""
+        with path.open("rb", buffering=0) as file:
+            place = 0
+            for batch in range(len(self)):
+                states = self._read(file.fileno(), batch, place)
+                place += states.nbytes
+                self.put(batch, states)
+
+    def _read(self, file: int, batch: int, place: int) -> Tensor:
+        windows, length, hidden = self._shapes[batch]
+        data = bytearray(windows * length * hidden * self._dtype.itemsize)
+        view, done = memoryview(data), 0
+        while done < len(data):
+            count = os.preadv(file, [view[done:]], place + done)
+            assert count > 0, "the file is as long as it was written"
+            done += count
+        return torch.frombuffer(data, dtype=self._dtype).view(self._shapes[batch]).to(self._device)
 
     def close(self) -> None:
         """Give the file's space back."""
@@ -75,3 +96,11 @@ class HiddenStates:
             os.close(self._file)
             self._file = None
         self._held.clear()
+
+
+def _write(file: int, states: Tensor, place: int) -> int:
+    """Write a tensor's bytes at `place`; how many they are."""
+    view, done = states.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data, 0
+    while done < len(view):
+        done += os.pwrite(file, view[done:], place + done)
+    return done

@@ -25,6 +25,7 @@ from trtforge.runtime.source import Source, open_engine
 OnOutput = Callable[[Output], None]
 _LOG = logging.getLogger(__name__)
 _PATIENCE = 30.0  # seconds that a step may take before its ranks are ended under it
+_PATIENCE_AT_EXIT = 10.0  # the same, or a caller's function that never returns, when the process ends
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ class Engine:
         self._context_tokens = self._generated_tokens = 0
         self._thread = threading.Thread(target=self._run, name="trtforge-engine", daemon=True)
         self._thread.start()
-        atexit.register(self.close)  # a step that came back from C++ while the interpreter ends would abort the process
+        atexit.register(self._at_exit)
 
     @classmethod
     def load(cls, directory: Path, options: EngineOptions | None = None) -> "Engine":
@@ -152,15 +153,23 @@ class Engine:
 
     def close(self) -> None:
         """Cancel what is unfinished and end the ranks. May be called again."""
+        self._close(_PATIENCE)
+
+    def _at_exit(self) -> None:
+        """A step that came back from torch's C++ while the interpreter ends would abort the process."""
+        self._close(_PATIENCE_AT_EXIT)
+
+    def _close(self, patience: float) -> None:
         with self._wake:
             self._closing = True
             self._wake.notify()
         if threading.current_thread() is not self._thread:
-            self._thread.join(_PATIENCE)
+            self._thread.join(patience)
+        waits_for_others = bool(self._ranks.worker_pids)
         self._ranks.close()
-        if threading.current_thread() is not self._thread:
-            self._thread.join(_PATIENCE)  # a step that waited for a rank has failed now
-        atexit.unregister(self.close)
+        if waits_for_others and threading.current_thread() is not self._thread:
+            self._thread.join(patience)  # the step that waited for a rank has failed now
+        atexit.unregister(self._at_exit)
 
     def __enter__(self) -> "Engine":
         return self

@@ -16,7 +16,7 @@ from trtforge.core.errors import ForgeError
 from trtforge.runtime.attention import Batch
 from trtforge.runtime.batch import Step
 from trtforge.runtime.collective import Alone, Collective
-from trtforge.runtime.crew import Crew
+from trtforge.runtime.crew import Crew, Task
 from trtforge.runtime.distributed import Distributed, join_store, serve_store
 from trtforge.runtime.embedding import load_embedding
 from trtforge.runtime.head import finished_logits, load_head
@@ -51,7 +51,7 @@ class Layerwise:
         connect = _connected(source, places)
         self._ranks: list[_Rank] = []
         try:
-            meeting = self._crew.run([partial(connect, index) for index in indices])
+            meeting = self._crew.run([Task(partial(connect, index)) for index in indices])
             for index in indices:
                 self._ranks.append(_Rank(source, index, places[index], meeting[index], blocks))
             self._per_stage = self._ranks[0].spec.num_layers
@@ -137,7 +137,7 @@ class Layerwise:
 
     def _on(self, ranks: "list[_Rank]", step: Step, hidden: Tensor) -> list[Tensor]:
         """At the same time: ranks of a stage wait for one another."""
-        return self._crew.run([partial(rank.compute, step, hidden) for rank in ranks])
+        return self._crew.run([Task(partial(rank.compute, step, hidden), rank.leave) for rank in ranks])
 
 
 class _Rank:
@@ -189,14 +189,7 @@ class _Rank:
         self._compute = lambda _, hidden: head(hidden)
 
     def compute(self, step: Step, hidden: Tensor) -> Tensor:
-        """What was loaded last, for the tokens of one step. Where it fails, the ranks that wait for this one do too."""
-        try:
-            return self._computed(step, hidden)
-        except BaseException:
-            self._ranks.leave()
-            raise
-
-    def _computed(self, step: Step, hidden: Tensor) -> Tensor:
+        """What was loaded last, for the tokens of one step."""
         assert self._compute is not None
         device, dtype = self._place.device, self._place.dtype
         pads = device.type == "cpu" and dtype is not torch.float32
@@ -204,6 +197,10 @@ class _Rank:
             torch.cuda.set_device(device)
         batch = Batch.of(step, self._tokens_per_block, device, dtype, windows=self.spec.windows, pads=pads)
         return self._compute(batch, hidden.to(device))
+
+    def leave(self) -> None:
+        """Exchange nothing more with other ranks."""
+        self._ranks.leave()
 
     def finish(self) -> None:
         """Everything was used. Raises ForgeError naming tensors that were not."""

@@ -61,7 +61,7 @@ def rank_linears(
     try:
         with torch.inference_mode(), (progress or Silent()).bar("Ranking", facts.sizes.num_layers, "layers") as bar:
             for loaded in stream.layers(batches, states):
-                inputs = [states.get(batch) for batch in range(len(batches))]
+                inputs = [states.get(batch).clone() for batch in range(len(batches))]
                 loaded.run()
                 prefix = f"{family.layer_prefix}.{loaded.index}."
                 for group in by_layer.get(loaded.index, ()):
