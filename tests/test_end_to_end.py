@@ -207,6 +207,10 @@ def test_quantised_build_keeps_the_quality(recipe: str, limit: float, compressio
     trtforge("build", recipe, "--out", tmp_path, "--to", "calibrate", "--json")
     calibrated = json.loads((tmp_path / "report.json").read_text())
     assert (calibrated["verification"], calibrated["compression"]) == (None, None)  # what is there is an earlier run's
+    (tmp_path / "checkpoint" / "rank0.safetensors").rename(tmp_path / "away")
+    after = json.loads(trtforge("build", recipe, "--out", tmp_path, "--from", "package", "--json").stdout)
+    assert (after["verification"], after["compression"]) == (report["verification"], report["compression"])
+    (tmp_path / "away").rename(tmp_path / "checkpoint" / "rank0.safetensors")
 
     few = ("--samples", "4", "--data", DEMO_MODEL / "heldout.txt", "--json")
     figures = json.loads(trtforge("verify", tmp_path / "engine", "--against", DEMO_MODEL, *few).stdout)
@@ -221,3 +225,8 @@ def test_gate_that_does_not_hold_stops_the_build(tmp_path: Path) -> None:
     assert "error: the quality gate does not hold: " in done.stderr
     assert not (tmp_path / "engine").exists()
     assert json.loads((tmp_path / "report.json").read_text())["verification"]["passed"] is False
+    partial = ["--set", "gate.kl_mean=0", "--from", "compile"]
+    done = subprocess.run([*command, *gate, *partial], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "error: the quality gate does not hold: " in done.stderr
+    assert not (tmp_path / "engine").exists()

@@ -31,6 +31,8 @@ FLOORS = {
     "pipeline": 5,
     "report": 5,
     "sensitivity": 5,
+    "stage_configs": 5,
+    "continuation": 5,
     "cli": 6,
 }
 MODULES = sorted(ROOT.rglob("*.py"))

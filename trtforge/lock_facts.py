@@ -21,8 +21,8 @@ from trtforge.formats.hub_data import PREFIX, commit_of
 from trtforge.formats.quantization_config import quantization_files
 from trtforge.formats.releases import containers_of, release
 from trtforge.lock import LockedBuild, LockedDataset, LockedEngine, LockedModel, pinned, repository_of
-from trtforge.pipeline import needs_calibration
 from trtforge.serve.place import installed
+from trtforge.stage_configs import needs_calibration
 
 _PACKAGES = ("trtforge", "torch", "transformers", "tokenizers", "safetensors")
 """Whose versions decide the bytes of an artifact."""

@@ -2,24 +2,27 @@
 
 import platform
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Literal, get_args
 
 from trtforge import __version__
-from trtforge.calibrate.stage import CalibrateConfig, calibrate
+from trtforge.calibrate.stage import calibrate
 from trtforge.compile.stage import CompileOptions, compile_engine, plan_for, require_buildable
-from trtforge.convert.stage import ConvertConfig, convert, layout_for
+from trtforge.continuation import require_calibration_of, require_checkpoint_of, require_engine_of
+from trtforge.convert.stage import convert, layout_for
 from trtforge.core.artifact import Produced
 from trtforge.core.digest import file_digest, text_digest
 from trtforge.core.errors import ForgeError, UsageError
-from trtforge.core.manifest import Manifest, open_artifact, read_manifest
+from trtforge.core.manifest import open_artifact, read_manifest
 from trtforge.core.progress import Progress
 from trtforge.core.recipe import GateConfig, Recipe
 from trtforge.core.usage import measured
 from trtforge.formats.corpus import require_data
 from trtforge.formats.hf import resolve_source
+from trtforge.formats.hub_data import PREFIX, commit_of
 from trtforge.formats.trtllm import CheckpointConfig
 from trtforge.models.checkpoint_config import checkpoint_config
 from trtforge.models.formats import FORMATS
@@ -27,11 +30,10 @@ from trtforge.models.plan import Layout
 from trtforge.package.models import PackageConfig
 from trtforge.package.stage import package
 from trtforge.package.target import PackageTarget
-from trtforge.plan.formats import CACHES
 from trtforge.plan.model import Model
 from trtforge.preflight import preflight, warn_of_verification
-from trtforge.report import BuildReport, StageReport, read_verification, weight_compression, write_report
-from trtforge.verify.result import Verification
+from trtforge.report import BuildReport, Known, StageReport, read_known, weight_compression, write_report
+from trtforge.stage_configs import calibrate_config, convert_config, needs_calibration
 from trtforge.verify.stage import verify
 
 StageName = Literal["calibrate", "convert", "verify", "compile", "package"]
@@ -86,12 +88,6 @@ def selected(recipe: Recipe, first: StageName, last: StageName) -> tuple[StageNa
     return chosen
 
 
-def needs_calibration(recipe: Recipe) -> bool:
-    """Whether the weights' format or the KV cache's has scales that data decides."""
-    quant = recipe.quantization
-    return FORMATS[quant.format].calibrated or CACHES[quant.kv_cache].calibrated
-
-
 @dataclass
 class Build:
     """One run of a recipe. `named`: the recipe and its overrides as the command line had them."""
@@ -104,7 +100,6 @@ class Build:
     options: CompileOptions = field(default_factory=CompileOptions)
     paths: Paths = field(init=False)
     _source: Path | None = field(init=False, default=None)
-    _verified: dict[str, Verification] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.paths = Paths(self.out)
@@ -130,34 +125,23 @@ class Build:
         report = BuildReport(
             recipe=self.recipe.name, next_command=next_command(self.named or self.recipe.name, self.paths, stages)
         )
-        self._verified = read_verification(self.paths.report)
+        report.known = read_known(self.paths.report)
+        self._require_continuable(stages, report)
         for stage in stages:
             started(stage)
             with measured() as usage:
                 result = self._stage(stage, report)
             if result is not None:
                 report.stages.append(StageReport.of(stage, result, usage))
-            self._finish(stage, report)
         self._carry_over(stages, report)
         write_report(self.paths.report, report)
         return report
 
     def _stage(self, stage: StageName, report: BuildReport) -> Produced | None:
-        recipe, paths, quant = self.recipe, self.paths, self.recipe.quantization
+        recipe, paths = self.recipe, self.paths
         match stage:
             case "calibrate":
-                config = CalibrateConfig.parse(
-                    {
-                        "format": quant.format if FORMATS[quant.format].calibrated else "none",
-                        "awq_clip": quant.awq_clip,
-                        "memory": quant.memory,
-                        "kv_cache": quant.kv_cache,
-                        "group_size": quant.group_size,
-                        "data": quant.calibration,
-                        "device": recipe.engine.device,
-                    },
-                    "quantization",
-                )
+                config = calibrate_config(recipe)
                 return calibrate(config, self.source, paths.calibration, force=self.force, progress=self.progress)
             case "convert":
                 calibration = paths.calibration if needs_calibration(recipe) else None
@@ -194,39 +178,56 @@ class Build:
             self._source = resolve_source(self.recipe.model.source, self.recipe.model.revision)
         return self._source
 
-    def _carry_over(self, stages: tuple[StageName, ...], report: BuildReport) -> None:
-        """The figures of the checkpoint that this run goes on from: what an earlier one verified, and its size."""
-        checkpoint = read_manifest(self.paths.checkpoint)
-        if checkpoint is None or not self._uses(checkpoint, stages):
-            return
-        report.compression = weight_compression(self.paths.checkpoint)
-        key = _verification_key(checkpoint.digest, self.recipe.gate)
-        if report.verification is None and key in self._verified:
-            report.verification, report.verification_key = self._verified[key], key
+    def _require_continuable(self, stages: tuple[StageName, ...], report: BuildReport) -> None:
+        """Raises ForgeError where what is there is not the recipe's, or its figures are known to break the gate."""
+        match stages[0]:
+            case "convert":
+                require_calibration_of(self.recipe, self.paths.calibration)
+            case "verify" | "compile":
+                require_checkpoint_of(self.recipe, self.paths.checkpoint)
+            case "package":
+                require_engine_of(self.paths.checkpoint, self.paths.engine)
+        if stages[0] in ("compile", "package"):
+            known = self._known(report)
+            if known is not None:
+                self._require_quality(replace(report, verification=known.verification, compression=known.compression))
 
-    def _uses(self, checkpoint: Manifest, stages: tuple[StageName, ...]) -> bool:
-        """Whether what these stages make is of the checkpoint that is there."""
-        if stages == ("package",):
-            engine = read_manifest(self.paths.engine)
-            return engine is not None and engine.identity.inputs.get("checkpoint") == checkpoint.digest
-        return stages != ("calibrate",)
+    def _known(self, report: BuildReport) -> Known | None:
+        """What an earlier run found of the checkpoint that is there, with this gate."""
+        checkpoint, known = read_manifest(self.paths.checkpoint), report.known
+        if checkpoint is None or known is None:
+            return None
+        return known if known.key == _verification_key(checkpoint.digest, self.recipe.gate) else None
+
+    def _carry_over(self, stages: tuple[StageName, ...], report: BuildReport) -> None:
+        """The figures of the checkpoint that this run goes on from, or made."""
+        if report.verification is not None or stages == ("calibrate",):
+            return
+        known = self._known(report)
+        if known is not None:
+            report.verification, report.compression = known.verification, known.compression
+        elif stages != ("package",):
+            report.compression = weight_compression(self.paths.checkpoint)
 
     def _verify(self, report: BuildReport) -> None:
         """Verify, or take the figures of the last report if checkpoint and gate are the same."""
         checkpoint = open_artifact(self.paths.checkpoint, "checkpoint")
-        key = _verification_key(checkpoint.digest, self.recipe.gate)
-        known = self._verified.get(key) if not self.force else None
+        known = self._known(report) if not self.force else None
         with measured() as usage:
-            result = known or verify(self.paths.checkpoint, self.source, self.recipe.gate, progress=self.progress)
-        report.verification, report.verification_key = result, key
+            result = (
+                known.verification
+                if known
+                else verify(self.paths.checkpoint, self.source, self.recipe.gate, progress=self.progress)
+            )
+        report.verification, report.compression = result, weight_compression(self.paths.checkpoint)
+        key = _verification_key(checkpoint.digest, self.recipe.gate)
+        report.known = Known(key=key, verification=result, compression=report.compression)
         report.stages.append(StageReport.of_verification(result, usage, cached=known is not None))
+        write_report(self.paths.report, report)
+        self._require_quality(report)
 
-    def _finish(self, stage: StageName, report: BuildReport) -> None:
-        """What follows from a stage that is done; stop where the gate does not hold."""
-        if stage == "verify":
-            report.compression = weight_compression(self.paths.checkpoint)
-            write_report(self.paths.report, report)
-        if stage == "verify" and report.verification is not None and not report.verification.passed:
+    def _require_quality(self, report: BuildReport) -> None:
+        if report.verification is not None and not report.verification.passed:
             broken = "; ".join(str(failure) for failure in report.verification.failures)
             raise GateError(
                 f"the quality gate does not hold: {broken}",
@@ -254,25 +255,18 @@ class GateError(ForgeError):
 
 def _verification_key(checkpoint: str, gate: GateConfig) -> str:
     """What decides a verification: the checkpoint, the gate, the content of its data and who computes."""
-    data = Path(gate.data)
-    content = file_digest(data) if data.is_file() else platform.python_version()
-    return text_digest("/".join((checkpoint, gate.model_dump_json(), content, version("transformers"), __version__)))
+    versions = (version("transformers"), version("torch"), __version__)
+    return text_digest("/".join((checkpoint, gate.model_dump_json(), _content_of(gate.data), *versions)))
 
 
-def convert_config(recipe: Recipe) -> ConvertConfig:
-    """The convert stage's configuration of a recipe."""
-    quant = recipe.quantization
-    return ConvertConfig(
-        tp=recipe.parallel.tp,
-        pp=recipe.parallel.pp,
-        ep=recipe.parallel.ep,
-        dtype=recipe.model.dtype,
-        quant=quant.format,
-        kv_cache=quant.kv_cache,
-        group_size=quant.group_size,
-        exclude_modules=quant.exclude_modules,
-        shared_pre_quant_scale=recipe.engine.backend == "llmapi" and FORMATS[quant.format].smoothing == "awq",
-    )
+def _content_of(data: str) -> str:
+    """Stands for the text that `data` names now."""
+    if Path(data).is_file():
+        return file_digest(Path(data))
+    if data.startswith(PREFIX):
+        with suppress(ForgeError):  # not to be known without the hub
+            return commit_of(data)
+    return platform.python_version()
 
 
 def planned_checkpoint(recipe: Recipe, model: Model) -> tuple[Layout, CheckpointConfig]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from trtforge.core.artifact import Origin, Produced
+from trtforge.core.config import Config
 from trtforge.core.dtypes import dtype_named
 from trtforge.core.errors import ForgeError
 from trtforge.core.usage import Usage
@@ -40,16 +41,27 @@ class StageReport:
         return cls("verify", None, 0, usage.seconds, usage.peak_memory, cached, origin)
 
 
+class Known(Config):
+    """Figures that a later run need not find again. `key` stands for the checkpoint and the gate they are of."""
+
+    key: str
+    verification: Verification
+    compression: float
+
+
 @dataclass
 class BuildReport:
-    """All of a build. `compression`: bytes of the linears in 16 bits / their bytes in the checkpoint."""
+    """All of a build. `compression`: bytes of the linears in 16 bits / their bytes in the checkpoint.
+
+    `verification` and `compression` are of what this run made or used; `known` is kept for later ones whatever it did.
+    """
 
     recipe: str
     stages: list[StageReport] = field(default_factory=list)
     verification: Verification | None = None
-    verification_key: str | None = None
     compression: float | None = None
     next_command: str = ""
+    known: Known | None = None
 
     def as_json(self) -> dict[str, Any]:
         """The content of report.json."""
@@ -57,21 +69,18 @@ class BuildReport:
             "recipe": self.recipe,
             "stages": [vars(stage) for stage in self.stages],
             "verification": self.verification.as_json() if self.verification else None,
-            "verification_result": self.verification.model_dump(mode="json") if self.verification else None,
-            "verification_key": self.verification_key,
             "compression": self.compression,
             "next": self.next_command,
+            "known": self.known.model_dump(mode="json") if self.known else None,
         }
 
 
-def read_verification(path: Path) -> dict[str, Verification]:
-    """The verification of an earlier report by what it was of; empty where there is none."""
+def read_known(path: Path) -> Known | None:
+    """What an earlier report knows; a report of another version decides nothing."""
     try:
-        values = json.loads(path.read_text())
-        found = Verification.parse(values["verification_result"], str(path))
-        return {str(values["verification_key"]): found}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, ForgeError):
-        return {}  # a report of another version decides nothing: verify again
+        return Known.parse(json.loads(path.read_text())["known"], str(path))
+    except (OSError, ValueError, KeyError, TypeError, ForgeError):
+        return None
 
 
 def write_report(path: Path, report: BuildReport) -> None:

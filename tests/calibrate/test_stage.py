@@ -186,3 +186,35 @@ def test_nan_weights_are_named(make_hf: MakeHf, ids: Path, tmp_path: Path, edit_
 def test_group_must_fit_the_model(make_hf: MakeHf, ids: Path, tmp_path: Path) -> None:
     with pytest.raises(ForgeError, match="64 inputs a rank at tp 1 are no multiple of the AWQ group 128"):
         calibrate(config(ids, "int4_awq"), make_hf(), tmp_path / "calibration")
+
+
+def test_samples_longer_than_the_model_has_positions_are_refused(make_hf: MakeHf, tmp_path: Path) -> None:
+    source = make_hf(**SHAPE, max_position_embeddings=16)
+    save_file({"input_ids": torch.ones(2, 24, dtype=torch.int64)}, tmp_path / "ids.safetensors")
+    with pytest.raises(ForgeError, match="samples of 24 tokens: the model has 16 positions") as refused:
+        calibrate(config(tmp_path / "ids.safetensors", "fp8"), source, tmp_path / "out")
+    assert refused.value.hint.startswith("Give --seq-len 16")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_calibration_must_hold_what_is_asked_of_it(make_hf: MakeHf, ids: Path, tmp_path: Path) -> None:
+    source, calibration = make_hf(**SHAPE), tmp_path / "calibration"
+    calibrate(config(ids, "fp8"), source, calibration)
+
+    def refused(**choices: str) -> ForgeError:
+        with pytest.raises(ForgeError) as error:
+            convert(ConvertConfig.parse(choices, "test"), source, tmp_path / "out", calibration=calibration)
+        assert not (tmp_path / "out").exists()
+        return error.value
+
+    missing = refused(quant="fp8", kv_cache="int8")
+    assert missing.message == f"{calibration} has no scales for an int8 KV cache"
+    assert f"`trtforge calibrate {source} CALIBRATION --quant fp8 --kv-cache int8`" in missing.hint
+    for quant in ("none", "int8_wo", "fp8_rowwise"):
+        for kv_cache in ("none", "fp8"):
+            unused = refused(quant=quant, kv_cache=kv_cache)
+            assert unused.message.endswith(f"--quant {quant} with --kv-cache {kv_cache} would use nothing of it")
+            assert unused.hint == "Give --quant fp8, or leave --calibration out."
+    with pytest.raises(ForgeError, match="--kv-cache int8 needs a calibration") as needed:
+        convert(ConvertConfig(kv_cache="int8"), source, tmp_path / "out")
+    assert f"`trtforge calibrate {source} CALIBRATION --quant none --kv-cache int8`" in needed.value.hint

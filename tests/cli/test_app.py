@@ -93,6 +93,11 @@ def test_unknown_format_is_named(make_hf: MakeHf, tmp_path: Path) -> None:
         (("calibrate", "a", "b", "--quant", "fp8", "--memory", "lots"), "error: calibrate: --memory: not a size"),
         (("calibrate", "a", "b", "--quant", "fp8", "--memory", "0GB"), "error: calibrate: --memory: Input should be"),
         (("compile", "a", "b", "--feature", "lora.max_rank=0"), "error: compile: --feature lora.max_rank: Input"),
+        (("package", "a", "b", "--feature", "kv_reuse=maybe"), "error: --feature: kv_reuse: Input should be"),
+        (
+            ("package", "a", "b", "--feature", "kv_reus"),
+            "error: --feature: unknown key kv_reus\nhint: Did you",
+        ),
     ],
 )
 def test_what_an_option_cannot_be_is_said_of_the_option(words: tuple[str, ...], error: str) -> None:

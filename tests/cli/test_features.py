@@ -60,8 +60,8 @@ def test_a_plan_shows_build_flags_and_runtime_keys_together(run: Any, checkpoint
 @pytest.mark.parametrize(
     ("feature", "status", "error", "hint"),
     [
-        ("lookahed", 2, "unknown key features.lookahed", "Did you mean features.lookahead?"),
-        ("lora.rank=8", 2, "unknown key features.lora.rank", "Did you mean features.lora.max_rank?"),
+        ("lookahed", 2, "unknown key --feature lookahed", "Did you mean --feature lookahead?"),
+        ("lora.rank=8", 2, "unknown key --feature lora.rank", "Did you mean --feature lora.max_rank?"),
         ("medusa", 1, "a checkpoint of LlamaForCausalLM holds nothing that drafts", "examples/medusa"),
     ],
 )

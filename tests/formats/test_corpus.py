@@ -49,7 +49,8 @@ def test_fewer_samples_than_asked_for_are_said(tmp_path: Path, caplog: pytest.Lo
     source = write_lines(tmp_path / "a.jsonl", [{"text": text} for text in TEXTS])
     count = len(windows(source, samples=10_000).windows)
     assert 4 < count < 10_000
-    assert caplog.messages == [f"{source} has {count} of the 10000 samples of 16 tokens asked for"]
+    said = f"{source} gives {16 * count:,} of the 160,000 tokens asked for (10000 samples of 16)"
+    assert caplog.messages == [said]
     caplog.clear()
     windows(source, samples=count)
     assert caplog.messages == []
@@ -131,6 +132,11 @@ def test_builtin_text_needs_no_file() -> None:
     [
         ("a.jsonl", '{"text": "x"}\n{"txt": "y"}\n', r'a\.jsonl:2: neither a "text" string nor a "messages" list'),
         ("a.jsonl", '{"text": 3}\n', r"a\.jsonl:1: neither"),
+        ("a.jsonl", '{"prompt": "x", "n": 1}\n', r"a\.jsonl:1: neither .* \(its keys: prompt, n\)"),
+        ("a.jsonl", '{"messages": []}\n', r"a\.jsonl:1: neither"),
+        ("a.jsonl", '{"messages": [{"content": "x"}]}\n', r"a\.jsonl:1: neither .* with a role"),
+        ("a.jsonl", "[" * 100_000, r"a\.jsonl:1: not JSON"),
+        ("a.jsonl", '{"text": ' + "1" * 5000 + "}", r"a\.jsonl:1: not JSON"),
         ("a.jsonl", '{"text": "x"}\nnope\n', r"a\.jsonl:2: not JSON"),
         ("a.jsonl", "", "fewer than two tokens"),
         ("a.txt", " \n", "fewer than two tokens"),
@@ -143,6 +149,22 @@ def test_defect_is_named(tmp_path: Path, name: str, content: str, message: str) 
     with pytest.raises(ForgeError, match=message) as caught:
         windows(tmp_path / name)
     assert caught.value.hint
+
+
+def test_marks_of_windows_and_halves_of_characters_are_read(tmp_path: Path) -> None:
+    (tmp_path / "plain.jsonl").write_text(json.dumps({"text": "broken \ufffd emoji " + TEXTS[0]}))
+    (tmp_path / "wild.jsonl").write_text("\ufeff" + json.dumps({"text": "broken \ud83d emoji " + TEXTS[0]}))
+    assert windows(tmp_path / "wild.jsonl").windows == windows(tmp_path / "plain.jsonl").windows
+    assert windows(tmp_path / "wild.jsonl", length=2).tokens == 8
+
+
+@pytest.mark.parametrize("content", ["{}", "nope", ""])
+def test_a_damaged_tokenizer_is_named(tmp_path: Path, content: str) -> None:
+    (tmp_path / "config.json").write_bytes((DEMO_MODEL / "config.json").read_bytes())
+    (tmp_path / "tokenizer.json").write_text(content)
+    source = write_lines(tmp_path / "a.jsonl", [{"text": text} for text in TEXTS])
+    with pytest.raises(ForgeError, match="its tokenizer cannot be loaded: "):
+        windows(source, tmp_path)
 
 
 def test_absent_file_is_named(tmp_path: Path) -> None:

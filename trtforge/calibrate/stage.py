@@ -79,6 +79,7 @@ def calibrate(
         vocab_size=facts.sizes.vocab,
         seed=data.seed,
     )
+    _require_positions(windows, facts.sizes.max_positions)
     device = usable_device(config.device)
     needs = needs_of(config)
     dtype = forward_dtype(checkpoint.config.dtype, device, means_only=needs.means_only)
@@ -131,6 +132,15 @@ def calibrate(
         kv_cache=config.kv_cache if config.kv_cache != "none" else None,
     )
     return produce(out, identity, write, force=force, cache=cache_for(about))
+
+
+def _require_positions(windows: TokenWindows, positions: int) -> None:
+    longest = max(map(len, windows.windows))
+    if longest > positions:
+        raise ForgeError(
+            f"samples of {longest:,} tokens: the model has {positions:,} positions",
+            hint=f"Give --seq-len {positions} (calibration.sequence_length in a recipe), or less.",
+        )
 
 
 def _require_numbers(tensors: "Mapping[str, Tensor]", dtype: ModelDtype) -> None:

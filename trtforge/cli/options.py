@@ -1,6 +1,6 @@
 """Options that several commands share, each declared once."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -56,10 +56,15 @@ _OPTIONS_OF = {
 """The options of keys that they are not named after."""
 
 
-def from_options(cls: type[AnyConfig], values: Mapping[str, Any], command: str) -> AnyConfig:
-    """A configuration from a command's options. Raises UsageError naming the option: the command line is wrong."""
+def from_options(
+    cls: type[AnyConfig], values: Mapping[str, Any], command: str, name: Callable[[str], str] | None = None
+) -> AnyConfig:
+    """A configuration from a command's options. Raises UsageError naming the option: the command line is wrong.
+
+    `name`: what users know a key as, if not as the option that is named after it.
+    """
     try:
-        return cls.parse(values, command, _option_of)
+        return cls.parse(values, command, name or _option_of)
     except ForgeError as error:
         raise UsageError(error.message, hint=error.hint) from None
 

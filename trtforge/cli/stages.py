@@ -357,7 +357,7 @@ def package(
     from trtforge.package.stage import package as run
     from trtforge.package.target import PackageTarget
 
-    features = from_options(FeaturesConfig, parse_features(feature), "--feature") if feature else None
+    features = from_options(FeaturesConfig, parse_features(feature), "--feature", str) if feature else None
     target = PackageTarget(tensorrt_llm=target_version, gpu=gpu)
     serving = serving_settings(set_ or [])
     config = PackageConfig(serving=serving, name_prefix=name, features=features, target=target)

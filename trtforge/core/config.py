@@ -53,7 +53,7 @@ def _as_forge_error(cls: type[BaseModel], error: ValidationError, where: str, na
     known = list(_fields_at(cls, location[:-1]))
     if problem["type"] == "extra_forbidden":
         nearest = get_close_matches(location[-1], known, n=1, cutoff=0.5)
-        hint = f"Did you mean {'.'.join([*location[:-1], nearest[0]])}?" if nearest else "Remove it."
+        hint = f"Did you mean {name('.'.join([*location[:-1], nearest[0]]))}?" if nearest else "Remove it."
         return ForgeError(f"{where}: unknown key {key}", hint=f"{hint} Keys here: {', '.join(known)}.")
     if problem["type"] == "missing":
         return ForgeError(f"{where}: {key} is missing", hint=f"Add {key}.")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from blake3 import blake3
 
-from trtforge.core.errors import ForgeError
+from trtforge.core.errors import ForgeError, first_line
 from trtforge.formats.hub_data import PREFIX, hub_rows, require_hub_data
 
 if TYPE_CHECKING:
@@ -94,9 +94,11 @@ def token_windows(
             f"{source}: token id {wrong} is outside the model's vocabulary of {vocab_size}",
             hint="The data, or the tokenizer, is of another model.",
         )
-    if len(windows) < samples:
-        _LOG.warning("%s has %d of the %d samples of %d tokens asked for", source, len(windows), samples, length)
-    return TokenWindows(windows, tuple(lengths))
+    found = TokenWindows(windows, tuple(lengths))
+    if found.tokens < samples * length:
+        wanted = f"{samples * length:,} tokens asked for ({samples} samples of {length})"
+        _LOG.warning("%s gives %s of the %s", source, f"{found.tokens:,}", wanted)
+    return found
 
 
 def require_data(source: str) -> None:
@@ -151,8 +153,9 @@ def _json_lines(path: Path) -> Iterator[_Document]:
         where = f"{path}:{number}"
         try:
             row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ForgeError(f"{where}: not JSON: {error.msg}", hint="One JSON object a line.") from None
+        except (ValueError, RecursionError) as error:
+            said = error.msg if isinstance(error, json.JSONDecodeError) else first_line(error)
+            raise ForgeError(f"{where}: not JSON: {said}", hint="One JSON object a line.") from None
         yield _row(row, where)
 
 
@@ -174,9 +177,17 @@ def _row(row: object, where: str) -> _Document:
         if isinstance(row.get("text"), str):
             return _Document(where, text=row["text"])
         messages = row.get("messages")
-        if isinstance(messages, list) and all(isinstance(message, dict) for message in messages):
+        if isinstance(messages, list) and messages and all(map(_is_message, messages)):
             return _Document(where, messages=tuple(messages))
-    raise ForgeError(f'{where}: neither a "text" string nor a "messages" list', hint='Rows look like {"text": "..."}.')
+    keys = f" (its keys: {', '.join(map(str, row)) or 'none'})" if isinstance(row, dict) else ""
+    raise ForgeError(
+        f'{where}: neither a "text" string nor a "messages" list of messages with a role{keys}',
+        hint='Rows look like {"text": "..."} or {"messages": [{"role": "user", "content": "..."}]}.',
+    )
+
+
+def _is_message(value: object) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("role"), str)
 
 
 def _cut(
@@ -202,22 +213,31 @@ def _cut(
 
 def _encode(document: _Document, tokenizer: "PreTrainedTokenizerBase") -> list[int]:
     if document.text is not None:
-        return list(tokenizer(document.text, verbose=False)["input_ids"])
+        return list(tokenizer(_encodable(document.text), verbose=False)["input_ids"])
     if tokenizer.chat_template is None:
         raise ForgeError(
             f'{document.where}: "messages" need a chat template, and the tokenizer has none',
             hint='Give "text", or use the instruction-tuned checkpoint.',
         )
-    from jinja2 import TemplateError
+    from jinja2 import TemplateError, TemplateSyntaxError
 
     try:
         text = tokenizer.apply_chat_template(list(document.messages), tokenize=False)
-    except (TemplateError, KeyError, TypeError) as error:
+    except TemplateSyntaxError as error:
+        raise ForgeError(
+            f"the tokenizer's chat template is damaged: {error}", hint='Mend it in the checkpoint, or give "text".'
+        ) from None
+    except (TemplateError, ValueError, KeyError, TypeError) as error:
         raise ForgeError(
             f"{document.where}: the chat template refuses the messages: {error}",
             hint='Messages look like {"role": "user", "content": "..."} and alternate as the model expects.',
         ) from None
-    return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+    return list(tokenizer(_encodable(str(text)), add_special_tokens=False, verbose=False)["input_ids"])
+
+
+def _encodable(text: str) -> str:
+    """The text with U+FFFD for halves of characters beyond 16 bits, which scraped JSON has and UTF-8 has not."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _stored_ids(path: Path, samples: int, length: int) -> tuple[tuple[int, ...], ...]:
@@ -250,9 +270,10 @@ def _tokenizer(model: Path) -> "PreTrainedTokenizerBase":
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # what damaged files raise here is not limited
         raise ForgeError(
-            f"{model}: its tokenizer cannot be loaded: {str(error).splitlines()[0]}", hint="Fetch the tokenizer again."
+            f"{model}: its tokenizer cannot be loaded: {type(error).__name__}: {first_line(error)}",
+            hint="Fetch the tokenizer again.",
         ) from None
     result: PreTrainedTokenizerBase = tokenizer
     return result
@@ -260,7 +281,7 @@ def _tokenizer(model: Path) -> "PreTrainedTokenizerBase":
 
 def _read_text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")  # without the mark that Windows begins files with
     except OSError as error:
         raise ForgeError(f"{path}: {error.strerror}", hint=f"Give {_KINDS}.") from None
     except UnicodeDecodeError as error:

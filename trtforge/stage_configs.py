@@ -1,0 +1,46 @@
+"""Floor 5: what a recipe asks of its stages."""
+
+from trtforge.calibrate.stage import CalibrateConfig
+from trtforge.convert.stage import ConvertConfig
+from trtforge.core.recipe import Recipe
+from trtforge.models.formats import FORMATS
+from trtforge.plan.formats import CACHES
+
+
+def needs_calibration(recipe: Recipe) -> bool:
+    """Whether the weights' format or the KV cache's has scales that data decides."""
+    quant = recipe.quantization
+    return FORMATS[quant.format].calibrated or CACHES[quant.kv_cache].calibrated
+
+
+def calibrate_config(recipe: Recipe) -> CalibrateConfig:
+    """The calibrate stage's configuration of a recipe."""
+    quant = recipe.quantization
+    return CalibrateConfig.parse(
+        {
+            "format": quant.format if FORMATS[quant.format].calibrated else "none",
+            "awq_clip": quant.awq_clip,
+            "memory": quant.memory,
+            "kv_cache": quant.kv_cache,
+            "group_size": quant.group_size,
+            "data": quant.calibration,
+            "device": recipe.engine.device,
+        },
+        "quantization",
+    )
+
+
+def convert_config(recipe: Recipe) -> ConvertConfig:
+    """The convert stage's configuration of a recipe."""
+    quant = recipe.quantization
+    return ConvertConfig(
+        tp=recipe.parallel.tp,
+        pp=recipe.parallel.pp,
+        ep=recipe.parallel.ep,
+        dtype=recipe.model.dtype,
+        quant=quant.format,
+        kv_cache=quant.kv_cache,
+        group_size=quant.group_size,
+        exclude_modules=quant.exclude_modules,
+        shared_pre_quant_scale=recipe.engine.backend == "llmapi" and FORMATS[quant.format].smoothing == "awq",
+    )
