@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import DEMO_MODEL, MakeHf
+from trtforge.cli.gate import parse_gate
+from trtforge.core.errors import ForgeError
 
 
 def trtforge(*words: str | Path) -> subprocess.CompletedProcess[str]:
@@ -90,6 +92,14 @@ def test_unknown_format_is_named(make_hf: MakeHf, tmp_path: Path) -> None:
     ("words", "error"),
     [
         (("calibrate", "a", "b", "--quant", "int3"), "error: calibrate: --quant: Input should be 'none', 'fp8',"),
+        (("calibrate", "a", "b", "--quant", "int8_wo"), "error: --quant int8_wo needs no calibration\nhint: Run `trtf"),
+        (("calibrate", "a", "b", "--quant", "none"), "error: --quant none without --kv-cache: nothing needs a cali"),
+        (("calibrate", "a", "b", "--quant", "fp8", "--awq-clip"), "error: --awq-clip is of AWQ; --quant fp8 has no"),
+        (("calibrate", "a", "b", "--quant", "fp8", "--group-size", "64"), "error: --group-size is of AWQ; --quant"),
+        (("verify", "a", "--against", "b", "--gate", "perplexity_increas=1"), "error: --gate: unknown key perplexity_"),
+        (("verify", "a", "--against", "b", "--gate", "top1_agreement=93"), "error: --gate: top1_agreement: Input sh"),
+        (("verify", "a", "--against", "b", "--gate", "samples=2"), "error: --gate samples=2: sets no limit\nhint: Li"),
+        (("build", "demo-fp32", "--set", "foo"), "error: --set foo: not KEY=VALUE"),
         (("calibrate", "a", "b", "--quant", "fp8", "--memory", "lots"), "error: calibrate: --memory: not a size"),
         (("calibrate", "a", "b", "--quant", "fp8", "--memory", "0GB"), "error: calibrate: --memory: Input should be"),
         (("compile", "a", "b", "--feature", "lora.max_rank=0"), "error: compile: --feature lora.max_rank: Input"),
@@ -104,6 +114,23 @@ def test_what_an_option_cannot_be_is_said_of_the_option(words: tuple[str, ...], 
     done = trtforge(*words)
     assert done.returncode == 2
     assert done.stderr.startswith(error), done.stderr
+
+
+def test_a_value_that_is_nearly_right_gets_the_right_one(tmp_path: Path) -> None:
+    done = trtforge("calibrate", "a", "b", "--quant", "int4-awq")
+    assert done.stderr.splitlines()[1] == "hint: Got 'int4-awq'; did you mean int4_awq?"
+
+
+def test_a_recipes_gate_finds_its_data_wherever_one_is(make_hf: MakeHf, tmp_path: Path) -> None:
+    (tmp_path / "recipe").mkdir()
+    (tmp_path / "recipe" / "text.txt").write_text("Return the number of items.")
+    (tmp_path / "recipe" / "mine.yaml").write_text("gate: {perplexity_increase: 0.1, data: text.txt}")
+    gate = parse_gate(str(tmp_path / "recipe" / "mine.yaml"), {"data": "other.txt", "samples": 3})
+    assert (gate.data, gate.samples) == (str(tmp_path / "recipe" / "text.txt"), 3)
+    (tmp_path / "recipe" / "mine.yaml").write_text("perplexity_increase: 0.1")
+    assert parse_gate(str(tmp_path / "recipe" / "mine.yaml"), {"data": "other.txt"}).data == "other.txt"
+    with pytest.raises(ForgeError, match=r"--gate 'none\.yaml': No such file"):
+        parse_gate("none.yaml", {})
 
 
 def test_recipes_are_listed_shown_and_validated(tmp_path: Path) -> None:

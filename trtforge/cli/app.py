@@ -33,8 +33,8 @@ cache.register(app)
 
 
 _INTERRUPTED = 130
-_WrongUsage: type[Any] = typer.BadParameter.__mro__[1]
-"""click's UsageError: older releases of typer take click's own, newer ones have one of theirs."""
+_WrongUsage: type[Any] = typer.BadParameter.__mro__[2]
+"""click's ClickException: older releases of typer take click's own, newer ones have one of theirs."""
 
 
 def main() -> None:
@@ -48,6 +48,9 @@ def main() -> None:
     except _WrongUsage as error:
         show_usage(error)
         sys.exit(2)
+    except typer.Abort:
+        show_error(ForgeError("standard input ended", hint="Give the input, or run it where somebody can answer."))
+        sys.exit(1)
     except LoggedError as error:
         show_error(explained(error))
         sys.exit(1)
@@ -60,7 +63,7 @@ def main() -> None:
         sys.exit(1)
     if status == _INTERRUPTED:
         print("interrupted: what calibrate, convert or compile finished is kept for the next run", file=sys.stderr)
-    sys.exit(status)
+    sys.exit(status if isinstance(status, int) else 0)
 
 
 class _Messages(logging.Handler):
@@ -73,9 +76,10 @@ class _Messages(logging.Handler):
 def show_usage(error: Any) -> None:
     """What is wrong with a command line, and how the command is used; for a group without a command typer showed it."""
     if type(error).__name__ == "NoArgsIsHelpError":
+        print(error.format_message(), end="")  # nothing, where rich has shown it
         return
     usage = "--help after the command shows its options."
-    if error.ctx is not None:
+    if getattr(error, "ctx", None) is not None:
         usage = f"{error.ctx.get_usage()}; `{error.ctx.command_path} --help` says more."
     show_error(UsageError(error.format_message(), hint=usage))
 

@@ -6,27 +6,44 @@ from typing import Any
 import yaml
 
 from trtforge.cli import show
+from trtforge.cli.options import from_options
 from trtforge.core.config import parse_value
-from trtforge.core.errors import ForgeError
-from trtforge.core.recipe import GateConfig
+from trtforge.core.errors import ForgeError, UsageError
+from trtforge.core.recipe import GateConfig, gate_from
 from trtforge.verify.result import Verification
+
+_INLINE = "perplexity_increase=0.02,top1_agreement=0.95"
 
 
 def parse_gate(text: str | None, data: dict[str, Any]) -> GateConfig:
-    """A YAML file with the gate's keys, or KEY=VALUE,...; `data` fills what neither names."""
+    """A YAML file with the gate's keys, or KEY=VALUE,...; `data` fills what neither names.
+
+    Raises UsageError for what is not a gate or has no limit, ForgeError for a file that cannot be read or is none.
+    """
     if text is None:
         return GateConfig.parse(data, "--gate")
     if "=" in text:
         pairs = [item.partition("=") for item in text.split(",")]
-        return GateConfig.parse(data | {key: parse_value(value, f"--gate {key}") for key, _, value in pairs}, "--gate")
+        keys = {key: parse_value(value, f"--gate {key}") for key, _, value in pairs}
+        return _with_limit(from_options(GateConfig, data | keys, "--gate", str), text)
+    path = Path(text)
     try:
-        values = yaml.safe_load(Path(text).read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ForgeError(f"--gate {text}: {error}", hint="Give a YAML file or perplexity_increase=0.02,...") from None
-    keys = values.get("gate", values) if isinstance(values, dict) else None
-    if not isinstance(keys, dict):
+        values = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise ForgeError(f"--gate {text!r}: {error.strerror}", hint=f"Give a YAML file, or {_INLINE}.") from None
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ForgeError(f"--gate {text}: not YAML: {error}", hint=f"Give a YAML file, or {_INLINE}.") from None
+    stated = values.get("gate", values) if isinstance(values, dict) else None
+    if not isinstance(stated, dict):
         raise ForgeError(f"--gate {text}: holds no keys", hint="Keys are those of a recipe's gate.")
-    return GateConfig.parse(data | keys, text)
+    gate = GateConfig.parse(data | stated, text)
+    return _with_limit(gate_from(gate, path.parent) if "data" in stated else gate, text)
+
+
+def _with_limit(gate: GateConfig, text: str) -> GateConfig:
+    if gate.perplexity_increase is None and gate.top1_agreement is None and gate.kl_mean is None:
+        raise UsageError(f"--gate {text}: sets no limit", hint=f"Limits look like {_INLINE}.")
+    return gate
 
 
 def show_verification(result: Verification, *, json_output: bool) -> None:

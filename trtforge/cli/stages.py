@@ -82,7 +82,12 @@ def calibrate(
     from trtforge.core.progress import for_this_terminal
     from trtforge.formats.calibration import open_calibration
     from trtforge.formats.hf import resolve_source
+    from trtforge.models.formats import FORMATS
 
+    if quant in FORMATS and quant != "none" and not FORMATS[quant].calibrated:
+        raise UsageError(
+            f"--quant {quant} needs no calibration", hint=f"Run `trtforge convert {hf_dir} CHECKPOINT --quant {quant}`."
+        )
     config = from_options(
         CalibrateConfig,
         {
@@ -102,6 +107,11 @@ def calibrate(
         },
         "calibrate",
     )
+    if quant == "none" and kv_cache == "none":
+        raise UsageError("--quant none without --kv-cache: nothing needs a calibration", hint="Give either.")
+    if FORMATS[config.format].smoothing != "awq" and (awq_clip or group_size != 128):
+        option = "--awq-clip" if awq_clip else "--group-size"
+        raise UsageError(f"{option} is of AWQ; --quant {quant} has no use for it", hint="Leave it out.")
     if gate is not None and not sensitivity:
         raise UsageError("--gate without --sensitivity", hint="`trtforge verify --gate` checks a checkpoint.")
     if sensitivity and memory is not None:
@@ -205,7 +215,8 @@ def convert(
         raise UsageError("--shared-pre-quant-scale is for AWQ", hint="Leave it out, or give --quant int4_awq.")
     source, progress = resolve_source(hf_dir), for_this_terminal(quiet=quiet or json)
     result = run(config, source, out, calibration=calibration, force=force, progress=progress)
-    show.produced(result, json_output=json, next_command=f"trtforge verify {out} --against {hf_dir}")
+    following = f"verify {out} --against {hf_dir}" if cp == 1 else f"compile {out} ENGINE --backend tensorrt_llm"
+    show.produced(result, json_output=json, next_command=f"trtforge {following}")
 
 
 def verify(

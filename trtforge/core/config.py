@@ -1,5 +1,6 @@
 """The base of every configuration model, and the translation of its validation errors into a user's terms."""
 
+import re
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from typing import Any, get_args
@@ -59,6 +60,9 @@ def _as_forge_error(cls: type[BaseModel], error: ValidationError, where: str, na
         return ForgeError(f"{where}: {key} is missing", hint=f"Add {key}.")
     said = problem["msg"].removeprefix("Value error, ")
     hint = f"Got {problem.get('input')!r}; correct {key or 'it'}."
+    if problem["type"] == "literal_error" and isinstance(problem["input"], str):
+        meant = get_close_matches(problem["input"], re.findall(r"'([^']*)'", problem["ctx"]["expected"]), n=1)
+        hint = f"Got {problem['input']!r}; did you mean {meant[0]}?" if meant else hint
     if problem["type"] == "string_type" and isinstance(problem["input"], int | float):
         hint = f"Got the number {problem['input']}: put text that looks like one in quotes."
     return ForgeError(f"{where}: {key or 'value'}: {said}", hint=hint)

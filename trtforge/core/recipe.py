@@ -7,7 +7,7 @@ import yaml
 from pydantic import Field, field_validator
 
 from trtforge.core.config import Config, holds_text, parse_value
-from trtforge.core.errors import ForgeError
+from trtforge.core.errors import ForgeError, UsageError
 from trtforge.core.features import FeaturesConfig
 from trtforge.core.sizes import Bytes
 
@@ -182,7 +182,7 @@ def _read(path: Path) -> dict[str, Any]:
 def _set(values: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     if not equals or not key:
-        raise ForgeError(f"--set {override}: not KEY=VALUE", hint="For example --set engine.max_batch_size=16.")
+        raise UsageError(f"--set {override}: not KEY=VALUE", hint="For example --set engine.max_batch_size=16.")
     *parents, last = key.split(".")
     for parent in parents:
         nested = values.setdefault(parent, {})
@@ -194,6 +194,11 @@ def _set(values: dict[str, Any], override: str) -> None:
     values[last] = value if is_text or not holds_text(Recipe, key) else text
 
 
+def gate_from(gate: GateConfig, base: Path) -> GateConfig:
+    """A gate that a file in `base` states: a relative path of data is taken from there."""
+    return gate.model_copy(update={"data": _resolve(gate.data, base)})
+
+
 def _with_paths_from(recipe: Recipe, base: Path) -> Recipe:
     """The recipe with its relative paths taken from the recipe's own directory."""
     calibration = recipe.quantization.calibration
@@ -203,7 +208,7 @@ def _with_paths_from(recipe: Recipe, base: Path) -> Recipe:
             "quantization": recipe.quantization.model_copy(
                 update={"calibration": calibration.model_copy(update={"data": _resolve(calibration.data, base)})}
             ),
-            "gate": recipe.gate.model_copy(update={"data": _resolve(recipe.gate.data, base)}),
+            "gate": gate_from(recipe.gate, base),
             "engine": recipe.engine.model_copy(update={"features": _features_from(recipe.engine.features, base)}),
         }
     )
