@@ -21,7 +21,7 @@ CONVERT_HOST_BYTES = 512 * _MIB
 LAYER_COPIES = 3
 """Times a layer's weights that calibration works in: themselves, a copy on the way in, magnitudes of one."""
 
-CALIBRATION_BYTES = 96 * _MIB
+CALIBRATION_BYTES = 112 * _MIB
 """Activations of one of its batches, and what torch's allocators keep."""
 
 SKETCH_ROWS = 2039
