@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,18 +32,18 @@ def test_wrong_usage_is_status_2() -> None:
     ("words", "error", "hint"),
     [
         (("convert", "--tp"), "Option '--tp' requires an argument.", "--help after the command shows its options."),
-        (("calibrate", "a", "b"), "Missing option '--quant'.", "`python -m trtforge calibrate --help` says more."),
+        (("calibrate", "a", "b"), "Missing option '--quant'.", " calibrate --help` says more."),
         (("compile", "a", "b", "--feasure", "x"), "No such option: --feasure", "[OPTIONS] {CHECKPOINT} {OUT}"),
-        (("cache", "prune", "--older-than", "-1"), "Invalid value for '--older-than'", "trtforge cache prune --help"),
-        (("nonsense",), "No such command 'nonsense'.", "`python -m trtforge --help` says more."),
+        (("cache", "prune", "--older-than", "-1"), "Invalid value for '--older-than'", " cache prune --help"),
+        (("nonsense",), "No such command 'nonsense'.", " --help` says more."),
     ],
 )
 def test_command_lines_that_cannot_be_read_get_an_error_and_the_usage(
-    words: tuple[str, ...], error: str, hint: str
+    run: Any, words: tuple[str, ...], error: str, hint: str
 ) -> None:
-    done = trtforge(*words)
-    assert (done.returncode, done.stdout) == (2, "")
-    said, usage = done.stderr.splitlines()
+    status, printed, errors = run(*words)
+    assert (status, printed) == (2, "")
+    said, usage = errors.splitlines()
     assert said.startswith(f"error: {error}")
     assert usage.startswith("hint: ")
     assert hint in usage
@@ -110,10 +111,10 @@ def test_unknown_format_is_named(make_hf: MakeHf, tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_an_option_cannot_be_is_said_of_the_option(words: tuple[str, ...], error: str) -> None:
-    done = trtforge(*words)
-    assert done.returncode == 2
-    assert done.stderr.startswith(error), done.stderr
+def test_what_an_option_cannot_be_is_said_of_the_option(run: Any, words: tuple[str, ...], error: str) -> None:
+    status, printed, errors = run(*words)
+    assert (status, printed) == (2, "")
+    assert errors.startswith(error)
 
 
 def test_a_value_that_is_nearly_right_gets_the_right_one(tmp_path: Path) -> None:

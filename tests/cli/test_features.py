@@ -1,7 +1,6 @@
 """`--feature` as a user types it: build flags and runtime keys in one plan, and a mistake in the user's words."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,6 @@ import pytest
 
 from tests.compile.checkpoints import llama
 from tests.package.engines import tensorrt_engine
-from trtforge.cli.app import main
 from trtforge.cli.features import parse_features
 from trtforge.core.errors import UsageError
 
@@ -19,20 +17,6 @@ def checkpoint(tmp_path: Path) -> Path:
     (tmp_path / "checkpoint").mkdir()
     (tmp_path / "checkpoint" / "config.json").write_text(llama(dtype="float16").to_json())
     return tmp_path / "checkpoint"
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
-    """`trtforge WORDS`, in this process: the exit status, stdout and stderr."""
-
-    def trtforge(*words: str | Path) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["trtforge", *map(str, words)])
-        with pytest.raises(SystemExit) as end:
-            main()
-        printed = capsys.readouterr()
-        return int(end.value.code or 0), printed.out, printed.err
-
-    return trtforge
 
 
 def test_a_plan_shows_build_flags_and_runtime_keys_together(run: Any, checkpoint: Path) -> None:
