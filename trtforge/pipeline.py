@@ -213,16 +213,16 @@ class Build:
         """Verify, or take the figures of the last report if checkpoint and gate are the same."""
         checkpoint = open_artifact(self.paths.checkpoint, "checkpoint")
         known = self._known(report) if not self.force else None
+        cached = known is not None
         with measured() as usage:
-            result = (
-                known.verification
-                if known
-                else verify(self.paths.checkpoint, self.source, self.recipe.gate, progress=self.progress)
-            )
-        report.verification, report.compression = result, weight_compression(self.paths.checkpoint)
-        key = _verification_key(checkpoint.digest, self.recipe.gate)
-        report.known = Known(key=key, verification=result, compression=report.compression)
-        report.stages.append(StageReport.of_verification(result, usage, cached=known is not None))
+            if known is None:
+                known = Known(
+                    key=_verification_key(checkpoint.digest, self.recipe.gate),
+                    verification=verify(self.paths.checkpoint, self.source, self.recipe.gate, progress=self.progress),
+                    compression=weight_compression(self.paths.checkpoint),
+                )
+        report.known, report.verification, report.compression = known, known.verification, known.compression
+        report.stages.append(StageReport.of_verification(known.verification, usage, cached=cached))
         write_report(self.paths.report, report)
         self._require_quality(report)
 
