@@ -236,3 +236,9 @@ def test_probes_see_a_server_that_generates(server: Running) -> None:
 
 def test_repository_is_not_written_to(server: Running, fake_repository: Path) -> None:
     assert not list(fake_repository.rglob("__pycache__"))
+
+
+@pytest.mark.parametrize("model", ["ensemble", "tensorrt_llm_bls"])
+def test_a_ping_needs_no_token(server: Running, model: str) -> None:
+    response = post(server, model, text_input="", max_tokens=1, trtforge_ping=True)
+    assert (response.status_code, response.json()["text_output"]) == (200, "")

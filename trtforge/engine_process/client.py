@@ -119,7 +119,6 @@ class EngineClient:
             if channel is None:
                 self._closing.wait(_RECONNECT)
                 continue
-            self._socket = channel
             with suppress(OSError, BadFrame):  # what follows is the same as for a connection that was closed
                 self._serve(channel)
             with self._send_lock:
@@ -134,7 +133,9 @@ class EngineClient:
         channel.settimeout(_SEND_TIMEOUT)
         try:
             channel.connect(str(self._path))
-            channel.sendall(self._hello.encode())
+            with self._send_lock:
+                channel.sendall(self._hello.encode())
+                self._socket = channel
         except OSError:
             channel.close()
             return None
