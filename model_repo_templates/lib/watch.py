@@ -1,6 +1,5 @@
-"""A thread that notices clients that went away, and a server that did."""
+"""A thread that notices clients that went away."""
 
-import os
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -28,14 +27,12 @@ class Watcher(Generic[T]):
     """Calls `on_cancel` once for every watched request whose client gave up.
 
     Asking takes a message to the server and back, so each period only a share of the requests is asked about.
-    A model process that lost its server cannot answer anybody: it ends at once.
     """
 
     def __init__(self, period_ms: int, on_cancel: Callable[[T], None]) -> None:
         self._period = period_ms / 1000
         self._on_cancel = on_cancel
         self._watched: deque[T] = deque()
-        self._server = os.getppid()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watcher", daemon=True)
         self._thread.start()
@@ -51,8 +48,6 @@ class Watcher(Generic[T]):
 
     def _run(self) -> None:
         while not self._closing.wait(self._period):
-            if os.getppid() != self._server:
-                os._exit(1)
             watched = len(self._watched)
             for _ in range(-(-watched // (_PERIODS_FEW if watched <= _FEW else _PERIODS_MANY))):
                 if self._closing.is_set():

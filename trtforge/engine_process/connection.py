@@ -25,7 +25,7 @@ class Connection:
         self.name = ""
         self.pid = 0
         self.unanswered = 0
-        self.heard_at = time.monotonic()
+        self.beat_at = time.monotonic()
         self.figures_period: float | None = None
         self.figures_at = 0.0
         self._reader = FrameReader()

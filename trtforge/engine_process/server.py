@@ -159,7 +159,6 @@ class EngineServer:
 
     def _take(self, client: Connection, frame: Frame) -> None:
         header = frame.header
-        client.heard_at = time.monotonic()
         match header.get("type"):
             case "submit":
                 self._submit(client, Submission.decode(frame))
@@ -167,7 +166,7 @@ class EngineServer:
                 for name in header["names"]:
                     self._engine.cancel(_key(client, name))
             case "beat":
-                client.unanswered = int(header["unanswered"])
+                client.unanswered, client.beat_at = int(header["unanswered"]), time.monotonic()
             case "hello":
                 client.name, client.pid = str(header["name"]), int(header["pid"])
                 client.figures_period = header.get("figures_period")
@@ -353,7 +352,7 @@ class EngineServer:
             error=self._failure.message if self._failure else "",
             hint=self._failure.hint if self._failure else "",
             clients=tuple(
-                ClientStatus(client.name, client.pid, client.unanswered, now - client.heard_at)
+                ClientStatus(client.name, client.pid, client.unanswered, now - client.beat_at)
                 for client in self._clients.values()
                 if client.name
             ),
