@@ -242,3 +242,21 @@ def test_repository_is_not_written_to(server: Running, fake_repository: Path) ->
 def test_a_ping_needs_no_token(server: Running, model: str) -> None:
     response = post(server, model, text_input="", max_tokens=1, trtforge_ping=True)
     assert (response.status_code, response.json()["text_output"]) == (200, "")
+
+
+@pytest.mark.parametrize("model", ["ensemble", "tensorrt_llm_bls"])
+def test_a_request_ends_at_its_timeout(server: Running, model: str) -> None:
+    import tritonclient.grpc as grpc
+
+    text = grpc.InferInput("text_input", [1, 1], "BYTES")
+    text.set_data_from_numpy(np.array([[PROMPT.encode()]], dtype=object))
+    count = grpc.InferInput("max_tokens", [1, 1], "INT32")
+    count.set_data_from_numpy(np.array([[100000]], dtype=np.int32))
+    errors: list[str] = []
+    with grpc.InferenceServerClient(server.grpc) as client:
+        client.start_stream(lambda result, error: errors.append(str(error)))
+        client.async_stream_infer(model, [text, count], timeout=200_000)
+        assert eventually(lambda: bool(errors))
+        client.stop_stream()
+    assert "DEADLINE_EXCEEDED: the request's timeout has passed" in errors[0]
+    assert eventually(lambda: active_requests(server) == 0)
