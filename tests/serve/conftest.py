@@ -61,8 +61,15 @@ class Running:
 
     def triton(self) -> int:
         """The process id of the Triton server itself."""
+        return self._child("tritonserver")
+
+    def front(self) -> int:
+        """The process id of the HTTP front."""
+        return self._child("trtforge.serve.front")
+
+    def _child(self, program: str) -> int:
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        return int(children[0])
+        return next(int(child) for child in children if program in Path(f"/proc/{child}/cmdline").read_text())
 
     def model_process(self, model: str) -> int:
         """The process that runs a Python model."""
