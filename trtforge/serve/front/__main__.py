@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import signal
 import sys
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from trtforge.serve.front.upstream import Address
 
 
 def main() -> int:
-    """Serve until SIGTERM; 1 if the address is in use or the keys cannot be read."""
+    """Serve until SIGTERM, which lets running requests finish. 1 if it cannot listen or read the keys."""
     parser = argparse.ArgumentParser(prog="python -m trtforge.serve.front", description="Bounded HTTP before Triton's.")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--port", type=int, default=8000)
@@ -37,7 +38,10 @@ def main() -> int:
 
 
 async def _serve(policy: Policy, host: str, port: int) -> None:
-    await Front(policy, host, port).run()
+    front = Front(policy, host, port)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, front.stop)
+    await front.run()
 
 
 if __name__ == "__main__":

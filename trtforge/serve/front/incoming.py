@@ -166,6 +166,8 @@ class Incoming:
             raise ClientGone from None
 
     def _check_head(self, request: h11.Request) -> None:
+        if request.http_version not in (b"1.0", b"1.1"):
+            raise Refusal(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, "the front speaks HTTP/1.1")
         lines = list(request.headers)
         if len(lines) > self._limits.headers:
             raise Refusal(

@@ -40,6 +40,8 @@ class Limits:
     """Characters of one number in JSON."""
     tensors: int = 64
     """Inputs, and outputs, of one inference request."""
+    dimensions: int = 8
+    """Dimensions of one tensor."""
     elements: int = 4 * MIB
     """Elements of one tensor."""
     head_seconds: float = 10.0

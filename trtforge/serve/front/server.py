@@ -3,17 +3,18 @@
 import asyncio
 import contextlib
 import resource
-import signal
 import socket
 import sys
+from http import HTTPStatus
 
 from trtforge.serve.front.handler import Handler, Policy
 from trtforge.serve.front.incoming import ClientGone, Incoming
 from trtforge.serve.front.refusal import Refusal, unavailable
 
-_BACKLOG = 1024
-_SPARE_FILES = 64
-_FILES_PER_CONNECTION = 2
+_BACKLOG = 4096
+_SPARE_FILES = 32
+_FILES_PER_CONNECTION = 3
+"""The client's, Triton's, and that of one more client who is told that there are too many."""
 
 
 class Front:
@@ -29,11 +30,8 @@ class Front:
         self._stopping = asyncio.Event()
 
     async def run(self) -> None:
-        """Serve until SIGTERM or SIGINT, then let running requests finish; a second signal ends them."""
+        """Serve until `stop`, then let running requests finish. Raises OSError if the address is in use."""
         server = await asyncio.start_server(self._connected, self._host, self._port, backlog=_BACKLOG)
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.stop)
         async with server:
             await self._stopping.wait()
             server.close()
@@ -55,7 +53,7 @@ class Front:
         assert task is not None
         client = Incoming(reader, writer, self._policy.limits)
         full = len(self._connections) >= self._most
-        if len(self._connections) >= self._most + self._most // 4:
+        if len(self._connections) >= 2 * self._most + _SPARE_FILES:
             writer.transport.abort()
             return
         self._connections[task] = client
@@ -65,10 +63,6 @@ class Front:
         try:
             await (self._turn_away(client) if full else self._serve(client))
         except (ClientGone, ConnectionError, asyncio.CancelledError):
-            writer.transport.abort()
-        except Exception as error:
-            # The client must not wait, and the front must go on; the type says enough without the request's text.
-            print(f"front: {type(error).__name__} while a request was answered", file=sys.stderr, flush=True)
             writer.transport.abort()
         finally:
             self._connections.pop(task, None)
@@ -85,6 +79,13 @@ class Front:
                 await self._handler.answer(client, request)
             except Refusal as refusal:
                 await client.refuse(refusal)
+            except (ClientGone, ConnectionError):
+                raise
+            except Exception as error:
+                # An error of the front's own: the client must not wait, and other connections go on. The type says
+                # enough without the request's text.
+                print(f"front: {type(error).__name__} while a request was answered", file=sys.stderr, flush=True)
+                await client.refuse(Refusal(HTTPStatus.INTERNAL_SERVER_ERROR, "INTERNAL: the front failed"))
             if not client.next():
                 await client.linger()
                 return
@@ -102,4 +103,4 @@ def _files() -> int:
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
             soft = hard
-    return sys.maxsize if soft == resource.RLIM_INFINITY else max(soft - _SPARE_FILES, _FILES_PER_CONNECTION)
+    return sys.maxsize if soft == resource.RLIM_INFINITY else max(soft - 2 * _SPARE_FILES, _FILES_PER_CONNECTION)

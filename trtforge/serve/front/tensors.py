@@ -63,11 +63,13 @@ def _check_input(tensor: dict[str, Any], limits: Limits) -> int:
     name, shape, datatype = printable(tensor["name"]), tensor.get("shape"), tensor.get("datatype")
     if not isinstance(shape, list) or not all(isinstance(one, int) and not isinstance(one, bool) for one in shape):
         _refuse(f"input {name}: shape must be an array of integers")
+    if len(shape) > limits.dimensions:
+        _refuse(f"input {name}: shape has {len(shape)} dimensions, at most {limits.dimensions} are accepted")
     if any(one < 0 for one in shape):
-        _refuse(f"input {name}: shape {shape[:8]} has a negative dimension")
+        _refuse(f"input {name}: shape {shape} has a negative dimension")
     if math.prod(shape) > limits.elements:
-        _refuse(f"input {name}: shape {shape[:8]} has more than {limits.elements} elements")
-    if datatype not in _DATATYPES:
+        _refuse(f"input {name}: shape {shape} has more than {limits.elements} elements")
+    if not isinstance(datatype, str) or datatype not in _DATATYPES:
         _refuse(f"input {name}: datatype must be one of {', '.join(sorted(_DATATYPES))}")
     parameters = _parameters(tensor)
     size = parameters.get("binary_data_size")
