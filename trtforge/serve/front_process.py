@@ -89,11 +89,14 @@ class FrontProcess:
         if self.poll() is None:
             self._process.send_signal(signal.SIGTERM)
 
-    def end(self) -> None:
-        """Leave no process behind."""
-        if self.poll() is None:
+    def end(self, patience: float = 2.0) -> None:
+        """Leave no process behind. Clients whose server is gone have `patience` seconds to be told."""
+        self.stop_accepting()
+        try:
+            self._process.wait(patience)
+        except subprocess.TimeoutExpired:
             self._process.kill()
-        self._process.wait()
+            self._process.wait()
 
 
 def private_http(runtime: Path) -> str:

@@ -144,6 +144,8 @@ def test_idle_connections_are_closed() -> None:
 
     async def test(front: Running) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
+        answer = await read_answer(reader)
+        assert (answer.status, answer.error) == (408, "no request came in 0.1 s")
         assert await asyncio.wait_for(reader.read(), 10) == b""
         writer.close()
         reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
@@ -239,6 +241,23 @@ def test_more_requests_and_connections_than_allowed_get_503_at_once() -> None:
 
     limits = dataclasses.replace(Limits(), connections=3, requests=1)
     with_front(test, triton=FakeTriton(act=_until_left), limits=limits)
+
+
+def test_three_times_as_many_clients_as_connections_are_all_answered() -> None:
+    async def answer_late(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(0.5)
+        writer.write(FakeTriton.answer)
+        await writer.drain()
+
+    async def test(front: Running) -> None:
+        answers = await asyncio.gather(*(front.post(GENERATE, GOOD, "Connection: close") for _ in range(300)))
+        assert {answer.status for answer in answers} == {200, 503}
+        assert sum(answer.status == 200 for answer in answers) >= 50
+        assert all(answer.status == 200 or answer.headers["retry-after"] == "1" for answer in answers)
+        assert (await front.post(GENERATE, GOOD)).status == 200
+
+    limits = dataclasses.replace(Limits(), connections=100, requests=50)
+    with_front(test, triton=FakeTriton(act=answer_late), limits=limits)
 
 
 def test_bodies_together_are_bounded() -> None:

@@ -1,7 +1,10 @@
 """Requests as they arrive on a client's connection: heads and bodies within their limits, answers in h11's framing."""
 
 import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
 from http import HTTPStatus
+from typing import TypeVar
 
 import h11
 
@@ -10,6 +13,8 @@ from trtforge.serve.front.refusal import Refusal, error_body
 
 _PIECE = 64 * 1024
 _NAME = b"trtforge"
+_LATE = 0.05
+T = TypeVar("T")
 
 
 class ClientGone(Exception):
@@ -38,14 +43,16 @@ class Incoming:
         seconds = self._limits.head_seconds if first else self._limits.idle_seconds
         if self._connection.trailing_data[0] == b"":
             try:
-                data = await asyncio.wait_for(self._reader.read(_PIECE), seconds)
+                data = await _within(seconds, lambda: self._reader.read(_PIECE))
             except asyncio.TimeoutError:
+                if first:
+                    raise Refusal(HTTPStatus.REQUEST_TIMEOUT, f"no request came in {seconds:g} s") from None
                 return None
             if not data:
                 return None
             self._connection.receive_data(data)
         try:
-            event = await asyncio.wait_for(self._event(), self._limits.head_seconds)
+            event = await _within(self._limits.head_seconds, self._event)
         except asyncio.TimeoutError:
             raise Refusal(
                 HTTPStatus.REQUEST_TIMEOUT, f"the headers were not complete after {self._limits.head_seconds:g} s"
@@ -108,19 +115,6 @@ class Incoming:
         self.answering = False
         return True
 
-    async def linger(self) -> None:
-        """Read and drop what the client still sends, for a bounded time: a reset would destroy the answer."""
-        try:
-            if self._writer.can_write_eof():
-                self._writer.write_eof()
-            await asyncio.wait_for(self._drop(), self._limits.linger_seconds)
-        except (OSError, RuntimeError, asyncio.TimeoutError):
-            pass
-
-    async def _drop(self) -> None:
-        while await self._reader.read(_PIECE):
-            pass
-
     async def _body(self, limit: int) -> bytes:
         if self._connection.they_are_waiting_for_100_continue:
             await self._send(h11.InformationalResponse(status_code=HTTPStatus.CONTINUE, headers=[]))
@@ -180,6 +174,27 @@ class Incoming:
                 HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
                 f"the headers have {size} bytes, at most {self._limits.head_bytes} are accepted",
             )
+
+
+async def linger(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, seconds: float) -> None:
+    """Read and drop what the client still sends, for a bounded time: a reset would destroy the answer."""
+
+    async def drop() -> None:
+        while await reader.read(_PIECE):
+            pass
+
+    with contextlib.suppress(OSError, RuntimeError, asyncio.TimeoutError):
+        if writer.can_write_eof():
+            writer.write_eof()
+        await asyncio.wait_for(drop(), seconds)
+
+
+async def _within(seconds: float, read: Callable[[], Awaitable[T]]) -> T:
+    """What `read` returns within `seconds`; what came meanwhile counts although a busy event loop looks late."""
+    try:
+        return await asyncio.wait_for(read(), seconds)
+    except asyncio.TimeoutError:
+        return await asyncio.wait_for(read(), _LATE)
 
 
 def too_large(limit: int) -> Refusal:

@@ -3,13 +3,12 @@
 import asyncio
 import contextlib
 import resource
-import socket
 import sys
 from http import HTTPStatus
 
 from trtforge.serve.front.handler import Handler, Policy
-from trtforge.serve.front.incoming import ClientGone, Incoming
-from trtforge.serve.front.refusal import Refusal, unavailable
+from trtforge.serve.front.incoming import ClientGone, Incoming, linger
+from trtforge.serve.front.refusal import Refusal, error_body, unavailable
 
 _BACKLOG = 4096
 _SPARE_FILES = 32
@@ -26,7 +25,11 @@ class Front:
         self._port = port
         self._handler = Handler(policy)
         self._connections: dict[asyncio.Task[None], Incoming] = {}
-        self._most = min(policy.limits.connections, _files() // _FILES_PER_CONNECTION)
+        files = _files()
+        self._most = min(policy.limits.connections, files // _FILES_PER_CONNECTION)
+        self._most_turned_away = files - 2 * self._most
+        self._turned_away = 0
+        self._too_many = _refusal_bytes(unavailable(f"{self._most} connections are open", policy.limits.retry_seconds))
         self._stopping = asyncio.Event()
 
     async def run(self) -> None:
@@ -51,17 +54,14 @@ class Front:
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        client = Incoming(reader, writer, self._policy.limits)
-        full = len(self._connections) >= self._most
-        if len(self._connections) >= 2 * self._most + _SPARE_FILES:
-            writer.transport.abort()
+        if len(self._connections) >= self._most:
+            await self._turn_away(reader, writer)
             return
+        client = Incoming(reader, writer, self._policy.limits)
         self._connections[task] = client
-        connection = writer.get_extra_info("socket")
-        if connection is not None and connection.family != socket.AF_UNIX:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
-            await (self._turn_away(client) if full else self._serve(client))
+            await self._serve(client)
+            await linger(reader, writer, self._policy.limits.linger_seconds)
         except (ClientGone, ConnectionError, asyncio.CancelledError):
             writer.transport.abort()
         finally:
@@ -87,13 +87,31 @@ class Front:
                 print(f"front: {type(error).__name__} while a request was answered", file=sys.stderr, flush=True)
                 await client.refuse(Refusal(HTTPStatus.INTERNAL_SERVER_ERROR, "INTERNAL: the front failed"))
             if not client.next():
-                await client.linger()
                 return
             first = False
 
-    async def _turn_away(self, client: Incoming) -> None:
-        await client.refuse(unavailable(f"{self._most} connections are open", self._policy.limits.retry_seconds))
-        await client.linger()
+    async def _turn_away(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Tell a client that there are too many. Where no file is left to wait for it, a reset may be faster."""
+        self._turned_away += 1
+        try:
+            writer.write(self._too_many)
+            if self._turned_away <= self._most_turned_away:
+                await linger(reader, writer, self._policy.limits.linger_seconds)
+        except (ConnectionError, asyncio.CancelledError):
+            writer.transport.abort()
+        finally:
+            self._turned_away -= 1
+            with contextlib.suppress(OSError):
+                writer.close()
+
+
+def _refusal_bytes(refusal: Refusal) -> bytes:
+    """A whole response, for a client whose request is not read."""
+    body = error_body(refusal.message)
+    fixed = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
+    lines = [f"{name}: {value}" for name, value in (fixed | refusal.headers).items()]
+    head = f"HTTP/1.1 {refusal.status} {HTTPStatus(refusal.status).phrase}"
+    return "\r\n".join([head, *lines, "", ""]).encode() + body
 
 
 def _files() -> int:
