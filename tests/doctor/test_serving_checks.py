@@ -151,3 +151,22 @@ def test_image_of_another_release_than_the_recipes(tmp_path: Path) -> None:
     assert finding.status == "problem"
     assert "the recipe's engine is for 1.2.1" in finding.found
     assert one(report_on(host, on_tensorrt()), "image").status == "ok"
+
+
+def test_holes_of_the_triton_here_are_told(tmp_path: Path) -> None:
+    host = make_host(tmp_path, nvml=CPU_ONLY)
+    old = Serving(PORTS, Triton("/venv/bin/tritonserver", of_wheel=True, release="24.10"))
+    finding = one(report_on(host, serving=old), "Triton's holes")
+    assert finding.status == "warning"
+    assert finding.found.startswith("24.10: 18 known, the front and closed doors cover 13; left: CVE-2025-23317, ")
+    new = Serving(PORTS, Triton("/opt/tritonserver/bin/tritonserver", release="26.07"))
+    assert one(report_on(host, serving=new), "Triton's holes").status == "ok"
+    assert not [finding for finding in report_on(host).findings if finding.name == "Triton's holes"]
+
+
+def test_holes_of_an_image_are_told(tmp_path: Path) -> None:
+    host = make_host(tmp_path, nvml=CPU_ONLY)
+    assert one(report_on(host, image="26.07"), "image's holes").status == "ok"
+    finding = one(report_on(host, image="25.06"), "image's holes")
+    assert finding.status == "warning"
+    assert "CVE-2025-23310, CVE-2025-23311" in finding.found

@@ -1,5 +1,6 @@
 """A real Triton server, one for all tests that only ask it, and the means to start others."""
 
+import json
 import os
 import shutil
 import signal
@@ -23,14 +24,16 @@ from trtforge.package.stage import package
 
 _FAKE = Path(__file__).parent / "fake_engine.py"
 _MAIN = """
+import json
 import sys
 from pathlib import Path
 from trtforge.core.errors import ForgeError
 from trtforge.serve.config import ServeConfig
 from trtforge.serve.stage import serve
 ports = dict(zip(("http_port", "grpc_port", "metrics_port"), map(int, sys.argv[2:5])))
+config = ServeConfig(**ports, ready_timeout=60, drain_timeout=5, **json.loads(sys.argv[5]))
 try:
-    sys.exit(serve(ServeConfig(**ports, ready_timeout=60, drain_timeout=5), Path(sys.argv[1])))
+    sys.exit(serve(config, Path(sys.argv[1])))
 except ForgeError as error:
     print(f"error: {error.message}\\nhint: {error.hint}", file=sys.stderr)
     sys.exit(1)
@@ -60,8 +63,15 @@ class Running:
 
     def triton(self) -> int:
         """The process id of the Triton server itself."""
+        return self._child("tritonserver")
+
+    def front(self) -> int:
+        """The process id of the HTTP front."""
+        return self._child("trtforge.serve.front")
+
+    def _child(self, program: str) -> int:
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        return int(children[0])
+        return next(int(child) for child in children if program in Path(f"/proc/{child}/cmdline").read_text())
 
     def model_process(self, model: str) -> int:
         """The process that runs a Python model."""
@@ -77,7 +87,7 @@ class Running:
         return self.process.wait(timeout=60)
 
 
-Start = Callable[[Path], Running]
+Start = Callable[..., Running]
 
 
 def free_ports(count: int) -> list[int]:
@@ -126,11 +136,11 @@ def fake_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return package_with_fake_engine(tmp_path_factory.mktemp("fake"), PackageConfig())
 
 
-def start_server(repository: Path) -> Running:
-    """Start `repository` on free ports."""
+def start_server(repository: Path, **config: object) -> Running:
+    """Start `repository` on free ports, with other settings of ServeConfig."""
     ports = free_ports(3)
     process = subprocess.Popen(
-        [sys.executable, "-c", _MAIN, str(repository), *map(str, ports)],
+        [sys.executable, "-c", _MAIN, str(repository), *map(str, ports), json.dumps(config)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -143,8 +153,8 @@ def start() -> Iterator[Start]:
     """Starts servers that end with the test."""
     started: list[Running] = []
 
-    def run(repository: Path) -> Running:
-        started.append(start_server(repository))
+    def run(repository: Path, **config: object) -> Running:
+        started.append(start_server(repository, **config))
         return started[-1]
 
     yield run

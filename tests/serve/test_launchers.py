@@ -17,6 +17,7 @@ from trtforge.package.models import PackageConfig
 from trtforge.package.stage import package
 from trtforge.serve import launchers
 from trtforge.serve.config import ServeConfig
+from trtforge.serve.front_process import http_arguments, private_http
 from trtforge.serve.launchers import Launch, plan_launch, require_runnable
 from trtforge.serve.stage import serve
 from trtforge.serve.view import make_view
@@ -193,3 +194,39 @@ def test_llmapi_says_where_it_cannot_run(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(launchers, "_gpu_count", lambda: 1)
     with pytest.raises(ForgeError, match="TensorRT-LLM is not installed for this Python"):
         require_runnable(plan(repository, launcher="local"), facts_of(repository))
+
+
+def test_docker_sets_the_images_own_limits_and_closes_doors(tmp_path: Path) -> None:
+    old = plan(tensorrt_repository(tmp_path / "old", version="0.17.0.post1"), launcher="docker")
+    new = plan(tensorrt_repository(tmp_path / "new"), launcher="docker", open=["statistics"])
+    assert "--http-max-input-size=8388608" in new.argv
+    assert not any(argument.startswith("--http-max-input-size") for argument in old.argv)
+    for option in ("--grpc-restricted-protocol=", "--http-restricted-api="):
+        closed = next(argument for argument in new.argv if argument.startswith(option)).partition(":")[0]
+        assert closed == f"{option}shared-memory,model-repository,model-config,trace,logging"
+    assert new.front is None
+    assert new.secret not in new.describe() + repr(new.front)
+
+
+def test_each_start_has_its_own_secret(tmp_path: Path, in_container: None) -> None:
+    repository = tensorrt_repository(tmp_path, tp=2)
+    assert plan(repository).secret != plan(repository).secret
+
+
+def test_mpi_stands_behind_the_front(tmp_path: Path, in_container: None) -> None:
+    launch = plan(tensorrt_repository(tmp_path, tp=2), http_port=9000)
+    assert launch.front is not None
+    assert launch.front.upstream == f"unix:{RUNTIME}/http.sock"
+    assert "--port=9000" in launch.front.argv
+    assert f"--http-address=unix:{RUNTIME}/http.sock" in launch.argv
+
+
+def test_a_long_runtime_path_leaves_a_loopback_port(tmp_path: Path) -> None:
+    upstream = private_http(Path("/tmp") / ("x" * 120))
+    assert upstream.startswith("127.0.0.1:")
+    assert http_arguments(upstream, 8000) == ("--http-address=127.0.0.1", f"--http-port={upstream.split(':')[1]}")
+
+
+def test_keys_are_not_promised_where_they_are_not_checked(tmp_path: Path) -> None:
+    with pytest.raises(ForgeError, match="API keys are not checked with --launcher docker"):
+        plan(tensorrt_repository(tmp_path), launcher="docker", api_key_file=tmp_path / "keys")

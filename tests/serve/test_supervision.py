@@ -130,7 +130,10 @@ def test_dry_run_prints_the_command_and_leaves_nothing(
 ) -> None:
     assert serve(ServeConfig(dry_run=True, http_port=9000, host="0.0.0.0"), fake_repository) == 0
     printed = capsys.readouterr().out
-    assert "--http-port=9000" in printed
-    assert "--http-address=0.0.0.0" in printed
+    assert "--http-address=unix:" in printed
+    assert "--metrics-address=0.0.0.0" in printed
+    assert "--host=0.0.0.0" in printed
+    assert "--port=9000" in printed
+    assert "trtforge-door=REPLACE_WITH_A_RANDOM_VALUE" in printed
     assert "LD_LIBRARY_PATH=" in printed
     assert left_behind(os.getpid()) == []

@@ -95,7 +95,8 @@ def _serving() -> "Serving":
         installation = find_installation(Path())
     except ForgeError as error:
         return Serving(ports, Triton(None, todo=error.hint))
-    return Serving(ports, Triton(str(installation.program), of_wheel=bool(installation.links)))
+    program = str(installation.program)
+    return Serving(ports, Triton(program, of_wheel=bool(installation.links), release=installation.release))
 
 
 def _show_report(report: "Report") -> None:

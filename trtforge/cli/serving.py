@@ -22,6 +22,18 @@ def serve(
     grpc_port: Annotated[int, typer.Option(min=1, max=65535)] = 8001,
     metrics_port: Annotated[int, typer.Option(min=1, max=65535)] = 8002,
     host: Annotated[str, typer.Option(help="Address to listen on; loopback unless you say otherwise.")] = "127.0.0.1",
+    open: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME,...",
+            help="Endpoints to open: shared-memory, model-repository, model-config, statistics, trace, logging; "
+            "all are closed unless named.",
+        ),
+    ] = None,
+    api_key_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="API keys, one a line; clients of HTTP need one.", show_default=False),
+    ] = None,
     launcher: Annotated[str, typer.Option(metavar="auto|local|docker|mpi", help="How Triton is started.")] = "auto",
     ready_timeout: Annotated[float, typer.Option(min=1, help="Seconds until a token must have been made.")] = 300,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the exact command and start nothing.")] = False,
@@ -34,6 +46,7 @@ def serve(
     [dim]Example: trtforge serve build/demo-int4awq/repository --http-port 9000[/dim]
     """
     from trtforge.serve.config import ServeConfig
+    from trtforge.serve.doors import parse_doors
     from trtforge.serve.stage import serve as run
 
     config = from_options(
@@ -43,6 +56,8 @@ def serve(
             "grpc_port": grpc_port,
             "metrics_port": metrics_port,
             "host": host,
+            "open": parse_doors(open or ()),
+            "api_key_file": api_key_file,
             "launcher": launcher,
             "ready_timeout": ready_timeout,
             "dry_run": dry_run,

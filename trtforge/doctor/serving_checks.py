@@ -12,6 +12,7 @@ from trtforge.doctor.needs import Needs
 from trtforge.doctor.proc import read_listeners
 from trtforge.doctor.versions import at_least
 from trtforge.formats.releases import Container, containers_of, read_release_data
+from trtforge.formats.triton_holes import holes_of, open_holes
 
 _TRTLLM_BACKEND = "opt/tritonserver/backends/tensorrtllm"
 _DOCKER_TIMEOUT = 10.0
@@ -25,6 +26,7 @@ class Triton:
     program: str | None
     of_wheel: bool = False
     todo: str = ""
+    release: str | None = None
 
 
 @dataclass(frozen=True)
@@ -45,15 +47,20 @@ def serving_findings(host: Host, needs: Needs, serving: Serving, image: str | No
     for purpose, port in serving.ports.items():
         yield _port(host, needs, purpose, port)
     yield _triton(host, needs, serving.triton)
+    if serving.triton.release is not None and not serves_in_container(host, needs):
+        yield _holes("Triton's holes", serving.triton.release, front=True)
     yield _runtime(host, needs)
     if needs.backend == "tensorrt_llm" and needs.ranks > 1 and not serves_in_container(host, needs):
         yield _mpi(host)
     if image is not None:
         yield _image(host, needs, image)
+        if (container := _container(image)) is not None:
+            yield _holes("image's holes", container.triton, front=False)
     elif serves_in_container(host, needs) and needs.release is not None:
         fitting = containers_of(needs.release)
         if fitting:
             yield _image(host, needs, fitting[0].image)
+            yield _holes("image's holes", fitting[0].triton, front=False)
 
 
 def _port(host: Host, needs: Needs, purpose: str, port: int) -> Finding:
@@ -86,6 +93,21 @@ def _triton(host: Host, needs: Needs, triton: Triton) -> Finding:
         file = host.text("opt/tritonserver/TRITON_VERSION") or ""
         version = host.environment.get("TRITON_SERVER_VERSION") or file.strip()
     return Finding("Triton", "ok", f"{triton.program} {version or '(version not told)'}")
+
+
+def _holes(name: str, release: str, *, front: bool) -> Finding:
+    """Known vulnerabilities of a Triton release, and which of them `trtforge serve` does not keep clients from."""
+    known, left = holes_of(release), open_holes(release, front=front, opened=())
+    if not left:
+        return Finding(name, "ok", f"{release}: none known that clients can reach ({len(known)} in all)")
+    by = "the front and closed doors" if front else "closed doors"
+    names = ", ".join(hole.name for hole in left)
+    return Finding(
+        name,
+        "warning",
+        f"{release}: {len(known)} known, {by} cover {len(known) - len(left)}; left: {names}",
+        "Keep the server on a trusted network, or serve with a newer release.",
+    )
 
 
 def _runtime(host: Host, needs: Needs) -> Finding:

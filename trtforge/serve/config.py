@@ -1,11 +1,14 @@
 """How a repository is served: where it listens, how it is started and how long that may take."""
 
+from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
 
 from trtforge.core.config import Config
+from trtforge.serve.doors import Door
 
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 Launcher = Literal["auto", "local", "docker", "mpi"]
 
 
@@ -19,6 +22,8 @@ class ServeConfig(Config):
     launcher: Launcher = Field(
         "auto", description="local: tritonserver here; docker: NVIDIA's image; mpi: a rank a GPU."
     )
+    open: tuple[Door, ...] = Field((), description="Groups of endpoints that are closed unless named here.")
+    api_key_file: Path | None = Field(None, description="API keys, one a line; clients of HTTP need one of them.")
     ready_timeout: float = Field(600.0, gt=0, description="Seconds until the first token must have been generated.")
     drain_timeout: int = Field(30, ge=0, description="Seconds that running requests have after SIGTERM.")
     dry_run: bool = Field(False, description="Print command and environment, start nothing.")
@@ -33,6 +38,19 @@ class ServeConfig(Config):
     def reachable_host(self) -> str:
         """The address under which this machine reaches the server."""
         return "127.0.0.1" if self.host in ("0.0.0.0", "::") else self.host
+
+    @property
+    def grpc_host(self) -> str:
+        """The address for gRPC: loopback where API keys are asked for, because Triton cannot check them."""
+        if self.api_key_file is None or self.host in _LOOPBACK:
+            return self.host
+        return "127.0.0.1"
+
+    @property
+    def grpc_address(self) -> str:
+        """HOST:PORT of gRPC as clients on this machine take it."""
+        host = "127.0.0.1" if self.grpc_host in ("0.0.0.0", "::") else self.grpc_host
+        return f"{host}:{self.grpc_port}"
 
     def address(self, port: int) -> str:
         """HOST:PORT as clients take it."""

@@ -1,6 +1,7 @@
 """Text requests over HTTP: Triton's generate endpoints, server-sent events when streaming."""
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -41,8 +42,10 @@ class HttpClient:
                 raise self._error(error) from None
 
     def _client(self) -> httpx.Client:
-        """Without the environment's proxies: servers are inside."""
-        return httpx.Client(base_url=f"http://{self._url}", timeout=self._timeout, trust_env=False)
+        """Without the environment's proxies: servers are inside. TRTFORGE_API_KEY is the key of one that needs it."""
+        key = os.environ.get("TRTFORGE_API_KEY")
+        headers = {"x-api-key": key} if key else {}
+        return httpx.Client(base_url=f"http://{self._url}", headers=headers, timeout=self._timeout, trust_env=False)
 
     def _error(self, error: httpx.HTTPError) -> ForgeError:
         if isinstance(error, httpx.ReadTimeout):

@@ -9,23 +9,31 @@ import os
 import shutil
 import sys
 import sysconfig
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
 from trtforge.core.errors import ForgeError
+from trtforge.core.packages import installed_version
+from trtforge.formats.triton_holes import release_of_server, release_of_wheel
 
 _STUB = "triton_python_backend_stub"
+_VERSION_FILE = Path("/opt/tritonserver/TRITON_VERSION")
 
 
 @dataclass(frozen=True)
 class Installation:
-    """A Triton server. `links` are to be made below the runtime directory before it starts."""
+    """A Triton server. `links` are to be made below the runtime directory before it starts.
+
+    `release`: such as 24.10; None where nothing tells it.
+    """
 
     program: Path
     arguments: tuple[str, ...]
     environment: dict[str, str]
     links: dict[Path, Path]
+    release: str | None = None
 
     def prepare(self) -> None:
         """Make the links."""
@@ -38,7 +46,7 @@ def find_installation(runtime: Path) -> Installation:
     """The server to use, with `runtime` for what it needs on disk. Raises ForgeError if there is none here."""
     on_path = shutil.which("tritonserver")
     if on_path is not None:
-        return Installation(Path(on_path), (), {"PATH": _this_python_first()}, {})
+        return Installation(Path(on_path), (), {"PATH": _this_python_first()}, {}, _release_here())
     package = find_spec("pytriton")
     if package is None or package.origin is None:
         raise ForgeError(
@@ -68,7 +76,17 @@ def _of_wheel(package: Path, runtime: Path) -> Installation:
             "LD_LIBRARY_PATH": _prepended(libraries, "LD_LIBRARY_PATH"),
         },
         links={**{backend / path.name: path for path in files}, backend / _STUB: stub},
+        release=release_of_wheel(installed_version("nvidia-pytriton")),
     )
+
+
+def _release_here() -> str | None:
+    """What NVIDIA's containers tell of their server."""
+    told = os.environ.get("NVIDIA_TRITON_SERVER_VERSION") or os.environ.get("TRITON_SERVER_VERSION")
+    if told is None:
+        with suppress(OSError):
+            told = _VERSION_FILE.read_text(encoding="utf-8").strip()
+    return None if told is None else release_of_server(told)
 
 
 def _this_python_first() -> str:

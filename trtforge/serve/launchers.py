@@ -11,11 +11,20 @@ from trtforge.core.errors import ForgeError
 from trtforge.core.packages import installed_version, same_minor
 from trtforge.formats.releases import Container, containers_of, containers_with, release
 from trtforge.formats.triton import RepositoryFacts
+from trtforge.formats.triton_holes import has_option
 from trtforge.serve.config import ServeConfig
+from trtforge.serve.doors import door_arguments, new_secret
+from trtforge.serve.environment import server_environment
+from trtforge.serve.front_process import FrontCommand, http_arguments, private_http
 from trtforge.serve.installation import Installation, find_installation
 
 _TRTLLM_BACKEND = Path("/opt/tritonserver/backends/tensorrtllm")
 _SPARE_THREADS = 32
+_BODY_LIMIT = "http-max-input-size"
+_BODY_BYTES = 8 * 1024 * 1024
+_HIDDEN = "REPLACE_WITH_A_RANDOM_VALUE"
+_KEEPALIVE = ("--grpc-keepalive-time=30000", "--grpc-keepalive-timeout=10000")
+"""Milliseconds: a client that vanished without closing is noticed after 40 s; Triton's default is 2 hours."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +33,7 @@ class Launch:
 
     `installation` and `view` are to be prepared first; `cleanup` is a command that ends what outlives the process.
     `container`: what is known of the image that is run; None: this machine's server is.
+    `front`: the HTTP server that clients talk to; None: they talk to Triton's own. `secret`: what opens closed doors.
     """
 
     launcher: Literal["local", "docker", "mpi"]
@@ -33,11 +43,19 @@ class Launch:
     view: Path | None = None
     cleanup: tuple[str, ...] = ()
     container: Container | None = None
+    front: FrontCommand | None = None
+    secret: str = field(default="", repr=False)
+
+    def process_environment(self) -> dict[str, str]:
+        """The whole environment of the server: this process's without secrets, and what the launch adds."""
+        return server_environment(self.environment)
 
     def describe(self) -> str:
-        """Command and environment, one argument a line."""
+        """Commands and environment, one argument a line, without the secret."""
         lines = [f"{name}={value}" for name, value in sorted(self.environment.items())]
-        return "\n".join([*lines, " \\\n  ".join(self.argv)])
+        commands = [self.argv, *((self.front.argv,) if self.front is not None else ())]
+        text = "\n".join([*lines, *(" \\\n  ".join(command) for command in commands)])
+        return text.replace(self.secret, _HIDDEN) if self.secret else text
 
 
 def plan_launch(config: ServeConfig, repository: Path, facts: RepositoryFacts, runtime: Path) -> Launch:
@@ -57,13 +75,16 @@ def plan_launch(config: ServeConfig, repository: Path, facts: RepositoryFacts, r
             hint="Use --launcher mpi (or docker).",
         )
     installation = find_installation(runtime)
-    argv = (str(installation.program), *_server_arguments(config, facts, runtime / "repository", runtime.name))
+    listening = _behind_front(config, runtime)
+    server = _server_arguments(config, facts, runtime / "repository", runtime.name, listening)
     return Launch(
         launcher="local",
-        argv=(*argv, *installation.arguments),
+        argv=(str(installation.program), *server, *installation.arguments),
         environment=installation.environment | _environment(config),
         installation=installation,
         view=runtime / "repository",
+        front=listening.front,
+        secret=listening.secret,
     )
 
 
@@ -114,15 +135,35 @@ def _chosen(config: ServeConfig, facts: RepositoryFacts) -> Literal["local", "do
     return "mpi" if facts.world_size > 1 else "local"
 
 
-def _server_arguments(config: ServeConfig, facts: RepositoryFacts, repository: Path, prefix: str) -> tuple[str, ...]:
+@dataclass(frozen=True)
+class _Listening:
+    """Where the server that listens takes HTTP, and how its doors are closed. `front` None: clients reach it itself."""
+
+    http: tuple[str, ...]
+    secret: str
+    front: FrontCommand | None = None
+
+
+def _behind_front(config: ServeConfig, runtime: Path) -> _Listening:
+    upstream = private_http(runtime)
+    keys = None if config.api_key_file is None else config.api_key_file.absolute()
+    front = FrontCommand(config.host, config.http_port, upstream, config.open, keys)
+    return _Listening(http_arguments(upstream, config.http_port), new_secret(), front)
+
+
+def _server_arguments(
+    config: ServeConfig, facts: RepositoryFacts, repository: Path, prefix: str, listening: _Listening
+) -> tuple[str, ...]:
     """Triton's own options for the server that listens. `prefix` begins the names of its shared memory."""
     return (
         f"--model-repository={repository}",
-        f"--http-address={config.host}",
-        f"--http-port={config.http_port}",
-        f"--grpc-address={config.host}",
+        *listening.http,
+        f"--grpc-address={config.grpc_host}",
         f"--grpc-port={config.grpc_port}",
+        *_KEEPALIVE,
+        f"--metrics-address={config.host}",
         f"--metrics-port={config.metrics_port}",
+        *door_arguments(config.open, listening.secret, http=listening.front is None),
         *(("--allow-gpu-metrics=false",) if facts.device == "cpu" else ()),
         *_common_arguments(facts, prefix),
         f"--exit-timeout-secs={config.drain_timeout}",
@@ -131,7 +172,7 @@ def _server_arguments(config: ServeConfig, facts: RepositoryFacts, repository: P
 
 def _environment(config: ServeConfig) -> dict[str, str]:
     """What the models are told: text models call an engine model that Triton itself runs at this address."""
-    return {"TRTFORGE_GRPC_URL": config.address(config.grpc_port)}
+    return {"TRTFORGE_GRPC_URL": config.grpc_address}
 
 
 def _common_arguments(facts: RepositoryFacts, prefix: str) -> tuple[str, ...]:
@@ -144,19 +185,27 @@ def _common_arguments(facts: RepositoryFacts, prefix: str) -> tuple[str, ...]:
 
 
 def _mpi(config: ServeConfig, facts: RepositoryFacts, runtime: Path) -> Launch:
-    argv = _mpi_command(config, facts, "tritonserver", runtime / "repository", runtime.name)
-    return Launch(launcher="mpi", argv=argv, environment=_environment(config), view=runtime / "repository")
+    listening = _behind_front(config, runtime)
+    argv = _mpi_command(config, facts, runtime / "repository", runtime.name, listening)
+    return Launch(
+        launcher="mpi",
+        argv=argv,
+        environment=_environment(config),
+        view=runtime / "repository",
+        front=listening.front,
+        secret=listening.secret,
+    )
 
 
 def _mpi_command(
-    config: ServeConfig, facts: RepositoryFacts, program: str, repository: Path, prefix: str
+    config: ServeConfig, facts: RepositoryFacts, repository: Path, prefix: str, listening: _Listening
 ) -> tuple[str, ...]:
     """TensorRT-LLM's leader mode: one server a rank, of which the first listens and the others load the engine only."""
     command = ["mpirun", "--allow-run-as-root"]
     for rank in range(facts.world_size):
-        command += ["-n", "1", program]
+        command += ["-n", "1", "tritonserver"]
         if rank == 0:
-            command += _server_arguments(config, facts, repository, f"{prefix}_{rank}")
+            command += _server_arguments(config, facts, repository, f"{prefix}_{rank}", listening)
         else:
             command += [
                 f"--model-repository={repository}",
@@ -179,12 +228,17 @@ def _docker(config: ServeConfig, repository: Path, facts: RepositoryFacts, runti
             hint="Build the engine for a release that a container carries, 1.2.1 for example, or serve it with "
             "--launcher local inside an image that has Triton and that release.",
         )
+    if config.api_key_file is not None:
+        raise ForgeError(
+            "API keys are not checked with --launcher docker: there, clients reach Triton's own HTTP",
+            hint="Run `trtforge serve` inside the container, or put a gateway that checks keys before it.",
+        )
     root = Path(facts.engine_path).parents[2]
-    program = "tritonserver"
+    listening = _in_container(config, containers[0].triton)
     server = (
-        (program, *_server_arguments(config, facts, root, runtime.name))
+        ("tritonserver", *_server_arguments(config, facts, root, runtime.name, listening))
         if facts.world_size == 1 or facts.backend == "llmapi"
-        else _mpi_command(config, facts, program, root, runtime.name)
+        else _mpi_command(config, facts, root, runtime.name, listening)
     )
     argv = (
         *("docker", "run", "--rm", "--name", runtime.name),
@@ -196,7 +250,14 @@ def _docker(config: ServeConfig, repository: Path, facts: RepositoryFacts, runti
         *server,
     )
     cleanup = ("docker", "rm", "--force", runtime.name)
-    return Launch(launcher="docker", argv=argv, cleanup=cleanup, container=containers[0])
+    return Launch(launcher="docker", argv=argv, cleanup=cleanup, container=containers[0], secret=listening.secret)
+
+
+def _in_container(config: ServeConfig, triton: str) -> _Listening:
+    """Triton's own HTTP, with the limit on bodies where the image's release has one."""
+    limit = (f"--{_BODY_LIMIT}={_BODY_BYTES}",) if has_option(triton, _BODY_LIMIT) else ()
+    http = (f"--http-address={config.host}", f"--http-port={config.http_port}", *limit)
+    return _Listening(http, new_secret())
 
 
 def _containers(facts: RepositoryFacts) -> tuple[Container, ...]:

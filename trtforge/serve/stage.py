@@ -8,6 +8,9 @@ from trtforge.core.manifest import open_artifact
 from trtforge.formats.triton import RepositoryFacts, read_facts
 from trtforge.serve.config import ServeConfig
 from trtforge.serve.embedded import check_embedded
+from trtforge.serve.environment import close_shared_memory
+from trtforge.serve.exposure import check_doors
+from trtforge.serve.front_process import FrontProcess
 from trtforge.serve.launchers import Launch, plan_launch, require_runnable
 from trtforge.serve.place import check_gpus, check_versions
 from trtforge.serve.probe import is_serving
@@ -30,6 +33,7 @@ def serve(config: ServeConfig, repo: Path) -> int:
         if config.dry_run:
             print(launch.describe())
             return 0
+        check_doors(config, launch)
         check_embedded(facts, repo)
         require_runnable(launch, facts)
         check_gpus(facts, launch)
@@ -59,13 +63,27 @@ def _run(config: ServeConfig, repo: Path, facts: RepositoryFacts, launch: Launch
         launch.installation.prepare()
     if launch.view is not None:
         make_view(repo, launch.view, facts)
-    http, grpc = config.address(config.http_port), config.address(config.grpc_port)
+    http, grpc = config.address(config.http_port), config.grpc_address
+    front = FrontProcess(launch.front, runtime / "front.log") if launch.front is not None else None
+    try:
+        if front is not None:
+            front.wait_ready()
+        _serve_until_stopped(config, facts, launch, runtime, http, grpc)
+    finally:
+        if front is not None:
+            front.end()
+
+
+def _serve_until_stopped(
+    config: ServeConfig, facts: RepositoryFacts, launch: Launch, runtime: Path, http: str, grpc: str
+) -> None:
     server = Server(launch, runtime / "triton.log", verbose=config.verbose)
     try:
         with signals_to(server):
             if server.wait_ready(
                 lambda left: is_serving(http, grpc, facts.model("ensemble"), left), config.ready_timeout
             ):
+                close_shared_memory(runtime.name)
                 print(f"ready http={http} grpc={grpc} metrics={config.address(config.metrics_port)}", flush=True)
             server.wait(config.drain_timeout)
     finally:

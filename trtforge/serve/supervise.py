@@ -1,6 +1,5 @@
 """A server in the foreground: started, waited for, watched and ended with everything that belongs to it."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from typing import IO
 
 from trtforge.core.errors import ForgeError
 from trtforge.core.processes import end_session, end_with_parent, handled, lives_in, session_processes
+from trtforge.serve.environment import UMASK
 from trtforge.serve.launchers import Launch
 from trtforge.serve.server_log import first_error
 
@@ -32,7 +32,8 @@ class Server:
         with _output(log, verbose=verbose) as output:
             self._process = subprocess.Popen(
                 launch.argv,
-                env=os.environ | launch.environment,
+                env=launch.process_environment(),
+                umask=UMASK,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

@@ -1,0 +1,89 @@
+"""Tensors of `/infer`: each is named in what is said of it."""
+
+import json
+from typing import Any
+
+import pytest
+
+from trtforge.serve.front.limits import Limits
+from trtforge.serve.front.refusal import Refusal
+from trtforge.serve.front.tensors import check_generate, check_infer
+
+GOOD: dict[str, Any] = {"name": "text_input", "shape": [1, 1], "datatype": "BYTES", "data": ["a"]}
+
+
+def check(document: object, binary: bytes = b"", *, shared: bool = False, length: int | None = None) -> None:
+    body = json.dumps(document).encode()
+    header = length if length is not None else (len(body) if binary else None)
+    check_infer(body + binary, header, Limits(), shared_memory=shared)
+
+
+def test_json_and_binary_tensors_are_accepted() -> None:
+    check({"inputs": [GOOD], "outputs": [{"name": "text_output"}]})
+    binary = {"name": "ids", "shape": [2], "datatype": "INT32", "parameters": {"binary_data_size": 8}}
+    check({"inputs": [binary, GOOD]}, b"\0" * 8)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"name": None}, "one of inputs has no name"),
+        ({"shape": None}, "input 'text_input': shape must be an array of integers"),
+        ({"shape": [True]}, "shape must be an array of integers"),
+        ({"shape": [1.5]}, "shape must be an array of integers"),
+        ({"shape": [-1, 1]}, "input 'text_input': shape [-1, 1] has a negative dimension"),
+        ({"shape": [2**40, 2**40]}, "has more than 4194304 elements"),
+        ({"shape": [1] * 9}, "input 'text_input': shape has 9 dimensions, at most 8"),
+        ({"datatype": "STRING"}, "input 'text_input': datatype must be one of"),
+        ({"datatype": ["INT32"]}, "input 'text_input': datatype must be one of"),
+        ({"parameters": []}, "parameters must be an object, not an array"),
+        ({"parameters": {"binary_data_size": -1}}, "binary_data_size must be an integer from 0"),
+        ({"parameters": {"binary_data_size": True}}, "binary_data_size must be an integer from 0"),
+        ({"parameters": {"binary_data_size": 2**63}}, "binary_data_size must be an integer from 0"),
+        ({"parameters": {"binary_data_size": 9}}, "binary_data_size adds up to 9 bytes, 0 follow the JSON"),
+    ],
+)
+def test_a_wrong_input_is_refused(change: dict[str, Any], said: str) -> None:
+    with pytest.raises(Refusal) as caught:
+        check({"inputs": [GOOD | change]})
+    assert caught.value.status == 400
+    assert said in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        ({}, "inputs is missing or empty"),
+        ({"inputs": {}}, "inputs must be an array, not an object"),
+        ({"inputs": [1]}, "each of inputs must be an object, not a number"),
+        ({"inputs": [GOOD, GOOD]}, "inputs names a tensor twice"),
+        ({"inputs": [GOOD], "outputs": [{"name": str(i)} for i in range(65)]}, "outputs has 65 tensors, at most 64"),
+        ({"inputs": [{k: v for k, v in GOOD.items() if k != "data"}]}, "input 'text_input' has no data"),
+    ],
+)
+def test_a_wrong_request_is_refused(document: object, said: str) -> None:
+    with pytest.raises(Refusal) as caught:
+        check(document)
+    assert said in caught.value.message
+
+
+@pytest.mark.parametrize("where", ["inputs", "outputs"])
+def test_shared_memory_is_closed_unless_opened(where: str) -> None:
+    region = {"name": "text_input", "shape": [1], "datatype": "INT32", "parameters": {"shared_memory_region": "x"}}
+    document = {"inputs": [region]} if where == "inputs" else {"inputs": [GOOD], "outputs": [region]}
+    with pytest.raises(Refusal) as caught:
+        check(document)
+    assert caught.value.status == 403
+    check(document, shared=True)
+
+
+@pytest.mark.parametrize("length", [0, 100_000])
+def test_a_header_length_beyond_the_body_is_refused(length: int) -> None:
+    with pytest.raises(Refusal, match="Inference-Header-Content-Length is"):
+        check({"inputs": [GOOD]}, length=length)
+
+
+def test_parameters_of_generate_are_an_object() -> None:
+    check_generate(b'{"text_input":"a","parameters":{"id":"x"}}', Limits())
+    with pytest.raises(Refusal, match="parameters must be an object, not an array"):
+        check_generate(b'{"parameters":[]}', Limits())

@@ -1,0 +1,90 @@
+"""Known vulnerabilities of Triton releases, looked up in `release_data/triton-holes.json`, each with its sources."""
+
+import json
+from collections.abc import Collection
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+from trtforge.core.config import Config
+
+_FILE = Path(__file__).parent / "release_data" / "triton-holes.json"
+
+
+class Hole(Config):
+    """A vulnerability. `fixed_in`: the first release without it; None: no source names one."""
+
+    id: str
+    cves: tuple[str, ...]
+    fixed_in: str | None
+    door: str | None = None
+    backend: str | None = None
+    front: bool
+    grpc: bool
+    says: str
+    confidence: Literal["high", "medium", "low"]
+    sources: tuple[str, ...]
+
+    def covered(self, *, front: bool, opened: Collection[str]) -> bool:
+        """Whether a closed door, the front or a backend that is not loaded keeps requests away from it."""
+        behind_door = self.door is not None and self.door not in opened
+        return behind_door or self.backend is not None or (front and self.front and not self.grpc)
+
+    @property
+    def name(self) -> str:
+        """Its CVEs, or its id where it has none."""
+        return ", ".join(self.cves) or self.id
+
+
+class _Option(Config):
+    option: str
+    since: str
+    unit: str
+    default: int
+    sources: tuple[str, ...]
+
+
+class _File(Config):
+    schema_version: int
+    subject: str
+    how_to_read: str
+    sources: dict[str, str]
+    confidence: dict[str, str]
+    wheels: dict[str, str]
+    versions: dict[str, str]
+    options: tuple[_Option, ...]
+    holes: tuple[Hole, ...]
+
+
+def holes_of(release: str) -> tuple[Hole, ...]:
+    """The holes of a Triton release, such as 24.10."""
+    return tuple(hole for hole in _data().holes if hole.fixed_in is None or _number(release) < _number(hole.fixed_in))
+
+
+def open_holes(release: str, *, front: bool, opened: Collection[str]) -> tuple[Hole, ...]:
+    """Those that neither the front nor closed doors cover."""
+    return tuple(hole for hole in holes_of(release) if not hole.covered(front=front, opened=opened))
+
+
+def has_option(release: str, option: str) -> bool:
+    """Whether a release's `tritonserver` takes an option that not all have."""
+    return any(one.option == option and _number(one.since) <= _number(release) for one in _data().options)
+
+
+def release_of_wheel(version: str | None) -> str | None:
+    """The Triton release in a version of nvidia-pytriton."""
+    return _data().wheels.get(version or "")
+
+
+def release_of_server(version: str) -> str | None:
+    """The release (24.10) of a server version (2.51.0), or of a release itself."""
+    return version if version in _data().versions.values() else _data().versions.get(version)
+
+
+def _number(release: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in release.split("."))
+
+
+@cache
+def _data() -> _File:
+    return _File.parse(json.loads(_FILE.read_text(encoding="utf-8")), str(_FILE))

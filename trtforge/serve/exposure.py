@@ -1,0 +1,35 @@
+"""Warnings before a server starts: what stays open to clients although doors are closed (keys, gRPC, known holes)."""
+
+import logging
+
+from trtforge.formats.triton_holes import open_holes
+from trtforge.serve.config import ServeConfig
+from trtforge.serve.front.keys import read_keys, readable_by_others
+from trtforge.serve.launchers import Launch
+
+_LOG = logging.getLogger(__name__)
+
+
+def check_doors(config: ServeConfig, launch: Launch) -> None:
+    """Raises ForgeError for a key file that cannot be used; logs what else the user should know."""
+    if config.api_key_file is not None:
+        read_keys(config.api_key_file)
+        if readable_by_others(config.api_key_file):
+            _LOG.warning("other users can read the API keys: chmod 600 %s", config.api_key_file)
+        _LOG.warning("API keys are checked over HTTP only; gRPC listens on %s without keys", config.grpc_host)
+    if (warning := hole_warning(config, launch)) is not None:
+        _LOG.warning(warning)
+
+
+def hole_warning(config: ServeConfig, launch: Launch) -> str | None:
+    """A line about the holes of the server that will start which nothing covers; None if there are none known."""
+    release = launch.container.triton if launch.container is not None else None
+    if release is None and launch.installation is not None:
+        release = launch.installation.release
+    if release is None:
+        return None
+    holes = open_holes(release, front=launch.front is not None, opened=config.open)
+    if not holes:
+        return None
+    names = ", ".join(hole.name for hole in holes)
+    return f"Triton {release} has known holes that clients can reach ({names}): keep it on a trusted network"

@@ -1,0 +1,184 @@
+"""From one client's request to Triton and back: checked, sent on in one piece, answered as it comes."""
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from http import HTTPStatus
+
+import h11
+
+from trtforge.serve.front.answers import as_refusal, stream_error
+from trtforge.serve.front.incoming import ClientGone, Incoming, too_large
+from trtforge.serve.front.json_body import parse_object
+from trtforge.serve.front.keys import Keys
+from trtforge.serve.front.limits import KIB, Limits
+from trtforge.serve.front.refusal import Refusal, error_body, unavailable
+from trtforge.serve.front.routes import Route, find_route
+from trtforge.serve.front.tensors import check_generate, check_infer
+from trtforge.serve.front.upstream import Address, Exchange, exchange
+
+_BINARY = b"inference-header-content-length"
+_PASSED_ON = frozenset((b"content-type", _BINARY))
+_PASSED_BACK = frozenset((b"content-type", b"content-length", _BINARY))
+_ERROR_BYTES = 64 * KIB
+_LARGE = 32 * KIB
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What is open to whom, and how much of it."""
+
+    upstream: Address
+    opened: Collection[str] = ()
+    keys: Keys | None = None
+    limits: Limits = field(default_factory=Limits)
+
+
+class Handler:
+    """Answers requests; one for all connections, because it counts what is in Triton."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._running = 0
+        self._held = 0
+
+    async def answer(self, client: Incoming, request: h11.Request) -> None:
+        """Answer one request. Raises Refusal where it is refused before anything was sent."""
+        limits = self._policy.limits
+        headers = _headers(request)
+        route, path = find_route(
+            request.method.decode("ascii"), request.target.decode("latin-1"), self._policy.opened, limits
+        )
+        if self._policy.keys is not None and route.kind != "health":
+            self._policy.keys.require(headers)
+        if b"content-encoding" in headers and headers[b"content-encoding"].lower() != b"identity":
+            raise Refusal(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "compressed bodies are not accepted")
+        counted = route.kind != "health"
+        if counted and self._running >= limits.requests:
+            raise unavailable(f"{limits.requests} requests are running", limits.retry_seconds)
+        held = _body_bound(route, headers, limits)
+        if held and self._held + held > limits.held_bytes:
+            raise unavailable(f"bodies of {limits.held_bytes} bytes are in flight", limits.retry_seconds)
+        self._held += held
+        self._running += counted
+        try:
+            body = await client.body(held)
+            await self._judge(body, route, headers)
+            seconds = None if route.kind in ("generate", "infer") else limits.answer_seconds
+            await self._exchange(client, request.method, path, headers, body, seconds)
+        finally:
+            self._held -= held
+            self._running -= counted
+
+    async def _judge(self, body: bytes, route: Route, headers: Mapping[bytes, bytes]) -> None:
+        limits = self._policy.limits
+        if route.kind == "generate":
+            await _run(body, lambda: check_generate(body, limits))
+        elif route.kind == "infer":
+            shared = "shared-memory" in self._policy.opened
+            await _run(body, lambda: check_infer(body, _length(headers, _BINARY), limits, shared_memory=shared))
+        elif body:
+            parse_object(body, limits)
+
+    async def _exchange(
+        self,
+        client: Incoming,
+        method: bytes,
+        path: str,
+        headers: Mapping[bytes, bytes],
+        body: bytes,
+        seconds: float | None,
+    ) -> None:
+        """Relay request and answer; the connection to Triton ends as soon as the client's does."""
+        passed = [(name, value) for name, value in headers.items() if name in _PASSED_ON]
+
+        async def relay() -> None:
+            async with exchange(self._policy.upstream, self._policy.limits) as triton:
+                try:
+                    response = await asyncio.wait_for(triton.send(method.decode(), path, passed, body), seconds)
+                except asyncio.TimeoutError:
+                    raise Refusal(HTTPStatus.GATEWAY_TIMEOUT, f"no answer from the server in {seconds:g} s") from None
+                await self._relay(client, triton, response)
+
+        relaying, leaving = asyncio.ensure_future(relay()), asyncio.ensure_future(client.gone())
+        try:
+            await asyncio.wait({relaying, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if not relaying.done():
+                raise ClientGone
+            relaying.result()
+        finally:
+            for task in (relaying, leaving):
+                task.cancel()
+            await asyncio.gather(relaying, leaving, return_exceptions=True)
+
+    async def _relay(self, client: Incoming, triton: Exchange, response: h11.Response) -> None:
+        if response.status_code >= HTTPStatus.BAD_REQUEST:
+            raise as_refusal(response.status_code, await triton.whole(_ERROR_BYTES), self._policy.limits.retry_seconds)
+        headers = [(name, value) for name, value in response.headers if name in _PASSED_BACK]
+        streaming = any(value.startswith(b"text/event-stream") for name, value in headers if name == b"content-type")
+        pieces = triton.pieces()
+        try:
+            async for piece in pieces:
+                if streaming and not client.answering and (error := stream_error(piece)) is not None:
+                    raise as_refusal(HTTPStatus.BAD_REQUEST, error, self._policy.limits.retry_seconds)
+                if not client.answering:
+                    await client.start(response.status_code, headers)
+                await client.piece(piece)
+        except ConnectionError:
+            await _broken_off(client, streaming=streaming)
+            return
+        if not client.answering:
+            await client.start(response.status_code, headers)
+        await client.finish()
+
+
+async def _broken_off(client: Incoming, *, streaming: bool) -> None:
+    """Tell a client whose answer broke off: with a status, with a last event, or by ending the connection."""
+    message = "UNAVAILABLE: the server ended during the answer"
+    if not client.answering:
+        raise Refusal(HTTPStatus.BAD_GATEWAY, message)
+    if not streaming:
+        raise ClientGone
+    await client.piece(b"data: " + error_body(message) + b"\n\n")
+    await client.finish()
+
+
+def _body_bound(route: Route, headers: Mapping[bytes, bytes], limits: Limits) -> int:
+    """The bytes that the body can have: what it declares, else the limit. Raises Refusal (413)."""
+    limit = limits.binary_bytes if route.kind == "infer" and _BINARY in headers else limits.json_bytes
+    if b"transfer-encoding" in headers:
+        return limit
+    declared = _length(headers, b"content-length") or 0
+    if declared > limit:
+        raise too_large(limit)
+    return declared
+
+
+async def _run(body: bytes, check: Callable[[], None]) -> None:
+    """Run `check`, a large body's in a thread, so that streams go on meanwhile."""
+    if len(body) > _LARGE:
+        await asyncio.to_thread(check)
+    else:
+        check()
+
+
+def _headers(request: h11.Request) -> dict[bytes, bytes]:
+    """The headers by name. Raises Refusal (400) for one that decides about the body or the key and comes twice."""
+    found: dict[bytes, bytes] = {}
+    for raw_name, raw_value in request.headers:
+        name, value = bytes(raw_name), bytes(raw_value)
+        if name in found and name in (b"content-length", b"transfer-encoding", b"authorization", b"x-api-key", _BINARY):
+            raise Refusal(HTTPStatus.BAD_REQUEST, f"the header {name.decode('ascii')} is given twice")
+        found[name] = value
+    if b"content-length" in found and b"transfer-encoding" in found:
+        raise Refusal(HTTPStatus.BAD_REQUEST, "Content-Length and Transfer-Encoding exclude each other")
+    return found
+
+
+def _length(headers: Mapping[bytes, bytes], name: bytes) -> int | None:
+    value = headers.get(name)
+    if value is None:
+        return None
+    if not value.isdigit() or len(value) > 15:
+        raise Refusal(HTTPStatus.BAD_REQUEST, f"the header {name.decode('ascii')} is not a number of bytes")
+    return int(value)

@@ -1,0 +1,25 @@
+"""A request that is answered with an error, and how the error is written."""
+
+import json
+from http import HTTPStatus
+
+
+class Refusal(Exception):
+    """Raised anywhere while a request is handled: the client gets `status` and `{"error": message}`."""
+
+    def __init__(self, status: int, message: str, headers: dict[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.headers = headers or {}
+
+
+def unavailable(message: str, retry_seconds: int) -> Refusal:
+    """503 that says when to try again."""
+    text = f"UNAVAILABLE: {message}; retry in {retry_seconds} s"
+    return Refusal(HTTPStatus.SERVICE_UNAVAILABLE, text, {"retry-after": str(retry_seconds)})
+
+
+def error_body(message: str) -> bytes:
+    """The JSON of an error, as Triton writes it."""
+    return json.dumps({"error": message}, separators=(",", ":")).encode()

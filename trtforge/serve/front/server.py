@@ -1,0 +1,124 @@
+"""The front as a server: accepts connections within its limit, ends them in order."""
+
+import asyncio
+import contextlib
+import resource
+import sys
+from http import HTTPStatus
+
+from trtforge.serve.front.handler import Handler, Policy
+from trtforge.serve.front.incoming import ClientGone, Incoming, linger
+from trtforge.serve.front.refusal import Refusal, error_body, unavailable
+
+_BACKLOG = 4096
+_SPARE_FILES = 32
+_FILES_PER_CONNECTION = 3
+"""The client's, Triton's, and that of one more client who is told that there are too many."""
+
+
+class Front:
+    """Listens on one address until it is told to stop."""
+
+    def __init__(self, policy: Policy, host: str, port: int) -> None:
+        self._policy = policy
+        self._host = host
+        self._port = port
+        self._handler = Handler(policy)
+        self._connections: dict[asyncio.Task[None], Incoming] = {}
+        files = _files()
+        self._most = min(policy.limits.connections, files // _FILES_PER_CONNECTION)
+        self._most_turned_away = files - 2 * self._most
+        self._turned_away = 0
+        self._too_many = _refusal_bytes(unavailable(f"{self._most} connections are open", policy.limits.retry_seconds))
+        self._stopping = asyncio.Event()
+
+    async def run(self) -> None:
+        """Serve until `stop`, then let running requests finish. Raises OSError if the address is in use."""
+        server = await asyncio.start_server(self._connected, self._host, self._port, backlog=_BACKLOG)
+        async with server:
+            await self._stopping.wait()
+            server.close()
+            for task, client in list(self._connections.items()):
+                if client.idle:
+                    task.cancel()
+            while self._connections:
+                await asyncio.wait(set(self._connections))
+
+    def stop(self) -> None:
+        """Accept nothing more; the second time, end what runs."""
+        if self._stopping.is_set():
+            for task in self._connections:
+                task.cancel()
+        self._stopping.set()
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        if len(self._connections) >= self._most:
+            await self._turn_away(reader, writer)
+            return
+        client = Incoming(reader, writer, self._policy.limits)
+        self._connections[task] = client
+        try:
+            await self._serve(client)
+            await linger(reader, writer, self._policy.limits.linger_seconds)
+        except (ClientGone, ConnectionError, asyncio.CancelledError):
+            writer.transport.abort()
+        finally:
+            self._connections.pop(task, None)
+            with contextlib.suppress(OSError):
+                writer.close()
+
+    async def _serve(self, client: Incoming) -> None:
+        first = True
+        while not self._stopping.is_set():
+            try:
+                request = await client.request(first)
+                if request is None:
+                    return
+                await self._handler.answer(client, request)
+            except Refusal as refusal:
+                await client.refuse(refusal)
+            except (ClientGone, ConnectionError):
+                raise
+            except Exception as error:
+                # An error of the front's own: the client must not wait, and other connections go on. The type says
+                # enough without the request's text.
+                print(f"front: {type(error).__name__} while a request was answered", file=sys.stderr, flush=True)
+                await client.refuse(Refusal(HTTPStatus.INTERNAL_SERVER_ERROR, "INTERNAL: the front failed"))
+            if not client.next():
+                return
+            first = False
+
+    async def _turn_away(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Tell a client that there are too many. Where no file is left to wait for it, a reset may be faster."""
+        self._turned_away += 1
+        try:
+            writer.write(self._too_many)
+            if self._turned_away <= self._most_turned_away:
+                await linger(reader, writer, self._policy.limits.linger_seconds)
+        except (ConnectionError, asyncio.CancelledError):
+            writer.transport.abort()
+        finally:
+            self._turned_away -= 1
+            with contextlib.suppress(OSError):
+                writer.close()
+
+
+def _refusal_bytes(refusal: Refusal) -> bytes:
+    """A whole response, for a client whose request is not read."""
+    body = error_body(refusal.message)
+    fixed = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
+    lines = [f"{name}: {value}" for name, value in (fixed | refusal.headers).items()]
+    head = f"HTTP/1.1 {refusal.status} {HTTPStatus(refusal.status).phrase}"
+    return "\r\n".join([head, *lines, "", ""]).encode() + body
+
+
+def _files() -> int:
+    """Files that this process may have open for connections, after the limit was raised as far as it goes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            soft = hard
+    return sys.maxsize if soft == resource.RLIM_INFINITY else max(soft - 2 * _SPARE_FILES, _FILES_PER_CONNECTION)
