@@ -1,0 +1,66 @@
+"""Frames of the channel between model processes and the engine process.
+
+A frame is two little-endian uint32 (bytes of header and payload), a JSON object, and raw bytes (token ids and biases
+of requests).
+"""
+
+import json
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+_SIZES = struct.Struct("<II")
+LARGEST_HEADER = 64 << 20
+LARGEST_PAYLOAD = 1 << 30
+
+
+class BadFrame(Exception):
+    """The other end does not speak this protocol."""
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One message."""
+
+    header: Mapping[str, Any]
+    payload: bytes = b""
+
+    def encode(self) -> bytes:
+        """The bytes to send."""
+        header = json.dumps(self.header, separators=(",", ":")).encode()
+        return _SIZES.pack(len(header), len(self.payload)) + header + self.payload
+
+
+class FrameReader:
+    """Collects received bytes into frames."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[Frame]:
+        """The frames that `data` completes. Raises BadFrame for sizes over the limits and headers that are not JSON."""
+        self._buffer += data
+        start = 0
+        while len(self._buffer) - start >= _SIZES.size:
+            header_size, payload_size = _SIZES.unpack_from(self._buffer, start)
+            if header_size > LARGEST_HEADER or payload_size > LARGEST_PAYLOAD:
+                raise BadFrame(f"a frame of {header_size} + {payload_size} bytes")
+            body = start + _SIZES.size
+            end = body + header_size + payload_size
+            if len(self._buffer) < end:
+                break
+            header = _header(bytes(self._buffer[body : body + header_size]))
+            yield Frame(header, bytes(self._buffer[body + header_size : end]))
+            start = end
+        del self._buffer[:start]
+
+
+def _header(data: bytes) -> Mapping[str, Any]:
+    try:
+        header = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise BadFrame(f"a header that is not JSON: {error}") from None
+    if not isinstance(header, dict):
+        raise BadFrame("a header that is not an object")
+    return header
