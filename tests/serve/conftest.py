@@ -61,8 +61,17 @@ class Running:
 
     def triton(self) -> int:
         """The process id of the Triton server itself."""
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        return int(children[0])
+        return self._child("tritonserver")
+
+    def reaper(self) -> int:
+        """The process id of the reaper."""
+        return self._child("trtforge.serve.reap")
+
+    def _child(self, word: str) -> int:
+        for child in Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split():
+            if word in Path(f"/proc/{child}/cmdline").read_text():
+                return int(child)
+        raise AssertionError(f"no child process runs {word}")
 
     def model_process(self, model: str) -> int:
         """The process that runs a Python model."""

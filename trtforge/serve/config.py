@@ -7,6 +7,7 @@ from pydantic import Field
 from trtforge.core.config import Config
 
 Launcher = Literal["auto", "local", "docker", "mpi"]
+Restart = Literal["never", "on-failure"]
 
 
 class ServeConfig(Config):
@@ -20,7 +21,8 @@ class ServeConfig(Config):
         "auto", description="local: tritonserver here; docker: NVIDIA's image; mpi: a rank a GPU."
     )
     ready_timeout: float = Field(600.0, gt=0, description="Seconds until the first token must have been generated.")
-    drain_timeout: int = Field(30, ge=0, description="Seconds that running requests have after SIGTERM.")
+    drain_timeout: float = Field(30.0, ge=0, description="Seconds that running requests have after SIGTERM.")
+    restart: Restart = Field("never", description="on-failure: start a server that broke again, with backoff.")
     dry_run: bool = Field(False, description="Print command and environment, start nothing.")
     verbose: bool = Field(False, description="Show the server's log on stderr.")
 

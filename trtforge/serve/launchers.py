@@ -1,6 +1,7 @@
 """The exact command that serves a repository: Triton here, NVIDIA's container, or one MPI rank for each GPU."""
 
 import ctypes
+import math
 import os
 import shutil
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ from typing import Literal
 
 from trtforge.core.errors import ForgeError
 from trtforge.core.packages import installed_version, same_minor
+from trtforge.engine_process.rendezvous import RUNTIME_VARIABLE
 from trtforge.formats.releases import Container, containers_of, containers_with, release
 from trtforge.formats.triton import RepositoryFacts
 from trtforge.serve.config import ServeConfig
@@ -16,6 +18,7 @@ from trtforge.serve.installation import Installation, find_installation
 
 _TRTLLM_BACKEND = Path("/opt/tritonserver/backends/tensorrtllm")
 _SPARE_THREADS = 32
+_EXIT_MARGIN = 10  # seconds
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,7 @@ def plan_launch(config: ServeConfig, repository: Path, facts: RepositoryFacts, r
     return Launch(
         launcher="local",
         argv=(*argv, *installation.arguments),
-        environment=installation.environment,
+        environment=installation.environment | {RUNTIME_VARIABLE: str(runtime)},
         installation=installation,
         view=runtime / "repository",
     )
@@ -125,7 +128,8 @@ def _server_arguments(config: ServeConfig, facts: RepositoryFacts, repository: P
         f"--metrics-port={config.metrics_port}",
         *(("--allow-gpu-metrics=false",) if facts.device == "cpu" else ()),
         *_common_arguments(facts, prefix),
-        f"--exit-timeout-secs={config.drain_timeout}",
+        # `trtforge serve` ends a server that takes too long before Triton gives up and exits in the midst of unloading.
+        f"--exit-timeout-secs={math.ceil(config.drain_timeout) + _EXIT_MARGIN}",
     )
 
 

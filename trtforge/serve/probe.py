@@ -1,5 +1,6 @@
 """Whether a server lives, has loaded its models and really generates: for launchers and container probes."""
 
+import time
 from typing import Literal
 
 import httpx
@@ -11,20 +12,45 @@ from trtforge.serve.http_client import HttpClient
 Probe = Literal["startup", "live", "ready"]
 _PROMPT = "Hello"
 _PATHS: dict[Probe, str] = {"startup": "ready", "live": "live", "ready": "ready"}
+_PING = {"text_input": "", "max_tokens": 1, "trtforge_ping": True}
+"""A text model answers it at once after one turn of the engine's loop, however many requests wait."""
 
 
 def probe(kind: Probe, url: str = "127.0.0.1:8000", *, model: str = "ensemble", timeout: float = 10.0) -> None:
-    """Return if the server at `url` (HTTP) is well, raise ForgeError if not.
+    """Return if the server at `url` (HTTP) is well, raise ForgeError if not. `timeout`: seconds for the whole probe.
 
-    `live`: it answers; `startup`: all models are loaded; `ready`: and a token was generated just now.
+    `live`: a request gets through to the engine and back; `startup`: all models are loaded; `ready`: and a token was
+    generated just now.
     """
+    until = time.monotonic() + timeout
     status = health(url, _PATHS[kind], timeout)
     if status is None:
         raise ForgeError(f"no server answers at {url}", hint="Start one with `trtforge serve REPO`.")
     if status != httpx.codes.OK:
         raise ForgeError(f"the server at {url} is not {_PATHS[kind]} (HTTP {status})", hint="Wait, or read its log.")
+    left = max(0.1, until - time.monotonic())
     if kind == "ready":
-        HttpClient(url, timeout=timeout).generate(model, _PROMPT, Sampling(max_tokens=1))
+        HttpClient(url, timeout=left).generate(model, _PROMPT, Sampling(max_tokens=1))
+    elif kind == "live":
+        ping(url, model, left)
+
+
+def ping(url: str, model: str, timeout: float) -> None:
+    """Send a request through text model and engine that generates nothing. Raises ForgeError if none comes back.
+
+    A server whose repository does not know this request refuses its empty prompt: that is an answer too.
+    """
+    hint = "Look at the server's log; `trtforge serve` shows the stacks of a server that hangs."
+    try:
+        response = httpx.post(f"http://{url}/v2/models/{model}/generate", json=_PING, timeout=timeout, trust_env=False)
+    except httpx.TimeoutException:
+        raise ForgeError(f"the server at {url} did not answer a ping within {timeout:.1f} s", hint=hint) from None
+    except httpx.HTTPError as error:
+        raise ForgeError(f"the connection to {url} broke: {error or type(error).__name__}", hint=hint) from None
+    if "nknown model" in response.text:
+        raise ForgeError(f"the server at {url} has no model {model}", hint="Give the text model with --model.")
+    if response.status_code >= httpx.codes.INTERNAL_SERVER_ERROR:
+        raise ForgeError(f"the server at {url} does not serve: {response.text.strip()}", hint=hint)
 
 
 def is_serving(http: str, grpc: str, model: str, timeout: float) -> bool:
