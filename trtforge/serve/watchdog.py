@@ -132,7 +132,8 @@ class Watchdog:
                 )
 
     def _too_silent(self, sample: Sample, pid: int, silent: float) -> bool:
-        idle = sample.time - self._idle_since.get(pid, sample.time)
+        """A process that is not sampled counts as one that does not compute."""
+        idle = sample.time - self._idle_since.get(pid, sample.time) if pid in self._last else silent
         return min(silent, idle) > self._limits.silent or silent > self._limits.silent_computing
 
     def _wedged(self, sample: Sample) -> Iterator[Verdict]:
