@@ -11,7 +11,7 @@ ROOT = Path(__file__).parent.parent / "trtforge"
 FLOORS = {
     "core": 0,
     "formats": 1,
-    "engine_process": 2,
+    "engine_process": 1,
     "models": 2,
     "plan": 3,
     "reference": 3,

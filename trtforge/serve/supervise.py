@@ -9,6 +9,7 @@ from pathlib import Path
 
 from trtforge.core.errors import ForgeError
 from trtforge.engine_process.control import EngineControl, EngineStatus
+from trtforge.serve.deaths import DeathOrder
 from trtforge.serve.group import Group, Member
 from trtforge.serve.launchers import Launch
 from trtforge.serve.observers import EngineObserver, HealthObserver, PathCheck, engine_of, within
@@ -49,6 +50,7 @@ class Server:
         self._observer: EngineObserver | None = None
         self._members: tuple[Member, ...] = ()
         self._ranks: tuple[int, ...] = ()
+        self._deaths: DeathOrder | None = None
         self._mark = LogMark(service.log)
         self._was_ready = False
         stop.kills(self._group.kill)
@@ -116,6 +118,8 @@ class Server:
         self._stop.kills(None)
         if self._observer is not None:
             self._observer.end()
+        if self._deaths is not None:
+            self._deaths.close()
         self._group.end()
         self._remains.run_commands()
         self._reaper.tell(Remains())
@@ -134,6 +138,7 @@ class Server:
             others[status.pid] = "the engine process"
             self._observer = EngineObserver(self._control, status)
         self._members = self._group.members(others)
+        self._deaths = DeathOrder(member.pid for member in self._members)
         self._was_ready = True
         self._stop.allow_draining()
         return not self._stop.asked
@@ -155,7 +160,8 @@ class Server:
             else:
                 state: ProcessState = "stopped" if stat.state == "T" else "running"
                 samples.append(ProcessSample(member.name, member.pid, state, stat.cpu_seconds))
-        return tuple(samples)
+        deaths = self._deaths
+        return tuple(samples if deaths is None else sorted(samples, key=lambda sample: deaths.place(sample.pid)))
 
     def _why_hurry(self) -> str:
         """Why a drain cannot wait for the requests."""

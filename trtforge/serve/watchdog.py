@@ -40,9 +40,9 @@ class ProcessSample:
 
 @dataclass(frozen=True)
 class Sample:
-    """One moment. `engine`: the last answer, `engine_silent`: seconds since it came (0 without an engine process).
+    """One moment. `processes`: those that have ended first, in the order of their ends. `engine`: the last answer.
 
-    `health_silent`: seconds since Triton's health endpoint last answered. `path_error`: why a request that was sent
+    `engine_silent`: seconds since that answer came (0 without an engine process). `health_silent`: seconds since Triton's health endpoint last answered. `path_error`: why a request that was sent
     through the idle server to see whether it gets through did not; empty if it did or none was sent.
     """
 
