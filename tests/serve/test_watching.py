@@ -9,9 +9,9 @@ import httpx
 import pytest
 
 from tests.serve.conftest import Running, Start, eventually, left_behind
-from tests.serve.test_supervision import assert_nothing_left, is_free
+from tests.serve.test_supervision import assert_nothing_left
 from trtforge.core.processes import session_processes
-from trtforge.serve.client import Sampling, generate, stream_text
+from trtforge.serve.client import Sampling, generate
 
 MODELS = ("ensemble", "tensorrt_llm_bls", "tensorrt_llm", "preprocessing", "postprocessing")
 
@@ -60,20 +60,6 @@ def test_a_lost_reaper_disturbs_nobody_and_is_replaced(fake_repository: Path, st
     assert eventually(lambda: not session_processes(session) and left_behind(server.process.pid) == [])
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_second_signal_ends_it_at_once(fake_repository: Path, start: Start, number: signal.Signals) -> None:
-    server = start(fake_repository, drain_timeout=100)
-    server.wait_ready()
-    session = server.triton()
-    pieces = stream_text(server.grpc, "ensemble", "one two three", Sampling(max_tokens=100_000))
-    next(pieces)
-    server.process.send_signal(signal.SIGTERM)
-    assert eventually(lambda: is_free(server.http))  # it takes no more connections: the first signal is at work
-    server.process.send_signal(number)
-    assert f"stopped at once by a second {number.name}" in errors_of(server, 128 + number)
-    assert_nothing_left(server, session)
-
-
 def test_a_signal_while_starting_ends_it(fake_repository: Path, start: Start) -> None:
     server = start(fake_repository)
     assert eventually(lambda: server.child("tritonserver") is not None)
@@ -96,7 +82,7 @@ def test_a_broken_server_starts_again_on_the_same_ports(fake_repository: Path, s
     server.process.send_signal(signal.SIGTERM)
     said = errors_of(server, 0)
     assert "restarting in 1 s: the process of model tensorrt_llm" in said
-    assert said.endswith("stopped\n")
+    assert said.splitlines()[-1].startswith("stopped")
     assert_nothing_left(server, second)
 
 

@@ -42,8 +42,9 @@ class ProcessSample:
 class Sample:
     """One moment. `processes`: those that have ended first, in the order of their ends. `engine`: the last answer.
 
-    `engine_silent`: seconds since that answer came (0 without an engine process). `health_silent`: seconds since Triton's health endpoint last answered. `path_error`: why a request that was sent
-    through the idle server to see whether it gets through did not; empty if it did or none was sent.
+    `engine_silent`: seconds since that answer came (0 without an engine process). `health_silent`: seconds since
+    Triton's health endpoint last answered. `path_error`: why a request that was sent through the idle server, to see
+    whether one gets through, did not; empty if it did or none was sent.
     """
 
     time: float
