@@ -86,7 +86,7 @@ def test_a_wedge_fails_within_the_timeout(served: Server) -> None:
 
 def test_an_engine_that_ended_is_not_live(served: Server) -> None:
     served.answer = (503, '{"error": "UNAVAILABLE: the engine ended: rank 1 ended"}')
-    with pytest.raises(ForgeError, match="does not serve: .*rank 1 ended"):
+    with pytest.raises(ForgeError, match=r"does not serve: .*rank 1 ended"):
         probe("live", served.url)
 
 
