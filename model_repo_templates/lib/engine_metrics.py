@@ -1,25 +1,22 @@
-"""The embedded engine's state as the Prometheus gauges that TensorRT-LLM's backend has."""
+"""The engine's state as the Prometheus gauges that TensorRT-LLM's backend has."""
 
-import threading
 import time
 from collections.abc import Callable, Mapping
 
 import triton_python_backend_utils as pb_utils
 
-from trtforge.runtime.engine import Engine, EngineStatistics
+_Figures = Mapping[str, float]
 
-_Value = Callable[[EngineStatistics], float]
-
-_FAMILIES: tuple[tuple[str, str, str, Mapping[str, _Value]], ...] = (
+_FAMILIES: tuple[tuple[str, str, str, Mapping[str, str]], ...] = (
     (
         "nv_trt_llm_request_metrics",
         "TRT LLM request metrics",
         "request_type",
         {
-            "active": lambda s: s.active_requests,
-            "max": lambda s: s.max_requests,
-            "scheduled": lambda s: s.scheduled_requests,
-            "waiting": lambda s: s.waiting_requests,
+            "active": "active_requests",
+            "max": "max_requests",
+            "scheduled": "scheduled_requests",
+            "waiting": "waiting_requests",
         },
     ),
     (
@@ -27,49 +24,56 @@ _FAMILIES: tuple[tuple[str, str, str, Mapping[str, _Value]], ...] = (
         "TRT LLM KV cache block metrics",
         "kv_cache_block_type",
         {
-            "max": lambda s: s.kv_blocks_max,
-            "free": lambda s: s.kv_blocks_free,
-            "used": lambda s: s.kv_blocks_used,
-            "tokens_per": lambda s: s.tokens_per_block,
-            "reused": lambda s: s.kv_blocks_reused,
-            "fraction": lambda s: s.kv_blocks_used / s.kv_blocks_max if s.kv_blocks_max else 0.0,
+            "max": "kv_blocks_max",
+            "free": "kv_blocks_free",
+            "used": "kv_blocks_used",
+            "tokens_per": "tokens_per_block",
+            "reused": "kv_blocks_reused",
         },
     ),
     (
         "nv_trt_llm_inflight_batcher_metrics",
         "TRT LLM inflight_batcher-specific metrics",
         "inflight_batcher_specific_metric",
-        {"total_context_tokens": lambda s: s.context_tokens, "paused_requests": lambda s: s.paused_requests},
+        {"total_context_tokens": "context_tokens", "paused_requests": "paused_requests"},
     ),
-    (
-        "nv_trt_llm_general_metrics",
-        "General TRT LLM metrics",
-        "general_type",
-        {"iteration_counter": lambda s: s.iterations, "timestamp": lambda s: time.time()},
-    ),
+    ("nv_trt_llm_general_metrics", "General TRT LLM metrics", "general_type", {"iteration_counter": "iterations"}),
 )
-"""Family, help text, label and the label's values; names: custom_metrics_reporter.cc of TensorRT-LLM's backend."""
+"""Family, help text, label, and the figure of each of the label's values; names: custom_metrics_reporter.cc of
+TensorRT-LLM's backend."""
+
+
+def _fraction(figures: _Figures) -> float:
+    return figures["kv_blocks_used"] / figures["kv_blocks_max"] if figures.get("kv_blocks_max") else 0.0
+
+
+_DERIVED: Mapping[str, Mapping[str, Callable[[_Figures], float]]] = {
+    "nv_trt_llm_kv_cache_block_metrics": {"fraction": _fraction},
+    "nv_trt_llm_general_metrics": {"timestamp": lambda figures: time.time()},
+}
 
 
 class EngineMetrics:
-    """Sets the gauges from the engine's statistics."""
+    """Sets the gauges from an engine's figures; those that an engine does not have stay at 0."""
 
-    def __init__(self, engine: Engine, model: str, version: str) -> None:
-        self._engine = engine
-        self._gauges = []
+    def __init__(self, model: str, version: str) -> None:
+        self._gauges: list[tuple[object, pb_utils.Metric, Callable[[_Figures], float]]] = []
+        self._values: dict[int, float] = {}
         for name, description, label, values in _FAMILIES:
             family = pb_utils.MetricFamily(name=name, description=description, kind=pb_utils.MetricFamily.GAUGE)
-            for value, read in values.items():
+            reads = {value: _read(figure) for value, figure in values.items()} | dict(_DERIVED.get(name, {}))
+            for value, read in reads.items():
                 labels = {"model": model, "version": version, label: value}
                 self._gauges.append((family, family.Metric(labels=labels), read))
 
-    def start(self, period_ms: int) -> None:
-        """Update the gauges every `period_ms` on a thread of their own."""
-        threading.Thread(target=self._run, args=(period_ms / 1000,), name="metrics", daemon=True).start()
+    def update(self, figures: _Figures) -> None:
+        """Set the gauges that have changed: each takes a message to the server and back."""
+        for number, (_, gauge, read) in enumerate(self._gauges):
+            value = read(figures)
+            if self._values.get(number) != value:
+                self._values[number] = value
+                gauge.set(value)
 
-    def _run(self, period: float) -> None:
-        while True:
-            statistics = self._engine.statistics()
-            for _, gauge, read in self._gauges:
-                gauge.set(read(statistics))
-            time.sleep(period)
+
+def _read(figure: str) -> Callable[[_Figures], float]:
+    return lambda figures: figures.get(figure, 0.0)

@@ -1,160 +1,152 @@
-"""An engine behind TensorRT-LLM's interface: tensors in, tokens out as the engine makes them.
+"""An engine process behind TensorRT-LLM's interface: tensors in, tokens out as the engine makes them.
 
-What the engine is, the models that derive from this say.
+This model starts the engine process, which the text models use as well. Which engine it is, the models that derive from
+this say.
 """
 
-import itertools
 import json
-import queue
+import os
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
-from functools import partial
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
+import model_process
 import triton_python_backend_utils as pb_utils
-from engine_inputs import Limits, batch_size, check_supported, generation_request, sequences_per_prompt
-from engine_outputs import Generation, Sequence
+from engine_metrics import EngineMetrics
+from engine_outputs import SequenceState, Wanted
+from engine_requests import RequestedSequence, requested_sequences
+from input_values import InputValues
 from model_config import ModelConfig
-from responder import RequestFailed, flag_of
+from responder import INTERNAL, RequestFailed, Responder
+from served_engine import engine_limits
 from watch import Watcher
 
 from trtforge.core.errors import ForgeError
-from trtforge.runtime.requests import GenerationRequest, Output
+from trtforge.engine_process.client import EngineClient, Submitted
+from trtforge.engine_process.messages import Update
+from trtforge.engine_process.rendezvous import socket_path
+from trtforge.engine_process.start import EngineProcess
 
 
-class RequestEngine(Protocol):
-    """What generates. Outputs come on a thread of its own."""
+class EngineCall(Responder):
+    """One engine request: a sequence for each prompt of its batch and each of `num_return_sequences`."""
 
-    def submit(self, request: GenerationRequest, on_output: Callable[[Output], None]) -> None:
-        """Start a request; its last output has a finish_reason."""
+    def __init__(self, request: "pb_utils.InferenceRequest", *, exclude_input: bool) -> None:
+        super().__init__(request)
+        values = InputValues(self.inputs)
+        self.streaming = values.flag("streaming", False)
+        self.submitted: Submitted | None = None
+        self._with_prompt = not self.streaming and not values.flag("exclude_input_in_output", exclude_input)
+        self._states: list[SequenceState] = []
 
-    def cancel(self, request_id: str) -> None:
-        """End a request; one that is over is no error."""
+    def begin(self, sequences: Sequence[RequestedSequence]) -> None:
+        """Know the sequences before their first update comes."""
+        now = time.monotonic_ns()
+        self._states = [SequenceState(s.item, s.index, s.request, now) for s in sequences]
+        self._wanted = Wanted.of(self.inputs, 1 + max(s.item for s in sequences), len(sequences))
+        self._unfinished = len(sequences)
 
-    def close(self) -> None:
-        """End the engine."""
+    def take(self, updates: list[tuple[int, Update]]) -> None:
+        """Send what came: at once when streaming, else each sequence when it is finished."""
+        for place, update in updates:
+            if update.failure is not None:
+                self.fail(update.failure.message, update.failure.code.value)
+                return
+            state = self._states[place]
+            state.take(update)
+            self._unfinished -= state.finished
+            if state.finished or (self.streaming and state.tokens):
+                tensors = state.token_outputs(with_prompt=self._with_prompt)
+                self.send(tensors | state.optional_outputs(self._wanted), final=not self._unfinished)
+                state.sent()
 
 
 class EngineModel:
-    """A Python model that Triton loads, but for its engine."""
+    """A Python model that Triton loads, but for the command of its engine."""
 
     def initialize(self, args: Mapping[str, str]) -> None:
-        """Load the engine and start the threads."""
+        """Start the engine process and connect to it."""
+        model_process.set_up()
         config = ModelConfig(args)
-        self._config = config
-        self._limits = Limits(config.integer("vocab_size", 0), config.integers("end_ids"))
+        self._decoupled = config.decoupled
+        self._limits = engine_limits(config)
         self._exclude_input = config.flag("exclude_input_in_output", False)
-        queue_size = config.integer("max_queue_size", 0)
-        self._most_sequences = config.max_batch_size + queue_size if queue_size else None
+        self._ending = threading.Event()
+        period = config.integer("stats_check_period_ms", 100) / 1000
+        self._metrics = EngineMetrics(config.name, args["model_version"])
         try:
-            self._engine = self.load(config)
+            path = socket_path(config.name, os.getppid())
+            self._process = EngineProcess(self.command(config, path))
         except ForgeError as error:
             raise pb_utils.TritonModelException(f"{error.message} (hint: {error.hint})") from error
-        self._names = itertools.count()
-        self._generations: dict[str, Generation] = {}
-        self._active = 0
-        self._lock = threading.Lock()
-        self._outputs: queue.SimpleQueue[tuple[Generation, Sequence, Output]] = queue.SimpleQueue()
-        self._watcher: Watcher[Generation] = Watcher(config.integer("cancellation_check_period_ms", 100), self._cancel)
-        threading.Thread(target=self._send_outputs, name="sender", daemon=True).start()
+        self._process.watch(self._on_end)
+        self._client = EngineClient(
+            path, config.name, os.getpid(), figures_period=period, on_figures=self._metrics.update
+        )
+        self._calls: dict[str, EngineCall] = {}
+        self._watcher: Watcher[EngineCall] = Watcher(config.integer("cancellation_check_period_ms", 100), self._cancel)
 
-    def load(self, config: ModelConfig) -> RequestEngine:
-        """The engine. Raises ForgeError if it cannot be loaded."""
+    def command(self, config: ModelConfig, socket: Path) -> Sequence[str]:
+        """What follows the interpreter to start the engine process. Raises ForgeError."""
         raise NotImplementedError
-
-    def heard(self, output: Output) -> None:
-        """Called with every output, on the engine's thread."""
 
     def execute(self, requests: list["pb_utils.InferenceRequest"]) -> None:
         """Hand the requests to the engine; their responses follow from other threads."""
         for request in requests:
-            generation = Generation(request, exclude_input=self._exclude_input)
+            call = EngineCall(request, exclude_input=self._exclude_input)
             try:
-                if flag_of(generation.inputs, "stop", False):
-                    self._stop(generation)
+                if InputValues(call.inputs).flag("stop", False):
+                    self._stop(call)
                 else:
-                    chosen = json.loads(request.parameters() or "{}")
-                    self._start(generation, engine_end_ids=bool(chosen.get("use_engine_end_ids", False)))
+                    parameters = json.loads(request.parameters() or "{}")
+                    self._start(call, model_end_ids=bool(parameters.get("use_engine_end_ids", False)))
             except RequestFailed as failure:
-                generation.fail(str(failure))
-            except Exception as error:
+                call.fail(str(failure), failure.code)
+            except Exception:
                 pb_utils.Logger.log_error(traceback.format_exc())
-                generation.fail(f"{type(error).__name__} while starting the request: {error}")
+                call.fail("the request could not be started; the server's log has the reason", INTERNAL)
 
     def finalize(self) -> None:
-        """End the engine's processes."""
-        self._engine.close()
+        """End the engine's process and this one."""
+        self._ending.set()
+        self._watcher.close()
+        self._client.close()
+        self._process.end()
+        model_process.leave()
 
-    def _start(self, generation: Generation, *, engine_end_ids: bool) -> None:
-        inputs = generation.inputs
-        check_supported(inputs)
-        if generation.streaming and not self._config.decoupled:
-            raise RequestFailed("streaming: this repository was packaged with streaming off")
-        for item in range(batch_size(inputs)):
-            for index in range(sequences_per_prompt(inputs, item)):
-                name = str(next(self._names))
-                request = generation_request(inputs, item, index, name, self._limits, engine_end_ids=engine_end_ids)
-                generation.sequences.append(Sequence(item, index, request, time.monotonic_ns()))
-        if len(generation.sequences) > 1 and not self._config.decoupled:
+    def _start(self, call: EngineCall, *, model_end_ids: bool) -> None:
+        if call.streaming and not self._decoupled:
+            raise RequestFailed("streaming is true; this repository was packaged with streaming off")
+        sequences = requested_sequences(call.inputs, self._limits, model_end_ids=model_end_ids)
+        if len(sequences) > 1 and not self._decoupled:
             raise RequestFailed("several sequences in one request: this repository was packaged with streaming off")
-        with self._lock:
-            waiting = self._active + len(generation.sequences)
-            if self._most_sequences is not None and waiting > self._most_sequences:
-                raise RequestFailed(f"the queue is full: {self._active} requests run or wait; try again later")
-            self._active = waiting
-            if generation.request_id:
-                self._generations[generation.request_id] = generation
-        self._watcher.add(generation)
-        for sequence in generation.sequences:
-            self._engine.submit(sequence.request, partial(self._on_output, generation, sequence))
+        call.begin(sequences)
+        if call.request_id:
+            self._forget_finished()
+            self._calls[call.request_id] = call
+        call.submitted = self._client.submit(tuple(s.request for s in sequences), call, call.timeout)
+        self._watcher.add(call)
 
-    def _on_output(self, generation: Generation, sequence: Sequence, output: Output) -> None:
-        """On the engine's thread: only pass it on."""
-        self.heard(output)
-        self._outputs.put((generation, sequence, output))
-
-    def _send_outputs(self) -> None:
-        """Send responses; steps that came while another response was sent go out together."""
-        while True:
-            batch = [self._outputs.get()]
-            while not self._outputs.empty():
-                batch.append(self._outputs.get())
-            steps: dict[int, tuple[Generation, Sequence, list[Output]]] = {}
-            for generation, sequence, output in batch:
-                steps.setdefault(id(sequence), (generation, sequence, []))[2].append(output)
-            for generation, sequence, outputs in steps.values():
-                self._send(generation, sequence, outputs)
-
-    def _send(self, generation: Generation, sequence: Sequence, outputs: list[Output]) -> None:
-        try:
-            generation.take(sequence, outputs)
-        except RequestFailed as failure:
-            generation.fail(str(failure))
-            self._cancel(generation)
-        except Exception as error:
-            pb_utils.Logger.log_error(traceback.format_exc())
-            generation.fail(f"{type(error).__name__} while sending a response: {error}")
-            self._cancel(generation)
-        if outputs[-1].finish_reason is not None:
-            self._forget(generation)
-
-    def _forget(self, generation: Generation) -> None:
-        """One of its sequences ended."""
-        with self._lock:
-            self._active -= 1
-            if generation.done and self._generations.get(generation.request_id) is generation:
-                del self._generations[generation.request_id]
-
-    def _stop(self, stop: Generation) -> None:
+    def _stop(self, stop: EngineCall) -> None:
         """TensorRT-LLM's stop request: ends the request of the same id; one that is unknown is already over."""
-        with self._lock:
-            generation = self._generations.get(stop.request_id)
-        if generation is not None:
-            self._cancel(generation)
+        call = self._calls.get(stop.request_id)
+        if call is not None:
+            self._cancel(call)
         stop.send({}, final=True)
 
-    def _cancel(self, generation: Generation) -> None:
-        for sequence in generation.sequences:
-            self._engine.cancel(sequence.request.request_id)
+    def _cancel(self, call: EngineCall) -> None:
+        if call.submitted is not None:
+            self._client.cancel(call.submitted)
+
+    def _forget_finished(self) -> None:
+        if len(self._calls) > 2 * self._client.unanswered + 64:
+            self._calls = {name: call for name, call in self._calls.items() if not call.done}
+
+    def _on_end(self, status: int) -> None:
+        """The engine process ended by itself: its requests have got their errors, and Triton starts this one anew."""
+        if not self._ending.is_set():
+            pb_utils.Logger.log_error(f"the engine process ended with status {status}")
+            self._client.close()
+            os._exit(1)

@@ -1,18 +1,39 @@
-"""What one engine request answers: its sequences' tokens as they come, put into the tensors of TensorRT-LLM."""
+"""What sequences of an engine request have got so far, and the optional tensors of TensorRT-LLM that tell it."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import triton_python_backend_utils as pb_utils
-from responder import RequestFailed, Responder, flag_of
+from input_values import InputValues
 
-from trtforge.runtime.requests import GenerationRequest, Output
+from trtforge.engine_process.messages import Update
+from trtforge.engine_process.requests import GenerationRequest
+
+_FLAGS = ("return_log_probs", "return_num_input_tokens", "return_num_output_tokens", "return_perf_metrics")
 
 
-@dataclass
-class Sequence:
+@dataclass(frozen=True)
+class Wanted:
+    """The optional outputs that a request asks for."""
+
+    log_probs: bool
+    num_input_tokens: bool
+    num_output_tokens: bool
+    performance: bool
+    batch_index: bool
+    sequence_index: bool
+
+    @classmethod
+    def of(cls, inputs: Mapping[str, np.ndarray], items: int, sequences: int) -> "Wanted":
+        """`items`: prompts of the request; `sequences`: what all of them return."""
+        values = InputValues(inputs)
+        flags = [values.flag(name, False) for name in _FLAGS]
+        return cls(*flags, batch_index=items > 1, sequence_index=sequences > items)
+
+
+@dataclass(slots=True)
+class SequenceState:
     """One returned sequence. `tokens` and `log_probs` are those that were not sent yet."""
 
     item: int
@@ -29,84 +50,63 @@ class Sequence:
     allocated_blocks: int = 0
     finished: bool = False
 
-    def take(self, output: Output) -> None:
-        """Add what one step made."""
-        if output.tokens:
+    def take(self, update: Update) -> None:
+        """Add what one or several steps made."""
+        if update.tokens:
             self.last_token_ns = time.monotonic_ns()
             self.first_token_ns = self.first_token_ns or self.last_token_ns
-        self.tokens += output.tokens
-        self.log_probs += output.log_probs
-        self.generated += len(output.tokens)
-        self.cumulative_log_prob = output.cumulative_log_prob
-        self.reused_blocks, self.allocated_blocks = output.reused_blocks, output.allocated_blocks
-        self.finished = output.finish_reason is not None
+        self.tokens += update.tokens
+        self.log_probs += update.log_probs
+        self.generated += len(update.tokens)
+        self.cumulative_log_prob = update.cumulative_log_prob
+        self.reused_blocks, self.allocated_blocks = update.reused_blocks, update.allocated_blocks
+        self.finished = update.finish_reason is not None
 
+    def sent(self) -> None:
+        """Forget the tokens and log probabilities that were sent."""
+        self.tokens, self.log_probs = [], []
 
-class Generation(Responder):
-    """One engine request: a sequence for each prompt of its batch and each of `num_return_sequences`."""
-
-    def __init__(self, request: "pb_utils.InferenceRequest", *, exclude_input: bool) -> None:
-        super().__init__(request)
-        self.streaming = flag_of(self.inputs, "streaming", False)
-        self.sequences: list[Sequence] = []
-        self._with_input = not self.streaming and not flag_of(self.inputs, "exclude_input_in_output", exclude_input)
-        self._flags = {name: flag_of(self.inputs, name, False) for name in self.inputs if name.startswith("return_")}
-
-    def take(self, sequence: Sequence, outputs: list[Output]) -> None:
-        """Send what `outputs` add to one sequence: at once when streaming, else when it is finished.
-
-        Raises RequestFailed with the engine's reason where it could not serve the request.
-        """
-        for output in outputs:
-            if output.error is not None:
-                raise RequestFailed(f"{output.error.message}. {output.error.hint}")
-            sequence.take(output)
-        final = all(other.finished for other in self.sequences)
-        if sequence.finished or (self.streaming and sequence.tokens):
-            self.send(self._tensors(sequence), final=final)
-            sequence.tokens, sequence.log_probs = [], []
-
-    def _tensors(self, sequence: Sequence) -> dict[str, np.ndarray]:
-        prompt = sequence.request.prompt
-        ids = [*prompt, *sequence.tokens] if self._with_input else sequence.tokens
-        tensors = {"output_ids": _int32([[ids]]).reshape(1, 1, len(ids)), "sequence_length": _int32([[len(ids)]])}
-        if self._wants("return_log_probs"):
-            tensors["cum_log_probs"] = np.array([[sequence.cumulative_log_prob]], dtype=np.float32)
-            tensors["output_log_probs"] = np.array([[sequence.log_probs]], dtype=np.float32)
-        if len({other.item for other in self.sequences}) > 1:
-            tensors["batch_index"] = _int32([[sequence.item]])
-        if any(other.index for other in self.sequences):
-            tensors["sequence_index"] = _int32([[sequence.index]])
-        if self._wants("return_num_input_tokens"):
-            tensors["num_input_tokens"] = _int32([[len(prompt)]])
-        if self._wants("return_num_output_tokens"):
-            tensors["num_output_tokens"] = _int32([[sequence.generated]])
-        if sequence.finished and self._wants("return_perf_metrics"):
-            tensors |= _performance(sequence)
+    def optional_outputs(self, wanted: Wanted) -> dict[str, np.ndarray]:
+        """The tensors that the request asked for besides tokens, with batch dimension."""
+        tensors: dict[str, np.ndarray] = {}
+        if wanted.log_probs:
+            tensors["cum_log_probs"] = np.array([[self.cumulative_log_prob]], dtype=np.float32)
+            tensors["output_log_probs"] = np.array([[self.log_probs]], dtype=np.float32)
+        if wanted.batch_index:
+            tensors["batch_index"] = _int32([[self.item]])
+        if wanted.sequence_index:
+            tensors["sequence_index"] = _int32([[self.index]])
+        if wanted.num_input_tokens:
+            tensors["num_input_tokens"] = _int32([[len(self.request.prompt)]])
+        if wanted.num_output_tokens:
+            tensors["num_output_tokens"] = _int32([[self.generated]])
+        if self.finished and wanted.performance:
+            tensors |= self._performance()
         return tensors
 
-    def _wants(self, flag: str) -> bool:
-        return self._flags.get(flag, False)
+    def token_outputs(self, *, with_prompt: bool) -> dict[str, np.ndarray]:
+        """output_ids [1, 1, tokens] and sequence_length [1, 1]."""
+        ids: Sequence[int] = [*self.request.prompt, *self.tokens] if with_prompt else self.tokens
+        return {"output_ids": _int32([[ids]]).reshape(1, 1, len(ids)), "sequence_length": _int32([[len(ids)]])}
 
-
-def _performance(sequence: Sequence) -> Mapping[str, np.ndarray]:
-    times = {
-        "arrival_time_ns": sequence.arrival_ns,
-        "first_token_time_ns": sequence.first_token_ns,
-        "last_token_time_ns": sequence.last_token_ns,
-    }
-    counts = {
-        "kv_cache_alloc_new_blocks": sequence.allocated_blocks - sequence.reused_blocks,
-        "kv_cache_reused_blocks": sequence.reused_blocks,
-        "kv_cache_alloc_total_blocks": sequence.allocated_blocks,
-        "total_accepted_draft_tokens": 0,
-        "total_draft_tokens": 0,
-    }
-    return {
-        **{name: np.array([[value]], dtype=np.int64) for name, value in times.items()},
-        **{name: _int32([[value]]) for name, value in counts.items()},
-        "acceptance_rate": np.zeros((1, 1), dtype=np.float32),
-    }
+    def _performance(self) -> Mapping[str, np.ndarray]:
+        times = {
+            "arrival_time_ns": self.arrival_ns,
+            "first_token_time_ns": self.first_token_ns,
+            "last_token_time_ns": self.last_token_ns,
+        }
+        counts = {
+            "kv_cache_alloc_new_blocks": self.allocated_blocks - self.reused_blocks,
+            "kv_cache_reused_blocks": self.reused_blocks,
+            "kv_cache_alloc_total_blocks": self.allocated_blocks,
+            "total_accepted_draft_tokens": 0,
+            "total_draft_tokens": 0,
+        }
+        return {
+            **{name: np.array([[value]], dtype=np.int64) for name, value in times.items()},
+            **{name: _int32([[value]]) for name, value in counts.items()},
+            "acceptance_rate": np.zeros((1, 1), dtype=np.float32),
+        }
 
 
 def _int32(values: list) -> np.ndarray:

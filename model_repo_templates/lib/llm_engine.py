@@ -2,27 +2,39 @@
 
 The API: tensorrt_llm.LLM, SamplingParams and `generate_async` (tensorrt_llm/llmapi/llm.py, sampling_params.py, 1.2 to
 1.3). It starts its own processes for several GPUs. Text stays outside: neither prompts nor answers are tokenized here.
+Run as a program, this is the engine process of a repository of backend llmapi.
 """
 
 import asyncio
+import json
+import os
+import sys
 import threading
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
-from trtforge.core.errors import RequestError
-from trtforge.runtime.requests import FinishReason, GenerationRequest, Output
+from trtforge.core.errors import ForgeError, RequestError
+from trtforge.engine_process.admission import QueueLimits
+from trtforge.engine_process.host import host
+from trtforge.engine_process.requests import FinishReason, GenerationRequest, Output
 
 OnOutput = Callable[[Output], None]
 
 
 class LlmEngine:
-    """One `LLM`, its requests on an event loop of their own."""
+    """One `LLM`, its requests on an event loop of their own. A RequestEngine."""
 
-    def __init__(self, arguments: Mapping[str, Any]) -> None:
-        """`arguments`: those of `tensorrt_llm.LLM`, by its names."""
+    def __init__(self, arguments: Mapping[str, Any], max_running: int = 1) -> None:
+        """`arguments`: those of `tensorrt_llm.LLM`, by its names; `max_running`: its batch size."""
         from tensorrt_llm import LLM
 
         self._llm = LLM(**arguments)
+        self.max_running = max_running
+        self.worker_pids: tuple[int, ...] = ()
+        self._after_steps: list[Callable[[], None]] = []
+        self._notifying = False
+        self._begun: set[str] = set()
         self._running: dict[str, Any] = {}  # None until the LLM API has the request
         self._cancelled: set[str] = set()  # of those that it has not
         self._loop = asyncio.new_event_loop()
@@ -34,9 +46,31 @@ class LlmEngine:
         self._running[request.request_id] = None
         asyncio.run_coroutine_threadsafe(self._run(request, on_output), self._loop)
 
-    def cancel(self, request_id: str) -> None:
-        """End a request; one that is over is no error."""
-        self._loop.call_soon_threadsafe(self._abort, request_id)
+    def cancel(self, request_id: str, *, only_waiting: bool = False) -> None:
+        """End a request; one that is over is no error. `only_waiting`: not if it has got its first token."""
+        self._loop.call_soon_threadsafe(self._abort, request_id, only_waiting)
+
+    def ping(self, on_turn: Callable[[], None]) -> None:
+        """Call back from the event loop when it turns next."""
+        self._loop.call_soon_threadsafe(on_turn)
+
+    def after_steps(self, on_step: Callable[[], None]) -> None:
+        """Call back from the event loop after the outputs of a turn."""
+        self._after_steps.append(on_step)
+
+    def figures(self) -> dict[str, float]:
+        """What is known without the LLM API's own statistics."""
+        running = min(len(self._running), self.max_running)
+        return {
+            "running": running,
+            "active_requests": len(self._running),
+            "scheduled_requests": running,
+            "waiting_requests": len(self._running) - running,
+            "max_requests": self.max_running,
+        }
+
+    def check(self) -> None:
+        """The LLM API reports the end of its processes through the requests."""
 
     def close(self) -> None:
         """End the LLM and its processes."""
@@ -44,8 +78,8 @@ class LlmEngine:
         self._thread.join()
         self._llm.shutdown()
 
-    def _abort(self, request_id: str) -> None:
-        if request_id not in self._running:
+    def _abort(self, request_id: str, only_waiting: bool) -> None:
+        if request_id not in self._running or (only_waiting and request_id in self._begun):
             return
         running = self._running[request_id]
         if running is None:
@@ -62,7 +96,8 @@ class LlmEngine:
                 result.abort()
             async for step in result:
                 output = answer.take(step.outputs[0])
-                on_output(output)
+                self._begun.add(request.request_id)
+                self._deliver(on_output, output)
                 if output.finish_reason is not None:
                     if not step.finished:
                         result.abort()
@@ -71,10 +106,23 @@ class LlmEngine:
             failed = (
                 error if isinstance(error, RequestError) else RequestError(str(error), hint="See the server's log.")
             )
-            on_output(Output(request.request_id, finish_reason="error", error=failed))
+            self._deliver(on_output, Output(request.request_id, finish_reason="error", error=failed))
         finally:
             self._running.pop(request.request_id, None)
             self._cancelled.discard(request.request_id)
+            self._begun.discard(request.request_id)
+
+    def _deliver(self, on_output: OnOutput, output: Output) -> None:
+        """Outputs of one turn of the event loop are followed by one call of `after_steps`."""
+        on_output(output)
+        if not self._notifying:
+            self._notifying = True
+            self._loop.call_soon(self._notify)
+
+    def _notify(self) -> None:
+        self._notifying = False
+        for on_step in self._after_steps:
+            on_step()
 
 
 class Answer:
@@ -185,3 +233,34 @@ def _tensor(values: Any) -> Any:
     import torch
 
     return torch.tensor(values, dtype=torch.float32)
+
+
+def read_arguments(path: Path) -> Mapping[str, Any]:
+    """The arguments in a model.yaml; the paths in it are relative to it. Raises ForgeError."""
+    import yaml
+
+    try:
+        arguments: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError) as error:
+        raise ForgeError(f"{path}: not readable: {error}", hint="Package the engine again.") from None
+    arguments.pop("triton_config", None)
+    arguments["model"] = str(path.parent / arguments["model"])
+    return arguments
+
+
+def main() -> int:
+    """Serve the LLM; the exit status."""
+    job = json.loads(sys.argv[1])
+
+    def load() -> LlmEngine:
+        return LlmEngine(read_arguments(Path(job["model_yaml"])), job["max_running"])
+
+    limits = QueueLimits(size=job["max_queue_size"], seconds=job["max_queue_seconds"])
+    return host(load, Path(job["socket"]), limits)
+
+
+if __name__ == "__main__":
+    status = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)

@@ -6,9 +6,23 @@ from collections.abc import Mapping
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
+INVALID_ARGUMENT, UNAVAILABLE, INTERNAL = "INVALID_ARGUMENT", "UNAVAILABLE", "INTERNAL"
+_CODES = {
+    INVALID_ARGUMENT: "INVALID_ARG",
+    UNAVAILABLE: "UNAVAILABLE",
+    "DEADLINE_EXCEEDED": "UNAVAILABLE",  # Triton has no code for it
+    "CANCELLED": "CANCELLED",
+    INTERNAL: "INTERNAL",
+}
+"""Triton's names of the codes."""
+
 
 class RequestFailed(Exception):
-    """Ends one request with this message; no other request notices."""
+    """Ends one request with this message and gRPC status; no other request notices."""
+
+    def __init__(self, message: str, code: str = INVALID_ARGUMENT) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class Responder:
@@ -23,6 +37,8 @@ class Responder:
         self.inputs: Mapping[str, np.ndarray] = {
             tensor.name(): np.array(tensor.as_numpy()) for tensor in request.inputs()
         }
+        microseconds = request.timeout()
+        self.timeout = microseconds / 1e6 if microseconds else None
         self._sender = request.get_response_sender()
         self._lock = threading.Lock()
         self._done = False
@@ -45,13 +61,12 @@ class Responder:
         tensors = [pb_utils.Tensor(name, value) for name, value in outputs.items()]
         self._send(pb_utils.InferenceResponse(tensors), final=final)
 
-    def fail(self, message: str) -> None:
-        """Send an error as the last response."""
-        error = pb_utils.TritonError(message, pb_utils.TritonError.INVALID_ARG)
-        self._send(pb_utils.InferenceResponse([], error), final=True)
+    def fail(self, message: str, code: str = INVALID_ARGUMENT) -> None:
+        """Send an error as the last response. Its text begins with the code: streams carry no status of a request."""
+        self._send(pb_utils.InferenceResponse([], triton_error(message, code)), final=True)
 
     def finish(self) -> None:
-        """Say that there is nothing more to come, if that was not said."""
+        """Send the final flag, once."""
         with self._lock:
             if not self._done:
                 self._done = True
@@ -65,18 +80,6 @@ class Responder:
             self._sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0)
 
 
-def flag_of(inputs: Mapping[str, np.ndarray], name: str, default: bool) -> bool:
-    """A boolean input."""
-    value = inputs.get(name)
-    return default if value is None or value.size == 0 else bool(value.flat[0])
-
-
-def texts_of(inputs: Mapping[str, np.ndarray], name: str) -> list[str]:
-    """The strings of an input; none where it is absent. Raises RequestFailed for bytes that are not UTF-8."""
-    value = inputs.get(name)
-    if value is None:
-        return []
-    try:
-        return [item.decode() if isinstance(item, bytes) else str(item) for item in value.flat]
-    except UnicodeDecodeError as error:
-        raise RequestFailed(f"{name} is not UTF-8: {error}") from None
+def triton_error(message: str, code: str = INVALID_ARGUMENT) -> "pb_utils.TritonError":
+    """An error as Triton takes it."""
+    return pb_utils.TritonError(f"{code}: {message}", getattr(pb_utils.TritonError, _CODES[code]))

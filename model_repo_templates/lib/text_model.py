@@ -1,201 +1,176 @@
 """Text in, text out: the code of both `ensemble` and `tensorrt_llm_bls`.
 
-Each request runs on its own thread through preprocessing and the engine model, so what streaming needs to remember
-(held-back characters, spaces, stop words) is in one place and in order. Triton's own ensemble scheduler has no such
-place: its postprocessing step sees responses of all requests mixed.
+Triton calls `execute` on one thread, which tokenizes and hands requests to the engine; the engine's client sends the
+responses from a thread of its own. No request waits for another one's thread.
 """
 
+import json
 import traceback
-import uuid
-from collections.abc import Iterable, Iterator, Mapping
-from functools import partial
+from collections.abc import Mapping
 
+import model_process
 import numpy as np
 import triton_python_backend_utils as pb_utils
-from detokenizer import load_tokenizer
+from background import Background
+from input_values import InputValues
 from model_config import ModelConfig
-from responder import RequestFailed, Responder, flag_of, texts_of
-from texts import OUTPUT_IDS, SEQUENCE, SEQUENCE_LENGTH, Tensors, Texts
+from preprocessor import Preprocessor
+from responder import INTERNAL, UNAVAILABLE, RequestFailed, Responder
+from text_answer import TextAnswer
+from text_engine import TextEngine
+from texts import Texts
 from watch import Watcher
-from workers import Workers
+from word_lists import MOST_WORDS
+
+_LONG_TEXT = 8192  # bytes: beyond, tokenizing takes milliseconds and happens on another thread
+_LONG_TEXTS_WAITING = 64
+PING = "trtforge_ping"
 
 
 class TextCall(Responder):
-    """One text request. `engine_id` names it to the engine model, unique whatever ids the clients chose."""
+    """One text request. `started`: what the engine's `start` returned."""
 
     def __init__(self, request: "pb_utils.InferenceRequest") -> None:
         super().__init__(request)
-        # Where config.pbtxt has `reshape` the model sees [batch]; the models that it calls want [batch, 1] again.
+        # Where config.pbtxt has `reshape` the model sees [batch]; the engine's inputs are [batch, 1] again.
         self.inputs = {name: value[:, None] if value.ndim == 1 else value for name, value in self.inputs.items()}
-        self.engine_id = f"{self.request_id or 'text'}-{uuid.uuid4().hex}"
-        self.generating = False
+        self.started: object = None
 
 
 class TextModel:
-    """The Python model that Triton loads."""
+    """The Python model that Triton loads, but for its engine."""
 
     def initialize(self, args: Mapping[str, str]) -> None:
-        """Load the tokenizer and start the threads."""
+        """Load the tokenizer, connect to the engine and start the threads."""
+        model_process.set_up()
         config = ModelConfig(args)
-        self._tokenizer = load_tokenizer(str(config.directory / config.text("tokenizer_dir") / "tokenizer.json"))
         self._streams = config.decoupled
+        self._most_sequences = config.max_batch_size
         self._exclude_input = config.flag("exclude_input_in_output", True)
         self._stops_by_text = config.flag("stop_words_as_text", False)
         self._engine_end_ids = config.flag("engine_end_ids", False)
-        self._preprocessing = config.text("preprocessing_model_name")
-        self._engine = config.text("tensorrt_llm_model_name")
         self._to_preprocessing = config.pairs("text_to_preprocessing")
         self._preprocessed = config.pairs("preprocessing_to_engine")
         self._to_engine = config.pairs("text_to_engine")
-        self._from_engine = config.pairs("engine_to_text")
+        self._outputs = dict(config.pairs("engine_to_text"))
         self._known = {name for name, _ in (*self._to_preprocessing, *self._to_engine)}
+        self._preprocessor = Preprocessor(config, {theirs: ours for ours, theirs in self._to_preprocessing})
+        self._engine = self.connect(config, self._engine_names())
         self._calls: Watcher[TextCall] = Watcher(config.integer("cancellation_check_period_ms", 100), self._cancel)
-        self._workers = Workers(config.integer("concurrency", 64))
-        self._stoppers = Workers(4)
+        self._long_texts = Background(_LONG_TEXTS_WAITING)
+
+    def connect(self, config: ModelConfig, names: Mapping[str, str]) -> TextEngine:
+        """The engine. `names`: what clients call its inputs."""
+        raise NotImplementedError
 
     def execute(self, requests: list["pb_utils.InferenceRequest"]) -> None:
         """Take the requests; their responses follow from other threads."""
         for request in requests:
             call = TextCall(request)
-            self._calls.add(call)
-            self._workers.submit(partial(self._serve, call))
+            if json.loads(request.parameters() or "{}").get(PING):
+                self._ping(call)
+            elif self._is_long(call.inputs):
+                if not self._long_texts.submit(lambda call=call: self._serve(call)):
+                    call.fail("too many long prompts wait to be tokenized; retry in 1 s", UNAVAILABLE)
+            else:
+                self._serve(call)
+
+    def finalize(self) -> None:
+        """End the threads and the process."""
+        self._calls.close()
+        self._long_texts.close()
+        self._engine.close()
+        model_process.leave()
 
     def _serve(self, call: TextCall) -> None:
         try:
-            if not call.cancelled():
-                self._generate(call)
+            self._start(call)
         except RequestFailed as failure:
-            call.fail(str(failure))
-        except Exception as error:
+            call.fail(str(failure), failure.code)
+        except Exception:
             pb_utils.Logger.log_error(traceback.format_exc())
-            call.fail(f"{type(error).__name__} while serving the request: {error}")
-        finally:
-            call.finish()
+            call.fail("the request could not be started; the server's log has the reason", INTERNAL)
 
-    def _generate(self, call: TextCall) -> None:
+    def _start(self, call: TextCall) -> None:
+        inputs = InputValues(call.inputs)
         self._check(call.inputs)
-        streaming = flag_of(call.inputs, "stream", False)
+        streaming = inputs.flag("stream", False)
         if streaming and not self._streams:
-            raise RequestFailed("stream: this repository was packaged with streaming off")
-        prepared = self._preprocess(call)
-        with_input = not streaming and not flag_of(call.inputs, "exclude_input_in_output", self._exclude_input)
+            raise RequestFailed("stream is true; this repository was packaged with streaming off")
+        sequences = inputs.integer("num_return_sequences", 0, 1, 1, self._most_sequences)
+        if sequences > 1 and not self._streams:
+            raise RequestFailed("num_return_sequences: this repository was packaged with streaming off, it returns one")
+        prepared = self._preprocessor.prepare(
+            {theirs: call.inputs[ours] for ours, theirs in self._to_preprocessing if ours in call.inputs}
+        )
+        with_input = not streaming and not inputs.flag("exclude_input_in_output", self._exclude_input)
         context = prepared["INPUT_ID"][0].tolist() if with_input else []
-        words = texts_of(call.inputs, "stop_words") if self._stops_by_text else []
+        words = inputs.texts("stop_words", MOST_WORDS) if self._stops_by_text else []
+        own_end_ids = self._engine_end_ids and "end_id" not in inputs
+        answer = TextAnswer(
+            call,
+            Texts(self._preprocessor.tokenizer, context, words, sequences),
+            self._outputs,
+            streaming=streaming,
+            prompt=inputs.texts("text_input", 1)[0] if with_input else "",
+            on_stopped=lambda: self._cancel(call),
+        )
         engine_inputs = self._engine_inputs(call.inputs, prepared)
-        # A stop word found in the text can only end the generation early if the tokens come one by one.
-        ends_early = self._streams and bool(words) and not flag_of(call.inputs, "return_log_probs", False)
-        engine_inputs["streaming"] = np.array([[streaming or ends_early]])
-        responses = self._responses(call, engine_inputs)
-        texts = Texts(self._tokenizer, context, words)
-        if streaming:
-            self._send_pieces(call, responses, texts)
-        else:
-            prompt = texts_of(call.inputs, "text_input")[0] if with_input else ""
-            self._send_whole(call, responses, texts, prompt)
+        # Tokens come one by one where a stop word in the text may end the answer early.
+        engine_inputs["streaming"] = np.array([[streaming or (bool(words) and self._streams)]])
+        call.started = self._engine.start(engine_inputs, answer, call.timeout, model_end_ids=own_end_ids)
+        self._calls.add(call)
+        if call.done:  # an answer that ended before `started` was known
+            self._cancel(call)
 
-    def _send_pieces(self, call: TextCall, responses: Iterator[Tensors], texts: Texts) -> None:
-        """A response for every step that has new text (or other outputs), and what is held back at the end."""
-        for outputs in responses:
-            _, pieces = texts.push(outputs)
-            passed = self._passed(outputs)
-            if any(pieces) or passed.keys() - {SEQUENCE}:
-                call.send({"text_output": _strings(pieces), **passed})
-            self._stop_early(call, texts)
-        for index, pieces in texts.flush():
-            if any(pieces):
-                tag = {SEQUENCE: np.array([[index]], dtype=np.int32)} if texts.several else {}
-                call.send({"text_output": _strings(pieces), **tag})
-
-    def _send_whole(self, call: TextCall, responses: Iterator[Tensors], texts: Texts, prompt: str) -> None:
-        """One response for each returned sequence, when all of it is there."""
-        whole: dict[int, list[str]] = {}
-        passed: dict[int, dict[str, np.ndarray]] = {}
-        for outputs in responses:
-            index, pieces = texts.push(outputs)
-            before = whole.get(index, [prompt] * len(pieces))
-            whole[index] = [text + piece for text, piece in zip(before, pieces, strict=True)]
-            passed.setdefault(index, {}).update(self._passed(outputs))
-            self._stop_early(call, texts)
-        for position, (index, pieces) in enumerate(texts.flush(), start=1):
-            complete = [text + piece for text, piece in zip(whole[index], pieces, strict=True)]
-            call.send({"text_output": _strings(complete), **passed[index]}, final=position == len(whole))
-
-    def _check(self, inputs: Tensors) -> None:
+    def _check(self, inputs: Mapping[str, np.ndarray]) -> None:
         for name, value in inputs.items():
             if name not in self._known:
                 raise RequestFailed(f"{name} is not supported by this repository")
             if value.shape[0] != 1:
-                raise RequestFailed(f"{name}: {value.shape[0]} texts in one request; send a request for each")
+                raise RequestFailed(f"{name} holds {value.shape[0]} items; send a request for each")
 
-    def _preprocess(self, call: TextCall) -> Tensors:
-        request = pb_utils.InferenceRequest(
-            model_name=self._preprocessing,
-            requested_output_names=[name for name, _ in self._preprocessed],
-            inputs=[
-                pb_utils.Tensor(theirs, call.inputs[ours])
-                for ours, theirs in self._to_preprocessing
-                if ours in call.inputs
-            ],
-        )
-        return _outputs(request.exec())
-
-    def _engine_inputs(self, inputs: Tensors, prepared: Tensors) -> dict[str, np.ndarray]:
+    def _engine_inputs(
+        self, inputs: Mapping[str, np.ndarray], prepared: Mapping[str, np.ndarray]
+    ) -> dict[str, np.ndarray]:
         values = {theirs: inputs[ours] for ours, theirs in self._to_engine if ours in inputs}
         values |= {theirs: prepared[ours] for ours, theirs in self._preprocessed if ours in prepared}
-        if self._engine_end_ids and "end_id" not in inputs:
-            del values["end_id"]
         return values | {"exclude_input_in_output": np.array([[True]])}
 
-    def _responses(self, call: TextCall, inputs: Tensors) -> Iterator[Tensors]:
-        request = pb_utils.InferenceRequest(
-            model_name=self._engine,
-            request_id=call.engine_id,
-            requested_output_names=[OUTPUT_IDS, SEQUENCE_LENGTH, *(name for name, _ in self._from_engine)],
-            inputs=[pb_utils.Tensor(name, value) for name, value in inputs.items()],
-            parameters={"use_engine_end_ids": True} if self._engine_end_ids and "end_id" not in inputs else {},
-        )
-        call.generating = True
-        for response in self._exec(request):
-            outputs = _outputs(response)
-            if OUTPUT_IDS in outputs:
-                yield outputs
+    def _engine_names(self) -> dict[str, str]:
+        """Engine inputs by the names that clients of this model know."""
+        names = {theirs: ours for ours, theirs in self._to_engine}
+        text_names = {theirs: ours for ours, theirs in self._to_preprocessing}
+        for ours, theirs in self._preprocessed:
+            names[theirs] = text_names.get(_SOURCES.get(ours, ""), ours)
+        return names
 
-    def _exec(self, request: "pb_utils.InferenceRequest") -> Iterable["pb_utils.InferenceResponse"]:
-        return request.exec(decoupled=True) if self._streams else [request.exec()]
+    def _is_long(self, inputs: Mapping[str, np.ndarray]) -> bool:
+        return any(isinstance(text, bytes) and len(text) > _LONG_TEXT for text in inputs.get("text_input", _NONE).flat)
 
-    def _passed(self, outputs: Tensors) -> dict[str, np.ndarray]:
-        return {theirs: outputs[ours] for ours, theirs in self._from_engine if ours in outputs}
+    def _ping(self, call: TextCall) -> None:
+        def answer(failure: tuple[str, str] | None) -> None:
+            if failure is not None:
+                call.fail(*failure)
+            else:
+                call.send({"text_output": np.array([[b""]], dtype=object)}, final=True)
 
-    def _stop_early(self, call: TextCall, texts: Texts) -> None:
-        if texts.stopped:
-            self._cancel(call)
-            call.generating = False
+        self._engine.ping(answer)
 
     def _cancel(self, call: TextCall) -> None:
-        if call.generating:
-            self._stoppers.submit(partial(self._stop_engine, call.engine_id))
-
-    def _stop_engine(self, engine_id: str) -> None:
-        """TensorRT-LLM's way to end a request: another one with its id and `stop`."""
-        one = np.ones((1, 1), dtype=np.int32)
-        inputs = {"input_ids": one, "input_lengths": one, "request_output_len": one, "stop": np.array([[True]])}
-        request = pb_utils.InferenceRequest(
-            model_name=self._engine,
-            request_id=engine_id,
-            requested_output_names=[OUTPUT_IDS, SEQUENCE_LENGTH],
-            inputs=[pb_utils.Tensor(name, value) for name, value in inputs.items()],
-        )
-        for response in self._exec(request):
-            if response.has_error():
-                pb_utils.Logger.log_warn(f"stopping {engine_id}: {response.error().message()}")
+        if call.started is not None:
+            self._engine.cancel(call.started)
 
 
-def _outputs(response: "pb_utils.InferenceResponse") -> dict[str, np.ndarray]:
-    """A response's tensors, copied: their memory goes with the response. Raises RequestFailed with its error."""
-    if response.has_error():
-        raise RequestFailed(response.error().message())
-    return {tensor.name(): np.array(tensor.as_numpy()) for tensor in response.output_tensors()}
-
-
-def _strings(texts: list[str]) -> np.ndarray:
-    return np.array([[text.encode() for text in texts]], dtype=object)
+_NONE = np.empty(0, dtype=object)
+_SOURCES = {
+    "INPUT_ID": "QUERY",
+    "REQUEST_INPUT_LEN": "QUERY",
+    "REQUEST_OUTPUT_LEN": "REQUEST_OUTPUT_LEN",
+    "STOP_WORDS_IDS": "STOP_WORDS_DICT",
+    "BAD_WORDS_IDS": "BAD_WORDS_DICT",
+    "EMBEDDING_BIAS": "EMBEDDING_BIAS_WORDS",
+    "OUT_END_ID": "END_ID",
+    "OUT_PAD_ID": "PAD_ID",
+}
+"""The preprocessing input that decides each of its outputs."""

@@ -1,16 +1,10 @@
 """The texts that one request returns: one for each sequence and beam, growing as token ids come."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 
-import numpy as np
 from detokenizer import Detokenizer
 from stop_text import StopText
 from tokenizers import Tokenizer
-
-OUTPUT_IDS, SEQUENCE_LENGTH, SEQUENCE = "output_ids", "sequence_length", "sequence_index"
-
-Tensors = Mapping[str, np.ndarray]
-"""The tensors of a request or a response, by name."""
 
 
 class SequenceText:
@@ -20,10 +14,13 @@ class SequenceText:
         self._detokenizer = detokenizer
         self._stop = stop
 
-    def push(self, ids: Sequence[int], *, last: bool = False) -> str:
-        """The new text; with `last` everything that is left."""
-        new = self._detokenizer.push(ids)
-        return self._stop.push(new + self._detokenizer.flush() if last else new)
+    def push(self, ids: Sequence[int]) -> str:
+        """The new text."""
+        return self._stop.push(self._detokenizer.push(ids))
+
+    def flush(self) -> str:
+        """What was held back, at the end."""
+        return self._stop.push(self._detokenizer.flush())
 
     @property
     def stopped(self) -> bool:
@@ -32,35 +29,29 @@ class SequenceText:
 
 
 class Texts:
-    """The texts of one request. `context`: ids of the prompt where it is returned too; `words`: stop words."""
+    """The texts of one request's `sequences`.
 
-    def __init__(self, tokenizer: Tokenizer, context: Sequence[int], words: Sequence[str]) -> None:
+    `context`: ids of the prompt where it is returned too; `words`: stop words that are compared as text.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, context: Sequence[int], words: Sequence[str], sequences: int) -> None:
         self._tokenizer, self._context, self._words = tokenizer, context, words
+        self.sequences = sequences
         self._texts: dict[int, list[SequenceText]] = {}
 
-    def push(self, outputs: Tensors) -> tuple[int, list[str]]:
-        """The new text of every beam in an engine response, and which of the returned sequences it is."""
-        index = int(outputs[SEQUENCE].flat[0]) if SEQUENCE in outputs else 0
-        lengths = outputs[SEQUENCE_LENGTH][0]
-        if index not in self._texts:
-            self._texts[index] = [self._begin() for _ in lengths]
-        beams = zip(self._texts[index], outputs[OUTPUT_IDS][0], lengths, strict=True)
-        return index, [text.push(ids[:length].tolist()) for text, ids, length in beams]
+    def push(self, sequence: int, beams: Sequence[Sequence[int]]) -> list[str]:
+        """The new text of every beam of a sequence."""
+        if sequence not in self._texts:
+            self._texts[sequence] = [self._begin() for _ in beams]
+        return [text.push(ids) for text, ids in zip(self._texts[sequence], beams, strict=True)]
 
-    def flush(self) -> Iterator[tuple[int, list[str]]]:
-        """What was held back, for every returned sequence."""
-        for index, beams in sorted(self._texts.items()):
-            yield index, [text.push([], last=True) for text in beams]
+    def flush(self, sequence: int) -> list[str]:
+        """What was held back of a sequence."""
+        return [text.flush() for text in self._texts[sequence]]
 
-    @property
-    def several(self) -> bool:
-        """Whether more than one sequence is returned."""
-        return len(self._texts) > 1
-
-    @property
-    def stopped(self) -> bool:
-        """Whether a stop word was found in all of them."""
-        return bool(self._texts) and all(text.stopped for beams in self._texts.values() for text in beams)
+    def stopped(self, sequence: int) -> bool:
+        """Whether a stop word was found in every beam of a sequence."""
+        return all(text.stopped for text in self._texts[sequence])
 
     def _begin(self) -> SequenceText:
         return SequenceText(Detokenizer(self._tokenizer, self._context), StopText(self._words))

@@ -2,9 +2,12 @@
 
 import os
 import threading
-import time
+from collections import deque
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
+
+_FEW = 500
+_PERIODS_FEW, _PERIODS_MANY = 5, 20  # periods until every request was asked about, up to _FEW and beyond
 
 
 class Watched(Protocol):
@@ -22,32 +25,48 @@ T = TypeVar("T", bound=Watched)
 
 
 class Watcher(Generic[T]):
-    """Calls `on_cancel` for every watched request whose client gave up, again each period until it is over.
+    """Calls `on_cancel` once for every watched request whose client gave up.
 
-    A model process that lost its server cannot answer anybody: it ends at once, engine and all.
+    Asking takes a message to the server and back, so each period only a share of the requests is asked about.
+    A model process that lost its server cannot answer anybody: it ends at once.
     """
 
     def __init__(self, period_ms: int, on_cancel: Callable[[T], None]) -> None:
         self._period = period_ms / 1000
         self._on_cancel = on_cancel
-        self._watched: dict[int, T] = {}
-        self._lock = threading.Lock()
+        self._watched: deque[T] = deque()
         self._server = os.getppid()
-        threading.Thread(target=self._run, name="watcher", daemon=True).start()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="watcher", daemon=True)
+        self._thread.start()
 
     def add(self, request: T) -> None:
         """Watch a request until it is over."""
-        with self._lock:
-            self._watched[id(request)] = request
+        self._watched.append(request)
+
+    def close(self) -> None:
+        """End the thread."""
+        self._closing.set()
+        self._thread.join()
 
     def _run(self) -> None:
-        while True:
-            time.sleep(self._period)
+        while not self._closing.wait(self._period):
             if os.getppid() != self._server:
                 os._exit(1)
-            with self._lock:
-                self._watched = {key: request for key, request in self._watched.items() if not request.done}
-                requests = list(self._watched.values())
-            for request in requests:
-                if request.cancelled():
-                    self._on_cancel(request)
+            watched = len(self._watched)
+            for _ in range(-(-watched // (_PERIODS_FEW if watched <= _FEW else _PERIODS_MANY))):
+                if self._closing.is_set():
+                    return
+                self._look()
+
+    def _look(self) -> None:
+        """Look at the next requests until one is asked about."""
+        for _ in range(len(self._watched)):
+            request = self._watched.popleft()
+            if request.done:
+                continue
+            if request.cancelled():
+                self._on_cancel(request)
+            else:
+                self._watched.append(request)
+            return

@@ -5,6 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 from tokenizers import Tokenizer
 
+MOST_WORDS = 256
+"""Stop words, bad words or biased words that one request may have."""
+
 
 def word_list(words: Sequence[Sequence[int]]) -> np.ndarray:
     """int32 [1, 2, n]: row 0 the ids of all words, row 1 where each word ends, filled up with -1.

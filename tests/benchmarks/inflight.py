@@ -12,9 +12,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from trtforge.engine_process.requests import GenerationRequest
 from trtforge.runtime.engine import Engine, EngineOptions
 from trtforge.runtime.generate import generate_with
-from trtforge.runtime.requests import GenerationRequest
 from trtforge.runtime.scheduler import Batching
 
 REQUESTS, BATCH_SIZE, PROMPT_TOKENS, MEAN_OUTPUT, MOST_OUTPUT = 128, 32, 32, 64, 256

@@ -13,9 +13,9 @@ from trtforge.compile.stage import compile_engine
 from trtforge.convert.stage import ConvertConfig, convert
 from trtforge.core.progress import Silent
 from trtforge.core.recipe import EngineConfig
+from trtforge.engine_process.requests import GenerationRequest
 from trtforge.formats.hf import open_checkpoint
 from trtforge.runtime.generate import generate
-from trtforge.runtime.requests import GenerationRequest
 from trtforge.verify.layers import compare_by_layer
 
 pytestmark = pytest.mark.gpu

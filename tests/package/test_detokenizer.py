@@ -173,8 +173,8 @@ def test_word_list_with_wrong_offsets_is_an_error(ends: list[int]) -> None:
 
 
 def test_library_modules_are_those_that_models_get() -> None:
-    from trtforge.package.repository import LIBRARIES, LLMAPI_LIBRARIES
+    from trtforge.package.repository import LIBRARIES
 
     library = asset_directory("model_repo_templates") / "lib"
-    used = {name for names in (*LIBRARIES.values(), LLMAPI_LIBRARIES) for name in names}
+    used = {name for codes in LIBRARIES.values() for names in codes.values() for name in names}
     assert used == {Path(p).stem for p in library.glob("*.py")}

@@ -18,10 +18,10 @@ from trtforge.compile.stage import CompileOptions, compile_engine
 from trtforge.core.assets import asset_directory
 from trtforge.core.errors import ForgeError
 from trtforge.core.parallel import Parallel
+from trtforge.engine_process.requests import GenerationRequest, Output, SamplingParams
 from trtforge.formats.triton import ROLES
 from trtforge.package.models import PackageConfig
 from trtforge.package.stage import package
-from trtforge.runtime.requests import GenerationRequest, Output, SamplingParams
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ def test_the_models_directory_needs_no_trtforge(engine: Path, tmp_path: Path) ->
     directory = packaged(engine, tmp_path / "repository") / "tensorrt_llm" / "1"
     code = (
         f"import sys; sys.path[:] = [{str(directory)!r}, *(p for p in sys.path if 'site-packages' not in p)]\n"
-        "import llm_engine, trtforge.core.errors, trtforge.runtime.requests\n"
+        "import llm_engine, trtforge.core.errors, trtforge.engine_process.requests\n"
         "print(trtforge.__file__)"
     )
     done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True)

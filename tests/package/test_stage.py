@@ -92,7 +92,7 @@ def test_prefix_names_the_models_and_their_references(tmp_path: Path) -> None:
     repository = package(config, torch_engine(tmp_path / "engine"), DEMO_MODEL, tmp_path / "out").path
     assert {path.name for path in repository.iterdir() if path.is_dir()} == {f"qa-{role}" for role in ROLES}
     assert parameters(model_config(repository, "qa-ensemble"))["tensorrt_llm_model_name"] == "qa-tensorrt_llm"
-    assert parameters(model_config(repository, "qa-tensorrt_llm_bls"))["preprocessing_model_name"] == "qa-preprocessing"
+    assert parameters(model_config(repository, "qa-tensorrt_llm_bls"))["tensorrt_llm_model_name"] == "qa-tensorrt_llm"
     assert facts_of(repository).model("ensemble") == "qa-ensemble"
 
 
@@ -119,7 +119,7 @@ def test_serving_options_reach_the_engine_model(tmp_path: Path) -> None:
     assert values["exclude_input_in_output"] == "false"
     assert (values["enable_kv_cache_reuse"], values["enable_chunked_context"]) == ("true", "false")
     assert values["end_ids"] == "1,3"
-    assert (values["max_queue_size"], engine.dynamic_batching.default_queue_policy.max_queue_size) == ("9", 0)
+    assert (values["max_queue_size"], engine.dynamic_batching.default_queue_policy.max_queue_size) == ("9", 16384)
     assert not engine.model_transaction_policy.decoupled
     assert not facts_of(repository).streaming
 

@@ -19,58 +19,56 @@ def library() -> Iterator[None]:
     sys.path.remove(path)
 
 
-def test_workers_run_as_many_at_once_as_they_may_and_all_in_the_end() -> None:
-    from workers import Workers  # type: ignore[import-not-found]
+def test_background_runs_in_order_and_refuses_what_is_too_much() -> None:
+    from background import Background  # type: ignore[import-not-found]
 
-    workers: Any = Workers(3)
-    gate, running, most, finished = threading.Event(), 0, 0, threading.Semaphore(0)
-    lock = threading.Lock()
+    background: Any = Background(2)
+    begun, gate, done = threading.Event(), threading.Event(), []
 
-    def work() -> None:
-        nonlocal running, most
-        with lock:
-            running += 1
-            most = max(most, running)
+    def first() -> None:
+        begun.set()
         gate.wait()
-        with lock:
-            running -= 1
-        finished.release()
+        done.append(0)
 
-    for _ in range(10):
-        workers.submit(work)
-    while running < 3:
-        time.sleep(0.001)
+    assert background.submit(first)
+    assert begun.wait(10)
+    assert [background.submit(lambda number=number: done.append(number)) for number in (1, 2, 3)] == [True, True, False]
     gate.set()
-    for _ in range(10):
-        assert finished.acquire(timeout=10)
-    assert most == 3
+    until = time.monotonic() + 10
+    while len(done) < 3 and time.monotonic() < until:
+        time.sleep(0.001)
+    background.close()
+    assert done == [0, 1, 2]
 
 
-def test_watcher_reports_a_cancelled_request_until_it_is_over() -> None:
+def test_watcher_reports_a_cancelled_request_once_and_asks_no_finished_one() -> None:
     from watch import Watcher  # type: ignore[import-not-found]
 
     class Request:
         done = False
         gone = False
+        asked = 0
 
         def cancelled(self) -> bool:
             assert not self.done
+            self.asked += 1
             return self.gone
 
-    stays, leaves = Request(), Request()
+    requests = [Request() for _ in range(40)]
     seen: list[Request] = []
-
-    def on_cancel(request: Request) -> None:
-        seen.append(request)
-        if len(seen) == 3:
-            request.done = True
-
-    watcher: Any = Watcher(5, on_cancel)
-    watcher.add(stays)
-    watcher.add(leaves)
-    leaves.gone = True
+    watcher: Any = Watcher(2, seen.append)
+    for request in requests:
+        watcher.add(request)
     until = time.monotonic() + 10
+    while min(request.asked for request in requests) < 2 and time.monotonic() < until:
+        time.sleep(0.002)
+    requests[0].done = True
+    for request in requests[1:4]:
+        request.gone = True
     while len(seen) < 3 and time.monotonic() < until:
-        time.sleep(0.005)
-    time.sleep(0.05)
-    assert seen == [leaves] * 3
+        time.sleep(0.002)
+    watcher.close()
+    assert set(seen) == set(requests[1:4])
+    assert len(seen) == 3
+    counts = [request.asked for request in requests[4:]]
+    assert max(counts) - min(counts) <= 1

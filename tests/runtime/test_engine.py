@@ -12,9 +12,9 @@ from transformers import LlamaForCausalLM
 from tests.runtime.checkpoints import Layout, tiny_llama, write_checkpoint, write_engine
 from tests.runtime.conftest import greedy
 from trtforge.core.errors import ForgeError, RequestError
+from trtforge.engine_process.requests import GenerationRequest, Output, SamplingParams
 from trtforge.runtime.engine import Engine, EngineOptions
 from trtforge.runtime.generate import generate, generate_with
-from trtforge.runtime.requests import GenerationRequest, Output, SamplingParams
 
 Tokens = tuple[int, ...]
 
@@ -298,7 +298,7 @@ def test_closing_cancels_what_is_unfinished_and_later_requests_get_an_error(engi
 def test_a_process_that_ends_while_its_engine_computes_ends_as_it_means_to(engine_directory: Path) -> None:
     program = (
         "import sys; from pathlib import Path; from threading import Event\n"
-        "from trtforge.runtime.engine import Engine; from trtforge.runtime.requests import GenerationRequest\n"
+        "from trtforge.runtime.engine import Engine; from trtforge.engine_process.requests import GenerationRequest\n"
         "started = Event(); engine = Engine.load(Path(sys.argv[1]))\n"
         "engine.submit(GenerationRequest('x', (1, 2, 3), 180), lambda output: started.set())\n"
         "assert started.wait(30); sys.exit(3)"

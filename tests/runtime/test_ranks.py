@@ -18,9 +18,9 @@ from tests.runtime.conftest import greedy
 from tests.runtime.runner import open_runner
 from tests.runtime.test_engine import requests_for
 from trtforge.core.errors import ForgeError
+from trtforge.engine_process.requests import GenerationRequest, Output
 from trtforge.runtime.engine import Engine
 from trtforge.runtime.generate import generate
-from trtforge.runtime.requests import GenerationRequest, Output
 
 Tokens = tuple[int, ...]
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor, TopKLogitsWarper, TopPLogitsWarper
 
-from trtforge.runtime.requests import GenerationRequest, SamplingParams
+from trtforge.engine_process.requests import GenerationRequest, SamplingParams
 from trtforge.runtime.sampler import Sampler, uniform
 from trtforge.runtime.sequence import Sequence
 

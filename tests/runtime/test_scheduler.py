@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trtforge.engine_process.requests import GenerationRequest
 from trtforge.runtime.blocks import BlockManager
-from trtforge.runtime.requests import GenerationRequest
 from trtforge.runtime.scheduler import Batching, Limits, Policy, Row, Scheduler
 from trtforge.runtime.sequence import Sequence
 

@@ -21,7 +21,6 @@ from tests.package.engines import torch_engine
 from trtforge.core.assets import asset_directory
 from trtforge.core.processes import session_processes
 from trtforge.package.models import PackageConfig
-from trtforge.package.repository import LIBRARIES
 from trtforge.package.stage import package
 
 _FAKE = Path(__file__).parent / "fake_engine.py"
@@ -125,17 +124,12 @@ def package_with_fake_engine(directory: Path, config: PackageConfig, files: dict
     """A repository whose engine model runs the fake engine; all else is as it ships."""
     templates = directory / "templates"
     shutil.copytree(asset_directory("model_repo_templates"), templates)
-    shutil.copyfile(_FAKE, templates / "lib" / "fake_engine.py")
     model = templates / "tensorrt_llm" / "1" / "model.py"
-    model.write_text(
-        model.read_text().replace("from engine_health", "import fake_engine  # noqa\nfrom engine_health", 1)
-    )
+    program = 'PROGRAM = ("-m", "trtforge.runtime.hosted")'
+    assert program in model.read_text()
+    model.write_text(model.read_text().replace(program, f'PROGRAM = ("{_FAKE}",)'))
     engine = torch_engine(directory / "engine", files)
-    libraries = {**LIBRARIES, "tensorrt_llm": (*LIBRARIES["tensorrt_llm"], "fake_engine")}
-    with (
-        patch("trtforge.package.stage.asset_directory", lambda name: templates),
-        patch("trtforge.package.repository.LIBRARIES", libraries),
-    ):
+    with patch("trtforge.package.stage.asset_directory", lambda name: templates):
         return package(config, engine, DEMO_MODEL, directory / "repository").path
 
 

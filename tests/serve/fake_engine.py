@@ -1,47 +1,23 @@
 """An engine without a model: answers with its prompt, over and over, one token every few milliseconds.
 
-Put into `sys.modules` under the engine's name, it lets the server's side be tested by itself.
+Run as the program of the engine process, it lets the server's side be tested by itself.
 """
 
+import os
 import sys
 import threading
 import time
-import types
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from trtforge.core.errors import ForgeError, RequestError
-from trtforge.runtime.requests import FinishReason, GenerationRequest, Output
+from trtforge.engine_process.host import host
+from trtforge.engine_process.requests import FinishReason, GenerationRequest, Output
+from trtforge.runtime.hosted import HostJob
 
 LONGEST_PROMPT = 200
 BLOCKS = 100
-
-
-@dataclass(frozen=True)
-class EngineOptions:
-    scheduler: str = "guaranteed_no_evict"
-    kv_cache_fraction: float = 0.9
-    kv_cache_tokens: int | None = None
-    kv_reuse: bool = True
-    chunked_context: bool = False
-    threads: int | None = None
-
-
-@dataclass(frozen=True)
-class EngineStatistics:
-    active_requests: int = 0
-    max_requests: int = 64
-    scheduled_requests: int = 0
-    waiting_requests: int = 0
-    kv_blocks_max: int = BLOCKS
-    kv_blocks_used: int = 0
-    kv_blocks_free: int = BLOCKS
-    kv_blocks_reused: int = 0
-    tokens_per_block: int = 16
-    iterations: int = 0
-    context_tokens: int = 0
-    paused_requests: int = 0
 
 
 @dataclass
@@ -79,43 +55,54 @@ class Running:
 
 
 class Engine:
-    @classmethod
-    def load(cls, directory: Path, options: EngineOptions = EngineOptions()) -> "Engine":
+    """A RequestEngine."""
+
+    max_running = 64
+    worker_pids: tuple[int, ...] = ()
+
+    def __init__(self, directory: Path) -> None:
         if not (directory / "config.json").is_file():
             raise ForgeError(f"{directory} has no config.json", hint="Compile again.")
         if (directory / "broken").exists():
             raise ForgeError("rank 0 ended: out of memory", hint="Lower max_batch_size.")
-        return cls()
-
-    def __init__(self) -> None:
         self._running: dict[str, Running] = {}
         self._lock = threading.Lock()
         self._iterations = 0
+        self._after_steps: list[Callable[[], None]] = []
         threading.Thread(target=self._run, daemon=True).start()
 
     def submit(self, request: GenerationRequest, on_output: Callable[[Output], None]) -> None:
         with self._lock:
             self._running[request.request_id] = Running(request, on_output)
 
-    def cancel(self, request_id: str) -> None:
+    def cancel(self, request_id: str, *, only_waiting: bool = False) -> None:
         with self._lock:
-            running = self._running.pop(request_id, None)
+            running = None if only_waiting else self._running.pop(request_id, None)
         if running is not None:
             running.on_output(Output(request_id, (), "cancelled"))
 
-    def statistics(self) -> EngineStatistics:
+    def ping(self, on_turn: Callable[[], None]) -> None:
+        on_turn()
+
+    def after_steps(self, on_step: Callable[[], None]) -> None:
+        self._after_steps.append(on_step)
+
+    def figures(self) -> dict[str, float]:
         with self._lock:
             active = len(self._running)
-        return EngineStatistics(
-            active_requests=active, kv_blocks_used=active, kv_blocks_free=BLOCKS - active, iterations=self._iterations
-        )
+        return {
+            "running": active,
+            "active_requests": active,
+            "max_requests": self.max_running,
+            "kv_blocks_max": BLOCKS,
+            "kv_blocks_used": active,
+            "kv_blocks_free": BLOCKS - active,
+            "iterations": self._iterations,
+        }
 
-    @property
-    def worker_pids(self) -> tuple[int, ...]:
-        return ()
+    def check(self) -> None: ...
 
-    def close(self) -> None:
-        pass
+    def close(self) -> None: ...
 
     def _run(self) -> None:
         while True:
@@ -131,14 +118,17 @@ class Engine:
                     if output.finish_reason is not None:
                         del self._running[name]
                 one.on_output(output)
+            for on_step in self._after_steps:
+                on_step()
 
 
-def install() -> None:
-    """Stand in for trtforge.runtime's engine in this process."""
-    engine = types.ModuleType("trtforge.runtime.engine")
-    for kind in (Engine, EngineOptions, EngineStatistics):
-        setattr(engine, kind.__name__, kind)
-    sys.modules[engine.__name__] = engine
+def main() -> int:
+    """The engine process, told what `trtforge.runtime.hosted` is told."""
+    job = HostJob.model_validate_json(sys.argv[1])
+    return host(lambda: Engine(Path(job.engine)), Path(job.socket), job.limits())
 
 
-install()
+if __name__ == "__main__":
+    status = main()
+    sys.stdout.flush()
+    os._exit(status)

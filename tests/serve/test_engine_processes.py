@@ -33,7 +33,11 @@ def test_a_lost_rank_ends_the_idle_server_and_is_named(repository: Path, start: 
     server.wait_ready()
     assert generate(server.grpc, "ensemble", "Return the number of", Sampling(max_tokens=8)).output_tokens == 8
     triton = server.triton()
-    ranks = [process for process, program in session_processes(triton).items() if program.startswith("python")]
+    ranks = [
+        process
+        for process in session_processes(triton)
+        if b"trtforge.runtime.worker" in Path(f"/proc/{process}/cmdline").read_bytes()
+    ]
     assert len(ranks) == 1
     os.kill(ranks[0], signal.SIGKILL)
     assert server.process.wait(timeout=30) == 1

@@ -53,6 +53,7 @@ def test_docker_runs_the_container_of_the_engines_release(tmp_path: Path) -> Non
     image = "nvcr.io/nvidia/tritonserver:26.02-trtllm-python-py3"
     assert argv[:5] == ["docker", "run", "--rm", "--name", RUNTIME.name]
     assert argv[5 : argv.index(image)] == [
+        *("--env", "TRTFORGE_GRPC_URL=127.0.0.1:8001"),
         *("--gpus", "all", "--network", "host", "--shm-size", "2g"),
         *("--ulimit", "memlock=-1", "--ulimit", "stack=67108864", "--volume", f"{repository}:/models:ro"),
     ]

@@ -119,7 +119,7 @@ def generate(
 
     [dim]Example: trtforge generate build/demo-int4awq/engine "Return the number of"[/dim]
     """
-    from trtforge.runtime.requests import SamplingParams
+    from trtforge.engine_process.requests import SamplingParams
     from trtforge.runtime.text import generate_text
 
     sampling = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)

@@ -107,7 +107,12 @@ class ServingConfig(Config):
     scheduler: SchedulerPolicy = Field("guaranteed_no_evict", description="When a waiting request may start.")
     kv_cache_fraction: float = Field(0.9, gt=0, le=1, description="Share of the free memory that the KV cache takes.")
     kv_cache_tokens: int | None = Field(None, ge=1, description="Upper bound of tokens in the KV cache.")
-    max_queue_size: int = Field(0, ge=0, description="Requests that may wait; 0 is no bound.")
+    max_queue_size: int = Field(
+        2048, ge=0, description="Requests that may wait; beyond, new ones are refused at once. 0 is 2048."
+    )
+    max_queue_seconds: float | None = Field(
+        None, gt=0, description="Longest time that a request may wait before it is refused; null is no limit."
+    )
     exclude_input_in_output: bool = Field(True, description="Return the answer without the prompt.")
 
 

@@ -84,7 +84,7 @@ class RepositoryFacts(Config):
     prefix: str = Field("", description="Prefix of the model names.")
     streaming: bool = True
     max_batch_size: int = 1
-    concurrency: int = Field(1, description="Requests that a text model works on at once.")
+    concurrency: int = Field(1, description="Threads of a text model, in repositories packaged by trtforge 0.1.")
     engine_path: str = Field(description="gpt_model_path as config.pbtxt has it.")
     target: EngineTarget = Field(EngineTarget(), description="What a TensorRT-LLM engine was built with and for.")
 

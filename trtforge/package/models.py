@@ -10,6 +10,7 @@ from trtforge.core.config import Config
 from trtforge.core.errors import ForgeError
 from trtforge.core.features import FeaturesConfig
 from trtforge.core.recipe import ServingConfig
+from trtforge.engine_process.admission import DEFAULT_QUEUE_SIZE
 from trtforge.formats.hf import TOKENIZER_DIRECTORY
 from trtforge.formats.llmapi import LlmArgs
 from trtforge.formats.triton import (
@@ -30,7 +31,9 @@ from trtforge.plan.runtime_keys import runtime_keys
 
 ENGINE_DIRECTORY = "engine"
 _CANCELLATION_PERIOD_MS = 100
-_LEAST_CONCURRENCY, _MOST_CONCURRENCY, _UNBOUNDED_QUEUE = 32, 512, 128
+_TRITON_QUEUE = 16384  # requests that Triton has not handed to a Python model yet, which takes them at once
+ModelCode = Literal["1", "llmapi", "triton"]
+"""Which of a role's codes a model gets: by default, for the LLM API, for an engine model that Triton itself runs."""
 _DTYPES = {"float16": "TYPE_FP16", "bfloat16": "TYPE_BF16", "float32": "TYPE_FP32"}
 
 
@@ -65,12 +68,11 @@ class ModelSpec:
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
     parameters: Mapping[str, str]
-    code: Literal["1", "llmapi"] = "1"
+    code: ModelCode = "1"
 
 
 def repository_facts(config: PackageConfig, engine: EngineFacts) -> RepositoryFacts:
     """What launchers and clients will read from the repository's manifest."""
-    wanted = 2 * engine.max_batch_size + (config.serving.max_queue_size or _UNBOUNDED_QUEUE)
     name = f"{config.name_prefix}tensorrt_llm/1/{ENGINE_DIRECTORY}"
     return RepositoryFacts(
         backend=engine.backend,
@@ -80,7 +82,6 @@ def repository_facts(config: PackageConfig, engine: EngineFacts) -> RepositoryFa
         prefix=config.name_prefix,
         streaming=config.serving.streaming,
         max_batch_size=engine.max_batch_size,
-        concurrency=min(_MOST_CONCURRENCY, max(_LEAST_CONCURRENCY, wanted)),
         target=engine.target,
         engine_path=ENGINE_DIRECTORY if engine.backend == "torch" else f"{config.serving_root.rstrip('/')}/{name}",
     )
@@ -93,12 +94,13 @@ def model_specs(config: PackageConfig, engine: EngineFacts, tokenizer: Tokenizer
         logits=_DTYPES.get(engine.logits_dtype, "TYPE_FP32"), prompt_table=_DTYPES.get(engine.dtype, "TYPE_FP16")
     )
     flow = text_flow(engine.release)
+    preprocessing = _preprocessing_parameters(config, engine, tokenizer)
     values: Mapping[ModelRole, Mapping[str, str]] = {
-        "ensemble": _text_parameters(config, facts, flow, by_text=False),
-        "preprocessing": _preprocessing_parameters(config, engine, tokenizer),
+        "ensemble": _text_parameters(config, facts, flow, preprocessing, by_text=False),
+        "preprocessing": preprocessing,
         "tensorrt_llm": _engine_parameters(config, engine, facts, tokenizer),
         "postprocessing": {"tokenizer_dir": TOKENIZER_DIRECTORY},
-        "tensorrt_llm_bls": _text_parameters(config, facts, flow, by_text=True),
+        "tensorrt_llm_bls": _text_parameters(config, facts, flow, preprocessing, by_text=True),
     }
     return tuple(
         ModelSpec(
@@ -107,28 +109,42 @@ def model_specs(config: PackageConfig, engine: EngineFacts, tokenizer: Tokenizer
             backend="tensorrtllm" if role == "tensorrt_llm" and engine.backend == "tensorrt_llm" else "python",
             max_batch_size=engine.max_batch_size,
             decoupled=config.serving.streaming,
-            # Triton counts what was not handed over yet; the embedded engine counts what waits in it.
-            max_queue_size=config.serving.max_queue_size if engine.backend == "tensorrt_llm" else 0,
+            max_queue_size=(
+                _queue_size(config.serving)
+                if role == "tensorrt_llm" and engine.backend == "tensorrt_llm"
+                else _TRITON_QUEUE
+            ),
             inputs=tensors(role, "inputs", engine.release, dtypes),
             outputs=tensors(role, "outputs", engine.release, dtypes),
             parameters=values[role],
-            code="llmapi" if role == "tensorrt_llm" and engine.backend == "llmapi" else "1",
+            code=_code(role, engine.backend),
         )
         for role in ROLES
     )
 
 
+def _code(role: ModelRole, backend: str) -> ModelCode:
+    if role == "tensorrt_llm" and backend == "llmapi":
+        return "llmapi"
+    return "triton" if role in ("ensemble", "tensorrt_llm_bls") and backend == "tensorrt_llm" else "1"
+
+
 def _text_parameters(
-    config: PackageConfig, facts: RepositoryFacts, flow: TextFlow, *, by_text: bool
+    config: PackageConfig,
+    facts: RepositoryFacts,
+    flow: TextFlow,
+    preprocessing: Mapping[str, str],
+    *,
+    by_text: bool,
 ) -> Mapping[str, str]:
+    """A text model tokenizes by itself, so it has the parameters of preprocessing too."""
     return {
+        **preprocessing,
         "tokenizer_dir": TOKENIZER_DIRECTORY,
-        "preprocessing_model_name": facts.model("preprocessing"),
         "tensorrt_llm_model_name": facts.model("tensorrt_llm"),
         "exclude_input_in_output": _boolean(config.serving.exclude_input_in_output),
         "stop_words_as_text": _boolean(by_text),
         "engine_end_ids": _boolean(facts.backend != "tensorrt_llm"),
-        "concurrency": str(facts.concurrency),
         "cancellation_check_period_ms": str(_CANCELLATION_PERIOD_MS),
         "text_to_preprocessing": _pairs(flow.text_to_preprocessing),
         "preprocessing_to_engine": _pairs(flow.preprocessing_to_engine),
@@ -186,7 +202,8 @@ def _engine_parameters(
         return values | {
             "end_ids": ",".join(map(str, tokenizer.end_ids)),
             "vocab_size": str(engine.vocab_size),
-            "max_queue_size": str(serving.max_queue_size),
+            "max_queue_size": str(_queue_size(serving)),
+            "max_queue_seconds": "" if serving.max_queue_seconds is None else str(serving.max_queue_seconds),
         }
     known = parameters("tensorrt_llm", engine.release)
     missing = set(values) - {parameter.key for parameter in known}
@@ -234,6 +251,10 @@ def _feature(name: str, wanted: bool | None, built: bool, engine: EngineFacts) -
             hint="Compile it with that feature, or package without.",
         )
     return built if wanted is None else wanted
+
+
+def _queue_size(serving: ServingConfig) -> int:
+    return serving.max_queue_size or DEFAULT_QUEUE_SIZE
 
 
 def _boolean(value: bool) -> str:

@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,25 +13,62 @@ from trtforge.core.manifest import FileRecord as Record
 from trtforge.formats.hf import TOKENIZER_DIRECTORY
 from trtforge.formats.llmapi import MODEL_FILE, LlmArgs
 from trtforge.formats.triton import ModelRole
-from trtforge.package.models import ENGINE_DIRECTORY, ModelSpec
+from trtforge.package.models import ENGINE_DIRECTORY, ModelCode, ModelSpec
 from trtforge.package.render import CONFIG, render_config
 from trtforge.package.tokenizer import TOKENIZER_FILE, TokenizerAssets
 
 VERSION = "1"
 _PACKAGE = Path(trtforge.__file__).parent
-_TEXT = ("text_model", "detokenizer", "model_config", "responder", "stop_text", "texts", "watch", "workers")
-_ENGINE = ("engine_inputs", "engine_model", "engine_outputs", "model_config", "responder", "watch", "word_lists")
-LIBRARIES: dict[ModelRole, tuple[str, ...]] = {
-    "ensemble": _TEXT,
-    "preprocessing": ("detokenizer", "model_config", "responder", "word_lists"),
-    "tensorrt_llm": (*_ENGINE, "engine_health", "engine_metrics"),
-    "postprocessing": ("detokenizer", "model_config"),
-    "tensorrt_llm_bls": _TEXT,
+_PROCESS = ("model_config", "model_process", "responder")
+_TEXT = (
+    *_PROCESS,
+    "background",
+    "detokenizer",
+    "input_values",
+    "preprocessor",
+    "stop_text",
+    "text_answer",
+    "text_engine",
+    "text_model",
+    "texts",
+    "watch",
+    "word_lists",
+)
+_ENGINE = ("engine_outputs", "engine_requests", "served_engine", "text_engine", "input_values", "word_lists")
+_ENGINE_TEXT = tuple(dict.fromkeys((*_TEXT, *_ENGINE)))
+_ENGINE_MODEL = (*_PROCESS, *_ENGINE, "engine_metrics", "engine_model", "watch")
+LIBRARIES: dict[ModelRole, Mapping[ModelCode, tuple[str, ...]]] = {
+    "ensemble": {"1": _ENGINE_TEXT, "triton": (*_TEXT, "triton_engine")},
+    "preprocessing": {"1": (*_PROCESS, "detokenizer", "input_values", "preprocessor", "word_lists")},
+    "tensorrt_llm": {"1": _ENGINE_MODEL, "llmapi": (*_ENGINE_MODEL, "llm_engine")},
+    "postprocessing": {"1": (*_PROCESS, "detokenizer")},
+    "tensorrt_llm_bls": {"1": _ENGINE_TEXT, "triton": (*_TEXT, "triton_engine")},
 }
-"""The modules of lib/ that a model imports: each model's directory is complete in itself."""
-LLMAPI_LIBRARIES = (*_ENGINE, "llm_engine")
-"""Those of the engine model where the LLM API runs it."""
-_OWN_MODULES = ("__init__", "core/__init__", "core/errors", "core/threads", "runtime/__init__", "runtime/requests")
+"""The modules of lib/ that a model's code imports: each model's directory is complete in itself."""
+_OWN_MODULES = (
+    "__init__",
+    "core/__init__",
+    "core/errors",
+    "core/interpreter",
+    *(
+        f"engine_process/{name}"
+        for name in (
+            "__init__",
+            "admission",
+            "client",
+            "connection",
+            "control",
+            "frames",
+            "host",
+            "messages",
+            "progress",
+            "rendezvous",
+            "requests",
+            "server",
+            "start",
+        )
+    ),
+)
 """What these import of trtforge itself, which NVIDIA's images do not have: needs the standard library only."""
 
 
@@ -62,13 +99,15 @@ class RepositoryWriter:
 
     def _write_code(self, model: ModelSpec, version: Path) -> None:
         shutil.copyfile(self.templates / model.role / model.code / "model.py", version / "model.py")
-        for name in LLMAPI_LIBRARIES if model.code == "llmapi" else LIBRARIES[model.role]:
+        for name in LIBRARIES[model.role][model.code]:
             shutil.copyfile(self.templates / "lib" / f"{name}.py", version / f"{name}.py")
-        if model.code == "llmapi":
-            assert self.llm_args is not None, "an llmapi engine has arguments"
+        if self.llm_args is None:
+            return
+        if model.role == "tensorrt_llm":
             (version / MODEL_FILE).write_text(self.llm_args.to_yaml(), encoding="utf-8")
-            for name, path in own_modules().items():
-                target = version / name
+        if "served_engine" in LIBRARIES[model.role][model.code]:
+            for module, path in own_modules().items():
+                target = version / module
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(path, target)
 

@@ -1,7 +1,7 @@
 """Requests that an engine cannot serve, found before they are queued."""
 
 from trtforge.core.errors import RequestError
-from trtforge.runtime.requests import GenerationRequest, SamplingParams
+from trtforge.engine_process.requests import GenerationRequest, SamplingParams
 from trtforge.runtime.scheduler import Limits
 
 

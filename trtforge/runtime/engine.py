@@ -5,18 +5,18 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 import torch
 
 from trtforge.core.errors import ForgeError, RequestError
+from trtforge.engine_process.requests import FinishReason, GenerationRequest, Output
 from trtforge.runtime.admission import why_refused
 from trtforge.runtime.batch import Step
 from trtforge.runtime.blocks import BlockManager
 from trtforge.runtime.ranks import RankGroup
-from trtforge.runtime.requests import FinishReason, GenerationRequest, Output
 from trtforge.runtime.sampler import Sampler
 from trtforge.runtime.scheduler import Batching, Scheduler
 from trtforge.runtime.sequence import Sequence
@@ -81,6 +81,9 @@ class Engine:
         self._wake = threading.Condition()
         self._submitted: deque[tuple[GenerationRequest, OnOutput]] = deque()
         self._cancelled: set[str] = set()
+        self._cancelled_if_waiting: set[str] = set()
+        self._pings: list[Callable[[], None]] = []
+        self._after_steps: tuple[Callable[[], None], ...] = ()
         self._closing = False
         self._failure: ForgeError | None = None
         self._sequences: dict[str, Sequence] = {}
@@ -112,6 +115,11 @@ class Engine:
         """Process ids of ranks 1 and up."""
         return self._ranks.worker_pids
 
+    @property
+    def max_running(self) -> int:
+        """Sequences that run at once; more wait."""
+        return self._scheduler.limits.max_batch_size
+
     def submit(self, request: GenerationRequest, on_output: OnOutput) -> None:
         """Queue a request. `on_output` runs on the engine's thread; a request that cannot be served gets one error.
 
@@ -125,11 +133,29 @@ class Engine:
         error = self._failure or ForgeError("the engine is closed", hint="Load it again.")
         _deliver(on_output, Output(request.request_id, finish_reason="error", error=error))
 
-    def cancel(self, request_id: str) -> None:
-        """End a request as it stands; one that is not there is ignored."""
+    def cancel(self, request_id: str, *, only_waiting: bool = False) -> None:
+        """End a request as it stands; an unknown one is ignored. `only_waiting`: not if it has begun to run."""
         with self._wake:
-            self._cancelled.add(request_id)
+            (self._cancelled_if_waiting if only_waiting else self._cancelled).add(request_id)
             self._wake.notify()
+
+    def ping(self, on_turn: Callable[[], None]) -> None:
+        """Call back from the engine's thread when its loop turns next. Never, once the engine is closed or failed."""
+        with self._wake:
+            self._pings.append(on_turn)
+            self._wake.notify()
+
+    def after_steps(self, on_step: Callable[[], None]) -> None:
+        """Call back, from the engine's thread, after the outputs of each step (and of what was cancelled)."""
+        self._after_steps = (*self._after_steps, on_step)
+
+    def check(self) -> None:
+        """Raises ForgeError if a rank has ended."""
+        self._ranks.check()
+
+    def figures(self) -> dict[str, float]:
+        """`statistics` by name, and `running`: the sequences that run."""
+        return {**asdict(self.statistics()), "running": len(self._scheduler.running)}
 
     def statistics(self) -> EngineStatistics:
         """Figures of this moment."""
@@ -181,8 +207,13 @@ class Engine:
         torch.set_num_threads(self._ranks.threads)
         try:
             with torch.inference_mode():
-                while self._collect():
-                    self._step()
+                going = True
+                while going:
+                    going = self._collect()
+                    if going:
+                        self._step()
+                    for on_step in self._after_steps:
+                        on_step()
         except ForgeError as error:
             self._fail(error)
         except Exception as error:
@@ -192,19 +223,28 @@ class Engine:
     def _collect(self) -> bool:
         """Take in what was submitted and cancelled, waiting while there is nothing to do. False: the engine closes."""
         with self._wake:
-            while not (self._closing or self._submitted or self._cancelled) and self._scheduler.idle:
+            while not self._has_news and self._scheduler.idle:
                 self._wake.wait()
             submitted, cancelled = list(self._submitted), self._cancelled
+            if_waiting, pings = self._cancelled_if_waiting, self._pings
             self._submitted.clear()
-            self._cancelled = set()
+            self._cancelled, self._cancelled_if_waiting, self._pings = set(), set(), []
+        for on_turn in pings:
+            on_turn()
         for request, on_output in submitted:
             self._enter(request, on_output)
+        if if_waiting:
+            cancelled |= if_waiting & {sequence.request.request_id for sequence in self._scheduler.waiting}
         for request_id in cancelled & self._sequences.keys():
             self._end(self._sequences[request_id], "cancelled")
         if self._closing:
             for sequence in list(self._sequences.values()):
                 self._end(sequence, "cancelled")
         return not self._closing
+
+    @property
+    def _has_news(self) -> bool:
+        return bool(self._closing or self._submitted or self._cancelled or self._cancelled_if_waiting or self._pings)
 
     def _enter(self, request: GenerationRequest, on_output: OnOutput) -> None:
         blocks = self._scheduler.blocks
@@ -298,6 +338,8 @@ class Engine:
             self._end(sequence, "error", error=error)
         for request, on_output in submitted:
             _deliver(on_output, Output(request.request_id, finish_reason="error", error=error))
+        for on_step in self._after_steps:
+            on_step()
 
 
 def _deliver(on_output: OnOutput, output: Output) -> bool:

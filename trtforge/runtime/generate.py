@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trtforge.core.errors import ForgeError
+from trtforge.engine_process.requests import FinishReason, GenerationRequest, Output
 from trtforge.runtime.engine import Engine, EngineOptions
-from trtforge.runtime.requests import FinishReason, GenerationRequest, Output
 
 
 @dataclass(frozen=True)

@@ -80,6 +80,11 @@ class RankGroup:
         """Process ids of ranks 1 and up."""
         return tuple(worker.pid for worker in self._workers)
 
+    def check(self) -> None:
+        """Raises ForgeError with the message of a rank that ended."""
+        for worker in self._workers:
+            worker.check()
+
     @torch.inference_mode()
     def execute(self, step: Step) -> Tensor | None:
         """float32 logits of the rows wanted. Raises ForgeError with the first message of a rank that ended."""

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from trtforge.engine_process.requests import FinishReason
 from trtforge.runtime.blocks import BlockManager
-from trtforge.runtime.requests import FinishReason
 from trtforge.runtime.sequence import Sequence
 
 Policy = Literal["guaranteed_no_evict", "max_utilization"]

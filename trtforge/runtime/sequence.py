@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from trtforge.engine_process.requests import FinishReason, GenerationRequest, Output
 from trtforge.runtime.blocks import BlockTable
-from trtforge.runtime.requests import FinishReason, GenerationRequest, Output
 
 
 @dataclass(eq=False, slots=True)

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trtforge.core.errors import ForgeError
+from trtforge.engine_process.requests import GenerationRequest, SamplingParams
 from trtforge.formats.hf import TOKENIZER_DIRECTORY
 from trtforge.formats.special_tokens import read_special_tokens
 from trtforge.runtime.generate import generate
-from trtforge.runtime.requests import GenerationRequest, SamplingParams
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

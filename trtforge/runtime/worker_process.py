@@ -1,17 +1,14 @@
 """A rank's process as rank 0 sees it: its start, its lifeline, its last words."""
 
-import os
-import shutil
 import subprocess
-import sys
 import threading
 import time
 from collections import deque
 from contextlib import suppress
-from pathlib import Path
 
 from trtforge.core.config import Config
 from trtforge.core.errors import ForgeError
+from trtforge.core.interpreter import python_environment, python_interpreter
 from trtforge.runtime.kernels import ComputeDtype, Device
 
 _KEPT_LINES = 40
@@ -41,11 +38,11 @@ class WorkerProcess:
         self.ended_at: float | None = None
         self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
         self._process = subprocess.Popen(
-            [_interpreter(), "-m", "trtforge.runtime.worker", job.model_dump_json()],
+            [python_interpreter(), "-m", "trtforge.runtime.worker", job.model_dump_json()],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+            env=python_environment(),
             text=True,
             errors="replace",
         )
@@ -94,15 +91,3 @@ class WorkerProcess:
                     self._lines.append(line.rstrip())
         self._process.wait()
         self.ended_at = time.monotonic()
-
-
-def _interpreter() -> str:
-    """A Python of this version. sys.executable is something else where Python is embedded, as in a Triton backend."""
-    if Path(sys.executable or "").name.startswith("python"):
-        return sys.executable
-    name = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    beside = Path(sys.prefix) / "bin" / name
-    found = str(beside) if beside.exists() else shutil.which(name)
-    if found is None:
-        raise ForgeError(f"{name} was not found to start the other ranks", hint=f"Put {name} on the PATH.")
-    return found

@@ -64,7 +64,7 @@ def plan_launch(config: ServeConfig, repository: Path, facts: RepositoryFacts, r
     return Launch(
         launcher="local",
         argv=(*argv, *installation.arguments),
-        environment=installation.environment | {RUNTIME_VARIABLE: str(runtime)},
+        environment=installation.environment | _environment(config) | {RUNTIME_VARIABLE: str(runtime)},
         installation=installation,
         view=runtime / "repository",
     )
@@ -133,6 +133,11 @@ def _server_arguments(config: ServeConfig, facts: RepositoryFacts, repository: P
     )
 
 
+def _environment(config: ServeConfig) -> dict[str, str]:
+    """What the models are told: text models call an engine model that Triton itself runs at this address."""
+    return {"TRTFORGE_GRPC_URL": config.address(config.grpc_port)}
+
+
 def _common_arguments(facts: RepositoryFacts, prefix: str) -> tuple[str, ...]:
     """A request that waits for its first token holds a thread of the Python backend; its default is 32 threads."""
     return (
@@ -144,7 +149,7 @@ def _common_arguments(facts: RepositoryFacts, prefix: str) -> tuple[str, ...]:
 
 def _mpi(config: ServeConfig, facts: RepositoryFacts, runtime: Path) -> Launch:
     argv = _mpi_command(config, facts, "tritonserver", runtime / "repository", runtime.name)
-    return Launch(launcher="mpi", argv=argv, view=runtime / "repository")
+    return Launch(launcher="mpi", argv=argv, environment=_environment(config), view=runtime / "repository")
 
 
 def _mpi_command(
@@ -187,6 +192,7 @@ def _docker(config: ServeConfig, repository: Path, facts: RepositoryFacts, runti
     )
     argv = (
         *("docker", "run", "--rm", "--name", runtime.name),
+        *(word for name, value in _environment(config).items() for word in ("--env", f"{name}={value}")),
         *("--gpus", "all", "--network", "host"),
         *("--shm-size", "2g", "--ulimit", "memlock=-1", "--ulimit", "stack=67108864"),
         *("--volume", f"{repository.resolve()}:{root}:ro"),

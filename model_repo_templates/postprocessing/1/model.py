@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping
 
+import model_process
 import numpy as np
 import triton_python_backend_utils as pb_utils
 from detokenizer import Detokenizer, load_tokenizer
 from model_config import ModelConfig
+from responder import RequestFailed, triton_error
 
 
 class TritonPythonModel:
@@ -13,6 +15,7 @@ class TritonPythonModel:
 
     def initialize(self, args: Mapping[str, str]) -> None:
         """Load the tokenizer."""
+        model_process.set_up()
         config = ModelConfig(args)
         self._tokenizer = load_tokenizer(str(config.directory / config.text("tokenizer_dir") / "tokenizer.json"))
         self._skip_special_tokens = config.flag("skip_special_tokens", True)
@@ -21,13 +24,36 @@ class TritonPythonModel:
         """One response a request: a text for every beam of every item, in that order."""
         return [self._respond(request) for request in requests]
 
+    def finalize(self) -> None:
+        """End the process."""
+        model_process.leave()
+
     def _respond(self, request: "pb_utils.InferenceRequest") -> "pb_utils.InferenceResponse":
         inputs = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
-        texts = [
-            [self._text(ids[:length].tolist()) for ids, length in zip(beams, lengths, strict=True)]
-            for beams, lengths in zip(inputs["TOKENS_BATCH"], inputs["SEQUENCE_LENGTH"], strict=True)
-        ]
+        try:
+            texts = self._texts(inputs["TOKENS_BATCH"], inputs["SEQUENCE_LENGTH"])
+        except RequestFailed as failure:
+            return pb_utils.InferenceResponse([], triton_error(str(failure), failure.code))
         return pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT", np.array(texts, dtype=object))])
+
+    def _texts(self, tokens: np.ndarray, lengths: np.ndarray) -> list[list[bytes]]:
+        """int32 [items, beams, tokens] and [items, beams] to a text each."""
+        if tokens.shape[:2] != lengths.shape:
+            raise RequestFailed(
+                f"SEQUENCE_LENGTH has the shape {list(lengths.shape)}; TOKENS_BATCH of shape {list(tokens.shape)} "
+                f"needs {list(tokens.shape[:2])}"
+            )
+        if lengths.size and not 0 <= lengths.min() <= lengths.max() <= tokens.shape[2]:
+            raise RequestFailed(
+                f"SEQUENCE_LENGTH is {lengths.min()} to {lengths.max()}; it must be from 0 to {tokens.shape[2]}, "
+                "the tokens in TOKENS_BATCH"
+            )
+        if tokens.size and tokens.min() < 0:
+            raise RequestFailed(f"TOKENS_BATCH holds the id {tokens.min()}; ids are at least 0")
+        return [
+            [self._text(ids[:length].tolist()) for ids, length in zip(beams, counts, strict=True)]
+            for beams, counts in zip(tokens, lengths, strict=True)
+        ]
 
     def _text(self, ids: list[int]) -> bytes:
         whole = Detokenizer(self._tokenizer, skip_special_tokens=self._skip_special_tokens)

@@ -1,23 +1,24 @@
 """TensorRT-LLM's LLM API behind the interface of its engines: clients see no difference."""
 
-import yaml
-from engine_model import EngineModel, RequestEngine
-from llm_engine import LlmEngine
-from model_config import ModelConfig
+import json
+from collections.abc import Sequence
+from pathlib import Path
 
-from trtforge.core.errors import ForgeError
+from engine_model import EngineModel
+from model_config import ModelConfig
 
 
 class TritonPythonModel(EngineModel):
     """The Python model that Triton loads."""
 
-    def load(self, config: ModelConfig) -> RequestEngine:
-        """The LLM that model.yaml describes; the paths in it are relative to it."""
-        path = config.directory / "model.yaml"
-        try:
-            arguments = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except (OSError, yaml.YAMLError) as error:
-            raise ForgeError(f"{path}: not readable: {error}", hint="Package the engine again.") from None
-        arguments.pop("triton_config", None)
-        arguments["model"] = str(config.directory / arguments["model"])
-        return LlmEngine(arguments)
+    def command(self, config: ModelConfig, socket: Path) -> Sequence[str]:
+        """The process of the LLM that model.yaml describes."""
+        seconds = config.text("max_queue_seconds")
+        job = {
+            "model_yaml": str(config.directory / "model.yaml"),
+            "socket": str(socket),
+            "max_running": config.max_batch_size,
+            "max_queue_size": config.integer("max_queue_size", 2048),
+            "max_queue_seconds": float(seconds) if seconds else None,
+        }
+        return (str(config.directory / "llm_engine.py"), json.dumps(job))

@@ -1,7 +1,16 @@
 """Text in, text out, with stop words compared as text too (a parameter of config.pbtxt); see text_model."""
 
+from collections.abc import Mapping
+
+from model_config import ModelConfig
+from served_engine import ServedEngine
+from text_engine import TextEngine
 from text_model import TextModel
 
 
 class TritonPythonModel(TextModel):
-    """The name that Triton looks for."""
+    """The Python model that Triton loads."""
+
+    def connect(self, config: ModelConfig, names: Mapping[str, str]) -> TextEngine:
+        """The engine process that the engine model starts."""
+        return ServedEngine(config, names)

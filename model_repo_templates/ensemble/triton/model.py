@@ -1,0 +1,16 @@
+"""Text in, text out, with an engine model that Triton itself runs; see text_model."""
+
+from collections.abc import Mapping
+
+from model_config import ModelConfig
+from text_engine import TextEngine
+from text_model import TextModel
+from triton_engine import TritonEngine
+
+
+class TritonPythonModel(TextModel):
+    """The Python model that Triton loads."""
+
+    def connect(self, config: ModelConfig, names: Mapping[str, str]) -> TextEngine:
+        """The engine model of this server."""
+        return TritonEngine(config)

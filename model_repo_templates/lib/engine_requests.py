@@ -1,0 +1,191 @@
+"""The tensors of an engine request as generation requests, or the reason why they cannot be served."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+from input_values import INT32_MAX, InputValues
+from responder import RequestFailed
+from word_lists import MOST_WORDS, words_of
+
+from trtforge.engine_process.requests import GenerationRequest, SamplingParams
+
+_READ = frozenset(
+    {
+        "input_ids",
+        "input_lengths",
+        "request_output_len",
+        "end_id",
+        "pad_id",
+        "stop_words_list",
+        "bad_words_list",
+        "embedding_bias",
+        "temperature",
+        "runtime_top_k",
+        "runtime_top_p",
+        "seed",
+        "repetition_penalty",
+        "presence_penalty",
+        "frequency_penalty",
+        "min_tokens",
+        "num_return_sequences",
+        "return_log_probs",
+        "return_perf_metrics",
+        "return_num_input_tokens",
+        "return_num_output_tokens",
+        "exclude_input_in_output",
+        "streaming",
+        "stop",
+    }
+)
+_OF_BEAM_SEARCH = frozenset({"len_penalty", "early_stopping", "beam_search_diversity_rate"})
+"""Without effect on a single beam, in TensorRT-LLM too."""
+
+_NEUTRAL: Mapping[str, float] = {
+    "beam_width": 1,
+    "return_context_logits": 0,
+    "return_generation_logits": 0,
+    "runtime_top_p_min": 0,
+    "runtime_top_p_decay": 1,
+    "draft_acceptance_threshold": 0,
+}
+"""Inputs that are refused unless they ask for nothing."""
+_UINT64_MAX = 2**64 - 1
+
+
+@dataclass(frozen=True)
+class EngineLimits:
+    """What decides about a request besides its own values. `end_ids`: the model's own."""
+
+    vocab_size: int
+    max_batch_size: int
+    end_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class RequestedSequence:
+    """One sequence to generate: for the prompt `item` of the request, the `index`-th that is returned."""
+
+    item: int
+    index: int
+    request: GenerationRequest
+
+
+def requested_sequences(
+    inputs: Mapping[str, np.ndarray],
+    limits: EngineLimits,
+    *,
+    model_end_ids: bool = False,
+    names: Mapping[str, str] | None = None,
+) -> list[RequestedSequence]:
+    """All sequences of a request. Raises RequestFailed before any is made if one of its values is out of range.
+
+    `model_end_ids`: end at the model's own end ids instead of `end_id`; `names`: what errors call an input.
+    """
+    values = InputValues(inputs, names)
+    _check_supported(values)
+    prompts = len(values.array("input_lengths"))
+    counts = [
+        values.integer("num_return_sequences", item, 1, 1, max(1, limits.max_batch_size // prompts))
+        for item in range(prompts)
+    ]
+    found = []
+    for item, count in enumerate(counts):
+        request = _request(values, item, limits, model_end_ids=model_end_ids)
+        seed = request.sampling.seed
+        for index in range(count):
+            # Sequences of one prompt differ by their seeds.
+            own = request if not index or seed is None else _with_seed(request, seed + index)
+            found.append(RequestedSequence(item, index, own))
+    return found
+
+
+def _check_supported(values: InputValues) -> None:
+    """Raises RequestFailed, naming the input, for anything that would have to be ignored."""
+    for name in values:
+        if name in _READ or name in _OF_BEAM_SEARCH or name not in values:
+            continue
+        if name not in _NEUTRAL:
+            raise RequestFailed(f"{values.shown(name)} is not supported by this engine")
+        array = values.array(name)
+        wrong = array[array != _NEUTRAL[name]]
+        if wrong.size:
+            only = "false" if array.dtype == bool else f"{_NEUTRAL[name]:g}"
+            shown = str(wrong.flat[0]).lower()
+            raise RequestFailed(f"{values.shown(name)} is {shown}; this engine supports only {only}")
+
+
+def _request(values: InputValues, item: int, limits: EngineLimits, *, model_end_ids: bool) -> GenerationRequest:
+    end_id = values.integer("end_id", item, -1, -1, limits.vocab_size - 1)
+    values.integer("pad_id", item, -1, -1, INT32_MAX)
+    return GenerationRequest(
+        request_id="",
+        prompt=_prompt(values, item, limits.vocab_size),
+        max_tokens=values.integer("request_output_len", item, None, 1, INT32_MAX),
+        sampling=_sampling(values, item, limits.vocab_size),
+        end_ids=frozenset(limits.end_ids if model_end_ids else [end_id] if end_id >= 0 else []),
+        stop_words=_words(values, "stop_words_list", item, limits.vocab_size),
+        bad_words=_words(values, "bad_words_list", item, limits.vocab_size),
+    )
+
+
+def _prompt(values: InputValues, item: int, vocab_size: int) -> tuple[int, ...]:
+    rows = values.array("input_ids")
+    if item >= len(rows):
+        raise RequestFailed(f"{values.shown('input_ids')} has {len(rows)} prompts, input_lengths more")
+    length = values.integer("input_lengths", item, None, 1, rows.shape[1])
+    ids = rows[item, :length]
+    if ids.min() < 0 or ids.max() >= vocab_size:
+        wrong = ids[(ids < 0) | (ids >= vocab_size)][0]
+        raise RequestFailed(f"{values.shown('input_ids')} holds the id {wrong}; ids are from 0 to {vocab_size - 1}")
+    return tuple(ids.tolist())
+
+
+def _sampling(values: InputValues, item: int, vocab_size: int) -> SamplingParams:
+    top_p = values.number("runtime_top_p", item, None)
+    if top_p is not None and top_p > 1:
+        raise values.refused("runtime_top_p", top_p, "at most 1")
+    seed = values.integer("seed", item, -1, -1, _UINT64_MAX) if "seed" in values else None
+    top_k = values.integer("runtime_top_k", item, None, 0, INT32_MAX) if "runtime_top_k" in values else None
+    return SamplingParams(
+        temperature=values.number("temperature", item, None, 0.0),
+        top_k=top_k,
+        top_p=None if top_p is None or top_p <= 0 else top_p,
+        seed=seed,
+        repetition_penalty=values.number("repetition_penalty", item, 1.0, 0.0, above=True) or 1.0,
+        presence_penalty=values.number("presence_penalty", item, 0.0) or 0.0,
+        frequency_penalty=values.number("frequency_penalty", item, 0.0) or 0.0,
+        min_tokens=values.integer("min_tokens", item, 0, 0, INT32_MAX),
+        return_log_probs=values.flag("return_log_probs", False),
+        embedding_bias=_bias(values, item, vocab_size),
+    )
+
+
+def _bias(values: InputValues, item: int, vocab_size: int) -> tuple[float, ...]:
+    if "embedding_bias" not in values:
+        return ()
+    bias = values.array("embedding_bias")[item]
+    if bias.size != vocab_size:
+        raise RequestFailed(f"{values.shown('embedding_bias')} has {bias.size} values; the vocabulary has {vocab_size}")
+    if not np.isfinite(bias).all():
+        raise values.refused("embedding_bias", bias[~np.isfinite(bias)][0], "finite numbers")
+    return tuple(bias.tolist())
+
+
+def _words(values: InputValues, name: str, item: int, vocab_size: int) -> tuple[tuple[int, ...], ...]:
+    if name not in values:
+        return ()
+    try:
+        words = tuple(words_of(values.array(name)[item]))
+    except ValueError as error:
+        raise RequestFailed(f"{values.shown(name)}: {error}") from None
+    if len(words) > MOST_WORDS:
+        raise values.refused(name, f"{len(words)} words", f"at most {MOST_WORDS}")
+    wrong = [token for word in words for token in word if not 0 <= token < vocab_size]
+    if wrong:
+        raise RequestFailed(f"{values.shown(name)} holds the id {wrong[0]}; ids are from 0 to {vocab_size - 1}")
+    return words
+
+
+def _with_seed(request: GenerationRequest, seed: int) -> GenerationRequest:
+    return replace(request, sampling=replace(request.sampling, seed=seed & _UINT64_MAX))

@@ -1,0 +1,84 @@
+"""The values of a request's tensors, checked one by one. Every error names the input, its value and what it may be."""
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+from responder import RequestFailed
+
+_SHOWN = 80
+INT32_MAX = 2**31 - 1
+
+
+class InputValues:
+    """A request's tensors. `names`: what errors call an input where that is not its own name."""
+
+    def __init__(self, inputs: Mapping[str, np.ndarray], names: Mapping[str, str] | None = None) -> None:
+        self._inputs = inputs
+        self._names = names or {}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._inputs and self._inputs[name].size > 0
+
+    def __iter__(self):
+        return iter(self._inputs)
+
+    def array(self, name: str) -> np.ndarray:
+        """A whole input. Raises RequestFailed if it is missing or empty."""
+        if name not in self:
+            raise RequestFailed(f"{self.shown(name)} is missing")
+        return self._inputs[name]
+
+    def shown(self, name: str) -> str:
+        """What the client calls an input."""
+        return self._names.get(name, name)
+
+    def flag(self, name: str, default: bool) -> bool:
+        """A boolean."""
+        return bool(self._inputs[name].flat[0]) if name in self else default
+
+    def integer(self, name: str, item: int, default: int | None, low: int, high: int) -> int:
+        """A whole number from `low` to `high`; `default` where the input is absent. No default: it is required."""
+        if name not in self and default is not None:
+            return default
+        value = int(self._of_item(name, item).flat[0])
+        if not low <= value <= high:
+            raise self.refused(name, value, f"a whole number from {low} to {high}")
+        return value
+
+    def number(
+        self, name: str, item: int, default: float | None, low: float = -math.inf, *, above: bool = False
+    ) -> float | None:
+        """A finite number of at least `low` (`above`: greater); `default` where the input is absent."""
+        if name not in self:
+            return default
+        value = float(self._of_item(name, item).flat[0])
+        if not math.isfinite(value) or value < low or (above and value == low):
+            bound = "" if low == -math.inf else f", {'greater than' if above else 'at least'} {low:g}"
+            raise self.refused(name, value, f"a finite number{bound}")
+        return value
+
+    def texts(self, name: str, most: int) -> list[str]:
+        """The strings of an input, at most `most`; none where it is absent. Raises RequestFailed also for bad UTF-8."""
+        if name not in self:
+            return []
+        value = self._inputs[name]
+        if value.size > most:
+            raise self.refused(name, f"{value.size} strings", f"at most {most}")
+        try:
+            return [text.decode() if isinstance(text, bytes) else str(text) for text in value.flat]
+        except UnicodeDecodeError as error:
+            raise RequestFailed(f"{self.shown(name)} is not UTF-8: byte {error.start} of {len(error.object)}") from None
+
+    def refused(self, name: str, value: object, allowed: str) -> RequestFailed:
+        """The error for a value out of range."""
+        text = str(value)
+        return RequestFailed(
+            f"{self.shown(name)} is {text if len(text) <= _SHOWN else text[:_SHOWN] + '...'}; it must be {allowed}"
+        )
+
+    def _of_item(self, name: str, item: int) -> np.ndarray:
+        value = self.array(name)
+        if item >= len(value):
+            raise RequestFailed(f"{self.shown(name)} has {len(value)} values, the request {item + 1} prompts or more")
+        return np.asarray(value[item])

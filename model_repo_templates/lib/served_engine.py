@@ -1,0 +1,79 @@
+"""The engine process as text models use it: engine tensors in, pieces out."""
+
+import os
+import time
+from collections.abc import Callable, Mapping
+
+import numpy as np
+from engine_outputs import SequenceState, Wanted
+from engine_requests import EngineLimits, RequestedSequence, requested_sequences
+from model_config import ModelConfig
+from text_engine import Piece, PieceReceiver
+
+from trtforge.engine_process.client import EngineClient, Submitted
+from trtforge.engine_process.messages import Update
+from trtforge.engine_process.rendezvous import socket_path
+from trtforge.engine_process.requests import RequestFailure
+
+
+def engine_limits(config: ModelConfig) -> EngineLimits:
+    """The limits in a model's parameters."""
+    return EngineLimits(config.integer("vocab_size", 0), config.max_batch_size, config.integers("end_ids"))
+
+
+class ServedEngine:
+    """A TextEngine. `names`: what errors call the engine's inputs."""
+
+    def __init__(self, config: ModelConfig, names: Mapping[str, str]) -> None:
+        path = socket_path(config.text("tensorrt_llm_model_name"), os.getppid())
+        self._limits = engine_limits(config)
+        self._names = names
+        self._client = EngineClient(path, config.name, os.getpid())
+
+    def start(
+        self, inputs: Mapping[str, np.ndarray], receiver: PieceReceiver, timeout: float | None, *, model_end_ids: bool
+    ) -> Submitted:
+        """As TextEngine says."""
+        sequences = requested_sequences(inputs, self._limits, model_end_ids=model_end_ids, names=self._names)
+        answer = _Answer(sequences, Wanted.of(inputs, 1, len(sequences)), receiver)
+        return self._client.submit(tuple(sequence.request for sequence in sequences), answer, timeout)
+
+    def cancel(self, started: object) -> None:
+        """As TextEngine says."""
+        assert isinstance(started, Submitted)
+        self._client.cancel(started)
+
+    def ping(self, answer: Callable[[tuple[str, str] | None], None]) -> None:
+        """As TextEngine says."""
+
+        def pong(failure: RequestFailure | None) -> None:
+            answer(None if failure is None else (failure.message, failure.code.value))
+
+        self._client.ping(pong)
+
+    def close(self) -> None:
+        """As TextEngine says."""
+        self._client.close()
+
+
+class _Answer:
+    """Turns updates of sequences into pieces."""
+
+    def __init__(self, sequences: list[RequestedSequence], wanted: Wanted, receiver: PieceReceiver) -> None:
+        now = time.monotonic_ns()
+        self._states = [SequenceState(s.item, s.index, s.request, now) for s in sequences]
+        self._wanted = wanted
+        self._receiver = receiver
+
+    def take(self, updates: list[tuple[int, Update]]) -> None:
+        """On the client's thread."""
+        self._receiver.take([self._piece(place, update) for place, update in updates])
+
+    def _piece(self, place: int, update: Update) -> Piece:
+        if update.failure is not None:
+            return Piece(place, [], True, failure=(update.failure.message, update.failure.code.value))
+        state = self._states[place]
+        state.take(update)
+        piece = Piece(place, [state.tokens], state.finished, state.optional_outputs(self._wanted))
+        state.sent()
+        return piece

@@ -1,0 +1,126 @@
+"""Frames survive any cut of the byte stream, and nothing else is taken for one."""
+
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trtforge.engine_process.frames import BadFrame, Frame, FrameReader
+from trtforge.engine_process.messages import Submission, Update, decode_updates, encode_updates
+from trtforge.engine_process.requests import (
+    ErrorCode,
+    GenerationRequest,
+    Output,
+    RequestFailure,
+    SamplingParams,
+)
+
+TOKENS = st.integers(0, 2**31 - 1)
+WORDS = st.lists(st.lists(TOKENS, min_size=1, max_size=4).map(tuple), max_size=3).map(tuple)
+FLOATS = st.floats(allow_nan=False, allow_infinity=False, width=32)
+REQUESTS = st.builds(
+    GenerationRequest,
+    request_id=st.integers(0, 2**40).map(str),
+    prompt=st.lists(TOKENS, max_size=30).map(tuple),
+    max_tokens=st.integers(1, 2**31 - 1),
+    sampling=st.builds(
+        SamplingParams,
+        temperature=st.none() | FLOATS,
+        top_k=st.none() | st.integers(0, 100),
+        top_p=st.none() | FLOATS,
+        seed=st.none() | st.integers(0, 2**64 - 1),
+        return_log_probs=st.booleans(),
+        embedding_bias=st.lists(FLOATS, max_size=5).map(tuple),
+    ),
+    end_ids=st.frozensets(TOKENS, max_size=3),
+    stop_words=WORDS,
+    bad_words=WORDS,
+)
+
+
+@given(
+    frames=st.lists(st.tuples(st.dictionaries(st.text(max_size=5), st.integers(), max_size=4), st.binary(max_size=50))),
+    cuts=st.lists(st.integers(1, 40)),
+)
+def test_frames_come_out_as_they_went_in_however_the_bytes_arrive(
+    frames: list[tuple[dict[str, int], bytes]], cuts: list[int]
+) -> None:
+    data = b"".join(Frame(header, payload).encode() for header, payload in frames)
+    reader, found, start = FrameReader(), [], 0
+    for cut in [*cuts, len(data) + 1]:
+        found += list(reader.feed(data[start : start + cut]))
+        start += cut
+    assert [(frame.header, frame.payload) for frame in found] == frames
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (struct.pack("<II", 2**31, 0), "a frame of 2147483648"),
+        (struct.pack("<II", 2, 2**31), "a frame of 2"),
+        (struct.pack("<II", 3, 0) + b"{x}", "not JSON"),
+        (struct.pack("<II", 2, 0) + b"[]", "not an object"),
+        (struct.pack("<II", 200_000, 0) + b"[" * 200_000, "not JSON"),
+    ],
+)
+def test_what_is_no_frame_is_refused(data: bytes, said: str) -> None:
+    with pytest.raises(BadFrame, match=said):
+        list(FrameReader().feed(data))
+
+
+@given(requests=st.lists(REQUESTS, min_size=1, max_size=4).map(tuple), timeout=st.none() | st.floats(0.001, 1e6))
+def test_requests_arrive_as_they_were_sent(requests: tuple[GenerationRequest, ...], timeout: float | None) -> None:
+    (frame,) = FrameReader().feed(Submission(requests, timeout).encode().encode())
+    found = Submission.decode(frame)
+    assert found.timeout == timeout
+    for before, after in zip(requests, found.requests, strict=True):
+        bias = tuple(after.sampling.embedding_bias)
+        assert bias == before.sampling.embedding_bias
+        assert before.prompt == after.prompt
+        assert (before.end_ids, before.stop_words, before.bad_words) == (
+            after.end_ids,
+            after.stop_words,
+            after.bad_words,
+        )
+        assert (before.request_id, before.max_tokens) == (after.request_id, after.max_tokens)
+        assert before.sampling.seed == after.sampling.seed
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {},
+        {"id": 1, "prompt": 5, "bias": 0},
+        {"id": 1, "prompt": -1, "bias": 0},
+        {"id": 1, "prompt": 0, "bias": 0, "max_tokens": 1, "sampling": {"unknown": 1}},
+    ],
+)
+def test_a_request_that_cannot_be_read_is_a_bad_frame(row: dict[str, object]) -> None:
+    with pytest.raises(BadFrame, match="a request that cannot be read"):
+        Submission.decode(Frame({"type": "submit", "requests": [row]}, b"1234"))
+
+
+def test_updates_arrive_as_they_were_sent() -> None:
+    running = Update([1, 2], [-0.5, -0.25], None, -0.75, 1, 3)
+    failed = Update([7], finish_reason="error", failure=RequestFailure(ErrorCode.UNAVAILABLE, "full"))
+    found = decode_updates(encode_updates({4: running, 5: failed}))
+    assert (found[4].tokens, list(found[4].log_probs), found[4].cumulative_log_prob) == ([1, 2], [-0.5, -0.25], -0.75)
+    assert (found[4].reused_blocks, found[4].allocated_blocks, found[4].finish_reason) == (1, 3, None)
+    assert (found[5].tokens, found[5].failure) == ([7], failed.failure)
+
+
+@given(st.lists(st.lists(TOKENS, max_size=4), min_size=1, max_size=8), st.integers(0, 7))
+def test_merged_updates_tell_what_the_single_ones_told(steps: list[list[int]], cut: int) -> None:
+    updates = [Update(), Update()]
+    total = 0.0
+    for number, tokens in enumerate(steps):
+        total -= len(tokens)
+        last = "length" if number == len(steps) - 1 else None
+        output = Output("1", tuple(tokens), last, log_probs=(-1.0,) * len(tokens), cumulative_log_prob=total)  # type: ignore[arg-type]
+        updates[number >= cut].add(output)
+    if cut < len(steps):
+        updates[0].merge(updates[1])
+    assert updates[0].tokens == [token for tokens in steps for token in tokens]
+    assert updates[0].cumulative_log_prob == total
+    assert updates[0].finish_reason == "length"

@@ -1,0 +1,277 @@
+"""Clients and one engine process's server over a real socket; the engine is a fake one that the test drives."""
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from trtforge.core.errors import ForgeError, RequestError
+from trtforge.engine_process.admission import QueueLimits
+from trtforge.engine_process.client import EngineClient
+from trtforge.engine_process.control import EngineControl, EngineUnreachable
+from trtforge.engine_process.messages import Update
+from trtforge.engine_process.requests import ErrorCode, GenerationRequest, Output
+from trtforge.engine_process.server import EngineServer
+
+
+class ManualEngine:
+    """Does what the test says, on the test's thread."""
+
+    max_running = 2
+    worker_pids: tuple[int, ...] = ()
+
+    def __init__(self) -> None:
+        self.requests: dict[str, tuple[GenerationRequest, Callable[[Output], None]]] = {}
+        self.cancelled: list[tuple[str, bool]] = []
+        self.failure: ForgeError | None = None
+        self.steps = 0
+        self._after: list[Callable[[], None]] = []
+
+    def submit(self, request: GenerationRequest, on_output: Callable[[Output], None]) -> None:
+        self.requests[request.request_id] = (request, on_output)
+
+    def cancel(self, request_id: str, *, only_waiting: bool = False) -> None:
+        self.cancelled.append((request_id, only_waiting))
+        found = self.requests.pop(request_id, None)
+        if found is not None:
+            found[1](Output(request_id, (), "cancelled"))
+
+    def ping(self, on_turn: Callable[[], None]) -> None:
+        on_turn()
+
+    def after_steps(self, on_step: Callable[[], None]) -> None:
+        self._after.append(on_step)
+
+    def figures(self) -> dict[str, float]:
+        return {"running": min(len(self.requests), 2), "iterations": self.steps}
+
+    def check(self) -> None:
+        if self.failure is not None:
+            raise self.failure
+
+    def close(self) -> None: ...
+
+    def step(self, tokens: dict[int, list[int]], finish: str | None = None, error: ForgeError | None = None) -> None:
+        """One step: tokens for the n-th running request."""
+        self.steps += 1
+        keys = list(self.requests)
+        for place, made in tokens.items():
+            request, on_output = self.requests[keys[place]]
+            if finish or error:
+                del self.requests[keys[place]]
+            on_output(Output(request.request_id, tuple(made), "error" if error else finish, error))  # type: ignore[arg-type]
+        for on_step in self._after:
+            on_step()
+
+
+@dataclass
+class Kept:
+    """A receiver that keeps what it gets."""
+
+    tokens: dict[int, list[int]] = field(default_factory=dict)
+    ends: dict[int, object] = field(default_factory=dict)
+    frames: int = 0
+
+    def take(self, updates: list[tuple[int, Update]]) -> None:
+        self.frames += 1
+        for place, update in updates:
+            self.tokens.setdefault(place, []).extend(update.tokens)
+            if update.finish_reason is not None:
+                self.ends[place] = update.failure or update.finish_reason
+
+
+def eventually(check: Callable[[], bool]) -> bool:
+    until = time.monotonic() + 10
+    while not check():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.005)
+    return True
+
+
+@dataclass
+class Place:
+    engine: ManualEngine
+    path: Path
+    server: EngineServer
+    thread: threading.Thread
+    failures: list[ForgeError | None]
+
+
+@pytest.fixture
+def limits() -> QueueLimits:
+    return QueueLimits(size=2)
+
+
+@pytest.fixture
+def place(tmp_path: Path, limits: QueueLimits) -> Iterator[Place]:
+    engine, path, failures = ManualEngine(), tmp_path / "engine.sock", []
+    server = EngineServer(engine, path, limits)
+    thread = threading.Thread(target=lambda: failures.append(server.run()))
+    thread.start()
+    yield Place(engine, path, server, thread, failures)
+    server.stop()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert not path.exists()
+
+
+@pytest.fixture
+def client(place: Place) -> Iterator[EngineClient]:
+    made = EngineClient(place.path, "ensemble", 1234)
+    assert eventually(lambda: bool(EngineControl(place.path).status().clients))
+    yield made
+    made.close()
+
+
+def ask(client: EngineClient, count: int = 1, timeout: float | None = None) -> Kept:
+    kept = Kept()
+    client.submit(tuple(GenerationRequest("", (1, 2, 3), 9) for _ in range(count)), kept, timeout)
+    return kept
+
+
+def test_tokens_of_several_requests_come_to_those_who_asked(place: Place, client: EngineClient) -> None:
+    first, second = ask(client), ask(client, count=2)
+    assert eventually(lambda: len(place.engine.requests) == 3)
+    place.engine.step({0: [1], 1: [10], 2: [20]})
+    place.engine.step({0: [2], 2: [21]})
+    place.engine.step({0: [3], 1: [11], 2: [22]}, finish="length")
+    assert eventually(lambda: len(first.ends) == 1 and len(second.ends) == 2)
+    assert first.tokens == {0: [1, 2, 3]}
+    assert second.tokens == {0: [10, 11], 1: [20, 21, 22]}
+    assert second.ends == {0: "length", 1: "length"}
+    status = EngineControl(place.path).status()
+    assert (status.finished, status.refused, status.generated_tokens, status.running) == (3, 0, 8, 0)
+    assert client.unanswered == 0
+
+
+def test_what_is_too_much_is_refused_at_once_and_as_a_whole(place: Place, client: EngineClient) -> None:
+    kept = [ask(client, count=3), ask(client, count=2), ask(client), ask(client)]
+    assert eventually(lambda: len(kept[1].ends) == 2 and len(kept[3].ends) == 1)
+    assert len(place.engine.requests) == 4
+    failure = kept[1].ends[0]
+    assert failure.code is ErrorCode.UNAVAILABLE  # type: ignore[attr-defined]
+    assert failure.message.startswith("the queue is full: 3 sequences run or wait, at most 4")  # type: ignore[attr-defined]
+    assert EngineControl(place.path).status().refused == 3
+    assert (kept[0].ends, kept[2].ends) == ({}, {})
+
+
+def test_a_client_that_leaves_ends_its_requests_only(place: Place, client: EngineClient) -> None:
+    other = EngineClient(place.path, "tensorrt_llm_bls", 99)
+    stays, leaves = ask(client), None
+    assert eventually(lambda: len(place.engine.requests) == 1)
+    leaves = ask(other, count=2)
+    assert eventually(lambda: len(place.engine.requests) == 3)
+    other.close()
+    assert eventually(lambda: len(place.engine.requests) == 1)
+    place.engine.step({0: [5]}, finish="length")
+    assert eventually(lambda: stays.ends == {0: "length"})
+    assert all(end.code is ErrorCode.UNAVAILABLE for end in leaves.ends.values())  # type: ignore[attr-defined]
+
+
+def test_a_cancelled_request_ends_as_it_stands(place: Place, client: EngineClient) -> None:
+    kept = Kept()
+    submitted = client.submit((GenerationRequest("", (1,), 9),), kept)
+    assert eventually(lambda: len(place.engine.requests) == 1)
+    client.cancel(submitted)
+    assert eventually(lambda: kept.ends == {0: "cancelled"})
+    client.cancel(submitted)
+    assert EngineControl(place.path).status().running == 0
+
+
+def test_an_error_of_a_request_is_an_invalid_argument_and_one_of_the_engine_ends_all(
+    place: Place, client: EngineClient
+) -> None:
+    first, second = ask(client), ask(client)
+    assert eventually(lambda: len(place.engine.requests) == 2)
+    place.engine.step({0: []}, error=RequestError("the prompt is too long", hint="Shorten it."))
+    assert eventually(lambda: len(first.ends) == 1)
+    assert first.ends[0].code is ErrorCode.INVALID_ARGUMENT  # type: ignore[attr-defined]
+    assert first.ends[0].message == "the prompt is too long. Shorten it."  # type: ignore[attr-defined]
+    assert second.ends == {}
+    place.engine.failure = ForgeError("rank 1 ended: out of memory", hint="Lower max_batch_size.")
+    assert eventually(lambda: len(second.ends) == 1)
+    said = "the engine ended: rank 1 ended: out of memory (hint: Lower max_batch_size.)"
+    assert second.ends[0].message == said  # type: ignore[attr-defined]
+    assert EngineControl(place.path).status().state == "failed"
+    late = ask(client)
+    assert eventually(lambda: len(late.ends) == 1)
+    assert late.ends[0].message == said  # type: ignore[attr-defined]
+    place.thread.join(10)
+    assert place.failures == [place.engine.failure]
+
+
+def test_a_deadline_ends_a_request_even_if_the_engine_does_nothing(place: Place, client: EngineClient) -> None:
+    kept = ask(client, timeout=0.05)
+    assert eventually(lambda: len(kept.ends) == 1)
+    assert kept.ends[0].code is ErrorCode.DEADLINE_EXCEEDED  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("limits", [QueueLimits(seconds=0.05)])
+def test_a_request_that_waits_too_long_is_refused(place: Place, client: EngineClient) -> None:
+    kept = ask(client)
+    assert eventually(lambda: len(kept.ends) == 1)
+    assert kept.ends[0].message.startswith("the request waited 0.05 s in the queue; retry in ")  # type: ignore[attr-defined]
+    assert [only_waiting for _, only_waiting in place.engine.cancelled] == [True]
+
+
+def test_draining_refuses_new_requests_and_cutting_ends_the_rest(place: Place, client: EngineClient) -> None:
+    running = ask(client)
+    assert eventually(lambda: len(place.engine.requests) == 1)
+    control = EngineControl(place.path)
+    control.drain()
+    late = ask(client)
+    assert eventually(lambda: len(late.ends) == 1)
+    assert "shutting down" in late.ends[0].message  # type: ignore[attr-defined]
+    assert (control.status().state, running.ends) == ("draining", {})
+    assert control.cut("the server was stopped") == 1
+    assert eventually(lambda: len(running.ends) == 1)
+    assert running.ends[0].message == "the server was stopped"  # type: ignore[attr-defined]
+    assert (control.status().cut, control.cut("again")) == (1, 0)
+
+
+def test_a_client_that_reads_nothing_keeps_nobody_waiting(place: Place, client: EngineClient) -> None:
+    """Its updates are merged: what it takes is bounded by its requests, not by their tokens."""
+    from trtforge.engine_process.messages import Submission
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as silent:
+        silent.connect(str(place.path))
+        silent.sendall(Submission((GenerationRequest("1", (1,), 10**6),)).encode().encode())
+        assert eventually(lambda: len(place.engine.requests) == 1)
+        other = ask(client)
+        assert eventually(lambda: len(place.engine.requests) == 2)
+        for _ in range(300):
+            place.engine.step({0: [7] * 2000, 1: [8]})
+        place.engine.step({1: [9]}, finish="length")
+        assert eventually(lambda: other.ends == {0: "length"})
+        assert other.tokens[0] == [8] * 300 + [9]
+
+
+def test_what_is_no_protocol_loses_its_connection_only(place: Place, client: EngineClient) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stranger:
+        stranger.connect(str(place.path))
+        stranger.sendall(b"GET / HTTP/1.1\r\n\r\n" * 3)
+        stranger.settimeout(10)
+        assert stranger.recv(10) == b""
+    kept = ask(client)
+    assert eventually(lambda: len(place.engine.requests) == 1)
+    place.engine.step({0: [1]}, finish="length")
+    assert eventually(lambda: kept.ends == {0: "length"})
+
+
+def test_a_ping_comes_back_and_says_when_nobody_is_there(place: Place, client: EngineClient, tmp_path: Path) -> None:
+    answers: list[object] = []
+    client.ping(answers.append)
+    assert eventually(lambda: answers == [None])
+    alone = EngineClient(tmp_path / "nobody.sock", "x", 1)
+    alone.ping(answers.append)
+    kept = ask(alone)
+    alone.close()
+    assert answers[1].code is ErrorCode.UNAVAILABLE  # type: ignore[attr-defined]
+    assert "retry in" in kept.ends[0].message  # type: ignore[attr-defined]
+    with pytest.raises(EngineUnreachable):
+        EngineControl(tmp_path / "nobody.sock").status()

@@ -1,0 +1,28 @@
+"""The Python to start other processes with."""
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from trtforge.core.errors import ForgeError
+
+
+def python_interpreter() -> str:
+    """A Python of this version. sys.executable is something else where Python is embedded, as in a Triton backend.
+
+    Raises ForgeError if there is none.
+    """
+    if Path(sys.executable or "").name.startswith("python"):
+        return sys.executable
+    name = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    beside = Path(sys.prefix) / "bin" / name
+    found = str(beside) if beside.exists() else shutil.which(name)
+    if found is None:
+        raise ForgeError(f"{name} was not found to start another process", hint=f"Put {name} on the PATH.")
+    return found
+
+
+def python_environment() -> dict[str, str]:
+    """This process's environment, with its module search path for a child that is started with an interpreter."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}

@@ -1,0 +1,217 @@
+"""A model process's connection to the engine process: requests go out, updates come back in batches.
+
+It connects again by itself when the engine process was started anew.
+"""
+
+import itertools
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+from trtforge.engine_process.frames import BadFrame, Frame, FrameReader
+from trtforge.engine_process.messages import Submission, Update, decode_updates
+from trtforge.engine_process.requests import ErrorCode, GenerationRequest, RequestFailure
+
+_BEAT = 1.0  # seconds
+_RECONNECT = 0.2  # seconds
+_READ_SIZE = 1 << 20
+_SEND_TIMEOUT = 10.0  # seconds until an engine process that reads nothing counts as lost
+_RETRY = RequestFailure(ErrorCode.UNAVAILABLE, "the engine is not loaded yet; retry in 2 s")
+
+
+class Receiver(Protocol):
+    """Gets what the sequences of one submission are given."""
+
+    def take(self, updates: list[tuple[int, Update]]) -> None:
+        """Updates by the sequence's place in the submission. Must not raise.
+
+        Called on the client's thread, or within `submit` if the engine process cannot be reached.
+        """
+
+
+class Submitted:
+    """Sequences on their way, by their names in the channel."""
+
+    def __init__(self, names: range, receiver: Receiver) -> None:
+        self.names = names
+        self.receiver = receiver
+
+
+class EngineClient:
+    """Requests to one engine process. `close` ends its thread."""
+
+    def __init__(
+        self,
+        path: Path,
+        name: str,
+        pid: int,
+        *,
+        figures_period: float | None = None,
+        on_figures: Callable[[Mapping[str, float]], None] = lambda figures: None,
+        on_lost: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._path = path
+        self._hello = Frame({"type": "hello", "name": name, "pid": pid, "figures_period": figures_period})
+        self._on_figures, self._on_lost = on_figures, on_lost
+        self._names = itertools.count()
+        self._lock = threading.Lock()
+        self._send_lock = threading.Lock()
+        self._submitted: dict[int, Submitted] = {}
+        self._pings: dict[int, Callable[[RequestFailure | None], None]] = {}
+        self._socket: socket.socket | None = None
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="engine-client", daemon=True)
+        self._thread.start()
+
+    @property
+    def unanswered(self) -> int:
+        """Sequences that are unfinished."""
+        return len(self._submitted)
+
+    def submit(
+        self, requests: tuple[GenerationRequest, ...], receiver: Receiver, timeout: float | None = None
+    ) -> Submitted:
+        """Start sequences. Their updates, or an error for each, come to `receiver`. `timeout`: seconds for all."""
+        with self._lock:
+            first = next(self._names)
+            names = range(first, first + len(requests))
+            self._names = itertools.count(names.stop)
+            submitted = Submitted(names, receiver)
+            self._submitted |= dict.fromkeys(names, submitted)
+        named = tuple(replace(r, request_id=str(name)) for name, r in zip(names, requests, strict=True))
+        if not self._send(Submission(named, timeout).encode()):
+            self._lose({name: submitted for name in names}, _RETRY)
+        return submitted
+
+    def cancel(self, submitted: Submitted) -> None:
+        """End the unfinished sequences of a submission as they stand; their last updates still come."""
+        with self._lock:
+            names = [name for name in submitted.names if name in self._submitted]
+        if names:
+            self._send(Frame({"type": "cancel", "names": names}))
+
+    def ping(self, answer: Callable[[RequestFailure | None], None]) -> None:
+        """Call `answer` (once, on the client's thread) when the engine's loop has turned; with why it cannot."""
+        with self._lock:
+            number = next(self._names)
+            self._pings[number] = answer
+        if not self._send(Frame({"type": "ping", "number": number})):
+            with self._lock:
+                lost = self._pings.pop(number, None) is not None
+            if lost:
+                answer(_RETRY)
+
+    def close(self) -> None:
+        """End the connection and the thread; unfinished sequences get an error."""
+        self._closing.set()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            channel = self._connect()
+            if channel is None:
+                self._closing.wait(_RECONNECT)
+                continue
+            with suppress(OSError, BadFrame):  # what follows is the same as for a connection that was closed
+                self._serve(channel)
+            with self._send_lock:
+                self._socket = None
+                channel.close()
+            self._lose_all(RequestFailure(ErrorCode.UNAVAILABLE, "the engine process ended; retry in 5 s"))
+            if not self._closing.is_set():
+                self._on_lost()
+
+    def _connect(self) -> socket.socket | None:
+        channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        channel.settimeout(_SEND_TIMEOUT)
+        try:
+            channel.connect(str(self._path))
+            with self._send_lock:
+                channel.sendall(self._hello.encode())
+                self._socket = channel
+        except OSError:
+            channel.close()
+            return None
+        return channel
+
+    def _serve(self, channel: socket.socket) -> None:
+        """Read until the connection ends. Updates that arrived while others were handled are merged."""
+        reader = FrameReader()
+        beat_at = 0.0
+        while not self._closing.is_set():
+            now = time.monotonic()
+            if now >= beat_at:
+                beat_at = now + _BEAT
+                self._send(Frame({"type": "beat", "unanswered": len(self._submitted)}))
+            if not select.select([channel], [], [], min(0.25, beat_at - now))[0]:
+                continue
+            data = channel.recv(_READ_SIZE)
+            if not data:
+                return
+            updates: dict[int, Update] = {}
+            for frame in reader.feed(data):
+                self._take(frame, updates)
+            self._hand_out(updates)
+
+    def _take(self, frame: Frame, updates: dict[int, Update]) -> None:
+        match frame.header.get("type"):
+            case "updates":
+                for name, update in decode_updates(frame).items():
+                    if name in updates:
+                        updates[name].merge(update)
+                    else:
+                        updates[name] = update
+            case "figures":
+                self._on_figures(frame.header["figures"])
+            case "pong":
+                answer = self._pings.pop(frame.header["number"], None)
+                if answer is not None:
+                    answer(None)
+            case _:
+                raise BadFrame(f"a frame of type {frame.header.get('type')!r}")
+
+    def _hand_out(self, updates: Mapping[int, Update]) -> None:
+        by_submission: dict[int, tuple[Submitted, list[tuple[int, Update]]]] = {}
+        with self._lock:
+            for name, update in updates.items():
+                submitted = self._submitted.get(name)
+                if submitted is None:
+                    continue
+                if update.finish_reason is not None:
+                    del self._submitted[name]
+                place = name - submitted.names.start
+                by_submission.setdefault(id(submitted), (submitted, []))[1].append((place, update))
+        for submitted, taken in by_submission.values():
+            submitted.receiver.take(taken)
+
+    def _lose_all(self, failure: RequestFailure) -> None:
+        with self._lock:
+            pings, self._pings = self._pings, {}
+            submitted = dict(self._submitted)
+        self._lose(submitted, failure)
+        for answer in pings.values():
+            answer(failure)
+
+    def _lose(self, submitted: Mapping[int, Submitted], failure: RequestFailure) -> None:
+        self._hand_out({name: Update(finish_reason="error", failure=failure) for name in submitted})
+
+    def _send(self, frame: Frame) -> bool:
+        """Whether the frame was handed over. A connection that breaks is noticed by the reading thread."""
+        data = frame.encode()
+        with self._send_lock:
+            if self._socket is None:
+                return False
+            try:
+                self._socket.sendall(data)
+            except OSError:
+                with suppress(OSError):
+                    self._socket.shutdown(socket.SHUT_RDWR)
+                return False
+        return True

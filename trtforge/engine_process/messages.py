@@ -1,0 +1,152 @@
+"""Requests and outputs as parts of frames.
+
+Token ids travel as int32 and embedding biases as float32 in the payload; everything else is JSON.
+"""
+
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from trtforge.engine_process.frames import BadFrame, Frame
+from trtforge.engine_process.requests import (
+    ErrorCode,
+    FinishReason,
+    GenerationRequest,
+    Output,
+    RequestFailure,
+    SamplingParams,
+)
+
+
+@dataclass(frozen=True)
+class Submission:
+    """Sequences that are admitted or refused together. Their request ids are whole numbers, unique to the client.
+
+    `timeout`: seconds until an unfinished sequence ends with DEADLINE_EXCEEDED; None is no limit.
+    """
+
+    requests: tuple[GenerationRequest, ...]
+    timeout: float | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes that the sequences' tokens and biases take in the channel."""
+        return 4 * sum(len(r.prompt) + len(r.sampling.embedding_bias) for r in self.requests)
+
+    def encode(self) -> Frame:
+        """The frame that asks for these sequences."""
+        payload = bytearray()
+        rows = []
+        for request in self.requests:
+            sampling = asdict(request.sampling)
+            bias = array("f", sampling.pop("embedding_bias"))
+            rows.append(
+                {
+                    "id": int(request.request_id),
+                    "prompt": len(request.prompt),
+                    "bias": len(bias),
+                    "max_tokens": request.max_tokens,
+                    "sampling": sampling,
+                    "end_ids": sorted(request.end_ids),
+                    "stop_words": request.stop_words,
+                    "bad_words": request.bad_words,
+                }
+            )
+            payload += array("i", request.prompt).tobytes() + bias.tobytes()
+        return Frame({"type": "submit", "timeout": self.timeout, "requests": rows}, bytes(payload))
+
+    @classmethod
+    def decode(cls, frame: Frame) -> "Submission":
+        """The inverse of `encode`. Raises BadFrame."""
+        requests, start = [], 0
+        try:
+            for row in frame.header["requests"]:
+                prompt, start = _numbers(frame.payload, "i", start, row["prompt"])
+                bias, start = _numbers(frame.payload, "f", start, row["bias"])
+                requests.append(
+                    GenerationRequest(
+                        request_id=str(row["id"]),
+                        prompt=tuple(prompt),
+                        max_tokens=row["max_tokens"],
+                        sampling=SamplingParams(**row["sampling"], embedding_bias=bias),
+                        end_ids=frozenset(row["end_ids"]),
+                        stop_words=tuple(map(tuple, row["stop_words"])),
+                        bad_words=tuple(map(tuple, row["bad_words"])),
+                    )
+                )
+        except (KeyError, TypeError, ValueError) as error:
+            raise BadFrame(f"a request that cannot be read: {error!r}") from None
+        return cls(tuple(requests), frame.header.get("timeout"))
+
+
+def _numbers(data: bytes, kind: str, start: int, count: int) -> "tuple[array[Any], int]":
+    numbers: array[Any] = array(kind)
+    end = start + count * numbers.itemsize
+    if count < 0 or end > len(data):
+        raise ValueError("the payload is too short")
+    numbers.frombytes(data[start:end])
+    return numbers, end
+
+
+@dataclass(slots=True)
+class Update:
+    """What one sequence got since its last update: tokens of one or several steps."""
+
+    tokens: list[int] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    cumulative_log_prob: float = 0.0
+    reused_blocks: int = 0
+    allocated_blocks: int = 0
+    failure: RequestFailure | None = None
+
+    def add(self, output: Output) -> None:
+        """Take in one more output."""
+        self.tokens += output.tokens
+        self.log_probs += output.log_probs
+        self.finish_reason = output.finish_reason
+        self.cumulative_log_prob = output.cumulative_log_prob
+        self.reused_blocks, self.allocated_blocks = output.reused_blocks, output.allocated_blocks
+
+    def merge(self, later: "Update") -> None:
+        """Take in what came after this."""
+        self.tokens += later.tokens
+        self.log_probs += later.log_probs
+        self.finish_reason, self.failure = later.finish_reason, later.failure
+        self.cumulative_log_prob = later.cumulative_log_prob
+        self.reused_blocks, self.allocated_blocks = later.reused_blocks, later.allocated_blocks
+
+
+def encode_updates(updates: Mapping[int, Update]) -> Frame:
+    """One frame for all sequences of a client that got something."""
+    rows: list[Sequence[object]] = []
+    for name, update in updates.items():
+        if update.failure is not None:
+            failure = (update.failure.code, update.failure.message)
+            rows.append((name, update.tokens, update.finish_reason, 0.0, 0, 0, (), failure))
+        else:
+            rows.append(
+                (
+                    name,
+                    update.tokens,
+                    update.finish_reason,
+                    update.cumulative_log_prob,
+                    update.reused_blocks,
+                    update.allocated_blocks,
+                    update.log_probs,
+                )
+            )
+    return Frame({"type": "updates", "rows": rows})
+
+
+def decode_updates(frame: Frame) -> dict[int, Update]:
+    """The inverse of `encode_updates`. Raises BadFrame."""
+    updates = {}
+    try:
+        for name, tokens, reason, cumulative, reused, allocated, log_probs, *failure in frame.header["rows"]:
+            failed = RequestFailure(ErrorCode(failure[0][0]), failure[0][1]) if failure else None
+            updates[int(name)] = Update(tokens, log_probs, reason, cumulative, reused, allocated, failed)
+    except (KeyError, TypeError, ValueError) as error:
+        raise BadFrame(f"updates that cannot be read: {error!r}") from None
+    return updates

@@ -1,0 +1,373 @@
+"""The engine process: one engine, several clients on a Unix domain socket.
+
+One thread reads all clients and keeps time; outputs are sent from the engine's own thread, a frame a client and step.
+"""
+
+import heapq
+import logging
+import os
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from trtforge.core.errors import ForgeError, RequestError
+from trtforge.engine_process.admission import Admission, QueueLimits
+from trtforge.engine_process.connection import Connection
+from trtforge.engine_process.control import ClientStatus, EngineStatus, State
+from trtforge.engine_process.frames import BadFrame, Frame
+from trtforge.engine_process.messages import Submission, Update
+from trtforge.engine_process.progress import Progress, cpu_seconds
+from trtforge.engine_process.requests import (
+    ErrorCode,
+    GenerationRequest,
+    Output,
+    RequestEngine,
+    RequestFailure,
+)
+
+_LOG = logging.getLogger(__name__)
+_TICK = 0.1  # seconds between looks at deadlines and processes
+_LAST_WORDS = 2.0  # seconds that a failed engine still answers
+_BACKLOG = 64
+
+
+@dataclass(eq=False)
+class _Sequence:
+    """An admitted sequence. `failure`: what it ends with if the engine ends it because of us."""
+
+    client: Connection
+    name: int
+    key: str
+    size: int
+    failure: RequestFailure | None = None
+    started: bool = False
+    done: bool = False
+
+
+class EngineServer:
+    """Serves `engine` at `path` until `stop`, or until it fails."""
+
+    def __init__(self, engine: RequestEngine, path: Path, limits: QueueLimits) -> None:
+        self._engine = engine
+        self._limits = limits
+        self._admission = Admission(limits, engine.max_running)
+        self._lock = threading.Lock()
+        self._sequences: dict[str, _Sequence] = {}
+        self._clients: dict[int, Connection] = {}
+        self._deadlines: list[tuple[float, int, str, bool]] = []
+        self._timers = 0
+        self._state: State = "serving"
+        self._failure: ForgeError | None = None
+        self._failed_at = 0.0
+        self._stopping = False
+        self._tokens = self._finished = self._refused = self._cut = 0
+        self._progress = Progress(time.monotonic())
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        path.unlink(missing_ok=True)
+        self._listener.bind(str(path))
+        path.chmod(0o600)
+        self._listener.listen(_BACKLOG)
+        self._listener.setblocking(False)
+        self._path = path
+        self._wake_receiver, self._wake_sender = socket.socketpair()
+        self._wake_receiver.setblocking(False)
+        self._wake_sender.setblocking(False)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._selector.register(self._wake_receiver, selectors.EVENT_READ)
+        engine.after_steps(self._flush)
+
+    def run(self) -> ForgeError | None:
+        """Serve. Returns None when stopped, and the reason when the engine failed."""
+        tick_at = 0.0
+        try:
+            while not self._stopping:
+                for key, events in self._selector.select(max(0.0, tick_at - time.monotonic())):
+                    self._handle(key.fileobj, events)
+                now = time.monotonic()
+                if now >= tick_at:
+                    self._tick(now)
+                    tick_at = now + _TICK
+                if self._failure is not None and now > self._failed_at + _LAST_WORDS:
+                    break
+        finally:
+            self._path.unlink(missing_ok=True)
+            self._listener.close()
+            for client in self._clients.values():
+                client.close()
+        return self._failure
+
+    def stop(self) -> None:
+        """Let `run` return. From any thread, or a signal handler."""
+        self._stopping = True
+        self._wake()
+
+    def _wake(self) -> None:
+        try:
+            self._wake_sender.send(b"x")
+        except BlockingIOError:
+            return  # it is awake already
+
+    def _handle(self, source: object, events: int) -> None:
+        if source is self._listener:
+            self._accept()
+        elif source is self._wake_receiver:
+            self._wake_receiver.recv(4096)
+            for client in self._clients.values():
+                if client.wants_write:
+                    self._selector.modify(client.sock, selectors.EVENT_READ | selectors.EVENT_WRITE, client)
+        else:
+            assert isinstance(source, socket.socket)
+            client = self._selector.get_key(source).data
+            if events & selectors.EVENT_WRITE:
+                client.on_writable()
+                if not client.wants_write:
+                    self._selector.modify(client.sock, selectors.EVENT_READ, client)
+            if events & selectors.EVENT_READ:
+                self._read(client)
+
+    def _accept(self) -> None:
+        sock, _ = self._listener.accept()
+        client = Connection(sock, self._timers, self._wake)
+        self._timers += 1
+        self._clients[client.number] = client
+        self._selector.register(sock, selectors.EVENT_READ, client)
+
+    def _read(self, client: Connection) -> None:
+        try:
+            frames = client.receive()
+            for frame in frames or ():
+                self._take(client, frame)
+        except BadFrame as error:
+            _LOG.error("%s: %s", client.name or "a client", error)
+            frames = None
+        if frames is None:
+            self._leave(client)
+
+    def _leave(self, client: Connection) -> None:
+        self._selector.unregister(client.sock)
+        del self._clients[client.number]
+        client.close()
+        with self._lock:
+            left = [sequence for sequence in self._sequences.values() if sequence.client is client]
+        for sequence in left:
+            self._end(sequence, RequestFailure(ErrorCode.CANCELLED, "the client is gone"))
+
+    def _take(self, client: Connection, frame: Frame) -> None:
+        header = frame.header
+        client.heard_at = time.monotonic()
+        match header.get("type"):
+            case "submit":
+                self._submit(client, Submission.decode(frame))
+            case "cancel":
+                for name in header["names"]:
+                    self._engine.cancel(_key(client, name))
+            case "beat":
+                client.unanswered = int(header["unanswered"])
+            case "hello":
+                client.name, client.pid = str(header["name"]), int(header["pid"])
+                client.figures_period = header.get("figures_period")
+            case "ping":
+                number = header["number"]
+                self._engine.ping(lambda: client.send(Frame({"type": "pong", "number": number})))
+            case "status":
+                answer = {"type": "status", "number": header["number"], "status": self._status().encode()}
+                client.send(Frame(answer))
+            case "drain":
+                self._state = "draining" if self._state == "serving" else self._state
+                client.send(Frame({"type": "drain", "number": header["number"]}))
+            case "cut":
+                cut = self._cut_all(RequestFailure(ErrorCode.UNAVAILABLE, str(header["reason"])))
+                client.send(Frame({"type": "cut", "number": header["number"], "cut": cut}))
+            case other:
+                raise BadFrame(f"a frame of type {other!r}")
+
+    def _submit(self, client: Connection, submission: Submission) -> None:
+        now = time.monotonic()
+        failure = self._closed()
+        sequences = []
+        with self._lock:
+            failure = failure or self._admission.refuse(submission, now)
+            if failure is None:
+                size = submission.size // max(1, len(submission.requests))
+                for request in submission.requests:
+                    key = _key(client, request.request_id)
+                    sequence = _Sequence(client, int(request.request_id), key, size)
+                    self._sequences[key] = sequence
+                    sequences.append((sequence, request))
+                    if submission.timeout is not None:
+                        self._remind(now + submission.timeout, key, only_waiting=False)
+                    if self._limits.seconds is not None:
+                        self._remind(now + self._limits.seconds, key, only_waiting=True)
+            else:
+                self._refused += len(submission.requests)
+        if failure is not None:
+            for request in submission.requests:
+                client.add(int(request.request_id), Update(finish_reason="error", failure=failure), urgent=True)
+            client.flush()
+        for sequence, request in sequences:
+            self._start(sequence, request)
+
+    def _start(self, sequence: _Sequence, request: GenerationRequest) -> None:
+        named = GenerationRequest(
+            sequence.key,
+            request.prompt,
+            request.max_tokens,
+            request.sampling,
+            request.end_ids,
+            request.stop_words,
+            request.bad_words,
+        )
+        self._engine.submit(named, lambda output: self._on_output(sequence, output))
+
+    def _closed(self) -> RequestFailure | None:
+        """Why nothing is taken at all."""
+        if self._failure is not None:
+            return _failed(self._failure)
+        if self._state == "draining":
+            return RequestFailure(ErrorCode.UNAVAILABLE, "the server is shutting down; retry in 5 s at another one")
+        return None
+
+    def _on_output(self, sequence: _Sequence, output: Output) -> None:
+        """On the engine's thread."""
+        with self._lock:
+            if sequence.done:
+                return
+            urgent = not sequence.started or output.finish_reason is not None
+            sequence.started = True
+            self._tokens += len(output.tokens)
+            failure = None
+            if output.error is not None:
+                failure = _refusal(output.error) if isinstance(output.error, RequestError) else _failed(output.error)
+            elif output.finish_reason == "cancelled":
+                failure = sequence.failure
+            if output.finish_reason is not None:
+                self._finish(sequence)
+        update = Update()
+        update.add(output)
+        update.failure = failure
+        sequence.client.add(sequence.name, update, urgent=urgent)
+        if output.error is not None and not isinstance(output.error, RequestError):
+            self._fail(output.error)
+
+    def _finish(self, sequence: _Sequence) -> None:
+        """Forget a sequence; under the lock."""
+        sequence.done = True
+        self._sequences.pop(sequence.key, None)
+        self._admission.end(sequence.size, time.monotonic())
+        self._finished += 1
+
+    def _end(self, sequence: _Sequence, failure: RequestFailure) -> bool:
+        """End a sequence with an error now, whatever the engine does; False if it was over already."""
+        with self._lock:
+            if sequence.done:
+                return False
+            self._finish(sequence)
+        sequence.client.add(sequence.name, Update(finish_reason="error", failure=failure), urgent=True)
+        self._engine.cancel(sequence.key)
+        return True
+
+    def _cut_all(self, failure: RequestFailure) -> int:
+        with self._lock:
+            left = list(self._sequences.values())
+        cut = sum(self._end(sequence, failure) for sequence in left)
+        self._cut += cut
+        self._flush()
+        return cut
+
+    def _fail(self, error: ForgeError) -> None:
+        if self._failure is None:
+            self._failure, self._failed_at, self._state = error, time.monotonic(), "failed"
+            _LOG.error("the engine ended: %s (hint: %s)", error.message, error.hint)
+
+    def _flush(self) -> None:
+        """Send what the clients got; called after each step on the engine's thread."""
+        for client in tuple(self._clients.values()):
+            client.flush()
+
+    def _remind(self, when: float, key: str, *, only_waiting: bool) -> None:
+        self._timers += 1
+        heapq.heappush(self._deadlines, (when, self._timers, key, only_waiting))
+
+    def _tick(self, now: float) -> None:
+        with self._lock:
+            due = list(self._due(now))
+            unfinished = len(self._sequences)
+        for sequence, only_waiting in due:
+            if not only_waiting:
+                self._end(sequence, RequestFailure(ErrorCode.DEADLINE_EXCEEDED, "the request's timeout has passed"))
+            elif not sequence.started:
+                said = f"the request waited {self._limits.seconds:g} s in the queue; retry in "
+                sequence.failure = RequestFailure(
+                    ErrorCode.UNAVAILABLE, f"{said}{self._admission.retry_seconds(now)} s"
+                )
+                self._engine.cancel(sequence.key, only_waiting=True)
+        if self._failure is None:
+            try:
+                self._engine.check()
+            except ForgeError as error:
+                self._fail(error)
+                self._cut_all(_failed(error))
+        figures = self._engine.figures()
+        processes = (os.getpid(), *self._engine.worker_pids)
+        self._progress.sample(
+            now,
+            steps=figures.get("iterations", self._tokens) + self._tokens,
+            unfinished=unfinished,
+            cpu_seconds=cpu_seconds(processes),
+        )
+        self._send_figures(now, figures)
+        self._flush()
+
+    def _due(self, now: float) -> Iterator[tuple[_Sequence, bool]]:
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, _, key, only_waiting = heapq.heappop(self._deadlines)
+            if key in self._sequences:
+                yield self._sequences[key], only_waiting
+
+    def _send_figures(self, now: float, figures: dict[str, float]) -> None:
+        for client in self._clients.values():
+            if client.figures_period is not None and now >= client.figures_at + client.figures_period:
+                client.figures_at = now
+                client.send(Frame({"type": "figures", "figures": figures}))
+
+    def _status(self) -> EngineStatus:
+        now = time.monotonic()
+        figures = self._engine.figures()
+        unfinished = len(self._sequences)
+        running = min(unfinished, int(figures.get("running", unfinished)))
+        return EngineStatus(
+            pid=os.getpid(),
+            state=self._state,
+            running=running,
+            waiting=unfinished - running,
+            generated_tokens=self._tokens,
+            finished=self._finished,
+            refused=self._refused,
+            cut=self._cut,
+            stalled_seconds=self._progress.stalled_seconds(now),
+            error=self._failure.message if self._failure else "",
+            hint=self._failure.hint if self._failure else "",
+            clients=tuple(
+                ClientStatus(client.name, client.pid, client.unanswered, now - client.heard_at)
+                for client in self._clients.values()
+                if client.name
+            ),
+            worker_pids=self._engine.worker_pids,
+        )
+
+
+def _key(client: Connection, name: object) -> str:
+    return f"{client.number}.{name}"
+
+
+def _refusal(error: ForgeError) -> RequestFailure:
+    return RequestFailure(ErrorCode.INVALID_ARGUMENT, f"{error.message}. {error.hint}")
+
+
+def _failed(error: ForgeError) -> RequestFailure:
+    return RequestFailure(ErrorCode.UNAVAILABLE, f"the engine ended: {error.message} (hint: {error.hint})")

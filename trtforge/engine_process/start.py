@@ -1,0 +1,61 @@
+"""Starts an engine process from a model process and waits until it serves. Its standard input is its lifeline."""
+
+import json
+import subprocess
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from trtforge.core.errors import ForgeError
+from trtforge.core.interpreter import python_environment, python_interpreter
+
+
+class EngineProcess:
+    """A running engine process. It ends when this object's process does, however that ends."""
+
+    def __init__(self, arguments: Sequence[str]) -> None:
+        """`arguments`: what follows the interpreter. Returns when the process serves; raises ForgeError if it fails."""
+        self._process = subprocess.Popen(
+            [python_interpreter(), *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=python_environment(),
+            text=True,
+            errors="replace",
+        )
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        try:
+            said = json.loads(line)
+        except ValueError:
+            said = {}
+        if "ready" not in said:
+            status = self._process.wait()
+            raise ForgeError(
+                said.get("error", f"the engine process ended with status {status} while loading"),
+                hint=said.get("hint", "See the server's log."),
+            )
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
+    def watch(self, on_end: Callable[[int], None]) -> None:
+        """Call `on_end` with the exit status, on a thread, when the process ends by itself."""
+
+        def wait() -> None:
+            on_end(self._process.wait())
+
+        threading.Thread(target=wait, name="engine-process", daemon=True).start()
+
+    def end(self, patience: float = 4.0) -> None:
+        """End the process; kill it after `patience` seconds."""
+        assert self._process.stdin is not None
+        with suppress(OSError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(patience)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
