@@ -5,9 +5,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from trtforge.core.errors import ForgeError
 from trtforge.engine_process.control import EngineControl, EngineStatus
-from trtforge.serve.probe import health, ping
+from trtforge.serve.plain_http import NoAnswer
+from trtforge.serve.probe import health, send_ping
 
 _ENGINE_PERIOD = 0.25  # seconds
 _HEALTH_PERIOD = 1.0
@@ -65,7 +65,7 @@ class HealthObserver:
 
 
 class PathCheck:
-    """Sends a request through the server that generates nothing, when told to."""
+    """Sends a request through the server that generates nothing, when told to. An error is an answer too."""
 
     def __init__(self, url: str, model: str) -> None:
         self._url, self._model = url, model
@@ -80,9 +80,9 @@ class PathCheck:
 
     def _run(self) -> None:
         try:
-            ping(self._url, self._model, _PING_TIMEOUT)
+            send_ping(self._url, self._model, _PING_TIMEOUT)
             self.error = ""
-        except ForgeError as error:
+        except NoAnswer as error:
             self.error = error.message
         finally:
             self._busy = False

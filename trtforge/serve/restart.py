@@ -69,4 +69,5 @@ def run_with_restarts(
                 ) from failure
             say(f"restarting in {delay:.0f} s: {first_line(Exception(failure.message))}")
             if stop.wait(delay):
+                say("stopped before it was started again")
                 return 0

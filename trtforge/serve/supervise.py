@@ -30,8 +30,10 @@ _SIGNALLED = 128
 
 @dataclass(frozen=True)
 class Service:
-    """Where a server answers: `http` is the address of Triton's own endpoint, `model` a text model, `engine` the model
-    behind it. `log`: the server's log; None if that is our standard error."""
+    """Where a server answers. `http`: Triton's own endpoint, HOST:PORT or unix:PATH, never a front: what clients do
+    to that must not look like a wedge. `model`: a text model; `engine`: the model behind it. `log`: the server's log;
+    None if that is our standard error.
+    """
 
     runtime: Path
     http: str
