@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 from unittest.mock import patch
 
 import pytest
@@ -30,10 +31,8 @@ from pathlib import Path
 from trtforge.core.errors import ForgeError
 from trtforge.serve.config import ServeConfig
 from trtforge.serve.stage import serve
-ports = dict(zip(("http_port", "grpc_port", "metrics_port"), map(int, sys.argv[2:5])))
-config = ServeConfig(**ports, ready_timeout=60, drain_timeout=5, **json.loads(sys.argv[5]))
 try:
-    sys.exit(serve(config, Path(sys.argv[1])))
+    sys.exit(serve(ServeConfig(**json.loads(sys.argv[2])), Path(sys.argv[1])))
 except ForgeError as error:
     print(f"error: {error.message}\\nhint: {error.hint}", file=sys.stderr)
     sys.exit(1)
@@ -55,7 +54,7 @@ class Running:
         return f"ready http={self.http} grpc={self.grpc} metrics={self.metrics}"
 
     def wait_ready(self) -> None:
-        """Return once the line was printed; fail with its errors if it ended."""
+        """Return once the line was printed (again); fail with its errors if it ended."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline().strip()
         if line != self.ready_line:
@@ -63,15 +62,22 @@ class Running:
 
     def triton(self) -> int:
         """The process id of the Triton server itself."""
-        return self._child("tritonserver")
+        process = self.child("tritonserver")
+        assert process is not None, "there is no Triton server"
+        return process
 
     def front(self) -> int:
         """The process id of the HTTP front."""
-        return self._child("trtforge.serve.front")
+        process = self.child("trtforge.serve.front")
+        assert process is not None, "there is no HTTP front"
+        return process
 
-    def _child(self, program: str) -> int:
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        return next(int(child) for child in children if program in Path(f"/proc/{child}/cmdline").read_text())
+    def child(self, program: str) -> int | None:
+        """The process id of a child whose command line has this word."""
+        for child in Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split():
+            if program in Path(f"/proc/{child}/cmdline").read_text():
+                return int(child)
+        return None
 
     def model_process(self, model: str) -> int:
         """The process that runs a Python model."""
@@ -87,7 +93,10 @@ class Running:
         return self.process.wait(timeout=60)
 
 
-Start = Callable[..., Running]
+class Start(Protocol):
+    """Starts a server of a repository, with options of ServeConfig."""
+
+    def __call__(self, repository: Path, **options: object) -> Running: ...
 
 
 def free_ports(count: int) -> list[int]:
@@ -136,11 +145,13 @@ def fake_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return package_with_fake_engine(tmp_path_factory.mktemp("fake"), PackageConfig())
 
 
-def start_server(repository: Path, **config: object) -> Running:
-    """Start `repository` on free ports, with other settings of ServeConfig."""
+def start_server(repository: Path, **options: object) -> Running:
+    """Start `repository` on free ports."""
     ports = free_ports(3)
+    named = dict(zip(("http_port", "grpc_port", "metrics_port"), ports, strict=True))
+    config = {"ready_timeout": 60, "drain_timeout": 5, **named, **options}
     process = subprocess.Popen(
-        [sys.executable, "-c", _MAIN, str(repository), *map(str, ports), json.dumps(config)],
+        [sys.executable, "-c", _MAIN, str(repository), json.dumps(config)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -153,8 +164,8 @@ def start() -> Iterator[Start]:
     """Starts servers that end with the test."""
     started: list[Running] = []
 
-    def run(repository: Path, **config: object) -> Running:
-        started.append(start_server(repository, **config))
+    def run(repository: Path, **options: object) -> Running:
+        started.append(start_server(repository, **options))
         return started[-1]
 
     yield run

@@ -18,6 +18,8 @@ from trtforge.runtime.hosted import HostJob
 
 LONGEST_PROMPT = 200
 BLOCKS = 100
+HANGING = 123_456
+"""A request for this many tokens stops the engine for ever."""
 
 
 @dataclass
@@ -110,6 +112,8 @@ class Engine:
             self._iterations += 1
             with self._lock:
                 running = dict(self._running)
+            if any(one.request.max_tokens == HANGING for one in running.values()):
+                threading.Event().wait()
             for name, one in running.items():
                 output = one.step()
                 with self._lock:

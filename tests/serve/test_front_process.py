@@ -4,14 +4,14 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
-import pytest
 
 from tests.serve.conftest import eventually, free_ports
-from trtforge.core.errors import ForgeError
-from trtforge.serve.front_process import FrontCommand, FrontProcess
+from trtforge.serve.front_process import FrontCommand
 
 
 def command(tmp_path: Path, **values: object) -> FrontCommand:
@@ -19,18 +19,30 @@ def command(tmp_path: Path, **values: object) -> FrontCommand:
     return FrontCommand(**({"host": "127.0.0.1", "port": port, "upstream": f"unix:{tmp_path}/s"} | values))  # type: ignore[arg-type]
 
 
+@contextmanager
+def running(wanted: FrontCommand) -> Iterator["subprocess.Popen[str]"]:
+    front = subprocess.Popen(wanted.argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        yield front
+    finally:
+        front.kill()
+        front.communicate()
+
+
+def listens(wanted: FrontCommand) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex((wanted.host, wanted.port)) == 0
+
+
 def test_it_answers_before_triton_does_and_stops_when_told(tmp_path: Path) -> None:
     wanted = command(tmp_path)
-    front = FrontProcess(wanted, tmp_path / "log")
-    try:
-        front.wait_ready()
+    with running(wanted) as front:
+        assert eventually(lambda: listens(wanted))
         answer = httpx.get(f"http://127.0.0.1:{wanted.port}/v2/health/ready")
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
-        front.stop_accepting()
-        assert eventually(lambda: front.poll() == 0)
-    finally:
-        front.end()
-    assert (tmp_path / "log").read_text() == ""
+        front.send_signal(signal.SIGTERM)
+        assert front.communicate(timeout=20)[0] == ""
+        assert front.returncode == 0
 
 
 def test_a_port_in_use_is_said(tmp_path: Path) -> None:
@@ -38,40 +50,24 @@ def test_a_port_in_use_is_said(tmp_path: Path) -> None:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        front = FrontProcess(command(tmp_path, port=port), tmp_path / "log")
-        try:
-            assert eventually(lambda: front.poll() == 1)
-            with pytest.raises(ForgeError, match=f"the front cannot listen on 127.0.0.1:{port}") as caught:
-                front.wait_ready()
-        finally:
-            front.end()
-    assert caught.value.hint == f"Choose another --http-port if {port} is in use."
+        with running(command(tmp_path, port=port)) as front:
+            said = front.communicate(timeout=20)[0]
+            assert front.returncode == 1
+    assert said.startswith(f"error: the front cannot listen on 127.0.0.1:{port}: ")
 
 
 def test_keys_that_cannot_be_read_are_said(tmp_path: Path) -> None:
-    front = FrontProcess(command(tmp_path, api_key_file=tmp_path / "none"), tmp_path / "log")
-    try:
-        with pytest.raises(ForgeError, match="the API keys cannot be read"):
-            front.wait_ready()
-    finally:
-        front.end()
+    with running(command(tmp_path, api_key_file=tmp_path / "none")) as front:
+        said = front.communicate(timeout=20)[0]
+        assert front.returncode == 1
+    assert "error: the API keys cannot be read" in said
 
 
 def test_it_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
     wanted = command(tmp_path)
-    program = f"""
-import time
-from pathlib import Path
-from trtforge.serve.front_process import FrontCommand, FrontProcess
-front = FrontProcess(FrontCommand("127.0.0.1", {wanted.port}, "unix:/none"), Path({str(tmp_path / "log")!r}))
-front.wait_ready()
-print(front.pid, flush=True)
-time.sleep(600)
-"""
-    parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
-    assert parent.stdout is not None
-    pid = int(parent.stdout.readline())
-    parent.send_signal(signal.SIGKILL)
-    parent.communicate()
-    status = Path(f"/proc/{pid}/stat")
-    assert eventually(lambda: not status.exists() or status.read_text().rpartition(")")[2].split()[0] == "Z")
+    program = f"import subprocess, time\nsubprocess.Popen({list(wanted.argv)!r})\ntime.sleep(600)"
+    parent = subprocess.Popen([sys.executable, "-c", program])
+    assert eventually(lambda: listens(wanted))
+    parent.kill()
+    parent.wait()
+    assert eventually(lambda: not listens(wanted))

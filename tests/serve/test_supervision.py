@@ -47,9 +47,10 @@ def test_a_lost_model_process_ends_the_server(fake_repository: Path, start: Star
     server = start(fake_repository)
     server.wait_ready()
     triton = server.triton()
-    os.kill(server.model_process("tensorrt_llm"), signal.SIGKILL)
+    model = server.model_process("tensorrt_llm")
+    os.kill(model, signal.SIGKILL)
     assert server.process.wait(timeout=30) == 1
-    assert "error: the Triton server lost a model's process" in server.process.communicate()[1]
+    assert f"error: the process of model tensorrt_llm (process {model}) ended" in server.process.communicate()[1]
     assert_nothing_left(server, triton)
 
 

@@ -36,10 +36,16 @@ def serve(
     ] = None,
     launcher: Annotated[str, typer.Option(metavar="auto|local|docker|mpi", help="How Triton is started.")] = "auto",
     ready_timeout: Annotated[float, typer.Option(min=1, help="Seconds until a token must have been made.")] = 300,
+    drain_timeout: Annotated[
+        float, typer.Option(metavar="S", min=0, help="Seconds that unfinished requests have after a signal; 0: none.")
+    ] = 30,
+    restart: Annotated[
+        str, typer.Option(metavar="never|on-failure", help="Start a server that broke again, with growing pauses.")
+    ] = "never",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the exact command and start nothing.")] = False,
     verbose: Verbose = False,
 ) -> None:
-    """Launch Triton on a model repository, in the foreground; SIGTERM and SIGINT drain it.
+    """Launch Triton on a model repository, in the foreground. SIGTERM and SIGINT drain it, a second one kills it.
 
     Prints `ready http=... grpc=... metrics=...` once a real token was generated.
 
@@ -60,6 +66,8 @@ def serve(
             "api_key_file": api_key_file,
             "launcher": launcher,
             "ready_timeout": ready_timeout,
+            "drain_timeout": drain_timeout,
+            "restart": restart,
             "dry_run": dry_run,
             "verbose": verbose,
         },
@@ -140,7 +148,7 @@ def generate(
 def probe(
     kind: Annotated[str, typer.Argument(metavar="startup|live|ready", show_default=False)],
     url: Annotated[str, typer.Option(help="HOST:PORT of the server's HTTP endpoint.")] = "127.0.0.1:8000",
-    model: Annotated[str, typer.Option(help="Text model that must make a token for `ready`.")] = "ensemble",
+    model: Annotated[str, typer.Option(help="Text model that is asked, for live and ready.")] = "ensemble",
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to wait for an answer.")] = 10.0,
     verbose: Verbose = False,
 ) -> None:

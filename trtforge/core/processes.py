@@ -6,15 +6,46 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
 _PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None, use_errno=True)  # looked up here: after a fork only async-signal-safe calls are allowed
+_CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True)
+class ProcessStat:
+    """One line of /proc/PID/stat. `state`: R, S, D, T (stopped), Z (zombie), ...; `started`: clock ticks since boot.
+
+    Process id and `started` together identify a process: ids are used again.
+    """
+
+    state: str
+    session: int
+    started: int
+    cpu_seconds: float
+
+    @property
+    def ended(self) -> bool:
+        """Whether it is a zombie or being removed."""
+        return self.state in "ZX"
+
+
+def stat_of(process: int) -> ProcessStat | None:
+    """What the kernel says of a process; None if it does not exist."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    cpu_ticks = int(fields[11]) + int(fields[12])
+    return ProcessStat(fields[0], int(fields[3]), int(fields[19]), cpu_ticks / _CLOCK_TICKS)
 
 
 def end_with_parent() -> None:
     """To run in a child before its program: SIGTERM when the parent ends, however it ends."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 @contextmanager
@@ -30,29 +61,37 @@ def handled(numbers: Iterable[int], handle: Callable[[int, FrameType | None], No
 
 def session_processes(session: int) -> dict[int, str]:
     """Process id to program name of everything that lives in a session (its leader and all that it started)."""
+    return {process: Path(words[0]).name for process, words in session_commands(session).items()}
+
+
+def session_commands(session: int) -> dict[int, tuple[str, ...]]:
+    """Process id to command line of everything that lives in a session."""
     found = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal() and lives_in(session, int(entry.name)):
             with suppress(OSError):
-                program = (entry / "cmdline").read_bytes().partition(b"\0")[0].decode(errors="replace")
-                found[int(entry.name)] = Path(program).name
+                words = (entry / "cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+                found[int(entry.name)] = tuple(word.decode(errors="replace") for word in words)
     return found
 
 
 def lives_in(session: int, process: int) -> bool:
     """Whether a process is there, has not ended and belongs to the session."""
-    try:
-        after_name = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return False
-    return after_name[0] not in "ZX" and int(after_name[3]) == session
+    stat = stat_of(process)
+    return stat is not None and not stat.ended and stat.session == session
+
+
+def kill_session(session: int) -> bool:
+    """SIGKILL to everything that lives in a session; whether there was anything."""
+    left = session_processes(session)
+    for process in left:
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+    return bool(left)
 
 
 def end_session(session: int, patience: float = 5.0) -> None:
     """Kill what is left of a session and wait until it is gone."""
     until = time.monotonic() + patience
-    while (left := session_processes(session)) and time.monotonic() < until:
-        for process in left:
-            with suppress(ProcessLookupError):
-                os.kill(process, signal.SIGKILL)
+    while kill_session(session) and time.monotonic() < until:
         time.sleep(0.02)

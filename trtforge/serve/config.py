@@ -10,6 +10,7 @@ from trtforge.serve.doors import Door
 
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 Launcher = Literal["auto", "local", "docker", "mpi"]
+Restart = Literal["never", "on-failure"]
 
 
 class ServeConfig(Config):
@@ -25,7 +26,8 @@ class ServeConfig(Config):
     open: tuple[Door, ...] = Field((), description="Groups of endpoints that are closed unless named here.")
     api_key_file: Path | None = Field(None, description="API keys, one a line; clients of HTTP need one of them.")
     ready_timeout: float = Field(600.0, gt=0, description="Seconds until the first token must have been generated.")
-    drain_timeout: int = Field(30, ge=0, description="Seconds that running requests have after SIGTERM.")
+    drain_timeout: float = Field(30.0, ge=0, description="Seconds that running requests have after SIGTERM.")
+    restart: Restart = Field("never", description="on-failure: start a server that broke again, with backoff.")
     dry_run: bool = Field(False, description="Print command and environment, start nothing.")
     verbose: bool = Field(False, description="Show the server's log on stderr.")
 

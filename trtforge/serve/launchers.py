@@ -1,6 +1,7 @@
 """The exact command that serves a repository: Triton here, NVIDIA's container, or one MPI rank for each GPU."""
 
 import ctypes
+import math
 import os
 import shutil
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ from typing import Literal
 
 from trtforge.core.errors import ForgeError
 from trtforge.core.packages import installed_version, same_minor
+from trtforge.engine_process.rendezvous import RUNTIME_VARIABLE
 from trtforge.formats.releases import Container, containers_of, containers_with, release
 from trtforge.formats.triton import RepositoryFacts
 from trtforge.formats.triton_holes import has_option
@@ -25,6 +27,7 @@ _BODY_BYTES = 8 * 1024 * 1024
 _HIDDEN = "REPLACE_WITH_A_RANDOM_VALUE"
 _KEEPALIVE = ("--grpc-keepalive-time=30000", "--grpc-keepalive-timeout=10000")
 """Milliseconds: a client that vanished without closing is noticed after 40 s; Triton's default is 2 hours."""
+_EXIT_MARGIN = 10  # seconds
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,7 @@ def plan_launch(config: ServeConfig, repository: Path, facts: RepositoryFacts, r
     return Launch(
         launcher="local",
         argv=(str(installation.program), *server, *installation.arguments),
-        environment=installation.environment | _environment(config),
+        environment=installation.environment | _environment(config) | {RUNTIME_VARIABLE: str(runtime)},
         installation=installation,
         view=runtime / "repository",
         front=listening.front,
@@ -166,7 +169,8 @@ def _server_arguments(
         *door_arguments(config.open, listening.secret, http=listening.front is None),
         *(("--allow-gpu-metrics=false",) if facts.device == "cpu" else ()),
         *_common_arguments(facts, prefix),
-        f"--exit-timeout-secs={config.drain_timeout}",
+        # `trtforge serve` ends a server that takes too long before Triton gives up and exits in the midst of unloading.
+        f"--exit-timeout-secs={math.ceil(config.drain_timeout) + _EXIT_MARGIN}",
     )
 
 

@@ -1,35 +1,59 @@
 """Whether a server lives, has loaded its models and really generates: for launchers and container probes."""
 
+import time
 from typing import Literal
 
-import httpx
-
 from trtforge.core.errors import ForgeError
+from trtforge.serve import plain_http
 from trtforge.serve.client import Sampling, generate
 from trtforge.serve.http_client import HttpClient
 
 Probe = Literal["startup", "live", "ready"]
+_OK = 200
+_SERVER_ERROR = 500
 _PROMPT = "Hello"
 _PATHS: dict[Probe, str] = {"startup": "ready", "live": "live", "ready": "ready"}
+_PING = {"text_input": "", "max_tokens": 1, "trtforge_ping": True}
+"""A text model answers it at once after one turn of the engine's loop, however many requests wait."""
 
 
 def probe(kind: Probe, url: str = "127.0.0.1:8000", *, model: str = "ensemble", timeout: float = 10.0) -> None:
-    """Return if the server at `url` (HTTP) is well, raise ForgeError if not.
+    """Return if the server at `url` (HTTP) is well, raise ForgeError if not. `timeout`: seconds for the whole probe.
 
-    `live`: it answers; `startup`: all models are loaded; `ready`: and a token was generated just now.
+    `live`: a request gets through to the engine and back; `startup`: all models are loaded; `ready`: and a token was
+    generated just now.
     """
-    status = health(url, _PATHS[kind], timeout)
-    if status is None:
-        raise ForgeError(f"no server answers at {url}", hint="Start one with `trtforge serve REPO`.")
-    if status != httpx.codes.OK:
+    until = time.monotonic() + timeout
+    status = plain_http.get(url, f"/v2/health/{_PATHS[kind]}", timeout).status
+    if status != _OK:
         raise ForgeError(f"the server at {url} is not {_PATHS[kind]} (HTTP {status})", hint="Wait, or read its log.")
+    left = max(0.1, until - time.monotonic())
     if kind == "ready":
-        HttpClient(url, timeout=timeout).generate(model, _PROMPT, Sampling(max_tokens=1))
+        HttpClient(url, timeout=left).generate(model, _PROMPT, Sampling(max_tokens=1))
+    elif kind == "live":
+        ping(url, model, left)
+
+
+def ping(url: str, model: str, timeout: float) -> None:
+    """Send a request through text model and engine that generates nothing. Raises ForgeError if that fails.
+
+    A server whose repository does not know this request refuses its empty prompt: that is an answer too.
+    """
+    answer = send_ping(url, model, timeout)
+    if "nknown model" in answer.text:
+        raise ForgeError(f"the server at {url} has no model {model}", hint="Give the text model with --model.")
+    if answer.status >= _SERVER_ERROR:
+        raise ForgeError(f"the server at {url} does not serve: {answer.text.strip()}", hint="Look at its log.")
+
+
+def send_ping(url: str, model: str, timeout: float) -> plain_http.Answer:
+    """What comes back on that request. Raises NoAnswer."""
+    return plain_http.post(url, f"/v2/models/{model}/generate", _PING, timeout)
 
 
 def is_serving(http: str, grpc: str, model: str, timeout: float) -> bool:
     """Whether the models are loaded and one token came over gRPC. Raises ForgeError if generating fails."""
-    if health(http, "ready", min(timeout, 2.0)) != httpx.codes.OK:
+    if health(http, "ready", min(timeout, 2.0)) != _OK:
         return False
     generate(grpc, model, _PROMPT, Sampling(max_tokens=1), timeout=timeout)
     return True
@@ -38,6 +62,6 @@ def is_serving(http: str, grpc: str, model: str, timeout: float) -> bool:
 def health(url: str, what: str, timeout: float) -> int | None:
     """HTTP status of Triton's health endpoint `live` or `ready`; None if nobody answers."""
     try:
-        return httpx.get(f"http://{url}/v2/health/{what}", timeout=timeout, trust_env=False).status_code
-    except httpx.HTTPError:
+        return plain_http.get(url, f"/v2/health/{what}", timeout).status
+    except plain_http.NoAnswer:
         return None

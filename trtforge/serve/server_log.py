@@ -10,12 +10,33 @@ _ERROR = re.compile(r"[EF]\d{4} ")
 _OTHER_ERROR = re.compile(r"^(\S*Error\b|error:|Signal \()", re.IGNORECASE)
 _NOISE = ("CudaDriverHelper has not been initialized", "Failed to initialize NVML")
 _LINES = 6
+_RECENT = 5.0  # seconds before something breaks in which its cause may have been logged
 
 
-def first_error(log: Path) -> str:
-    """The first error of a log with its continuation lines; empty if there is none."""
+class LogMark:
+    """A position in a log: errors before it are of requests that failed while the server was well."""
+
+    def __init__(self, log: Path | None) -> None:
+        self._log = log
+        self._next: tuple[float, int] | None = None
+        self.offset = 0
+
+    def advance(self, now: float) -> None:
+        """All is well at the time `now`, in seconds; the mark follows some seconds later."""
+        if self._log is None or (self._next is not None and now - self._next[0] < _RECENT):
+            return
+        if self._next is not None:
+            self.offset = self._next[1]
+        self._next = (now, self._log.stat().st_size if self._log.exists() else 0)
+
+
+def first_error(log: Path | None, offset: int = 0) -> str:
+    """The first error of a log from byte `offset` on, with its continuation lines; empty if there is none."""
+    if log is None:
+        return ""
     try:
         with log.open(encoding="utf-8", errors="replace") as lines:
+            lines.seek(offset)
             return "\n".join(islice(_from_first_error(lines), _LINES))
     except OSError:
         return ""

@@ -1,6 +1,8 @@
 """`trtforge serve`: from a repository to a server that has generated a token, and back to nothing."""
 
 import socket
+import sys
+import time
 from pathlib import Path
 
 from trtforge.core.errors import ForgeError
@@ -10,21 +12,23 @@ from trtforge.serve.config import ServeConfig
 from trtforge.serve.embedded import check_embedded
 from trtforge.serve.environment import close_shared_memory
 from trtforge.serve.exposure import check_doors
-from trtforge.serve.front_process import FrontProcess
-from trtforge.serve.launchers import Launch, plan_launch, require_runnable
+from trtforge.serve.launchers import plan_launch, require_runnable
 from trtforge.serve.place import check_gpus, check_versions
 from trtforge.serve.probe import is_serving
 from trtforge.serve.processes import runtime_directory
-from trtforge.serve.supervise import Server, signals_to
+from trtforge.serve.reaper import Reaper
+from trtforge.serve.restart import RestartPolicy, run_with_restarts
+from trtforge.serve.stopping import StopRequest, stop_request
+from trtforge.serve.supervise import Server, Service
 from trtforge.serve.view import make_view
 
 
 def serve(config: ServeConfig, repo: Path) -> int:
-    """Serve `repo` in the foreground until SIGTERM or SIGINT; the exit status.
+    """Serve `repo` in the foreground until SIGTERM or SIGINT; the exit status (see `Server.shut_down`).
 
-    Prints `ready http=… grpc=… metrics=…` on stdout once a real token came through the ensemble. Raises ForgeError
-    for a damaged repository, an engine that cannot run here or in the image, a port in use, and a server that fails to
-    start or ends.
+    Prints `ready http=… grpc=… metrics=…` on stdout each time that a real token came through the ensemble of a server
+    that was started. Raises ForgeError for a damaged repository, an engine that cannot run here or in the image, a port
+    in use, and a server that fails to start or breaks (with --restart on-failure: too often).
     """
     facts = read_facts(open_artifact(repo, "repository"))
     with runtime_directory() as runtime:
@@ -33,13 +37,20 @@ def serve(config: ServeConfig, repo: Path) -> int:
         if config.dry_run:
             print(launch.describe())
             return 0
-        check_doors(config, launch)
-        check_embedded(facts, repo)
-        require_runnable(launch, facts)
-        check_gpus(facts, launch)
-        require_free_ports(config)
-        _run(config, repo, facts, launch, runtime)
-    return 0
+    check_doors(config, launch)
+    check_embedded(facts, repo)
+    require_runnable(launch, facts)
+    check_gpus(facts, launch)
+    require_free_ports(config)
+    policy = RestartPolicy() if config.restart == "on-failure" else None
+    with stop_request() as stop, Reaper() as reaper:
+        return run_with_restarts(
+            lambda: _run(config, repo, facts, stop, reaper),
+            policy,
+            stop,
+            say=lambda line: print(line, file=sys.stderr, flush=True),
+            clock=time.monotonic,
+        )
 
 
 def require_free_ports(config: ServeConfig) -> None:
@@ -58,33 +69,27 @@ def require_free_ports(config: ServeConfig) -> None:
                 ) from None
 
 
-def _run(config: ServeConfig, repo: Path, facts: RepositoryFacts, launch: Launch, runtime: Path) -> None:
-    if launch.installation is not None:
-        launch.installation.prepare()
-    if launch.view is not None:
-        make_view(repo, launch.view, facts)
-    http, grpc = config.address(config.http_port), config.grpc_address
-    front = FrontProcess(launch.front, runtime / "front.log") if launch.front is not None else None
-    try:
-        if front is not None:
-            front.wait_ready()
-        _serve_until_stopped(config, facts, launch, runtime, http, grpc)
-    finally:
-        if front is not None:
-            front.end()
-
-
-def _serve_until_stopped(
-    config: ServeConfig, facts: RepositoryFacts, launch: Launch, runtime: Path, http: str, grpc: str
-) -> None:
-    server = Server(launch, runtime / "triton.log", verbose=config.verbose)
-    try:
-        with signals_to(server):
-            if server.wait_ready(
-                lambda left: is_serving(http, grpc, facts.model("ensemble"), left), config.ready_timeout
-            ):
-                close_shared_memory(runtime.name)
-                print(f"ready http={http} grpc={grpc} metrics={config.address(config.metrics_port)}", flush=True)
-            server.wait(config.drain_timeout)
-    finally:
-        server.end()
+def _run(config: ServeConfig, repo: Path, facts: RepositoryFacts, stop: StopRequest, reaper: Reaper) -> int:
+    """One start of the server, in a runtime directory of its own, until it is stopped; the exit status."""
+    with runtime_directory() as runtime:
+        launch = plan_launch(config, repo, facts, runtime)
+        if launch.installation is not None:
+            launch.installation.prepare()
+        if launch.view is not None:
+            make_view(repo, launch.view, facts)
+        http, grpc = config.address(config.http_port), config.grpc_address
+        model = facts.model("ensemble")
+        log = None if config.verbose else runtime / "triton.log"
+        triton_http = http if launch.front is None else launch.front.upstream
+        service = Service(runtime, triton_http, model, facts.model("tensorrt_llm"), log)
+        server = Server(launch, service, stop, reaper)
+        try:
+            if not server.wait_ready(lambda left: is_serving(http, grpc, model, left), config.ready_timeout):
+                print("stopped before it was ready", file=sys.stderr, flush=True)
+                return 0
+            close_shared_memory(runtime.name)
+            print(f"ready http={http} grpc={grpc} metrics={config.address(config.metrics_port)}", flush=True)
+            server.watch()
+            return server.shut_down(config.drain_timeout)
+        finally:
+            server.end()

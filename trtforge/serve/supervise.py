@@ -1,131 +1,233 @@
-"""A server in the foreground: started, waited for, watched and ended with everything that belongs to it."""
+"""One run of a server in the foreground: started, waited for, watched, drained and ended with all it has started."""
 
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
-from typing import IO
 
 from trtforge.core.errors import ForgeError
-from trtforge.core.processes import end_session, end_with_parent, handled, lives_in, session_processes
-from trtforge.serve.environment import UMASK
+from trtforge.engine_process.control import EngineControl, EngineStatus
+from trtforge.serve.deaths import DeathOrder
+from trtforge.serve.environment import server_environment
+from trtforge.serve.group import Group, Member
 from trtforge.serve.launchers import Launch
-from trtforge.serve.server_log import first_error
+from trtforge.serve.observers import EngineObserver, HealthObserver, PathCheck, engine_of, within
+from trtforge.serve.reap import Remains
+from trtforge.serve.reaper import Reaper
+from trtforge.serve.restart import ServerFailed
+from trtforge.serve.server_log import LogMark, first_error
+from trtforge.serve.shutdown import Toll, drain
+from trtforge.serve.stacks import dump_stacks
+from trtforge.serve.stopping import StopRequest
+from trtforge.serve.watchdog import IdleClock, ProcessSample, ProcessState, Sample, Verdict, Watchdog
 
 _POLL = 0.1
-_STUB = "triton_python_backend_stub"
-_GRACE = 10.0
+_PATIENCE = 4.0  # seconds that a server without unfinished requests has to end
+_LAST_WORDS = 0.7  # seconds for errors on their way to clients
+_SIGNALLED = 128
+
+
+@dataclass(frozen=True)
+class Service:
+    """Where a server answers. `http`: Triton's own endpoint, HOST:PORT or unix:PATH, never a front: what clients do
+    to that must not look like a wedge. `model`: a text model; `engine`: the model behind it. `log`: the server's log;
+    None if that is our standard error.
+    """
+
+    runtime: Path
+    http: str
+    model: str
+    engine: str
+    log: Path | None
 
 
 class Server:
-    """A running server process, leader of a session of its own."""
+    """A running server."""
 
-    def __init__(self, launch: Launch, log: Path, *, verbose: bool) -> None:
-        self._launch = launch
-        self._log = log
-        self._stop_signals = 0
-        self._models: frozenset[int] = frozenset()
-        with _output(log, verbose=verbose) as output:
-            self._process = subprocess.Popen(
-                launch.argv,
-                env=launch.process_environment(),
-                umask=UMASK,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                preexec_fn=end_with_parent,
-            )
-
-    @property
-    def stopping(self) -> bool:
-        """Whether somebody asked us to end."""
-        return self._stop_signals > 0
-
-    def stop(self) -> None:
-        """Let it drain; a second time ends it at once."""
-        self._stop_signals += 1
-        self._process.send_signal(signal.SIGTERM if self._stop_signals == 1 else signal.SIGKILL)
+    def __init__(self, launch: Launch, service: Service, stop: StopRequest, reaper: Reaper) -> None:
+        self._launch, self._service, self._stop, self._reaper = launch, service, stop, reaper
+        self._group = Group(service.log)
+        self._control: EngineControl | None = None
+        self._observer: EngineObserver | None = None
+        self._members: tuple[Member, ...] = ()
+        self._ranks: tuple[int, ...] = ()
+        self._deaths: DeathOrder | None = None
+        self._mark = LogMark(service.log)
+        self._was_ready = False
+        stop.kills(self._group.kill)
+        if launch.front is not None:
+            self._group.start("the HTTP front", launch.front.argv, server_environment({}))
+        self._group.start("the Triton server", launch.argv, launch.process_environment())
+        commands = (launch.cleanup,) if launch.cleanup else ()
+        self._remains = Remains(self._group.sessions, (str(service.runtime),), commands)
+        reaper.tell(self._remains)
 
     def wait_ready(self, is_ready: Callable[[float], bool], timeout: float) -> bool:
         """True once `is_ready` (given the time left); False if it was stopped before.
 
-        Raises ForgeError if it ends, takes too long, or `is_ready` raises it.
+        Raises ServerFailed if it ends, takes too long, or `is_ready` raises ForgeError.
         """
         until = time.monotonic() + timeout
-        while not self.stopping:
-            self._require_alive("ended while starting")
+        while not self._stop.wait(_POLL):
+            self._require_running("ended while starting")
+            self._reaper.keep()
             try:
                 if is_ready(max(1.0, until - time.monotonic())):
-                    self._models = self._model_processes()
-                    return True
-            except ForgeError:
-                if self.stopping:
+                    return self._begin()
+            except ForgeError as error:
+                if self._stop.asked:
                     return False
-                self._require_alive("ended while starting")
-                raise
+                self._require_running("ended while starting")
+                raise ServerFailed(error.message, hint=error.hint, was_ready=False) from None
             if time.monotonic() > until:
                 raise self._failure(f"was not ready after {timeout:.0f} s", "Raise --ready-timeout.")
-            time.sleep(_POLL)
         return False
 
-    def wait(self, drain_timeout: float) -> None:
-        """Return when it was stopped and is gone. Raises ForgeError if it, or one of its models, ended by itself."""
-        stop_at: float | None = None
-        while self._process.poll() is None:
-            if self.stopping:
-                stop_at = stop_at or time.monotonic() + drain_timeout + _GRACE
-                if time.monotonic() > stop_at:
-                    self._process.kill()
-            elif not all(lives_in(self._process.pid, process) for process in self._models):
-                # Triton would start the model's process anew at the next request, with whatever ended it unseen.
-                raise self._failure("lost a model's process", "Start again; --verbose shows the whole log.")
-            time.sleep(_POLL)
-        self._require_alive("ended")
+    def watch(self) -> None:
+        """Return when it is to stop. Raises ServerFailed, with everything ended, if it breaks."""
+        watchdog, idle = Watchdog(), IdleClock()
+        health = HealthObserver(self._service.http)
+        path = PathCheck(self._service.http, self._service.model)
+        try:
+            while not self._stop.wait(_POLL):
+                now = time.monotonic()
+                status, silent = self._engine(now)
+                if idle.due(now, status):
+                    path.start()
+                sample = Sample(now, self._processes(), status, silent, health.silent_seconds(now), path.error)
+                verdict = watchdog.judge(sample)
+                if verdict is not None:
+                    raise self._broken(verdict)
+                self._mark.advance(now)
+                self._reaper.keep()
+        finally:
+            health.end()
+
+    def shut_down(self, drain_timeout: float) -> int:
+        """Drain it and end it; the exit status: 0, 1 if requests were cut, 128 + the number of a second signal."""
+        if self._control is None:
+            return self._shut_down_triton(drain_timeout)
+        status, _ = self._engine(time.monotonic())
+        toll = drain(self._control, drain_timeout, self._why_hurry, last=status)
+        if self._stop.again is None and not self._group.terminate(_PATIENCE) and self._stop.again is None:
+            _say(f"the Triton server did not end within {_PATIENCE:.0f} s and was killed")
+        if self._stop.again is not None:
+            return self._stopped_at_once(toll)
+        _say(toll.describe())
+        return 1 if toll.cut else 0
 
     def end(self) -> None:
         """Leave no process behind."""
-        if self._process.poll() is None:
-            self._process.kill()
-            self._process.wait()
-        end_session(self._process.pid)
-        if self._launch.cleanup:
-            subprocess.run(self._launch.cleanup, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
+        self._stop.kills(None)
+        if self._observer is not None:
+            self._observer.end()
+        if self._deaths is not None:
+            self._deaths.close()
+        self._group.end()
+        self._remains.run_commands()
+        self._reaper.tell(Remains())
 
-    def _model_processes(self) -> frozenset[int]:
-        processes = session_processes(self._process.pid)
-        return frozenset(process for process, program in processes.items() if program == _STUB)
+    def _begin(self) -> bool:
+        """It is ready: know its processes."""
+        self._control = engine_of(self._service.runtime, self._service.engine)
+        others: dict[int, str] = {}
+        if self._control is not None:
+            try:
+                status = self._control.status()
+            except OSError as error:
+                raise self._failure(f"lost its engine process: {error}", "See the whole log with --verbose.") from None
+            self._ranks = status.worker_pids
+            others = {pid: f"rank {rank} of the engine" for rank, pid in enumerate(self._ranks, start=1)}
+            others[status.pid] = "the engine process"
+            self._observer = EngineObserver(self._control, status)
+        self._members = self._group.members(others)
+        self._deaths = DeathOrder(member.pid for member in self._members)
+        self._was_ready = True
+        self._stop.allow_draining()
+        return not self._stop.asked
 
-    def _require_alive(self, how: str) -> None:
-        code = self._process.poll()
-        if code is not None and not self.stopping:
-            raise self._failure(f"{how} with status {code}", "See the whole log with --verbose.")
+    def _engine(self, now: float) -> tuple[EngineStatus | None, float]:
+        if self._observer is None:
+            return None, 0.0
+        status, answered_at = self._observer.answer
+        return status, now - answered_at
 
-    def _failure(self, what: str, hint: str) -> ForgeError:
-        error = first_error(self._log)
-        return ForgeError(f"the Triton server {what}" + (f":\n{error}" if error else ""), hint=hint)
+    def _processes(self) -> tuple[ProcessSample, ...]:
+        samples = []
+        for member in self._members:
+            stat = member.stat()
+            if stat is None:
+                samples.append(
+                    ProcessSample(member.name, member.pid, "ended", exit_status=self._group.exit_status(member.pid))
+                )
+            else:
+                state: ProcessState = "stopped" if stat.state == "T" else "running"
+                samples.append(ProcessSample(member.name, member.pid, state, stat.cpu_seconds))
+        deaths = self._deaths
+        return tuple(samples if deaths is None else sorted(samples, key=lambda sample: deaths.place(sample.pid)))
+
+    def _why_hurry(self) -> str:
+        """Why a drain cannot wait for the requests."""
+        if self._stop.again is not None:
+            return "the server was stopped at once"
+        return next((f"{member.name} ended" for member in self._members if member.stat() is None), "")
+
+    def _shut_down_triton(self, drain_timeout: float) -> int:
+        """Let Triton itself wait for its requests, which nobody else can count."""
+        graceful = self._group.terminate(max(_PATIENCE, drain_timeout))
+        if self._stop.again is not None:
+            return self._stopped_at_once(None)
+        _say("stopped" if graceful else f"stopped: requests that still ran after {drain_timeout:g} s were cut")
+        return 0 if graceful else 1
+
+    def _stopped_at_once(self, toll: Toll | None) -> int:
+        assert self._stop.again is not None
+        cut = f": {toll.cut} requests cut" if toll is not None else ""
+        _say(f"stopped at once by a second {signal.Signals(self._stop.again).name}{cut}")
+        return _SIGNALLED + self._stop.again
+
+    def _broken(self, verdict: Verdict) -> ServerFailed:
+        """Tell the clients, show the stacks of what hangs, and end everything."""
+        if verdict.kind in ("frozen", "wedged"):
+            _say(f"{verdict.reason}; stacks of its model and engine processes follow")
+            stacks = dump_stacks([*self._group.model_processes(), *self._engine_pid()], self._service.log)
+            if stacks:
+                _say(stacks.rstrip())
+        error, hint = self._first_error(verdict)
+        if self._control is not None and verdict.kind != "failed":
+            control = self._control
+            within(_LAST_WORDS, lambda: control.cut(f"the server is ending: {error or verdict.reason}"))
+        time.sleep(_LAST_WORDS)
+        self._group.kill()
+        said = f":\n{error}" if error else ""
+        return ServerFailed(f"{verdict.reason}{said}", hint=hint or "Start it again.", was_ready=self._was_ready)
+
+    def _first_error(self, verdict: Verdict) -> tuple[str, str]:
+        """What the engine says of itself; after the end of a process else the first new error in the log."""
+        until = time.monotonic() + _LAST_WORDS
+        while verdict.pid in self._ranks and self._observer is not None and time.monotonic() < until:
+            status, _ = self._observer.answer
+            if status.error:
+                return status.error, status.hint
+            time.sleep(_POLL)
+        if verdict.error or verdict.kind != "died":
+            return verdict.error, verdict.hint
+        return first_error(self._service.log, self._mark.offset), ""
+
+    def _engine_pid(self) -> tuple[int, ...]:
+        return (self._observer.answer[0].pid,) if self._observer is not None else ()
+
+    def _require_running(self, how: str) -> None:
+        ended = self._group.ended()
+        if ended is not None and not self._stop.asked:
+            raise self._failure(f"{how} with status {ended[1]}", "See the whole log with --verbose.", ended[0])
+
+    def _failure(self, what: str, hint: str, who: str = "the Triton server") -> ServerFailed:
+        error = first_error(self._service.log, self._mark.offset)
+        return ServerFailed(f"{who} {what}" + (f":\n{error}" if error else ""), hint=hint, was_ready=self._was_ready)
 
 
-@contextmanager
-def signals_to(server: Server) -> Iterator[None]:
-    """SIGTERM and SIGINT stop the server while this lasts."""
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        server.stop()
-
-    with handled((signal.SIGTERM, signal.SIGINT), handle):
-        yield
-
-
-@contextmanager
-def _output(log: Path, *, verbose: bool) -> Iterator[IO[bytes]]:
-    """Where the server writes: its log, or our stderr."""
-    if verbose:
-        yield sys.stderr.buffer
-        return
-    with log.open("wb") as file:
-        yield file
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

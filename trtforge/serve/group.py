@@ -1,0 +1,145 @@
+"""The processes of one server: the programs that we start, and the model and engine processes that they start."""
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from trtforge.core.processes import (
+    ProcessStat,
+    end_session,
+    end_with_parent,
+    kill_session,
+    session_commands,
+    stat_of,
+)
+from trtforge.serve.environment import UMASK
+
+_STUB = "triton_python_backend_stub"
+_POLL = 0.05
+
+
+@dataclass(frozen=True)
+class Member:
+    """A process without which the server is broken. `started` tells it from a later process of the same id."""
+
+    name: str
+    pid: int
+    started: int
+
+    def stat(self) -> ProcessStat | None:
+        """What the kernel says of it now; None if it has ended."""
+        stat = stat_of(self.pid)
+        return None if stat is None or stat.ended or stat.started != self.started else stat
+
+
+class Group:
+    """Programs with a session each, and all that lives in these sessions.
+
+    `log`: where they write; None is our standard error.
+    """
+
+    def __init__(self, log: Path | None) -> None:
+        self._log = log
+        self._programs: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, name: str, argv: Sequence[str], environment: Mapping[str, str]) -> None:
+        """Start a program with this environment; files that it makes are its user's alone."""
+        with _output(self._log) as output:
+            self._programs[name] = subprocess.Popen(
+                argv,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=end_with_parent,
+                umask=UMASK,
+            )
+
+    @property
+    def sessions(self) -> tuple[int, ...]:
+        """The leaders of the sessions."""
+        return tuple(program.pid for program in self._programs.values())
+
+    def exit_status(self, pid: int) -> int | None:
+        """The exit status of a program that has ended; None for one that runs and for other processes."""
+        return next((program.poll() for program in self._programs.values() if program.pid == pid), None)
+
+    def ended(self) -> tuple[str, int] | None:
+        """The first program that has ended, with its exit status; None while all run."""
+        for name, program in self._programs.items():
+            status = program.poll()
+            if status is not None:
+                return name, status
+        return None
+
+    def members(self, others: Mapping[int, str]) -> tuple[Member, ...]:
+        """The programs, Triton's model processes, and `others` (process id to name) that exist."""
+        names = {program.pid: name for name, program in self._programs.items()}
+        names |= self.model_processes()
+        return tuple(
+            Member(name, pid, stat.started)
+            for pid, name in (names | dict(others)).items()
+            if (stat := stat_of(pid)) is not None
+        )
+
+    def model_processes(self) -> dict[int, str]:
+        """Process id to a name for each process in which Triton runs a Python model."""
+        return {
+            pid: f"the process of model {_model_of(words)}"
+            for session in self.sessions
+            for pid, words in session_commands(session).items()
+            if Path(words[0]).name == _STUB
+        }
+
+    def terminate(self, patience: float) -> bool:
+        """SIGTERM to each program, the last started first, with `patience` seconds for each; whether all ended."""
+        graceful = True
+        for program in reversed(self._programs.values()):
+            if program.poll() is None:
+                program.send_signal(signal.SIGTERM)
+            graceful = _wait(program, patience) and graceful
+        return graceful
+
+    def kill(self) -> None:
+        """SIGKILL to everything, without waiting. Safe in a signal handler."""
+        for session in self.sessions:
+            kill_session(session)
+
+    def end(self) -> None:
+        """Leave no process behind."""
+        for program in self._programs.values():
+            end_session(program.pid)
+            program.kill()
+            program.wait()
+
+
+def _wait(program: "subprocess.Popen[bytes]", patience: float) -> bool:
+    """Not `Popen.wait`: a signal handler of ours may kill the program meanwhile, and poll() must see that soon."""
+    until = time.monotonic() + patience
+    while program.poll() is None:
+        if time.monotonic() > until:
+            return False
+        time.sleep(_POLL)
+    return True
+
+
+def _model_of(words: Sequence[str]) -> str:
+    """The model's name in a stub's command line, whose first argument is REPOSITORY/MODEL/VERSION/model.py."""
+    parts = Path(words[1]).parts if len(words) > 1 else ()
+    return parts[-3] if len(parts) > 2 else "?"
+
+
+@contextmanager
+def _output(log: Path | None) -> Iterator[IO[bytes]]:
+    if log is None:
+        yield sys.stderr.buffer
+        return
+    with log.open("ab") as file:
+        yield file

@@ -1,0 +1,73 @@
+"""One small HTTP request to a server of ours, over TCP or a Unix socket: for probes, which must cost little."""
+
+import json
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPException
+
+from trtforge.core.errors import ForgeError
+
+_UNIX = "unix:"
+_LONGEST = 1 << 16  # bytes of an answer that are read
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An HTTP answer; `text` may be cut."""
+
+    status: int
+    text: str
+
+
+class NoAnswer(ForgeError):
+    """Nobody answered. `late`: somebody took the request."""
+
+    def __init__(self, message: str, *, hint: str, late: bool) -> None:
+        super().__init__(message, hint=hint)
+        self.late = late
+
+
+def get(address: str, path: str, timeout: float) -> Answer:
+    """GET `path` at `address`: HOST:PORT or unix:PATH. `timeout`: seconds without anything coming. Raises NoAnswer."""
+    return _exchange(address, "GET", path, None, timeout)
+
+
+def post(address: str, path: str, values: Mapping[str, object], timeout: float) -> Answer:
+    """POST `values` as JSON. As `get`."""
+    return _exchange(address, "POST", path, json.dumps(values).encode(), timeout)
+
+
+def _exchange(address: str, method: str, path: str, body: bytes | None, timeout: float) -> Answer:
+    hint = "Look at the server's log; `trtforge serve` shows the stacks of a server that hangs."
+    try:
+        connection = _connection(address, timeout)
+        try:
+            connection.request(method, path, body, {"Content-Type": "application/json"} if body else {})
+            response = connection.getresponse()
+            return Answer(response.status, response.read(_LONGEST).decode(errors="replace"))
+        finally:
+            connection.close()
+    except TimeoutError:
+        said = f"the server at {address} did not answer {method} {path} within {timeout:.1f} s"
+        raise NoAnswer(said, hint=hint, late=True) from None
+    except (OSError, HTTPException, ValueError) as error:
+        said = f"no server answers at {address}: {error or type(error).__name__}"
+        raise NoAnswer(said, hint="Start one with `trtforge serve REPO`.", late=False) from None
+
+
+def _connection(address: str, timeout: float) -> HTTPConnection:
+    if address.startswith(_UNIX):
+        return _UnixConnection(address.removeprefix(_UNIX), timeout)
+    return HTTPConnection(address, timeout=timeout)
+
+
+class _UnixConnection(HTTPConnection):
+    def __init__(self, path: str, timeout: float) -> None:
+        super().__init__("localhost", timeout=timeout)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)

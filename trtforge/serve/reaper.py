@@ -1,0 +1,70 @@
+"""Keeps the reaper process alive, and tells it what this process would leave behind if it were killed."""
+
+import os
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import trtforge
+from trtforge.core.processes import stat_of
+from trtforge.serve.reap import Remains
+
+
+class Reaper:
+    """A reaper process of ours; a context that ends it."""
+
+    def __init__(self) -> None:
+        self._remains = Remains()
+        self._process = _start()
+
+    def __enter__(self) -> "Reaper":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.tell(Remains())
+        self._end()
+
+    @property
+    def pid(self) -> int:
+        """Process id of the present reaper."""
+        return self._process.pid
+
+    def tell(self, remains: Remains) -> None:
+        """Replace what is to be removed."""
+        self._remains = remains
+        assert self._process.stdin is not None
+        with suppress(OSError):  # a reaper that was killed: `keep` starts another
+            self._process.stdin.write(remains.encode())
+            self._process.stdin.flush()
+
+    def keep(self) -> None:
+        """Start another reaper if this one was killed or stopped."""
+        stat = stat_of(self._process.pid)
+        if stat is None or stat.ended or stat.state == "T":
+            self._process.kill()
+            self._end()
+            self._process = _start()
+            self.tell(self._remains)
+
+    def _end(self) -> None:
+        assert self._process.stdin is not None
+        with suppress(OSError):
+            self._process.stdin.close()
+        self._process.wait()
+
+
+def _start() -> "subprocess.Popen[bytes]":
+    """In a session of its own: a terminal's Ctrl-C and the end of the server's session do not reach it.
+
+    It works in `/`, so that no file of the working directory hides a module.
+    """
+    return subprocess.Popen(
+        [sys.executable, "-m", "trtforge.serve.reap"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        cwd="/",
+        env=os.environ | {"PYTHONPATH": str(Path(trtforge.__file__).parent.parent)},
+    )

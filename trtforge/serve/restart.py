@@ -1,0 +1,73 @@
+"""Whether and when a server that broke is started again."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from trtforge.core.errors import ForgeError, first_line
+
+
+class ServerFailed(ForgeError):
+    """A server that ended by itself or was ended because it was broken. `was_ready`: it had served."""
+
+    def __init__(self, message: str, *, hint: str, was_ready: bool) -> None:
+        super().__init__(message, hint=hint)
+        self.was_ready = was_ready
+
+
+@dataclass(frozen=True)
+class RestartPolicy:
+    """Exponential backoff with a limit. All times in seconds; `limit`: restarts within `window`."""
+
+    limit: int = 5
+    window: float = 600.0
+    shortest: float = 1.0
+    longest: float = 30.0
+
+    def delay(self, failures: Sequence[float], now: float) -> float | None:
+        """Seconds to wait before the next start; None to give up. `failures`: when it failed, the last one included."""
+        recent = sum(now - failure <= self.window for failure in failures)
+        if recent > self.limit:
+            return None
+        return float(min(self.longest, self.shortest * 2 ** max(0, recent - 1)))
+
+
+class Waiting(Protocol):
+    """What can be waited for."""
+
+    def wait(self, seconds: float) -> bool:
+        """Wait; True as soon as the server is to stop."""
+
+
+def run_with_restarts(
+    run: Callable[[], int],
+    policy: RestartPolicy | None,
+    stop: Waiting,
+    *,
+    say: Callable[[str], None],
+    clock: Callable[[], float],
+) -> int:
+    """Run a server, again after each failure that `policy` allows; the exit status of the run that did not fail.
+
+    Raises ServerFailed without a policy, if the first start never became ready (the next would not either), and, with
+    the last failure, when the policy gives up. Returns 0 if it is to stop while it waits.
+    """
+    failures: list[float] = []
+    while True:
+        try:
+            return run()
+        except ServerFailed as failure:
+            if policy is None or (not failures and not failure.was_ready):
+                raise
+            failures.append(clock())
+            delay = policy.delay(failures, failures[-1])
+            if delay is None:
+                raise ServerFailed(
+                    f"{failure.message}\ngave up: {policy.limit} restarts in {policy.window / 60:.0f} minutes",
+                    hint=failure.hint,
+                    was_ready=failure.was_ready,
+                ) from failure
+            say(f"restarting in {delay:.0f} s: {first_line(Exception(failure.message))}")
+            if stop.wait(delay):
+                say("stopped before it was started again")
+                return 0

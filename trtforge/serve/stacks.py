@@ -1,0 +1,38 @@
+"""The stacks of a wedged server: its model and engine processes write them to its log on SIGUSR2 (faulthandler)."""
+
+import os
+import signal
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+_WRITING = 0.7  # seconds
+_LARGEST = 1 << 18  # bytes that are repeated
+
+
+def dump_stacks(processes: Iterable[int], log: Path | None) -> str:
+    """Let `processes` write their stacks; what they wrote to `log`, empty if they write elsewhere."""
+    start = log.stat().st_size if log is not None and log.exists() else 0
+    asked = [process for process in processes if _handles_stack_signal(process)]
+    for process in asked:
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGUSR2)
+    if not asked:
+        return ""
+    time.sleep(_WRITING)
+    if log is None:
+        return ""
+    with log.open("rb") as file:
+        file.seek(start)
+        return file.read(_LARGEST).decode(errors="replace")
+
+
+def _handles_stack_signal(process: int) -> bool:
+    """Whether a process has a handler for SIGUSR2; it would end one that has none."""
+    try:
+        status = Path(f"/proc/{process}/status").read_text()
+    except OSError:
+        return False
+    caught = next((line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")), "0")
+    return bool(int(caught, 16) >> (signal.SIGUSR2 - 1) & 1)
