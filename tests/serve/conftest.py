@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -75,8 +76,9 @@ class Running:
     def child(self, program: str) -> int | None:
         """The process id of a child whose command line has this word."""
         for child in Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split():
-            if program in Path(f"/proc/{child}/cmdline").read_text():
-                return int(child)
+            with suppress(OSError):  # one that ends meanwhile
+                if program in Path(f"/proc/{child}/cmdline").read_text():
+                    return int(child)
         return None
 
     def model_process(self, model: str) -> int:
