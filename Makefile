@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 TORCH ?= torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-gpu check bench clean
+.PHONY: help install demo test test-gpu check bench assault soak clean
 
 help: ## Show this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -38,6 +38,12 @@ check: install ## Lint, types and layering.
 
 bench: install ## Measure the claims of the README.
 	$(BIN)/python -m tests.benchmarks
+
+assault: install ## Attack a real server: load, departures, malformed requests, kills, stops, fuzzed builds (hours).
+	$(BIN)/python -m tests.assault
+
+soak: install ## An hour of mixed load on a real server; SOAK=SECONDS shortens it.
+	$(BIN)/python -m tests.assault soak
 
 clean: ## Remove the virtual environment and everything that was built.
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

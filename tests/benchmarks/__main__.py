@@ -11,7 +11,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from tests.benchmarks import calibration, conversion, planning, quality
+from tests.assault.repositories import build as build_repository
+from tests.benchmarks import calibration, conversion, planning, quality, serving
 from tests.benchmarks.inflight import measure
 from trtforge.core.assets import asset_directory
 from trtforge.core.progress import for_this_terminal
@@ -30,6 +31,7 @@ def main() -> None:
         "calibration": _calibration,
         "quality": _quality,
         "inflight": _inflight_batching,
+        "serving": _serving,
     }
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description="Measure the claims of the README.")
     parser.add_argument("which", nargs="*", help=f"of {', '.join(benchmarks)}; all if none is given")
@@ -145,6 +147,37 @@ def _inflight(console: Console, name: str, engine: Path) -> None:
         ratio = "" if result is best else f"{best.rate / result.rate:.2f} times as fast"
         table.add_row(result.batching, str(result.steps), f"{result.rate:.0f}", ratio)
     console.print(table)
+
+
+def _serving(console: Console, arguments: argparse.Namespace) -> None:
+    for name in RECIPES:
+        with tempfile.TemporaryDirectory(prefix="trtforge-bench-") as directory:
+            _served(console, name, serving.measure(build_repository(name, Path(directory)), RUNS))
+
+
+def _served(console: Console, name: str, measured: serving.Measured) -> None:
+    title = f"{serving.STREAMS} streams through Triton and the engine in process, {name} ({RUNS} interleaved runs)"
+    table = Table(title=title, title_justify="left")
+    for column in ("run", "tokens/s", "first token, ms", "CPU s for 1,000 tokens", "client", "cores used by others"):
+        table.add_column(column, justify="left" if column == "run" else "right")
+    for number, pair in enumerate(zip(measured.served, measured.in_process, strict=True), start=1):
+        for way, run in zip(("Triton", "in process"), pair, strict=True):
+            share = f"{run.client_share:.0%}" if serving.CLIENT in run.cpu else ""
+            figures = (
+                f"{run.rate:.0f}",
+                f"{run.first * 1000:.0f}",
+                f"{run.cpu_seconds:.2f}",
+                share,
+                f"{run.others:.2f}",
+            )
+            table.add_row(f"{number}, {way}", *figures)
+    console.print(table)
+    console.print(
+        f"medians: through Triton {measured.ratio:.0%} of the engine's tokens/s, "
+        f"first token {measured.first_later * 1000:+.0f} ms"
+    )
+    cpu = measured.served[-1].cpu
+    console.print("CPU seconds of the last run: " + ", ".join(f"{who} {seconds:.2f}" for who, seconds in cpu.items()))
 
 
 def _machine() -> str:
