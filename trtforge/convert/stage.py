@@ -54,6 +54,7 @@ class ConvertConfig(Config):
     parallel_embedding: bool = Field(False, description="Shard the embedding table too.")
     embedding_sharding_dim: int = Field(0, ge=0, le=1, description="0 shards the vocabulary, 1 the hidden size.")
     shared_pre_quant_scale: bool = Field(False, description="AWQ: one scale for all linears that read one input.")
+    allow_nonfinite: bool = Field(False, description="Convert weights that are NaN or infinite, with a warning.")
 
 
 def convert(
@@ -70,7 +71,8 @@ def convert(
     Raises ForgeError, before anything is written, for an unknown architecture, an illegal layout, a tensor that is
     missing, unexpected or of another shape, a head that is tied and stored otherwise, a calibration of another
     format, and too little space; at the end, with nothing published, for a source that changed and a calibration of
-    other weights: each byte is read once, and was read by then (but of heads that are tied and stored).
+    other weights: each byte is read once, and was read by then (but of heads that are tied and stored). Weights that
+    are NaN or infinite end it where they are read.
     """
     watch = Watch(source)
     conversion = plan_conversion(config, source, calibration)
@@ -101,7 +103,15 @@ def convert(
         for path in tokenizer:
             shutil.copyfile(path, directory / TOKENIZER_DIRECTORY / path.name)
         dtype = dtype_named(conversion.layout.dtype)
-        return write_checkpoint(stages, checkpoint, dtype, calibrated, directory, progress or Silent())
+        return write_checkpoint(
+            stages,
+            checkpoint,
+            dtype,
+            calibrated,
+            directory,
+            progress or Silent(),
+            allow_nonfinite=config.allow_nonfinite,
+        )
 
     def weights() -> Mapping[str, str]:
         digests = checkpoint.digests
