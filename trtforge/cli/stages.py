@@ -179,7 +179,8 @@ def convert(
         typer.Option("--shared-pre-quant-scale", help="AWQ: one scale for gate and up, as backend llmapi needs it."),
     ] = False,
     allow_nonfinite: Annotated[
-        bool, typer.Option("--allow-nonfinite", help="Convert weights that are NaN or infinite, with a warning.")
+        bool,
+        typer.Option("--allow-nonfinite", help="Convert NaN and infinite weights with a warning; verify refuses them."),
     ] = False,
     force: Force = False,
     json: Json = False,

@@ -54,7 +54,9 @@ class ConvertConfig(Config):
     parallel_embedding: bool = Field(False, description="Shard the embedding table too.")
     embedding_sharding_dim: int = Field(0, ge=0, le=1, description="0 shards the vocabulary, 1 the hidden size.")
     shared_pre_quant_scale: bool = Field(False, description="AWQ: one scale for all linears that read one input.")
-    allow_nonfinite: bool = Field(False, description="Convert weights that are NaN or infinite, with a warning.")
+    allow_nonfinite: bool = Field(
+        False, description="Convert NaN and infinite weights with a warning; calibrate and verify refuse them."
+    )
 
 
 def convert(
