@@ -8,8 +8,8 @@ from pathlib import Path
 from trtforge.core.errors import ForgeError
 from trtforge.formats.hf import TOKENIZER_DIRECTORY, tokenizer_files
 from trtforge.formats.special_tokens import read_special_tokens
+from trtforge.formats.tokenizer import TOKENIZER_FILE, require_tokenizer
 
-TOKENIZER_FILE = "tokenizer.json"
 _HINT = "Give the Hugging Face checkpoint's directory with --tokenizer DIR."
 _SLOW_FILES = ("tokenizer.model", "vocab.json", "vocab.txt")
 
@@ -52,8 +52,9 @@ def find_tokenizer(given: Path | None, engine: Path) -> Path:
     return directory
 
 
-def read_tokenizer(directory: Path) -> TokenizerAssets:
-    """The tokenizer with its end and padding ids."""
+def read_tokenizer(directory: Path, vocab_size: int) -> TokenizerAssets:
+    """The tokenizer with its end and padding ids. Raises ForgeError as `require_tokenizer` does."""
+    require_tokenizer(directory, vocab_size)
     special = read_special_tokens(directory)
     return TokenizerAssets(directory, special.end_ids, special.pad_id)
 

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 
 from trtforge.core.errors import ForgeError
 from trtforge.formats.hf import TOKENIZER_DIRECTORY
-from trtforge.formats.special_tokens import read_special_tokens
+from trtforge.formats.special_tokens import read_special_tokens, require_end_ids
+from trtforge.formats.tokenizer import load_tokenizer
 from trtforge.runtime.generate import generate
 from trtforge.runtime.requests import GenerationRequest, SamplingParams
+from trtforge.runtime.source import open_engine
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -29,7 +31,9 @@ def generate_text(
     directory: Path, prompt: str, *, max_tokens: int, sampling: SamplingParams, stop: tuple[str, ...] = ()
 ) -> GeneratedText:
     """Load the engine, answer one prompt, close. Raises ForgeError, also for a prompt that the engine refuses."""
+    vocab_size = open_engine(directory).config.vocab_size
     tokenizer = _tokenizer(directory)
+    require_end_ids(directory / TOKENIZER_DIRECTORY, vocab_size)
     ids = tokenizer.encode(prompt).ids
     request = GenerationRequest(
         request_id="0",
@@ -50,12 +54,10 @@ def generate_text(
 
 
 def _tokenizer(directory: Path) -> "Tokenizer":
-    from tokenizers import Tokenizer
-
     path = directory / TOKENIZER_DIRECTORY / "tokenizer.json"
     if not path.is_file():
         raise ForgeError(
             f"{directory} has no tokenizer ({TOKENIZER_DIRECTORY}/tokenizer.json)",
             hint="Convert from a checkpoint directory that has tokenizer.json, then compile again.",
         )
-    return Tokenizer.from_file(str(path))
+    return load_tokenizer(path)
