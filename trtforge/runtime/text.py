@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trtforge.core.errors import ForgeError
+from trtforge.core.verified import open_to_run
 from trtforge.formats.hf import TOKENIZER_DIRECTORY
 from trtforge.formats.special_tokens import read_special_tokens, require_end_ids
 from trtforge.formats.tokenizer import load_tokenizer
@@ -30,8 +31,12 @@ class GeneratedText:
 def generate_text(
     directory: Path, prompt: str, *, max_tokens: int, sampling: SamplingParams, stop: tuple[str, ...] = ()
 ) -> GeneratedText:
-    """Load the engine, answer one prompt, close. Raises ForgeError, also for a prompt that the engine refuses."""
+    """Load the engine, answer one prompt, close. Raises ForgeError.
+
+    Beside what keeps an engine from running, that is a file that is not its manifest's, and a prompt that it refuses.
+    """
     vocab_size = open_engine(directory).config.vocab_size
+    open_to_run(directory, "engine")
     tokenizer = _tokenizer(directory)
     require_end_ids(directory / TOKENIZER_DIRECTORY, vocab_size)
     ids = tokenizer.encode(prompt).ids
