@@ -78,6 +78,14 @@ def test_end_ids_beyond_the_vocabulary(tmp_path: Path, files: dict[str, Any], sa
     )
 
 
+def test_without_a_tokenizer_end_ids_are_nobodys(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"eos_token_id": 50256}')
+    require_tokenizer(tmp_path, VOCABULARY)
+    (tmp_path / "vocab.txt").write_text("[UNK]")
+    with pytest.raises(ForgeError, match=r"config\.json: eos_token_id 50256 is beyond"):
+        require_tokenizer(tmp_path, VOCABULARY)
+
+
 def test_ids_within_the_vocabulary_and_unknown_vocabularies(tmp_path: Path) -> None:
     directory = tokenizer_directory(tmp_path / "tokenizer", generation_config={"eos_token_id": [2047, -1]})
     require_tokenizer(directory, VOCABULARY)

@@ -11,17 +11,20 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 TOKENIZER_FILE = "tokenizer.json"
+SLOW_FILES = ("tokenizer.model", "vocab.json", "vocab.txt")
+"""What tells a tokenizer in its older form."""
 
 
 def require_tokenizer(directory: Path, vocab_size: int | None) -> None:
     """Raises ForgeError for a tokenizer.json that cannot be loaded, and for an end id beyond `vocab_size`.
 
-    A directory without a tokenizer, or with one in an older form, is left to those who need it. None: the vocabulary
-    is not known.
+    A directory without a tokenizer is right, as long as nobody needs one; one in an older form is not loaded. None: the
+    vocabulary is not known.
     """
-    if (directory / TOKENIZER_FILE).is_file():
+    names = [name for name in (TOKENIZER_FILE, *SLOW_FILES) if (directory / name).is_file()]
+    if TOKENIZER_FILE in names:
         load_tokenizer(directory / TOKENIZER_FILE)
-    if vocab_size is not None:
+    if names and vocab_size is not None:
         require_end_ids(directory, vocab_size)
 
 
