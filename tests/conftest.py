@@ -22,6 +22,10 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 DEMO_MODEL = Path(__file__).parent.parent / "recipes" / "demo-model"
+SMALL_TOKENIZER = (
+    '{"version": "1.0", "added_tokens": [], "model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}}'
+)
+"""The shortest tokenizer.json that can be loaded."""
 
 MakeHf = Callable[..., Path]
 Edit = Callable[[Path, Callable[[dict[str, torch.Tensor]], object]], None]

@@ -1,8 +1,9 @@
 """Floor 5: a recipe becomes ordered stages; each is skipped when its artifact is already right."""
 
+import logging
 import platform
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -43,6 +44,7 @@ _OF_THE_SOURCE = frozenset({"calibrate", "convert", "verify"})
 """The stages that read the Hugging Face checkpoint: later ones judge what those made."""
 
 Started = Callable[[StageName], None]
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -129,7 +131,7 @@ class Build:
         self._require_continuable(stages, report)
         for stage in stages:
             started(stage)
-            with measured() as usage:
+            with _told_if_interrupted(stage, report), measured() as usage:
                 result = self._stage(stage, report)
             if result is not None:
                 report.stages.append(StageReport.of(stage, result, usage))
@@ -234,6 +236,17 @@ class Build:
                 hint=f"Use {_ways_to_quality(self.recipe)}; the figures are in {self.paths.report}.",
                 report=report,
             )
+
+
+@contextmanager
+def _told_if_interrupted(stage: StageName, report: BuildReport) -> Iterator[None]:
+    """Log which stage an interruption ended, and what was complete by then."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        complete = ", ".join(done.stage for done in report.stages) or "none"
+        _LOG.warning("the build of %s was interrupted in stage %s; stages complete: %s", report.recipe, stage, complete)
+        raise
 
 
 def _ways_to_quality(recipe: Recipe) -> str:

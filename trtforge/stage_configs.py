@@ -42,5 +42,6 @@ def convert_config(recipe: Recipe) -> ConvertConfig:
         kv_cache=quant.kv_cache,
         group_size=quant.group_size,
         exclude_modules=quant.exclude_modules,
+        allow_nonfinite=recipe.model.allow_nonfinite,
         shared_pre_quant_scale=recipe.engine.backend == "llmapi" and FORMATS[quant.format].smoothing == "awq",
     )

@@ -19,8 +19,8 @@ from pathlib import Path
 from tests.assault.server import AssaultError, Server, serving
 from tests.benchmarks.serving_client import machine_busy
 from trtforge.core.assets import asset_directory
+from trtforge.engine_process.requests import GenerationRequest, Output
 from trtforge.runtime.engine import Engine
-from trtforge.runtime.requests import GenerationRequest, Output
 
 STREAMS, REQUESTS, MAX_TOKENS = 32, 128, 128
 CLIENT = "client"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.compile.checkpoints import llama
+from tests.conftest import SMALL_TOKENIZER
 from trtforge.compile.machine import Machine
 from trtforge.core.artifact import produce
 from trtforge.core.manifest import Identity
@@ -89,7 +90,7 @@ def write_checkpoint(directory: Path, quant: str | None = None, **parallel: int)
         for rank in layout.ranks:
             (out / f"rank{rank.index}.safetensors").write_text(f"rank {rank.index}")
         (out / "tokenizer").mkdir()
-        (out / "tokenizer/tokenizer.json").write_text("{}")
+        (out / "tokenizer/tokenizer.json").write_text(SMALL_TOKENIZER)
         return {}
 
     produce(directory, Identity(stage="checkpoint", config=parallel), write)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.conftest import Edit, MakeHf
+from tests.conftest import SMALL_TOKENIZER, Edit, MakeHf
 from trtforge.convert.stage import ConvertConfig, convert
 from trtforge.formats.hf import open_checkpoint
 from trtforge.formats.trtllm import read_checkpoint_config
@@ -103,9 +103,9 @@ def test_dtype(
 
 def test_tokenizer_goes_along(make_hf: MakeHf, tmp_path: Path) -> None:
     source = make_hf()
-    (source / "tokenizer.json").write_text("{}")
+    (source / "tokenizer.json").write_text(SMALL_TOKENIZER)
     out = convert(ConvertConfig(), source, tmp_path / "out").path
-    assert (out / "tokenizer" / "tokenizer.json").read_text() == "{}"
+    assert (out / "tokenizer" / "tokenizer.json").read_text() == SMALL_TOKENIZER
 
 
 def test_rerun_is_a_cache_hit_and_identical(make_hf: MakeHf, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import MakeHf
+from tests.conftest import SMALL_TOKENIZER, MakeHf
 from tests.convert.test_resume import Until
 from trtforge.convert.stage import ConvertConfig, convert
 from trtforge.core.errors import ForgeError
@@ -34,7 +34,7 @@ def truncate(path: Path) -> None:
 @pytest.fixture
 def source(make_hf: MakeHf) -> Path:
     made = make_hf()
-    (made / TOKENIZER).write_text("{}")
+    (made / TOKENIZER).write_text(SMALL_TOKENIZER)
     for path in made.iterdir():
         os.utime(path, ns=(0, 1_000_000_000))
     return made

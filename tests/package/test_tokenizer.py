@@ -42,7 +42,7 @@ def tokenizer_directory(directory: Path, **files: dict[str, Any]) -> Path:
 def test_end_ids_come_from_the_first_place_that_says_them(
     tmp_path: Path, files: dict[str, Any], end_ids: tuple[int, ...], pad_id: int
 ) -> None:
-    tokenizer = read_tokenizer(tokenizer_directory(tmp_path / "tokenizer", **files))
+    tokenizer = read_tokenizer(tokenizer_directory(tmp_path / "tokenizer", **files), 2048)
     assert (tokenizer.end_ids, tokenizer.pad_id) == (end_ids, pad_id)
 
 
@@ -56,7 +56,7 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
     directory = tokenizer_directory(tmp_path / "tokenizer")
     (directory / "generation_config.json").write_text("{")
     with pytest.raises(ForgeError, match=r"generation_config.json: not readable"):
-        read_tokenizer(directory)
+        read_tokenizer(directory, 2048)
     (directory / "generation_config.json").unlink()
     (directory / "tokenizer.json").write_text('{"version": "1.0"}')
     with pytest.raises(ForgeError, match=r"tokenizer.json cannot be loaded"):

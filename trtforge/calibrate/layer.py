@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from trtforge.calibrate.awq import AwqChoice, clip_ratios, search
 from trtforge.calibrate.experts import watch_experts
 from trtforge.calibrate.statistics import InputStatistics
+from trtforge.core.errors import ForgeError
 from trtforge.models.family import Experts, Facts, Family, Linear
 
 
@@ -33,12 +34,23 @@ class Needs:
         return not (self.magnitudes or self.channels or self.kv_cache)
 
 
+def nonfinite_activations(what: str, dtype: torch.dtype) -> ForgeError:
+    """The error for `what` was NaN or infinite where the model ran in `dtype`."""
+    name = str(dtype).removeprefix("torch.")
+    return ForgeError(
+        f"{what} is NaN or infinite: the model overflows {name}, or its weights are damaged",
+        hint="Calibrate with --device cpu, which computes in float32."
+        if dtype is torch.float16
+        else "Use an undamaged checkpoint, or other data.",
+    )
+
+
 class LayerObserver:
     """Hooks on the linears that the family's table names; linears that read one input share its statistics."""
 
     def __init__(self, layer: nn.Module, index: int, family: Family, facts: Facts, needs: Needs) -> None:
         self._layer, self._needs = layer, needs
-        self._family = family
+        self._family, self._prefix = family, f"{family.layer_prefix}.{index}"
         self._linears = [row for row in family.linears if facts.holds(row.when, index)]
         self._experts = [row for row in family.experts if facts.holds(row.when, index)]
         self._statistics: dict[str, InputStatistics] = {}
@@ -61,7 +73,10 @@ class LayerObserver:
             undo()
 
     def results(self) -> dict[str, Tensor]:
-        """By name within the layer (formats.calibration). Linears of one module, a fused one, are measured once."""
+        """By name within the layer (formats.calibration). Linears of one module, a fused one, are measured once.
+
+        Raises ForgeError naming the linear for an input that is NaN or infinite: it would have no scale.
+        """
         found: dict[str, Tensor] = {}
         seen: set[str] = set()
         for name, weight, statistics in self._weights():
@@ -73,9 +88,14 @@ class LayerObserver:
     def _measure(self, name: str, weight: Tensor, statistics: InputStatistics, tensors: dict[str, Tensor]) -> None:
         needs = self._needs
         magnitudes = weight.abs()
+        input_amax, weight_amax = statistics.amax.clone(), magnitudes.amax().reshape(1)
+        if not input_amax.isfinite():
+            dtype = next(self._layer.parameters()).dtype
+            raise nonfinite_activations(f"an input of {self._prefix}.{name}", dtype)
         tensors[f"{name}.dead_channels"] = (statistics.channel_amax == 0).sum().float().reshape(1)
-        tensors[f"{name}.input_amax"] = statistics.amax.clone()
-        tensors[f"{name}.weight_amax"] = magnitudes.amax().reshape(1)
+        tensors[f"{name}.input_amax"], tensors[f"{name}.weight_amax"] = input_amax, weight_amax
+        if not weight_amax.any():
+            tensors[f"{name}.zero_weight"] = torch.ones(1)
         if needs.channels:
             tensors[f"{name}.input_channel_amax"] = statistics.channel_amax.clone()
             tensors[f"{name}.weight_column_amax"] = magnitudes.amax(dim=0)

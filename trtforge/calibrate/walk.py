@@ -13,7 +13,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from trtforge.calibrate.layer import LayerObserver, Needs
+from trtforge.calibrate.layer import LayerObserver, Needs, nonfinite_activations
+from trtforge.core.errors import ForgeError
 from trtforge.core.manifest import record_of
 from trtforge.core.partial import Finished, Group
 from trtforge.core.progress import Bar
@@ -69,7 +70,8 @@ class Walk:
                 prefix = f"{self._family.layer_prefix}.{layer.index}."
                 tensors = {prefix + name: tensor for name, tensor in observer.results().items()}
                 if self._needs.kv_cache:
-                    tensors[f"layers.{layer.index}.kv_amax"] = self._stream.cache.take()
+                    amax = tensors[f"layers.{layer.index}.kv_amax"] = self._stream.cache.take()
+                    _require_scale(amax, layer.index, self._dtype)
                 self._keep(layer.index, tensors)
                 del observer, tensors
                 bar.advance(1)
@@ -119,6 +121,16 @@ class Walk:
             path.unlink()
         (self._directory / _SAVED).unlink(missing_ok=True)
         return dict(sorted(found.items()))
+
+
+def _require_scale(kv_amax: Tensor, layer: int, dtype: torch.dtype) -> None:
+    if not kv_amax.isfinite():
+        raise nonfinite_activations(f"a key or value of layer {layer}", dtype)
+    if not kv_amax.any():
+        raise ForgeError(
+            f"all keys and values of layer {layer} are zero: its KV cache has no scale",
+            hint="Use an undamaged checkpoint, or --kv-cache none.",
+        )
 
 
 def _results(layer: int) -> str:

@@ -3,6 +3,7 @@
 import logging
 import sys
 import traceback
+from shlex import join
 from typing import Any
 
 import typer
@@ -11,6 +12,7 @@ from rich.console import Console
 from trtforge.cli import build, cache, doctor, inspect, migrate, plan, recipes, serving, show, stages
 from trtforge.cli.explain import explained
 from trtforge.core.errors import ForgeError, LoggedError, UsageError
+from trtforge.core.processes import SIGINT_STATUS, SIGTERM_STATUS, ended_by_sigterm
 from trtforge.core.threads import wait_briefly
 
 app = typer.Typer(
@@ -32,25 +34,34 @@ doctor.register(app)
 cache.register(app)
 
 
-_INTERRUPTED = 130
+_GO_ON = ("build", "calibrate", "convert", "compile", "package", "migrate")
+"""The commands that go on, when they are given again, from what they finished."""
+
 _WrongUsage: type[Any] = typer.BadParameter.__mro__[2]
 """click's ClickException: older releases of typer take click's own, newer ones have one of theirs."""
 
 
 def main() -> None:
-    """Run the program. Exit status: 0 done, 1 failed (`error:` and `hint:` on stderr), 2 usage, 130 interrupted."""
+    """Run the program. Exit status: 0 done, 1 failed (`error:` and `hint:` on stderr), 2 usage, 130 and 143 after
+    SIGINT and SIGTERM, with what was interrupted and how to go on.
+    """
     wait_briefly()
     log = logging.getLogger("trtforge")
     log.addHandler(_Messages())
     log.setLevel(logging.INFO)
     try:
-        status = app(standalone_mode=False)
+        with ended_by_sigterm():
+            status = app(standalone_mode=False)
     except _WrongUsage as error:
         show_usage(error)
         sys.exit(2)
     except typer.Abort:
         show_error(ForgeError("standard input ended", hint="Give the input, or run it where somebody can answer."))
         sys.exit(1)
+    except SystemExit as end:
+        if end.code == SIGTERM_STATUS:
+            show_interruption("SIGTERM")
+        raise
     except LoggedError as error:
         show_error(explained(error))
         sys.exit(1)
@@ -61,8 +72,8 @@ def main() -> None:
         where = f"{error.filename}: " if error.filename else ""
         show_error(ForgeError(f"{where}{error.strerror or error}", hint="--verbose shows where it happened."))
         sys.exit(1)
-    if status == _INTERRUPTED:
-        print("interrupted: what calibrate, convert or compile finished is kept for the next run", file=sys.stderr)
+    if status == SIGINT_STATUS:
+        show_interruption("SIGINT")
     sys.exit(status if isinstance(status, int) else 0)
 
 
@@ -71,6 +82,17 @@ class _Messages(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         show.warning(record.getMessage()) if record.levelno >= logging.WARNING else show.note(record.getMessage())
+
+
+def show_interruption(signal: str) -> None:
+    """Which command was interrupted, and the one to go on with; --force would begin with nothing."""
+    words = sys.argv[1:]
+    print(f"interrupted by {signal}: {join(['trtforge', *words])}", file=sys.stderr)
+    again = join(["trtforge", *(word for word in words if word != "--force")])
+    if words[:1] == ["verify"]:
+        print(f"hint: verify keeps nothing; start again: {again}", file=sys.stderr)
+    elif words and words[0] in _GO_ON:
+        print(f"hint: what is complete is kept; go on: {again}", file=sys.stderr)
 
 
 def show_usage(error: Any) -> None:

@@ -85,6 +85,7 @@ def prune_cache(
     """
     from trtforge.core.cache_prune import DEFAULT_DAYS, Limits, is_free, list_entries, prune, remove, sweep
     from trtforge.core.timings import list_timings, sweep_drafts, unused
+    from trtforge.core.verified import prune_verified
 
     if everything and (older_than is not None or max_size is not None):
         raise UsageError("--all with --older-than or --max-size", hint="Give either; --all removes every entry.")
@@ -99,6 +100,7 @@ def prune_cache(
     timings = unused(list_timings(root), limits, time.time())
     if not dry_run:
         sweep_drafts(root, time.time())
+        prune_verified(root, lambda last_used: limits.expired(last_used, time.time()))
         for each in timings:
             each.path.unlink(missing_ok=True)
     if json:

@@ -178,6 +178,10 @@ def convert(
         bool,
         typer.Option("--shared-pre-quant-scale", help="AWQ: one scale for gate and up, as backend llmapi needs it."),
     ] = False,
+    allow_nonfinite: Annotated[
+        bool,
+        typer.Option("--allow-nonfinite", help="Convert NaN and infinite weights with a warning; verify refuses them."),
+    ] = False,
     force: Force = False,
     json: Json = False,
     quiet: Quiet = False,
@@ -206,6 +210,7 @@ def convert(
             "parallel_embedding": parallel_embedding,
             "embedding_sharding_dim": embedding_sharding_dim,
             "shared_pre_quant_scale": shared_pre_quant_scale,
+            "allow_nonfinite": allow_nonfinite,
         },
         "convert",
     )

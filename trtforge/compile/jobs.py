@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 
 from trtforge.compile.place import Run
 from trtforge.core.errors import LoggedError
-from trtforge.core.processes import end_session, end_with_parent, handled
+from trtforge.core.processes import SIGTERM_STATUS, end_session, end_with_parent, handled
 
 _POLL = 0.05
 _GRACE = 10.0
@@ -26,7 +26,6 @@ _CLEANUP_TIMEOUT = 30.0
 """Seconds that a job's cleanup gets: a docker daemon that hangs must not keep us."""
 
 _KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
-_SIGTERM_STATUS = 128 + signal.SIGTERM
 
 
 @dataclass(frozen=True)
@@ -167,7 +166,7 @@ class _Asked:
         if self._number == signal.SIGINT:
             raise KeyboardInterrupt
         if self._number is not None:
-            sys.exit(_SIGTERM_STATUS)
+            sys.exit(SIGTERM_STATUS)
 
 
 @contextmanager

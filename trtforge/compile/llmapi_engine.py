@@ -8,6 +8,8 @@ from trtforge.compile.llmapi_sources import CheckpointSource, HuggingFaceSource,
 from trtforge.core.artifact import Produced, produce
 from trtforge.core.manifest import FileRecord, open_artifact
 from trtforge.core.progress import Progress, Silent
+from trtforge.formats.hf import TOKENIZER_DIRECTORY, HfConfig
+from trtforge.formats.tokenizer import require_tokenizer
 from trtforge.formats.trtllm import read_checkpoint_config
 
 
@@ -18,11 +20,21 @@ def write_llmapi_engine(
     source: Source
     if plan.made_from == "hugging_face":
         source = HuggingFaceSource.open(checkpoint)
+        require_tokenizer(checkpoint, _vocabulary(source.checkpoint.config))
     else:
         manifest = open_artifact(checkpoint, "checkpoint")
-        source = CheckpointSource.open(checkpoint, manifest, read_checkpoint_config(checkpoint))
+        model = read_checkpoint_config(checkpoint)
+        require_tokenizer(checkpoint / TOKENIZER_DIRECTORY, model.vocab_size)
+        source = CheckpointSource.open(checkpoint, manifest, model)
 
     def write(directory: Path) -> Mapping[str, FileRecord]:
         return write_engine(plan, source, directory, progress or Silent())
 
     return produce(out, identity_of(plan, source), write, force=force)
+
+
+def _vocabulary(config: HfConfig) -> int | None:
+    """The vocabulary of any Hugging Face model, as far as its config.json says it in one of the usual places."""
+    text = config.values.get("text_config")
+    found = text.get("vocab_size") if isinstance(text, dict) else config.values.get("vocab_size")
+    return found if isinstance(found, int) and not isinstance(found, bool) else None

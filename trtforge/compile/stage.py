@@ -20,7 +20,9 @@ from trtforge.core.manifest import open_artifact
 from trtforge.core.parallel import Parallel
 from trtforge.core.progress import Progress, Silent
 from trtforge.core.recipe import EngineConfig
+from trtforge.formats.hf import TOKENIZER_DIRECTORY
 from trtforge.formats.releases import release
+from trtforge.formats.tokenizer import require_tokenizer
 from trtforge.formats.trtllm import (
     CheckpointConfig,
     is_hugging_face,
@@ -116,6 +118,7 @@ def compile_engine(
     manifest = open_artifact(checkpoint, "checkpoint")
     model = read_checkpoint_config(checkpoint)
     plan = plan_for(model, config, checkpoint, out, options, machine=machine)
+    require_tokenizer(checkpoint / TOKENIZER_DIRECTORY, model.vocab_size)
     if isinstance(plan, TensorRTPlan):
         require_buildable(plan, machine)
         gpu = gpu_named(config.target.gpu) if config.target.gpu is not None else None

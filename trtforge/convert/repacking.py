@@ -16,10 +16,12 @@ from trtforge.models.content import Repacked, Rescaled, StoredPreQuant, StoredSc
 from trtforge.models.quantized_plan import Expected, StoredSources
 from trtforge.models.repack import repack_awq, repack_gptq, rescale_fp8
 from trtforge.models.split import Cut
+from trtforge.models.torch_tensors import all_finite
 from trtforge.models.transforms import TORCH
 
 _SLAB_BYTES = 16 << 20
 _SYMMETRIC = 8
+_DAMAGED = "The file is damaged: fetch it again."
 
 
 class SmallTensors:
@@ -81,7 +83,7 @@ def _check(name: str, expected: Expected, stored: StoredTensor, small: SmallTens
         case "a_scale":
             scale = small.scalar(name)
             if not bool(torch.isfinite(scale) & (scale >= 0)):
-                raise ForgeError(f"{name} is {scale.item()}, no scale", hint="The file is damaged: fetch it again.")
+                raise ForgeError(f"{name} is {scale.item()}, no scale", hint=_DAMAGED)
         case "anything":
             pass
 
@@ -158,4 +160,7 @@ def stored_vector(
             columns, dtype = cuts[tp_rank].cols, TORCH[model_dtype.name]
             if not names or not small.has(names[0]):
                 return as_bytes(torch.ones(len(columns), dtype=dtype))
-            return as_bytes(small.take(names[0])[columns.start : columns.stop].to(dtype))
+            vector = small.take(names[0])
+            if not all_finite(vector):
+                raise ForgeError(f"{names[0]} holds NaN or an infinity, no scale", hint=_DAMAGED)
+            return as_bytes(vector[columns.start : columns.stop].to(dtype))

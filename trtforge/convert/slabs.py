@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trtforge.convert.finite import FiniteWeights
 from trtforge.formats.shards import RowReader, StoredTensor
 from trtforge.formats.source_digest import SourceDigests
 from trtforge.models.content import Absorbed, Content, Piece, pieces_of
@@ -76,13 +77,18 @@ def union(cuts: tuple[Cut, ...]) -> list[range]:
 class Slabs:
     """The slabs that these contents are made of, one after the other; each is valid until the next is taken.
 
-    All memory is `_AHEAD` + 1 buffers of the largest read. The bytes are digested on the way.
+    All memory is `_AHEAD` + 1 buffers of the largest read. The bytes are digested, and looked at by `finite`, on the
+    way.
     """
 
     def __init__(
-        self, contents: Sequence[Content], sources: Mapping[str, StoredTensor], digests: SourceDigests
+        self,
+        contents: Sequence[Content],
+        sources: Mapping[str, StoredTensor],
+        digests: SourceDigests,
+        finite: FiniteWeights | None = None,
     ) -> None:
-        self._sources, self._digests = sources, digests
+        self._sources, self._digests, self._finite = sources, digests, finite or FiniteWeights()
         self._last_use: dict[str, int] = {}
         size = 0
         for number, read in enumerate(_all_reads(contents, sources)):
@@ -113,9 +119,11 @@ class Slabs:
         start, stop = read.rows.start, read.rows.stop
         if read.transposed:
             data = self._reader.read_columns(stored, start, stop, buffer)
+            self._finite.look(stored, range(stored.spec.shape[0]), read.rows, data)
             slab = np.frombuffer(data, element).reshape(-1, stop - start).T
         else:
             data = self._reader.read(stored, start, stop, buffer)
+            self._finite.look(stored, read.rows, range(stored.spec.row_bytes // stored.spec.dtype.size), data)
             slab = np.frombuffer(data, element).reshape(stop - start, -1)
         if self._last_use[read.source] == number:
             self._digests.of_tensor(read.source)  # now, while what was passed over is still in the page cache

@@ -29,6 +29,7 @@ from trtforge.formats.hf import (
     tokenizer_files,
 )
 from trtforge.formats.quantization_config import quantization_files, read_quantized_source
+from trtforge.formats.tokenizer import require_tokenizer
 from trtforge.formats.trtllm import CONFIG_FILE, CheckpointConfig
 from trtforge.models.checkpoint_config import checkpoint_config
 from trtforge.models.formats import FORMATS
@@ -54,6 +55,9 @@ class ConvertConfig(Config):
     parallel_embedding: bool = Field(False, description="Shard the embedding table too.")
     embedding_sharding_dim: int = Field(0, ge=0, le=1, description="0 shards the vocabulary, 1 the hidden size.")
     shared_pre_quant_scale: bool = Field(False, description="AWQ: one scale for all linears that read one input.")
+    allow_nonfinite: bool = Field(
+        False, description="Convert NaN and infinite weights with a warning; calibrate and verify refuse them."
+    )
 
 
 def convert(
@@ -69,8 +73,9 @@ def convert(
 
     Raises ForgeError, before anything is written, for an unknown architecture, an illegal layout, a tensor that is
     missing, unexpected or of another shape, a head that is tied and stored otherwise, a calibration of another
-    format, and too little space; at the end, with nothing published, for a source that changed and a calibration of
-    other weights: each byte is read once, and was read by then (but of heads that are tied and stored).
+    format, a damaged tokenizer, an end id beyond the vocabulary, and too little space; where it is read, for a weight
+    that is NaN or infinite; at the end, with nothing published, for a source that changed and a calibration of other
+    weights: each byte is read once, and was read by then (but of heads that are tied and stored).
     """
     watch = Watch(source)
     conversion = plan_conversion(config, source, calibration)
@@ -91,6 +96,7 @@ def convert(
     def write(directory: Path) -> Mapping[str, FileRecord]:
         from trtforge.convert.writer import pipeline_stages, write_checkpoint
 
+        require_tokenizer(source, conversion.description.vocab_size)
         require_equal_heads(checkpoint, conversion.plan.ties)
         stages = pipeline_stages(conversion.plan, conversion.layout)
         require_space(directory, sum(stage.bytes for stage in stages) - Finished.read(directory).bytes)
@@ -101,7 +107,15 @@ def convert(
         for path in tokenizer:
             shutil.copyfile(path, directory / TOKENIZER_DIRECTORY / path.name)
         dtype = dtype_named(conversion.layout.dtype)
-        return write_checkpoint(stages, checkpoint, dtype, calibrated, directory, progress or Silent())
+        return write_checkpoint(
+            stages,
+            checkpoint,
+            dtype,
+            calibrated,
+            directory,
+            progress or Silent(),
+            allow_nonfinite=config.allow_nonfinite,
+        )
 
     def weights() -> Mapping[str, str]:
         digests = checkpoint.digests

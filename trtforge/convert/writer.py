@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trtforge.convert.finite import FiniteWeights, rounded_sources
 from trtforge.convert.slabs import Slab, Slabs, absorbed_reads, piece_reads
 from trtforge.core.digest import text_digest
 from trtforge.core.dtypes import Dtype
@@ -83,12 +84,17 @@ def write_checkpoint(
     calibration: Calibration | None,
     out: Path,
     progress: Progress,
+    *,
+    allow_nonfinite: bool = False,
 ) -> dict[str, FileRecord]:
     """Write all rank files into `out`, but for those that an interrupted run finished; all records, digests included.
 
-    `dtype` is the model's. The digests of the source tensors are known afterwards.
+    `dtype` is the model's. The digests of the source tensors are known afterwards. Raises ForgeError for weights that
+    are NaN or infinite, unless `allow_nonfinite`.
     """
     finished = Finished.read(out)
+    contents = (target.content for stage in stages for target in stage.targets)
+    finite = FiniteWeights(allowed=allow_nonfinite, rounded=rounded_sources(contents))
     records: dict[str, FileRecord] = {}
     with progress.bar("Converting", sum(stage.bytes for stage in stages), "B") as bar:
         for stage in stages:
@@ -96,7 +102,7 @@ def write_checkpoint(
             if group is not None and group.made_from == _made_from(stage, source):
                 bar.advance(stage.bytes)
             else:
-                files = _write_stage(stage, source, dtype, calibration, out, bar)
+                files = _write_stage(stage, source, dtype, calibration, out, finite, bar)
                 group = Group(made_from=_made_from(stage, source), files=files)
                 finished.add(group)
             records |= group.files
@@ -116,6 +122,7 @@ def _write_stage(
     dtype: Dtype,
     calibration: Calibration | None,
     out: Path,
+    finite: FiniteWeights,
     bar: Bar,
 ) -> dict[str, FileRecord]:
     with ExitStack() as opened:
@@ -124,7 +131,7 @@ def _write_stage(
             writers.append(Writer(out / name, stage.specs))
             opened.callback(writers[-1].close)
         contents = [target.content for target in stage.targets]
-        slabs = opened.enter_context(Slabs(contents, source.tensors, source.contents))
+        slabs = opened.enter_context(Slabs(contents, source.tensors, source.contents, finite))
         execution = _Execution(source.tensors, dtype, calibration, writers, slabs, bar)
         for target in stage.targets:
             execution.write(target)

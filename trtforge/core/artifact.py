@@ -94,12 +94,23 @@ def produce(
             raise
         except BaseException:
             keep_finished(partial)
+            _tell_what_is_kept(given, partial)
             raise
         finally:
             _take_back(replaced, out)
         shutil.rmtree(partial, ignore_errors=True)
         shutil.rmtree(replaced, ignore_errors=True)
     return Produced(given, manifest, origin)
+
+
+def _tell_what_is_kept(out: Path, partial: Path) -> None:
+    """Log what an interruption leaves of the artifact `out`."""
+    kept = Finished.read(partial) if (partial / RECORD).exists() else None
+    if kept is None or not kept.names:
+        _LOG.warning("%s was interrupted: nothing of it was finished, and what was there before is unharmed", out)
+    else:
+        files = "1 finished file" if len(kept.names) == 1 else f"{len(kept.names)} finished files"
+        _LOG.warning(f"{out} was interrupted: {files} ({kept.bytes:,} bytes) are kept in {partial}")
 
 
 def _publish(partial: Path, out: Path, replaced: Path) -> None:

@@ -34,7 +34,7 @@ class LoggedError(ForgeError):
         return (_rebuild_logged, (self.message, self.hint, self.log))
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """What a library's error says, in one line; its kind where it says nothing."""
     return (str(error).splitlines() or [type(error).__name__])[0]
 

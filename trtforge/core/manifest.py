@@ -125,6 +125,15 @@ def open_artifact(directory: Path, stage: Stage) -> Manifest:
 
     Raises ForgeError if it is absent, of another stage, incomplete or changed.
     """
+    manifest = require_manifest(directory, stage)
+    problem = check_files(directory, manifest)
+    if problem is not None:
+        raise damaged(directory, stage, problem)
+    return manifest
+
+
+def require_manifest(directory: Path, stage: Stage) -> Manifest:
+    """The manifest of an artifact, its files not looked at. Raises ForgeError if it is absent or of another stage."""
     manifest = read_manifest(directory)
     if manifest is None:
         raise ForgeError(
@@ -136,7 +145,9 @@ def open_artifact(directory: Path, stage: Stage) -> Manifest:
             f"{directory} is of stage {manifest.identity.stage}, {stage} is needed",
             hint="Stages go calibration, checkpoint, engine, repository.",
         )
-    problem = check_files(directory, manifest)
-    if problem is not None:
-        raise ForgeError(f"{stage} {directory} is damaged: {problem}", hint="Delete the directory and make it again.")
     return manifest
+
+
+def damaged(directory: Path, stage: Stage, problem: str) -> ForgeError:
+    """The error for an artifact whose files are not the manifest's."""
+    return ForgeError(f"{stage} {directory} is damaged: {problem}", hint="Delete the directory and make it again.")

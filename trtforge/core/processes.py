@@ -3,6 +3,8 @@
 import ctypes
 import os
 import signal
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -13,6 +15,8 @@ from types import FrameType
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)  # looked up here: after a fork only async-signal-safe calls are allowed
 _CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
+SIGINT_STATUS, SIGTERM_STATUS = 128 + signal.SIGINT, 128 + signal.SIGTERM
+"""Exit statuses of a program that a signal ended, as shells give them."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,28 @@ def handled(numbers: Iterable[int], handle: Callable[[int, FrameType | None], No
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def ended_by_sigterm() -> Iterator[None]:
+    """SIGTERM raises SystemExit(SIGTERM_STATUS) while this lasts, so that what was begun is cleared away.
+
+    A second one ends the process at once. Nothing changes outside the main thread, and where SIGTERM is ignored.
+    """
+    ours = os.getpid()
+
+    def end(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if os.getpid() != ours:  # a fork of ours has nothing to clear away
+            os.kill(os.getpid(), signal.SIGTERM)
+        sys.exit(SIGTERM_STATUS)
+
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if not in_main_thread or signal.getsignal(signal.SIGTERM) == signal.SIG_IGN:
+        yield
+        return
+    with handled((signal.SIGTERM,), end):
+        yield
 
 
 def session_processes(session: int) -> dict[int, str]:

@@ -25,6 +25,9 @@ class ModelConfig(Config):
     source: str = Field(description="Hub id, or a directory relative to the recipe.")
     revision: str = Field("main", description="Branch, tag or commit on the hub.")
     dtype: DtypeChoice = Field("auto", description="auto keeps float16 and bfloat16; float32 becomes float16.")
+    allow_nonfinite: bool = Field(
+        False, description="Convert NaN and infinite weights with a warning; calibrate and verify refuse them."
+    )
 
 
 class CalibrationConfig(Config):

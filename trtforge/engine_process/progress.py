@@ -1,8 +1,8 @@
 """Whether an engine with unfinished requests still works on them."""
 
-import os
 from collections.abc import Iterable
-from pathlib import Path
+
+from trtforge.core.processes import stat_of
 
 _BUSY_SHARE = 0.2  # of one core: a long step computes, a deadlock does not
 _PATIENCE_BUSY = 300.0  # seconds that computing without a result counts as progress
@@ -33,11 +33,5 @@ class Progress:
 
 def cpu_seconds(processes: Iterable[int]) -> float:
     """User and system time of processes so far; one that is gone counts nothing."""
-    ticks = 0
-    for process in processes:
-        try:
-            fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        ticks += int(fields[11]) + int(fields[12])
-    return ticks / os.sysconf("SC_CLK_TCK")
+    stats = (stat_of(process) for process in processes)
+    return sum(stat.cpu_seconds for stat in stats if stat is not None)

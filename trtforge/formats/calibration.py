@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from trtforge.core.errors import ForgeError
 from trtforge.core.manifest import Manifest, open_artifact
+from trtforge.formats.calibration_values import require_scales
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,7 +26,8 @@ class Calibration:
     (in,), the same of each input (int8_sq, w4a8_awq); `.pre_quant_scale` (in,), what an input is multiplied by before
     an AWQ matrix product, with its `.alpha` and `.output_error` (1,), relative to the output's energy; `.clip_ratio`
     (out, in / group), the share of a block's largest magnitude at which it is clipped; `.dead_channels` (1,), inputs
-    that were always zero; `layers.<i>.kv_amax` (1,), largest key or value.
+    that were always zero; `.zero_weight` (1,) of a weight that is all zeros; `layers.<i>.kv_amax` (1,), largest key or
+    value.
     """
 
     manifest: Manifest
@@ -120,8 +122,10 @@ def _listed(names: list[str]) -> str:
 
 
 def open_calibration(directory: Path) -> Calibration:
-    """Read and check a calibration artifact."""
+    """Read a calibration artifact. Raises ForgeError for a damaged one, and for numbers that cannot be scales."""
     from safetensors.torch import load_file
 
     manifest = open_artifact(directory, "calibration")
-    return Calibration(manifest, load_file(directory / FILE))
+    tensors = load_file(directory / FILE)
+    require_scales(directory / FILE, tensors)
+    return Calibration(manifest, tensors)

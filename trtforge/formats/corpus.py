@@ -80,7 +80,7 @@ def token_windows(
     naming file and line for data that is absent, unreadable, without the field, empty, or outside the vocabulary.
     """
     path = Path(source)
-    if path.suffix == ".safetensors":
+    if not needs_tokenizer(source):
         windows = _stored_ids(path, samples, length)
         lengths = [len(window) for window in windows]
     else:
@@ -99,6 +99,11 @@ def token_windows(
         wanted = f"{samples * length:,} tokens asked for ({samples} samples of {length})"
         _LOG.warning("%s gives %s of the %s", source, f"{found.tokens:,}", wanted)
     return found
+
+
+def needs_tokenizer(source: str) -> bool:
+    """Whether the data is text; safetensors hold token ids."""
+    return Path(source).suffix != ".safetensors"
 
 
 def require_data(source: str) -> None:
@@ -268,9 +273,13 @@ def _tokenizer(model: Path) -> "PreTrainedTokenizerBase":
         )
     from transformers import AutoTokenizer
 
+    from trtforge.formats.tokenizer import TOKENIZER_FILE, load_tokenizer
+
     try:
         tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
     except Exception as error:  # what damaged files raise here is not limited
+        if (model / TOKENIZER_FILE).is_file():
+            load_tokenizer(model / TOKENIZER_FILE)  # says what is wrong with it, if that is the one
         raise ForgeError(
             f"{model}: its tokenizer cannot be loaded: {type(error).__name__}: {first_line(error)}",
             hint="Fetch the tokenizer again.",

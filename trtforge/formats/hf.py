@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,6 +15,7 @@ from trtforge.formats.shards import StoredTensor, read_header
 from trtforge.formats.source_digest import SourceDigests
 
 CONFIG = "config.json"
+_LARGEST = sys.float_info.max
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 QUANTIZATION_FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
@@ -49,13 +51,22 @@ class HfConfig:
             raise self._wrong(key, value, "a whole number above zero")
         return value
 
-    def number(self, key: str, default: float) -> float:
-        """A number. Raises ForgeError for anything else."""
+    def number(self, key: str, default: float, *, above: float | None = None, least: float | None = None) -> float:
+        """A finite number within the bounds. Raises ForgeError for anything else."""
         value = self.values.get(key)
         value = default if value is None else value
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= _LARGEST:
             raise self._wrong(key, value, "a number")
+        if (above is not None and value <= above) or (least is not None and value < least):
+            raise self._wrong(key, value, f"a number above {above:g}" if above is not None else f"at least {least:g}")
         return float(value)
+
+    def positive_or_none(self, key: str) -> float | None:
+        """A finite number above zero as it is written, None where there is none. Raises ForgeError for others."""
+        value: float | None = self.values.get(key)
+        if value is not None:
+            self.number(key, value, above=0)
+        return value
 
     def _wrong(self, key: str, value: object, wanted: str) -> ForgeError:
         said = "is missing" if value is None else f"is {value!r}, not {wanted}"
@@ -82,7 +93,7 @@ class HfConfig:
     @property
     def rope_theta(self) -> float:
         """Base of the rotary embedding."""
-        return HfConfig({**self.values, **self._rope}, self.path).number("rope_theta", 10000.0)
+        return HfConfig({**self.values, **self._rope}, self.path).number("rope_theta", 10000.0, above=0)
 
     @property
     def rope_scaling(self) -> dict[str, Any] | None:
@@ -95,7 +106,7 @@ class HfConfig:
     def partial_rotary(self, default: float) -> float:
         """The share of a head that is rotated."""
         merged = {**self._rope, **{key: value for key, value in self.values.items() if value is not None}}
-        return HfConfig(merged, self.path).number("partial_rotary_factor", default)
+        return HfConfig(merged, self.path).number("partial_rotary_factor", default, above=0)
 
     @property
     def _rope(self) -> Mapping[str, Any]:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from trtforge.core.errors import ForgeError
 
@@ -31,19 +31,60 @@ def read_special_tokens(directory: Path) -> SpecialTokens:
     return SpecialTokens(ends, pads[0] if pads else 0)
 
 
+def require_end_ids(directory: Path, vocab_size: int) -> None:
+    """Raises ForgeError naming the file for an end id beyond the vocabulary: no model ever makes it."""
+    for name in ("generation_config.json", "config.json"):
+        for found in _ids(_read(directory / name).get("eos_token_id")):
+            _require_in_vocabulary(f"{directory / name}: eos_token_id", found, vocab_size)
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        if "eos_token" in _read(directory / name):
+            for found in _ids(_special_ids(directory).get("eos_token")):
+                _require_in_vocabulary(f"{directory / name}: the id of eos_token,", found, vocab_size)
+
+
+def _require_in_vocabulary(what: str, found: int, vocab_size: int) -> None:
+    if found >= vocab_size:
+        raise ForgeError(
+            f"{what} {found} is beyond the model's vocabulary of {vocab_size} ids: no answer would end",
+            hint="Use the tokenizer and configuration files that came with the model.",
+        )
+
+
 def _ids(value: object) -> tuple[int, ...]:
     values = value if isinstance(value, list) else [value]
-    return tuple(dict.fromkeys(item for item in values if isinstance(item, int) and item >= 0))
+    return tuple(dict.fromkeys(item for item in values if _is_id(item)))
+
+
+def _is_id(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def _special_ids(directory: Path) -> Mapping[str, int]:
     """The ids of the tokens that tokenizer_config.json names."""
     names = _read(directory / "special_tokens_map.json") | _read(directory / "tokenizer_config.json")
-    tokenizer = _read(directory / "tokenizer.json")
-    ids = {entry["content"]: entry["id"] for entry in tokenizer.get("added_tokens", [])}
-    ids |= {entry["content"]: int(key) for key, entry in (names.get("added_tokens_decoder") or {}).items()}
+    ids = _added_tokens(directory / "tokenizer.json") | _added_tokens_decoder(directory / "tokenizer_config.json")
     named = {key: value.get("content") if isinstance(value, dict) else value for key, value in names.items()}
     return {key: ids[value] for key, value in named.items() if isinstance(value, str) and value in ids}
+
+
+def _added_tokens(path: Path) -> dict[str, int]:
+    """Token to id, of a tokenizer.json."""
+    try:
+        return {entry["content"]: int(entry["id"]) for entry in _read(path).get("added_tokens") or []}
+    except (TypeError, KeyError, ValueError):
+        raise _damaged(path, "added_tokens") from None
+
+
+def _added_tokens_decoder(path: Path) -> dict[str, int]:
+    """Token to id, of a tokenizer_config.json."""
+    try:
+        return {entry["content"]: int(key) for key, entry in (_read(path).get("added_tokens_decoder") or {}).items()}
+    except (TypeError, KeyError, ValueError, AttributeError):
+        raise _damaged(path, "added_tokens_decoder") from None
+
+
+def _damaged(path: Path, key: str) -> ForgeError:
+    return ForgeError(f"{path}: {key} is not what a tokenizer has there", hint="Download the file again.")
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import trtforge
-from trtforge.core.errors import ForgeError
 from trtforge.core.manifest import FILE_NAME, Manifest, record_of
 from trtforge.core.manifest import FileRecord as Record
 from trtforge.formats.hf import TOKENIZER_DIRECTORY
 from trtforge.formats.llmapi import MODEL_FILE, LlmArgs
+from trtforge.formats.tokenizer import TOKENIZER_FILE, load_tokenizer
 from trtforge.formats.triton import ModelRole
 from trtforge.package.models import ENGINE_DIRECTORY, ModelCode, ModelSpec
 from trtforge.package.render import CONFIG, render_config
-from trtforge.package.tokenizer import TOKENIZER_FILE, TokenizerAssets
+from trtforge.package.tokenizer import TokenizerAssets
 
 VERSION = "1"
 _PACKAGE = Path(trtforge.__file__).parent
@@ -50,6 +50,7 @@ _OWN_MODULES = (
     "core/__init__",
     "core/errors",
     "core/interpreter",
+    "core/processes",
     *(
         f"engine_process/{name}"
         for name in (
@@ -129,7 +130,8 @@ class RepositoryWriter:
         source.mkdir()
         for file in self.tokenizer.files:
             self.tokenizer.write(file.name, source / file.name)
-        _check_tokenizer(source / TOKENIZER_FILE, self.tokenizer.directory)
+        if not self.tokenizer.is_fast:  # others were loaded before anything was written
+            load_tokenizer(source / TOKENIZER_FILE)
         for model in users:
             if model is not whole:
                 target = out / model.name / VERSION / TOKENIZER_DIRECTORY
@@ -152,14 +154,3 @@ def _link(source: Path, target: Path) -> None:
         os.link(source, target)
     except OSError:
         shutil.copyfile(source, target)
-
-
-def _check_tokenizer(path: Path, origin: Path) -> None:
-    from tokenizers import Tokenizer
-
-    try:
-        Tokenizer.from_file(str(path))
-    except Exception as error:
-        raise ForgeError(
-            f"{origin}: tokenizer.json cannot be loaded: {error}", hint="Download the tokenizer again."
-        ) from None

@@ -24,8 +24,9 @@ def package(config: PackageConfig, engine: Path, tokenizer: Path | None, out: Pa
 
     `tokenizer` is a Hugging Face directory; None takes what compile put beside the engine. The repository holds the
     engine (hard-linked where possible) and the tokenizer, so it can be moved. Raises ForgeError, before anything is
-    written, for an incomplete engine, a missing tokenizer, a setting that the engine cannot serve, and an engine that
-    was built for something else than `config.target`; logs what may keep it from running.
+    written, for an incomplete engine, a missing or damaged tokenizer, an end id beyond the vocabulary, a setting that
+    the engine cannot serve, and an engine that was built for something else than `config.target`; logs what may keep
+    it from running.
     """
     manifest = open_engine(engine)
     if config.features is not None:
@@ -33,7 +34,7 @@ def package(config: PackageConfig, engine: Path, tokenizer: Path | None, out: Pa
     facts = read_engine(engine, manifest, config.features)
     for warning in check_target(facts, config.target):
         _LOG.warning(warning)
-    assets = read_tokenizer(find_tokenizer(tokenizer, engine))
+    assets = read_tokenizer(find_tokenizer(tokenizer, engine), facts.vocab_size)
     models = model_specs(config, facts, assets)
     llm_args = serving_args(config, facts)
     templates = asset_directory("model_repo_templates")

@@ -8,10 +8,9 @@ from pathlib import Path
 from trtforge.core.errors import ForgeError
 from trtforge.formats.hf import TOKENIZER_DIRECTORY, tokenizer_files
 from trtforge.formats.special_tokens import read_special_tokens
+from trtforge.formats.tokenizer import SLOW_FILES, TOKENIZER_FILE, require_tokenizer
 
-TOKENIZER_FILE = "tokenizer.json"
 _HINT = "Give the Hugging Face checkpoint's directory with --tokenizer DIR."
-_SLOW_FILES = ("tokenizer.model", "vocab.json", "vocab.txt")
 
 
 @dataclass(frozen=True)
@@ -46,14 +45,15 @@ def find_tokenizer(given: Path | None, engine: Path) -> Path:
     beside = engine / TOKENIZER_DIRECTORY
     directory = given or (beside if beside.is_dir() else engine)
     names = {path.name for path in tokenizer_files(directory)}
-    if TOKENIZER_FILE not in names and not names.intersection(_SLOW_FILES):
+    if TOKENIZER_FILE not in names and not names.intersection(SLOW_FILES):
         where = f"{directory} has no {TOKENIZER_FILE}" if given else f"{engine} comes without one"
         raise ForgeError(f"tokenizer missing: {where}", hint=_HINT)
     return directory
 
 
-def read_tokenizer(directory: Path) -> TokenizerAssets:
-    """The tokenizer with its end and padding ids."""
+def read_tokenizer(directory: Path, vocab_size: int) -> TokenizerAssets:
+    """The tokenizer with its end and padding ids. Raises ForgeError as `require_tokenizer` does."""
+    require_tokenizer(directory, vocab_size)
     special = read_special_tokens(directory)
     return TokenizerAssets(directory, special.end_ids, special.pad_id)
 

@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trtforge.core.errors import ForgeError
+from trtforge.core.verified import open_to_run
 from trtforge.engine_process.requests import GenerationRequest, SamplingParams
 from trtforge.formats.hf import TOKENIZER_DIRECTORY
-from trtforge.formats.special_tokens import read_special_tokens
+from trtforge.formats.special_tokens import read_special_tokens, require_end_ids
+from trtforge.formats.tokenizer import load_tokenizer
 from trtforge.runtime.generate import generate
+from trtforge.runtime.source import open_engine
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -28,8 +31,14 @@ class GeneratedText:
 def generate_text(
     directory: Path, prompt: str, *, max_tokens: int, sampling: SamplingParams, stop: tuple[str, ...] = ()
 ) -> GeneratedText:
-    """Load the engine, answer one prompt, close. Raises ForgeError, also for a prompt that the engine refuses."""
+    """Load the engine, answer one prompt, close. Raises ForgeError.
+
+    Beside what keeps an engine from running, that is a file that is not its manifest's, and a prompt that it refuses.
+    """
+    vocab_size = open_engine(directory).config.vocab_size
+    open_to_run(directory, "engine")
     tokenizer = _tokenizer(directory)
+    require_end_ids(directory / TOKENIZER_DIRECTORY, vocab_size)
     ids = tokenizer.encode(prompt).ids
     request = GenerationRequest(
         request_id="0",
@@ -50,12 +59,10 @@ def generate_text(
 
 
 def _tokenizer(directory: Path) -> "Tokenizer":
-    from tokenizers import Tokenizer
-
     path = directory / TOKENIZER_DIRECTORY / "tokenizer.json"
     if not path.is_file():
         raise ForgeError(
             f"{directory} has no tokenizer ({TOKENIZER_DIRECTORY}/tokenizer.json)",
             hint="Convert from a checkpoint directory that has tokenizer.json, then compile again.",
         )
-    return Tokenizer.from_file(str(path))
+    return load_tokenizer(path)

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from trtforge.core.errors import ForgeError
-from trtforge.core.manifest import open_artifact
+from trtforge.core.verified import open_to_run
 from trtforge.formats.triton import RepositoryFacts, read_facts
 from trtforge.serve.config import ServeConfig
 from trtforge.serve.embedded import check_embedded
@@ -30,7 +30,7 @@ def serve(config: ServeConfig, repo: Path) -> int:
     that was started. Raises ForgeError for a damaged repository, an engine that cannot run here or in the image, a port
     in use, and a server that fails to start or breaks (with --restart on-failure: too often).
     """
-    facts = read_facts(open_artifact(repo, "repository"))
+    facts = read_facts(open_to_run(repo, "repository"))
     with runtime_directory() as runtime:
         launch = plan_launch(config, repo, facts, runtime)
         check_versions(facts, launch)

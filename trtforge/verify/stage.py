@@ -7,10 +7,11 @@ from trtforge.core.errors import ForgeError
 from trtforge.core.manifest import Manifest, open_artifact
 from trtforge.core.progress import Progress, Silent
 from trtforge.core.recipe import GateConfig
-from trtforge.formats.corpus import TokenWindows, token_windows
-from trtforge.formats.hf import HfCheckpoint, open_checkpoint
+from trtforge.formats.corpus import TokenWindows, needs_tokenizer, token_windows
+from trtforge.formats.hf import TOKENIZER_DIRECTORY, HfCheckpoint, open_checkpoint
 from trtforge.formats.quantization_config import read_quantized_source
 from trtforge.formats.shards import read_header
+from trtforge.formats.tokenizer import require_tokenizer
 from trtforge.formats.trtllm import (
     CheckpointConfig,
     is_engine,
@@ -32,14 +33,17 @@ def verify(
 
     `layers`: also say how far every decoder layer's output is off.
 
-    Raises ForgeError for a damaged or foreign artifact and for data that cannot be used; a broken gate is
-    not an error but a result with `failures`.
+    Raises ForgeError for a damaged or foreign artifact, a damaged tokenizer and for data that cannot be used; a broken
+    gate is not an error but a result with `failures`.
     """
     engine = is_engine(candidate)
     manifest = open_artifact(candidate, "engine" if engine else "checkpoint")
     config = read_engine_config(candidate)[0] if engine else read_checkpoint_config(candidate)
     source = open_checkpoint(reference)
     _require_same_model(config, manifest, source)
+    require_tokenizer(candidate / TOKENIZER_DIRECTORY, config.vocab_size)
+    if needs_tokenizer(gate.data):
+        require_tokenizer(reference, config.vocab_size)
     if not engine:
         _check_tensors(candidate, config, source, progress or Silent())
     windows = token_windows(

@@ -28,7 +28,7 @@ def facts(config: HfConfig) -> Facts:
         tied_embeddings=config.flag("tie_word_embeddings", True),
         config={
             "hidden_act": "gelu",
-            "norm_epsilon": config.number("layer_norm_epsilon", 1e-5),
+            "norm_epsilon": config.number("layer_norm_epsilon", 1e-5, least=0),
             "position_embedding_type": "alibi",
         },
         holding=holding(qkv_bias=True, dense_bias=True, mlp_bias=True),

@@ -32,7 +32,7 @@ def facts(config: HfConfig) -> Facts:
         tied_embeddings=config.flag("tie_word_embeddings", True),
         config={
             "hidden_act": "silu",
-            "norm_epsilon": config.number("layer_norm_eps", 1e-5),
+            "norm_epsilon": config.number("layer_norm_eps", 1e-5, least=0),
             **rotary(config, sizes, style="rope_gptj"),
             "output_multiplier_scale": config.number("logit_scale", 0.0625),
             "attn_bias": bias,

@@ -4,6 +4,7 @@ from typing import Any
 
 from trtforge.core.errors import ForgeError
 from trtforge.formats.hf import HfConfig
+from trtforge.formats.rope import rope_scaling
 from trtforge.models.family import (
     Embedding,
     Experts,
@@ -150,12 +151,18 @@ def gpt2_sizes(config: HfConfig, kv_heads: int | None = None) -> Sizes:
     )
 
 
-def rotary(config: HfConfig, sizes: Sizes, fraction: float = 1.0, style: str = "rope_gpt_neox") -> dict[str, Any]:
-    """The config fields of a rotary embedding over the first `fraction` of a head."""
+def rotary(
+    config: HfConfig,
+    sizes: Sizes,
+    fraction: float = 1.0,
+    style: str = "rope_gpt_neox",
+    also: tuple[str, ...] = (),
+) -> dict[str, Any]:
+    """The config fields of a rotary embedding over the first `fraction` of a head; `also` as in `rope_scaling`."""
     return {
         "position_embedding_type": style,
         "rotary_base": config.rope_theta,
-        "rotary_scaling": config.rope_scaling,
+        "rotary_scaling": rope_scaling(config, also=also),
         "rotary_embedding_dim": int(sizes.head_size * fraction),
     }
 

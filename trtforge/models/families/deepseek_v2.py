@@ -8,6 +8,7 @@ from typing import Any
 
 from trtforge.core.errors import ForgeError
 from trtforge.formats.hf import HfConfig
+from trtforge.formats.rope import rope_scaling
 from trtforge.models.families.common import (
     INPUT_NORM,
     LLAMA_MODEL,
@@ -94,7 +95,7 @@ def facts(config: HfConfig) -> Facts:
         tied_embeddings=config.flag("tie_word_embeddings"),
         config={
             "hidden_act": "swiglu",
-            "norm_epsilon": config.number("rms_norm_eps", 1e-6),
+            "norm_epsilon": config.number("rms_norm_eps", 1e-6, least=0),
             "position_embedding_type": "rope_gpt_neox",
             "rotary_base": config.rope_theta,
             "rotary_scaling": _rotary_scaling(config),
@@ -166,7 +167,7 @@ def _moe(config: HfConfig, shared: int) -> dict[str, Any]:
 
 
 def _rotary_scaling(config: HfConfig) -> dict[str, Any] | None:
-    scaling = config.rope_scaling
+    scaling = rope_scaling(config)
     if scaling is None:
         return None
     keys = ("beta_fast", "beta_slow", "factor", "mscale", "mscale_all_dim", "original_max_position_embeddings")

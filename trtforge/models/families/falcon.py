@@ -25,7 +25,7 @@ def facts(config: HfConfig) -> Facts:
         tied_embeddings=config.flag("tie_word_embeddings", True),
         config={
             "hidden_act": "gelu",
-            "norm_epsilon": config.number("layer_norm_epsilon", 1e-5),
+            "norm_epsilon": config.number("layer_norm_epsilon", 1e-5, least=0),
             **fields,
             "bias": bias,
             "parallel_attention": parallel,

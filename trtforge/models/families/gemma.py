@@ -30,7 +30,7 @@ def gemma_fields(config: HfConfig, sizes: Sizes) -> dict[str, Any]:
     require(config, key, "gelu_pytorch_tanh", ("gelu_pytorch_tanh", "gelu"), "TensorRT-LLM's Gemma has one activation")
     return {
         "hidden_act": "gelu_pytorch_tanh",
-        "norm_epsilon": config.number("rms_norm_eps", 1e-6),
+        "norm_epsilon": config.number("rms_norm_eps", 1e-6, least=0),
         **rotary(config, sizes),
         "attn_bias": config.flag("attention_bias"),
         "mlp_bias": False,

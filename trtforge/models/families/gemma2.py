@@ -21,8 +21,8 @@ def facts(config: HfConfig) -> Facts:
     fields = {
         "inter_layernorms": True,
         "query_pre_attn_scalar": config.integer("query_pre_attn_scalar"),
-        "final_logit_softcapping": config.values.get("final_logit_softcapping"),
-        "attn_logit_softcapping": config.values.get("attn_logit_softcapping"),
+        "final_logit_softcapping": config.positive_or_none("final_logit_softcapping"),
+        "attn_logit_softcapping": config.positive_or_none("attn_logit_softcapping"),
         **sliding_window(config, layers),
     }
     return replace(base, config={**base.config, **fields})

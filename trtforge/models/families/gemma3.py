@@ -22,9 +22,10 @@ LAYER: tuple[Row, ...] = (
 def facts(config: HfConfig) -> Facts:
     """The facts of a Gemma 3 config.json; transformers 5 nests the rotary parameters of the two kinds of layers."""
     nested: dict[str, Any] = config.values.get("rope_parameters") or {}
-    local_base = config.number("rope_local_base_freq", 10000.0)
+    local_base = config.number("rope_local_base_freq", 10000.0, above=0)
     if "full_attention" in nested:
-        local_base = float(nested.get("sliding_attention", {}).get("rope_theta", local_base))
+        sliding = HfConfig(nested.get("sliding_attention") or {}, config.path)
+        local_base = sliding.number("rope_theta", local_base, above=0)
         config = HfConfig({**config.values, "rope_parameters": nested["full_attention"]}, config.path)
     elif not nested and config.values.get("rope_theta") is None:
         config = HfConfig({**config.values, "rope_theta": 1000000.0}, config.path)
@@ -34,7 +35,7 @@ def facts(config: HfConfig) -> Facts:
     fields = {
         "inter_layernorms": True,
         "query_pre_attn_scalar": config.integer("query_pre_attn_scalar", 256),
-        "final_logit_softcapping": config.values.get("final_logit_softcapping"),
+        "final_logit_softcapping": config.positive_or_none("final_logit_softcapping"),
         "rope_local_base_freq": local_base,
         "_sliding_window_pattern": pattern,
         **sliding_window(config, sliding_layers(config) or every),

@@ -34,7 +34,7 @@ def learned(config: HfConfig, variant: str) -> dict[str, Any]:
     return {
         **gpt_fields(config, variant, bias=True),
         "hidden_act": str(config.values.get("activation_function", "gelu_new")),
-        "norm_epsilon": config.number("layer_norm_epsilon", 1e-5),
+        "norm_epsilon": config.number("layer_norm_epsilon", 1e-5, least=0),
         "position_embedding_type": "learned_absolute",
         "rotary_embedding_dim": config.integer("n_embd") // config.integer("n_head"),
     }

@@ -22,7 +22,7 @@ def facts(config: HfConfig) -> Facts:
         tied_embeddings=config.flag("tie_word_embeddings"),
         config={
             "hidden_act": "gelu",
-            "norm_epsilon": config.number("layer_norm_epsilon", 1e-5),
+            "norm_epsilon": config.number("layer_norm_epsilon", 1e-5, least=0),
             **rotary(config, sizes, style="rope_gptj"),
             "rotary_dim": config.integer("rotary_dim", 64),
         },

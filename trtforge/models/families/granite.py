@@ -16,7 +16,7 @@ def facts(config: HfConfig) -> Facts:
         "embedding_multiplier": config.number("embedding_multiplier", 1.0),
         "attention_multiplier": attention * math.sqrt(base.sizes.head_size),
         "residual_multiplier": config.number("residual_multiplier", 1.0),
-        "output_multiplier_scale": 1.0 / config.number("logits_scaling", 1.0),
+        "output_multiplier_scale": 1.0 / config.number("logits_scaling", 1.0, above=0),
     }
     return replace(base, config={**base.config, **multipliers})
 

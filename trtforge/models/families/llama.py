@@ -16,7 +16,7 @@ def llama_fields(config: HfConfig, sizes: Sizes) -> dict[str, Any]:
     require(config, "hidden_act", "silu", ("silu",), "TensorRT-LLM's Llama has the gated SiLU MLP only")
     return {
         "hidden_act": "silu",
-        "norm_epsilon": config.number("rms_norm_eps", 1e-6),
+        "norm_epsilon": config.number("rms_norm_eps", 1e-6, least=0),
         **rotary(config, sizes),
         "attn_bias": config.flag("attention_bias"),
         "mlp_bias": config.flag("mlp_bias"),

@@ -17,7 +17,7 @@ def facts(config: HfConfig) -> Facts:
     fields = {
         **gpt_fields(config, "nemotron", bias=bias),
         "hidden_act": "squared-relu",
-        "norm_epsilon": config.number("norm_eps", 1e-5),
+        "norm_epsilon": config.number("norm_eps", 1e-5, least=0),
         **rotary(config, sizes),
         "rotary_pct": config.partial_rotary(0.5),
     }

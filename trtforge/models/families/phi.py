@@ -25,7 +25,7 @@ def facts(config: HfConfig) -> Facts:
         tied_embeddings=config.flag("tie_word_embeddings"),
         config={
             "hidden_act": str(config.values.get("hidden_act", "gelu_new")),
-            "norm_epsilon": config.number("layer_norm_eps", 1e-5),
+            "norm_epsilon": config.number("layer_norm_eps", 1e-5, least=0),
             **rotary(config, sizes, fraction),
             "rotary_pct": fraction,
         },

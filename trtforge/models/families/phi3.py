@@ -50,7 +50,7 @@ def facts(config: HfConfig) -> Facts:
         tied_embeddings=config.flag("tie_word_embeddings"),
         config={
             "hidden_act": "swiglu",
-            "norm_epsilon": config.number("rms_norm_eps", 1e-5),
+            "norm_epsilon": config.number("rms_norm_eps", 1e-5, least=0),
             **_positions(config, sizes),
             **sliding_window(config),
         },
@@ -59,8 +59,8 @@ def facts(config: HfConfig) -> Facts:
 
 def _positions(config: HfConfig, sizes: Sizes) -> dict[str, Any]:
     fraction = config.partial_rotary(1.0)
-    fields = rotary(config, sizes, fraction) | {"rotary_pct": fraction}
-    scaling = config.rope_scaling or {}
+    fields = rotary(config, sizes, fraction, also=("su",)) | {"rotary_pct": fraction}
+    scaling = fields["rotary_scaling"] or {}
     if scaling.get("rope_type", scaling.get("type")) not in ("longrope", "su"):
         return fields
     short, long = scaling.get("short_factor"), scaling.get("long_factor")

@@ -27,7 +27,7 @@ def facts(config: HfConfig) -> Facts:
         config={
             **gpt_fields(config, "starcoder2", bias=bias),
             "hidden_act": "gelu",
-            "norm_epsilon": config.number("norm_epsilon", 1e-5),
+            "norm_epsilon": config.number("norm_epsilon", 1e-5, least=0),
             **rotary(config, sizes),
             **sliding_window(config),
         },

@@ -1,0 +1,170 @@
+"""SIGTERM and SIGINT of every stage: what was interrupted, what is kept, how to go on, and nothing else left."""
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import DEMO_MODEL
+from trtforge.compile.stage import compile_engine
+from trtforge.convert.stage import ConvertConfig, convert
+from trtforge.core.processes import session_processes
+from trtforge.core.recipe import EngineConfig
+
+PROGRAM = """
+import importlib, sys, time
+from pathlib import Path
+begun, place, passes, *words = sys.argv[1:]
+module, _, name = place.partition(":")
+*owners, last = name.split(".")
+owner = importlib.import_module(module)
+for part in owners:
+    owner = getattr(owner, part)
+original, left = getattr(owner, last), int(passes)
+def wait(*arguments, **keywords):
+    global left
+    left -= 1
+    if left >= 0:
+        return original(*arguments, **keywords)
+    Path(begun).touch()
+    time.sleep(120)
+setattr(owner, last, wait)
+sys.argv = ["trtforge", *words]
+from trtforge.cli.app import main
+main()
+"""
+SIGNALS = [(signal.SIGTERM, 143), (signal.SIGINT, 130)]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A program that a signal ended while it waited in the function at a place."""
+
+    status: int
+    stdout: str
+    stderr: str
+
+
+def interrupted(directory: Path, place: str, number: signal.Signals, *words: object, passes: int = 0) -> Ended:
+    """`trtforge WORDS` in `directory`, signalled in call number `passes` + 1 of the function at `place`."""
+    begun = directory.parent / f"{directory.name}.begun"
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(begun), place, str(passes), *map(str, words)],
+        cwd=directory,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+    )
+    while not begun.exists():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+    process.send_signal(number)
+    stdout, stderr = process.communicate(timeout=60)
+    assert session_processes(process.pid) == {}
+    begun.unlink()
+    return Ended(process.returncode, stdout, stderr)
+
+
+def left(directory: Path) -> list[str]:
+    return sorted(str(path.relative_to(directory)) for path in directory.rglob("*"))
+
+
+@pytest.fixture(scope="module")
+def artifacts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    base = tmp_path_factory.mktemp("artifacts")
+    checkpoint = convert(ConvertConfig(dtype="float32"), DEMO_MODEL, base / "checkpoint").path
+    engine = compile_engine(EngineConfig(backend="torch"), checkpoint, base / "engine").path
+    return {"checkpoint": checkpoint, "engine": engine}
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    (tmp_path / "here").mkdir()
+    return tmp_path / "here"
+
+
+@pytest.mark.parametrize(("number", "status"), SIGNALS)
+def test_convert_keeps_the_stages_that_are_complete(here: Path, number: signal.Signals, status: int) -> None:
+    words = ["convert", DEMO_MODEL, "out", "--pp", "2", "--dtype", "float32"]
+    ended = interrupted(here, "trtforge.convert.writer:_write_stage", number, *words, "--force", passes=1)
+    assert (ended.status, ended.stdout) == (status, "")
+    again = shlex.join(["trtforge", *map(str, words)])
+    kept, said, hint = ended.stderr.splitlines()[-3:]
+    assert kept.startswith("warning: out was interrupted: 1 finished file (")
+    assert kept.endswith(f" bytes) are kept in {here / '.out.partial'}")
+    assert said == f"interrupted by {number.name}: {again} --force"
+    assert hint == f"hint: what is complete is kept; go on: {again}"
+    assert left(here) == [".out.partial", ".out.partial/.finished.json", ".out.partial/rank0.safetensors"]
+
+    done = subprocess.run(
+        [sys.executable, "-m", "trtforge", *map(str, words)], cwd=here, capture_output=True, text=True
+    )
+    assert done.returncode == 0
+    assert "note: going on from a run that did not end" in done.stderr
+    assert not (here / ".out.partial").exists()
+
+
+CALIBRATE = ["--quant", "fp8", "--samples", "2", "--seq-len", "16"]
+GATE = ["--samples", "1", "--seq-len", "16"]
+STAGES = {
+    "calibrate": ("trtforge.calibrate.walk:Walk.run", ["calibrate", DEMO_MODEL, "out", *CALIBRATE]),
+    "convert": ("trtforge.convert.writer:_write_stage", ["convert", DEMO_MODEL, "out"]),
+    "verify": ("trtforge.verify.stage:_compare", ["verify", "{checkpoint}", "--against", DEMO_MODEL, *GATE]),
+    "compile": ("trtforge.compile.torch_engine:build_rank", ["compile", "{checkpoint}", "out", "--backend", "torch"]),
+    "package": ("trtforge.package.repository:RepositoryWriter.write", ["package", "{engine}", "out"]),
+}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_sigterm_of_a_stage(here: Path, artifacts: dict[str, Path], stage: str) -> None:
+    place, words = STAGES[stage]
+    command = [str(word).format(**artifacts) for word in words]
+    ended = interrupted(here, place, signal.SIGTERM, *command)
+    assert ended.status == 143
+    assert "Traceback" not in ended.stderr
+    again = shlex.join(["trtforge", *command])
+    assert f"interrupted by SIGTERM: {again}\n" in ended.stderr
+    if stage == "verify":
+        assert ended.stderr.endswith(f"hint: verify keeps nothing; start again: {again}\n")
+    else:
+        assert "warning: out was interrupted: nothing of it was finished, and what was there before" in ended.stderr
+        assert ended.stderr.endswith(f"hint: what is complete is kept; go on: {again}\n")
+    assert left(here) == []
+
+
+@pytest.mark.parametrize(("number", "status"), SIGNALS)
+def test_a_build_says_which_stage_and_goes_on(here: Path, number: signal.Signals, status: int) -> None:
+    words = ["build", "demo-fp32", "--out", "out", "--quiet"]
+    ended = interrupted(here, "trtforge.compile.torch_engine:build_rank", number, *words, "--from", "convert", "--set",
+                        "gate.samples=1")  # fmt: skip
+    assert ended.status == status
+    assert "the build of demo-fp32 was interrupted in stage compile; stages complete: convert, verify\n" in ended.stderr
+    command = "trtforge build demo-fp32 --out out --quiet --from convert --set gate.samples=1"
+    assert ended.stderr.endswith(
+        f"interrupted by {number.name}: {command}\nhint: what is complete is kept; go on: {command}\n"
+    )
+    assert sorted(path.name for path in (here / "out").iterdir()) == ["checkpoint", "report.json"]
+
+
+def test_what_was_there_before_stays(here: Path) -> None:
+    convert(ConvertConfig(), DEMO_MODEL, here / "out")
+    before = (here / "out/forge.json").read_bytes()
+    ended = interrupted(here, "trtforge.convert.writer:_write_stage", signal.SIGTERM, "convert", DEMO_MODEL, "out",
+                        "--dtype", "float32")  # fmt: skip
+    assert ended.status == 143
+    assert (here / "out/forge.json").read_bytes() == before
+    assert sorted(path.name for path in here.iterdir()) == ["out"]
+
+
+def test_other_commands_have_nothing_to_go_on_with(here: Path, artifacts: dict[str, Path]) -> None:
+    ended = interrupted(here, "trtforge.runtime.text:generate", signal.SIGTERM, "generate", artifacts["engine"], "The")
+    assert ended.status == 143
+    assert ended.stderr.endswith(f"interrupted by SIGTERM: trtforge generate {artifacts['engine']} The\n")

@@ -1,0 +1,72 @@
+"""SIGTERM becomes an exception that clears away; a second one ends at once; a fork dies as it did."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from trtforge.core.processes import SIGTERM_STATUS, ended_by_sigterm
+
+CLEANS = """
+import os, signal, time
+from trtforge.core.processes import ended_by_sigterm
+with ended_by_sigterm():
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
+    finally:
+        print("cleared", flush=True)
+        if {twice}:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(60)
+"""
+
+
+def test_it_is_an_exit_and_the_handler_is_put_back() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as end, ended_by_sigterm():
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert end.value.code == SIGTERM_STATUS == 143
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+@pytest.mark.parametrize(("twice", "status"), [(False, 143), (True, -signal.SIGTERM)])
+def test_a_second_one_ends_at_once(twice: bool, status: int) -> None:
+    program = [sys.executable, "-c", CLEANS.format(twice=twice)]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=50, check=False)
+    assert (done.returncode, done.stdout) == (status, "cleared\n")
+
+
+def test_a_fork_does_not_clear_away_what_is_ours() -> None:
+    with ended_by_sigterm():
+        child = os.fork()
+        if child == 0:
+            try:
+                os.kill(os.getpid(), signal.SIGTERM)
+            finally:
+                os._exit(7)
+        _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == -signal.SIGTERM
+
+
+def test_other_threads_and_ignored_signals_are_left_alone() -> None:
+    found: list[object] = []
+
+    def look() -> None:
+        with ended_by_sigterm():
+            found.append(signal.getsignal(signal.SIGTERM))
+
+    before = signal.getsignal(signal.SIGTERM)
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join()
+    assert found == [before]
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        with ended_by_sigterm():
+            assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGTERM, before)

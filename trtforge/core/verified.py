@@ -1,0 +1,135 @@
+"""Artifacts that are about to run: exactly the manifest's files, every byte digested once and remembered after that.
+
+What was verified is remembered in the user's cache by path, size, inode and times of the last change, so that an engine
+of 100 GB is not read at every start. Without a cache it is.
+"""
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from pydantic import Field
+
+from trtforge.core.cache import cache_directory
+from trtforge.core.config import Config
+from trtforge.core.digest import text_digest
+from trtforge.core.errors import ForgeError
+from trtforge.core.manifest import FILE_NAME, Manifest, Stage, damaged, fault_of, require_manifest
+
+_DIRECTORY = "verified"
+_SETTLED_NS = 2_000_000_000  # a later change within the clock tick of a file system could show no other time
+_LARGE = 10_000_000_000  # bytes that are worth a word before they are read
+_LOG = logging.getLogger(__name__)
+
+_Stamp = tuple[int, int, int, int]
+"""Size, inode, and the times of the last write and the last change of the inode, in ns."""
+
+
+class _Record(Config):
+    path: str
+    manifest: str = Field(description="Digest of forge.json.")
+    files: dict[str, _Stamp]
+
+
+def open_to_run(directory: Path, stage: Stage) -> Manifest:
+    """The manifest of an artifact that is about to run.
+
+    Raises ForgeError if it is absent or of another stage, and naming the file for one that is missing or changed, or
+    that the manifest does not list.
+    """
+    manifest = require_manifest(directory, stage)
+    stranger = next(_strangers(directory, manifest), None)
+    if stranger is not None:
+        raise ForgeError(
+            f"{stage} {directory} holds {stranger}, which its {FILE_NAME} does not list",
+            hint="Move that file away, or make the directory again.",
+        )
+    known = _remembered(directory, manifest)
+    before = {name: _stamp(directory / name) for name in manifest.files}
+    unknown = [name for name, stamp in before.items() if stamp is None or stamp != known.get(name)]
+    size = sum(manifest.files[name].bytes for name in unknown)
+    if size > _LARGE:
+        _LOG.info(f"verifying {size / 1e9:,.0f} GB of {directory}: once, while its files stay as they are")
+    for name in unknown:
+        problem = fault_of(directory / name, manifest.files[name])
+        if problem is not None:
+            raise damaged(directory, stage, problem)
+    if unknown:
+        _remember(directory, manifest, known, before)
+    return manifest
+
+
+def prune_verified(root: Path, expired: Callable[[float], bool]) -> None:
+    """Forget what the cache `root` says was verified where its last use, in seconds since 1970, is `expired`."""
+    for path in (root / _DIRECTORY).glob("*"):
+        with suppress(OSError):
+            if expired(path.stat().st_mtime):
+                path.unlink()
+
+
+def _strangers(directory: Path, manifest: Manifest) -> Iterator[str]:
+    """Relative paths of what is below `directory` and not the manifest's, links to directories among it."""
+    listed = {FILE_NAME, *manifest.files}
+    parents = {parent.as_posix() for name in manifest.files for parent in Path(name).parents}
+
+    def below(prefix: str) -> Iterator[str]:
+        for entry in sorted(os.scandir(directory / prefix), key=lambda entry: entry.name):
+            name = f"{prefix}{entry.name}"
+            if entry.is_dir() and (name in parents or not entry.is_symlink()):
+                yield from below(f"{name}/")
+            elif name not in listed:
+                yield name
+
+    return below("")
+
+
+def _stamp(path: Path) -> _Stamp | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_size, found.st_ino, found.st_mtime_ns, found.st_ctime_ns
+
+
+def _record_path(directory: Path) -> Path | None:
+    root = cache_directory()
+    return root / _DIRECTORY / f"{text_digest(str(directory.resolve()))}.json" if root is not None else None
+
+
+def _remembered(directory: Path, manifest: Manifest) -> Mapping[str, _Stamp]:
+    """The files that were verified, as they were then."""
+    path = _record_path(directory)
+    try:
+        record = _Record.model_validate_json(path.read_text()) if path is not None else None
+    except (OSError, ValueError):
+        return {}
+    if path is None or record is None or (record.path, record.manifest) != (str(directory.resolve()), manifest.digest):
+        return {}
+    with suppress(OSError):
+        os.utime(path)  # when it was last used
+    return record.files
+
+
+def _remember(
+    directory: Path, manifest: Manifest, known: Mapping[str, _Stamp], before: Mapping[str, _Stamp | None]
+) -> None:
+    """Remember the files that did not change while they were read, nor just before."""
+    path = _record_path(directory)
+    if path is None:
+        return
+    now = time.time_ns()
+    files = dict(known)
+    for name, stamp in before.items():
+        if stamp is not None and stamp == _stamp(directory / name) and now - max(stamp[2:]) > _SETTLED_NS:
+            files[name] = stamp
+    record = _Record(path=str(directory.resolve()), manifest=manifest.digest, files=files)
+    new = path.with_suffix(f".{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new.write_text(record.model_dump_json())
+        new.replace(path)
+    except OSError as error:
+        _LOG.warning("%s will be verified again: the cache cannot be written: %s", directory, error.strerror or error)

@@ -1,0 +1,80 @@
+"""The rotary embedding's scaling in a Hugging Face config.json: known by name, its numbers such as can scale.
+
+Names and required keys: transformers/modeling_rope_utils.py; `RotaryScalingType` in tensorrt_llm/functional.py.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from trtforge.core.errors import ForgeError
+from trtforge.formats.hf import HfConfig
+
+_REQUIRED: Mapping[str, tuple[str, ...]] = {
+    "default": (),
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "yarn": (),
+    "longrope": (),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "mrope": (),
+}
+_POSITIVE = (
+    "factor",
+    "low_freq_factor",
+    "high_freq_factor",
+    "original_max_position_embeddings",
+    "beta_fast",
+    "beta_slow",
+    "attention_factor",
+)
+_NOT_NEGATIVE = ("mscale", "mscale_all_dim")  # 0 is as good as absent
+_FACTORS = ("short_factor", "long_factor")
+
+
+def rope_scaling(config: HfConfig, *, also: tuple[str, ...] = ()) -> dict[str, Any] | None:
+    """The scaling as HF writes it, None where there is none. `also`: kinds that this family knows besides.
+
+    Raises ForgeError for an unknown `rope_type`, a key that it lacks, and a number that is not one to scale by.
+    """
+    scaling = config.rope_scaling
+    if scaling is None:
+        return None
+    kind = scaling.get("rope_type", scaling.get("type"))
+    if not isinstance(kind, str) or kind not in (*_REQUIRED, *also):
+        raise ForgeError(
+            f"{config.path}: rope_type {kind!r} is not known", hint=f"Known: {', '.join((*_REQUIRED, *also))}."
+        )
+    missing = [key for key in _REQUIRED.get(kind, ()) if scaling.get(key) is None]
+    if missing:
+        raise _wrong(config, f"rope_type {kind} needs {missing[0]}")
+    for key, value in scaling.items():
+        _check(config, key, value)
+    if kind == "llama3" and scaling["high_freq_factor"] <= scaling["low_freq_factor"]:
+        raise _wrong(
+            config,
+            f"high_freq_factor {scaling['high_freq_factor']} is not above low_freq_factor {scaling['low_freq_factor']}",
+        )
+    return scaling
+
+
+def _check(config: HfConfig, key: str, value: object) -> None:
+    """Raises ForgeError for a value that this key cannot have; null is as good as absent."""
+    if value is None:
+        return
+    if key in _POSITIVE and not _is_number(value, above=0.0):
+        raise _wrong(config, f"{key} is {value!r}, not a number above zero")
+    if key in _NOT_NEGATIVE and not _is_number(value, above=-math.ulp(0.0)):
+        raise _wrong(config, f"{key} is {value!r}, not a number from zero on")
+    if key in _FACTORS:
+        for item in value if isinstance(value, list) else [value]:
+            if not isinstance(value, list) or not _is_number(item, above=0.0):
+                raise _wrong(config, f"{key} holds {item!r}, not numbers above zero")
+
+
+def _is_number(value: object, *, above: float) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and above < value < math.inf
+
+
+def _wrong(config: HfConfig, what: str) -> ForgeError:
+    return ForgeError(f"{config.path}: rope_scaling: {what}", hint="Use the config.json that came with the model.")

@@ -1,0 +1,44 @@
+"""Whether the tokenizer of a directory is whole and of the model, judged before work that takes long."""
+
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trtforge.core.errors import ForgeError, first_line
+from trtforge.formats.special_tokens import require_end_ids
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+TOKENIZER_FILE = "tokenizer.json"
+SLOW_FILES = ("tokenizer.model", "vocab.json", "vocab.txt")
+"""What tells a tokenizer in its older form."""
+
+
+def require_tokenizer(directory: Path, vocab_size: int | None) -> None:
+    """Raises ForgeError for a tokenizer.json that cannot be loaded, and for an end id beyond `vocab_size`.
+
+    A directory without a tokenizer is right, as long as nobody needs one; one in an older form is not loaded. None: the
+    vocabulary is not known.
+    """
+    names = [name for name in (TOKENIZER_FILE, *SLOW_FILES) if (directory / name).is_file()]
+    if TOKENIZER_FILE in names:
+        load_tokenizer(directory / TOKENIZER_FILE)
+    if names and vocab_size is not None:
+        require_end_ids(directory, vocab_size)
+
+
+def load_tokenizer(path: Path) -> "Tokenizer":
+    """The tokenizer in a tokenizer.json. Raises ForgeError naming the file and what is wrong with it."""
+    from tokenizers import Tokenizer
+
+    try:
+        return Tokenizer.from_file(str(path))
+    except BaseException as error:
+        # The library raises Exception itself; what its Rust code did not foresee comes as PanicException.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise ForgeError(
+            f"{path} cannot be loaded: {first_line(error)}",
+            hint=f"Download it again; if a newer tokenizers than {version('tokenizers')} wrote it, install that.",
+        ) from None
