@@ -101,7 +101,7 @@ def test_lock_file_is_deterministic_and_keeps_other_recipes(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("<<<<<<< ours\nversion: 1\n", "not readable"),
+        ("<<<<<<< ours\nversion: 1\n", "not YAML"),
         ("- a list\n", "not a lock file: it holds no keys"),
         ("version: 2\nrecipes: {}\n", "written by another version of trtforge"),
         ("version: 1\nreceipes: {}\n", "unknown key receipes"),

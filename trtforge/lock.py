@@ -14,9 +14,10 @@ import yaml
 from pydantic import Field
 
 from trtforge.core.config import Config
-from trtforge.core.errors import ForgeError
+from trtforge.core.errors import AbsentFile, ForgeError
 from trtforge.core.locks import locked_by
 from trtforge.core.recipe import Recipe
+from trtforge.core.yaml_text import read_yaml
 from trtforge.formats.hub_data import pinned_to
 
 FILE_NAME = "forge.lock"
@@ -169,11 +170,9 @@ def require_locked(path: Path, recipe: str, locked: LockedBuild | None, found: L
 
 def _read(path: Path) -> _Lock:
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+        values = read_yaml(path, hint=_AGAIN)
+    except AbsentFile:
         return _Lock()
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ForgeError(f"{path}: not readable: {error}", hint=_AGAIN) from None
     if not isinstance(values, dict):
         raise ForgeError(f"{path}: not a lock file: it holds no keys", hint=_AGAIN)
     if values.get("version") != _VERSION:

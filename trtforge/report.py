@@ -10,6 +10,7 @@ from trtforge.core.artifact import Origin, Produced
 from trtforge.core.config import Config
 from trtforge.core.dtypes import dtype_named
 from trtforge.core.errors import ForgeError
+from trtforge.core.json_text import read_json_object
 from trtforge.core.usage import Usage
 from trtforge.formats.shards import read_header
 from trtforge.formats.trtllm import rank_file, read_checkpoint_config
@@ -78,8 +79,8 @@ class BuildReport:
 def read_known(path: Path) -> Known | None:
     """What an earlier report knows; a report of another version decides nothing."""
     try:
-        return Known.parse(json.loads(path.read_text())["known"], str(path))
-    except (OSError, ValueError, KeyError, TypeError, ForgeError):
+        return Known.parse(read_json_object(path, hint="")["known"], str(path))
+    except (ValueError, KeyError, TypeError, ForgeError):
         return None
 
 

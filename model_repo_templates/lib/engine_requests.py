@@ -103,7 +103,10 @@ def requested_sequences(
 def _check_supported(values: InputValues) -> None:
     """Raises RequestFailed, naming the input, for anything that would have to be ignored."""
     for name in values:
-        if name in _READ or name in _OF_BEAM_SEARCH or name not in values:
+        if name in _READ or name not in values:
+            continue
+        if name in _OF_BEAM_SEARCH:
+            values.finite(name)
             continue
         if name not in _NEUTRAL:
             raise RequestFailed(f"{values.shown(name)} is not supported by this engine")
@@ -142,15 +145,15 @@ def _prompt(values: InputValues, item: int, vocab_size: int) -> tuple[int, ...]:
 
 
 def _sampling(values: InputValues, item: int, vocab_size: int) -> SamplingParams:
-    top_p = values.number("runtime_top_p", item, None)
+    top_p = values.number("runtime_top_p", item, None, 0.0)
     if top_p is not None and top_p > 1:
-        raise values.refused("runtime_top_p", top_p, "at most 1")
+        raise values.refused("runtime_top_p", top_p, "from 0 (none) to 1")
     seed = values.integer("seed", item, -1, -1, _UINT64_MAX) if "seed" in values else None
     top_k = values.integer("runtime_top_k", item, None, 0, INT32_MAX) if "runtime_top_k" in values else None
     return SamplingParams(
         temperature=values.number("temperature", item, None, 0.0),
         top_k=top_k,
-        top_p=None if top_p is None or top_p <= 0 else top_p,
+        top_p=top_p or None,
         seed=seed,
         repetition_penalty=values.number("repetition_penalty", item, 1.0, 0.0, above=True) or 1.0,
         presence_penalty=values.number("presence_penalty", item, 0.0) or 0.0,
@@ -167,8 +170,7 @@ def _bias(values: InputValues, item: int, vocab_size: int) -> tuple[float, ...]:
     bias = values.array("embedding_bias")[item]
     if bias.size != vocab_size:
         raise RequestFailed(f"{values.shown('embedding_bias')} has {bias.size} values; the vocabulary has {vocab_size}")
-    if not np.isfinite(bias).all():
-        raise values.refused("embedding_bias", bias[~np.isfinite(bias)][0], "finite numbers")
+    values.finite("embedding_bias")
     return tuple(bias.tolist())
 
 

@@ -58,6 +58,12 @@ class InputValues:
             raise self.refused(name, value, f"a finite number{bound}")
         return value
 
+    def finite(self, name: str) -> None:
+        """Raises RequestFailed if an input has a value that is not a finite number."""
+        array = self.array(name)
+        if not np.isfinite(array).all():
+            raise self.refused(name, array[~np.isfinite(array)].flat[0], "a finite number")
+
     def texts(self, name: str, most: int) -> list[str]:
         """The strings of an input, at most `most`; none where it is absent. Raises RequestFailed also for bad UTF-8."""
         if name not in self:

@@ -155,7 +155,7 @@ async def wrong_with_http(url: str, case: malformed_http.Case) -> str:
     if response.status == 200 and case.may_answer:
         return "" if b"text_output" in response.body else f"an empty answer: {response.body[:80]!r}"
     shown = f"{response.status} {response.body[:300]!r}"
-    if not 400 <= response.status < 500:
+    if response.status != case.status and not 400 <= response.status < 500:
         return shown
     try:
         # An error before the first event of a stream may still be framed as an event.

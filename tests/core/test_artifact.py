@@ -153,7 +153,7 @@ def test_artifact_of_another_stage_is_refused(tmp_path: Path) -> None:
 def test_damaged_manifest_is_named(tmp_path: Path) -> None:
     out = produce(tmp_path / "out", identity(), writer("x")).path
     (out / "forge.json").write_text("{")
-    with pytest.raises(ForgeError, match=r"forge.json: not readable"):
+    with pytest.raises(ForgeError, match=r"forge.json: not JSON"):
         read_manifest(out)
 
 

@@ -2,6 +2,13 @@
 
 import io
 import tracemalloc
+
+try:
+    from re._constants import ANY, BRANCH, MAX_REPEAT, MAXREPEAT, MIN_REPEAT
+    from re._parser import SubPattern, parse
+except ImportError:  # Python 3.10
+    from sre_constants import ANY, BRANCH, MAX_REPEAT, MAXREPEAT, MIN_REPEAT
+    from sre_parse import SubPattern, parse
 from collections.abc import Iterator
 from string import Formatter
 from typing import Any
@@ -14,6 +21,7 @@ from tests.doctor.excerpts import BUILD, EXCERPTS, HARMLESS, LOADING, WARNINGS, 
 from trtforge.doctor.known import PATTERNS
 from trtforge.doctor.log import Diagnosis, diagnose
 from trtforge.doctor.log_lines import numbered_pieces, parse_line
+from trtforge.doctor.pattern import Pattern
 
 
 def read(text: str | bytes) -> Diagnosis:
@@ -291,3 +299,53 @@ def test_line_without_end_is_read_in_pieces() -> None:
 def test_prefixes_are_peeled(text: str, rank: int | None, time: str | None, level: str | None, said: str) -> None:
     line = parse_line(1, text)
     assert (line.rank, line.time, line.level, line.text) == (rank, time, level, said)
+
+
+def unbounded(parsed: Any) -> bool:
+    """Whether an expression repeats `.` without an upper bound anywhere."""
+    for operator, argument in parsed:
+        if operator in (MAX_REPEAT, MIN_REPEAT):
+            _, most, inner = argument
+            if most == MAXREPEAT and any(op == ANY for op, _ in inner):
+                return True
+            if unbounded(inner):
+                return True
+        inside = argument if operator is not BRANCH else argument[1]
+        parts = inside if isinstance(inside, list | tuple) else (inside,)
+        if any(unbounded(part) for part in parts if isinstance(part, SubPattern)):
+            return True
+    return False
+
+
+@pytest.mark.parametrize("pattern", PATTERNS, ids=lambda pattern: pattern.id)
+def test_no_pattern_reads_a_long_line_from_everywhere(pattern: Pattern) -> None:
+    """`A.*B` is tried from each A to the end of the line: 64 KB of A would take seconds."""
+    for regex in (pattern.regex, pattern.then, pattern.inside):
+        assert regex is None or not unbounded(parse(regex)), regex
+
+
+def test_an_unbounded_repetition_is_found() -> None:
+    assert unbounded(parse("a.*b"))
+    assert unbounded(parse("(?:x|a(?P<y>.+?)b)?c"))
+    assert not unbounded(parse(r"a.{0,300}b\d+"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Thu Jul " + "1" * 5000 + " 12:00:00 2024[1,0]<stderr>:x",
+        "[1," + "9" * 5000 + "]<stderr>:RuntimeError: x",
+        "[rank" + "1" * 5000 + "]: RuntimeError: x",
+        "MPI_ABORT was invoked on rank " + "8" * 5000,
+        "[TRT] [I] " * 5000,
+        " " * 60_000 + "x",
+    ],
+)
+def test_long_numbers_and_many_prefixes_are_no_trouble(text: str) -> None:
+    assert diagnose([(1, text)]).lines == 1
+
+
+def test_prefixes_are_peeled_to_a_depth() -> None:
+    line = parse_line(1, "[rank3]: " * 100 + "x")
+    assert line.rank == 3
+    assert line.text.startswith("[rank3]: ")

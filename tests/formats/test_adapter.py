@@ -75,6 +75,6 @@ def test_what_an_engine_has_no_place_for_is_refused(tmp_path: Path, values: dict
 def test_a_directory_without_an_adapter_is_named(tmp_path: Path) -> None:
     with pytest.raises(ForgeError, match=r"adapter_config\.json: No such file"):
         read_adapter(tmp_path)
-    (tmp_path / "adapter_config.json").write_text("[")
+    (tmp_path / "adapter_config.json").write_text("[]")
     with pytest.raises(ForgeError, match="not the configuration of a LoRA adapter"):
         read_adapter(tmp_path)

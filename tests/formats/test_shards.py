@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from trtforge.core.dtypes import dtype_named
 from trtforge.core.errors import ForgeError
 from trtforge.formats.shards import RowReader, TensorSpec, Writer, read_header
+from trtforge.formats.tensor_files import load_tensors, map_tensors
 
 shapes = st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=3), min_size=1, max_size=5)
 
@@ -160,3 +161,72 @@ def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     record = writer.finish()
     assert load_file(tmp_path / "a.safetensors")["t"].tolist() == list(range(10))
     assert record.blake3 == blake3((tmp_path / "a.safetensors").read_bytes()).hexdigest()
+
+
+def with_header(path: Path, entries: object) -> Path:
+    text = json.dumps(entries).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(16))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"shape": ["2"]}, r"header is damaged: b: '2' in its shape is not a whole number"),
+        ({"shape": [2.0]}, r"b: 2\.0 in its shape"),
+        ({"shape": [-2]}, "b: -2 in its shape"),
+        ({"shape": [True]}, "b: True in its shape"),
+        ({"shape": [1 << 70]}, r"b: \d+ in its shape"),
+        ({"shape": [1] * 9}, "b: its shape is .* not a short list"),
+        ({"data_offsets": ["8", 16]}, "b: '8' in its data_offsets"),
+        ({"data_offsets": [8.0, 16]}, r"b: 8\.0 in its data_offsets"),
+        ({"data_offsets": [8]}, "b: its byte range does not fit its shape"),
+        ({"data_offsets": [16, 8]}, "b: its byte range does not fit its shape"),
+        ({"data_offsets": None}, "b: its data_offsets is None"),
+        ({"dtype": 3}, "b: its dtype is 3"),
+        ({"dtype": "F31"}, "b: dtype F31 is not known"),
+        ({"data_offsets": [4, 12]}, "truncated|b overlaps the one before it"),
+    ],
+)
+def test_each_field_of_a_header_is_judged(tmp_path: Path, changes: dict[str, object], message: str) -> None:
+    a = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+    b = {"dtype": "F32", "shape": [2], "data_offsets": [8, 16]} | changes
+    path = with_header(tmp_path / "a.safetensors", {"a": a, "b": b})
+    with pytest.raises(ForgeError, match=message) as caught:
+        read_header(path)
+    assert caught.value.hint
+
+
+def test_tensors_share_no_bytes_and_leave_none(tmp_path: Path) -> None:
+    def tensor(start: int, end: int) -> dict[str, object]:
+        return {"dtype": "U8", "shape": [end - start], "data_offsets": [start, end]}
+
+    whole = with_header(tmp_path / "a.safetensors", {"b": tensor(8, 16), "a": tensor(0, 8), "empty": tensor(8, 8)})
+    assert {stored.spec.name for stored in read_header(whole)} == {"a", "b", "empty"}
+    overlapping = with_header(tmp_path / "b.safetensors", {"a": tensor(0, 9), "b": tensor(8, 16)})
+    with pytest.raises(ForgeError, match="b overlaps the one before it"):
+        read_header(overlapping)
+    gap = with_header(tmp_path / "c.safetensors", {"a": tensor(0, 7), "b": tensor(8, 16)})
+    with pytest.raises(ForgeError, match="b leaves a gap before it"):
+        read_header(gap)
+
+
+def test_a_repeated_name_and_a_pipe_are_refused(tmp_path: Path) -> None:
+    entry = '"a": {"dtype": "U8", "shape": [16], "data_offsets": [0, 16]}'
+    text = f"{{{entry}, {entry}}}".encode()
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(16))
+    with pytest.raises(ForgeError, match="the key 'a' is there twice"):
+        read_header(path)
+
+
+def test_the_library_is_asked_after_the_header(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    save_file({"t": torch.ones(3)}, path)
+    assert torch.equal(load_tensors(path)["t"], torch.ones(3))
+    path.write_bytes(path.read_bytes()[:-1])
+    for read in (load_tensors, map_tensors):
+        with pytest.raises(ForgeError, match=r"a\.safetensors is truncated"):
+            read(path)
+        with pytest.raises(ForgeError, match="none"):
+            read(tmp_path / "none")

@@ -12,6 +12,7 @@ from tritonclient.grpc import model_config_pb2
 
 from tests.conftest import DEMO_MODEL
 from tests.package.engines import FORGE, engine_config, tensorrt_engine, torch_engine, write_engine
+from trtforge.cli.options import from_options
 from trtforge.core.errors import ForgeError
 from trtforge.core.manifest import read_manifest
 from trtforge.formats.triton import ROLES, RepositoryFacts, read_facts
@@ -218,3 +219,13 @@ def test_unfilled_places_are_found() -> None:
         check_config('name: "m"\nmax_batch_size: ${size}', "m")
     with pytest.raises(ForgeError, match=r"m/config\.pbtxt: not readable"):
         check_config('name: "m"\nmax_batch_sise: 4', "m")
+
+
+@pytest.mark.parametrize("prefix", ["../x", "/x", "a/b", ".", "..x", "-x", "a b", "a\n", "é", "a" * 101])
+def test_a_prefix_that_is_no_part_of_a_name_is_refused(prefix: str) -> None:
+    with pytest.raises(ForgeError, match="package: --name: "):
+        from_options(PackageConfig, {"name_prefix": prefix}, "package")
+
+
+def test_a_prefix_is_part_of_a_name() -> None:
+    assert from_options(PackageConfig, {"name_prefix": "v1.2_demo-"}, "package").name_prefix == "v1.2_demo-"

@@ -55,7 +55,7 @@ def test_directory_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
 def test_damaged_files_are_named(tmp_path: Path) -> None:
     directory = tokenizer_directory(tmp_path / "tokenizer")
     (directory / "generation_config.json").write_text("{")
-    with pytest.raises(ForgeError, match=r"generation_config.json: not readable"):
+    with pytest.raises(ForgeError, match=r"generation_config.json: not JSON"):
         read_tokenizer(directory, 2048)
     (directory / "generation_config.json").unlink()
     (directory / "tokenizer.json").write_text('{"version": "1.0"}')

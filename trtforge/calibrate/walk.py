@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from trtforge.calibrate.layer import LayerObserver, Needs, nonfinite_activations
@@ -19,6 +18,7 @@ from trtforge.core.manifest import record_of
 from trtforge.core.partial import Finished, Group
 from trtforge.core.progress import Bar
 from trtforge.formats.hf import HfCheckpoint
+from trtforge.formats.tensor_files import load_tensors
 from trtforge.models.family import Facts, Family
 from trtforge.models.torch_tensors import write_tensors
 from trtforge.reference.hidden import HiddenStates
@@ -117,7 +117,7 @@ class Walk:
         found: dict[str, Tensor] = {}
         for layer in range(self._facts.sizes.num_layers):
             path = self._directory / _results(layer)
-            found |= load_file(path)
+            found |= load_tensors(path)
             path.unlink()
         (self._directory / _SAVED).unlink(missing_ok=True)
         return dict(sorted(found.items()))

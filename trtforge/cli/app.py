@@ -3,6 +3,7 @@
 import logging
 import sys
 import traceback
+from io import TextIOWrapper
 from shlex import join
 from typing import Any
 
@@ -46,6 +47,9 @@ def main() -> None:
     SIGINT and SIGTERM, with what was interrupted and how to go on.
     """
     wait_briefly()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # names in files may hold what no encoding has
     log = logging.getLogger("trtforge")
     log.addHandler(_Messages())
     log.setLevel(logging.INFO)

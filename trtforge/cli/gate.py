@@ -3,13 +3,12 @@
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from trtforge.cli import show
 from trtforge.cli.options import from_options
 from trtforge.core.config import parse_value
-from trtforge.core.errors import ForgeError, UsageError
+from trtforge.core.errors import AbsentFile, ForgeError, UsageError
 from trtforge.core.recipe import GateConfig, gate_from
+from trtforge.core.yaml_text import read_yaml
 from trtforge.verify.result import Verification
 
 _INLINE = "perplexity_increase=0.02,top1_agreement=0.95"
@@ -27,12 +26,13 @@ def parse_gate(text: str | None, data: dict[str, Any]) -> GateConfig:
         keys = {key: parse_value(value, f"--gate {key}") for key, _, value in pairs}
         return _with_limit(from_options(GateConfig, data | keys, "--gate", str), text)
     path = Path(text)
+    hint = f"Give a YAML file, or {_INLINE}."
     try:
-        values = yaml.safe_load(path.read_text())
-    except OSError as error:
-        raise ForgeError(f"--gate {text!r}: {error.strerror}", hint=f"Give a YAML file, or {_INLINE}.") from None
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ForgeError(f"--gate {text}: not YAML: {error}", hint=f"Give a YAML file, or {_INLINE}.") from None
+        values = read_yaml(path, hint=hint)
+    except AbsentFile:
+        raise ForgeError(f"--gate {text!r}: No such file or directory", hint=hint) from None
+    except ForgeError as error:
+        raise ForgeError(f"--gate {error.message}", hint=hint) from None
     stated = values.get("gate", values) if isinstance(values, dict) else None
     if not isinstance(stated, dict):
         raise ForgeError(f"--gate {text}: holds no keys", hint="Keys are those of a recipe's gate.")

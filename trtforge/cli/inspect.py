@@ -75,7 +75,8 @@ def _artifact(directory: Path, manifest: Manifest) -> dict[str, Any]:
 
         if manifest.identity.stage == "engine":
             model, whole = read_engine_config(directory)
-            found["backend"] = whole.get("forge", {}).get("backend", "tensorrt_llm")
+            forge = whole.get("forge")
+            found["backend"] = forge.get("backend", "torch") if isinstance(forge, dict) else "tensorrt_llm"
         else:
             model = read_checkpoint_config(directory)
         found |= {

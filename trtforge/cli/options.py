@@ -51,6 +51,7 @@ _OPTIONS_OF = {
     "format": "--quant",
     "data.sequence_length": "--seq-len",
     "exclude_modules": "--exclude-module",
+    "name_prefix": "--name",
     "target.tensorrt_llm": "--target-version",
 }
 """The options of keys that they are not named after."""

@@ -49,9 +49,9 @@ def list_recipes(json: Json = False, verbose: Verbose = False) -> None:
 
     [dim]Example: trtforge recipes list[/dim]
     """
-    from trtforge.core.recipe import load_recipe
+    from trtforge.core.recipe import load_recipe, recipe_text
 
-    found = [(load_recipe(path), path.read_text().splitlines()[0].lstrip("# ")) for path in shipped()]
+    found = [(load_recipe(path), recipe_text(path).splitlines()[0].lstrip("# ")) for path in shipped()]
     if json:
         show.as_json({"recipes": [_summary(recipe, about) for recipe, about in found]})
         return
@@ -106,7 +106,9 @@ def show_recipe(
 
         show.as_json(load_recipe(path).model_dump(mode="json"))
     else:
-        print(path.read_text(), end="")
+        from trtforge.core.recipe import recipe_text
+
+        print(recipe_text(path), end="")
 
 
 @recipes.command("copy")
@@ -122,10 +124,10 @@ def copy_recipe(
     """
     import re
 
-    from trtforge.core.recipe import load_recipe, paths_in
+    from trtforge.core.recipe import load_recipe, paths_in, recipe_text
 
     path = find(name)
-    text = path.read_text()
+    text = recipe_text(path)
     for relative, absolute in paths_in(path).items():
         quoted = re.escape(relative)
         text = re.sub(rf"(?m)((?:[:\[,]|^\s*-) *[\"']?){quoted}(?=[\"']?\s*(?:[],}}#]|$))", rf"\g<1>{absolute}", text)

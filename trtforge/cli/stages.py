@@ -376,6 +376,7 @@ def package(
     features = from_options(FeaturesConfig, parse_features(feature), "--feature", str) if feature else None
     target = PackageTarget(tensorrt_llm=target_version, gpu=gpu)
     serving = serving_settings(set_ or [])
-    config = PackageConfig(serving=serving, name_prefix=name, features=features, target=target)
+    values = {"serving": serving, "name_prefix": name, "features": features, "target": target}
+    config = from_options(PackageConfig, values, "package")
     result = run(config, engine, tokenizer, out, force=force)
     show.produced(result, json_output=json, next_command=f"trtforge serve {out}")

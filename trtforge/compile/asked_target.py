@@ -1,6 +1,5 @@
 """What an engine is built with, as the place says where it is built, and whether that is what the engine is for."""
 
-import json
 import logging
 import os
 import shutil
@@ -16,6 +15,7 @@ from trtforge.compile.jobs import Job, Observer, run_jobs
 from trtforge.compile.place import Place, chosen_gpus
 from trtforge.core.config import Config
 from trtforge.core.errors import ForgeError, LoggedError
+from trtforge.core.json_text import parse_json
 from trtforge.core.packages import release_of
 from trtforge.formats.engine_target import EngineTarget
 from trtforge.plan.gpus import GPUS, Gpu, product_of, require_formats
@@ -107,8 +107,8 @@ def _ask(place: Place, chosen: Sequence[str] | None, logs: Path) -> _Found:
             raise _failure(error.message, job.log, logs) from None
         lines = [line for line in job.log.read_text(errors="replace").splitlines() if line.startswith("{")]
         try:
-            return _Found.parse(json.loads(lines[-1]), place.name)
-        except (IndexError, ValueError):
+            return _Found.parse(parse_json(lines[-1], place.name, hint=""), place.name)
+        except (IndexError, ValueError, TypeError, ForgeError):
             raise _failure(f"{place.name} did not say its versions and GPUs", job.log, logs) from None
 
 

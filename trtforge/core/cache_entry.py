@@ -6,6 +6,8 @@ from pathlib import Path
 from pydantic import Field
 
 from trtforge.core.config import Config
+from trtforge.core.errors import ForgeError
+from trtforge.core.json_text import read_json
 from trtforge.core.manifest import Manifest, Stage
 
 ARTIFACTS = "artifacts"
@@ -83,9 +85,9 @@ def read_entry(directory: Path) -> Entry | None:
     """The entry; None where the record is missing or not ours."""
     path = directory / _RECORD
     try:
-        record, status = _Record.model_validate_json(path.read_text()), path.stat()
+        record, status = _Record.model_validate(read_json(path, hint="")), path.stat()
         made = directory.stat().st_ino
-    except (OSError, ValueError):
+    except (ForgeError, OSError, ValueError):
         return None
     return Entry(directory, record.stage, record.about, record.bytes, status.st_mtime, made)
 

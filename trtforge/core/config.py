@@ -5,11 +5,13 @@ from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from typing import Any, get_args
 
-import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 from typing_extensions import Self
 
 from trtforge.core.errors import ForgeError, UsageError
+from trtforge.core.yaml_text import parse_yaml
+
+_SHOWN = 60  # characters of a value in a message
 
 
 class Config(BaseModel):
@@ -23,6 +25,8 @@ class Config(BaseModel):
 
         `name`: what users know a dotted key as.
         """
+        if not isinstance(values, Mapping):
+            raise ForgeError(f"{where}: {values!r:.60} has no keys", hint="An object with keys belongs there.")
         try:
             return cls.model_validate(dict(values))
         except ValidationError as error:
@@ -32,10 +36,11 @@ class Config(BaseModel):
 def parse_value(text: str, option: str) -> Any:
     """The value of an option, written as YAML. Raises UsageError naming the option."""
     try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError:
+        return parse_yaml(text, option, "")
+    except ForgeError as error:
         raise UsageError(
-            f"{option}: {text!r} is not a value", hint="Write values as in YAML: 3, 0.5, true, text."
+            f"{option}: {text[:_SHOWN]!r} is not a value ({error.message})",
+            hint="Write values as in YAML: 3, 0.5, true, text.",
         ) from None
 
 

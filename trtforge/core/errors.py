@@ -15,6 +15,10 @@ class ForgeError(Exception):
         return (_rebuild, (type(self), self.message, self.hint))
 
 
+class AbsentFile(ForgeError):
+    """A file that was to be read is not there."""
+
+
 class UsageError(ForgeError):
     """The command line itself is wrong: exit status 2."""
 

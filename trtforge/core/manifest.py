@@ -12,7 +12,8 @@ from pydantic import Field
 
 from trtforge.core.config import Config
 from trtforge.core.digest import file_digest, text_digest
-from trtforge.core.errors import ForgeError
+from trtforge.core.errors import AbsentFile, ForgeError
+from trtforge.core.json_text import read_json
 
 FILE_NAME = "forge.json"
 SCHEMA_VERSION = 1
@@ -79,11 +80,9 @@ def read_manifest(directory: Path) -> Manifest | None:
     """The manifest of `directory`, or None where there is none. Raises ForgeError for a damaged one."""
     path = directory / FILE_NAME
     try:
-        values = json.loads(path.read_text())
-    except (FileNotFoundError, NotADirectoryError):
+        values = read_json(path, hint=f"Delete {directory} and make it again.")
+    except AbsentFile:
         return None
-    except (OSError, ValueError) as error:
-        raise ForgeError(f"{path}: not readable: {error}", hint=f"Delete {directory} and make it again.") from None
     if not isinstance(values, dict) or values.get("schema_version") != SCHEMA_VERSION:
         raise ForgeError(
             f"{path}: made by another version of trtforge",

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trtforge.core.errors import ForgeError
+from trtforge.core.plausible import LARGEST
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,11 @@ class Parallel:
             if getattr(self, name) < 1:
                 raise ForgeError(
                     f"{name} must be at least 1, not {getattr(self, name)}", hint=f"Use --{name} 1 or more."
+                )
+            if getattr(self, name) > LARGEST[name]:
+                raise ForgeError(
+                    f"{name} {getattr(self, name)} is implausible: the limit is {LARGEST[name]:,}",
+                    hint="Give the number of GPUs that share the model.",
                 )
         if self.tp % self.ep:
             raise ForgeError(
@@ -72,8 +78,17 @@ class Parallel:
     def of_mapping(cls, mapping: Mapping[str, Any]) -> "Parallel":
         """The layout that a config.json's `mapping` describes."""
         return cls(
-            tp=mapping.get("tp_size", 1),
-            pp=mapping.get("pp_size", 1),
-            ep=max(1, mapping.get("moe_ep_size", 1)),
-            cp=mapping.get("cp_size", 1),
+            tp=_size(mapping, "tp_size"),
+            pp=_size(mapping, "pp_size"),
+            ep=max(1, _size(mapping, "moe_ep_size")),  # -1: not said
+            cp=_size(mapping, "cp_size"),
         )
+
+
+def _size(mapping: Mapping[str, Any], key: str) -> int:
+    value = mapping.get(key, 1)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ForgeError(
+            f"config.json: mapping.{key} is {value!r}, not a whole number", hint="Make the directory again."
+        )
+    return value

@@ -13,6 +13,8 @@ from pathlib import Path
 from pydantic import Field
 
 from trtforge.core.config import Config
+from trtforge.core.errors import ForgeError
+from trtforge.core.json_text import read_json
 from trtforge.core.manifest import FileRecord, Identity, fault_of
 
 RECORD = ".finished.json"
@@ -109,6 +111,6 @@ def _read(directory: Path) -> _Record | None:
     """The record; None where there is none, or it is not ours."""
     path = directory / RECORD
     try:
-        return _Record.model_validate_json(path.read_text())
-    except (OSError, ValueError):
+        return _Record.model_validate(read_json(path, hint=""))
+    except (ForgeError, ValueError):
         return None

@@ -3,13 +3,16 @@
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from pydantic import Field, field_validator
 
 from trtforge.core.config import Config, holds_text, parse_value
 from trtforge.core.errors import ForgeError, UsageError
 from trtforge.core.features import FeaturesConfig
 from trtforge.core.sizes import Bytes
+from trtforge.core.yaml_text import read_yaml, read_yaml_text
+
+_COMPARE = "Compare with `trtforge recipes show demo-int4awq`."
+_GIVE = "Give a recipe file, or a name from `trtforge recipes list`."
 
 QuantFormat = Literal["none", "fp8", "fp8_rowwise", "int4_awq", "w4a8_awq", "int8_sq", "int8_wo", "int4_wo", "nvfp4"]
 KvCacheFormat = Literal["none", "fp8", "int8"]
@@ -133,7 +136,9 @@ class GateConfig(Config):
 class Recipe(Config):
     """One build. Only `name` and `model.source` are required."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="Names the build's output directory.")
+    name: str = Field(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100, description="Names the build's output directory."
+    )
     model: ModelConfig
     quantization: QuantizationConfig = QuantizationConfig()
     parallel: ParallelConfig = ParallelConfig()
@@ -162,6 +167,11 @@ def paths_in(path: Path) -> dict[str, str]:
     return {relative: absolute for relative, absolute in pairs if relative != absolute}
 
 
+def recipe_text(path: Path) -> str:
+    """A recipe file as it stands. Raises ForgeError if it cannot be read."""
+    return read_yaml_text(path, hint=_COMPARE, absent=_GIVE)
+
+
 def _sources(recipe: Recipe) -> tuple[str, ...]:
     features = recipe.engine.features
     adapters = features.lora.adapters if features.lora is not None else ()
@@ -170,20 +180,9 @@ def _sources(recipe: Recipe) -> tuple[str, ...]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    try:
-        values = yaml.safe_load(path.read_text())
-    except OSError as error:
-        raise ForgeError(
-            f"{path}: {error.strerror}", hint="Give a recipe file, or a name from `trtforge recipes list`."
-        ) from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ForgeError(
-            f"{path}: not YAML: {error}", hint="Compare with `trtforge recipes show demo-int4awq`."
-        ) from None
+    values = read_yaml(path, hint=_COMPARE, absent=_GIVE)
     if not isinstance(values, dict):
-        raise ForgeError(
-            f"{path}: not a recipe: it holds no keys", hint="Compare with `trtforge recipes show demo-int4awq`."
-        )
+        raise ForgeError(f"{path}: not a recipe: it holds no keys", hint=_COMPARE)
     return values
 
 

@@ -17,6 +17,7 @@ from trtforge.core.cache import cache_directory
 from trtforge.core.config import Config
 from trtforge.core.digest import text_digest
 from trtforge.core.errors import ForgeError
+from trtforge.core.json_text import read_json_object
 from trtforge.core.manifest import FILE_NAME, Manifest, Stage, damaged, fault_of, require_manifest
 
 _DIRECTORY = "verified"
@@ -103,8 +104,8 @@ def _remembered(directory: Path, manifest: Manifest) -> Mapping[str, _Stamp]:
     """The files that were verified, as they were then."""
     path = _record_path(directory)
     try:
-        record = _Record.model_validate_json(path.read_text()) if path is not None else None
-    except (OSError, ValueError):
+        record = _Record.parse(read_json_object(path, hint=""), str(path)) if path is not None else None
+    except (OSError, ForgeError):  # what cannot be read is verified again
         return {}
     if path is None or record is None or (record.path, record.manifest) != (str(directory.resolve()), manifest.digest):
         return {}

@@ -23,7 +23,7 @@ _PRECEDENCE: tuple[Kind, ...] = ("harmless", "cause", "effect", "warning")
 _WIDE = re.compile(r" {3,}")
 _TRACE = re.compile(r"Traceback \(most recent call last\)")
 _ERROR = re.compile(
-    r"\s*(?:"
+    r"(?:"
     r"(?:[A-Za-z_][\w.]*)?(?:Error|Exception)(?::|$)"  # the last line of a Python trace
     r"|(?:\S+: )?(?:fatal )?(?i:error):|docker: "
     r"|terminate called|what\(\):|Segmentation fault|Bus error|Aborted\b|Signal \(\d+\) received"
@@ -215,7 +215,7 @@ class _Reader:
 
 
 def _is_error(line: LogLine) -> bool:
-    return line.level == "error" or (line.level is None and _ERROR.match(line.text) is not None)
+    return line.level == "error" or (line.level is None and _ERROR.match(line.text.lstrip()) is not None)
 
 
 def _diagnosis(readers: Sequence[_Reader], lines: int) -> Diagnosis:

@@ -11,6 +11,7 @@ from typing import BinaryIO, Literal
 Level = Literal["info", "warning", "error"]
 
 _PIECE = 1 << 16
+_MOST_PREFIXES = 8  # inside one another
 _LEVELS: dict[str, Level] = {"I": "info", "V": "info", "D": "info", "T": "info", "W": "warning"}
 _MONTHS = {
     name: number
@@ -29,15 +30,15 @@ _PREFIXES = tuple(
         rf"\d{{4}}-(?P<month>\d\d)-(?P<day>\d\d)[T ]{_CLOCK}(?:Z|[+-]\d\d:?\d\d)?(?: (?:stdout|stderr) [FP])?"
         r"(?: (?P<level>[IWEF])\b(?= \d))?(?: (?P<pid>\d+) \S+\])?(?: - (?P<name>[A-Z]+) -)? ?",
         # mpirun --tag-output, with --timestamp-output in front of it; Open MPI 5 puts its own job's name first
-        rf"(?:\w{{3}} (?P<word>\w{{3}}) +(?P<day>\d+) {_CLOCK} \d{{4}})?"
-        r"\[(?:[\w.@-]+@)?\d+,(?P<rank>\d+)\]<std(?:out|err|diag)>: ?",
+        rf"(?:\w{{3}} (?P<word>\w{{3}}) +(?P<day>\d{{1,2}}) {_CLOCK} \d{{4}})?"
+        r"\[(?:[\w.@-]+@)?\d+,(?P<rank>\d{1,9})\]<std(?:out|err|diag)>: ?",
         # torch.distributed
-        r"\[rank(?P<rank>\d+)\]:? ?",
+        r"\[rank(?P<rank>\d{1,9})\]:? ?",
         # TensorRT and TensorRT-LLM from Python, which puts its clock before the messages of other packages too
         rf"\[(?P<month>\d\d)/(?P<day>\d\d)/\d{{4}}-{_CLOCK}\] "
-        r"(?:\[(?:TRT|TRT-LLM|TensorRT-LLM)\](?: \[RANK (?P<rank>\d+)\])? \[(?P<level>[A-Z])\] ?)?",
+        r"(?:\[(?:TRT|TRT-LLM|TensorRT-LLM)\](?: \[RANK (?P<rank>\d{1,9})\])? \[(?P<level>[A-Z])\] ?)?",
         # TensorRT-LLM from C++; Triton puts the exception's own prefix behind the logger's
-        r"\[TensorRT-LLM\]\[(?P<name>[A-Z]+)\](?:\[(?P<rank>\d+)\])? ?",
+        r"\[TensorRT-LLM\]\[(?P<name>[A-Z]+)\](?:\[(?P<rank>\d{1,9})\])? ?",
         r"\[TRT\] \[(?P<level>[A-Z])\] ?",
         # glog, as Triton writes
         rf"(?P<level>[IWEF])(?P<month>\d\d)(?P<day>\d\d) {_CLOCK} +\d+ \S+:\d+\] ?",
@@ -77,14 +78,14 @@ def numbered_pieces(log: BinaryIO) -> Iterator[tuple[int, str]]:
 def parse_line(number: int, text: str) -> LogLine:
     """Peel the known prefixes off a line."""
     line = LogLine(number, _COLOUR.sub("", text).rstrip())
-    peeled = True
-    while peeled:
-        peeled = False
+    for _ in range(_MOST_PREFIXES):
+        before = line
         for prefix in _PREFIXES:
             match = prefix.match(line.text)
             if match is not None and match.end() > 0:
                 line = _without(line, match)
-                peeled = True
+        if line is before:
+            break
     return line
 
 

@@ -13,10 +13,14 @@ Kind = Literal["cause", "effect", "warning", "harmless"]
 """`effect`: may only follow from another error, so it is the diagnosis only where no cause is found.
 `warning`: worth knowing, no error. `harmless`: looks like an error and is none."""
 
+_LONGEST = 400  # characters of a value
+
 
 @dataclass(frozen=True)
 class Pattern:
     """One message. `means` and `do` are filled with the named groups of `regex` and `then`.
+
+    Repetitions of `.` have an upper bound in both: they would be tried from everywhere in a long line.
 
     `then`: a second expression for what the message says on the same or the next lines of that rank.
     `inside`: the message counts only behind a Python trace with such a line.
@@ -74,4 +78,4 @@ def filled(template: str, values: Mapping[str, str]) -> str:
 
 
 def _values(match: re.Match[str]) -> dict[str, str]:
-    return {name: value for name, value in match.groupdict().items() if value is not None}
+    return {name: value[:_LONGEST] for name, value in match.groupdict().items() if value is not None}

@@ -1,10 +1,11 @@
 """What serving needs: ports, a Triton server, a container runtime, and an image that fits the driver."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
+from trtforge.core.errors import ForgeError
+from trtforge.core.json_text import parse_json
 from trtforge.doctor.finding import Finding, Status
 from trtforge.doctor.gpu_checks import driver_version
 from trtforge.doctor.host import Host, RunError
@@ -147,8 +148,8 @@ def _mpi(host: Host) -> Finding:
 
 def _runtimes(answer: str) -> frozenset[str]:
     try:
-        value = json.loads(answer)
-    except ValueError:
+        value = parse_json(answer, "docker info", hint="")
+    except ForgeError:
         return frozenset()
     return frozenset(value) if isinstance(value, dict) else frozenset()
 

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from trtforge.core.errors import ForgeError
 from trtforge.core.features import FeaturesConfig, LoraFeature, LoraModule
+from trtforge.core.json_text import read_json
 
 ADAPTER_CONFIG = "adapter_config.json"
 DEFAULT_RANK = 64
@@ -54,14 +55,11 @@ class Adapter:
 def read_adapter(directory: Path) -> Adapter:
     """Raises ForgeError naming the file for one that is none, or that engines have no place for."""
     path = directory / ADAPTER_CONFIG
+    hint = "Give the directory that PEFT saved."
     try:
-        file = _AdapterFile.model_validate_json(path.read_text())
-    except OSError as error:
-        raise ForgeError(f"{path}: {error.strerror}", hint="Give the directory that PEFT saved.") from None
-    except (ValidationError, UnicodeDecodeError):
-        raise ForgeError(
-            f"{path}: not the configuration of a LoRA adapter", hint="Give the directory that PEFT saved."
-        ) from None
+        file = _AdapterFile.model_validate(read_json(path, hint=hint))
+    except ValidationError:
+        raise ForgeError(f"{path}: not the configuration of a LoRA adapter", hint=hint) from None
     if file.modules_to_save or file.use_dora or file.bias != "none":
         what = "weights that are no LoRA" if file.modules_to_save else "DoRA" if file.use_dora else "biases"
         raise ForgeError(

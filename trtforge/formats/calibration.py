@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trtforge.core.errors import ForgeError
-from trtforge.core.manifest import Manifest, open_artifact
+from trtforge.core.manifest import FILE_NAME, Manifest, open_artifact
 from trtforge.formats.calibration_values import require_scales
+from trtforge.formats.tensor_files import load_tensors
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,12 +37,12 @@ class Calibration:
     @property
     def quant(self) -> str:
         """The format it was made for."""
-        return str(self.manifest.identity.config["format"])
+        return str(self._said("format", str))
 
     @property
     def group_size(self) -> int:
         """INT4-AWQ's group size."""
-        return int(self.manifest.identity.config["group_size"])
+        return int(self._said("group_size", int))
 
     def input_amax(self, module: str) -> "Tensor":
         """Largest input magnitude of a linear, (1,)."""
@@ -80,6 +81,12 @@ class Calibration:
     def has_kv_cache(self) -> bool:
         """Whether keys and values were measured."""
         return any(name.endswith(".kv_amax") for name in self.tensors)
+
+    def _said(self, key: str, kind: type[str] | type[int]) -> str | int:
+        value = self.manifest.identity.config.get(key)
+        if isinstance(value, bool) or not isinstance(value, kind):
+            raise ForgeError(f"{FILE_NAME}: {key} of the calibration is {value!r}", hint="Calibrate this model again.")
+        return value
 
     def _tensor(self, name: str) -> "Tensor":
         try:
@@ -123,9 +130,7 @@ def _listed(names: list[str]) -> str:
 
 def open_calibration(directory: Path) -> Calibration:
     """Read a calibration artifact. Raises ForgeError for a damaged one, and for numbers that cannot be scales."""
-    from safetensors.torch import load_file
-
     manifest = open_artifact(directory, "calibration")
-    tensors = load_file(directory / FILE)
+    tensors = load_tensors(directory / FILE)
     require_scales(directory / FILE, tensors)
     return Calibration(manifest, tensors)

@@ -4,7 +4,6 @@ Documents are joined by the tokenizer's begin-of-text token (if it adds one) and
 every position of every window holds a real token: no padding enters a statistic.
 """
 
-import json
 import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from blake3 import blake3
 
 from trtforge.core.errors import ForgeError, first_line
+from trtforge.core.json_text import parse_json
 from trtforge.formats.hub_data import PREFIX, hub_rows, require_hub_data
 
 if TYPE_CHECKING:
@@ -156,12 +156,7 @@ def _json_lines(path: Path) -> Iterator[_Document]:
         if not line.strip():
             continue
         where = f"{path}:{number}"
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            said = error.msg if isinstance(error, json.JSONDecodeError) else first_line(error)
-            raise ForgeError(f"{where}: not JSON: {said}", hint="One JSON object a line.") from None
-        yield _row(row, where)
+        yield _row(parse_json(line, where, hint="One JSON object a line.", unique=False, halves=True), where)
 
 
 def _parquet_rows(path: Path) -> Iterator[_Document]:
@@ -203,7 +198,13 @@ def _cut(
     lengths: list[int] = []
     pending: list[int] = []
     for document in documents:
-        ids = _encode(document, tokenizer)
+        try:
+            ids = _encode(document, tokenizer)
+        except (TypeError, ValueError, AttributeError, KeyError, OverflowError) as error:
+            raise ForgeError(
+                f"{document.where}: the tokenizer fails: {type(error).__name__}: {first_line(error)}",
+                hint="Fetch tokenizer.json and tokenizer_config.json again.",
+            ) from None
         lengths.append(len(ids))
         pending += ids
         while len(pending) >= length and len(windows) < samples:

@@ -1,6 +1,5 @@
 """A Hugging Face checkpoint directory: config.json, safetensors (one file or sharded), tokenizer files."""
 
-import json
 import os
 import sys
 from collections.abc import Mapping
@@ -11,11 +10,14 @@ from typing import Any
 
 from trtforge.core.digest import file_digest
 from trtforge.core.errors import ForgeError, first_line
+from trtforge.core.json_text import read_json_object
+from trtforge.core.plausible import require_plausible
 from trtforge.formats.shards import StoredTensor, read_header
 from trtforge.formats.source_digest import SourceDigests
 
 CONFIG = "config.json"
 _LARGEST = sys.float_info.max
+_ITS_OWN = "Use the config.json that came with the model."
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 QUANTIZATION_FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
@@ -43,12 +45,27 @@ class HfConfig:
     values: Mapping[str, Any]
     path: Path
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.values, Mapping):
+            raise ForgeError(f"{self.path}: {self.values!r:.60} is not an object", hint=_ITS_OWN)
+
     def integer(self, key: str, default: int | None = None) -> int:
         """A whole number above zero. Raises ForgeError if it is absent without a default, or anything else."""
         value = self.values.get(key)
         value = default if value is None else value
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise self._wrong(key, value, "a whole number above zero")
+        return value
+
+    def count(self, key: str) -> int:
+        """A whole number from zero on, zero where it is absent. Raises ForgeError for anything else."""
+        return 0 if self.values.get(key) in (None, 0) else self.integer(key)
+
+    def items(self, key: str) -> list[Any]:
+        """A list, empty where it is absent. Raises ForgeError for anything else."""
+        value = self.values.get(key) or []
+        if not isinstance(value, list):
+            raise self._wrong(key, value, "a list")
         return value
 
     def number(self, key: str, default: float, *, above: float | None = None, least: float | None = None) -> float:
@@ -70,7 +87,7 @@ class HfConfig:
 
     def _wrong(self, key: str, value: object, wanted: str) -> ForgeError:
         said = "is missing" if value is None else f"is {value!r}, not {wanted}"
-        return ForgeError(f"{self.path}: {key} {said}", hint="Use the config.json that came with the model.")
+        return ForgeError(f"{self.path}: {key} {said}", hint=_ITS_OWN)
 
     def flag(self, key: str, default: bool = False) -> bool:
         """A boolean."""
@@ -143,9 +160,12 @@ class HfCheckpoint:
 def read_config(directory: Path) -> HfConfig:
     """The config.json of a checkpoint directory. Raises ForgeError if there is none."""
     path = directory / CONFIG
-    return HfConfig(
-        _read_json(path, f"Give a Hugging Face checkpoint directory; {directory} has no config.json."), path
-    )
+    values = _read_json(path, f"Give a Hugging Face checkpoint directory; {directory} has no config.json.")
+    require_plausible(values, str(path), _ITS_OWN)
+    config = HfConfig(values, path)
+    for key in ("rope_parameters", "rope_scaling"):
+        config._mapping(key)
+    return config
 
 
 def open_checkpoint(directory: Path) -> HfCheckpoint:
@@ -257,12 +277,4 @@ def _no_weights(directory: Path) -> ForgeError:
 
 
 def _read_json(path: Path, hint: str) -> dict[str, Any]:
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ForgeError(f"{path}: {error.strerror}", hint=hint or "Check the directory.") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ForgeError(f"{path}: not JSON: {error}", hint="Download the file again.") from None
-    if not isinstance(values, dict):
-        raise ForgeError(f"{path}: not a JSON object", hint="Download the file again.")
-    return values
+    return read_json_object(path, hint="Download the file again.", absent=hint or "Check the directory.")

@@ -1,10 +1,10 @@
 """Defects of releases that users reported upstream: reasons to warn, looked up in `release_data/known-issues.json`."""
 
-import json
 from functools import cache
 from pathlib import Path
 
 from trtforge.core.config import Config
+from trtforge.core.json_text import REINSTALL, read_json_object
 from trtforge.formats.releases import Release
 
 _FILE = Path(__file__).parent / "release_data" / "known-issues.json"
@@ -34,4 +34,4 @@ def known_issues(feature: str, release: Release) -> tuple[KnownIssue, ...]:
 
 @cache
 def _issues() -> tuple[KnownIssue, ...]:
-    return _File.parse(json.loads(_FILE.read_text(encoding="utf-8")), str(_FILE)).issues
+    return _File.parse(read_json_object(_FILE, hint=REINSTALL), str(_FILE)).issues

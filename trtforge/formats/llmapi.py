@@ -13,6 +13,8 @@ from pydantic import Field
 
 from trtforge.core.config import Config
 from trtforge.core.errors import ForgeError
+from trtforge.core.plausible import require_plausible
+from trtforge.core.yaml_text import read_yaml
 from trtforge.formats.releases import read_release_data
 
 MODEL_FILE = "model.yaml"
@@ -120,16 +122,11 @@ class LlmArgs(Config):
 def read_llm_args(directory: Path) -> LlmArgs:
     """The model.yaml of `directory`. Raises ForgeError if it is missing, damaged or has a key that is not known."""
     path = directory / MODEL_FILE
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ForgeError(
-            f"{path}: {error.strerror}", hint="Give what `trtforge compile --backend llmapi` wrote."
-        ) from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ForgeError(f"{path}: not YAML: {error}", hint="Make the directory again.") from None
+    again = "Make the directory again."
+    values = read_yaml(path, hint=again, absent="Give what `trtforge compile --backend llmapi` wrote.")
     if not isinstance(values, dict):
-        raise ForgeError(f"{path}: it holds no keys", hint="Make the directory again.")
+        raise ForgeError(f"{path}: it holds no keys", hint=again)
+    require_plausible(values, str(path), again)
     return LlmArgs.parse(values, str(path))
 
 

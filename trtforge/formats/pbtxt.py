@@ -6,20 +6,23 @@ Grammar: protobuf.dev/reference/protobuf/textformat-spec, without extension and 
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Union
 
 from trtforge.core.errors import ForgeError
+from trtforge.core.reading import MIB, read_limited
 
 _TOKEN = re.compile(
     r"""(?P<space>[\s]+|\#[^\n]*)
     |(?P<string>"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*')
-    |(?P<number>[-+]?(?:0[xX][0-9a-fA-F]+|(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?[fF]?)(?![\w.]))
+    |(?P<number>[-+]?(?:0[xX][0-9a-fA-F]+|(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?[fF]?)(?![\w.]))
     |(?P<name>-?[A-Za-z_]\w*)
     |(?P<mark>[:{}<>\[\],;])""",
     re.VERBOSE,
 )
 _ESCAPE = re.compile(rb"\\(?:([0-7]{1,3})|[xX]([0-9a-fA-F]{1,2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTALL)
 _NAMED = {b"n": b"\n", b"r": b"\r", b"t": b"\t", b"a": b"\a", b"b": b"\b", b"f": b"\f", b"v": b"\v"}
+MOST_BYTES = 4 * MIB
 _LAST_CHARACTER, _REPLACEMENT = 0x10FFFF, 0xFFFD
 _DEEPEST = 100  # protobuf's own limit of nested messages
 _CLOSING = {"{": "}", "<": ">"}
@@ -61,6 +64,12 @@ class Message:
     def _last(self, name: str) -> Value | None:
         values = self.fields.get(name)
         return values[-1] if values else None
+
+
+def read_message(path: Path) -> Message:
+    """The message in a file; bytes that are not UTF-8 are replaced. Raises ForgeError naming it."""
+    data = read_limited(path, MOST_BYTES, hint="Give the file that the model repository came with.")
+    return parse(data.decode("utf-8", errors="replace"), str(path))
 
 
 def parse(text: str, where: str) -> Message:

@@ -4,7 +4,6 @@ Sources: AutoAWQ, GPTQModel and AutoFP8 in config.json's `quantization_config`; 
 (export/convert_hf_config.py, 0.47).
 """
 
-import json
 import re
 from collections.abc import Mapping
 from fnmatch import translate
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trtforge.core.errors import ForgeError
+from trtforge.core.json_text import read_json_object
 from trtforge.formats.compressed_tensors import compressed_tensors
 from trtforge.formats.hf import QUANTIZATION_FILES, HfConfig
 from trtforge.formats.quantization_values import DAMAGED, ORIGINAL, Values, shown, static_fp8_kv_cache
@@ -233,10 +233,4 @@ def _fp8(values: Values) -> QuantizedSource:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ForgeError(f"{path}: not JSON: {error}", hint=DAMAGED) from None
-    if not isinstance(values, dict):
-        raise ForgeError(f"{path}: not a JSON object", hint=DAMAGED)
-    return values
+    return read_json_object(path, hint=DAMAGED)

@@ -4,7 +4,6 @@ Everything here is looked up in `release_data/*.json`, where each entry has its 
 no code compares versions to decide what a release can do.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -17,6 +16,7 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, JsonValue
 from pydantic import Field as Parsed
 
 from trtforge.core.errors import ForgeError
+from trtforge.core.json_text import REINSTALL, read_json_object
 
 Confidence = Literal["verified", "secondary", "inferred"]
 CONFIDENCES: tuple[Confidence, ...] = ("verified", "secondary", "inferred")
@@ -271,7 +271,7 @@ def read_release_data(
 ) -> Mapping[str, Any]:
     """One of the data files, as it stands."""
     path = Path(__file__).parent / "release_data" / f"{name}.json"
-    return MappingProxyType(json.loads(path.read_text(encoding="utf-8")))
+    return MappingProxyType(read_json_object(path, hint=REINSTALL))
 
 
 @cache

@@ -5,6 +5,7 @@ Format: 8 bytes little-endian header length, a JSON header with dtype, shape and
 
 import json
 import os
+import stat
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -14,12 +15,14 @@ from blake3 import blake3
 
 from trtforge.core.dtypes import Dtype, dtype_in_file
 from trtforge.core.errors import ForgeError
+from trtforge.core.json_text import parse_json
 from trtforge.core.manifest import FileRecord
 
 _LARGEST_HEADER = 100_000_000  # bytes; the limit of the safetensors library
+_LARGEST_NUMBER = 1 << 63
+_MOST_DIMENSIONS = 8
 # A longer write takes page cache in blocks of megabytes, and a virtual machine has given those that are free back to
-# its
-# host: fetching 4 GB of them took ten times as long as the copy.
+# its host: fetching 4 GB of them took ten times as long as the copy.
 _WRITE_BYTES = 128 << 10
 _TRUNCATED = "The download or copy did not finish: fetch the file again."
 
@@ -59,6 +62,8 @@ def raw_header(path: Path) -> bytes:
     """
     try:
         with path.open("rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise ForgeError(f"{path}: not a regular file", hint="Check the path.")
             start = file.read(8)
             length = int.from_bytes(start, "little")
             text = file.read(length) if length <= _LARGEST_HEADER else b""
@@ -77,26 +82,52 @@ def read_header(path: Path) -> tuple[StoredTensor, ...]:
     Raises ForgeError naming the file (and tensor) if it is missing, truncated or not a safetensors file.
     """
     header = raw_header(path)
-    try:
-        entries = json.loads(header[8:])
-        entries.pop("__metadata__", None)
-        tensors = [_stored(path, name, entry, len(header)) for name, entry in entries.items()]
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise ForgeError(f"{path}: its header is damaged", hint=_TRUNCATED) from None
+    entries = parse_json(header[8:], f"{path}: its header is damaged", hint=_TRUNCATED)
+    if not isinstance(entries, dict):
+        raise ForgeError(f"{path}: its header is damaged: not a JSON object", hint=_TRUNCATED)
+    entries.pop("__metadata__", None)
+    tensors = [_stored(path, name, entry, len(header)) for name, entry in entries.items()]
     tensors.sort(key=lambda tensor: (tensor.offset, tensor.spec.name))
     size = path.stat().st_size
     expected = max((tensor.offset + tensor.spec.nbytes for tensor in tensors), default=len(header))
     if size != expected:
         raise ForgeError(f"{path} is truncated: {size} bytes, its header describes {expected}", hint=_TRUNCATED)
+    _require_apart(path, tensors, len(header))
     return tuple(tensors)
 
 
-def _stored(path: Path, name: str, entry: dict[str, object], base: int) -> StoredTensor:
-    shape, (start, end) = entry["shape"], entry["data_offsets"]  # type: ignore[misc]
-    spec = TensorSpec(name, dtype_in_file(str(entry["dtype"]), f"{path}: {name}"), tuple(int(n) for n in shape))  # type: ignore[attr-defined]
-    if end - start != spec.nbytes or min(spec.shape, default=0) < 0:  # type: ignore[has-type]
+def _stored(path: Path, name: str, entry: object, base: int) -> StoredTensor:
+    where = f"{path}: its header is damaged: {name}"
+    if not isinstance(entry, dict):
+        raise ForgeError(f"{where}: not a JSON object", hint=_TRUNCATED)
+    code = entry.get("dtype")
+    if not isinstance(code, str):
+        raise ForgeError(f"{where}: its dtype is {code!r}, not a text", hint=_TRUNCATED)
+    shape, offsets = _numbers(entry, "shape", where), _numbers(entry, "data_offsets", where)
+    spec = TensorSpec(name, dtype_in_file(code, f"{path}: {name}"), shape)
+    if len(offsets) != 2 or offsets[1] - offsets[0] != spec.nbytes:
         raise ForgeError(f"{path}: {name}: its byte range does not fit its shape", hint=_TRUNCATED)
-    return StoredTensor(spec, path, base + int(start))  # type: ignore[has-type]
+    return StoredTensor(spec, path, base + offsets[0])
+
+
+def _numbers(entry: dict[str, object], key: str, where: str) -> tuple[int, ...]:
+    """A list of whole numbers from zero on that files and memory can have."""
+    values = entry.get(key)
+    if not isinstance(values, list) or len(values) > _MOST_DIMENSIONS:
+        raise ForgeError(f"{where}: its {key} is {values!r:.60}, not a short list of numbers", hint=_TRUNCATED)
+    for value in values:
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < _LARGEST_NUMBER:
+            raise ForgeError(f"{where}: {value!r:.60} in its {key} is not a whole number from zero on", hint=_TRUNCATED)
+    return tuple(values)
+
+
+def _require_apart(path: Path, tensors: Sequence[StoredTensor], start: int) -> None:
+    """Raises ForgeError for tensors that share bytes, and for bytes between them that belong to none."""
+    for tensor in sorted(tensors, key=lambda tensor: (tensor.offset, tensor.spec.nbytes)):
+        if tensor.offset != start:
+            said = "overlaps the one before it" if tensor.offset < start else "leaves a gap before it"
+            raise ForgeError(f"{path}: its header is damaged: {tensor.spec.name} {said}", hint=_TRUNCATED)
+        start += tensor.spec.nbytes
 
 
 Seen = Callable[[StoredTensor, int, memoryview], None]

@@ -1,12 +1,12 @@
 """Which token ids end an answer or pad one: what a tokenizer directory's files say, in the order of their weight."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from trtforge.core.errors import ForgeError
+from trtforge.core.errors import AbsentFile, ForgeError
+from trtforge.core.json_text import read_json_object
 
 
 @dataclass(frozen=True)
@@ -89,11 +89,6 @@ def _damaged(path: Path, key: str) -> ForgeError:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+        return read_json_object(path, hint="Download the file again.", unique=False)
+    except AbsentFile:
         return {}
-    except (OSError, json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ForgeError(f"{path}: not readable: {error}", hint="Download the file again.") from None
-    if not isinstance(values, dict):
-        raise ForgeError(f"{path}: not a JSON object", hint="Download the file again.")
-    return values

@@ -1,12 +1,12 @@
 """Known vulnerabilities of Triton releases, looked up in `release_data/triton-holes.json`, each with its sources."""
 
-import json
 from collections.abc import Collection
 from functools import cache
 from pathlib import Path
 from typing import Literal
 
 from trtforge.core.config import Config
+from trtforge.core.json_text import REINSTALL, read_json_object
 
 _FILE = Path(__file__).parent / "release_data" / "triton-holes.json"
 
@@ -87,4 +87,4 @@ def _number(release: str) -> tuple[int, ...]:
 
 @cache
 def _data() -> _File:
-    return _File.parse(json.loads(_FILE.read_text(encoding="utf-8")), str(_FILE))
+    return _File.parse(read_json_object(_FILE, hint=REINSTALL), str(_FILE))

@@ -11,7 +11,9 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from trtforge.core.errors import ForgeError
+from trtforge.core.json_text import read_json_object
 from trtforge.core.parallel import Parallel
+from trtforge.core.plausible import require_plausible
 
 CONFIG_FILE = "config.json"
 UNQUANTIZED_MODULES = (
@@ -36,7 +38,7 @@ class Quantization(_Foreign):
 
     quant_algo: str | None = None
     kv_cache_quant_algo: str | None = None
-    group_size: int = 128
+    group_size: int = Field(128, ge=1)
     smoothquant_val: float = 0.5
     clamp_val: list[float] | None = None
     use_meta_recipe: bool = False
@@ -51,20 +53,20 @@ class CheckpointConfig(_Foreign):
     architecture: str
     dtype: Literal["float16", "bfloat16", "float32"]
     logits_dtype: str = "float32"
-    vocab_size: int
-    hidden_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_size: int
-    intermediate_size: int
+    vocab_size: int = Field(ge=1)
+    hidden_size: int = Field(ge=1)
+    num_hidden_layers: int = Field(ge=1)
+    num_attention_heads: int = Field(ge=1)
+    num_key_value_heads: int = Field(ge=1)
+    head_size: int = Field(ge=1)
+    intermediate_size: int = Field(ge=0)
     hidden_act: str
     norm_epsilon: float = 1e-5
     position_embedding_type: str = "rope_gpt_neox"
-    max_position_embeddings: int | None = None
+    max_position_embeddings: int | None = Field(None, ge=1)
     rotary_base: float = 10000.0
     rotary_scaling: dict[str, Any] | None = None
-    rotary_embedding_dim: int | None = None
+    rotary_embedding_dim: int | None = Field(None, ge=0)
     use_parallel_embedding: bool = False
     embedding_sharding_dim: int = 0
     qk_layernorm: bool = False
@@ -117,7 +119,18 @@ def read_engine_config(directory: Path) -> tuple[CheckpointConfig, Mapping[str, 
         )
     if "pretrained_config" not in values or "build_config" not in values:
         raise ForgeError(f"{directory} is not an engine", hint="Run `trtforge compile CHECKPOINT OUT` first.")
+    _require_objects(values, ("pretrained_config", "build_config", "forge"), directory)
+    _require_objects(values["build_config"], ("plugin_config",), directory)
     return _parse(values["pretrained_config"], directory), values
+
+
+def _require_objects(values: Mapping[str, Any], keys: tuple[str, ...], directory: Path) -> None:
+    for key in keys:
+        part = values.get(key)
+        if not isinstance(part, dict) and (part is not None or (key in values and key != "plugin_config")):
+            raise ForgeError(
+                f"{directory / CONFIG_FILE}: {key} is {part!r:.60}, not an object", hint="Make the directory again."
+            )
 
 
 def is_engine(directory: Path) -> bool:
@@ -128,22 +141,17 @@ def is_engine(directory: Path) -> bool:
 def is_hugging_face(directory: Path) -> bool:
     """Whether a directory is a Hugging Face checkpoint, not one of TensorRT-LLM's."""
     try:
-        values = json.loads((directory / CONFIG_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        values = _read(directory)
+    except ForgeError:
         return False
-    return isinstance(values, dict) and "architectures" in values and "architecture" not in values
+    return "architectures" in values and "architecture" not in values
 
 
 def _read(directory: Path) -> dict[str, Any]:
     path = directory / CONFIG_FILE
-    try:
-        values = json.loads(path.read_text())
-    except OSError as error:
-        raise ForgeError(f"{path}: {error.strerror}", hint="Give a checkpoint or engine directory.") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ForgeError(f"{path}: not JSON: {error}", hint="Make the directory again.") from None
-    if not isinstance(values, dict):
-        raise ForgeError(f"{path}: not a JSON object", hint="Make the directory again.")
+    hint = "Make the directory again."
+    values = read_json_object(path, hint=hint, absent="Give a checkpoint or engine directory.")
+    require_plausible(values, str(path), hint)
     return values
 
 

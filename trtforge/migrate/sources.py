@@ -1,13 +1,14 @@
 """What is migrated: an engine's config.json, or a Triton model repository with the model that serves an engine."""
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from trtforge.core.errors import ForgeError
-from trtforge.formats.pbtxt import Message, parse
+from trtforge.core.json_text import read_json
+from trtforge.core.plausible import require_plausible
+from trtforge.formats.pbtxt import Message, read_message
 from trtforge.formats.trtllm import CONFIG_FILE
 
 CONFIG = "config.pbtxt"
@@ -64,12 +65,10 @@ def read_settings(source: Path, engine: Path | None = None, name: str | None = N
 def _engine(directory: Path) -> dict[str, Any]:
     """config.json of an engine, by dotted key."""
     path = directory / CONFIG_FILE
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ForgeError(f"{path}: {error.strerror}", hint="Give the directory that trtllm-build wrote.") from None
-    except ValueError as error:
-        raise ForgeError(f"{path}: not JSON: {error}", hint="Give the config.json that trtllm-build wrote.") from None
+    hint = "Give the config.json that trtllm-build wrote."
+    values = read_json(path, hint=hint, absent="Give the directory that trtllm-build wrote.")
+    if isinstance(values, dict):
+        require_plausible(values, str(path), hint)
     if not isinstance(values, dict) or not all(
         isinstance(values.get(key), dict) for key in ("pretrained_config", "build_config")
     ):
@@ -92,9 +91,7 @@ def _dotted(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]
 
 
 def _serving_model(source: Path, models: Mapping[str, Path], name: str | None) -> tuple[ServingModel, Path]:
-    parsed = {
-        model: parse(path.read_text(encoding="utf-8", errors="replace"), str(path)) for model, path in models.items()
-    }
+    parsed = {model: read_message(path) for model, path in models.items()}
     if name is not None and name not in parsed:
         raise ForgeError(f"{source} has no model {name}", hint=f"It has {', '.join(parsed)}.")
     serving = [m for m, message in parsed.items() if (name is None and _serves(message)) or m == name]

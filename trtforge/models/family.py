@@ -11,6 +11,7 @@ from enum import Enum
 from typing import Any, Literal
 
 from trtforge.core.dtypes import ModelDtype
+from trtforge.core.errors import ForgeError
 from trtforge.formats.hf import HfConfig
 
 Size = Literal[
@@ -217,6 +218,18 @@ class Sizes:
     vocab: int
     max_positions: int
     more: Mapping[Size, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.head_size < 1:
+            raise ForgeError(
+                f"config.json: {self.num_heads} heads of a hidden size of {self.hidden} have no element each",
+                hint="Use the config.json that came with the model.",
+            )
+        if self.num_kv_heads > self.num_heads:
+            raise ForgeError(
+                f"config.json: {self.num_kv_heads} key-value heads are more than the {self.num_heads} attention heads",
+                hint="Use the config.json that came with the model.",
+            )
 
     def of(self, size: Size) -> int:
         """A size by its name in the table."""

@@ -1,10 +1,11 @@
 """The five models of a repository as data: names, tensors, parameters; from engine, tokenizer and settings."""
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from trtforge.core.config import Config
 from trtforge.core.errors import ForgeError
@@ -30,6 +31,7 @@ from trtforge.package.tokenizer import TokenizerAssets
 from trtforge.plan.runtime_keys import runtime_keys
 
 ENGINE_DIRECTORY = "engine"
+_PREFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _CANCELLATION_PERIOD_MS = 100
 _TRITON_QUEUE = 16384  # requests that Triton has not handed to a Python model yet, which takes them at once
 ModelCode = Literal["1", "llmapi", "triton"]
@@ -46,13 +48,21 @@ class PackageConfig(Config):
     """
 
     serving: ServingConfig = ServingConfig()
-    name_prefix: str = Field("", pattern=r"^[A-Za-z0-9._-]*$", description="Prefix of the five model names.")
+    name_prefix: str = Field("", max_length=100, description="Prefix of the five model names.")
     serving_root: str = Field("/models", pattern="^/", description="Where a TensorRT-LLM server sees the repository.")
     add_special_tokens: bool = Field(True, description="Put the tokenizer's begin token before the prompt.")
     kv_reuse: bool | None = Field(None, description="Share KV blocks between requests; None: as it was built.")
     chunked_context: bool | None = Field(None, description="Cut long prompts into chunks; None: as it was built.")
     features: FeaturesConfig | None = Field(None, description="What the engine was built for; None: as it says itself.")
     target: PackageTarget = PackageTarget()
+
+    @field_validator("name_prefix")
+    @classmethod
+    def _is_part_of_a_name(cls, value: str) -> str:
+        """Models are directories: a prefix must not lead out of the repository, or hide them."""
+        if value and not _PREFIX.fullmatch(value):
+            raise ValueError("a prefix begins with a letter or digit and holds letters, digits, '.', '_' and '-' only")
+        return value
 
 
 @dataclass(frozen=True)
@@ -99,7 +109,7 @@ def model_specs(config: PackageConfig, engine: EngineFacts, tokenizer: Tokenizer
         "ensemble": _text_parameters(config, facts, flow, preprocessing, by_text=False),
         "preprocessing": preprocessing,
         "tensorrt_llm": _engine_parameters(config, engine, facts, tokenizer),
-        "postprocessing": {"tokenizer_dir": TOKENIZER_DIRECTORY},
+        "postprocessing": {"tokenizer_dir": TOKENIZER_DIRECTORY, "vocab_size": str(engine.vocab_size)},
         "tensorrt_llm_bls": _text_parameters(config, facts, flow, preprocessing, by_text=True),
     }
     return tuple(

@@ -3,13 +3,13 @@
 `known_models.json`: the keys of each hub id's config.json that decide sizes and formats, and none else.
 """
 
-import json
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from trtforge.core.json_text import REINSTALL, read_json_object
 from trtforge.formats.hf import HfConfig
 
 _FILE = Path(__file__).parent / "known_models.json"
@@ -28,7 +28,7 @@ def known_ids() -> tuple[str, ...]:
 
 @cache
 def _models() -> tuple[dict[str, Any], ...]:
-    return tuple(json.loads(_FILE.read_text(encoding="utf-8"))["models"])
+    return tuple(read_json_object(_FILE, hint=REINSTALL)["models"])
 
 
 @cache

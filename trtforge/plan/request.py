@@ -5,8 +5,7 @@ from dataclasses import dataclass, replace
 from shlex import quote
 from typing import Any, Literal
 
-import yaml
-
+from trtforge.core.config import parse_value
 from trtforge.core.dtypes import ModelDtype, model_dtype
 from trtforge.core.errors import UsageError
 from trtforge.core.recipe import CalibrationConfig, EngineConfig, GateConfig, Recipe, ServingConfig
@@ -137,7 +136,7 @@ class Request:
             case "--max-num-tokens":
                 return self._with_engine(max_num_tokens=int(value))
             case "--set":
-                return self._with_setting(change.key, yaml.safe_load(value.partition("=")[2]))
+                return self._with_setting(change.key, parse_value(value.partition("=")[2], change.key))
 
     def _with_setting(self, key: str, value: Any) -> "Request":
         if key == "quantization.memory":

@@ -8,13 +8,16 @@ layers that note what they get, or give what the last one computed.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
+from trtforge.core.errors import ForgeError, first_line
 from trtforge.core.heap import trim
+from trtforge.formats.hf import CONFIG
 from trtforge.reference.hidden import HiddenStates
 from trtforge.reference.weights import LayerWeights
 
@@ -102,13 +105,14 @@ class LayerStream:
         self.cache = CacheObserver(observes=observes_cache)
         self._weights, self._device = weights, weights.device
         parent, _, self._name = weights.family.layer_path.rpartition(".")
-        with _parameters_on_meta():
+        with _told(weights.directory), _parameters_on_meta():
             config = AutoConfig.from_pretrained(weights.directory, trust_remote_code=False)
             if hasattr(config, "quantization_config"):
                 del config.quantization_config  # weights come as what they mean
             model = AutoModelForCausalLM.from_config(config, dtype=weights.dtype, trust_remote_code=False)
+            base = model.get_submodule(parent)
         self._model = model.eval()
-        self._path, self._base = parent, model.get_submodule(parent)
+        self._path, self._base = parent, base
         self._layers: list[nn.Module] = list(self._base.get_submodule(self._name).children())
         self._stand_ins = [_StandIn(layer) for layer in self._layers]
         setattr(self._base, self._name, nn.ModuleList(self._stand_ins))
@@ -126,7 +130,8 @@ class LayerStream:
 
             def compute(batch: int, states: Tensor, layer: nn.Module = layer, index: int = index) -> Tensor:
                 call = calls[shapes[batch]][index]
-                result = layer(states, *call.arguments, **call.keywords)
+                with _told(self._weights.directory):
+                    result = layer(states, *call.arguments, **call.keywords)
                 output: Tensor = result[0] if isinstance(result, tuple) else result
                 return output
 
@@ -145,7 +150,8 @@ class LayerStream:
             for index, batch in enumerate(batches):
                 self._stand_ins[-1].answer = hidden.get(index)
                 ids = embed(batch).to(self._device)
-                output = self._model(input_ids=ids, use_cache=True, past_key_values=self.cache)
+                with _told(self._weights.directory):
+                    output = self._model(input_ids=ids, use_cache=True, past_key_values=self.cache)
                 yield output.logits.as_subclass(Tensor)
         self._stand_ins[-1].answer = None
 
@@ -162,12 +168,28 @@ class LayerStream:
                 shape = tuple(batch.shape)
                 if hidden is None and shape in calls:
                     continue
-                self._base(input_ids=embed(batch).to(self._device), use_cache=True, past_key_values=self.cache)
+                ids = embed(batch).to(self._device)
+                with _told(self._weights.directory):
+                    self._base(input_ids=ids, use_cache=True, past_key_values=self.cache)
                 calls.setdefault(shape, [stand_in.call for stand_in in stand_ins if stand_in.call is not None])
                 if hidden is not None:
                     assert stand_ins[0].hidden is not None
                     hidden.put(index, stand_ins[0].hidden)
         return calls
+
+
+@contextmanager
+def _told(directory: Path) -> Iterator[None]:
+    """What `transformers` raises for a config.json that it cannot compute is not limited: a ForgeError naming it."""
+    try:
+        yield
+    except (ForgeError, OSError, AssertionError, MemoryError):
+        raise
+    except Exception as error:
+        raise ForgeError(
+            f"{directory / CONFIG}: transformers cannot compute the model: {type(error).__name__}: {first_line(error)}",
+            hint="Use the config.json that came with the model; --verbose shows where it fails.",
+        ) from error
 
 
 @contextmanager

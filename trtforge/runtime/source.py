@@ -62,7 +62,8 @@ def open_engine(directory: Path) -> Source:
         max_input_len=_positive(build, "max_input_len", directory),
         max_seq_len=_positive(build, "max_seq_len", directory),
     )
-    tokens_per_block = int(plugins.get("tokens_per_block") or DEFAULT_TOKENS_PER_BLOCK)
+    tokens_per_block = plugins.get("tokens_per_block") or DEFAULT_TOKENS_PER_BLOCK
+    _positive({"tokens_per_block": tokens_per_block}, "tokens_per_block", directory)
     return Source(directory, config, forge, limits, tokens_per_block, packed=True)
 
 

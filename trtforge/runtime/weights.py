@@ -4,11 +4,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from trtforge.core.errors import ForgeError
 from trtforge.formats.shards import RowReader, read_header
+from trtforge.formats.tensor_files import map_tensors
 from trtforge.formats.trtllm import rank_file
 from trtforge.models.torch_tensors import read_tensor
 
@@ -69,14 +69,7 @@ class Weights:
         Raises ForgeError if it is missing or damaged.
         """
         path = directory / rank_file(index)
-        try:
-            return cls(str(path), safe_open(str(path), "pt", device="cpu"))
-        except FileNotFoundError:
-            raise ForgeError(
-                f"{path} is missing", hint="The directory is incomplete, or for another parallel layout."
-            ) from None
-        except (SafetensorError, OSError) as error:
-            raise ForgeError(f"{path}: not readable: {error}", hint="Make the directory again.") from None
+        return cls(str(path), map_tensors(path))
 
     def has(self, name: str) -> bool:
         """Whether the rank has this tensor."""

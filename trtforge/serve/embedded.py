@@ -27,8 +27,8 @@ def check_embedded(facts: RepositoryFacts, repository: Path, load: LoadNvml = lo
     if facts.backend != "torch":
         return
     _, values = read_engine_config(repository / facts.model("tensorrt_llm") / "1" / facts.engine_path)
-    forge: Mapping[str, Any] = values.get("forge") or {}
-    kernels: Mapping[str, Any] = forge.get("kernels") or {}
+    forge = _object(values, "forge")
+    kernels = _object(forge, "kernels")
     if facts.device == "cpu":
         _check_cpu(kernels)
         return
@@ -53,6 +53,15 @@ def check_embedded(facts: RepositoryFacts, repository: Path, load: LoadNvml = lo
             f"the engine computes in bfloat16, {gpu.name} (SM {gpu.sm}) only emulates it: {_AGAIN} with "
             "--compute-dtype float16"
         )
+
+
+def _object(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    found = values.get(key) or {}
+    if not isinstance(found, dict):
+        raise ForgeError(
+            f"config.json of the engine: {key} is {found!r:.60}, not an object", hint=f"To mend it, {_AGAIN}."
+        )
+    return found
 
 
 def _check_cpu(kernels: Mapping[str, Any]) -> None:

@@ -1,6 +1,5 @@
 """Text requests over HTTP: Triton's generate endpoints, server-sent events when streaming."""
 
-import json
 import os
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import httpx
 
 from trtforge.core.errors import ForgeError
+from trtforge.core.json_text import parse_json
 from trtforge.serve.request import Piece, Sampling, refused, silent, unreachable
 
 
@@ -70,8 +70,8 @@ def _body(prompt: str, sampling: Sampling, *, stream: bool) -> Mapping[str, Any]
 
 def _object(text: str) -> Mapping[str, Any]:
     try:
-        values = json.loads(text)
-    except json.JSONDecodeError:
+        values = parse_json(text, "the answer", hint="")
+    except ForgeError:
         raise refused(text.strip() or "an empty answer") from None
     if not isinstance(values, dict):
         raise refused(text.strip())

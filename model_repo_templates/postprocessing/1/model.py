@@ -18,6 +18,7 @@ class TritonPythonModel:
         model_process.set_up()
         config = ModelConfig(args)
         self._tokenizer = load_tokenizer(str(config.directory / config.text("tokenizer_dir") / "tokenizer.json"))
+        self._vocab_size = config.integer("vocab_size", self._tokenizer.get_vocab_size())
         self._skip_special_tokens = config.flag("skip_special_tokens", True)
 
     def execute(self, requests: list["pb_utils.InferenceRequest"]) -> list["pb_utils.InferenceResponse"]:
@@ -48,13 +49,14 @@ class TritonPythonModel:
                 f"SEQUENCE_LENGTH is {lengths.min()} to {lengths.max()}; it must be from 0 to {tokens.shape[2]}, "
                 "the tokens in TOKENS_BATCH"
             )
-        if tokens.size and tokens.min() < 0:
-            raise RequestFailed(f"TOKENS_BATCH holds the id {tokens.min()}; ids are at least 0")
         return [
             [self._text(ids[:length].tolist()) for ids, length in zip(beams, counts, strict=True)]
             for beams, counts in zip(tokens, lengths, strict=True)
         ]
 
     def _text(self, ids: list[int]) -> bytes:
+        wrong = [token for token in ids if not 0 <= token < self._vocab_size]
+        if wrong:
+            raise RequestFailed(f"TOKENS_BATCH holds the id {wrong[0]}; ids are from 0 to {self._vocab_size - 1}")
         whole = Detokenizer(self._tokenizer, skip_special_tokens=self._skip_special_tokens)
         return (whole.push(ids) + whole.flush()).encode()

@@ -12,7 +12,7 @@ PATTERNS = (
     Pattern(
         id="build-out-of-memory",
         title="GPU memory too small for the build",
-        regex=r"resizePhysical.*OutOfMemory",
+        regex=r"resizePhysical.{0,300}OutOfMemory",
         means="TensorRT could not get GPU memory while it built the engine: it allocates for the largest batch and "
         "length of the build.",
         do=_LESS + " Close other processes on the GPU.",
@@ -39,7 +39,7 @@ PATTERNS = (
     Pattern(
         id="build-tactic-skipped",
         title="kernels skipped for lack of memory",
-        regex=r"Skipping tactic .*insufficient memory",
+        regex=r"Skipping tactic .{0,300}insufficient memory",
         means="TensorRT left out kernels that did not fit into GPU memory. The engine works and may be slower.",
         do="Free the GPU's memory for the build, or lower the build's limits.",
         sources=("TensorRT-LLM issue #102",),
@@ -77,7 +77,7 @@ PATTERNS = (
     Pattern(
         id="build-option-unknown",
         title="option that this release does not have",
-        regex=r"trtllm-build: error: unrecognized arguments: (?P<arguments>.*\S)",
+        regex=r"trtllm-build: error: unrecognized arguments: (?P<arguments>.{0,400}\S)",
         means="This release's trtllm-build does not know {arguments}: options come and go with releases. "
         "--max_output_len is gone (--max_seq_len is input plus output, not its new name), --paged_kv_cache became "
         "--kv_cache_type, --use_custom_all_reduce and --multi_block_mode are gone.",
@@ -97,7 +97,7 @@ PATTERNS = (
     Pattern(
         id="tensorrt-backend-gone",
         title="TensorRT-LLM without engines",
-        regex=r"ValueError: .*(?i:\bbackend\b.*\btensorrt\b(?!-LLM)|\btensorrt\b(?!-LLM).*\bbackend\b)",
+        regex=r"ValueError: (?i:(?=.{0,400}\bbackend\b)(?=.{0,400}\btensorrt\b(?!-LLM)))",
         means="This TensorRT-LLM has no TensorRT backend any more: 1.3.0rc20 was the last with it.",
         do="Install a 1.2 release for engines, or leave the backend out and serve with the PyTorch backend.",
         sources=("TensorRT-LLM documentation, TensorRT backend removal",),

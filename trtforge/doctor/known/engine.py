@@ -11,7 +11,7 @@ PATTERNS = (
         id="tensorrt-serialization-version",
         title="engine of another TensorRT",
         regex=r"stdVersionRead == (?:kSERIALIZATION_VERSION|serializationVersion) failed"
-        r".*?Current Version: (?P<here>\d+), Serialized Engine Version: (?P<engine>\d+)",
+        r".{0,300}?Current Version: (?P<here>\d+), Serialized Engine Version: (?P<engine>\d+)",
         means="The engine was built by another TensorRT than the one that loads it: the engine has serialisation "
         "version {engine}, the TensorRT here reads version {here}.",
         do=_SAME_IMAGE,
@@ -59,7 +59,7 @@ PATTERNS = (
         id="pbtxt-placeholder",
         title="config.pbtxt with an unfilled placeholder",
         regex=r"Error parsing text-format inference\.ModelConfig: (?P<line>\d+):(?P<column>\d+): "
-        r"Expected .*?got: \$",
+        r"Expected .{0,300}?got: \$",
         then=r"failed to read text proto from (?P<file>\S*config\.pbtxt)",
         means="A placeholder ${{...}} of the template was never filled: line {line}, column {column} of {file}. "
         "fill_template.py leaves unknown and forgotten keys as they are, without an error.",
@@ -79,7 +79,7 @@ PATTERNS = (
     Pattern(
         id="engine-config-missing",
         title="engine directory without a config.json",
-        regex=r"json\.exception\.parse_error\.101.*unexpected end of input",
+        regex=r"json\.exception\.parse_error\.101.{0,300}unexpected end of input",
         means="The engine's config.json is missing or empty: the backend parses it without looking whether it is "
         "there, so a wrong engine directory looks like broken JSON.",
         do="Check that gpt_model_path in tensorrt_llm/config.pbtxt is the engine's directory as the server's container "
@@ -89,7 +89,7 @@ PATTERNS = (
     Pattern(
         id="engine-config-layout",
         title="engine config.json of another release",
-        regex=r"json\.exception\.out_of_range\.403.*key '(?P<key>[^']+)' not found",
+        regex=r"json\.exception\.out_of_range\.403.{0,300}key '(?P<key>[^']{1,200})' not found",
         means="The engine's config.json has no key {key}: it was written by another TensorRT-LLM release than the one "
         "that loads it.",
         do="Serve with the release that built the engine (`version` in its config.json), or build it again.",
@@ -99,7 +99,7 @@ PATTERNS = (
     Pattern(
         id="parameter-left-out",
         title="optional parameter left out",
-        regex=r"Parameter .* cannot be read from json",
+        regex=r"Parameter .{0,200} cannot be read from json",
         means="An optional key is not in config.json; the backend goes on with its default.",
         do="Nothing: this is not the cause.",
         sources=("tensorrtllm_backend issue #235",),
@@ -108,7 +108,7 @@ PATTERNS = (
     Pattern(
         id="optional-value-left-out",
         title="optional parameter left out",
-        regex=r"Optional value for parameter .* will not be set",
+        regex=r"Optional value for parameter .{0,200} will not be set",
         means="An optional key is not in config.pbtxt; the backend goes on with its default.",
         do="Nothing: this is not the cause.",
         sources=("tensorrtllm_backend issue #235",),

@@ -62,7 +62,7 @@ PATTERNS = (
         id="int4-alignment",
         title="weights of a rank are not aligned",
         regex=r"Number of bytes for rows and cols must be a multiple of 32"
-        r".*?num_rows_bytes = (?P<rows>\d+).*?num_col_bytes = (?P<columns>\d+)",
+        r".{0,300}?num_rows_bytes = (?P<rows>\d+).{0,100}?num_col_bytes = (?P<columns>\d+)",
         means="A quantised weight of one rank has rows of {rows} and columns of {columns} bytes; the kernel needs "
         "multiples of 32. Often it is lm_head: vocab_size / tp / 2 bytes.",
         do="Use a smaller tp with pp instead, or leave lm_head unquantised (trtforge does).",
@@ -89,7 +89,7 @@ PATTERNS = (
     Pattern(
         id="export-error",
         title="ModelOpt could not export",
-        regex=r"Detailed export error: (?P<error>.*\S)",
+        regex=r"Detailed export error: (?P<error>.{0,400}\S)",
         means="ModelOpt quantised the model and could not write the checkpoint: {error}",
         do="Act on that message; if it names the model's type, ModelOpt does not know the architecture, and a newer "
         "release may. The calibrated state was saved.",

@@ -45,7 +45,7 @@ PATTERNS = (
     Pattern(
         id="mpi-abort",
         title="a rank ended all others",
-        regex=r"MPI_ABORT was invoked on rank (?P<rank>\d+)",
+        regex=r"MPI_ABORT was invoked on rank (?P<rank>\d{1,9})(?!\d)",
         means="Rank {rank} ended the run for all ranks. This follows from an earlier error of that rank.",
         do="Look for the first error of rank {rank}; if ranks cannot be told apart, run mpirun with --tag-output.",
         sources=("TensorRT-LLM issue #2813",),
@@ -82,7 +82,7 @@ PATTERNS = (
     Pattern(
         id="nccl-system-error",
         title="NCCL could not communicate",
-        regex=r"Failed, NCCL error .*'unhandled system error",
+        regex=r"Failed, NCCL error .{0,300}'unhandled system error",
         means="NCCL failed in a system call: too little shared memory, no peer access, InfiniBand, or another rank "
         "that is gone.",
         do="Look for an earlier error of another rank. If there is none, run again with NCCL_DEBUG=INFO, and give the "

@@ -59,8 +59,8 @@ PATTERNS = (
     Pattern(
         id="outside-profile-range",
         title="request outside the engine's limits",
-        regex=r"(?:Couldn't assign (?P<tensor>\w+) with shape (?P<shape>.+?), )?engine supports \[min, opt, max\]"
-        r"(?: = (?P<range>\[.*\]))?",
+        regex=r"(?:Couldn't assign (?P<tensor>\w+) with shape (?P<shape>.{1,200}?), )?engine supports \[min, opt, max\]"
+        r"(?: = (?P<range>\[.{0,400}\]))?",
         means="A request brings {tensor} of shape {shape}; the engine was built for {range} (smallest, best, largest).",
         do="Send within max_batch_size, max_input_len and max_num_tokens of the build, or build with larger ones.",
         sources=("TensorRT-LLM issue #176",),
@@ -139,7 +139,7 @@ PATTERNS = (
     Pattern(
         id="port-in-use",
         title="port is in use",
-        regex=r"Socket '(?P<host>.*?):(?P<port>\d+)' already in use",
+        regex=r"Socket '(?P<host>.{0,200}?):(?P<port>\d+)' already in use",
         means="Another process listens on port {port} of {host}; often it is a server that was not stopped.",
         do="Stop it (`trtforge doctor` names its process) or choose another port.",
         sources=("tensorrtllm_backend issue #243",),

@@ -181,7 +181,7 @@ def sliding_window(config: HfConfig, layers: tuple[int, ...] | None = None) -> d
 
 def sliding_layers(config: HfConfig) -> tuple[int, ...] | None:
     """The layers that `layer_types` says have a sliding window; None where it says nothing."""
-    kinds = config.values.get("layer_types")
+    kinds = config.items("layer_types")
     return None if not kinds else tuple(i for i, kind in enumerate(kinds) if kind == "sliding_attention")
 
 

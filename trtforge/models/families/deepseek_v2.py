@@ -87,9 +87,9 @@ def facts(config: HfConfig) -> Facts:
     """The facts of a DeepSeek-V2 config.json."""
     require(config, "attention_bias", False, (False,), "TensorRT-LLM's MLA has no biases")
     require(config, "moe_layer_freq", 1, (1,), "every layer after the dense ones has experts")
-    sizes, q_lora = _sizes(config), config.values.get("q_lora_rank")
+    sizes, q_lora = _sizes(config), config.count("q_lora_rank") or None
     shared = sizes.of("shared_intermediate")
-    dense_layers = int(config.values.get("first_k_dense_replace") or 0)
+    dense_layers = config.count("first_k_dense_replace")
     return Facts(
         sizes=sizes,
         tied_embeddings=config.flag("tie_word_embeddings"),
@@ -126,8 +126,8 @@ def _sizes(config: HfConfig) -> Sizes:
     more: dict[Size, int] = {
         "experts": config.integer("n_routed_experts"),
         "moe_intermediate": inner,
-        "shared_intermediate": inner * int(config.values.get("n_shared_experts") or 0),
-        "q_lora": int(config.values.get("q_lora_rank") or 0),
+        "shared_intermediate": inner * config.count("n_shared_experts"),
+        "q_lora": config.count("q_lora_rank"),
         "kv_lora": lora,
         "kv_a": lora + rope,
         "q_b": heads * (nope + rope),

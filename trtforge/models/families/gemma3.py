@@ -30,7 +30,7 @@ def facts(config: HfConfig) -> Facts:
     elif not nested and config.values.get("rope_theta") is None:
         config = HfConfig({**config.values, "rope_theta": 1000000.0}, config.path)
     base = gemma.facts(config)
-    pattern = int(config.values.get("_sliding_window_pattern") or config.values.get("sliding_window_pattern") or 6)
+    pattern = config.count("_sliding_window_pattern") or config.count("sliding_window_pattern") or 6
     every = tuple(layer for layer in range(base.sizes.num_layers) if (layer + 1) % pattern)
     fields = {
         "inter_layernorms": True,

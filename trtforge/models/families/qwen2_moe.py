@@ -46,7 +46,7 @@ def expert_count(config: HfConfig) -> int:
 
 def sparse_layers(config: HfConfig, num_layers: int) -> frozenset[int]:
     """Every `decoder_sparse_step`-th layer but those of `mlp_only_layers` (transformers modeling_qwen2_moe.py)."""
-    step, dense_layers = config.integer("decoder_sparse_step", 1), config.values.get("mlp_only_layers") or []
+    step, dense_layers = config.integer("decoder_sparse_step", 1), config.items("mlp_only_layers")
     return frozenset(i for i in range(num_layers) if i not in dense_layers and (i + 1) % step == 0)
 
 

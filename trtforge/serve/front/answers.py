@@ -20,7 +20,7 @@ _CODE = re.compile(rf"(?:^|message: |', )({'|'.join(_STATUS)}):")
 _RETRY = re.compile(r"retry in (\d+(?:\.\d+)?) s")
 _PATH = re.compile(r"(?<![\w./])/(?!v2/)(?:[\w.+@~-]+/)+([\w.+@~-]+)")
 _STREAM_ERROR = re.compile(rb"""\s*data: ?(\{"error": ?.*?\})\s*(?:\n|$)""", re.DOTALL)
-_WRONG_TYPE = "attempt to access JSON"
+_WRONG_BODY = ("attempt to access JSON", "Unable to parse")
 
 
 def as_refusal(status: int, body: bytes, retry_seconds: int) -> Refusal:
@@ -31,7 +31,7 @@ def as_refusal(status: int, body: bytes, retry_seconds: int) -> Refusal:
         message, status = f"UNAVAILABLE: {message}", HTTPStatus.SERVICE_UNAVAILABLE
     elif code is not None:
         status = _STATUS[code[1]]
-    elif _WRONG_TYPE in message:
+    elif any(said in message for said in _WRONG_BODY):
         status = HTTPStatus.BAD_REQUEST
     headers = {}
     if status in (HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS):

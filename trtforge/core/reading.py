@@ -1,0 +1,41 @@
+"""Files of others as text: regular files of at most so many bytes, in UTF-8. Every failure names the file."""
+
+import os
+import stat
+from pathlib import Path
+
+from trtforge.core.errors import AbsentFile, ForgeError
+
+KIB, MIB = 1 << 10, 1 << 20
+_NOT_BLOCKING = getattr(os, "O_NONBLOCK", 0)
+
+
+def read_limited(path: Path, limit: int, *, hint: str, absent: str | None = None) -> bytes:
+    """The bytes of a regular file of at most `limit` bytes.
+
+    Raises AbsentFile (with the hint `absent`) where nothing is there, ForgeError for another kind of file, a larger
+    one, and one that cannot be read.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | _NOT_BLOCKING)  # a FIFO without a writer would block
+        with os.fdopen(descriptor, "rb") as file:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise ForgeError(f"{path}: not a regular file", hint=absent or hint)
+            data = file.read(limit + 1)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise AbsentFile(f"{path}: {error.strerror}", hint=absent or hint) from None
+    except OSError as error:
+        raise ForgeError(f"{path}: {error.strerror}", hint=absent or hint) from None
+    except ValueError as error:  # a name with a zero byte
+        raise ForgeError(f"{str(path)!r}: {error}", hint=absent or hint) from None
+    if len(data) > limit:
+        raise ForgeError(f"{path}: larger than {limit:,} bytes, the limit for such a file", hint=hint)
+    return data
+
+
+def as_text(data: bytes, where: str, *, hint: str) -> str:
+    """`data` as UTF-8. Raises ForgeError naming `where` and the byte that is not."""
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ForgeError(f"{where}: not UTF-8 text (byte {error.start})", hint=hint) from None

@@ -1,0 +1,126 @@
+"""The one reader of YAML: JSON's types only, every size limited, and every error names the file and the line.
+
+Dates are text, tags of other types are refused, and an alias counts as what it stands for: a few lines of aliases of
+aliases would otherwise expand to billions of values.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+
+from trtforge.core.errors import ForgeError
+from trtforge.core.reading import KIB, as_text, read_limited
+
+MOST_BYTES = 256 * KIB
+MOST_VALUES = 50_000
+DEEPEST = 32
+MOST_DIGITS = 40
+
+_TAG = "tag:yaml.org,2002:"
+_TIMESTAMP = f"{_TAG}timestamp"
+_KNOWN = {f"{_TAG}{name}" for name in ("null", "bool", "int", "float", "str", "seq", "map", "merge")}
+
+
+class _Refused(yaml.MarkedYAMLError):
+    """What this reader does not take, with its place."""
+
+    def __init__(self, problem: str, node: Any) -> None:
+        super().__init__(problem=problem, problem_mark=getattr(node, "start_mark", None))
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader without dates, foreign tags and repeated keys, and with limits."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012, a table of SafeLoader's
+        first: [(tag, pattern) for tag, pattern in resolvers if tag != _TIMESTAMP]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._depth = 0
+        self._values = 0
+        self._sizes: dict[int, int] = {}
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+        if self._depth > DEEPEST:
+            raise _Refused(f"nested more than {DEEPEST} deep", event)
+        self._depth += 1
+        node: Any = super().compose_node(parent, index)
+        self._depth -= 1
+        if isinstance(event, yaml.AliasEvent):
+            if id(node) not in self._sizes:
+                raise _Refused("an alias inside of what it stands for", event)
+        else:
+            if node.tag not in _KNOWN:
+                raise _Refused(f"values of type {node.tag.replace(_TAG, '!!')} are not used here", node)
+            self._sizes[id(node)] = self._size(node)
+        self._values += 1
+        if self._sizes[id(node)] > MOST_VALUES or self._values > MOST_VALUES:
+            raise _Refused(f"more than {MOST_VALUES:,} values, aliases counted as what they stand for", event)
+        return node
+
+    def _size(self, node: Node) -> int:
+        if isinstance(node, MappingNode):
+            return 1 + sum(self._sizes[id(key)] + self._sizes[id(value)] for key, value in node.value)
+        if isinstance(node, SequenceNode):
+            return 1 + sum(self._sizes[id(item)] for item in node.value)
+        return 1
+
+    def construct_object(self, node: Any, deep: bool = False) -> Any:
+        if isinstance(node, ScalarNode) and node.tag == f"{_TAG}int" and len(node.value) > MOST_DIGITS:
+            raise _Refused(f"a number of {len(node.value):,} characters, {MOST_DIGITS} are the limit", node)
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, KeyError, IndexError, AttributeError, OverflowError):
+            raise _Refused(f"{_shown(node)} is not of type {node.tag.replace(_TAG, '!!')}", node) from None
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        seen = set()
+        for key, _ in getattr(node, "value", ()) if isinstance(node, MappingNode) else ():
+            if key.tag == f"{_TAG}merge":
+                continue
+            if not isinstance(key, ScalarNode) or key.tag != f"{_TAG}str":
+                raise _Refused(f"the key {_shown(key)} is not text: put it in quotes", key)
+            if key.value in seen:
+                raise _Refused(f"the key {key.value} is there twice", key)
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def read_yaml(path: Path, *, hint: str, absent: str | None = None) -> Any:
+    """The value in a YAML file. `hint` is for a damaged file, `absent` for a missing one.
+
+    Raises AbsentFile or ForgeError.
+    """
+    return parse_yaml(read_yaml_text(path, hint=hint, absent=absent), path, hint)
+
+
+def read_yaml_text(path: Path, *, hint: str, absent: str | None = None) -> str:
+    """The text of a YAML file as it stands. Raises as `read_yaml`, but for what is not YAML."""
+    return as_text(read_limited(path, MOST_BYTES, hint=hint, absent=absent), str(path), hint=hint)
+
+
+def parse_yaml(text: str, where: object, hint: str) -> Any:
+    """The value of a YAML text, None for an empty one. Raises ForgeError naming `where` and the line."""
+    try:
+        loader = _Loader(text)
+        try:
+            return loader.get_single_data()
+        finally:
+            loader.dispose()
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = f", line {mark.line + 1}" if mark is not None else ""
+        said = ": ".join(part for part in (error.context, error.problem) if part) or str(error)
+        raise ForgeError(f"{where}{place}: not YAML: {said}", hint=hint) from None
+    except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:  # characters that do not exist
+        said = " ".join(str(error).split())
+        raise ForgeError(f"{where}: not YAML: {said}", hint=hint) from None
+
+
+def _shown(node: Node) -> str:
+    return repr(node.value[:40]) if isinstance(node, ScalarNode) else "that is no scalar"
