@@ -4,7 +4,6 @@ This model starts the engine process, which the text models use as well. Which e
 this say.
 """
 
-import json
 import os
 import threading
 import time
@@ -94,19 +93,9 @@ class EngineModel:
 
     def execute(self, requests: list["pb_utils.InferenceRequest"]) -> None:
         """Hand the requests to the engine; their responses follow from other threads."""
-        for request in requests:
-            call = EngineCall(request, exclude_input=self._exclude_input)
-            try:
-                if InputValues(call.inputs).flag("stop", False):
-                    self._stop(call)
-                else:
-                    parameters = json.loads(request.parameters() or "{}")
-                    self._start(call, model_end_ids=bool(parameters.get("use_engine_end_ids", False)))
-            except RequestFailed as failure:
-                call.fail(str(failure), failure.code)
-            except Exception:
-                pb_utils.Logger.log_error(traceback.format_exc())
-                call.fail("the request could not be started; the server's log has the reason", INTERNAL)
+        with self._client.together():
+            for request in requests:
+                self._take(EngineCall(request, exclude_input=self._exclude_input))
 
     def finalize(self) -> None:
         """End the engine's process and this one."""
@@ -116,10 +105,22 @@ class EngineModel:
         self._process.end()
         model_process.leave()
 
-    def _start(self, call: EngineCall, *, model_end_ids: bool) -> None:
+    def _take(self, call: EngineCall) -> None:
+        try:
+            if InputValues(call.inputs).flag("stop", False):
+                self._stop(call)
+            else:
+                self._start(call)
+        except RequestFailed as failure:
+            call.fail(str(failure), failure.code)
+        except Exception:
+            pb_utils.Logger.log_error(traceback.format_exc())
+            call.fail("the request could not be started; the server's log has the reason", INTERNAL)
+
+    def _start(self, call: EngineCall) -> None:
         if call.streaming and not self._decoupled:
             raise RequestFailed("streaming is true; this repository was packaged with streaming off")
-        sequences = requested_sequences(call.inputs, self._limits, model_end_ids=model_end_ids)
+        sequences = requested_sequences(call.inputs, self._limits)
         if len(sequences) > 1 and not self._decoupled:
             raise RequestFailed("several sequences in one request: this repository was packaged with streaming off")
         call.begin(sequences)

@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 
 import numpy as np
 from engine_outputs import SequenceState, Wanted
@@ -37,6 +38,10 @@ class ServedEngine:
         sequences = requested_sequences(inputs, self._limits, model_end_ids=model_end_ids, names=self._names)
         answer = _Answer(sequences, Wanted.of(inputs, 1, len(sequences)), receiver)
         return self._client.submit(tuple(sequence.request for sequence in sequences), answer, timeout)
+
+    def together(self) -> AbstractContextManager[None]:
+        """As TextEngine says."""
+        return self._client.together()
 
     def cancel(self, started: object) -> None:
         """As TextEngine says."""

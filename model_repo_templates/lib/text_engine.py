@@ -1,6 +1,7 @@
 """What a text model needs of an engine, whichever process runs it."""
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -38,6 +39,9 @@ class TextEngine(Protocol):
 
         `timeout`: seconds for the whole request; `model_end_ids`: end at the model's own end ids.
         """
+
+    def together(self) -> AbstractContextManager[None]:
+        """Requests that are started within reach the engine at once, at its end."""
 
     def cancel(self, started: object) -> None:
         """End a request that `start` returned."""

@@ -65,15 +65,9 @@ class TextModel:
 
     def execute(self, requests: list["pb_utils.InferenceRequest"]) -> None:
         """Take the requests; their responses follow from other threads."""
-        for request in requests:
-            call = TextCall(request)
-            if json.loads(request.parameters() or "{}").get(PING):
-                self._ping(call)
-            elif self._is_long(call.inputs):
-                if not self._long_texts.submit(lambda call=call: self._serve(call)):
-                    call.fail("too many long prompts wait to be tokenized; retry in 1 s", UNAVAILABLE)
-            else:
-                self._serve(call)
+        with self._engine.together():
+            for request in requests:
+                self._take(TextCall(request), request.parameters())
 
     def finalize(self) -> None:
         """End the threads and the process."""
@@ -81,6 +75,15 @@ class TextModel:
         self._long_texts.close()
         self._engine.close()
         model_process.leave()
+
+    def _take(self, call: TextCall, parameters: str) -> None:
+        if PING in parameters and json.loads(parameters).get(PING):
+            self._ping(call)
+        elif self._is_long(call.inputs):
+            if not self._long_texts.submit(lambda: self._serve(call)):
+                call.fail("too many long prompts wait to be tokenized; retry in 1 s", UNAVAILABLE)
+        else:
+            self._serve(call)
 
     def _serve(self, call: TextCall) -> None:
         try:

@@ -9,6 +9,7 @@ import os
 import threading
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,10 @@ class TritonEngine:
     ) -> object:
         """As TextEngine says. The model's end ids are in the inputs (`end_ids_as_stop_words`)."""
         return asyncio.run_coroutine_threadsafe(self._run(inputs, receiver, timeout), self._loop)
+
+    def together(self) -> AbstractContextManager[None]:
+        """Each request is a call of its own."""
+        return nullcontext()
 
     def cancel(self, started: Any) -> None:
         """As TextEngine says: cancels the call, which Triton tells the engine."""

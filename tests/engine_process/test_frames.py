@@ -1,6 +1,7 @@
 """Frames survive any cut of the byte stream, and nothing else is taken for one."""
 
 import struct
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -71,7 +72,7 @@ def test_what_is_no_frame_is_refused(data: bytes, said: str) -> None:
 
 @given(requests=st.lists(REQUESTS, min_size=1, max_size=4).map(tuple), timeout=st.none() | st.floats(0.001, 1e6))
 def test_requests_arrive_as_they_were_sent(requests: tuple[GenerationRequest, ...], timeout: float | None) -> None:
-    (frame,) = FrameReader().feed(Submission(requests, timeout).encode().encode())
+    (frame,) = FrameReader().feed(Submission(requests, timeout, 7).encode().encode())
     found = Submission.decode(frame)
     assert found.timeout == timeout
     for before, after in zip(requests, found.requests, strict=True):
@@ -83,8 +84,9 @@ def test_requests_arrive_as_they_were_sent(requests: tuple[GenerationRequest, ..
             after.stop_words,
             after.bad_words,
         )
-        assert (before.request_id, before.max_tokens) == (after.request_id, after.max_tokens)
-        assert before.sampling.seed == after.sampling.seed
+        assert before.max_tokens == after.max_tokens
+        assert replace(before.sampling, embedding_bias=()) == replace(after.sampling, embedding_bias=())
+    assert [request.request_id for request in found.requests] == [str(7 + place) for place in range(len(requests))]
 
 
 @pytest.mark.parametrize(

@@ -173,6 +173,27 @@ def test_a_client_that_leaves_ends_its_requests_only(place: Place, client: Engin
     assert all(end.code is ErrorCode.UNAVAILABLE for end in leaves.ends.values())  # type: ignore[attr-defined]
 
 
+def test_what_is_sent_together_keeps_its_order(place: Place, client: EngineClient) -> None:
+    kept = [Kept() for _ in range(3)]
+    with client.together():
+        submitted = [client.submit((GenerationRequest("", (1,), 9),), each) for each in kept]
+        client.cancel(submitted[1])
+        time.sleep(0.05)
+        assert place.engine.requests == {}
+    assert eventually(lambda: kept[1].ends == {0: "cancelled"})
+    assert len(place.engine.requests) == 2
+
+
+def test_what_is_sent_together_to_nobody_is_refused(tmp_path: Path) -> None:
+    alone, kept, answers = EngineClient(tmp_path / "nobody.sock", "x", 1), Kept(), list[object]()
+    with alone.together():
+        alone.submit((GenerationRequest("", (1,), 9), GenerationRequest("", (1,), 9)), kept)
+        alone.ping(answers.append)
+    alone.close()
+    assert [end.code for end in kept.ends.values()] == [ErrorCode.UNAVAILABLE] * 2  # type: ignore[attr-defined]
+    assert len(answers) == 1
+
+
 def test_a_cancelled_request_ends_as_it_stands(place: Place, client: EngineClient) -> None:
     kept = Kept()
     submitted = client.submit((GenerationRequest("", (1,), 9),), kept)

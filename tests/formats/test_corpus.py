@@ -163,7 +163,7 @@ def test_a_damaged_tokenizer_is_named(tmp_path: Path, content: str) -> None:
     (tmp_path / "config.json").write_bytes((DEMO_MODEL / "config.json").read_bytes())
     (tmp_path / "tokenizer.json").write_text(content)
     source = write_lines(tmp_path / "a.jsonl", [{"text": text} for text in TEXTS])
-    with pytest.raises(ForgeError, match="tokenizer.json cannot be loaded: "):
+    with pytest.raises(ForgeError, match=r"tokenizer.json cannot be loaded: "):
         windows(source, tmp_path)
 
 

@@ -3,14 +3,12 @@
 It connects again by itself when the engine process was started anew.
 """
 
-import itertools
 import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -59,7 +57,9 @@ class EngineClient:
         self._path = path
         self._hello = Frame({"type": "hello", "name": name, "pid": pid, "figures_period": figures_period})
         self._on_figures, self._on_lost = on_figures, on_lost
-        self._names = itertools.count()
+        self._next_name = 0
+        self._held = bytearray()
+        self._holder = 0  # the thread within `together`
         self._lock = threading.Lock()
         self._send_lock = threading.Lock()
         self._submitted: dict[int, Submitted] = {}
@@ -79,15 +79,25 @@ class EngineClient:
     ) -> Submitted:
         """Start sequences. Their updates, or an error for each, come to `receiver`. `timeout`: seconds for all."""
         with self._lock:
-            first = next(self._names)
-            names = range(first, first + len(requests))
-            self._names = itertools.count(names.stop)
+            names = range(self._next_name, self._next_name + len(requests))
+            self._next_name = names.stop
             submitted = Submitted(names, receiver)
-            self._submitted |= dict.fromkeys(names, submitted)
-        named = tuple(replace(r, request_id=str(name)) for name, r in zip(names, requests, strict=True))
-        if not self._send(Submission(named, timeout).encode()):
-            self._lose({name: submitted for name in names}, _RETRY)
+            for name in names:
+                self._submitted[name] = submitted
+        if not self._send(Submission(requests, timeout, names.start).encode()):
+            self._lose(dict.fromkeys(names, submitted), _RETRY)
         return submitted
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """What this thread sends meanwhile goes out at the end, at once. For one thread at a time."""
+        self._held, self._holder = bytearray(), threading.get_ident()
+        try:
+            yield
+        finally:
+            held, self._holder = self._held, 0
+            if held and not self._write(held):
+                self._lose_all(_RETRY)
 
     def cancel(self, submitted: Submitted) -> None:
         """End the unfinished sequences of a submission as they stand; their last updates still come."""
@@ -99,7 +109,8 @@ class EngineClient:
     def ping(self, answer: Callable[[RequestFailure | None], None]) -> None:
         """Call `answer` (once, on the client's thread) when the engine's loop has turned; with why it cannot."""
         with self._lock:
-            number = next(self._names)
+            number = self._next_name
+            self._next_name += 1
             self._pings[number] = answer
         if not self._send(Frame({"type": "ping", "number": number})):
             with self._lock:
@@ -203,8 +214,13 @@ class EngineClient:
         self._hand_out({name: Update(finish_reason="error", failure=failure) for name in submitted})
 
     def _send(self, frame: Frame) -> bool:
-        """Whether the frame was handed over. A connection that breaks is noticed by the reading thread."""
-        data = frame.encode()
+        if self._holder == threading.get_ident():
+            self._held += frame.encode()
+            return True
+        return self._write(frame.encode())
+
+    def _write(self, data: bytes | bytearray) -> bool:
+        """Whether the bytes were handed over. A connection that breaks is noticed by the reading thread."""
         with self._send_lock:
             if self._socket is None:
                 return False

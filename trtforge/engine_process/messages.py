@@ -5,7 +5,7 @@ Token ids travel as int32 and embedding biases as float32 in the payload; everyt
 
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from trtforge.engine_process.frames import BadFrame, Frame
@@ -18,16 +18,21 @@ from trtforge.engine_process.requests import (
     SamplingParams,
 )
 
+_DEFAULTS = {each.name: each.default for each in fields(SamplingParams)}
+
 
 @dataclass(frozen=True)
 class Submission:
-    """Sequences that are admitted or refused together. Their request ids are whole numbers, unique to the client.
+    """Sequences that are admitted or refused together.
 
-    `timeout`: seconds until an unfinished sequence ends with DEADLINE_EXCEEDED; None is no limit.
+    `timeout`: seconds until an unfinished sequence ends with DEADLINE_EXCEEDED; None is no limit. `first`: the name of
+    the first sequence, whole numbers that are unique to the client; the others follow. Decoded requests have their
+    names as request ids.
     """
 
     requests: tuple[GenerationRequest, ...]
     timeout: float | None = None
+    first: int = 0
 
     @property
     def size(self) -> int:
@@ -38,12 +43,13 @@ class Submission:
         """The frame that asks for these sequences."""
         payload = bytearray()
         rows = []
-        for request in self.requests:
-            sampling = asdict(request.sampling)
-            bias = array("f", sampling.pop("embedding_bias"))
+        for name, request in enumerate(self.requests, start=self.first):
+            bias = array("f", request.sampling.embedding_bias)
+            sampling = {key: value for key, value in vars(request.sampling).items() if value != _DEFAULTS[key]}
+            sampling.pop("embedding_bias", None)
             rows.append(
                 {
-                    "id": int(request.request_id),
+                    "id": name,
                     "prompt": len(request.prompt),
                     "bias": len(bias),
                     "max_tokens": request.max_tokens,
@@ -77,7 +83,8 @@ class Submission:
                 )
         except (KeyError, TypeError, ValueError) as error:
             raise BadFrame(f"a request that cannot be read: {error!r}") from None
-        return cls(tuple(requests), frame.header.get("timeout"))
+        first = int(requests[0].request_id) if requests else 0
+        return cls(tuple(requests), frame.header.get("timeout"), first)
 
 
 def _numbers(data: bytes, kind: str, start: int, count: int) -> "tuple[array[Any], int]":
