@@ -12,7 +12,7 @@ from trtforge.engine_process.frames import Frame, FrameReader
 from trtforge.engine_process.messages import Update, encode_updates
 
 _READ_SIZE = 1 << 18
-_FRAME_INTERVAL = 0.015  # seconds: engines with faster steps send several tokens at once
+_FRAME_INTERVAL = 0.025  # seconds: engines with faster steps send several tokens at once
 
 
 class Connection:
