@@ -13,6 +13,14 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
+from kserve_messages import (
+    SERVICE,
+    ModelInferRequest,
+    ModelInferResponse,
+    ModelStreamInferResponse,
+    arrays_of,
+    infer_request,
+)
 from model_config import ModelConfig
 from responder import INVALID_ARGUMENT, UNAVAILABLE
 from text_engine import Piece, PieceReceiver
@@ -20,8 +28,16 @@ from text_engine import Piece, PieceReceiver
 URL_VARIABLE = "TRTFORGE_GRPC_URL"
 _DEFAULT_URL = "127.0.0.1:8001"
 _PING_SECONDS = 10.0
-_UNLIMITED = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+_OPTIONS = [
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.enable_http_proxy", 0),
+]
 _OUTPUT_IDS, _LENGTH, _SEQUENCE, _FINAL = "output_ids", "sequence_length", "sequence_index", "triton_final_response"
+
+
+class EngineError(Exception):
+    """An error that the engine model answered with."""
 
 
 class TritonEngine:
@@ -32,7 +48,7 @@ class TritonEngine:
         self._outputs = [_OUTPUT_IDS, _LENGTH, *(name for name, _ in config.pairs("engine_to_text"))]
         self._streams = config.decoupled
         self._loop = asyncio.new_event_loop()
-        self._client: Any = None
+        self._channel: Any = None
         self._thread = threading.Thread(target=self._loop.run_forever, name="engine-client", daemon=True)
         self._thread.start()
 
@@ -81,27 +97,36 @@ class TritonEngine:
                 receiver.take([piece])
         return sequences
 
-    async def _responses(self, inputs: Mapping[str, np.ndarray], request_id: str) -> AsyncIterator[Any]:
-        from tritonclient.grpc import InferRequestedOutput
-
-        client = self._connected()
-        request = {
-            "model_name": self._model,
-            "inputs": [_tensor(name, value) for name, value in inputs.items()],
-            "outputs": [InferRequestedOutput(name) for name in self._outputs],
-            "request_id": request_id,
-        }
+    async def _responses(self, inputs: Mapping[str, np.ndarray], request_id: str) -> AsyncIterator[dict]:
+        """The tensors of each response. Raises EngineError, and what grpc raises."""
+        request = infer_request(self._model, request_id, inputs, self._outputs)
         if not self._streams:
-            yield await client.infer(**request)
+            infer = self._method("unary_unary", "ModelInfer", ModelInferResponse)
+            yield arrays_of(await infer(request))
             return
+        call = self._method("stream_stream", "ModelStreamInfer", ModelStreamInferResponse)(iter([request]))
+        try:
+            async for response in call:
+                if response.error_message:
+                    raise EngineError(response.error_message)
+                yield arrays_of(response.infer_response)
+                if any(each.key == _FINAL and each.value.bool_param for each in response.infer_response.parameters):
+                    return
+        finally:
+            call.cancel()
 
-        async def once() -> AsyncIterator[Mapping[str, Any]]:
-            yield {**request, "enable_empty_final_response": True}
+    def _method(self, kind: str, name: str, response: Any) -> Any:
+        """A call of the server, over a channel that is made on the event loop that it belongs to."""
+        import grpc
 
-        async for result, error in client.stream_infer(once()):
-            if error is not None:
-                raise error
-            yield result
+        if self._channel is None:
+            self._channel = grpc.aio.insecure_channel(os.environ.get(URL_VARIABLE, _DEFAULT_URL), options=_OPTIONS)
+        make = getattr(self._channel, kind)
+        return make(
+            SERVICE + name,
+            request_serializer=ModelInferRequest.SerializeToString,
+            response_deserializer=response.FromString,
+        )
 
     async def _ping(self, answer: Callable[[tuple[str, str] | None], None]) -> None:
         one = np.ones((1, 1), dtype=np.int32)
@@ -118,16 +143,8 @@ class TritonEngine:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if self._client is not None:
-            await self._client.close()
-
-    def _connected(self) -> Any:
-        """The client, made on the event loop that it belongs to."""
-        from tritonclient.grpc.aio import InferenceServerClient
-
-        if self._client is None:
-            self._client = InferenceServerClient(os.environ.get(URL_VARIABLE, _DEFAULT_URL), channel_args=_UNLIMITED)
-        return self._client
+        if self._channel is not None:
+            await self._channel.close()
 
 
 class _Nobody:
@@ -139,25 +156,13 @@ class _Nobody:
 _NOBODY = _Nobody()
 
 
-def _piece(result: Any, optional: list[str]) -> Piece | None:
+def _piece(tensors: Mapping[str, np.ndarray], optional: list[str]) -> Piece | None:
     """An engine response as a piece; None for one without tokens (the final flag alone)."""
-    ids = result.as_numpy(_OUTPUT_IDS)
-    if ids is None:
+    if _OUTPUT_IDS not in tensors:
         return None
-    lengths = result.as_numpy(_LENGTH)[0]
-    sequence = result.as_numpy(_SEQUENCE)
-    beams = [beam[:length].tolist() for beam, length in zip(ids[0], lengths, strict=True)]
-    outputs = {name: value for name in optional if (value := result.as_numpy(name)) is not None}
-    return Piece(int(sequence.flat[0]) if sequence is not None else 0, beams, False, outputs)
-
-
-def _tensor(name: str, value: np.ndarray) -> Any:
-    from tritonclient.grpc import InferInput
-    from tritonclient.utils import np_to_triton_dtype
-
-    tensor = InferInput(name, list(value.shape), np_to_triton_dtype(value.dtype))
-    tensor.set_data_from_numpy(value)
-    return tensor
+    beams = [beam[:length].tolist() for beam, length in zip(tensors[_OUTPUT_IDS][0], tensors[_LENGTH][0], strict=True)]
+    sequence = int(tensors[_SEQUENCE].flat[0]) if _SEQUENCE in tensors else 0
+    return Piece(sequence, beams, False, {name: tensors[name] for name in optional if name in tensors})
 
 
 def _failed(message: str, code: str) -> Piece:
@@ -165,11 +170,13 @@ def _failed(message: str, code: str) -> Piece:
 
 
 def _message(error: Exception) -> str:
-    message = getattr(error, "message", None)
-    return str(message() if callable(message) else error)
+    """What Triton said; grpc's errors have it in their details."""
+    details = getattr(error, "details", None)
+    said = details() if callable(details) else str(error)
+    return said or type(error).__name__
 
 
 def _code(error: Exception) -> str:
-    status = getattr(error, "status", None)
-    said = str(status() if callable(status) else "")
-    return UNAVAILABLE if "UNAVAILABLE" in said or "queue" in _message(error) else INVALID_ARGUMENT
+    status = getattr(error, "code", None)
+    unavailable = "UNAVAILABLE" in str(status() if callable(status) else "") or "queue" in _message(error)
+    return UNAVAILABLE if unavailable else INVALID_ARGUMENT

@@ -38,11 +38,11 @@ _ENGINE = ("engine_outputs", "engine_requests", "served_engine", "text_engine", 
 _ENGINE_TEXT = tuple(dict.fromkeys((*_TEXT, *_ENGINE)))
 _ENGINE_MODEL = (*_PROCESS, *_ENGINE, "engine_metrics", "engine_model", "watch")
 LIBRARIES: dict[ModelRole, Mapping[ModelCode, tuple[str, ...]]] = {
-    "ensemble": {"1": _ENGINE_TEXT, "triton": (*_TEXT, "triton_engine")},
+    "ensemble": {"1": _ENGINE_TEXT, "triton": (*_TEXT, "kserve_messages", "triton_engine")},
     "preprocessing": {"1": (*_PROCESS, "detokenizer", "input_values", "preprocessor", "word_lists")},
     "tensorrt_llm": {"1": _ENGINE_MODEL, "llmapi": (*_ENGINE_MODEL, "llm_engine")},
     "postprocessing": {"1": (*_PROCESS, "detokenizer")},
-    "tensorrt_llm_bls": {"1": _ENGINE_TEXT, "triton": (*_TEXT, "triton_engine")},
+    "tensorrt_llm_bls": {"1": _ENGINE_TEXT, "triton": (*_TEXT, "kserve_messages", "triton_engine")},
 }
 """The modules of lib/ that a model's code imports: each model's directory is complete in itself."""
 _OWN_MODULES = (

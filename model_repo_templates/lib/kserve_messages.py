@@ -1,0 +1,108 @@
+"""The messages of Triton's gRPC inference calls, for images that have grpcio and protobuf but no tritonclient.
+
+Names and numbers of the fields: grpc_service.proto (triton-inference-server/common), package `inference`. Only the
+fields that the engine model's clients need are described; protobuf keeps or skips the others.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+SERVICE = "/inference.GRPCInferenceService/"
+_PACKAGE = "trtforge.inference"
+_Field = descriptor_pb2.FieldDescriptorProto
+_KINDS = {
+    "bool": _Field.TYPE_BOOL,
+    "int64": _Field.TYPE_INT64,
+    "string": _Field.TYPE_STRING,
+    "bytes": _Field.TYPE_BYTES,
+}
+_MESSAGES: Mapping[str, Mapping[str, tuple[int, str]]] = {
+    "InferParameter": {"bool_param": (1, "bool"), "int64_param": (2, "int64"), "string_param": (3, "string")},
+    "Parameter": {"key": (1, "string"), "value": (2, "InferParameter")},
+    "InputTensor": {"name": (1, "string"), "datatype": (2, "string"), "shape": (3, "int64[]")},
+    "RequestedOutput": {"name": (1, "string")},
+    "OutputTensor": {"name": (1, "string"), "datatype": (2, "string"), "shape": (3, "int64[]")},
+    "ModelInferRequest": {
+        "model_name": (1, "string"),
+        "id": (3, "string"),
+        "parameters": (4, "Parameter[]"),
+        "inputs": (5, "InputTensor[]"),
+        "outputs": (6, "RequestedOutput[]"),
+        "raw_input_contents": (7, "bytes[]"),
+    },
+    "ModelInferResponse": {
+        "parameters": (4, "Parameter[]"),
+        "outputs": (5, "OutputTensor[]"),
+        "raw_output_contents": (6, "bytes[]"),
+    },
+    "ModelStreamInferResponse": {"error_message": (1, "string"), "infer_response": (2, "ModelInferResponse")},
+}
+"""Message to field to number and kind; `[]` is repeated. A map travels as repeated entries of key and value."""
+
+_DTYPES: Mapping[str, str] = {
+    "BOOL": "?",
+    "UINT8": "u1",
+    "INT32": "i4",
+    "INT64": "i8",
+    "UINT64": "u8",
+    "FP16": "f2",
+    "FP32": "f4",
+}
+_NAMES = {np.dtype(code): name for name, code in _DTYPES.items()}
+
+
+def _messages() -> Mapping[str, Any]:
+    file = descriptor_pb2.FileDescriptorProto(name="trtforge_inference.proto", package=_PACKAGE, syntax="proto3")
+    for name, fields in _MESSAGES.items():
+        message = file.message_type.add(name=name)
+        for field, (number, kind) in fields.items():
+            each = message.field.add(name=field, number=number)
+            base = kind.removesuffix("[]")
+            each.label = _Field.LABEL_REPEATED if kind.endswith("[]") else _Field.LABEL_OPTIONAL
+            if base in _KINDS:
+                each.type = _KINDS[base]
+            else:
+                each.type, each.type_name = _Field.TYPE_MESSAGE, f".{_PACKAGE}.{base}"
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return {
+        name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.{name}")) for name in _MESSAGES
+    }
+
+
+_CLASSES = _messages()
+ModelInferRequest: Any = _CLASSES["ModelInferRequest"]
+ModelInferResponse: Any = _CLASSES["ModelInferResponse"]
+ModelStreamInferResponse: Any = _CLASSES["ModelStreamInferResponse"]
+
+
+def infer_request(model: str, request_id: str, inputs: Mapping[str, np.ndarray], outputs: list[str]) -> Any:
+    """A ModelInferRequest that asks for the final response to be marked, be it empty."""
+    request = ModelInferRequest(model_name=model, id=request_id)
+    request.parameters.add(key="triton_enable_empty_final_response").value.bool_param = True
+    for name, value in inputs.items():
+        request.inputs.add(name=name, datatype=_NAMES.get(value.dtype, "BYTES"), shape=value.shape)
+        request.raw_input_contents.append(_raw(value))
+    for name in outputs:
+        request.outputs.add(name=name)
+    return request
+
+
+def arrays_of(response: Any) -> dict[str, np.ndarray]:
+    """The numeric tensors of a ModelInferResponse, by name."""
+    return {
+        tensor.name: np.frombuffer(raw, dtype=_DTYPES[tensor.datatype]).reshape(tuple(tensor.shape))
+        for tensor, raw in zip(response.outputs, response.raw_output_contents, strict=False)
+        if tensor.datatype in _DTYPES
+    }
+
+
+def _raw(value: np.ndarray) -> bytes:
+    """Little-endian, row-major; strings with their lengths before them."""
+    if value.dtype in _NAMES:
+        return np.ascontiguousarray(value).tobytes()
+    texts = (item if isinstance(item, bytes) else str(item).encode() for item in value.flat)
+    return b"".join(len(text).to_bytes(4, "little") + text for text in texts)
