@@ -232,6 +232,16 @@ def test_a_deadline_ends_a_request_even_if_the_engine_does_nothing(place: Place,
     assert kept.ends[0].code is ErrorCode.DEADLINE_EXCEEDED  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("limits", [QueueLimits(size=500)])
+def test_deadlines_of_requests_that_are_over_are_dropped(place: Place, client: EngineClient) -> None:
+    for _ in range(5):
+        kept = Kept()
+        submitted = client.submit(tuple(GenerationRequest("", (1,), 9) for _ in range(300)), kept, 3600.0)
+        client.cancel(submitted)
+        assert eventually(lambda kept=kept: len(kept.ends) == 300)
+    assert len(place.server._deadlines) < 1400
+
+
 @pytest.mark.parametrize("limits", [QueueLimits(seconds=0.05)])
 def test_a_request_that_waits_too_long_is_refused(place: Place, client: EngineClient) -> None:
     kept = ask(client)

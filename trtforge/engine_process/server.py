@@ -33,6 +33,7 @@ _LOG = logging.getLogger(__name__)
 _TICK = 0.1  # seconds between looks at deadlines and processes
 _LAST_WORDS = 2.0  # seconds that a failed engine still answers
 _BACKLOG = 64
+_SPARE_DEADLINES = 1024  # of sequences that are over, until they are dropped
 
 
 @dataclass(eq=False)
@@ -291,6 +292,9 @@ class EngineServer:
     def _remind(self, when: float, key: str, *, only_waiting: bool) -> None:
         self._timers += 1
         heapq.heappush(self._deadlines, (when, self._timers, key, only_waiting))
+        if len(self._deadlines) > 2 * len(self._sequences) + _SPARE_DEADLINES:
+            self._deadlines = [each for each in self._deadlines if each[2] in self._sequences]
+            heapq.heapify(self._deadlines)
 
     def _tick(self, now: float) -> None:
         with self._lock:
