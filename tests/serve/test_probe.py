@@ -11,7 +11,8 @@ import pytest
 
 from tests.serve.conftest import free_ports
 from trtforge.core.errors import ForgeError
-from trtforge.serve.probe import probe
+from trtforge.serve.probe import is_serving, probe
+from trtforge.serve.request import refused
 
 
 class Server(ThreadingHTTPServer):
@@ -127,3 +128,21 @@ def test_a_unix_socket_is_asked_like_a_port(tmp_path: Path) -> None:
     assert len(server.asked) == 1
     server.shutdown()
     server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("message", "serves"),
+    [("UNAVAILABLE: the engine is not loaded yet; retry in 2 s", False), ("INTERNAL: broken", None)],
+)
+def test_a_model_that_has_no_engine_yet_is_not_ready(
+    served: Server, monkeypatch: pytest.MonkeyPatch, message: str, serves: bool | None
+) -> None:
+    def generate(*_: object, **__: object) -> None:
+        raise refused(message)
+
+    monkeypatch.setattr("trtforge.serve.probe.generate", generate)
+    if serves is None:
+        with pytest.raises(ForgeError, match=message):
+            is_serving(served.url, "127.0.0.1:1", "ensemble", 5.0)
+    else:
+        assert is_serving(served.url, "127.0.0.1:1", "ensemble", 5.0) is serves

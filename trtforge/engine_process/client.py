@@ -17,7 +17,7 @@ from trtforge.engine_process.messages import Submission, Update, decode_updates
 from trtforge.engine_process.requests import ErrorCode, GenerationRequest, RequestFailure
 
 _BEAT = 1.0  # seconds
-_RECONNECT = 0.2  # seconds
+_RECONNECT = 0.05  # seconds
 _READ_SIZE = 1 << 20
 _SEND_TIMEOUT = 10.0  # seconds until an engine process that reads nothing counts as lost
 _RETRY = RequestFailure(ErrorCode.UNAVAILABLE, "the engine is not loaded yet; retry in 2 s")

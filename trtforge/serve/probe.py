@@ -7,6 +7,7 @@ from trtforge.core.errors import ForgeError
 from trtforge.serve import plain_http
 from trtforge.serve.client import Sampling, generate
 from trtforge.serve.http_client import HttpClient
+from trtforge.serve.request import Unavailable
 
 Probe = Literal["startup", "live", "ready"]
 _OK = 200
@@ -52,10 +53,16 @@ def send_ping(url: str, model: str, timeout: float) -> plain_http.Answer:
 
 
 def is_serving(http: str, grpc: str, model: str, timeout: float) -> bool:
-    """Whether the models are loaded and one token came over gRPC. Raises ForgeError if generating fails."""
+    """Whether the models are loaded and one token came over gRPC. Raises ForgeError if generating fails.
+
+    A text model that has not reached the engine process yet refuses with UNAVAILABLE: the server is not ready then.
+    """
     if health(http, "ready", min(timeout, 2.0)) != _OK:
         return False
-    generate(grpc, model, _PROMPT, Sampling(max_tokens=1), timeout=timeout)
+    try:
+        generate(grpc, model, _PROMPT, Sampling(max_tokens=1), timeout=timeout)
+    except Unavailable:
+        return False
     return True
 
 

@@ -76,6 +76,12 @@ def silent(url: str, seconds: float) -> ForgeError:
     return ForgeError(f"the server at {url} did not answer within {seconds:.0f} s", hint="Look at the server's log.")
 
 
+class Unavailable(ForgeError):
+    """The server cannot take the request now: its queue is full, it is stopping, or its engine is not loaded."""
+
+
 def refused(message: str) -> ForgeError:
     """The error for a request that the server did not serve."""
+    if "UNAVAILABLE:" in message:
+        return Unavailable(f"the server refused the request: {message}", hint="Send it again later.")
     return ForgeError(f"the server refused the request: {message}", hint="Correct the request and send it again.")
