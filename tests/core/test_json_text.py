@@ -26,6 +26,13 @@ def test_what_json_writes_is_read_alike(value: object) -> None:
     assert parse_json(json.dumps(value, ensure_ascii=False).encode(), "here", hint="-") == value
 
 
+@pytest.mark.parametrize("sign", ["", "-"])
+def test_a_sign_is_no_digit(sign: str) -> None:
+    assert parse_json(sign + "1" * 40, "here", hint="-") == int(sign + "1" * 40)
+    with pytest.raises(ForgeError, match="a whole number of 41 digits"):
+        parse_json(sign + "1" * 41, "here", hint="-")
+
+
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_value_or_an_error(data: bytes) -> None:
     said = "here"

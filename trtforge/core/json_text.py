@@ -82,9 +82,10 @@ def _unique(pairs: Sequence[tuple[str, Any]], where: str, hint: str) -> dict[str
 
 
 def _integer(text: str, where: str, hint: str, digits: str) -> int:
-    if len(digits) > MOST_DIGITS:
+    count = len(digits.removeprefix("-"))
+    if count > MOST_DIGITS:
         line = text.count("\n", 0, max(0, text.find(digits))) + 1
-        said = f"line {line}: a whole number of {len(digits):,} digits ({digits[:8]}...), {MOST_DIGITS} are the limit"
+        said = f"line {line}: a whole number of {count:,} digits ({digits[:8]}...), {MOST_DIGITS} are the limit"
         raise ForgeError(f"{where}, {said}", hint=hint)
     return int(digits)
 
