@@ -19,6 +19,7 @@ from typing import IO
 import httpx
 
 from tests.assault.tree import Tree
+from tests.serve.conftest import free_ports
 from trtforge.core.processes import end_with_parent
 
 _SHARED_MEMORY = Path("/dev/shm")
@@ -199,17 +200,6 @@ def serving(repository: Path, *options: str) -> Iterator[Server]:
         yield server
     finally:
         server.close()
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on now."""
-    sockets = [socket.socket() for _ in range(count)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    ports: list[int] = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
 
 
 def listens(port: int) -> bool:

@@ -11,12 +11,12 @@ import yaml
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from trtforge.core.errors import ForgeError
+from trtforge.core.json_text import MOST_DIGITS
 from trtforge.core.reading import KIB, as_text, read_limited
 
 MOST_BYTES = 256 * KIB
 MOST_VALUES = 50_000
 DEEPEST = 32
-MOST_DIGITS = 40
 
 _TAG = "tag:yaml.org,2002:"
 _TIMESTAMP = f"{_TAG}timestamp"

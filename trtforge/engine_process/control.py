@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from trtforge.engine_process.frames import BadFrame, Frame, FrameReader
 
-State = Literal["loading", "serving", "draining", "failed"]
+State = Literal["serving", "draining", "failed"]
 
 
 class EngineUnreachable(OSError):

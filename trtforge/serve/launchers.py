@@ -180,7 +180,11 @@ def _environment(config: ServeConfig) -> dict[str, str]:
 
 
 def _common_arguments(facts: RepositoryFacts, prefix: str) -> tuple[str, ...]:
-    """A request that waits for its first token holds a thread of the Python backend; its default is 32 threads."""
+    """What every server of a repository gets.
+
+    In repositories packaged by trtforge 0.1 a request that waits for its first token holds a thread of the Python
+    backend, whose default is 32 threads.
+    """
     return (
         "--disable-auto-complete-config",
         f"--backend-config=python,shm-region-prefix-name={prefix}_",
