@@ -33,7 +33,7 @@ _OPTIONS = [
     ("grpc.max_receive_message_length", -1),
     ("grpc.enable_http_proxy", 0),
 ]
-_OUTPUT_IDS, _LENGTH, _SEQUENCE, _FINAL = "output_ids", "sequence_length", "sequence_index", "triton_final_response"
+_OUTPUT_IDS, _LENGTH, _SEQUENCE = "output_ids", "sequence_length", "sequence_index"
 
 
 class EngineError(Exception):
@@ -105,15 +105,18 @@ class TritonEngine:
             yield arrays_of(await infer(request))
             return
         call = self._method("stream_stream", "ModelStreamInfer", ModelStreamInferResponse)(iter([request]))
+        error = ""
         try:
+            # To the end of the stream: Triton before 25.04 keeps memory and a file descriptor of a stream that is
+            # cancelled as its last response is sent (triton-inference-server/server #8078).
             async for response in call:
-                if response.error_message:
-                    raise EngineError(response.error_message)
-                yield arrays_of(response.infer_response)
-                if any(each.key == _FINAL and each.value.bool_param for each in response.infer_response.parameters):
-                    return
+                error = error or response.error_message
+                if not response.error_message:
+                    yield arrays_of(response.infer_response)
         finally:
             call.cancel()
+        if error:
+            raise EngineError(error)
 
     def _method(self, kind: str, name: str, response: Any) -> Any:
         """A call of the server, over a channel that is made on the event loop that it belongs to."""

@@ -104,6 +104,9 @@ async def ask(
                 if on_text is not None:
                     on_text(state)
             if reply.final:
+                # To the stream's end: cancelling now would have Triton 24.10 keep the stream's memory.
+                while await call.read() is not grpc.aio.EOF:
+                    pass
                 return Answer("answered", state.text)
             if pause:
                 await asyncio.sleep(pause)

@@ -158,7 +158,9 @@ def test_holes_of_the_triton_here_are_told(tmp_path: Path) -> None:
     old = Serving(PORTS, Triton("/venv/bin/tritonserver", of_wheel=True, release="24.10"))
     finding = one(report_on(host, serving=old), "Triton's holes")
     assert finding.status == "warning"
-    assert finding.found.startswith("24.10: 18 known, the front and closed doors cover 13; left: CVE-2025-23317, ")
+    assert finding.found.startswith(
+        "24.10: 19 known, the front and closed doors cover 13; left: grpc-cancel-race, CVE-2025-23317, "
+    )
     new = Serving(PORTS, Triton("/opt/tritonserver/bin/tritonserver", release="26.07"))
     assert one(report_on(host, serving=new), "Triton's holes").status == "ok"
     assert not [finding for finding in report_on(host).findings if finding.name == "Triton's holes"]

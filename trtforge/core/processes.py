@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import resource
 import signal
 import sys
 import threading
@@ -45,6 +46,19 @@ def stat_of(process: int) -> ProcessStat | None:
         return None
     cpu_ticks = int(fields[11]) + int(fields[12])
     return ProcessStat(fields[0], int(fields[3]), int(fields[19]), cpu_ticks / _CLOCK_TICKS)
+
+
+def raise_open_file_limit() -> int:
+    """Raise this process's limit of open files to the most that it may have, for it and the children it starts.
+
+    Returns the limit; `sys.maxsize` without one.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            soft = hard
+    return sys.maxsize if soft == resource.RLIM_INFINITY else soft
 
 
 def end_with_parent() -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trtforge.core.errors import ForgeError
+from trtforge.core.processes import raise_open_file_limit
 from trtforge.engine_process.control import EngineControl, EngineStatus
 from trtforge.serve.deaths import DeathOrder
 from trtforge.serve.environment import server_environment
@@ -57,6 +58,7 @@ class Server:
         self._mark = LogMark(service.log)
         self._was_ready = False
         stop.kills(self._group.kill)
+        raise_open_file_limit()
         if launch.front is not None:
             self._group.start("the HTTP front", launch.front.argv, server_environment({}))
         self._group.start("the Triton server", launch.argv, launch.process_environment())

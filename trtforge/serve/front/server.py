@@ -2,10 +2,10 @@
 
 import asyncio
 import contextlib
-import resource
 import sys
 from http import HTTPStatus
 
+from trtforge.core.processes import raise_open_file_limit
 from trtforge.serve.front.handler import Handler, Policy
 from trtforge.serve.front.incoming import ClientGone, Incoming, linger
 from trtforge.serve.front.refusal import Refusal, error_body, unavailable
@@ -25,7 +25,7 @@ class Front:
         self._port = port
         self._handler = Handler(policy)
         self._connections: dict[asyncio.Task[None], Incoming] = {}
-        files = _files()
+        files = max(raise_open_file_limit() - 2 * _SPARE_FILES, _FILES_PER_CONNECTION)
         self._most = min(policy.limits.connections, files // _FILES_PER_CONNECTION)
         self._most_turned_away = files - 2 * self._most
         self._turned_away = 0
@@ -112,13 +112,3 @@ def _refusal_bytes(refusal: Refusal) -> bytes:
     lines = [f"{name}: {value}" for name, value in (fixed | refusal.headers).items()]
     head = f"HTTP/1.1 {refusal.status} {HTTPStatus(refusal.status).phrase}"
     return "\r\n".join([head, *lines, "", ""]).encode() + body
-
-
-def _files() -> int:
-    """Files that this process may have open for connections, after the limit was raised as far as it goes."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-            soft = hard
-    return sys.maxsize if soft == resource.RLIM_INFINITY else max(soft - 2 * _SPARE_FILES, _FILES_PER_CONNECTION)
