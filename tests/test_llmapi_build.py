@@ -12,8 +12,8 @@ from trtforge.cli.app import app
 from trtforge.cli.inspect import describe
 from trtforge.core.errors import ForgeError
 from trtforge.core.recipe import load_recipe
-from trtforge.runtime.source import open_engine
-from trtforge.stage_configs import convert_config
+from trtforge.pipeline.stage_configs import convert_config
+from trtforge.runtime.ranks.source import open_engine
 
 TEXT = str(DEMO_MODEL / "heldout.txt")
 RECIPE = {

@@ -14,7 +14,7 @@ READERS = {
     # What runs beside TensorRT-LLM stands alone; the checkpoint was read and checked before it is started.
     "compile/inside/rank.py": {"json.loads"},
     # The job that our own process hands over in the arguments.
-    "runtime/worker.py": {"model_validate_json"},
+    "runtime/ranks/worker_main.py": {"model_validate_json"},
     "runtime/hosted.py": {"model_validate_json"},
     # What our own processes say to one another; the engine process needs the standard library only.
     "engine_process/frames.py": {"json.loads"},

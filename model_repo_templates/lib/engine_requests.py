@@ -54,7 +54,7 @@ _UINT64_MAX = 2**64 - 1
 
 
 @dataclass(frozen=True)
-class EngineLimits:
+class RequestLimits:
     """What decides about a request besides its own values. `end_ids`: the model's own."""
 
     vocab_size: int
@@ -73,7 +73,7 @@ class RequestedSequence:
 
 def requested_sequences(
     inputs: Mapping[str, np.ndarray],
-    limits: EngineLimits,
+    limits: RequestLimits,
     *,
     model_end_ids: bool = False,
     names: Mapping[str, str] | None = None,
@@ -118,7 +118,7 @@ def _check_supported(values: InputValues) -> None:
             raise RequestFailed(f"{values.shown(name)} is {shown}; this engine supports only {only}")
 
 
-def _request(values: InputValues, item: int, limits: EngineLimits, *, model_end_ids: bool) -> GenerationRequest:
+def _request(values: InputValues, item: int, limits: RequestLimits, *, model_end_ids: bool) -> GenerationRequest:
     end_id = values.integer("end_id", item, -1, -1, limits.vocab_size - 1)
     values.integer("pad_id", item, -1, -1, INT32_MAX)
     return GenerationRequest(

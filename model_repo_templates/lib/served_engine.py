@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 
 import numpy as np
 from engine_outputs import SequenceState, Wanted
-from engine_requests import EngineLimits, RequestedSequence, requested_sequences
+from engine_requests import RequestedSequence, RequestLimits, requested_sequences
 from model_config import ModelConfig
 from text_engine import Piece, PieceReceiver
 
@@ -17,9 +17,9 @@ from trtforge.engine_process.rendezvous import socket_path
 from trtforge.engine_process.requests import RequestFailure
 
 
-def engine_limits(config: ModelConfig) -> EngineLimits:
+def request_limits(config: ModelConfig) -> RequestLimits:
     """The limits in a model's parameters."""
-    return EngineLimits(config.integer("vocab_size", 0), config.max_batch_size, config.integers("end_ids"))
+    return RequestLimits(config.integer("vocab_size", 0), config.max_batch_size, config.integers("end_ids"))
 
 
 class ServedEngine:
@@ -27,7 +27,7 @@ class ServedEngine:
 
     def __init__(self, config: ModelConfig, names: Mapping[str, str]) -> None:
         path = socket_path(config.text("tensorrt_llm_model_name"), os.getppid())
-        self._limits = engine_limits(config)
+        self._limits = request_limits(config)
         self._names = names
         self._client = EngineClient(path, config.name, os.getpid())
 

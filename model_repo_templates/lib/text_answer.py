@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 from responder import Responder
+from sequence_texts import SequenceTexts
 from text_engine import Piece
-from texts import Texts
 
 SEQUENCE = "sequence_index"
 _ADDED = ("output_log_probs",)  # outputs whose values are of the new tokens only, along the last dimension
@@ -24,7 +24,7 @@ class TextAnswer:
     def __init__(
         self,
         call: Responder,
-        texts: Texts,
+        texts: SequenceTexts,
         outputs: Mapping[str, str],
         *,
         streaming: bool,

@@ -16,9 +16,9 @@ from input_values import InputValues
 from model_config import ModelConfig
 from preprocessor import Preprocessor
 from responder import INTERNAL, UNAVAILABLE, RequestFailed, Responder
+from sequence_texts import SequenceTexts
 from text_answer import TextAnswer
 from text_engine import TextEngine
-from texts import Texts
 from watch import Watcher
 from word_lists import MOST_WORDS
 
@@ -112,7 +112,7 @@ class TextModel:
         own_end_ids = self._engine_end_ids and "end_id" not in inputs
         answer = TextAnswer(
             call,
-            Texts(self._preprocessor.tokenizer, context, words, sequences),
+            SequenceTexts(self._preprocessor.tokenizer, context, words, sequences),
             self._outputs,
             streaming=streaming,
             prompt=inputs.texts("text_input", 1)[0] if with_input else "",

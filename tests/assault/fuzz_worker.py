@@ -45,9 +45,9 @@ def warm_up() -> None:
 
     import trtforge.cli.app
     import trtforge.convert.stage
-    import trtforge.dry_run
-    import trtforge.migration
     import trtforge.package.stage
+    import trtforge.pipeline.dry_run
+    import trtforge.pipeline.migration
     import trtforge.runtime.text
     import trtforge.serve.stage
     import trtforge.verify.stage  # noqa: F401

@@ -20,7 +20,7 @@ import httpx
 
 from tests.assault.tree import Tree
 from tests.serve.conftest import free_ports
-from trtforge.core.processes import end_with_parent
+from trtforge.machine.processes import end_with_parent
 
 _SHARED_MEMORY = Path("/dev/shm")
 _GAUGE = re.compile(r"^(nv_trt_llm_\w+)\{(.*)\} (\S+)$", re.MULTILINE)

@@ -17,7 +17,7 @@ from tests.benchmarks.inflight import measure
 from trtforge.core.assets import asset_directory
 from trtforge.core.progress import for_this_terminal
 from trtforge.core.recipe import load_recipe
-from trtforge.pipeline import Build
+from trtforge.pipeline.build import Build
 
 RUNS = 3
 RECIPES = ("demo-fp32", "demo-int4awq")

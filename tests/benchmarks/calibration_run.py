@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from trtforge.core.usage import peak_memory
+from trtforge.machine.usage import peak_memory
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ import sys
 import trtforge.calibrate.walk
 trtforge.calibrate.walk._SECONDS_BETWEEN_SAVES = -1.0
 from trtforge.cli.app import main
-from trtforge.core.usage import peak_memory
+from trtforge.machine.usage import peak_memory
 try:
     main()
 finally:

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from tests.conftest import DEMO_MODEL
 from trtforge.cli.app import app
 from trtforge.core.errors import ForgeError, UsageError
-from trtforge.lock import LockedBuild, LockedEngine, LockedModel, read_locked, write_locked
+from trtforge.pipeline.lock import LockedBuild, LockedEngine, LockedModel, read_locked, write_locked
 
 
 @pytest.fixture

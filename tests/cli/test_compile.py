@@ -16,7 +16,7 @@ import pytest
 from tests.compile.trtllm import Trtllm, write_checkpoint
 from tests.conftest import DEMO_MODEL
 from trtforge.cli.app import main
-from trtforge.core.processes import lives_in
+from trtforge.machine.processes import lives_in
 
 PROGRAM = """
 import sys

@@ -14,8 +14,8 @@ import pytest
 from tests.conftest import DEMO_MODEL
 from trtforge.compile.stage import compile_engine
 from trtforge.convert.stage import ConvertConfig, convert
-from trtforge.core.processes import session_processes
 from trtforge.core.recipe import EngineConfig
+from trtforge.machine.processes import session_processes
 
 PROGRAM = """
 import importlib, sys, time

@@ -8,7 +8,7 @@ import pytest
 
 from tests.compile.checkpoints import drafting, engine, llama
 from tests.compile.test_build_config import plan, plugins
-from trtforge.compile.stage import CompileOptions, plan_for
+from trtforge.compile.stage import CompileOptions, engine_plan_for
 from trtforge.compile.tensorrt_llm import commands
 from trtforge.core.errors import ForgeError
 from trtforge.core.parallel import Parallel
@@ -236,5 +236,5 @@ def test_the_embedded_engine_refuses_what_it_lacks(features: dict[str, Any]) -> 
     for backend in ("torch", "auto"):
         config = engine(backend=backend, device="cpu", features=features)
         with pytest.raises(ForgeError, match=f"engine.features.{name}: the torch backend does not have it") as caught:
-            plan_for(llama(), config, Path("c"), Path("o"), CompileOptions())
+            engine_plan_for(llama(), config, Path("c"), Path("o"), CompileOptions())
         assert "backend tensorrt_llm" in caught.value.hint

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from trtforge.compile.build_site import Run
 from trtforge.compile.jobs import Job, Observer, run_jobs
-from trtforge.compile.place import Run
 from trtforge.core.errors import LoggedError
 
 BEGUN = "from pathlib import Path; import os; Path('begun').write_text(str(os.getpid()));"

@@ -16,7 +16,7 @@ from tests.compile.test_llmapi import Models, tensors_of
 from tests.conftest import DEMO_MODEL
 from tests.families import TINY
 from trtforge.compile.hf_writer import shards_of
-from trtforge.compile.stage import CompileOptions, compile_engine, plan_engine, plan_for
+from trtforge.compile.stage import CompileOptions, compile_engine, engine_plan_for, plan_engine
 from trtforge.convert.stage import ConvertConfig, convert
 from trtforge.core.errors import ForgeError, UsageError
 from trtforge.core.manifest import read_manifest
@@ -34,7 +34,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
 
 def planned(model: Any, **settings: Any) -> dict[str, Any]:
     config = engine(backend="llmapi", **settings)
-    return plan_for(model, config, NOWHERE, NOWHERE, CompileOptions()).as_json()
+    return engine_plan_for(model, config, NOWHERE, NOWHERE, CompileOptions()).as_json()
 
 
 def test_the_arguments_follow_from_checkpoint_and_limits() -> None:
@@ -78,7 +78,7 @@ def test_releases_whose_llm_api_is_not_known_are_refused(version: str) -> None:
 
 def test_the_engine_backend_still_ends_with_its_last_release() -> None:
     with pytest.raises(ForgeError, match=r"1\.3\.0 has no TensorRT engines") as caught:
-        plan_for(
+        engine_plan_for(
             llama(),
             engine(backend="tensorrt_llm", target={"tensorrt_llm": "1.3.0"}),
             NOWHERE,
@@ -303,7 +303,7 @@ def test_every_argument_is_in_the_releases_table() -> None:
 def test_it_builds_in_no_container() -> None:
     config, options = engine(backend="llmapi"), CompileOptions(container="image")
     with pytest.raises(ForgeError, match="the llmapi backend builds in no container"):
-        plan_for(llama(), config, NOWHERE, NOWHERE, options)
+        engine_plan_for(llama(), config, NOWHERE, NOWHERE, options)
     with pytest.raises(ForgeError, match="the llmapi backend builds in no container") as caught:
         plan_engine(config, DEMO_MODEL, NOWHERE, options)
     assert caught.value.hint == "Add --backend tensorrt_llm, or leave it out."

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.compile.trtllm import Trtllm
+from trtforge.compile.build_site import ContainerSite, LocalSite, chosen_gpus, lanes
+from trtforge.compile.build_site_choice import chosen_site, require_site
 from trtforge.compile.machine import Machine, this_machine
-from trtforge.compile.place import Container, Here, chosen_gpus, lanes
-from trtforge.compile.places import chosen_place, require_place
 from trtforge.core.errors import ForgeError
 from trtforge.formats.releases import release
 
@@ -19,17 +19,17 @@ IMAGE = "nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3"
 @pytest.mark.parametrize(
     ("container", "installed", "place"),
     [
-        (None, "1.2.1", Here()),
-        (None, None, Container(IMAGE, OUT)),
-        (None, "1.1.0", Container(IMAGE, OUT)),
-        ("none", None, Here()),
-        ("mine", "1.2.1", Container("mine", OUT)),
+        (None, "1.2.1", LocalSite()),
+        (None, None, ContainerSite(IMAGE, OUT)),
+        (None, "1.1.0", ContainerSite(IMAGE, OUT)),
+        ("none", None, LocalSite()),
+        ("mine", "1.2.1", ContainerSite("mine", OUT)),
     ],
 )
 def test_the_place_follows_from_what_is_here(
-    container: str | None, installed: str | None, place: Here | Container
+    container: str | None, installed: str | None, place: LocalSite | ContainerSite
 ) -> None:
-    assert chosen_place(container, TARGET, Machine(tensorrt_llm=installed), OUT) == place
+    assert chosen_site(container, TARGET, Machine(tensorrt_llm=installed), OUT) == place
 
 
 @pytest.mark.parametrize(
@@ -52,15 +52,15 @@ def test_the_place_follows_from_what_is_here(
 def test_what_is_missing_is_said_with_the_ways_out(
     container: str | None, machine: Machine, message: str, way: str
 ) -> None:
-    place = chosen_place(container, TARGET, machine, OUT)
+    place = chosen_site(container, TARGET, machine, OUT)
     with pytest.raises(ForgeError, match=message) as caught:
-        require_place(place, TARGET, machine)
+        require_site(place, TARGET, machine)
     assert way in caught.value.hint
 
 
 @pytest.mark.parametrize("machine", [Machine(gpu=True, tensorrt_llm="1.2.1"), Machine(gpu=True, docker=True)])
 def test_one_place_and_a_gpu_are_enough(machine: Machine) -> None:
-    require_place(chosen_place(None, TARGET, machine, OUT), TARGET, machine)
+    require_site(chosen_site(None, TARGET, machine, OUT), TARGET, machine)
 
 
 def test_a_machine_shows_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

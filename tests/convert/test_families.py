@@ -13,11 +13,11 @@ from trtforge.core.errors import ForgeError
 from trtforge.formats.hf import open_checkpoint
 from trtforge.formats.trtllm import read_checkpoint_config
 from trtforge.models.checkpoint_config import layout_of_checkpoint
+from trtforge.models.checkpoint_plan import CheckpointPlan, checkpoint_plan
 from trtforge.models.content import Absorbed, pieces_of
 from trtforge.models.family import Family
-from trtforge.models.inverse import origins
-from trtforge.models.plan import CheckpointPlan, checkpoint_plan
 from trtforge.models.registry import family_of, family_of_checkpoint
+from trtforge.models.tensor_origins import origins
 
 LAYOUTS = {
     "tp1": {},

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from trtforge.core.artifact import produce
 from trtforge.core.cache import Cache
 from trtforge.core.cache_entry import About, Entry
-from trtforge.core.cache_prune import DAY, Limits, is_free, list_entries, prune, remove, sweep
+from trtforge.core.cache_prune import DAY, PruneLimits, is_free, list_entries, prune, remove, sweep
 from trtforge.core.manifest import Identity
 
 ABOUT = About(architecture="LlamaForCausalLM", layers=2, hidden=64, format="int4_awq", kv_cache="int8")
@@ -25,12 +25,12 @@ ENTRIES = st.lists(st.tuples(st.integers(0, 100), st.floats(0, 100)), max_size=1
     lambda rows: [entry(number, size, days) for number, (size, days) in enumerate(rows)]
 )
 LIMITS = st.builds(
-    Limits, st.none() | st.floats(0, 100), st.none() | st.integers(0, 600), st.booleans() | st.just(False)
+    PruneLimits, st.none() | st.floats(0, 100), st.none() | st.integers(0, 600), st.booleans() | st.just(False)
 )
 
 
 @given(ENTRIES, LIMITS)
-def test_what_stays_is_the_last_used_and_within_the_limits(entries: list[Entry], limits: Limits) -> None:
+def test_what_stays_is_the_last_used_and_within_the_limits(entries: list[Entry], limits: PruneLimits) -> None:
     gone = prune(entries, limits, NOW, lambda entry: True).removed
     stays = [entry for entry in entries if entry not in gone]
 
@@ -44,7 +44,7 @@ def test_what_stays_is_the_last_used_and_within_the_limits(entries: list[Entry],
 
 
 @given(ENTRIES, LIMITS)
-def test_no_more_goes_than_the_limits_ask_for(entries: list[Entry], limits: Limits) -> None:
+def test_no_more_goes_than_the_limits_ask_for(entries: list[Entry], limits: PruneLimits) -> None:
     gone = prune(entries, limits, NOW, lambda entry: True).removed
     if gone and not limits.everything:
         last, stays = gone[-1], [entry for entry in entries if entry not in gone]
@@ -54,7 +54,7 @@ def test_no_more_goes_than_the_limits_ask_for(entries: list[Entry], limits: Limi
 
 
 @given(ENTRIES, LIMITS, st.sets(st.integers(0, 11)))
-def test_an_entry_in_use_stays_and_others_make_room(entries: list[Entry], limits: Limits, used: set[int]) -> None:
+def test_an_entry_in_use_stays_and_others_make_room(entries: list[Entry], limits: PruneLimits, used: set[int]) -> None:
     found = prune(entries, limits, NOW, lambda entry: entry.made not in used)
     assert all(entry.made in used for entry in found.in_use)
     assert all(entry.made not in used for entry in found.removed)
@@ -98,7 +98,7 @@ def test_a_hit_is_a_use(tmp_path: Path) -> None:
 def test_prune_deletes_from_the_disk(tmp_path: Path) -> None:
     kept = make(tmp_path, 0, 1)
     make(tmp_path, 1, 40)
-    found = prune(list_entries(tmp_path / "cache"), Limits(older_than=30), NOW, remove)
+    found = prune(list_entries(tmp_path / "cache"), PruneLimits(older_than=30), NOW, remove)
     sweep(tmp_path / "cache")
     assert found.bytes == 100
     assert keys(tmp_path) == [kept.digest]

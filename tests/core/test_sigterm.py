@@ -8,11 +8,11 @@ import threading
 
 import pytest
 
-from trtforge.core.processes import SIGTERM_STATUS, ended_by_sigterm
+from trtforge.machine.processes import SIGTERM_STATUS, ended_by_sigterm
 
 CLEANS = """
 import os, signal, time
-from trtforge.core.processes import ended_by_sigterm
+from trtforge.machine.processes import ended_by_sigterm
 with ended_by_sigterm():
     try:
         os.kill(os.getpid(), signal.SIGTERM)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from trtforge.core.config import Config
+from trtforge.core.config_model import Config
 from trtforge.core.errors import ForgeError
 from trtforge.core.sizes import Bytes
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.doctor.hosts import (
+from tests.machine.hosts import (
     CPU_ONLY,
     GIB,
     FakeGpu,

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tests.doctor.hosts import (
+from tests.machine.hosts import (
     CPU_ONLY,
     FakeGpu,
     FakeNvml,

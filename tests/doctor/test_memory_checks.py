@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import DEMO_MODEL
-from tests.doctor.hosts import (
+from tests.machine.hosts import (
     CPU_ONLY,
     GIB,
     MIB,
@@ -19,8 +19,8 @@ from tests.doctor.hosts import (
     recipe,
     report_on,
 )
-from trtforge.doctor.host import Host
 from trtforge.doctor.needs import needs_of
+from trtforge.machine.host import Host
 
 
 def test_control_group_of_version_2_is_respected(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import DEMO_MODEL
-from tests.doctor.hosts import (
+from tests.machine.hosts import (
     CPU_ONLY,
     GIB,
     VERSIONS,

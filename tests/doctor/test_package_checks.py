@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from tests.conftest import DEMO_MODEL
-from tests.doctor.hosts import (
+from tests.machine.hosts import (
     CPU_ONLY,
     VERSIONS,
     FakeGpu,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.doctor.hosts import (
+from tests.machine.hosts import (
     CPU_ONLY,
     NO_SOCKETS,
     PORTS,
@@ -19,9 +19,9 @@ from tests.doctor.hosts import (
     socket,
 )
 from trtforge.doctor.finding import Finding
-from trtforge.doctor.host import RunError
 from trtforge.doctor.needs import needs_of
 from trtforge.doctor.serving_checks import Serving, Triton
+from trtforge.machine.host import RunError
 
 
 def test_port_in_use_names_the_process(tmp_path: Path) -> None:

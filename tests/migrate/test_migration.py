@@ -22,9 +22,9 @@ from trtforge.formats.releases import release
 from trtforge.migrate.migration import Migration, migrate
 from trtforge.migrate.rules import ENGINE, REPOSITORY, Carry
 from trtforge.migrate.sources import read_settings
-from trtforge.migration import MigrateOptions, run_migration
 from trtforge.package.models import PackageConfig
 from trtforge.package.stage import package
+from trtforge.pipeline.migration import MigrateOptions, run_migration
 from trtforge.plan.limits import derive_limits
 
 

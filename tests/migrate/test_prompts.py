@@ -10,7 +10,7 @@ from tests.conftest import DEMO_MODEL
 from tests.migrate.test_migration import demo_engine, foreign_engine, migrated, reason, repository
 from tests.package.engines import write_engine
 from trtforge.formats.llmapi import read_llm_args
-from trtforge.migration import MigrateOptions, run_migration
+from trtforge.pipeline.migration import MigrateOptions, run_migration
 
 
 @pytest.mark.parametrize(

@@ -9,14 +9,14 @@ from torch import Tensor
 from trtforge.core.dtypes import ModelDtype
 from trtforge.core.recipe import QuantFormat
 from trtforge.models.kernels import KEPT, REFERENCE, KernelName, kernel_for
-from trtforge.runtime.fp8_linear import Fp8Dense, Fp8ScaledMatmul
-from trtforge.runtime.fp8_rowwise_linear import Fp8RowwiseDense
-from trtforge.runtime.int4_linear import Int4Dense, Int4Packed
-from trtforge.runtime.int8_linear import Int8Dense, SmoothQuant
-from trtforge.runtime.kernels import DTYPES
-from trtforge.runtime.linear import Dense, Kernel, Stored
-from trtforge.runtime.nvfp4_linear import Nvfp4Dense
-from trtforge.runtime.w4a8_linear import W4A8
+from trtforge.runtime.linears.fp8_linear import Fp8Dense, Fp8ScaledMatmul
+from trtforge.runtime.linears.fp8_rowwise_linear import Fp8RowwiseDense
+from trtforge.runtime.linears.int4_linear import Int4Dense, Int4Packed
+from trtforge.runtime.linears.int8_linear import Int8Dense, SmoothQuant
+from trtforge.runtime.linears.kernels import DTYPES
+from trtforge.runtime.linears.linear import Dense, Kernel, Stored
+from trtforge.runtime.linears.nvfp4_linear import Nvfp4Dense
+from trtforge.runtime.linears.w4a8_linear import W4A8
 
 OUT, INPUTS, GROUP = 192, 256, 64
 ONE = torch.ones(1)

@@ -134,9 +134,9 @@ def test_context_gives_the_space_between_prompt_and_answer(name: str) -> None:
     words=st.lists(st.text(alphabet="ab \n", min_size=1, max_size=4), max_size=3),
 )
 def test_text_ends_with_the_first_stop_word_however_it_is_cut(text: str, sizes: list[int], words: list[str]) -> None:
-    from stop_text import StopText  # type: ignore[import-not-found]
+    from stop_words import StopWords  # type: ignore[import-not-found]
 
-    stop: Any = StopText(words)
+    stop: Any = StopWords(words)
     pieces = ["".join(map(chr, step)) for step in cut([ord(c) for c in text], list(sizes))]
     kept = "".join(stop.push(piece) for piece in pieces)
     ends = [text.find(word) + len(word) for word in words if word in text]

@@ -75,7 +75,7 @@ def test_the_models_directory_needs_no_trtforge(engine: Path, tmp_path: Path) ->
     directory = packaged(engine, tmp_path / "repository") / "tensorrt_llm" / "1"
     code = (
         f"import sys; sys.path[:] = [{str(directory)!r}, *(p for p in sys.path if 'site-packages' not in p)]\n"
-        "import llm_engine, trtforge.core.errors, trtforge.engine_process.requests\n"
+        "import llmapi_engine, trtforge.core.errors, trtforge.engine_process.requests\n"
         "print(trtforge.__file__)"
     )
     done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True)
@@ -106,9 +106,9 @@ def llm(engine: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The engine of the model, with the fake LLM API below."""
     monkeypatch.setitem(sys.modules, "tensorrt_llm", fake_tensorrt_llm)
     monkeypatch.syspath_prepend(str(asset_directory("model_repo_templates") / "lib"))
-    from llm_engine import LlmEngine  # type: ignore[import-not-found]
+    from llmapi_engine import LlmApiEngine  # type: ignore[import-not-found]
 
-    made = LlmEngine({"model": str(engine), "max_num_tokens": 100, "enable_chunked_prefill": False})
+    made = LlmApiEngine({"model": str(engine), "max_num_tokens": 100, "enable_chunked_prefill": False})
     yield made
     made.close()
     assert not fake_tensorrt_llm.MADE[-1].running

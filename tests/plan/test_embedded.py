@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.plan.models import LLAMA_8B, asked, known
-from trtforge.core.processor import Processor
+from trtforge.machine.processor import Processor
 from trtforge.plan.embedded import Embedded
 from trtforge.plan.evaluate import evaluate
 from trtforge.plan.evaluation import Evaluation

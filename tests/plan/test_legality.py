@@ -7,10 +7,10 @@ import pytest
 from trtforge.core.errors import ForgeError
 from trtforge.core.parallel import Parallel
 from trtforge.formats.hf import HfConfig
+from trtforge.models.checkpoint_plan import Layout
 from trtforge.models.families.llama import FAMILY
 from trtforge.models.families.qwen3_moe import FAMILY as QWEN3_MOE
 from trtforge.models.family import Facts
-from trtforge.models.plan import Layout
 from trtforge.plan.legality import Problem, problems, require_legal
 
 

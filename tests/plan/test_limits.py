@@ -6,12 +6,12 @@ from hypothesis import strategies as st
 
 from tests.compile.checkpoints import engine, llama
 from trtforge.core.errors import ForgeError
-from trtforge.plan.limits import Limits, derive_limits, model_seq_len
+from trtforge.plan.limits import EngineLimits, derive_limits, model_seq_len
 
 NO_CHUNKS = {"chunked_context": False}
 
 
-def limits(checkpoint: dict[str, Any] | None = None, **values: Any) -> Limits:
+def limits(checkpoint: dict[str, Any] | None = None, **values: Any) -> EngineLimits:
     return derive_limits(llama(**(checkpoint or {})), engine(**values), 32)
 
 
@@ -34,7 +34,7 @@ def test_the_models_length_counts_its_rotary_scaling(scaling: dict[str, Any] | N
 
 
 def test_defaults_follow_from_the_model() -> None:
-    assert limits() == Limits(
+    assert limits() == EngineLimits(
         max_batch_size=64,
         max_beam_width=1,
         max_input_len=8191,

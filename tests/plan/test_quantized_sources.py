@@ -17,7 +17,7 @@ from trtforge.core.recipe import QuantFormat
 from trtforge.formats.hf import read_config
 from trtforge.formats.shards import read_header
 from trtforge.formats.trtllm import rank_file
-from trtforge.models.plan import Layout, checkpoint_plan
+from trtforge.models.checkpoint_plan import Layout, checkpoint_plan
 from trtforge.plan.evaluate import evaluate
 from trtforge.plan.evaluation import Evaluation
 from trtforge.plan.model import find_model

@@ -9,10 +9,10 @@ import pytest
 from tests.plan.models import LLAMA_8B, LLAMA_70B, MIXTRAL, known
 from tests.plan.published import LENGTHS, PUBLISHED, REQUESTS, Row
 from trtforge.core.parallel import Parallel
-from trtforge.models.plan import Layout
+from trtforge.models.checkpoint_plan import Layout
 from trtforge.plan.formats import CACHES, WEIGHTS
 from trtforge.plan.gpus import GPUS, gpu_named
-from trtforge.plan.limits import Limits
+from trtforge.plan.limits import EngineLimits
 from trtforge.plan.memory import Held, memory_of, tokens_on
 from trtforge.plan.roofline import Roofline, Workload
 from trtforge.plan.weights import Stored
@@ -36,7 +36,7 @@ def ratios(row: Row) -> list[float]:
     found = []
     for (prompt, output), load, measured in zip(LENGTHS, REQUESTS, row.tokens_per_second, strict=True):
         workload = Workload(prompt, output)
-        limits = Limits(MAX_BATCH_SIZE, 1, 8191, workload.length, 8192, 32, 8191)
+        limits = EngineLimits(MAX_BATCH_SIZE, 1, 8191, workload.length, 8192, 32, 8191)
         memory = memory_of(time.facts, time.held, time.parallel, limits)
         # the PyTorch backend, which these were measured with, has no decoder buffers
         memory = replace(memory, stages=tuple(replace(rank, decoder=0) for rank in memory.stages))

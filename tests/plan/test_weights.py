@@ -10,9 +10,9 @@ from tests.plan.models import LLAMA_8B, MIXTRAL, known
 from trtforge.core.parallel import Parallel
 from trtforge.core.recipe import QuantFormat
 from trtforge.formats.hf import HfConfig
+from trtforge.models.checkpoint_plan import Layout, checkpoint_plan
 from trtforge.models.family import Facts, Family
 from trtforge.models.formats import FORMATS
-from trtforge.models.plan import Layout, checkpoint_plan
 from trtforge.models.registry import architectures, family_of
 from trtforge.plan.formats import WEIGHTS
 from trtforge.plan.weights import Stored, rank_weights

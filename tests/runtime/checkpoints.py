@@ -17,9 +17,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.runtime.quantised import Quantised, quantised
 from trtforge.formats.trtllm import read_checkpoint_config
-from trtforge.runtime.kernels import DTYPES, Kernels, choose_kernels
-from trtforge.runtime.packing import pack_rank
-from trtforge.runtime.spec import DecoderSpec
+from trtforge.runtime.architecture.spec import DecoderSpec
+from trtforge.runtime.linears.kernels import DTYPES, Kernels, choose_kernels
+from trtforge.runtime.linears.packing import pack_rank
 
 
 def tiny_llama(seed: int = 0, **changes: Any) -> LlamaForCausalLM:

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from tests.runtime.runner import Runner
 from tests.runtime.thread_ranks import ThreadRanks
 from trtforge.convert.stage import ConvertConfig, convert
-from trtforge.runtime.source import open_model
+from trtforge.runtime.ranks.source import open_model
 
 _generator = torch.Generator().manual_seed(3)
 TOKENS = torch.randint(3, 131, (40,), generator=_generator).tolist()

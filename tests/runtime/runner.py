@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from trtforge.core.errors import ForgeError
-from trtforge.runtime.batch import Step
-from trtforge.runtime.kernels import ComputeDtype, Device
-from trtforge.runtime.ranks import RankGroup
-from trtforge.runtime.source import Source, open_model
+from trtforge.runtime.linears.kernels import ComputeDtype, Device
+from trtforge.runtime.ranks.rank_group import RankGroup
+from trtforge.runtime.ranks.source import Source, open_model
+from trtforge.runtime.scheduling.batch import Step
 
 _TOKENS_AT_ONCE = 2048
 

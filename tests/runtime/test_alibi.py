@@ -3,7 +3,7 @@ import torch
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 from transformers.models.falcon.modeling_falcon import build_alibi_tensor as build_coarse_alibi_tensor
 
-from trtforge.runtime.alibi import Alibi
+from trtforge.runtime.decoder.alibi import Alibi
 
 
 @pytest.mark.parametrize("coarse", [False, True], ids=["bloom", "falcon"])

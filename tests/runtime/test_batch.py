@@ -5,10 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from trtforge.runtime.attention import Attention, Batch
-from trtforge.runtime.batch import Step, buckets, padded_rows
-from trtforge.runtime.kv_cache import LayerCache, Scratch
-from trtforge.runtime.scores import FusedScores
+from trtforge.runtime.decoder.attention import Attention, Batch
+from trtforge.runtime.decoder.kv_cache import LayerCache, Scratch
+from trtforge.runtime.decoder.scores import FusedScores
+from trtforge.runtime.scheduling.batch import Step, buckets, padded_rows
 
 BLOCK = 4
 

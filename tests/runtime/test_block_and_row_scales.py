@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from trtforge.runtime.fp8_rowwise_linear import Fp8RowwiseDense, token_scales
-from trtforge.runtime.linear import Kernel, Place, Stored, merged
-from trtforge.runtime.nvfp4_linear import Nvfp4Dense, from_e2m1, round_to_e2m1, round_to_nvfp4
-from trtforge.runtime.weights import Weights
+from trtforge.runtime.linears.fp8_rowwise_linear import Fp8RowwiseDense, token_scales
+from trtforge.runtime.linears.linear import Kernel, Placement, Stored, merged
+from trtforge.runtime.linears.nvfp4_linear import Nvfp4Dense, from_e2m1, round_to_e2m1, round_to_nvfp4
+from trtforge.runtime.linears.weights import Weights
 
 TOLERANCES = pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.bfloat16, 6e-3), (torch.float16, 1e-3)]
@@ -18,7 +18,7 @@ E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 def computed(kernel: Kernel, stored: Stored, x: Tensor, out: int) -> Tensor:
     packed = kernel.pack(stored, x.dtype)
     weights = Weights.of({f"m.{name}": tensor for name, tensor in packed.items()})
-    linear = kernel.load(weights, "m", (out, x.shape[1]), Place(torch.device("cpu"), x.dtype), bias=True)
+    linear = kernel.load(weights, "m", (out, x.shape[1]), Placement(torch.device("cpu"), x.dtype), bias=True)
     weights.finish()
     return linear(x)
 

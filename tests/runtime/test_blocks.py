@@ -1,7 +1,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trtforge.runtime.blocks import BlockManager, BlockTable
+from trtforge.runtime.scheduling.blocks import BlockManager, BlockTable
 
 
 def grow(manager: BlockManager, table: BlockTable, tokens: list[int]) -> None:

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from trtforge.formats.trtllm import read_checkpoint_config
-from trtforge.runtime.distributed import Distributed, join_store, serve_store
-from trtforge.runtime.spec import DecoderSpec
+from trtforge.runtime.architecture.spec import DecoderSpec
+from trtforge.runtime.ranks.distributed import Distributed, join_store, serve_store
 
 Result = TypeVar("Result")
 

@@ -16,9 +16,9 @@ from tests.runtime.converted import LONG, TOKENS, Families, computed, edited, er
 from tests.runtime.runner import open_runner
 from tests.runtime.test_engine import requests_for
 from tests.runtime.thread_ranks import ThreadRanks
-from trtforge.runtime.batch import Step
 from trtforge.runtime.generate import generate
-from trtforge.runtime.source import open_model
+from trtforge.runtime.ranks.source import open_model
+from trtforge.runtime.scheduling.batch import Step
 
 TOLERANCE = 1e-4
 MOE = ("mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v2_lite")

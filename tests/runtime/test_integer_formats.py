@@ -15,11 +15,11 @@ from tests.runtime.checkpoints import Layout, dense_reference, tiny_llama, write
 from tests.runtime.converted import computed
 from trtforge.core.errors import ForgeError
 from trtforge.formats.trtllm import read_checkpoint_config
-from trtforge.runtime import kernels
-from trtforge.runtime.kernels import Kernels, choose_kernels
-from trtforge.runtime.memory import block_bytes
-from trtforge.runtime.source import open_model
-from trtforge.runtime.spec import DecoderSpec
+from trtforge.runtime.architecture.spec import DecoderSpec
+from trtforge.runtime.decoder.kv_capacity import block_bytes
+from trtforge.runtime.linears import kernels
+from trtforge.runtime.linears.kernels import Kernels, choose_kernels
+from trtforge.runtime.ranks.source import open_model
 
 _generator = torch.Generator().manual_seed(5)
 SEQUENCES = [torch.randint(0, 131, (length,), generator=_generator).tolist() for length in (3, 5, 8, 8, 9, 12, 17)]

@@ -9,12 +9,12 @@ from torch import Tensor
 from tests.runtime.quantised import weight_only
 from tests.runtime.test_linear import computed, int4_layer, relative
 from trtforge.core.errors import ForgeError
-from trtforge.runtime.int4_linear import Int4Dense, Int4Packed
-from trtforge.runtime.int8 import multiplies_int8, round_to_int8
-from trtforge.runtime.int8_linear import Int8Dense, SmoothQuant
-from trtforge.runtime.linear import Stored, merged
-from trtforge.runtime.w4a8_linear import W4A8
-from trtforge.runtime.weight_only import quantize_weight_only, round_half_away
+from trtforge.runtime.linears.int4_linear import Int4Dense, Int4Packed
+from trtforge.runtime.linears.int8 import multiplies_int8, round_to_int8
+from trtforge.runtime.linears.int8_linear import Int8Dense, SmoothQuant
+from trtforge.runtime.linears.linear import Stored, merged
+from trtforge.runtime.linears.w4a8_linear import W4A8
+from trtforge.runtime.linears.weight_only import quantize_weight_only, round_half_away
 
 FLOATS = st.floats(-1e6, 1e6, width=32, allow_subnormal=False)
 TYPES = pytest.mark.parametrize(

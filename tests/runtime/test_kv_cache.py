@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from trtforge.runtime.kv_cache import LayerCache, Scratch, storage_dtype
+from trtforge.runtime.decoder.kv_cache import LayerCache, Scratch, storage_dtype
 
 TOKENS, VECTORS, SIZE = 8, 2, 4
 

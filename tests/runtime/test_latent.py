@@ -7,10 +7,10 @@ from safetensors.torch import load_file
 from tests.runtime.converted import TOKENS, Families, computed
 from trtforge.core.errors import ForgeError
 from trtforge.formats.trtllm import read_checkpoint_config
-from trtforge.runtime.kernels import Kernels
-from trtforge.runtime.memory import block_bytes
-from trtforge.runtime.packing import pack_rank
-from trtforge.runtime.spec import DecoderSpec
+from trtforge.runtime.architecture.spec import DecoderSpec
+from trtforge.runtime.decoder.kv_capacity import block_bytes
+from trtforge.runtime.linears.kernels import Kernels
+from trtforge.runtime.linears.packing import pack_rank
 
 FUSED = "transformer.layers.1.attention.fused_q_proj"
 

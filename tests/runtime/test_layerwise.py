@@ -11,16 +11,16 @@ from tests.families import TINY
 from tests.runtime.checkpoints import write_engine
 from tests.runtime.converted import LONG, TOKENS, Families, computed, edited, error
 from trtforge.core.errors import ForgeError
-from trtforge.runtime import layerwise
-from trtforge.runtime.layerwise import Layerwise
-from trtforge.runtime.source import open_model
+from trtforge.runtime.ranks import layerwise
+from trtforge.runtime.ranks.layerwise import Layerwise
+from trtforge.runtime.ranks.source import open_model
 
 
 def by_layer(directory: Path, *sequences: list[int]) -> list[torch.Tensor]:
     with Layerwise(open_model(directory), sequences) as model:
         for _ in range(model.num_layers):
             model.advance()
-        model.load_head()
+        model.load_logits()
         return [model.logits(index) for index in range(len(sequences))]
 
 

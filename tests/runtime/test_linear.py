@@ -4,17 +4,17 @@ from torch import Tensor
 
 from trtforge.core.errors import ForgeError
 from trtforge.models.transforms import quantize_fp8
-from trtforge.runtime.float8 import from_e4m3, round_to_e4m3
-from trtforge.runtime.fp8_linear import Fp8Dense
-from trtforge.runtime.int4_linear import Int4Dense, Int4Packed
-from trtforge.runtime.linear import Dense, Kernel, Place, Stored, merged
-from trtforge.runtime.weights import Weights
+from trtforge.runtime.linears.float8 import from_e4m3, round_to_e4m3
+from trtforge.runtime.linears.fp8_linear import Fp8Dense
+from trtforge.runtime.linears.int4_linear import Int4Dense, Int4Packed
+from trtforge.runtime.linears.linear import Dense, Kernel, Placement, Stored, merged
+from trtforge.runtime.linears.weights import Weights
 
 
 def computed(kernel: Kernel, stored: Stored, x: Tensor, out: int) -> Tensor:
     packed = kernel.pack(stored, x.dtype)
     weights = Weights.of({f"m.{name}": tensor for name, tensor in packed.items()})
-    linear = kernel.load(weights, "m", (out, x.shape[1]), Place(torch.device("cpu"), x.dtype), bias=True)
+    linear = kernel.load(weights, "m", (out, x.shape[1]), Placement(torch.device("cpu"), x.dtype), bias=True)
     weights.finish()
     return linear(x)
 

@@ -12,12 +12,12 @@ from tests.runtime.quantised import quantised as quantised_linear
 from tests.runtime.quantised import weight_only
 from trtforge.core.errors import ForgeError
 from trtforge.formats.trtllm import UNQUANTIZED_MODULES, Quantization, read_checkpoint_config
-from trtforge.runtime.kernels import kernel_of, reference_kernels
-from trtforge.runtime.layout import LinearSlot
-from trtforge.runtime.linear import Place
-from trtforge.runtime.spec import DecoderSpec
-from trtforge.runtime.stored import take_experts
-from trtforge.runtime.weights import Weights
+from trtforge.runtime.architecture.layout import LinearSlot
+from trtforge.runtime.architecture.spec import DecoderSpec
+from trtforge.runtime.linears.kernels import kernel_of, reference_kernels
+from trtforge.runtime.linears.linear import Placement
+from trtforge.runtime.linears.stored import take_experts
+from trtforge.runtime.linears.weights import Weights
 
 GROUP = 8
 
@@ -133,7 +133,7 @@ def test_experts_with_rounded_inputs(families: Families, algorithm: str) -> None
     x = torch.randn(5, slot.inputs)
     for expert, taken in zip(experts, take_experts(spec, source, slot), strict=True):
         packed = Weights.of({f"m.{name}": tensor for name, tensor in kernel.pack(taken, torch.float32).items()})
-        place = Place(torch.device("cpu"), torch.float32)
+        place = Placement(torch.device("cpu"), torch.float32)
         made = kernel.load(packed, "m", (slot.out, slot.inputs), place, bias=True)(x)
         torch.testing.assert_close(made, expert.rounded(x) @ expert.values.t(), rtol=1e-5, atol=1e-4)
     source.finish()

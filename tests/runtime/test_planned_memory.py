@@ -14,23 +14,24 @@ from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralFo
 from tests.families import TINY
 from tests.runtime.converted import Families
 from tests.runtime.thread_ranks import ThreadRanks
-from trtforge.core.processor import Processor
 from trtforge.core.progress import Silent
 from trtforge.core.recipe import Recipe
 from trtforge.formats.shards import read_header
 from trtforge.formats.trtllm import rank_file, read_checkpoint_config
-from trtforge.pipeline import Build, selected
+from trtforge.machine.host import Host
+from trtforge.machine.processor import Processor
+from trtforge.pipeline.build import Build, selected
 from trtforge.plan.evaluate import evaluate
 from trtforge.plan.evaluation import Evaluation
 from trtforge.plan.model import find_model
 from trtforge.plan.request import request_of
 from trtforge.runtime.engine import Engine
-from trtforge.runtime.int8 import multiplies_int8
-from trtforge.runtime.kernels import choose_kernels
-from trtforge.runtime.packing import pack_rank
-from trtforge.runtime.rank import RankModel
-from trtforge.runtime.source import open_engine
-from trtforge.runtime.weights import Weights
+from trtforge.runtime.linears.int8 import multiplies_int8
+from trtforge.runtime.linears.kernels import choose_kernels
+from trtforge.runtime.linears.packing import pack_rank
+from trtforge.runtime.linears.weights import Weights
+from trtforge.runtime.ranks.rank_model import RankModel
+from trtforge.runtime.ranks.source import open_engine
 
 BATCH, LENGTH, BLOCK = 6, 72, 16
 CLOSE = 0.05
@@ -221,4 +222,4 @@ def _tokens(directory: Path) -> dict[str, Any]:
 
 
 def test_the_plan_reads_the_same_cpu_as_the_engine() -> None:
-    assert Processor.here().vnni == multiplies_int8()
+    assert Processor.of(Host()).vnni == multiplies_int8()

@@ -9,7 +9,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply
 from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 
 from trtforge.core.errors import ForgeError
-from trtforge.runtime.rotary import Rotary, RotarySpec
+from trtforge.runtime.architecture.rotary import Rotary, RotarySpec
 
 CPU = torch.device("cpu")
 LLAMA3 = {

@@ -8,7 +8,7 @@ from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor, 
 
 from trtforge.engine_process.requests import GenerationRequest, SamplingParams
 from trtforge.runtime.sampler import Sampler, uniform
-from trtforge.runtime.sequence import Sequence
+from trtforge.runtime.scheduling.sequence import Sequence
 
 VOCAB = 50
 

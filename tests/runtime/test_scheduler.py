@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trtforge.engine_process.requests import GenerationRequest
-from trtforge.runtime.blocks import BlockManager
-from trtforge.runtime.scheduler import Batching, Limits, Policy, Row, Scheduler
-from trtforge.runtime.sequence import Sequence
+from trtforge.runtime.scheduling.blocks import BlockManager
+from trtforge.runtime.scheduling.scheduler import Batching, BatchLimits, Policy, Row, Scheduler
+from trtforge.runtime.scheduling.sequence import Sequence
 
 
 @dataclass
@@ -74,7 +74,7 @@ def simulation(
     reuse: bool = True,
 ) -> Simulation:
     manager = BlockManager(blocks, size, reuse=reuse)
-    limits = Limits(max_batch_size=batch, max_num_tokens=num_tokens, max_input_len=32, max_seq_len=48)
+    limits = BatchLimits(max_batch_size=batch, max_num_tokens=num_tokens, max_input_len=32, max_seq_len=48)
     return Simulation(Scheduler(limits, manager, policy=policy, chunked_context=chunked, batching=batching))
 
 
@@ -216,7 +216,7 @@ def test_under_any_load_every_request_finishes_in_order_of_arrival(
 def test_less_than_four_percent_of_the_allocated_slots_hold_no_token() -> None:
     rng = random.Random(0)
     manager = BlockManager(2000, 16, reuse=False)
-    limits = Limits(max_batch_size=64, max_num_tokens=2048, max_input_len=1024, max_seq_len=1536)
+    limits = BatchLimits(max_batch_size=64, max_num_tokens=2048, max_input_len=1024, max_seq_len=1536)
     sim = Simulation(Scheduler(limits, manager, chunked_context=True))
     for _ in range(300):
         sim.arrive([rng.randrange(99) for _ in range(rng.randint(1, 600))], rng.randint(1, 400))

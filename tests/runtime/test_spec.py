@@ -6,7 +6,7 @@ import pytest
 from tests.runtime.converted import TOKENS, Families, computed, edited
 from trtforge.core.errors import ForgeError
 from trtforge.formats.trtllm import CheckpointConfig, read_checkpoint_config
-from trtforge.runtime.spec import DecoderSpec
+from trtforge.runtime.architecture.spec import DecoderSpec
 
 
 def config_of(families: Families, directory: Path, name: str, changes: dict[str, Any]) -> CheckpointConfig:

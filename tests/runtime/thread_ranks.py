@@ -5,11 +5,11 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from torch import Tensor
 
-from trtforge.runtime.batch import Step
-from trtforge.runtime.collective import Alone, Collective
-from trtforge.runtime.distributed import Distributed, join_store, serve_store
-from trtforge.runtime.rank import RankModel, place_of
-from trtforge.runtime.source import Source
+from trtforge.runtime.decoder.collective import Alone, Collective
+from trtforge.runtime.ranks.distributed import Distributed, join_store, serve_store
+from trtforge.runtime.ranks.rank_model import RankModel, placement_of
+from trtforge.runtime.ranks.source import Source
+from trtforge.runtime.scheduling.batch import Step
 
 
 class ThreadRanks:
@@ -26,7 +26,7 @@ class ThreadRanks:
         @torch.inference_mode()
         def load(index: int) -> RankModel:
             ranks: Collective = Alone()
-            place = place_of(source, index)
+            place = placement_of(source, index)
             if world > 1:
                 ranks = distributed = Distributed(source.spec(index), index, place.device)
                 distributed.connect(store if index == 0 else join_store(port))

@@ -20,7 +20,7 @@ import pytest
 from tests.conftest import DEMO_MODEL
 from tests.package.engines import torch_engine
 from trtforge.core.assets import asset_directory
-from trtforge.core.processes import session_processes
+from trtforge.machine.processes import session_processes
 from trtforge.package.models import PackageConfig
 from trtforge.package.stage import package
 

@@ -14,7 +14,7 @@ from tritonclient.utils import InferenceServerException
 
 from tests.serve.conftest import Running, Start
 from trtforge.core.errors import ForgeError
-from trtforge.core.processes import session_processes
+from trtforge.machine.processes import session_processes
 from trtforge.serve.client import Sampling, generate
 from trtforge.serve.config import ServeConfig
 from trtforge.serve.probe import probe

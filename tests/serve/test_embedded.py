@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import DEMO_MODEL
-from tests.doctor.hosts import FakeGpu, FakeNvml
+from tests.machine.hosts import FakeGpu, FakeNvml
 from tests.package.engines import FORGE, engine_config, write_engine
 from trtforge.core.errors import ForgeError
 from trtforge.core.manifest import open_artifact

@@ -11,8 +11,8 @@ from tests.serve.conftest import Start
 from tests.serve.test_supervision import assert_nothing_left
 from trtforge.compile.stage import compile_engine
 from trtforge.convert.stage import ConvertConfig, convert
-from trtforge.core.processes import session_processes
 from trtforge.core.recipe import EngineConfig
+from trtforge.machine.processes import session_processes
 from trtforge.package.models import PackageConfig
 from trtforge.package.stage import package
 from trtforge.serve.client import Sampling, generate
@@ -36,7 +36,7 @@ def test_a_lost_rank_ends_the_idle_server_and_is_named(repository: Path, start: 
     ranks = [
         process
         for process in session_processes(triton)
-        if b"trtforge.runtime.worker" in Path(f"/proc/{process}/cmdline").read_bytes()
+        if b"trtforge.runtime.ranks.worker_main" in Path(f"/proc/{process}/cmdline").read_bytes()
     ]
     assert len(ranks) == 1
     os.kill(ranks[0], signal.SIGKILL)

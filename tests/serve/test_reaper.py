@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.serve.conftest import eventually
-from trtforge.core.processes import session_processes
+from trtforge.machine.processes import session_processes
 from trtforge.serve.reap import Remains
 
 OWNER = """

@@ -13,8 +13,8 @@ from tests.serve.fake_engine import HANGING
 from tests.serve.test_supervision import assert_nothing_left
 from tests.serve.test_watching import errors_of
 from trtforge.core.errors import ForgeError
-from trtforge.core.processes import session_processes
 from trtforge.engine_process.control import EngineControl
+from trtforge.machine.processes import session_processes
 from trtforge.serve.client import Sampling, generate, stream_text
 
 

@@ -12,7 +12,7 @@ from tests.conftest import DEMO_MODEL
 from tests.package.engines import torch_engine
 from tests.serve.conftest import Running, Start, eventually, free_ports, left_behind, package_with_fake_engine
 from trtforge.core.errors import ForgeError
-from trtforge.core.processes import session_processes
+from trtforge.machine.processes import session_processes
 from trtforge.package.models import PackageConfig
 from trtforge.package.stage import package
 from trtforge.serve.client import Sampling, generate, stream_text

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.serve.statuses import ENGINE, client
 from trtforge.engine_process.control import EngineStatus
-from trtforge.serve.watchdog import IdleClock, Limits, ProcessSample, Sample, Verdict, Watchdog
+from trtforge.serve.watchdog import IdleClock, ProcessSample, Sample, Verdict, Watchdog, WatchdogLimits
 
 TRITON = ProcessSample("the Triton server", 1, "running")
 HEALTHY = Sample(0.0, (TRITON, ProcessSample("the engine process", 10, "running")), ENGINE)
@@ -46,15 +46,17 @@ working = st.builds(
     ),
     st.integers(0, 1000),
     st.integers(0, 10_000),
-    st.floats(0, Limits.stalled),
+    st.floats(0, WatchdogLimits.stalled),
     st.integers(0, 1000),
-    st.floats(0, Limits.silent),
+    st.floats(0, WatchdogLimits.silent),
 )
 
 
 @given(
     st.lists(
-        st.tuples(working, st.floats(0, Limits.silent), st.floats(0, Limits.health), st.floats(0.01, 3.0)),
+        st.tuples(
+            working, st.floats(0, WatchdogLimits.silent), st.floats(0, WatchdogLimits.health), st.floats(0.01, 3.0)
+        ),
         min_size=1,
         max_size=40,
     )
@@ -79,7 +81,7 @@ def test_a_process_is_frozen_when_it_was_stopped_for_longer_than_the_limit(steps
         since = (now if since is None else since) if stopped else None
         process = replace(TRITON, state="stopped" if stopped else "running")
         verdict = watchdog.judge(Sample(now, (process,)))
-        assert (verdict is not None) == (since is not None and now - since > Limits.stopped)
+        assert (verdict is not None) == (since is not None and now - since > WatchdogLimits.stopped)
         if verdict is not None:
             assert (verdict.kind, verdict.reason) == ("frozen", "the Triton server (process 1) is stopped")
 
@@ -103,10 +105,10 @@ def test_a_silent_engine_has_longer_while_it_computes(share: float) -> None:
     when, verdict = first_verdict(with_cpu(sample, 10, share) for sample in samples)
     assert verdict.kind == "frozen"
     assert verdict.pid == 10
-    if share > Limits.computing + 0.05:
-        assert Limits.silent_computing < when < Limits.silent_computing + 1
-    elif share < Limits.computing - 0.05:
-        assert Limits.silent < when < Limits.silent + 1.2
+    if share > WatchdogLimits.computing + 0.05:
+        assert WatchdogLimits.silent_computing < when < WatchdogLimits.silent_computing + 1
+    elif share < WatchdogLimits.computing - 0.05:
+        assert WatchdogLimits.silent < when < WatchdogLimits.silent + 1.2
 
 
 def test_a_model_process_without_heartbeats_is_frozen() -> None:
@@ -118,7 +120,7 @@ def test_a_model_process_without_heartbeats_is_frozen() -> None:
         "frozen",
         "the process of model ensemble (20) has sent nothing for 5 s",
     )
-    assert Limits.silent < when < Limits.silent + 0.2
+    assert WatchdogLimits.silent < when < WatchdogLimits.silent + 0.2
 
 
 def test_an_old_answer_of_the_engine_accuses_no_client() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.serve.conftest import Running, Start, eventually, left_behind
 from tests.serve.test_supervision import assert_nothing_left
-from trtforge.core.processes import session_processes
+from trtforge.machine.processes import session_processes
 from trtforge.serve.client import Sampling, generate
 
 MODELS = ("ensemble", "tensorrt_llm_bls", "tensorrt_llm", "preprocessing", "postprocessing")

@@ -4,9 +4,9 @@ from trtforge.core.dtypes import ModelDtype, dtype_named
 from trtforge.core.errors import ForgeError
 from trtforge.core.parallel import Parallel
 from trtforge.core.recipe import QuantFormat
-from trtforge.core.usage import peak_memory
+from trtforge.machine.usage import peak_memory
+from trtforge.models.checkpoint_plan import Layout
 from trtforge.models.family import Facts, Family
-from trtforge.models.plan import Layout
 from trtforge.plan.formats import WEIGHTS
 from trtforge.plan.peaks import least_calibration
 from trtforge.plan.weights import rank_weights

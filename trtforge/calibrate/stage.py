@@ -11,7 +11,7 @@ from trtforge.calibrate.precision import forward_dtype, search_dtype
 from trtforge.core.artifact import Produced, produce
 from trtforge.core.cache import cache_for
 from trtforge.core.cache_entry import About
-from trtforge.core.config import Config
+from trtforge.core.config_model import Config
 from trtforge.core.device import usable_device
 from trtforge.core.dtypes import ModelDtype
 from trtforge.core.errors import ForgeError
@@ -24,8 +24,8 @@ from trtforge.formats.calibration import FILE
 from trtforge.formats.corpus import TokenWindows, token_windows
 from trtforge.formats.hf import open_checkpoint
 from trtforge.formats.quantization_config import require_unquantized
+from trtforge.models.checkpoint_plan import Layout, checkpoint_plan
 from trtforge.models.formats import FORMATS
-from trtforge.models.plan import Layout, checkpoint_plan
 from trtforge.models.registry import family_of_checkpoint
 from trtforge.plan.accounting import check_sources
 from trtforge.plan.legality import require_legal

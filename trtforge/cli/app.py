@@ -13,8 +13,8 @@ from rich.console import Console
 from trtforge.cli import build, cache, doctor, inspect, migrate, plan, recipes, serving, show, stages
 from trtforge.cli.explain import explained
 from trtforge.core.errors import ForgeError, LoggedError, UsageError
-from trtforge.core.processes import SIGINT_STATUS, SIGTERM_STATUS, ended_by_sigterm
 from trtforge.core.threads import wait_briefly
+from trtforge.machine.processes import SIGINT_STATUS, SIGTERM_STATUS, ended_by_sigterm
 
 app = typer.Typer(
     name="trtforge",

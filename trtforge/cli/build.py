@@ -11,8 +11,8 @@ from trtforge.core.errors import UsageError
 
 if TYPE_CHECKING:
     from trtforge.core.recipe import Recipe
-    from trtforge.pipeline import StageName
-    from trtforge.report import BuildReport
+    from trtforge.pipeline.build import StageName
+    from trtforge.pipeline.report import BuildReport
 
 
 def register(app: typer.Typer) -> None:
@@ -58,9 +58,9 @@ def build(
     from trtforge.compile.stage import CompileOptions
     from trtforge.core.progress import for_this_terminal
     from trtforge.core.recipe import load_recipe
-    from trtforge.lock import FILE_NAME, pinned, write_locked
-    from trtforge.lock_facts import what_is_used, with_image
-    from trtforge.pipeline import Build, GateError, Paths, selected
+    from trtforge.pipeline.build import Build, GateError, Paths, selected
+    from trtforge.pipeline.lock import FILE_NAME, pinned, write_locked
+    from trtforge.pipeline.lock_facts import what_is_used, with_image
 
     if update_lock and (locked or dry_run):
         raise UsageError(
@@ -80,7 +80,7 @@ def build(
     paths = Paths(out or Path("build") / chosen.name)
     options = CompileOptions(workers=workers, container=image)
     if dry_run:
-        from trtforge.dry_run import dry_run as plan
+        from trtforge.pipeline.dry_run import dry_run as plan
 
         show.as_json(plan(chosen, paths, stages, options))
         return
@@ -107,8 +107,8 @@ def as_locked(recipe: "Recipe", lock_file: Path, container: str | None, *, stric
 
     What else differs from the lock is a warning; `strict`: raises ForgeError.
     """
-    from trtforge.lock import differences, pinned, pinned_image, read_locked, require_locked
-    from trtforge.lock_facts import what_is_used
+    from trtforge.pipeline.lock import differences, pinned, pinned_image, read_locked, require_locked
+    from trtforge.pipeline.lock_facts import what_is_used
 
     locked = read_locked(lock_file, recipe.name)
     if locked is None and not strict:
@@ -124,7 +124,7 @@ def as_locked(recipe: "Recipe", lock_file: Path, container: str | None, *, stric
 
 
 def _stage(name: str, option: str) -> "StageName":
-    from trtforge.pipeline import STAGES
+    from trtforge.pipeline.build import STAGES
 
     for stage in STAGES:
         if stage == name:

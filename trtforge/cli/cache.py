@@ -83,7 +83,7 @@ def prune_cache(
 
     [dim]Example: trtforge cache prune --older-than 14 --max-size 200GB --dry-run[/dim]
     """
-    from trtforge.core.cache_prune import DEFAULT_DAYS, Limits, is_free, list_entries, prune, remove, sweep
+    from trtforge.core.cache_prune import DEFAULT_DAYS, PruneLimits, is_free, list_entries, prune, remove, sweep
     from trtforge.core.timings import list_timings, sweep_drafts, unused
     from trtforge.core.verified import prune_verified
 
@@ -93,7 +93,7 @@ def prune_cache(
     if older_than is None and size is None and not everything:
         older_than = DEFAULT_DAYS
     root = _directory()
-    limits = Limits(older_than, size, everything)
+    limits = PruneLimits(older_than, size, everything)
     pruned = prune(list_entries(root), limits, time.time(), is_free if dry_run else remove)
     if not dry_run:
         sweep(root)

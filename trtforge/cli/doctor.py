@@ -59,9 +59,9 @@ def doctor(
 
 
 def _examine(name: str | None, image: str | None, overrides: Sequence[str], *, json_output: bool) -> None:
-    from trtforge.doctor.host import Host
     from trtforge.doctor.machine import examine
     from trtforge.doctor.needs import Needs, needs_of
+    from trtforge.machine.host import Host
 
     if name is None:
         if overrides:

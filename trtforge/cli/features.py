@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from trtforge.core.config import parse_value
+from trtforge.core.config_model import parse_value
 from trtforge.core.errors import UsageError
 
 

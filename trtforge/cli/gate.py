@@ -5,7 +5,7 @@ from typing import Any
 
 from trtforge.cli import show
 from trtforge.cli.options import from_options
-from trtforge.core.config import parse_value
+from trtforge.core.config_model import parse_value
 from trtforge.core.errors import AbsentFile, ForgeError, UsageError
 from trtforge.core.recipe import GateConfig, gate_from
 from trtforge.core.yaml_text import read_yaml

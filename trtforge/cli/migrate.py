@@ -41,7 +41,7 @@ def migrate(
     [dim]Example: trtforge migrate ./repository ./llmapi --checkpoint ./llama-fp8 --target-version 1.3.0[/dim]
     """
     from trtforge.core.progress import for_this_terminal
-    from trtforge.migration import MigrateOptions, run_migration
+    from trtforge.pipeline.migration import MigrateOptions, run_migration
 
     options = MigrateOptions(source, target_version, checkpoint, engine, model)
     found, made = run_migration(options, out, force=force, progress=for_this_terminal(quiet=quiet or json))

@@ -6,7 +6,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from trtforge.core.config import Config
+from trtforge.core.config_model import Config
 from trtforge.core.errors import ForgeError, UsageError
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and no decoration.")]

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from trtforge.cli import show
 
 if TYPE_CHECKING:
-    from trtforge.sensitivity import Sensitivity, Trial
+    from trtforge.pipeline.sensitivity import Sensitivity, Trial
 
 DEFAULT_GATE = "perplexity_increase=0.01"
 _SHOWN = 20

@@ -130,7 +130,7 @@ def calibrate(
     if not sensitivity:
         show.produced(result, json_output=json, next_command=following)
         return
-    from trtforge.sensitivity import analyse
+    from trtforge.pipeline.sensitivity import analyse
 
     found = analyse(config, source, out, limits, progress)
     excluded = found.proposal.exclude_modules if found.proposal else ()

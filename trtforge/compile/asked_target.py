@@ -10,10 +10,10 @@ from tempfile import TemporaryDirectory
 
 from pydantic import Field
 
+from trtforge.compile.build_site import BuildSite, chosen_gpus
 from trtforge.compile.engine_build import EngineBuild
 from trtforge.compile.jobs import Job, Observer, run_jobs
-from trtforge.compile.place import Place, chosen_gpus
-from trtforge.core.config import Config
+from trtforge.core.config_model import Config
 from trtforge.core.errors import ForgeError, LoggedError
 from trtforge.core.json_text import parse_json
 from trtforge.core.packages import release_of
@@ -97,7 +97,7 @@ def _require_target(gpu: Gpu, found: _FoundGpu) -> None:
         )
 
 
-def _ask(place: Place, chosen: Sequence[str] | None, logs: Path) -> _Found:
+def _ask(place: BuildSite, chosen: Sequence[str] | None, logs: Path) -> _Found:
     """The last line that is an object: images and libraries greet before it. The log of a failure goes to `logs`."""
     with TemporaryDirectory(prefix="trtforge-") as scratch:
         job = Job("asking for versions and GPUs", place.target(chosen), Path(scratch), Path(scratch) / "target.log")

@@ -17,7 +17,7 @@ from trtforge.core.features import FeaturesConfig
 from trtforge.core.recipe import EngineConfig
 from trtforge.formats.releases import Problem, Release, Section
 from trtforge.formats.trtllm import CheckpointConfig
-from trtforge.plan.limits import FP8_ATTENTION, Limits, derive_limits
+from trtforge.plan.limits import FP8_ATTENTION, EngineLimits, derive_limits
 
 _FUSED_MLP = frozenset({None, "FP8"})
 _GEMM_PLUGIN = {"FP8": None, "NVFP4": "nvfp4"}
@@ -61,7 +61,7 @@ class BuildPlan:
     """
 
     release: Release
-    limits: Limits
+    limits: EngineLimits
     plugins: PluginPlan
     logits_dtype: str
     features: FeaturesConfig
@@ -110,7 +110,9 @@ class BuildPlan:
         return _filled(self.release, "build_config", self.build_settings | objects)
 
 
-def build_config(checkpoint: CheckpointConfig, engine: EngineConfig, limits: Limits, release: Release) -> BuildPlan:
+def build_config(
+    checkpoint: CheckpointConfig, engine: EngineConfig, limits: EngineLimits, release: Release
+) -> BuildPlan:
     """The plan for an engine of `checkpoint` with `limits`, for `release`.
 
     Raises ForgeError for what that release is known to refuse, and for a feature that is asked for by name and that

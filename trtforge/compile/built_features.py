@@ -10,7 +10,7 @@ from trtforge.formats.releases import Release
 from trtforge.formats.trtllm import CheckpointConfig
 from trtforge.plan.feature_rules import drafting_problems, feature_problems
 from trtforge.plan.legality import Problem
-from trtforge.plan.limits import Limits, has_paged_context
+from trtforge.plan.limits import EngineLimits, has_paged_context
 
 
 def built_features(
@@ -27,7 +27,7 @@ def built_features(
     return features
 
 
-def feature_notes(asked: FeaturesConfig, features: FeaturesConfig, limits: Limits) -> list[str]:
+def feature_notes(asked: FeaturesConfig, features: FeaturesConfig, limits: EngineLimits) -> list[str]:
     """What `build()` does by itself for a feature, or what follows from it."""
     notes: list[str] = []
     if limits.speculation is not None:

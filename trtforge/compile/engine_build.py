@@ -6,7 +6,7 @@ from pathlib import Path
 from pydantic import JsonValue
 
 from trtforge.compile.build_config import BuildPlan
-from trtforge.compile.place import Place
+from trtforge.compile.build_site import BuildSite
 from trtforge.compile.timing_cache import SETTINGS
 from trtforge.formats.trtllm import CheckpointConfig
 from trtforge.plan.gpus import Gpu
@@ -21,7 +21,7 @@ class EngineBuild:
     checkpoint: Path
     digest: str
     out: Path
-    place: Place
+    place: BuildSite
     workers: int
     gpu: Gpu | None
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Generic, TypeVar
 
-from trtforge.compile.place import Run
+from trtforge.compile.build_site import Run
 from trtforge.core.errors import LoggedError
-from trtforge.core.processes import SIGTERM_STATUS, end_session, end_with_parent, handled
+from trtforge.machine.processes import SIGTERM_STATUS, end_session, end_with_parent, handled
 
 _POLL = 0.05
 _GRACE = 10.0

@@ -17,9 +17,9 @@ from trtforge.formats.llmapi import MODEL_FILE, KvCacheArgs, LlmArgs, require_ll
 from trtforge.formats.quantization_config import read_quantized_source
 from trtforge.formats.trtllm import CheckpointConfig, Quantization
 from trtforge.models.formats import FORMATS
-from trtforge.models.hf_plan import require_format
+from trtforge.models.hf_export_plan import require_format
 from trtforge.plan.gpus import Gpu, gpu_named, require_formats
-from trtforge.plan.limits import Limits, Positions, derive_limits
+from trtforge.plan.limits import EngineLimits, Positions, derive_limits
 
 TOKENS_PER_BLOCK = 32
 """KvCacheConfig's default (tensorrt_llm/llmapi/llm_args.py, 1.2)."""
@@ -34,7 +34,7 @@ class LlmapiPlan:
 
     args: LlmArgs
     target: str
-    limits: Limits
+    limits: EngineLimits
     made_from: Literal["checkpoint", "hugging_face"]
     warnings: tuple[str, ...] = ()
 

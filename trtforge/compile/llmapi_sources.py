@@ -32,7 +32,7 @@ from trtforge.formats.hf_quant_config import HfQuantization
 from trtforge.formats.llmapi import MODEL_FILE
 from trtforge.formats.shards import read_header
 from trtforge.formats.trtllm import CheckpointConfig, rank_file
-from trtforge.models.hf_plan import hf_plan
+from trtforge.models.hf_export_plan import hf_plan
 from trtforge.models.hf_tensors import HfPlan
 from trtforge.models.registry import family_of
 

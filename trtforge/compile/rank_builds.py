@@ -8,11 +8,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from trtforge.compile.build_site import BUILD_CONFIG, ENGINE, lanes
 from trtforge.compile.engine_build import EngineBuild, rank_directory
 from trtforge.compile.engine_files import check_config, check_rank, engine_file
 from trtforge.compile.inside.rank import STEP_FILE, STEPS
 from trtforge.compile.jobs import Job, Observer, run_jobs
-from trtforge.compile.place import BUILD_CONFIG, ENGINE, lanes
 from trtforge.compile.timing_cache import TimingCache
 from trtforge.core.manifest import FileRecord, record_of
 from trtforge.core.partial import Finished, Group

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Literal
 
 from trtforge.compile import llmapi
+from trtforge.compile.build_site_choice import NO_CONTAINER, require_site
 from trtforge.compile.engine_build import EngineBuild
 from trtforge.compile.llmapi import LlmapiPlan
 from trtforge.compile.llmapi_engine import write_llmapi_engine
 from trtforge.compile.machine import Machine, this_machine
-from trtforge.compile.places import NO_CONTAINER, require_place
 from trtforge.compile.tensorrt_engine import build_engine
 from trtforge.compile.tensorrt_plan import TensorRTPlan, tensorrt_plan
 from trtforge.compile.torch import TorchPlan, torch_plan
@@ -29,7 +29,7 @@ from trtforge.formats.trtllm import (
     read_checkpoint_config,
 )
 from trtforge.plan.gpus import gpu_named, require_formats
-from trtforge.plan.limits import Limits, derive_limits
+from trtforge.plan.limits import EngineLimits, derive_limits
 
 
 @dataclass(frozen=True)
@@ -55,10 +55,10 @@ def plan_engine(
         _require_no_container(options, "llmapi")
         return llmapi.plan_for_hugging_face(checkpoint, options.parallel or Parallel(), config)
     _require_own_layout(options)
-    return plan_for(read_checkpoint_config(checkpoint), config, checkpoint, out, options, machine=machine)
+    return engine_plan_for(read_checkpoint_config(checkpoint), config, checkpoint, out, options, machine=machine)
 
 
-def plan_for(
+def engine_plan_for(
     model: CheckpointConfig,
     config: EngineConfig,
     checkpoint: Path,
@@ -90,7 +90,7 @@ def plan_for(
 def require_buildable(plan: EnginePlan, machine: Machine | None = None) -> None:
     """Raises ForgeError where `machine` (None: this one) cannot build what was planned."""
     if isinstance(plan, TensorRTPlan):
-        require_place(plan.place, plan.build.release, machine or this_machine())
+        require_site(plan.place, plan.build.release, machine or this_machine())
 
 
 def compile_engine(
@@ -117,7 +117,7 @@ def compile_engine(
     _require_own_layout(options)
     manifest = open_artifact(checkpoint, "checkpoint")
     model = read_checkpoint_config(checkpoint)
-    plan = plan_for(model, config, checkpoint, out, options, machine=machine)
+    plan = engine_plan_for(model, config, checkpoint, out, options, machine=machine)
     require_tokenizer(checkpoint / TOKENIZER_DIRECTORY, model.vocab_size)
     if isinstance(plan, TensorRTPlan):
         require_buildable(plan, machine)
@@ -149,7 +149,7 @@ def _require_no_container(options: CompileOptions, backend: str) -> None:
         )
 
 
-def _limits(model: CheckpointConfig, config: EngineConfig) -> Limits:
+def _limits(model: CheckpointConfig, config: EngineConfig) -> EngineLimits:
     default = release(config.target.tensorrt_llm).field("plugin_config", "tokens_per_block").default
     assert isinstance(default, int)
     return derive_limits(model, config, default)

@@ -6,7 +6,7 @@ from pathlib import Path
 from pydantic import JsonValue
 
 from trtforge.compile.build_config import BuildPlan
-from trtforge.compile.place import docker_run, mount
+from trtforge.compile.build_site import docker_run, mount
 from trtforge.core.errors import ForgeError
 from trtforge.formats.releases import Release, Section, containers_of
 

@@ -7,15 +7,15 @@ from typing import Any
 
 from trtforge.compile import tensorrt_llm
 from trtforge.compile.build_config import BuildPlan, build_config, in_flight_batching
+from trtforge.compile.build_site import BuildSite, ContainerSite, chosen_gpus, lanes
+from trtforge.compile.build_site_choice import chosen_site
 from trtforge.compile.engine_build import build_config_of, rank_directory
 from trtforge.compile.machine import Machine
-from trtforge.compile.place import Container, Place, chosen_gpus, lanes
-from trtforge.compile.places import chosen_place
 from trtforge.core.artifact import partial_directory
 from trtforge.core.recipe import EngineConfig
 from trtforge.formats.releases import release
 from trtforge.formats.trtllm import CheckpointConfig
-from trtforge.plan.limits import Limits
+from trtforge.plan.limits import EngineLimits
 from trtforge.plan.runtime_keys import runtime_keys
 
 
@@ -27,7 +27,7 @@ class TensorRTPlan:
     commands: tuple[tensorrt_llm.RankCommand, ...]
     container: tuple[str, ...]
     image: str | None
-    place: Place
+    place: BuildSite
     checkpoint: Path
     out: Path
     workers: int
@@ -77,7 +77,7 @@ class TensorRTPlan:
 def tensorrt_plan(
     model: CheckpointConfig,
     config: EngineConfig,
-    limits: Limits,
+    limits: EngineLimits,
     checkpoint: Path,
     out: Path,
     workers: int,
@@ -88,8 +88,8 @@ def tensorrt_plan(
     target = release(config.target.tensorrt_llm)
     plan = build_config(model, config, limits, target)
     commands = tensorrt_llm.commands(checkpoint, out, plan, model.parallel.world_size, workers)
-    place = chosen_place(container, target, machine, out)
-    image = place.image if isinstance(place, Container) else None
+    place = chosen_site(container, target, machine, out)
+    image = place.image if isinstance(place, ContainerSite) else None
     return TensorRTPlan(
         build=plan,
         commands=commands,

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 from trtforge.core.device import UsableDevice, usable_device
 from trtforge.core.dtypes import ModelDtype
 from trtforge.core.errors import ForgeError
-from trtforge.core.processor import Processor, compute_dtype
 from trtforge.core.recipe import EngineConfig
 from trtforge.formats.trtllm import CheckpointConfig, rank_file
-from trtforge.plan.limits import Limits
+from trtforge.machine.host import Host
+from trtforge.machine.processor import Processor, compute_dtype
+from trtforge.plan.limits import EngineLimits
 
 if TYPE_CHECKING:
-    from trtforge.runtime.kernels import Kernels
+    from trtforge.runtime.linears.kernels import Kernels
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class TorchPlan:
     """An engine of the embedded runtime. `device` is cpu or cuda, `compute_dtype` the type of the arithmetic."""
 
     model: CheckpointConfig
-    limits: Limits
+    limits: EngineLimits
     device: UsableDevice
     compute_dtype: ModelDtype
     kernels: "Kernels"
@@ -85,7 +86,7 @@ class TorchPlan:
         }
 
 
-def torch_plan(model: CheckpointConfig, config: EngineConfig, limits: Limits) -> TorchPlan:
+def torch_plan(model: CheckpointConfig, config: EngineConfig, limits: EngineLimits) -> TorchPlan:
     """The plan for a checkpoint. Raises ForgeError where the embedded engine lacks what is asked for."""
     if limits.max_beam_width > 1:
         raise ForgeError(
@@ -97,12 +98,12 @@ def torch_plan(model: CheckpointConfig, config: EngineConfig, limits: Limits) ->
             f"engine.features.{config.features.beyond_paging[0]}: the torch backend does not have it",
             hint="Leave it out, or use backend tensorrt_llm.",
         )
-    from trtforge.runtime.kernels import choose_kernels
-    from trtforge.runtime.spec import DecoderSpec
+    from trtforge.runtime.architecture.spec import DecoderSpec
+    from trtforge.runtime.linears.kernels import choose_kernels
 
     spec = DecoderSpec.of(model, 0)
     device = usable_device(config.device)
-    dtype = compute_dtype(config.compute_dtype, model.dtype, device, Processor.here())
+    dtype = compute_dtype(config.compute_dtype, model.dtype, device, Processor.of(Host()))
     return TorchPlan(
         model=model,
         limits=limits,
@@ -117,9 +118,9 @@ def torch_plan(model: CheckpointConfig, config: EngineConfig, limits: Limits) ->
 def build_rank(plan: TorchPlan, checkpoint: Path, index: int, target: Path) -> None:
     """Pack one rank file of a checkpoint into one of the engine."""
     from trtforge.models.torch_tensors import write_tensors
-    from trtforge.runtime.kernels import DTYPES
-    from trtforge.runtime.packing import pack_rank
-    from trtforge.runtime.weights import Weights
+    from trtforge.runtime.linears.kernels import DTYPES
+    from trtforge.runtime.linears.packing import pack_rank
+    from trtforge.runtime.linears.weights import Weights
 
     weights = Weights.open(checkpoint, index)
     write_tensors(target, pack_rank(plan.model, index, weights, plan.kernels, DTYPES[plan.compute_dtype]))

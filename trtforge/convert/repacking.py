@@ -13,7 +13,7 @@ from trtforge.core.errors import ForgeError
 from trtforge.formats.quantization_values import ORIGINAL
 from trtforge.formats.shards import RowReader, StoredTensor
 from trtforge.models.content import Repacked, Rescaled, StoredPreQuant, StoredScalar, StoredScalarRows
-from trtforge.models.quantized_plan import Expected, StoredSources
+from trtforge.models.prequantized_targets import Expected, StoredSources
 from trtforge.models.repack import repack_awq, repack_gptq, rescale_fp8
 from trtforge.models.split import Cut
 from trtforge.models.torch_tensors import all_finite

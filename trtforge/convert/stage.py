@@ -9,7 +9,7 @@ from pydantic import Field
 
 from trtforge import __version__
 from trtforge.core.artifact import Produced, produce, require_space
-from trtforge.core.config import Config
+from trtforge.core.config_model import Config
 from trtforge.core.digest import file_digest
 from trtforge.core.dtypes import dtype_named, model_dtype
 from trtforge.core.errors import ForgeError
@@ -32,8 +32,8 @@ from trtforge.formats.quantization_config import quantization_files, read_quanti
 from trtforge.formats.tokenizer import require_tokenizer
 from trtforge.formats.trtllm import CONFIG_FILE, CheckpointConfig
 from trtforge.models.checkpoint_config import checkpoint_config
+from trtforge.models.checkpoint_plan import CheckpointPlan, Layout, checkpoint_plan
 from trtforge.models.formats import FORMATS
-from trtforge.models.plan import CheckpointPlan, Layout, checkpoint_plan
 from trtforge.models.registry import family_of_checkpoint
 from trtforge.plan.accounting import check_sources
 from trtforge.plan.legality import require_legal

@@ -25,6 +25,7 @@ from trtforge.formats.calibration import Calibration
 from trtforge.formats.hf import HfCheckpoint
 from trtforge.formats.shards import StoredTensor, TensorSpec, Writer, header_of
 from trtforge.formats.trtllm import rank_file
+from trtforge.models.checkpoint_plan import CheckpointPlan, Layout
 from trtforge.models.content import (
     Absorbed,
     Cast,
@@ -40,7 +41,6 @@ from trtforge.models.content import (
     Target,
     sources_of,
 )
-from trtforge.models.plan import CheckpointPlan, Layout
 from trtforge.models.split import Cut
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from trtforge.core.config import Config
+from trtforge.core.config_model import Config
 from trtforge.core.errors import ForgeError
 from trtforge.core.json_text import read_json
 from trtforge.core.manifest import Manifest, Stage

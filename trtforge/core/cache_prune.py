@@ -17,7 +17,7 @@ Remove = Callable[[Entry], bool]
 
 
 @dataclass(frozen=True)
-class Limits:
+class PruneLimits:
     """What may stay: entries used within `older_than` days, and of those the last used that fit `max_size` bytes."""
 
     older_than: float | None = None
@@ -48,7 +48,7 @@ def list_entries(root: Path) -> tuple[Entry, ...]:
     return tuple(sorted(found, key=lambda entry: (-entry.last_used, entry.key)))
 
 
-def prune(entries: Iterable[Entry], limits: Limits, now: float, remove: Remove) -> Pruned:
+def prune(entries: Iterable[Entry], limits: PruneLimits, now: float, remove: Remove) -> Pruned:
     """Remove entries in the order of their last use until the rest is within `limits`. `now`: seconds since 1970."""
     oldest_first = sorted(entries, key=lambda entry: (entry.last_used, entry.key))
     total = sum(entry.bytes for entry in oldest_first)

@@ -5,7 +5,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 from typing_extensions import Self
 
-from trtforge.core.config import Config
+from trtforge.core.config_model import Config
 
 LoraModule = Literal[
     "attn_qkv", "attn_q", "attn_k", "attn_v", "attn_dense", "mlp_h_to_4h", "mlp_4h_to_h", "mlp_gate"

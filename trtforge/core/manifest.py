@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from trtforge.core.config import Config
+from trtforge.core.config_model import Config
 from trtforge.core.digest import file_digest, text_digest
 from trtforge.core.errors import AbsentFile, ForgeError
 from trtforge.core.json_text import read_json

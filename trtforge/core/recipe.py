@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from trtforge.core.config import Config, holds_text, parse_value
+from trtforge.core.config_model import Config, holds_text, parse_value
 from trtforge.core.errors import ForgeError, UsageError
 from trtforge.core.features import FeaturesConfig
 from trtforge.core.sizes import Bytes

@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from trtforge.core.cache_prune import DAY, Limits
+from trtforge.core.cache_prune import DAY, PruneLimits
 
 _DIRECTORY, _SUFFIX = "timing", ".cache"
 
@@ -47,6 +47,6 @@ def sweep_drafts(root: Path, now: float) -> None:
                 path.unlink()
 
 
-def unused(timings: Iterable[Timings], limits: Limits, now: float) -> tuple[Timings, ...]:
+def unused(timings: Iterable[Timings], limits: PruneLimits, now: float) -> tuple[Timings, ...]:
     """Those that `limits` let go: by age and --all. They are small: what is to fit a size are artifacts."""
     return tuple(each for each in timings if limits.expired(each.last_used, now))

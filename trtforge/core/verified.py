@@ -14,7 +14,7 @@ from pathlib import Path
 from pydantic import Field
 
 from trtforge.core.cache import cache_directory
-from trtforge.core.config import Config
+from trtforge.core.config_model import Config
 from trtforge.core.digest import text_digest
 from trtforge.core.errors import ForgeError
 from trtforge.core.json_text import read_json_object

@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from trtforge.core.errors import ForgeError
-from trtforge.core.nvml import DriverFacts, GpuFacts, read_driver
 from trtforge.doctor.finding import Finding, Status, gib
-from trtforge.doctor.host import Host
 from trtforge.doctor.needs import Needs
-from trtforge.doctor.proc import has_nvidia_gpu, kernel_driver
 from trtforge.doctor.versions import at_least, numbers
+from trtforge.machine.host import Host
+from trtforge.machine.nvml import DriverFacts, GpuFacts, read_driver
+from trtforge.machine.proc import has_nvidia_gpu, kernel_driver
 from trtforge.plan.gpus import GPUS, Gpu, require_formats
 
 _BUSY = 0.1

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 from trtforge.doctor.finding import Finding, Report
 from trtforge.doctor.gpu_checks import gpu_findings
-from trtforge.doctor.host import Host
 from trtforge.doctor.memory_checks import memory_findings
 from trtforge.doctor.needs import Needs
 from trtforge.doctor.package_checks import package_findings
 from trtforge.doctor.serving_checks import Serving, serves_in_container, serving_findings
+from trtforge.machine.host import Host
 
 
 def examine(host: Host, needs: Needs, serving: Serving, image: str | None = None) -> Report:

@@ -4,9 +4,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from trtforge.doctor.finding import Finding, Status, gib
-from trtforge.doctor.host import Host, Space
 from trtforge.doctor.needs import Needs
-from trtforge.doctor.proc import read_cpu_quota, read_instruction_sets, read_memory
+from trtforge.machine.cgroups import read_cpu_quota
+from trtforge.machine.host import Host, Space
+from trtforge.machine.memory import read_memory
+from trtforge.machine.processor import read_instruction_sets
 
 PYTHON_MODEL_SHM = 64 << 20
 """Shared memory of one instance of a Python model (Triton server issue #6195)."""

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 
 from trtforge.doctor.finding import Finding, Status
-from trtforge.doctor.host import Host, Packages
 from trtforge.doctor.needs import Model, Needs
 from trtforge.doctor.versions import at_least, numbers, requirements
 from trtforge.formats.releases import containers_of
+from trtforge.machine.host import Host, Packages
 
 _SHOWN = (
     "torch",

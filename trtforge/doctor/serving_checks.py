@@ -8,12 +8,12 @@ from trtforge.core.errors import ForgeError
 from trtforge.core.json_text import parse_json
 from trtforge.doctor.finding import Finding, Status
 from trtforge.doctor.gpu_checks import driver_version
-from trtforge.doctor.host import Host, RunError
 from trtforge.doctor.needs import Needs
-from trtforge.doctor.proc import read_listeners
 from trtforge.doctor.versions import at_least
 from trtforge.formats.releases import Container, containers_of, read_release_data
 from trtforge.formats.triton_holes import holes_of, open_holes
+from trtforge.machine.host import Host, RunError
+from trtforge.machine.proc import read_listeners
 
 _TRTLLM_BACKEND = "opt/tritonserver/backends/tensorrtllm"
 _DOCKER_TIMEOUT = 10.0

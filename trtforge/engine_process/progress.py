@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from trtforge.core.processes import stat_of
+from trtforge.machine.processes import stat_of
 
 _BUSY_SHARE = 0.2  # of one core: a long step computes, a deadlock does not
 _PATIENCE_BUSY = 300.0  # seconds that computing without a result counts as progress

@@ -12,7 +12,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from trtforge.core.config import Config
+from trtforge.core.config_model import Config
 from trtforge.core.errors import ForgeError
 from trtforge.formats.releases import Container, containers_of, release
 
@@ -41,7 +41,7 @@ class EngineTarget(Config):
 
 
 @dataclass(frozen=True)
-class Place:
+class TargetEnvironment:
     """Somewhere to run an engine. `sure`: what it offers is seen there, or no source contradicts it."""
 
     name: str
@@ -49,7 +49,7 @@ class Place:
     sure: bool = True
 
     @classmethod
-    def of_container(cls, container: Container) -> "Place":
+    def of_container(cls, container: Container) -> "TargetEnvironment":
         """An image, by the release data."""
         offers = EngineTarget(tensorrt_llm=container.tensorrt_llm, tensorrt=container.tensorrt, cuda=container.cuda)
         return cls(f"the image {container.image}", offers, sure=container.confidence == "high")
@@ -108,7 +108,7 @@ def differences(built: EngineTarget, place: EngineTarget) -> tuple[Difference, .
     return tuple(found)
 
 
-def require_fit(built: EngineTarget, place: Place) -> tuple[str, ...]:
+def require_fit(built: EngineTarget, place: TargetEnvironment) -> tuple[str, ...]:
     """Warnings about running an engine at `place`. Raises ForgeError, naming both values, if it cannot run there."""
     warnings = []
     for difference in differences(built, place.offers):
@@ -136,7 +136,7 @@ def images_for(built: EngineTarget) -> tuple[str, ...]:
         containers = containers_of(release(built.tensorrt_llm))
     except ForgeError:
         return ()  # a release of which nothing is known
-    places = ((container.image, Place.of_container(container).offers) for container in containers)
+    places = ((container.image, TargetEnvironment.of_container(container).offers) for container in containers)
     return tuple(image for image, offers in places if not any(d.stops for d in differences(built, offers)))
 
 

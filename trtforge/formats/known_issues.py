@@ -3,7 +3,7 @@
 from functools import cache
 from pathlib import Path
 
-from trtforge.core.config import Config
+from trtforge.core.config_model import Config
 from trtforge.core.json_text import REINSTALL, read_json_object
 from trtforge.formats.releases import Release
 

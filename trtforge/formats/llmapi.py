@@ -11,7 +11,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import Field
 
-from trtforge.core.config import Config
+from trtforge.core.config_model import Config
 from trtforge.core.errors import ForgeError
 from trtforge.core.plausible import require_plausible
 from trtforge.core.yaml_text import read_yaml

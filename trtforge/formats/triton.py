@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from trtforge.core.config import Config
+from trtforge.core.config_model import Config
 from trtforge.core.errors import ForgeError
 from trtforge.core.manifest import Manifest
 from trtforge.formats.engine_target import EngineTarget

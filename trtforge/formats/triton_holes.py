@@ -5,7 +5,7 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from trtforge.core.config import Config
+from trtforge.core.config_model import Config
 from trtforge.core.json_text import REINSTALL, read_json_object
 
 _FILE = Path(__file__).parent / "release_data" / "triton-holes.json"

@@ -1,10 +1,10 @@
 """The config.json of a checkpoint: what the family's facts say, and the layout."""
 
 from trtforge.formats.trtllm import UNQUANTIZED_MODULES, CheckpointConfig, Quantization
+from trtforge.models.checkpoint_plan import Layout, shards_embedding
 from trtforge.models.exclusions import exclude_names, excluded_modules
 from trtforge.models.family import Facts, Family
 from trtforge.models.formats import CACHE_ALGORITHMS, FORMATS
-from trtforge.models.plan import Layout, shards_embedding
 
 _WEIGHT_ONLY = ("*shared_expert_gate.weight",)
 """What the build rounds itself it finds by the names of tensors (TensorRT-LLM 1.x, models/modeling_utils.py)."""

@@ -41,7 +41,7 @@ class Split(Enum):
     EMBEDDING = "replicated, unless the parallel embedding is on"
 
 
-class Place(Enum):
+class PipelineStage(Enum):
     """Which pipeline stage holds a row."""
 
     LAYER = "the stage that has the layer; layers are renumbered from 0 in each stage"
@@ -103,7 +103,7 @@ class Linear:
     bias: Fact | None = None
     shares_scale: str | None = None
     shares_input: str | None = None
-    place: Place = Place.LAYER
+    place: PipelineStage = PipelineStage.LAYER
     quantized: bool = True
     when: Fact | None = None
     conv1d: bool = False
@@ -134,7 +134,7 @@ class Vector:
     target: str
     source: str
     size: Size
-    place: Place = Place.LAYER
+    place: PipelineStage = PipelineStage.LAYER
     plus_one: bool = False
     when: Fact | None = None
     heads: Literal["q", "kv"] | None = None
@@ -150,7 +150,7 @@ class Embedding:
     target: str
     source: str
     split: Split
-    place: Place
+    place: PipelineStage
     tied: str | None = None
     rows: Size = "vocab"
     skip: int = 0
@@ -163,7 +163,7 @@ class HeadBias:
     target: str
     source: str
     when: Fact | None = None
-    place: Place = Place.LAST
+    place: PipelineStage = PipelineStage.LAST
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,12 @@ Row = Linear | Experts | Vector | Embedding | HeadBias | AbsorbedQuery
 
 
 def layer_norm(
-    target: str, source: str, *, place: Place = Place.LAYER, when: Fact | None = None, plus_one: bool = False
+    target: str,
+    source: str,
+    *,
+    place: PipelineStage = PipelineStage.LAYER,
+    when: Fact | None = None,
+    plus_one: bool = False,
 ) -> tuple[Vector, Vector]:
     """Gain and bias of a LayerNorm over the hidden size; `plus_one` is for the gain."""
     return (

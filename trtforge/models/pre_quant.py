@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from trtforge.core.errors import ForgeError
 from trtforge.formats.shards import RowReader, StoredTensor
+from trtforge.models.checkpoint_plan import Layout
 from trtforge.models.family import Facts, Family, Linear, Split, Vector
-from trtforge.models.plan import Layout
 
 _NORMS = {"attention.qkv": ("input_layernorm",), "mlp.fc": ("pre_feedforward_layernorm", "post_layernorm")}
 """The normalisations that TensorRT-LLM's decoder layers have in front of these linears, the nearest first."""

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from trtforge.core.config import Config
+from trtforge.core.config_model import Config
 from trtforge.core.errors import ForgeError
 from trtforge.core.features import FeaturesConfig
 from trtforge.core.recipe import ServingConfig

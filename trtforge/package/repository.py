@@ -26,21 +26,21 @@ _TEXT = (
     "detokenizer",
     "input_values",
     "preprocessor",
-    "stop_text",
+    "stop_words",
     "text_answer",
     "text_engine",
     "text_model",
-    "texts",
+    "sequence_texts",
     "watch",
     "word_lists",
 )
 _ENGINE = ("engine_outputs", "engine_requests", "served_engine", "text_engine", "input_values", "word_lists")
 _ENGINE_TEXT = tuple(dict.fromkeys((*_TEXT, *_ENGINE)))
-_ENGINE_MODEL = (*_PROCESS, *_ENGINE, "engine_metrics", "engine_model", "watch")
+_ENGINE_MODEL = (*_PROCESS, *_ENGINE, "engine_metrics", "engine_process_model", "watch")
 LIBRARIES: dict[ModelRole, Mapping[ModelCode, tuple[str, ...]]] = {
     "ensemble": {"1": _ENGINE_TEXT, "triton": (*_TEXT, "kserve_messages", "triton_engine")},
     "preprocessing": {"1": (*_PROCESS, "detokenizer", "input_values", "preprocessor", "word_lists")},
-    "tensorrt_llm": {"1": _ENGINE_MODEL, "llmapi": (*_ENGINE_MODEL, "llm_engine")},
+    "tensorrt_llm": {"1": _ENGINE_MODEL, "llmapi": (*_ENGINE_MODEL, "llmapi_engine")},
     "postprocessing": {"1": (*_PROCESS, "detokenizer")},
     "tensorrt_llm_bls": {"1": _ENGINE_TEXT, "triton": (*_TEXT, "kserve_messages", "triton_engine")},
 }
@@ -50,7 +50,8 @@ _OWN_MODULES = (
     "core/__init__",
     "core/errors",
     "core/interpreter",
-    "core/processes",
+    "machine/__init__",
+    "machine/processes",
     *(
         f"engine_process/{name}"
         for name in (

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from pydantic import Field
 
-from trtforge.core.config import Config
-from trtforge.formats.engine_target import EngineTarget, Place, images_for, require_fit, unknown_origin
+from trtforge.core.config_model import Config
+from trtforge.formats.engine_target import EngineTarget, TargetEnvironment, images_for, require_fit, unknown_origin
 from trtforge.formats.releases import containers_of, release
 from trtforge.package.engine import EngineFacts
 from trtforge.plan.gpus import gpu_named
@@ -30,12 +30,12 @@ def check_target(engine: EngineFacts, wanted: PackageTarget) -> tuple[str, ...]:
         warnings.append(unknown)
     if wanted.gpu is not None:
         gpu = gpu_named(wanted.gpu)
-        warnings += require_fit(built, Place(f"the target {gpu.name}", EngineTarget(sm=str(gpu.sm))))
+        warnings += require_fit(built, TargetEnvironment(f"the target {gpu.name}", EngineTarget(sm=str(gpu.sm))))
     if wanted.tensorrt_llm is not None:
         asked = EngineTarget(tensorrt_llm=release(wanted.tensorrt_llm).version)
-        warnings += require_fit(built, Place("the target release", asked))
+        warnings += require_fit(built, TargetEnvironment("the target release", asked))
     containers = containers_of(engine.release)
     if containers and not images_for(built):
-        place = Place.of_container(containers[0])
+        place = TargetEnvironment.of_container(containers[0])
         warnings += require_fit(built, place if wanted.tensorrt_llm is not None else replace(place, sure=False))
     return tuple(warnings)

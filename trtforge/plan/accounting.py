@@ -3,9 +3,9 @@
 from trtforge.core.errors import ForgeError
 from trtforge.formats.hf import HfCheckpoint
 from trtforge.formats.shards import StoredTensor
+from trtforge.models.checkpoint_plan import CheckpointPlan
 from trtforge.models.family import Family
-from trtforge.models.plan import CheckpointPlan
-from trtforge.models.quantized_plan import FLOATS, Expected
+from trtforge.models.prequantized_targets import FLOATS, Expected
 
 _SHOWN = 5
 

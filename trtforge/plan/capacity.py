@@ -5,15 +5,16 @@ from dataclasses import replace
 
 from trtforge.core.dtypes import dtype_named
 from trtforge.core.parallel import Parallel
-from trtforge.core.processor import Processor
-from trtforge.models.plan import Layout
+from trtforge.machine.host import Host
+from trtforge.machine.processor import Processor
+from trtforge.models.checkpoint_plan import Layout
 from trtforge.plan.embedded import Embedded
 from trtforge.plan.evaluation import Evaluation
 from trtforge.plan.feature_memory import cache_problems, with_adapter_cache, with_features
 from trtforge.plan.formats import CACHES, WEIGHTS
 from trtforge.plan.kv import blocks_of
 from trtforge.plan.legality import Problem
-from trtforge.plan.limits import Limits
+from trtforge.plan.limits import EngineLimits
 from trtforge.plan.memory import Held, Memory, memory_of, tokens_on, with_pool
 from trtforge.plan.model import Model
 from trtforge.plan.request import Request
@@ -21,7 +22,7 @@ from trtforge.plan.roofline import Workload
 from trtforge.plan.weights import Stored
 
 
-def with_memory(model: Model, evaluation: Evaluation, limits: Limits, layout: Layout) -> Evaluation:
+def with_memory(model: Model, evaluation: Evaluation, limits: EngineLimits, layout: Layout) -> Evaluation:
     """`evaluation` of a layout that can be, with its memory, and with the problems that follow from that."""
     request = evaluation.request
     itemsize = dtype_named(request.dtype).size
@@ -29,7 +30,7 @@ def with_memory(model: Model, evaluation: Evaluation, limits: Limits, layout: La
     whole = model.whole(request.dtype, layout.exclude_modules)
     held = Held(model.weights(layout), whole, stored, CACHES[request.kv_cache])
     planned = memory_of(model.facts, held, layout.parallel, limits)
-    embedded = Embedded.of(request, Processor.here()) if request.engine.backend == "torch" else None
+    embedded = Embedded.of(request, Processor.of(Host())) if request.engine.backend == "torch" else None
     more: tuple[Problem, ...] = ()
     if embedded is not None:
         memory = embedded.memory(model, request, layout, planned)
@@ -52,7 +53,7 @@ def with_memory(model: Model, evaluation: Evaluation, limits: Limits, layout: La
 
 
 def _with_features(
-    model: Model, request: Request, held: Held, limits: Limits, memory: Memory
+    model: Model, request: Request, held: Held, limits: EngineLimits, memory: Memory
 ) -> tuple[Memory, tuple[Problem, ...]]:
     """TensorRT-LLM's memory: what features need, the KV pool in what is left, and adapters beside it."""
     features, facts = request.engine.features, model.facts
@@ -63,7 +64,7 @@ def _with_features(
     return memory, tuple(cache_problems(memory, facts, held, features, limits))
 
 
-def _pool_tokens(request: Request, memory: Memory, limits: Limits) -> int:
+def _pool_tokens(request: Request, memory: Memory, limits: EngineLimits) -> int:
     """Tokens of the pool that the GPU has room for; without a GPU, of one that holds the requests at full length."""
     block = limits.tokens_per_block
     if request.gpu is None:
@@ -74,7 +75,9 @@ def _pool_tokens(request: Request, memory: Memory, limits: Limits) -> int:
     return tokens if most is None else min(tokens, blocks_of(most, block) * block)
 
 
-def _pool_problems(evaluation: Evaluation, limits: Limits, typical: Workload, warnings: list[str]) -> Iterator[Problem]:
+def _pool_problems(
+    evaluation: Evaluation, limits: EngineLimits, typical: Workload, warnings: list[str]
+) -> Iterator[Problem]:
     """A pool that is too small: for one request of full length, for the requests that are to run at once."""
     request, memory = evaluation.request, evaluation.memory
     assert memory is not None
@@ -110,7 +113,7 @@ def _cache_warnings(model: Model, request: Request, parallel: Parallel) -> Itera
         )
 
 
-def _typical(workload: Workload, limits: Limits) -> Workload:
+def _typical(workload: Workload, limits: EngineLimits) -> Workload:
     """The workload cut to the engine's limits: the prompt first."""
     output = max(1, min(workload.output, limits.max_seq_len // 2))
     prompt = max(1, min(workload.prompt, limits.longest_prompt, limits.max_seq_len - output))

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from trtforge.core.features import FeaturesConfig, MedusaFeature
 from trtforge.core.parallel import Parallel
+from trtforge.models.checkpoint_plan import Layout
 from trtforge.models.family import Facts, Sizes
-from trtforge.models.plan import Layout
 from trtforge.plan.formats import WEIGHTS
 from trtforge.plan.kv import bytes_per_token
-from trtforge.plan.limits import Limits
+from trtforge.plan.limits import EngineLimits
 from trtforge.plan.model import Model
 from trtforge.plan.speculation import MEDUSA_HEADS, MEDUSA_LAYERS
 from trtforge.plan.weights import RankWeights, Stored
@@ -41,7 +41,7 @@ class Target:
     facts: Facts
     ranks: RankWeights
     parallel: Parallel
-    limits: Limits
+    limits: EngineLimits
     itemsize: int
     cache_itemsize: int
 

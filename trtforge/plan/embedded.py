@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from trtforge.core.device import CPU_CACHE_BYTES, UsableDevice
 from trtforge.core.dtypes import ModelDtype, dtype_named
 from trtforge.core.parallel import Parallel
-from trtforge.core.processor import Processor, compute_dtype
+from trtforge.machine.processor import Processor, compute_dtype
+from trtforge.models.checkpoint_plan import Layout
 from trtforge.models.kernels import KEPT, PACKED_GROUPS, KernelName, kernel_for
-from trtforge.models.plan import Layout
 from trtforge.plan.formats import CACHES, WEIGHTS
 from trtforge.plan.kv import blocks_of, bytes_per_token
-from trtforge.plan.limits import Limits
+from trtforge.plan.limits import EngineLimits
 from trtforge.plan.memory import Memory, tokens_on
 from trtforge.plan.model import Model
 from trtforge.plan.request import Request
@@ -65,7 +65,7 @@ class Embedded:
             stages=stages,
         )
 
-    def pool_tokens(self, request: Request, memory: Memory, limits: Limits) -> int:
+    def pool_tokens(self, request: Request, memory: Memory, limits: EngineLimits) -> int:
         """Tokens of the KV pool: what the requests can use at full length, or as many as were asked for and fit."""
         block, most = limits.tokens_per_block, request.serving.kv_cache_tokens
         wanted = limits.max_batch_size * blocks_of(limits.max_seq_len, block) if most is None else most // block

@@ -14,15 +14,15 @@ from trtforge.formats.releases import Release, release
 from trtforge.formats.triton import newest_release
 from trtforge.formats.trtllm import CheckpointConfig, Quantization
 from trtforge.models.checkpoint_config import checkpoint_config
-from trtforge.models.hf_plan import require_format
-from trtforge.models.plan import Layout
+from trtforge.models.checkpoint_plan import Layout
+from trtforge.models.hf_export_plan import require_format
 from trtforge.plan.asked_features import asked_features
 from trtforge.plan.capacity import with_memory
 from trtforge.plan.engine_rules import engine_problems, gpu_problems, link_problems
 from trtforge.plan.evaluation import Evaluation
 from trtforge.plan.formats import CACHES, WEIGHTS
 from trtforge.plan.legality import Problem, problems
-from trtforge.plan.limits import Limits, derive_limits, has_paged_context
+from trtforge.plan.limits import EngineLimits, derive_limits, has_paged_context
 from trtforge.plan.model import Model
 from trtforge.plan.peaks import calibration_problems, least_calibration
 from trtforge.plan.request import Request
@@ -141,7 +141,7 @@ def _checkpoint(model: Model, request: Request, layout: Layout) -> CheckpointCon
 
 def _limits(
     checkpoint: CheckpointConfig, request: Request, target: Release, found: list[Problem], warnings: list[str]
-) -> Limits | None:
+) -> EngineLimits | None:
     """The engine's limits; what cannot be goes to `found`."""
     engine = request.engine
     if request.for_tensorrt is not False and not has_paged_context(checkpoint.quantization):

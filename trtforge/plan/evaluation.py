@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from trtforge.plan.embedded import Embedded
 from trtforge.plan.kv import requests_that_fit
 from trtforge.plan.legality import Problem
-from trtforge.plan.limits import Limits
+from trtforge.plan.limits import EngineLimits
 from trtforge.plan.memory import Held, Memory
 from trtforge.plan.model import Model
 from trtforge.plan.request import Request
@@ -23,7 +23,7 @@ class Evaluation:
     request: Request
     problems: tuple[Problem, ...]
     warnings: tuple[str, ...]
-    limits: Limits | None = None
+    limits: EngineLimits | None = None
     memory: Memory | None = None
     held: Held | None = None
     typical: Workload | None = None

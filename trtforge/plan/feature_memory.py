@@ -7,14 +7,14 @@ from trtforge.core.features import FeaturesConfig
 from trtforge.models.family import Facts
 from trtforge.plan.drafting import Target, drafter
 from trtforge.plan.legality import Problem
-from trtforge.plan.limits import Limits
+from trtforge.plan.limits import EngineLimits
 from trtforge.plan.lora import adapter_bytes, cache_bytes, workspace_bytes
 from trtforge.plan.memory import Held, Memory, RankMemory, logits_bytes
 from trtforge.plan.model import Model
 
 
 def with_features(
-    memory: Memory, facts: Facts, held: Held, limits: Limits, features: FeaturesConfig, draft: Model | None
+    memory: Memory, facts: Facts, held: Held, limits: EngineLimits, features: FeaturesConfig, draft: Model | None
 ) -> Memory:
     """The memory with its features, the adapter cache apart; `features.lora` is resolved.
 
@@ -62,7 +62,7 @@ def with_adapter_cache(
 
 
 def cache_problems(
-    memory: Memory, facts: Facts, held: Held, features: FeaturesConfig, limits: Limits
+    memory: Memory, facts: Facts, held: Held, features: FeaturesConfig, limits: EngineLimits
 ) -> Iterator[Problem]:
     """Adapter caches that do not hold one adapter: the server ends with `Not enough space allocated to ... LoRA cache
     to hold 1 max sized LoRA`."""

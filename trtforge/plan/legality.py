@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from trtforge.core.errors import ForgeError
+from trtforge.models.checkpoint_plan import Layout, shards_embedding
 from trtforge.models.exclusions import rows_left
 from trtforge.models.family import AbsorbedQuery, Facts, Family, Linear, Split
 from trtforge.models.formats import FORMATS
-from trtforge.models.plan import Layout, shards_embedding
 from trtforge.plan.formats import WEIGHTS
 
 _EXPERT_FORMATS = tuple(name for name, wanted in FORMATS.items() if wanted.experts and name != "none")

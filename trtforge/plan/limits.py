@@ -39,7 +39,7 @@ class Positions(Protocol):
 
 
 @dataclass(frozen=True)
-class Limits:
+class EngineLimits:
     """Sizes of an engine in tokens and requests. `longest_prompt` is the most that a request's prompt may have.
 
     `speculation`: None where a step adds one token to a sequence.
@@ -77,7 +77,7 @@ class Limits:
         }
 
 
-def derive_limits(checkpoint: Positions, engine: EngineConfig, default_tokens_per_block: int) -> Limits:
+def derive_limits(checkpoint: Positions, engine: EngineConfig, default_tokens_per_block: int) -> EngineLimits:
     """The limits of an engine for `checkpoint`. Raises ForgeError for a limit that is given and impossible."""
     warnings: list[str] = []
     tokens_per_block = engine.tokens_per_block or default_tokens_per_block
@@ -92,7 +92,7 @@ def derive_limits(checkpoint: Positions, engine: EngineConfig, default_tokens_pe
     wanted = engine.max_input_len or max_seq_len - 1
     if wanted > longest_prompt:
         _without_chunks(engine, max_num_tokens, warnings)
-    return Limits(
+    return EngineLimits(
         max_batch_size=engine.max_batch_size,
         max_beam_width=engine.max_beam_width,
         max_input_len=min(wanted, longest_prompt),

@@ -12,7 +12,7 @@ from trtforge.core.parallel import Parallel
 from trtforge.models.family import Facts
 from trtforge.plan.formats import CacheFormat
 from trtforge.plan.kv import bytes_per_token, is_latent, pool_tokens
-from trtforge.plan.limits import Limits
+from trtforge.plan.limits import EngineLimits
 from trtforge.plan.weights import RankWeights, Stored
 
 _MIB, _GIB = 1 << 20, 1 << 30
@@ -116,7 +116,7 @@ class Held:
         return self.cache.itemsize or self.stored.itemsize
 
 
-def memory_of(facts: Facts, held: Held, parallel: Parallel, limits: Limits) -> Memory:
+def memory_of(facts: Facts, held: Held, parallel: Parallel, limits: EngineLimits) -> Memory:
     """The memory of a legal layout, its KV pool left empty: `with_pool` fills it."""
     itemsize, layers = held.cache_itemsize, facts.sizes.num_layers
     stages = tuple(_rank(facts, held, parallel, limits, stage) for stage in range(parallel.pp))
@@ -169,7 +169,7 @@ def logits_bytes(vocab: int, sequences: int) -> int:
     return sequences * vocab * 4
 
 
-def _rank(facts: Facts, held: Held, parallel: Parallel, limits: Limits, stage: int) -> RankMemory:
+def _rank(facts: Facts, held: Held, parallel: Parallel, limits: EngineLimits, stage: int) -> RankMemory:
     itemsize, vocab, last = held.stored.itemsize, facts.sizes.vocab, stage == parallel.pp - 1
     sequences = limits.max_batch_size * limits.max_beam_width
     logits = logits_bytes(vocab, sequences) if last else 0

@@ -10,9 +10,9 @@ from trtforge.core.parallel import Parallel
 from trtforge.formats.hf import INDEX, SINGLE, HfConfig, open_checkpoint, read_config, resolve_source
 from trtforge.formats.quantization_config import read_quantized_source
 from trtforge.formats.quantized_source import QuantizedSource
+from trtforge.models.checkpoint_plan import Layout, checkpoint_plan
 from trtforge.models.exclusions import excluded_modules, unquantized_rows
 from trtforge.models.family import Facts, Family
-from trtforge.models.plan import Layout, checkpoint_plan
 from trtforge.models.registry import family_of, family_of_checkpoint
 from trtforge.plan.accounting import check_sources
 from trtforge.plan.known import known_config

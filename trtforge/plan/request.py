@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from shlex import quote
 from typing import Any, Literal
 
-from trtforge.core.config import parse_value
+from trtforge.core.config_model import parse_value
 from trtforge.core.dtypes import ModelDtype, model_dtype
 from trtforge.core.errors import UsageError
 from trtforge.core.recipe import CalibrationConfig, EngineConfig, GateConfig, Recipe, ServingConfig

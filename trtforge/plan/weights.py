@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from trtforge.core.parallel import Parallel
+from trtforge.models.checkpoint_plan import Layout, checkpoint_plan
 from trtforge.models.content import Target
-from trtforge.models.family import AbsorbedQuery, Embedding, Experts, Facts, Family, Linear, Place, Row
-from trtforge.models.plan import Layout, checkpoint_plan
+from trtforge.models.family import AbsorbedQuery, Embedding, Experts, Facts, Family, Linear, PipelineStage, Row
 from trtforge.plan.formats import WeightFormat
 
 
@@ -113,7 +113,7 @@ def rank_weights(family: Family, facts: Facts, layout: Layout) -> RankWeights:
     targets = checkpoint_plan(family, one_of_each, plain).targets
     first, last = (
         tuple(row for row in family.model if getattr(row, "place", None) is place)
-        for place in (Place.FIRST, Place.LAST)
+        for place in (PipelineStage.FIRST, PipelineStage.LAST)
     )
     return RankWeights(
         first=_block(targets, "", first),
@@ -151,7 +151,9 @@ def _matrix(target: Target, row: Row) -> Matrix:
 
 def _multiplied(row: Row) -> bool:
     """Whether activations are multiplied with the row's tensor; tables at the model's start are looked up."""
-    return isinstance(row, Linear | Experts | AbsorbedQuery) or (isinstance(row, Embedding) and row.place is Place.LAST)
+    return isinstance(row, Linear | Experts | AbsorbedQuery) or (
+        isinstance(row, Embedding) and row.place is PipelineStage.LAST
+    )
 
 
 def _matrix_name(row: Row) -> str:

@@ -13,14 +13,14 @@ import torch
 
 from trtforge.core.errors import ForgeError, RequestError
 from trtforge.engine_process.requests import FinishReason, GenerationRequest, Output
-from trtforge.runtime.admission import why_refused
-from trtforge.runtime.batch import Step
-from trtforge.runtime.blocks import BlockManager
-from trtforge.runtime.ranks import RankGroup
+from trtforge.runtime.ranks.rank_group import RankGroup
+from trtforge.runtime.ranks.source import Source, open_engine
 from trtforge.runtime.sampler import Sampler
-from trtforge.runtime.scheduler import Batching, Scheduler
-from trtforge.runtime.sequence import Sequence
-from trtforge.runtime.source import Source, open_engine
+from trtforge.runtime.scheduling.admission import why_refused
+from trtforge.runtime.scheduling.batch import Step
+from trtforge.runtime.scheduling.blocks import BlockManager
+from trtforge.runtime.scheduling.scheduler import Batching, Scheduler
+from trtforge.runtime.scheduling.sequence import Sequence
 
 OnOutput = Callable[[Output], None]
 _LOG = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import Literal
 
-from trtforge.core.config import Config
+from trtforge.core.config_model import Config
 from trtforge.engine_process.admission import DEFAULT_QUEUE_SIZE, QueueLimits
 from trtforge.engine_process.host import host
 from trtforge.engine_process.requests import RequestEngine

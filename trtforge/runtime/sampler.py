@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trtforge.runtime.sequence import Sequence
+from trtforge.runtime.scheduling.sequence import Sequence
 
 _MINUS_INFINITY = float("-inf")
 

@@ -12,7 +12,7 @@ from trtforge.formats.hf import TOKENIZER_DIRECTORY
 from trtforge.formats.special_tokens import read_special_tokens, require_end_ids
 from trtforge.formats.tokenizer import load_tokenizer
 from trtforge.runtime.generate import generate
-from trtforge.runtime.source import open_engine
+from trtforge.runtime.ranks.source import open_engine
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

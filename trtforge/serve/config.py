@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from trtforge.core.config import Config
+from trtforge.core.config_model import Config
 from trtforge.serve.doors import Door
 
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")

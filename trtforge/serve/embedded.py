@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from trtforge.core.errors import ForgeError
-from trtforge.core.nvml import LoadNvml, load_nvml
 from trtforge.formats.triton import RepositoryFacts
 from trtforge.formats.trtllm import read_engine_config
-from trtforge.serve.place import CHOSEN, visible_gpus
+from trtforge.machine.nvml import LoadNvml, load_nvml
+from trtforge.serve.host_checks import CHOSEN, visible_gpus
 
 _LOG = logging.getLogger(__name__)
 _AGAIN = "compile the checkpoint again on this machine (trtforge compile CHECKPOINT OUT --backend torch)"
@@ -68,6 +68,6 @@ def _check_cpu(kernels: Mapping[str, Any]) -> None:
     """Weights may be packed for one instruction set. torch is only loaded to ask where that is so."""
     if kernels.get("cpu_capability") is None and kernels.get("quantized") != "int8_sq_cpu":
         return
-    from trtforge.runtime.kernels import Kernels
+    from trtforge.runtime.linears.kernels import Kernels
 
     Kernels.parse(kernels, "config.json: forge.kernels").check()

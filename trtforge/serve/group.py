@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from trtforge.core.processes import (
+from trtforge.machine.processes import (
     ProcessStat,
     end_session,
     end_with_parent,

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from trtforge.core.processes import end_session
+from trtforge.machine.processes import end_session
 from trtforge.serve.processes import remove_traces
 
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import trtforge
-from trtforge.core.processes import stat_of
+from trtforge.machine.processes import stat_of
 from trtforge.serve.reap import Remains
 
 

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from trtforge.machine.processes import handles_signal
+
 _WRITING = 0.7  # seconds
 _LARGEST = 1 << 18  # bytes that are repeated
 
@@ -14,7 +16,7 @@ _LARGEST = 1 << 18  # bytes that are repeated
 def dump_stacks(processes: Iterable[int], log: Path | None) -> str:
     """Let `processes` write their stacks; what they wrote to `log`, empty if they write elsewhere."""
     start = log.stat().st_size if log is not None and log.exists() else 0
-    asked = [process for process in processes if _handles_stack_signal(process)]
+    asked = [process for process in processes if handles_signal(process, signal.SIGUSR2)]
     for process in asked:
         with suppress(ProcessLookupError):
             os.kill(process, signal.SIGUSR2)
@@ -26,13 +28,3 @@ def dump_stacks(processes: Iterable[int], log: Path | None) -> str:
     with log.open("rb") as file:
         file.seek(start)
         return file.read(_LARGEST).decode(errors="replace")
-
-
-def _handles_stack_signal(process: int) -> bool:
-    """Whether a process has a handler for SIGUSR2; it would end one that has none."""
-    try:
-        status = Path(f"/proc/{process}/status").read_text()
-    except OSError:
-        return False
-    caught = next((line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")), "0")
-    return bool(int(caught, 16) >> (signal.SIGUSR2 - 1) & 1)

@@ -12,8 +12,8 @@ from trtforge.serve.config import ServeConfig
 from trtforge.serve.embedded import check_embedded
 from trtforge.serve.environment import close_shared_memory
 from trtforge.serve.exposure import check_doors
+from trtforge.serve.host_checks import check_gpus, check_versions
 from trtforge.serve.launchers import plan_launch, require_runnable
-from trtforge.serve.place import check_gpus, check_versions
 from trtforge.serve.probe import is_serving
 from trtforge.serve.processes import runtime_directory
 from trtforge.serve.reaper import Reaper

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from trtforge.core.processes import handled
+from trtforge.machine.processes import handled
 
 _POLL = 0.1
 

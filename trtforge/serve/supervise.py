@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trtforge.core.errors import ForgeError
-from trtforge.core.processes import raise_open_file_limit
 from trtforge.engine_process.control import EngineControl, EngineStatus
+from trtforge.machine.processes import raise_open_file_limit
 from trtforge.serve.deaths import DeathOrder
 from trtforge.serve.environment import server_environment
 from trtforge.serve.group import Group, Member

@@ -14,7 +14,7 @@ ProcessState = Literal["running", "stopped", "ended"]
 
 
 @dataclass(frozen=True)
-class Limits:
+class WatchdogLimits:
     """Seconds until something counts as broken."""
 
     stopped: float = 2.0
@@ -69,7 +69,7 @@ class Verdict:
 class Watchdog:
     """Judges one sample after the other."""
 
-    def __init__(self, limits: Limits = Limits()) -> None:
+    def __init__(self, limits: WatchdogLimits = WatchdogLimits()) -> None:
         self._limits = limits
         self._stopped_since: dict[int, float] = {}
         self._idle_since: dict[int, float] = {}

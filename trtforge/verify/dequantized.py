@@ -12,7 +12,7 @@ from trtforge.models.family import Family
 from trtforge.models.repack import repack_awq, repack_gptq
 from trtforge.models.transforms import NVFP4_BLOCK, dequantize_int4, unpack_int4
 from trtforge.reference.weights import LayerWeights
-from trtforge.runtime.nvfp4_linear import from_e2m1
+from trtforge.runtime.linears.nvfp4_linear import from_e2m1
 
 _OF_ITS_OWN: dict[Packing, str] = {"awq": "qweight", "gptq": "qweight", "pack_quantized": "weight_packed"}
 """A tensor that only quantised modules have; the other packings' is weight_scale."""

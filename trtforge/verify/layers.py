@@ -8,8 +8,8 @@ import torch
 from trtforge.core.progress import Progress
 from trtforge.formats.hf import HfCheckpoint
 from trtforge.reference.hidden import HiddenStates
-from trtforge.runtime.layerwise import Layerwise
-from trtforge.runtime.source import open_model
+from trtforge.runtime.ranks.layerwise import Layerwise
+from trtforge.runtime.ranks.source import open_model
 from trtforge.verify.comparison import Comparison
 from trtforge.verify.reference import stream_reference
 from trtforge.verify.result import LayerError
@@ -37,7 +37,7 @@ def compare_by_layer(
                     if layers:
                         errors.append(_error(states, ours, len(windows)))
                     bar.advance(1)
-            ours.load_head()
+            ours.load_logits()
             with progress.bar("Comparing logits", len(windows), "windows") as bar:
                 for window, expected in enumerate(stream.logits(batches, states)):
                     comparison.add(expected[0], ours.logits(window), batches[window][0])

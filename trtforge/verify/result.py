@@ -4,7 +4,7 @@ import math
 
 from pydantic import Field
 
-from trtforge.core.config import Config
+from trtforge.core.config_model import Config
 from trtforge.core.recipe import GateConfig
 
 

@@ -14,8 +14,8 @@ from trtforge.formats.corpus import token_windows
 from trtforge.formats.hf import open_checkpoint
 from trtforge.formats.trtllm import read_checkpoint_config
 from trtforge.models.checkpoint_config import layout_of_checkpoint
+from trtforge.models.checkpoint_plan import checkpoint_plan
 from trtforge.models.exclusions import inseparable
-from trtforge.models.plan import checkpoint_plan
 from trtforge.models.registry import family_of_checkpoint
 from trtforge.reference.hidden import HiddenStates
 from trtforge.verify.reference import stream_reference

@@ -20,8 +20,8 @@ from trtforge.formats.trtllm import (
     read_engine_config,
 )
 from trtforge.models.checkpoint_config import layout_of_checkpoint
+from trtforge.models.checkpoint_plan import checkpoint_plan
 from trtforge.models.exclusions import modules_excluded_by
-from trtforge.models.plan import checkpoint_plan
 from trtforge.models.registry import family_of, family_of_checkpoint
 from trtforge.verify.result import Perplexity, Verification, failures
 

@@ -9,17 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trtforge.models.checkpoint_plan import CheckpointPlan
 from trtforge.models.content import Quantized, Target
-from trtforge.models.plan import CheckpointPlan
-from trtforge.runtime.kernels import kernel_of
-from trtforge.runtime.layout import GatedSlot, LinearSlot, rank_slots
-from trtforge.runtime.linear import Linear, Place
-from trtforge.runtime.packing import sparse_layers
-from trtforge.runtime.source import open_model
-from trtforge.runtime.stored import take_linear
-from trtforge.runtime.weights import Weights
+from trtforge.runtime.architecture.layout import GatedSlot, LinearSlot, rank_slots
+from trtforge.runtime.linears.kernels import kernel_of
+from trtforge.runtime.linears.linear import Linear, Placement
+from trtforge.runtime.linears.packing import sparse_layers
+from trtforge.runtime.linears.stored import take_linear
+from trtforge.runtime.linears.weights import Weights
+from trtforge.runtime.ranks.source import open_model
 
-_PLACE = Place(torch.device("cpu"), torch.float32)
+_PLACE = Placement(torch.device("cpu"), torch.float32)
 
 
 @dataclass

@@ -14,8 +14,8 @@ from trtforge.core.progress import Progress
 from trtforge.formats.hf import HfCheckpoint
 from trtforge.formats.shards import RowReader, StoredTensor, read_header
 from trtforge.formats.trtllm import rank_file
-from trtforge.models.inverse import Origin, origins
-from trtforge.models.plan import CheckpointPlan, Layout
+from trtforge.models.checkpoint_plan import CheckpointPlan, Layout
+from trtforge.models.tensor_origins import Origin, origins
 from trtforge.models.transforms import TORCH
 
 _SLAB_BYTES = 16 << 20

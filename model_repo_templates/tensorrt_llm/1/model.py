@@ -4,13 +4,13 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from engine_model import EngineModel
+from engine_process_model import EngineProcessModel
 from model_config import ModelConfig
 
 PROGRAM = ("-m", "trtforge.runtime.hosted")
 
 
-class TritonPythonModel(EngineModel):
+class TritonPythonModel(EngineProcessModel):
     """The Python model that Triton loads."""
 
     def command(self, config: ModelConfig, socket: Path) -> Sequence[str]:

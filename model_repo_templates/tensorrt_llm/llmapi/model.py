@@ -4,11 +4,11 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from engine_model import EngineModel
+from engine_process_model import EngineProcessModel
 from model_config import ModelConfig
 
 
-class TritonPythonModel(EngineModel):
+class TritonPythonModel(EngineProcessModel):
     """The Python model that Triton loads."""
 
     def command(self, config: ModelConfig, socket: Path) -> Sequence[str]:
@@ -21,4 +21,4 @@ class TritonPythonModel(EngineModel):
             "max_queue_size": config.integer("max_queue_size", 2048),
             "max_queue_seconds": float(seconds) if seconds else None,
         }
-        return (str(config.directory / "llm_engine.py"), json.dumps(job))
+        return (str(config.directory / "llmapi_engine.py"), json.dumps(job))

@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.serve.conftest import free_ports
 from trtforge.serve.front.handler import Policy
 from trtforge.serve.front.keys import Keys
-from trtforge.serve.front.limits import Limits
+from trtforge.serve.front.limits import FrontLimits
 from trtforge.serve.front.server import Front
 from trtforge.serve.front.upstream import Address
 
@@ -121,14 +121,14 @@ async def read_answer(reader: asyncio.StreamReader) -> Answer:
 @asynccontextmanager
 async def running(
     triton: FakeTriton | None = None,
-    limits: Limits | None = None,
+    limits: FrontLimits | None = None,
     opened: tuple[str, ...] = (),
     keys: Keys | None = None,
     *,
     upstream: bool = True,
 ) -> AsyncIterator[Running]:
     """A front that runs meanwhile. `upstream` False: nothing listens where Triton should."""
-    triton, limits = triton or FakeTriton(), limits or Limits()
+    triton, limits = triton or FakeTriton(), limits or FrontLimits()
     with tempfile.TemporaryDirectory() as directory:
         path = str(Path(directory, "http.sock"))
         server = await asyncio.start_unix_server(triton.serve, path) if upstream else None

@@ -19,7 +19,7 @@ from tests.serve.front.support import (
     running,
 )
 from trtforge.serve.front.keys import read_keys
-from trtforge.serve.front.limits import Limits
+from trtforge.serve.front.limits import FrontLimits
 
 GOOD = b'{"text_input":"a","max_tokens":2}'
 EVENT = b'data: {"text_output":"a"}\n\n'
@@ -128,7 +128,7 @@ def test_malformed_requests_are_answered_and_do_not_reach_triton(data: bytes, st
 
 
 def test_a_slow_head_and_a_slow_body_end_with_408() -> None:
-    limits = dataclasses.replace(Limits(), head_seconds=0.2, body_seconds=0.2)
+    limits = dataclasses.replace(FrontLimits(), head_seconds=0.2, body_seconds=0.2)
 
     async def test(front: Running) -> None:
         answer = await front.send(b"GET /v2 HTTP/1.1\r\nHost: x\r\n")
@@ -140,7 +140,7 @@ def test_a_slow_head_and_a_slow_body_end_with_408() -> None:
 
 
 def test_idle_connections_are_closed() -> None:
-    limits = dataclasses.replace(Limits(), head_seconds=0.1, idle_seconds=0.1)
+    limits = dataclasses.replace(FrontLimits(), head_seconds=0.1, idle_seconds=0.1)
 
     async def test(front: Running) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
@@ -239,7 +239,7 @@ def test_more_requests_and_connections_than_allowed_get_503_at_once() -> None:
         for _, writer in [*others, (None, first)]:
             writer.close()
 
-    limits = dataclasses.replace(Limits(), connections=3, requests=1)
+    limits = dataclasses.replace(FrontLimits(), connections=3, requests=1)
     with_front(test, triton=FakeTriton(act=_until_left), limits=limits)
 
 
@@ -256,7 +256,7 @@ def test_three_times_as_many_clients_as_connections_are_all_answered() -> None:
         assert all(answer.status == 200 or answer.headers["retry-after"] == "1" for answer in answers)
         assert (await front.post(GENERATE, GOOD)).status == 200
 
-    limits = dataclasses.replace(Limits(), connections=100, requests=50)
+    limits = dataclasses.replace(FrontLimits(), connections=100, requests=50)
     with_front(test, triton=FakeTriton(act=answer_late), limits=limits)
 
 
@@ -269,7 +269,7 @@ def test_bodies_together_are_bounded() -> None:
         assert (await front.post(GENERATE, GOOD)).status == 200
         first.close()
 
-    with_front(test, limits=dataclasses.replace(Limits(), held_bytes=1000))
+    with_front(test, limits=dataclasses.replace(FrontLimits(), held_bytes=1000))
 
 
 def test_without_triton_the_answer_is_503() -> None:
@@ -323,7 +323,7 @@ def test_plain_endpoints_have_a_time_limit() -> None:
         answer = await front.send(request_bytes("GET", "/v2"))
         assert (answer.status, answer.error) == (504, "no answer from the server in 0.1 s")
 
-    with_front(test, triton=FakeTriton(act=wait), limits=dataclasses.replace(Limits(), answer_seconds=0.1))
+    with_front(test, triton=FakeTriton(act=wait), limits=dataclasses.replace(FrontLimits(), answer_seconds=0.1))
 
 
 def test_everything_but_health_needs_a_key(tmp_path: Path) -> None:

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trtforge.serve.front.json_body import parse_object
-from trtforge.serve.front.limits import Limits
+from trtforge.serve.front.limits import FrontLimits
 from trtforge.serve.front.refusal import Refusal
 
-LIMITS = Limits()
+LIMITS = FrontLimits()
 VALUES = st.recursive(
     st.none()
     | st.booleans()

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trtforge.serve.doors import DOORS
-from trtforge.serve.front.limits import Limits
+from trtforge.serve.front.limits import FrontLimits
 from trtforge.serve.front.refusal import Refusal
 from trtforge.serve.front.routes import find_route
 
@@ -29,7 +29,7 @@ BEHIND = [
 
 def status(method: str, path: str, opened: tuple[str, ...] = ()) -> int:
     try:
-        find_route(method, path, opened, Limits())
+        find_route(method, path, opened, FrontLimits())
     except Refusal as refusal:
         return refusal.status
     return 200

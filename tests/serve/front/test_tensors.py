@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from trtforge.serve.front.limits import Limits
+from trtforge.serve.front.limits import FrontLimits
 from trtforge.serve.front.refusal import Refusal
 from trtforge.serve.front.tensors import check_generate, check_infer
 
@@ -15,7 +15,7 @@ GOOD: dict[str, Any] = {"name": "text_input", "shape": [1, 1], "datatype": "BYTE
 def check(document: object, binary: bytes = b"", *, shared: bool = False, length: int | None = None) -> None:
     body = json.dumps(document).encode()
     header = length if length is not None else (len(body) if binary else None)
-    check_infer(body + binary, header, Limits(), shared_memory=shared)
+    check_infer(body + binary, header, FrontLimits(), shared_memory=shared)
 
 
 def test_json_and_binary_tensors_are_accepted() -> None:
@@ -84,6 +84,6 @@ def test_a_header_length_beyond_the_body_is_refused(length: int) -> None:
 
 
 def test_parameters_of_generate_are_an_object() -> None:
-    check_generate(b'{"text_input":"a","parameters":{"id":"x"}}', Limits())
+    check_generate(b'{"text_input":"a","parameters":{"id":"x"}}', FrontLimits())
     with pytest.raises(Refusal, match="parameters must be an object, not an array"):
-        check_generate(b'{"parameters":[]}', Limits())
+        check_generate(b'{"parameters":[]}', FrontLimits())

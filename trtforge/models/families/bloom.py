@@ -2,7 +2,7 @@
 
 from trtforge.formats.hf import HfConfig
 from trtforge.models.families.common import dense, embeddings, plain_mlp, qkv, require
-from trtforge.models.family import Facts, Family, Place, Sizes, fused_qkv, holding, layer_norm
+from trtforge.models.family import Facts, Family, PipelineStage, Sizes, fused_qkv, holding, layer_norm
 
 EMBED, HEAD = embeddings("transformer.word_embeddings.weight", "lm_head.weight")
 
@@ -48,8 +48,8 @@ FAMILY = Family(
     ),
     model=(
         EMBED,
-        *layer_norm("transformer.ln_embed", "transformer.word_embeddings_layernorm", place=Place.FIRST),
-        *layer_norm("transformer.ln_f", "transformer.ln_f", place=Place.LAST),
+        *layer_norm("transformer.ln_embed", "transformer.word_embeddings_layernorm", place=PipelineStage.FIRST),
+        *layer_norm("transformer.ln_f", "transformer.ln_f", place=PipelineStage.LAST),
         HEAD,
     ),
     facts=facts,

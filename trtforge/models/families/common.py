@@ -11,7 +11,7 @@ from trtforge.models.family import (
     Fact,
     Linear,
     Part,
-    Place,
+    PipelineStage,
     Row,
     Size,
     Sizes,
@@ -108,13 +108,13 @@ LLAMA_LAYER: tuple[Row, ...] = (INPUT_NORM, qkv(), dense(), POST_NORM, *gated_ml
 def embeddings(table: str, head: str) -> tuple[Embedding, Embedding]:
     """The table of the first stage and the output head of the last, which a tied model leaves out."""
     return (
-        Embedding("transformer.vocab_embedding.weight", table, Split.EMBEDDING, Place.FIRST),
-        Embedding("lm_head.weight", head, Split.VOCAB, Place.LAST, tied=table),
+        Embedding("transformer.vocab_embedding.weight", table, Split.EMBEDDING, PipelineStage.FIRST),
+        Embedding("lm_head.weight", head, Split.VOCAB, PipelineStage.LAST, tied=table),
     )
 
 
 EMBED, HEAD = embeddings("model.embed_tokens.weight", "lm_head.weight")
-FINAL_NORM = Vector("transformer.ln_f.weight", "model.norm.weight", "hidden", Place.LAST)
+FINAL_NORM = Vector("transformer.ln_f.weight", "model.norm.weight", "hidden", PipelineStage.LAST)
 LLAMA_MODEL: tuple[Row, ...] = (EMBED, FINAL_NORM, HEAD)
 ROTARY_TABLES = ("self_attn.rotary_emb.inv_freq",)
 """Older checkpoints carry the frequencies, which config.json determines."""

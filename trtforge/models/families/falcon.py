@@ -5,7 +5,7 @@ Source: tensorrt_llm/models/falcon/convert.py and config.py (0.17).
 
 from trtforge.formats.hf import HfConfig
 from trtforge.models.families.common import dense, embeddings, plain_mlp, qkv, require, rotary
-from trtforge.models.family import Facts, Family, Place, Sizes, fused_qkv, holding, layer_norm
+from trtforge.models.family import Facts, Family, PipelineStage, Sizes, fused_qkv, holding, layer_norm
 
 EMBED, HEAD = embeddings("transformer.word_embeddings.weight", "lm_head.weight")
 
@@ -76,7 +76,7 @@ FAMILY = Family(
         *layer_norm("post_layernorm", "post_attention_layernorm", when="sequential"),
         *plain_mlp("mlp.dense_h_to_4h", "mlp.dense_4h_to_h"),
     ),
-    model=(EMBED, *layer_norm("transformer.ln_f", "transformer.ln_f", place=Place.LAST), HEAD),
+    model=(EMBED, *layer_norm("transformer.ln_f", "transformer.ln_f", place=PipelineStage.LAST), HEAD),
     facts=facts,
     dropped=(".rotary.inv_freq", ".maybe_rotary.inv_freq"),
 )

@@ -17,11 +17,11 @@ from trtforge.models.families.common import (
     require,
     rotary,
 )
-from trtforge.models.family import Facts, Family, Place, Sizes, Vector, holding
+from trtforge.models.family import Facts, Family, PipelineStage, Sizes, Vector, holding
 
 INPUT_NORM = Vector("input_layernorm.weight", "input_layernorm.weight", "hidden", plus_one=True)
 POST_NORM = Vector("post_layernorm.weight", "post_attention_layernorm.weight", "hidden", plus_one=True)
-FINAL_NORM = Vector("transformer.ln_f.weight", "model.norm.weight", "hidden", Place.LAST, plus_one=True)
+FINAL_NORM = Vector("transformer.ln_f.weight", "model.norm.weight", "hidden", PipelineStage.LAST, plus_one=True)
 
 
 def gemma_fields(config: HfConfig, sizes: Sizes) -> dict[str, Any]:

@@ -4,13 +4,17 @@ from typing import Any
 
 from trtforge.formats.hf import HfConfig
 from trtforge.models.families.common import dense, embeddings, gpt2_sizes, moe_fields, plain_mlp, qkv, require
-from trtforge.models.family import Embedding, Facts, Family, Place, Split, fused_qkv, holding, layer_norm
+from trtforge.models.family import Embedding, Facts, Family, PipelineStage, Split, fused_qkv, holding, layer_norm
 
 POSITIONS = Embedding(
-    "transformer.position_embedding.weight", "transformer.wpe.weight", Split.EMBEDDING, Place.FIRST, rows="positions"
+    "transformer.position_embedding.weight",
+    "transformer.wpe.weight",
+    Split.EMBEDDING,
+    PipelineStage.FIRST,
+    rows="positions",
 )
 EMBED, HEAD = embeddings("transformer.wte.weight", "lm_head.weight")
-FINAL_NORM = layer_norm("transformer.ln_f", "transformer.ln_f", place=Place.LAST)
+FINAL_NORM = layer_norm("transformer.ln_f", "transformer.ln_f", place=PipelineStage.LAST)
 
 
 def gpt_fields(config: HfConfig, variant: str, *, bias: bool) -> dict[str, Any]:

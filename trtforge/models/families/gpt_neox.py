@@ -5,7 +5,7 @@ Source: examples/gptneox/convert_checkpoint.py (0.17). It keeps HF's name for th
 
 from trtforge.formats.hf import HfConfig
 from trtforge.models.families.common import decoder_sizes, dense, embeddings, plain_mlp, qkv, require, rotary
-from trtforge.models.family import Facts, Family, Place, fused_qkv, holding, layer_norm
+from trtforge.models.family import Facts, Family, PipelineStage, fused_qkv, holding, layer_norm
 
 EMBED, HEAD = embeddings("gpt_neox.embed_in.weight", "embed_out.weight")
 
@@ -47,7 +47,7 @@ FAMILY = Family(
         *layer_norm("post_attention_layernorm", "post_attention_layernorm"),
         *plain_mlp("mlp.dense_h_to_4h", "mlp.dense_4h_to_h"),
     ),
-    model=(EMBED, *layer_norm("transformer.ln_f", "gpt_neox.final_layer_norm", place=Place.LAST), HEAD),
+    model=(EMBED, *layer_norm("transformer.ln_f", "gpt_neox.final_layer_norm", place=PipelineStage.LAST), HEAD),
     facts=facts,
     dropped=(".attention.bias", ".attention.masked_bias", ".attention.rotary_emb.inv_freq"),
 )

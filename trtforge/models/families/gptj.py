@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from trtforge.formats.hf import HfConfig
 from trtforge.models.families.common import dense, embeddings, gpt2_sizes, plain_mlp, qkv, rotary
-from trtforge.models.family import Facts, Family, HeadBias, Part, Place, holding, layer_norm
+from trtforge.models.family import Facts, Family, HeadBias, Part, PipelineStage, holding, layer_norm
 
 EMBED, HEAD = embeddings("transformer.wte.weight", "lm_head.weight")
 _QKV = (Part("attn.q_proj", "q"), Part("attn.k_proj", "kv"), Part("attn.v_proj", "kv"))
@@ -43,7 +43,7 @@ FAMILY = Family(
     ),
     model=(
         EMBED,
-        *layer_norm("transformer.ln_f", "transformer.ln_f", place=Place.LAST),
+        *layer_norm("transformer.ln_f", "transformer.ln_f", place=PipelineStage.LAST),
         HEAD,
         HeadBias("lm_head.bias", "lm_head.bias"),
     ),

@@ -6,7 +6,7 @@ from trtforge.formats.hf import HfConfig
 from trtforge.models.families import starcoder2
 from trtforge.models.families.common import EMBED, HEAD, decoder_sizes, dense, plain_mlp, qkv, require, rotary
 from trtforge.models.families.gpt2 import gpt_fields
-from trtforge.models.family import Facts, Place, holding, layer_norm
+from trtforge.models.family import Facts, PipelineStage, holding, layer_norm
 
 
 def facts(config: HfConfig) -> Facts:
@@ -40,6 +40,6 @@ FAMILY = replace(
         *layer_norm("post_layernorm", "post_attention_layernorm", plus_one=True),
         *plain_mlp("mlp.up_proj", "mlp.down_proj"),
     ),
-    model=(EMBED, *layer_norm("transformer.ln_f", "model.norm", place=Place.LAST, plus_one=True), HEAD),
+    model=(EMBED, *layer_norm("transformer.ln_f", "model.norm", place=PipelineStage.LAST, plus_one=True), HEAD),
     facts=facts,
 )

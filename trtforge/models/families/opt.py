@@ -2,7 +2,7 @@
 
 from trtforge.formats.hf import HfConfig
 from trtforge.models.families.common import SELF_ATTENTION, dense, embeddings, plain_mlp, qkv, require
-from trtforge.models.family import Embedding, Facts, Family, Place, Sizes, Split, holding, layer_norm
+from trtforge.models.family import Embedding, Facts, Family, PipelineStage, Sizes, Split, holding, layer_norm
 
 EMBED, HEAD = embeddings("model.decoder.embed_tokens.weight", "lm_head.weight")
 
@@ -56,11 +56,11 @@ FAMILY = Family(
             "transformer.position_embedding.weight",
             "model.decoder.embed_positions.weight",
             Split.REPLICATE,
-            Place.FIRST,
+            PipelineStage.FIRST,
             rows="positions",
             skip=2,
         ),
-        *layer_norm("transformer.ln_f", "model.decoder.final_layer_norm", place=Place.LAST, when="final_norm"),
+        *layer_norm("transformer.ln_f", "model.decoder.final_layer_norm", place=PipelineStage.LAST, when="final_norm"),
         HEAD,
     ),
     facts=facts,

@@ -12,7 +12,7 @@ from trtforge.models.families.common import (
     require,
     rotary,
 )
-from trtforge.models.family import Facts, Family, HeadBias, Place, holding, layer_norm
+from trtforge.models.family import Facts, Family, HeadBias, PipelineStage, holding, layer_norm
 
 
 def facts(config: HfConfig) -> Facts:
@@ -45,7 +45,7 @@ FAMILY = Family(
     ),
     model=(
         EMBED,
-        *layer_norm("transformer.ln_f", "model.final_layernorm", place=Place.LAST),
+        *layer_norm("transformer.ln_f", "model.final_layernorm", place=PipelineStage.LAST),
         HEAD,
         HeadBias("lm_head.bias", "lm_head.bias"),
     ),

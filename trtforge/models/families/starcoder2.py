@@ -14,7 +14,7 @@ from trtforge.models.families.common import (
     sliding_window,
 )
 from trtforge.models.families.gpt2 import gpt_fields
-from trtforge.models.family import Facts, Family, Place, holding, layer_norm
+from trtforge.models.family import Facts, Family, PipelineStage, holding, layer_norm
 
 
 def facts(config: HfConfig) -> Facts:
@@ -46,7 +46,7 @@ FAMILY = Family(
         *layer_norm("post_layernorm", "post_attention_layernorm"),
         *plain_mlp("mlp.c_fc", "mlp.c_proj"),
     ),
-    model=(EMBED, *layer_norm("transformer.ln_f", "model.norm", place=Place.LAST), HEAD),
+    model=(EMBED, *layer_norm("transformer.ln_f", "model.norm", place=PipelineStage.LAST), HEAD),
     facts=facts,
     dropped=ROTARY_TABLES,
 )

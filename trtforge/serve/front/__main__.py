@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from trtforge.core.errors import ForgeError
-from trtforge.core.processes import end_with_parent
+from trtforge.machine.processes import end_with_parent
 from trtforge.serve.doors import DOORS
 from trtforge.serve.front.handler import Policy
 from trtforge.serve.front.keys import read_keys

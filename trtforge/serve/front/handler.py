@@ -11,7 +11,7 @@ from trtforge.serve.front.answers import as_refusal, stream_error
 from trtforge.serve.front.incoming import ClientGone, Incoming, too_large
 from trtforge.serve.front.json_body import parse_object
 from trtforge.serve.front.keys import Keys
-from trtforge.serve.front.limits import KIB, Limits
+from trtforge.serve.front.limits import KIB, FrontLimits
 from trtforge.serve.front.refusal import Refusal, error_body, unavailable
 from trtforge.serve.front.routes import Route, find_route
 from trtforge.serve.front.tensors import check_generate, check_infer
@@ -31,7 +31,7 @@ class Policy:
     upstream: Address
     opened: Collection[str] = ()
     keys: Keys | None = None
-    limits: Limits = field(default_factory=Limits)
+    limits: FrontLimits = field(default_factory=FrontLimits)
 
 
 class Handler:
@@ -143,7 +143,7 @@ async def _broken_off(client: Incoming, *, streaming: bool) -> None:
     await client.finish()
 
 
-def _body_bound(route: Route, headers: Mapping[bytes, bytes], limits: Limits) -> int:
+def _body_bound(route: Route, headers: Mapping[bytes, bytes], limits: FrontLimits) -> int:
     """The bytes that the body can have: what it declares, else the limit. Raises Refusal (413)."""
     limit = limits.binary_bytes if route.kind == "infer" and _BINARY in headers else limits.json_bytes
     if b"transfer-encoding" in headers:

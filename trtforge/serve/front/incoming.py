@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import h11
 
-from trtforge.serve.front.limits import Limits
+from trtforge.serve.front.limits import FrontLimits
 from trtforge.serve.front.refusal import Refusal, error_body
 
 _PIECE = 64 * 1024
@@ -24,7 +24,7 @@ class ClientGone(Exception):
 class Incoming:
     """A client's connection: requests one after the other."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, limits: Limits) -> None:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, limits: FrontLimits) -> None:
         self._reader = reader
         self._writer = writer
         self._limits = limits

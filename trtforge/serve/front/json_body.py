@@ -6,13 +6,13 @@ import re
 from http import HTTPStatus
 from typing import Any, NoReturn
 
-from trtforge.serve.front.limits import Limits
+from trtforge.serve.front.limits import FrontLimits
 from trtforge.serve.front.refusal import Refusal
 
 _OTHERS = bytes(set(range(256)) - set(b"[]{}"))
 
 
-def parse_object(body: bytes, limits: Limits) -> dict[str, Any]:
+def parse_object(body: bytes, limits: FrontLimits) -> dict[str, Any]:
     """The object that `body` holds. Raises Refusal (400, 413) naming the problem; never RecursionError."""
     if len(body) > limits.json_bytes:
         raise Refusal(
@@ -57,7 +57,7 @@ def json_type(value: object) -> str:
     return "an object"
 
 
-def _check_nesting(body: bytes, limits: Limits) -> None:
+def _check_nesting(body: bytes, limits: FrontLimits) -> None:
     """Brackets outside of strings, counted without a parser; what is no JSON is left to the parser."""
     unescaped = body.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in body else body
     brackets = b"".join(unescaped.split(b'"')[::2]).translate(None, _OTHERS)
@@ -70,7 +70,7 @@ def _check_nesting(body: bytes, limits: Limits) -> None:
             _refuse(f"the JSON is nested deeper than {limits.depth} levels")
 
 
-def _number(digits: str, limits: Limits) -> str:
+def _number(digits: str, limits: FrontLimits) -> str:
     if len(digits) > limits.number_digits:
         _refuse(f"a number has {len(digits)} characters, at most {limits.number_digits} are accepted")
     return digits

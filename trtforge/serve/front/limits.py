@@ -7,7 +7,7 @@ MIB = 1024 * KIB
 
 
 @dataclass(frozen=True)
-class Limits:
+class FrontLimits:
     """The front's limits.
 
     Triton 24.10 ends with SIGSEGV where its recursive JSON parser overflows an 8 MiB stack (between 50,000 and 200,000

@@ -7,7 +7,7 @@ from http import HTTPStatus
 from typing import Literal
 
 from trtforge.serve.doors import Door
-from trtforge.serve.front.limits import Limits
+from trtforge.serve.front.limits import FrontLimits
 from trtforge.serve.front.refusal import Refusal
 
 Kind = Literal["health", "plain", "generate", "infer"]
@@ -52,7 +52,7 @@ ROUTES = (
 )
 
 
-def find_route(method: str, target: str, opened: Collection[str], limits: Limits) -> tuple[Route, str]:
+def find_route(method: str, target: str, opened: Collection[str], limits: FrontLimits) -> tuple[Route, str]:
     """The route of a request and the path to ask Triton for. Raises Refusal (400, 403, 404, 405, 414)."""
     path = target.partition("?")[0]
     if len(target) > limits.path_bytes:

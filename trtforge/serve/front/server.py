@@ -5,7 +5,7 @@ import contextlib
 import sys
 from http import HTTPStatus
 
-from trtforge.core.processes import raise_open_file_limit
+from trtforge.machine.processes import raise_open_file_limit
 from trtforge.serve.front.handler import Handler, Policy
 from trtforge.serve.front.incoming import ClientGone, Incoming, linger
 from trtforge.serve.front.refusal import Refusal, error_body, unavailable

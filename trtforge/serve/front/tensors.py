@@ -5,7 +5,7 @@ from http import HTTPStatus
 from typing import Any, NoReturn
 
 from trtforge.serve.front.json_body import json_type, parse_object, printable
-from trtforge.serve.front.limits import Limits
+from trtforge.serve.front.limits import FrontLimits
 from trtforge.serve.front.refusal import Refusal
 
 _DATATYPES = frozenset(
@@ -14,7 +14,7 @@ _DATATYPES = frozenset(
 _SHARED_MEMORY = ("shared_memory_region", "shared_memory_offset", "shared_memory_byte_size")
 
 
-def check_infer(body: bytes, header_length: int | None, limits: Limits, *, shared_memory: bool) -> None:
+def check_infer(body: bytes, header_length: int | None, limits: FrontLimits, *, shared_memory: bool) -> None:
     """Check the body of `/infer`. `header_length`: bytes of JSON before the binary tensors, None if all is JSON.
 
     Raises Refusal (400, 403, 413) naming the tensor.
@@ -35,13 +35,13 @@ def check_infer(body: bytes, header_length: int | None, limits: Limits, *, share
         _refuse(f"binary_data_size adds up to {binary} bytes, {len(body) - header_length} follow the JSON")
 
 
-def check_generate(body: bytes, limits: Limits) -> None:
+def check_generate(body: bytes, limits: FrontLimits) -> None:
     """Check the body of `/generate` and `/generate_stream`. Raises Refusal (400, 413)."""
     document = parse_object(body, limits)
     _parameters(document)
 
 
-def _tensors(document: dict[str, Any], key: str, limits: Limits) -> list[dict[str, Any]]:
+def _tensors(document: dict[str, Any], key: str, limits: FrontLimits) -> list[dict[str, Any]]:
     tensors = document.get(key, [])
     if not isinstance(tensors, list):
         _refuse(f"{key} must be an array, not {json_type(tensors)}")
@@ -58,7 +58,7 @@ def _tensors(document: dict[str, Any], key: str, limits: Limits) -> list[dict[st
     return tensors
 
 
-def _check_input(tensor: dict[str, Any], limits: Limits) -> int:
+def _check_input(tensor: dict[str, Any], limits: FrontLimits) -> int:
     """Bytes of binary data that belong to an input."""
     name, shape, datatype = printable(tensor["name"]), tensor.get("shape"), tensor.get("datatype")
     if not isinstance(shape, list) or not all(isinstance(one, int) and not isinstance(one, bool) for one in shape):

@@ -8,7 +8,7 @@ from http import HTTPStatus
 
 import h11
 
-from trtforge.serve.front.limits import Limits
+from trtforge.serve.front.limits import FrontLimits
 from trtforge.serve.front.refusal import Refusal, unavailable
 
 _UNIX = "unix:"
@@ -91,7 +91,7 @@ class Exchange:
 
 
 @contextlib.asynccontextmanager
-async def exchange(address: Address, limits: Limits) -> AsyncIterator[Exchange]:
+async def exchange(address: Address, limits: FrontLimits) -> AsyncIterator[Exchange]:
     """A new connection to Triton, closed at the end whatever happened. Raises Refusal (503) if there is none."""
     opening = (
         asyncio.open_unix_connection(address.path)

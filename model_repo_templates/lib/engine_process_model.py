@@ -1,0 +1,153 @@
+"""An engine process behind TensorRT-LLM's interface: tensors in, tokens out as the engine makes them.
+
+This model starts the engine process, which the text models use as well. Which engine it is, the models that derive from
+this say.
+"""
+
+import os
+import threading
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import model_process
+import triton_python_backend_utils as pb_utils
+from engine_metrics import EngineMetrics
+from engine_outputs import SequenceState, Wanted
+from engine_requests import RequestedSequence, requested_sequences
+from input_values import InputValues
+from model_config import ModelConfig
+from responder import INTERNAL, RequestFailed, Responder
+from served_engine import request_limits
+from watch import Watcher
+
+from trtforge.core.errors import ForgeError
+from trtforge.engine_process.client import EngineClient, Submitted
+from trtforge.engine_process.messages import Update
+from trtforge.engine_process.rendezvous import socket_path
+from trtforge.engine_process.start import EngineProcess
+
+
+class EngineCall(Responder):
+    """One engine request: a sequence for each prompt of its batch and each of `num_return_sequences`."""
+
+    def __init__(self, request: "pb_utils.InferenceRequest", *, exclude_input: bool) -> None:
+        super().__init__(request)
+        values = InputValues(self.inputs)
+        self.streaming = values.flag("streaming", False)
+        self.submitted: Submitted | None = None
+        self._with_prompt = not self.streaming and not values.flag("exclude_input_in_output", exclude_input)
+        self._states: list[SequenceState] = []
+
+    def begin(self, sequences: Sequence[RequestedSequence]) -> None:
+        """Know the sequences before their first update comes."""
+        now = time.monotonic_ns()
+        self._states = [SequenceState(s.item, s.index, s.request, now) for s in sequences]
+        self._wanted = Wanted.of(self.inputs, 1 + max(s.item for s in sequences), len(sequences))
+        self._unfinished = len(sequences)
+
+    def take(self, updates: list[tuple[int, Update]]) -> None:
+        """Send what came: at once when streaming, else each sequence when it is finished."""
+        for place, update in updates:
+            if update.failure is not None:
+                self.fail(update.failure.message, update.failure.code.value)
+                return
+            state = self._states[place]
+            state.take(update)
+            self._unfinished -= state.finished
+            if state.finished or (self.streaming and state.tokens):
+                tensors = state.token_outputs(with_prompt=self._with_prompt)
+                self.send(tensors | state.optional_outputs(self._wanted), final=not self._unfinished)
+                state.sent()
+
+
+class EngineProcessModel:
+    """A Python model that Triton loads, but for the command of its engine."""
+
+    def initialize(self, args: Mapping[str, str]) -> None:
+        """Start the engine process and connect to it."""
+        model_process.set_up()
+        config = ModelConfig(args)
+        self._decoupled = config.decoupled
+        self._limits = request_limits(config)
+        self._exclude_input = config.flag("exclude_input_in_output", False)
+        self._ending = threading.Event()
+        period = config.integer("stats_check_period_ms", 100) / 1000
+        self._metrics = EngineMetrics(config.name, args["model_version"])
+        try:
+            path = socket_path(config.name, os.getppid())
+            self._process = EngineProcess(self.command(config, path))
+        except ForgeError as error:
+            raise pb_utils.TritonModelException(f"{error.message} (hint: {error.hint})") from error
+        self._process.watch(self._on_end)
+        self._client = EngineClient(
+            path, config.name, os.getpid(), figures_period=period, on_figures=self._metrics.update
+        )
+        self._calls: dict[str, EngineCall] = {}
+        self._watcher: Watcher[EngineCall] = Watcher(config.integer("cancellation_check_period_ms", 100), self._cancel)
+
+    def command(self, config: ModelConfig, socket: Path) -> Sequence[str]:
+        """What follows the interpreter to start the engine process. Raises ForgeError."""
+        raise NotImplementedError
+
+    def execute(self, requests: list["pb_utils.InferenceRequest"]) -> None:
+        """Hand the requests to the engine; their responses follow from other threads."""
+        with self._client.together():
+            for request in requests:
+                self._take(EngineCall(request, exclude_input=self._exclude_input))
+
+    def finalize(self) -> None:
+        """End the engine's process and this one."""
+        self._ending.set()
+        self._watcher.close()
+        self._client.close()
+        self._process.end()
+        model_process.leave()
+
+    def _take(self, call: EngineCall) -> None:
+        try:
+            if InputValues(call.inputs).flag("stop", False):
+                self._stop(call)
+            else:
+                self._start(call)
+        except RequestFailed as failure:
+            call.fail(str(failure), failure.code)
+        except Exception:
+            pb_utils.Logger.log_error(traceback.format_exc())
+            call.fail("the request could not be started; the server's log has the reason", INTERNAL)
+
+    def _start(self, call: EngineCall) -> None:
+        if call.streaming and not self._decoupled:
+            raise RequestFailed("streaming is true; this repository was packaged with streaming off")
+        sequences = requested_sequences(call.inputs, self._limits)
+        if len(sequences) > 1 and not self._decoupled:
+            raise RequestFailed("several sequences in one request: this repository was packaged with streaming off")
+        call.begin(sequences)
+        if call.request_id:
+            self._forget_finished()
+            self._calls[call.request_id] = call
+        call.submitted = self._client.submit(tuple(s.request for s in sequences), call, call.timeout)
+        self._watcher.add(call)
+
+    def _stop(self, stop: EngineCall) -> None:
+        """TensorRT-LLM's stop request: ends the request of the same id; one that is unknown is already over."""
+        call = self._calls.get(stop.request_id)
+        if call is not None:
+            self._cancel(call)
+        stop.send({}, final=True)
+
+    def _cancel(self, call: EngineCall) -> None:
+        if call.submitted is not None:
+            self._client.cancel(call.submitted)
+
+    def _forget_finished(self) -> None:
+        if len(self._calls) > 2 * self._client.unanswered + 64:
+            self._calls = {name: call for name, call in self._calls.items() if not call.done}
+
+    def _on_end(self, status: int) -> None:
+        """The engine process ended by itself: its requests have got their errors, and Triton starts this one anew."""
+        if not self._ending.is_set():
+            pb_utils.Logger.log_error(f"the engine process ended with status {status}")
+            self._client.close()
+            os._exit(1)

@@ -1,0 +1,266 @@
+"""TensorRT-LLM's LLM API as an engine: requests of token ids in, tokens out as they are made.
+
+The API: tensorrt_llm.LLM, SamplingParams and `generate_async` (tensorrt_llm/llmapi/llm.py, sampling_params.py, 1.2 to
+1.3). It starts its own processes for several GPUs. Text stays outside: neither prompts nor answers are tokenized here.
+Run as a program, this is the engine process of a repository of backend llmapi.
+"""
+
+import asyncio
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from trtforge.core.errors import ForgeError, RequestError
+from trtforge.engine_process.admission import QueueLimits
+from trtforge.engine_process.host import host
+from trtforge.engine_process.requests import FinishReason, GenerationRequest, Output
+
+OnOutput = Callable[[Output], None]
+
+
+class LlmApiEngine:
+    """One `LLM`, its requests on an event loop of their own. A RequestEngine."""
+
+    def __init__(self, arguments: Mapping[str, Any], max_running: int = 1) -> None:
+        """`arguments`: those of `tensorrt_llm.LLM`, by its names; `max_running`: its batch size."""
+        from tensorrt_llm import LLM
+
+        self._llm = LLM(**arguments)
+        self.max_running = max_running
+        self.worker_pids: tuple[int, ...] = ()
+        self._after_steps: list[Callable[[], None]] = []
+        self._notifying = False
+        self._begun: set[str] = set()
+        self._running: dict[str, Any] = {}  # None until the LLM API has the request
+        self._cancelled: set[str] = set()  # of those that it has not
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="requests", daemon=True)
+        self._thread.start()
+
+    def submit(self, request: GenerationRequest, on_output: OnOutput) -> None:
+        """Start a request; its outputs come on the event loop's thread."""
+        self._running[request.request_id] = None
+        asyncio.run_coroutine_threadsafe(self._run(request, on_output), self._loop)
+
+    def cancel(self, request_id: str, *, only_waiting: bool = False) -> None:
+        """End a request; one that is over is no error. `only_waiting`: not if it has got its first token."""
+        self._loop.call_soon_threadsafe(self._abort, request_id, only_waiting)
+
+    def ping(self, on_turn: Callable[[], None]) -> None:
+        """Call back from the event loop when it turns next."""
+        self._loop.call_soon_threadsafe(on_turn)
+
+    def after_steps(self, on_step: Callable[[], None]) -> None:
+        """Call back from the event loop after the outputs of a turn."""
+        self._after_steps.append(on_step)
+
+    def figures(self) -> dict[str, float]:
+        """What is known without the LLM API's own statistics."""
+        running = min(len(self._running), self.max_running)
+        return {
+            "running": running,
+            "active_requests": len(self._running),
+            "scheduled_requests": running,
+            "waiting_requests": len(self._running) - running,
+            "max_requests": self.max_running,
+        }
+
+    def check(self) -> None:
+        """The LLM API reports the end of its processes through the requests."""
+
+    def close(self) -> None:
+        """End the LLM and its processes."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._llm.shutdown()
+
+    def _abort(self, request_id: str, only_waiting: bool) -> None:
+        if request_id not in self._running or (only_waiting and request_id in self._begun):
+            return
+        running = self._running[request_id]
+        if running is None:
+            self._cancelled.add(request_id)
+        else:
+            running.abort()
+
+    async def _run(self, request: GenerationRequest, on_output: OnOutput) -> None:
+        answer = Answer(request)
+        try:
+            result = self._llm.generate_async(list(request.prompt), sampling_params(request), streaming=True)
+            self._running[request.request_id] = result
+            if request.request_id in self._cancelled:
+                result.abort()
+            async for step in result:
+                output = answer.take(step.outputs[0])
+                self._begun.add(request.request_id)
+                self._deliver(on_output, output)
+                if output.finish_reason is not None:
+                    if not step.finished:
+                        result.abort()
+                    break
+        except Exception as error:  # whatever the API raises ends this request, and no other
+            failed = (
+                error if isinstance(error, RequestError) else RequestError(str(error), hint="See the server's log.")
+            )
+            self._deliver(on_output, Output(request.request_id, finish_reason="error", error=failed))
+        finally:
+            self._running.pop(request.request_id, None)
+            self._cancelled.discard(request.request_id)
+            self._begun.discard(request.request_id)
+
+    def _deliver(self, on_output: OnOutput, output: Output) -> None:
+        """Outputs of one turn of the event loop are followed by one call of `after_steps`."""
+        on_output(output)
+        if not self._notifying:
+            self._notifying = True
+            self._loop.call_soon(self._notify)
+
+    def _notify(self) -> None:
+        self._notifying = False
+        for on_step in self._after_steps:
+            on_step()
+
+
+class Answer:
+    """What a request answered so far. An end id is not part of it; a matched stop word is."""
+
+    def __init__(self, request: GenerationRequest) -> None:
+        self._request = request
+        self._words = [word for word in request.stop_words if len(word) > 1]
+        self._tokens: list[int] = []
+        self._cumulative = 0.0
+
+    def take(self, completion: Any) -> Output:
+        """What a step added to a CompletionOutput, whose tokens are all so far."""
+        seen = len(self._tokens)
+        new = list(completion.token_ids[seen:])
+        finish: FinishReason | None = _FINISHED[completion.finish_reason] if completion.finish_reason else None
+        for count in range(1, len(new) + 1):
+            self._tokens.append(new[count - 1])
+            if any(tuple(self._tokens[-len(word) :]) == word for word in self._words):
+                new, finish = new[:count], "stop_word"
+                break
+        if finish == "end_id":
+            if new and new[-1] in self._request.end_ids:
+                new.pop()
+            elif new:
+                finish = "stop_word"
+        log_probs = self._log_probs(completion, seen, new)
+        self._cumulative += sum(log_probs)
+        reused, allocated = _blocks(completion)
+        return Output(
+            self._request.request_id,
+            tuple(new),
+            finish,
+            log_probs=log_probs,
+            cumulative_log_prob=self._cumulative,
+            reused_blocks=reused,
+            allocated_blocks=allocated,
+        )
+
+    def _log_probs(self, completion: Any, seen: int, new: list[int]) -> tuple[float, ...]:
+        """The API gives each token's as a number, or in a dictionary of the likeliest ones."""
+        if not self._request.sampling.return_log_probs:
+            return ()
+        entries = completion.logprobs[seen : seen + len(new)]
+        return tuple(
+            float(entry[token].logprob if isinstance(entry, dict) else entry)
+            for token, entry in zip(new, entries, strict=True)
+        )
+
+
+_FINISHED: Mapping[str, FinishReason] = {
+    "stop": "end_id",
+    "length": "length",
+    "timeout": "cancelled",
+    "cancelled": "cancelled",
+}
+
+
+def _blocks(completion: Any) -> tuple[int, int]:
+    """KV blocks that were reused and allocated, once the request is over."""
+    metrics = getattr(completion, "request_perf_metrics", None)
+    if metrics is None:
+        return 0, 0
+    cache = metrics.kv_cache_metrics
+    return int(cache.num_reused_blocks), int(cache.num_total_allocated_blocks)
+
+
+def sampling_params(request: GenerationRequest) -> Any:
+    """TensorRT-LLM's SamplingParams. Raises RequestError for what the LLM API cannot do.
+
+    The engines' interface takes no notice of a temperature without top_k and top_p.
+    """
+    from tensorrt_llm import SamplingParams
+
+    if any(len(word) > 1 for word in request.bad_words):
+        raise RequestError(
+            "bad_words: the LLM API forbids single tokens only", hint="Leave out words of several tokens."
+        )
+    sampling, end_ids = request.sampling, sorted(request.end_ids)
+    draws = bool(sampling.top_k) or bool(sampling.top_p)
+    stops = [*end_ids[1:], *(word[0] for word in request.stop_words if len(word) == 1)]
+    return SamplingParams(
+        end_id=end_ids[0] if end_ids else None,
+        ignore_eos=not end_ids,
+        max_tokens=request.max_tokens,
+        stop_token_ids=stops or None,
+        include_stop_str_in_output=True,
+        bad_token_ids=[word[0] for word in request.bad_words] or None,
+        embedding_bias=_tensor(sampling.embedding_bias),
+        temperature=sampling.temperature if draws else None,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        seed=sampling.seed,
+        min_tokens=sampling.min_tokens or None,
+        repetition_penalty=None if sampling.repetition_penalty == 1.0 else sampling.repetition_penalty,
+        presence_penalty=sampling.presence_penalty or None,
+        frequency_penalty=sampling.frequency_penalty or None,
+        logprobs=1 if sampling.return_log_probs else None,
+        return_perf_metrics=True,
+        detokenize=False,
+    )
+
+
+def _tensor(values: Any) -> Any:
+    """The embedding bias, float32 [vocab_size]; None where there is none."""
+    if not len(values):
+        return None
+    import torch
+
+    return torch.tensor(values, dtype=torch.float32)
+
+
+def read_arguments(path: Path) -> Mapping[str, Any]:
+    """The arguments in a model.yaml; the paths in it are relative to it. Raises ForgeError."""
+    import yaml
+
+    try:
+        arguments: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError) as error:
+        raise ForgeError(f"{path}: not readable: {error}", hint="Package the engine again.") from None
+    arguments.pop("triton_config", None)
+    arguments["model"] = str(path.parent / arguments["model"])
+    return arguments
+
+
+def main() -> int:
+    """Serve the LLM; the exit status."""
+    job = json.loads(sys.argv[1])
+
+    def load() -> LlmApiEngine:
+        return LlmApiEngine(read_arguments(Path(job["model_yaml"])), job["max_running"])
+
+    limits = QueueLimits(size=job["max_queue_size"], seconds=job["max_queue_seconds"])
+    return host(load, Path(job["socket"]), limits)
+
+
+if __name__ == "__main__":
+    status = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)

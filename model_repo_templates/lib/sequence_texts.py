@@ -1,0 +1,57 @@
+"""The texts that one request returns: one for each sequence and beam, growing as token ids come."""
+
+from collections.abc import Sequence
+
+from detokenizer import Detokenizer
+from stop_words import StopWords
+from tokenizers import Tokenizer
+
+
+class SequenceText:
+    """The text of one returned sequence (or beam) so far."""
+
+    def __init__(self, detokenizer: Detokenizer, stop: StopWords) -> None:
+        self._detokenizer = detokenizer
+        self._stop = stop
+
+    def push(self, ids: Sequence[int]) -> str:
+        """The new text."""
+        return self._stop.push(self._detokenizer.push(ids))
+
+    def flush(self) -> str:
+        """What was held back, at the end."""
+        return self._stop.push(self._detokenizer.flush())
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop word was found."""
+        return self._stop.found
+
+
+class SequenceTexts:
+    """The texts of one request's `sequences`.
+
+    `context`: ids of the prompt where it is returned too; `words`: stop words that are compared as text.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, context: Sequence[int], words: Sequence[str], sequences: int) -> None:
+        self._tokenizer, self._context, self._words = tokenizer, context, words
+        self.sequences = sequences
+        self._texts: dict[int, list[SequenceText]] = {}
+
+    def push(self, sequence: int, beams: Sequence[Sequence[int]]) -> list[str]:
+        """The new text of every beam of a sequence."""
+        if sequence not in self._texts:
+            self._texts[sequence] = [self._begin() for _ in beams]
+        return [text.push(ids) for text, ids in zip(self._texts[sequence], beams, strict=True)]
+
+    def flush(self, sequence: int) -> list[str]:
+        """What was held back of a sequence."""
+        return [text.flush() for text in self._texts[sequence]]
+
+    def stopped(self, sequence: int) -> bool:
+        """Whether a stop word was found in every beam of a sequence."""
+        return all(text.stopped for text in self._texts[sequence])
+
+    def _begin(self) -> SequenceText:
+        return SequenceText(Detokenizer(self._tokenizer, self._context), StopWords(self._words))

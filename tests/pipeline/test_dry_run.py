@@ -1,0 +1,100 @@
+"""What `trtforge build --dry-run` says: every shipped recipe for every release, without a network."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+from jsonschema import Draft202012Validator
+
+from tests.compile.upstream import schema
+from tests.recipes.shipped import SHIPPED
+from trtforge.compile.stage import CompileOptions
+from trtforge.core.recipe import load_recipe
+from trtforge.formats.releases import release
+from trtforge.pipeline.build import Paths, selected
+from trtforge.pipeline.dry_run import dry_run
+from trtforge.plan.known import known_config
+
+RELEASES = ("0.17", "0.20", "1.0", "1.1", "1.2.1")
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No hub, and an empty cache."""
+
+    def no_network(*_: object, **__: object) -> None:
+        raise AssertionError("a dry run of a known model needs no network")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", no_network)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+
+
+def planned(name: str, version: str, *overrides: str) -> dict[str, Any]:
+    recipe = load_recipe(SHIPPED[name], (f"engine.target.tensorrt_llm={version}", *overrides))
+    stages = selected(recipe, "calibrate", "package")
+    return dry_run(recipe, Paths(Path("build")), stages, CompileOptions())
+
+
+@pytest.mark.parametrize("version", RELEASES)
+@pytest.mark.parametrize("name", SHIPPED)
+def test_every_recipe_builds_with_every_release(name: str, version: str) -> None:
+    recipe, target = load_recipe(SHIPPED[name]), release(version)
+    found = planned(name, version)
+    deployment, engine = found["deployment"], found["stages"]["compile"]
+    assert deployment["facts"] == "config.json facts that ship with trtforge"
+    assert deployment["gpus"] == len(engine["ranks"]) == recipe.parallel.tp * recipe.parallel.pp
+    assert deployment["full_length_requests"] >= recipe.engine.max_batch_size
+    assert deployment["longest_prompt"] == engine["longest_prompt"] == (recipe.engine.max_seq_len or 0) - 1
+    values, plugins = engine["build_config"], engine["build_config"]["plugin_config"]
+    Draft202012Validator(schema(target.version)).validate(values)
+    _require_in_flight_batching(values, plugins)
+    assert engine["in_flight_batching"] is True
+    assert engine["tensorrt_llm"] == target.version
+    assert plugins["use_paged_context_fmha"] is True
+    assert (values["max_batch_size"], values["max_seq_len"]) == (
+        recipe.engine.max_batch_size,
+        recipe.engine.max_seq_len,
+    )
+    config = found["stages"]["convert"]["config"]
+    unknown = target.key_problem("architectures", config["architecture"])
+    assert [warning for warning in engine["warnings"] if "came with" in warning] == (
+        []
+        if unknown is None
+        else [f"{unknown.message} (inferred from its neighbours; trtllm-build decides). {unknown.hint}"]
+    )
+    assert unknown is None or unknown.hint == "Target 1.0.0."
+    for section in ("mapping", "quantization"):
+        assert all(target.key_problem(section, key) is None for key in config[section])
+
+
+def _require_in_flight_batching(values: dict[str, Any], plugins: dict[str, Any]) -> None:
+    """What `supportsInflightBatching` asks for (cpp/include/tensorrt_llm/runtime/modelConfig.h)."""
+    assert values["kv_cache_type"] == "PAGED"
+    assert plugins["gpt_attention_plugin"] is not None
+    assert plugins["remove_input_padding"] is True
+    assert plugins["paged_kv_cache"] is True
+
+
+def test_calibration_and_ranks_are_those_of_the_model() -> None:
+    found = planned("llama-3.1-405b-fp8", "1.2.1")["stages"]
+    assert list(found) == ["calibrate", "convert", "verify", "compile", "package"]
+    ranks = found["convert"]["ranks"]
+    assert len(ranks) == 16
+    table = 128_256 * 16_384 * 2  # each of a stage's eight ranks has the whole of it
+    assert sum(rank["bytes"] for rank in ranks) == pytest.approx(401.6e9 + 8 * table + table, rel=0.002)
+    assert found["calibrate"]["calibration"]["data"] == "hf:abisee/cnn_dailymail:3.0.0:train"
+
+
+def test_what_is_in_the_hubs_cache_is_looked_at_before_the_shipped_facts(tmp_path: Path) -> None:
+    model = tmp_path / "hub" / "models--Qwen--Qwen3-8B"
+    (model / "refs").mkdir(parents=True)
+    (model / "refs" / "main").write_text("abc")
+    (model / "snapshots" / "abc").mkdir(parents=True)
+    facts = known_config("Qwen/Qwen3-8B")
+    assert facts is not None
+    (model / "snapshots" / "abc" / "config.json").write_text(json.dumps({**facts.values, "num_hidden_layers": 40}))
+    found = planned("qwen3-8b-fp8", "1.2.1", "engine.max_batch_size=32")
+    assert found["deployment"]["facts"] == "the model's own config.json"
+    assert found["stages"]["convert"]["config"]["num_hidden_layers"] == 40

@@ -1,0 +1,89 @@
+"""The control groups (versions 1 and 2) that bound this process: memory limit and use, CPU quota."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from trtforge.machine.host import Host, read_stripped
+
+_UNLIMITED = 1 << 60
+
+
+@dataclass(frozen=True)
+class MemoryGroup:
+    """A group with a memory limit. `limit` and `used` in bytes; `used` without droppable page cache."""
+
+    limit: int
+    used: int
+
+
+@dataclass(frozen=True)
+class _Group:
+    """The directory of a control group. `second`: version 2 of the interface, with other file names."""
+
+    directory: Path
+    second: bool
+
+
+def tightest_memory_group(host: Host) -> MemoryGroup | None:
+    """The group that leaves this process the least memory; None without a limit."""
+    groups = _groups(host, "memory")
+    limited = [MemoryGroup(limit, _in_use(group)) for group in groups if (limit := _limit(group)) is not None]
+    return min(limited, key=lambda group: group.limit - group.used, default=None)
+
+
+def lowest_memory_limit(host: Host) -> int | None:
+    """The lowest limit in bytes of all groups around this process; None without one."""
+    limits = (_limit(group) for group in _groups(host, "memory"))
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def read_cpu_quota(host: Host) -> float | None:
+    """The number of processors whose time this process's control group may use; None without a limit."""
+    quotas = []
+    for group in _groups(host, "cpu"):
+        if group.second:
+            quota, _, period = (read_stripped(group.directory / "cpu.max") or "max").partition(" ")
+        else:
+            quota = read_stripped(group.directory / "cpu.cfs_quota_us") or "-1"
+            period = read_stripped(group.directory / "cpu.cfs_period_us") or ""
+        if quota.isdecimal() and period.isdecimal() and int(period):
+            quotas.append(int(quota) / int(period))
+    return min(quotas, default=None)
+
+
+def _groups(host: Host, controller: str) -> Iterator[_Group]:
+    """The control groups that bound this process: its own and those around it, as far as they are visible.
+
+    In a container the path is the host's, and what is mounted begins with the container's own group.
+    """
+    base = host.root / "sys/fs/cgroup"
+    for line in (host.text("proc/self/cgroup") or "").splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if controllers and controller not in controllers.split(","):
+            continue
+        top = base / controller if controllers else base
+        below = top / path.lstrip("/")
+        for directory in (below, *below.parents):
+            if directory.is_dir():
+                yield _Group(directory, second=not controllers)
+            if directory == top:
+                break
+
+
+def _limit(group: _Group) -> int | None:
+    text = read_stripped(group.directory / ("memory.max" if group.second else "memory.limit_in_bytes")) or ""
+    return int(text) if text.isdecimal() and int(text) < _UNLIMITED else None
+
+
+def _in_use(group: _Group) -> int:
+    """What cannot be given back: the page cache that was not used for long can."""
+    used = read_stripped(group.directory / ("memory.current" if group.second else "memory.usage_in_bytes")) or "0"
+    cached = re.search(
+        rf"^{'' if group.second else 'total_'}inactive_file (\d+)$",
+        read_stripped(group.directory / "memory.stat") or "",
+        flags=re.MULTILINE,
+    )
+    return int(used) - int(cached[1]) if used.isdecimal() and cached else int(used) if used.isdecimal() else 0

@@ -1,0 +1,75 @@
+"""TCP listeners, NVIDIA devices and the NVIDIA kernel module, read from /proc and /sys."""
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from trtforge.machine.host import Host, read_stripped
+
+_LISTENING = "0A"
+_NVIDIA, _DISPLAY = "0x10de", "0x03"
+_MODULE = re.compile(r"Kernel Module(?: +for \S+)? +(?P<version>\d+(?:\.\d+)+)")
+
+
+@dataclass(frozen=True)
+class Listener:
+    """A process that listens on a TCP port; `pid` and `program` None where /proc does not allow to see them."""
+
+    pid: int | None
+    program: str | None
+
+
+def read_listeners(host: Host, port: int) -> tuple[Listener, ...] | None:
+    """Who keeps a server from 127.0.0.1:`port`; None where /proc does not tell."""
+    tables = [text for name in ("tcp", "tcp6") if (text := host.text(f"proc/net/{name}")) is not None]
+    if not tables:
+        return None
+    inodes = {inode for text in tables for inode in _listening(text, port)}
+    return tuple(_listener(host, inode) for inode in sorted(inodes))
+
+
+def has_nvidia_gpu(host: Host) -> bool:
+    """Whether an NVIDIA GPU is in the machine, driver or not."""
+    devices = (host.root / "sys/bus/pci/devices").glob("*")
+    return any(
+        (read_stripped(device / "vendor") or "") == _NVIDIA
+        and (read_stripped(device / "class") or "").startswith(_DISPLAY)
+        for device in devices
+    )
+
+
+def kernel_driver(host: Host) -> str | None:
+    """The version of NVIDIA's kernel module, which is there without the management library too."""
+    match = _MODULE.search(host.text("proc/driver/nvidia/version") or "")
+    return match["version"] if match else None
+
+
+def _listening(table: str, port: int) -> Iterator[str]:
+    """The sockets of a table of /proc/net that take connections to the loopback address on `port`."""
+    for line in table.splitlines()[1:]:
+        words = line.split()
+        if len(words) < 10 or words[3] != _LISTENING:
+            continue
+        address, _, number = words[1].rpartition(":")
+        if int(number, 16) == port and _takes_loopback(address):
+            yield words[9]
+
+
+def _takes_loopback(address: str) -> bool:
+    """The kernel writes addresses in hexadecimal, each word with its lowest byte first."""
+    last = address[-8:]
+    mapped = address[:-8] in ("", "0" * 16 + "FFFF0000")
+    return set(address) == {"0"} or (mapped and (last == "0" * 8 or last.endswith("7F")))
+
+
+def _listener(host: Host, inode: str) -> Listener:
+    target = f"socket:[{inode}]"
+    for process in (host.root / "proc").glob("[0-9]*"):
+        try:
+            found = any(os.readlink(descriptor) == target for descriptor in (process / "fd").iterdir())
+        except OSError:
+            continue
+        if found:
+            return Listener(int(process.name), read_stripped(process / "comm"))
+    return Listener(None, None)

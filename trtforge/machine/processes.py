@@ -1,0 +1,147 @@
+"""Child processes that never outlive us, with all that they start: signals, Linux's sessions and /proc."""
+
+import ctypes
+import os
+import resource
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None, use_errno=True)  # looked up here: after a fork only async-signal-safe calls are allowed
+_CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
+SIGINT_STATUS, SIGTERM_STATUS = 128 + signal.SIGINT, 128 + signal.SIGTERM
+"""Exit statuses of a program that a signal ended, as shells give them."""
+
+
+@dataclass(frozen=True)
+class ProcessStat:
+    """One line of /proc/PID/stat. `state`: R, S, D, T (stopped), Z (zombie), ...; `started`: clock ticks since boot.
+
+    Process id and `started` together identify a process: ids are used again.
+    """
+
+    state: str
+    session: int
+    started: int
+    cpu_seconds: float
+
+    @property
+    def ended(self) -> bool:
+        """Whether it is a zombie or being removed."""
+        return self.state in "ZX"
+
+
+def stat_of(process: int) -> ProcessStat | None:
+    """What the kernel says of a process; None if it does not exist."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    cpu_ticks = int(fields[11]) + int(fields[12])
+    return ProcessStat(fields[0], int(fields[3]), int(fields[19]), cpu_ticks / _CLOCK_TICKS)
+
+
+def handles_signal(process: int, number: signal.Signals) -> bool:
+    """Whether a process has a handler for a signal, as /proc/PID/status says; False if it does not exist."""
+    try:
+        status = Path(f"/proc/{process}/status").read_text()
+    except OSError:
+        return False
+    caught = next((line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")), "0")
+    return bool(int(caught, 16) >> (number - 1) & 1)
+
+
+def raise_open_file_limit() -> int:
+    """Raise this process's limit of open files to the most that it may have, for it and the children it starts.
+
+    Returns the limit; `sys.maxsize` without one.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            soft = hard
+    return sys.maxsize if soft == resource.RLIM_INFINITY else soft
+
+
+def end_with_parent() -> None:
+    """To run in a child before its program: SIGTERM when the parent ends, however it ends."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+@contextmanager
+def handled(numbers: Iterable[int], handle: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """These signals call `handle` while this lasts. For the main thread: it alone may say so, and gets signals."""
+    before = {number: signal.signal(number, handle) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def ended_by_sigterm() -> Iterator[None]:
+    """SIGTERM raises SystemExit(SIGTERM_STATUS) while this lasts, so that what was begun is cleared away.
+
+    A second one ends the process at once. Nothing changes outside the main thread, and where SIGTERM is ignored.
+    """
+    ours = os.getpid()
+
+    def end(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if os.getpid() != ours:  # a fork of ours has nothing to clear away
+            os.kill(os.getpid(), signal.SIGTERM)
+        sys.exit(SIGTERM_STATUS)
+
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if not in_main_thread or signal.getsignal(signal.SIGTERM) == signal.SIG_IGN:
+        yield
+        return
+    with handled((signal.SIGTERM,), end):
+        yield
+
+
+def session_processes(session: int) -> dict[int, str]:
+    """Process id to program name of everything that lives in a session (its leader and all that it started)."""
+    return {process: Path(words[0]).name for process, words in session_commands(session).items()}
+
+
+def session_commands(session: int) -> dict[int, tuple[str, ...]]:
+    """Process id to command line of everything that lives in a session."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal() and lives_in(session, int(entry.name)):
+            with suppress(OSError):
+                words = (entry / "cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+                found[int(entry.name)] = tuple(word.decode(errors="replace") for word in words)
+    return found
+
+
+def lives_in(session: int, process: int) -> bool:
+    """Whether a process is there, has not ended and belongs to the session."""
+    stat = stat_of(process)
+    return stat is not None and not stat.ended and stat.session == session
+
+
+def kill_session(session: int) -> bool:
+    """SIGKILL to everything that lives in a session; whether there was anything."""
+    left = session_processes(session)
+    for process in left:
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+    return bool(left)
+
+
+def end_session(session: int, patience: float = 5.0) -> None:
+    """Kill what is left of a session and wait until it is gone."""
+    until = time.monotonic() + patience
+    while kill_session(session) and time.monotonic() < until:
+        time.sleep(0.02)

@@ -1,0 +1,42 @@
+"""What this machine's CPU can multiply, read without torch: plans and engines choose types and kernels by it."""
+
+import re
+from dataclasses import dataclass
+
+from trtforge.core.device import UsableDevice
+from trtforge.core.dtypes import ModelDtype
+from trtforge.core.recipe import DtypeChoice
+from trtforge.machine.host import Host
+
+
+@dataclass(frozen=True)
+class Processor:
+    """`bfloat16`: products on the CPU's own instructions (AVX512-BF16 or AMX). `vnni`: sums of int8 products."""
+
+    bfloat16: bool
+    vnni: bool
+
+    @classmethod
+    def of(cls, host: Host) -> "Processor":
+        """The processor of `host`; one without either where it cannot be read."""
+        flags = read_instruction_sets(host)
+        return cls(bfloat16=not flags.isdisjoint(("avx512_bf16", "amx_bf16")), vnni="avx512_vnni" in flags)
+
+
+def read_instruction_sets(host: Host) -> frozenset[str]:
+    """The processor's features as Linux names them; empty where /proc does not tell."""
+    match = re.search(r"^(?:flags|Features)\s*: (.*)$", host.text("proc/cpuinfo") or "", flags=re.MULTILINE)
+    return frozenset(match[1].split()) if match else frozenset()
+
+
+def compute_dtype(
+    requested: DtypeChoice, model_dtype: ModelDtype, device: UsableDevice, processor: Processor
+) -> ModelDtype:
+    """What the embedded engine computes in. `auto`: the checkpoint's on CUDA; on a CPU float32, unless both checkpoint
+    and CPU have bfloat16.
+    """
+    if requested != "auto":
+        return requested
+    if device == "cuda":
+        return model_dtype
+    return "bfloat16" if model_dtype == "bfloat16" and processor.bfloat16 else "float32"

@@ -1,0 +1,228 @@
+"""Taking a TensorRT-LLM checkpoint apart: every Hugging Face tensor, in ModelOpt's unified layout, and where it lies.
+
+The family's table says where an unquantised tensor ended up (`inverse`); what the rank files hold in its place says how
+it is packed. Layouts: ModelOpt export/unified_export_hf.py (0.47); what TensorRT-LLM reads of them:
+tensorrt_llm/_torch/modules/linear.py (1.2).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from trtforge.core.dtypes import Dtype, dtype_named
+from trtforge.core.errors import ForgeError
+from trtforge.formats.shards import StoredTensor, TensorSpec
+from trtforge.formats.trtllm import CheckpointConfig
+from trtforge.models.checkpoint_plan import CheckpointPlan, Layout, checkpoint_plan
+from trtforge.models.content import Cast
+from trtforge.models.family import Facts, Family
+from trtforge.models.hf_tensors import OF_THE_DIRECTORY, Block, Blocks, HfPlan, HfTensor, Scalar, cover
+from trtforge.models.pre_quant import PreQuant, pre_quants
+from trtforge.models.prequantized_targets import attention_module
+from trtforge.models.tensor_origins import Origin, origins
+
+FLOAT32, _NVFP4_BLOCK = dtype_named("float32"), 16
+HF_ALGORITHMS = (None, "FP8", "FP8_PER_CHANNEL_PER_TOKEN", "W4A16_AWQ", "NVFP4")
+"""The algorithms that have a place in both layouts."""
+
+
+Stored = Sequence[Mapping[str, StoredTensor]]
+"""The tensors of each rank file, by name."""
+
+
+def hf_plan(family: Family, facts: Facts, config: CheckpointConfig, stored: Stored) -> HfPlan:
+    """The way back from the rank files of a checkpoint.
+
+    Raises ForgeError for a format that Hugging Face's layout lacks, for tensors that have no way back, and for an
+    AWQ checkpoint whose gate and up projections were scaled apart.
+    """
+    require_format(config)
+    layout = Layout(
+        parallel=config.parallel,
+        dtype=config.dtype,
+        parallel_embedding=config.use_parallel_embedding,
+        embedding_sharding_dim=config.embedding_sharding_dim,
+    )
+    return _Inverse(family, facts, config, stored, layout).plan()
+
+
+def require_format(config: CheckpointConfig) -> None:
+    """Raises ForgeError for a checkpoint whose number formats have no unified Hugging Face layout."""
+    quantization = config.quantization
+    if quantization.quant_algo not in HF_ALGORITHMS:
+        raise ForgeError(
+            f"{quantization.quant_algo} has no place in a Hugging Face checkpoint for the LLM API",
+            hint="Convert with --quant none, fp8, fp8_rowwise, int4_awq or nvfp4.",
+        )
+    if quantization.kv_cache_quant_algo not in (None, "FP8"):
+        raise ForgeError(
+            f"TensorRT-LLM's PyTorch backend has no {quantization.kv_cache_quant_algo} KV cache",
+            hint="Convert with --kv-cache fp8 or none.",
+        )
+    if quantization.quant_algo == "W4A16_AWQ" and (config.model_extra or {}).get("moe"):
+        raise ForgeError(
+            "W4A16_AWQ experts have no place in a Hugging Face checkpoint for the LLM API: their pre-quantisation "
+            "scale cannot be folded into a normalisation that the router reads too",
+            hint="Convert with --quant fp8.",
+        )
+
+
+class _Inverse:
+    def __init__(self, family: Family, facts: Facts, config: CheckpointConfig, stored: Stored, layout: Layout) -> None:
+        self.family, self.facts, self.config, self.stored = family, facts, config, stored
+        self.layout, self.dtype = layout, dtype_named(config.dtype)
+        self.group_size = config.quantization.group_size
+        self.vectors: Mapping[str, PreQuant] = {}
+
+    def plan(self) -> HfPlan:
+        plain = checkpoint_plan(self.family, self.facts, self.layout)
+        _require_way_back(plain)
+        found: dict[str, list[Origin]] = {}
+        for origin in origins(plain, self.layout):
+            found.setdefault(origin.piece.source, []).append(origin)
+        if self.config.quantization.quant_algo == "W4A16_AWQ":
+            self.vectors = pre_quants(self.family, self.facts, self.layout, self.stored)
+        folded = {name: vector for vector in self.vectors.values() for name in vector.into}
+        tensors: list[HfTensor] = []
+        unquantized = []
+        for source, parts in found.items():
+            own = tuple(self._tensors(source, parts, folded.get(source)))
+            tensors += own
+            if len(own) == 1 and len(own[0].spec.shape) == 2:
+                unquantized.append(source.removesuffix(".weight"))
+        tensors += self._kv_scales()
+        return HfPlan(tuple(tensors), tuple(sorted(unquantized)))
+
+    def _tensors(self, source: str, parts: list[Origin], fold: PreQuant | None) -> Iterator[HfTensor]:
+        """The tensor that an unquantised checkpoint has under this name, or what stands for it, scales included."""
+        first, module = parts[0], source.removesuffix(".weight")
+        weight = self._of(first.rank, first.target.name)
+        base = first.target.name.removesuffix(".weight")
+        scales, rows = f"{base}.weights_scaling_factor", f"{base}.per_channel_scale"
+        held = self.stored[first.rank]
+        if base == first.target.name or (scales not in held and rows not in held):
+            yield self._plain(source, parts, fold)
+        elif rows in held:
+            yield self._packed(f"{module}.weight", parts)
+            yield self._column(f"{module}.weight_scale", parts, "per_channel_scale")
+        elif weight.spec.dtype.name == "float8_e4m3fn":
+            yield self._packed(f"{module}.weight", parts)
+            yield self._scalar(f"{module}.weight_scale", first, "weights_scaling_factor")
+            yield self._scalar(f"{module}.input_scale", first, "activation_scaling_factor")
+        elif weight.spec.dtype.name == "int8":
+            vector = self.vectors.get(module)
+            if vector is not None and not vector.folded:
+                yield self._vector(f"{module}.pre_quant_scale", vector)
+            yield self._packed(f"{module}.weight", parts, rows=2, dtype=dtype_named("uint8"))
+            yield self._packed(
+                f"{module}.weight_scale", parts, columns=self.group_size, suffix="weights_scaling_factor"
+            )
+        else:
+            yield self._packed(f"{module}.weight", parts, columns=2)
+            yield self._packed(f"{module}.weight_scale", parts, columns=_NVFP4_BLOCK, suffix="weights_scaling_factor")
+            yield self._scalar(f"{module}.weight_scale_2", first, "weights_scaling_factor_2")
+            yield self._scalar(f"{module}.input_scale", first, "activation_scaling_factor")
+
+    def _plain(self, source: str, parts: list[Origin], fold: PreQuant | None) -> HfTensor:
+        first = parts[0]
+        blocks = cover(tuple(self._block(part, part.target.name) for part in parts), source, _matrix(first))
+        times = Blocks(self._vector_blocks(fold)) if fold else None
+        spec = TensorSpec(source, self.dtype, first.piece.shape)
+        return HfTensor(spec, Blocks(blocks, first.piece.transposed, first.plus_one, times))
+
+    def _packed(
+        self,
+        name: str,
+        parts: list[Origin],
+        *,
+        rows: int = 1,
+        columns: int = 1,
+        suffix: str = "weight",
+        dtype: Dtype | None = None,
+    ) -> HfTensor:
+        """A matrix with one element for `rows` outputs and `columns` inputs; `dtype`: another name for its bytes."""
+        blocks = []
+        for part in parts:
+            base = part.target.name.removesuffix("weight")
+            edges = (part.rows.start, part.rows.stop, part.first)
+            if any(edge % rows for edge in edges) or part.cols.start % columns or part.cols.stop % columns:
+                raise ForgeError(
+                    f"{name}: a rank's part of it does not begin where its packed values do", hint=OF_THE_DIRECTORY
+                )
+            packed = replace(
+                part,
+                rows=range(part.rows.start // rows, part.rows.stop // rows),
+                cols=range(part.cols.start // columns, part.cols.stop // columns),
+                first=part.first // rows,
+            )
+            blocks.append(self._block(packed, base + suffix))
+        out, inputs = _matrix(parts[0])
+        shape = (out // rows, inputs // columns)
+        spec = TensorSpec(name, dtype or blocks[0].stored.spec.dtype, shape)
+        return HfTensor(spec, Blocks(cover(tuple(blocks), name, shape)))
+
+    def _column(self, name: str, parts: list[Origin], suffix: str) -> HfTensor:
+        """A vector over the outputs."""
+        blocks = tuple(
+            self._block(replace(part, cols=range(1)), part.target.name.removesuffix("weight") + suffix)
+            for part in parts
+        )
+        out = _matrix(parts[0])[0]
+        return HfTensor(TensorSpec(name, FLOAT32, (out,)), Blocks(cover(blocks, name, (out, 1))))
+
+    def _vector(self, name: str, vector: PreQuant) -> HfTensor:
+        """A pre-quantisation scale, which follows the inputs."""
+        blocks = self._vector_blocks(vector)
+        return HfTensor(TensorSpec(name, self.dtype, (blocks[-1].rows.stop,)), Blocks(blocks))
+
+    def _vector_blocks(self, vector: PreQuant) -> tuple[Block, ...]:
+        return tuple(
+            Block(cols, range(1), self._of(rank, vector.target), 0) for rank, cols in sorted(vector.parts.items())
+        )
+
+    def _scalar(self, name: str, part: Origin, suffix: str) -> HfTensor:
+        """The scale of a matrix; of experts, the one of the expert that the matrix is of."""
+        stored = self._of(part.rank, part.target.name.removesuffix("weight") + suffix)
+        shape, count = self._of(part.rank, part.target.name).spec.shape, stored.spec.nbytes // stored.spec.dtype.size
+        index = part.first // shape[1] if len(shape) == 3 and count > 1 else 0
+        return HfTensor(TensorSpec(name, FLOAT32, ()), Scalar(stored, index))
+
+    def _kv_scales(self) -> Iterator[HfTensor]:
+        """One scale of a layer's cache in a checkpoint, one of keys and one of values here.
+
+        An unquantised model has none here: its KV cache's type is an argument, its scale TensorRT-LLM's 1.
+        """
+        quantization = self.config.quantization
+        if quantization.kv_cache_quant_algo is None or quantization.quant_algo is None:
+            return
+        attention = attention_module(self.family)
+        tp = self.layout.parallel.tp
+        for stage in range(self.layout.parallel.pp):
+            for local, layer in enumerate(self.layout.parallel.layers_of(stage, self.facts.sizes.num_layers)):
+                stored = self._of(stage * tp, f"transformer.layers.{local}.attention.kv_cache_scaling_factor")
+                for name in ("k_proj.k_scale", "v_proj.v_scale"):
+                    full = f"{self.family.layer_prefix}.{layer}.{attention}.{name}"
+                    yield HfTensor(TensorSpec(full, FLOAT32, ()), Scalar(stored, 0))
+
+    def _block(self, part: Origin, target: str) -> Block:
+        return Block(part.rows, part.cols, self._of(part.rank, target), part.first)
+
+    def _of(self, rank: int, target: str) -> StoredTensor:
+        found = self.stored[rank].get(target)
+        if found is None:
+            raise ForgeError(f"rank {rank} of the checkpoint has no {target}", hint="Convert the model again.")
+        return found
+
+
+def _matrix(part: Origin) -> tuple[int, int]:
+    """(out, in) of the whole source; a vector is one column."""
+    shape = (*part.piece.shape, 1)[:2]
+    return (shape[1], shape[0]) if part.piece.transposed else (shape[0], shape[1])
+
+
+def _require_way_back(plan: CheckpointPlan) -> None:
+    for target in plan.targets:
+        if not isinstance(target.content, Cast):
+            raise ForgeError(
+                f"{target.spec.name} is a product of several tensors: it cannot be taken apart again",
+                hint=OF_THE_DIRECTORY,
+            )

@@ -1,0 +1,44 @@
+"""The way back: where in the rank files every row of a Hugging Face tensor ended up.
+
+Derived from the same plan that conversion executes, so a checkpoint can be taken apart again and compared tensor by
+tensor, whoever wrote it. What a rank computes from several tensors (MLA's absorbed query) has no way back.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from trtforge.formats.shards import TensorSpec
+from trtforge.models.checkpoint_plan import CheckpointPlan, Layout
+from trtforge.models.content import Cast, Piece
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Rows `rows` and columns `cols` of a source's (out, in) matrix are rows [first, first + len(rows)) of a target.
+
+    `rank` is the rank file's index; a target of three dimensions counts its rows through all experts.
+    """
+
+    piece: Piece
+    rows: range
+    cols: range
+    rank: int
+    target: TensorSpec
+    first: int
+    plus_one: bool
+
+
+def origins(plan: CheckpointPlan, layout: Layout) -> Iterator[Origin]:
+    """All of them, in the order of the rank files' tensors. What several ranks hold is there several times."""
+    tp = layout.parallel.tp
+    for target in plan.targets:
+        if not isinstance(target.content, Cast):
+            continue
+        for tp_rank in range(tp):
+            first = 0
+            for piece in target.content.pieces:
+                cut = piece.cuts[tp_rank]
+                for rows in cut.rows:
+                    rank = target.pp_rank * tp + tp_rank
+                    yield Origin(piece, rows, cut.cols, rank, target.spec, first, target.content.plus_one)
+                    first += len(rows)

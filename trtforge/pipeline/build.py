@@ -1,0 +1,296 @@
+"""Floor 5: a recipe becomes ordered stages; each is skipped when its artifact is already right."""
+
+import logging
+import platform
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Literal, get_args
+
+from trtforge import __version__
+from trtforge.calibrate.stage import calibrate
+from trtforge.compile.stage import CompileOptions, compile_engine, engine_plan_for, require_buildable
+from trtforge.convert.stage import convert, layout_for
+from trtforge.core.artifact import Produced
+from trtforge.core.digest import file_digest, text_digest
+from trtforge.core.errors import ForgeError, UsageError
+from trtforge.core.manifest import open_artifact, read_manifest
+from trtforge.core.progress import Progress
+from trtforge.core.recipe import GateConfig, Recipe
+from trtforge.formats.corpus import require_data
+from trtforge.formats.hf import resolve_source
+from trtforge.formats.hub_data import PREFIX, commit_of
+from trtforge.formats.trtllm import CheckpointConfig
+from trtforge.machine.usage import measured
+from trtforge.models.checkpoint_config import checkpoint_config
+from trtforge.models.checkpoint_plan import Layout
+from trtforge.models.formats import FORMATS
+from trtforge.package.models import PackageConfig
+from trtforge.package.stage import package
+from trtforge.package.target import PackageTarget
+from trtforge.pipeline.continuation import require_calibration_of, require_checkpoint_of, require_engine_of
+from trtforge.pipeline.preflight import preflight, warn_of_verification
+from trtforge.pipeline.report import BuildReport, Known, StageReport, read_known, weight_compression, write_report
+from trtforge.pipeline.stage_configs import calibrate_config, convert_config, needs_calibration
+from trtforge.plan.model import Model
+from trtforge.verify.stage import verify
+
+StageName = Literal["calibrate", "convert", "verify", "compile", "package"]
+STAGES: tuple[StageName, ...] = get_args(StageName)
+REPORT_FILE = "report.json"
+_OF_THE_SOURCE = frozenset({"calibrate", "convert", "verify"})
+"""The stages that read the Hugging Face checkpoint: later ones judge what those made."""
+
+Started = Callable[[StageName], None]
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Paths:
+    """Where a build puts its artifacts."""
+
+    out: Path
+
+    @property
+    def calibration(self) -> Path:
+        """Measured activations; absent for formats that need none."""
+        return self.out / "calibration"
+
+    @property
+    def checkpoint(self) -> Path:
+        """The TensorRT-LLM checkpoint."""
+        return self.out / "checkpoint"
+
+    @property
+    def engine(self) -> Path:
+        """The engine."""
+        return self.out / "engine"
+
+    @property
+    def repository(self) -> Path:
+        """The Triton model repository."""
+        return self.out / "repository"
+
+    @property
+    def report(self) -> Path:
+        """What the build made and how good it is."""
+        return self.out / REPORT_FILE
+
+
+def selected(recipe: Recipe, first: StageName, last: StageName) -> tuple[StageName, ...]:
+    """The stages from `first` to `last` that this recipe has. Raises ForgeError for an empty selection."""
+    if STAGES.index(first) > STAGES.index(last):
+        raise UsageError(f"--from {first} comes after --to {last}", hint=f"Stages go {', '.join(STAGES)}.")
+    stages = STAGES[STAGES.index(first) : STAGES.index(last) + 1]
+    chosen = tuple(stage for stage in stages if stage != "calibrate" or needs_calibration(recipe))
+    if not chosen:
+        raise ForgeError(f"{recipe.name} needs no calibration", hint="Use --to convert.")
+    return chosen
+
+
+@dataclass
+class Build:
+    """One run of a recipe. `named`: the recipe and its overrides as the command line had them."""
+
+    recipe: Recipe
+    out: Path
+    progress: Progress
+    force: bool = False
+    named: str = ""
+    options: CompileOptions = field(default_factory=CompileOptions)
+    paths: Paths = field(init=False)
+    _source: Path | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        self.paths = Paths(self.out)
+
+    def run(self, stages: tuple[StageName, ...], started: Started) -> BuildReport:
+        """Run the stages in order. Raises ForgeError at the first that fails; the artifacts before it stay.
+
+        A recipe that cannot be deployed, or whose data cannot be read, is refused before the first of them.
+        The report is written to `report.json` also when the gate does not hold, so that the figures can be read.
+        """
+        if not _OF_THE_SOURCE.isdisjoint(stages):
+            judged = preflight(self.recipe)
+            if "compile" in stages:
+                _, checkpoint = planned_checkpoint(self.recipe, judged.model)
+                paths, engine = self.paths, self.recipe.engine
+                require_buildable(engine_plan_for(checkpoint, engine, paths.checkpoint, paths.engine, self.options))
+            if "verify" in stages:
+                warn_of_verification(judged)
+        if "calibrate" in stages:
+            require_data(self.recipe.quantization.calibration.data)
+        if "verify" in stages:
+            require_data(self.recipe.gate.data)
+        report = BuildReport(
+            recipe=self.recipe.name, next_command=next_command(self.named or self.recipe.name, self.paths, stages)
+        )
+        report.known = read_known(self.paths.report)
+        self._require_continuable(stages, report)
+        for stage in stages:
+            started(stage)
+            with _told_if_interrupted(stage, report), measured() as usage:
+                result = self._stage(stage, report)
+            if result is not None:
+                report.stages.append(StageReport.of(stage, result, usage))
+        self._carry_over(stages, report)
+        write_report(self.paths.report, report)
+        return report
+
+    def _stage(self, stage: StageName, report: BuildReport) -> Produced | None:
+        recipe, paths = self.recipe, self.paths
+        match stage:
+            case "calibrate":
+                config = calibrate_config(recipe)
+                return calibrate(config, self.source, paths.calibration, force=self.force, progress=self.progress)
+            case "convert":
+                calibration = paths.calibration if needs_calibration(recipe) else None
+                return convert(
+                    convert_config(recipe),
+                    self.source,
+                    paths.checkpoint,
+                    calibration=calibration,
+                    force=self.force,
+                    progress=self.progress,
+                )
+            case "verify":
+                self._verify(report)
+                return None
+            case "compile":
+                return compile_engine(
+                    recipe.engine,
+                    paths.checkpoint,
+                    paths.engine,
+                    self.options,
+                    force=self.force,
+                    progress=self.progress,
+                )
+            case "package":
+                built_for = recipe.engine.target
+                target = PackageTarget(tensorrt_llm=built_for.tensorrt_llm, gpu=built_for.gpu)
+                packaging = PackageConfig(serving=recipe.serving, target=target)
+                return package(packaging, paths.engine, None, paths.repository, force=self.force)
+
+    @property
+    def source(self) -> Path:
+        """The Hugging Face checkpoint's directory, fetched once."""
+        if self._source is None:
+            self._source = resolve_source(self.recipe.model.source, self.recipe.model.revision)
+        return self._source
+
+    def _require_continuable(self, stages: tuple[StageName, ...], report: BuildReport) -> None:
+        """Raises ForgeError where what is there is not the recipe's, or its figures are known to break the gate."""
+        match stages[0]:
+            case "convert":
+                require_calibration_of(self.recipe, self.paths.calibration)
+            case "verify" | "compile":
+                require_checkpoint_of(self.recipe, self.paths.checkpoint)
+            case "package":
+                require_engine_of(self.paths.checkpoint, self.paths.engine)
+        if stages[0] in ("compile", "package"):
+            known = self._known(report)
+            if known is not None:
+                self._require_quality(replace(report, verification=known.verification, compression=known.compression))
+
+    def _known(self, report: BuildReport) -> Known | None:
+        """What an earlier run found of the checkpoint that is there, with this gate."""
+        checkpoint, known = read_manifest(self.paths.checkpoint), report.known
+        if checkpoint is None or known is None:
+            return None
+        return known if known.key == _verification_key(checkpoint.digest, self.recipe.gate) else None
+
+    def _carry_over(self, stages: tuple[StageName, ...], report: BuildReport) -> None:
+        """The figures of the checkpoint that this run goes on from, or made."""
+        if report.verification is not None or stages == ("calibrate",):
+            return
+        known = self._known(report)
+        if known is not None:
+            report.verification, report.compression = known.verification, known.compression
+        elif stages != ("package",):
+            report.compression = weight_compression(self.paths.checkpoint)
+
+    def _verify(self, report: BuildReport) -> None:
+        """Verify, or take the figures of the last report if checkpoint and gate are the same."""
+        checkpoint = open_artifact(self.paths.checkpoint, "checkpoint")
+        known = self._known(report) if not self.force else None
+        cached = known is not None
+        with measured() as usage:
+            if known is None:
+                known = Known(
+                    key=_verification_key(checkpoint.digest, self.recipe.gate),
+                    verification=verify(self.paths.checkpoint, self.source, self.recipe.gate, progress=self.progress),
+                    compression=weight_compression(self.paths.checkpoint),
+                )
+        report.known, report.verification, report.compression = known, known.verification, known.compression
+        report.stages.append(StageReport.of_verification(known.verification, usage, cached=cached))
+        write_report(self.paths.report, report)
+        self._require_quality(report)
+
+    def _require_quality(self, report: BuildReport) -> None:
+        if report.verification is not None and not report.verification.passed:
+            broken = "; ".join(str(failure) for failure in report.verification.failures)
+            raise GateError(
+                f"the quality gate does not hold: {broken}",
+                hint=f"Use {_ways_to_quality(self.recipe)}; the figures are in {self.paths.report}.",
+                report=report,
+            )
+
+
+@contextmanager
+def _told_if_interrupted(stage: StageName, report: BuildReport) -> Iterator[None]:
+    """Log which stage an interruption ended, and what was complete by then."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        complete = ", ".join(done.stage for done in report.stages) or "none"
+        _LOG.warning("the build of %s was interrupted in stage %s; stages complete: %s", report.recipe, stage, complete)
+        raise
+
+
+def _ways_to_quality(recipe: Recipe) -> str:
+    if not FORMATS[recipe.quantization.format].calibrated:
+        return "another format, or leave layers out (quantization.exclude_modules)"
+    return (
+        "more or better calibration data, another format, or leave out the layers that "
+        "`trtforge calibrate --sensitivity` finds"
+    )
+
+
+class GateError(ForgeError):
+    """The gate does not hold; `report` has the figures."""
+
+    def __init__(self, message: str, *, hint: str, report: BuildReport) -> None:
+        super().__init__(message, hint=hint)
+        self.report = report
+
+
+def _verification_key(checkpoint: str, gate: GateConfig) -> str:
+    """What decides a verification: the checkpoint, the gate, the content of its data and who computes."""
+    versions = (version("transformers"), version("torch"), __version__)
+    return text_digest("/".join((checkpoint, gate.model_dump_json(), _content_of(gate.data), *versions)))
+
+
+def _content_of(data: str) -> str:
+    """Stands for the text that `data` names now."""
+    if Path(data).is_file():
+        return file_digest(Path(data))
+    if data.startswith(PREFIX):
+        with suppress(ForgeError):  # not to be known without the hub
+            return commit_of(data)
+    return platform.python_version()
+
+
+def planned_checkpoint(recipe: Recipe, model: Model) -> tuple[Layout, CheckpointConfig]:
+    """How conversion will write the checkpoint of a recipe, and its config.json, from the model's metadata."""
+    layout = layout_for(convert_config(recipe), model.config)
+    return layout, checkpoint_config(model.family, model.facts, model.config.architecture, layout)
+
+
+def next_command(named: str, paths: Paths, stages: tuple[StageName, ...]) -> str:
+    """What a user types after these stages of the recipe that was `named` so."""
+    if stages[-1] == STAGES[-1]:
+        return f"trtforge serve {paths.repository}"
+    following = STAGES[STAGES.index(stages[-1]) + 1]
+    return f"trtforge build {named} --out {paths.out} --from {following}"

@@ -1,0 +1,49 @@
+"""Floor 5: what a build would do, stage by stage, from config.json alone. Nothing is written, no weight is read."""
+
+from typing import Any, get_args
+
+from trtforge.compile.stage import CompileOptions, engine_plan_for
+from trtforge.core.recipe import Recipe
+from trtforge.formats.triton import ModelRole
+from trtforge.formats.trtllm import rank_file
+from trtforge.models.checkpoint_plan import checkpoint_plan
+from trtforge.pipeline.build import Paths, StageName, planned_checkpoint
+from trtforge.pipeline.preflight import preflight
+
+
+def dry_run(recipe: Recipe, paths: Paths, stages: tuple[StageName, ...], options: CompileOptions) -> dict[str, Any]:
+    """The exact plan of every stage, and the deployment that it makes. Raises ForgeError for what is known to fail."""
+    judged = preflight(recipe)
+    family, facts = judged.model.family, judged.model.facts
+    layout, model = planned_checkpoint(recipe, judged.model)
+    plans: dict[str, Any] = {}
+    for stage in stages:
+        match stage:
+            case "calibrate":
+                plans[stage] = recipe.quantization.model_dump(mode="json") | {"artifact": str(paths.calibration)}
+            case "convert":
+                targets = checkpoint_plan(family, facts, layout).targets
+                plans[stage] = {
+                    "artifact": str(paths.checkpoint),
+                    "config": model.model_dump(mode="json"),
+                    "ranks": [
+                        {
+                            "file": rank_file(rank.index),
+                            "tensors": sum(target.pp_rank == rank.pp_rank for target in targets),
+                            "bytes": sum(t.spec.nbytes for t in targets if t.pp_rank == rank.pp_rank),
+                        }
+                        for rank in layout.parallel.ranks
+                    ],
+                }
+            case "verify":
+                plans[stage] = {"against": recipe.model.source, "gate": recipe.gate.model_dump(mode="json")}
+            case "compile":
+                plan = engine_plan_for(model, recipe.engine, paths.checkpoint, paths.engine, options)
+                plans[stage] = {"artifact": str(paths.engine)} | plan.as_json()
+            case "package":
+                plans[stage] = {
+                    "artifact": str(paths.repository),
+                    "models": list(get_args(ModelRole)),
+                    "serving": recipe.serving.model_dump(mode="json"),
+                }
+    return {"recipe": recipe.name, "deployment": judged.as_json(), "stages": plans}

@@ -1,0 +1,188 @@
+"""Floor 5: `forge.lock` pins, for each recipe beside it, what a build used: the model's content and every version.
+
+It is made to be committed: no time, no host, no absolute path. The next build takes the pinned revisions of the model
+and of datasets and is warned of what else differs; `--locked` refuses instead.
+"""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import Field
+
+from trtforge.core.config_model import Config
+from trtforge.core.errors import AbsentFile, ForgeError
+from trtforge.core.locks import locked_by
+from trtforge.core.recipe import Recipe
+from trtforge.core.yaml_text import read_yaml
+from trtforge.formats.hub_data import pinned_to
+
+FILE_NAME = "forge.lock"
+_VERSION = 1
+_AGAIN = "Take it from version control, or delete it and build with --update-lock."
+_HEADER = "# Written by `trtforge build --update-lock`: what each recipe was built with. Commit it; do not edit it.\n"
+
+
+class LockedModel(Config):
+    """The model's content: the commit of a hub id, or the digest of a directory."""
+
+    source: str = Field(description="Hub id, or the directory relative to the lock file.")
+    revision: str | None = Field(None, description="What the recipe says: a branch, tag or commit on the hub.")
+    commit: str | None = Field(None, description="The commit that the revision stood for.")
+    digest: str | None = Field(None, description="BLAKE3 of a directory's configuration, weights and tokenizer.")
+
+
+class LockedDataset(Config):
+    """A dataset of the hub."""
+
+    source: str = Field(description="As the recipe names it.")
+    commit: str = Field(description="The commit that its revision stood for.")
+
+
+class LockedEngine(Config):
+    """What builds the engine. None: not part of this build, or not known where the lock was written."""
+
+    backend: str
+    tensorrt_llm: str | None = None
+    tensorrt: str | None = None
+    cuda: str | None = None
+    image: str | None = Field(None, description="The container image, where TensorRT-LLM is not installed.")
+    image_digest: str | None = Field(None, description="The image's content, as docker tells it.")
+
+
+class LockedBuild(Config):
+    """One recipe's build."""
+
+    model: LockedModel
+    data: dict[str, str | LockedDataset] = Field(
+        default_factory=dict, description="Samples: what for, and the BLAKE3 of a file or the commit of a dataset."
+    )
+    engine: LockedEngine
+    versions: dict[str, str]
+
+
+class _Lock(Config):
+    version: Literal[1] = 1
+    recipes: dict[str, LockedBuild] = Field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A field in which a build would not be the locked one."""
+
+    field: str
+    locked: str
+    found: str
+
+    def __str__(self) -> str:
+        return f"{self.field}: locked {self.locked}, found {self.found}"
+
+
+def read_locked(path: Path, recipe: str) -> LockedBuild | None:
+    """What the lock file says of a recipe; None without a file, or an entry in it. Raises ForgeError for a bad file."""
+    return _read(path).recipes.get(recipe)
+
+
+def write_locked(path: Path, recipe: str, build: LockedBuild) -> None:
+    """Put a recipe's build into the lock file; the entries of other recipes stay. Raises ForgeError."""
+    try:
+        with locked_by(path.with_name(f".{path.name}.lock")):
+            lock = _Lock(recipes={**_read(path).recipes, recipe: build})
+            draft = path.with_name(f".{path.name}.partial")
+            text = yaml.safe_dump(lock.model_dump(mode="json", exclude_none=True), width=120)
+            draft.write_text(_HEADER + text, encoding="utf-8")
+            os.replace(draft, path)
+    except OSError as error:
+        raise ForgeError(f"{path}: {error.strerror}", hint="Choose another file with --lock.") from None
+
+
+def pinned(recipe: Recipe, locked: LockedBuild) -> Recipe:
+    """The recipe at the locked commits of its model and datasets, as long as it names the same ones."""
+    model, samples, gate = recipe.model, recipe.quantization.calibration, recipe.gate
+    if locked.model.commit is not None and (model.source, model.revision) == (
+        locked.model.source,
+        locked.model.revision,
+    ):
+        model = model.model_copy(update={"revision": locked.model.commit})
+    samples = samples.model_copy(update={"data": _pinned_data(samples.data, locked.data.get("calibration"))})
+    gate = gate.model_copy(update={"data": _pinned_data(gate.data, locked.data.get("gate"))})
+    quantization = recipe.quantization.model_copy(update={"calibration": samples})
+    return recipe.model_copy(update={"model": model, "quantization": quantization, "gate": gate})
+
+
+def _pinned_data(data: str, locked: str | LockedDataset | None) -> str:
+    if isinstance(locked, LockedDataset) and locked.source == data:
+        return pinned_to(data, locked.commit)
+    return data
+
+
+def pinned_image(locked: LockedBuild, found: LockedBuild) -> str | None:
+    """The locked image by its content, where a build is to use that image and the lock knows the content."""
+    image, digest = locked.engine.image, locked.engine.image_digest
+    if image is None or digest is None or found.engine.image != image:
+        return None
+    return f"{repository_of(image)}@{digest}"
+
+
+def repository_of(image: str) -> str:
+    """An image's name without its tag or digest; a colon before a slash is a port."""
+    name = image.partition("@")[0]
+    head, _, tag = name.rpartition(":")
+    return head if head and "/" not in tag else name
+
+
+def differences(locked: LockedBuild, found: LockedBuild) -> tuple[Difference, ...]:
+    """Where `found` is not what is locked.
+
+    A directory is its content, wherever it lies. An image's digest counts where both are known: one that is not pulled
+    has none yet.
+    """
+    ours, theirs = dict(_flat(locked.model_dump(mode="json"))), dict(_flat(found.model_dump(mode="json")))
+    passed_over = set()
+    if locked.model.digest is not None and found.model.commit is None:
+        passed_over.add("model.source")
+    if found.model.digest is None:
+        passed_over.add("model.digest")  # its weights were not read, or it is none
+    if locked.engine.image_digest is None or found.engine.image_digest is None:
+        passed_over.add("engine.image_digest")
+    return tuple(
+        Difference(name, ours.get(name) or "nothing", theirs.get(name) or "nothing")
+        for name in dict.fromkeys((*ours, *theirs))
+        if name not in passed_over and ours.get(name) != theirs.get(name)
+    )
+
+
+def require_locked(path: Path, recipe: str, locked: LockedBuild | None, found: LockedBuild) -> None:
+    """Raises ForgeError, with every field, if the recipe is not locked or a build would use something else."""
+    if locked is None:
+        missing = f"{path} has no entry for {recipe}" if path.exists() else f"{path} does not exist"
+        raise ForgeError(f"--locked: {missing}", hint="Build with --update-lock once, and commit the file.")
+    if found_differences := differences(locked, found):
+        said = "; ".join(map(str, found_differences))
+        raise ForgeError(
+            f"{path}: {recipe} would not be built as locked: {said}",
+            hint="Install what is locked, or accept what is found with --update-lock.",
+        )
+
+
+def _read(path: Path) -> _Lock:
+    try:
+        values = read_yaml(path, hint=_AGAIN)
+    except AbsentFile:
+        return _Lock()
+    if not isinstance(values, dict):
+        raise ForgeError(f"{path}: not a lock file: it holds no keys", hint=_AGAIN)
+    if values.get("version") != _VERSION:
+        raise ForgeError(f"{path}: written by another version of trtforge", hint=_AGAIN)
+    return _Lock.parse(values, str(path))
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str | None]]:
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value

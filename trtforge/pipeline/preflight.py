@@ -1,0 +1,90 @@
+"""Floor 5: whether a recipe can be deployed, judged as `trtforge plan` judges it, before anything is started."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from shlex import quote
+from typing import Any
+
+from trtforge.core.errors import ForgeError
+from trtforge.core.recipe import Recipe
+from trtforge.formats.hf import cached_source
+from trtforge.machine.host import Host
+from trtforge.machine.memory import read_memory
+from trtforge.plan.evaluate import evaluate
+from trtforge.plan.evaluation import Evaluation
+from trtforge.plan.fixes import fixes
+from trtforge.plan.model import Model, find_model, model_at
+from trtforge.plan.planner import Plan
+from trtforge.plan.request import request_of
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Preflight:
+    """A recipe that can be: its model, and what is known of its deployment."""
+
+    model: Model
+    evaluation: Evaluation
+
+    @property
+    def verification_memory(self) -> int:
+        """Bytes of host memory that verification takes."""
+        return Plan(self.model, self.evaluation, fixes=(), alternatives=(), fits=()).peaks.verify_host
+
+    def as_json(self) -> Mapping[str, Any]:
+        """What --dry-run says of the deployment, in bytes and tokens; None where it is not known."""
+        evaluation, request, memory = self.evaluation, self.evaluation.request, self.evaluation.memory
+        return {
+            "facts": "config.json facts that ship with trtforge"
+            if self.model.shipped
+            else "the model's own config.json",
+            "gpu": request.engine.target.gpu,
+            "gpus": request.tp * request.pp,
+            "memory_per_gpu": memory.fullest.total if memory else None,
+            "weights_per_gpu": memory.fullest.weights if memory else None,
+            "kv_tokens": memory.kv_tokens if memory else None,
+            "full_length_requests": evaluation.full_length_requests,
+            "longest_prompt": evaluation.longest_prompt,
+            "warnings": list(evaluation.warnings),
+            "notes": list(self.model.notes),
+        }
+
+
+def preflight(recipe: Recipe) -> Preflight:
+    """Judge a recipe from metadata: layout, formats, limits, release, and the memory of the GPU that it names.
+
+    Raises ForgeError with the first rule that is broken and the nearest legal choice. TensorRT-LLM's own rules hold for
+    the tensorrt_llm backend, and for `auto` where the recipe names a target.
+    """
+    model = _model_of(recipe)
+    evaluation = evaluate(model, request_of(recipe, model, {}))
+    for problem in evaluation.problems:
+        (fix,) = fixes(model, replace(evaluation, problems=(problem,)))
+        settings = " ".join(f"--set {quote(change.setting)}" for change in fix.changes)
+        more = (
+            "" if len(evaluation.problems) == 1 else f" `trtforge plan` shows all {len(evaluation.problems)} problems."
+        )
+        raise ForgeError(
+            f"{recipe.name}: {problem.rule}: {problem.message}",
+            hint=(f"Use {settings}." if settings else problem.fix) + more,
+        )
+    return Preflight(model, evaluation)
+
+
+def warn_of_verification(judged: Preflight, host: Host | None = None) -> None:
+    """Log that verification takes more memory than `host` (None: this machine) has; swap may still hold it."""
+    memory, needed = read_memory(host or Host()), judged.verification_memory
+    if memory is not None and needed > memory.most:
+        _LOG.warning(
+            f"verification takes {needed / 1e9:,.0f} GB of host memory, this machine has {memory.most / 1e9:,.0f} GB: "
+            "build --to convert here, run `trtforge verify` where there is room, and go on with --from compile"
+        )
+
+
+def _model_of(recipe: Recipe) -> Model:
+    """What this machine has of the model says more than the facts that ship with the program."""
+    source, revision = recipe.model.source, recipe.model.revision
+    here = cached_source(source, revision)
+    return find_model(source, revision) if here is None else model_at(source, here)

@@ -1,0 +1,1 @@
+"""A checkpoint's config.json as the specification of a decoder."""

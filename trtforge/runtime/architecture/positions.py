@@ -1,0 +1,75 @@
+"""How a decoder knows positions, from a checkpoint's config.json: the kind, rotaries and sliding windows by layer."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from trtforge.formats.trtllm import CheckpointConfig
+from trtforge.runtime.architecture.config_keys import integer, number, numbers
+from trtforge.runtime.architecture.network import Network
+from trtforge.runtime.architecture.rotary import RotarySpec
+
+Position = Literal["learned", "rope", "alibi", "scaled_alibi"]
+
+POSITIONS: dict[str, Position] = {
+    "learned_absolute": "learned",
+    "rope_gpt_neox": "rope",
+    "rope_gptj": "rope",
+    "long_rope": "rope",
+    "yarn": "rope",
+    "alibi": "alibi",
+    "alibi_with_scale": "scaled_alibi",
+}
+"""By TensorRT-LLM's position_embedding_type."""
+
+
+@dataclass(frozen=True)
+class LayerSpec:
+    """What differs from layer to layer: tokens that a query sees (None: all), and which of the rotaries turns it."""
+
+    window: int | None
+    rotary: int
+
+
+def layer_spec(config: CheckpointConfig, layer: int) -> LayerSpec:
+    """Layer `layer` of the whole model. `rope_local_base_freq` is a second rotary, for the layers with a window."""
+    window = integer(config, "sliding_window") or None
+    chosen = numbers(config, "sliding_window_layers")
+    pattern = integer(config, "_sliding_window_pattern")
+    slides = layer in chosen if chosen is not None else not pattern or (layer + 1) % pattern != 0
+    local = slides and number(config, "rope_local_base_freq", 0.0) > 0
+    return LayerSpec(window if slides else None, rotary=1 if local else 0)
+
+
+def rotaries(config: CheckpointConfig, network: Network, dim: int | None) -> tuple[RotarySpec, ...]:
+    """The rotary embeddings of the layers; none where positions are known otherwise. `dim`: None is config.json's."""
+    kind = config.position_embedding_type
+    if POSITIONS[kind] != "rope":
+        return ()
+    whole = RotarySpec(
+        dim=dim or _rotary_dim(config),
+        base=number(config, "rotary_emb_base", config.rotary_base),
+        max_positions=config.max_position_embeddings or 2048,
+        scaling=_longrope(config) if kind == "long_rope" else config.rotary_scaling,
+        interleaved=network.interleaved_rope or kind == "rope_gptj",
+    )
+    local_base = number(config, "rope_local_base_freq", 0.0)
+    if not local_base:
+        return (whole,)
+    return (whole, RotarySpec(whole.dim, local_base, whole.max_positions, None, whole.interleaved))
+
+
+def _rotary_dim(config: CheckpointConfig) -> int:
+    """TensorRT-LLM's GPT-J reads rotary_dim and its GPTs rotary_pct; both may contradict rotary_embedding_dim."""
+    by_fraction = int(config.head_size * number(config, "rotary_pct", 0.0))
+    return integer(config, "rotary_dim") or by_fraction or config.rotary_embedding_dim or config.head_size
+
+
+def _longrope(config: CheckpointConfig) -> Mapping[str, Any]:
+    """TensorRT-LLM's keys as the rotary_scaling object of transformers."""
+    return {
+        "rope_type": "longrope",
+        "short_factor": numbers(config, "longrope_scaling_short_factors"),
+        "long_factor": numbers(config, "longrope_scaling_long_factors"),
+        "original_max_position_embeddings": integer(config, "original_max_position_embeddings"),
+    }

@@ -1,0 +1,187 @@
+"""What one rank of a decoder computes, as data derived from a checkpoint's config.json."""
+
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Literal
+
+from trtforge.core.parallel import Rank
+from trtforge.formats.trtllm import UNQUANTIZED_MODULES, CheckpointConfig
+from trtforge.runtime.architecture.config_keys import flag, number
+from trtforge.runtime.architecture.network import BiasRule, Network, Residual
+from trtforge.runtime.architecture.positions import POSITIONS, LayerSpec, Position, layer_spec, rotaries
+from trtforge.runtime.architecture.rotary import RotarySpec, yarn_mscale
+from trtforge.runtime.architecture.spec_parts import LatentSpec, MoeSpec
+from trtforge.runtime.architecture.supported import ALGORITHMS, KV_FORMATS, Algorithm, KvFormat, supported_network
+
+EmbeddingSplit = Literal["replicated", "vocab", "hidden"]
+
+_WEIGHT_ONLY_LAYERS = ("qkv", "dense", "fc", "gate", "proj")
+"""What TensorRT-LLM quantises of a weight-only checkpoint (models/convert_utils.py `weight_only_quantize_dict`)."""
+
+
+@dataclass(frozen=True)
+class DecoderSpec:
+    """Sizes are this rank's own unless they say otherwise; `vocab_size` is the whole vocabulary's."""
+
+    network: Network
+    residual: Residual
+    rank: Rank
+    tp: int
+    pp: int
+    layers: tuple[LayerSpec, ...]
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    intermediate_size: int
+    vocab_size: int
+    hidden_act: str
+    norm_epsilon: float
+    position: Position
+    max_positions: int
+    rotaries: tuple[RotarySpec, ...]
+    moe: MoeSpec | None
+    latent: LatentSpec | None
+    qkv_bias: bool
+    dense_bias: bool
+    mlp_bias: bool
+    head_norm: bool
+    softmax_scale: float
+    softmax_cap: float | None
+    logit_cap: float | None
+    logit_scale: float
+    embedding_scale: float
+    residual_scale: float
+    embedding: EmbeddingSplit
+    tied_embeddings: bool
+    algorithm: Algorithm
+    group_size: int
+    exclude_modules: tuple[str, ...]
+    kv_format: KvFormat
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of this pipeline stage."""
+        return len(self.layers)
+
+    @property
+    def first(self) -> bool:
+        """Whether this rank is of the pipeline stage that embeds tokens."""
+        return self.rank.pp_rank == 0
+
+    @property
+    def last(self) -> bool:
+        """Whether this rank is of the pipeline stage that gives logits."""
+        return self.rank.pp_rank == self.pp - 1
+
+    @property
+    def final_norm(self) -> bool:
+        """Whether a norm precedes the logits: not where every layer ends with one."""
+        return self.residual.kind != "post_norm"
+
+    @property
+    def vocab_share(self) -> int:
+        """Rows of lm_head on one rank: the vocabulary is padded to a multiple of tp."""
+        return -(-self.vocab_size // self.tp)
+
+    @property
+    def qkv_rows(self) -> int:
+        """Rows of attention.qkv: query heads, key heads, value heads."""
+        return (self.num_heads + 2 * self.num_kv_heads) * self.head_size
+
+    @property
+    def cached(self) -> tuple[int, int]:
+        """What the KV cache holds of a token: vectors and their size. A latent is key and value in one."""
+        return (1, self.head_size) if self.latent else (2 * self.num_kv_heads, self.head_size)
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """The different windows of the layers."""
+        return tuple(dict.fromkeys(layer.window for layer in self.layers))
+
+    @property
+    def layer_parameters(self) -> int:
+        """Weights of one layer's matrices that a token is multiplied with on this rank, roughly."""
+        inner = self.moe.expert_size * self.moe.top_k + self.moe.shared_size if self.moe else self.intermediate_size
+        return self.hidden_size * (self.qkv_rows + self.num_heads * self.head_size + 3 * inner)
+
+    def quantized(self, module: str) -> bool:
+        """Whether a linear layer (named without its rank's layer numbering) is quantised."""
+        if self.algorithm == "none":
+            return False
+        if self.algorithm in ("int8_wo", "int4_wo") and module.rpartition(".")[2] not in _WEIGHT_ONLY_LAYERS:
+            return False
+        return not any(fnmatchcase(module, pattern) for pattern in self.exclude_modules)
+
+    @classmethod
+    def of(cls, config: CheckpointConfig, index: int) -> "DecoderSpec":
+        """The part of rank `index`. Raises ForgeError for what the embedded engine cannot compute."""
+        network = supported_network(config)
+        parallel = config.parallel
+        rank, tp = parallel.ranks[index], parallel.tp
+        quantization = config.quantization
+        excluded = quantization.exclude_modules
+        latent = LatentSpec.of(config) if network.latent_attention else None
+        return cls(
+            network=network,
+            residual=network.residual_of(config),
+            rank=rank,
+            tp=tp,
+            pp=parallel.pp,
+            layers=tuple(
+                layer_spec(config, layer) for layer in parallel.layers_of(rank.pp_rank, config.num_hidden_layers)
+            ),
+            hidden_size=config.hidden_size,
+            num_heads=config.num_attention_heads // tp,
+            num_kv_heads=max(1, config.num_key_value_heads // tp),
+            head_size=latent.cached_size if latent else config.head_size,
+            intermediate_size=config.intermediate_size // tp,
+            vocab_size=config.vocab_size,
+            hidden_act=config.hidden_act,
+            norm_epsilon=config.norm_epsilon,
+            position=POSITIONS[config.position_embedding_type],
+            max_positions=config.max_position_embeddings or 2048,
+            rotaries=rotaries(config, network, latent.rope_size if latent else None),
+            moe=MoeSpec.of(config, network, rank),
+            latent=latent,
+            qkv_bias=_holds(network.qkv_bias, config),
+            dense_bias=_holds(network.dense_bias, config),
+            mlp_bias=_holds(network.mlp_bias, config),
+            head_norm=network.head_norm == "always" or (network.head_norm != "never" and config.qk_layernorm),
+            softmax_scale=_softmax_scale(config, latent),
+            softmax_cap=number(config, "attn_logit_softcapping", 0.0) or None,
+            logit_cap=number(config, "final_logit_softcapping", 0.0) or None,
+            logit_scale=number(config, "output_multiplier_scale", 1.0),
+            embedding_scale=(
+                config.hidden_size**0.5 if network.scaled_embedding else number(config, "embedding_multiplier", 1.0)
+            ),
+            residual_scale=number(config, "residual_multiplier", 1.0),
+            embedding=_embedding_split(config),
+            tied_embeddings=config.tie_word_embeddings,
+            algorithm=ALGORITHMS[quantization.quant_algo],
+            group_size=quantization.group_size,
+            exclude_modules=tuple(UNQUANTIZED_MODULES if excluded is None else excluded),
+            kv_format=KV_FORMATS[quantization.kv_cache_quant_algo],
+        )
+
+
+def _holds(rule: BiasRule, config: CheckpointConfig) -> bool:
+    return rule == "always" or (rule != "never" and flag(config, rule))
+
+
+def _embedding_split(config: CheckpointConfig) -> EmbeddingSplit:
+    if not config.use_parallel_embedding or config.parallel.tp == 1:
+        return "replicated"
+    return "vocab" if config.embedding_sharding_dim == 0 else "hidden"
+
+
+def _softmax_scale(config: CheckpointConfig, latent: LatentSpec | None) -> float:
+    """What scores are multiplied with before the softmax."""
+    if latent:
+        # YaRN's attention factor stands here, squared, where mscale_all_dim asks for it (transformers deepseek_v2).
+        scaling = config.rotary_scaling or {}
+        factor = yarn_mscale(float(scaling.get("factor") or 1.0), float(scaling.get("mscale_all_dim") or 0.0))
+        return float(latent.head_size**-0.5 * factor**2)
+    size = number(config, "query_pre_attn_scalar", config.head_size)
+    relative = number(config, "attention_multiplier", 1.0) / number(config, "q_scaling", 1.0)
+    return float(size**-0.5 * relative)

@@ -1,0 +1,97 @@
+"""The parts of a decoder's specification that only some families have: experts, latent attention."""
+
+from dataclasses import dataclass
+
+from trtforge.core.errors import ForgeError
+from trtforge.core.parallel import Rank
+from trtforge.formats.trtllm import CheckpointConfig
+from trtforge.runtime.architecture.config_keys import integer
+from trtforge.runtime.architecture.network import Network
+
+_RENORMALIZE, _SPARSE_MIXER, _DEVICE_LIMITED, _DEVICE_LIMITED_RENORMALIZE = 1, 2, 3, 4
+"""`normalization_mode` of TensorRT-LLM's MoeConfig (tensorrt_llm/layers/moe.py); 0 is none."""
+
+
+@dataclass(frozen=True)
+class MoeSpec:
+    """A mixture of experts: this rank holds the `local` ones from `first` on, each `expert_size` wide here.
+
+    Weights are softmax probabilities times `scaling`. With more than one of `groups`, only the experts of the
+    `top_groups` best groups are candidates. shared_size: width on this rank of the expert that every token visits,
+    0 if there is none.
+    """
+
+    num_experts: int
+    first: int
+    local: int
+    top_k: int
+    expert_size: int
+    renormalize: bool
+    groups: int
+    top_groups: int
+    scaling: float
+    shared_size: int
+
+    @classmethod
+    def of(cls, config: CheckpointConfig, network: Network, rank: Rank) -> "MoeSpec | None":
+        """The experts of a rank, None for a dense model. Raises ForgeError for a layout that does not divide."""
+        moe = getattr(config, "moe", None) or {}
+        experts = int(moe.get("num_experts") or 0)
+        if not experts:
+            return None
+        parallel = config.parallel
+        moe_tp, mode = parallel.tp // parallel.ep, int(moe.get("normalization_mode") or 0)
+        expert_size = integer(config, network.expert_size) or config.intermediate_size
+        shared_size = int(moe.get("shared_expert_intermediate_size") or 0)
+        if experts % parallel.ep or expert_size % moe_tp or shared_size % parallel.tp or mode == _SPARSE_MIXER:
+            raise ForgeError(
+                f"config.json: {experts} experts of {expert_size} inner units over {parallel.ep} x {moe_tp} ranks, "
+                f"normalization_mode {mode}, are not known to the embedded engine",
+                hint="Convert to a layout that divides them; the sparse mixer needs the tensorrt_llm backend.",
+            )
+        local = experts // parallel.ep
+        limited = mode in (_DEVICE_LIMITED, _DEVICE_LIMITED_RENORMALIZE)
+        return cls(
+            num_experts=experts,
+            first=rank.tp_rank % parallel.ep * local,
+            local=local,
+            top_k=int(moe.get("top_k") or 1),
+            expert_size=expert_size // moe_tp,
+            renormalize=mode in (_RENORMALIZE, _DEVICE_LIMITED_RENORMALIZE),
+            groups=int(moe.get("device_limited_n_group") or 1) if limited else 1,
+            top_groups=int(moe.get("device_limited_topk_group") or 1) if limited else 1,
+            scaling=float(moe.get("device_limited_routed_scaling_factor") or 1.0),
+            shared_size=shared_size // parallel.tp,
+        )
+
+
+@dataclass(frozen=True)
+class LatentSpec:
+    """Multi-head latent attention: ranks of the compressed query (0: not compressed) and cache, sizes of a head."""
+
+    q_rank: int
+    kv_rank: int
+    nope_size: int
+    rope_size: int
+    value_size: int
+
+    @property
+    def cached_size(self) -> int:
+        """Elements that the KV cache holds of a token: the latent, then the rotated part of all heads' keys."""
+        return self.kv_rank + self.rope_size
+
+    @property
+    def head_size(self) -> int:
+        """Elements of a head's query before absorption."""
+        return self.nope_size + self.rope_size
+
+    @classmethod
+    def of(cls, config: CheckpointConfig) -> "LatentSpec":
+        """As config.json says."""
+        return cls(
+            q_rank=integer(config, "q_lora_rank"),
+            kv_rank=integer(config, "kv_lora_rank"),
+            nope_size=integer(config, "qk_nope_head_dim"),
+            rope_size=integer(config, "qk_rope_head_dim"),
+            value_size=integer(config, "v_head_dim"),
+        )

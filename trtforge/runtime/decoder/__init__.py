@@ -1,0 +1,1 @@
+"""The decoder of one rank: layers, attention, KV cache and logits."""

@@ -1,0 +1,180 @@
+"""Paged attention: keys and values go to their slots, queries attend to the blocks of their own row.
+
+Rows of one token are computed together in buckets of similar length.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trtforge.runtime.decoder.kv_cache import LayerCache
+from trtforge.runtime.decoder.scores import Scores
+from trtforge.runtime.scheduling.batch import Ints, Step, buckets, padded_rows
+
+
+@dataclass(frozen=True)
+class GenerationRows:
+    """Rows [first, end) of the step, one token each: their blocks, flattened; masks (rows, 1, 1, slots) by window."""
+
+    first: int
+    end: int
+    blocks: Tensor
+    masks: Mapping[int | None, Tensor]
+
+
+@dataclass(frozen=True)
+class ContextRow:
+    """Packed tokens [first, end) of one sequence, of which `start` tokens were computed before."""
+
+    first: int
+    end: int
+    start: int
+    blocks: Tensor
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A step as tensors on the device that computes it.
+
+    tokens, positions and logit_rows may be padded: there are `len(slots)` tokens, of which `wanted` give logits.
+    length: of the sequence they are part of, where that was known beforehand, else 0.
+    """
+
+    tokens: Tensor
+    positions: Tensor
+    slots: Tensor
+    logit_rows: Tensor
+    wanted: int
+    length: int
+    generation: tuple[GenerationRows, ...]
+    context: tuple[ContextRow, ...]
+
+    @classmethod
+    def of(
+        cls,
+        step: Step,
+        tokens_per_block: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        *,
+        windows: tuple[int | None, ...] = (None,),
+        pads: bool = False,
+    ) -> "Batch":
+        """Everything that the layers share. `windows`: tokens that their queries see, itself included; None is all."""
+        held = -(-(step.starts + step.counts) // tokens_per_block)
+        rows = step.generation_rows
+        generation = []
+        for first, end in buckets(held[:rows]):
+            columns = int(held[end - 1])
+            blocks = torch.from_numpy(step.tables[first:end, :columns].reshape(-1)).to(device)
+            last = torch.from_numpy(step.starts[first:end]).to(device).unsqueeze(1)
+            keys = torch.arange(columns * tokens_per_block, device=device)
+            masks = {window: _mask(last, keys, dtype, window).view(end - first, 1, 1, -1) for window in windows}
+            generation.append(GenerationRows(first, end, blocks, masks))
+        ends = step.counts.cumsum()
+        row_of, positions = step.positions()
+        context = tuple(
+            ContextRow(
+                int(ends[row] - step.counts[row]),
+                int(ends[row]),
+                int(step.starts[row]),
+                torch.from_numpy(step.tables[row, : held[row]]).to(device),
+            )
+            for row in range(rows, len(step.counts))
+        )
+        logit_rows = step.logit_rows()
+        return cls(
+            tokens=_packed(step.tokens, device, pads),
+            positions=_packed(positions, device, pads),
+            slots=_packed(step.slots(row_of, positions, tokens_per_block), device),
+            logit_rows=_packed(logit_rows, device, pads),
+            wanted=len(logit_rows),
+            length=step.length,
+            generation=tuple(generation),
+            context=context,
+        )
+
+
+def _packed(values: Ints, device: torch.device, pads: bool = False) -> Tensor:
+    """The integers on the device, followed by zeros if `pads`."""
+    if pads and padded_rows(len(values)) > len(values):
+        values = np.concatenate([values, np.zeros(padded_rows(len(values)) - len(values), dtype=np.int64)])
+    return torch.from_numpy(values).to(device)
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Grouped-query attention of one rank's heads; rotated queries, keys and values come in one tensor.
+
+    `latent`: one vector of a token is its key and its value.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    scores: Scores
+    window: int | None = None
+    latent: bool = False
+
+    def __call__(self, heads: Tensor, batch: Batch, cache: LayerCache) -> Tensor:
+        """(tokens, heads + cached vectors, head_size) to (tokens, heads x head_size); padding becomes zero."""
+        tokens = len(batch.slots)
+        cache.write(batch.slots, heads[:tokens, self.num_heads :])
+        if len(batch.generation) == 1 and not batch.context and tokens == len(heads):
+            return self._generate(heads[:, : self.num_heads], batch.generation[0], cache)
+        out = torch.empty(len(heads), self.num_heads * self.head_size, dtype=heads.dtype, device=heads.device)
+        out[tokens:] = 0
+        for rows in batch.generation:
+            out[rows.first : rows.end] = self._generate(heads[rows.first : rows.end, : self.num_heads], rows, cache)
+        for row in batch.context:
+            out[row.first : row.end] = self._context(heads[row.first : row.end], row, cache)
+        return out
+
+    def _generate(self, queries: Tensor, rows: GenerationRows, cache: LayerCache) -> Tensor:
+        count = rows.end - rows.first
+        vectors = cache.read(rows.blocks)
+        keys, values = self._split(vectors.view(count, -1, *vectors.shape[1:]).transpose(1, 2), 1)
+        grouped = queries.reshape(count, self.num_kv_heads, -1, self.head_size)
+        return self.scores.one_query(grouped, keys, values, rows.masks[self.window]).reshape(count, -1)
+
+    def _context(self, heads: Tensor, row: ContextRow, cache: LayerCache) -> Tensor:
+        """One sequence. What it has computed in full needs neither the cache nor, mostly, a mask."""
+        count = row.end - row.first
+        whole = row.start == 0 and cache.exact
+        queries = heads[:, : self.num_heads].transpose(0, 1)
+        vectors = heads[:, self.num_heads :] if whole else cache.read(row.blocks)
+        keys, values = self._split(vectors.transpose(0, 1), 0)
+        if whole and not self.scores.needs_mask and (self.window is None or count <= self.window):
+            return _joined(self.scores.sequence(queries, keys, values, None))
+        pieces = []
+        for first in range(0, count, self.scores.queries_at_once):
+            end = min(count, first + self.scores.queries_at_once)
+            seen = row.start + end
+            positions = torch.arange(row.start + first, seen, device=heads.device).unsqueeze(1)
+            mask = _mask(positions, torch.arange(seen, device=heads.device), heads.dtype, self.window)
+            found = self.scores.sequence(queries[:, first:end], keys[:, :seen], values[:, :seen], mask)
+            pieces.append(_joined(found))
+        return torch.cat(pieces)
+
+    def _split(self, vectors: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of what is cached, whose vectors are in dimension `dim`."""
+        if self.latent:
+            return vectors, vectors
+        keys, values = vectors.chunk(2, dim)
+        return keys, values
+
+
+def _joined(found: Tensor) -> Tensor:
+    """(heads, tokens, size) to (tokens, heads x size)."""
+    return found.transpose(0, 1).flatten(1)
+
+
+def _mask(queries: Tensor, keys: Tensor, dtype: torch.dtype, window: int | None) -> Tensor:
+    """Additive (queries, keys) mask from positions: 0 where a query sees a key, else minus infinity."""
+    hidden = keys > queries
+    if window is not None:
+        hidden |= keys <= queries - window
+    return torch.zeros(hidden.shape, dtype=dtype, device=keys.device).masked_fill_(hidden, float("-inf"))

@@ -1,0 +1,72 @@
+"""The decoder of one rank: embedding, layers, final norm and logits, for packed tokens and a paged cache."""
+
+import torch
+from torch import Tensor
+
+from trtforge.runtime.architecture.rotary import Rotary
+from trtforge.runtime.architecture.spec import DecoderSpec
+from trtforge.runtime.decoder.attention import Batch
+from trtforge.runtime.decoder.collective import Collective
+from trtforge.runtime.decoder.embedding import load_embedding
+from trtforge.runtime.decoder.kv_cache import LayerCache, Scratch, storage_dtype
+from trtforge.runtime.decoder.layer import kv_scale, load_layer
+from trtforge.runtime.decoder.loader import Loader
+from trtforge.runtime.decoder.logits import finished_logits, load_logits
+from trtforge.runtime.linears.kernels import Kernels
+from trtforge.runtime.linears.linear import Placement
+from trtforge.runtime.linears.weights import Weights
+
+
+class Decoder:
+    """Computes steps. Takes the packed tensors of `pack_rank`; each is used and none may be left."""
+
+    def __init__(
+        self, spec: DecoderSpec, kernels: Kernels, weights: Weights, place: Placement, longest: int, ranks: Collective
+    ) -> None:
+        self.spec = spec
+        self.place = place
+        self._ranks = ranks
+        self._rotaries = [Rotary(rotary, longest, place.device) for rotary in spec.rotaries]
+        loader = Loader.of(spec, kernels, weights, place, ranks)
+        self._layers = [load_layer(loader, index) for index in range(spec.num_layers)]
+        self._kv_scales = [kv_scale(loader, index) for index in range(spec.num_layers)]
+        self._embedding = load_embedding(loader) if spec.first else None
+        self._head = load_logits(loader) if spec.last else None
+        weights.finish()
+
+    def new_cache(self, num_blocks: int, tokens_per_block: int) -> list[LayerCache]:
+        """An empty cache for every layer. Zeroed: what a mask hides must still be finite."""
+        spec = self.spec
+        shape = (num_blocks, tokens_per_block, *spec.cached)
+        dtype = storage_dtype(spec.kv_format, self.place.dtype)
+        scratch = Scratch()
+        return [
+            LayerCache(torch.zeros(shape, dtype=dtype, device=self.place.device), scale, self.place.dtype, scratch)
+            for scale in self._kv_scales
+        ]
+
+    def forward(self, batch: Batch, cache: list[LayerCache]) -> Tensor | None:
+        """float32 logits (wanted rows, vocabulary) on rank 0, None on the others."""
+        spec, place = self.spec, self.place
+        if self._embedding is not None:
+            hidden = self._embedding(batch.tokens, batch.positions)
+        else:
+            empty = torch.empty(len(batch.tokens), spec.hidden_size, dtype=place.dtype, device=place.device)
+            hidden = self._ranks.receive_hidden(empty)
+        rotations = tuple(rotary.at(batch.positions, place.dtype, batch.length) for rotary in self._rotaries)
+        for layer, layer_cache in zip(self._layers, cache, strict=True):
+            hidden = layer(hidden, batch, rotations, layer_cache)
+        part = None
+        if self._head is not None:
+            part = self._head(self._wanted(hidden, batch))[: batch.wanted] if batch.wanted else None
+        else:
+            self._ranks.send_hidden(hidden)
+        if batch.wanted == 0:
+            return None
+        logits = self._ranks.gather_logits(part, batch.wanted, spec.vocab_share, hidden)
+        return None if logits is None else finished_logits(logits, spec)
+
+    @staticmethod
+    def _wanted(hidden: Tensor, batch: Batch) -> Tensor:
+        """The rows whose logits are asked for."""
+        return hidden if batch.wanted == len(batch.slots) else hidden.index_select(0, batch.logit_rows)

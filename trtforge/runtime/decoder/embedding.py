@@ -1,0 +1,62 @@
+"""From token ids to hidden states: the vocabulary's table and, where there are any, learned positions, scale, norm."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from trtforge.runtime.architecture.layout import EMBEDDING, EMBEDDING_NORM, POSITIONS
+from trtforge.runtime.architecture.spec import DecoderSpec, EmbeddingSplit
+from trtforge.runtime.decoder.collective import Collective
+from trtforge.runtime.decoder.loader import Loader
+
+Lookup = Callable[[Tensor], Tensor]
+
+
+def load_embedding(loader: Loader) -> Callable[[Tensor, Tensor], Tensor]:
+    """The function of (tokens, positions) that gives (tokens, hidden)."""
+    spec = loader.spec
+    network = spec.network
+    words = _lookup(loader, EMBEDDING, spec.embedding)
+    places = None
+    if spec.position == "learned":
+        places = _lookup(loader, POSITIONS, spec.embedding if network.splits_positions else "replicated")
+    norm = loader.norm(EMBEDDING_NORM) if network.embedding_norm else None
+    # Rounded to the compute type first, as transformers' Gemma does.
+    scale = float(torch.tensor(spec.embedding_scale, dtype=loader.place.dtype))
+
+    def embed(tokens: Tensor, positions: Tensor) -> Tensor:
+        hidden = words(tokens)
+        if scale != 1.0:
+            hidden = hidden * scale
+        if places is not None:
+            hidden = hidden + places(positions)
+        return hidden if norm is None else norm(hidden)
+
+    return embed
+
+
+def _lookup(loader: Loader, name: str, split: EmbeddingSplit) -> Lookup:
+    """Rows of a table that ranks hold together."""
+    spec, ranks, table = loader.spec, loader.ranks, loader.tensor(name)
+    match split:
+        case "replicated":
+            return lambda rows: functional.embedding(rows, table)
+        case "hidden":
+            return lambda rows: ranks.all_gather(functional.embedding(rows, table))
+        case "vocab":
+            return _vocab_parallel(spec, ranks, table)
+
+
+def _vocab_parallel(spec: DecoderSpec, ranks: Collective, table: Tensor) -> Lookup:
+    first = spec.rank.tp_rank * len(table)
+
+    def lookup(rows: Tensor) -> Tensor:
+        """Rows that this rank holds, zero for the others: the sum over ranks is the embedding."""
+        local = rows - first
+        foreign = (local < 0) | (local >= len(table))
+        own = functional.embedding(local.masked_fill(foreign, 0), table)
+        return ranks.all_reduce(own.masked_fill_(foreign.unsqueeze(1), 0))
+
+    return lookup

@@ -1,0 +1,72 @@
+"""Grouped-query attention, from hidden states to what they change by: groups of queries share a key and value head."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from trtforge.runtime.architecture.positions import LayerSpec
+from trtforge.runtime.architecture.rotary import Rotation
+from trtforge.runtime.architecture.spec import DecoderSpec
+from trtforge.runtime.decoder.alibi import Alibi
+from trtforge.runtime.decoder.attention import Attention, Batch
+from trtforge.runtime.decoder.kv_cache import LayerCache
+from trtforge.runtime.decoder.loader import Loader, Norm
+from trtforge.runtime.decoder.scores import FusedScores, Scores, SoftmaxScores
+from trtforge.runtime.linears.linear import Linear
+
+
+@dataclass(frozen=True)
+class GroupedQueryAttention:
+    """`head_norms`: of queries and of keys, head by head. `rotary`: which of the step's rotations turns both."""
+
+    qkv: Linear
+    dense: Linear
+    attention: Attention
+    head_norms: tuple[Norm, Norm] | None
+    rotary: int
+
+    def __call__(self, x: Tensor, batch: Batch, rotations: tuple[Rotation, ...], cache: LayerCache) -> Tensor:
+        """(tokens, hidden) to the same, summed over ranks."""
+        queries, keys = self.attention.num_heads, self.attention.num_kv_heads
+        heads = self.qkv(x).view(len(x), -1, self.attention.head_size)
+        if self.head_norms:
+            query_norm, key_norm = self.head_norms
+            heads[:, :queries] = query_norm(heads[:, :queries])
+            heads[:, queries : queries + keys] = key_norm(heads[:, queries : queries + keys])
+        if rotations:
+            rotations[self.rotary].turn(heads[:, : queries + keys])
+        return self.dense(self.attention(heads, batch, cache))
+
+
+def load_grouped_query(loader: Loader, name: str, layer: LayerSpec) -> GroupedQueryAttention:
+    """The attention of a layer."""
+    spec = loader.spec
+    norms = (loader.norm(f"{name}.q_layernorm"), loader.norm(f"{name}.k_layernorm")) if spec.head_norm else None
+    return GroupedQueryAttention(
+        qkv=loader.linear(f"{name}.qkv"),
+        dense=loader.row_parallel(f"{name}.dense"),
+        attention=Attention(spec.num_heads, spec.num_kv_heads, spec.head_size, _scores(loader), layer.window),
+        head_norms=norms,
+        rotary=layer.rotary,
+    )
+
+
+def _scores(loader: Loader) -> Scores:
+    spec = loader.spec
+    if spec.position in ("alibi", "scaled_alibi"):
+        return SoftmaxScores(spec.softmax_scale, spec.softmax_cap, _alibi(spec, loader))
+    if spec.softmax_cap:
+        return SoftmaxScores(spec.softmax_scale, spec.softmax_cap, None)
+    return FusedScores(spec.softmax_scale)
+
+
+def _alibi(spec: DecoderSpec, loader: Loader) -> Alibi:
+    """`alibi_with_scale` adds the bias before scores are scaled: it is scaled with them."""
+    return Alibi(
+        spec.num_heads * spec.tp,
+        spec.num_heads * spec.rank.tp_rank,
+        spec.num_heads,
+        scale=spec.softmax_scale if spec.position == "scaled_alibi" else 1.0,
+        coarse=spec.network.coarse_alibi,
+        device=loader.place.device,
+    )

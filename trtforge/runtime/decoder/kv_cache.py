@@ -1,0 +1,66 @@
+"""The paged KV cache of a layer: what steps write to slots, and gather by blocks.
+
+A layer's cache is one tensor (blocks, tokens_per_block, vectors, size): keys before values, so that a step writes and
+gathers both at once, or a single latent vector that is both.
+"""
+
+import torch
+from torch import Tensor
+
+from trtforge.models.transforms import quantize_fp8
+from trtforge.runtime.architecture.supported import KvFormat
+from trtforge.runtime.linears.float8 import from_e4m3
+from trtforge.runtime.linears.int8 import round_to_int8
+
+
+def storage_dtype(format_: KvFormat, dtype: torch.dtype) -> torch.dtype:
+    """Of the tensor that holds a layer's cache; `dtype` is the compute type."""
+    return {"none": dtype, "fp8": torch.uint8, "int8": torch.int8}[format_]
+
+
+class Scratch:
+    """Memory for gathered blocks, one for all layers: it stays in the processor's cache and is never given back."""
+
+    def __init__(self) -> None:
+        self._blocks: Tensor | None = None
+
+    def gather(self, storage: Tensor, blocks: Tensor) -> Tensor:
+        """storage[blocks]; valid until the next call."""
+        if storage.is_cuda:
+            return storage.index_select(0, blocks)
+        if self._blocks is None or len(self._blocks) < len(blocks):
+            self._blocks = storage.new_empty((len(blocks) * 5 // 4 + 1, *storage.shape[1:]))
+        into = self._blocks[: len(blocks)]
+        return torch.index_select(storage, 0, blocks, out=into)
+
+
+class LayerCache:
+    """Vectors of one layer. With `scale`, storage of uint8 holds E4M3 of value / scale, storage of int8 integers."""
+
+    def __init__(self, storage: Tensor, scale: float | None, dtype: torch.dtype, scratch: Scratch) -> None:
+        self._blocks = storage
+        self._scratch = scratch
+        self._slots = storage.view(-1, *storage.shape[2:])
+        self._scale = scale
+        self._dtype = dtype
+        self.exact = scale is None
+
+    def write(self, slots: Tensor, values: Tensor) -> None:
+        """Store (tokens, vectors, size)."""
+        if self._scale is not None:
+            integers = self._blocks.dtype is torch.int8
+            values = round_to_int8(values, self._scale) if integers else _e4m3_bytes(values, self._scale)
+        self._slots.index_copy_(0, slots, values)
+
+    def read(self, blocks: Tensor) -> Tensor:
+        """(tokens, vectors, size) of these blocks, in the compute type; valid until the next read."""
+        values = self._scratch.gather(self._blocks, blocks).view(-1, *self._slots.shape[1:])
+        if self._scale is None:
+            return values
+        if values.dtype is torch.int8:
+            return values.to(self._dtype).mul_(self._scale)
+        return from_e4m3(values.view(torch.float8_e4m3fn), self._dtype, self._scale)
+
+
+def _e4m3_bytes(values: Tensor, scale: float) -> Tensor:
+    return quantize_fp8(values, scale).view(torch.uint8)

@@ -1,0 +1,52 @@
+"""How many KV blocks fit: asked for, or a share of the memory that is free after the weights are loaded."""
+
+import torch
+
+from trtforge.core.device import CPU_CACHE_BYTES
+from trtforge.core.errors import ForgeError
+from trtforge.machine.host import Host
+from trtforge.machine.memory import read_memory
+from trtforge.runtime.architecture.spec import DecoderSpec
+from trtforge.runtime.linears.linear import Placement
+from trtforge.runtime.scheduling.scheduler import BatchLimits
+
+
+def block_bytes(spec: DecoderSpec, dtype: torch.dtype, tokens_per_block: int) -> int:
+    """Bytes of one KV block over the layers of one rank."""
+    size = dtype.itemsize if spec.kv_format == "none" else 1
+    vectors, elements = spec.cached
+    return spec.num_layers * tokens_per_block * vectors * elements * size
+
+
+def block_count(
+    spec: DecoderSpec, place: Placement, limits: BatchLimits, tokens_per_block: int, fraction: float, tokens: int | None
+) -> int:
+    """KV blocks of one rank: `tokens` worth of them, else what the engine can use, as far as memory goes.
+
+    Raises ForgeError if not even one block fits.
+    """
+    available = free_memory(place.device) * fraction
+    if place.device.type == "cpu":
+        available = (available if tokens is not None else min(available, CPU_CACHE_BYTES)) / (spec.tp * spec.pp)
+    fitting = int(available // block_bytes(spec, place.dtype, tokens_per_block))
+    useful = limits.max_batch_size * -(-limits.max_seq_len // tokens_per_block)
+    wanted = useful if tokens is None else tokens // tokens_per_block
+    if min(fitting, wanted) < 1:
+        raise ForgeError(
+            f"the KV cache has no room for one block of {tokens_per_block} tokens",
+            hint="Free some memory, or raise the KV cache's fraction or number of tokens.",
+        )
+    return min(fitting, wanted)
+
+
+def free_memory(device: torch.device, host: Host | None = None) -> int:
+    """Free bytes where the engine computes; on a CPU, of `host` (None: this machine) within its control group.
+
+    Raises ForgeError where the system does not tell.
+    """
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    memory = read_memory(host or Host())
+    if memory is None:
+        raise ForgeError("free memory is unknown: /proc/meminfo cannot be read", hint="Mount /proc for this process.")
+    return memory.available

@@ -1,0 +1,90 @@
+"""One decoder layer: attention and MLP, the norms around them, and how their outputs join the hidden states."""
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from torch import Tensor
+
+from trtforge.runtime.architecture.layout import layer_name, router_name
+from trtforge.runtime.architecture.rotary import Rotation
+from trtforge.runtime.decoder.attention import Batch
+from trtforge.runtime.decoder.grouped_query import load_grouped_query
+from trtforge.runtime.decoder.kv_cache import LayerCache
+from trtforge.runtime.decoder.latent import load_latent
+from trtforge.runtime.decoder.loader import Loader, Norm
+from trtforge.runtime.decoder.mlp import load_mlp
+from trtforge.runtime.decoder.moe import load_moe
+from trtforge.runtime.linears.linear import Linear
+
+
+class AttentionPart(Protocol):
+    """Attention from hidden states to what they change by, summed over ranks."""
+
+    def __call__(self, x: Tensor, batch: Batch, rotations: tuple[Rotation, ...], cache: LayerCache) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Layer:
+    """See `Residual` for the kinds. `scale`: of what is added to the hidden states."""
+
+    kind: Literal["sequential", "parallel", "post_norm"]
+    input_norm: Norm
+    attention: AttentionPart
+    mlp_norm: Norm | None
+    mlp: Linear
+    after_attention: Norm | None
+    after_mlp: Norm | None
+    scale: float
+
+    def __call__(self, hidden: Tensor, batch: Batch, rotations: tuple[Rotation, ...], cache: LayerCache) -> Tensor:
+        """(tokens, hidden) to the same."""
+        match self.kind:
+            case "sequential":
+                change = self.attention(self.input_norm(hidden), batch, rotations, cache)
+                hidden = self._joined(hidden, change, self.after_attention)
+                return self._joined(hidden, self.mlp(self._mlp_input(hidden)), self.after_mlp)
+            case "parallel":
+                normed = self.input_norm(hidden)
+                mlp_input = normed if self.mlp_norm is None else self.mlp_norm(hidden)
+                return hidden + self.attention(normed, batch, rotations, cache) + self.mlp(mlp_input)
+            case "post_norm":
+                hidden = self.input_norm(hidden + self.attention(hidden, batch, rotations, cache))
+                return self._mlp_input(hidden + self.mlp(hidden))
+
+    def _mlp_input(self, hidden: Tensor) -> Tensor:
+        assert self.mlp_norm is not None
+        return self.mlp_norm(hidden)
+
+    def _joined(self, hidden: Tensor, change: Tensor, norm: Norm | None) -> Tensor:
+        if norm is not None:
+            change = norm(change)
+        return hidden + change if self.scale == 1.0 else hidden + change * self.scale
+
+
+def load_layer(loader: Loader, index: int) -> Layer:
+    """Layer `index` of this pipeline stage."""
+    spec, name = loader.spec, layer_name(index)
+    residual = spec.residual
+    attention = load_latent if spec.latent else load_grouped_query
+    mlp = load_moe if router_name(index) in loader.tensors else load_mlp
+
+    def norm(part: str | None) -> Norm | None:
+        return None if part is None else loader.norm(f"{name}.{part}")
+
+    return Layer(
+        kind=residual.kind,
+        input_norm=loader.norm(f"{name}.input_layernorm"),
+        attention=attention(loader, f"{name}.attention", spec.layers[index]),
+        mlp_norm=norm(residual.mlp_norm),
+        mlp=mlp(loader, f"{name}.mlp"),
+        after_attention=norm(residual.after_attention),
+        after_mlp=norm(residual.after_mlp),
+        scale=spec.residual_scale,
+    )
+
+
+def kv_scale(loader: Loader, index: int) -> float | None:
+    """The scale of a layer's quantised KV cache."""
+    if loader.spec.kv_format == "none":
+        return None
+    return float(loader.tensor(f"{layer_name(index)}.attention.kv_cache_scaling_factor"))

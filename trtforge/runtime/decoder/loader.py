@@ -1,0 +1,122 @@
+"""Takes the packed tensors of a rank, one part of the network at a time, and puts them where they are computed."""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from trtforge.runtime.architecture.layout import GatedSlot, LinearSlot, Slot, TensorSlot, rank_slots
+from trtforge.runtime.architecture.spec import DecoderSpec
+from trtforge.runtime.decoder.collective import Collective
+from trtforge.runtime.linears.kernels import Kernels, kernel_of
+from trtforge.runtime.linears.linear import Linear, Placement
+from trtforge.runtime.linears.packing import sparse_layers
+from trtforge.runtime.linears.weights import Weights
+
+Norm = Callable[[Tensor], Tensor]
+Pair = Callable[[Tensor], tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True)
+class Loader:
+    """Parts by the name that the checkpoint gives them."""
+
+    spec: DecoderSpec
+    kernels: Kernels
+    weights: Weights
+    place: Placement
+    ranks: Collective
+    linears: dict[str, LinearSlot]
+    tensors: dict[str, TensorSlot]
+
+    @classmethod
+    def of(
+        cls,
+        spec: DecoderSpec,
+        kernels: Kernels,
+        weights: Weights,
+        place: Placement,
+        ranks: Collective,
+        sparse: Collection[int] | None = None,
+    ) -> "Loader":
+        """The loader of one rank. `sparse`: its layers that have experts, where `weights` are not all of them."""
+        slots = list(rank_slots(spec, sparse_layers(spec, weights) if sparse is None else sparse))
+        linears = {slot.module: slot for slot in _linears(slots)}
+        tensors = {slot.name: slot for slot in slots if isinstance(slot, TensorSlot)}
+        return cls(spec, kernels, weights, place, ranks, linears, tensors)
+
+    def tensor(self, name: str) -> Tensor:
+        """A tensor in the compute type, or in float32 if that is how it is kept."""
+        slot = self.tensors[name]
+        tensor = self.weights.take(name, *slot.shape)
+        return tensor.to(self.place.device, torch.float32 if slot.exact else self.place.dtype)
+
+    def linear(self, module: str, *, bias: bool = True) -> Linear:
+        """A linear layer; without `bias` its bias is left to the caller."""
+        return self._packed(self.linears[module], module, bias=bias)
+
+    def row_parallel(self, module: str, *, bias_in_parts: bool = False) -> Linear:
+        """Each rank gives a part of the sum; the bias is added once, after it, unless it is in parts itself."""
+        if self.spec.tp == 1:
+            return self.linear(module)
+        ranks, slot = self.ranks, self.linears[module]
+        linear = self.linear(module, bias=bias_in_parts)
+        if bias_in_parts or not slot.bias:
+            return lambda x: ranks.all_reduce(linear(x))
+        bias = self.weights.take(f"{module}.bias", slot.out).to(self.place.device, self.place.dtype)
+        return lambda x: ranks.all_reduce(linear(x)).add_(bias)
+
+    def pair(self, first: str, second: str) -> Pair:
+        """Two linear layers of one input and size, which may have been packed as one."""
+        slot = GatedSlot(self.linears[first], self.linears[second])
+        if not self.weights.has(f"{slot.both.module}.weight"):
+            fc, gate = self.linear(first), self.linear(second)
+            return lambda x: (fc(x), gate(x))
+        both = self._packed(slot.fc, slot.both.module, out=slot.both.out)
+
+        def halves(x: Tensor) -> tuple[Tensor, Tensor]:
+            fc, gate = both(x).chunk(2, dim=1)
+            return fc, gate
+
+        return halves
+
+    def experts(self, module: str) -> list[Linear]:
+        """A stack of experts, one linear layer for each."""
+        slot = self.linears[module]
+        return [self._packed(slot, f"{module}.{index}") for index in range(slot.experts)]
+
+    def norm(self, name: str) -> Norm:
+        """A norm over the last dimension, of the kind that the network has."""
+        weight = self.tensor(f"{name}.weight")
+        if self.spec.network.norm == "rms":
+            return rms_norm(weight, self.spec.norm_epsilon)
+        bias = self.tensor(f"{name}.bias") if f"{name}.bias" in self.tensors else None
+        return _layer_norm(weight, bias, self.spec.norm_epsilon)
+
+    def _packed(self, slot: LinearSlot, name: str, *, out: int | None = None, bias: bool = True) -> Linear:
+        kernel = kernel_of(self.spec, self.kernels, slot.module)
+        return kernel.load(self.weights, name, (out or slot.out, slot.inputs), self.place, bias=bias)
+
+
+def rms_norm(weight: Tensor, epsilon: float) -> Norm:
+    """x / rms(x) * weight."""
+    return lambda x: functional.rms_norm(x, weight.shape, weight, epsilon)
+
+
+def _layer_norm(weight: Tensor, bias: Tensor | None, epsilon: float) -> Norm:
+    """Over the last dimension only: Cohere's norms of heads have a row of weights for each head."""
+    if weight.dim() == 1:
+        return lambda x: functional.layer_norm(x, weight.shape, weight, bias, epsilon)
+    return lambda x: functional.layer_norm(x, weight.shape[-1:], eps=epsilon) * weight
+
+
+def _linears(slots: list[Slot]) -> list[LinearSlot]:
+    found: list[LinearSlot] = []
+    for slot in slots:
+        if isinstance(slot, GatedSlot):
+            found += [slot.fc, slot.gate]
+        elif isinstance(slot, LinearSlot):
+            found.append(slot)
+    return found

@@ -1,0 +1,68 @@
+"""A mixture of experts: the router chooses, each rank computes its own experts, the sum over ranks is the output.
+
+Numerics: transformers' mixtral, qwen2_moe, qwen3_moe and deepseek_v2; layout: tensorrt_llm/layers/moe.py.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from trtforge.runtime.architecture.activations import activation_of
+from trtforge.runtime.architecture.spec_parts import MoeSpec
+from trtforge.runtime.decoder.loader import Loader
+from trtforge.runtime.decoder.mlp import gated_halves
+from trtforge.runtime.linears.linear import Linear
+
+
+def load_moe(loader: Loader, name: str) -> Linear:
+    """The experts of a layer, and the one that every token visits, where there is one."""
+    spec, ranks = loader.spec, loader.ranks
+    moe = spec.moe
+    assert moe is not None, "only a layer with a router is loaded as one with experts"
+    act = activation_of(spec.hidden_act, exact_gelu=spec.network.exact_gelu)
+    router = loader.tensor(f"{name}.router.weight")
+    ups = [gated_halves(fc, act) for fc in loader.experts(f"{name}.fc")]
+    downs = loader.experts(f"{name}.proj")
+    shared = _shared(loader, f"{name}.shared_expert") if moe.shared_size else None
+
+    def mixture(x: Tensor) -> Tensor:
+        weights, chosen = route(moe, functional.linear(x.float(), router))
+        out = shared(x) if shared else torch.zeros_like(x)
+        visits = chosen.flatten().argsort()
+        counts = torch.bincount(chosen.flatten(), minlength=moe.num_experts).tolist()
+        by_expert = visits.split(counts)[moe.first : moe.first + moe.local]
+        for own, up, down in zip(by_expert, ups, downs, strict=True):
+            if len(own):
+                tokens = own // moe.top_k
+                found = down(up(x.index_select(0, tokens)))
+                out.index_add_(0, tokens, found * weights.flatten()[own].to(x.dtype).unsqueeze(1))
+        return ranks.all_reduce(out)
+
+    return mixture
+
+
+def route(moe: MoeSpec, logits: Tensor) -> tuple[Tensor, Tensor]:
+    """(tokens, experts) router logits to the (tokens, top_k) weights and indices of the experts that are chosen."""
+    scores = logits.softmax(dim=-1)
+    if moe.groups > 1:
+        by_group = scores.unflatten(1, (moe.groups, -1))
+        best = by_group.amax(dim=2).topk(moe.top_groups, dim=1, sorted=False).indices
+        candidates = torch.zeros(len(scores), moe.groups, dtype=torch.bool, device=scores.device).scatter_(
+            1, best, True
+        )
+        scores = by_group.masked_fill(~candidates.unsqueeze(2), 0.0).flatten(1)
+    weights, chosen = scores.topk(moe.top_k, dim=1)
+    if moe.renormalize:
+        weights = weights / weights.sum(dim=1, keepdim=True)
+    return weights * moe.scaling, chosen
+
+
+def _shared(loader: Loader, name: str) -> Linear:
+    """The expert of every token; this rank's part of its sum."""
+    spec = loader.spec
+    up = gated_halves(loader.linear(f"{name}.fc"), activation_of(spec.hidden_act, exact_gelu=spec.network.exact_gelu))
+    down = loader.linear(f"{name}.proj")
+    if not spec.network.shared_expert_gate:
+        return lambda x: down(up(x))
+    gate = loader.tensor(f"{name}_gate.weight")
+    return lambda x: down(up(x)).mul_(functional.linear(x, gate).sigmoid())

@@ -1,0 +1,78 @@
+"""From queries, keys and values to attention's output: torch's fused operation, or step by step where it cannot.
+
+`group` query heads share one key and value head. Masks are additive, zero or minus infinity. `queries_at_once` bounds
+the memory of a sequence's mask or scores; `needs_mask`: also for a sequence that starts at its first token.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from trtforge.runtime.decoder.alibi import Alibi
+
+
+@dataclass(frozen=True)
+class FusedScores:
+    """torch's scaled dot product attention."""
+
+    scale: float
+    queries_at_once: int = 1024
+    needs_mask: bool = False
+
+    def one_query(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+        """(rows, kv_heads, group, size) queries of a token each, (rows, kv_heads, slots, size) keys and values.
+
+        A group is folded into the query dimension, so that no key is repeated.
+        """
+        return functional.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=self.scale)
+
+    def sequence(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+        """(kv_heads x group, tokens, size) queries of one sequence, (kv_heads, keys, size); no mask is causal."""
+        return functional.scaled_dot_product_attention(
+            queries.unsqueeze(0),
+            keys.unsqueeze(0),
+            values.unsqueeze(0),
+            attn_mask=mask,
+            is_causal=mask is None,
+            scale=self.scale,
+            enable_gqa=len(queries) != len(keys),
+        )[0]
+
+
+@dataclass(frozen=True)
+class SoftmaxScores:
+    """float32 scores, capped at `cap` by tanh (Gemma 2) and biased by position (ALiBi) before the softmax."""
+
+    scale: float
+    cap: float | None
+    alibi: Alibi | None
+    queries_at_once: int = 256
+    needs_mask: bool = True
+
+    def one_query(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+        """As FusedScores does."""
+        probabilities = self._probabilities(queries.unsqueeze(3), keys.unsqueeze(2), mask.unsqueeze(3))
+        return (probabilities @ values.unsqueeze(2)).squeeze(3)
+
+    def sequence(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+        """As FusedScores does, always with a mask."""
+        assert mask is not None, "these scores are masked by the caller"
+        grouped = queries.unflatten(0, (len(keys), -1))
+        probabilities = self._probabilities(grouped, keys.unsqueeze(1), mask)
+        return (probabilities @ values.unsqueeze(1)).flatten(0, 1)
+
+    def _probabilities(self, queries: Tensor, keys: Tensor, mask: Tensor) -> Tensor:
+        """(..., kv_heads, group, queries, size) and (..., kv_heads, 1, keys, size) to (..., group, queries, keys)."""
+        scores = (queries @ keys.transpose(-1, -2)).float().mul_(self.scale)
+        if self.cap is not None:
+            scores.div_(self.cap).tanh_().mul_(self.cap)
+        if self.alibi is not None:
+            bias = self.alibi.bias(keys.shape[-2])
+            scores.add_(bias.view(queries.shape[-4], queries.shape[-3], 1, -1))
+        return torch.softmax(scores.add_(mask), dim=-1).to(queries.dtype)
+
+
+Scores = FusedScores | SoftmaxScores
+"""A way to attend."""

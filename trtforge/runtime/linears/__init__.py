@@ -1,0 +1,1 @@
+"""Linear layers by number format: kernels, packing and the tensors of rank files."""

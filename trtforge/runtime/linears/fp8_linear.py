@@ -1,0 +1,71 @@
+"""FP8 linear layers: E4M3 weights and statically scaled E4M3 activations, one scale a tensor."""
+
+import torch
+from torch import Tensor
+
+from trtforge.models.transforms import quantize_fp8
+from trtforge.runtime.linears.float8 import from_e4m3, round_to_e4m3
+from trtforge.runtime.linears.linear import Linear, Matrix, Placement, Stored, load_bias, with_bias
+from trtforge.runtime.linears.weights import Weights
+
+
+class Fp8Dense:
+    """E4M3 weights and statically scaled E4M3 activations, both held exactly in the compute type.
+
+    The products are exact and are summed in float32 by every CPU and CUDA matrix product; only then are they scaled.
+    """
+
+    def pack(self, stored: Stored, dtype: torch.dtype) -> dict[str, Tensor]:
+        assert stored.weights_scale is not None
+        assert stored.activation_scale is not None
+        packed = {
+            "weight": from_e4m3(_as_e4m3(stored.weight), dtype),
+            "activation_scaling_factor": stored.activation_scale,
+            "output_scaling_factor": stored.weights_scale * stored.activation_scale,
+        }
+        return with_bias(packed, stored, dtype)
+
+    def load(self, weights: Weights, prefix: str, shape: tuple[int, int], place: Placement, *, bias: bool) -> Linear:
+        matrix = Matrix(weights.take(f"{prefix}.weight", *shape).to(place.device, place.dtype))
+        activation_scale = weights.take_scalar(f"{prefix}.activation_scaling_factor").to(place.device)
+        output_scale = float(weights.take_scalar(f"{prefix}.output_scaling_factor"))
+        vector = load_bias(weights, prefix, shape, place, bias)
+
+        def linear(x: Tensor) -> Tensor:
+            y = matrix(round_to_e4m3(x, activation_scale).to(x.dtype)).mul_(output_scale)
+            return y if vector is None else y.add_(vector)
+
+        return linear
+
+
+class Fp8ScaledMatmul:
+    """E4M3 times E4M3 by the tensor cores of compute capability 8.9 and above."""
+
+    def pack(self, stored: Stored, dtype: torch.dtype) -> dict[str, Tensor]:
+        assert stored.weights_scale is not None
+        assert stored.activation_scale is not None
+        packed = {
+            "weight": _as_e4m3(stored.weight),
+            "weights_scaling_factor": stored.weights_scale,
+            "activation_scaling_factor": stored.activation_scale,
+        }
+        return with_bias(packed, stored, dtype)
+
+    def load(self, weights: Weights, prefix: str, shape: tuple[int, int], place: Placement, *, bias: bool) -> Linear:
+        columns = weights.take(f"{prefix}.weight", *shape).to(place.device).t()
+        weights_scale = weights.take_scalar(f"{prefix}.weights_scaling_factor").to(place.device)
+        activation_scale = weights.take_scalar(f"{prefix}.activation_scaling_factor").to(place.device)
+        vector = load_bias(weights, prefix, shape, place, bias)
+
+        def linear(x: Tensor) -> Tensor:
+            y = torch._scaled_mm(
+                quantize_fp8(x, activation_scale), columns, activation_scale, weights_scale, out_dtype=x.dtype
+            )
+            return y if vector is None else y.add_(vector)
+
+        return linear
+
+
+def _as_e4m3(weight: Tensor) -> Tensor:
+    """TensorRT-LLM also takes the same bytes as int8."""
+    return weight if weight.dtype is torch.float8_e4m3fn else weight.view(torch.float8_e4m3fn)

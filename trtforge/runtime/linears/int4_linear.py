@@ -1,0 +1,118 @@
+"""INT4-AWQ linear layers: signed 4-bit codes with a scale for each group of inputs, activations scaled beforehand."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from trtforge.core.errors import ForgeError
+from trtforge.models.kernels import PACKED_GROUPS
+from trtforge.models.transforms import dequantize_int4, unpack_int4
+from trtforge.runtime.linears.linear import Linear, Matrix, Placement, Stored, load_bias, with_bias
+from trtforge.runtime.linears.weights import Weights
+
+_TILE = 64  # outputs that the CPU kernels' layout keeps together
+_MANY_ROWS = 128  # from which expanding the weights was measured to be faster
+_KNOWN_LAYOUT = "AVX512"
+
+
+class Int4Dense:
+    """INT4-AWQ with the weights' values in the compute type: the reference arithmetic."""
+
+    def pack(self, stored: Stored, dtype: torch.dtype) -> dict[str, Tensor]:
+        assert stored.weights_scale is not None
+        values = dequantize_int4(unpack_int4(stored.weight.view(torch.int8)), stored.weights_scale.float())
+        return with_bias({"weight": values.to(dtype), **_prequant(stored, dtype)}, stored, dtype)
+
+    def load(self, weights: Weights, prefix: str, shape: tuple[int, int], place: Placement, *, bias: bool) -> Linear:
+        matrix = Matrix(
+            weights.take(f"{prefix}.weight", *shape).to(place.device, place.dtype),
+            load_bias(weights, prefix, shape, place, bias),
+        )
+        prequant = _load_prequant(weights, prefix, shape, place)
+        return matrix if prequant is None else lambda x: matrix(x * prequant)
+
+
+class Int4Packed:
+    """INT4-AWQ by torch's int4 kernels: bfloat16 activations, codes of both devices offset by 8.
+
+    The CPU's kernel is the fastest for a few rows and the slowest for many, where a matrix of the weights' values,
+    made for the occasion, pays.
+    """
+
+    def __init__(self, device: str) -> None:
+        self._cuda = device == "cuda"
+
+    def pack(self, stored: Stored, dtype: torch.dtype) -> dict[str, Tensor]:
+        assert stored.weights_scale is not None
+        codes = unpack_int4(stored.weight.view(torch.int8)).to(torch.int32) + 8
+        if codes.shape[0] % _TILE:
+            raise ForgeError(
+                f"an INT4 linear layer with {codes.shape[0]} outputs on a rank: int4 kernels take multiples of {_TILE}",
+                hint="Convert to fewer tensor-parallel ranks, or compile with `--compute-dtype float32`.",
+            )
+        if codes.shape[1] // stored.weights_scale.shape[1] not in PACKED_GROUPS:
+            raise ForgeError(
+                f"an INT4 linear layer with {codes.shape[1]} inputs on a rank: int4 kernels take multiples of "
+                f"{PACKED_GROUPS[-1]}",
+                hint="Convert to fewer tensor-parallel ranks, or compile with `--compute-dtype float32`.",
+            )
+        if self._cuda:
+            halves = ((codes[:, ::2] << 4) | codes[:, 1::2]).to(torch.uint8).cuda()
+            weight = torch.ops.aten._convert_weight_to_int4pack(halves, 8).cpu()
+        else:
+            weight = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes, 1)
+        scales = stored.weights_scale.t()
+        scales_and_zeros = torch.stack((scales, torch.zeros_like(scales)), dim=2).to(dtype).contiguous()
+        return with_bias(
+            {"weight": weight, "scales_and_zeros": scales_and_zeros, **_prequant(stored, dtype)}, stored, dtype
+        )
+
+    def load(self, weights: Weights, prefix: str, shape: tuple[int, int], place: Placement, *, bias: bool) -> Linear:
+        weight = weights.take(f"{prefix}.weight").to(place.device)
+        scales_and_zeros = weights.take(f"{prefix}.scales_and_zeros").to(place.device)
+        vector = load_bias(weights, prefix, shape, place, bias)
+        prequant = _load_prequant(weights, prefix, shape, place)
+        group = shape[1] // scales_and_zeros.shape[0]
+        multiply = torch.ops.aten._weight_int4pack_mm if self._cuda else torch.ops.aten._weight_int4pack_mm_for_cpu
+        expands = not self._cuda and torch.backends.cpu.get_cpu_capability() == _KNOWN_LAYOUT
+
+        def linear(x: Tensor) -> Tensor:
+            if prequant is not None:
+                x = x * prequant
+            if expands and len(x) >= _MANY_ROWS:
+                y = x @ _expanded(weight, scales_and_zeros)
+            else:
+                y = multiply(x, weight, group, scales_and_zeros)
+            return y if vector is None else y.add_(vector)
+
+        return linear
+
+
+def _expanded(weight: Tensor, scales_and_zeros: Tensor) -> Tensor:
+    """(in, out) bfloat16 values of a weight in the CPU kernel's AVX512 layout.
+
+    That layout (aten/src/ATen/native/cpu/int4mm_kernel.cpp) holds tiles of 64 outputs: for every input 32 bytes, of
+    which byte j has output j in its low and output j + 32 in its high nibble. A code becomes a number by being put
+    into the mantissa of 128, where bfloat16 has steps of 1.
+    """
+    groups, outputs, _ = scales_and_zeros.shape
+    tiles = weight.view(outputs // _TILE, -1, _TILE // 2).to(torch.int16)
+    values = torch.empty(tiles.shape[1], outputs // _TILE, _TILE, dtype=torch.bfloat16)
+    by_tile = values.transpose(0, 1)
+    for nibbles, into in (
+        (tiles & 15, by_tile[..., : _TILE // 2]),
+        (tiles >> 4, by_tile[..., _TILE // 2 :]),
+    ):
+        torch.sub(nibbles.bitwise_or_(0x4300).view(torch.bfloat16), 128 + 8, out=into)
+    values.view(groups, -1, outputs).mul_(scales_and_zeros[:, None, :, 0])
+    return values.view(-1, outputs)
+
+
+def _prequant(stored: Stored, dtype: torch.dtype) -> Mapping[str, Tensor]:
+    return {} if stored.prequant is None else {"prequant_scaling_factor": stored.prequant.to(dtype)}
+
+
+def _load_prequant(weights: Weights, prefix: str, shape: tuple[int, int], place: Placement) -> Tensor | None:
+    name = f"{prefix}.prequant_scaling_factor"
+    return weights.take(name, shape[1]).to(place.device, place.dtype) if weights.has(name) else None

@@ -1,0 +1,66 @@
+"""INT8 linear layers: weight-only, and SmoothQuant with statically scaled INT8 activations."""
+
+import torch
+from torch import Tensor
+
+from trtforge.runtime.linears.fp8_rowwise_linear import wide
+from trtforge.runtime.linears.int8 import round_to_int8
+from trtforge.runtime.linears.linear import Linear, Matrix, Placement, Stored, load_bias, with_bias
+from trtforge.runtime.linears.weights import Weights
+
+
+class Int8Dense:
+    """Weight-only INT8 with the weights' values in the compute type."""
+
+    def pack(self, stored: Stored, dtype: torch.dtype) -> dict[str, Tensor]:
+        assert stored.weights_scale is not None
+        values = stored.weight.float() * stored.weights_scale.unsqueeze(1)
+        return with_bias({"weight": values.to(dtype)}, stored, dtype)
+
+    def load(self, weights: Weights, prefix: str, shape: tuple[int, int], place: Placement, *, bias: bool) -> Linear:
+        weight = weights.take(f"{prefix}.weight", *shape).to(place.device, place.dtype)
+        return Matrix(weight, load_bias(weights, prefix, shape, place, bias))
+
+
+class SmoothQuant:
+    """W8A8_SQ_PER_CHANNEL: INT8 of pre-scaled activations times INT8 weights; sums are scaled by output.
+
+    By values in the compute type, or `integer`: by the products of INT8 that CPUs have instructions for. The sums of
+    both are those of integers, up to the rounding of float32 and of the compute type.
+    """
+
+    def __init__(self, *, integer: bool) -> None:
+        self._integer = integer
+
+    def pack(self, stored: Stored, dtype: torch.dtype) -> dict[str, Tensor]:
+        assert stored.weights_scale is not None
+        assert stored.activation_scale is not None
+        assert stored.prequant is not None
+        packed = {
+            "weight": stored.weight if self._integer else stored.weight.to(wide(dtype)),
+            "prequant_scaling_factor": stored.prequant.float(),
+            "activation_scaling_factor": stored.activation_scale,
+            "output_scaling_factor": stored.weights_scale * stored.activation_scale,
+        }
+        return with_bias(packed, stored, dtype)
+
+    def load(self, weights: Weights, prefix: str, shape: tuple[int, int], place: Placement, *, bias: bool) -> Linear:
+        multiply = self._product(weights.take(f"{prefix}.weight", *shape), place)
+        prequant = weights.take(f"{prefix}.prequant_scaling_factor", shape[1]).to(place.device)
+        activation_scale = weights.take_scalar(f"{prefix}.activation_scaling_factor").to(place.device)
+        output_scales = weights.take(f"{prefix}.output_scaling_factor", shape[0]).to(place.device)
+        vector = load_bias(weights, prefix, shape, place, bias)
+
+        def linear(x: Tensor) -> Tensor:
+            y = (multiply(round_to_int8(x * prequant, activation_scale)) * output_scales).to(x.dtype)
+            return y if vector is None else y.add_(vector)
+
+        return linear
+
+    def _product(self, weight: Tensor, place: Placement) -> Linear:
+        """From INT8 activations to unscaled sums."""
+        if self._integer:
+            columns = weight.to(place.device).t()
+            return lambda codes: torch._int_mm(codes, columns)
+        matrix = Matrix(weight.to(place.device, wide(place.dtype)))
+        return lambda codes: matrix(codes.to(wide(place.dtype)))

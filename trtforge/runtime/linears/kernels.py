@@ -1,0 +1,99 @@
+"""Which kernels compute a rank on a device."""
+
+from typing import Literal
+
+import torch
+
+from trtforge.core.config_model import Config
+from trtforge.core.errors import ForgeError
+from trtforge.models.kernels import REFERENCE, KernelName, kernel_for
+from trtforge.runtime.architecture.spec import DecoderSpec
+from trtforge.runtime.architecture.supported import Algorithm
+from trtforge.runtime.linears.fp8_linear import Fp8Dense, Fp8ScaledMatmul
+from trtforge.runtime.linears.fp8_rowwise_linear import Fp8RowwiseDense
+from trtforge.runtime.linears.int4_linear import Int4Dense, Int4Packed
+from trtforge.runtime.linears.int8 import multiplies_int8
+from trtforge.runtime.linears.int8_linear import Int8Dense, SmoothQuant
+from trtforge.runtime.linears.linear import Dense, Kernel
+from trtforge.runtime.linears.nvfp4_linear import Nvfp4Dense
+from trtforge.runtime.linears.w4a8_linear import W4A8
+
+Device = Literal["cpu", "cuda"]
+ComputeDtype = Literal["float32", "bfloat16", "float16"]
+DTYPES: dict[str, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+_OF_THE_CPU: frozenset[KernelName] = frozenset({"int4_packed_cpu", "w4a8_packed_cpu"})
+"""Their layout depends on the instruction set."""
+
+
+class Kernels(Config):
+    """The `kernels` object of an engine's config.json: how its quantised linear layers are computed.
+
+    `cpu_capability` is set where the packed layout depends on the CPU's instruction set.
+    """
+
+    quantized: KernelName = "dense"
+    cpu_capability: str | None = None
+
+    def check(self) -> None:
+        """Raises ForgeError if this machine cannot use weights that were packed for another one."""
+        here = torch.backends.cpu.get_cpu_capability()
+        if self.cpu_capability not in (None, here):
+            raise ForgeError(
+                f"the engine's weights were packed for {self.cpu_capability} CPUs, this one is {here}",
+                hint="Compile the checkpoint again on this machine.",
+            )
+        if self.quantized == "int8_sq_cpu" and not multiplies_int8():
+            raise ForgeError(
+                "the engine was compiled for a CPU with INT8 instructions (VNNI), which this one lacks",
+                hint="Compile the checkpoint again on this machine.",
+            )
+
+
+def reference_kernels(algorithm: Algorithm) -> Kernels:
+    """Plain arithmetic on any device and in any compute type: what a checkpoint is verified with."""
+    return Kernels(quantized=REFERENCE[algorithm])
+
+
+def choose_kernels(algorithm: Algorithm, group_size: int, device: Device, dtype: ComputeDtype) -> Kernels:
+    """The fastest kernels for a device."""
+    fp8_cores = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9)
+    name = kernel_for(algorithm, group_size, device, dtype, vnni=multiplies_int8(), fp8_cores=fp8_cores)
+    capability = torch.backends.cpu.get_cpu_capability() if name in _OF_THE_CPU else None
+    return Kernels(quantized=name, cpu_capability=capability)
+
+
+def kernel_of(spec: DecoderSpec, kernels: Kernels, module: str) -> Kernel:
+    """The kernel of one linear layer, by the name that a checkpoint gives it."""
+    if not spec.quantized(module):
+        return Dense()
+    match kernels.quantized:
+        case "dense":
+            return Dense()
+        case "fp8_dense":
+            return Fp8Dense()
+        case "fp8_scaled_mm":
+            return Fp8ScaledMatmul()
+        case "fp8_rowwise_dense":
+            return Fp8RowwiseDense()
+        case "nvfp4_dense":
+            return Nvfp4Dense()
+        case "int8_dense":
+            return Int8Dense()
+        case "int8_sq_dense":
+            return SmoothQuant(integer=False)
+        case "int8_sq_cpu":
+            return SmoothQuant(integer=True)
+        case "w4a8_dense":
+            return W4A8(Int4Dense())
+        case "w4a8_packed_cpu":
+            return W4A8(Int4Packed("cpu"))
+        case "int4_dense":
+            return Int4Dense()
+        case "int4_packed_cpu":
+            return Int4Packed("cpu")
+        case "int4_packed_cuda":
+            return Int4Packed("cuda")

@@ -1,0 +1,69 @@
+"""NVFP4 linear layers: E2M1 values, an E4M3 scale for each 16 inputs and one float32 scale a tensor, on both sides.
+
+Weights: ModelOpt qtensor/nvfp4_tensor.py. Activations: as TensorRT-LLM's kernel rounds them (cpp quantization.cuh,
+`cvt_warp_fp16_to_fp4`).
+"""
+
+import torch
+from torch import Tensor
+
+from trtforge.models.transforms import E2M1_MAX, NVFP4_BLOCK
+from trtforge.runtime.linears.float8 import from_e4m3, round_to_e4m3
+from trtforge.runtime.linears.fp8_rowwise_linear import wide
+from trtforge.runtime.linears.linear import Linear, Matrix, Placement, Stored, load_bias, with_bias
+from trtforge.runtime.linears.weights import Weights
+
+_MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+
+
+class Nvfp4Dense:
+    """Values times their block scale, exact in the compute type; the two tensors' scales multiply the sums."""
+
+    def pack(self, stored: Stored, dtype: torch.dtype) -> dict[str, Tensor]:
+        assert stored.weights_scale is not None
+        assert stored.weights_scale_2 is not None
+        assert stored.activation_scale is not None
+        blocks = from_e4m3(stored.weights_scale.view(torch.float8_e4m3fn), torch.float32)
+        values = from_e2m1(stored.weight).unflatten(1, (-1, NVFP4_BLOCK)) * blocks.unsqueeze(2)
+        packed = {
+            "weight": values.flatten(1).to(wide(dtype)),
+            "activation_scaling_factor": stored.activation_scale,
+            "output_scaling_factor": stored.weights_scale_2 * stored.activation_scale,
+        }
+        return with_bias(packed, stored, dtype)
+
+    def load(self, weights: Weights, prefix: str, shape: tuple[int, int], place: Placement, *, bias: bool) -> Linear:
+        matrix = Matrix(weights.take(f"{prefix}.weight", *shape).to(place.device, wide(place.dtype)))
+        activation_scale = weights.take_scalar(f"{prefix}.activation_scaling_factor").to(place.device)
+        output_scale = float(weights.take_scalar(f"{prefix}.output_scaling_factor"))
+        vector = load_bias(weights, prefix, shape, place, bias)
+
+        def linear(x: Tensor) -> Tensor:
+            y = (matrix(round_to_nvfp4(x, activation_scale).to(wide(x.dtype))) * output_scale).to(x.dtype)
+            return y if vector is None else y.add_(vector)
+
+        return linear
+
+
+def from_e2m1(packed: Tensor) -> Tensor:
+    """(rows, 2 x columns) float32 of (rows, columns) bytes: the low nibble comes first."""
+    table = torch.tensor([*_MAGNITUDES, *(-value for value in _MAGNITUDES)], device=packed.device)
+    codes = torch.stack((packed & 0x0F, packed >> 4), dim=2).flatten(1)
+    return table[codes.long()]
+
+
+def round_to_nvfp4(values: Tensor, scale: Tensor) -> Tensor:
+    """float32 (rows, columns) of values / scale: E2M1 times the E4M3 scale of the block of 16 columns."""
+    blocks = (values.float() / scale).unflatten(1, (-1, NVFP4_BLOCK))
+    block_scales = round_to_e4m3(blocks.abs().amax(dim=2, keepdim=True), E2M1_MAX)
+    safe = torch.where(block_scales > 0, block_scales, torch.ones_like(block_scales))
+    rounded = round_to_e2m1(blocks / safe) * block_scales
+    return rounded.flatten(1)
+
+
+def round_to_e2m1(values: Tensor) -> Tensor:
+    """Rounded to two significant bits, steps of 0.5 below 2, halves to even, saturating at 6."""
+    scaled = values.float().clamp(-E2M1_MAX, E2M1_MAX)
+    power = scaled.view(torch.int32).bitwise_and(0x7F800000).view(torch.float32)
+    magic = power.clamp_(min=1.0).mul_(1.5 * 2.0**22)
+    return scaled.add_(magic).sub_(magic).clamp_(-E2M1_MAX, E2M1_MAX)

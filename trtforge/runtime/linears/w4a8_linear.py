@@ -1,0 +1,49 @@
+"""W4A8-AWQ linear layers: INT4 weights with a scale for each group of inputs, statically scaled E4M3 activations.
+
+As TensorRT-LLM loads them (models/modeling_utils.py `preprocess_perlayer_weights`): group scales / second scale in
+float16, inputs times pre-quantisation scale / activation scale, sums times second scale x activation scale. The
+quotient for inputs stays in float32 here, where TensorRT-LLM rounds it to the model's type.
+"""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from trtforge.runtime.linears.float8 import round_to_e4m3
+from trtforge.runtime.linears.fp8_rowwise_linear import wide
+from trtforge.runtime.linears.int4_linear import Int4Dense, Int4Packed
+from trtforge.runtime.linears.linear import Linear, Placement, Stored, load_bias, with_bias
+from trtforge.runtime.linears.weights import Weights
+
+
+class W4A8:
+    """E4M3 activations, exact in the compute type, times INT4 weights by a kernel of W4A16."""
+
+    def __init__(self, weights: Int4Dense | Int4Packed) -> None:
+        self._weights = weights
+
+    def pack(self, stored: Stored, dtype: torch.dtype) -> dict[str, Tensor]:
+        assert stored.weights_scale is not None
+        assert stored.weights_scale_2 is not None
+        assert stored.activation_scale is not None
+        assert stored.prequant is not None
+        scales = (stored.weights_scale / stored.weights_scale_2).half().float()
+        plain = replace(stored, bias=None, prequant=None, weights_scale=scales)
+        packed = self._weights.pack(plain, wide(dtype)) | {
+            "input_scaling_factor": stored.prequant.float() / stored.activation_scale,
+            "output_scaling_factor": stored.weights_scale_2 * stored.activation_scale,
+        }
+        return with_bias(packed, stored, dtype)
+
+    def load(self, weights: Weights, prefix: str, shape: tuple[int, int], place: Placement, *, bias: bool) -> Linear:
+        matrix = self._weights.load(weights, prefix, shape, replace(place, dtype=wide(place.dtype)), bias=False)
+        input_scales = weights.take(f"{prefix}.input_scaling_factor", shape[1]).to(place.device)
+        output_scale = float(weights.take_scalar(f"{prefix}.output_scaling_factor"))
+        vector = load_bias(weights, prefix, shape, place, bias)
+
+        def linear(x: Tensor) -> Tensor:
+            y = matrix(round_to_e4m3(x * input_scales, 1.0).to(wide(x.dtype))).mul_(output_scale).to(x.dtype)
+            return y if vector is None else y.add_(vector)
+
+        return linear

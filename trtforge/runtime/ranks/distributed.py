@@ -1,0 +1,158 @@
+"""The exchanges between rank processes of one machine: gloo over the loopback interface, and NCCL between GPUs.
+
+Process groups are held here, not in torch.distributed's globals, so that a process may hold several engines.
+"""
+
+import socket
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+from torch._C._distributed_c10d import PrefixStore, ReduceOp, Store, TCPStore
+
+from trtforge.runtime.architecture.spec import DecoderSpec
+from trtforge.runtime.scheduling.batch import Ints
+
+LOOPBACK = "127.0.0.1"
+_STEP_BUFFER = 8192  # integers that one broadcast carries; longer steps take a second one
+_FOREVER = timedelta(days=3650)  # workers wait for the next step as long as their parent lives
+
+
+def serve_store() -> tuple[TCPStore, int]:
+    """The rendezvous of a new group, listening on the loopback interface only, and its port."""
+    listener = socket.create_server((LOOPBACK, 0))
+    port = listener.getsockname()[1]
+    store = TCPStore(LOOPBACK, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+    return store, port
+
+
+def join_store(port: int) -> TCPStore:
+    """The rendezvous that rank 0 serves."""
+    return TCPStore(LOOPBACK, port, is_master=False, wait_for_workers=False)
+
+
+def loaded_key(index: int) -> str:
+    """What worker `index` sets in the store when its weights are loaded."""
+    return f"loaded/{index}"
+
+
+class _Work(Protocol):
+    def wait(self) -> object: ...
+
+
+class _Group(Protocol):
+    """What gloo's and NCCL's process groups have in common."""
+
+    def allreduce(self, tensors: list[Tensor], options: object = ...) -> _Work: ...
+
+    def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor]) -> _Work: ...
+
+    def broadcast(self, tensors: list[Tensor]) -> _Work: ...
+
+    def send(self, tensors: list[Tensor], rank: int, tag: int) -> _Work: ...
+
+    def recv(self, tensors: list[Tensor], rank: int, tag: int) -> _Work: ...
+
+
+class Distributed:
+    """One rank's view of its group; `connect` must be called on every rank before anything else."""
+
+    def __init__(self, spec: DecoderSpec, index: int, device: torch.device) -> None:
+        self._index = index
+        self._tp, self._world = spec.tp, spec.tp * spec.pp
+        self._stage, self._last_stage = spec.rank.pp_rank, spec.pp - 1
+        self._tp_rank = spec.rank.tp_rank
+        self._device = device
+        self._buffer = torch.zeros(_STEP_BUFFER, dtype=torch.int64)
+        self._control: _Group
+        self._all: _Group
+        self._peers: _Group
+
+    def connect(self, store: TCPStore) -> None:
+        """Meet the other ranks."""
+        self._control = _gloo(PrefixStore("control", store), self._index, self._world)
+        if self._device.type == "cuda":
+            self._all = _nccl(PrefixStore("all", store), self._index, self._world)
+            self._peers = _nccl(PrefixStore(f"stage{self._stage}", store), self._tp_rank, self._tp)
+        else:
+            self._all = self._control
+            self._peers = _gloo(PrefixStore(f"stage{self._stage}", store), self._tp_rank, self._tp)
+
+    def all_reduce(self, partial: Tensor) -> Tensor:
+        if self._tp > 1:
+            partial = partial.contiguous()
+            self._peers.allreduce([partial]).wait()
+        return partial
+
+    def all_gather(self, part: Tensor) -> Tensor:
+        if self._tp == 1:
+            return part
+        part = part.contiguous()
+        parts = [torch.empty_like(part) for _ in range(self._tp)]
+        self._peers.allgather([parts], [part]).wait()
+        return torch.cat(parts, dim=-1)
+
+    def send_hidden(self, hidden: Tensor) -> None:
+        self._all.send([hidden.contiguous()], self._index + self._tp, 0).wait()
+
+    def receive_hidden(self, into: Tensor) -> Tensor:
+        self._all.recv([into], self._index - self._tp, 0).wait()
+        return into
+
+    def gather_logits(self, part: Tensor | None, rows: int, columns: int, like: Tensor) -> Tensor | None:
+        if self._index != 0:
+            if part is not None:
+                self._all.send([part.contiguous()], 0, 1).wait()
+            return None
+        parts = []
+        for rank in range(self._last_stage * self._tp, self._world):
+            if rank == 0:
+                assert part is not None, "rank 0 is of the last pipeline stage and has no logits"
+                parts.append(part)
+            else:
+                received = torch.empty(rows, columns, dtype=like.dtype, device=like.device)
+                self._all.recv([received], rank, 1).wait()
+                parts.append(received)
+        return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
+
+    def broadcast_step(self, encoded: Ints | None) -> Ints:
+        buffer = self._buffer
+        if encoded is not None:
+            head = min(len(encoded), _STEP_BUFFER)
+            buffer[:head] = torch.from_numpy(encoded[:head])
+        self._control.broadcast([buffer]).wait()
+        length = int(buffer[0])
+        if length <= _STEP_BUFFER:
+            return encoded if encoded is not None else buffer.numpy().copy()
+        rest = (
+            torch.from_numpy(encoded[_STEP_BUFFER:]) if encoded is not None else buffer.new_empty(length - len(buffer))
+        )
+        self._control.broadcast([rest]).wait()
+        return encoded if encoded is not None else torch.cat((buffer, rest)).numpy()
+
+    def smallest(self, value: int) -> int:
+        values = torch.tensor([value])
+        options: Any = dist.AllreduceOptions()
+        options.reduceOp = ReduceOp.MIN
+        self._control.allreduce([values], options).wait()
+        return int(values)
+
+    def leave(self) -> None:
+        del self._control, self._all, self._peers  # a gloo group closes its connections, which its peers notice
+
+
+def _gloo(store: Store, rank: int, size: int) -> _Group:
+    gloo: Any = dist.ProcessGroupGloo
+    options = gloo._Options()
+    options._devices = [gloo.create_device(hostname=LOOPBACK)]
+    options._timeout = _FOREVER
+    group: _Group = gloo(store, rank, size, options)
+    return group
+
+
+def _nccl(store: Store, rank: int, size: int) -> _Group:
+    nccl: Any = dist.ProcessGroupNCCL
+    group: _Group = nccl(store, rank, size, nccl.Options())
+    return group

@@ -1,0 +1,252 @@
+"""A checkpoint or engine computed one decoder layer at a time over many sequences, with one layer's weights in memory.
+
+The ranks are threads of this process, which meet in the exchanges that an engine's ranks have. What comes out of a
+layer waits for the next one here, so pipeline stages exchange nothing.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trtforge.core.errors import ForgeError
+from trtforge.runtime.architecture.rotary import Rotary
+from trtforge.runtime.decoder.attention import Batch
+from trtforge.runtime.decoder.collective import Alone, Collective
+from trtforge.runtime.decoder.embedding import load_embedding
+from trtforge.runtime.decoder.kv_cache import LayerCache, Scratch, storage_dtype
+from trtforge.runtime.decoder.layer import kv_scale, load_layer
+from trtforge.runtime.decoder.loader import Loader
+from trtforge.runtime.decoder.logits import finished_logits, load_logits
+from trtforge.runtime.linears.linear import Placement
+from trtforge.runtime.linears.packing import Packing, sparse_layers
+from trtforge.runtime.linears.weights import Weights
+from trtforge.runtime.ranks.distributed import Distributed, join_store, serve_store
+from trtforge.runtime.ranks.rank_model import placement_of
+from trtforge.runtime.ranks.rank_threads import RankThreads, Task
+from trtforge.runtime.ranks.source import Source
+from trtforge.runtime.scheduling.batch import Step
+
+TOKENS_AT_ONCE = 2048
+Compute = Callable[[Batch, Tensor], Tensor]
+
+
+class Layerwise:
+    """Hidden states of token sequences on their way through a model. A context manager: its ranks are threads.
+
+    `advance` computes the next layer. After the last one and `load_logits`, `logits` has those of a sequence.
+    """
+
+    def __init__(self, source: Source, sequences: Sequence[Sequence[int]]) -> None:
+        _require_computable(source, sequences)
+        self._steps = [_chunks(tokens, source.tokens_per_block) for tokens in sequences]
+        blocks = max(-(-len(tokens) // source.tokens_per_block) for tokens in sequences)
+        parallel = source.config.parallel
+        indices = range(parallel.world_size)
+        places = [placement_of(source, index) for index in indices]  # a GPU that is missing is told before ranks wait
+        self._threads: RankThreads[Any] = RankThreads(len(places), max(1, torch.get_num_threads() // parallel.tp))
+        connect = _connected(source, places)
+        self._ranks: list[_Rank] = []
+        try:
+            meeting = self._threads.run([Task(partial(connect, index)) for index in indices])
+            for index in indices:
+                self._ranks.append(_Rank(source, index, places[index], meeting[index], blocks))
+            self._per_stage = self._ranks[0].spec.num_layers
+            self._hidden: list[list[Tensor]] = []
+            self._next = 0
+            first = self._stage(0)
+            self._each(first, _Rank.load_embedding)
+            for steps in self._steps:
+                empty = torch.empty(0)
+                self._hidden.append([self._run(first, step, empty) for step in steps])
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def num_layers(self) -> int:
+        """Of the whole model."""
+        return self._per_stage * (self._ranks[-1].spec.rank.pp_rank + 1)
+
+    @property
+    def hidden_size(self) -> int:
+        """Columns of the hidden states."""
+        return self._ranks[0].spec.hidden_size
+
+    def advance(self) -> None:
+        """Compute the next layer for all sequences."""
+        stage, index = divmod(self._next, self._per_stage)
+        ranks = self._stage(stage)
+        self._each(ranks, partial(_Rank.load_layer, index=index))
+        for steps, parts in zip(self._steps, self._hidden, strict=True):
+            for place, step in enumerate(steps):
+                parts[place] = self._run(ranks, step, parts[place])
+        self._next += 1
+
+    def states(self, sequence: int) -> Tensor:
+        """float32 (tokens, hidden) on the CPU that came out of the last layer computed."""
+        return torch.cat([part[: len(step.tokens)] for part, step in self._of(sequence)]).float().cpu()
+
+    def load_logits(self) -> None:
+        """Make ready for logits. Raises ForgeError if a rank's file holds tensors that have no place in the model."""
+        assert self._next == self.num_layers, "all layers come first"
+        self._each(self._stage(-1), _Rank.load_logits)
+        for rank in self._ranks:
+            rank.finish()
+
+    def logits(self, sequence: int) -> Tensor:
+        """float32 (tokens, vocabulary) on the CPU: row i predicts what follows token i."""
+        ranks, parts = self._stage(-1), []
+        for part, step in self._of(sequence):
+            columns = [found.cpu() for found in self._on(ranks, step, part)]
+            parts.append(finished_logits(torch.cat(columns, dim=1)[: len(step.tokens)], ranks[0].spec))
+        return torch.cat(parts)
+
+    def close(self) -> None:
+        """End the threads and close the files."""
+        self._threads.close()
+        for rank in self._ranks:
+            rank.close()
+
+    def __enter__(self) -> "Layerwise":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _of(self, sequence: int) -> list[tuple[Tensor, Step]]:
+        return list(zip(self._hidden[sequence], self._steps[sequence], strict=True))
+
+    def _stage(self, stage: int) -> "list[_Rank]":
+        wanted = self._ranks[-1].spec.rank.pp_rank if stage < 0 else stage
+        return [rank for rank in self._ranks if rank.spec.rank.pp_rank == wanted]
+
+    def _run(self, ranks: "list[_Rank]", step: Step, hidden: Tensor) -> Tensor:
+        return self._on(ranks, step, hidden)[0]
+
+    def _each(self, ranks: "list[_Rank]", load: "Callable[[_Rank], None]") -> None:
+        """One after another: what one needs while it loads, the next may use. No rank keeps what it had."""
+        for rank in self._ranks:
+            rank.unload()
+        for rank in ranks:
+            with torch.inference_mode():
+                load(rank)
+
+    def _on(self, ranks: "list[_Rank]", step: Step, hidden: Tensor) -> list[Tensor]:
+        """At the same time: ranks of a stage wait for one another."""
+        return self._threads.run([Task(partial(rank.compute, step, hidden), rank.leave) for rank in ranks])
+
+
+class _Rank:
+    """One rank, with one part of its weights at a time."""
+
+    def __init__(self, source: Source, index: int, place: Placement, ranks: Collective, blocks: int) -> None:
+        self.spec, self._place, self._ranks = source.spec(index), place, ranks
+        self._kernels, self._tokens_per_block = source.forge.kernels, source.tokens_per_block
+        self._stored = Weights.stream(source.directory, index)
+        self._sparse = sparse_layers(self.spec, self._stored)
+        self._packing = (
+            None if source.packed else Packing(source.config, index, self._stored, self._kernels, self._place.dtype)
+        )
+        longest = source.limits.max_seq_len
+        self._rotaries = [Rotary(rotary, longest, self._place.device) for rotary in self.spec.rotaries]
+        dtype = storage_dtype(self.spec.kv_format, self._place.dtype)
+        self._blocks = torch.zeros(
+            (blocks, source.tokens_per_block, *self.spec.cached), dtype=dtype, device=self._place.device
+        )
+        self._scratch = Scratch()
+        self._compute: Compute | None = None
+
+    def unload(self) -> None:
+        """Let go of the weights."""
+        self._compute = None
+
+    def load_embedding(self) -> None:
+        """Compute embeddings from now on; the hidden states given do not matter."""
+        embed = load_embedding(self._loader(None if self._packing is None else self._packing.embedding()))
+        self._compute = lambda batch, _: embed(batch.tokens, batch.positions)
+
+    def load_layer(self, index: int) -> None:
+        """Compute layer `index` of this stage from now on."""
+        loader = self._loader(None if self._packing is None else self._packing.layer(index))
+        layer, scale = load_layer(loader, index), kv_scale(loader, index)
+        if self._packing is not None:
+            loader.weights.finish()
+        cache = LayerCache(self._blocks, scale, self._place.dtype, self._scratch)
+
+        def compute(batch: Batch, hidden: Tensor) -> Tensor:
+            rotations = tuple(rotary.at(batch.positions, self._place.dtype, batch.length) for rotary in self._rotaries)
+            return layer(hidden, batch, rotations, cache)
+
+        self._compute = compute
+
+    def load_logits(self) -> None:
+        """Compute this rank's columns of the logits from now on."""
+        head = load_logits(self._loader(None if self._packing is None else self._packing.head()))
+        self._compute = lambda _, hidden: head(hidden)
+
+    def compute(self, step: Step, hidden: Tensor) -> Tensor:
+        """What was loaded last, for the tokens of one step."""
+        assert self._compute is not None
+        device, dtype = self._place.device, self._place.dtype
+        pads = device.type == "cpu" and dtype is not torch.float32
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        batch = Batch.of(step, self._tokens_per_block, device, dtype, windows=self.spec.windows, pads=pads)
+        return self._compute(batch, hidden.to(device))
+
+    def leave(self) -> None:
+        """Exchange nothing more with other ranks."""
+        self._ranks.leave()
+
+    def finish(self) -> None:
+        """Everything was used. Raises ForgeError naming tensors that were not."""
+        self._stored.finish()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._stored.close()
+
+    def _loader(self, packed: dict[str, Tensor] | None) -> Loader:
+        """Of packed tensors; None: of an engine's, which are packed."""
+        weights = self._stored if packed is None else Weights.of(packed)
+        return Loader.of(self.spec, self._kernels, weights, self._place, self._ranks, self._sparse)
+
+
+def _connected(source: Source, places: Sequence[Placement]) -> Callable[[int], Collective]:
+    """The function that connects a rank with the others; all must be in it at once."""
+    if source.config.parallel.world_size == 1:
+        return lambda index: Alone()
+    store, port = serve_store()
+
+    def connect(index: int) -> Collective:
+        ranks = Distributed(source.spec(index), index, places[index].device)
+        ranks.connect(store if index == 0 else join_store(port))
+        return ranks
+
+    return connect
+
+
+def _require_computable(source: Source, sequences: Sequence[Sequence[int]]) -> None:
+    longest, vocab = source.limits.max_seq_len, source.config.vocab_size
+    for tokens in sequences:
+        if not 0 < len(tokens) <= longest:
+            raise ForgeError(
+                f"a sequence of {len(tokens)} tokens cannot be computed", hint=f"Give 1 to {longest:,} tokens."
+            )
+        if min(tokens) < 0 or max(tokens) >= vocab:
+            raise ForgeError(f"token ids outside of the vocabulary of {vocab}", hint="Use the tokenizer of this model.")
+
+
+def _chunks(tokens: Sequence[int], tokens_per_block: int) -> list[Step]:
+    """The steps of one sequence, in order."""
+    table = np.arange(-(-len(tokens) // tokens_per_block), dtype=np.int64).reshape(1, -1)
+    steps = []
+    for start in range(0, len(tokens), TOKENS_AT_ONCE):
+        part = np.array(tokens[start : start + TOKENS_AT_ONCE], dtype=np.int64)
+        count, first = np.array([len(part)], dtype=np.int64), np.array([start], dtype=np.int64)
+        steps.append(Step(first, count, count, table, part, length=len(tokens)))
+    return steps

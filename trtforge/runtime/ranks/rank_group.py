@@ -1,0 +1,119 @@
+"""All ranks of a model as one: rank 0 in this process, the others in workers that share the cores with it."""
+
+import time
+
+import torch
+from torch import Tensor
+
+from trtforge.core.errors import ForgeError
+from trtforge.machine.host import usable_cpus
+from trtforge.runtime.decoder.collective import Alone, Collective
+from trtforge.runtime.ranks.distributed import Distributed, loaded_key, serve_store
+from trtforge.runtime.ranks.rank_model import RankModel, placement_of
+from trtforge.runtime.ranks.source import Source
+from trtforge.runtime.ranks.worker_process import WorkerJob, WorkerProcess
+from trtforge.runtime.scheduling.batch import Step
+
+_PATIENCE = 3.0  # seconds that a worker gets to end by itself
+_PARAMETERS_PER_THREAD = 1_000_000  # of a layer: below that, waking a thread was measured to cost more than it saves
+
+
+class RankGroup:
+    """Computes steps on every rank. Used by one thread at a time; `close` ends the workers.
+
+    `threads`: how many all ranks may use together; by default as many as the model's size and the cores suggest.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        threads: int | None = None,
+        kv_cache_fraction: float = 0.9,
+        kv_cache_tokens: int | None = None,
+    ) -> None:
+        world = source.config.parallel.world_size
+        useful = -(-source.spec(0).layer_parameters // _PARAMETERS_PER_THREAD)
+        cores = usable_cpus() // world
+        self.threads = max(1, threads // world if threads else min(cores, useful))
+        self._workers: list[WorkerProcess] = []
+        place = placement_of(source, 0)
+        try:
+            if world == 1:
+                self._collective: Collective = Alone()
+                self._model = RankModel(source, 0, place, self._collective)
+            else:
+                self._collective = distributed = Distributed(source.spec(0), 0, place.device)
+                store, port = serve_store()
+                self._workers = [
+                    WorkerProcess(
+                        WorkerJob(
+                            directory=str(source.directory.absolute()),
+                            device=source.forge.device,
+                            compute_dtype=source.forge.compute_dtype,
+                            index=index,
+                            port=port,
+                            threads=self.threads,
+                            kv_cache_fraction=kv_cache_fraction,
+                            kv_cache_tokens=kv_cache_tokens,
+                        )
+                    )
+                    for index in range(1, world)
+                ]
+                self._model = RankModel(source, 0, place, distributed)
+                for worker in self._workers:
+                    while not store.check([loaded_key(worker.index)]):
+                        worker.check()
+                        time.sleep(0.01)
+                distributed.connect(store)
+            self.num_blocks = self._collective.smallest(self._model.blocks_that_fit(kv_cache_fraction, kv_cache_tokens))
+            self._model.allocate_cache(self.num_blocks)
+        except BaseException as error:
+            failure = self._failure() if isinstance(error, RuntimeError) else None
+            self.close()
+            if failure is None:
+                raise
+            raise failure from error
+
+    @property
+    def worker_pids(self) -> tuple[int, ...]:
+        """Process ids of ranks 1 and up."""
+        return tuple(worker.pid for worker in self._workers)
+
+    def check(self) -> None:
+        """Raises ForgeError with the message of a rank that ended."""
+        for worker in self._workers:
+            worker.check()
+
+    @torch.inference_mode()
+    def execute(self, step: Step) -> Tensor | None:
+        """float32 logits of the rows wanted. Raises ForgeError with the first message of a rank that ended."""
+        try:
+            if self._workers:
+                self._collective.broadcast_step(step.encode())
+            return self._model.execute(step)
+        except RuntimeError as error:
+            failure = self._failure()
+            if failure is None:
+                raise
+            raise failure from error
+
+    def close(self) -> None:
+        """End the workers. May be called again."""
+        for worker in self._workers:
+            worker.release()
+        deadline = time.monotonic() + _PATIENCE
+        for worker in self._workers:
+            worker.end(deadline)
+        self._workers = []
+
+    def _failure(self) -> ForgeError | None:
+        """What the worker that ended first said; None if all live. A lost connection is seen a little before an end."""
+        deadline = time.monotonic() + _PATIENCE
+        while self._workers and time.monotonic() < deadline:
+            if any(worker.ended_at is not None for worker in self._workers):
+                time.sleep(0.05)
+                ended = [worker for worker in self._workers if worker.ended_at is not None]
+                return min(ended, key=lambda worker: worker.ended_at or 0.0).failure()
+            time.sleep(0.01)
+        return None

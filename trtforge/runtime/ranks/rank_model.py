@@ -1,0 +1,64 @@
+"""One rank of an engine: its decoder, its KV cache, and the steps it computes."""
+
+import torch
+from torch import Tensor
+
+from trtforge.core.errors import ForgeError
+from trtforge.runtime.decoder.attention import Batch
+from trtforge.runtime.decoder.collective import Collective
+from trtforge.runtime.decoder.decoder import Decoder
+from trtforge.runtime.decoder.kv_cache import LayerCache
+from trtforge.runtime.decoder.kv_capacity import block_count
+from trtforge.runtime.linears.kernels import DTYPES
+from trtforge.runtime.linears.linear import Placement
+from trtforge.runtime.linears.packing import pack_rank
+from trtforge.runtime.linears.weights import Weights
+from trtforge.runtime.ranks.source import Source
+from trtforge.runtime.scheduling.batch import Step
+
+
+class RankModel:
+    """Executes encoded steps, in the same order on every rank."""
+
+    def __init__(self, source: Source, index: int, place: Placement, ranks: Collective) -> None:
+        spec = source.spec(index)
+        weights = Weights.open(source.directory, index)
+        if not source.packed:
+            weights = Weights.of(pack_rank(source.config, index, weights, source.forge.kernels, place.dtype))
+        self._source = source
+        self._place = place
+        self._decoder = Decoder(spec, source.forge.kernels, weights, place, source.limits.max_seq_len, ranks)
+        self._ranks = ranks
+        self._cache: list[LayerCache] = []
+
+    def blocks_that_fit(self, fraction: float, tokens: int | None) -> int:
+        """KV blocks that this rank has memory for."""
+        source = self._source
+        return block_count(self._decoder.spec, self._place, source.limits, source.tokens_per_block, fraction, tokens)
+
+    def allocate_cache(self, num_blocks: int) -> None:
+        """Make room for `num_blocks` KV blocks; needed before the first step."""
+        self._cache = self._decoder.new_cache(num_blocks, self._source.tokens_per_block)
+
+    def execute(self, step: Step) -> Tensor | None:
+        """float32 logits of the rows wanted on rank 0; None elsewhere, and where none are wanted."""
+        device, dtype = self._place.device, self._place.dtype
+        pads = device.type == "cpu" and dtype is not torch.float32
+        windows = self._decoder.spec.windows
+        batch = Batch.of(step, self._source.tokens_per_block, device, dtype, windows=windows, pads=pads)
+        return self._decoder.forward(batch, self._cache)
+
+
+def placement_of(source: Source, index: int) -> Placement:
+    """Where a rank computes: the CPU, or the GPU of its number. Raises ForgeError if that GPU is not there."""
+    dtype = DTYPES[source.forge.compute_dtype]
+    if source.forge.device == "cpu":
+        return Placement(torch.device("cpu"), dtype)
+    if torch.cuda.device_count() <= index:
+        raise ForgeError(
+            f"rank {index} needs GPU {index}, this machine has {torch.cuda.device_count()}",
+            hint="Compile the checkpoint with `--device cpu`, or convert it to fewer ranks.",
+        )
+    device = torch.device("cuda", index)
+    torch.cuda.set_device(device)
+    return Placement(device, dtype)

@@ -1,0 +1,102 @@
+"""The directory that a model is loaded from: an engine of the torch backend, or a TensorRT-LLM checkpoint."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from trtforge.core.config_model import Config
+from trtforge.core.errors import ForgeError
+from trtforge.core.features import FeaturesConfig
+from trtforge.formats.trtllm import CheckpointConfig, is_engine, read_checkpoint_config, read_engine_config
+from trtforge.runtime.architecture.spec import DecoderSpec
+from trtforge.runtime.linears.kernels import ComputeDtype, Device, Kernels, reference_kernels
+from trtforge.runtime.scheduling.scheduler import BatchLimits
+
+DEFAULT_TOKENS_PER_BLOCK = 32
+
+
+class ForgeSection(Config):
+    """The `forge` object of an engine's config.json."""
+
+    backend: Literal["torch"] = "torch"
+    device: Device = "cpu"
+    compute_dtype: ComputeDtype = "float32"
+    kernels: Kernels = Field(default_factory=Kernels)
+    features: FeaturesConfig = FeaturesConfig()
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model on disk and how to compute it. `packed`: the rank files are an engine's, else a checkpoint's."""
+
+    directory: Path
+    config: CheckpointConfig
+    forge: ForgeSection
+    limits: BatchLimits
+    tokens_per_block: int
+    packed: bool
+
+    def spec(self, index: int) -> DecoderSpec:
+        """What rank `index` computes."""
+        return DecoderSpec.of(self.config, index)
+
+
+def open_engine(directory: Path) -> Source:
+    """An engine that `compile` wrote for the torch backend. Raises ForgeError for anything else."""
+    config, values = read_engine_config(directory)
+    if "forge" not in values:
+        raise ForgeError(
+            f"{directory} is an engine of TensorRT-LLM, which its own runtime executes",
+            hint="Serve it with TensorRT-LLM, or compile the checkpoint with `--backend torch`.",
+        )
+    forge = ForgeSection.parse(values["forge"], f"{directory / 'config.json'}: forge")
+    forge.kernels.check()
+    build = values["build_config"]
+    plugins = build.get("plugin_config") or {}
+    limits = BatchLimits(
+        max_batch_size=_positive(build, "max_batch_size", directory),
+        max_num_tokens=_positive(build, "max_num_tokens", directory),
+        max_input_len=_positive(build, "max_input_len", directory),
+        max_seq_len=_positive(build, "max_seq_len", directory),
+    )
+    tokens_per_block = plugins.get("tokens_per_block") or DEFAULT_TOKENS_PER_BLOCK
+    _positive({"tokens_per_block": tokens_per_block}, "tokens_per_block", directory)
+    return Source(directory, config, forge, limits, tokens_per_block, packed=True)
+
+
+def open_model(directory: Path, device: Device | None = None, compute_dtype: ComputeDtype | None = None) -> Source:
+    """An engine, or a checkpoint computed by the reference kernels. An engine's own device and type cannot change."""
+    if is_engine(directory):
+        source = open_engine(directory)
+        for name, asked, built in (
+            ("device", device, source.forge.device),
+            ("compute type", compute_dtype, source.forge.compute_dtype),
+        ):
+            if asked not in (None, built):
+                raise ForgeError(
+                    f"{directory} was compiled for the {name} {built}, not {asked}",
+                    hint="Compile the checkpoint for it, or give the checkpoint itself.",
+                )
+        return source
+    config = read_checkpoint_config(directory)
+    forge = ForgeSection(
+        device=device or "cpu",
+        compute_dtype=compute_dtype or "float32",
+        kernels=reference_kernels(DecoderSpec.of(config, 0).algorithm),
+    )
+    longest = config.max_position_embeddings or 2048
+    limits = BatchLimits(max_batch_size=32, max_num_tokens=8192, max_input_len=longest, max_seq_len=longest)
+    return Source(directory, config, forge, limits, DEFAULT_TOKENS_PER_BLOCK, packed=False)
+
+
+def _positive(build: Mapping[str, Any], key: str, directory: Path) -> int:
+    value = build.get(key)
+    if not isinstance(value, int) or value < 1:
+        raise ForgeError(
+            f"{directory / 'config.json'}: build_config.{key} is {value!r}, a positive number is expected",
+            hint="Compile the checkpoint again.",
+        )
+    return value

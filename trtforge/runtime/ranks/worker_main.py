@@ -1,0 +1,56 @@
+"""The process of a rank other than 0: `python -m trtforge.runtime.ranks.worker_main JOB`.
+
+It ends when its standard input is closed, so it never outlives rank 0.
+"""
+
+import os
+import sys
+import threading
+from pathlib import Path
+
+import torch
+
+from trtforge.core.errors import ForgeError
+from trtforge.runtime.ranks.distributed import Distributed, join_store, loaded_key
+from trtforge.runtime.ranks.rank_model import RankModel, placement_of
+from trtforge.runtime.ranks.source import open_model
+from trtforge.runtime.ranks.worker_process import WorkerJob
+from trtforge.runtime.scheduling.batch import Step
+
+
+def main() -> int:
+    """Load the rank, meet the others and compute steps until rank 0 is gone."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    job = WorkerJob.model_validate_json(sys.argv[1])
+    try:
+        _run(job)
+    except ForgeError as error:
+        print(f"error: {error.message}\nhint: {error.hint}", file=sys.stderr, flush=True)
+        return 1
+    return 0
+
+
+def _run(job: WorkerJob) -> None:
+    torch.set_num_threads(job.threads)
+    source = open_model(Path(job.directory), job.device, job.compute_dtype)
+    place = placement_of(source, job.index)
+    ranks = Distributed(source.spec(job.index), job.index, place.device)
+    with torch.inference_mode():
+        model = RankModel(source, job.index, place, ranks)
+        store = join_store(job.port)
+        store.set(loaded_key(job.index), "1")
+        ranks.connect(store)
+        model.allocate_cache(ranks.smallest(model.blocks_that_fit(job.kv_cache_fraction, job.kv_cache_tokens)))
+        while True:
+            model.execute(Step.decode(ranks.broadcast_step(None)))
+
+
+def _end_with_parent() -> None:
+    """Rank 0 holds the other end of our standard input. os._exit: the main thread may wait inside a collective."""
+    while os.read(0, 4096):
+        pass
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,93 @@
+"""A rank's process as rank 0 sees it: its start, its lifeline, its last words."""
+
+import subprocess
+import threading
+import time
+from collections import deque
+from contextlib import suppress
+
+from trtforge.core.config_model import Config
+from trtforge.core.errors import ForgeError
+from trtforge.core.interpreter import python_environment, python_interpreter
+from trtforge.runtime.linears.kernels import ComputeDtype, Device
+
+_KEPT_LINES = 40
+
+
+class WorkerJob(Config):
+    """What a worker is told on its command line."""
+
+    directory: str
+    device: Device
+    compute_dtype: ComputeDtype
+    index: int
+    port: int
+    threads: int
+    kv_cache_fraction: float
+    kv_cache_tokens: int | None
+
+
+class WorkerProcess:
+    """Lives as long as our end of its standard input is open, so no death of ours, not even a kill, leaves it behind.
+
+    (PR_SET_PDEATHSIG would not do: it follows the thread that started the worker, which may end before the engine.)
+    """
+
+    def __init__(self, job: WorkerJob) -> None:
+        self.index = job.index
+        self.ended_at: float | None = None
+        self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
+        self._process = subprocess.Popen(
+            [python_interpreter(), "-m", "trtforge.runtime.ranks.worker_main", job.model_dump_json()],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            env=python_environment(),
+            text=True,
+            errors="replace",
+        )
+        self._watcher = threading.Thread(target=self._watch, name=f"rank{job.index}", daemon=True)
+        self._watcher.start()
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
+    def check(self) -> None:
+        """Raises ForgeError with its message if the worker ended."""
+        if self.ended_at is not None:
+            raise self.failure()
+
+    def failure(self) -> ForgeError:
+        """Why the worker ended, as it said itself: `error: ...` and `hint: ...`, or the last line of a traceback."""
+        errors = [line.removeprefix("error: ") for line in self._lines if line.startswith("error: ")]
+        hints = [line.removeprefix("hint: ") for line in self._lines if line.startswith("hint: ")]
+        said = errors[0] if errors else (self._lines[-1] if self._lines else f"exit status {self._process.returncode}")
+        return ForgeError(
+            f"rank {self.index} ended: {said}", hint=hints[0] if hints else "Start again; its last lines are above."
+        )
+
+    def release(self) -> None:
+        """Close its standard input, which ends it."""
+        if self._process.stdin is not None:
+            with suppress(OSError):
+                self._process.stdin.close()
+
+    def end(self, deadline: float) -> None:
+        """Wait until `deadline` (of time.monotonic) for its end, then kill it."""
+        try:
+            self._process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._watcher.join()
+
+    def _watch(self) -> None:
+        assert self._process.stderr is not None
+        with self._process.stderr as lines:
+            for line in lines:
+                if line.strip():
+                    self._lines.append(line.rstrip())
+        self._process.wait()
+        self.ended_at = time.monotonic()

@@ -1,0 +1,1 @@
+"""Requests as sequences, KV blocks and the batch of each step."""

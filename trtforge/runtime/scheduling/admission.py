@@ -1,0 +1,64 @@
+"""Requests that an engine cannot serve, found before they are queued."""
+
+from trtforge.core.errors import RequestError
+from trtforge.engine_process.requests import GenerationRequest, SamplingParams
+from trtforge.runtime.scheduling.scheduler import BatchLimits
+
+
+def why_refused(
+    request: GenerationRequest, limits: BatchLimits, *, vocab_size: int, cache_tokens: int, chunked_context: bool
+) -> RequestError | None:
+    """What is wrong with a request; None if it can be served. `cache_tokens`: tokens that the whole KV cache holds."""
+    prompt = request.prompt
+    if not prompt:
+        return RequestError("the prompt is empty", hint="Send at least one token.")
+    if request.max_tokens < 1:
+        return RequestError(f"max_tokens is {request.max_tokens}", hint="Ask for at least one token.")
+    if min(prompt) < 0 or max(prompt) >= vocab_size:
+        return RequestError(
+            f"the prompt holds token ids outside of the vocabulary of {vocab_size}",
+            hint="Tokenize with the tokenizer of this model.",
+        )
+    banned = [token for word in request.bad_words for token in word]
+    if banned and (min(banned) < 0 or max(banned) >= vocab_size):
+        return RequestError(
+            f"a bad word holds token ids outside of the vocabulary of {vocab_size}",
+            hint="Tokenize with the tokenizer of this model.",
+        )
+    longest = min(limits.max_input_len, limits.max_seq_len - 1)
+    if len(prompt) > longest:
+        return RequestError(
+            f"the prompt has {len(prompt)} tokens, this engine takes {longest}",
+            hint="Shorten the prompt, or compile with a larger max_input_len and max_seq_len.",
+        )
+    if len(prompt) > limits.max_num_tokens and not chunked_context:
+        return RequestError(
+            f"the prompt has {len(prompt)} tokens, a step of this engine {limits.max_num_tokens}",
+            hint="Serve with chunked context, or compile with a larger max_num_tokens.",
+        )
+    held = min(len(prompt) + request.max_tokens, limits.max_seq_len) - 1
+    if held > cache_tokens:
+        return RequestError(
+            f"prompt and output may need {held} tokens of KV cache, which holds {cache_tokens}",
+            hint="Ask for fewer tokens, or give the KV cache more memory.",
+        )
+    return _wrong_sampling(request.sampling, vocab_size)
+
+
+def _wrong_sampling(sampling: SamplingParams, vocab_size: int) -> RequestError | None:
+    allowed = (
+        ("temperature", sampling.temperature, sampling.temperature is None or sampling.temperature >= 0, "0 or more"),
+        ("top_k", sampling.top_k, sampling.top_k is None or sampling.top_k >= 0, "0 or more"),
+        ("top_p", sampling.top_p, sampling.top_p is None or 0 <= sampling.top_p <= 1, "between 0 and 1"),
+        ("repetition_penalty", sampling.repetition_penalty, sampling.repetition_penalty > 0, "greater than 0"),
+        (
+            "the length of embedding_bias",
+            len(sampling.embedding_bias),
+            len(sampling.embedding_bias) in (0, vocab_size),
+            f"the vocabulary's, {vocab_size}",
+        ),
+    )
+    for name, value, is_allowed, range_ in allowed:
+        if not is_allowed:
+            return RequestError(f"{name} is {value}", hint=f"It must be {range_}.")
+    return None

@@ -1,0 +1,199 @@
+"""In-flight batching: which tokens of which sequences the next step computes. Needs no torch.
+
+A step holds at most `max_batch_size` sequences and `max_num_tokens` tokens: first one token of every sequence in the
+generation phase, then context chunks, first come first served.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from trtforge.engine_process.requests import FinishReason
+from trtforge.runtime.scheduling.blocks import BlockManager
+from trtforge.runtime.scheduling.sequence import Sequence
+
+Policy = Literal["guaranteed_no_evict", "max_utilization"]
+Batching = Literal["inflight", "static_padded", "static_dropped"]
+"""The static ones are what in-flight batching is measured against: a batch is admitted when the one before is done;
+`static_padded` goes on computing finished rows until then, `static_dropped` does not."""
+
+
+@dataclass(frozen=True)
+class BatchLimits:
+    """What an engine was built for."""
+
+    max_batch_size: int
+    max_num_tokens: int
+    max_input_len: int
+    max_seq_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Tokens [start, start + count) of a sequence; `samples`: the last one's logits give its next token."""
+
+    sequence: Sequence
+    start: int
+    count: int
+    samples: bool
+
+
+class Scheduler:
+    """Owns the waiting and the running sequences and, through the block manager, their KV blocks."""
+
+    def __init__(
+        self,
+        limits: BatchLimits,
+        blocks: BlockManager,
+        *,
+        policy: Policy = "guaranteed_no_evict",
+        chunked_context: bool = False,
+        batching: Batching = "inflight",
+    ) -> None:
+        self.limits = limits
+        self.blocks = blocks
+        self.pauses = 0
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []
+        self._chunked = chunked_context
+        self._static = batching != "inflight"
+        self._guaranteed = policy == "guaranteed_no_evict" or self._static
+        self._pads = batching == "static_padded"
+        self._padding: list[Sequence] = []
+        self._max_batch_size = min(limits.max_batch_size, limits.max_num_tokens)
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to do."""
+        return not self.running and not self.waiting
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a new sequence behind all others."""
+        self.waiting.append(sequence)
+
+    def schedule(self) -> list[Row]:
+        """The rows of the next step, those of one token first, then by position. Blocks for them are allocated."""
+        pauses = self.pauses
+        rows: dict[Sequence, Row] = {}
+        contexts = [sequence for sequence in self.running if sequence.remaining > 1]
+        if not (self._static and contexts):
+            for sequence in [sequence for sequence in self.running if sequence.remaining == 1]:
+                if self._has_room(sequence, len(sequence.tokens), rows):
+                    rows[sequence] = Row(sequence, sequence.computed, 1, samples=True)
+            for sequence in self._padding:
+                rows[sequence] = Row(sequence, sequence.computed - 1, 1, samples=False)
+        budget = self.limits.max_num_tokens - len(rows)
+        for sequence in contexts:
+            budget -= self._add_context(sequence, budget, rows)
+        if self.pauses == pauses:
+            self._admit(budget, rows)
+        return sorted(rows.values(), key=_packing_order)
+
+    def complete(self, row: Row) -> None:
+        """The row was computed: its keys and values are in the cache."""
+        sequence = row.sequence
+        if sequence.finish_reason is None:
+            sequence.computed = row.start + row.count
+            if sequence.computed // self.blocks.tokens_per_block > len(sequence.table.keys):
+                self.blocks.seal(sequence.table, sequence.tokens, sequence.computed)
+
+    def finish(self, sequence: Sequence, reason: FinishReason) -> None:
+        """End a sequence, at whatever point it is, and free its blocks."""
+        if sequence.finish_reason is not None:
+            return
+        sequence.finish_reason = reason
+        if sequence in self.running:
+            self.running.remove(sequence)
+            if self._pads and sequence.computed:
+                self._padding.append(sequence)
+            else:
+                self.blocks.release(sequence.table)
+        else:
+            self.waiting.remove(sequence)
+        if not self.running:
+            for padding in self._padding:
+                self.blocks.release(padding.table)
+            self._padding.clear()
+
+    def holders(self) -> Iterable[Sequence]:
+        """Every sequence that may hold blocks."""
+        return [*self.running, *self.waiting, *self._padding]
+
+    def _admit(self, budget: int, rows: dict[Sequence, Row]) -> None:
+        if self._static and self.running:
+            return
+        while self.waiting and len(self.running) < self._max_batch_size:
+            sequence = self.waiting[0]
+            prefix = self.blocks.find_prefix(sequence.tokens)
+            context = len(sequence.tokens) - len(prefix.blocks) * self.blocks.tokens_per_block
+            if not self._static and (budget < 1 or (budget < context and not self._may_cut(sequence))):
+                return
+            tokens = sequence.most_cached if self._guaranteed else len(sequence.tokens)
+            needed = self.blocks.blocks_for(tokens) - len(prefix.blocks) + prefix.idle
+            spare = 0 if self._guaranteed else len(self.running)
+            if needed + spare > self.blocks.free_blocks - self._promised():
+                return
+            self.waiting.popleft()
+            self.blocks.share(sequence.table, prefix)
+            sequence.computed = len(prefix.blocks) * self.blocks.tokens_per_block
+            sequence.reused_blocks += len(prefix.blocks)
+            sequence.allocated_blocks += len(prefix.blocks)
+            self.running.append(sequence)
+            budget -= self._add_context(sequence, budget, rows)
+
+    def _add_context(self, sequence: Sequence, budget: int, rows: dict[Sequence, Row]) -> int:
+        """Schedule the next chunk of a sequence's context; its number of tokens."""
+        count = min(sequence.remaining, budget)
+        if count < sequence.remaining:
+            if not self._may_cut(sequence):
+                return 0
+            size = self.blocks.tokens_per_block
+            aligned = (sequence.computed + count) // size * size - sequence.computed
+            count = aligned if aligned > 0 else count
+        if count < 1 or not self._has_room(sequence, sequence.computed + count, rows):
+            return 0
+        rows[sequence] = Row(sequence, sequence.computed, count, samples=count == sequence.remaining)
+        return count
+
+    def _may_cut(self, sequence: Sequence) -> bool:
+        """Whether the context may be computed in pieces. What was paused may have outgrown a step, so it always may."""
+        return self._chunked or sequence.generated > 0
+
+    def _has_room(self, sequence: Sequence, tokens: int, rows: dict[Sequence, Row]) -> bool:
+        """Allocate blocks for the sequence's first `tokens` tokens, pausing the newest sequences where none is left.
+
+        False if the sequence itself is, or was, paused. It is running in order of arrival, so the newest is the last.
+        """
+        if sequence not in self.running:
+            return False
+        missing = self.blocks.missing(sequence.table, tokens)
+        while missing > self.blocks.free_blocks:
+            assert not self._guaranteed, "guaranteed_no_evict promised blocks that are not there"
+            newest = self.running[-1]
+            self._pause(newest)
+            rows.pop(newest, None)
+            if newest is sequence:
+                return False
+        if missing:
+            self.blocks.extend(sequence.table, tokens)
+            sequence.allocated_blocks += missing
+        return True
+
+    def _pause(self, sequence: Sequence) -> None:
+        """Give up a running sequence's blocks; its tokens are computed again when there is room."""
+        self.pauses += 1
+        self.running.remove(sequence)
+        self.blocks.release(sequence.table)
+        sequence.computed = 0
+        self.waiting.appendleft(sequence)
+
+    def _promised(self) -> int:
+        """Blocks that running sequences do not hold yet and may need."""
+        if not self._guaranteed:
+            return sum(self.blocks.missing(s.table, len(s.tokens)) for s in self.running)
+        return sum(self.blocks.missing(s.table, s.most_cached) for s in self.running)
+
+
+def _packing_order(row: Row) -> tuple[bool, int]:
+    return row.count > 1, row.start

@@ -1,0 +1,100 @@
+"""Where a repository is about to be served: the versions and the GPUs that are there, against what the engine needs."""
+
+import logging
+import os
+from collections.abc import Iterator
+
+from trtforge.core.errors import ForgeError
+from trtforge.core.packages import installed_release, same_minor
+from trtforge.formats.engine_target import EngineTarget, TargetEnvironment, require_fit, unknown_origin
+from trtforge.formats.releases import containers_with
+from trtforge.formats.triton import RepositoryFacts
+from trtforge.machine.nvml import GpuFacts, LoadNvml, load_nvml, read_driver
+from trtforge.serve.launchers import Launch
+
+CHOSEN = "CUDA_VISIBLE_DEVICES"
+_LOG = logging.getLogger(__name__)
+
+
+def check_versions(facts: RepositoryFacts, launch: Launch) -> None:
+    """Compare an engine of TensorRT-LLM with the versions that the launch brings: the image's, or those installed here.
+
+    Raises ForgeError naming the field that keeps the engine from running; logs what may.
+    """
+    if facts.backend == "llmapi" and launch.container is None:
+        _check_llm_api(facts)
+    if facts.backend != "tensorrt_llm":
+        return
+    if (unknown := unknown_origin(facts.target)) is not None:
+        _LOG.warning(unknown)
+    place = TargetEnvironment.of_container(launch.container) if launch.container is not None else installed()
+    for warning in require_fit(facts.target, place):
+        _LOG.warning(warning)
+
+
+def check_gpus(facts: RepositoryFacts, launch: Launch, load: LoadNvml = load_nvml) -> None:
+    """Compare a TensorRT-LLM engine with the GPUs that its ranks get: the first that are visible to the launch.
+
+    Raises ForgeError for too few GPUs and for another compute capability; logs another GPU of the same.
+    """
+    if facts.backend != "tensorrt_llm":
+        return
+    chosen = None if launch.launcher == "docker" else os.environ.get(CHOSEN)  # a container gets all GPUs
+    gpus = visible_gpus(load, chosen)
+    if gpus is None:
+        _LOG.warning("whether the engine fits the GPUs is not checked: listing them needs nvidia-ml-py")
+        return
+    if len(gpus) < facts.world_size:
+        raise ForgeError(
+            f"the engine has {facts.world_size} ranks, {len(gpus)} GPUs are visible here",
+            hint="Serve it where each rank has a GPU (CUDA_VISIBLE_DEVICES hides some), or convert with a lower --tp.",
+        )
+    for warning in dict.fromkeys(_warnings(facts, gpus[: facts.world_size])):
+        _LOG.warning(warning)
+
+
+def installed() -> TargetEnvironment:
+    """This machine, by its Python packages and the CUDA version that NVIDIA's containers state."""
+    offers = EngineTarget(
+        tensorrt_llm=installed_release("tensorrt_llm"),
+        tensorrt=installed_release("tensorrt"),
+        cuda=os.environ.get("CUDA_VERSION") or None,
+    )
+    return TargetEnvironment("this machine", offers)
+
+
+def visible_gpus(load: LoadNvml, chosen: str | None) -> tuple[GpuFacts, ...] | None:
+    """The GPUs that CUDA_VISIBLE_DEVICES (`chosen`) leaves, in the driver's order; None where nothing can list them.
+
+    There are none where there is no driver that works.
+    """
+    try:
+        nvml = load()
+    except ImportError:
+        return None
+    try:
+        driver = read_driver(nvml)
+    except nvml.NVMLError:
+        return ()
+    by_index = {gpu.index: gpu for gpu in driver.gpus}
+    return tuple(by_index[index] for index in driver.visible(chosen))
+
+
+def _check_llm_api(facts: RepositoryFacts) -> None:
+    """The images are chosen by the release. One that is not installed here at all is `require_runnable`'s to say."""
+    here = installed_release("tensorrt_llm")
+    if here is None or same_minor(here, facts.tensorrt_llm):
+        return
+    images = containers_with(facts.tensorrt_llm)
+    instead = f"use --launcher docker ({images[0].image})" if images else "serve it where that release is installed"
+    raise ForgeError(
+        f"the engine is for TensorRT-LLM {facts.tensorrt_llm}, this machine has TensorRT-LLM {here}",
+        hint="The LLM API's arguments differ between releases: "
+        f"run `trtforge compile CHECKPOINT OUT --backend llmapi --target-version {here}`, or {instead}.",
+    )
+
+
+def _warnings(facts: RepositoryFacts, gpus: tuple[GpuFacts, ...]) -> Iterator[str]:
+    for gpu in gpus:
+        offers = EngineTarget(sm=str(gpu.sm) if gpu.sm is not None else None, gpu=gpu.name)
+        yield from require_fit(facts.target, TargetEnvironment(f"GPU {gpu.index} here", offers))
