@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 TORCH ?= torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-gpu check bench assault soak clean
+.PHONY: help install demo test test-gpu check coverage bench assault soak clean
 
 help: ## Show this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -34,7 +34,14 @@ check: install ## Lint, types and layering.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	for model in model_repo_templates/*/*/model.py; do $(BIN)/mypy $$model || exit 1; done
 	$(BIN)/python -m pytest -q tests/test_layering.py
+
+coverage: install ## Branch coverage of the tests, child processes included (half an hour).
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest -q -m "not gpu"
+	$(BIN)/coverage combine -q
+	$(BIN)/coverage report
 
 bench: install ## Measure the claims of the README.
 	$(BIN)/python -m tests.benchmarks
@@ -46,4 +53,4 @@ soak: install ## An hour of mixed load on a real server; SOAK=SECONDS shortens i
 	$(BIN)/python -m tests.assault soak
 
 clean: ## Remove the virtual environment and everything that was built.
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist .coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,9 +1,71 @@
-"""The arithmetic of the benchmarks, which `make bench` runs."""
+"""The arithmetic of the benchmarks, which `make bench` runs, and the pages that are made of their figures."""
 
 import pytest
 
-from tests.benchmarks.calibration import extrapolate
+from tests.benchmarks import inflight, planning, recording
+from tests.benchmarks.calibration import Timed, extrapolate
+from tests.benchmarks.conversion import Conversion
+from tests.benchmarks.conversion import Measured as Converted
+from tests.benchmarks.markdown import pages
+from tests.benchmarks.quality import BuildQuality, Quality
+from tests.benchmarks.record import Record, read_record, with_calibration
 from tests.benchmarks.serving import CLIENT, Measured, Run
+
+
+def test_the_pages_show_the_recorded_figures() -> None:
+    for path, text in pages(read_record()).items():
+        assert path.read_text() == text, f"{path.name}: run python -m tests.benchmarks --markdown"
+
+
+def test_other_figures_make_other_pages() -> None:
+    record = read_record()
+    inflight_engines = record.inflight.model_copy(update={"runs": 7})
+    changed = pages(record.model_copy(update={"inflight": inflight_engines}))
+    assert sum("medians of 7 interleaved runs" in text for text in changed.values()) == 1
+
+
+def test_calibration_is_recorded_in_passes_and_in_times_of_ours() -> None:
+    seconds = {"forward": 2.0, "forward_bfloat16": 1.0, "int4_awq": 3.0, "modelopt_int4_awq": 31.0}
+    found = [Timed(kind, 8, 4096, taken, 500_000_000) for kind, taken in seconds.items()]
+    recorded = {each.way: each for each in recording.calibrated(found, "demo", 512, 3).ways}
+    assert (recorded["int4_awq"].passes, recorded["int4_awq"].passes_bfloat16) == (1.5, 3.0)
+    assert recorded["modelopt_int4_awq"].times == pytest.approx(10.3)
+    assert recorded["forward"].times is None
+
+
+def test_one_model_measured_again_replaces_its_figures_only() -> None:
+    record = read_record()
+    again = record.calibration[0].model_copy(update={"runs": 9})
+    assert [each.runs for each in with_calibration(record.calibration, again)] == [9, 1]
+
+
+def test_every_benchmark_can_be_recorded_and_shown() -> None:
+    record = read_record()
+    runs = (Run(1000, 2.0, 0.1, {"stub": 3.0, CLIENT: 1.0}),)
+    alone = (Run(1000, 1.0, 0.05, {"engine": 2.0}),)
+    ways = [Converted(name, (seconds,), 5_000_000, 1) for name, seconds in zip("abcde", (1, 2, 3, 4, 5), strict=True)]
+    rates = zip(inflight.VARIANTS, (9, 3, 6), strict=True)
+    variants = [inflight.Measured(batching, 10, 4, (rate,)) for batching, rate in rates]
+    measured = {
+        "planning": recording.planned([planning.Timed("trtforge plan x", 0.5, 70_000_000)], 1),
+        "serving": recording.served({"demo": Measured(runs, alone)}, 1),
+        "conversion": recording.converted(Conversion(4_000_000_000, ways, ways[0]), 1),
+        "inflight": recording.batched({"demo": variants}, 1),
+        "quality": recording.judged(
+            [Quality("int4_awq", 0.01234, 0.9, None)], [BuildQuality("demo-int4awq", "", 61.0, 60.0, 100, 3.5)]
+        ),
+    }
+    shown = pages(Record.model_validate(record.model_copy(update=measured).model_dump()))
+    text = "".join(shown.values())
+    for figure in (
+        "500 tokens/s | 1,000 tokens/s | 50 %",
+        "| 2.00 |",
+        "in-flight 3.00 times",
+        "+1.23 %",
+        "+1.67 %",
+        "0.50 | 70 MB",
+    ):
+        assert figure in text
 
 
 def test_more_batches_take_longer_and_the_rest_does_not() -> None:

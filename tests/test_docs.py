@@ -1,193 +1,122 @@
-"""Tables in the documentation are those of the code. `python -m tests.test_docs` writes them."""
+"""The documentation says what the code says: generated parts, quoted lines and messages, paths, the version."""
 
+import ast
 import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
-from typing import Any, get_args
 
-from pydantic import BaseModel
+import pytest
 
-from tests.compile.checkpoints import drafting, engine, llama
-from tests.compile.test_build_config import plan
-from trtforge.compile.build_config import BuildPlan
-from trtforge.compile.tensorrt_llm import commands
-from trtforge.core.assets import asset_directory
-from trtforge.core.errors import ForgeError
-from trtforge.core.recipe import Recipe, load_recipe
-from trtforge.formats.releases import read_release_data, release
-from trtforge.models.formats import FORMATS
-from trtforge.models.registry import WITHOUT_ENGINES, architectures, family_of
-from trtforge.plan.runtime_keys import runtime_keys
+from tests.docs_cli import command_names
+from tests.docs_tables import DOCS, TABLES, with_table
+from tests.test_layering import FLOORS
+from trtforge import __version__
 
-DOCS = Path(__file__).parent.parent / "docs"
+ROOT = DOCS.parent
+PACKAGES = tuple(path.parent.name for path in (ROOT / "trtforge").glob("*/__init__.py"))
+PAGES_OF_PATHS = (ROOT / "CONTRIBUTING.md", DOCS / "architecture.md", DOCS / "extending.md")
 
 
-def recipe_keys() -> str:
-    rows = ["| key | default | meaning |", "|---|---|---|", *_rows(Recipe, "")]
-    return "\n".join(rows)
+@pytest.mark.parametrize("name", TABLES)
+def test_generated_parts_are_those_of_the_code(name: str) -> None:
+    text = (DOCS / name).read_text()
+    for marker, table in TABLES[name]:
+        assert f"<!-- {marker} -->" in text
+        assert with_table(text, marker, table()) == text, f"docs/{name}: run python -m tests.docs_tables"
 
 
-def _rows(model: type[BaseModel], prefix: str) -> list[str]:
-    rows = []
-    for name, field in model.model_fields.items():
-        annotation = field.annotation
-        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-            rows += _rows(annotation, f"{prefix}{name}.")
-            continue
-        default = "required" if field.is_required() else f"`{_as_yaml(field.default)}`"
-        choices = [str(c) for c in _literals(annotation)]
-        how = "Any" if isinstance(field.default, tuple) else "One"
-        text = (field.description or "") + (f" {how} of {', '.join(choices)}." if choices else "")
-        rows.append(f"| `{prefix}{name}` | {default} | {text} |")
-        for nested in get_args(annotation):
-            if isinstance(nested, type) and issubclass(nested, BaseModel):
-                rows += _rows(nested, f"{prefix}{name}.")
-    return rows
+def test_every_command_is_in_the_reference() -> None:
+    headings = re.findall(r"^### trtforge (.+)$", (DOCS / "cli.md").read_text(), re.M)
+    assert set(command_names()) <= set(headings)
 
 
-def _as_yaml(default: object) -> str:
-    return "[]" if default == () else str(default).lower()
+def test_the_changelog_begins_with_the_version() -> None:
+    first = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    assert first is not None
+    assert first[1] == __version__
 
 
-def _literals(annotation: object) -> list[str | int]:
-    """The values that a key takes, those inside of a list of them too."""
-    found = [value for value in get_args(annotation) if isinstance(value, str | int)]
-    return found or [value for inner in get_args(annotation) for value in _literals(inner)]
-
-
-ASKED: dict[str, dict[str, Any]] = {
-    "lora": {"lora": {"max_rank": 16}},
-    "draft": {"draft": True},
-    "medusa": {"medusa": {"choices": [[0], [0, 0]]}},
-    "eagle": {"eagle": {"choices": [[0], [0, 0]]}},
-    "lookahead": {"lookahead": True},
-    "multiple_profiles": {"multiple_profiles": True},
-    "weights_on_gpu": {"weights_on_gpu": 0.5},
-    "context_logits": {"context_logits": True},
-    "generation_logits": {"generation_logits": True},
-}
-
-
-def features() -> str:
-    """What each feature sets, and which releases have all of it."""
-    lines = [str(line["id"]) for line in read_release_data("build-config")["versions"]]
-    rows = [
-        f"| feature | `trtllm-build` options | `config.pbtxt` parameters | {' | '.join(lines)} |",
-        "|---|---|---|" + "---|" * len(lines),
-    ]
-    for name, asked in ASKED.items():
-        options = [f"`{word}`" for word in _build_options(asked) if word not in _build_options({})]
-        keys = [f"`{key.key}`" for key in runtime_keys(_planned("1.2.1", asked).features)]
-        had = ["yes" if _has(line, asked) else "–" for line in lines]
-        rows.append(f"| `{name}` | {' '.join(options) or '–'} | {', '.join(keys) or '–'} | {' | '.join(had)} |")
-    return "\n".join(rows)
-
-
-def _planned(version: str, asked: dict[str, Any]) -> BuildPlan:
-    method = next((name for name in ("medusa", "eagle") if name in asked), None)
-    stored = {"num_eagle_layers": 2} if method == "eagle" else {}
-    return plan(version, drafting(method, **stored) if method else llama(dtype="float16"), engine(features=asked))
-
-
-def _build_options(asked: dict[str, Any]) -> list[str]:
-    """Options with their values, such as `--lora_plugin auto`."""
-    (command,) = commands(Path("c"), Path("o"), _planned("1.2.1", asked), world_size=1, workers=1)
-    return [f"--{option.strip()}" for option in " ".join(command.argv[5:]).split("--") if option.strip()]
-
-
-def _has(line: str, asked: dict[str, Any]) -> bool:
-    try:
-        _planned(line, asked)
-    except ForgeError as error:
-        return "came with" not in error.message
-    return True
-
-
-def families() -> str:
-    rows = [
-        "| Hugging Face architecture | family | TensorRT-LLM architecture | engines since | TP | PP | EP |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for name in architectures():
-        family = family_of(name)
-        target = family.architectures[name]
-        experts = "yes" if family.experts else "–"
-        rows.append(f"| {name} | {family.name} | {target} | {first_release(target)} | yes | yes | {experts} |")
-    return "\n".join(rows)
-
-
-def first_release(architecture: str) -> str:
-    """The first release in our window whose engine builder knows the architecture."""
-    lines = [line["id"] for line in read_release_data("build-config")["versions"]]
-    return next(line for line in lines if release(line).key_problem("architectures", architecture) is None)
-
-
-def formats() -> str:
-    rows = [
-        "| format | TensorRT-LLM `quant_algo` | weights | inputs | calibration | experts |",
-        "|---|---|---|---|---|---|",
-    ]
-    weights = {
-        None: "the model's dtype",
-        "fp8": "E4M3, one scale a tensor",
-        "fp8_rowwise": "E4M3, one scale an output",
-        "int4": "signed 4-bit, one scale for 64 or 128 inputs of an output",
-        "int8": "int8, one scale an output",
-        "nvfp4": "E2M1, an E4M3 scale for 16 inputs, one scale a tensor",
+def test_commands_have_the_options_that_pages_give_them() -> None:
+    options = {
+        heading: set(re.findall(r"`(--[\w-]+)`", body))
+        for heading, body in re.findall(
+            r"^### trtforge (.+?)\n(.*?)(?=^##|\Z)", (DOCS / "cli.md").read_text(), re.M | re.S
+        )
     }
-    for name, wanted in FORMATS.items():
-        stored = weights[wanted.rounding]
-        if wanted.rounding is None and name != "none":
-            stored += f", {'int8' if '8' in name else 'int4'} by the build"
-        inputs = {"awq": "pre-scaled", "smoothquant": "pre-scaled", None: ""}[wanted.smoothing]
-        static = "static scale" if wanted.static_activations else ""
-        dynamic = "a scale a token" if wanted.rounding == "fp8_rowwise" else ""
-        seen = ", ".join(part for part in (inputs, static, dynamic) if part) or "the model's dtype"
-        needs, experts = ("yes" if flag else "–" for flag in (wanted.calibrated, wanted.experts))
-        rows.append(f"| `{name}` | {wanted.algorithm or '–'} | {stored} | {seen} | {needs} | {experts} |")
-    return "\n".join(rows)
+    for page in (ROOT / "README.md", *DOCS.glob("*.md")):
+        for line in re.findall(r"(?<![\w/-])trtforge (?!-)([^`\n|;#]+)", page.read_text()):
+            words = line.split()
+            command = " ".join(words[:2]) if " ".join(words[:2]) in options else words[0]
+            for option in re.findall(r"(?<!\S)--[a-z][\w-]*", line) if command in options else ():
+                assert option in options[command] | {"--help"}, f"{page.name}: trtforge {line}"
 
 
-def without_engines() -> str:
-    return ", ".join(f"`{name}`" for name in WITHOUT_ENGINES) + "."
+def test_the_quickstart_has_the_figures_of_the_plan() -> None:
+    command = [sys.executable, "-m", "trtforge", "plan", "llama-3.1-8b-fp8"]
+    planned = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    page = (DOCS / "quickstart-gpu.md").read_text()
+    for label in ("total", "weights"):
+        figure = re.search(rf"│ {label} +│ +([\d.]+ GB)", planned)
+        assert figure is not None
+        assert figure[1] in page
+    build = re.search(r"engine build: .* and ([\d.]+ GB) of host memory", planned)
+    assert build is not None
+    assert build[1] in page
 
 
-def shipped_recipes() -> str:
-    rows = [
-        "| recipe | model | weights, KV cache | layout | GPUs | requests at once | tokens of each |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for path in sorted(asset_directory("recipes").glob("*.yaml")):
-        recipe = load_recipe(path)
-        gpu, parallel, quant = recipe.engine.target.gpu, recipe.parallel, recipe.quantization
-        if gpu is not None:
-            formats, layout = f"{quant.format}, {quant.kv_cache}", f"tp {parallel.tp}, pp {parallel.pp}"
-            gpus, batch = f"{parallel.tp * parallel.pp} x {gpu}", recipe.engine.max_batch_size
-            length = f"{recipe.engine.max_seq_len:,}"
-            rows.append(
-                f"| `{path.stem}` | {recipe.model.source} | {formats} | {layout} | {gpus} | {batch} | {length} |"
-            )
-    return "\n".join(rows)
+@pytest.mark.parametrize("page", PAGES_OF_PATHS, ids=lambda page: page.name)
+def test_paths_exist(page: Path) -> None:
+    """`models/registry.py` is below trtforge/, `tests/families.py` below the repository."""
+    for path in re.findall(r"`([\w.*/-]+)`", page.read_text()):
+        top = path.partition("/")[0]
+        if "/" in path and top in (*PACKAGES, "trtforge", "tests", "docs", "recipes", "model_repo_templates"):
+            base = ROOT / "trtforge" if top in PACKAGES else ROOT
+            # a file may be named without its ending, a new one is made by the reader
+            assert any((*base.glob(path), *base.glob(f"{path}.py"))) or "birch" in path, f"{page.name}: {path}"
 
 
-TABLES = {
-    "recipes.md": (("recipe-keys", recipe_keys), ("shipped-recipes", shipped_recipes), ("features", features)),
-    "formats.md": (("families", families), ("without-engines", without_engines), ("formats", formats)),
-}
+def quoted_lines() -> Iterator[tuple[str, str]]:
+    """The lines of docs/extending.md that stand below "In `FILE`:"."""
+    for path, block in re.findall(r"In `([\w./-]+)`:\n\n```\w*\n(.*?)```", (DOCS / "extending.md").read_text(), re.S):
+        yield from ((path, line.strip()) for line in block.splitlines() if line.strip() not in ("", "..."))
 
 
-def with_table(text: str, marker: str, table: str) -> str:
-    return re.sub(rf"<!-- {marker} -->\n.*?<!-- end -->", f"<!-- {marker} -->\n{table}\n<!-- end -->", text, flags=re.S)
+def test_quoted_lines_stand_in_their_files() -> None:
+    quoted = list(quoted_lines())
+    assert quoted
+    for path, line in quoted:
+        assert line in [each.strip() for each in (ROOT / path).read_text().splitlines()], f"{path}: {line}"
 
 
-def test_tables_are_those_of_the_code() -> None:
-    for name, tables in TABLES.items():
-        text = (DOCS / name).read_text()
-        for marker, table in tables:
-            assert f"<!-- {marker} -->" in text
-            assert with_table(text, marker, table()) == text, f"docs/{name}: run python -m tests.test_docs"
+@cache
+def messages() -> tuple[str, ...]:
+    """Every text of trtforge's own code, an ellipsis where a value is put in."""
+    found = []
+    for path in (ROOT / "trtforge").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.JoinedStr):
+                found.append("".join(str(v.value) if isinstance(v, ast.Constant) else "\0" for v in node.values))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.append(node.value)
+    return tuple(found)
 
 
-if __name__ == "__main__":
-    for name, tables in TABLES.items():
-        for marker, table in tables:
-            (DOCS / name).write_text(with_table((DOCS / name).read_text(), marker, table()))
+def symptoms() -> list[str]:
+    """What docs/troubleshooting.md quotes in the first column of the tables that are written by hand."""
+    text = re.sub(r"<!-- log-.*?<!-- end -->", "", (DOCS / "troubleshooting.md").read_text(), flags=re.S)
+    return re.findall(r"^\| `error: (.+?)` \|", text, re.M)
+
+
+@pytest.mark.parametrize("symptom", symptoms())
+def test_quoted_errors_are_those_of_the_program(symptom: str) -> None:
+    """An ellipsis of the page stands for anything."""
+    wanted = re.compile(".*".join(re.escape(part) for part in symptom.split("\N{HORIZONTAL ELLIPSIS}")), re.S)
+    assert any(wanted.search(message) for message in messages()), f"no error of trtforge: {symptom}"
+
+
+def test_the_floors_of_the_page_are_those_of_the_layering() -> None:
+    rows = re.findall(r"^\| (\d) \| `(\w+)` \|", (DOCS / "architecture.md").read_text(), re.M)
+    assert {package: int(floor) for floor, package in rows} == FLOORS

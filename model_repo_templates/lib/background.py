@@ -1,4 +1,4 @@
-"""One thread for work that would keep others waiting, with a bounded queue."""
+"""One thread, with a bounded queue, for work that would block other requests."""
 
 import queue
 import threading
@@ -7,7 +7,7 @@ from contextlib import suppress
 
 
 class Background:
-    """Runs work in order of arrival. Up to `limit` pieces of work wait."""
+    """Runs work in order of submission; at most `limit` items wait."""
 
     def __init__(self, limit: int) -> None:
         self._work: queue.Queue[Callable[[], None] | None] = queue.Queue(limit)
@@ -16,7 +16,7 @@ class Background:
         self._thread.start()
 
     def submit(self, work: Callable[[], None]) -> bool:
-        """Run `work`, which must not raise, on the thread; False if too much waits."""
+        """Run `work`, which must not raise, on the thread; False if the queue is full."""
         try:
             self._work.put_nowait(work)
         except queue.Full:
@@ -24,7 +24,7 @@ class Background:
         return True
 
     def close(self) -> None:
-        """End the thread when its present work is done."""
+        """End the thread when its current work is done."""
         self._closing = True
         with suppress(queue.Full):  # a full queue wakes the thread as well
             self._work.put_nowait(None)

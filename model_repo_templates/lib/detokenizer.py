@@ -1,6 +1,6 @@
-"""Token ids to text, as they come: what is returned never changes later, and all pieces together are the whole text.
+"""Incremental detokenization: returned text never changes, and all pieces together are the whole text.
 
-Knows nothing of Triton. Characters that are not complete yet are held back; special tokens give no text.
+Independent of Triton. Incomplete characters are held back; special tokens give no text.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,7 +12,7 @@ _INCOMPLETE = "\ufffd"
 
 
 def load_tokenizer(path: str) -> Tokenizer:
-    """The tokenizer of a tokenizer.json, which neither truncates nor pads whatever that file says."""
+    """The tokenizer of a tokenizer.json, with truncation and padding switched off."""
     tokenizer = Tokenizer.from_file(path)
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -20,10 +20,10 @@ def load_tokenizer(path: str) -> Tokenizer:
 
 
 class Detokenizer:
-    """The text of one sequence. `context`: ids that stand before it and whose text is not returned (the prompt).
+    """The text of one sequence. `context`: ids before it (the prompt), whose text is not returned.
 
-    A window of the last ids is decoded each time: decoders look back a token or two at most (spaces between words,
-    the bytes of one character), so the cost of a token does not grow with the text.
+    Each step decodes only a window of the last ids, because decoders look back only a few tokens (spaces between words,
+    the bytes of one character): the cost of a token does not grow with the text.
     """
 
     def __init__(self, tokenizer: Tokenizer, context: Sequence[int] = (), *, skip_special_tokens: bool = True) -> None:
@@ -34,7 +34,7 @@ class Detokenizer:
         self._slide(self._decode(self._window))
 
     def push(self, ids: Iterable[int]) -> str:
-        """The text that `ids` complete; empty while a character is not whole."""
+        """The text that `ids` complete; empty while a character is incomplete."""
         self._window.extend(ids)
         text = self._decode(self._window)
         whole = text.rstrip(_INCOMPLETE)
@@ -45,14 +45,14 @@ class Detokenizer:
         return new
 
     def flush(self) -> str:
-        """What was held back, at the end of the sequence: bytes that form no character show as U+FFFD."""
+        """The text held back, at the end of the sequence; bytes that form no character become U+FFFD."""
         text = self._decode(self._window)
         new = text[self._shown :]
         self._shown = len(text)
         return new
 
     def _slide(self, text: str) -> None:
-        """Forget the older half of the window, cut where both parts decode alone to what they are together."""
+        """Drop the older half of the window, cut where the rest alone decodes to the end of the same text."""
         if len(self._window) <= 2 * _KEPT:
             return
         for kept in range(_KEPT, 2 * _KEPT):

@@ -1,4 +1,4 @@
-"""The engine's state as the Prometheus gauges that TensorRT-LLM's backend has."""
+"""The engine's state as the Prometheus gauges of TensorRT-LLM's backend."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -54,7 +54,7 @@ _DERIVED: Mapping[str, Mapping[str, Callable[[_Figures], float]]] = {
 
 
 class EngineMetrics:
-    """Sets the gauges from an engine's figures; those that an engine does not have stay at 0."""
+    """Sets the gauges from an engine's figures; figures that an engine does not have stay at 0."""
 
     def __init__(self, model: str, version: str) -> None:
         self._gauges: list[tuple[object, pb_utils.Metric, Callable[[_Figures], float]]] = []
@@ -67,7 +67,7 @@ class EngineMetrics:
                 self._gauges.append((family, family.Metric(labels=labels), read))
 
     def update(self, figures: _Figures) -> None:
-        """Set the gauges that have changed: each takes a message to the server and back."""
+        """Set the gauges that have changed, because each call costs a round trip to the server."""
         for number, (_, gauge, read) in enumerate(self._gauges):
             value = read(figures)
             if self._values.get(number) != value:

@@ -1,16 +1,16 @@
-"""What sequences of an engine request have got so far, and the optional tensors of TensorRT-LLM that tell it."""
+"""The state of an engine request's sequences, and TensorRT-LLM's optional output tensors that report it."""
 
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from input_values import InputValues
+from numpy.typing import ArrayLike, NDArray
 
 from trtforge.engine_process.messages import Update
 from trtforge.engine_process.requests import GenerationRequest
-
-_FLAGS = ("return_log_probs", "return_num_input_tokens", "return_num_output_tokens", "return_perf_metrics")
 
 
 @dataclass(frozen=True)
@@ -25,16 +25,22 @@ class Wanted:
     sequence_index: bool
 
     @classmethod
-    def of(cls, inputs: Mapping[str, np.ndarray], items: int, sequences: int) -> "Wanted":
-        """`items`: prompts of the request; `sequences`: what all of them return."""
+    def of(cls, inputs: Mapping[str, NDArray[Any]], items: int, sequences: int) -> "Wanted":
+        """`items`: number of prompts; `sequences`: number of sequences that they return in total."""
         values = InputValues(inputs)
-        flags = [values.flag(name, False) for name in _FLAGS]
-        return cls(*flags, batch_index=items > 1, sequence_index=sequences > items)
+        return cls(
+            log_probs=values.flag("return_log_probs", False),
+            num_input_tokens=values.flag("return_num_input_tokens", False),
+            num_output_tokens=values.flag("return_num_output_tokens", False),
+            performance=values.flag("return_perf_metrics", False),
+            batch_index=items > 1,
+            sequence_index=sequences > items,
+        )
 
 
 @dataclass(slots=True)
 class SequenceState:
-    """One returned sequence. `tokens` and `log_probs` are those that were not sent yet."""
+    """One returned sequence. `tokens` and `log_probs`: those not sent yet."""
 
     item: int
     index: int
@@ -51,7 +57,7 @@ class SequenceState:
     finished: bool = False
 
     def take(self, update: Update) -> None:
-        """Add what one or several steps made."""
+        """Add the output of one or several steps."""
         if update.tokens:
             self.last_token_ns = time.monotonic_ns()
             self.first_token_ns = self.first_token_ns or self.last_token_ns
@@ -66,9 +72,9 @@ class SequenceState:
         """Forget the tokens and log probabilities that were sent."""
         self.tokens, self.log_probs = [], []
 
-    def optional_outputs(self, wanted: Wanted) -> dict[str, np.ndarray]:
+    def optional_outputs(self, wanted: Wanted) -> dict[str, NDArray[Any]]:
         """The tensors that the request asked for besides tokens, with batch dimension."""
-        tensors: dict[str, np.ndarray] = {}
+        tensors: dict[str, NDArray[Any]] = {}
         if wanted.log_probs:
             tensors["cum_log_probs"] = np.array([[self.cumulative_log_prob]], dtype=np.float32)
             tensors["output_log_probs"] = np.array([[self.log_probs]], dtype=np.float32)
@@ -84,12 +90,12 @@ class SequenceState:
             tensors |= self._performance()
         return tensors
 
-    def token_outputs(self, *, with_prompt: bool) -> dict[str, np.ndarray]:
+    def token_outputs(self, *, with_prompt: bool) -> dict[str, NDArray[Any]]:
         """output_ids [1, 1, tokens] and sequence_length [1, 1]."""
         ids: Sequence[int] = [*self.request.prompt, *self.tokens] if with_prompt else self.tokens
         return {"output_ids": _int32([[ids]]).reshape(1, 1, len(ids)), "sequence_length": _int32([[len(ids)]])}
 
-    def _performance(self) -> Mapping[str, np.ndarray]:
+    def _performance(self) -> Mapping[str, NDArray[Any]]:
         times = {
             "arrival_time_ns": self.arrival_ns,
             "first_token_time_ns": self.first_token_ns,
@@ -109,5 +115,5 @@ class SequenceState:
         }
 
 
-def _int32(values: list) -> np.ndarray:
+def _int32(values: ArrayLike) -> NDArray[np.int32]:
     return np.array(values, dtype=np.int32)

@@ -1,7 +1,6 @@
-"""An engine process behind TensorRT-LLM's interface: tensors in, tokens out as the engine makes them.
+"""An engine process behind TensorRT-LLM's interface: tensors in, tokens out as the engine generates them.
 
-This model starts the engine process, which the text models use as well. Which engine it is, the models that derive from
-this say.
+This model starts the engine process, which the text models use as well. Derived models choose the engine.
 """
 
 import os
@@ -41,19 +40,19 @@ class EngineCall(Responder):
         self._states: list[SequenceState] = []
 
     def begin(self, sequences: Sequence[RequestedSequence]) -> None:
-        """Know the sequences before their first update comes."""
+        """Register the sequences before their first update arrives."""
         now = time.monotonic_ns()
         self._states = [SequenceState(s.item, s.index, s.request, now) for s in sequences]
         self._wanted = Wanted.of(self.inputs, 1 + max(s.item for s in sequences), len(sequences))
         self._unfinished = len(sequences)
 
     def take(self, updates: list[tuple[int, Update]]) -> None:
-        """Send what came: at once when streaming, else each sequence when it is finished."""
-        for place, update in updates:
+        """Send updates: immediately when streaming, else each sequence when it is finished."""
+        for sequence, update in updates:
             if update.failure is not None:
                 self.fail(update.failure.message, update.failure.code.value)
                 return
-            state = self._states[place]
+            state = self._states[sequence]
             state.take(update)
             self._unfinished -= state.finished
             if state.finished or (self.streaming and state.tokens):
@@ -63,7 +62,7 @@ class EngineCall(Responder):
 
 
 class EngineProcessModel:
-    """A Python model that Triton loads, but for the command of its engine."""
+    """A Python model that Triton loads; derived classes give the engine's command."""
 
     def initialize(self, args: Mapping[str, str]) -> None:
         """Start the engine process and connect to it."""
@@ -88,11 +87,11 @@ class EngineProcessModel:
         self._watcher: Watcher[EngineCall] = Watcher(config.integer("cancellation_check_period_ms", 100), self._cancel)
 
     def command(self, config: ModelConfig, socket: Path) -> Sequence[str]:
-        """What follows the interpreter to start the engine process. Raises ForgeError."""
+        """The arguments to the Python interpreter that start the engine process. Raises ForgeError."""
         raise NotImplementedError
 
     def execute(self, requests: list["pb_utils.InferenceRequest"]) -> None:
-        """Hand the requests to the engine; their responses follow from other threads."""
+        """Pass the requests to the engine; other threads send the responses."""
         with self._client.together():
             for request in requests:
                 self._take(EngineCall(request, exclude_input=self._exclude_input))
@@ -131,7 +130,7 @@ class EngineProcessModel:
         self._watcher.add(call)
 
     def _stop(self, stop: EngineCall) -> None:
-        """TensorRT-LLM's stop request: ends the request of the same id; one that is unknown is already over."""
+        """TensorRT-LLM's stop request: ends the request with the same id; an unknown one has already finished."""
         call = self._calls.get(stop.request_id)
         if call is not None:
             self._cancel(call)
@@ -146,7 +145,7 @@ class EngineProcessModel:
             self._calls = {name: call for name, call in self._calls.items() if not call.done}
 
     def _on_end(self, status: int) -> None:
-        """The engine process ended by itself: its requests have got their errors, and Triton starts this one anew."""
+        """The engine process ended by itself: exit, so that Triton restarts this process."""
         if not self._ending.is_set():
             pb_utils.Logger.log_error(f"the engine process ended with status {status}")
             self._client.close()

@@ -1,10 +1,11 @@
-"""The tensors of an engine request as generation requests, or the reason why they cannot be served."""
+"""Converts the tensors of an engine request to generation requests, or says why they cannot be served."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
-import numpy as np
 from input_values import INT32_MAX, InputValues
+from numpy.typing import NDArray
 from responder import RequestFailed
 from word_lists import MOST_WORDS, words_of
 
@@ -39,7 +40,7 @@ _READ = frozenset(
     }
 )
 _OF_BEAM_SEARCH = frozenset({"len_penalty", "early_stopping", "beam_search_diversity_rate"})
-"""Without effect on a single beam, in TensorRT-LLM too."""
+"""Ignored, because they have no effect on a single beam, in TensorRT-LLM too."""
 
 _NEUTRAL: Mapping[str, float] = {
     "beam_width": 1,
@@ -49,13 +50,13 @@ _NEUTRAL: Mapping[str, float] = {
     "runtime_top_p_decay": 1,
     "draft_acceptance_threshold": 0,
 }
-"""Inputs that are refused unless they ask for nothing."""
+"""Inputs that are accepted with their neutral value only."""
 _UINT64_MAX = 2**64 - 1
 
 
 @dataclass(frozen=True)
 class RequestLimits:
-    """What decides about a request besides its own values. `end_ids`: the model's own."""
+    """The limits that a request is checked against. `end_ids`: the model's own."""
 
     vocab_size: int
     max_batch_size: int
@@ -64,7 +65,7 @@ class RequestLimits:
 
 @dataclass(frozen=True)
 class RequestedSequence:
-    """One sequence to generate: for the prompt `item` of the request, the `index`-th that is returned."""
+    """One sequence to generate: the `index`-th one for prompt `item` of the request."""
 
     item: int
     index: int
@@ -72,15 +73,15 @@ class RequestedSequence:
 
 
 def requested_sequences(
-    inputs: Mapping[str, np.ndarray],
+    inputs: Mapping[str, NDArray[Any]],
     limits: RequestLimits,
     *,
     model_end_ids: bool = False,
     names: Mapping[str, str] | None = None,
 ) -> list[RequestedSequence]:
-    """All sequences of a request. Raises RequestFailed before any is made if one of its values is out of range.
+    """All sequences of a request. Raises RequestFailed if a value is out of range.
 
-    `model_end_ids`: end at the model's own end ids instead of `end_id`; `names`: what errors call an input.
+    `model_end_ids`: end at the model's own end ids instead of `end_id`; `names`: input names to show in errors.
     """
     values = InputValues(inputs, names)
     _check_supported(values)
@@ -94,14 +95,14 @@ def requested_sequences(
         request = _request(values, item, limits, model_end_ids=model_end_ids)
         seed = request.sampling.seed
         for index in range(count):
-            # Sequences of one prompt differ by their seeds.
+            # Sequences of one prompt differ in their seeds.
             own = request if not index or seed is None else _with_seed(request, seed + index)
             found.append(RequestedSequence(item, index, own))
     return found
 
 
 def _check_supported(values: InputValues) -> None:
-    """Raises RequestFailed, naming the input, for anything that would have to be ignored."""
+    """Raises RequestFailed, naming the input, for inputs that this engine would ignore."""
     for name in values:
         if name in _READ or name not in values:
             continue
@@ -135,7 +136,7 @@ def _request(values: InputValues, item: int, limits: RequestLimits, *, model_end
 def _prompt(values: InputValues, item: int, vocab_size: int) -> tuple[int, ...]:
     rows = values.array("input_ids")
     if item >= len(rows):
-        raise RequestFailed(f"{values.shown('input_ids')} has {len(rows)} prompts, input_lengths more")
+        raise RequestFailed(f"{values.shown('input_ids')} has {len(rows)} prompts, input_lengths has more")
     length = values.integer("input_lengths", item, None, 1, rows.shape[1])
     ids = rows[item, :length]
     if ids.min() < 0 or ids.max() >= vocab_size:

@@ -1,9 +1,11 @@
-"""The values of a request's tensors, checked one by one. Every error names the input, its value and what it may be."""
+"""The values of a request's tensors, checked. Every error names the input, its value and the allowed values."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from responder import RequestFailed
 
 _SHOWN = 80
@@ -11,26 +13,26 @@ INT32_MAX = 2**31 - 1
 
 
 class InputValues:
-    """A request's tensors. `names`: what errors call an input where that is not its own name."""
+    """A request's tensors. `names`: input names to show in errors, where they differ."""
 
-    def __init__(self, inputs: Mapping[str, np.ndarray], names: Mapping[str, str] | None = None) -> None:
+    def __init__(self, inputs: Mapping[str, NDArray[Any]], names: Mapping[str, str] | None = None) -> None:
         self._inputs = inputs
         self._names = names or {}
 
     def __contains__(self, name: str) -> bool:
         return name in self._inputs and self._inputs[name].size > 0
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[str]:
         return iter(self._inputs)
 
-    def array(self, name: str) -> np.ndarray:
+    def array(self, name: str) -> NDArray[Any]:
         """A whole input. Raises RequestFailed if it is missing or empty."""
         if name not in self:
             raise RequestFailed(f"{self.shown(name)} is missing")
         return self._inputs[name]
 
     def shown(self, name: str) -> str:
-        """What the client calls an input."""
+        """The client's name of an input."""
         return self._names.get(name, name)
 
     def flag(self, name: str, default: bool) -> bool:
@@ -38,7 +40,7 @@ class InputValues:
         return bool(self._inputs[name].flat[0]) if name in self else default
 
     def integer(self, name: str, item: int, default: int | None, low: int, high: int) -> int:
-        """A whole number from `low` to `high`; `default` where the input is absent. No default: it is required."""
+        """A whole number from `low` to `high`; `default` if the input is absent. None: the input is required."""
         if name not in self and default is not None:
             return default
         value = int(self._of_item(name, item).flat[0])
@@ -49,7 +51,7 @@ class InputValues:
     def number(
         self, name: str, item: int, default: float | None, low: float = -math.inf, *, above: bool = False
     ) -> float | None:
-        """A finite number of at least `low` (`above`: greater); `default` where the input is absent."""
+        """A finite number of at least `low` (`above`: greater); `default` if the input is absent."""
         if name not in self:
             return default
         value = float(self._of_item(name, item).flat[0])
@@ -65,7 +67,7 @@ class InputValues:
             raise self.refused(name, array[~np.isfinite(array)].flat[0], "a finite number")
 
     def texts(self, name: str, most: int) -> list[str]:
-        """The strings of an input, at most `most`; none where it is absent. Raises RequestFailed also for bad UTF-8."""
+        """The strings of an input, at most `most`; empty if it is absent. Raises RequestFailed, also for bad UTF-8."""
         if name not in self:
             return []
         value = self._inputs[name]
@@ -83,8 +85,8 @@ class InputValues:
             f"{self.shown(name)} is {text if len(text) <= _SHOWN else text[:_SHOWN] + '...'}; it must be {allowed}"
         )
 
-    def _of_item(self, name: str, item: int) -> np.ndarray:
+    def _of_item(self, name: str, item: int) -> NDArray[Any]:
         value = self.array(name)
         if item >= len(value):
-            raise RequestFailed(f"{self.shown(name)} has {len(value)} values, the request {item + 1} prompts or more")
+            raise RequestFailed(f"{self.shown(name)} has {len(value)} values for at least {item + 1} prompts")
         return np.asarray(value[item])

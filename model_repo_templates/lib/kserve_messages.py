@@ -1,7 +1,7 @@
 """The messages of Triton's gRPC inference calls, for images that have grpcio and protobuf but no tritonclient.
 
-Names and numbers of the fields: grpc_service.proto (triton-inference-server/common), package `inference`. Only the
-fields that the engine model's clients need are described; protobuf keeps or skips the others.
+Names and numbers of the fields: grpc_service.proto (triton-inference-server/common), package `inference`. Only fields
+that clients of the engine model need are described; protobuf skips the others.
 """
 
 from collections.abc import Mapping
@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from numpy.typing import NDArray
 
 SERVICE = "/inference.GRPCInferenceService/"
 _PACKAGE = "trtforge.inference"
@@ -40,7 +41,7 @@ _MESSAGES: Mapping[str, Mapping[str, tuple[int, str]]] = {
     },
     "ModelStreamInferResponse": {"error_message": (1, "string"), "infer_response": (2, "ModelInferResponse")},
 }
-"""Message to field to number and kind; `[]` is repeated. A map travels as repeated entries of key and value."""
+"""Number and kind of each message's fields; `[]`: repeated. A map is encoded as repeated entries of key and value."""
 
 _DTYPES: Mapping[str, str] = {
     "BOOL": "?",
@@ -79,8 +80,8 @@ ModelInferResponse: Any = _CLASSES["ModelInferResponse"]
 ModelStreamInferResponse: Any = _CLASSES["ModelStreamInferResponse"]
 
 
-def infer_request(model: str, request_id: str, inputs: Mapping[str, np.ndarray], outputs: list[str]) -> Any:
-    """A ModelInferRequest that asks for the final response to be marked, be it empty."""
+def infer_request(model: str, request_id: str, inputs: Mapping[str, NDArray[Any]], outputs: list[str]) -> Any:
+    """A ModelInferRequest that asks for a marked final response, even an empty one."""
     request = ModelInferRequest(model_name=model, id=request_id)
     request.parameters.add(key="triton_enable_empty_final_response").value.bool_param = True
     for name, value in inputs.items():
@@ -91,7 +92,7 @@ def infer_request(model: str, request_id: str, inputs: Mapping[str, np.ndarray],
     return request
 
 
-def arrays_of(response: Any) -> dict[str, np.ndarray]:
+def arrays_of(response: Any) -> dict[str, NDArray[Any]]:
     """The numeric tensors of a ModelInferResponse, by name."""
     return {
         tensor.name: np.frombuffer(raw, dtype=_DTYPES[tensor.datatype]).reshape(tuple(tensor.shape))
@@ -100,8 +101,8 @@ def arrays_of(response: Any) -> dict[str, np.ndarray]:
     }
 
 
-def _raw(value: np.ndarray) -> bytes:
-    """Little-endian, row-major; strings with their lengths before them."""
+def _raw(value: NDArray[Any]) -> bytes:
+    """Little-endian, row-major; strings are length-prefixed."""
     if value.dtype in _NAMES:
         return np.ascontiguousarray(value).tobytes()
     texts = (item if isinstance(item, bytes) else str(item).encode() for item in value.flat)

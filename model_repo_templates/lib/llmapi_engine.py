@@ -1,8 +1,8 @@
-"""TensorRT-LLM's LLM API as an engine: requests of token ids in, tokens out as they are made.
+"""TensorRT-LLM's LLM API as an engine: requests of token ids in, tokens out as they are generated.
 
 The API: tensorrt_llm.LLM, SamplingParams and `generate_async` (tensorrt_llm/llmapi/llm.py, sampling_params.py, 1.2 to
-1.3). It starts its own processes for several GPUs. Text stays outside: neither prompts nor answers are tokenized here.
-Run as a program, this is the engine process of a repository of backend llmapi.
+1.3). It starts its own processes for several GPUs. Tokenization happens elsewhere. Run as a program, this is the
+engine process of a repository of backend llmapi.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ OnOutput = Callable[[Output], None]
 
 
 class LlmApiEngine:
-    """One `LLM`, its requests on an event loop of their own. A RequestEngine."""
+    """A RequestEngine of one `LLM`, with its requests on their own event loop."""
 
     def __init__(self, arguments: Mapping[str, Any], max_running: int = 1) -> None:
         """`arguments`: those of `tensorrt_llm.LLM`, by its names; `max_running`: its batch size."""
@@ -36,26 +36,26 @@ class LlmApiEngine:
         self._notifying = False
         self._begun: set[str] = set()
         self._running: dict[str, Any] = {}  # None until the LLM API has the request
-        self._cancelled: set[str] = set()  # of those that it has not
+        self._cancelled: set[str] = set()  # before the LLM API had the request
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="requests", daemon=True)
         self._thread.start()
 
     def submit(self, request: GenerationRequest, on_output: OnOutput) -> None:
-        """Start a request; its outputs come on the event loop's thread."""
+        """Start a request; `on_output` is called on the event loop's thread."""
         self._running[request.request_id] = None
         asyncio.run_coroutine_threadsafe(self._run(request, on_output), self._loop)
 
     def cancel(self, request_id: str, *, only_waiting: bool = False) -> None:
-        """End a request; one that is over is no error. `only_waiting`: not if it has got its first token."""
+        """Cancel a request, unless it has finished. `only_waiting`: only before its first token."""
         self._loop.call_soon_threadsafe(self._abort, request_id, only_waiting)
 
     def ping(self, on_turn: Callable[[], None]) -> None:
-        """Call back from the event loop when it turns next."""
+        """Call back from the next iteration of the event loop."""
         self._loop.call_soon_threadsafe(on_turn)
 
     def after_steps(self, on_step: Callable[[], None]) -> None:
-        """Call back from the event loop after the outputs of a turn."""
+        """Call back from the event loop after the outputs of each iteration."""
         self._after_steps.append(on_step)
 
     def figures(self) -> dict[str, float]:
@@ -70,7 +70,7 @@ class LlmApiEngine:
         }
 
     def check(self) -> None:
-        """The LLM API reports the end of its processes through the requests."""
+        """Does nothing: the LLM API reports the end of its processes through the requests."""
 
     def close(self) -> None:
         """End the LLM and its processes."""
@@ -113,7 +113,7 @@ class LlmApiEngine:
             self._begun.discard(request.request_id)
 
     def _deliver(self, on_output: OnOutput, output: Output) -> None:
-        """Outputs of one turn of the event loop are followed by one call of `after_steps`."""
+        """Deliver an output; the `after_steps` callbacks run once after all outputs of an event loop iteration."""
         on_output(output)
         if not self._notifying:
             self._notifying = True
@@ -126,7 +126,7 @@ class LlmApiEngine:
 
 
 class Answer:
-    """What a request answered so far. An end id is not part of it; a matched stop word is."""
+    """The answer to a request so far. It includes a matched stop word, but not an end id."""
 
     def __init__(self, request: GenerationRequest) -> None:
         self._request = request
@@ -135,7 +135,7 @@ class Answer:
         self._cumulative = 0.0
 
     def take(self, completion: Any) -> Output:
-        """What a step added to a CompletionOutput, whose tokens are all so far."""
+        """The output of the last step. `completion`: a CompletionOutput, which holds all tokens so far."""
         seen = len(self._tokens)
         new = list(completion.token_ids[seen:])
         finish: FinishReason | None = _FINISHED[completion.finish_reason] if completion.finish_reason else None
@@ -163,7 +163,7 @@ class Answer:
         )
 
     def _log_probs(self, completion: Any, seen: int, new: list[int]) -> tuple[float, ...]:
-        """The API gives each token's as a number, or in a dictionary of the likeliest ones."""
+        """Each new token's log probability, which the API gives as a number or in a dictionary of the likeliest."""
         if not self._request.sampling.return_log_probs:
             return ()
         entries = completion.logprobs[seen : seen + len(new)]
@@ -182,7 +182,7 @@ _FINISHED: Mapping[str, FinishReason] = {
 
 
 def _blocks(completion: Any) -> tuple[int, int]:
-    """KV blocks that were reused and allocated, once the request is over."""
+    """Number of KV blocks reused and allocated; 0 until the request is finished."""
     metrics = getattr(completion, "request_perf_metrics", None)
     if metrics is None:
         return 0, 0
@@ -193,13 +193,13 @@ def _blocks(completion: Any) -> tuple[int, int]:
 def sampling_params(request: GenerationRequest) -> Any:
     """TensorRT-LLM's SamplingParams. Raises RequestError for what the LLM API cannot do.
 
-    The engines' interface takes no notice of a temperature without top_k and top_p.
+    As in the interface of TensorRT-LLM's engines, temperature is ignored without top_k and top_p.
     """
     from tensorrt_llm import SamplingParams
 
     if any(len(word) > 1 for word in request.bad_words):
         raise RequestError(
-            "bad_words: the LLM API forbids single tokens only", hint="Leave out words of several tokens."
+            "bad_words: the LLM API supports single-token words only", hint="Leave out words of several tokens."
         )
     sampling, end_ids = request.sampling, sorted(request.end_ids)
     draws = bool(sampling.top_k) or bool(sampling.top_p)
@@ -227,7 +227,7 @@ def sampling_params(request: GenerationRequest) -> Any:
 
 
 def _tensor(values: Any) -> Any:
-    """The embedding bias, float32 [vocab_size]; None where there is none."""
+    """The embedding bias, float32 [vocab_size]; None if there is none."""
     if not len(values):
         return None
     import torch
@@ -236,7 +236,7 @@ def _tensor(values: Any) -> Any:
 
 
 def read_arguments(path: Path) -> Mapping[str, Any]:
-    """The arguments in a model.yaml; the paths in it are relative to it. Raises ForgeError."""
+    """The arguments in a model.yaml, with paths relative to it. Raises ForgeError."""
     import yaml
 
     try:

@@ -1,4 +1,4 @@
-"""What a model is told when it is loaded: its parameters from config.pbtxt and where its files are."""
+"""A model's configuration when it is loaded: its parameters from config.pbtxt and the directory of its files."""
 
 import json
 from collections.abc import Mapping

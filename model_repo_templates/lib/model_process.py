@@ -1,4 +1,4 @@
-"""What every Python model's process does at its start and its end."""
+"""Set-up and exit of every Python model's process."""
 
 import faulthandler
 import os
@@ -9,14 +9,11 @@ import threading
 import time
 
 _POLL = 0.05  # seconds, where the kernel has no pidfd
-_SWITCH_INTERVAL = 0.0005  # seconds that a thread of Python may keep the others waiting
+_SWITCH_INTERVAL = 0.0005  # seconds after which a Python thread is asked to release the GIL
 
 
 def set_up() -> None:
-    """SIGUSR2 writes the stacks of all threads into the server's log, whatever they wait for.
-
-    A model process that lost its server ends at once: it cannot answer anybody.
-    """
+    """Let SIGUSR2 write the stacks of all threads to the server's log, and end this process when its server ends."""
     faulthandler.register(signal.SIGUSR2, all_threads=True)
     sys.setswitchinterval(_SWITCH_INTERVAL)
     threading.Thread(target=_end_with, args=(os.getppid(),), name="server-watch", daemon=True).start()
@@ -25,8 +22,8 @@ def set_up() -> None:
 def leave() -> None:
     """End the process from `finalize`, after its threads have ended.
 
-    Triton has its answer by then and only waits for the process. What would follow in the stub (the interpreter's end
-    beside its own threads) ends with a segmentation fault now and then (Triton 24.10, pb_stub.cc).
+    By then Triton only waits for the process. The stub's own exit, which finalizes the interpreter beside running
+    threads, sometimes crashes with a segmentation fault (Triton 24.10, pb_stub.cc).
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -34,7 +31,7 @@ def leave() -> None:
 
 
 def _end_with(server: int) -> None:
-    """Wait for the end of the process `server`, our parent, then end this one."""
+    """Wait until the parent process `server` ends, then end this process."""
     try:
         poll = select.poll()
         poll.register(os.pidfd_open(server), select.POLLIN)

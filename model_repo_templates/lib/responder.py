@@ -1,10 +1,12 @@
-"""One request's side towards Triton: its inputs, its responses and whether the client is still there."""
+"""One request's interface to Triton: its inputs, its responses and its cancellation."""
 
 import threading
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
+from numpy.typing import NDArray
 
 INVALID_ARGUMENT, UNAVAILABLE, INTERNAL = "INVALID_ARGUMENT", "UNAVAILABLE", "INTERNAL"
 _CODES = {
@@ -14,11 +16,11 @@ _CODES = {
     "CANCELLED": "CANCELLED",
     INTERNAL: "INTERNAL",
 }
-"""Triton's names of the codes."""
+"""gRPC status to the name of Triton's error code."""
 
 
 class RequestFailed(Exception):
-    """Ends one request with this message and gRPC status; no other request notices."""
+    """Fails one request with this message and gRPC status; other requests continue."""
 
     def __init__(self, message: str, code: str = INVALID_ARGUMENT) -> None:
         super().__init__(message)
@@ -28,13 +30,13 @@ class RequestFailed(Exception):
 class Responder:
     """Sends the responses of one request, from any thread.
 
-    The inputs are copied: Triton takes their memory back when `execute` returns. Asking a finished request whether
-    it was cancelled ends the server with a segmentation fault (Triton 24.10), so both happen under one lock.
+    Inputs are copied, because Triton frees their memory when `execute` returns. `is_cancelled` on a finished request
+    crashes the server with a segmentation fault (Triton 24.10), so it shares a lock with sending.
     """
 
     def __init__(self, request: "pb_utils.InferenceRequest") -> None:
         self.request_id: str = request.request_id()
-        self.inputs: Mapping[str, np.ndarray] = {
+        self.inputs: Mapping[str, NDArray[Any]] = {
             tensor.name(): np.array(tensor.as_numpy()) for tensor in request.inputs()
         }
         microseconds = request.timeout()
@@ -50,23 +52,23 @@ class Responder:
         return self._done
 
     def cancelled(self) -> bool:
-        """Whether the client gave up or went away."""
+        """Whether the client cancelled the request or disconnected."""
         with self._lock:
             if not self._done and not self._cancelled:
                 self._cancelled = bool(self._sender.is_cancelled())
             return self._cancelled
 
-    def send(self, outputs: Mapping[str, np.ndarray], *, final: bool = False) -> None:
+    def send(self, outputs: Mapping[str, NDArray[Any]], *, final: bool = False) -> None:
         """Send a response; after the final one nothing more is sent."""
         tensors = [pb_utils.Tensor(name, value) for name, value in outputs.items()]
         self._send(pb_utils.InferenceResponse(tensors), final=final)
 
     def fail(self, message: str, code: str = INVALID_ARGUMENT) -> None:
-        """Send an error as the last response. Its text begins with the code: streams carry no status of a request."""
+        """Send an error as the last response. Its text begins with the code: streams carry no per-request status."""
         self._send(pb_utils.InferenceResponse([], triton_error(message, code)), final=True)
 
     def finish(self) -> None:
-        """Send the final flag, once."""
+        """Send the final flag, unless it was already sent."""
         with self._lock:
             if not self._done:
                 self._done = True
@@ -81,5 +83,5 @@ class Responder:
 
 
 def triton_error(message: str, code: str = INVALID_ARGUMENT) -> "pb_utils.TritonError":
-    """An error as Triton takes it."""
+    """Triton's error object for a message and gRPC status."""
     return pb_utils.TritonError(f"{code}: {message}", getattr(pb_utils.TritonError, _CODES[code]))

@@ -1,4 +1,4 @@
-"""The texts that one request returns: one for each sequence and beam, growing as token ids come."""
+"""The texts that one request returns: one for each sequence and beam, extended as token ids arrive."""
 
 from collections.abc import Sequence
 
@@ -19,7 +19,7 @@ class SequenceText:
         return self._stop.push(self._detokenizer.push(ids))
 
     def flush(self) -> str:
-        """What was held back, at the end."""
+        """The text held back, at the end of the sequence."""
         return self._stop.push(self._detokenizer.flush())
 
     @property
@@ -31,7 +31,7 @@ class SequenceText:
 class SequenceTexts:
     """The texts of one request's `sequences`.
 
-    `context`: ids of the prompt where it is returned too; `words`: stop words that are compared as text.
+    `context`: ids of the prompt if it is returned too; `words`: stop words that are compared as text.
     """
 
     def __init__(self, tokenizer: Tokenizer, context: Sequence[int], words: Sequence[str], sequences: int) -> None:
@@ -46,7 +46,7 @@ class SequenceTexts:
         return [text.push(ids) for text, ids in zip(self._texts[sequence], beams, strict=True)]
 
     def flush(self, sequence: int) -> list[str]:
-        """What was held back of a sequence."""
+        """The text of every beam of a sequence that was held back."""
         return [text.flush() for text in self._texts[sequence]]
 
     def stopped(self, sequence: int) -> bool:

@@ -4,11 +4,12 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from typing import Any
 
-import numpy as np
 from engine_outputs import SequenceState, Wanted
 from engine_requests import RequestedSequence, RequestLimits, requested_sequences
 from model_config import ModelConfig
+from numpy.typing import NDArray
 from text_engine import Piece, PieceReceiver
 
 from trtforge.engine_process.client import EngineClient, Submitted
@@ -23,7 +24,7 @@ def request_limits(config: ModelConfig) -> RequestLimits:
 
 
 class ServedEngine:
-    """A TextEngine. `names`: what errors call the engine's inputs."""
+    """A TextEngine. `names`: engine input to the name to show in errors."""
 
     def __init__(self, config: ModelConfig, names: Mapping[str, str]) -> None:
         path = socket_path(config.text("tensorrt_llm_model_name"), os.getppid())
@@ -32,32 +33,32 @@ class ServedEngine:
         self._client = EngineClient(path, config.name, os.getpid())
 
     def start(
-        self, inputs: Mapping[str, np.ndarray], receiver: PieceReceiver, timeout: float | None, *, model_end_ids: bool
+        self, inputs: Mapping[str, NDArray[Any]], receiver: PieceReceiver, timeout: float | None, *, model_end_ids: bool
     ) -> Submitted:
-        """As TextEngine says."""
+        """See TextEngine."""
         sequences = requested_sequences(inputs, self._limits, model_end_ids=model_end_ids, names=self._names)
         answer = _Answer(sequences, Wanted.of(inputs, 1, len(sequences)), receiver)
         return self._client.submit(tuple(sequence.request for sequence in sequences), answer, timeout)
 
     def together(self) -> AbstractContextManager[None]:
-        """As TextEngine says."""
+        """See TextEngine."""
         return self._client.together()
 
     def cancel(self, started: object) -> None:
-        """As TextEngine says."""
+        """See TextEngine."""
         assert isinstance(started, Submitted)
         self._client.cancel(started)
 
     def ping(self, answer: Callable[[tuple[str, str] | None], None]) -> None:
-        """As TextEngine says."""
+        """See TextEngine."""
 
-        def pong(failure: RequestFailure | None) -> None:
+        def on_ping(failure: RequestFailure | None) -> None:
             answer(None if failure is None else (failure.message, failure.code.value))
 
-        self._client.ping(pong)
+        self._client.ping(on_ping)
 
     def close(self) -> None:
-        """As TextEngine says."""
+        """See TextEngine."""
         self._client.close()
 
 
@@ -71,14 +72,14 @@ class _Answer:
         self._receiver = receiver
 
     def take(self, updates: list[tuple[int, Update]]) -> None:
-        """On the client's thread."""
-        self._receiver.take([self._piece(place, update) for place, update in updates])
+        """Called on the client's thread."""
+        self._receiver.take([self._piece(sequence, update) for sequence, update in updates])
 
-    def _piece(self, place: int, update: Update) -> Piece:
+    def _piece(self, sequence: int, update: Update) -> Piece:
         if update.failure is not None:
-            return Piece(place, [], True, failure=(update.failure.message, update.failure.code.value))
-        state = self._states[place]
+            return Piece(sequence, [], True, failure=(update.failure.message, update.failure.code.value))
+        state = self._states[sequence]
         state.take(update)
-        piece = Piece(place, [state.tokens], state.finished, state.optional_outputs(self._wanted))
+        piece = Piece(sequence, [state.tokens], state.finished, state.optional_outputs(self._wanted))
         state.sent()
         return piece

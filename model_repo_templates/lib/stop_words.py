@@ -1,10 +1,10 @@
-"""Stop words compared as text: finds those that the tokenizer cuts otherwise in context than alone."""
+"""Stop words compared as text: also finds those that the tokenizer splits differently in context than alone."""
 
 from collections.abc import Sequence
 
 
 class StopWords:
-    """Watches one sequence's text for the first stop word. Like a token-level match, the word itself is returned."""
+    """Searches one sequence's text for the first stop word, which is returned too, as with token-level matching."""
 
     def __init__(self, words: Sequence[str]) -> None:
         self._words = [word for word in words if word]
@@ -13,7 +13,7 @@ class StopWords:
         self.found = False
 
     def push(self, text: str) -> str:
-        """`text` up to the end of the first stop word; nothing once one was found."""
+        """`text` up to the end of the first stop word; empty once one was found."""
         if self.found or not self._words:
             return "" if self.found else text
         seen = self._tail + text

@@ -1,24 +1,26 @@
-"""The answer to one text request: pieces of tokens come, responses of text go out.
+"""The answer to one text request: pieces of tokens in, responses of text out.
 
-What streaming must remember (incomplete characters, spaces, stop words) is here, one object a request.
+One object per request keeps the state of streaming: incomplete characters, spaces, stop words.
 """
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from responder import Responder
 from sequence_texts import SequenceTexts
 from text_engine import Piece
 
 SEQUENCE = "sequence_index"
-_ADDED = ("output_log_probs",)  # outputs whose values are of the new tokens only, along the last dimension
+_ADDED = ("output_log_probs",)  # outputs that hold only the new tokens' values, along the last dimension
 
 
 class TextAnswer:
     """Sends a response for every piece when `streaming`, else one for each sequence when it is complete.
 
-    `prompt`: text before each answer. `outputs`: the engine's outputs that are passed on, by the names that they get.
-    `on_stopped`: called when stop words have ended every sequence before the engine did.
+    `prompt`: text before each answer. `outputs`: engine output to the name under which it is passed on.
+    `on_stopped`: called when stop words have ended every sequence before the engine did, and after a failure.
     """
 
     def __init__(
@@ -39,10 +41,10 @@ class TextAnswer:
         self._on_stopped = on_stopped
         self._unfinished: set[int] = set(range(texts.sequences))
         self._whole: dict[int, list[str]] = {}
-        self._passed: dict[int, dict[str, np.ndarray]] = {}
+        self._passed: dict[int, dict[str, NDArray[Any]]] = {}
 
     def take(self, pieces: list[Piece]) -> None:
-        """Take what the engine made since the last call."""
+        """Take the pieces that arrived since the last call."""
         for piece in pieces:
             if piece.sequence not in self._unfinished or self._call.done:
                 continue
@@ -71,14 +73,14 @@ class TextAnswer:
         if stopped and not self._unfinished:
             self._on_stopped()
 
-    def _send_piece(self, texts: list[str], passed: dict[str, np.ndarray], *, final: bool) -> None:
-        """Nothing is sent for a step that gave no text (a character is not complete) and no other output."""
+    def _send_piece(self, texts: list[str], passed: dict[str, NDArray[Any]], *, final: bool) -> None:
+        """Send a piece, unless it has neither text (an incomplete character) nor another output."""
         if any(texts) or passed.keys() - {SEQUENCE}:
             self._call.send({"text_output": _strings(texts), **passed}, final=final)
         elif final:
             self._call.finish()
 
-    def _keep(self, sequence: int, texts: list[str], passed: dict[str, np.ndarray]) -> None:
+    def _keep(self, sequence: int, texts: list[str], passed: dict[str, NDArray[Any]]) -> None:
         before = self._whole.get(sequence) or [self._prompt] * len(texts)
         self._whole[sequence] = [whole + text for whole, text in zip(before, texts, strict=True)]
         kept = self._passed.setdefault(sequence, {})
@@ -89,5 +91,5 @@ class TextAnswer:
         self._call.send({"text_output": _strings(self._whole[sequence]), **self._passed[sequence]}, final=final)
 
 
-def _strings(texts: list[str]) -> np.ndarray:
+def _strings(texts: list[str]) -> NDArray[np.object_]:
     return np.array([[text.encode() for text in texts]], dtype=object)

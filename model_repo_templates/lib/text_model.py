@@ -1,12 +1,13 @@
 """Text in, text out: the code of both `ensemble` and `tensorrt_llm_bls`.
 
-Triton calls `execute` on one thread, which tokenizes and hands requests to the engine; the engine's client sends the
-responses from a thread of its own. No request waits for another one's thread.
+Triton calls `execute` on one thread, which tokenizes and passes requests to the engine; the engine's client sends the
+responses from its own thread.
 """
 
 import json
 import traceback
 from collections.abc import Mapping
+from typing import Any
 
 import model_process
 import numpy as np
@@ -14,6 +15,7 @@ import triton_python_backend_utils as pb_utils
 from background import Background
 from input_values import InputValues
 from model_config import ModelConfig
+from numpy.typing import NDArray
 from preprocessor import Preprocessor
 from responder import INTERNAL, UNAVAILABLE, RequestFailed, Responder
 from sequence_texts import SequenceTexts
@@ -22,7 +24,7 @@ from text_engine import TextEngine
 from watch import Watcher
 from word_lists import MOST_WORDS
 
-_LONG_TEXT = 8192  # bytes: beyond, tokenizing takes milliseconds and happens on another thread
+_LONG_TEXT = 8192  # bytes; longer text takes milliseconds to tokenize, which happens on another thread
 _LONG_TEXTS_WAITING = 64
 PING = "trtforge_ping"
 
@@ -32,13 +34,13 @@ class TextCall(Responder):
 
     def __init__(self, request: "pb_utils.InferenceRequest") -> None:
         super().__init__(request)
-        # Where config.pbtxt has `reshape` the model sees [batch]; the engine's inputs are [batch, 1] again.
+        # With `reshape` in config.pbtxt the model gets [batch]; the engine's inputs are [batch, 1].
         self.inputs = {name: value[:, None] if value.ndim == 1 else value for name, value in self.inputs.items()}
         self.started: object = None
 
 
 class TextModel:
-    """The Python model that Triton loads, but for its engine."""
+    """The Python model that Triton loads; derived classes choose the engine."""
 
     def initialize(self, args: Mapping[str, str]) -> None:
         """Load the tokenizer, connect to the engine and start the threads."""
@@ -60,11 +62,11 @@ class TextModel:
         self._long_texts = Background(_LONG_TEXTS_WAITING)
 
     def connect(self, config: ModelConfig, names: Mapping[str, str]) -> TextEngine:
-        """The engine. `names`: what clients call its inputs."""
+        """Connect to the engine. `names`: engine input to the client's name for it."""
         raise NotImplementedError
 
     def execute(self, requests: list["pb_utils.InferenceRequest"]) -> None:
-        """Take the requests; their responses follow from other threads."""
+        """Take the requests; other threads send the responses."""
         with self._engine.together():
             for request in requests:
                 self._take(TextCall(request), request.parameters())
@@ -102,7 +104,7 @@ class TextModel:
             raise RequestFailed("stream is true; this repository was packaged with streaming off")
         sequences = inputs.integer("num_return_sequences", 0, 1, 1, self._most_sequences)
         if sequences > 1 and not self._streams:
-            raise RequestFailed("num_return_sequences: this repository was packaged with streaming off, it returns one")
+            raise RequestFailed("num_return_sequences must be 1: this repository was packaged with streaming off")
         prepared = self._preprocessor.prepare(
             {theirs: call.inputs[ours] for ours, theirs in self._to_preprocessing if ours in call.inputs}
         )
@@ -119,14 +121,14 @@ class TextModel:
             on_stopped=lambda: self._cancel(call),
         )
         engine_inputs = self._engine_inputs(call.inputs, prepared)
-        # Tokens come one by one where a stop word in the text may end the answer early.
+        # The engine streams if a text stop word may end the answer early.
         engine_inputs["streaming"] = np.array([[streaming or (bool(words) and self._streams)]])
         call.started = self._engine.start(engine_inputs, answer, call.timeout, model_end_ids=own_end_ids)
         self._calls.add(call)
-        if call.done:  # an answer that ended before `started` was known
+        if call.done:  # the answer ended before `started` was set
             self._cancel(call)
 
-    def _check(self, inputs: Mapping[str, np.ndarray]) -> None:
+    def _check(self, inputs: Mapping[str, NDArray[Any]]) -> None:
         for name, value in inputs.items():
             if name not in self._known:
                 raise RequestFailed(f"{name} is not supported by this repository")
@@ -134,21 +136,21 @@ class TextModel:
                 raise RequestFailed(f"{name} holds {value.shape[0]} items; send a request for each")
 
     def _engine_inputs(
-        self, inputs: Mapping[str, np.ndarray], prepared: Mapping[str, np.ndarray]
-    ) -> dict[str, np.ndarray]:
+        self, inputs: Mapping[str, NDArray[Any]], prepared: Mapping[str, NDArray[Any]]
+    ) -> dict[str, NDArray[Any]]:
         values = {theirs: inputs[ours] for ours, theirs in self._to_engine if ours in inputs}
         values |= {theirs: prepared[ours] for ours, theirs in self._preprocessed if ours in prepared}
         return values | {"exclude_input_in_output": np.array([[True]])}
 
     def _engine_names(self) -> dict[str, str]:
-        """Engine inputs by the names that clients of this model know."""
+        """Engine input to the name that clients of this model use."""
         names = {theirs: ours for ours, theirs in self._to_engine}
         text_names = {theirs: ours for ours, theirs in self._to_preprocessing}
         for ours, theirs in self._preprocessed:
             names[theirs] = text_names.get(_SOURCES.get(ours, ""), ours)
         return names
 
-    def _is_long(self, inputs: Mapping[str, np.ndarray]) -> bool:
+    def _is_long(self, inputs: Mapping[str, NDArray[Any]]) -> bool:
         return any(isinstance(text, bytes) and len(text) > _LONG_TEXT for text in inputs.get("text_input", _NONE).flat)
 
     def _ping(self, call: TextCall) -> None:
@@ -176,4 +178,4 @@ _SOURCES = {
     "OUT_END_ID": "END_ID",
     "OUT_PAD_ID": "PAD_ID",
 }
-"""The preprocessing input that decides each of its outputs."""
+"""Preprocessing output to the input that determines it."""

@@ -1,7 +1,7 @@
 """An engine model that Triton itself runs (TensorRT-LLM's C++ backend), called over gRPC by one event loop.
 
-Not by BLS: decoupled BLS calls from several threads block one another for ever now and then (Triton 24.10,
-`Stub::GetResponseIterator` against `ProcessBLSResponseDecoupled`; mended upstream by python_backend#439).
+Not by BLS: decoupled BLS calls from several threads sometimes deadlock (Triton 24.10, `Stub::GetResponseIterator`
+against `ProcessBLSResponseDecoupled`; fixed upstream by python_backend#439).
 """
 
 import asyncio
@@ -22,6 +22,7 @@ from kserve_messages import (
     infer_request,
 )
 from model_config import ModelConfig
+from numpy.typing import NDArray
 from responder import INVALID_ARGUMENT, UNAVAILABLE
 from text_engine import Piece, PieceReceiver
 
@@ -37,11 +38,11 @@ _OUTPUT_IDS, _LENGTH, _SEQUENCE = "output_ids", "sequence_length", "sequence_ind
 
 
 class EngineError(Exception):
-    """An error that the engine model answered with."""
+    """An error returned by the engine model."""
 
 
 class TritonEngine:
-    """A TextEngine. Its server is the one that runs this model, at TRTFORGE_GRPC_URL (127.0.0.1:8001)."""
+    """A TextEngine that calls the server of this model, at TRTFORGE_GRPC_URL (default 127.0.0.1:8001)."""
 
     def __init__(self, config: ModelConfig) -> None:
         self._model = config.text("tensorrt_llm_model_name")
@@ -53,30 +54,30 @@ class TritonEngine:
         self._thread.start()
 
     def start(
-        self, inputs: Mapping[str, np.ndarray], receiver: PieceReceiver, timeout: float | None, *, model_end_ids: bool
+        self, inputs: Mapping[str, NDArray[Any]], receiver: PieceReceiver, timeout: float | None, *, model_end_ids: bool
     ) -> object:
-        """As TextEngine says. The model's end ids are in the inputs (`end_ids_as_stop_words`)."""
+        """See TextEngine. `model_end_ids` is ignored: the inputs hold the end ids (`end_ids_as_stop_words`)."""
         return asyncio.run_coroutine_threadsafe(self._run(inputs, receiver, timeout), self._loop)
 
     def together(self) -> AbstractContextManager[None]:
-        """Each request is a call of its own."""
+        """Does nothing: each request is its own call."""
         return nullcontext()
 
     def cancel(self, started: Any) -> None:
-        """As TextEngine says: cancels the call, which Triton tells the engine."""
+        """See TextEngine. Cancels the gRPC call; Triton then cancels the request in the engine."""
         started.cancel()
 
     def ping(self, answer: Callable[[tuple[str, str] | None], None]) -> None:
-        """A stop request for an id that nobody has goes through the engine's own thread."""
+        """See TextEngine. Sends a stop request for an unused id, which the engine's own thread answers."""
         asyncio.run_coroutine_threadsafe(self._ping(answer), self._loop)
 
     def close(self) -> None:
-        """As TextEngine says."""
+        """See TextEngine."""
         asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
 
-    async def _run(self, inputs: Mapping[str, np.ndarray], receiver: PieceReceiver, timeout: float | None) -> None:
+    async def _run(self, inputs: Mapping[str, NDArray[Any]], receiver: PieceReceiver, timeout: float | None) -> None:
         try:
             sequences = await asyncio.wait_for(self._pass_on(inputs, receiver), timeout)
         except (TimeoutError, asyncio.TimeoutError):
@@ -87,8 +88,8 @@ class TritonEngine:
             ends = sequences or {0: 1}
             receiver.take([Piece(sequence, [[]] * beams, True) for sequence, beams in ends.items()])
 
-    async def _pass_on(self, inputs: Mapping[str, np.ndarray], receiver: PieceReceiver) -> dict[int, int]:
-        """Pass the pieces on; the number of beams of each returned sequence."""
+    async def _pass_on(self, inputs: Mapping[str, NDArray[Any]], receiver: PieceReceiver) -> dict[int, int]:
+        """Pass the pieces on; returns the number of beams of each returned sequence."""
         sequences: dict[int, int] = {}
         async for result in self._responses(inputs, uuid.uuid4().hex):
             piece = _piece(result, self._outputs[2:])
@@ -97,7 +98,9 @@ class TritonEngine:
                 receiver.take([piece])
         return sequences
 
-    async def _responses(self, inputs: Mapping[str, np.ndarray], request_id: str) -> AsyncIterator[dict]:
+    async def _responses(
+        self, inputs: Mapping[str, NDArray[Any]], request_id: str
+    ) -> AsyncIterator[dict[str, NDArray[Any]]]:
         """The tensors of each response. Raises EngineError, and what grpc raises."""
         request = infer_request(self._model, request_id, inputs, self._outputs)
         if not self._streams:
@@ -107,8 +110,8 @@ class TritonEngine:
         call = self._method("stream_stream", "ModelStreamInfer", ModelStreamInferResponse)(iter([request]))
         error = ""
         try:
-            # To the end of the stream: Triton before 25.04 keeps memory and a file descriptor of a stream that is
-            # cancelled as its last response is sent (triton-inference-server/server #8078).
+            # Read to the end of the stream: Triton before 25.04 leaks memory and a file descriptor if a stream is
+            # cancelled while its last response is sent (triton-inference-server/server #8078).
             async for response in call:
                 error = error or response.error_message
                 if not response.error_message:
@@ -119,7 +122,7 @@ class TritonEngine:
             raise EngineError(error)
 
     def _method(self, kind: str, name: str, response: Any) -> Any:
-        """A call of the server, over a channel that is made on the event loop that it belongs to."""
+        """A gRPC method of the server. The channel belongs to the event loop, so it is created there."""
         import grpc
 
         if self._channel is None:
@@ -135,7 +138,7 @@ class TritonEngine:
         one = np.ones((1, 1), dtype=np.int32)
         inputs = {"input_ids": one, "input_lengths": one, "request_output_len": one, "stop": np.array([[True]])}
         try:
-            await asyncio.wait_for(self._pass_on(inputs, _NOBODY), _PING_SECONDS)
+            await asyncio.wait_for(self._pass_on(inputs, _DISCARD), _PING_SECONDS)
         except Exception as error:
             answer((_message(error) or "the engine does not answer", UNAVAILABLE))
         else:
@@ -150,16 +153,16 @@ class TritonEngine:
             await self._channel.close()
 
 
-class _Nobody:
-    """Takes the pieces of a ping."""
+class _Discard:
+    """Discards the pieces of a ping."""
 
     def take(self, pieces: list[Piece]) -> None: ...
 
 
-_NOBODY = _Nobody()
+_DISCARD = _Discard()
 
 
-def _piece(tensors: Mapping[str, np.ndarray], optional: list[str]) -> Piece | None:
+def _piece(tensors: Mapping[str, NDArray[Any]], optional: list[str]) -> Piece | None:
     """An engine response as a piece; None for one without tokens (the final flag alone)."""
     if _OUTPUT_IDS not in tensors:
         return None
@@ -173,10 +176,10 @@ def _failed(message: str, code: str) -> Piece:
 
 
 def _message(error: Exception) -> str:
-    """What Triton said; grpc's errors have it in their details."""
+    """Triton's message, which grpc's errors hold in their details."""
     details = getattr(error, "details", None)
-    said = details() if callable(details) else str(error)
-    return said or type(error).__name__
+    message = details() if callable(details) else str(error)
+    return message or type(error).__name__
 
 
 def _code(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""A thread that notices clients that went away."""
+"""A thread that detects cancelled requests."""
 
 import threading
 from collections import deque
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
 _FEW = 500
-_PERIODS_FEW, _PERIODS_MANY = 5, 20  # periods until every request was asked about, up to _FEW and beyond
+_PERIODS_FEW, _PERIODS_MANY = 5, 20  # periods until every request is checked, for up to _FEW requests and for more
 
 
 class Watched(Protocol):
@@ -17,16 +17,16 @@ class Watched(Protocol):
         """Whether it is over."""
 
     def cancelled(self) -> bool:
-        """Whether its client gave up."""
+        """Whether its client cancelled it or disconnected."""
 
 
 T = TypeVar("T", bound=Watched)
 
 
 class Watcher(Generic[T]):
-    """Calls `on_cancel` once for every watched request whose client gave up.
+    """Calls `on_cancel` once for every watched request that was cancelled.
 
-    Asking takes a message to the server and back, so each period only a share of the requests is asked about.
+    A check costs a round trip to the server, so each period checks only a share of the requests.
     """
 
     def __init__(self, period_ms: int, on_cancel: Callable[[T], None]) -> None:
@@ -55,7 +55,7 @@ class Watcher(Generic[T]):
                 self._look()
 
     def _look(self) -> None:
-        """Look at the next requests until one is asked about."""
+        """Check the next unfinished request; drop finished ones."""
         for _ in range(len(self._watched)):
             request = self._watched.popleft()
             if request.done:

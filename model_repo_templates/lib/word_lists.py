@@ -3,14 +3,15 @@
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 MOST_WORDS = 256
 """Stop words, bad words or biased words that one request may have."""
 
 
-def word_list(words: Sequence[Sequence[int]]) -> np.ndarray:
-    """int32 [1, 2, n]: row 0 the ids of all words, row 1 where each word ends, filled up with -1.
+def word_list(words: Sequence[Sequence[int]]) -> NDArray[np.int32]:
+    """int32 [1, 2, n]: row 0 the ids of all words, row 1 where each word ends, padded with -1.
 
     Layout: `to_word_list_format` in tensorrt_llm/runtime/generation.py.
     """
@@ -22,8 +23,8 @@ def word_list(words: Sequence[Sequence[int]]) -> np.ndarray:
     return lists
 
 
-def words_of(lists: np.ndarray) -> list[tuple[int, ...]]:
-    """The words of one request's [2, n] list. Raises ValueError for offsets that do not ascend or go too far."""
+def words_of(lists: NDArray[np.int32]) -> list[tuple[int, ...]]:
+    """The words of one request's [2, n] list. Raises ValueError for offsets that do not ascend or exceed n."""
     ids, ends = lists.tolist()
     words, start = [], 0
     for end in ends:
@@ -37,12 +38,14 @@ def words_of(lists: np.ndarray) -> list[tuple[int, ...]]:
 
 
 def encode_words(tokenizer: Tokenizer, words: Sequence[str]) -> list[list[int]]:
-    """Each word's ids as it stands alone; empty words are left out."""
+    """Each word's ids, tokenized alone; words without ids are left out."""
     encoded = (tokenizer.encode(word, add_special_tokens=False).ids for word in words)
     return [ids for ids in encoded if ids]
 
 
-def embedding_bias(tokenizer: Tokenizer, words: Sequence[str], weights: Sequence[float], vocab_size: int) -> np.ndarray:
+def embedding_bias(
+    tokenizer: Tokenizer, words: Sequence[str], weights: Sequence[float], vocab_size: int
+) -> NDArray[np.float32]:
     """float32 [1, vocab_size]: each token of each word has that word's weight added to its logit."""
     bias = np.zeros((1, vocab_size), dtype=np.float32)
     for word, weight in zip(words, weights, strict=True):

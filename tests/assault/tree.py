@@ -167,7 +167,7 @@ def _role(pid: int) -> str:
         return program or "unknown"
     rest = [word for word in words[1:] if not word.startswith("-") or word in ("-m", "-c")]
     if rest and rest[0] == "-m":
-        return " ".join(rest[1:3])
+        return " ".join(rest[1:3]) if rest[1:2] == ["trtforge"] else rest[1]
     if rest and rest[0] == "-c":
         return "python -c"
     return " ".join(Path(word).name for word in rest[:2]) or program

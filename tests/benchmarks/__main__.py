@@ -1,8 +1,11 @@
-"""`make bench`: every claim as a ratio, measured in this run on this machine. `python -m tests.benchmarks --help`."""
+"""`make bench`: every claim as a ratio, measured in this run on this machine. `python -m tests.benchmarks --help`.
+
+What was measured replaces its figures in docs/benchmarks.json; the tables of docs/benchmarks.md and the README's
+summary are generated from that file.
+"""
 
 import argparse
 import os
-import platform
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -12,8 +15,9 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.assault.repositories import build as build_repository
-from tests.benchmarks import calibration, conversion, planning, quality, serving
-from tests.benchmarks.inflight import measure
+from tests.benchmarks import calibration, conversion, inflight, planning, quality, recording, serving
+from tests.benchmarks.markdown import pages
+from tests.benchmarks.record import Record, read_record, with_attacks, with_calibration, write_record
 from trtforge.core.assets import asset_directory
 from trtforge.core.progress import for_this_terminal
 from trtforge.core.recipe import load_recipe
@@ -24,8 +28,8 @@ RECIPES = ("demo-fp32", "demo-int4awq")
 
 
 def main() -> None:
-    """Measure what was asked for, all by default, and print tables."""
-    benchmarks: dict[str, Callable[[Console, argparse.Namespace], None]] = {
+    """Measure what was asked for, all by default; print tables, and record the figures."""
+    benchmarks: dict[str, Callable[[Console, argparse.Namespace, Record], Record]] = {
         "planning": _planning,
         "conversion": _conversion,
         "calibration": _calibration,
@@ -43,26 +47,50 @@ def main() -> None:
     parser.add_argument(
         "--models", nargs="+", default=("demo", "large"), choices=("demo", "large"), help="to calibrate"
     )
+    writing = parser.add_mutually_exclusive_group()
+    writing.add_argument("--no-record", action="store_true", help="only print: write neither JSON nor Markdown")
+    writing.add_argument("--markdown", action="store_true", help="measure nothing, write the tables of the JSON file")
+    writing.add_argument(
+        "--attacks", type=Path, nargs="+", help="measure nothing, record reports of `python -m tests.assault --json`"
+    )
     arguments = parser.parse_args()
     unknown = set(arguments.which) - set(benchmarks)
     if unknown:
         parser.error(f"no benchmark is called {', '.join(sorted(unknown))}")
+    record = read_record()
+    for path in arguments.attacks or ():
+        record = record.model_copy(update={"attacks": with_attacks(record.attacks, recording.attacked(path))})
+    if arguments.attacks:
+        write_record(record)
+    if arguments.markdown or arguments.attacks:
+        _write_pages(record)
+        return
     console = Console()
-    console.print(f"machine: {_machine()}, torch {torch.__version__}, {torch.get_num_threads()} threads")
+    console.print(f"machine: {recording.machine()}, torch {torch.__version__}, {torch.get_num_threads()} threads")
     for name in arguments.which or benchmarks:
-        benchmarks[name](console, arguments)
+        record = benchmarks[name](console, arguments, record)
+        if not arguments.no_record:
+            write_record(record)
+            _write_pages(record)
 
 
-def _planning(console: Console, arguments: argparse.Namespace) -> None:
+def _write_pages(record: Record) -> None:
+    for path, text in pages(record).items():
+        path.write_text(text)
+
+
+def _planning(console: Console, arguments: argparse.Namespace, record: Record) -> Record:
     table = Table(title=f"Planning Llama-3.1-405B (median of {RUNS} runs in turns)", title_justify="left")
     for column in ("command", "seconds", "peak memory"):
         table.add_column(column, justify="left" if column == "command" else "right")
-    for timed in planning.measure(RUNS):
+    found = planning.measure(RUNS)
+    for timed in found:
         table.add_row(timed.command, f"{timed.seconds:.2f}", f"{timed.rss / 1e6:.0f} MB")
     console.print(table)
+    return record.model_copy(update={"planning": recording.planned(found, RUNS)})
 
 
-def _conversion(console: Console, arguments: argparse.Namespace) -> None:
+def _conversion(console: Console, arguments: argparse.Namespace, record: Record) -> Record:
     with tempfile.TemporaryDirectory(prefix="trtforge-bench-") as directory:
         result = conversion.measure(Path(directory), arguments.gb, RUNS)
     copy = result.measured[0]
@@ -77,9 +105,10 @@ def _conversion(console: Console, arguments: argparse.Namespace) -> None:
     console.print(
         f"Planning and checking Llama-3.1-405B, tp 8 pp 2, from its headers: {result.plan_405b.seconds:.2f} s"
     )
+    return record.model_copy(update={"conversion": recording.converted(result, RUNS)})
 
 
-def _calibration(console: Console, arguments: argparse.Namespace) -> None:
+def _calibration(console: Console, arguments: argparse.Namespace, record: Record) -> Record:
     runs = f"median of {arguments.runs} interleaved runs" if arguments.runs > 1 else "one run"
     models = {
         "demo": (calibration.measure_demo, f"the demo model ({runs}"),
@@ -91,6 +120,9 @@ def _calibration(console: Console, arguments: argparse.Namespace) -> None:
             for window in arguments.windows:
                 timed = measure(Path(directory), arguments.runs, arguments.tokens, window)
                 console.print(_calibration_table(f"Calibration of {what}), windows of {window} tokens", timed))
+                model = recording.calibrated(timed, name, window, arguments.runs)
+                record = record.model_copy(update={"calibration": with_calibration(record.calibration, model)})
+    return record
 
 
 def _calibration_table(title: str, timed: list[calibration.Timed]) -> Table:
@@ -113,9 +145,10 @@ def _calibration_table(title: str, timed: list[calibration.Timed]) -> Table:
     return table
 
 
-def _quality(console: Console, arguments: argparse.Namespace) -> None:
+def _quality(console: Console, arguments: argparse.Namespace, record: Record) -> Record:
     with tempfile.TemporaryDirectory(prefix="trtforge-bench-") as directory:
         found = quality.measure(Path(directory))
+        builds = quality.measure_builds(Path(directory))
     table = Table(title="Perplexity of the demo model's held-out text, against float32", title_justify="left")
     for column in ("format", "increase", "ModelOpt's", "top-1 agreement"):
         table.add_column(column, justify="left" if column == "format" else "right")
@@ -123,9 +156,18 @@ def _quality(console: Console, arguments: argparse.Namespace) -> None:
         peer = "-" if each.peer is None else f"{each.peer:+.2%}"
         table.add_row(each.format, f"{each.increase:+.2%}", peer, f"{each.top1:.2%}")
     console.print(table)
+    table = Table(title="Perplexity by the reports of the demo builds", title_justify="left")
+    for column in ("recipe", "perplexity", "reference", "linears"):
+        table.add_column(column, justify="left" if column == "recipe" else "right")
+    for built in builds:
+        smaller = "-" if built.compression is None else f"{built.compression:.2f} times smaller"
+        table.add_row(built.recipe, f"{built.perplexity:.3f}", f"{built.reference:.3f}", smaller)
+    console.print(table)
+    return record.model_copy(update={"quality": recording.judged(found, builds)})
 
 
-def _inflight_batching(console: Console, arguments: argparse.Namespace) -> None:
+def _inflight_batching(console: Console, arguments: argparse.Namespace, record: Record) -> Record:
+    found = {}
     for name in RECIPES:
         with tempfile.TemporaryDirectory(prefix="trtforge-bench-") as directory:
             recipe = load_recipe(asset_directory("recipes") / f"{name}.yaml")
@@ -134,11 +176,12 @@ def _inflight_batching(console: Console, arguments: argparse.Namespace) -> None:
                 ("calibrate", "convert", "compile") if recipe.quantization.format != "none" else ("convert", "compile")
             )
             build.run(stages, started=lambda stage: None)
-            _inflight(console, name, build.paths.engine)
+            found[name] = inflight.measure(build.paths.engine, vocab_size=2048, runs=RUNS)
+        _show_inflight(console, name, found[name])
+    return record.model_copy(update={"inflight": recording.batched(found, RUNS)})
 
 
-def _inflight(console: Console, name: str, engine: Path) -> None:
-    results = measure(engine, vocab_size=2048, runs=RUNS)
+def _show_inflight(console: Console, name: str, results: list[inflight.Measured]) -> None:
     best = results[0]
     table = Table(title=f"In-flight batching, {name} (median of {RUNS} interleaved runs)", title_justify="left")
     for column in ("batching", "steps", "tokens/s", "in-flight is"):
@@ -149,10 +192,13 @@ def _inflight(console: Console, name: str, engine: Path) -> None:
     console.print(table)
 
 
-def _serving(console: Console, arguments: argparse.Namespace) -> None:
+def _serving(console: Console, arguments: argparse.Namespace, record: Record) -> Record:
+    found = {}
     for name in RECIPES:
         with tempfile.TemporaryDirectory(prefix="trtforge-bench-") as directory:
-            _served(console, name, serving.measure(build_repository(name, Path(directory)), RUNS))
+            found[name] = serving.measure(build_repository(name, Path(directory)), RUNS)
+        _served(console, name, found[name])
+    return record.model_copy(update={"serving": recording.served(found, RUNS)})
 
 
 def _served(console: Console, name: str, measured: serving.Measured) -> None:
@@ -178,15 +224,6 @@ def _served(console: Console, name: str, measured: serving.Measured) -> None:
     )
     cpu = measured.served[-1].cpu
     console.print("CPU seconds of the last run: " + ", ".join(f"{who} {seconds:.2f}" for who, seconds in cpu.items()))
-
-
-def _machine() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"{len(names)} cores of {names[0]}" if names else platform.processor()
 
 
 if __name__ == "__main__":

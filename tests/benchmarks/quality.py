@@ -15,12 +15,16 @@ import torch
 from trtforge.calibrate.stage import CalibrateConfig, calibrate
 from trtforge.convert.stage import ConvertConfig, convert
 from trtforge.core.assets import asset_directory
-from trtforge.core.recipe import GateConfig
+from trtforge.core.progress import for_this_terminal
+from trtforge.core.recipe import GateConfig, load_recipe
 from trtforge.formats.corpus import token_windows
 from trtforge.models.formats import FORMATS
+from trtforge.pipeline.build import Build, selected
 from trtforge.verify.stage import verify
 
 SAMPLES, LENGTH, GROUP = 64, 512, 64
+BUILDS = {"demo-fp32": "", "demo-fp8": "FP8 KV cache too", "demo-int4awq": "groups of 128"}
+"""Demo recipes, and what of their quantisation their name does not say."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,33 @@ def measure(directory: Path) -> list[Quality]:
         checkpoint = convert(converted, model, directory / name, calibration=calibration).path
         result = verify(checkpoint, model, gate)
         found.append(Quality(name, result.perplexity.increase, result.top1_agreement, peers.get(name)))
+    return found
+
+
+@dataclass(frozen=True)
+class BuildQuality:
+    """What the report of a build says; `compression` of the quantised linears, None where there are none."""
+
+    recipe: str
+    note: str
+    perplexity: float
+    reference: float
+    tokens: int
+    compression: float | None
+
+
+def measure_builds(directory: Path) -> list[BuildQuality]:
+    """The demo recipes of `BUILDS`, to their verification."""
+    found = []
+    for name, note in BUILDS.items():
+        recipe = load_recipe(asset_directory("recipes") / f"{name}.yaml")
+        build = Build(recipe, directory / f"{name}-build", for_this_terminal())
+        report = build.run(selected(recipe, "calibrate", "verify"), started=lambda stage: None)
+        assert report.verification is not None, "a build to `verify` verifies"
+        perplexity = report.verification.perplexity
+        compression = None if recipe.quantization.format == "none" else report.compression
+        figures = (perplexity.candidate, perplexity.reference, report.verification.tokens, compression)
+        found.append(BuildQuality(name, note, *figures))
     return found
 
 

@@ -184,14 +184,14 @@ def test_nan_weights_are_named(make_hf: MakeHf, ids: Path, tmp_path: Path, edit_
 
 
 def test_group_must_fit_the_model(make_hf: MakeHf, ids: Path, tmp_path: Path) -> None:
-    with pytest.raises(ForgeError, match="64 inputs a rank at tp 1 are no multiple of the AWQ group 128"):
+    with pytest.raises(ForgeError, match="64 inputs a rank at tp 1 are not a multiple of the AWQ group size 128"):
         calibrate(config(ids, "int4_awq"), make_hf(), tmp_path / "calibration")
 
 
 def test_samples_longer_than_the_model_has_positions_are_refused(make_hf: MakeHf, tmp_path: Path) -> None:
     source = make_hf(**SHAPE, max_position_embeddings=16)
     save_file({"input_ids": torch.ones(2, 24, dtype=torch.int64)}, tmp_path / "ids.safetensors")
-    with pytest.raises(ForgeError, match="samples of 24 tokens: the model has 16 positions") as refused:
+    with pytest.raises(ForgeError, match="calibration samples have 24 tokens, the model has 16 positions") as refused:
         calibrate(config(tmp_path / "ids.safetensors", "fp8"), source, tmp_path / "out")
     assert refused.value.hint.startswith("Give --seq-len 16")
     assert not (tmp_path / "out").exists()
@@ -213,7 +213,7 @@ def test_a_calibration_must_hold_what_is_asked_of_it(make_hf: MakeHf, ids: Path,
     for quant in ("none", "int8_wo", "fp8_rowwise"):
         for kv_cache in ("none", "fp8"):
             unused = refused(quant=quant, kv_cache=kv_cache)
-            assert unused.message.endswith(f"--quant {quant} with --kv-cache {kv_cache} would use nothing of it")
+            assert unused.message.endswith(f"is not needed with --quant {quant} and --kv-cache {kv_cache}")
             assert unused.hint == "Give --quant fp8, or leave --calibration out."
     with pytest.raises(ForgeError, match="--kv-cache int8 needs a calibration") as needed:
         convert(ConvertConfig(kv_cache="int8"), source, tmp_path / "out")

@@ -10,13 +10,13 @@ from typer.testing import CliRunner
 
 from tests.conftest import DEMO_MODEL
 from trtforge.cli.app import app
-from trtforge.cli.cache import parse_size
 from trtforge.core.artifact import produce
 from trtforge.core.cache import Cache
 from trtforge.core.cache_entry import About
 from trtforge.core.cache_prune import list_entries
 from trtforge.core.errors import ForgeError, UsageError
 from trtforge.core.manifest import Identity
+from trtforge.core.sizes import parse_size
 from trtforge.core.timings import list_timings, timings_path
 
 ABOUT = About(architecture="LlamaForCausalLM", layers=32, hidden=4096, format="W4A16_AWQ", release="TensorRT-LLM 1.2.1")
@@ -175,7 +175,7 @@ def test_cache_that_is_off_cannot_be_listed(monkeypatch: pytest.MonkeyPatch) -> 
     result = CliRunner().invoke(app, ["cache", "list"])
     assert isinstance(result.exception, ForgeError)
     assert (result.exception.message, result.exception.hint) == (
-        "there is no cache: it is off, or this user has no home",
+        "no cache: it is disabled, or this user has no home directory",
         "Set TRTFORGE_CACHE to a directory.",
     )
 

@@ -114,7 +114,7 @@ def test_a_signal_ends_every_rank_and_keeps_the_finished(
     assert process.returncode == status
     words = f"trtforge compile {tmp_path / 'checkpoint'} {tmp_path / 'engine'} --backend tensorrt_llm"
     assert f"interrupted by {number.name}: {words}\n" in stderr
-    assert stderr.endswith(f"hint: what is complete is kept; go on: {words}\n")
+    assert stderr.endswith(f"hint: completed work is kept; resume with: {words}\n")
     assert "engine was interrupted: 2 finished files (" in stderr
     for call in trtllm.calls("build"):
         assert not Path(f"/proc/{call['pid']}").exists()
@@ -149,7 +149,7 @@ def test_no_container_where_tensorrt_llm_is_another_release(tmp_path: Path, trtl
     Trtllm.install(trtllm.site, "1.1.0")
     status, _, stderr = run(trtllm, tmp_path, *compile_words(tmp_path, "--container", "none"))
     assert status == 1
-    assert stderr.startswith("error: TensorRT-LLM 1.1.0 is installed here, the engine is for 1.2.1\nhint: ")
+    assert stderr.startswith("error: TensorRT-LLM 1.1.0 is installed, the engine is for 1.2.1\nhint: ")
     assert "--container IMAGE" in stderr
 
 
@@ -160,7 +160,7 @@ def test_docker_without_the_nvidia_runtime_is_explained(tmp_path: Path, trtllm: 
     site = f"{trtllm.site}:{os.environ['PATH']}"
     status, _, stderr = run(trtllm, tmp_path, *compile_words(tmp_path, "--container", "mine"), PATH=site)
     assert status == 1
-    assert "error: asking for versions and GPUs ended with status 1: " in stderr
+    assert "error: the query for versions and GPUs ended with status 1: " in stderr
     assert said in stderr
     assert "nvidia-container-toolkit" in stderr.lower().replace(" ", "-")
 
@@ -206,8 +206,8 @@ def test_an_option_that_the_backend_ignores_is_wrong_usage(
     words = ["compile", str(DEMO_MODEL), str(tmp_path / "engine"), "--backend", backend, option, value, "--dry-run"]
     assert status_of(words) == 2
     stderr = capsys.readouterr().err
-    assert f"error: {option} is of the {of} backend; the {backend} backend ignores it\n" in stderr
-    assert f"hint: Leave it out, or choose backend {of}.\n" in stderr
+    assert f"error: {option} applies only to the {of} backend; the {backend} backend ignores it\n" in stderr
+    assert f"hint: Leave it out, or choose the {of} backend.\n" in stderr
 
 
 def test_options_that_are_not_given_are_not_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -222,7 +222,7 @@ def test_workers_for_a_recipe_of_another_backend_are_wrong_usage(
     recipe.write_text(f"name: demo\nmodel: {{source: {DEMO_MODEL}}}\nengine: {{backend: torch, device: cpu}}\n")
     words = ["build", str(recipe), "--out", str(tmp_path / "build"), "--dry-run"]
     assert status_of([*words, "--workers", "2"]) == 2
-    assert "error: --workers is of the tensorrt_llm backend; the torch backend ignores it" in capsys.readouterr().err
+    assert "error: --workers applies only to the tensorrt_llm backend; the torch backend" in capsys.readouterr().err
     assert status_of(words) == 0
 
 

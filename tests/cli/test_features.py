@@ -46,7 +46,7 @@ def test_a_plan_shows_build_flags_and_runtime_keys_together(run: Any, checkpoint
     [
         ("lookahed", 2, "unknown key --feature lookahed", "Did you mean --feature lookahead?"),
         ("lora.rank=8", 2, "unknown key --feature lora.rank", "Did you mean --feature lora.max_rank?"),
-        ("medusa", 1, "a checkpoint of LlamaForCausalLM holds nothing that drafts", "examples/medusa"),
+        ("medusa", 1, "the LlamaForCausalLM checkpoint has no medusa weights", "examples/medusa"),
     ],
 )
 def test_a_mistake_is_told(run: Any, checkpoint: Path, feature: str, status: int, error: str, hint: str) -> None:
@@ -82,7 +82,7 @@ def test_a_plan_counts_what_features_take(run: Any, tmp_path: Path) -> None:
     assert memory["draft"] == 64 * 15 * 128_256 * 4
     status, out, _ = run("plan", recipe, "--set", "engine.features={}")
     assert "LoRA adapters" not in out
-    assert "for adapters and weights that stream" not in out
+    assert "for adapters and streamed weights" not in out
 
 
 @pytest.mark.parametrize("words", [("lora.max_rank=16", "lora"), ("lora", "lora.max_rank=16")])
@@ -91,5 +91,5 @@ def test_a_features_keys_are_kept_in_any_order(words: tuple[str, ...]) -> None:
 
 
 def test_a_feature_with_two_values_is_refused() -> None:
-    with pytest.raises(UsageError, match="--feature kv_reuse is given twice, with other values"):
+    with pytest.raises(UsageError, match="--feature kv_reuse is given twice, with different values"):
         parse_features(["kv_reuse", "kv_reuse=false"])

@@ -101,14 +101,14 @@ def test_convert_keeps_the_stages_that_are_complete(here: Path, number: signal.S
     assert kept.startswith("warning: out was interrupted: 1 finished file (")
     assert kept.endswith(f" bytes) are kept in {here / '.out.partial'}")
     assert said == f"interrupted by {number.name}: {again} --force"
-    assert hint == f"hint: what is complete is kept; go on: {again}"
+    assert hint == f"hint: completed work is kept; resume with: {again}"
     assert left(here) == [".out.partial", ".out.partial/.finished.json", ".out.partial/rank0.safetensors"]
 
     done = subprocess.run(
         [sys.executable, "-m", "trtforge", *map(str, words)], cwd=here, capture_output=True, text=True
     )
     assert done.returncode == 0
-    assert "note: going on from a run that did not end" in done.stderr
+    assert "note: resuming an interrupted run" in done.stderr
     assert not (here / ".out.partial").exists()
 
 
@@ -133,10 +133,10 @@ def test_sigterm_of_a_stage(here: Path, artifacts: dict[str, Path], stage: str) 
     again = shlex.join(["trtforge", *command])
     assert f"interrupted by SIGTERM: {again}\n" in ended.stderr
     if stage == "verify":
-        assert ended.stderr.endswith(f"hint: verify keeps nothing; start again: {again}\n")
+        assert ended.stderr.endswith(f"hint: verify keeps no intermediate results; run again: {again}\n")
     else:
-        assert "warning: out was interrupted: nothing of it was finished, and what was there before" in ended.stderr
-        assert ended.stderr.endswith(f"hint: what is complete is kept; go on: {again}\n")
+        assert "warning: out was interrupted before a file was finished; its previous content" in ended.stderr
+        assert ended.stderr.endswith(f"hint: completed work is kept; resume with: {again}\n")
     assert left(here) == []
 
 
@@ -149,9 +149,9 @@ def test_a_build_says_which_stage_and_goes_on(here: Path, number: signal.Signals
     assert "the build of demo-fp32 was interrupted in stage compile; stages complete: convert, verify\n" in ended.stderr
     command = "trtforge build demo-fp32 --out out --quiet --from convert --set gate.samples=1"
     assert ended.stderr.endswith(
-        f"interrupted by {number.name}: {command}\nhint: what is complete is kept; go on: {command}\n"
+        f"interrupted by {number.name}: {command}\nhint: completed work is kept; resume with: {command}\n"
     )
-    assert sorted(path.name for path in (here / "out").iterdir()) == ["checkpoint", "report.json"]
+    assert sorted(path.name for path in (here / "out").iterdir()) == ["checkpoint", "report.json", "verification"]
 
 
 def test_what_was_there_before_stays(here: Path) -> None:

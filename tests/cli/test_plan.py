@@ -124,7 +124,7 @@ def test_a_recipes_keys_can_be_changed_and_a_models_not(trtforge: Run, planned: 
         ((LLAMA_70B, "--goal", "speed"), 2, "speed is not a goal"),
         ((LLAMA_70B, "--group-size", "32"), 2, "--group-size 32"),
         ((LLAMA_70B, "--gpu", "h100"), 1, "GPU h100 is not known"),
-        (("demo-int4",), 1, "demo-int4: neither a recipe file nor one that ships"),
+        (("demo-int4",), 1, "demo-int4: neither a recipe file nor the name of a shipped recipe"),
         (("./nowhere/at-all",), 1, "no such directory"),
     ],
 )

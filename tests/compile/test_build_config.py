@@ -175,13 +175,13 @@ def test_fp8_context_attention_without_paged_context_is_the_releases_default(
 
 def test_switches_are_explained() -> None:
     assert plan("1.2.1", MODELS["fp8"]).notes == (
-        "use_fp8_context_fmha is off: with paged context it needs an FP8 KV cache (quantization.kv_cache: fp8).",
+        "use_fp8_context_fmha is off: with paged context it requires an FP8 KV cache (quantization.kv_cache: fp8).",
     )
     assert plan("1.2.1", MODELS["fp8 with fp8 cache"]).notes[0].startswith("use_fp8_context_fmha is on")
     assert plan("0.17.0", MODELS["float16"]).notes == ()
     assert plan("1.2.1", MODELS["int4_awq"]).notes == (
-        "use_fp8_context_fmha is off: it is for FP8 models.",
-        "use_fused_mlp is off: TensorRT-LLM fuses the MLP only unquantised or in FP8, not W4A16_AWQ.",
+        "use_fp8_context_fmha is off: it applies only to FP8 models.",
+        "use_fused_mlp is off: TensorRT-LLM fuses only unquantised and FP8 MLPs, not W4A16_AWQ.",
     )
 
 
@@ -201,7 +201,7 @@ def test_features_that_tensorrt_llm_would_drop_in_silence(quant: tuple[str | Non
     assert f"kv_reuse and chunked_context are off: TensorRT-LLM has no paged context FMHA {why}." in found.warnings
     assert found.limits.longest_prompt == found.limits.max_num_tokens == 8192
     for feature in NO_FEATURES:
-        with pytest.raises(ForgeError, match=f"engine.features.{feature} cannot be had: .* {why}") as caught:
+        with pytest.raises(ForgeError, match=f"engine.features.{feature} is not available: .* {why}") as caught:
             plan("1.2.1", checkpoint, engine(features={feature: True}))
         assert f"engine.features.{feature}: false" in caught.value.hint
     assert plan("1.2.1", llama(*quant), engine(features=NO_FEATURES)).warnings == ()
@@ -216,9 +216,9 @@ def test_one_feature_is_enough_for_paged_context() -> None:
 @pytest.mark.parametrize(
     ("version", "checkpoint", "message"),
     [
-        ("0.17.0", llama("NVFP4_AWQ"), r"0\.17\.0: quant_algo: NVFP4_AWQ came with 1\.2\.1"),
+        ("0.17.0", llama("NVFP4_AWQ"), r"0\.17\.0: quant_algo: NVFP4_AWQ was added in 1\.2\.1"),
         ("1.2.1", llama("INT3"), r"1\.2\.1: quant_algo: INT3 is not known"),
-        ("0.17.0", llama(mapping={"tp_size": 1, "attn_tp_size": 1}), "mapping: attn_tp_size came with 1.0.0"),
+        ("0.17.0", llama(mapping={"tp_size": 1, "attn_tp_size": 1}), "mapping: attn_tp_size was added in 1.0.0"),
         ("0.17.0", llama(moe={"num_experts": 8, "topk_method": 0}), "moe: topk_method is not known"),
     ],
 )
@@ -232,9 +232,9 @@ def test_what_a_release_was_seen_not_to_have_is_refused(
 @pytest.mark.parametrize(
     ("version", "checkpoint", "message"),
     [
-        ("0.20.0", llama(architecture="Qwen3ForCausalLM"), "architectures: Qwen3ForCausalLM came with 1.0.0"),
-        ("1.0.0", llama("NVFP4_AWQ"), "quant_algo: NVFP4_AWQ came with 1.2.1"),
-        ("1.2.1", llama(mapping={"tp_size": 1, "auto_parallel": 0}), "mapping: auto_parallel ended with 1.1.0"),
+        ("0.20.0", llama(architecture="Qwen3ForCausalLM"), "architectures: Qwen3ForCausalLM was added in 1.0.0"),
+        ("1.0.0", llama("NVFP4_AWQ"), "quant_algo: NVFP4_AWQ was added in 1.2.1"),
+        ("1.2.1", llama(mapping={"tp_size": 1, "auto_parallel": 0}), "mapping: auto_parallel was removed after 1.1.0"),
         ("1.2.1", llama(logits_dtype="bfloat16"), "--logits_dtype cannot be bfloat16"),
     ],
 )
@@ -277,5 +277,5 @@ def test_fp8_attention_needs_the_scale_of_its_output() -> None:
 def test_the_fused_mlp_needs_the_scales_of_its_halves() -> None:
     halves = ("transformer.layers.0.mlp.fc", "transformer.layers.0.mlp.gate")
     assert not plugins("1.2.1", leaving_out(*halves, kv_cache="FP8"))["use_fused_mlp"]
-    assert plan("1.2.1", leaving_out(*halves, kv_cache="FP8")).notes[-1].startswith("use_fused_mlp is off: it takes")
+    assert plan("1.2.1", leaving_out(*halves, kv_cache="FP8")).notes[-1].startswith("use_fused_mlp is off: some")
     assert plugins("1.2.1", leaving_out("transformer.layers.0.mlp.proj", kv_cache="FP8"))["use_fused_mlp"]

@@ -133,7 +133,7 @@ def test_a_container_that_was_left_is_neither_in_the_way_nor_removed(tmp_path: P
 def test_docker_that_refuses(tmp_path: Path, trtllm: Trtllm) -> None:
     write_checkpoint(tmp_path / "checkpoint")
     (trtllm.site / "docker-refuses").write_text('could not select device driver "" with capabilities: [[gpu]].')
-    with pytest.raises(LoggedError, match="asking for versions and GPUs ended with status 1") as caught:
+    with pytest.raises(LoggedError, match="the query for versions and GPUs ended with status 1") as caught:
         build(tmp_path)
     assert caught.value.log.read_text().startswith("docker: Error response from daemon: could not select device driver")
 
@@ -141,7 +141,7 @@ def test_docker_that_refuses(tmp_path: Path, trtllm: Trtllm) -> None:
 def test_an_image_that_says_nothing(tmp_path: Path, trtllm: Trtllm) -> None:
     write_checkpoint(tmp_path / "checkpoint")
     (trtllm.site / "tensorrt.py").write_text("import sys\nprint('{nothing')\nsys.exit(0)\n")
-    with pytest.raises(LoggedError, match="did not say its versions and GPUs") as caught:
+    with pytest.raises(LoggedError, match="did not report its versions and GPUs") as caught:
         build(tmp_path)
     assert caught.value.log == tmp_path / "engine.logs/target.log"
     assert "=== Triton Inference Server ===" in caught.value.log.read_text()

@@ -57,7 +57,7 @@ def test_another_gpu_of_the_same_sm_is_a_warning(
     trtllm.has_gpus(found)
     made = build(tmp_path, config=engine(backend="tensorrt_llm", target={"gpu": asked}))
     assert made.manifest.identity.versions["gpu"] == found["name"]
-    why = f": it will run on {asked}, with kernels that were the fastest on the GPU here"
+    why = f": it runs on {asked}, with kernels that were selected on the GPU here"
     assert caplog.messages == ([] if said is None else [said + why])
 
 
@@ -90,7 +90,7 @@ def test_a_driver_without_gpus(tmp_path: Path, trtllm: Trtllm) -> None:
 def test_a_tensorrt_llm_that_does_not_load(tmp_path: Path, trtllm: Trtllm) -> None:
     write_checkpoint(tmp_path / "checkpoint")
     (trtllm.site / "tensorrt.py").write_text('raise ImportError("libnvinfer.so.10: cannot open shared object file")\n')
-    with pytest.raises(LoggedError, match="asking for versions and GPUs ended with status 1") as caught:
+    with pytest.raises(LoggedError, match="the query for versions and GPUs ended with status 1") as caught:
         build(tmp_path)
     assert "libnvinfer.so.10" in caught.value.log.read_text()
     assert names(tmp_path) == ["checkpoint", "engine.logs", "site"]

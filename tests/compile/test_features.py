@@ -45,7 +45,7 @@ def test_lora(version: str) -> None:
 def test_query_key_and_value_take_lora_together() -> None:
     found = plan("1.2.1", FLOAT16, engine(features={"lora": {"modules": ["attn_q"]}}))
     assert found.lora_settings["lora_target_modules"] == ["attn_q", "attn_k", "attn_v"]
-    assert "attn_k and attn_v: added, for query, key and value take LoRA together." in found.notes
+    assert "attn_k and attn_v: added, because LoRA applies to query, key and value together." in found.notes
 
 
 @pytest.mark.parametrize(
@@ -75,9 +75,8 @@ def test_a_step_holds_every_draft_token() -> None:
     assert found.limits.max_seq_len == 4096
     assert found.limits.spare_tokens == 63 + 4
     assert found.notes[:2] == (
-        "trtllm-build adds 63 to max_seq_len for draft tokens and 4 for EAGLE's layers: requests keep the lengths "
-        "given here.",
-        "max_num_tokens is 16384: with eagle a step verifies 64 tokens for each of 256 requests.",
+        "trtllm-build adds 63 to max_seq_len for draft tokens and 4 for EAGLE's layers; requests are not affected.",
+        "max_num_tokens is 16384: with eagle an iteration verifies 64 tokens for each of 256 requests.",
     )
     with pytest.raises(ForgeError, match=r"a step must hold 16384 tokens \(max_batch_size x \(draft tokens \+ 1\)\)"):
         plan("1.2.1", drafting("eagle"), values.model_copy(update={"max_num_tokens": 8192}))
@@ -87,7 +86,7 @@ def test_eagle_turns_paged_context_on_by_itself() -> None:
     off = {"kv_reuse": False, "chunked_context": False}
     found = plan("1.2.1", drafting("eagle"), engine(features={"eagle": True, **off}))
     assert found.plugins.use_paged_context_fmha is True
-    assert "use_paged_context_fmha is on: EAGLE needs it." in found.notes
+    assert "use_paged_context_fmha is on: EAGLE requires it." in found.notes
     assert plugins("1.2.1", drafting("medusa"), features={"medusa": True, **off})["use_paged_context_fmha"] is False
 
 
@@ -102,8 +101,8 @@ def test_multiple_profiles_and_streamed_weights() -> None:
     assert "--multiple_profiles enable" in words
     assert "--gemm_plugin disable" in words
     notes = plan("1.2.1", FLOAT16, engine(features={"multiple_profiles": True, "weights_on_gpu": 0})).notes
-    assert "gemm_plugin is off: weights that a plugin holds do not stream." in notes
-    assert "opt_num_tokens stays open: with multiple_profiles each profile has its own." in notes
+    assert "gemm_plugin is off: plugins do not support weight streaming." in notes
+    assert "opt_num_tokens is not set: with multiple_profiles each profile has its own." in notes
 
 
 def test_logits_are_switches_without_a_value() -> None:
@@ -124,29 +123,29 @@ MOE = {"num_experts": 8, "top_k": 2}
 @pytest.mark.parametrize(
     ("checkpoint", "values", "message", "hint"),
     [
-        (FLOAT16, {"max_beam_width": 2, "features": {"lookahead": True}}, "speculates without beams", "max_beam_width"),
+        (FLOAT16, {"max_beam_width": 2, "features": {"lookahead": True}}, "not support beam search", "max_beam_width"),
         (
             FLOAT16,
             {"features": {"draft": True, "context_logits": True}},
-            "cannot return the logits of prompts",
+            "cannot return context logits",
             "context_logits: false",
         ),
         (
             FLOAT16,
             {"features": {"draft": True, "kv_reuse": False}},
-            "must find the tokens that it accepted",
+            "needs KV cache reuse",
             "kv_reuse: true",
         ),
         (llama(kv_cache="INT8"), {"features": {"draft": True}}, "needs paged context FMHA", "kv_cache: none"),
-        (drafting("eagle"), {"max_batch_size": 513, "features": {"eagle": True}}, "more than EAGLE's 512", "512"),
-        (drafting("eagle", mapping=parallel(pp=2)), {"features": {"eagle": True}}, "not for pp 2", "tp instead"),
+        (drafting("eagle"), {"max_batch_size": 513, "features": {"eagle": True}}, "exceeds EAGLE's 512", "512"),
+        (drafting("eagle", mapping=parallel(pp=2)), {"features": {"eagle": True}}, "pp is 2", "tp instead"),
         (FLOAT16, {"target": {"gpu": "t4"}, "features": {"draft": True}}, "t4 has 7.5", "another GPU"),
-        (llama(), {"features": {"medusa": True}}, "LlamaForCausalLM holds nothing that drafts", "convert_checkpoint"),
-        (drafting("medusa"), {}, "is MedusaForCausalLM: it drafts tokens for itself", r"Set engine\.features\.medusa"),
+        (llama(), {"features": {"medusa": True}}, "LlamaForCausalLM checkpoint has no medusa", "convert_checkpoint"),
+        (drafting("medusa"), {}, "is MedusaForCausalLM, but engine.features", r"Set engine\.features\.medusa"),
         (
             drafting("medusa"),
             {"features": {"medusa": {"heads": 3}}},
-            "medusa.heads is 3, and the checkpoint's num_medusa_heads is 4",
+            "medusa.heads is 3, but the checkpoint's num_medusa_heads is 4",
             "Leave heads out",
         ),
         (
@@ -158,13 +157,13 @@ MOE = {"num_experts": 8, "top_k": 2}
         (
             drafting("eagle"),
             {"features": {"eagle": {"choices": [[0], [0, 0]]}}},
-            "choices go 2 tokens deep, and the checkpoint has 4 EAGLE layers",
+            "choices are 2 tokens deep, but the checkpoint has 4 EAGLE layers",
             "depth 4",
         ),
-        (llama("FP8_PER_CHANNEL_PER_TOKEN"), {"features": {"lora": True}}, "layers take no LoRA", "format: fp8"),
-        (llama(moe=MOE), {"features": {"lora": {"modules": ["mlp_gate"]}}}, "is spread over experts", "attention"),
-        (FLOAT16, {"features": {"lora": {"modules": ["attn_qkv", "attn_q"]}}}, "attn_qkv is attn_q", "the one"),
-        (llama("W4A16_AWQ"), {"features": {"weights_on_gpu": 0.5}}, "those do not stream", "format: none or fp8"),
+        (llama("FP8_PER_CHANNEL_PER_TOKEN"), {"features": {"lora": True}}, "layers do not support LoRA", "format: fp8"),
+        (llama(moe=MOE), {"features": {"lora": {"modules": ["mlp_gate"]}}}, "is part of the experts", "attention"),
+        (FLOAT16, {"features": {"lora": {"modules": ["attn_qkv", "attn_q"]}}}, "already contains attn_q", "either"),
+        (llama("W4A16_AWQ"), {"features": {"weights_on_gpu": 0.5}}, "cannot stream them", "format: none or fp8"),
     ],
 )
 def test_what_does_not_go_together_is_refused(
@@ -179,16 +178,16 @@ def test_what_does_not_go_together_is_refused(
     ("checkpoint", "features", "warning"),
     [
         (llama(), {"lora": True}, "LoRA weights reach Triton as TYPE_FP16"),
-        (llama("NVFP4", dtype="float16"), {"lora": True}, "was not seen to work with NVFP4 layers"),
+        (llama("NVFP4", dtype="float16"), {"lora": True}, "is untested with NVFP4 layers"),
         (
             llama(dtype="float16", architecture="FalconForCausalLM"),
             {"lora": True},
-            "was not seen in TensorRT-LLM's F",
+            "may not be supported by TensorRT-LLM's F",
         ),
-        (llama(mapping=parallel(pp=2)), {"lookahead": True}, "not for pp 2"),
+        (llama(mapping=parallel(pp=2)), {"lookahead": True}, "pp is 2"),
         (llama("W4A16_AWQ"), {"draft": True}, "support matrix does not list W4A16_AWQ"),
-        (llama(head_size=96), {"lookahead": True}, "may have no kernels that verify drafts for heads of 96"),
-        (llama(moe=MOE), {"weights_on_gpu": 0.5}, "experts are in a plugin and stay on the GPU"),
+        (llama(head_size=96), {"lookahead": True}, "may have no kernels for draft tokens at head size 96"),
+        (llama(moe=MOE), {"weights_on_gpu": 0.5}, "experts are inside a plugin and stay on the GPU"),
     ],
 )
 def test_what_only_speaks_against_a_feature_warns(
@@ -201,7 +200,7 @@ def test_a_release_that_lacks_a_feature_is_named_with_the_first_that_has_it() ->
     with pytest.raises(ForgeError) as caught:
         plan("0.17.0", FLOAT16, engine(features={"lookahead": True}))
     assert caught.value.message == (
-        "engine.features.lookahead: TensorRT-LLM 0.17.0: config.pbtxt: lookahead_window_size came with 0.19.0"
+        "engine.features.lookahead: TensorRT-LLM 0.17.0: config.pbtxt: lookahead_window_size was added in 0.19.0"
     )
     assert caught.value.hint == "Target 0.19.0."
     assert plan("0.19.0", FLOAT16, engine(features={"lookahead": True})).warnings == ()
@@ -235,6 +234,6 @@ def test_the_embedded_engine_refuses_what_it_lacks(features: dict[str, Any]) -> 
     (name,) = features
     for backend in ("torch", "auto"):
         config = engine(backend=backend, device="cpu", features=features)
-        with pytest.raises(ForgeError, match=f"engine.features.{name}: the torch backend does not have it") as caught:
+        with pytest.raises(ForgeError, match=f"engine.features.{name}: not supported by the torch backend") as caught:
             engine_plan_for(llama(), config, Path("c"), Path("o"), CompileOptions())
-        assert "backend tensorrt_llm" in caught.value.hint
+        assert "the tensorrt_llm backend" in caught.value.hint

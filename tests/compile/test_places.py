@@ -35,18 +35,18 @@ def test_the_place_follows_from_what_is_here(
 @pytest.mark.parametrize(
     ("container", "machine", "message", "way"),
     [
-        (None, Machine(gpu=True), "TensorRT-LLM is not installed here, and docker is not on PATH", IMAGE),
+        (None, Machine(gpu=True), "TensorRT-LLM is not installed, and docker is not on PATH", IMAGE),
         (
             None,
             Machine(gpu=True, tensorrt_llm="1.1.0"),
-            r"TensorRT-LLM 1\.1\.0 is installed here, the engine is for 1\.2\.1, and docker is not on PATH",
+            r"TensorRT-LLM 1\.1\.0 is installed, the engine is for 1\.2\.1, and docker is not on PATH",
             "where TensorRT-LLM 1.2.1 is installed",
         ),
-        ("none", Machine(gpu=True, docker=True), "TensorRT-LLM is not installed here$", "--container IMAGE"),
-        ("none", Machine(gpu=True, tensorrt_llm="1.1.0"), r"1\.1\.0 is installed here, the engine", "--container"),
-        ("mine", Machine(gpu=True, tensorrt_llm="1.2.1"), "A container was asked for, and docker is not", "mine"),
-        (None, Machine(tensorrt_llm="1.2.1"), "There is no NVIDIA GPU here", "--backend torch"),
-        (None, Machine(docker=True), "There is no NVIDIA GPU here", "--dry-run"),
+        ("none", Machine(gpu=True, docker=True), "TensorRT-LLM is not installed$", "--container IMAGE"),
+        ("none", Machine(gpu=True, tensorrt_llm="1.1.0"), r"1\.1\.0 is installed, the engine", "--container"),
+        ("mine", Machine(gpu=True, tensorrt_llm="1.2.1"), "A container was requested, and docker is not", "mine"),
+        (None, Machine(tensorrt_llm="1.2.1"), "No NVIDIA GPU was found", "--backend torch"),
+        (None, Machine(docker=True), "No NVIDIA GPU was found", "--dry-run"),
     ],
 )
 def test_what_is_missing_is_said_with_the_ways_out(

@@ -73,6 +73,6 @@ def test_a_disk_that_fills_up_is_left_as_it_was(
     monkeypatch.setattr(os, "write", fill)
     with pytest.raises(ForgeError, match=r"rank0\.safetensors: No space left on device") as caught:
         convert(ConvertConfig(pp=2), source, tmp_path / "out")
-    assert "what was there before is unharmed" in caught.value.hint
+    assert "the previous content is unchanged" in caught.value.hint
     assert (tmp_path / "out/forge.json").read_bytes() == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["hf", "out"]

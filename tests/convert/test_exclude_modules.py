@@ -101,7 +101,7 @@ def refused(source: Path, message: str, calibration: Path | None = None, **confi
     [
         ("*.0.self_attn.q_proj", "layers.0.self_attn.q_proj is excluded and model.layers.0.self_attn.k_proj is not"),
         ("*.mlp.gate_proj", "layers.0.mlp.gate_proj is excluded and model.layers.0.mlp.up_proj is not"),
-        ("transformer.layers.0.mlp.fc", "transformer.layers.0.mlp.fc is no linear layer of this model"),
+        ("transformer.layers.0.mlp.fc", "transformer.layers.0.mlp.fc matches no linear layer of this model"),
     ],
 )
 def test_patterns_that_cannot_be_are_refused(pattern: str, message: str, calibration: Path, tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_patterns_that_cannot_be_are_refused(pattern: str, message: str, calibra
 
 
 def test_stages_that_differ_are_refused(calibration: Path, tmp_path: Path) -> None:
-    message = "exclude_modules leaves other layers unquantised in one pipeline stage of 2 than in another"
+    message = "exclude_modules leaves different layers unquantised in the 2 pipeline stages"
     refused(tmp_path / "hf", message, calibration, quant="int4_awq", pp=2, exclude_modules=MLP)
 
 
@@ -119,5 +119,5 @@ def test_exclusions_without_a_format_are_refused(make_hf: MakeHf) -> None:
 
 def test_experts_are_refused(tmp_path: Path) -> None:
     TINY["mixtral"]().save_pretrained(tmp_path / "hf")
-    message = "exclude_modules: *.experts.0.* takes experts, which are quantised all or not at all"
+    message = "exclude_modules: *.experts.0.* matches experts, which cannot be excluded"
     refused(tmp_path / "hf", message, quant="int8_wo", exclude_modules=("*.experts.0.*",))

@@ -116,7 +116,7 @@ def test_pre_quant_scales_that_differ_are_refused(
     edit_tensors(source, lambda tensors: tensors["model.layers.0.self_attn.k_proj.pre_quant_scale"].mul_(2))
     refuse(source, tmp_path, r"q_proj\.pre_quant_scale and .*k_proj\.pre_quant_scale differ")
     edit_tensors(source, lambda tensors: tensors.pop("model.layers.0.self_attn.k_proj.pre_quant_scale"))
-    refuse(source, tmp_path, r"q_proj\.pre_quant_scale is there, .*k_proj\.pre_quant_scale is not")
+    refuse(source, tmp_path, r"q_proj\.pre_quant_scale exists, .*k_proj\.pre_quant_scale does not")
 
 
 def test_what_modelopt_excludes_is_excluded(exports: Exports, tmp_path: Path) -> None:

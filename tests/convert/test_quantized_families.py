@@ -67,7 +67,7 @@ def test_ranks_mean_what_the_dense_models_ranks_hold(
             parameter.copy_(parameter.half())
     source = write_quantized(tmp_path / "hf", pack, values, model=model)
     if name == "gpt2" and pack is fp8_rows:
-        refuse(source.directory, tmp_path, "is a Conv1D: compressed-tensors checkpoints of those are not converted")
+        refuse(source.directory, tmp_path, "is a Conv1D layer, which is not converted from compressed-tensors")
         return
     source.model.save_pretrained(tmp_path / "dense")
     if tp == 1 and pack is not fp8_rows:

@@ -220,7 +220,7 @@ def test_layers_that_the_source_left_unquantised_are_named(tmp_path: Path) -> No
     original = source.model.model.layers[1].mlp.down_proj.weight
     assert torch.equal(rank["transformer.layers.1.mlp.proj.weight"], original.bfloat16())
     assert "transformer.layers.1.mlp.proj.weights_scaling_factor" not in rank
-    refuse(source.directory, tmp_path, "leaves other layers unquantised in one pipeline stage", pp=2)
+    refuse(source.directory, tmp_path, "leaves different layers unquantised in the 2 pipeline stages", pp=2)
 
 
 def test_autogptqs_biases_of_zeros_are_dropped(tmp_path: Path) -> None:
@@ -276,13 +276,13 @@ def test_permuted_inputs_are_refused(tmp_path: Path, edit_tensors: Edit) -> None
 def test_a_bias_that_the_model_lacks_is_refused(tmp_path: Path, edit_tensors: Edit) -> None:
     source = write_quantized(tmp_path / "hf", gptq(), GPTQ)
     edit_tensors(source.directory, lambda tensors: tensors.update({f"{Q}.bias": torch.ones(128).half()}))
-    refuse(source.directory, tmp_path, rf"{Q}\.bias is a bias that config\.json says nothing of")
+    refuse(source.directory, tmp_path, rf"{Q}\.bias is a non-zero bias that config\.json does not declare")
 
 
 def test_a_scale_that_is_none_is_refused(tmp_path: Path, edit_tensors: Edit) -> None:
     source = write_quantized(tmp_path / "hf", fp8_static(), STATIC, dtype=torch.bfloat16)
     edit_tensors(source.directory, lambda tensors: tensors[f"{Q}.input_scale"].fill_(float("nan")))
-    refuse(source.directory, tmp_path, rf"{Q}\.input_scale is nan, no scale")
+    refuse(source.directory, tmp_path, rf"{Q}\.input_scale is nan: a scaling factor must be finite")
 
 
 def test_half_of_a_joined_matrix_is_refused(tmp_path: Path) -> None:
@@ -321,7 +321,7 @@ def test_a_calibration_has_no_use(tmp_path: Path) -> None:
     from trtforge.core.errors import ForgeError
 
     source = write_quantized(tmp_path / "hf", awq(), AWQ)
-    with pytest.raises(ForgeError, match=r"already quantised \(AutoAWQ\): a calibration has no use"):
+    with pytest.raises(ForgeError, match=r"already quantised \(AutoAWQ\): --calibration applies only to unquantised"):
         convert(ConvertConfig(), source.directory, tmp_path / "out", calibration=tmp_path / "calibration")
 
 
@@ -338,12 +338,12 @@ def test_it_is_not_calibrated(tmp_path: Path) -> None:
 
 def test_groups_that_do_not_fit_a_rank_are_refused(tmp_path: Path) -> None:
     source = write_quantized(tmp_path / "hf", awq(), AWQ, num_key_value_heads=4)
-    refuse(source.directory, tmp_path, "32 inputs a rank at tp 4 are no multiple of the AWQ group 64", tp=4)
+    refuse(source.directory, tmp_path, "32 inputs a rank at tp 4 are not a multiple of the AWQ group size 64", tp=4)
 
 
 def test_words_that_a_rank_would_cut_are_refused(tmp_path: Path) -> None:
     source = write_quantized(tmp_path / "hf", awq(), AWQ, num_attention_heads=32)
-    refuse(source.directory, tmp_path, "k_proj: a rank's outputs are no multiple of 8, which AutoAWQ packs", tp=2)
+    refuse(source.directory, tmp_path, "k_proj: a rank's outputs are not a multiple of 8, the AutoAWQ packing", tp=2)
 
 
 def test_quantised_experts_are_refused(tmp_path: Path, edit_config: Callable[..., None]) -> None:

@@ -128,6 +128,6 @@ def test_going_on_is_said_but_nothing_of_it_stays(
     caplog.clear()
     resumed = convert(LAYOUT, source, tmp_path / "out")
     finished = sum((resumed.path / f"rank{rank}.safetensors").stat().st_size for rank in (0, 1))
-    assert caplog.messages == [f"going on from a run that did not end: {finished:,} bytes of files are finished"]
+    assert caplog.messages == [f"resuming an interrupted run: {finished:,} bytes of files are finished"]
     assert resumed.manifest == convert(LAYOUT, source, tmp_path / "other").manifest
     assert json.loads((resumed.path / "forge.json").read_text())["files"].keys() == resumed.manifest.files.keys()

@@ -50,7 +50,7 @@ def test_a_file_that_changes_meanwhile_is_named(
     progress = Until(0.5, lambda: change(source / name))
     with pytest.raises(ForgeError, match=rf"{name} changed while it was read") as caught:
         convert(ConvertConfig(tp=2), source, tmp_path / "out", progress=progress)
-    assert "Let nothing else write the source" in caught.value.hint
+    assert "Make sure that nothing writes to the source" in caught.value.hint
     assert (tmp_path / "out/forge.json").read_bytes() == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["hf", "out"]
 

@@ -146,7 +146,7 @@ def test_damaged_artifact_is_refused(tmp_path: Path) -> None:
 
 def test_artifact_of_another_stage_is_refused(tmp_path: Path) -> None:
     out = produce(tmp_path / "out", identity(), writer("x")).path
-    with pytest.raises(ForgeError, match="is of stage checkpoint, engine is needed"):
+    with pytest.raises(ForgeError, match="is the result of stage checkpoint, engine is required"):
         open_artifact(out, "engine")
 
 
@@ -188,7 +188,7 @@ def test_who_waits_for_the_same_output_says_so(tmp_path: Path, caplog: pytest.Lo
     while not caplog.messages:
         assert time.monotonic() < until
         time.sleep(0.01)
-    assert caplog.messages == [f"another process writes {tmp_path / 'out'}: waiting for it"]
+    assert caplog.messages == [f"another process is writing {tmp_path / 'out'}: waiting for it"]
     assert not (tmp_path / "out").exists()
     os.close(descriptor)
     thread.join()
@@ -197,7 +197,7 @@ def test_who_waits_for_the_same_output_says_so(tmp_path: Path, caplog: pytest.Lo
 
 def test_result_of_another_stage_is_never_replaced(tmp_path: Path) -> None:
     made = produce(tmp_path / "out", identity(), writer("x"))
-    with pytest.raises(ForgeError, match="holds the result of another stage: checkpoint, not engine"):
+    with pytest.raises(ForgeError, match="is the result of another stage: checkpoint, not engine"):
         produce(tmp_path / "out", Identity(stage="engine"), writer("y"), force=True)
     assert open_artifact(tmp_path / "out", "checkpoint") == made.manifest
 

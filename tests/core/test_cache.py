@@ -143,7 +143,7 @@ def test_damaged_entry_is_dropped_and_made_again(
     damage(list_entries(cache.root)[0].directory)
 
     assert produce(tmp_path / "b", identity(), write, cache=cache).origin == "written"
-    assert "the cache's engine is damaged and is made again" in caplog.text
+    assert "the cached engine is damaged and is built again" in caplog.text
     again = produce(tmp_path / "c", identity(), write, cache=cache)
     assert (again.origin, again.manifest) == ("from the cache", made.manifest)
     assert times_made(tmp_path / "log") == 2
@@ -214,7 +214,7 @@ def test_killed_builder_lets_the_next_one_build(tmp_path: Path, cache: Cache) ->
     said = tmp_path / "said"
     waiting = FORK.Process(target=_produce_saying, args=(tmp_path / "b", cache, tmp_path / "log", said), daemon=True)
     waiting.start()
-    eventually(lambda: said.exists() and "another process makes this engine: waiting for it" in said.read_text())
+    eventually(lambda: said.exists() and "another process is building this engine: waiting for it" in said.read_text())
     assert builder.pid is not None
     os.kill(builder.pid, signal.SIGKILL)
     builder.join()
@@ -286,7 +286,7 @@ def test_artifact_that_would_fill_the_disk_is_not_kept(
     monkeypatch.setattr("shutil.disk_usage", lambda path: Usage)
     produce(tmp_path / "a", identity(), writer(tmp_path / "log"), cache=cache)
     assert list_entries(cache.root) == ()
-    assert "is not kept in the cache: it would take more than half of the 5 bytes that are free" in caplog.text
+    assert "is not stored in the cache: it would take more than half of the 5 free bytes" in caplog.text
 
 
 def test_interrupted_copy_into_the_cache_loses_nothing(

@@ -36,11 +36,11 @@ def test_draft_tokens_of_lookahead(window: int, ngram: int, verification: int, t
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"lookahead": True, "draft": True}, "draft and lookahead are 2 ways to speculate"),
+        ({"lookahead": True, "draft": True}, "draft and lookahead: an engine has only one"),
         ({"lookahead": {"ngram": 1}}, "greater than or equal to 2"),
-        ({"lookahead": {"window": 1, "ngram": 2, "verification": 0}}, "nothing would be drafted"),
-        ({"medusa": {"choices": [[0, 1]]}}, r"\[0, 1\] is there, but not the path to it, \[0\]"),
-        ({"medusa": {"choices": [[0], [0]]}}, "each once"),
+        ({"lookahead": {"window": 1, "ngram": 2, "verification": 0}}, "no tokens would be drafted"),
+        ({"medusa": {"choices": [[0, 1]]}}, r"\[0, 1\] needs the path to it, \[0\]"),
+        ({"medusa": {"choices": [[0], [0]]}}, "distinct paths"),
         ({"medusa": {"choices": [[-1]]}}, "negative rank"),
         ({"weights_on_gpu": 1.5}, "less than or equal to 1"),
         ({"lora": {"modules": ["q_proj"]}}, "attn_q"),
@@ -73,7 +73,7 @@ def test_options_say_features(words: list[str], expected: dict[str, Any]) -> Non
 
 
 def test_options_that_contradict_are_a_wrong_command_line() -> None:
-    with pytest.raises(UsageError, match=r"--feature lora\.max_rank: lora is False"):
+    with pytest.raises(UsageError, match=r"--feature lora\.max_rank: lora is already False"):
         parse_features(["lora=false", "lora.max_rank=8"])
 
 
@@ -98,5 +98,5 @@ def test_a_tree_is_taken_when_it_holds_the_way_to_every_node(paths: set[tuple[in
     assert found.medusa.choices == tuple(sorted(whole))
     inner = [path for path in whole if any(other[: len(path)] == path != other for other in whole)]
     for node in inner:
-        with pytest.raises(ForgeError, match="but not the path to it"):
+        with pytest.raises(ForgeError, match="needs the path to it"):
             features(medusa={"choices": [list(path) for path in whole if path != node]})

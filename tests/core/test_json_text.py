@@ -29,7 +29,7 @@ def test_what_json_writes_is_read_alike(value: object) -> None:
 @pytest.mark.parametrize("sign", ["", "-"])
 def test_a_sign_is_no_digit(sign: str) -> None:
     assert parse_json(sign + "1" * 40, "here", hint="-") == int(sign + "1" * 40)
-    with pytest.raises(ForgeError, match="a whole number of 41 digits"):
+    with pytest.raises(ForgeError, match="an integer of 41 digits"):
         parse_json(sign + "1" * 41, "here", hint="-")
 
 
@@ -52,10 +52,10 @@ def test_any_bytes_are_a_value_or_an_error(data: bytes) -> None:
         ("[" * 65 + "]" * 65, "x: nested more than 64 deep"),
         ('{"a":' * 70 + "1" + "}" * 70, "x: nested more than 64 deep"),
         ("[" * 200_000, "x: nested more than 64 deep"),
-        ('{"a": 1,\n"b": ' + "1" * 41 + "}", "x, line 2: a whole number of 41 digits"),
-        ("7" * 10_000, "x, line 1: a whole number of 10,000 digits"),
-        ('{"a": 1, "b": 2, "a": 3}', "x: the key 'a' is there twice"),
-        ('{"a": "\\ud800"}', "x: half of a surrogate pair"),
+        ('{"a": 1,\n"b": ' + "1" * 41 + "}", "x, line 2: an integer of 41 digits"),
+        ("7" * 10_000, "x, line 1: an integer of 10,000 digits"),
+        ('{"a": 1, "b": 2, "a": 3}', "x: the key 'a' occurs twice"),
+        ('{"a": "\\ud800"}', "x: a lone surrogate"),
     ],
 )
 def test_a_defect_is_named(text: str, message: str) -> None:
@@ -92,7 +92,7 @@ def test_files_are_read_up_to_a_size(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(ForgeError, match=r"a\.json: not a JSON object"):
         read_json_object(path, hint="-")
     monkeypatch.setattr(json_text, "MOST_BYTES", 5)
-    with pytest.raises(ForgeError, match=r"a\.json: larger than 5 bytes"):
+    with pytest.raises(ForgeError, match=r"a\.json: larger than the limit of 5 bytes"):
         read_json(path, hint="-")
 
 

@@ -47,5 +47,5 @@ def test_other_types_and_small_numbers_are_left_to_others() -> None:
 def test_a_layout_has_bounds_too() -> None:
     with pytest.raises(ForgeError, match="tp 2000 is implausible: the limit is 1,024"):
         Parallel(tp=2000)
-    with pytest.raises(ForgeError, match=r"mapping\.pp_size is '2', not a whole number"):
+    with pytest.raises(ForgeError, match=r"mapping\.pp_size is '2', not an integer"):
         Parallel.of_mapping({"pp_size": "2"})

@@ -23,7 +23,7 @@ def test_a_release_is_text_and_not_a_number(tmp_path: Path) -> None:
     assert load_recipe(path, ("engine.target.tensorrt_llm=0.20",)).engine.target.tensorrt_llm == "0.20"
     with pytest.raises(ForgeError, match=r"engine\.target\.tensorrt_llm: Input should be a valid string") as caught:
         load_recipe(write(tmp_path, "name: a\nmodel: {source: b/c}\nengine: {target: {tensorrt_llm: 0.20}}\n"))
-    assert "put text that looks like one in quotes" in caught.value.hint
+    assert "put it in quotes to make it text" in caught.value.hint
 
 
 def write(tmp_path: Path, text: str) -> Path:
@@ -55,7 +55,7 @@ def test_source_is_relative_to_the_recipe(tmp_path: Path) -> None:
         ("name: a\nmodel: {source: m}\nquantization: {format: fp7}\n", "quantization.format", "fp7"),
         ("name: a/b\nmodel: {source: m}\n", "name", "a/b"),
         ("name: a\nmodel: {source: m}\nengine: {tokens_per_block: 24}\n", "power of two", "24"),
-        ("- a\n", "holds no keys", "recipes show"),
+        ("- a\n", "not a mapping", "recipes show"),
         ("name: [\n", "not YAML", "recipes show"),
     ],
 )

@@ -33,7 +33,7 @@ def test_gpus_are_described(tmp_path: Path) -> None:
 def test_busy_gpu_is_a_warning(tmp_path: Path) -> None:
     report = report_on(make_host(tmp_path, nvml=FakeNvml([FakeGpu(used=70 * GIB)])))
     assert one(report, "GPU 0").status == "warning"
-    assert "the KV cache gets a share of what is free" in one(report, "GPU 0").found
+    assert "the KV cache gets a share of the free memory" in one(report, "GPU 0").found
 
 
 def test_gpu_that_does_not_answer_is_a_problem(tmp_path: Path) -> None:
@@ -44,14 +44,14 @@ def test_gpu_that_does_not_answer_is_a_problem(tmp_path: Path) -> None:
 
 def test_mig_without_instances_is_a_problem(tmp_path: Path) -> None:
     report = report_on(make_host(tmp_path, nvml=FakeNvml([FakeGpu(mig=0)])))
-    assert "MIG is on and no instance was made" in one(report, "GPU 0").found
+    assert "MIG is enabled without an instance" in one(report, "GPU 0").found
     assert one(report, "GPU 0").status == "problem"
 
 
 def test_mig_cannot_be_joined(tmp_path: Path) -> None:
     nvml = FakeNvml([FakeGpu(mig=2), FakeGpu(mig=2)])
     report = report_on(make_host(tmp_path, nvml=nvml, programs={"docker": '{"nvidia":{}}'}), on_tensorrt(tp=2))
-    assert "MIG instances cannot be joined by tp or pp" in one(report, "GPU 0").found
+    assert "tp and pp cannot span MIG instances" in one(report, "GPU 0").found
 
 
 def test_gpu_without_driver_is_a_problem(tmp_path: Path) -> None:
@@ -80,14 +80,14 @@ def test_missing_library_is_no_crash(tmp_path: Path, text: str) -> None:
     report = report_on(make_host(tmp_path, nvml=None, files={"proc/driver/nvidia/version": text}), image="26.05")
     assert one(report, "driver").status == "unknown"
     assert one(report, "driver").todo == "pip install nvidia-ml-py"
-    assert one(report, "image").found.endswith("needs driver 590.44.01 or later, this is 535.104.05")
+    assert one(report, "image").found.endswith("needs driver 590.44.01 or later, installed is 535.104.05")
 
 
 def test_torch_newer_than_the_driver_is_a_problem(tmp_path: Path) -> None:
     nvml = FakeNvml([FakeGpu()], driver="550.54.15")
     report = report_on(make_host(tmp_path, nvml=nvml, packages=FakePackages(cuda="13.0")))
     assert one(report, "driver").found == (
-        "550.54.15; torch here is built for CUDA 13.0, which needs 580.65.06 or later"
+        "550.54.15; the installed torch is built for CUDA 13.0, which needs 580.65.06 or later"
     )
     assert report_on(make_host(tmp_path, nvml=nvml, packages=FakePackages(cuda="12.8"))).problems == ()
 

@@ -92,7 +92,7 @@ def test_machine_that_tells_nothing_is_unknown(tmp_path: Path) -> None:
     ("free", "status", "todo"),
     [
         (320 * MIB, "ok", ""),
-        (319 * MIB, "problem", "Delete what ended servers left there"),
+        (319 * MIB, "problem", "Delete the files of ended servers there"),
         (63 * MIB, "problem", "Start the container with --shm-size=2g"),
     ],
 )

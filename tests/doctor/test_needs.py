@@ -28,7 +28,7 @@ from trtforge.doctor.needs import needs_of
 def test_recipe_for_gpus_needs_them(tmp_path: Path) -> None:
     report = report_on(make_host(tmp_path, nvml=CPU_ONLY, programs={"docker": "{}"}), on_tensorrt(tp=4))
     assert [finding.name for finding in report.problems] == ["driver", "container runtime"]
-    assert report.problems[0].found.endswith("mine runs on 4 GPU(s)")
+    assert report.problems[0].found.endswith("mine needs 4 GPU(s)")
     assert report.as_json()["fit"] is False
 
 

@@ -67,6 +67,6 @@ def test_other_release_and_tensorrt_than_the_recipes(tmp_path: Path) -> None:
     report = report_on(host, on_tensorrt())
     assert one(report, "tensorrt-llm with the recipe").found == "the recipe's engine is for 1.2.1; 1.1.0 is installed"
     assert one(report, "tensorrt with the container").found.startswith(
-        "26.07-trtllm-python-py3 has TensorRT 10.14.1.48; 10.13.3.9 is installed"
+        "26.07-trtllm-python-py3 has TensorRT 10.14.1.48, which engines must match; 10.13.3.9 is installed"
     )
     assert report.problems == ()

@@ -121,8 +121,8 @@ def test_image_is_compared_with_the_driver(tmp_path: Path, image: str) -> None:
     assert one(report_on(host, image=image), "image") == Finding(
         "image",
         "ok",
-        "26.02-trtllm-python-py3: TensorRT-LLM 1.1.0, TensorRT 10.13.3.9; needs driver 580.95.05 or later, this is "
-        "580.95.05",
+        "26.02-trtllm-python-py3: TensorRT-LLM 1.1.0, TensorRT 10.13.3.9; needs driver 580.95.05 or later, "
+        "installed is 580.95.05",
     )
 
 
@@ -130,13 +130,13 @@ def test_driver_older_than_the_image_is_a_problem(tmp_path: Path) -> None:
     host = make_host(tmp_path, nvml=FakeNvml([FakeGpu()], driver="580.95.05"))
     finding = one(report_on(host, image="26.05"), "image")
     assert finding.status == "problem"
-    assert "26.02-trtllm-python-py3 (TensorRT-LLM 1.1.0) runs on this one" in finding.todo
+    assert "26.02-trtllm-python-py3 (TensorRT-LLM 1.1.0) runs on this driver" in finding.todo
 
 
 def test_image_without_a_driver_here_is_unknown(tmp_path: Path) -> None:
     finding = one(report_on(make_host(tmp_path, nvml=CPU_ONLY), image="26.05"), "image")
     assert finding.status == "unknown"
-    assert finding.found.endswith("needs driver 590.44.01 or later, and there is none here")
+    assert finding.found.endswith("needs driver 590.44.01 or later, and none is installed")
 
 
 def test_unknown_image_is_unknown(tmp_path: Path) -> None:
@@ -156,19 +156,20 @@ def test_image_of_another_release_than_the_recipes(tmp_path: Path) -> None:
 def test_holes_of_the_triton_here_are_told(tmp_path: Path) -> None:
     host = make_host(tmp_path, nvml=CPU_ONLY)
     old = Serving(PORTS, Triton("/venv/bin/tritonserver", of_wheel=True, release="24.10"))
-    finding = one(report_on(host, serving=old), "Triton's holes")
+    finding = one(report_on(host, serving=old), "Triton vulnerabilities")
     assert finding.status == "warning"
     assert finding.found.startswith(
-        "24.10: 19 known, the front and closed doors cover 13; left: grpc-cancel-race, CVE-2025-23317, "
+        "24.10: 19 known, 13 covered by the HTTP front or closed doors; clients can reach grpc-cancel-race, "
+        "CVE-2025-23317, "
     )
     new = Serving(PORTS, Triton("/opt/tritonserver/bin/tritonserver", release="26.07"))
-    assert one(report_on(host, serving=new), "Triton's holes").status == "ok"
-    assert not [finding for finding in report_on(host).findings if finding.name == "Triton's holes"]
+    assert one(report_on(host, serving=new), "Triton vulnerabilities").status == "ok"
+    assert not [finding for finding in report_on(host).findings if finding.name == "Triton vulnerabilities"]
 
 
 def test_holes_of_an_image_are_told(tmp_path: Path) -> None:
     host = make_host(tmp_path, nvml=CPU_ONLY)
-    assert one(report_on(host, image="26.07"), "image's holes").status == "ok"
-    finding = one(report_on(host, image="25.06"), "image's holes")
+    assert one(report_on(host, image="26.07"), "image vulnerabilities").status == "ok"
+    finding = one(report_on(host, image="25.06"), "image vulnerabilities")
     assert finding.status == "warning"
     assert "CVE-2025-23310, CVE-2025-23311" in finding.found

@@ -53,11 +53,14 @@ def test_requirements_are_those_of_the_extras() -> None:
         "typing_extensions (>=4)",
         'numpy<2; extra == "engine"',
         "pytest>=8; extra == 'dev'",
-        "nvidia-pytriton==0.7.0; (platform_machine == 'x86_64') and extra == 'serve'",
+        "nvidia-pytriton==0.7.0; sys_platform == 'linux' and extra == 'serve'",
+        "winpty; sys_platform == 'win32' and extra == 'serve'",
+        "not a requirement",
     )
     assert list(requirements(lines, ("engine", "serve"))) == [
         Requirement("rich", ">=13.7"),
         Requirement("tritonclient", "~=2.50"),
         Requirement("typing-extensions", ">=4"),
         Requirement("numpy", "<2"),
+        Requirement("nvidia-pytriton", "==0.7.0"),
     ]

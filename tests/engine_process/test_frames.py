@@ -58,8 +58,8 @@ def test_frames_come_out_as_they_went_in_however_the_bytes_arrive(
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (struct.pack("<II", 2**31, 0), "a frame of 2147483648"),
-        (struct.pack("<II", 2, 2**31), "a frame of 2"),
+        (struct.pack("<II", 2**31, 0), "frame too large: 2147483648"),
+        (struct.pack("<II", 2, 2**31), "frame too large: 2"),
         (struct.pack("<II", 3, 0) + b"{x}", "not JSON"),
         (struct.pack("<II", 2, 0) + b"[]", "not an object"),
         (struct.pack("<II", 200_000, 0) + b"[" * 200_000, "not JSON"),

@@ -162,6 +162,7 @@ def test_what_is_too_much_is_refused_at_once_and_as_a_whole(place: Place, client
 
 def test_a_client_that_leaves_ends_its_requests_only(place: Place, client: EngineClient) -> None:
     other = EngineClient(place.path, "tensorrt_llm_bls", 99)
+    assert eventually(lambda: len(EngineControl(place.path).status().clients) == 2)
     stays, leaves = ask(client), None
     assert eventually(lambda: len(place.engine.requests) == 1)
     leaves = ask(other, count=2)

@@ -58,10 +58,10 @@ def test_an_adapter_that_does_not_fit_is_refused(tmp_path: Path, given: dict[str
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"modules_to_save": ["lm_head"]}, "carries weights that are no LoRA"),
-        ({"use_dora": True}, "carries DoRA"),
-        ({"bias": "all"}, "carries biases"),
-        ({"target_modules": ["c_attn"]}, "target module c_attn has no name among TensorRT-LLM's"),
+        ({"modules_to_save": ["lm_head"]}, "has non-LoRA weights"),
+        ({"use_dora": True}, "has DoRA"),
+        ({"bias": "all"}, "has biases"),
+        ({"target_modules": ["c_attn"]}, "target module c_attn has no TensorRT-LLM equivalent"),
         ({"r": "many"}, "not the configuration of a LoRA adapter"),
     ],
 )

@@ -62,7 +62,7 @@ def test_zeros_that_the_data_explains() -> None:
 
 
 def test_ranges() -> None:
-    with pytest.raises(ForgeError, match=r"clip_ratio\[0\] is 1.5, not a share above zero"):
+    with pytest.raises(ForgeError, match=r"clip_ratio\[0\] is 1.5, not a ratio above 0"):
         require_scales(FILE, tensors(**{"m.clip_ratio": [1.5, 1.0]}))
     with pytest.raises(ForgeError, match=r"alpha is 2, not an exponent from 0 to 1"):
         require_scales(FILE, tensors(**{"m.alpha": [2.0]}))

@@ -31,11 +31,11 @@ def write_lines(path: Path, rows: list[object]) -> Path:
     [
         ("none.jsonl", r"none\.jsonl: no such file"),
         ("none.safetensors", r"none\.safetensors: no such file"),
-        ("a.csv", r"a\.csv: not a kind of data that can be read"),
+        ("a.csv", r"a\.csv: not a supported kind of data"),
         (str(DEMO_MODEL), "demo-model: a directory, not a file with text"),
-        ("hf:one/two/three", "hf:one/two/three: not a dataset of the hub"),
-        ("hf:-spam-", "hf:-spam-: not a dataset of the hub"),
-        ("hf:a:b:c:d", "hf:a:b:c:d: not a dataset of the hub"),
+        ("hf:one/two/three", "hf:one/two/three: not a hub dataset"),
+        ("hf:-spam-", "hf:-spam-: not a hub dataset"),
+        ("hf:a:b:c:d", "hf:a:b:c:d: not a hub dataset"),
     ],
 )
 def test_data_that_cannot_be_read_is_known_without_reading(name: str, message: str) -> None:
@@ -136,11 +136,11 @@ def test_builtin_text_needs_no_file() -> None:
         ("a.jsonl", '{"messages": []}\n', r"a\.jsonl:1: neither"),
         ("a.jsonl", '{"messages": [{"content": "x"}]}\n', r"a\.jsonl:1: neither .* with a role"),
         ("a.jsonl", "[" * 100_000, r"a\.jsonl:1: nested more than 64 deep"),
-        ("a.jsonl", '{"text": ' + "1" * 5000 + "}", r"a\.jsonl:1, line 1: a whole number of 5,000 digits"),
+        ("a.jsonl", '{"text": ' + "1" * 5000 + "}", r"a\.jsonl:1, line 1: an integer of 5,000 digits"),
         ("a.jsonl", '{"text": "x"}\nnope\n', r"a\.jsonl:2: not JSON"),
         ("a.jsonl", "", "fewer than two tokens"),
         ("a.txt", " \n", "fewer than two tokens"),
-        ("a.csv", "x", "not a kind of data"),
+        ("a.csv", "x", "not a supported kind of data"),
         ("a.parquet", "x", "not parquet"),
     ],
 )

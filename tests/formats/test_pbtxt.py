@@ -79,13 +79,13 @@ def test_every_form_of_a_value(text: str, expected: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("name: 'm'\nmax_batch_size: ${triton_max_batch_size}", r"line 2: text format is expected, not \$"),
-        ("a: {\n b: 1", "line 2: a field's name is expected, not the end"),
-        ("a 3", "line 1: ':' or '{' is expected, not 3"),
-        ("a: [1 2]", r"',' or '\]' is expected, not 2"),
-        ("a: [1,]", "a value is expected"),
-        ("a: }", "a value is expected, not }"),
-        ('a: "x', "text format is expected"),
+        ("name: 'm'\nmax_batch_size: ${triton_max_batch_size}", r"line 2: expected protobuf text format, found \$"),
+        ("a: {\n b: 1", "line 2: expected a field name, found the end"),
+        ("a 3", "line 1: expected ':' or '{', found 3"),
+        ("a: [1 2]", r"expected ',' or '\]', found 2"),
+        ("a: [1,]", "expected a value"),
+        ("a: }", "expected a value, found }"),
+        ('a: "x', "expected protobuf text format"),
     ],
 )
 def test_damage_is_named_by_its_line(text: str, said: str) -> None:
@@ -96,6 +96,6 @@ def test_damage_is_named_by_its_line(text: str, said: str) -> None:
 
 def test_what_protobuf_refuses_too_is_refused_by_line() -> None:
     """Not with a traceback of ours: nesting without end, and characters that there are not."""
-    with pytest.raises(ForgeError, match=r"line 1: no more than 100 messages inside one another"):
+    with pytest.raises(ForgeError, match=r"line 1: expected at most 100 nested messages"):
         parse("a {" * 2000, "config.pbtxt")
     assert parse('a: "\\U00110000"', "config.pbtxt").text("a") == "\ufffd"

@@ -95,12 +95,12 @@ def test_a_default_that_nobody_saw_is_marked() -> None:
 def test_a_problem_refuses_only_where_the_release_was_seen() -> None:
     removed = release("1.2.1").key_problem("mapping", "auto_parallel")
     assert removed is not None
-    assert removed.message == "TensorRT-LLM 1.2.1: mapping: auto_parallel ended with 1.1.0"
+    assert removed.message == "TensorRT-LLM 1.2.1: mapping: auto_parallel was removed after 1.1.0"
     assert not removed.refuses
     late = release("0.17.0").key_problem("quant_algo", "W4A16_MXFP4")
     assert late is not None
     assert late.refuses
-    assert "came with 1.0.0" in late.message
+    assert "was added in 1.0.0" in late.message
     unknown = release("0.17.0").key_problem("quantization", "typo")
     assert unknown is not None
     assert unknown.refuses

@@ -71,7 +71,7 @@ def test_su_is_phi3s() -> None:
         ({"factor": None}, "rope_type llama3 needs factor"),
         ({"original_max_position_embeddings": 0}, "original_max_position_embeddings is 0"),
         ({"low_freq_factor": 4.0}, "high_freq_factor 4.0 is not above low_freq_factor 4.0"),
-        ({"mscale": -1}, "mscale is -1, not a number from zero on"),
+        ({"mscale": -1}, "mscale is -1, not a non-negative number"),
         ({"attention_factor": math.nan}, "attention_factor is nan"),
         ({"long_factor": [1.0, math.nan]}, "long_factor holds nan, not numbers above zero"),
         ({"short_factor": 2.0}, "short_factor holds 2.0, not numbers above zero"),

@@ -74,7 +74,7 @@ def test_end_ids_beyond_the_vocabulary(tmp_path: Path, files: dict[str, Any], sa
     with pytest.raises(ForgeError) as caught:
         require_tokenizer(directory, VOCABULARY)
     assert caught.value.message == (
-        f"{directory}/{said} is beyond the model's vocabulary of 2048 ids: no answer would end"
+        f"{directory}/{said} is beyond the model's vocabulary of 2048 ids: generation would never stop"
     )
 
 
@@ -96,7 +96,7 @@ def test_ids_within_the_vocabulary_and_unknown_vocabularies(tmp_path: Path) -> N
 def test_odd_tokens_are_named(tmp_path: Path, decoder: object) -> None:
     files = {"tokenizer_config": {"eos_token": "<e>", "added_tokens_decoder": decoder}}
     directory = tokenizer_directory(tmp_path / "tokenizer", **files)
-    with pytest.raises(ForgeError, match=r"tokenizer_config\.json: added_tokens_decoder is not what a tokenizer has"):
+    with pytest.raises(ForgeError, match=r"tokenizer_config\.json: added_tokens_decoder is damaged"):
         require_tokenizer(directory, VOCABULARY)
 
 

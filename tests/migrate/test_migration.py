@@ -177,7 +177,7 @@ def test_a_repository_adds_its_servers_settings(tmp_path: Path) -> None:
     assert args["tensor_parallel_size"] == 4
     assert "serving.max_queue_size=7" in reason(found.attention, "dynamic_batching.max_queue_size")
     assert "CUDA_VISIBLE_DEVICES" in reason(found.attention, "gpu_device_ids")
-    assert reason(found.attention, "new_parameter") == "the setting is not known"
+    assert reason(found.attention, "new_parameter") == "unknown setting"
     assert "one LLM serves all" in reason(found.attention, "instance_group.count")
     assert reason(found.dropped, "gpt_model_path") == "there is no engine to load"
 
@@ -185,8 +185,8 @@ def test_a_repository_adds_its_servers_settings(tmp_path: Path) -> None:
 def test_values_that_triton_passed_over_are_named(tmp_path: Path) -> None:
     source = repository(tmp_path / "r", {"enable_kv_cache_reuse": "yes", "batch_scheduler_policy": "MAX"})
     found = migrated(source)
-    assert "does not take it for a boolean" in reason(found.attention, "enable_kv_cache_reuse")
-    assert "does not know the policy" in reason(found.attention, "batch_scheduler_policy")
+    assert "does not read it as a boolean" in reason(found.attention, "enable_kv_cache_reuse")
+    assert "unknown to Triton" in reason(found.attention, "batch_scheduler_policy")
     assert "enable_block_reuse" not in found.args.to_json().get("kv_cache_config", {})
 
 
@@ -300,7 +300,7 @@ def test_bad_sources_are_explained(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(ForgeError, match="is neither an engine nor a model repository"):
         read_settings(tmp_path / "empty")
-    with pytest.raises(ForgeError, match="is not an engine's: pretrained_config and build_config are expected"):
+    with pytest.raises(ForgeError, match="pretrained_config or build_config is missing"):
         read_settings(DEMO_MODEL)
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "config.json").write_text('{"builder_config": {}, "plugin_config": {}}')
@@ -311,10 +311,10 @@ def test_bad_sources_are_explained(tmp_path: Path) -> None:
     with pytest.raises(ForgeError, match="not JSON"):
         read_settings(tmp_path / "old")
     source = repository(tmp_path / "r", {"kv_cache_free_gpu_mem_fraction": "much"})
-    with pytest.raises(ForgeError, match="kv_cache_free_gpu_mem_fraction is 'much', which is no value for it"):
+    with pytest.raises(ForgeError, match="kv_cache_free_gpu_mem_fraction is 'much', which is not valid for it"):
         migrated(source)
     (source / "tensorrt_llm" / "config.pbtxt").write_text("max_batch_size: ${triton_max_batch_size}")
-    with pytest.raises(ForgeError, match=r"config\.pbtxt, line 1: text format is expected, not \$"):
+    with pytest.raises(ForgeError, match=r"config\.pbtxt, line 1: expected protobuf text format, found \$"):
         migrated(source)
 
 

@@ -22,7 +22,7 @@ from trtforge.models.registry import family_of
         ("gemma3", {"layer_types": True}, "layer_types is True, not a list"),
         ("gemma3", {"_sliding_window_pattern": float("nan")}, "_sliding_window_pattern is nan, not a whole number"),
         ("gemma3", {"rope_parameters": -1}, "rope_parameters is -1, not an object"),
-        ("gptj", {"n_head": 4000}, "4000 heads of a hidden size of 64"),
+        ("gptj", {"n_head": 4000}, "hidden size 64 is too small for 4000 attention heads"),
         ("llama", {"num_key_value_heads": 8}, "8 key-value heads are more than the 4 attention heads"),
         ("llama", {"num_hidden_layers": 10**6}, r"num_hidden_layers is 1,000,000, .* the limit is 1,024"),
     ],

@@ -79,7 +79,7 @@ def test_draft_tokens_come_with_the_request(tmp_path: Path) -> None:
     found = read_parameters(config)
     assert found["enable_kv_cache_reuse"] == "true"
     assert "decoding_mode" not in found
-    with pytest.raises(ForgeError, match="kv_reuse: an engine that verifies a draft model's tokens needs it"):
+    with pytest.raises(ForgeError, match="kv_reuse is off: an engine that verifies a draft model's tokens needs it"):
         package(PackageConfig(kv_reuse=False), engine, DEMO_MODEL, tmp_path / "other")
 
 
@@ -100,7 +100,7 @@ def test_no_feature_no_key(tmp_path: Path) -> None:
 
 def test_an_engine_that_verifies_drafts_says_who_drafts(tmp_path: Path) -> None:
     engine = tensorrt_engine(tmp_path / "engine", max_draft_len=83)
-    with pytest.raises(ForgeError, match="verifies 83 draft tokens, and nothing says who drafts them") as caught:
+    with pytest.raises(ForgeError, match="max_draft_len is 83, but the engine's speculative") as caught:
         package(PackageConfig(), engine, DEMO_MODEL, tmp_path / "out")
     assert "--feature draft, medusa, eagle or lookahead" in caught.value.hint
     said = PackageConfig.parse({"features": {"lookahead": {"window": 7, "ngram": 7, "verification": 7}}}, "test")

@@ -97,7 +97,7 @@ def test_an_engine_without_limits_is_refused(engine: Path, tmp_path: Path) -> No
         return {}
 
     bare = produce(tmp_path / "engine", manifest.identity, write).path
-    with pytest.raises(ForgeError, match="max_batch_size and max_input_len are needed"):
+    with pytest.raises(ForgeError, match="packaging needs max_batch_size and max_input_len"):
         packaged(bare, tmp_path / "repository")
 
 
@@ -182,7 +182,7 @@ def test_what_the_api_refuses_ends_that_request_only(llm: Any) -> None:
     assert "prompt length (200)" in failed.error.message
     (failed,) = run(llm, GenerationRequest("a", (5,), 1, bad_words=((4, 5),)))
     assert failed.error is not None
-    assert failed.error.message == "bad_words: the LLM API forbids single tokens only"
+    assert failed.error.message == "bad_words: the LLM API supports single-token words only"
     assert tokens_of(run(llm, GenerationRequest("b", (5,), 2))) == [5, 5]
 
 

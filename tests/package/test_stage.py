@@ -174,9 +174,9 @@ def test_features_that_the_engine_lacks_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("files", "said"),
     [
-        ({"rank0.safetensors": b"x"}, "rank1.safetensors is missing: config.json says 2 ranks, 1 are there"),
+        ({"rank0.safetensors": b"x"}, "rank1.safetensors is missing: config.json says 2 ranks, 1 exist"),
         ({"rank0.safetensors": b"x", "rank1.safetensors": b""}, "rank1.safetensors is empty"),
-        ({f"rank{i}.safetensors": b"x" for i in range(3)}, "rank2.safetensors is too many: config.json says 2 ranks"),
+        ({f"rank{i}.safetensors": b"x" for i in range(3)}, "unexpected file .*rank2.safetensors: config.json says 2"),
     ],
 )
 def test_incomplete_engine_is_refused(tmp_path: Path, files: dict[str, bytes], said: str) -> None:
@@ -204,7 +204,7 @@ def test_changed_engine_is_refused(tmp_path: Path) -> None:
 def test_tokenizer_of_the_engine_is_the_default(tmp_path: Path) -> None:
     files = {"rank0.safetensors": b"x"}
     engine = torch_engine(tmp_path / "engine", files)
-    with pytest.raises(ForgeError, match=r"tokenizer missing: .* comes without one") as caught:
+    with pytest.raises(ForgeError, match=r"tokenizer missing: .* contains none") as caught:
         package(PackageConfig(), engine, None, tmp_path / "out")
     assert "--tokenizer DIR" in caught.value.hint
     shutil.copytree(DEMO_MODEL, engine / "tokenizer", ignore=shutil.ignore_patterns("*.safetensors", "heldout*"))
@@ -212,12 +212,12 @@ def test_tokenizer_of_the_engine_is_the_default(tmp_path: Path) -> None:
     assert json.loads((repository / "forge.json").read_text())["identity"]["config"]["end_ids"] == [1, 3]
 
 
-def test_unfilled_places_are_found() -> None:
+def test_unfilled_placeholders_are_found() -> None:
     from trtforge.package.render import check_config
 
-    with pytest.raises(ForgeError, match=r"m/config.pbtxt: a place is not filled: max_batch_size: \$\{size\}"):
+    with pytest.raises(ForgeError, match=r"m/config.pbtxt: unfilled template placeholder: max_batch_size: \$\{size\}"):
         check_config('name: "m"\nmax_batch_size: ${size}', "m")
-    with pytest.raises(ForgeError, match=r"m/config\.pbtxt: not readable"):
+    with pytest.raises(ForgeError, match=r"m/config\.pbtxt: not a model configuration"):
         check_config('name: "m"\nmax_batch_sise: 4', "m")
 
 

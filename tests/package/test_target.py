@@ -43,7 +43,7 @@ def test_repository_carries_what_the_engine_was_built_for(tmp_path: Path, caplog
             {},
             ["--target-version", "1.1.0"],
             "the engine was built with TensorRT-LLM 1.2.1, the target release has TensorRT-LLM 1.1.0",
-            "An engine is only good for the release that built it: run `trtforge compile CHECKPOINT OUT --backend "
+            "An engine runs only with the release that built it: run `trtforge compile CHECKPOINT OUT --backend "
             "tensorrt_llm --target-version 1.1.0` there, or serve it with "
             "nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3.",
         ),
@@ -51,16 +51,16 @@ def test_repository_carries_what_the_engine_was_built_for(tmp_path: Path, caplog
             {},
             ["--gpu", "l40s"],
             "the engine was built for SM 90, the target l40s has SM 89",
-            "An engine runs on the compute capability it was built for: run `trtforge compile CHECKPOINT OUT --backend "
-            "tensorrt_llm` on that GPU, or use one with SM 90.",
+            "An engine runs only on the compute capability it was built for: run `trtforge compile CHECKPOINT OUT "
+            "--backend tensorrt_llm` on that GPU, or use one with SM 90.",
         ),
         (
             {"tensorrt": "10.13.3.9"},
             ["--target-version", "1.2.1"],
             "the engine was built with TensorRT 10.13.3.9, the image "
             "nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3 has TensorRT 10.14.1.48",
-            "An engine is read by exactly the TensorRT that built it: run `trtforge compile CHECKPOINT OUT --backend "
-            "tensorrt_llm` there.",
+            "An engine loads only in the TensorRT version that built it: run `trtforge compile CHECKPOINT OUT "
+            "--backend tensorrt_llm` there.",
         ),
     ],
 )
@@ -82,7 +82,7 @@ def test_tensorrt_that_no_image_carries_is_a_warning(tmp_path: Path, caplog: pyt
     package(engine_of(tmp_path, tensorrt="10.14.9.9"))
     assert caplog.messages == [
         "the engine was built with TensorRT 10.14.9.9, the image nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3 "
-        "has TensorRT 10.14.1.48: an engine is read by exactly the TensorRT that built it"
+        "has TensorRT 10.14.1.48: an engine loads only in the TensorRT version that built it"
     ]
 
 
@@ -102,8 +102,7 @@ def test_engine_that_trtforge_did_not_build_is_packaged_with_a_warning(
     repository = package(engine)
 
     assert caplog.messages == [
-        "the engine does not record its TensorRT and SM: whether it runs where it is served cannot be checked before "
-        "the server loads it"
+        "the engine does not record its TensorRT and SM, so compatibility cannot be checked before the server loads it"
     ]
     assert read_facts(open_artifact(repository, "repository")).target == EngineTarget(tensorrt_llm="1.1.0")
     packed = repository / "tensorrt_llm" / "1" / "engine"
@@ -123,7 +122,7 @@ def test_program_shows_warnings_on_stderr(
         main()
     said = capsys.readouterr()
     assert not ended.value.code
-    assert said.err.startswith("warning: the engine does not record its TensorRT: whether it runs")
+    assert said.err.startswith("warning: the engine does not record its TensorRT, so compatibility")
     assert json.loads(said.out)["origin"] == "written"
 
 

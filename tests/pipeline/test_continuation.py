@@ -25,9 +25,9 @@ AWQ = recipe(quantization={"format": "int4_awq", "kv_cache": "int8", "calibratio
 
 def test_a_calibration_of_other_choices_is_refused(tmp_path: Path) -> None:
     out = tmp_path / "calibration"
-    with pytest.raises(ForgeError, match="calibration is not there") as absent:
+    with pytest.raises(ForgeError, match="calibration does not exist") as absent:
         require_calibration_of(AWQ, out)
-    assert absent.value.hint == "Use --from calibrate, which makes it."
+    assert absent.value.hint == "Use --from calibrate, which writes it."
     calibrate(calibrate_config(AWQ), DEMO_MODEL, out)
     require_calibration_of(AWQ, out)
     require_calibration_of(recipe(), tmp_path / "none")  # which needs none
@@ -35,8 +35,7 @@ def test_a_calibration_of_other_choices_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ForgeError) as differs:
         require_calibration_of(other, out)
     assert differs.value.message == (
-        f"{out} is not what the recipe asks for: kv_cache int8, group_size 128 there, "
-        "kv_cache fp8, group_size 64 in the recipe"
+        f"{out} does not match the recipe: it has kv_cache int8, group_size 128, the recipe kv_cache fp8, group_size 64"
     )
     assert differs.value.hint == "Use --from calibrate, or another --out."
 
@@ -65,7 +64,7 @@ def test_a_checkpoint_of_other_choices_is_refused(
     keys = {"quantization": {"format": "int8_wo"}} | keys
     with pytest.raises(ForgeError) as differs:
         require_checkpoint_of(recipe().model_validate({**recipe().model_dump(), **keys}), tmp_path / "checkpoint")
-    assert f"recipe asks for: {there} there, {asked} in the recipe" in differs.value.message
+    assert f"does not match the recipe: it has {there}, the recipe {asked}" in differs.value.message
 
 
 def test_an_engine_of_another_checkpoint_is_refused(make_hf: MakeHf, tmp_path: Path) -> None:
@@ -75,11 +74,11 @@ def test_an_engine_of_another_checkpoint_is_refused(make_hf: MakeHf, tmp_path: P
     def engine_of(made_from: str) -> None:
         produce(engine, Identity(stage="engine", inputs={"checkpoint": made_from}), lambda directory: {}, force=True)
 
-    with pytest.raises(ForgeError, match="engine is not there"):
+    with pytest.raises(ForgeError, match="engine does not exist"):
         require_engine_of(checkpoint, engine)
     engine_of(digest)
     require_engine_of(checkpoint, engine)
     engine_of("another")
-    with pytest.raises(ForgeError, match="engine was made from another checkpoint than"):
+    with pytest.raises(ForgeError, match="engine was built from a checkpoint other than"):
         require_engine_of(checkpoint, engine)
     require_engine_of(tmp_path / "deleted", engine)

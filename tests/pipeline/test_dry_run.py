@@ -59,10 +59,10 @@ def test_every_recipe_builds_with_every_release(name: str, version: str) -> None
     )
     config = found["stages"]["convert"]["config"]
     unknown = target.key_problem("architectures", config["architecture"])
-    assert [warning for warning in engine["warnings"] if "came with" in warning] == (
+    assert [warning for warning in engine["warnings"] if "was added in" in warning] == (
         []
         if unknown is None
-        else [f"{unknown.message} (inferred from its neighbours; trtllm-build decides). {unknown.hint}"]
+        else [f"{unknown.message} (inferred from other releases; trtllm-build decides). {unknown.hint}"]
     )
     assert unknown is None or unknown.hint == "Target 1.0.0."
     for section in ("mapping", "quantization"):

@@ -102,7 +102,7 @@ def test_lock_file_is_deterministic_and_keeps_other_recipes(tmp_path: Path) -> N
     ("text", "message"),
     [
         ("<<<<<<< ours\nversion: 1\n", "not YAML"),
-        ("- a list\n", "not a lock file: it holds no keys"),
+        ("- a list\n", "not a lock file: not a mapping"),
         ("version: 2\nrecipes: {}\n", "written by another version of trtforge"),
         ("version: 1\nreceipes: {}\n", "unknown key receipes"),
         ("version: 1\nrecipes: {a: {model: {source: x}, versions: {}}}\n", r"recipes\.a\.engine is missing"),
@@ -208,7 +208,7 @@ def test_each_difference_is_refused_by_name(
     with pytest.raises(ForgeError) as caught:
         require_locked(tmp_path / "forge.lock", "llama", LOCKED, found)
     assert caught.value.message == f"{tmp_path / 'forge.lock'}: llama would not be built as locked: {said}"
-    assert caught.value.hint == "Install what is locked, or accept what is found with --update-lock."
+    assert caught.value.hint == "Install the locked versions, or update the lock with --update-lock."
 
 
 def test_all_differences_are_told_at_once(tmp_path: Path) -> None:

@@ -67,13 +67,13 @@ def test_the_embedded_engine_has_none_of_them() -> None:
 
 def test_a_release_without_a_feature_is_mended_by_another() -> None:
     model, found = known(LLAMA_8B), judged(LLAMA_8B, {"lookahead": True}, target_version="0.17.0")
-    assert "lookahead_window_size came with 0.19.0" in found.problems[0].message
+    assert "lookahead_window_size was added in 0.19.0" in found.problems[0].message
     assert fixes(model, found)[0].text == "Use --target-version 1.2.1."
 
 
 def test_pipelines_are_no_place_for_eagle() -> None:
     (problem,) = judged(LLAMA_8B, {"eagle": True}, pp=2).problems
-    assert "not for pp 2" in problem.message
+    assert "pp is 2" in problem.message
     assert judged(LLAMA_8B, {"medusa": True}, pp=2).legal
 
 

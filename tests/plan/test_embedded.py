@@ -19,7 +19,7 @@ PLAIN, ABLE = Processor(bfloat16=False, vnni=False), Processor(bfloat16=True, vn
 @pytest.fixture(autouse=True)
 def _any_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans of a machine without bfloat16, whatever this one is."""
-    monkeypatch.setattr(Processor, "here", lambda: PLAIN)
+    monkeypatch.setattr(Processor, "of", lambda host: PLAIN)
 
 
 def planned(serving: dict[str, Any] | None = None, options: dict[str, Any] | None = None, **engine: Any) -> Evaluation:

@@ -51,7 +51,7 @@ def test_a_prompt_that_the_pool_cannot_hold_is_not_promised() -> None:
     assert found.legal
     assert found.memory is not None
     assert found.longest_prompt == found.memory.kv_tokens - 1
-    assert any("such prompts are refused" in warning for warning in found.warnings)
+    assert any("prompts that do not fit are refused" in warning for warning in found.warnings)
 
 
 # lm_head of Llama-2-70B, vocabulary 32000: TensorRT-LLM issue 843.
@@ -78,7 +78,7 @@ def test_heads_that_no_kernel_has_are_refused_by_engines_alone() -> None:
     assert (embedded.legal, embedded.warnings) == (True, ())
     unsaid = evaluate(model, asked(model))
     assert unsaid.legal
-    assert "heads of 100 values" in unsaid.warnings[0]
+    assert "head size 100" in unsaid.warnings[0]
 
 
 def test_w4a8_pads_to_larger_blocks_than_w4a16() -> None:
@@ -91,7 +91,7 @@ def test_w4a8_pads_to_larger_blocks_than_w4a16() -> None:
 def test_what_a_release_is_only_inferred_to_lack_is_a_warning() -> None:
     found = judged("Qwen/Qwen3-8B", target_version="0.17.0")
     assert found.legal
-    assert any("came with 1.0.0 (inferred" in warning for warning in found.warnings)
+    assert any("was added in 1.0.0 (inferred" in warning for warning in found.warnings)
 
 
 def test_attention_biases_and_an_fp8_cache_are_warned_of() -> None:
@@ -110,7 +110,7 @@ def test_slow_links_are_warned_of(gpu: str, tp: int, warning: str) -> None:
 
 
 def test_repeated_kv_heads_are_warned_of() -> None:
-    assert any("each is kept 2 times" in text for text in judged(LLAMA_8B, tp=16).warnings)
+    assert any("each is stored 2 times" in text for text in judged(LLAMA_8B, tp=16).warnings)
 
 
 def test_unknown_formats_gpus_and_releases_are_named() -> None:
@@ -171,6 +171,6 @@ def test_the_llm_api_has_rules_of_its_own() -> None:
     assert judged(LLAMA_8B, quant="fp8", kv_cache="fp8", recipe={"engine": engine}).legal
     found = judged(LLAMA_8B, quant="int8_wo", recipe={"engine": engine})
     assert rules(found) == {"format"}
-    assert "has no place in a Hugging Face checkpoint" in found.problems[0].message
+    assert "is not supported in a Hugging Face checkpoint" in found.problems[0].message
     gpu = {**engine, "target": {"tensorrt_llm": "1.3.0", "gpu": "a100-80gb"}}
     assert rules(judged(LLAMA_8B, quant="fp8", recipe={"engine": gpu})) == {"gpu_format"}

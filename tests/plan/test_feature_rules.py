@@ -27,7 +27,7 @@ def test_a_parameter_that_a_release_lacks_is_as_sure_as_its_template() -> None:
     found = parameter_problem("tensorrt_llm", "lora_prefetch_dir", release("0.17.0"))
     assert found is not None
     assert found.refuses
-    assert found.message == "TensorRT-LLM 0.17.0: config.pbtxt: lora_prefetch_dir came with 0.19.0"
+    assert found.message == "TensorRT-LLM 0.17.0: config.pbtxt: lora_prefetch_dir was added in 0.19.0"
     unknown = parameter_problem("tensorrt_llm", "worker_path", release("1.0.0"))
     assert unknown is not None
     assert not unknown.refuses

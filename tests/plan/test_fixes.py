@@ -51,8 +51,8 @@ def test_awq_groups(hub_id: str, tp: int, per_rank: int, by_128: bool, by_64: bo
         found = fixed(hub_id, quant="int4_awq", tp=tp, group_size=group)
         assert set(found) == (set() if legal else {"awq_group"})
         for fix in found.values():
-            says = f"mlp.down_proj: {per_rank} inputs a rank at tp {tp} are no multiple of the AWQ group {group}"
-            assert fix.problem.message == says
+            says = f"{per_rank} inputs a rank at tp {tp} are not a multiple of the AWQ group size {group}"
+            assert fix.problem.message == f"mlp.down_proj: {says}"
 
 
 @pytest.mark.parametrize(("tp", "ep", "moe_tp"), [(2, 1, 2), (4, 2, 2), (8, 8, 1)])

@@ -56,7 +56,7 @@ def test_awq_fix_is_legal() -> None:
     problem = problems(FAMILY, facts(), Layout(Parallel(tp=4), "float16", "int4_awq"))[0]
     assert problem.rule == "awq_group"
     assert "--tp 2" in problem.fix
-    assert "groups of 64 (calibrate --group-size 64)" in problem.fix
+    assert "group size 64 (`trtforge calibrate --group-size 64`)" in problem.fix
     assert rules(facts(), "int4_awq", 128, tp=2) == []
 
 

@@ -78,7 +78,7 @@ def test_the_longest_prompt_with_and_without_chunked_context() -> None:
     assert limits(long).longest_prompt == 131071
     whole = limits(long, features=NO_CHUNKS)
     assert (whole.longest_prompt, whole.max_input_len) == (8192, 8192)
-    assert whole.warnings[0].startswith("Prompts end at 8192 tokens (max_num_tokens)")
+    assert whole.warnings[0].startswith("Prompts are limited to 8192 tokens (max_num_tokens)")
     assert limits(max_seq_len=2048, features=NO_CHUNKS).longest_prompt == 2047
 
 
@@ -88,8 +88,8 @@ def test_tokens_per_block_of_the_recipe_wins() -> None:
 
 
 def test_more_positions_than_the_model_has() -> None:
-    assert "more than the 8192 positions" in limits(max_seq_len=9000).warnings[0]
-    with pytest.raises(ForgeError, match=r"engine\.max_seq_len 9000 is more than the 8192 positions") as caught:
+    assert "more than the model's context length of 8192" in limits(max_seq_len=9000).warnings[0]
+    with pytest.raises(ForgeError, match=r"engine\.max_seq_len 9000 is more than the model's 8192 learned") as caught:
         limits({"position_embedding_type": "learned_absolute"}, max_seq_len=9000)
     assert caught.value.hint == "Use at most 8192."
 
@@ -98,13 +98,13 @@ def test_more_positions_than_the_model_has() -> None:
     ("values", "message", "hint"),
     [
         ({"max_input_len": 512, "max_seq_len": 512}, "leaves no room for an answer in max_seq_len 512", "at most 511"),
-        ({"max_input_len": 8192}, r"max_seq_len 8192 \(what the model is made for\)", "at most 8191"),
+        ({"max_input_len": 8192}, r"max_seq_len 8192 \(the model's context length\)", "at most 8191"),
         ({"max_num_tokens": 63}, "must hold 64 tokens", "at least 64"),
         ({"max_num_tokens": 16, "max_batch_size": 1}, "a KV block of 32", "at least 32"),
         ({"max_num_tokens": 64, "max_beam_width": 2}, "must hold 128 tokens", "at least 128"),
         (
             {"max_input_len": 4096, "max_num_tokens": 2048, "features": NO_CHUNKS},
-            "engine.max_input_len 4096 does not fit a step of 2048 tokens",
+            "engine.max_input_len 4096 is more than max_num_tokens 2048",
             "Raise engine.max_num_tokens to 4096",
         ),
     ],

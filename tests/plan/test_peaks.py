@@ -55,8 +55,8 @@ def test_a_limit_that_no_calibration_keeps_is_refused() -> None:
     found = limited(10**9)
     (fix,) = found.fixes
     assert fix.problem.rule == "calibration"
-    needs = "one layer at a time needs 1,426,112,512 beside the program itself"
-    assert fix.problem.message == f"calibration under 1,000,000,000 bytes: {needs}"
+    needs = "one layer at a time needs 1,426,112,512 plus the program itself"
+    assert fix.problem.message == f"calibration memory of 1,000,000,000 bytes is too small: {needs}"
     assert fix.text == "Use --set quantization.memory=2026112512."
     assert limited(1_426_112_512).evaluation.legal
     model = known(LLAMA_8B)

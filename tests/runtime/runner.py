@@ -6,8 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trtforge.core.device import UsableDevice
+from trtforge.core.dtypes import ModelDtype
 from trtforge.core.errors import ForgeError
-from trtforge.runtime.linears.kernels import ComputeDtype, Device
 from trtforge.runtime.ranks.rank_group import RankGroup
 from trtforge.runtime.ranks.source import Source, open_model
 from trtforge.runtime.scheduling.batch import Step
@@ -69,8 +70,8 @@ class Runner:
 
 def open_runner(
     directory: Path,
-    device: Device | None = None,
-    compute_dtype: ComputeDtype | None = None,
+    device: UsableDevice | None = None,
+    compute_dtype: ModelDtype | None = None,
     *,
     max_tokens: int = 8192,
     threads: int | None = None,

@@ -90,14 +90,14 @@ def test_an_interruption_before_all_have_begun_lets_the_rest_leave(monkeypatch: 
                 raise KeyboardInterrupt
 
     threads: RankThreads[None] = RankThreads(3, 1)
-    threads, inbox = threads._threads, threads._inboxes[1]
+    started, inbox = threads._threads, threads._inboxes[1]
     monkeypatch.setattr(threads, "_inboxes", [threads._inboxes[0], Interrupting(), threads._inboxes[2]])
     with pytest.raises(KeyboardInterrupt):
         threads.run([Task(wait), Task(wait), Task(wait, leave=gone.set)])
     assert gone.is_set()
     inbox.put(None)
     threads.close()
-    assert not any(thread.is_alive() for thread in threads)
+    assert not any(thread.is_alive() for thread in started)
 
 
 @pytest.mark.parametrize("attempt", range(3))

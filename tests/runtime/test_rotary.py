@@ -106,5 +106,5 @@ def test_only_the_first_dim_elements_of_a_head_are_rotated() -> None:
 
 def test_an_unknown_scaling_is_an_error() -> None:
     spec = RotarySpec(dim=8, base=10000.0, max_positions=64, scaling={"type": "spiral"})
-    with pytest.raises(ForgeError, match="rotary scaling spiral is not known"):
+    with pytest.raises(ForgeError, match="rotary scaling spiral is not supported"):
         Rotary(spec, 64, CPU)

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trtforge.core.recipe import SchedulerPolicy
 from trtforge.engine_process.requests import GenerationRequest
 from trtforge.runtime.scheduling.blocks import BlockManager
-from trtforge.runtime.scheduling.scheduler import Batching, BatchLimits, Policy, Row, Scheduler
+from trtforge.runtime.scheduling.scheduler import Batching, BatchLimits, Row, Scheduler
 from trtforge.runtime.scheduling.sequence import Sequence
 
 
@@ -68,7 +69,7 @@ def simulation(
     size: int = 4,
     batch: int = 4,
     num_tokens: int = 32,
-    policy: Policy = "guaranteed_no_evict",
+    policy: SchedulerPolicy = "guaranteed_no_evict",
     chunked: bool = False,
     batching: Batching = "inflight",
     reuse: bool = True,
@@ -171,7 +172,7 @@ def test_under_any_load_every_request_finishes_in_order_of_arrival(
     blocks: int,
     batch: int,
     num_tokens: int,
-    policy: Policy,
+    policy: SchedulerPolicy,
     chunked: bool,
     reuse: bool,
     batching: Batching,

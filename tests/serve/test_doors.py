@@ -159,6 +159,6 @@ def test_an_open_key_file_and_holes_are_warned_of(
     check_doors(config, plan_launch(config, fake_repository, facts_of(fake_repository), tmp_path))
     assert f"chmod 600 {file}" in caplog.text
     assert "gRPC listens on 127.0.0.1 without keys" in caplog.text
-    assert "Triton 24.10 has known holes that clients can reach (CVE-2025-23317, " in caplog.text
+    assert "Triton 24.10 has known vulnerabilities that clients can reach (grpc-cancel-race, " in caplog.text
     assert "CVE-2025-23319" not in caplog.text
     assert KEY not in caplog.text

@@ -104,7 +104,7 @@ def test_engine_of_unknown_origin_is_served_with_a_warning(tmp_path: Path, caplo
     repository = repository_of(tmp_path, EngineTarget(tensorrt_llm="1.2.1"))
     caplog.clear()
     serve(repository, "--launcher", "docker", "--dry-run")
-    assert [message.partition(":")[0] for message in caplog.messages] == [
+    assert [message.partition(",")[0] for message in caplog.messages] == [
         "the engine does not record its TensorRT and SM"
     ]
 
@@ -129,7 +129,7 @@ def test_another_gpu_of_the_same_compute_capability_is_a_warning(
     check_gpus(facts_of(repository_of(tmp_path)), HERE, lambda: driver(FakeGpu("NVIDIA H200")))
     assert caplog.messages == [
         "the engine was built for GPU NVIDIA H100 80GB HBM3, GPU 0 here has GPU NVIDIA H200: it runs, with kernels "
-        "that were the fastest on another GPU"
+        "tuned for another GPU"
     ]
 
 
@@ -153,7 +153,7 @@ def test_container_gets_all_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_gpus_that_cannot_be_listed_are_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     check_gpus(facts_of(repository_of(tmp_path)), HERE, no_library)
-    assert caplog.messages == ["whether the engine fits the GPUs is not checked: listing them needs nvidia-ml-py"]
+    assert caplog.messages == ["the engine is not checked against the GPUs: listing them needs nvidia-ml-py"]
 
 
 def test_driver_that_does_not_work_shows_no_gpu() -> None:

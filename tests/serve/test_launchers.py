@@ -98,7 +98,7 @@ def test_local_takes_one_rank_only(tmp_path: Path, in_container: None) -> None:
 
 
 def test_embedded_engine_is_not_put_into_a_container(fake_repository: Path) -> None:
-    with pytest.raises(ForgeError, match="the embedded engine is not served with docker"):
+    with pytest.raises(ForgeError, match="--launcher docker cannot serve the embedded engine"):
         plan(fake_repository, launcher="docker")
 
 
@@ -113,7 +113,7 @@ def test_missing_gpu_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(launchers, "_gpu_count", lambda: 0)
     repository = tensorrt_repository(tmp_path)
     launch = plan(repository, launcher="local")
-    with pytest.raises(ForgeError, match="the engine needs a GPU and there is none here"):
+    with pytest.raises(ForgeError, match="the engine needs a GPU, this machine has none"):
         require_runnable(launch, facts_of(repository))
 
 
@@ -189,7 +189,7 @@ def test_llmapi_says_where_it_cannot_run(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(ForgeError, match=r"no known container has TensorRT-LLM 1\.3\.0") as caught:
         plan(repository)
     assert "--launcher local" in caught.value.hint
-    with pytest.raises(ForgeError, match="starts its own process for each GPU: it is not served with mpi"):
+    with pytest.raises(ForgeError, match="mpi cannot serve the LLM API, which starts its own process for each GPU"):
         plan(repository, launcher="mpi")
     monkeypatch.setattr(launchers, "_gpu_count", lambda: 1)
     with pytest.raises(ForgeError, match="TensorRT-LLM is not installed for this Python"):
@@ -228,5 +228,5 @@ def test_a_long_runtime_path_leaves_a_loopback_port(tmp_path: Path) -> None:
 
 
 def test_keys_are_not_promised_where_they_are_not_checked(tmp_path: Path) -> None:
-    with pytest.raises(ForgeError, match="API keys are not checked with --launcher docker"):
+    with pytest.raises(ForgeError, match="--launcher docker does not support --api-key-file"):
         plan(tensorrt_repository(tmp_path), launcher="docker", api_key_file=tmp_path / "keys")

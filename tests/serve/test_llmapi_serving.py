@@ -84,5 +84,5 @@ def test_stop_words_of_several_tokens_end_an_answer(running: Running) -> None:
 
 def test_what_the_model_cannot_do_is_said(running: Running) -> None:
     params = Sampling(max_tokens=4, bad=("costs a lot",))
-    with pytest.raises(ForgeError, match="bad_words: the LLM API forbids single tokens only"):
+    with pytest.raises(ForgeError, match="bad_words: the LLM API supports single-token words only"):
         generate(running.grpc, "ensemble", PROMPT, params, protocol="grpc")

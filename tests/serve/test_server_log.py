@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from trtforge.serve.server_log import first_error
+from trtforge.serve.server_log import first_error, last_lines
 
 LOADING = 'I1120 19:23:06.213422 5166 model_lifecycle.cc:472] "loading: pre:1"\n'
 
@@ -40,6 +40,17 @@ LOADING = 'I1120 19:23:06.213422 5166 model_lifecycle.cc:472] "loading: pre:1"\n
 def test_first_error_is_found(tmp_path: Path, log: str, expected: str) -> None:
     (tmp_path / "log").write_text(log)
     assert first_error(tmp_path / "log") == expected
+
+
+def test_an_abort_of_the_runtime_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text(LOADING + "terminate called after throwing an instance of 'std::system_error'\n")
+    assert first_error(tmp_path / "log") == "terminate called after throwing an instance of 'std::system_error'"
+
+
+def test_last_lines_of_a_log_without_errors(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("\n".join(f"line {number}" for number in range(20)) + "\n\n")
+    assert last_lines(tmp_path / "log").splitlines() == [f"line {number}" for number in range(14, 20)]
+    assert last_lines(tmp_path / "none") == ""
 
 
 def test_log_that_is_not_there_has_no_error(tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ def test_an_error_of_one_request_reaches_only_that_one(server: Running, tokenize
         ({"beam_width": 4}, "beam_width is 4; this engine supports only 1"),
         ({"guided_decoding_guide_type": "json"}, "guided_decoding_guide_type is not supported by this engine"),
         ({"return_context_logits": True}, "return_context_logits is true; this engine supports only false"),
-        ({"embedding_bias_words": ["a"]}, "embedding_bias_words has 1 words, embedding_bias_weights 0"),
+        ({"embedding_bias_words": ["a"]}, "embedding_bias_words has 1 words, embedding_bias_weights has 0"),
         ({"text_input": "x" * 200_000}, "text_input is a text of 200000 characters; it must be at most "),
         ({"text_input": ["a", "b"]}, "text_input"),
     ],

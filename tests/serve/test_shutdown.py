@@ -70,7 +70,7 @@ def test_an_idle_engine_is_not_waited_for() -> None:
 def test_zero_seconds_cut_at_once_and_clients_hear_why() -> None:
     engine = Engine([5.0, 7.0])
     assert drained(engine, 0) == Toll(0, 2)
-    assert engine.reasons == ["the server stops: its drain timeout of 0 s is over"]
+    assert engine.reasons == ["the server is stopping: its drain timeout of 0 s has passed"]
     assert engine.now <= 0.6
 
 

@@ -67,7 +67,7 @@ def test_streams_that_take_too_long_are_told_and_counted(fake_repository: Path, 
     server.wait_ready()
     session = server.triton()
     answers = stop_with_streams(server, 20, 1_000_000, signal.SIGTERM)
-    expected = f"UNAVAILABLE: the server stops: its drain timeout of {timeout} s is over"
+    expected = f"UNAVAILABLE: the server is stopping: its drain timeout of {timeout} s has passed"
     assert [answer for answer in answers if expected not in answer] == []
     assert errors_of(server, 1).splitlines()[-1] == "stopped: 0 requests finished while draining, 20 cut"
     assert_nothing_left(server, session)
@@ -133,7 +133,7 @@ def test_a_wedge_is_said_with_stacks_and_ends_the_server(fake_repository: Path, 
         answer = pool.submit(stream, server, HANGING, threading.Semaphore(0))
         said = errors_of(server, 1)
         assert answer.result().startswith("error: ")
-    assert "error: no token was made for 10 s while 1 requests run and 0 wait" in said
+    assert "error: no token was generated for 10 s while 1 requests run and 0 wait" in said
     assert "stacks of its model and engine processes follow" in said
     assert "threading.py" in said
     assert "fake_engine.py" in said  # where the engine's loop stands

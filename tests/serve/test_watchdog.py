@@ -146,7 +146,7 @@ def test_requests_without_tokens_are_a_wedge(running: int, waiting: int) -> None
     verdict = Watchdog().judge(replace(HEALTHY, engine=stalled))
     assert verdict is not None
     assert verdict.kind == "wedged"
-    assert verdict.reason == f"no token was made for 10 s while {running} requests run and {waiting} wait"
+    assert verdict.reason == f"no token was generated for 10 s while {running} requests run and {waiting} wait"
 
 
 def test_silence_of_triton_and_a_request_that_does_not_come_back_are_wedges() -> None:

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -58,6 +60,18 @@ def test_a_lost_reaper_disturbs_nobody_and_is_replaced(fake_repository: Path, st
     server.process.kill()
     server.process.wait()
     assert eventually(lambda: not session_processes(session) and left_behind(server.process.pid) == [])
+
+
+def test_a_launcher_that_was_stopped_blames_nobody(fake_repository: Path, start: Start) -> None:
+    server = start(fake_repository)
+    server.wait_ready()
+    os.kill(server.process.pid, signal.SIGSTOP)
+    time.sleep(11)  # more than the watchdog's limits
+    os.kill(server.process.pid, signal.SIGCONT)
+    with pytest.raises(subprocess.TimeoutExpired):
+        server.process.wait(timeout=3)
+    server.process.terminate()
+    assert server.process.wait(timeout=30) == 0
 
 
 def test_a_signal_while_starting_ends_it(fake_repository: Path, start: Start) -> None:

@@ -80,5 +80,5 @@ def test_a_scale_that_another_converter_swapped_is_found(tmp_path: Path) -> None
     with rank.open("r+b") as file:
         file.seek(scales.offset + 20)
         file.write(b"\1")
-    with pytest.raises(ForgeError, match=r"transformer\.layers\.1\.mlp\.fc\.weights_scaling_factor is not what"):
+    with pytest.raises(ForgeError, match=r"transformer\.layers\.1\.mlp\.fc\.weights_scaling_factor differs from"):
         check()

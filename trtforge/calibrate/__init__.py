@@ -1,1 +1,1 @@
-"""Stage: what the quantised formats need to know of a model's activations, measured once for the unsplit model."""
+"""Stage: the activation statistics that quantised formats need, measured once on the unsplit model."""

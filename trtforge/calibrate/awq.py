@@ -1,8 +1,8 @@
-"""AWQ's search: the pre-quantisation scale of each linear that least disturbs its output, and how far to clip.
+"""AWQ search: the pre-quantisation scale that minimises a linear's output error, and the clip ratio of each block.
 
 Activation-aware Weight Quantization (Lin et al., 2023) as in NVIDIA ModelOpt's awq_lite (0.47, model_calib.py):
-s = mean|x|^α / w^(1-α), w = the mean over rows of |W| / its block's largest, α = 0, 0.1, ... 1. ModelOpt measures the
-error with a second pass over the data for every α; here a sketch of the data, of fixed size, gives the same number.
+s = mean|x|^α / w^(1-α), w = the mean over rows of |W| / its block's amax, α = 0, 0.1, ... 1. ModelOpt measures the
+error with a second pass over the data for every α; here a fixed-size sketch of the data estimates it.
 """
 
 from collections.abc import Iterator
@@ -12,23 +12,22 @@ import torch
 from torch import Tensor
 
 from trtforge.calibrate.statistics import InputStatistics
-from trtforge.models.transforms import INT4_MAX
+from trtforge.models.transforms import INT4_MAX, PRE_QUANT_SCALE_BOUNDS
 
 ALPHAS = tuple(step / 10 for step in range(11))
 CLIP_RATIOS = (*(round(0.5 + 0.05 * step, 2) for step in range(10)), 1.0)
-_LIMITS = (1e-4, 1e4)
-_AT_ONCE = 1 << 22  # elements of a weight, times candidates
-_CLIP_ROWS = 1024  # outputs whose blocks are judged at once
-_ROWS, _PROBED_ROWS = 256, 48  # of a weight that are judged at once, and of the first of them
-_WIDE = 1024  # inputs: judging takes long from there
-_TOLERANCE, _TOLERANCE_OF_WIDE = 0.003, 0.01  # by which a better candidate may be missed
-_SURE_OF_GUESSES, _SURE = 2.5, 3.0  # so many standard errors exclude one: guessed once, judged as often as it takes
+_MAX_ELEMENTS = 1 << 22  # weight elements times candidates, evaluated at once
+_CLIP_ROWS = 1024  # output rows whose blocks are clipped at once
+_ROWS, _PROBED_ROWS = 256, 48  # output rows evaluated at once; of the first ones, those with exact errors
+_WIDE = 1024  # input features from which evaluation is slow and the second tolerance applies
+_TOLERANCE, _TOLERANCE_OF_WIDE = 0.003, 0.01  # relative error by which the best candidate may be missed
+_Z_ESTIMATED, _Z_EXACT = 2.5, 3.0  # z-thresholds for dropping a candidate: estimate phase, exact phase
 
 
 @dataclass(frozen=True)
 class AwqChoice:
-    """The best scale found. `pre_quant_scale` (in,) multiplies inputs; `error` is relative to the output's energy, of
-    at most 256 outputs."""
+    """The best scale found. `pre_quant_scale` (in,) multiplies inputs; `error`: squared output error / squared output
+    norm, over at most 256 outputs."""
 
     alpha: float
     pre_quant_scale: Tensor
@@ -36,82 +35,84 @@ class AwqChoice:
 
 
 def search(weight: Tensor, statistics: InputStatistics, group_size: int) -> AwqChoice:
-    """The best α for a weight (out, in) of float32 with the statistics of its input.
+    """The best α for a float32 weight (out, in), given the statistics of its input.
 
-    A race: output errors are first guessed, for some rows, as if the errors of a row's elements were independent, which
-    takes no matrix product. Whoever may be the best by that is judged, on as many rows as it takes to tell.
+    Phase 1 estimates the output errors of some rows as if the errors of a row's elements were independent, which takes
+    no matrix product. Phase 2 computes exact errors of the remaining candidates, on more rows until one is best.
     """
     importance = _relative_weight_magnitude(weight, group_size)
     scales = smoothing_scales(statistics.mean_magnitude, importance)
     tolerance = _TOLERANCE if weight.shape[1] < _WIDE else _TOLERANCE_OF_WIDE
     parts = _shuffled(len(weight)).split(_ROWS)
-    some = weight[parts[0]]
-    rivals = _rivals(some, len(weight), scales, statistics, group_size, tolerance)
-    errors = torch.empty(len(rivals), 0, device=weight.device)
+    sample = weight[parts[0]]
+    candidates = _candidates(sample, len(weight), scales, statistics, group_size, tolerance)
+    errors = torch.empty(len(candidates), 0, device=weight.device)
     for part in parts:
-        differences = _differences(weight[part], scales[rivals], group_size)
+        differences = _differences(weight[part], scales[candidates], group_size)
         errors = torch.cat((errors, torch.cat([statistics.output_errors(each) for each in differences])), dim=1)
-        best, others = _leaders(errors, len(weight), tolerance, _SURE)
-        left = [best, *others]
-        rivals, errors = [rivals[index] for index in left], errors[left]
+        best, others = _leaders(errors, len(weight), tolerance, _Z_EXACT)
+        kept = [best, *others]
+        candidates, errors = [candidates[index] for index in kept], errors[kept]
         if not others:
             break
-    energy = statistics.output_errors(some).sum().clamp(min=torch.finfo(torch.float32).tiny)
-    return AwqChoice(ALPHAS[rivals[0]], 1.0 / scales[rivals[0]], float(errors[0, : len(some)].sum() / energy))
+    energy = statistics.output_errors(sample).sum().clamp(min=torch.finfo(torch.float32).tiny)
+    chosen = candidates[0]
+    return AwqChoice(ALPHAS[chosen], 1.0 / scales[chosen], float(errors[0, : len(sample)].sum() / energy))
 
 
-def _rivals(
-    some: Tensor, rows: int, scales: Tensor, statistics: InputStatistics, group_size: int, tolerance: float
+def _candidates(
+    sample: Tensor, rows: int, scales: Tensor, statistics: InputStatistics, group_size: int, tolerance: float
 ) -> list[int]:
-    """Which scales may be the best, by guesses for some rows of a weight that has `rows`.
+    """Indices of the scales that may be best, by estimates on the rows `sample` of a weight with `rows` rows.
 
-    The first rows' true errors tell how far guesses are off. What they leave out averages to nothing over rows, with a
-    standard error that follows from its size, relative to a row's guess.
+    The exact errors of the first rows show how far the estimates are off. These deviations average out over rows, with
+    a standard error that follows from their size relative to a row's estimate.
     """
-    guesses, probes = [], []
-    for differences in _differences(some, scales, group_size):
+    estimates, probes = [], []
+    for differences in _differences(sample, scales, group_size):
         probes.append(statistics.output_errors(differences[:, :_PROBED_ROWS]))
-        guesses.append(statistics.independent_errors(differences))
-    guessed, probed = torch.cat(guesses), torch.cat(probes)
-    best = int(guessed.mean(dim=1).argmin())
-    left_out = probed - guessed[:, : probed.shape[1]]
-    relative = (left_out - left_out[best]) / guessed[best, : probed.shape[1]].clamp(min=torch.finfo(torch.float32).tiny)
-    variance = relative.square().mean(dim=1) * guessed[best].square().mean() / rows
-    leader, others = _leaders(guessed, rows, tolerance, _SURE_OF_GUESSES, variance)
+        estimates.append(statistics.independent_errors(differences))
+    estimated, exact = torch.cat(estimates), torch.cat(probes)
+    best = int(estimated.mean(dim=1).argmin())
+    probed = estimated[:, : exact.shape[1]]
+    deviation = exact - probed
+    relative = (deviation - deviation[best]) / probed[best].clamp(min=torch.finfo(torch.float32).tiny)
+    variance = relative.square().mean(dim=1) * estimated[best].square().mean() / rows
+    leader, others = _leaders(estimated, rows, tolerance, _Z_ESTIMATED, variance)
     return sorted([leader, *others])
 
 
 def _leaders(
-    errors: Tensor, rows: int, tolerance: float, sure: float, variance: Tensor | float = 0.0
+    errors: Tensor, rows: int, tolerance: float, z: float, variance: Tensor | float = 0.0
 ) -> tuple[int, list[int]]:
-    """The best candidate by errors (candidates, some of `rows` outputs), and those that may yet be better.
+    """The best candidate by `errors` (candidates, sampled outputs of `rows`), and those that may still be better.
 
-    Better by a share of `tolerance`, unless `sure` standard errors exclude it. `variance` (candidates,): of each mean's
-    difference from the best one's, beside that of the sample.
+    Better means by a share `tolerance` or more; `z` standard errors exclude a candidate. `variance` (candidates,) of
+    each mean's difference from the best one's, in addition to the sampling variance.
     """
     total = errors.mean(dim=1)
     best = int(total.argmin())
     seen = errors.shape[1]
-    of_sample = (errors - errors[best]).var(dim=1) * (1 / seen - 1 / rows) if seen < rows else 0.0
-    spread = torch.as_tensor(of_sample + variance, device=errors.device).sqrt()
-    possible = total - total[best] - sure * spread < -tolerance * total[best]
+    sampling = (errors - errors[best]).var(dim=1) * (1 / seen - 1 / rows) if seen < rows else 0.0
+    standard_error = torch.as_tensor(sampling + variance, device=errors.device).sqrt()
+    possible = total - total[best] - z * standard_error < -tolerance * total[best]
     possible[best] = False
     return best, possible.nonzero().flatten().tolist()
 
 
 def _differences(rows: Tensor, scales: Tensor, group_size: int) -> Iterator[Tensor]:
-    """`quantization_error` of so many scales at once that memory is bounded."""
-    for part in scales.split(max(1, _AT_ONCE // rows.numel())):
+    """`quantization_error` for batches of scales, to bound memory."""
+    for part in scales.split(max(1, _MAX_ELEMENTS // rows.numel())):
         yield quantization_error(rows, part, group_size)
 
 
 def _shuffled(rows: int) -> Tensor:
-    """(rows,) their numbers at random, but the same in every run."""
+    """(rows,) the row indices in a random order that is the same in every run."""
     return torch.randperm(rows, generator=torch.Generator().manual_seed(0))
 
 
 def quantization_error(weight: Tensor, scales: Tensor, group_size: int) -> Tensor:
-    """(scales, out, in) what INT4 in blocks changes of `weight` when its columns are multiplied by a scale (in,)."""
+    """(scales, out, in) the INT4 block quantisation error of `weight`, its columns multiplied by each scale (in,)."""
     error = weight * scales.unsqueeze(1)
     blocks = error.unflatten(2, (-1, group_size))
     # not torch.aminmax, which takes ten times as long on a CPU
@@ -122,17 +123,17 @@ def quantization_error(weight: Tensor, scales: Tensor, group_size: int) -> Tenso
 
 
 def smoothing_scales(mean_magnitude: Tensor, importance: Tensor) -> Tensor:
-    """(ALPHAS, in) factors on the weight's columns: balanced so that the largest times the smallest of each is 1."""
+    """(alphas, in) factors for the weight's columns, normalised so that max * min of each row is 1."""
     alphas = torch.tensor(ALPHAS, device=importance.device).unsqueeze(1)
     tiny = torch.finfo(torch.float32).tiny
-    scales = (mean_magnitude.pow(alphas) / (importance.pow(1 - alphas) + tiny)).clamp(*_LIMITS)
+    scales = (mean_magnitude.pow(alphas) / (importance.pow(1 - alphas) + tiny)).clamp(*PRE_QUANT_SCALE_BOUNDS)
     return scales / (scales.amax(dim=1, keepdim=True) * scales.amin(dim=1, keepdim=True)).sqrt()
 
 
 def clip_ratios(weight: Tensor, pre_quant_scale: Tensor, sketch: Tensor, group_size: int) -> Tensor:
-    """(out, in / group) float32: the share of a block's largest magnitude at which it is best clipped.
+    """(out, in / group) float32: the best clip threshold of each block, as a share of its amax.
 
-    A block's error is judged alone, by its own part of the scaled input (awq_clip of ModelOpt judges it by 64 tokens a
+    Minimises each block's own output error on its part of the scaled input (ModelOpt's awq_clip uses 64 tokens a
     batch).
     """
     blocks = (weight / pre_quant_scale).unflatten(1, (-1, group_size))
@@ -143,7 +144,7 @@ def clip_ratios(weight: Tensor, pre_quant_scale: Tensor, sketch: Tensor, group_s
     chosen = torch.ones_like(best)
     for first in range(0, len(blocks), _CLIP_ROWS):
         part, part_amax = blocks[first : first + _CLIP_ROWS], amax[first : first + _CLIP_ROWS]
-        for ratio in reversed(CLIP_RATIOS):  # where all are as good, nothing is clipped
+        for ratio in reversed(CLIP_RATIOS):  # 1.0 first: no clipping on a tie
             step = (part_amax * ratio / INT4_MAX).clamp(min=torch.finfo(torch.float32).tiny)
             error = (part / step).round_().clamp_(-8, 7).mul_(step).sub_(part)
             loss = (torch.bmm(error.transpose(0, 1), own).transpose(0, 1) * error).sum(dim=2)
@@ -154,7 +155,7 @@ def clip_ratios(weight: Tensor, pre_quant_scale: Tensor, sketch: Tensor, group_s
 
 
 def _relative_weight_magnitude(weight: Tensor, group_size: int) -> Tensor:
-    """(in,) mean over rows of |W| / the largest magnitude of its block."""
+    """(in,) mean over rows of |W| / the amax of its block."""
     blocks = weight.abs().unflatten(1, (-1, group_size))
     largest = blocks.amax(dim=2, keepdim=True) + torch.finfo(torch.float32).tiny
     relative: Tensor = (blocks / largest).flatten(1)

@@ -1,4 +1,4 @@
-"""Watches the experts of a mixture: the inputs of each expert's matrices, which `transformers` keeps in one tensor."""
+"""Observes the inputs of each expert's matrices in a mixture of experts, which `transformers` stacks in one tensor."""
 
 from collections.abc import Callable
 from types import MethodType
@@ -9,25 +9,25 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 Seen = Callable[[int, Tensor, Tensor], None]
-"""Told of every expert that tokens reach: its number, its inputs (tokens, hidden), those of its down projection."""
+"""Called for every expert with tokens: its index, its inputs (tokens, hidden), its down projection's inputs."""
 
 
 def watch_experts(experts: nn.Module, seen: Seen) -> Callable[[], None]:
-    """Replace the forward pass of `experts` by one that computes the same and tells `seen`; call the result to undo."""
+    """Replace the forward pass of `experts` by an equal one that also calls `seen`; returns a function to undo it."""
 
     def forward(self: Any, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-        """`chosen` and `weights` (tokens, top_k): which experts, and how much of each."""
+        """`chosen` and `weights` (tokens, top_k): expert indices and routing weights."""
         result = torch.zeros_like(hidden)
         gate_up, down = self.gate_up_proj, self.down_proj
         for expert in chosen.unique().tolist():
-            if expert >= len(gate_up):  # what some implementations mark tokens with that go nowhere
+            if expert >= len(gate_up):  # some implementations mark unrouted tokens this way
                 continue
-            tokens, place = torch.where(chosen == expert)
+            tokens, slot = torch.where(chosen == expert)
             inputs = hidden[tokens]
             gate, up = functional.linear(inputs, gate_up[expert]).chunk(2, dim=-1)
             inner = self.act_fn(gate) * up
             seen(expert, inputs, inner)
-            output = functional.linear(inner, down[expert]) * weights[tokens, place, None]
+            output = functional.linear(inner, down[expert]) * weights[tokens, slot, None]
             result.index_add_(0, tokens, output.to(result.dtype))
         return result
 

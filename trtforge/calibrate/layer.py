@@ -1,4 +1,4 @@
-"""Observes the linears of one decoder layer while data flows, and turns what was seen into calibration tensors."""
+"""Observes the linears of one decoder layer during the forward pass and computes calibration tensors from it."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -16,9 +16,9 @@ from trtforge.models.family import Experts, Facts, Family, Linear
 
 @dataclass(frozen=True)
 class Needs:
-    """What formats of weights and KV cache ask of the calibration. `group_size`: of AWQ's blocks.
+    """What the weight and KV cache formats need from calibration. `group_size`: of AWQ.
 
-    `magnitudes`: the largest one of each linear's input becomes a scale.
+    `magnitudes`: the amax of each linear's input becomes a scaling factor.
     """
 
     magnitudes: bool = True
@@ -30,12 +30,12 @@ class Needs:
 
     @property
     def means_only(self) -> bool:
-        """Of the activations, no largest magnitude becomes a scale."""
+        """True if only mean activations are needed."""
         return not (self.magnitudes or self.channels or self.kv_cache)
 
 
 def nonfinite_activations(what: str, dtype: torch.dtype) -> ForgeError:
-    """The error for `what` was NaN or infinite where the model ran in `dtype`."""
+    """The error for a NaN or infinite `what` in a model that ran in `dtype`."""
     name = str(dtype).removeprefix("torch.")
     return ForgeError(
         f"{what} is NaN or infinite: the model overflows {name}, or its weights are damaged",
@@ -46,7 +46,7 @@ def nonfinite_activations(what: str, dtype: torch.dtype) -> ForgeError:
 
 
 class LayerObserver:
-    """Hooks on the linears that the family's table names; linears that read one input share its statistics."""
+    """Hooks on the linears in the family's table; linears that read the same input share its statistics."""
 
     def __init__(self, layer: nn.Module, index: int, family: Family, facts: Facts, needs: Needs) -> None:
         self._layer, self._needs = layer, needs
@@ -73,9 +73,9 @@ class LayerObserver:
             undo()
 
     def results(self) -> dict[str, Tensor]:
-        """By name within the layer (formats.calibration). Linears of one module, a fused one, are measured once.
+        """Calibration tensors by name within the layer (formats.calibration). A fused module is measured once.
 
-        Raises ForgeError naming the linear for an input that is NaN or infinite: it would have no scale.
+        Raises ForgeError naming a linear whose input is NaN or infinite.
         """
         found: dict[str, Tensor] = {}
         seen: set[str] = set()
@@ -113,7 +113,7 @@ class LayerObserver:
                 tensors[f"{name}.clip_ratio"] = ratios
 
     def _weights(self) -> Iterator[tuple[str, Tensor, InputStatistics]]:
-        """Every matrix, (out, in) float32, by the name that the checkpoint gives its module."""
+        """Module name in the checkpoint, matrix (out, in) float32 and input statistics of every linear."""
         for row in self._linears:
             statistics = self._statistics[row.shares_input or row.target]
             for part in row.parts:

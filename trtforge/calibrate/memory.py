@@ -1,4 +1,4 @@
-"""How many bytes of hidden states may stay in memory, so that the whole process stays under a limit."""
+"""How many bytes of hidden states fit in memory if the whole process must stay under a limit."""
 
 from trtforge.core.dtypes import ModelDtype, dtype_named
 from trtforge.core.errors import ForgeError
@@ -13,15 +13,15 @@ from trtforge.plan.weights import rank_weights
 
 
 def hidden_budget(limit: int, family: Family, facts: Facts, dtype: ModelDtype, quant: QuantFormat) -> int:
-    """Bytes of hidden states under `limit` bytes for the process, of a calibration to `quant` that computes in `dtype`.
+    """Bytes for hidden states if a calibration for `quant` that computes in `dtype` may use `limit` bytes in all.
 
-    Raises ForgeError where a layer alone needs more.
+    Raises ForgeError if one layer alone needs more.
     """
     whole = rank_weights(family, facts, Layout(Parallel(), dtype))
     needed = peak_memory() + least_calibration(family, facts, whole, dtype_named(dtype).size, WEIGHTS[quant])
     if needed > limit:
         raise ForgeError(
-            f"--memory {limit:,}: one layer at a time needs {needed:,} bytes",
-            hint=f"Give at least {needed:,}; hidden states go to disk beyond that.",
+            f"--memory {limit:,} is too small: one layer at a time needs {needed:,} bytes",
+            hint=f"Give at least {needed:,}; hidden states that do not fit go to disk.",
         )
     return limit - needed

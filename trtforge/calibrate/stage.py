@@ -1,4 +1,4 @@
-"""The calibrate stage: one pass over the data, layer by layer; a few numbers for each linear are kept."""
+"""The calibrate stage: one pass over the data, layer by layer, that keeps a few statistics of each linear."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -8,17 +8,18 @@ from pydantic import Field
 
 from trtforge import __version__
 from trtforge.calibrate.precision import forward_dtype, search_dtype
+from trtforge.core import defaults
 from trtforge.core.artifact import Produced, produce
 from trtforge.core.cache import cache_for
 from trtforge.core.cache_entry import About
 from trtforge.core.config_model import Config
-from trtforge.core.device import usable_device
+from trtforge.core.device import UsableDevice, usable_device
 from trtforge.core.dtypes import ModelDtype
 from trtforge.core.errors import ForgeError
 from trtforge.core.manifest import FileRecord, Identity
 from trtforge.core.parallel import Parallel
 from trtforge.core.progress import Progress, Silent
-from trtforge.core.recipe import CalibrationConfig, Device, KvCacheFormat
+from trtforge.core.recipe import CalibrationConfig, Device, GroupSize, KvCacheFormat
 from trtforge.core.sizes import Bytes
 from trtforge.formats.calibration import FILE
 from trtforge.formats.corpus import TokenWindows, token_windows
@@ -37,18 +38,18 @@ if TYPE_CHECKING:
 
     from trtforge.calibrate.layer import Needs
 
-TOKENS_AT_ONCE = 1024  # enough to keep matrix products busy
+TOKENS_AT_ONCE = 1024  # enough for efficient matrix products
 CalibratedFormat = Literal["none", "fp8", "int4_awq", "w4a8_awq", "int8_sq", "nvfp4"]
 
 
 class CalibrateConfig(Config):
-    """What is calibrated and on what."""
+    """Formats, data and limits of a calibration."""
 
-    format: CalibratedFormat = Field(description="Format of the decoder's linear layers; none: for the KV cache alone.")
+    format: CalibratedFormat = Field(description="Format of the decoder's linear layers; none: KV cache only.")
     kv_cache: KvCacheFormat = Field("none", description="Format of the KV cache.")
-    group_size: Literal[64, 128] = Field(128, description="INT4-AWQ: weights that share a scale.")
+    group_size: GroupSize = Field(defaults.GROUP_SIZE, description="INT4-AWQ: weights that share a scale.")
     data: CalibrationConfig = CalibrationConfig()
-    awq_clip: bool = Field(False, description="AWQ: also search how far the blocks of a weight are best clipped.")
+    awq_clip: bool = Field(False, description="AWQ: also search the clip threshold of each block of a weight.")
     memory: Bytes | None = Field(None, description="Memory to stay under, such as 16GB; hidden states go to disk.")
     device: Device = Field("auto", description="Where the model runs; auto takes a GPU where there is one.")
 
@@ -56,11 +57,11 @@ class CalibrateConfig(Config):
 def calibrate(
     config: CalibrateConfig, source: Path, out: Path, *, force: bool = False, progress: Progress | None = None
 ) -> Produced:
-    """Calibrate the checkpoint at `source` into `out`, or find the calibration there.
+    """Calibrate the checkpoint at `source` into `out`, or reuse a matching calibration there.
 
-    Raises ForgeError, before the model runs, for an unknown architecture, tensors that do not fit config.json, a head
-    that conversion would refuse, a group size that no layout could use, and data that is absent, empty or of another
-    vocabulary.
+    Raises ForgeError, before the model runs, for an unknown architecture, tensors that do not match config.json, an LM
+    head that differs from the embedding it is tied to, a group size that fits no layout, and data that is missing,
+    empty or of another vocabulary.
     """
     checkpoint = open_checkpoint(source)
     require_unquantized(checkpoint.config, "its scales are fixed, a calibration would change nothing")
@@ -83,25 +84,7 @@ def calibrate(
     device = usable_device(config.device)
     needs = needs_of(config)
     dtype = forward_dtype(checkpoint.config.dtype, device, means_only=needs.means_only)
-    identity = Identity(
-        stage="calibration",
-        config={
-            "format": config.format,
-            "kv_cache": config.kv_cache,
-            "group_size": config.group_size,
-            "awq_clip": config.awq_clip,
-            "device": device,
-            "forward_dtype": dtype,
-            "search_dtype": search_dtype(device) if needs.awq else None,
-            "samples": len(windows.windows),
-            "tokens": windows.tokens,
-            "documents": len(windows.document_lengths),
-            "document_lengths": windows.length_histogram,
-            "batch_size": data.batch_size,
-        },
-        inputs=checkpoint.digests | {"data": windows.digest},
-        versions=_versions(),
-    )
+    identity = _identity(config, checkpoint.digests, windows, device, dtype)
 
     def write(directory: Path) -> Mapping[str, FileRecord]:
         import torch
@@ -120,7 +103,7 @@ def calibrate(
             (progress or Silent()).bar(f"Calibrating {config.format}", facts.sizes.num_layers, "layers") as bar,
         ):
             tensors = walk.run(batches, budget, bar)
-        _require_numbers(tensors, dtype)
+        _require_finite(tensors, dtype)
         write_tensors(directory / FILE, tensors)
         return {}
 
@@ -138,18 +121,18 @@ def _require_positions(windows: TokenWindows, positions: int) -> None:
     longest = max(map(len, windows.windows))
     if longest > positions:
         raise ForgeError(
-            f"samples of {longest:,} tokens: the model has {positions:,} positions",
-            hint=f"Give --seq-len {positions} (calibration.sequence_length in a recipe), or less.",
+            f"calibration samples have {longest:,} tokens, the model has {positions:,} positions",
+            hint=f"Give --seq-len {positions} or less (calibration.sequence_length in a recipe).",
         )
 
 
-def _require_numbers(tensors: "Mapping[str, Tensor]", dtype: ModelDtype) -> None:
+def _require_finite(tensors: "Mapping[str, Tensor]", dtype: ModelDtype) -> None:
     from trtforge.models.torch_tensors import all_finite
 
     for name, tensor in tensors.items():
         if not all_finite(tensor):
             raise ForgeError(
-                f"{name} is not a number: the activations overflow {dtype}",
+                f"{name} is NaN or infinite: the activations overflow {dtype}",
                 hint="Calibrate with --device cpu, which computes in float32."
                 if dtype == "float16"
                 else "Use an undamaged checkpoint, or other data.",
@@ -157,7 +140,7 @@ def _require_numbers(tensors: "Mapping[str, Tensor]", dtype: ModelDtype) -> None
 
 
 def needs_of(config: CalibrateConfig) -> "Needs":
-    """What the format asks for."""
+    """What the configured formats need from calibration."""
     from trtforge.calibrate.layer import Needs
 
     wanted = FORMATS[config.format]
@@ -172,12 +155,37 @@ def needs_of(config: CalibrateConfig) -> "Needs":
 
 
 def _batches(windows: TokenWindows, size: int) -> "Iterator[torch.Tensor]":
-    """(windows, length) int64 batches of equally long windows: `size`, or as many as bound the activations' memory."""
+    """(windows, length) int64 batches of `size` equally long windows, or fewer to bound the activations' memory."""
     import torch
 
     size = max(1, min(size, TOKENS_AT_ONCE // len(windows.windows[0])))
     for start in range(0, len(windows.windows), size):
         yield torch.tensor(windows.windows[start : start + size], dtype=torch.int64)
+
+
+def _identity(
+    config: CalibrateConfig, digests: dict[str, str], windows: TokenWindows, device: UsableDevice, dtype: ModelDtype
+) -> Identity:
+    """What decides the calibration: a cache hit needs all of it equal."""
+    return Identity(
+        stage="calibration",
+        config={
+            "format": config.format,
+            "kv_cache": config.kv_cache,
+            "group_size": config.group_size,
+            "awq_clip": config.awq_clip,
+            "device": device,
+            "forward_dtype": dtype,
+            "search_dtype": search_dtype(device) if needs_of(config).awq else None,
+            "samples": len(windows.windows),
+            "tokens": windows.tokens,
+            "documents": len(windows.document_lengths),
+            "document_lengths": windows.length_histogram,
+            "batch_size": config.data.batch_size,
+        },
+        inputs=digests | {"data": windows.digest},
+        versions=_versions(),
+    )
 
 
 def _versions() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""What is kept of the inputs of linears while data flows: magnitudes, and a sketch that output errors follow from."""
+"""Statistics of the inputs of linears: magnitudes, and a sketch from which output errors are computed."""
 
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -10,19 +10,19 @@ from trtforge.calibrate.precision import search_dtype
 from trtforge.models.transforms import TORCH
 from trtforge.plan.peaks import SKETCH_ROWS
 
-_TOKENS = 1024  # that are looked at at once
+_TOKENS = 1024  # processed at once
 
 
 @dataclass
 class InputStatistics:
-    """Of one input that one or more linears read. All float32, on the device that computes.
+    """Statistics of an input that one or more linears read, float32 on the computing device.
 
-    `channel_amax` and `absolute_sum` (in,). Where a search needs it `sketch` S (up to SKETCH_ROWS, in):
-    token i with a random sign is added to row i mod SKETCH_ROWS. The expectation of SᵀS is the Gram matrix XᵀX of all
-    tokens, so ‖S Dᵀ‖² is the output error ‖X Dᵀ‖² of a weight error D (out, in): exactly until rows are shared, and a
-    few per cent off after that, nearly the same for every D (count sketch: Charikar, Chen and Farach-Colton, 2002; of
-    matrices: Clarkson and Woodruff, 2013). It takes no product to keep, and memory that is linear in the width where a
-    Gram matrix's is quadratic.
+    `channel_amax` and `absolute_sum` (in,). For the AWQ search also `sketch` S (up to SKETCH_ROWS, in): token i, with
+    a random sign, is added to row i mod SKETCH_ROWS. The expectation of SᵀS is the Gram matrix XᵀX of all tokens, so
+    ‖S Dᵀ‖² estimates the output error ‖X Dᵀ‖² of a weight error D (out, in): exact until rows are shared, then a few
+    per cent off, nearly the same for every D (count sketch: Charikar, Chen and Farach-Colton, 2002; of matrices:
+    Clarkson and Woodruff, 2013). Updating it takes no matrix product, and its memory is linear in the width, a Gram
+    matrix's quadratic.
     """
 
     channel_amax: Tensor
@@ -32,7 +32,7 @@ class InputStatistics:
 
     @classmethod
     def empty(cls, features: int, device: torch.device, *, sketch: bool) -> "InputStatistics":
-        """Before any data."""
+        """Statistics before any data."""
         return cls(
             channel_amax=torch.zeros(features, device=device),
             absolute_sum=torch.zeros(features, device=device),
@@ -63,17 +63,17 @@ class InputStatistics:
 
     @property
     def rows(self) -> Tensor:
-        """(min(tokens, SKETCH_ROWS), in) the sketch without what no token has reached."""
+        """(min(tokens, SKETCH_ROWS), in) the sketch without unused rows."""
         assert self.sketch is not None, "the format needs no sketch"
         return self.sketch[: self.tokens]
 
     def output_errors(self, difference: Tensor) -> Tensor:
-        """(..., out) squared output errors of a weight error (..., out, in), sums over all tokens."""
-        product = (_factor_of(difference) @ self._products).float()
+        """(..., out) squared output errors of a weight error (..., out, in), summed over all tokens."""
+        product = (_to_search_dtype(difference) @ self._products).float()
         return product.mul_(difference if self._products.shape[0] == self._products.shape[1] else product).sum(dim=-1)
 
     def independent_errors(self, difference: Tensor) -> Tensor:
-        """(..., out) the same if the errors of a row's elements were uncorrelated, as those of rounding nearly are.
+        """(..., out) the same, as if the errors of a row's elements were uncorrelated; rounding errors nearly are.
 
         Overwrites `difference`.
         """
@@ -81,22 +81,22 @@ class InputStatistics:
 
     @cached_property
     def square_sum(self) -> Tensor:
-        """(in,) Σx², by the sketch."""
+        """(in,) Σx², estimated from the sketch."""
         return self.rows.square().sum(dim=0)
 
     @cached_property
     def _products(self) -> Tensor:
-        """SᵀS (in, in) where the sketch has more rows than that, else Sᵀ (in, rows)."""
-        rows = _factor_of(self.rows)
-        return _factor_of(rows.T @ rows) if len(rows) >= rows.shape[1] else rows.T
+        """SᵀS (in, in) if the sketch has at least `in` rows, else Sᵀ (in, rows)."""
+        rows = _to_search_dtype(self.rows)
+        return _to_search_dtype(rows.T @ rows) if len(rows) >= rows.shape[1] else rows.T
 
 
-def _factor_of(matrix: Tensor) -> Tensor:
+def _to_search_dtype(matrix: Tensor) -> Tensor:
     return matrix.to(TORCH[search_dtype(matrix.device.type)])
 
 
 def _grown(sketch: Tensor, tokens: int) -> Tensor:
-    """The sketch with room for so many tokens: an expert that few of them reach needs few rows."""
+    """The sketch with rows for `tokens` tokens; on demand, because a rarely chosen expert needs few."""
     wanted = min(SKETCH_ROWS, tokens)
     if len(sketch) >= wanted:
         return sketch
@@ -109,13 +109,13 @@ def _add_signed(sketch: Tensor, rows: Tensor, seen: int) -> None:
     signs = _signs(seen, len(rows), rows.device)
     done = 0
     while done < len(rows):
-        place = (seen + done) % SKETCH_ROWS
-        count = min(len(rows) - done, SKETCH_ROWS - place)
-        sketch[place : place + count].addcmul_(rows[done : done + count], signs[done : done + count])
+        row = (seen + done) % SKETCH_ROWS
+        count = min(len(rows) - done, SKETCH_ROWS - row)
+        sketch[row : row + count].addcmul_(rows[done : done + count], signs[done : done + count])
         done += count
 
 
-@lru_cache(maxsize=8)  # the inputs of all linears of a layer take the same tokens
+@lru_cache(maxsize=8)  # all linears of a layer see the same tokens
 def _signs(seed: int, count: int, device: torch.device) -> Tensor:
     """(count, 1) float32 of 1 and -1, the same in every run."""
     generator = torch.Generator().manual_seed(seed)

@@ -1,7 +1,7 @@
-"""One pass over the data, layer by layer, that goes on after a kill where it left off.
+"""One pass over the data, layer by layer, that can be resumed after a kill.
 
-A layer's results are a file as soon as it is done. Hidden states are saved once a minute, so that a run that was killed
-repeats at most a minute's layers: results are the same, because every layer computes the same from the same states.
+Each layer's results are written when it is done. Hidden states are saved once a minute, so a resumed run repeats at
+most a minute of layers, with the same results.
 """
 
 import logging
@@ -31,7 +31,7 @@ _SECONDS_BETWEEN_SAVES = 60.0
 
 
 class Walk:
-    """Measures every layer of a checkpoint; `directory` is where the artifact grows."""
+    """Measures every layer of a checkpoint; `directory`: the unfinished artifact."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Walk:
         self._finished = Finished.read(directory)
 
     def run(self, batches: Sequence[Tensor], budget: int | None, bar: Bar) -> dict[str, Tensor]:
-        """All results, float32 on the CPU, by name. `budget`: bytes of hidden states that stay in memory."""
+        """All results, float32 on the CPU, by name. `budget`: bytes of hidden states to keep in memory."""
         hidden = HiddenStates(
             [(len(batch), batch.shape[1]) for batch in batches],
             self._facts.sizes.hidden,
@@ -89,20 +89,20 @@ class Walk:
         self._finished.add(Group(made_from="", files={path.name: record_of(path)}))
 
     def _save(self, hidden: HiddenStates, next_layer: int) -> None:
-        """For a run after a kill; a disk without room for that must not end this one."""
+        """Save the hidden states for a resumed run. A full disk only causes a warning."""
         path = self._directory / _SAVED
         new = path.with_suffix(".new")
         try:
             hidden.save(new)
         except OSError as error:
             new.unlink(missing_ok=True)
-            _LOG.warning("hidden states are not saved (%s): after a kill their layers start again", error.strerror)
+            _LOG.warning("hidden states are not saved (%s): a killed run resumes from the last save", error.strerror)
             return
         new.replace(path)
         self._finished.add(Group(made_from=str(next_layer), files={path.name: record_of(path)}))
 
     def _resume(self, hidden: HiddenStates) -> int:
-        """The first layer to compute; its inputs are in `hidden` then."""
+        """The first layer to compute; its inputs are restored into `hidden`, except for layer 0."""
         group = self._finished.group([_SAVED])
         if group is None:
             return 0
@@ -113,7 +113,7 @@ class Walk:
         return first
 
     def _collect(self) -> dict[str, Tensor]:
-        """The results of all layers in order of name; their files are not part of the artifact."""
+        """The results of all layers in order of name. Deletes their files, which are not part of the artifact."""
         found: dict[str, Tensor] = {}
         for layer in range(self._facts.sizes.num_layers):
             path = self._directory / _results(layer)
@@ -128,7 +128,7 @@ def _require_scale(kv_amax: Tensor, layer: int, dtype: torch.dtype) -> None:
         raise nonfinite_activations(f"a key or value of layer {layer}", dtype)
     if not kv_amax.any():
         raise ForgeError(
-            f"all keys and values of layer {layer} are zero: its KV cache has no scale",
+            f"all keys and values of layer {layer} are zero: its KV cache has no scaling factor",
             hint="Use an undamaged checkpoint, or --kv-cache none.",
         )
 

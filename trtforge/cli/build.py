@@ -1,4 +1,4 @@
-"""`trtforge build RECIPE`: every stage in order, and a report at the end."""
+"""`trtforge build RECIPE`: run every stage in order and print a report."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,40 +15,64 @@ if TYPE_CHECKING:
     from trtforge.pipeline.report import BuildReport
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("build", rich_help_panel="Main")(build)
+_STAGES = "Stages"
+_LOCK = "Lock file"
 
 
 def build(
     context: typer.Context,
-    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe file or a shipped recipe's name.")],
-    out: Annotated[Path | None, typer.Option(help="Directory of the build.", show_default="build/<recipe>")] = None,
-    first: Annotated[str, typer.Option("--from", metavar="STAGE", help="First stage to run.")] = "calibrate",
-    last: Annotated[str, typer.Option("--to", metavar="STAGE", help="Last stage to run.")] = "package",
-    workers: Workers = 1,
-    container: Container = None,
-    force: Force = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print every stage's exact plan; write nothing.")] = False,
-    locked: Annotated[bool, typer.Option("--locked", help="Refuse to build with anything but what is locked.")] = False,
-    update_lock: Annotated[bool, typer.Option("--update-lock", help="Lock what this build uses.")] = False,
-    lock: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="The lock file.", show_default="forge.lock beside the recipe"),
+    recipe: Annotated[
+        str, typer.Argument(metavar="RECIPE", help="Recipe file, or the name of a shipped recipe.", show_default=False)
+    ],
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Build directory.", show_default="build/<recipe>")
     ] = None,
     set_: Set = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan of every stage; write nothing.")] = False,
+    force: Force = False,
+    first: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            metavar="STAGE",
+            rich_help_panel=_STAGES,
+            help="First stage to run: calibrate, convert, verify, compile or package.",
+        ),
+    ] = "calibrate",
+    last: Annotated[
+        str, typer.Option("--to", metavar="STAGE", rich_help_panel=_STAGES, help="Last stage to run.")
+    ] = "package",
+    workers: Workers = 1,
+    container: Container = None,
+    locked: Annotated[
+        bool,
+        typer.Option("--locked", rich_help_panel=_LOCK, help="Fail if anything differs from the lock file."),
+    ] = False,
+    update_lock: Annotated[
+        bool,
+        typer.Option("--update-lock", rich_help_panel=_LOCK, help="Write what this build uses to the lock file."),
+    ] = False,
+    lock: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            rich_help_panel=_LOCK,
+            help="Lock file.",
+            show_default="forge.lock beside the recipe",
+        ),
+    ] = None,
     json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Turn a checkpoint into a served engine: calibrate, convert, verify, compile, package.
+    """Build a recipe: calibrate, convert, verify, compile, package.
 
-    A stage whose artifact is already right is skipped. Where the recipe is locked (forge.lock), the model is taken at
-    the locked commit, and what else differs is said.
+    Stages whose artifact is up to date are skipped. If the recipe is locked (forge.lock), the model is taken at the
+    locked commit, and every other difference from the lock is a warning.
 
-    [dim]Example: trtforge build demo-int4awq --out build/demo --set engine.max_batch_size=16[/dim]
+    Example: trtforge build demo-int4awq --set engine.max_batch_size=16
 
-    [dim]Example: trtforge build mine.yaml --update-lock, and later trtforge build mine.yaml --locked[/dim]
+    Example: trtforge build mine.yaml --locked
     """
     from shlex import join
 
@@ -64,7 +88,7 @@ def build(
 
     if update_lock and (locked or dry_run):
         raise UsageError(
-            f"--update-lock with {'--locked' if locked else '--dry-run'}", hint="Lock what a build used, by itself."
+            f"--update-lock with {'--locked' if locked else '--dry-run'}", hint="Give --update-lock without the other."
         )
     chosen = load_recipe(find(recipe), tuple(set_ or ()))
     require_heeded(context, chosen.engine.backend)
@@ -74,7 +98,7 @@ def build(
     if used is not None:
         chosen, image = pinned(chosen, used), container
     elif dry_run and not locked:
-        image = container  # from metadata alone, and without a network
+        image = container  # a dry run reads metadata only and uses no network
     else:
         chosen, image = as_locked(chosen, lock_file, container, strict=locked)
     paths = Paths(out or Path("build") / chosen.name)
@@ -103,9 +127,9 @@ def build(
 
 
 def as_locked(recipe: "Recipe", lock_file: Path, container: str | None, *, strict: bool) -> "tuple[Recipe, str | None]":
-    """The recipe at the locked commit, and the container by its locked content where the lock knows that.
+    """The recipe at the locked commit, and the container image at its locked digest if the lock has one.
 
-    What else differs from the lock is a warning; `strict`: raises ForgeError.
+    Other differences from the lock are warnings, or raise ForgeError if `strict`.
     """
     from trtforge.pipeline.lock import differences, pinned, pinned_image, read_locked, require_locked
     from trtforge.pipeline.lock_facts import what_is_used

@@ -1,4 +1,4 @@
-"""`trtforge cache`: what the cache of calibrations and engines holds, and making room."""
+"""`trtforge cache`: list and prune the cache of calibrations and engines."""
 
 import time
 from collections.abc import Sequence
@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trtforge.cli import show
+from trtforge.cli.help import Command, Group
 from trtforge.cli.options import Json, Verbose
 from trtforge.core.errors import ForgeError, UsageError
-from trtforge.core.sizes import parse_size
 
 if TYPE_CHECKING:
     from trtforge.core.cache_entry import Entry
@@ -20,22 +20,19 @@ if TYPE_CHECKING:
 _SHOWN = 12
 
 cache = typer.Typer(
-    help="List and prune the cache of calibrations and engines; TRTFORGE_CACHE moves it, off switches it off.\n\n"
-    "[dim]Example: trtforge cache list; trtforge cache prune --max-size 200GB[/dim]",
+    cls=Group,
+    help="List and prune the cache of calibrations and engines.\n\n"
+    "TRTFORGE_CACHE sets its directory; TRTFORGE_CACHE=off disables it.\n\n"
+    "Example: trtforge cache prune --max-size 200GB",
     no_args_is_help=True,
 )
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    app.add_typer(cache, name="cache", rich_help_panel="Main")
-
-
-@cache.command("list")
+@cache.command("list", cls=Command)
 def list_cache(json: Json = False, verbose: Verbose = False) -> None:
-    """Show every entry, the last used first.
+    """List all entries, the most recently used first.
 
-    [dim]Example: trtforge cache list --json[/dim]
+    Example: trtforge cache list --json
     """
     from trtforge.core.cache_prune import list_entries
     from trtforge.core.timings import list_timings
@@ -59,36 +56,42 @@ def list_cache(json: Json = False, verbose: Verbose = False) -> None:
     ]
     rows += [["", "timings", show.size(each.bytes), _ago(each.last_used), each.name] for each in timings]
     title = f"{root}: {len(entries)} entries, {show.size(total)}"
-    show.table(title, ["key", "kind", "size", "last used", "what"], rows, prose=True)
+    show.table(title, ["key", "kind", "size", "last used", "content"], rows, prose=True)
 
 
-@cache.command("prune")
+@cache.command("prune", cls=Command)
 def prune_cache(
     older_than: Annotated[
         float | None,
-        typer.Option(min=0, metavar="DAYS", help="Remove what was not used for so long.", show_default=False),
+        typer.Option(min=0, metavar="DAYS", help="Remove entries unused for this long.", show_default=False),
     ] = None,
     max_size: Annotated[
         str | None,
-        typer.Option(metavar="SIZE", help="Keep the last used that fit, such as 200GB.", show_default=False),
+        typer.Option(
+            metavar="SIZE",
+            help="Size to keep, most recently used first, such as 200GB.",
+            show_default=False,
+        ),
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Remove every entry.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go; remove nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be removed; remove nothing.")] = False,
     json: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Remove entries, the least recently used first; without options, those not used for 30 days.
+    """Remove cache entries, the least recently used first.
 
-    What a running build uses stays. TensorRT's timings of kernels go by age or with --all.
+    Without options, entries unused for 30 days are removed. Entries in use by a running build are kept. TensorRT's
+    timing caches are removed by age or with --all.
 
-    [dim]Example: trtforge cache prune --older-than 14 --max-size 200GB --dry-run[/dim]
+    Example: trtforge cache prune --older-than 14 --max-size 200GB --dry-run
     """
     from trtforge.core.cache_prune import DEFAULT_DAYS, PruneLimits, is_free, list_entries, prune, remove, sweep
+    from trtforge.core.sizes import parse_size
     from trtforge.core.timings import list_timings, sweep_drafts, unused
     from trtforge.core.verified import prune_verified
 
     if everything and (older_than is not None or max_size is not None):
-        raise UsageError("--all with --older-than or --max-size", hint="Give either; --all removes every entry.")
+        raise UsageError("--all with --older-than or --max-size", hint="Give --all alone; it removes every entry.")
     size = parse_size(max_size, "--max-size") if max_size is not None else None
     if older_than is None and size is None and not everything:
         older_than = DEFAULT_DAYS
@@ -124,7 +127,7 @@ def _directory() -> Path:
     directory = cache_directory()
     if directory is None:
         raise ForgeError(
-            "there is no cache: it is off, or this user has no home", hint=f"Set {VARIABLE} to a directory."
+            "no cache: it is disabled, or this user has no home directory", hint=f"Set {VARIABLE} to a directory."
         )
     return directory
 
@@ -134,8 +137,8 @@ def _say(pruned: "Pruned", timings: "Sequence[Timings]", what: str) -> None:
         for entry in entries:
             print(f"{word}: {entry.key[:_SHOWN]} {entry.stage}, {show.size(entry.bytes)}: {entry.about}")
     for each in timings:
-        print(f"{what}: timings {each.name}, {show.size(each.bytes)}")
-    counted = f"{len(pruned.removed)} entries" + (f" and {len(timings)} files of timings" if timings else "")
+        print(f"{what}: timing cache {each.name}, {show.size(each.bytes)}")
+    counted = f"{len(pruned.removed)} entries" + (f" and {len(timings)} timing caches" if timings else "")
     print(f"{counted} with {show.size(pruned.bytes + sum(each.bytes for each in timings))} {what}")
 
 

@@ -1,4 +1,4 @@
-"""`trtforge doctor`: is this machine fit, or what was the first real error of a log."""
+"""`trtforge doctor`: check this machine, or explain the first real error of a log."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -19,42 +19,40 @@ if TYPE_CHECKING:
     from trtforge.doctor.serving_checks import Serving
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("doctor", rich_help_panel="Main")(doctor)
-
-
 def doctor(
     recipe: Annotated[
-        str | None, typer.Argument(metavar="RECIPE", help="Judge by the needs of this recipe.", show_default=False)
+        str | None,
+        typer.Argument(metavar="RECIPE", help="Check what this recipe requires.", show_default=False),
     ] = None,
     log: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Explain the first real error of a log; - reads standard input.")
+        str | None,
+        typer.Option(metavar="FILE", help="Explain the first real error of a log instead; - reads standard input."),
     ] = None,
     image: Annotated[
-        str | None, typer.Option(help="Does this Triton image (or its tag, or 26.05) fit the driver?")
+        str | None,
+        typer.Option(
+            metavar="IMAGE", help="Check that the driver supports a Triton image: image, tag or release (26.05)."
+        ),
     ] = None,
     set_: Set = None,
     json: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """This machine's fitness (against a recipe's needs when one is given), or the first real error of a log explained.
+    """Check this machine, or explain the first real error of a log.
 
-    Exit status 1 if anything stands in the way, or if the log holds an error.
+    Exit status 1 if a check fails or the log has an error.
 
-    [dim]Example: trtforge doctor demo-int4awq[/dim]
+    Example: trtforge doctor demo-int4awq
 
-    [dim]Example: trtforge doctor --image 26.05-trtllm-python-py3[/dim]
+    Example: trtforge doctor --image 26.05-trtllm-python-py3
 
-    [dim]Example: mpirun --tag-output -n 4 ... 2>&1 | trtforge doctor --log -[/dim]
+    Example: mpirun --tag-output -n 4 ... 2>&1 | trtforge doctor --log -
     """
     if log is None:
         _examine(recipe, image, set_ or (), json_output=json)
         return
     if recipe is not None or image is not None or set_:
-        raise UsageError(
-            "--log stands alone: a log is explained without recipe and image", hint="Give one or the other."
-        )
+        raise UsageError("--log cannot be combined with a recipe, --image or --set", hint="Give --log alone.")
     _explain(log, json_output=json)
 
 
@@ -65,7 +63,7 @@ def _examine(name: str | None, image: str | None, overrides: Sequence[str], *, j
 
     if name is None:
         if overrides:
-            raise UsageError("--set without a recipe", hint="Name the recipe whose key it overrides.")
+            raise UsageError("--set without a recipe", hint="Give the recipe whose key it overrides.")
         needs = Needs()
     else:
         from trtforge.cli.recipes import find
@@ -85,7 +83,7 @@ def _examine(name: str | None, image: str | None, overrides: Sequence[str], *, j
 
 
 def _serving() -> "Serving":
-    """What `trtforge serve` would use. Its links below the runtime directory are not made."""
+    """What `trtforge serve` would use; nothing is written."""
     from trtforge.doctor.serving_checks import Serving, Triton
     from trtforge.serve.config import ServeConfig
     from trtforge.serve.installation import find_installation
@@ -105,7 +103,7 @@ def _show_report(report: "Report") -> None:
         [finding.name, finding.status, finding.found + (f"\ndo: {finding.todo}" if finding.todo else "")]
         for finding in report.findings
     ]
-    show.table(title, ["what", "status", "found, and what to do"], rows, prose=True)
+    show.table(title, ["check", "status", "result"], rows, prose=True)
 
 
 def _explain(log: str, *, json_output: bool) -> None:
@@ -123,8 +121,8 @@ def _explain(log: str, *, json_output: bool) -> None:
         raise ForgeError(f"{name}:{diagnosis.first.at.line}: {diagnosis.first.pattern.title}", hint=diagnosis.first.do)
     if diagnosis.unexplained:
         raise ForgeError(
-            f"{name}:{diagnosis.unexplained[-1].line}: an error that is not recognised",
-            hint="The lines above are the first error; what follows it is mostly its consequence.",
+            f"{name}:{diagnosis.unexplained[-1].line}: an unrecognised error",
+            hint="Start with the lines above: later errors are usually its consequences.",
         )
 
 
@@ -178,7 +176,7 @@ def _show_diagnosis(name: str, diagnosis: "Diagnosis") -> None:
         print(f"do: {first.do}")
         print(f"source: {', '.join(first.pattern.sources)}")
     if diagnosis.unexplained:
-        print("before it, not recognised:" if first is not None else "first error: not recognised")
+        print("unrecognised, before it:" if first is not None else "first error: not recognised")
         _show_lines(diagnosis.unexplained)
     if not diagnosis.failed:
         print(f"no error in {diagnosis.lines} lines")

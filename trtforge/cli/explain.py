@@ -1,10 +1,10 @@
-"""The failure of another program, explained by its log as `trtforge doctor --log` would."""
+"""Explain the failure of another program from its log, as `trtforge doctor --log` does."""
 
 from trtforge.core.errors import ForgeError, LoggedError
 
 
 def explained(error: LoggedError) -> ForgeError:
-    """The same failure with the first real error of its log; as it is where the log cannot be read or holds none."""
+    """The failure with the first real error of its log; unchanged if the log is unreadable or has no error."""
     from trtforge.doctor.log import diagnose
     from trtforge.doctor.log_lines import numbered_pieces
 

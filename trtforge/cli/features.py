@@ -8,9 +8,9 @@ from trtforge.core.errors import UsageError
 
 
 def parse_features(words: Sequence[str]) -> dict[str, Any]:
-    """`kv_reuse` is true, `kv_reuse=false` what it says, `lookahead.window=7` one key of a feature.
+    """Parse `kv_reuse` (true), `kv_reuse=false`, and `lookahead.window=7` (one key of a feature).
 
-    Names and values are checked by the configuration model. Raises UsageError for two words that contradict.
+    The configuration model checks names and values. Raises UsageError for contradicting values.
     """
     features: dict[str, Any] = {}
     for word in words:
@@ -20,12 +20,15 @@ def parse_features(words: Sequence[str]) -> dict[str, Any]:
         if not dot:
             known = features.setdefault(feature, value)
             if known != value and not (isinstance(known, dict) and value is True):
-                raise UsageError(f"--feature {name} is given twice, with other values", hint="Give it once.")
+                raise UsageError(f"--feature {name} is given twice, with different values", hint="Give it once.")
             continue
         keys = features.setdefault(feature, {})
         if keys is True:
             keys = features[feature] = {}
         if not isinstance(keys, dict):
-            raise UsageError(f"--feature {name}: {feature} is {keys!r}", hint=f"Leave --feature {feature}= out.")
+            raise UsageError(
+                f"--feature {name}: {feature} is already {keys!r}",
+                hint=f"Leave out --feature {feature}.",
+            )
         keys[key] = value
     return features

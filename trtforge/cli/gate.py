@@ -1,4 +1,4 @@
-"""`--gate` on the command line, and how a verification is shown."""
+"""Parse `--gate`, and print a verification."""
 
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,9 @@ _INLINE = "perplexity_increase=0.02,top1_agreement=0.95"
 
 
 def parse_gate(text: str | None, data: dict[str, Any]) -> GateConfig:
-    """A YAML file with the gate's keys, or KEY=VALUE,...; `data` fills what neither names.
+    """Parse a YAML file with the gate's keys, or KEY=VALUE,...; `data` supplies keys that are not given.
 
-    Raises UsageError for what is not a gate or has no limit, ForgeError for a file that cannot be read or is none.
+    Raises UsageError for a value that is not a gate or has no limit, ForgeError for an unreadable or invalid file.
     """
     if text is None:
         return GateConfig.parse(data, "--gate")
@@ -35,19 +35,19 @@ def parse_gate(text: str | None, data: dict[str, Any]) -> GateConfig:
         raise ForgeError(f"--gate {error.message}", hint=hint) from None
     stated = values.get("gate", values) if isinstance(values, dict) else None
     if not isinstance(stated, dict):
-        raise ForgeError(f"--gate {text}: holds no keys", hint="Keys are those of a recipe's gate.")
+        raise ForgeError(f"--gate {text}: not a mapping", hint="Give the keys of a recipe's gate.")
     gate = GateConfig.parse(data | stated, text)
     return _with_limit(gate_from(gate, path.parent) if "data" in stated else gate, text)
 
 
 def _with_limit(gate: GateConfig, text: str) -> GateConfig:
     if gate.perplexity_increase is None and gate.top1_agreement is None and gate.kl_mean is None:
-        raise UsageError(f"--gate {text}: sets no limit", hint=f"Limits look like {_INLINE}.")
+        raise UsageError(f"--gate {text}: sets no limit", hint=f"Set at least one limit, such as {_INLINE}.")
     return gate
 
 
 def show_verification(result: Verification, *, json_output: bool) -> None:
-    """The figures as JSON or as a table, and which of the gate's do not hold."""
+    """Print the metrics as JSON or as a table, and the limits of the gate that do not hold."""
     if json_output:
         show.as_json(result.as_json())
         return
@@ -64,8 +64,8 @@ def show_verification(result: Verification, *, json_output: bool) -> None:
     show.table("Verification", ["figure", "value"], rows)
     if result.layers:
         found = [[str(layer.layer), f"{layer.error:.3e}", f"{layer.added:+.3e}"] for layer in result.layers]
-        show.table("Error after each layer", ["layer", "relative", "added by it"], found)
-        print(f"layer {result.worst_layer} adds most")
+        show.table("Error after each layer", ["layer", "relative error", "added"], found)
+        print(f"layer {result.worst_layer} adds the largest error")
     for failure in result.failures:
         print(f"gate: {failure}")
     print("passed" if result.passed else "failed")

@@ -1,31 +1,29 @@
-"""`trtforge inspect` and `trtforge version`: what a directory is, what this program is."""
+"""`trtforge inspect` and `trtforge version`: describe a directory, and this installation."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from trtforge.cli import show
 from trtforge.cli.options import Json, Verbose
 from trtforge.core.errors import ForgeError
-from trtforge.core.manifest import Manifest, read_manifest
 
-
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    app.command("inspect", rich_help_panel="Main")(inspect)
-    app.command("version", rich_help_panel="Main")(version)
+if TYPE_CHECKING:
+    from trtforge.core.manifest import Manifest
 
 
 def inspect(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="An artifact or a Hugging Face checkpoint.")],
-    tensors: Annotated[bool, typer.Option("--tensors", help="Every tensor's name, dtype and shape.")] = False,
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Artifact or Hugging Face checkpoint.")],
+    tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor: name, dtype, shape.")] = False,
     json: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Say what a directory is: family, dtype, layout, quantisation, digests. Only headers are read.
+    """Describe a directory: family, dtype, layout, quantisation.
 
-    [dim]Example: trtforge inspect build/demo-int4awq/checkpoint --tensors[/dim]
+    Only configuration files and safetensors headers are read.
+
+    Example: trtforge inspect build/demo-int4awq/checkpoint --tensors
     """
     found = describe(directory, tensors=tensors)
     if json:
@@ -39,7 +37,9 @@ def inspect(
 
 
 def describe(directory: Path, *, tensors: bool) -> dict[str, Any]:
-    """The facts of a directory. Raises ForgeError if it is nothing that trtforge knows."""
+    """The facts of a directory. Raises ForgeError if it is neither an artifact nor a checkpoint."""
+    from trtforge.core.manifest import read_manifest
+
     if not directory.is_dir():
         raise ForgeError(f"{directory}: no such directory", hint="Give an artifact or a checkpoint directory.")
     manifest = read_manifest(directory)
@@ -50,14 +50,14 @@ def describe(directory: Path, *, tensors: bool) -> dict[str, Any]:
     else:
         raise ForgeError(
             f"{directory} is neither a trtforge artifact nor a checkpoint",
-            hint="Artifacts hold forge.json, Hugging Face checkpoints config.json.",
+            hint="An artifact has a forge.json, a Hugging Face checkpoint a config.json.",
         )
     if tensors:
         found["tensors"] = _tensors(directory)
     return found
 
 
-def _artifact(directory: Path, manifest: Manifest) -> dict[str, Any]:
+def _artifact(directory: Path, manifest: "Manifest") -> dict[str, Any]:
     found: dict[str, Any] = {
         "kind": manifest.identity.stage,
         "bytes": manifest.total_bytes,
@@ -127,9 +127,9 @@ def _tensors(directory: Path) -> list[dict[str, Any]]:
 
 
 def version(json: Json = False, verbose: Verbose = False) -> None:
-    """Print the versions of trtforge and of what it works with.
+    """Print the versions of trtforge, Python and related packages.
 
-    [dim]Example: trtforge version --json[/dim]
+    Example: trtforge version --json
     """
     import platform
 

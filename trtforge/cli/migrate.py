@@ -1,4 +1,4 @@
-"""`trtforge migrate`: from an engine to the LLM API."""
+"""`trtforge migrate`: from an engine or a repository to the LLM API."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -7,38 +7,57 @@ import typer
 
 from trtforge.cli import show
 from trtforge.cli.options import Force, Json, Out, Quiet, Verbose
+from trtforge.core import defaults
 
 if TYPE_CHECKING:
     from trtforge.migrate.migration import Migration
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("migrate", rich_help_panel="Stages")(migrate)
+_SOURCE = "Source and target"
 
 
 def migrate(
     source: Annotated[
-        Path, typer.Argument(metavar="ENGINE_OR_REPO", help="Anybody's engine or repository.", show_default=False)
+        Path,
+        typer.Argument(
+            metavar="ENGINE_OR_REPO", help="TensorRT-LLM engine or Triton model repository.", show_default=False
+        ),
     ],
     out: Out,
     checkpoint: Annotated[
         Path | None,
-        typer.Option(help="The weights: a checkpoint or a Hugging Face directory; left out: model.yaml only."),
+        typer.Option(
+            metavar="DIR",
+            rich_help_panel=_SOURCE,
+            help="The weights: a TensorRT-LLM or Hugging Face checkpoint. Without it only model.yaml is written.",
+        ),
     ] = None,
     engine: Annotated[
-        Path | None, typer.Option(help="The engine of a repository whose own path to it does not hold here.")
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            rich_help_panel=_SOURCE,
+            help="The repository's engine, if the path in its configuration does not exist on this machine.",
+        ),
     ] = None,
-    model: Annotated[str | None, typer.Option(help="The repository's model that serves the engine.")] = None,
-    target_version: Annotated[str, typer.Option(help="TensorRT-LLM release that will serve it.")] = "1.2.1",
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", rich_help_panel=_SOURCE, help="The repository's model that runs the engine."),
+    ] = None,
+    target_version: Annotated[
+        str,
+        typer.Option(metavar="VERSION", rich_help_panel=_SOURCE, help="TensorRT-LLM release that will serve it."),
+    ] = defaults.TENSORRT_LLM,
     force: Force = False,
     json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Turn an engine's and its server's settings into the LLM API's, and account for every one of them.
+    """Migrate the settings of an engine and its server to the LLM API.
 
-    [dim]Example: trtforge migrate ./repository ./llmapi --checkpoint ./llama-fp8 --target-version 1.3.0[/dim]
+    Every setting is reported: carried over, in need of attention, or dropped.
+
+    Example: trtforge migrate ./repository ./llmapi --checkpoint ./llama-fp8
     """
     from trtforge.core.progress import for_this_terminal
     from trtforge.pipeline.migration import MigrateOptions, run_migration

@@ -2,50 +2,93 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from trtforge.core.config_model import Config
 from trtforge.core.errors import ForgeError, UsageError
 
+if TYPE_CHECKING:
+    from trtforge.core.config_model import Config
+
+FORMAT_GROUP = "Data types and quantisation"
+"""Title of these options in `--help`."""
+
+SAMPLING = "Sampling"
+"""The group of the sampling options in `--help`."""
+
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and no decoration.")]
-Verbose = Annotated[bool, typer.Option("--verbose", help="Show the trace of an error and more of the log.")]
+Verbose = Annotated[bool, typer.Option("--verbose", help="Show the traceback of an error and more of the log.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bars.")]
-Force = Annotated[bool, typer.Option("--force", help="Make it again even if it is already right.")]
+Force = Annotated[bool, typer.Option("--force", help="Build again even if the artifact is up to date.")]
 Set = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a recipe's dotted key; repeatable.")
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a recipe's dotted key; repeatable."),
 ]
 Workers = Annotated[
-    int, typer.Option(min=1, help="tensorrt_llm backend: ranks built at once, at most one on each GPU.")
+    int,
+    typer.Option(
+        min=1,
+        metavar="N",
+        rich_help_panel="TensorRT-LLM build",
+        help="Ranks built at the same time, at most one per GPU.",
+    ),
 ]
 Container = Annotated[
     str | None,
     typer.Option(
         metavar="IMAGE|none",
-        help="tensorrt_llm backend: image to build in; none: this machine; left out: this machine if it has the target "
+        rich_help_panel="TensorRT-LLM build",
+        help="Container image to build in; none builds on this machine. Default: this machine if it has the target "
         "release, else the release's image.",
     ),
 ]
-Out = Annotated[Path, typer.Argument(metavar="OUT", help="Directory to write; whole or absent.", show_default=False)]
+Out = Annotated[
+    Path,
+    typer.Argument(metavar="OUT", help="Output directory; it appears only when it is complete.", show_default=False),
+]
 HfDirectory = Annotated[
-    str, typer.Argument(metavar="HF_DIR", help="Checkpoint directory or hub id.", show_default=False)
+    str,
+    typer.Argument(metavar="HF_DIR", help="Hugging Face checkpoint: a directory or a hub id.", show_default=False),
 ]
 
-MaxTokens = Annotated[int, typer.Option("--max-tokens", min=1, help="Most tokens to generate.")]
+MaxTokens = Annotated[
+    int,
+    typer.Option("--max-tokens", min=1, metavar="N", rich_help_panel=SAMPLING, help="Maximum number of new tokens."),
+]
 Temperature = Annotated[
     float | None,
-    typer.Option(min=0, help="Sampling temperature; takes effect with --top-k or --top-p, as in TensorRT-LLM."),
+    typer.Option(
+        min=0,
+        metavar="T",
+        rich_help_panel=SAMPLING,
+        help="Sampling temperature; takes effect with --top-k or --top-p, as in TensorRT-LLM.",
+    ),
 ]
-TopK = Annotated[int | None, typer.Option("--top-k", min=0, help="Sample from the k most likely tokens.")]
+TopK = Annotated[
+    int | None,
+    typer.Option(
+        "--top-k", min=0, metavar="K", rich_help_panel=SAMPLING, help="Sample from the K most probable tokens."
+    ),
+]
 TopP = Annotated[
-    float | None, typer.Option("--top-p", min=0, max=1, help="Sample from the likeliest tokens of mass p.")
+    float | None,
+    typer.Option(
+        "--top-p",
+        min=0,
+        max=1,
+        metavar="P",
+        rich_help_panel=SAMPLING,
+        help="Sample from the most probable tokens with a total probability of P.",
+    ),
 ]
-Seed = Annotated[int | None, typer.Option(min=0, help="Seed of the sampling.")]
-Stop = Annotated[list[str] | None, typer.Option("--stop", metavar="WORD", help="Stop at this text; repeatable.")]
+Seed = Annotated[int | None, typer.Option(min=0, metavar="N", rich_help_panel=SAMPLING, help="Random seed.")]
+Stop = Annotated[
+    list[str] | None,
+    typer.Option("--stop", metavar="WORD", rich_help_panel=SAMPLING, help="Stop at this text; repeatable."),
+]
 
-AnyConfig = TypeVar("AnyConfig", bound=Config)
-
+AnyConfig = TypeVar("AnyConfig", bound="Config")
 
 _OPTIONS_OF = {
     "format": "--quant",
@@ -54,15 +97,15 @@ _OPTIONS_OF = {
     "name_prefix": "--name",
     "target.tensorrt_llm": "--target-version",
 }
-"""The options of keys that they are not named after."""
+"""Configuration keys whose option has another name."""
 
 
 def from_options(
     cls: type[AnyConfig], values: Mapping[str, Any], command: str, name: Callable[[str], str] | None = None
 ) -> AnyConfig:
-    """A configuration from a command's options. Raises UsageError naming the option: the command line is wrong.
+    """A configuration from a command's options. Raises UsageError naming the option with the wrong value.
 
-    `name`: what users know a key as, if not as the option that is named after it.
+    `name` maps a key to the name that messages use, by default the key's option.
     """
     try:
         return cls.parse(values, command, name or _option_of)
@@ -81,17 +124,17 @@ _BACKENDS_OF = {
     "compute_dtype": ("auto", "torch"),
     "workers": ("auto", "tensorrt_llm"),
 }
-"""The backends that heed an option; `auto` may become one that does."""
+"""The backends that use an option; `auto` may resolve to one of them."""
 
 
 def require_heeded(context: typer.Context, backend: str) -> None:
-    """Raises UsageError for an option on the command line that this backend ignores. Defaults are nobody's wish."""
+    """Raise UsageError if the command line gives an option that this backend ignores; defaults do not count."""
     for name, backends in _BACKENDS_OF.items():
         source = context.get_parameter_source(name)
-        # by name: newer releases of typer have a click of their own
+        # compared by name: newer releases of typer have their own copy of click
         if source is not None and source.name == "COMMANDLINE" and backend not in backends:
             option = f"--{name.replace('_', '-')}"
             raise UsageError(
-                f"{option} is of the {backends[-1]} backend; the {backend} backend ignores it",
-                hint=f"Leave it out, or choose backend {backends[-1]}.",
+                f"{option} applies only to the {backends[-1]} backend; the {backend} backend ignores it",
+                hint=f"Leave it out, or choose the {backends[-1]} backend.",
             )

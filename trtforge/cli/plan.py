@@ -1,4 +1,4 @@
-"""`trtforge plan`: does it fit, how many requests at once, how fast about, and what else would do."""
+"""`trtforge plan`: memory, concurrency, estimated speed and alternatives of a deployment."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trtforge.cli import show
-from trtforge.cli.options import Json, Set, Verbose
+from trtforge.cli.options import FORMAT_GROUP, Json, Set, Verbose
 from trtforge.core.errors import ForgeError, UsageError
 
 if TYPE_CHECKING:
@@ -16,55 +16,102 @@ if TYPE_CHECKING:
     from trtforge.plan.planner import Plan
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("plan", rich_help_panel="Main")(plan)
+_DEPLOYMENT = "Deployment"
+_WORKLOAD = "Workload"
+_ALTERNATIVES = "Alternatives"
 
 
 def plan(
     source: Annotated[
         str,
-        typer.Argument(
-            metavar="RECIPE_OR_HF_DIR", help="A recipe, a checkpoint directory, or a hub id.", show_default=False
-        ),
+        typer.Argument(metavar="RECIPE_OR_HF_DIR", help="Recipe, checkpoint directory or hub id.", show_default=False),
     ],
-    gpu: Annotated[str | None, typer.Option(metavar="NAME", help="GPU to serve on, such as h100-80gb.")] = None,
-    tp: Annotated[int | None, typer.Option(min=1, help="Tensor parallelism.")] = None,
-    pp: Annotated[int | None, typer.Option(min=1, help="Pipeline parallelism.")] = None,
-    ep: Annotated[int | None, typer.Option(min=1, help="Expert parallelism: groups of whole experts.")] = None,
-    quant: Annotated[str | None, typer.Option(metavar="FORMAT", help="Format of the linear layers.")] = None,
+    gpu: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", rich_help_panel=_DEPLOYMENT, help="GPU to serve on, such as h100-80gb."),
+    ] = None,
+    tp: Annotated[
+        int | None, typer.Option(min=1, metavar="N", rich_help_panel=_DEPLOYMENT, help="Tensor parallelism.")
+    ] = None,
+    pp: Annotated[
+        int | None, typer.Option(min=1, metavar="N", rich_help_panel=_DEPLOYMENT, help="Pipeline parallelism.")
+    ] = None,
+    ep: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            rich_help_panel=_DEPLOYMENT,
+            help="Expert parallelism: groups that hold whole experts.",
+        ),
+    ] = None,
+    target_version: Annotated[
+        str | None, typer.Option(metavar="VERSION", rich_help_panel=_DEPLOYMENT, help="TensorRT-LLM release.")
+    ] = None,
+    max_seq_len: Annotated[
+        int | None,
+        typer.Option(min=2, metavar="N", rich_help_panel=_DEPLOYMENT, help="Maximum length of prompt plus output."),
+    ] = None,
+    max_num_tokens: Annotated[
+        int | None, typer.Option(min=1, metavar="N", rich_help_panel=_DEPLOYMENT, help="Maximum tokens per iteration.")
+    ] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DTYPE", rich_help_panel=FORMAT_GROUP, help="The model's dtype: auto, float16, bfloat16 or float32."
+        ),
+    ] = None,
+    quant: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FORMAT",
+            rich_help_panel=FORMAT_GROUP,
+            help="Weight format: none, fp8, fp8_rowwise, int4_awq, w4a8_awq, int8_sq, int8_wo, int4_wo or nvfp4.",
+        ),
+    ] = None,
     kv_cache: Annotated[
-        str | None, typer.Option(metavar="none|fp8|int8", help="Format of the KV cache; none is the model's dtype.")
+        str | None,
+        typer.Option(
+            metavar="FORMAT",
+            rich_help_panel=FORMAT_GROUP,
+            help="Format of the KV cache: none (the model's dtype), fp8 or int8.",
+        ),
+    ] = None,
+    group_size: Annotated[
+        int | None, typer.Option(metavar="N", rich_help_panel=FORMAT_GROUP, help="AWQ group size: 64 or 128.")
     ] = None,
     concurrency: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Requests of typical length that must run at once.")
+        int | None,
+        typer.Option(
+            min=1, metavar="N", rich_help_panel=_WORKLOAD, help="Typical requests that must run at the same time."
+        ),
     ] = None,
-    goal: Annotated[
-        str, typer.Option(metavar="latency|throughput|memory|quality", help="What --alternatives are ranked for.")
-    ] = "throughput",
-    target_version: Annotated[str | None, typer.Option(metavar="V", help="TensorRT-LLM release.")] = None,
+    prompt_len: Annotated[
+        int, typer.Option(min=1, metavar="N", rich_help_panel=_WORKLOAD, help="Tokens of a typical prompt.")
+    ] = 1024,
+    output_len: Annotated[
+        int, typer.Option(min=1, metavar="N", rich_help_panel=_WORKLOAD, help="Tokens of a typical output.")
+    ] = 256,
     alternatives: Annotated[
-        bool, typer.Option("--alternatives", help="Rank other legal choices for the goal.")
+        bool,
+        typer.Option("--alternatives", rich_help_panel=_ALTERNATIVES, help="Rank legal configurations by --goal."),
     ] = False,
-    dtype: Annotated[
-        str | None, typer.Option(metavar="auto|float16|bfloat16|float32", help="The model's dtype.")
-    ] = None,
-    group_size: Annotated[int | None, typer.Option(metavar="64|128", help="INT4-AWQ group.")] = None,
-    max_seq_len: Annotated[int | None, typer.Option(min=2, help="Longest prompt plus output.")] = None,
-    max_num_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens in one step.")] = None,
-    prompt_len: Annotated[int, typer.Option(min=1, help="Tokens of a typical prompt.")] = 1024,
-    output_len: Annotated[int, typer.Option(min=1, help="Tokens of a typical answer.")] = 256,
+    goal: Annotated[
+        str,
+        typer.Option(metavar="GOAL", rich_help_panel=_ALTERNATIVES, help="latency, throughput, memory or quality."),
+    ] = "throughput",
     set_: Set = None,
     json: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Plan a deployment from config.json alone: is it legal, does it fit, how many requests, how fast about.
+    """Plan a deployment: legality, memory, concurrency, speed.
 
-    What is not legal is refused with the nearest choice that is: exit status 1. Times are estimates.
+    Only config.json and safetensors headers are read. An illegal configuration is reported with the nearest legal one,
+    and the exit status is 1. Times are estimates.
 
-    [dim]Example: trtforge plan meta-llama/Llama-3.1-70B-Instruct --gpu h100-80gb --tp 4 --quant fp8[/dim]
+    Example: trtforge plan Qwen/Qwen2.5-7B --gpu h100-80gb --tp 2 --quant fp8
 
-    [dim]Example: trtforge plan mine.yaml --alternatives --goal latency --concurrency 16[/dim]
+    Example: trtforge plan mine.yaml --alternatives --goal latency
     """
     from trtforge.plan.model import find_model
     from trtforge.plan.planner import plan as make
@@ -73,7 +120,9 @@ def plan(
 
     recipe = _recipe(source, tuple(set_ or ()))
     if group_size not in (None, 64, 128):
-        raise UsageError(f"--group-size {group_size}: AWQ groups are of 64 or 128", hint="Use --group-size 64 or 128.")
+        raise UsageError(
+            f"--group-size {group_size}: the group size must be 64 or 128", hint="Use --group-size 64 or 128."
+        )
     model = find_model(recipe.model.source, recipe.model.revision)
     options: dict[Option, Any] = {
         "--tp": tp,
@@ -100,7 +149,7 @@ def plan(
 
 
 def _recipe(source: str, overrides: tuple[str, ...]) -> "Recipe":
-    """The recipe, or one that says nothing but where the model is."""
+    """The recipe, or a recipe with defaults for the model."""
     from trtforge.core.recipe import Recipe, load_recipe
 
     if not Path(source).is_dir() and (Path(source).is_file() or "/" not in source):
@@ -109,7 +158,7 @@ def _recipe(source: str, overrides: tuple[str, ...]) -> "Recipe":
         return load_recipe(find(source), overrides)
     if overrides:
         raise UsageError(
-            "--set changes a recipe's keys, and this is a model", hint="Give a recipe, or use the options."
+            f"--set applies only to recipes, and {source} is a model", hint="Give a recipe, or use the options."
         )
     return Recipe.parse({"name": "plan", "model": {"source": source}}, "plan")
 
@@ -134,7 +183,7 @@ def _show(result: "Plan", goal: str, *, wanted: bool) -> None:
         print(f"embedded engine: computes in {embedded.compute_dtype} on {embedded.device}, kernels {embedded.kernel}")
     print("legal" if evaluation.legal else "not legal")
     for fix in result.fixes:
-        print(f"  {fix.problem.rule}: {fix.problem.message}\n    fix: {fix.text}")
+        print(f"  problem: {fix.problem.message}\n    fix: {fix.text}")
     _memory(result)
     _capacity(result)
     for warning in (*evaluation.warnings, *result.model.notes):
@@ -172,8 +221,8 @@ def _memory(result: "Plan") -> None:
         ]
         show.table("Memory", ["", "fullest GPU", "all GPUs"], rows)
         if memory.over_all("host"):
-            print(f"host memory: {show.size(memory.over_all('host'))} for adapters and weights that stream")
-    print(f"model: weights {show.size(result.weights)}, KV cache {result.kv_per_token:,} bytes a token")
+            print(f"host memory: {show.size(memory.over_all('host'))} for adapters and streamed weights")
+    print(f"model: weights {show.size(result.weights)}, KV cache {result.kv_per_token:,} bytes per token")
 
 
 def _capacity(result: "Plan") -> None:
@@ -189,14 +238,14 @@ def _capacity(result: "Plan") -> None:
         )
         print(f"longest prompt: {evaluation.longest_prompt:,} tokens")
     if peaks.calibration_gpu is not None:
-        print(f"calibration: {show.size(peaks.calibration_gpu)} of GPU memory, one layer at a time")
+        print(f"calibration: {show.size(peaks.calibration_gpu)} of GPU memory, layer by layer")
     if peaks.quantise_at_once_gpu is not None:
-        print(f"quantising with the whole model in memory: {show.size(peaks.quantise_at_once_gpu)}")
+        print(f"quantisation with the whole model in memory: {show.size(peaks.quantise_at_once_gpu)}")
     print(f"verification: {show.size(peaks.verify_host)} of host memory")
     if peaks.build_gpu is not None and peaks.build_host_per_worker is not None:
         print(
             f"engine build: {show.size(peaks.build_gpu)} of GPU memory and {show.size(peaks.build_host_per_worker)} of "
-            "host memory for each rank that is built at once"
+            "host memory for each rank that is built at the same time"
         )
 
 
@@ -208,13 +257,13 @@ def _estimates(result: "Plan") -> None:
         [str(p.concurrency), f"{1e3 * p.ttft:.0f} ms", f"{1e3 * p.tpot:.1f} ms", f"{p.tokens_per_second:,.0f}"]
         for p in result.curve
     ]
-    show.table("Estimates, not measurements", ["requests at once", "first token", "each further", "tokens/s"], rows)
-    print(f"of requests with {typical.prompt:,} tokens of prompt and {typical.output:,} of answer")
+    show.table("Estimates, not measurements", ["concurrency", "TTFT", "TPOT", "tokens/s"], rows)
+    print(f"for requests with {typical.prompt:,} prompt tokens and {typical.output:,} output tokens")
 
 
 def _alternatives(found: "Sequence[Alternative]", goal: str) -> None:
     if not found:
-        print("alternatives: none is legal here")
+        print("alternatives: no legal configuration found")
         return
     names = {one.evaluation.request.engine.target.gpu for one in found}
     rows = []
@@ -231,7 +280,7 @@ def _alternatives(found: "Sequence[Alternative]", goal: str) -> None:
                 f"{one.tokens_per_second_per_gpu:,.0f}",
             ]
         )
-    columns = ["GPUs", "tp/pp", "weights KV", "KV tokens", "at once", "TTFT TPOT", "tokens/s/GPU"]
+    columns = ["GPUs", "tp/pp", "weights KV", "KV tokens", "concurrency", "TTFT TPOT", "tokens/s/GPU"]
     show.table(f"Alternatives, best first for {goal}", columns, rows)
     for number, one in enumerate(found, 1):
         print(f"{number}: {one.why}")

@@ -1,4 +1,4 @@
-"""`trtforge recipes`: the recipes that ship, and checks of one's own."""
+"""`trtforge recipes`: list and show the shipped recipes, copy and validate recipes."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trtforge.cli import show
+from trtforge.cli.help import Command, Group
 from trtforge.cli.options import Json, Verbose
 from trtforge.core.assets import asset_directory
 from trtforge.core.errors import ForgeError
@@ -13,21 +14,20 @@ from trtforge.core.errors import ForgeError
 if TYPE_CHECKING:
     from trtforge.core.recipe import Recipe
 
-recipes = typer.Typer(help="List, show, copy and check recipes.", no_args_is_help=True)
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    app.add_typer(recipes, name="recipes", rich_help_panel="Main")
+recipes = typer.Typer(
+    cls=Group,
+    help="List, show, copy and validate recipes.\n\nExample: trtforge recipes list",
+    no_args_is_help=True,
+)
 
 
 def shipped() -> tuple[Path, ...]:
-    """The recipe files that travel with the program."""
+    """The recipe files that are installed with the program."""
     return tuple(sorted(asset_directory("recipes").glob("*.yaml")))
 
 
 def find(recipe: str) -> Path:
-    """A recipe by path or by the name of one that ships. Raises ForgeError with the nearest name."""
+    """A recipe by its path, or a shipped one by its name. Raises ForgeError with the nearest name."""
     path = Path(recipe)
     if path.is_file():
         return path
@@ -38,16 +38,16 @@ def find(recipe: str) -> Path:
 
     nearest = get_close_matches(recipe, by_name, n=1, cutoff=0.4)
     raise ForgeError(
-        f"{recipe}: neither a recipe file nor one that ships",
-        hint=f"Did you mean {nearest[0]}?" if nearest else f"Shipped: {', '.join(by_name)}.",
+        f"{recipe}: neither a recipe file nor the name of a shipped recipe",
+        hint=f"Did you mean {nearest[0]}?" if nearest else f"Shipped recipes: {', '.join(by_name)}.",
     )
 
 
-@recipes.command("list")
+@recipes.command("list", cls=Command)
 def list_recipes(json: Json = False, verbose: Verbose = False) -> None:
-    """The recipes that ship: model, formats, layout and GPUs.
+    """List the shipped recipes: model, formats, layout, GPUs.
 
-    [dim]Example: trtforge recipes list[/dim]
+    Example: trtforge recipes list
     """
     from trtforge.core.recipe import load_recipe, recipe_text
 
@@ -90,15 +90,15 @@ def _summary(recipe: "Recipe", about: str) -> dict[str, Any]:
     }
 
 
-@recipes.command("show")
+@recipes.command("show", cls=Command)
 def show_recipe(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Recipe name or file.")],
     json: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Print a recipe, or with --json every value it amounts to.
+    """Print a recipe; with --json all its values, defaults included.
 
-    [dim]Example: trtforge recipes show demo-int4awq[/dim]
+    Example: trtforge recipes show demo-int4awq
     """
     path = find(name)
     if json:
@@ -111,16 +111,16 @@ def show_recipe(
         print(recipe_text(path), end="")
 
 
-@recipes.command("copy")
+@recipes.command("copy", cls=Command)
 def copy_recipe(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Recipe name or file.")],
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to; must not exist.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The new recipe; must not exist.")],
     json: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Copy a recipe to start one's own from, under the name of the file.
+    """Copy a recipe to FILE and rename it after the file.
 
-    [dim]Example: trtforge recipes copy demo-int4awq mine.yaml[/dim]
+    Example: trtforge recipes copy demo-int4awq mine.yaml
     """
     import re
 
@@ -146,15 +146,17 @@ def copy_recipe(
         print(f"{file} written; next: trtforge build {file}")
 
 
-@recipes.command("validate")
+@recipes.command("validate", cls=Command)
 def validate_recipe(
     file: Annotated[str, typer.Argument(metavar="FILE", help="Recipe file or name.")],
     json: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Check a recipe's keys and values; whether it can be deployed, `trtforge build RECIPE --dry-run` says.
+    """Check the keys and values of a recipe.
 
-    [dim]Example: trtforge recipes validate mine.yaml[/dim]
+    To check that it can be deployed, use `trtforge build RECIPE --dry-run`.
+
+    Example: trtforge recipes validate mine.yaml
     """
     from trtforge.core.recipe import load_recipe
 
@@ -165,11 +167,11 @@ def validate_recipe(
         print(f"{file} is valid: {recipe.name}; next: trtforge build {file} --dry-run")
 
 
-@recipes.command("schema")
+@recipes.command("schema", cls=Command)
 def schema(json: Json = False, verbose: Verbose = False) -> None:
     """Print the JSON schema of recipes, for editors.
 
-    [dim]Example: trtforge recipes schema > recipe.schema.json[/dim]
+    Example: trtforge recipes schema > recipe.schema.json
     """
     from trtforge.core.recipe import Recipe
 

@@ -1,4 +1,4 @@
-"""How a sensitivity analysis is shown: the ranking, and what a recipe would say."""
+"""How a sensitivity analysis is printed: the ranking of layers, and the recipe lines of the proposal."""
 
 from typing import TYPE_CHECKING
 
@@ -12,17 +12,17 @@ _SHOWN = 20
 
 
 def show_sensitivity(found: "Sensitivity") -> None:
-    """As a table, and the proposal as lines for a recipe."""
+    """Print the ranking as a table, and the proposal as lines for a recipe."""
     rows = [[", ".join(damage.modules), f"{damage.error:.3%}"] for damage in found.ranking[:_SHOWN]]
     more = f" (the first {_SHOWN} of {len(found.ranking)})" if len(found.ranking) > _SHOWN else ""
-    show.table(f"What quantising each linear layer alone does to its decoder layer{more}", ["layer", "error"], rows)
+    show.table(f"Error of the decoder layer when one linear layer is quantised{more}", ["layer", "error"], rows)
     print(f"all quantised: {_figures(found.everything)}")
     if found.proposal is None:
-        print(f"no exclusions meet the gate: with all of these layers left out, {_figures(found.last)}")
+        print(f"no exclusions meet the gate: with all of these layers excluded, {_figures(found.last)}")
     elif found.proposal is found.everything:
-        print("the gate holds: nothing has to be excluded")
+        print("the gate holds without exclusions")
     else:
-        print(f"with these left out: {_figures(found.proposal)}")
+        print(f"with these layers excluded: {_figures(found.proposal)}")
         print("quantization:\n  exclude_modules:")
         for module in found.proposal.exclude_modules:
             print(f"    - {module}")

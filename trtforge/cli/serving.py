@@ -1,4 +1,4 @@
-"""Running what was built: serve, infer, generate, probe."""
+"""`trtforge serve`, `infer`, `generate` and `probe`: run what was built."""
 
 import sys
 from pathlib import Path
@@ -8,48 +8,88 @@ import typer
 
 from trtforge.cli import show
 from trtforge.cli.options import Json, MaxTokens, Seed, Stop, Temperature, TopK, TopP, Verbose, from_options
+from trtforge.core import defaults
 
-
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    for command in (serve, infer, generate, probe):
-        app.command(command.__name__, rich_help_panel="Serving")(command)
+_ENDPOINTS = "Endpoints"
+_LIFECYCLE = "Lifecycle"
+_REQUEST = "Request"
 
 
 def serve(
-    repo: Annotated[Path, typer.Argument(metavar="REPO", help="Model repository.", show_default=False)],
-    http_port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
-    grpc_port: Annotated[int, typer.Option(min=1, max=65535)] = 8001,
-    metrics_port: Annotated[int, typer.Option(min=1, max=65535)] = 8002,
-    host: Annotated[str, typer.Option(help="Address to listen on; loopback unless you say otherwise.")] = "127.0.0.1",
+    repo: Annotated[Path, typer.Argument(metavar="REPO", help="Triton model repository.", show_default=False)],
+    http_port: Annotated[
+        int,
+        typer.Option(min=1, max=65535, metavar="PORT", rich_help_panel=_ENDPOINTS, help="Port of the HTTP endpoint."),
+    ] = defaults.HTTP_PORT,
+    grpc_port: Annotated[
+        int,
+        typer.Option(min=1, max=65535, metavar="PORT", rich_help_panel=_ENDPOINTS, help="Port of the gRPC endpoint."),
+    ] = defaults.GRPC_PORT,
+    metrics_port: Annotated[
+        int,
+        typer.Option(
+            min=1, max=65535, metavar="PORT", rich_help_panel=_ENDPOINTS, help="Port of the Prometheus metrics."
+        ),
+    ] = defaults.METRICS_PORT,
+    host: Annotated[
+        str, typer.Option(metavar="ADDRESS", rich_help_panel=_ENDPOINTS, help="Address to listen on.")
+    ] = defaults.LOOPBACK,
     open: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME,...",
-            help="Endpoints to open: shared-memory, model-repository, model-config, statistics, trace, logging; "
-            "all are closed unless named.",
+            rich_help_panel=_ENDPOINTS,
+            help="Endpoints to enable: shared-memory, model-repository, model-config, statistics, trace, logging. "
+            "All are disabled by default; repeatable.",
         ),
     ] = None,
     api_key_file: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="API keys, one a line; clients of HTTP need one.", show_default=False),
+        typer.Option(
+            metavar="FILE",
+            rich_help_panel=_ENDPOINTS,
+            help="API keys, one per line; HTTP clients must send one of them.",
+            show_default=False,
+        ),
     ] = None,
-    launcher: Annotated[str, typer.Option(metavar="auto|local|docker|mpi", help="How Triton is started.")] = "auto",
-    ready_timeout: Annotated[float, typer.Option(min=1, help="Seconds until a token must have been made.")] = 300,
+    launcher: Annotated[
+        str,
+        typer.Option(
+            metavar="LAUNCHER", rich_help_panel=_LIFECYCLE, help="How Triton is started: auto, local, docker or mpi."
+        ),
+    ] = "auto",
+    ready_timeout: Annotated[
+        float,
+        typer.Option(
+            min=1, metavar="SECONDS", rich_help_panel=_LIFECYCLE, help="Time limit for the first generated token."
+        ),
+    ] = defaults.READY_TIMEOUT,
     drain_timeout: Annotated[
-        float, typer.Option(metavar="S", min=0, help="Seconds that unfinished requests have after a signal; 0: none.")
-    ] = 30,
+        float,
+        typer.Option(
+            min=0,
+            metavar="SECONDS",
+            rich_help_panel=_LIFECYCLE,
+            help="Time for running requests to finish after a signal; 0 ends them at once.",
+        ),
+    ] = defaults.DRAIN_TIMEOUT,
     restart: Annotated[
-        str, typer.Option(metavar="never|on-failure", help="Start a server that broke again, with growing pauses.")
+        str,
+        typer.Option(
+            metavar="POLICY",
+            rich_help_panel=_LIFECYCLE,
+            help="never, or on-failure: restart a failed server, with increasing pauses.",
+        ),
     ] = "never",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the exact command and start nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command; start nothing.")] = False,
     verbose: Verbose = False,
 ) -> None:
-    """Launch Triton on a model repository, in the foreground. SIGTERM and SIGINT drain it, a second one kills it.
+    """Run Triton on a model repository, in the foreground.
 
-    Prints `ready http=... grpc=... metrics=...` once a real token was generated.
+    Prints `ready http=... grpc=... metrics=...` after the first generated token. SIGTERM and SIGINT drain the server;
+    a second signal kills it.
 
-    [dim]Example: trtforge serve build/demo-int4awq/repository --http-port 9000[/dim]
+    Example: trtforge serve build/demo-int4awq/repository --http-port 9000
     """
     from trtforge.serve.config import ServeConfig
     from trtforge.serve.doors import parse_doors
@@ -77,11 +117,17 @@ def serve(
 
 
 def infer(
-    prompt: Annotated[str, typer.Argument(metavar="PROMPT", show_default=False)],
-    url: Annotated[str, typer.Option(help="HOST:PORT of the server.")] = "127.0.0.1:8001",
-    protocol: Annotated[str, typer.Option(metavar="grpc|http", help="How to call it.")] = "grpc",
-    model: Annotated[str, typer.Option(help="Model to call: ensemble or tensorrt_llm_bls.")] = "ensemble",
-    stream: Annotated[bool, typer.Option("--stream/--no-stream", help="Print text as it is made.")] = True,
+    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="Prompt text.", show_default=False)],
+    url: Annotated[
+        str, typer.Option(metavar="HOST:PORT", rich_help_panel=_REQUEST, help="Address of the server.")
+    ] = defaults.GRPC_URL,
+    protocol: Annotated[str, typer.Option(metavar="PROTOCOL", rich_help_panel=_REQUEST, help="grpc or http.")] = "grpc",
+    model: Annotated[
+        str, typer.Option(metavar="NAME", rich_help_panel=_REQUEST, help="Model: ensemble or tensorrt_llm_bls.")
+    ] = "ensemble",
+    stream: Annotated[
+        bool, typer.Option("--stream/--no-stream", rich_help_panel=_REQUEST, help="Print text as it is generated.")
+    ] = True,
     max_tokens: MaxTokens = 64,
     temperature: Temperature = None,
     top_k: TopK = None,
@@ -91,9 +137,9 @@ def infer(
     json: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Ask a running server, over gRPC streaming or HTTP generate.
+    """Send a prompt to a running server, over gRPC or HTTP.
 
-    [dim]Example: trtforge infer "Return the number of" --url 127.0.0.1:8001 --max-tokens 32[/dim]
+    Example: trtforge infer "Return the number of" --max-tokens 32
     """
     from trtforge.serve.client import Sampling
     from trtforge.serve.client import generate as ask
@@ -120,7 +166,7 @@ def infer(
 
 def generate(
     engine: Annotated[Path, typer.Argument(metavar="ENGINE", help="Engine of the torch backend.", show_default=False)],
-    prompt: Annotated[str, typer.Argument(metavar="PROMPT", show_default=False)],
+    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="Prompt text.", show_default=False)],
     max_tokens: MaxTokens = 64,
     temperature: Temperature = None,
     top_k: TopK = None,
@@ -132,7 +178,7 @@ def generate(
 ) -> None:
     """Run the embedded engine in this process, without a server.
 
-    [dim]Example: trtforge generate build/demo-int4awq/engine "Return the number of"[/dim]
+    Example: trtforge generate build/demo-int4awq/engine "Return the number of"
     """
     from trtforge.engine_process.requests import SamplingParams
     from trtforge.runtime.text import generate_text
@@ -146,15 +192,21 @@ def generate(
 
 
 def probe(
-    kind: Annotated[str, typer.Argument(metavar="startup|live|ready", show_default=False)],
-    url: Annotated[str, typer.Option(help="HOST:PORT of the server's HTTP endpoint.")] = "127.0.0.1:8000",
-    model: Annotated[str, typer.Option(help="Text model that is asked, for live and ready.")] = "ensemble",
-    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to wait for an answer.")] = 10.0,
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="startup, live or ready.", show_default=False)],
+    url: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Address of the server's HTTP endpoint.")
+    ] = defaults.HTTP_URL,
+    model: Annotated[
+        str, typer.Option(metavar="NAME", help="Model that live and ready send a request to.")
+    ] = "ensemble",
+    timeout: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="Time limit for the response.")] = 10.0,
     verbose: Verbose = False,
 ) -> None:
-    """Check a server, for container probes: status 0 if it holds, 1 if not.
+    """Check a server, for container probes.
 
-    [dim]Example: trtforge probe ready --url 127.0.0.1:8000[/dim]
+    Exit status 0 if the check passes, 1 if it fails.
+
+    Example: trtforge probe ready --url 127.0.0.1:8000
     """
     from trtforge.serve.probe import probe as run
 

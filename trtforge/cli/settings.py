@@ -9,7 +9,7 @@ from trtforge.core.recipe import ServingConfig
 
 
 def serving_settings(words: Sequence[str]) -> ServingConfig:
-    """The serving configuration with these changes. Raises ForgeError for an unknown key or a word of another form."""
+    """The serving configuration with these settings. Raises ForgeError for an unknown key or a malformed setting."""
     values: dict[str, Any] = {}
     for word in words:
         key, equals, text = word.partition("=")

@@ -1,25 +1,26 @@
-"""How results look: one JSON object, or a table and the next command."""
+"""How commands print results: one JSON object, or a table and the next command."""
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.table import Table
-
-from trtforge.core.artifact import Produced
+if TYPE_CHECKING:
+    from trtforge.core.artifact import Produced
 
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
 def as_json(value: Mapping[str, Any]) -> None:
     """Print one JSON object on stdout."""
+    import json
+
     print(json.dumps(value, indent=2, sort_keys=False))
 
 
-def produced(result: Produced, *, json_output: bool, next_command: str, more: Mapping[str, Any] | None = None) -> None:
-    """Show an artifact that is there now; `more` is added to the JSON object."""
+def produced(
+    result: "Produced", *, json_output: bool, next_command: str, more: Mapping[str, Any] | None = None
+) -> None:
+    """Print what a stage produced; `more` is added to the JSON object."""
     manifest = result.manifest
     if json_output:
         as_json(
@@ -42,17 +43,20 @@ def produced(result: Produced, *, json_output: bool, next_command: str, more: Ma
 
 
 def note(text: str) -> None:
-    """Say something that is good to know on stderr."""
+    """Print a note on stderr."""
     print(f"note: {text}", file=sys.stderr)
 
 
 def warning(text: str) -> None:
-    """Say something that is no error on stderr."""
+    """Print a warning on stderr."""
     print(f"warning: {text}", file=sys.stderr)
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, prose: bool = False) -> None:
-    """Print a table on stdout; all but the first column are right-aligned numbers or short words, or else `prose`."""
+    """Print a table on stdout. Columns after the first are right-aligned unless `prose` is set."""
+    from rich.console import Console
+    from rich.table import Table
+
     grid = Table(title=title, title_justify="left", title_style="bold")
     for number, column in enumerate(columns):
         grid.add_column(column, justify="left" if prose or number == 0 else "right", overflow="fold")
@@ -62,7 +66,7 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, 
 
 
 def size(count: int) -> str:
-    """Bytes in decimal units with three digits: 4.07 MB."""
+    """Bytes in decimal units with three significant digits: 4.07 MB."""
     value, unit = float(count), 0
     while value >= 1000 and unit < len(_UNITS) - 1:
         value, unit = value / 1000, unit + 1

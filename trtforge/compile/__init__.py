@@ -1,1 +1,1 @@
-"""Stage: an engine for one backend from a checkpoint, with paged KV cache and in-flight batching on."""
+"""Stage: build an engine for one backend from a checkpoint, with a paged KV cache and in-flight batching."""

@@ -1,11 +1,11 @@
-"""What the cache lists an engine as."""
+"""The description of an engine in the cache."""
 
 from trtforge.core.cache_entry import About
 from trtforge.formats.trtllm import CheckpointConfig
 
 
 def about_engine(model: CheckpointConfig, release: str) -> About:
-    """Of a checkpoint's engine; `release`: what it is for, such as TensorRT-LLM 1.2.1, or torch."""
+    """The description of a checkpoint's engine. `release`: its target, such as TensorRT-LLM 1.2.1, or torch."""
     return About(
         architecture=model.architecture,
         layers=model.num_hidden_layers,

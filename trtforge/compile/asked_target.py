@@ -1,4 +1,4 @@
-"""What an engine is built with, as the place says where it is built, and whether that is what the engine is for."""
+"""Query a build site for its versions and GPUs, and check them against the engine's target."""
 
 import logging
 import os
@@ -25,7 +25,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class AskedTarget:
-    """The answer, and the GPUs to build on as CUDA_VISIBLE_DEVICES names them."""
+    """The build site's answer, and the GPUs to build on, named as in CUDA_VISIBLE_DEVICES."""
 
     target: EngineTarget
     gpus: tuple[str, ...]
@@ -38,12 +38,12 @@ class _FoundGpu(Config):
 
     @property
     def kind(self) -> tuple[str, str]:
-        """What ranks must share; equal GPUs may report a little more or less memory."""
+        """The properties that all ranks' GPUs must share; equal GPUs may report slightly different memory sizes."""
         return self.gpu, self.sm
 
 
 class _Found(Config):
-    """What `target` in inside/rank.py prints."""
+    """The output of `target` in inside/rank.py."""
 
     tensorrt_llm: str
     tensorrt: str
@@ -52,20 +52,20 @@ class _Found(Config):
 
 
 def asked_target(build: EngineBuild) -> AskedTarget:
-    """Ask the place of the build for its versions and GPUs.
+    """Query the build site for its versions and GPUs.
 
-    Raises LoggedError if it does not answer, ForgeError where TensorRT-LLM is another release, the GPUs differ, have
-    another SM than the one that the engine is for, or do not have its number formats. Another GPU of that SM is logged.
+    Raises LoggedError if it does not answer; ForgeError if TensorRT-LLM is another release, the GPUs differ from each
+    other, or their SM or number formats do not match the target. Another GPU of the target's SM is a warning.
     """
     place, release, gpu, chosen = build.place, build.plan.release, build.gpu, chosen_gpus(os.environ)
     if chosen == ():
-        raise ForgeError("CUDA_VISIBLE_DEVICES is empty: it hides every GPU", hint="Unset it, or name the GPUs in it.")
+        raise ForgeError("CUDA_VISIBLE_DEVICES is empty: it hides every GPU", hint="Unset it, or list the GPUs to use.")
     found = _ask(place, chosen, build.logs)
     version = release_of(found.tensorrt_llm)
     if version != release.version:
         raise ForgeError(
             f"{place.name} has TensorRT-LLM {version}, the engine is for {release.version}",
-            hint=f"Target that with --target-version {version}, or name another image with --container IMAGE.",
+            hint=f"Use --target-version {version}, or another image with --container IMAGE.",
         )
     if not found.gpus:
         raise ForgeError(f"{place.name} has no GPU", hint="Check `nvidia-smi` and CUDA_VISIBLE_DEVICES.")
@@ -73,7 +73,7 @@ def asked_target(build: EngineBuild) -> AskedTarget:
     if any(other.kind != first.kind for other in others):
         raise ForgeError(
             f"the GPUs are not of one kind: {', '.join(each.gpu for each in (first, *others))}",
-            hint="All ranks must be tuned on the GPU they are for: choose equal ones with CUDA_VISIBLE_DEVICES.",
+            hint="All ranks must be tuned on their target GPU: select equal GPUs with CUDA_VISIBLE_DEVICES.",
         )
     if gpu is not None:
         _require_target(gpu, first)
@@ -84,23 +84,23 @@ def asked_target(build: EngineBuild) -> AskedTarget:
 
 
 def _require_target(gpu: Gpu, found: _FoundGpu) -> None:
-    """As for serving: another SM does not run the engine; another GPU of it does, with kernels tuned elsewhere."""
+    """An engine does not run on another SM; on another GPU of its SM it runs, with kernels tuned for the first."""
     if str(gpu.sm) != found.sm:
         raise ForgeError(
             f"the engine is for {gpu.name} (SM {gpu.sm}), and the GPU here is {found.gpu} (SM {found.sm})",
-            hint="TensorRT tunes an engine on the GPU it is for: build it there, or choose another target GPU.",
+            hint="TensorRT tunes an engine on its target GPU: build there, or choose another target GPU.",
         )
     if product_of(found.gpu, found.memory) != gpu:
         _LOG.warning(
             f"the engine is for {gpu.name}, and the GPU here is {found.gpu} with {found.memory / 1e9:.1f} GB (both SM "
-            f"{gpu.sm}): it will run on {gpu.name}, with kernels that were the fastest on the GPU here"
+            f"{gpu.sm}): it runs on {gpu.name}, with kernels that were selected on the GPU here"
         )
 
 
 def _ask(place: BuildSite, chosen: Sequence[str] | None, logs: Path) -> _Found:
-    """The last line that is an object: images and libraries greet before it. The log of a failure goes to `logs`."""
+    """Parse the last JSON line, after the banners of images and libraries. The log of a failure is kept in `logs`."""
     with TemporaryDirectory(prefix="trtforge-") as scratch:
-        job = Job("asking for versions and GPUs", place.target(chosen), Path(scratch), Path(scratch) / "target.log")
+        job = Job("the query for versions and GPUs", place.target(chosen), Path(scratch), Path(scratch) / "target.log")
         try:
             run_jobs([[job]], Observer())
         except LoggedError as error:
@@ -109,7 +109,7 @@ def _ask(place: BuildSite, chosen: Sequence[str] | None, logs: Path) -> _Found:
         try:
             return _Found.parse(parse_json(lines[-1], place.name, hint=""), place.name)
         except (IndexError, ValueError, TypeError, ForgeError):
-            raise _failure(f"{place.name} did not say its versions and GPUs", job.log, logs) from None
+            raise _failure(f"{place.name} did not report its versions and GPUs", job.log, logs) from None
 
 
 def _failure(message: str, log: Path, logs: Path) -> LoggedError:
@@ -117,6 +117,6 @@ def _failure(message: str, log: Path, logs: Path) -> LoggedError:
     kept = Path(shutil.copy(log, logs))
     return LoggedError(
         message,
-        hint=f"TensorRT-LLM, TensorRT and torch must load there, with a GPU. What was said is in {kept}.",
+        hint=f"TensorRT-LLM, TensorRT and torch must load there, with a GPU. The output is in {kept}.",
         log=kept,
     )

@@ -1,7 +1,7 @@
-"""TensorRT-LLM's build configuration for one engine: what is decided here, the rest the release's own defaults.
+"""TensorRT-LLM's build configuration for one engine: our settings, and the release's defaults for all other keys.
 
-The decisions make in-flight batching possible (paged KV cache, packed input). Where TensorRT-LLM's `build()` would
-switch something off without a word, the plan says so, or refuses if the recipe asks for it by name.
+The settings enable in-flight batching (paged KV cache, packed input). If TensorRT-LLM's `build()` would silently
+switch off a feature, the plan warns, or raises an error if the recipe requests it explicitly.
 """
 
 from collections.abc import Iterator
@@ -17,18 +17,19 @@ from trtforge.core.features import FeaturesConfig
 from trtforge.core.recipe import EngineConfig
 from trtforge.formats.releases import Problem, Release, Section
 from trtforge.formats.trtllm import CheckpointConfig
-from trtforge.plan.limits import FP8_ATTENTION, EngineLimits, derive_limits
+from trtforge.plan.limits import EngineLimits, derive_limits
+from trtforge.plan.paged_context import FP8_ATTENTION
 
 _FUSED_MLP = frozenset({None, "FP8"})
 _GEMM_PLUGIN = {"FP8": None, "NVFP4": "nvfp4"}
-"""Elsewhere `auto`, the model's dtype; TensorRT's own FP8 kernels are the better ones (performance tuning guide)."""
+"""Other formats: `auto`, the model's dtype. FP8: TensorRT's own kernels are faster (performance tuning guide)."""
 
-_ASKED_FOR = frozenset({"lora_plugin", "multiple_profiles"})
+_FEATURE_FIELDS = frozenset({"lora_plugin", "multiple_profiles"})
 _NUM_TOKENS_ADVICE = 16384
-_LEFT_OUT = frozenset(
+_OMITTED = frozenset(
     {
-        "auto_parallel_config",  # its own keys are not known for each release, and the default does nothing
-        "dry_run",  # these two are of one run of trtllm-build: it takes them out of an engine's config.json
+        "auto_parallel_config",  # its keys are not known for every release, and its default has no effect
+        "dry_run",  # these two apply to one run; trtllm-build drops them from an engine's config.json
         "visualize_network",
     }
 )
@@ -36,7 +37,7 @@ _LEFT_OUT = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class PluginPlan:
-    """The fields of `plugin_config` that are decided here, named as TensorRT-LLM names them. None is `disable`."""
+    """The fields of `plugin_config` that we set, with TensorRT-LLM's names. None is `disable`."""
 
     dtype: str
     gpt_attention_plugin: str | None = "auto"
@@ -54,10 +55,10 @@ class PluginPlan:
 
 @dataclass(frozen=True)
 class BuildPlan:
-    """One engine as TensorRT-LLM is told to build it.
+    """The build settings of one engine.
 
-    `limits` and `features` are what the engine will have, which can be less than the recipe's defaults: `warnings`
-    says so. `notes` explain switches that cost nothing. `logits_dtype` is the checkpoint's.
+    `limits` and `features` are those of the engine; where they are below the recipe's defaults, `warnings` explains
+    it. `notes` explain settings without a disadvantage. `logits_dtype` is the checkpoint's.
     """
 
     release: Release
@@ -72,7 +73,7 @@ class BuildPlan:
 
     @property
     def build_settings(self) -> dict[str, JsonValue]:
-        """The decided top-level fields, by TensorRT-LLM's names; those of features only where they are asked for."""
+        """The top-level fields that we set, by TensorRT-LLM's names; feature fields only if requested."""
         speculation, features = self.limits.speculation, self.features
         asked: dict[str, JsonValue] = {
             "weight_streaming": features.weights_on_gpu < 1,
@@ -90,17 +91,17 @@ class BuildPlan:
 
     @property
     def plugin_settings(self) -> dict[str, JsonValue]:
-        """The decided fields of `plugin_config`; those of features only where they are asked for."""
-        return {name: value for name, value in asdict(self.plugins).items() if value or name not in _ASKED_FOR}
+        """The fields of `plugin_config` that we set; feature fields only if requested."""
+        return {name: value for name, value in asdict(self.plugins).items() if value or name not in _FEATURE_FIELDS}
 
     @property
     def lora_settings(self) -> dict[str, JsonValue]:
-        """The decided fields of `lora_config`; empty without LoRA."""
+        """The fields of `lora_config` that we set; empty without LoRA."""
         lora = self.features.lora
         return {} if lora is None else {"lora_target_modules": list(lora.modules), "max_lora_rank": lora.max_rank}
 
     def to_json(self) -> dict[str, JsonValue]:
-        """The whole BuildConfig: every key that this release has and whose value is known, and no other."""
+        """The whole BuildConfig: exactly the keys that this release has and whose value is known."""
         mode = self.limits.speculation.mode if self.limits.speculation else "NONE"
         objects: dict[str, JsonValue] = {
             "lora_config": _filled(self.release, "lora_config", self.lora_settings),
@@ -113,39 +114,39 @@ class BuildPlan:
 def build_config(
     checkpoint: CheckpointConfig, engine: EngineConfig, limits: EngineLimits, release: Release
 ) -> BuildPlan:
-    """The plan for an engine of `checkpoint` with `limits`, for `release`.
+    """The build plan of `checkpoint` with `limits`, for `release`.
 
-    Raises ForgeError for what that release is known to refuse, and for a feature that is asked for by name and that
-    it would switch off.
+    Raises ForgeError for settings that the release refuses, and for an explicitly requested feature that it would
+    switch off.
     """
-    warnings = _agreed(_problems(checkpoint, release))
+    warnings = _warnings_of(_problems(checkpoint, release))
     features = built_features(checkpoint, engine, release, warnings)
     if features != engine.features:
         limits = derive_limits(checkpoint, engine.model_copy(update={"features": features}), limits.tokens_per_block)
     if limits.max_num_tokens > _NUM_TOKENS_ADVICE:
         warnings.append(
             f"max_num_tokens {limits.max_num_tokens} is above {_NUM_TOKENS_ADVICE}: trtllm-build warns that the "
-            "activations of such a step take much memory and gain little."
+            "activations of such an iteration take much memory for little speed-up."
         )
     algorithm = checkpoint.quantization.quant_algo
     notes = feature_notes(engine.features, features, limits)
     paged = features.kv_reuse or features.chunked_context or features.eagle is not None
     gemm_plugin = _GEMM_PLUGIN.get(algorithm, "auto") if algorithm else "auto"
-    partly_plain = algorithm is not None and _leaves_out(checkpoint, "mlp.fc", "mlp.gate")
+    partly_unquantised = algorithm is not None and _excludes(checkpoint, "mlp.fc", "mlp.gate")
     plugins = PluginPlan(
         dtype=checkpoint.dtype,
         gemm_plugin=gemm_plugin if features.weights_on_gpu == 1 else None,
         tokens_per_block=limits.tokens_per_block,
         use_paged_context_fmha=paged,
         use_fp8_context_fmha=_fp8_context_fmha(checkpoint, release, paged, notes),
-        use_fused_mlp=algorithm in _FUSED_MLP and not partly_plain,
+        use_fused_mlp=algorithm in _FUSED_MLP and not partly_unquantised,
         lora_plugin="auto" if features.lora is not None else None,
         multiple_profiles=features.multiple_profiles,
     )
-    if partly_plain:
-        notes.append("use_fused_mlp is off: it takes the scales of mlp.fc and mlp.gate, which some layers do not have.")
+    if partly_unquantised:
+        notes.append("use_fused_mlp is off: some layers lack the scaling factors of mlp.fc and mlp.gate.")
     elif not plugins.use_fused_mlp:
-        notes.append(f"use_fused_mlp is off: TensorRT-LLM fuses the MLP only unquantised or in FP8, not {algorithm}.")
+        notes.append(f"use_fused_mlp is off: TensorRT-LLM fuses only unquantised and FP8 MLPs, not {algorithm}.")
     return BuildPlan(
         release=release,
         limits=limits,
@@ -158,9 +159,9 @@ def build_config(
 
 
 def in_flight_batching(plan: BuildPlan) -> bool:
-    """Whether Triton can batch in flight with the engine.
+    """Whether the engine supports in-flight batching.
 
-    Source: `supportsInflightBatching` in cpp/include/tensorrt_llm/runtime/modelConfig.h, for a transformer.
+    Source: `supportsInflightBatching` in cpp/include/tensorrt_llm/runtime/modelConfig.h, for transformer models.
     """
     return (
         plan.plugins.gpt_attention_plugin is not None
@@ -170,7 +171,7 @@ def in_flight_batching(plan: BuildPlan) -> bool:
 
 
 def _problems(checkpoint: CheckpointConfig, release: Release) -> Iterator[Problem | None]:
-    """Everything in the checkpoint's config.json that the release may not take. Its nested objects refuse any key."""
+    """Everything in config.json that the release may refuse; its nested objects refuse unknown keys."""
     quantization = checkpoint.quantization
     yield release.key_problem("architectures", checkpoint.architecture)
     yield release.value_problem(release.field("plugin_config", "dtype"), checkpoint.dtype)
@@ -188,38 +189,40 @@ def _problems(checkpoint: CheckpointConfig, release: Release) -> Iterator[Proble
         yield release.key_problem("moe", key)
 
 
-def _agreed(problems: Iterator[Problem | None]) -> list[str]:
-    """The problems that are only inferred, as warnings. Raises ForgeError for the first that is better founded."""
+def _warnings_of(problems: Iterator[Problem | None]) -> list[str]:
+    """The inferred problems as warnings. Raises ForgeError for the first known problem."""
     warnings = []
     for problem in problems:
         if problem is None:
             continue
         if problem.refuses:
             raise ForgeError(problem.message, hint=problem.hint)
-        warnings.append(f"{problem.message} (inferred from its neighbours; trtllm-build decides). {problem.hint}")
+        warnings.append(f"{problem.message} (inferred from other releases; trtllm-build decides). {problem.hint}")
     return warnings
 
 
 def _fp8_context_fmha(checkpoint: CheckpointConfig, release: Release, paged: bool, notes: list[str]) -> bool:
-    """Whether context attention computes in FP8; what `build()` would set by itself.
+    """Whether context attention computes in FP8, as `build()` would set it.
 
-    That it is off below SM 89 needs no rule here: such a GPU runs no FP8 model at all.
+    There is no rule for GPUs below SM 89: they do not run FP8 models at all.
     """
     quantization = checkpoint.quantization
     default = bool(release.field("plugin_config", "use_fp8_context_fmha").default)
     if quantization.quant_algo not in FP8_ATTENTION:
         if default:
-            notes.append("use_fp8_context_fmha is off: it is for FP8 models.")
+            notes.append("use_fp8_context_fmha is off: it applies only to FP8 models.")
         return False
-    if _leaves_out(checkpoint, "attention.dense"):
+    if _excludes(checkpoint, "attention.dense"):
         return _without_dense(paged and quantization.kv_cache_quant_algo == "FP8", notes)
     if not paged:
         return default
     if quantization.kv_cache_quant_algo == "FP8":
-        notes.append("use_fp8_context_fmha is on: an FP8 model with an FP8 KV cache and paged context needs it.")
+        notes.append(
+            "use_fp8_context_fmha is on: it is required for an FP8 model with an FP8 KV cache and paged context."
+        )
         return True
     notes.append(
-        "use_fp8_context_fmha is off: with paged context it needs an FP8 KV cache (quantization.kv_cache: fp8)."
+        "use_fp8_context_fmha is off: with paged context it requires an FP8 KV cache (quantization.kv_cache: fp8)."
     )
     return False
 
@@ -229,27 +232,27 @@ def _without_dense(forced: bool, notes: list[str]) -> bool:
     if forced:
         raise ForgeError(
             "attention.dense is not quantised in some layers: with an FP8 KV cache and paged context TensorRT-LLM "
-            "computes attention in FP8, which takes that layer's input scale",
+            "computes attention in FP8, which needs that layer's input scale",
             hint="Quantise it (exclude_modules without o_proj), use quantization.kv_cache: none, or set "
             "engine.features.kv_reuse and chunked_context to false.",
         )
-    notes.append("use_fp8_context_fmha is off: it takes attention.dense's input scale, which some layers do not have.")
+    notes.append("use_fp8_context_fmha is off: some layers lack the input scale of attention.dense.")
     return False
 
 
-def _leaves_out(checkpoint: CheckpointConfig, *modules: str) -> bool:
-    """Whether a layer's module is among the checkpoint's exceptions."""
+def _excludes(checkpoint: CheckpointConfig, *modules: str) -> bool:
+    """Whether one of these modules is excluded from quantisation in some layer."""
     names = [f"transformer.layers.{layer}.{name}" for layer in range(checkpoint.num_hidden_layers) for name in modules]
     patterns = checkpoint.quantization.exclude_modules or ()
     return any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
 
 
 def _filled(release: Release, section: Section, decided: dict[str, JsonValue]) -> dict[str, JsonValue]:
-    """The keys of a section: what is decided, else the release's default where that is known."""
+    """The keys of a section: our settings, else the release's default if known."""
     fields = release.fields(section)
     assert decided.keys() <= fields.keys(), f"{release.version}: {section} lacks {decided.keys() - fields.keys()}"
     return {
         name: decided[name] if name in decided else deepcopy(field.default)
         for name, field in fields.items()
-        if name in decided or (field.default_known and name not in _LEFT_OUT)
+        if name in decided or (field.default_known and name not in _OMITTED)
     }

@@ -1,7 +1,7 @@
-"""Where the ranks of an engine are built: in processes here, or each in a container of an image with TensorRT-LLM.
+"""Where the ranks of an engine are built: in local processes, or in containers of an image with TensorRT-LLM.
 
-Either way a rank is one run of inside/rank.py, not of `trtllm-build`: that builds all ranks in one run, and so gives no
-log of a rank, goes on for hours when one rank has failed, and begins with all of them again.
+Each rank is one run of inside/rank.py. `trtllm-build` is not used: it builds all ranks in one run, so it has no log per
+rank, continues for hours after one rank failed, and restarts all of them.
 """
 
 import os
@@ -14,19 +14,19 @@ from typing import Protocol
 
 from trtforge.core.digest import text_digest
 from trtforge.core.errors import ForgeError
+from trtforge.machine.nvml import VISIBLE_DEVICES
 
 BUILD_CONFIG = "build_config.json"
 ENGINE = "engine"
-"""In a rank's working directory: what it reads, and the directory that it writes."""
+"""In a rank's working directory: its input file, and its output directory."""
 
 _PROGRAM = Path(__file__).parent / "inside" / "rank.py"
 _PROGRAM_INSIDE = "/opt/trtforge/rank.py"
-_VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 @dataclass(frozen=True)
 class Run:
-    """A process: its command, what it adds to the environment, and a command that ends what outlives it."""
+    """A process: its command, additional environment variables, and a command that cleans up after it."""
 
     argv: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -34,39 +34,39 @@ class Run:
 
 
 class BuildSite(Protocol):
-    """Makes the runs that build an engine. `gpus`: those to use, as CUDA_VISIBLE_DEVICES has them; None for all."""
+    """Creates the runs that build an engine. `gpus`: GPUs to use, named as in CUDA_VISIBLE_DEVICES; None for all."""
 
     @property
     def name(self) -> str:
-        """The place in words."""
+        """The site's name for messages."""
 
     def target(self, gpus: Sequence[str] | None) -> Run:
-        """Prints what engines would be built with there (see `target` in inside/rank.py)."""
+        """The run that prints the site's versions and GPUs (see `target` in inside/rank.py)."""
 
     def rank(self, rank: int, gpu: str, checkpoint: Path, directory: Path) -> Run:
-        """Builds a rank of `checkpoint`, to be started in `directory`, which holds BUILD_CONFIG."""
+        """The run that builds a rank of `checkpoint`; its working directory is `directory`, which has BUILD_CONFIG."""
 
 
 @dataclass(frozen=True)
 class LocalSite:
-    """Processes of this machine's own Python, which has TensorRT-LLM."""
+    """Processes of this machine's Python, which has TensorRT-LLM."""
 
     name: str = "this machine"
 
     def target(self, gpus: Sequence[str] | None) -> Run:
-        """See BuildSite; the environment says the GPUs already."""
+        """See BuildSite; the GPUs are already set in the environment."""
         return Run((sys.executable, str(_PROGRAM), "target"))
 
     def rank(self, rank: int, gpu: str, checkpoint: Path, directory: Path) -> Run:
         """See BuildSite."""
-        return Run((sys.executable, str(_PROGRAM), *_build(rank, checkpoint)), {_VISIBLE: gpu})
+        return Run((sys.executable, str(_PROGRAM), *_build(rank, checkpoint)), {VISIBLE_DEVICES: gpu})
 
 
 @dataclass(frozen=True)
 class ContainerSite:
     """Containers of `image`, named after the engine `out`.
 
-    Each gets a name of its own: one that a killed client left must neither stop the next run nor be taken for its own.
+    Each container has a unique name, so that one left by a killed client does not conflict with the next run.
     """
 
     image: str
@@ -82,7 +82,7 @@ class ContainerSite:
         return self._run("target", "all" if gpus is None else _devices(gpus), (), ("target",))
 
     def rank(self, rank: int, gpu: str, checkpoint: Path, directory: Path) -> Run:
-        """See BuildSite. Both directories keep their paths inside."""
+        """See BuildSite. Both directories have the same path inside the container."""
         options = (
             *("--mount", mount(checkpoint, read_only=True)),
             *("--mount", mount(directory)),
@@ -103,10 +103,10 @@ class ContainerSite:
 
 
 def docker_run(gpus: str) -> tuple[str, ...]:
-    """`docker run` up to the options of one container, whose files belong to who runs it.
+    """The common part of `docker run`; files are written as the current user.
 
-    Shared memory and locked memory as NVIDIA's container notes ask for NCCL; `--init` passes on the signals that end
-    a build; a user whom the image does not know needs a name and a place for caches (`getpass.getuser` in torch).
+    Shared memory and locked memory follow NVIDIA's container notes for NCCL. `--init` forwards signals. A user who is
+    unknown to the image needs a name and a home directory (`getpass.getuser` in torch).
     """
     return (
         *("docker", "run", "--rm", "--init", "--gpus", gpus),
@@ -116,23 +116,23 @@ def docker_run(gpus: str) -> tuple[str, ...]:
 
 
 def mount(path: Path, *, inside: str | None = None, read_only: bool = False) -> str:
-    """The value of --mount that shows `path` inside, where it is outside unless told. Raises ForgeError for a comma."""
+    """The value of --mount for `path`, at the same path inside by default. Raises ForgeError for a comma."""
     if "," in str(path):
-        raise ForgeError(f"{path}: docker cannot mount a path with a comma", hint="Use a path without one.")
+        raise ForgeError(f"{path}: docker cannot mount a path with a comma", hint="Use a path without a comma.")
     source = path.absolute()
     return f"type=bind,source={source},target={inside or source}" + (",readonly" if read_only else "")
 
 
 def chosen_gpus(environment: Mapping[str, str]) -> tuple[str, ...] | None:
-    """The GPUs that CUDA_VISIBLE_DEVICES allows; None where it is not set."""
-    value = environment.get(_VISIBLE)
+    """The GPUs in CUDA_VISIBLE_DEVICES; None if it is not set."""
+    value = environment.get(VISIBLE_DEVICES)
     return None if value is None else tuple(name.strip() for name in value.split(",") if name.strip())
 
 
 def lanes(ranks: Sequence[int], gpus: Sequence[str], workers: int) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """A GPU and the ranks that are built on it, one after the other, for each of at most `workers` workers.
+    """For each of at most `workers` workers, its GPU and the ranks that it builds one after the other.
 
-    `trtllm-build --workers` deals them out in the same way.
+    The assignment is that of `trtllm-build --workers`.
     """
     count = min(workers, len(gpus), len(ranks))
     return tuple((gpus[lane], tuple(ranks[lane::count])) for lane in range(count))
@@ -143,5 +143,5 @@ def _build(rank: int, checkpoint: Path) -> tuple[str, ...]:
 
 
 def _devices(gpus: Sequence[str]) -> str:
-    """GPUs as docker's --gpus has them: a list of fields, so several devices need quotes around them."""
+    """GPUs in the syntax of docker's --gpus, a CSV list, so several devices need quotes."""
     return f"device={gpus[0]}" if len(gpus) == 1 else f'"device={",".join(gpus)}"'

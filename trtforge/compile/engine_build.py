@@ -1,4 +1,4 @@
-"""One TensorRT-LLM engine to build: what it is, where it comes from, where it goes, and where that happens."""
+"""One TensorRT-LLM engine to build: its plan, input, output and build site."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ from trtforge.plan.gpus import Gpu
 
 @dataclass(frozen=True)
 class EngineBuild:
-    """`checkpoint` was checked, and `digest` is its manifest's. `gpu`: what the engine is for, None for any."""
+    """`checkpoint` is verified, `digest` is its manifest's. `gpu`: the target GPU, None for any."""
 
     plan: BuildPlan
     model: CheckpointConfig
@@ -32,20 +32,20 @@ class EngineBuild:
 
     @property
     def logs(self) -> Path:
-        """The directory of the logs: beside the engine, since an artifact holds no times."""
+        """The directory of the logs: beside the engine, since logs are not reproducible."""
         return self.out.parent / f"{self.out.name}.logs"
 
     @property
     def ranks(self) -> range:
-        """Every rank has an engine file, context-parallel ones too."""
+        """All ranks; context-parallel ranks have engine files too."""
         return range(self.model.parallel.world_size)
 
 
 def build_config_of(plan: BuildPlan) -> dict[str, JsonValue]:
-    """The BuildConfig that a rank of `plan` is built with."""
+    """The BuildConfig of the ranks of `plan`."""
     return {**plan.to_json(), **SETTINGS}
 
 
 def rank_directory(partial: Path, rank: int) -> Path:
-    """Where a rank is built while its engine grows in `partial`."""
+    """The working directory of a rank in the engine's partial directory."""
     return partial / f".rank{rank}"

@@ -1,7 +1,7 @@
-"""What TensorRT-LLM wrote, held against the plan: the files of an engine, and every field that was decided.
+"""Check TensorRT-LLM's output against the plan: the files of an engine, and every field that we set.
 
-`build()` changes some fields of its own accord, with a line in the log at most; an engine that differs from the plan in
-one that was decided is not what the recipe asked for.
+`build()` changes some fields by itself, with at most a log line; an engine that differs from a field of the plan does
+not match the recipe.
 """
 
 import re
@@ -20,7 +20,7 @@ _BESIDE = re.compile(r"rank\d+_managed_weights\.safetensors|quant_cfg\.json|lora
 """What `Engine.save` may write besides config.json and the engines (tensorrt_llm/builder.py)."""
 
 _RAISED_BY_SPECULATION = frozenset({"max_seq_len", "max_num_tokens"})
-"""`build()` makes room for draft tokens in these."""
+"""`build()` adds draft tokens to these limits."""
 
 
 def engine_file(rank: int) -> str:
@@ -29,20 +29,20 @@ def engine_file(rank: int) -> str:
 
 
 def check_rank(directory: Path, rank: int) -> tuple[str, ...]:
-    """The files that one rank wrote. Raises ForgeError unless they are its engine, and config.json for rank 0."""
+    """The files of one rank. Raises ForgeError for missing (engine, config.json of rank 0) and unexpected files."""
     names = tuple(files_below(directory)) if directory.is_dir() else ()
     expected = (engine_file(rank), *((CONFIG_FILE,) if rank == 0 else ()))
     for name in expected:
         if name not in names or not (directory / name).stat().st_size:
-            raise _not_as_planned(f"TensorRT-LLM ended rank {rank} without an error and without {name}")
+            raise _not_as_planned(f"TensorRT-LLM finished rank {rank} without an error, but did not write {name}")
     for name in names:
         if name not in expected and _BESIDE.fullmatch(name) is None:
-            raise _not_as_planned(f"TensorRT-LLM wrote {name} for rank {rank}, which no engine has")
+            raise _not_as_planned(f"TensorRT-LLM wrote an unexpected file for rank {rank}: {name}")
     return names
 
 
 def check_config(directory: Path, plan: BuildPlan, model: CheckpointConfig) -> None:
-    """Raises ForgeError naming the first field of the engine's config.json that is not what was decided."""
+    """Raise ForgeError naming the first field of the engine's config.json that differs from the plan."""
     built, values = read_engine_config(directory)
     _require("version", values.get("version"), plan.release.version)
     _require_all("mapping", built.mapping, model.mapping)
@@ -70,9 +70,9 @@ def _require_all(
     raised: Collection[str] = (),
     dtype: str | None = None,
 ) -> None:
-    """Every decided field. Objects and lists are left out: `Engine.save` rewrites the directories that they name.
+    """Check every field that we set, except objects and lists: `Engine.save` rewrites the paths in them.
 
-    Fields in `raised` may be larger; `dtype` is what a release may write for a plugin's `auto`.
+    Fields in `raised` may be larger than planned; `dtype` is what a release may write for a plugin's `auto`.
     """
     for name, wanted in decided.items():
         value = found.get(name)
@@ -85,16 +85,16 @@ def _require_all(
 
 def _require(name: str, found: object, wanted: object) -> None:
     if found != wanted:
-        raise _not_as_planned(f"TensorRT-LLM built the engine with {name} {_said(found)}, {_said(wanted)} was decided")
+        raise _not_as_planned(f"the engine was built with {name} {_shown(found)}, not {_shown(wanted)}")
 
 
 def _not_as_planned(message: str) -> ForgeError:
     return ForgeError(
         message,
-        hint="Nothing was published. The rank's log may say why; choose what TensorRT-LLM makes of it, or another "
-        "release (--target-version).",
+        hint="Nothing was published. See the rank's log for the reason; use the value that TensorRT-LLM chose, or "
+        "another release (--target-version).",
     )
 
 
-def _said(value: object) -> str:
+def _shown(value: object) -> str:
     return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

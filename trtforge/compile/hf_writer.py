@@ -1,7 +1,7 @@
-"""Writes the tensors of a Hugging Face checkpoint out of a TensorRT-LLM one: blocks gathered in row slabs, in shards.
+"""Write a TensorRT-LLM checkpoint as the shards of a Hugging Face one, gathering blocks in row slabs.
 
-Memory is bounded by the slab. The digest of a file is computed as its bytes pass; shards that an interrupted run
-finished are kept.
+Memory is bounded by the slab size. Digests are computed while writing; finished shards of an interrupted run are
+reused.
 """
 
 import json
@@ -21,11 +21,11 @@ from trtforge.formats.shards import RowReader, Writer, header_of
 from trtforge.models.hf_tensors import Block, Blocks, HfTensor, Scalar
 
 SHARD_BYTES = 5_000_000_000
-"""As `save_pretrained` of transformers cuts checkpoints."""
+"""The default shard size of `save_pretrained` in transformers."""
 _SLAB_BYTES = 32 << 20
 
 Slab = NDArray[Any]
-"""Rows of a tensor as its file has them, elements as integers of their size."""
+"""Rows of a tensor in the file's layout, elements as integers of the same size."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Shard:
 
 
 def shards_of(tensors: Sequence[HfTensor], limit: int = SHARD_BYTES) -> tuple[Shard, ...]:
-    """The tensors in files of at most `limit` bytes of data, a larger tensor alone; one file has the plain name."""
+    """The tensors in files of at most `limit` bytes; a larger tensor gets its own file. A single file has no number."""
     groups: list[list[HfTensor]] = [[]]
     size = 0
     for tensor in tensors:
@@ -59,9 +59,9 @@ def shards_of(tensors: Sequence[HfTensor], limit: int = SHARD_BYTES) -> tuple[Sh
 
 
 def write_tensors(shards: Sequence[Shard], made_from: str, out: Path, progress: Progress) -> dict[str, FileRecord]:
-    """Write all shards, and the index where there are several; the records of the shards.
+    """Write all shards, and the index if there are several; returns the shards' records.
 
-    `made_from` is the digest of the checkpoint that they come from.
+    `made_from` is the digest of the source checkpoint.
     """
     finished = Finished.read(out)
     records: dict[str, FileRecord] = {}
@@ -101,7 +101,7 @@ def _index(shards: Sequence[Shard]) -> str:
 
 
 def _parts(tensor: HfTensor, reader: RowReader) -> Iterator[Slab]:
-    """The tensor's bytes, slab by slab."""
+    """The tensor's content in slabs."""
     content = tensor.content
     if isinstance(content, Scalar):
         size = content.stored.spec.dtype.size
@@ -117,13 +117,13 @@ def _parts(tensor: HfTensor, reader: RowReader) -> Iterator[Slab]:
 
 
 def _shape(tensor: HfTensor) -> tuple[int, int]:
-    """The tensor as its file's matrix; a vector is one column."""
+    """Rows and columns of the tensor; a vector is one column."""
     rows, columns = (*tensor.spec.shape, 1)[:2]
     return rows, columns
 
 
 def _gather(content: Blocks, wanted: range, columns: int, reader: RowReader) -> Slab:
-    """These rows of the file's matrix."""
+    """The wanted rows of the tensor."""
     slab = np.empty((len(wanted), columns), f"i{content.blocks[0].stored.spec.dtype.size}")
     for block in content.blocks:
         along, across = (block.cols, block.rows) if content.transposed else (block.rows, block.cols)
@@ -136,7 +136,7 @@ def _gather(content: Blocks, wanted: range, columns: int, reader: RowReader) -> 
 
 
 def _read(block: Block, inside: range, transposed: bool, reader: RowReader) -> Slab:
-    """Rows of a block; `transposed`, columns of it as rows."""
+    """Rows of a block, or its columns as rows if `transposed`."""
     source = block.source
     (rows, columns), element = source.spec.shape, np.dtype(f"i{source.spec.dtype.size}")
     count = rows * len(inside) if transposed else len(inside) * columns
@@ -151,12 +151,12 @@ def _is_a_copy(tensor: HfTensor) -> bool:
     content = tensor.content
     assert isinstance(content, Blocks)
     stored = content.blocks[0].stored.spec.dtype
-    same = stored.size == 1 or stored == tensor.spec.dtype  # int8 codes are the bytes of uint8 ones
+    same = stored.size == 1 or stored == tensor.spec.dtype  # int8 codes have the same bytes as uint8
     return same and not content.minus_one and content.times is None
 
 
 def _computed(tensor: HfTensor, slab: Slab, reader: RowReader) -> Slab:
-    """A small tensor whose numbers change: a router that was float32, a normalisation's gain."""
+    """Convert a small tensor whose values change: a float32 router, a normalisation weight."""
     import torch
 
     from trtforge.models.transforms import TORCH

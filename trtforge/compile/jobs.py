@@ -1,4 +1,4 @@
-"""Programs that run side by side: each has its own log, the first failure ends the others, and none outlives us."""
+"""Run programs in parallel, each with its own log; the first failure ends the others, and none outlives trtforge."""
 
 import os
 import signal
@@ -20,17 +20,17 @@ from trtforge.machine.processes import SIGTERM_STATUS, end_session, end_with_par
 
 _POLL = 0.05
 _GRACE = 10.0
-"""Seconds that a program gets to end by itself after SIGTERM."""
+"""Seconds between SIGTERM and SIGKILL."""
 
 _CLEANUP_TIMEOUT = 30.0
-"""Seconds that a job's cleanup gets: a docker daemon that hangs must not keep us."""
+"""Time limit of a job's cleanup in seconds, in case the docker daemon hangs."""
 
 _KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
 
 
 @dataclass(frozen=True)
 class Job:
-    """`run`, started in `directory`; all its output goes to `log`. `name` is what messages call it."""
+    """`run`, started in `directory`, with its output in `log`. `name` is used in messages."""
 
     name: str
     run: Run
@@ -42,27 +42,27 @@ AnyJob = TypeVar("AnyJob", bound=Job)
 
 
 class Observer(Generic[AnyJob]):
-    """Is told of each job; this one does nothing about it."""
+    """Callbacks for the life of a job; the base class ignores them."""
 
     def begin(self, job: AnyJob) -> None:
-        """The job is about to start; its directory may be made now."""
+        """The job is about to start; the observer may create its directory."""
 
     def look(self, job: AnyJob) -> None:
-        """The job runs: called several times a second."""
+        """The job is running; called several times per second."""
 
     def finished(self, job: AnyJob) -> None:
         """The job succeeded."""
 
 
 def run_jobs(lanes: Sequence[Sequence[AnyJob]], observer: Observer[AnyJob]) -> None:
-    """Work on all lanes at once, on the jobs of a lane one after the other.
+    """Run all lanes in parallel, and the jobs of a lane one after the other.
 
-    Whatever ends this early (a job that fails, an error of the observer, an interruption, SIGTERM) ends all jobs.
-    Raises LoggedError for the first job that fails.
+    A failing job, an error of the observer, an interruption or SIGTERM ends all jobs. Raises LoggedError for the first
+    job that fails.
     """
     waiting = [deque(lane) for lane in lanes]
     running: dict[int, _Running[AnyJob]] = {}
-    with _asked_to_end() as asked:
+    with _deferred_signals() as signals:
         try:
             while running or any(waiting):
                 for lane, jobs in enumerate(waiting):
@@ -72,7 +72,7 @@ def run_jobs(lanes: Sequence[Sequence[AnyJob]], observer: Observer[AnyJob]) -> N
                 for lane, process in list(running.items()):
                     observer.look(process.job)
                     status = process.poll()
-                    asked.obey()  # before its failure is told, which may be of the same signal
+                    signals.raise_if_any()  # before the job's failure is raised, which may be caused by the same signal
                     if status is None:
                         continue
                     process.end(_GRACE)
@@ -83,11 +83,11 @@ def run_jobs(lanes: Sequence[Sequence[AnyJob]], observer: Observer[AnyJob]) -> N
                 time.sleep(_POLL)
         finally:
             _end(running.values())
-    asked.obey()
+    signals.raise_if_any()
 
 
 class _Running(Generic[AnyJob]):
-    """A job's process, leader of a session of its own: a signal to our terminal does not reach it."""
+    """A job's process, leader of its own session, so that signals of the terminal do not reach it."""
 
     def __init__(self, job: AnyJob) -> None:
         self.job = job
@@ -104,16 +104,16 @@ class _Running(Generic[AnyJob]):
             )
 
     def poll(self) -> int | None:
-        """The exit status; None while it runs."""
+        """The exit status; None while the process runs."""
         return self._process.poll()
 
     def ask_to_end(self) -> None:
-        """SIGTERM, which `docker run` passes on to its container."""
+        """Send SIGTERM, which `docker run` forwards to its container."""
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGTERM)
 
     def end(self, patience: float) -> None:
-        """Wait `patience` seconds, then kill; nothing that it started is left."""
+        """Wait `patience` seconds, then kill the process and everything that it started."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(patience)
         if self._process.poll() is None:
@@ -121,7 +121,7 @@ class _Running(Generic[AnyJob]):
             self._process.wait()
         end_session(self._process.pid)
         if self._process.returncode != 0 and self.job.run.cleanup:
-            with suppress(subprocess.TimeoutExpired, OSError):  # the job's own failure is what is told
+            with suppress(subprocess.TimeoutExpired, OSError):  # the job's own failure is reported
                 subprocess.run(
                     self.job.run.cleanup,
                     stdout=subprocess.DEVNULL,
@@ -132,7 +132,7 @@ class _Running(Generic[AnyJob]):
 
 
 def _end(running: Collection[_Running[AnyJob]]) -> None:
-    """End all at once, not one after the other's grace."""
+    """End all processes within one common grace period."""
     for process in running:
         process.ask_to_end()
     until = time.monotonic() + _GRACE
@@ -141,27 +141,27 @@ def _end(running: Collection[_Running[AnyJob]]) -> None:
 
 
 def _failure(job: Job, status: int) -> LoggedError:
-    """What to say of a job that failed. A killed program says nothing itself, so its log is told."""
+    """The error of a failed job. A killed program logs nothing itself, so a line is added to its log."""
     how = f"ended with status {status}" if status > 0 else f"was ended by signal {-status}"
     if status in _KILLED:
         with job.log.open("a") as log:
             log.write(f"{job.name} exited on signal 9 (Killed)\n")
     return LoggedError(
-        f"{job.name} {how}", hint=f"Its output is in {job.log}; what is finished is kept for the next run.", log=job.log
+        f"{job.name} {how}", hint=f"Its output is in {job.log}; finished work is kept for the next run.", log=job.log
     )
 
 
-class _Asked:
-    """A signal that asks us to end is noted, and obeyed where we look: raised anywhere, it could get lost."""
+class _DeferredSignals:
+    """Records SIGINT and SIGTERM until they are checked: an exception raised anywhere could get lost."""
 
     def __init__(self) -> None:
         self._number: int | None = None
 
     def note(self, number: int, frame: FrameType | None) -> None:
-        """A signal handler."""
+        """Signal handler: record the signal."""
         self._number = number
 
-    def obey(self) -> None:
+    def raise_if_any(self) -> None:
         """Raise KeyboardInterrupt after SIGINT and SystemExit after SIGTERM."""
         if self._number == signal.SIGINT:
             raise KeyboardInterrupt
@@ -170,12 +170,12 @@ class _Asked:
 
 
 @contextmanager
-def _asked_to_end() -> Iterator[_Asked]:
-    """SIGINT and SIGTERM are noted while this lasts, unless they are ignored."""
-    asked = _Asked()
+def _deferred_signals() -> Iterator[_DeferredSignals]:
+    """Record SIGINT and SIGTERM within the block, unless they are ignored."""
+    signals = _DeferredSignals()
     if threading.current_thread() is not threading.main_thread():
-        yield asked
+        yield signals
         return
     numbers = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) != signal.SIG_IGN]
-    with handled(numbers, asked.note):
-        yield asked
+    with handled(numbers, signals.note):
+        yield signals

@@ -1,7 +1,7 @@
 """The llmapi backend: a Hugging Face checkpoint and model.yaml, which TensorRT-LLM's LLM API runs without an engine.
 
-Out of a TensorRT-LLM checkpoint, whose rank files are taken apart; or a Hugging Face directory as it is, for models
-that are not converted and for checkpoints that are quantised already.
+The source is a TensorRT-LLM checkpoint, whose rank files are merged, or a Hugging Face checkpoint as it is: for models
+that trtforge does not convert, and for checkpoints that are already quantised.
 """
 
 from collections.abc import Mapping
@@ -24,26 +24,30 @@ from trtforge.plan.limits import EngineLimits, Positions, derive_limits
 TOKENS_PER_BLOCK = 32
 """KvCacheConfig's default (tensorrt_llm/llmapi/llm_args.py, 1.2)."""
 _SCALES_ARE_ONE = (
-    "The LLM API runs the FP8 KV cache of an unquantised model with scale 1: the checkpoint's scales are left out."
+    "The LLM API runs the FP8 KV cache of an unquantised model with scaling factor 1; the checkpoint's are not used."
 )
+
+
+Origin = Literal["checkpoint", "hugging_face"]
+"""The source of an LLM API model."""
 
 
 @dataclass(frozen=True)
 class LlmapiPlan:
-    """What will be written, from metadata alone. `made_from`: what the weights come from."""
+    """The output, planned from metadata alone. `made_from`: the source of the weights."""
 
     args: LlmArgs
     target: str
     limits: EngineLimits
-    made_from: Literal["checkpoint", "hugging_face"]
+    made_from: Origin
     warnings: tuple[str, ...] = ()
 
     def with_args(self, values: Mapping[str, Any]) -> "LlmapiPlan":
-        """The same with other arguments, by dotted key."""
+        """A copy with other arguments, by dotted key."""
         return replace(self, args=self.args.with_values(values, MODEL_FILE))
 
     def identity(self) -> dict[str, Any]:
-        """What decides the engine's bytes, its inputs apart; `longest_prompt` is for whoever packages it."""
+        """What determines the engine's bytes besides its inputs; `longest_prompt` is for the package stage."""
         return {
             "backend": "llmapi",
             "made_from": self.made_from,
@@ -52,7 +56,7 @@ class LlmapiPlan:
         }
 
     def as_json(self) -> dict[str, Any]:
-        """What --dry-run prints."""
+        """The output of --dry-run."""
         return {
             "backend": "llmapi",
             "tensorrt_llm": self.target,
@@ -67,7 +71,7 @@ class LlmapiPlan:
 
 @dataclass(frozen=True)
 class _HfPositions:
-    """What limits follow from, of a model that no table describes."""
+    """The position limits of a model that trtforge has no family for."""
 
     max_position_embeddings: int | None
     rotary_scaling: dict[str, Any] | None
@@ -81,7 +85,7 @@ class _HfPositions:
 
 
 def plan_for_checkpoint(model: CheckpointConfig, config: EngineConfig) -> LlmapiPlan:
-    """The plan for a TensorRT-LLM checkpoint of this configuration. Raises ForgeError for a format without a place."""
+    """The plan for a TensorRT-LLM checkpoint of this configuration. Raises ForgeError for an unsupported format."""
     require_format(model)
     cache = model.quantization.kv_cache_quant_algo == "FP8"
     warnings = (_SCALES_ARE_ONE,) if cache and model.quantization.quant_algo is None else ()
@@ -90,10 +94,10 @@ def plan_for_checkpoint(model: CheckpointConfig, config: EngineConfig) -> Llmapi
 
 
 def plan_for_hugging_face(directory: Path, parallel: Parallel, config: EngineConfig) -> LlmapiPlan:
-    """The plan for a Hugging Face directory as it is.
+    """The plan for a Hugging Face checkpoint as it is.
 
-    Raises ForgeError if it is none, has heads or layers that `parallel` cannot split, or a format that the target GPU
-    lacks.
+    Raises ForgeError if it is not a checkpoint, if `parallel` cannot split its heads or layers, or if the target GPU
+    does not support its format.
     """
     found = read_config(directory)
     _require_split(found, parallel)
@@ -102,14 +106,14 @@ def plan_for_hugging_face(directory: Path, parallel: Parallel, config: EngineCon
 
 
 def _text_config(config: HfConfig) -> HfConfig:
-    """The language model's part; a model of text alone is that."""
+    """The language model's part of a multimodal config, or the config itself."""
     values = config.values.get("text_config") or config.values
     return HfConfig(values, config.path) if isinstance(values, dict) else config
 
 
 def _require_split(config: HfConfig, parallel: Parallel) -> None:
     """Key and value heads are split, or repeated where there are fewer than ranks (`duplicate_kv_weight`,
-    _torch/models/modeling_utils.py); a stage may have a layer more than another (`pp_layers`, mapping.py)."""
+    _torch/models/modeling_utils.py); pipeline stages may differ by one layer (`pp_layers`, mapping.py)."""
     values = _text_config(config).values
     heads, kv_heads, layers = (
         value if isinstance(value := values.get(f"num_{name}"), int) and value > 0 else None
@@ -132,14 +136,14 @@ def _require_split(config: HfConfig, parallel: Parallel) -> None:
 
 
 def _require_stored_formats(config: HfConfig, gpu: Gpu) -> tuple[str, ...]:
-    """Hold the directory's own quantisation against the GPU. A warning where it is one that trtforge does not read.
+    """Check the checkpoint's quantisation against the GPU; a format that trtforge cannot read is a warning.
 
-    The LLM API runs more formats than trtforge repacks (MXFP4, FP8 in blocks), so that is no error here.
+    The LLM API supports more formats than trtforge (MXFP4, FP8 with block scales), so this is not an error.
     """
     try:
         stored = read_quantized_source(config)
     except ForgeError as error:
-        return (f"whether {gpu.name} runs the checkpoint's quantisation is not checked: {error.message}",)
+        return (f"not checked that {gpu.name} supports the checkpoint's quantisation: {error.message}",)
     if stored is not None:
         cache = "FP8" if stored.fp8_kv_cache else None
         algorithm = FORMATS[stored.format].algorithm
@@ -151,20 +155,20 @@ def _plan(
     model: Positions,
     parallel: Parallel,
     config: EngineConfig,
-    made_from: Literal["checkpoint", "hugging_face"],
+    made_from: Origin,
     *,
     fp8_cache: bool,
 ) -> LlmapiPlan:
     if config.features.beyond_paging:
         raise ForgeError(
-            f"engine.features.{config.features.beyond_paging[0]}: the llmapi backend does not have it",
-            hint="Leave it out, or use backend tensorrt_llm.",
+            f"engine.features.{config.features.beyond_paging[0]}: not supported by the llmapi backend",
+            hint="Leave it out, or use the tensorrt_llm backend.",
         )
     limits = derive_limits(model, config, TOKENS_PER_BLOCK)
     if limits.max_beam_width > 1:
         raise ForgeError(
             f"max_beam_width {limits.max_beam_width}: the llmapi backend has no beam search",
-            hint="Use max_beam_width 1, or backend tensorrt_llm.",
+            hint="Use max_beam_width 1, or the tensorrt_llm backend.",
         )
     args = LlmArgs(
         tensor_parallel_size=parallel.tp,

@@ -1,4 +1,4 @@
-"""An engine of backend llmapi, written as it was planned."""
+"""Write an engine of the llmapi backend from its plan."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +16,7 @@ from trtforge.formats.trtllm import read_checkpoint_config
 def write_llmapi_engine(
     plan: LlmapiPlan, checkpoint: Path, out: Path, *, force: bool = False, progress: Progress | None = None
 ) -> Produced:
-    """Write an llmapi engine by its plan at `out`, or find it there."""
+    """Write the planned llmapi engine at `out`, or reuse it."""
     source: Source
     if plan.made_from == "hugging_face":
         source = HuggingFaceSource.open(checkpoint)
@@ -34,7 +34,7 @@ def write_llmapi_engine(
 
 
 def _vocabulary(config: HfConfig) -> int | None:
-    """The vocabulary of any Hugging Face model, as far as its config.json says it in one of the usual places."""
+    """The vocabulary size from config.json or its text_config; None if not given."""
     text = config.values.get("text_config")
     found = text.get("vocab_size") if isinstance(text, dict) else config.values.get("vocab_size")
     return found if isinstance(found, int) and not isinstance(found, bool) else None

@@ -1,4 +1,4 @@
-"""Where an llmapi engine's weights come from: a TensorRT-LLM checkpoint taken apart, or a directory as it is."""
+"""Sources of an llmapi engine's weights: a TensorRT-LLM checkpoint, or a Hugging Face checkpoint as it is."""
 
 import json
 import os
@@ -39,7 +39,7 @@ from trtforge.models.registry import family_of
 
 @dataclass(frozen=True)
 class CheckpointSource:
-    """A TensorRT-LLM checkpoint, ready to be taken apart."""
+    """A TensorRT-LLM checkpoint, with the plan to write it as a Hugging Face one."""
 
     directory: Path
     manifest: Manifest
@@ -49,12 +49,12 @@ class CheckpointSource:
 
     @classmethod
     def open(cls, directory: Path, manifest: Manifest, model: CheckpointConfig) -> "CheckpointSource":
-        """Find out where everything is. Raises ForgeError for what has no way back."""
+        """Read the headers and plan the tensors. Raises ForgeError for a checkpoint that cannot be converted back."""
         source = directory / SOURCE_DIRECTORY
         if not (source / CONFIG).is_file():
             raise ForgeError(
                 f"{directory} lacks {SOURCE_DIRECTORY}/{CONFIG}, the model's own configuration",
-                hint="An older trtforge wrote it: convert the model again with --force.",
+                hint="It was written by an older trtforge: convert the model again with --force.",
             )
         hf = read_config(source)
         family = family_of(hf.architecture)
@@ -90,9 +90,9 @@ class CheckpointSource:
 
 @dataclass(frozen=True)
 class HuggingFaceSource:
-    """A Hugging Face directory that is taken as it is.
+    """A Hugging Face checkpoint that is used as it is.
 
-    Its weights are linked into the artifact where that is possible: it is whole, can be moved, and takes little space.
+    Its weights are hard-linked into the artifact if possible, which is then complete, movable and takes little space.
     """
 
     checkpoint: HfCheckpoint
@@ -111,7 +111,7 @@ class HuggingFaceSource:
         return {path.name: weights.get(path.name) or file_digest(path) for path in self.files}
 
     def write(self, out: Path, progress: Progress) -> Mapping[str, FileRecord]:
-        """Link the weights, or else copy them; copy what a person may edit."""
+        """Link the weights, or copy them if linking fails; copy files that users may edit."""
         with progress.bar("Linking", len(self.files), "files") as bar:
             for path in self.files:
                 place = _link if path in self.checkpoint.weight_files else shutil.copyfile
@@ -124,7 +124,7 @@ Source = CheckpointSource | HuggingFaceSource
 
 
 def identity_of(plan: LlmapiPlan, source: Source) -> Identity:
-    """What decides the engine's bytes."""
+    """What determines the engine's bytes."""
     return Identity(
         stage="engine",
         config=plan.identity() | {"target": plan.target},
@@ -134,13 +134,13 @@ def identity_of(plan: LlmapiPlan, source: Source) -> Identity:
 
 
 def write_engine(plan: LlmapiPlan, source: Source, out: Path, progress: Progress) -> Mapping[str, FileRecord]:
-    """The artifact's files; the records of those whose digests are known."""
+    """Write the artifact's files; returns the records of those whose digests are known."""
     (out / MODEL_FILE).write_text(plan.args.to_yaml())
     return source.write(out, progress)
 
 
 def _files_of(checkpoint: HfCheckpoint) -> Iterator[Path]:
-    """What makes up the checkpoint: no pickles and no code."""
+    """The files of the checkpoint, without pickles and code."""
     directory = checkpoint.directory
     names = (CONFIG, *QUANTIZATION_FILES, INDEX)
     yield from (directory / name for name in names if (directory / name).is_file())

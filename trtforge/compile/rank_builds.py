@@ -1,4 +1,4 @@
-"""The ranks of one engine, each built in a directory of its own and then moved beside those that are finished."""
+"""Build the ranks of one engine, each in its own directory, and move finished ranks into the engine."""
 
 import json
 import os
@@ -21,7 +21,7 @@ from trtforge.core.progress import Bar, Progress
 
 @dataclass(frozen=True)
 class RankJob(Job):
-    """The build of one rank; `steps` shows how far it is."""
+    """The build of one rank; `steps` shows its progress."""
 
     rank: int
     steps: "Steps"
@@ -30,13 +30,13 @@ class RankJob(Job):
 def build_ranks(
     build: EngineBuild, directory: Path, gpus: Sequence[str], timings: TimingCache, progress: Progress
 ) -> Mapping[str, FileRecord]:
-    """Build the ranks of the engine in its partial `directory`, but for those that an earlier run finished there.
+    """Build the ranks of the engine in its partial `directory`, except those that an earlier run finished.
 
-    Returns the records of what was written now. Raises LoggedError for a rank that fails, ForgeError for one that is
-    not as planned.
+    Returns the records of the new files. Raises LoggedError for a rank that fails, ForgeError for one that differs
+    from the plan.
     """
-    there = Finished.read(directory).names
-    missing = [rank for rank in build.ranks if engine_file(rank) not in there]
+    finished = Finished.read(directory).names
+    missing = [rank for rank in build.ranks if engine_file(rank) not in finished]
     ranks = _Ranks(build, directory, timings)
     with progress.bars([f"Rank {rank}" for rank in missing], len(STEPS), "steps") as bars:
         steps = dict(zip(missing, map(Steps, bars), strict=True))
@@ -46,7 +46,7 @@ def build_ranks(
 
 
 class _Ranks(Observer[RankJob]):
-    """What is done around the build of each rank."""
+    """Prepares the build of each rank and collects its result."""
 
     def __init__(self, build: EngineBuild, directory: Path, timings: TimingCache) -> None:
         self._build, self._directory, self._timings = build, directory, timings
@@ -73,14 +73,14 @@ class _Ranks(Observer[RankJob]):
 
     def finished(self, job: RankJob) -> None:
         job.steps.reach(len(STEPS))
-        if job.rank == 0:  # the one that writes timings; the others only read theirs
+        if job.rank == 0:  # only rank 0 writes the timing cache
             self._timings.take(job.directory)
         files = self._take(job)
         Finished.read(self._directory).add(Group(made_from=self._build.digest, files=files))
         self.records |= files
 
     def _take(self, job: RankJob) -> dict[str, FileRecord]:
-        """Move what the rank wrote to the engine. Every rank copies the adapters: the first copy is kept."""
+        """Move a rank's files into the engine. Every rank writes the adapters; the first copy is kept."""
         made = job.directory / ENGINE
         names = check_rank(made, job.rank)
         if job.rank == 0:
@@ -97,18 +97,18 @@ class _Ranks(Observer[RankJob]):
 
 
 class Steps:
-    """How far a rank says it is, shown as a bar."""
+    """The progress of a rank, shown as a bar."""
 
     def __init__(self, bar: Bar) -> None:
         self._bar, self._reached = bar, 0
 
     def read(self, directory: Path) -> None:
-        """Look at what the rank's program wrote; there may be nothing yet, or half of it."""
+        """Read the rank's step file, which may be missing or incomplete."""
         with suppress(OSError, ValueError):
             self.reach(int((directory / STEP_FILE).read_text()))
 
     def reach(self, step: int) -> None:
-        """Step number `step` is under way; past the last one all are done."""
+        """Step number `step` is running; a number past the last step means done."""
         if step > self._reached:
             self._bar.advance(step - self._reached)
             self._reached = step

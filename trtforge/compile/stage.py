@@ -1,8 +1,7 @@
-"""The compile stage: what will be built is planned from metadata alone, for every backend; then it is built."""
+"""The compile stage, for every backend: plan the engine from metadata alone, then build it."""
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from trtforge.compile import llmapi
 from trtforge.compile.build_site_choice import NO_CONTAINER, require_site
@@ -19,7 +18,7 @@ from trtforge.core.errors import ForgeError, UsageError
 from trtforge.core.manifest import open_artifact
 from trtforge.core.parallel import Parallel
 from trtforge.core.progress import Progress, Silent
-from trtforge.core.recipe import EngineConfig
+from trtforge.core.recipe import EngineConfig, ResolvedBackend
 from trtforge.formats.hf import TOKENIZER_DIRECTORY
 from trtforge.formats.releases import release
 from trtforge.formats.tokenizer import require_tokenizer
@@ -34,9 +33,9 @@ from trtforge.plan.limits import EngineLimits, derive_limits
 
 @dataclass(frozen=True)
 class CompileOptions:
-    """How TensorRT-LLM's builder is run. `container`: the image to build in, `none` for this machine; see places.py.
+    """How TensorRT-LLM's builder is run. `container`: image to build in, `none` for this machine; see build_site.py.
 
-    `parallel`: the layout in which the LLM API runs a Hugging Face directory; a checkpoint has its own.
+    `parallel`: the layout in which the LLM API runs a Hugging Face checkpoint; TensorRT-LLM checkpoints have their own.
     """
 
     workers: int = 1
@@ -50,7 +49,7 @@ EnginePlan = TensorRTPlan | TorchPlan | LlmapiPlan
 def plan_engine(
     config: EngineConfig, checkpoint: Path, out: Path, options: CompileOptions, *, machine: Machine | None = None
 ) -> EnginePlan:
-    """What `compile_engine` would do for the checkpoint directory, from its config.json alone."""
+    """The plan of `compile_engine` for a checkpoint directory, from its config.json alone."""
     if config.backend == "llmapi" and is_hugging_face(checkpoint):
         _require_no_container(options, "llmapi")
         return llmapi.plan_for_hugging_face(checkpoint, options.parallel or Parallel(), config)
@@ -67,9 +66,9 @@ def engine_plan_for(
     *,
     machine: Machine | None = None,
 ) -> EnginePlan:
-    """What would be built on `machine` (None: this one) for a checkpoint so configured, which need not exist yet.
+    """The plan of a build on `machine` (None: this one) for a checkpoint configuration; its files need not exist yet.
 
-    Raises ForgeError for limits that cannot be and for what the target release is known to refuse.
+    Raises ForgeError for impossible limits and for settings that the target release refuses.
     """
     gpu = gpu_named(config.target.gpu) if config.target.gpu is not None else None
     if config.backend == "llmapi":
@@ -88,7 +87,7 @@ def engine_plan_for(
 
 
 def require_buildable(plan: EnginePlan, machine: Machine | None = None) -> None:
-    """Raises ForgeError where `machine` (None: this one) cannot build what was planned."""
+    """Raise ForgeError if `machine` (None: this one) cannot build the plan."""
     if isinstance(plan, TensorRTPlan):
         require_site(plan.place, plan.build.release, machine or this_machine())
 
@@ -103,11 +102,11 @@ def compile_engine(
     progress: Progress | None = None,
     machine: Machine | None = None,
 ) -> Produced:
-    """Build the engine of `checkpoint` at `out` on `machine` (None: this one), or find it there.
+    """Build the engine of `checkpoint` at `out` on `machine` (None: this one), or reuse it.
 
-    The llmapi backend also takes a Hugging Face directory. Raises ForgeError for a damaged checkpoint, impossible
-    limits, and for the tensorrt_llm backend where it cannot run; LoggedError for a rank that TensorRT-LLM failed to
-    build.
+    The llmapi backend also accepts a Hugging Face checkpoint. Raises ForgeError for a damaged checkpoint, impossible
+    limits, or a machine that cannot build for the tensorrt_llm backend; LoggedError if TensorRT-LLM fails to build a
+    rank.
     """
     options, progress, machine = options or CompileOptions(), progress or Silent(), machine or this_machine()
     if config.backend == "llmapi":
@@ -136,15 +135,15 @@ def compile_engine(
 def _require_own_layout(options: CompileOptions) -> None:
     if options.parallel is not None:
         raise UsageError(
-            "--tp, --pp and --ep are of a Hugging Face directory that backend llmapi runs; a checkpoint has its layout",
-            hint="Leave them out, or convert to another layout.",
+            "--tp, --pp and --ep apply only to a Hugging Face checkpoint with the llmapi backend",
+            hint="Leave them out; to change the layout of a TensorRT-LLM checkpoint, convert again.",
         )
 
 
 def _require_no_container(options: CompileOptions, backend: str) -> None:
     if options.container not in (None, NO_CONTAINER):
         raise ForgeError(
-            f"--container: the {backend} backend builds in no container",
+            f"--container applies only to the tensorrt_llm backend, not to {backend}",
             hint="Add --backend tensorrt_llm, or leave it out.",
         )
 
@@ -155,6 +154,6 @@ def _limits(model: CheckpointConfig, config: EngineConfig) -> EngineLimits:
     return derive_limits(model, config, default)
 
 
-def backend_of(config: EngineConfig, machine: Machine | None = None) -> Literal["tensorrt_llm", "torch", "llmapi"]:
-    """The backend that builds; `auto` is that of `machine` (None: this one)."""
+def backend_of(config: EngineConfig, machine: Machine | None = None) -> ResolvedBackend:
+    """The backend of the build; `auto` is resolved for `machine` (None: this one)."""
     return (machine or this_machine()).backend if config.backend == "auto" else config.backend

@@ -1,4 +1,4 @@
-"""A TensorRT-LLM engine, built: what it is built with is part of what it is, so that is asked for first."""
+"""Build a TensorRT-LLM engine. Versions and GPU are part of its identity, so they are queried first."""
 
 import shutil
 from collections.abc import Mapping
@@ -18,10 +18,10 @@ from trtforge.formats.hf import TOKENIZER_DIRECTORY
 
 
 def build_engine(build: EngineBuild, *, force: bool, progress: Progress) -> Produced:
-    """Build the engine, or find it at `build.out`.
+    """Build the engine, or reuse it from `build.out`.
 
-    Raises LoggedError for a rank that failed; the finished ones stay for the next run. Raises ForgeError for a place of
-    another release or GPU, and for an engine that is not as planned.
+    Raises LoggedError for a rank that failed; finished ranks are kept for the next run. Raises ForgeError if the build
+    site has another release or GPU, or if the engine differs from the plan.
     """
     asked = asked_target(build)
     identity = Identity(

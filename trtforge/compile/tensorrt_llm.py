@@ -1,4 +1,4 @@
-"""TensorRT-LLM's own program: the exact `trtllm-build` command for an engine, to be run where trtforge is not."""
+"""The exact `trtllm-build` command of an engine, for machines without trtforge."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +15,10 @@ _PROGRAM = "trtllm-build"
 
 @dataclass(frozen=True)
 class RankCommand:
-    """How one rank's engine comes about. `writes`: its files, by name in the output directory.
+    """The command that builds one rank. `writes`: its files in the output directory.
 
-    trtllm-build has no option for one rank: a single run builds them all, `--workers` at a time (serial at 1), so
-    the commands of an engine have equal `argv`, to be run once.
+    trtllm-build has no option for a single rank: one run builds all ranks, `--workers` at a time. All commands of an
+    engine therefore have the same `argv`, to be run once.
     """
 
     rank: int
@@ -27,10 +27,10 @@ class RankCommand:
 
 
 def commands(checkpoint: Path, out: Path, plan: BuildPlan, world_size: int, workers: int) -> tuple[RankCommand, ...]:
-    """What to run for every rank of the engine `out`; see RankCommand.
+    """The commands of every rank of the engine `out`; see RankCommand.
 
-    Options, not `--build_config FILE`: their names are seen in the releases' own output, and an unknown one is an
-    error, while the rules for that file changed three times and an unknown key in it is skipped in silence.
+    They use options instead of `--build_config FILE`: unknown options are errors, while unknown keys in the file are
+    silently ignored, and its rules changed three times.
     """
     if workers < 1:
         raise ForgeError(f"--workers must be at least 1, not {workers}", hint="1 builds one rank after the other.")
@@ -50,17 +50,18 @@ def commands(checkpoint: Path, out: Path, plan: BuildPlan, world_size: int, work
 
 
 def image_for(release: Release) -> str:
-    """The container image that carries `release`. Raises ForgeError where none is known."""
+    """The container image with `release`. Raises ForgeError if none is known."""
     containers = containers_of(release)
     if not containers:
         raise ForgeError(
-            f"no Triton container with TensorRT-LLM {release.version} is known", hint="Name one with --container IMAGE."
+            f"no Triton container with TensorRT-LLM {release.version} is known",
+            hint="Give an image with --container IMAGE.",
         )
     return containers[0].image
 
 
 def in_container(command: RankCommand, checkpoint: Path, out: Path, image: str) -> tuple[str, ...]:
-    """`command` in a container of `image`. Both directories must exist; they keep their paths inside."""
+    """`command` in a container of `image`. Both directories must exist; their paths are the same inside."""
     return (
         *docker_run("all"),
         *("--mount", mount(checkpoint, read_only=True)),
@@ -71,9 +72,9 @@ def in_container(command: RankCommand, checkpoint: Path, out: Path, image: str) 
 
 
 def _options(release: Release, section: Section, settings: dict[str, JsonValue]) -> tuple[str, ...]:
-    """The options that say `settings`. A setting without one is the release's default or follows from another.
+    """The options for `settings`. A setting without an option is the release's default or follows from another.
 
-    The options of LoRA are called as its fields are. An option that is a switch is there or not, without a value.
+    LoRA options have the names of their fields. A flag has no value.
     """
     options: list[str] = []
     for name, value in settings.items():
@@ -90,7 +91,7 @@ def _options(release: Release, section: Section, settings: dict[str, JsonValue])
 
 
 def _argument(section: Section, value: JsonValue) -> str:
-    """A value as trtllm-build's options spell it; plugin options say enable and disable."""
+    """A value in the syntax of trtllm-build's options; plugin options use enable and disable."""
     if section == "plugin_config" and (value is None or isinstance(value, bool)):
         return "enable" if value else "disable"
     return value.lower() if isinstance(value, str) else str(value)

@@ -1,4 +1,4 @@
-"""What a TensorRT-LLM build will be: its configuration, where it goes on, and what is started there."""
+"""The plan of a TensorRT-LLM build: configuration, build site and commands."""
 
 import os
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from trtforge.plan.runtime_keys import runtime_keys
 
 @dataclass(frozen=True)
 class TensorRTPlan:
-    """A TensorRT-LLM build: its configuration, where it goes on, and the commands of TensorRT-LLM's own program."""
+    """A TensorRT-LLM build: its configuration, build site, and equivalent trtllm-build commands."""
 
     build: BuildPlan
     commands: tuple[tensorrt_llm.RankCommand, ...]
@@ -33,7 +33,7 @@ class TensorRTPlan:
     workers: int
 
     def as_json(self) -> dict[str, Any]:
-        """What --dry-run prints."""
+        """The output of --dry-run."""
         return {
             "backend": "tensorrt_llm",
             "tensorrt_llm": self.build.release.version,
@@ -53,7 +53,7 @@ class TensorRTPlan:
         }
 
     def _runs(self) -> list[dict[str, Any]]:
-        """What trtforge itself starts for each rank, if the GPUs are those of CUDA_VISIBLE_DEVICES, or enough."""
+        """The processes that trtforge starts per rank, on the GPUs of CUDA_VISIBLE_DEVICES or one GPU per rank."""
         ranks = range(len(self.commands))
         gpus = chosen_gpus(os.environ) or tuple(map(str, ranks))
         partial = partial_directory(self.out)
@@ -84,7 +84,7 @@ def tensorrt_plan(
     container: str | None,
     machine: Machine,
 ) -> TensorRTPlan:
-    """The plan of a build on `machine`. Raises ForgeError for what the target release is known to refuse."""
+    """The plan of a build on `machine`. Raises ForgeError for settings that the target release refuses."""
     target = release(config.target.tensorrt_llm)
     plan = build_config(model, config, limits, target)
     commands = tensorrt_llm.commands(checkpoint, out, plan, model.parallel.world_size, workers)

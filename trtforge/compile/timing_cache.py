@@ -1,8 +1,8 @@
-"""TensorRT's timings of kernels, kept between builds: a kernel that was timed on a GPU is not timed there again.
+"""TensorRT's timing cache, kept between builds, so that a kernel is timed only once per GPU.
 
-`build()` reads the file that `input_timing_cache` names, where it exists, and rank 0 writes `output_timing_cache`
-(tensorrt_llm/builder.py). Both are a name in the rank's own working directory, so that ranks side by side share no
-file and no path of this machine gets into an engine's config.json.
+`build()` reads `input_timing_cache` if that file exists, and rank 0 writes `output_timing_cache`
+(tensorrt_llm/builder.py). Both are relative to the rank's working directory: parallel ranks share no file, and no path
+of this machine gets into an engine's config.json.
 """
 
 import os
@@ -20,18 +20,18 @@ from trtforge.formats.engine_target import EngineTarget
 
 FILE_NAME = "model.cache"
 SETTINGS: dict[str, JsonValue] = {"input_timing_cache": FILE_NAME, "output_timing_cache": FILE_NAME}
-"""The fields of BuildConfig."""
+"""Timing cache fields of BuildConfig."""
 
 
 @dataclass(frozen=True)
 class TimingCache:
-    """The timings of one GPU and TensorRT. `kept` None: nothing is kept."""
+    """The timing cache of one GPU and TensorRT version. `kept`: its file; None if there is no cache."""
 
     kept: Path | None
 
     @classmethod
     def of(cls, target: EngineTarget) -> "TimingCache":
-        """The user's own for `target`. TensorRT takes timings only from its own version on the same GPU."""
+        """The user's timing cache for `target`. TensorRT accepts only timings of the same version and GPU."""
         directory = cache_directory()
         if directory is None:
             return cls(None)
@@ -39,14 +39,14 @@ class TimingCache:
         return cls(timings_path(directory, name))
 
     def give(self, directory: Path) -> None:
-        """Put the timings where a rank reads them. A cache that cannot be read costs time only."""
+        """Copy the timing cache to a rank's directory; errors are ignored, they only cost time."""
         if self.kept is not None:
             with suppress(OSError):
                 shutil.copyfile(self.kept, directory / FILE_NAME)
-                os.utime(self.kept)  # `trtforge cache prune` goes by the last use
+                os.utime(self.kept)  # the last use, for `trtforge cache prune`
 
     def take(self, directory: Path) -> None:
-        """Keep what rank 0 left, as one whole file: of builds side by side the last one's counts."""
+        """Store the timing cache of rank 0 atomically; of parallel builds, the last one wins."""
         made = directory / FILE_NAME
         if self.kept is None or not made.is_file():
             return

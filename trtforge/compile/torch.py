@@ -1,4 +1,4 @@
-"""The torch backend's engine: weights packed for the device's kernels, described in TensorRT-LLM's own schema."""
+"""The torch backend's engine: weights packed for the device's kernels, with TensorRT-LLM's config schema."""
 
 import json
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TorchPlan:
-    """An engine of the embedded runtime. `device` is cpu or cuda, `compute_dtype` the type of the arithmetic."""
+    """An engine of the embedded runtime. `compute_dtype` is the dtype of its computations."""
 
     model: CheckpointConfig
     limits: EngineLimits
@@ -31,11 +31,11 @@ class TorchPlan:
     chunked_context: bool
 
     def identity(self) -> dict[str, Any]:
-        """What decides the engine's bytes."""
+        """What determines the engine's bytes."""
         return {"backend": "torch", "build_config": self.build_config(), "forge": self.forge()}
 
     def build_config(self) -> dict[str, Any]:
-        """The fields of TensorRT-LLM's BuildConfig that the runtime obeys."""
+        """The fields of TensorRT-LLM's BuildConfig that the runtime uses."""
         paged_context = self.kv_reuse or self.chunked_context
         return {
             **self.limits.build_fields,
@@ -63,7 +63,7 @@ class TorchPlan:
         }
 
     def config_json(self, target: str) -> str:
-        """The exact text of the engine's config.json; `target` is the TensorRT-LLM release whose schema it has."""
+        """The exact text of the engine's config.json, in the schema of the TensorRT-LLM release `target`."""
         content = {
             "version": target,
             "pretrained_config": self.model.model_dump(mode="json"),
@@ -73,7 +73,7 @@ class TorchPlan:
         return json.dumps(content, indent=2) + "\n"
 
     def as_json(self) -> dict[str, Any]:
-        """What --dry-run prints."""
+        """The output of --dry-run."""
         ranks = [{"rank": rank.index, "writes": [rank_file(rank.index)]} for rank in self.model.parallel.ranks]
         return {
             "backend": "torch",
@@ -87,7 +87,7 @@ class TorchPlan:
 
 
 def torch_plan(model: CheckpointConfig, config: EngineConfig, limits: EngineLimits) -> TorchPlan:
-    """The plan for a checkpoint. Raises ForgeError where the embedded engine lacks what is asked for."""
+    """The plan for a checkpoint. Raises ForgeError for a feature that the embedded engine does not support."""
     if limits.max_beam_width > 1:
         raise ForgeError(
             f"max_beam_width {limits.max_beam_width}: the torch backend has no beam search",
@@ -95,8 +95,8 @@ def torch_plan(model: CheckpointConfig, config: EngineConfig, limits: EngineLimi
         )
     if config.features.beyond_paging:
         raise ForgeError(
-            f"engine.features.{config.features.beyond_paging[0]}: the torch backend does not have it",
-            hint="Leave it out, or use backend tensorrt_llm.",
+            f"engine.features.{config.features.beyond_paging[0]}: not supported by the torch backend",
+            hint="Leave it out, or use the tensorrt_llm backend.",
         )
     from trtforge.runtime.architecture.spec import DecoderSpec
     from trtforge.runtime.linears.kernels import choose_kernels
@@ -116,7 +116,7 @@ def torch_plan(model: CheckpointConfig, config: EngineConfig, limits: EngineLimi
 
 
 def build_rank(plan: TorchPlan, checkpoint: Path, index: int, target: Path) -> None:
-    """Pack one rank file of a checkpoint into one of the engine."""
+    """Pack one rank file of a checkpoint for the engine."""
     from trtforge.models.torch_tensors import write_tensors
     from trtforge.runtime.linears.kernels import DTYPES
     from trtforge.runtime.linears.packing import pack_rank

@@ -1,4 +1,4 @@
-"""An engine of the embedded runtime, built: a checkpoint's rank files packed for the device's kernels."""
+"""Build an engine of the embedded runtime: a checkpoint's rank files, packed for the device's kernels."""
 
 import shutil
 from collections.abc import Mapping
@@ -18,9 +18,9 @@ from trtforge.formats.trtllm import CONFIG_FILE, rank_file
 def build_torch_engine(
     plan: TorchPlan, checkpoint: Path, digest: str, target: str, out: Path, *, force: bool, progress: Progress
 ) -> Produced:
-    """Build the engine of `checkpoint`, whose manifest has `digest`, or find it at `out`.
+    """Build the engine of `checkpoint`, whose manifest has `digest`, or reuse it from `out`.
 
-    `target`: the TensorRT-LLM release whose schema config.json has.
+    `target`: the TensorRT-LLM release whose schema config.json follows.
     """
     identity = Identity(
         stage="engine",
@@ -31,7 +31,7 @@ def build_torch_engine(
 
     def write(directory: Path) -> Mapping[str, FileRecord]:
         (directory / CONFIG_FILE).write_text(plan.config_json(target=target))
-        if (checkpoint / TOKENIZER_DIRECTORY).is_dir():  # so that it can be packaged without the model's directory
+        if (checkpoint / TOKENIZER_DIRECTORY).is_dir():  # so that the engine can be packaged without the checkpoint
             shutil.copytree(checkpoint / TOKENIZER_DIRECTORY, directory / TOKENIZER_DIRECTORY)
         ranks = plan.model.parallel.ranks
         with progress.bar("Compiling", len(ranks), "ranks") as bar:

@@ -1,1 +1,1 @@
-"""Stage: a Hugging Face checkpoint (and a calibration) becomes a TensorRT-LLM checkpoint for one parallel layout."""
+"""Stage: converts a Hugging Face checkpoint (and a calibration) to a TensorRT-LLM checkpoint for one layout."""

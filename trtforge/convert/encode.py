@@ -1,6 +1,6 @@
-"""What becomes of a slab of source rows: the arithmetic that each kind of target applies to a rank's part of it.
+"""Encodes slabs of source rows: the arithmetic that each kind of target applies to a rank's part of a slab.
 
-Only conversions that compute something import this (and so torch).
+Imports torch, so conversions that only copy must not import this module.
 """
 
 from collections.abc import Callable
@@ -25,19 +25,19 @@ from trtforge.models.transforms import TORCH
 
 Bytes = NDArray[np.uint8]
 Part = NDArray[Any]
-"""(rows, columns) of a slab, which others read too: nothing here changes it."""
+"""(rows, columns) of a slab; shared with other ranks, so it must not be modified."""
 
 Encode = Callable[[Part, Dtype, Cut], Part]
-"""A rank's part of a source of this dtype to the bytes of the target, in any shape."""
+"""Maps a rank's part of a source, the source's dtype and the cut to the target's bytes, in any shape."""
 
 
 def caster(target: TensorSpec, content: Cast) -> Encode:
-    """The function for a target that is cast."""
+    """The encoder of a Cast target."""
     return partial(_cast, dtype=TORCH[target.dtype.name], name=target.name, plus_one=content.plus_one)
 
 
 def absorbed(query: Part, key: Part, dtypes: tuple[Dtype, ...], nope: int, target: Dtype) -> Bytes:
-    """One head of an Absorbed target, computed as the converter's einsum: in the checkpoint's dtype."""
+    """One head of an Absorbed target, computed in the checkpoint's dtype, as in TensorRT-LLM's converter."""
     queries, keys = (
         as_tensor(part, dtype).to(TORCH[target.name]) for part, dtype in zip((query, key), dtypes, strict=True)
     )
@@ -48,14 +48,14 @@ def _cast(part: Part, source: Dtype, cut: Cut, *, dtype: torch.dtype, name: str,
     values = as_tensor(part, source)
     result = (values.float() + 1).to(dtype) if plus_one else values.to(dtype)
     narrows = dtype is torch.float16 and values.dtype is not torch.float16
-    # what was not finite before is allowed: it would not have come here
+    # non-finite source values were allowed when the source was read
     if narrows and not all_finite(result) and bool((values.isfinite() & ~result.isfinite()).any()):
         raise ForgeError(f"{name}: a value does not fit float16 (largest 65504)", hint="Use --dtype bfloat16.")
     return as_bytes(result)
 
 
 def computed(content: Content, calibration: Calibration | None, tp_rank: int, model_dtype: Dtype) -> Bytes:
-    """A target that comes from the calibration alone."""
+    """The bytes of a target that depends on the calibration alone."""
     match content:
         case WeightScale():
             return as_bytes(weight_scale(needed(calibration), content, tp_rank, model_dtype))
@@ -75,7 +75,7 @@ def computed(content: Content, calibration: Calibration | None, tp_rank: int, mo
 
 
 def as_tensor(part: Part, dtype: Dtype) -> Tensor:
-    """The numbers that a slab's integers stand for."""
+    """A slab's integers reinterpreted as values of `dtype`."""
     return torch.from_numpy(part).view(TORCH[dtype.name])
 
 

@@ -1,4 +1,4 @@
-"""What becomes of source weights that are NaN or infinite: an error, or a warning where the user allows them."""
+"""Checks source weights for NaN and infinity: an error, or a warning if the user allows them."""
 
 import logging
 from collections.abc import Iterable
@@ -12,10 +12,10 @@ _LOG = logging.getLogger(__name__)
 
 
 class FiniteWeights:
-    """Looks at every slab of the source as it is read. One thread at a time uses it.
+    """Checks every source slab as it is read. Not thread-safe.
 
-    `allowed`: a tensor with such weights is a warning, unless it is rounded to a number format: a row or block with
-    one of them has no scale.
+    `allowed`: warn instead of raising, except for tensors in `rounded` (quantised ones): a row or block with such a
+    weight has no finite scaling factor.
     """
 
     def __init__(self, *, allowed: bool = False, rounded: Iterable[str] = ()) -> None:
@@ -23,24 +23,24 @@ class FiniteWeights:
         self._warned: set[str] = set()
 
     def look(self, stored: StoredTensor, rows: range, columns: range, data: memoryview) -> None:
-        """`data`: these rows and columns of the matrix in the file. Raises ForgeError naming tensor, file and place."""
+        """Check `data`: some rows and columns of a matrix. Raises ForgeError naming file, tensor and index."""
         found = first_nonfinite(data, stored.spec.dtype)
         name = stored.spec.name
         if found is None or name in self._warned:
             return
         value = "NaN" if is_nan(data, stored.spec.dtype, found) else "an infinity"
         row, column = rows[found // len(columns)], columns[found % len(columns)]
-        place = f"[{row}]" if len(stored.spec.shape) == 1 else f"[{row}, {column}]"
-        message = f"{stored.file}: {name} holds {value} at {place}"
+        index = f"[{row}]" if len(stored.spec.shape) == 1 else f"[{row}, {column}]"
+        message = f"{stored.file}: {name} holds {value} at {index}"
         if not self._allowed:
             raise ForgeError(
                 message,
-                hint="Download the checkpoint again; if it is meant so, give --allow-nonfinite "
+                hint="Download the checkpoint again, or convert it as it is with --allow-nonfinite "
                 "(model.allow_nonfinite in a recipe).",
             )
         if name in self._rounded:
             raise ForgeError(
-                f"{message}, and has no scale in the number format that is asked for",
+                f"{message}, and non-finite weights cannot be quantised",
                 hint="Leave the layer unquantised with --exclude-module, or download the checkpoint again.",
             )
         self._warned.add(name)
@@ -48,5 +48,5 @@ class FiniteWeights:
 
 
 def rounded_sources(contents: Iterable[Content]) -> frozenset[str]:
-    """The source tensors that are rounded to a number format."""
+    """Names of the source tensors that are quantised."""
     return frozenset(piece.source for content in contents if isinstance(content, Quantized) for piece in content.pieces)

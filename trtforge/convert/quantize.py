@@ -1,4 +1,4 @@
-"""Rounds slabs of a weight to a number format: divides out the smoothing vector, finds scales of rows and blocks."""
+"""Quantises slabs of a weight: divides by the smoothing vector, computes row and block scales, rounds."""
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ from trtforge.models.transforms import (
 
 
 class Quantizer:
-    """For one Quantized target. A row's own scale is of the whole row, whatever columns a rank gets of it."""
+    """Quantises one target. Row scales are computed over whole rows, whichever columns a rank gets."""
 
     def __init__(self, content: Quantized, calibration: Calibration | None, model_dtype: Dtype) -> None:
         self._content, self._calibration = content, calibration
@@ -36,10 +36,10 @@ class Quantizer:
         self._global: list[Tensor] = []
         if content.rounding in ("fp8", "nvfp4"):
             scale = fp8_scale if content.rounding == "fp8" else nvfp4_global_scale
-            self._global = [scale(self._largest(modules)) for modules in content.scaled_with]
+            self._global = [scale(self._weight_amax(modules)) for modules in content.scaled_with]
 
     def row_scales(self, slab: Part, dtype: Dtype) -> Tensor | None:
-        """(rows,) float32 of whole rows, where the format has them."""
+        """(rows,) float32 scales of whole rows; None for formats without row scales."""
         match self._content.rounding:
             case "int8":
                 return int8_row_scales(self._folded(slab, dtype, slice(None)))
@@ -51,7 +51,7 @@ class Quantizer:
     def encode(
         self, piece: int, part: Part, dtype: Dtype, cut: Cut, rows: range, row_scales: Tensor | None
     ) -> tuple[Bytes, Bytes | None]:
-        """A rank's codes of rows `rows` of a piece, and the scales that belong to them and are stored beside."""
+        """A rank's codes for the rows `rows` of a piece, and their row or block scales (None for per-tensor FP8)."""
         columns = slice(cut.cols.start, cut.cols.stop)
         weight = self._folded(part, dtype, columns)
         match self._content.rounding:
@@ -76,7 +76,7 @@ class Quantizer:
         return weight if self._fold is None else weight / self._fold[columns]
 
     def _clipped(self, scales: Tensor, piece: int, rows: range, cut: Cut) -> Tensor:
-        """The scales of blocks that are clipped, where calibration searched for that."""
+        """The block scales times the clip ratios, if the calibration has these."""
         module = self._content.pieces[piece].source.removesuffix(".weight")
         ratios = needed(self._calibration).clip_ratio(module)
         if ratios is None:
@@ -84,6 +84,6 @@ class Quantizer:
         group = self._content.group_size
         return scales * ratios[rows.start : rows.stop, cut.cols.start // group : cut.cols.stop // group]
 
-    def _largest(self, modules: tuple[str, ...]) -> Tensor:
+    def _weight_amax(self, modules: tuple[str, ...]) -> Tensor:
         calibration = needed(self._calibration)
         return torch.stack([calibration.weight_amax(module) for module in modules]).amax(dim=0)

@@ -1,4 +1,4 @@
-"""Tensors out of an already quantised source: what they must hold is checked first, then bytes and codes move."""
+"""Repacks tensors of an already quantised source, after checking that their values fit TensorRT-LLM's layout."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -25,7 +25,7 @@ _DAMAGED = "The file is damaged: fetch it again."
 
 
 class SmallTensors:
-    """Scalars and vectors of a source, each read whole when it is asked for."""
+    """Scalars and vectors of a source, each read whole on demand."""
 
     def __init__(self, sources: Mapping[str, StoredTensor]) -> None:
         self._sources = sources
@@ -47,13 +47,13 @@ class SmallTensors:
         return self.take(name).float()
 
     def largest(self, names: tuple[str, ...], least: float = 0.0) -> Tensor:
-        """(1,) float32: the largest of the scalars that are there, at least `least`."""
+        """(1,) float32: the largest of the scalars that exist, at least `least`."""
         found = [self.scalar(name) for name in names if self.has(name)]
         return torch.cat([*found, torch.tensor([least])]).amax(dim=0, keepdim=True)
 
 
 def check_values(wanted: StoredSources, sources: Mapping[str, StoredTensor]) -> None:
-    """Raises ForgeError naming the tensor whose values TensorRT-LLM's layout cannot hold. Shapes are checked before."""
+    """Raises ForgeError naming a tensor whose values TensorRT-LLM's layout cannot hold. Assumes checked shapes."""
     small = SmallTensors(sources)
     for name, expected in wanted.tensors.items():
         if name in sources:
@@ -70,26 +70,28 @@ def _check(name: str, expected: Expected, stored: StoredTensor, small: SmallTens
             indices = small.take(name).long()
             if not torch.equal(indices, torch.arange(len(indices)) // expected.code):
                 raise ForgeError(
-                    f"{name} is not i // {expected.code}: act-order permutes the inputs, TensorRT-LLM's groups are "
-                    "consecutive ones",
+                    f"{name} is not i // {expected.code}: act-order (desc_act) permutes the inputs, TensorRT-LLM needs "
+                    "groups of consecutive inputs",
                     hint="Use a GPTQ checkpoint with desc_act false, or convert the original one.",
                 )
         case "zeros":
             if bool(small.take(name).count_nonzero()):
                 raise ForgeError(
-                    f"{name} is a bias that config.json says nothing of",
-                    hint="config.json is of another model, or lacks attention_bias or mlp_bias.",
+                    f"{name} is a non-zero bias that config.json does not declare",
+                    hint="Use the config.json of this model, or set attention_bias or mlp_bias in it.",
                 )
         case "a_scale":
             scale = small.scalar(name)
             if not bool(torch.isfinite(scale) & (scale >= 0)):
-                raise ForgeError(f"{name} is {scale.item()}, no scale", hint=_DAMAGED)
+                raise ForgeError(
+                    f"{name} is {scale.item()}: a scaling factor must be finite and not negative", hint=_DAMAGED
+                )
         case "anything":
             pass
 
 
 def _check_zero_points(stored: StoredTensor, code: int) -> None:
-    """Every nibble is `code`, which stands for a zero point of 8."""
+    """Raises ForgeError unless every nibble is `code`, which encodes a zero point of 8."""
     buffer = bytearray(min(_SLAB_BYTES, stored.spec.nbytes))
     with RowReader() as reader:
         for first in range(0, stored.spec.nbytes, len(buffer)):
@@ -100,30 +102,30 @@ def _check_zero_points(stored: StoredTensor, code: int) -> None:
                 low, high = int(others[0]) & 0x0F, int(others[0]) >> 4
                 zero_point = (low if low != code else high) + _SYMMETRIC - code
                 raise ForgeError(
-                    f"{stored.spec.name} holds the zero point {zero_point}: TensorRT-LLM's W4A16_AWQ is written "
-                    f"without zero points, which a symmetric quantisation's {_SYMMETRIC} everywhere would be",
+                    f"{stored.spec.name} holds the zero point {zero_point}: TensorRT-LLM's W4A16_AWQ layout has no "
+                    f"zero points, so all must be {_SYMMETRIC} (symmetric quantisation)",
                     hint=f"Use a symmetrically quantised checkpoint, or {ORIGINAL[0].lower()}{ORIGINAL[1:]}",
                 )
 
 
 def _check_alike(names: tuple[str, ...], small: SmallTensors) -> None:
-    there = [name for name in names if small.has(name)]
+    present = [name for name in names if small.has(name)]
     for name in names:
-        if there and name not in there:
-            raise ForgeError(f"{there[0]} is there, {name} is not: TensorRT-LLM has one for both", hint=ORIGINAL)
-    for name in there[1:]:
-        if not torch.equal(small.take(there[0]).float(), small.take(name).float()):
+        if present and name not in present:
+            raise ForgeError(f"{present[0]} exists, {name} does not: TensorRT-LLM uses one for both", hint=ORIGINAL)
+    for name in present[1:]:
+        if not torch.equal(small.take(present[0]).float(), small.take(name).float()):
             raise ForgeError(
-                f"{there[0]} and {name} differ: TensorRT-LLM has one for both, and changing either would round weights",
+                f"{present[0]} and {name} differ: TensorRT-LLM uses one for both, merging them would round again",
                 hint=ORIGINAL,
             )
 
 
 def piece_encoders(content: Repacked | Rescaled, small: SmallTensors) -> tuple[Encode, ...]:
-    """What becomes of the slabs of each piece."""
+    """The encoder of each piece's slabs."""
     match content:
         case Repacked(words=None):
-            return (_moved,) * len(content.pieces)
+            return (_unchanged,) * len(content.pieces)
         case Repacked(words=words):
             repack = repack_awq if words == "awq" else repack_gptq
             return (partial(_repacked, repack=repack),) * len(content.pieces)
@@ -132,7 +134,7 @@ def piece_encoders(content: Repacked | Rescaled, small: SmallTensors) -> tuple[E
             return tuple(partial(_rescaled, scale=small.scalar(name), new_scale=largest) for name in scales)
 
 
-def _moved(part: Part, dtype: Dtype, cut: Cut) -> Part:
+def _unchanged(part: Part, dtype: Dtype, cut: Cut) -> Part:
     return part
 
 
@@ -147,7 +149,7 @@ def _rescaled(part: Part, dtype: Dtype, cut: Cut, *, scale: Tensor, new_scale: T
 def stored_vector(
     content: StoredScalar | StoredScalarRows | StoredPreQuant, small: SmallTensors, tp_rank: int, model_dtype: Dtype
 ) -> Bytes:
-    """The tensor of a rank that is made of a few numbers of the source."""
+    """A rank's tensor that is made of scalars or one vector of the source."""
     match content:
         case StoredScalar(names=names, least=least):
             return as_bytes(small.largest(names, least))
@@ -162,5 +164,5 @@ def stored_vector(
                 return as_bytes(torch.ones(len(columns), dtype=dtype))
             vector = small.take(names[0])
             if not all_finite(vector):
-                raise ForgeError(f"{names[0]} holds NaN or an infinity, no scale", hint=_DAMAGED)
+                raise ForgeError(f"{names[0]} holds NaN or infinity, scaling factors must be finite", hint=_DAMAGED)
             return as_bytes(vector[columns.start : columns.stop].to(dtype))

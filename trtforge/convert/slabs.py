@@ -1,4 +1,4 @@
-"""Source rows on their way to the rank files: read in slabs, in the order of their use, by a thread that runs ahead."""
+"""Reads source rows in slabs, in the order of their use, on a read-ahead thread."""
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,17 +16,17 @@ from trtforge.formats.source_digest import SourceDigests
 from trtforge.models.content import Absorbed, Content, Piece, pieces_of
 from trtforge.models.split import Cut
 
-SLAB_BYTES = 2 << 20  # stays in the processor's cache from read to write
-COLUMN_BLOCK_BYTES = 16 << 20  # of a transposed source, which is read in pieces of rows: longer ones are fewer
+SLAB_BYTES = 2 << 20  # stays in the CPU cache from read to write
+COLUMN_BLOCK_BYTES = 16 << 20  # of a transposed source, read in parts of file rows: larger blocks mean fewer reads
 _AHEAD = 3
 
 Slab = NDArray[Any]
-"""(rows, columns) of a source, its elements as integers of their size: bfloat16 and the like are no types of numpy."""
+"""(rows, columns) of a source, its elements as integers of the same size: numpy has no bfloat16 and no FP8."""
 
 
 @dataclass(frozen=True)
 class Read:
-    """Rows of a source's (out, in) matrix; `transposed`, its file holds them as columns."""
+    """Rows of a source's (out, in) matrix; `transposed`: the file holds them as columns."""
 
     source: str
     rows: range
@@ -34,7 +34,7 @@ class Read:
 
 
 def reads_of(content: Content, sources: Mapping[str, StoredTensor]) -> Iterator[Read]:
-    """What is read for a target, in the order in which it is used."""
+    """The reads of a target, in the order of their use."""
     match content:
         case Absorbed():
             for heads in content.heads:
@@ -46,7 +46,7 @@ def reads_of(content: Content, sources: Mapping[str, StoredTensor]) -> Iterator[
 
 
 def piece_reads(piece: Piece, sources: Mapping[str, StoredTensor]) -> Iterator[Read]:
-    """The rows that any rank gets, an even number each but for the last: INT4 row pairs stay together."""
+    """Reads of the rows that any rank gets, an even number each but for the last, to keep INT4 row pairs whole."""
     size = COLUMN_BLOCK_BYTES if piece.transposed else SLAB_BYTES
     step = max(2, size // _bytes_of_row(piece.source, piece.transposed, sources) // 2 * 2)
     for wanted in union(piece.cuts):
@@ -75,10 +75,9 @@ def union(cuts: tuple[Cut, ...]) -> list[range]:
 
 
 class Slabs:
-    """The slabs that these contents are made of, one after the other; each is valid until the next is taken.
+    """The slabs of `contents` in order; each is valid until the next is taken.
 
-    All memory is `_AHEAD` + 1 buffers of the largest read. The bytes are digested, and looked at by `finite`, on the
-    way.
+    Memory: `_AHEAD` + 1 buffers of the largest read. The bytes are digested, and checked by `finite`, as they are read.
     """
 
     def __init__(
@@ -103,13 +102,13 @@ class Slabs:
 
     def take(self, read: Read) -> Slab:
         """The slab of `read`, which must be the next one in the order of the contents."""
-        announced, slab = self._pending.popleft()
-        assert announced == read, f"{read} was taken where {announced} was announced"
+        expected, slab = self._pending.popleft()
+        assert expected == read, f"{read} was taken where {expected} was expected"
         self._submit()
         return slab.result()
 
     def _submit(self) -> None:
-        """Read ahead into every buffer but that of the slab which is in use."""
+        """Read ahead into every buffer except the one in use."""
         for number, read in islice(self._coming, _AHEAD - len(self._pending)):
             self._pending.append((read, self._thread.submit(self._fetch, number, read)))
 
@@ -126,11 +125,11 @@ class Slabs:
             self._finite.look(stored, read.rows, range(stored.spec.row_bytes // stored.spec.dtype.size), data)
             slab = np.frombuffer(data, element).reshape(stop - start, -1)
         if self._last_use[read.source] == number:
-            self._digests.of_tensor(read.source)  # now, while what was passed over is still in the page cache
+            self._digests.of_tensor(read.source)  # now, while the bytes that were not read are still in the page cache
         return slab
 
     def close(self) -> None:
-        """Read no further."""
+        """Stop reading and close the files."""
         self._thread.shutdown(cancel_futures=True)
         self._reader.close()
 
@@ -142,7 +141,7 @@ class Slabs:
 
 
 def _all_reads(contents: Sequence[Content], sources: Mapping[str, StoredTensor]) -> Iterator[Read]:
-    """Lazily: there are hundreds of thousands in a large model."""
+    """All reads in order; lazy, because a large model has hundreds of thousands."""
     for content in contents:
         yield from reads_of(content, sources)
 

@@ -1,7 +1,7 @@
-"""The vector that inputs are multiplied by and weights divided by, and the scales that follow from it.
+"""Smoothing vectors, by which inputs are multiplied and weights divided, and the scaling factors that they change.
 
-As NVIDIA ModelOpt has them: AWQ's is the mean over the linears that read one input (export/quant_utils.py,
-`preprocess_linear_fusion`); SmoothQuant's, with α 1, the inverse of each input's largest magnitude (model_calib.py).
+As in NVIDIA ModelOpt: AWQ's is the mean over the linears that read one input (export/quant_utils.py,
+`preprocess_linear_fusion`); SmoothQuant's, with α = 1, the inverse of each input channel's amax (model_calib.py).
 """
 
 import torch
@@ -12,13 +12,11 @@ from trtforge.core.errors import ForgeError
 from trtforge.formats.calibration import Calibration
 from trtforge.models.content import ActivationScale, WeightScale
 from trtforge.models.formats import Smoothing
-from trtforge.models.transforms import TORCH
-
-_LIMITS = (1e-4, 1e4)
+from trtforge.models.transforms import PRE_QUANT_SCALE_BOUNDS, TORCH
 
 
 def needed(calibration: Calibration | None) -> Calibration:
-    """The calibration. Raises ForgeError where there is none."""
+    """The calibration. Raises ForgeError if it is None."""
     if calibration is None:
         raise ForgeError(
             "this format needs a calibration", hint="Run `trtforge calibrate` and give its result as --calibration DIR."
@@ -39,9 +37,9 @@ def folding_vector(calibration: Calibration, modules: tuple[str, ...], smoothing
 
 
 def activation_scale(calibration: Calibration, content: ActivationScale) -> Tensor:
-    """(1,) float32; 1 where every input was zero.
+    """(1,) float32 scaling factor of the input; 1 if every input was zero.
 
-    Where linears share one vector, each one's own counts, as in ModelOpt: their largest covers the mean's.
+    As in ModelOpt, linears that share one vector use their own vectors here: their largest amax covers the mean's.
     """
 
     def largest(module: str) -> Tensor:
@@ -54,7 +52,7 @@ def activation_scale(calibration: Calibration, content: ActivationScale) -> Tens
 
 
 def weight_scale(calibration: Calibration, content: WeightScale, tp_rank: int, dtype: Dtype) -> Tensor:
-    """(groups,) float32: the scale of each group of modules that a rank has."""
+    """(groups,) float32 scaling factors, one for each group of modules on a rank."""
     fold = None
     if content.smoothed_with:
         assert content.smoothing is not None
@@ -77,4 +75,4 @@ def _vector(calibration: Calibration, modules: tuple[str, ...], smoothing: Smoot
     if smoothing == "awq":
         return torch.stack([calibration.pre_quant_scale(module) for module in modules]).mean(dim=0)
     amax = torch.stack([calibration.input_channel_amax(module) for module in modules]).amax(dim=0)
-    return torch.where(amax > 0, (1.0 / amax).clamp(*_LIMITS), torch.ones_like(amax))
+    return torch.where(amax > 0, (1.0 / amax).clamp(*PRE_QUANT_SCALE_BOUNDS), torch.ones_like(amax))

@@ -8,6 +8,7 @@ from pathlib import Path
 from pydantic import Field
 
 from trtforge import __version__
+from trtforge.core import defaults
 from trtforge.core.artifact import Produced, produce, require_space
 from trtforge.core.config_model import Config
 from trtforge.core.digest import file_digest
@@ -41,17 +42,17 @@ from trtforge.plan.ties import require_equal_heads
 
 
 class ConvertConfig(Config):
-    """How the checkpoint is split and typed."""
+    """Parallel layout, dtype and quantisation of the checkpoint."""
 
     tp: int = Field(1, ge=1, description="Tensor parallelism.")
     pp: int = Field(1, ge=1, description="Pipeline parallelism.")
     ep: int = Field(1, ge=1, description="Expert parallelism: groups of whole experts.")
-    cp: int = Field(1, ge=1, description="Context parallelism: processes that read the same rank files.")
+    cp: int = Field(1, ge=1, description="Context parallelism: processes that share rank files.")
     dtype: DtypeChoice = Field("auto", description="auto keeps float16 and bfloat16; float32 becomes float16.")
     quant: QuantFormat = Field("none", description="Format of the decoder's linear layers.")
     kv_cache: KvCacheFormat = Field("none", description="Format of the KV cache.")
-    group_size: int = Field(128, description="INT4-AWQ group; the calibration's.")
-    exclude_modules: tuple[str, ...] = Field((), description="Linear layers that stay as they are, by patterns.")
+    group_size: int = Field(defaults.GROUP_SIZE, description="INT4-AWQ group size; a calibration's takes precedence.")
+    exclude_modules: tuple[str, ...] = Field((), description="Patterns of linear layers to leave unquantised.")
     parallel_embedding: bool = Field(False, description="Shard the embedding table too.")
     embedding_sharding_dim: int = Field(0, ge=0, le=1, description="0 shards the vocabulary, 1 the hidden size.")
     shared_pre_quant_scale: bool = Field(False, description="AWQ: one scale for all linears that read one input.")
@@ -69,13 +70,13 @@ def convert(
     force: bool = False,
     progress: Progress | None = None,
 ) -> Produced:
-    """Write the TensorRT-LLM checkpoint of `source` to `out`, or find it there.
+    """Write the TensorRT-LLM checkpoint of `source` to `out`, or reuse a matching one there.
 
     Raises ForgeError, before anything is written, for an unknown architecture, an illegal layout, a tensor that is
-    missing, unexpected or of another shape, a head that is tied and stored otherwise, a calibration of another
-    format, a damaged tokenizer, an end id beyond the vocabulary, and too little space; where it is read, for a weight
-    that is NaN or infinite; at the end, with nothing published, for a source that changed and a calibration of other
-    weights: each byte is read once, and was read by then (but of heads that are tied and stored).
+    missing, unexpected or of another shape, an LM head that differs from the embedding it is tied to, a calibration
+    for another format, a damaged tokenizer, an end id beyond the vocabulary, and too little disk space; while weights
+    are read, for one that is NaN or infinite; at the end, with nothing published, for a source that changed and a
+    calibration of other weights, because each byte is read only once (a stored tied head twice).
     """
     watch = Watch(source)
     conversion = plan_conversion(config, source, calibration)
@@ -130,7 +131,7 @@ def convert(
 
 @dataclass(frozen=True)
 class Conversion:
-    """All that is decided before a weight is read."""
+    """Everything that is decided before weights are converted."""
 
     checkpoint: HfCheckpoint
     calibration: Calibration | None
@@ -140,7 +141,7 @@ class Conversion:
 
 
 def plan_conversion(config: ConvertConfig, source: Path, calibration: Path | None = None) -> Conversion:
-    """Decide and check everything that can be known from the headers. Raises ForgeError for what they show."""
+    """Plan and check a conversion from config.json, headers and small tensors. Raises ForgeError as `convert` does."""
     checkpoint = open_checkpoint(source)
     layout = layout_for(config, checkpoint.config)
     family = family_of_checkpoint(checkpoint)
@@ -160,7 +161,7 @@ def plan_conversion(config: ConvertConfig, source: Path, calibration: Path | Non
 
 
 def layout_of(config: ConvertConfig, source_dtype: str) -> Layout:
-    """The layout that a configuration asks for, of a model whose config.json states `source_dtype`."""
+    """The layout that `config` asks for; `source_dtype`: the dtype in the model's config.json."""
     return Layout(
         parallel=Parallel(config.tp, config.pp, config.ep, config.cp),
         dtype=model_dtype(config.dtype, source_dtype),
@@ -175,14 +176,14 @@ def layout_of(config: ConvertConfig, source_dtype: str) -> Layout:
 
 
 def layout_for(config: ConvertConfig, source: HfConfig) -> Layout:
-    """The layout that a configuration asks for, with the quantisation that the source may have already.
+    """The layout that `config` asks for, with the quantisation of an already quantised source.
 
-    Raises ForgeError for a quantisation that is not repacked, and for a `quant` that differs from the source's.
+    Raises ForgeError for an unsupported quantisation of the source, and for a `quant` that differs from it.
     """
     layout, stored = layout_of(config, source.dtype), read_quantized_source(source)
     if config.exclude_modules and config.quant == "none" and stored is None:
         raise ForgeError(
-            "exclude_modules without a format: nothing is quantised", hint="Give --quant, or leave the exclusions out."
+            "exclude_modules without a format: nothing is quantised", hint="Give --quant, or leave exclude_modules out."
         )
     if stored is None:
         return layout
@@ -203,11 +204,12 @@ def layout_for(config: ConvertConfig, source: HfConfig) -> Layout:
 def _calibration(
     directory: Path | None, config: ConvertConfig, checkpoint: HfCheckpoint, layout: Layout
 ) -> Calibration | None:
-    """The calibration, if the format needs one. Raises ForgeError if it is absent or of another format."""
+    """The calibration, if the format needs one. Raises ForgeError if it is missing, unused or for another format."""
     if layout.source:
         if directory is not None:
             raise ForgeError(
-                f"{checkpoint.directory} is already quantised ({layout.source.tool}): a calibration has no use",
+                f"{checkpoint.directory} is already quantised ({layout.source.tool}): "
+                "--calibration applies only to unquantised checkpoints",
                 hint="Leave --calibration out, or convert the original checkpoint.",
             )
         return None
@@ -230,10 +232,12 @@ def _calibration(
             hint=f"Give --quant {calibration.quant}, or calibrate for {config.quant}.",
         )
     if scaled_cache and not calibration.has_kv_cache:
-        raise ForgeError(f"{directory} has no scales for an int8 KV cache", hint=f"Run {command} and give that.")
+        raise ForgeError(
+            f"{directory} has no scales for an int8 KV cache", hint=f"Run {command} and give --calibration CALIBRATION."
+        )
     if not calibrated and (config.kv_cache == "none" or not calibration.has_kv_cache):
         raise ForgeError(
-            f"{directory}: --quant {config.quant} with --kv-cache {config.kv_cache} would use nothing of it",
+            f"{directory} is not needed with --quant {config.quant} and --kv-cache {config.kv_cache}",
             hint=f"Give --quant {calibration.quant}, or leave --calibration out."
             if calibration.quant != "none"
             else "Give a --kv-cache, or leave --calibration out.",
@@ -242,7 +246,7 @@ def _calibration(
 
 
 def _require_same_model(calibration: Calibration, checkpoint: HfCheckpoint, digests: Mapping[str, str]) -> None:
-    """Raises ForgeError if the calibration was made from other files than these."""
+    """Raises ForgeError if the calibration was made from other files."""
     made_from = calibration.manifest.identity.inputs
     for name, digest in digests.items():
         if made_from.get(name) != digest:

@@ -1,7 +1,7 @@
 """Executes a checkpoint plan: sources are read in row slabs, every rank file is written front to back.
 
-The rank files of a pipeline stage are written in lock step, so each source row is read once. Memory is bounded by the
-slab, neither by the model nor by its largest tensor. What needs no arithmetic is copied without loading torch.
+The rank files of a pipeline stage are written in lock step, so each source row is read once. Memory depends on the slab
+size, not on the model or its largest tensor. Tensors that need no arithmetic are copied without loading torch.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -49,24 +49,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PipelineStage:
-    """The targets of one pipeline stage, and the rank files that all hold them."""
+    """The targets of one pipeline stage, and its rank files, which all hold these tensors."""
 
     targets: tuple[Target, ...]
     files: tuple[str, ...]
 
     @property
     def specs(self) -> tuple[TensorSpec, ...]:
-        """The tensors of each of its files."""
+        """The tensors of each file."""
         return tuple(target.spec for target in self.targets)
 
     @cached_property
     def bytes(self) -> int:
-        """Size of all its files."""
+        """Size of all files."""
         return (len(header_of(self.specs)) + sum(spec.nbytes for spec in self.specs)) * len(self.files)
 
 
 def pipeline_stages(plan: CheckpointPlan, layout: Layout) -> tuple[PipelineStage, ...]:
-    """The plan by pipeline stages."""
+    """The plan, split into pipeline stages."""
     tp, pp = layout.parallel.tp, layout.parallel.pp
     return tuple(
         PipelineStage(
@@ -87,9 +87,9 @@ def write_checkpoint(
     *,
     allow_nonfinite: bool = False,
 ) -> dict[str, FileRecord]:
-    """Write all rank files into `out`, but for those that an interrupted run finished; all records, digests included.
+    """Write all rank files into `out`, except those that an interrupted run finished; returns the records of all.
 
-    `dtype` is the model's. The digests of the source tensors are known afterwards. Raises ForgeError for weights that
+    `dtype` is the model's. Afterwards the digests of all source tensors are known. Raises ForgeError for weights that
     are NaN or infinite, unless `allow_nonfinite`.
     """
     finished = Finished.read(out)
@@ -110,7 +110,7 @@ def write_checkpoint(
 
 
 def _made_from(stage: PipelineStage, source: HfCheckpoint) -> str:
-    """Stands for the bytes of all source tensors of a stage."""
+    """Digest of all source tensors of a stage."""
     wanted = {name for target in stage.targets for name in sources_of(target.content)}
     names = sorted(wanted & set(source.tensors))
     return text_digest("\n".join(f"{name} {source.contents.of_tensor(name).hex()}" for name in names))
@@ -141,7 +141,7 @@ def _write_stage(
 
 @dataclass(frozen=True)
 class _Execution:
-    """Writes target after target of a pipeline stage, one writer a rank."""
+    """Writes the targets of a pipeline stage in order, with one writer per rank."""
 
     sources: Mapping[str, StoredTensor]
     dtype: Dtype
@@ -150,7 +150,7 @@ class _Execution:
     slabs: Slabs
     bar: Bar
     scales: dict[str, list[NDArray[np.uint8]]] = field(default_factory=dict)
-    """The ranks' scales of rows and blocks by their target's name, from when weights are rounded to their turn."""
+    """Row and block scales of every rank by target name, kept from quantisation until their target is written."""
 
     def write(self, target: Target) -> None:
         """All ranks' parts of a target."""
@@ -208,7 +208,7 @@ class _Execution:
         from trtforge.convert.quantize import Quantizer
 
         quantizer = Quantizer(content, self.calibration, self.dtype)
-        # All at once: kept small arrays between the large ones of every slab would hold the memory of those.
+        # One allocation: small arrays kept from every slab would fragment the heap and hold the memory of the slabs.
         size = content.scales.nbytes if content.scales else 0
         held, filled = [np.empty(size, np.uint8) for _ in self.writers], [0] * len(self.writers)
         if content.scales:
@@ -247,7 +247,7 @@ class _Execution:
             self._emit(computed(content, self.calibration, rank, self.dtype), rank)
 
     def _parts(self, piece: Piece) -> Iterator[tuple[int, Slab, Cut]]:
-        """What each rank gets of each slab of a piece, with the rank and its cut."""
+        """Rank, part and cut for every rank and slab of a piece."""
         for read in piece_reads(piece, self.sources):
             slab = self.slabs.take(read)
             for rank, cut, rows in _shares(piece, read.rows):
@@ -260,7 +260,7 @@ class _Execution:
 
 
 def _shares(piece: Piece, within: range) -> Iterator[tuple[int, Cut, range]]:
-    """The rows among these that each rank gets, in the order in which it gets them."""
+    """Rank, cut and rows in `within` that the rank gets, in the rank's order."""
     for rank, cut in enumerate(piece.cuts):
         for rows in cut.rows:
             start, stop = max(rows.start, within.start), min(rows.stop, within.stop)

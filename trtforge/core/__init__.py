@@ -1,1 +1,1 @@
-"""Floor 0: what every other part may use and what uses nothing of trtforge itself."""
+"""Floor 0: shared by every other package; imports none of them."""

@@ -1,4 +1,4 @@
-"""Publishing an artifact: whole or absent, a cache hit where it is already right, never somebody else's files."""
+"""Publish an artifact atomically: reused if it is up to date, and never over files that trtforge did not write."""
 
 import logging
 import shutil
@@ -25,20 +25,20 @@ from trtforge.core.manifest import (
 from trtforge.core.partial import RECORD, Finished, keep_finished
 
 Write = Callable[[Path], Mapping[str, FileRecord]]
-"""Writes the files into the directory given; returns the records it computed on the way (the rest is read again)."""
+"""Writes the files into a directory; returns the records it computed on the way (other files are read again)."""
 
 LateInputs = Callable[[], Mapping[str, str]]
-"""Digests of inputs that `write` reads anyway: asked for before it only if there is an artifact to compare with."""
+"""Digests of inputs that `write` reads anyway; computed before it only to compare with an existing artifact."""
 
 Origin = Literal["written", "already right", "from the cache"]
-"""How an artifact came to be at its place."""
+"""How an artifact was obtained."""
 
 _LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Produced:
-    """An artifact that is there now."""
+    """An artifact that exists now."""
 
     path: Path
     manifest: Manifest
@@ -46,7 +46,7 @@ class Produced:
 
     @property
     def cached(self) -> bool:
-        """Whether nothing had to be computed."""
+        """Whether nothing was computed."""
         return self.origin != "written"
 
 
@@ -59,15 +59,15 @@ def produce(
     late_inputs: LateInputs = dict,
     cache: Cache | None = None,
 ) -> Produced:
-    """Make the artifact `identity` at `out` by `write`, or find it there or in `cache`, which keeps what is made.
+    """Write the artifact `identity` at `out` with `write`, or reuse it from `out` or from `cache`.
 
-    The work happens in the sibling `.<name>.partial`, which is renamed when complete, so a failure at any instant
-    leaves what was at `out` before. An error deletes it: whatever filled the disk is gone. A kill, an interruption or
-    the failure of another program (LoggedError) leaves it, and the next run of the same identity keeps the files that
-    `write` had recorded as finished (core.partial); `force` starts afresh. Raises ForgeError if `out` holds anything
-    that trtforge did not write.
+    The work is done in the sibling `.<name>.partial`, which is renamed when complete: a failure at any time leaves the
+    previous content of `out`. An error deletes the partial directory, which frees a full disk. A kill, an interruption
+    or the failure of another program (LoggedError) keeps it, and the next run of the same identity reuses the files
+    that `write` recorded as finished (core.partial); `force` starts from scratch. Raises ForgeError if `out` has files
+    that trtforge did not write. New artifacts are stored in `cache`.
     """
-    given, partial, out = out, partial_directory(out), out.resolve()  # a symlink stays one: its target is replaced
+    given, partial, out = out, partial_directory(out), out.resolve()  # a symlink is kept; its target is replaced
     replaced = out.parent / f".{out.name}.replaced"
     with _locked(out):
         try:
@@ -94,7 +94,7 @@ def produce(
             raise
         except BaseException:
             keep_finished(partial)
-            _tell_what_is_kept(given, partial)
+            _log_kept_files(given, partial)
             raise
         finally:
             _take_back(replaced, out)
@@ -103,18 +103,18 @@ def produce(
     return Produced(given, manifest, origin)
 
 
-def _tell_what_is_kept(out: Path, partial: Path) -> None:
-    """Log what an interruption leaves of the artifact `out`."""
+def _log_kept_files(out: Path, partial: Path) -> None:
+    """Log what an interruption keeps of the artifact `out`."""
     kept = Finished.read(partial) if (partial / RECORD).exists() else None
     if kept is None or not kept.names:
-        _LOG.warning("%s was interrupted: nothing of it was finished, and what was there before is unharmed", out)
+        _LOG.warning("%s was interrupted before a file was finished; its previous content is unchanged", out)
     else:
         files = "1 finished file" if len(kept.names) == 1 else f"{len(kept.names)} finished files"
         _LOG.warning(f"{out} was interrupted: {files} ({kept.bytes:,} bytes) are kept in {partial}")
 
 
 def _publish(partial: Path, out: Path, replaced: Path) -> None:
-    """Put the complete artifact into its place; what was there can be taken back from `replaced`."""
+    """Move the complete artifact to `out`; the previous content is kept in `replaced`."""
     if out.exists():
         shutil.rmtree(replaced, ignore_errors=True)
         out.rename(replaced)
@@ -122,19 +122,19 @@ def _publish(partial: Path, out: Path, replaced: Path) -> None:
 
 
 def partial_directory(out: Path) -> Path:
-    """Where the artifact `out` grows."""
+    """The directory in which the artifact `out` is written."""
     out = out.resolve()
     return out.parent / f".{out.name}.partial"
 
 
 def _take_back(replaced: Path, out: Path) -> None:
-    """Undo a replacement that ended between its two renames."""
+    """Undo a replacement that was interrupted between its two renames."""
     if replaced.exists() and not out.exists():
         replaced.rename(out)
 
 
 def require_space(directory: Path, needed: int) -> None:
-    """Raises ForgeError if fewer than `needed` bytes are free where `directory` is."""
+    """Raise ForgeError if the disk of `directory` has fewer than `needed` free bytes."""
     free = shutil.disk_usage(directory).free
     if free < needed:
         raise ForgeError(
@@ -144,7 +144,7 @@ def require_space(directory: Path, needed: int) -> None:
 
 
 def _is_right(out: Path, existing: Manifest, identity: Identity, late_inputs: LateInputs) -> bool:
-    """Whether what is there is the artifact and whole. Expensive inputs are read only if all else is equal."""
+    """Whether `out` is this artifact, undamaged. Expensive inputs are read only if everything else is equal."""
     return (
         identity.agrees_with(existing.identity)
         and identity.with_inputs(late_inputs()) == existing.identity
@@ -153,27 +153,27 @@ def _is_right(out: Path, existing: Manifest, identity: Identity, late_inputs: La
 
 
 def _make(partial: Path, identity: Identity, write: Write, late_inputs: LateInputs, *, afresh: bool) -> Manifest:
-    """The complete artifact in `partial`."""
+    """Write the complete artifact into `partial`."""
     if afresh:
         shutil.rmtree(partial, ignore_errors=True)
     Finished.begin(partial, identity)
     kept = Finished.read(partial)
     if kept.names:
-        _LOG.info("going on from a run that did not end: %s bytes of files are finished", f"{kept.bytes:,}")
+        _LOG.info("resuming an interrupted run: %s bytes of files are finished", f"{kept.bytes:,}")
     records = dict(write(partial))
     whole = identity.with_inputs(late_inputs())
     (partial / RECORD).unlink()
     names = files_below(partial)
     manifest = Manifest(identity=whole, files={name: records.get(name) or record_of(partial / name) for name in names})
     manifest.write(partial)
-    _open_to_readers(partial, names)
+    _copy_read_permissions(partial, names)
     return manifest
 
 
-def _open_to_readers(directory: Path, names: Iterable[str]) -> None:
-    """Let whoever may read the manifest, which the user's umask decided, read the other files too.
+def _copy_read_permissions(directory: Path, names: Iterable[str]) -> None:
+    """Give all files the read permissions of the manifest, which follow the user's umask.
 
-    Some libraries (safetensors among them) write through a temporary file that is the user's alone.
+    Some libraries, such as safetensors, write through a temporary file that only the user can read.
     """
     usual = stat.S_IMODE((directory / FILE_NAME).stat().st_mode)
     for name in names:
@@ -184,15 +184,15 @@ def _open_to_readers(directory: Path, names: Iterable[str]) -> None:
 
 
 def _failed(partial: Path, error: OSError) -> ForgeError:
-    """The system refused to read or write: which file, and why."""
+    """A read or write error of the system: the file and the reason."""
     return ForgeError(
         f"{error.filename or partial.parent}: {error.strerror or error}",
-        hint="Free space or choose another directory, then run again; what was there before is unharmed.",
+        hint="Free space or choose another directory, then run again; the previous content is unchanged.",
     )
 
 
 def _replaceable(out: Path, stage: str) -> Manifest | None:
-    """The manifest at `out`; None if there is nothing. Raises ForgeError for anything but an artifact of `stage`."""
+    """The manifest at `out`; None if there is none. Raises ForgeError unless `out` can be replaced by `stage`."""
     if not out.exists():
         return None
     if not out.is_dir():
@@ -200,13 +200,13 @@ def _replaceable(out: Path, stage: str) -> Manifest | None:
     manifest = read_manifest(out)
     if manifest is not None and manifest.identity.stage != stage:
         raise ForgeError(
-            f"{out} holds the result of another stage: {manifest.identity.stage}, not {stage}",
+            f"{out} is the result of another stage: {manifest.identity.stage}, not {stage}",
             hint="Choose another output directory.",
         )
-    strangers = sorted(set(files_below(out)) - set(manifest.files if manifest else ()))
-    if strangers:
+    unexpected = sorted(set(files_below(out)) - set(manifest.files if manifest else ()))
+    if unexpected:
         raise ForgeError(
-            f"{out} holds files that trtforge did not write ({', '.join(strangers[:3])})",
+            f"{out} has files that trtforge did not write ({', '.join(unexpected[:3])})",
             hint="Choose another output directory, or move those files away.",
         )
     return manifest
@@ -214,11 +214,11 @@ def _replaceable(out: Path, stage: str) -> Manifest | None:
 
 @contextmanager
 def _locked(out: Path) -> Iterator[None]:
-    """Be the only process that makes the artifact at `out`; a second one waits here until the first is done."""
+    """Hold the lock of the artifact at `out`; a second process waits until the first is done."""
     path = out.parent / f".{out.name}.lock"
 
     def say() -> None:
-        _LOG.warning("another process writes %s: waiting for it", out)
+        _LOG.warning("another process is writing %s: waiting for it", out)
 
     with ExitStack() as held:
         try:

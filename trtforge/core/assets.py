@@ -1,4 +1,4 @@
-"""Files that travel with the program: recipes and model repository templates."""
+"""Files that are installed with the program: recipes and model repository templates."""
 
 from pathlib import Path
 

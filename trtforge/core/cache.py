@@ -1,9 +1,9 @@
-"""The cache of artifacts: what was once built or calibrated is not made again, for whichever output directory.
+"""The cache of artifacts: an engine or calibration is not built again for another output directory.
 
-An entry is a copy of an artifact under the digest of its identity. It is no hard link: who edits a file of OUT would
-edit the cache, and every other OUT that came from it. Where the file system has clones a copy costs nothing. Every
-hit is verified by digest all the same; a damaged entry is dropped and made again. A lock for each key keeps processes
-that want the same artifact waiting while one makes it; the kernel releases the lock of one that was killed.
+An entry is a copy of an artifact under the digest of its identity. Hard links are not used: editing a file of OUT
+would change the cache and every other OUT. On file systems with clones a copy costs nothing. Every hit is verified by
+digest; a damaged entry is dropped and built again. A lock per key makes processes that need the same artifact wait
+while one builds it; the kernel releases the lock of a killed process.
 """
 
 import logging
@@ -24,20 +24,20 @@ from trtforge.core.manifest import FILE_NAME, Identity, Manifest, Stage, check_f
 
 VARIABLE = "TRTFORGE_CACHE"
 _OFF = ("off", "none")
-_TAG_FILE = "CACHEDIR.TAG"  # tells backup programs to pass over it (bford.info/cachedir)
+_TAG_FILE = "CACHEDIR.TAG"  # tells backup programs to skip it (bford.info/cachedir)
 _TAG = "Signature: 8a477f597d28d172789f06886806bc55\n# Made by trtforge: `trtforge cache prune --all` empties it.\n"
 _LOG = logging.getLogger(__name__)
 
 
 def cache_directory() -> Path | None:
-    """The user's cache, by TRTFORGE_CACHE or the platform's rule.
+    """The user's cache directory, from TRTFORGE_CACHE or the platform's convention.
 
-    None where TRTFORGE_CACHE is off or none, and where the user has no home, as in some containers.
+    None if TRTFORGE_CACHE is off or none, or if the user has no home directory, as in some containers.
     """
     chosen = os.environ.get(VARIABLE, "")
     if chosen.lower() in _OFF:
         return None
-    base = os.environ.get("XDG_CACHE_HOME", "")  # relative ones are to be ignored (XDG base directory specification)
+    base = os.environ.get("XDG_CACHE_HOME", "")  # relative paths are ignored (XDG base directory specification)
     try:
         if chosen:
             return Path(chosen).expanduser().absolute()
@@ -49,35 +49,35 @@ def cache_directory() -> Path | None:
 
 
 def cache_for(about: About) -> "Cache | None":
-    """The user's cache for artifacts that are listed as `about`; None where it is switched off."""
+    """The user's cache for artifacts that are listed as `about`; None if it is disabled."""
     directory = cache_directory()
     return Cache(directory, about) if directory is not None else None
 
 
 @dataclass(frozen=True)
 class Slot:
-    """The place of one artifact, while this process holds its lock. `found`: the entry, verified.
+    """One artifact of the cache, while this process holds its lock. `found`: the verified entry.
 
-    `store` takes a copy of an artifact; None where nothing is to be kept.
+    `store` copies an artifact into the cache; None if nothing is stored.
     """
 
     found: Entry | None = None
     store: Callable[[Path, Manifest], None] | None = None
 
     def copy_to(self, directory: Path) -> Manifest | None:
-        """Make `directory` the artifact that was found; None where there is none. Raises OSError as copying does."""
+        """Copy the found artifact to `directory`; None if there is none. Raises OSError as copying does."""
         if self.found is None:
             return None
         manifest = read_manifest(self.found.artifact)
         assert manifest is not None, "the entry was verified"
         shutil.rmtree(directory, ignore_errors=True)
         _copy(self.found.artifact, manifest, directory)
-        with suppress(OSError):  # an entry of another user, in a cache that is shared
+        with suppress(OSError):  # an entry of another user in a shared cache
             os.utime(self.found.record)
         return manifest
 
     def keep(self, artifact: Path, manifest: Manifest) -> None:
-        """Take a copy of an artifact that was made. What prevents it is logged: it is no failure of the build."""
+        """Store a copy of a new artifact. Failures are logged: they do not fail the build."""
         if self.store is not None:
             self.store(artifact, manifest)
 
@@ -91,10 +91,10 @@ class Cache:
 
     @contextmanager
     def slot(self, identity: Identity, late_inputs: Callable[[], Mapping[str, str]], *, afresh: bool) -> Iterator[Slot]:
-        """The slot of an artifact, with its lock: shared where it was found, exclusive where it is to be made.
+        """The slot of an artifact with its lock: shared if it was found, exclusive if it must be built.
 
-        The lock's key is what is known before the work; `late_inputs` is asked for only if there are entries of that
-        key to choose from. `afresh` finds nothing, and replaces what is there.
+        The lock's key is the identity that is known before the work; `late_inputs` is called only if the key has
+        entries. `afresh` ignores and replaces existing entries.
         """
         key = identity.digest
         while True:
@@ -118,10 +118,10 @@ class Cache:
 
     @contextmanager
     def _held(self, key: str, stage: Stage, *, shared: bool) -> Iterator[bool]:
-        """Hold the lock of a key; False, and a word about it, where this cache cannot be used."""
+        """Hold the lock of a key; yields False, with a warning, if the cache cannot be used."""
 
         def say() -> None:
-            _LOG.warning("another process makes this %s: waiting for it", stage)
+            _LOG.warning("another process is building this %s: waiting for it", stage)
 
         descriptor = None
         try:
@@ -138,12 +138,12 @@ class Cache:
                 os.close(descriptor)
 
     def _store(self, key: str, artifact: Path, manifest: Manifest) -> None:
-        """Copy an artifact in. It counts once it has its name: what a killed process left is cleared away here."""
+        """Copy an artifact into the cache; the final rename makes it an entry."""
         new = self._of(key) / NEW
         try:
             free = shutil.disk_usage(self.root).free
             if manifest.total_bytes > free // 2:
-                raise OSError(f"it would take more than half of the {free:,} bytes that are free")
+                raise OSError(f"it would take more than half of the {free:,} free bytes")
             shutil.rmtree(new, ignore_errors=True)
             new.mkdir(parents=True)
             _copy(artifact, manifest, new / ARTIFACT)
@@ -153,23 +153,23 @@ class Cache:
             new.rename(target)
         except OSError as error:
             shutil.rmtree(new, ignore_errors=True)
-            _LOG.warning("%s is not kept in the cache: %s", artifact, error.strerror or error)
+            _LOG.warning("%s is not stored in the cache: %s", artifact, error.strerror or error)
 
 
 def _is_right(entry: Entry, wanted: Identity) -> bool:
-    """Whether an entry holds what was asked for, byte by byte."""
+    """Whether an entry is the wanted artifact, byte by byte."""
     try:
         manifest = read_manifest(entry.artifact)
         if manifest is None:
             fault: str | None = f"{entry.artifact / FILE_NAME} is missing"
         elif manifest.identity != wanted or files_below(entry.artifact) != sorted(manifest.files):
-            fault = f"{entry.artifact} is not what it is listed as"
+            fault = f"{entry.artifact} does not match its record"
         else:
             fault = check_files(entry.artifact, manifest)
     except (OSError, ForgeError) as error:
         fault = str(error)
     if fault is not None:
-        _LOG.warning("the cache's %s is damaged and is made again: %s", entry.stage, fault)
+        _LOG.warning("the cached %s is damaged and is built again: %s", entry.stage, fault)
     return fault is None
 
 

@@ -1,4 +1,4 @@
-"""An entry of the cache: a directory with an artifact and a record of what it is, whose time says when it was used."""
+"""An entry of the cache: a directory with an artifact and its record, whose mtime is the time of the last use."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +40,7 @@ class _Record(Config):
 
 @dataclass(frozen=True)
 class Entry:
-    """One artifact of the cache. `last_used` is in seconds since 1970; `made` tells entries of one name apart."""
+    """One artifact of the cache. `last_used`: seconds since 1970; `made`: distinguishes entries of the same name."""
 
     directory: Path
     stage: Stage
@@ -61,12 +61,12 @@ class Entry:
 
     @property
     def record(self) -> Path:
-        """The file whose time of modification is the last use."""
+        """The file whose mtime is the time of the last use."""
         return self.directory / _RECORD
 
     @property
     def lock(self) -> Path:
-        """The lock file of the key under which builds look for it."""
+        """The lock file of its key."""
         return lock_of(self.directory.parent)
 
 
@@ -76,13 +76,13 @@ def lock_of(directory: Path) -> Path:
 
 
 def write_entry(directory: Path, about: About, manifest: Manifest) -> None:
-    """Write the record of the artifact that was put into `directory`."""
+    """Write the record of the artifact in `directory`."""
     record = _Record(stage=manifest.identity.stage, about=about, bytes=manifest.total_bytes)
     (directory / _RECORD).write_text(record.model_dump_json())
 
 
 def read_entry(directory: Path) -> Entry | None:
-    """The entry; None where the record is missing or not ours."""
+    """The entry; None if its record is missing or invalid."""
     path = directory / _RECORD
     try:
         record, status = _Record.model_validate(read_json(path, hint="")), path.stat()
@@ -93,7 +93,7 @@ def read_entry(directory: Path) -> Entry | None:
 
 
 def read_entries(directory: Path) -> tuple[Entry, ...]:
-    """The entries of one key, by name. What a killed process left half made is none."""
+    """The entries of one key, by name, without the unfinished one of a killed process."""
     try:
         found = (read_entry(path) for path in sorted(directory.iterdir()) if path.name != NEW)
         return tuple(entry for entry in found if entry is not None)

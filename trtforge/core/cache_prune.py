@@ -1,4 +1,4 @@
-"""What the cache holds, and which of it may go: the least recently used first, never what a running build uses."""
+"""List and prune the cache: least recently used entries first, never one that a running build uses."""
 
 import os
 import shutil
@@ -18,38 +18,38 @@ Remove = Callable[[Entry], bool]
 
 @dataclass(frozen=True)
 class PruneLimits:
-    """What may stay: entries used within `older_than` days, and of those the last used that fit `max_size` bytes."""
+    """Keep entries used within `older_than` days, and of those the most recent within `max_size` bytes."""
 
     older_than: float | None = None
     max_size: int | None = None
     everything: bool = False
 
     def expired(self, last_used: float, now: float) -> bool:
-        """Whether what was last used then must go, whatever its size. Both in seconds since 1970."""
+        """Whether an entry last used then is too old. Both in seconds since 1970."""
         return self.everything or (self.older_than is not None and now - last_used > self.older_than * DAY)
 
 
 @dataclass(frozen=True)
 class Pruned:
-    """What was removed, and what should have been but is in use."""
+    """The removed entries, and those that were kept because they are in use."""
 
     removed: tuple[Entry, ...]
     in_use: tuple[Entry, ...]
 
     @property
     def bytes(self) -> int:
-        """What the removed entries took."""
+        """Total size of the removed entries."""
         return sum(entry.bytes for entry in self.removed)
 
 
 def list_entries(root: Path) -> tuple[Entry, ...]:
-    """Every entry of the cache below `root`, the last used first."""
+    """Every entry of the cache below `root`, the most recently used first."""
     found = [entry for directory in _keys(root) for entry in read_entries(directory)]
     return tuple(sorted(found, key=lambda entry: (-entry.last_used, entry.key)))
 
 
 def prune(entries: Iterable[Entry], limits: PruneLimits, now: float, remove: Remove) -> Pruned:
-    """Remove entries in the order of their last use until the rest is within `limits`. `now`: seconds since 1970."""
+    """Remove entries, oldest first, until the rest is within `limits`. `now`: seconds since 1970."""
     oldest_first = sorted(entries, key=lambda entry: (entry.last_used, entry.key))
     total = sum(entry.bytes for entry in oldest_first)
     removed, in_use = [], []
@@ -66,7 +66,7 @@ def prune(entries: Iterable[Entry], limits: PruneLimits, now: float, remove: Rem
 
 
 def remove(entry: Entry) -> bool:
-    """As Remove, for the entries of a cache. Raises OSError for what cannot be deleted."""
+    """Delete an entry of a cache; see Remove. Raises OSError if it cannot be deleted."""
     descriptor = take_free_lock(entry.lock)
     if descriptor is None:
         return False
@@ -88,7 +88,7 @@ def is_free(entry: Entry) -> bool:
 
 
 def sweep(root: Path) -> None:
-    """Delete what is no entry: what killed processes left half made, and the locks of keys without an entry."""
+    """Delete unfinished entries of killed processes, and locks of keys without entries."""
     for directory in _keys(root):
         descriptor = take_free_lock(lock_of(directory))
         if descriptor is None:

@@ -1,4 +1,4 @@
-"""The base of every configuration model, and the translation of its validation errors into a user's terms."""
+"""The base of every configuration model, and its validation errors as messages for users."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -15,7 +15,7 @@ _SHOWN = 60  # characters of a value in a message
 
 
 class Config(BaseModel):
-    """A frozen configuration: unknown keys are errors, defaults and help live on the field."""
+    """A frozen configuration: unknown keys are errors; defaults and descriptions are part of the fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
@@ -23,10 +23,10 @@ class Config(BaseModel):
     def parse(cls, values: Mapping[str, Any], where: str, name: Callable[[str], str] = str) -> Self:
         """Validate `values`. Raises ForgeError naming `where`, the dotted key and, for an unknown key, the nearest.
 
-        `name`: what users know a dotted key as.
+        `name` maps a dotted key to the name that messages use.
         """
         if not isinstance(values, Mapping):
-            raise ForgeError(f"{where}: {values!r:.60} has no keys", hint="An object with keys belongs there.")
+            raise ForgeError(f"{where}: {values!r:.60} is not a mapping", hint="Give keys with values.")
         try:
             return cls.model_validate(dict(values))
         except ValidationError as error:
@@ -40,12 +40,12 @@ def parse_value(text: str, option: str) -> Any:
     except ForgeError as error:
         raise UsageError(
             f"{option}: {text[:_SHOWN]!r} is not a value ({error.message})",
-            hint="Write values as in YAML: 3, 0.5, true, text.",
+            hint="Write the value as YAML: 3, 0.5, true, text.",
         ) from None
 
 
 def holds_text(cls: type[BaseModel], key: str) -> bool:
-    """Whether the value at a dotted key is text of any kind: 0.20 is a release there, not a number."""
+    """Whether the field at a dotted key takes text: 0.20 is then a release, not a number."""
     *parents, last = key.split(".")
     current = _model_at(cls, parents)
     field = current.model_fields.get(last) if current else None
@@ -69,7 +69,7 @@ def _as_forge_error(cls: type[BaseModel], error: ValidationError, where: str, na
         meant = get_close_matches(problem["input"], re.findall(r"'([^']*)'", problem["ctx"]["expected"]), n=1)
         hint = f"Got {problem['input']!r}; did you mean {meant[0]}?" if meant else hint
     if problem["type"] == "string_type" and isinstance(problem["input"], int | float):
-        hint = f"Got the number {problem['input']}: put text that looks like one in quotes."
+        hint = f"Got the number {problem['input']}: put it in quotes to make it text."
     return ForgeError(f"{where}: {key or 'value'}: {said}", hint=hint)
 
 

@@ -1,21 +1,22 @@
-"""Which device does the work."""
+"""Choice of the torch device."""
 
 from typing import Literal
 
 from trtforge.core.errors import ForgeError
+from trtforge.core.recipe import Device
 
 UsableDevice = Literal["cpu", "cuda"]
 
 CPU_CACHE_BYTES = 4 << 30
-"""Most that the KV cache takes of a CPU's memory over all ranks, where no size is asked for: it shares that memory."""
+"""Default limit of the KV cache in host memory, over all ranks; other programs need that memory too."""
 
 
-def usable_device(requested: Literal["auto", "cpu", "cuda"]) -> UsableDevice:
-    """`cpu` or `cuda`; `auto` takes a GPU where torch can use one. Raises ForgeError for a GPU that is not there."""
+def usable_device(requested: Device) -> UsableDevice:
+    """`cpu` or `cuda`; `auto` is `cuda` if torch can use a GPU. Raises ForgeError if not available."""
     import torch
 
     if requested == "cuda" and not torch.cuda.is_available():
-        raise ForgeError("--device cuda: no CUDA GPU is usable here", hint="Use --device cpu, or check `nvidia-smi`.")
+        raise ForgeError("--device cuda: no CUDA GPU is available", hint="Use --device cpu, or check `nvidia-smi`.")
     if requested == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     return requested

@@ -1,4 +1,4 @@
-"""BLAKE3 digests of files: fast enough (several GB/s) that every artifact can be checked when it is used."""
+"""BLAKE3 digests of files: at several GB/s, every artifact can be checked on use."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ _SLAB_BYTES = 8 << 20
 
 
 def file_digest(path: Path) -> str:
-    """Hex BLAKE3 of a file's bytes, read in slabs: a mapped file would count as memory and die if it were truncated."""
+    """Hex BLAKE3 of a file, read in slabs: a memory map would count as memory and crash if the file is truncated."""
     hasher = blake3(max_threads=blake3.AUTO)
     slab = memoryview(bytearray(min(_SLAB_BYTES, path.stat().st_size + 1)))
     with path.open("rb", buffering=0) as file:

@@ -1,9 +1,12 @@
-"""Element types by their TensorRT-LLM and safetensors names. No numpy, no torch: sizes are known without either."""
+"""Element types by their TensorRT-LLM and safetensors names, without numpy and torch."""
 
 from dataclasses import dataclass
 from typing import Literal
 
 from trtforge.core.errors import ForgeError
+
+FLOAT32_BYTES = 4
+"""Bytes of a float32 element, the type of most scaling factors."""
 
 ModelDtype = Literal["float16", "bfloat16", "float32"]
 
@@ -37,12 +40,12 @@ _BY_SAFETENSORS = {dtype.safetensors: dtype for dtype in DTYPES}
 
 
 def dtype_named(name: str) -> Dtype:
-    """The dtype with this TensorRT-LLM name; an unknown one is a defect, not a user's mistake."""
+    """The dtype with this TensorRT-LLM name; an unknown name is a bug in trtforge."""
     return _BY_NAME[name]
 
 
 def dtype_in_file(code: str, where: str) -> Dtype:
-    """The dtype with this safetensors code. Raises ForgeError naming `where` (file and tensor) for a foreign one."""
+    """The dtype with this safetensors code. Raises ForgeError naming `where` (file and tensor) if unknown."""
     try:
         return _BY_SAFETENSORS[code]
     except KeyError:

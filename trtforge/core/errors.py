@@ -1,10 +1,10 @@
-"""The one error that a user can cause. Everything else that escapes is a defect of trtforge."""
+"""Errors that a user can cause. Any other escaping exception is a bug in trtforge."""
 
 from pathlib import Path
 
 
 class ForgeError(Exception):
-    """A failure with a remedy: `message` says what is wrong (and names the file or key), `hint` what to do."""
+    """A failure with a remedy: `message` says what is wrong and names the file or key, `hint` says what to do."""
 
     def __init__(self, message: str, *, hint: str) -> None:
         super().__init__(message)
@@ -16,7 +16,7 @@ class ForgeError(Exception):
 
 
 class AbsentFile(ForgeError):
-    """A file that was to be read is not there."""
+    """A file to be read does not exist."""
 
 
 class UsageError(ForgeError):
@@ -24,11 +24,11 @@ class UsageError(ForgeError):
 
 
 class RequestError(ForgeError):
-    """A generation request that this engine cannot serve. It ends that request and disturbs no other."""
+    """A generation request that this engine cannot serve; other requests are not affected."""
 
 
 class LoggedError(ForgeError):
-    """Another program failed, and `log` is what it wrote. What it had finished stays for the next run."""
+    """Another program failed; `log` has its output. Finished work is kept for the next run."""
 
     def __init__(self, message: str, *, hint: str, log: Path) -> None:
         super().__init__(message, hint=hint)
@@ -39,7 +39,7 @@ class LoggedError(ForgeError):
 
 
 def first_line(error: BaseException) -> str:
-    """What a library's error says, in one line; its kind where it says nothing."""
+    """The first line of an exception's message, or its type if the message is empty."""
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 

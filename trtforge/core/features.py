@@ -1,4 +1,4 @@
-"""What users ask an engine to do, in their own terms: build flags and runtime keys both follow from it, together."""
+"""Features of an engine in the recipe; build flags and runtime keys are both derived from them."""
 
 from typing import Any, Literal
 
@@ -16,79 +16,83 @@ SpeculationMethod = Literal["draft", "medusa", "eagle", "lookahead"]
 SPECULATION: tuple[SpeculationMethod, ...] = ("draft", "medusa", "eagle", "lookahead")
 
 Choices = tuple[tuple[int, ...], ...]
-"""A tree of draft tokens: for each node the ranks of the candidates on the way to it."""
+"""A tree of draft tokens: for each node, the candidate ranks on the path to it."""
 
 
 class LoraFeature(Config):
-    """Adapters that requests bring along or name by their task id."""
+    """Adapters that requests send or refer to by task id."""
 
-    adapters: tuple[str, ...] = Field((), description="PEFT directories: they set max_rank and modules.")
-    max_rank: int | None = Field(None, ge=1, description="Largest rank; left out: the adapters', else 64.")
+    adapters: tuple[str, ...] = Field((), description="PEFT directories; they set max_rank and modules.")
+    max_rank: int | None = Field(None, ge=1, description="Maximum rank; default: that of the adapters, else 64.")
     modules: tuple[LoraModule, ...] = Field(
-        (), description="Layers that adapters change; left out: the adapters', else attn_q, attn_k, attn_v."
+        (), description="Layers with adapters; default: those of the adapters, else attn_q, attn_k, attn_v."
     )
-    gpu_fraction: float = Field(0.05, gt=0, lt=1, description="Adapter cache: share of what the KV cache leaves.")
+    gpu_fraction: float = Field(
+        0.05, gt=0, lt=1, description="Adapter cache: fraction of the memory that the KV cache leaves free."
+    )
     host_memory: int = Field(1 << 30, ge=1, description="Adapter cache on the host, in bytes.")
 
 
 class DraftFeature(Config):
-    """The engine verifies tokens that a smaller model drafts; the client carries them from one to the other."""
+    """The engine verifies tokens that a smaller model drafts; the client passes them from one to the other."""
 
     model: str | None = Field(None, description="Draft model for `trtforge plan`: hub id or directory.")
-    tokens: int = Field(5, ge=1, description="Most draft tokens of one step.")
+    tokens: int = Field(5, ge=1, description="Maximum draft tokens per iteration.")
 
 
 class _Tree(Config):
-    draft_tokens: int | None = Field(None, ge=1, description="Most draft tokens of a step; left out: the checkpoint's.")
+    draft_tokens: int | None = Field(
+        None, ge=1, description="Maximum draft tokens per iteration; default: the checkpoint's."
+    )
     choices: Choices | None = Field(None, description="Tree of candidates, such as [[0], [0, 0], [1]].")
 
     @field_validator("choices")
     @classmethod
     def _is_a_tree(cls, choices: Choices | None) -> Choices | None:
-        """The C++ runtime wants every node, not the leaves alone (docs/source/advanced/speculative-decoding.md)."""
+        """The C++ runtime requires every node, not only the leaves (docs/source/advanced/speculative-decoding.md)."""
         nodes = set(choices or ())
         if choices is not None and (not choices or () in nodes or len(nodes) < len(choices)):
-            raise ValueError("choices are paths of at least one token, each once")
+            raise ValueError("choices must be distinct paths of at least one token")
         for path in choices or ():
             if min(path) < 0:
-                raise ValueError(f"{list(path)} holds a negative rank")
+                raise ValueError(f"{list(path)} has a negative rank")
             if len(path) > 1 and path[:-1] not in nodes:
-                raise ValueError(f"{list(path)} is there, but not the path to it, {list(path[:-1])}")
+                raise ValueError(f"{list(path)} needs the path to it, {list(path[:-1])}")
         return choices
 
     @property
     def tree_depth(self) -> int | None:
-        """Tokens on the longest way through the choices."""
+        """Tokens of the longest path."""
         return max(map(len, self.choices)) if self.choices is not None else None
 
 
 class MedusaFeature(_Tree):
-    """Heads beside the output head draft the tokens; the checkpoint holds them."""
+    """Medusa heads draft the tokens; the checkpoint has them."""
 
-    heads: int | None = Field(None, ge=1, description="Medusa heads; left out: the checkpoint's.")
-    layers: int | None = Field(None, ge=1, description="Residual layers of a head; left out: the checkpoint's.")
+    heads: int | None = Field(None, ge=1, description="Medusa heads; default: the checkpoint's.")
+    layers: int | None = Field(None, ge=1, description="Residual layers per head; default: the checkpoint's.")
 
 
 class EagleFeature(_Tree):
-    """A decoder layer beside the model drafts the tokens; the checkpoint holds it."""
+    """An extra decoder layer drafts the tokens; the checkpoint has it."""
 
     depth: int | None = Field(
-        None, ge=1, description="Times that the draft network runs in a step; left out: the checkpoint's."
+        None, ge=1, description="Runs of the draft network per iteration; default: the checkpoint's."
     )
 
 
 class LookaheadFeature(Config):
-    """The model drafts for itself: n-grams of a window, and candidates out of earlier ones. Nothing is trained."""
+    """The model drafts its own tokens: n-grams of a window, and candidates from earlier ones. No training needed."""
 
-    window: int = Field(4, ge=1, description="N-grams that are looked for at once.")
-    ngram: int = Field(3, ge=2, description="Tokens of an n-gram: the most that one step accepts.")
-    verification: int = Field(4, ge=0, description="N-grams that are verified in one step.")
+    window: int = Field(4, ge=1, description="Lookahead window: n-grams generated in parallel.")
+    ngram: int = Field(3, ge=2, description="Tokens per n-gram, the maximum accepted per iteration.")
+    verification: int = Field(4, ge=0, description="N-grams verified per iteration.")
 
     @model_validator(mode="after")
     def _is_legal(self) -> Self:
         """`LookaheadDecodingConfig::isLegal`, cpp/tensorrt_llm/executor/decodingConfig.cpp, and something to verify."""
         if self.draft_tokens == 0:
-            raise ValueError("nothing would be drafted: the least is window 2, ngram 2, verification 1")
+            raise ValueError("no tokens would be drafted: the minimum is window 2, ngram 2, verification 1")
         return self
 
     @property
@@ -98,40 +102,40 @@ class LookaheadFeature(Config):
 
 
 class FeaturesConfig(Config):
-    """What the engine can do; build flags and runtime keys both follow from it."""
+    """Features of the engine; build flags and runtime keys are derived from them."""
 
     kv_reuse: bool = Field(True, description="Share KV blocks between requests with the same prefix.")
-    chunked_context: bool = Field(True, description="Cut long prompts into chunks that fit max_num_tokens.")
+    chunked_context: bool = Field(True, description="Split long prompts into chunks that fit max_num_tokens.")
     lora: LoraFeature | None = Field(None, description="Serve LoRA adapters.")
     draft: DraftFeature | None = Field(None, description="Verify tokens that a draft model proposes.")
     medusa: MedusaFeature | None = Field(None, description="Speculate with the checkpoint's Medusa heads.")
     eagle: EagleFeature | None = Field(None, description="Speculate with the checkpoint's EAGLE network.")
     lookahead: LookaheadFeature | None = Field(None, description="Speculate without any other model.")
     multiple_profiles: bool = Field(
-        False, description="Tune kernels for each of several step sizes: faster, and far longer to build."
+        False, description="Tune kernels for several iteration sizes: faster engine, much longer build."
     )
     weights_on_gpu: float = Field(
-        1.0, ge=0, le=1, description="Share of the weights kept on the GPU; the rest streams from the host."
+        1.0, ge=0, le=1, description="Fraction of the weights on the GPU; the others are streamed from host memory."
     )
-    context_logits: bool = Field(False, description="Requests may ask for the logits of their prompt.")
-    generation_logits: bool = Field(False, description="Requests may ask for the logits of their answer.")
+    context_logits: bool = Field(False, description="Allow requests for the logits of the prompt.")
+    generation_logits: bool = Field(False, description="Allow requests for the logits of the output.")
 
     @field_validator("lora", "draft", "medusa", "eagle", "lookahead", mode="before")
     @classmethod
     def _switch(cls, value: Any) -> Any:
-        """`lookahead: true` asks for it as it is, false does not."""
+        """`lookahead: true` enables a feature with its defaults, `false` disables it."""
         return ({} if value else None) if isinstance(value, bool) else value
 
     @model_validator(mode="after")
     def _one_method(self) -> Self:
         methods = [name for name in SPECULATION if getattr(self, name) is not None]
         if len(methods) > 1:
-            raise ValueError(f"{' and '.join(methods)} are {len(methods)} ways to speculate: an engine has one")
+            raise ValueError(f"{' and '.join(methods)}: an engine has only one speculative decoding method")
         return self
 
     @property
     def beyond_paging(self) -> tuple[str, ...]:
-        """What is asked for besides KV reuse and chunked context."""
+        """The requested features other than KV reuse and chunked context."""
         fields = type(self).model_fields
         paging = ("kv_reuse", "chunked_context")
         return tuple(name for name in fields if name not in paging and getattr(self, name) != fields[name].default)

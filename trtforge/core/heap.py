@@ -1,11 +1,11 @@
-"""Freed memory back to the system: glibc keeps it, and big tensors of many sizes then leave holes that add up."""
+"""Return freed memory to the system: glibc keeps it, and freed tensors of many sizes fragment the heap."""
 
 import ctypes
 from functools import cache
 
 
 def trim() -> None:
-    """Give back what is free, where the C library can."""
+    """Return free memory, if the C library supports it."""
     function = _malloc_trim()
     if function is not None:
         function(0)

@@ -1,4 +1,4 @@
-"""The Python to start other processes with."""
+"""The Python interpreter for child processes."""
 
 import os
 import shutil
@@ -9,7 +9,7 @@ from trtforge.core.errors import ForgeError
 
 
 def python_interpreter() -> str:
-    """A Python of this version. sys.executable is something else where Python is embedded, as in a Triton backend.
+    """A Python of this version. In an embedded Python, as in a Triton backend, sys.executable is another program.
 
     Raises ForgeError if there is none.
     """
@@ -19,10 +19,10 @@ def python_interpreter() -> str:
     beside = Path(sys.prefix) / "bin" / name
     found = str(beside) if beside.exists() else shutil.which(name)
     if found is None:
-        raise ForgeError(f"{name} was not found to start another process", hint=f"Put {name} on the PATH.")
+        raise ForgeError(f"{name} was not found to start a child process", hint=f"Put {name} on the PATH.")
     return found
 
 
 def python_environment() -> dict[str, str]:
-    """This process's environment, with its module search path for a child that is started with an interpreter."""
+    """This process's environment, with its module search path, for a child interpreter."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}

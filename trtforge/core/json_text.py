@@ -1,4 +1,4 @@
-"""The one reader of JSON: every size is limited, and every error names the file and, where it is known, the line.
+"""The only JSON reader: all sizes are limited, and errors name the file and, if known, the line.
 
 Python's own parser has no limits: deep nesting ends in a RecursionError, long numbers in a ValueError.
 """
@@ -14,15 +14,15 @@ from trtforge.core.errors import ForgeError
 from trtforge.core.reading import MIB, as_text, read_limited
 
 MOST_BYTES = 64 * MIB
-"""The largest tokenizer.json have 35 MB."""
+"""The largest tokenizer.json files have 35 MB."""
 MOST_VALUES = 5_000_000
-"""A value takes 50 to 100 bytes of memory. tokenizer.json of Gemma 3 holds 2 million."""
+"""A value takes 50 to 100 bytes of memory. Gemma 3's tokenizer.json has 2 million."""
 DEEPEST = 64
 MOST_DIGITS = 40
-"""Whole numbers in files of this kind have 64 bits."""
+"""Integers in such files have 64 bits."""
 
 REINSTALL = "Install trtforge again."
-"""What to do about a damaged file that travels with the program."""
+"""Hint for a damaged file of the installation."""
 
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")
 
@@ -50,8 +50,7 @@ def parse_json(
 ) -> Any:
     """The value of a JSON text. Raises ForgeError naming `where`.
 
-    `halves`: strings may hold halves of surrogate pairs, which cannot be written as UTF-8. `values`: how many values
-    the text may hold.
+    `halves`: allow lone surrogates in strings, which UTF-8 cannot encode. `values`: limit of the number of values.
     """
     text = as_text(data, where, hint=hint) if isinstance(data, bytes) else data
     opened = text.count("[") + text.count("{")
@@ -77,7 +76,7 @@ def _unique(pairs: Sequence[tuple[str, Any]], where: str, hint: str) -> dict[str
     if len(found) < len(pairs):
         seen: set[str] = set()
         again = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise ForgeError(f"{where}: the key {again!r} is there twice in one object", hint=hint)
+        raise ForgeError(f"{where}: the key {again!r} occurs twice in one object", hint=hint)
     return found
 
 
@@ -85,7 +84,7 @@ def _integer(text: str, where: str, hint: str, digits: str) -> int:
     count = len(digits.removeprefix("-"))
     if count > MOST_DIGITS:
         line = text.count("\n", 0, max(0, text.find(digits))) + 1
-        said = f"line {line}: a whole number of {count:,} digits ({digits[:8]}...), {MOST_DIGITS} are the limit"
+        said = f"line {line}: an integer of {count:,} digits ({digits[:8]}...), the limit is {MOST_DIGITS}"
         raise ForgeError(f"{where}, {said}", hint=hint)
     return int(digits)
 
@@ -114,4 +113,4 @@ def _require_whole(found: Any, where: str, hint: str) -> None:
         json.dumps(found, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
         half = error.object[error.start]
-        raise ForgeError(f"{where}: half of a surrogate pair ({half!r}) in a text", hint=hint) from None
+        raise ForgeError(f"{where}: a lone surrogate ({half!r}) in a string", hint=hint) from None

@@ -1,4 +1,4 @@
-"""Advisory locks between processes, on files: whoever is killed holds none. (flock: local file systems, and NFS.)"""
+"""Advisory file locks between processes, released when a process is killed (flock: local file systems and NFS)."""
 
 import fcntl
 import os
@@ -11,9 +11,9 @@ Waiting = Callable[[], None]
 
 
 def take_lock(path: Path, *, shared: bool = False, waiting: Waiting = lambda: None) -> int:
-    """A descriptor that holds the lock file at `path`, until it is closed. Never one of an unlinked file.
+    """A descriptor that holds the lock file at `path` until it is closed; never of an unlinked file.
 
-    Raises OSError where no lock can be had, for example below a directory that cannot be written.
+    Raises OSError if locking is not possible, for example in a directory without write permission.
     """
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
@@ -29,7 +29,7 @@ def take_lock(path: Path, *, shared: bool = False, waiting: Waiting = lambda: No
 
 @contextmanager
 def locked_by(path: Path, *, waiting: Waiting = lambda: None) -> Iterator[None]:
-    """Hold the lock file at `path`, as `take_lock` does, for the block; it is deleted then."""
+    """Hold the lock file at `path` for the block, as `take_lock` does, then delete it."""
     descriptor = take_lock(path, waiting=waiting)
     try:
         yield
@@ -39,7 +39,7 @@ def locked_by(path: Path, *, waiting: Waiting = lambda: None) -> Iterator[None]:
 
 
 def take_free_lock(path: Path) -> int | None:
-    """As `take_lock` for an exclusive one; None where another process has it now."""
+    """As `take_lock`, exclusive; None if another process holds the lock."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -60,7 +60,7 @@ def _flock(descriptor: int, mode: int, waiting: Waiting) -> None:
 
 
 def _is_at(descriptor: int, path: Path) -> bool:
-    """Whether the open file is the one that has the name: who held the lock may have unlinked it."""
+    """Whether the open file still has this name: the previous holder of the lock may have unlinked it."""
     try:
         return os.fstat(descriptor).st_ino == path.stat().st_ino
     except FileNotFoundError:

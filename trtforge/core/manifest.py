@@ -1,6 +1,6 @@
-"""`forge.json`: what an artifact is, what it was made from and the digest of every byte in it.
+"""`forge.json`: an artifact's identity and the digests of its files.
 
-It is deterministic: no time, no path, no host. The same inputs give the same bytes.
+It is deterministic: no times, paths or host names. The same inputs give the same bytes.
 """
 
 import json
@@ -18,7 +18,7 @@ from trtforge.core.json_text import read_json
 FILE_NAME = "forge.json"
 SCHEMA_VERSION = 1
 
-Stage = Literal["calibration", "checkpoint", "engine", "repository", "migration"]
+Stage = Literal["calibration", "checkpoint", "verification", "engine", "repository", "migration"]
 
 
 class FileRecord(Config):
@@ -29,7 +29,7 @@ class FileRecord(Config):
 
 
 class Identity(Config):
-    """What decides an artifact's bytes: equal identities give equal artifacts."""
+    """What determines an artifact's bytes: equal identities give equal artifacts."""
 
     stage: Stage
     config: dict[str, Any] = Field(default_factory=dict)
@@ -38,15 +38,15 @@ class Identity(Config):
 
     @property
     def digest(self) -> str:
-        """Hex BLAKE3 that stands for the artifact before it is made."""
+        """Hex BLAKE3 that identifies the artifact before it is written."""
         return text_digest(json.dumps(self.model_dump(mode="json"), sort_keys=True))
 
     def with_inputs(self, more: Mapping[str, str]) -> "Identity":
-        """The same with the digests of more inputs."""
+        """A copy with the digests of more inputs."""
         return self.model_copy(update={"inputs": {**self.inputs, **more}})
 
     def agrees_with(self, whole: "Identity") -> bool:
-        """Whether `whole` is this with some inputs more, or none."""
+        """Whether `whole` equals this identity, apart from additional inputs."""
         return self.with_inputs(whole.inputs) == whole and self.inputs.items() <= whole.inputs.items()
 
 
@@ -59,7 +59,7 @@ class Manifest(Config):
 
     @property
     def total_bytes(self) -> int:
-        """Size of all files, `forge.json` not counted."""
+        """Size of all files except `forge.json`."""
         return sum(record.bytes for record in self.files.values())
 
     def write(self, directory: Path) -> None:
@@ -72,21 +72,21 @@ class Manifest(Config):
 
     @property
     def digest(self) -> str:
-        """Hex BLAKE3 of `forge.json`: stands for the whole artifact where it is another stage's input."""
+        """Hex BLAKE3 of `forge.json`; identifies the artifact as an input of another stage."""
         return text_digest(self.to_json())
 
 
 def read_manifest(directory: Path) -> Manifest | None:
-    """The manifest of `directory`, or None where there is none. Raises ForgeError for a damaged one."""
+    """The manifest of `directory`, None if there is none. Raises ForgeError if it is damaged."""
     path = directory / FILE_NAME
     try:
-        values = read_json(path, hint=f"Delete {directory} and make it again.")
+        values = read_json(path, hint=f"Delete {directory} and build it again.")
     except AbsentFile:
         return None
     if not isinstance(values, dict) or values.get("schema_version") != SCHEMA_VERSION:
         raise ForgeError(
-            f"{path}: made by another version of trtforge",
-            hint=f"Delete {directory} and make it again with this version.",
+            f"{path}: written by another version of trtforge",
+            hint=f"Delete {directory} and build it again with this version.",
         )
     return Manifest.parse(values, str(path))
 
@@ -103,24 +103,24 @@ def files_below(directory: Path) -> list[str]:
 
 
 def check_files(directory: Path, manifest: Manifest) -> str | None:
-    """None if every recorded file is there with its recorded digest, else the first thing that is wrong."""
+    """The first fault of the recorded files; None if all exist with their recorded digests."""
     faults = (fault_of(directory / name, record) for name, record in manifest.files.items())
     return next((fault for fault in faults if fault is not None), None)
 
 
 def fault_of(path: Path, record: FileRecord) -> str | None:
-    """What is wrong with a file that should be as recorded; None if it is."""
+    """The fault of a file compared with its record; None if it is unchanged."""
     if not path.is_file():
         return f"{path} is missing"
     if path.stat().st_size != record.bytes:
-        return f"{path} has {path.stat().st_size} bytes, {record.bytes} were written"
+        return f"{path} has {path.stat().st_size} bytes instead of {record.bytes}"
     if file_digest(path) != record.blake3:
         return f"{path} was changed after it was written"
     return None
 
 
 def open_artifact(directory: Path, stage: Stage) -> Manifest:
-    """The manifest of an artifact that a stage is about to use, with every file checked.
+    """The manifest of a stage's input artifact, after checking every file.
 
     Raises ForgeError if it is absent, of another stage, incomplete or changed.
     """
@@ -132,21 +132,21 @@ def open_artifact(directory: Path, stage: Stage) -> Manifest:
 
 
 def require_manifest(directory: Path, stage: Stage) -> Manifest:
-    """The manifest of an artifact, its files not looked at. Raises ForgeError if it is absent or of another stage."""
+    """The manifest of an artifact, without checking its files. Raises ForgeError if absent or of another stage."""
     manifest = read_manifest(directory)
     if manifest is None:
         raise ForgeError(
             f"{directory} is not a trtforge {stage}: it has no {FILE_NAME}",
-            hint=f"Give the directory that the stage before wrote; `trtforge inspect {directory}` says what this is.",
+            hint=f"Give the output directory of the previous stage; `trtforge inspect {directory}` shows what this is.",
         )
     if manifest.identity.stage != stage:
         raise ForgeError(
-            f"{directory} is of stage {manifest.identity.stage}, {stage} is needed",
-            hint="Stages go calibration, checkpoint, engine, repository.",
+            f"{directory} is the result of stage {manifest.identity.stage}, {stage} is required",
+            hint="The order of artifacts is calibration, checkpoint, engine, repository.",
         )
     return manifest
 
 
 def damaged(directory: Path, stage: Stage, problem: str) -> ForgeError:
-    """The error for an artifact whose files are not the manifest's."""
-    return ForgeError(f"{stage} {directory} is damaged: {problem}", hint="Delete the directory and make it again.")
+    """The error for an artifact whose files do not match its manifest."""
+    return ForgeError(f"{stage} {directory} is damaged: {problem}", hint="Delete the directory and build it again.")

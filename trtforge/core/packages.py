@@ -1,10 +1,10 @@
-"""Versions of this Python's packages, without importing them."""
+"""Versions of installed packages, without importing them."""
 
 from importlib.metadata import PackageNotFoundError, version
 
 
 def installed_version(package: str) -> str | None:
-    """The version of `package`; None where it is not installed."""
+    """The version of `package`; None if it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -12,7 +12,7 @@ def installed_version(package: str) -> str | None:
 
 
 def installed_release(package: str) -> str | None:
-    """The same without the local part, which names the CUDA version of a wheel: 1.2.1 of 1.2.1+cu130."""
+    """The version without its local part, the CUDA version of a wheel: 1.2.1 for 1.2.1+cu130."""
     found = installed_version(package)
     return None if found is None else release_of(found)
 
@@ -23,5 +23,5 @@ def release_of(version: str) -> str:
 
 
 def same_minor(one: str, other: str) -> bool:
-    """Whether the first two numbers of both versions are the same: the LLM API's arguments are those of such a line."""
+    """Whether major and minor version are equal: the LLM API's arguments change only between minor versions."""
     return one.split(".")[:2] == other.split(".")[:2]

@@ -1,4 +1,4 @@
-"""Where a rank stands: tensor, pipeline, expert and context parallelism, as TensorRT-LLM numbers them."""
+"""The parallel layout and its ranks: tensor, pipeline, expert and context parallelism, numbered as in TensorRT-LLM."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ class Parallel:
         if self.tp % self.ep:
             raise ForgeError(
                 f"ep {self.ep} does not divide tp {self.tp}",
-                hint="Experts are grouped inside the tensor-parallel ranks: choose an ep that divides tp.",
+                hint="Experts are split within the tensor-parallel ranks: choose an ep that divides tp.",
             )
 
     @property
@@ -80,7 +80,7 @@ class Parallel:
         return cls(
             tp=_size(mapping, "tp_size"),
             pp=_size(mapping, "pp_size"),
-            ep=max(1, _size(mapping, "moe_ep_size")),  # -1: not said
+            ep=max(1, _size(mapping, "moe_ep_size")),  # -1: not set
             cp=_size(mapping, "cp_size"),
         )
 
@@ -88,7 +88,5 @@ class Parallel:
 def _size(mapping: Mapping[str, Any], key: str) -> int:
     value = mapping.get(key, 1)
     if isinstance(value, bool) or not isinstance(value, int):
-        raise ForgeError(
-            f"config.json: mapping.{key} is {value!r}, not a whole number", hint="Make the directory again."
-        )
+        raise ForgeError(f"config.json: mapping.{key} is {value!r}, not an integer", hint="Build the directory again.")
     return value

@@ -1,8 +1,7 @@
-"""The directory in which an artifact grows, and which of its files are finished: a run after a kill goes on from there.
+"""The partial directory of an artifact, and the record of its finished files: a run after a kill resumes from it.
 
-`.finished.json` says it. A kill may come at any instant: the record is replaced atomically, and a file counts as
-finished only while it has the digest that the record gives. (Nothing is flushed to the disk for it: after a loss of
-power the digests tell.)
+`.finished.json` is replaced atomically, so that a kill at any time leaves a valid record. A file counts as finished
+only while it has its recorded digest; the digests also detect data lost in a power failure, since nothing is flushed.
 """
 
 import os
@@ -21,7 +20,7 @@ RECORD = ".finished.json"
 
 
 class Group(Config):
-    """Files that were finished together, by relative POSIX path. `made_from` stands for what decides their bytes."""
+    """Files that were finished together, by relative POSIX path. `made_from`: digest of their inputs."""
 
     made_from: str
     files: dict[str, FileRecord]
@@ -40,7 +39,7 @@ class Finished:
 
     @classmethod
     def begin(cls, directory: Path, identity: Identity) -> None:
-        """Make `directory`, or empty it but for what an earlier run of the same identity finished."""
+        """Create `directory`, or delete everything except files that an earlier run of this identity finished."""
         found = _read(directory)
         groups = found.groups if found is not None and found.identity == identity else []
         groups = [group for group in groups if _is_whole(directory, group)]
@@ -50,7 +49,7 @@ class Finished:
 
     @classmethod
     def read(cls, directory: Path) -> "Finished":
-        """What `begin` and `add` recorded in `directory`."""
+        """The record that `begin` and `add` wrote in `directory`."""
         record = _read(directory)
         assert record is not None, f"{directory} was not begun"
         return cls(directory, record)
@@ -70,7 +69,7 @@ class Finished:
         return next((group for group in self._record.groups if set(group.files) == set(names)), None)
 
     def add(self, group: Group) -> None:
-        """These files are finished; what was known about files of the same names is forgotten."""
+        """Record a finished group; it replaces groups with files of the same names."""
         others = [other for other in self._record.groups if not set(other.files) & set(group.files)]
         self._record = _Record(identity=self._record.identity, groups=[*others, group])
         self._write()
@@ -83,13 +82,13 @@ class Finished:
 
 
 def keep_finished(directory: Path) -> None:
-    """Delete everything that is not finished, and the directory with it where nothing is."""
+    """Delete all unfinished files, and the directory if no file is finished."""
     record = _read(directory)
     keep_only(directory, {name for group in record.groups for name in group.files} if record else set())
 
 
 def keep_only(directory: Path, names: Collection[str]) -> None:
-    """Delete everything but these files and the record; the whole directory where there are none."""
+    """Delete everything except these files and the record; without files, the whole directory."""
     if not names:
         shutil.rmtree(directory, ignore_errors=True)
         return
@@ -108,7 +107,7 @@ def _is_whole(directory: Path, group: Group) -> bool:
 
 
 def _read(directory: Path) -> _Record | None:
-    """The record; None where there is none, or it is not ours."""
+    """The record; None if it is missing or invalid."""
     path = directory / RECORD
     try:
         return _Record.model_validate(read_json(path, hint=""))

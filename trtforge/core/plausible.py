@@ -1,6 +1,6 @@
-"""Upper bounds of the numbers that size something, in one place: no file may make us allocate or loop without end.
+"""Upper bounds of numbers that determine sizes, so that no file can cause unbounded allocations or loops.
 
-Each bound is several times the largest published model's or machine's value.
+Each bound is several times the largest value of a published model or machine.
 """
 
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ LARGEST: Mapping[str, int] = MappingProxyType(
         **dict.fromkeys(("max_batch_size", "max_beam_width"), _REQUESTS),
     }
 )
-"""The largest value that a key of a model's or an engine's configuration may have, wherever it stands."""
+"""The largest value of a key in a model's or an engine's configuration, at any level."""
 
 MOST_EXPERTS = 1 << 17
 """Experts of all layers together. DeepSeek-V3 has 14,848, Kimi K2 23,040."""
@@ -42,10 +42,9 @@ _DEEPEST = 8
 
 
 def require_plausible(values: Mapping[str, Any], where: str, hint: str) -> None:
-    """Raises ForgeError naming `where`, the key, its value and the limit for a number that is too large for its key.
+    """Raise ForgeError naming `where`, the key, its value and the limit for an implausibly large number.
 
-    Objects inside of `values` are looked through too. Other types, and numbers that are too small, are for whoever
-    reads them.
+    Nested objects are checked too. Other types and numbers that are too small are left to the caller.
     """
     _look_through(values, "", where, hint, _DEEPEST)
     layers, experts = _first(values, "num_hidden_layers", "n_layer"), _first(values, *_EXPERT_KEYS)

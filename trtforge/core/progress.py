@@ -1,4 +1,4 @@
-"""Progress of long work: a bar with rate and remaining time on a terminal, nothing anywhere else."""
+"""Progress bars with rate and remaining time on a terminal; no output elsewhere."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -24,23 +24,23 @@ from rich.text import Text
 
 
 class Bar(Protocol):
-    """What a stage reports to while it works."""
+    """A progress bar that a stage updates."""
 
     def advance(self, amount: float) -> None:
-        """`amount` more units of the total are done."""
+        """Add `amount` finished units."""
 
     def describe(self, text: str) -> None:
-        """What is being worked on now."""
+        """Set the text for the current step."""
 
 
 class Progress(Protocol):
-    """Makes bars. Stages take one as an argument; none of them knows whether a terminal is there."""
+    """Creates bars. Stages take one as an argument and need not know whether there is a terminal."""
 
     def bar(self, title: str, total: float, unit: str) -> AbstractContextManager[Bar]:
         """A bar over `total` units ('B' for bytes, else a plural noun)."""
 
     def bars(self, titles: Sequence[str], total: float, unit: str) -> AbstractContextManager[Sequence[Bar]]:
-        """A bar for each of several pieces of work that go on side by side."""
+        """One bar per parallel task."""
 
 
 class _NoBar:
@@ -56,12 +56,12 @@ class Silent:
 
     @contextmanager
     def bar(self, title: str, total: float, unit: str) -> Iterator[Bar]:
-        """A bar that nobody sees."""
+        """A bar without output."""
         yield _NoBar()
 
     @contextmanager
     def bars(self, titles: Sequence[str], total: float, unit: str) -> Iterator[Sequence[Bar]]:
-        """Bars that nobody sees."""
+        """Bars without output."""
         yield [_NoBar() for _ in titles]
 
 
@@ -92,13 +92,13 @@ class Terminal:
 
     @contextmanager
     def bar(self, title: str, total: float, unit: str) -> Iterator[Bar]:
-        """A bar with count or bytes, rate and remaining time; it goes away when the work is done."""
+        """A bar with count or bytes, rate and remaining time; it disappears at the end."""
         with self.bars([title], total, unit) as (bar,):
             yield bar
 
     @contextmanager
     def bars(self, titles: Sequence[str], total: float, unit: str) -> Iterator[Sequence[Bar]]:
-        """Such bars below one another."""
+        """Several bars, one per line."""
         amounts: list[ProgressColumn] = (
             [DownloadColumn(), TransferSpeedColumn()]
             if unit == "B"
@@ -110,5 +110,5 @@ class Terminal:
 
 
 def for_this_terminal(*, quiet: bool = False) -> Progress:
-    """Bars if stderr is a terminal and the user wants them."""
+    """Bars if stderr is a terminal and `quiet` is not set."""
     return Terminal() if sys.stderr.isatty() and not quiet else Silent()

@@ -1,4 +1,4 @@
-"""Files of others as text: regular files of at most so many bytes, in UTF-8. Every failure names the file."""
+"""Read untrusted files: regular files of limited size, in UTF-8. Every error names the file."""
 
 import os
 import stat
@@ -13,8 +13,8 @@ _NOT_BLOCKING = getattr(os, "O_NONBLOCK", 0)
 def read_limited(path: Path, limit: int, *, hint: str, absent: str | None = None) -> bytes:
     """The bytes of a regular file of at most `limit` bytes.
 
-    Raises AbsentFile (with the hint `absent`) where nothing is there, ForgeError for another kind of file, a larger
-    one, and one that cannot be read.
+    Raises AbsentFile (with the hint `absent`) if it does not exist, ForgeError if it is not a regular file, too large
+    or unreadable.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | _NOT_BLOCKING)  # a FIFO without a writer would block
@@ -26,15 +26,15 @@ def read_limited(path: Path, limit: int, *, hint: str, absent: str | None = None
         raise AbsentFile(f"{path}: {error.strerror}", hint=absent or hint) from None
     except OSError as error:
         raise ForgeError(f"{path}: {error.strerror}", hint=absent or hint) from None
-    except ValueError as error:  # a name with a zero byte
+    except ValueError as error:  # a file name with a zero byte
         raise ForgeError(f"{str(path)!r}: {error}", hint=absent or hint) from None
     if len(data) > limit:
-        raise ForgeError(f"{path}: larger than {limit:,} bytes, the limit for such a file", hint=hint)
+        raise ForgeError(f"{path}: larger than the limit of {limit:,} bytes", hint=hint)
     return data
 
 
 def as_text(data: bytes, where: str, *, hint: str) -> str:
-    """`data` as UTF-8. Raises ForgeError naming `where` and the byte that is not."""
+    """`data` decoded as UTF-8. Raises ForgeError naming `where` and the invalid byte."""
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:

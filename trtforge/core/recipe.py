@@ -1,10 +1,11 @@
-"""A recipe: every choice of one build, from the model to the quality gate. Defaults and help live here, once."""
+"""A recipe: all settings of one build, from the model to the quality gate, with their defaults and descriptions."""
 
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
+from trtforge.core import defaults
 from trtforge.core.config_model import Config, holds_text, parse_value
 from trtforge.core.errors import ForgeError, UsageError
 from trtforge.core.features import FeaturesConfig
@@ -18,12 +19,17 @@ QuantFormat = Literal["none", "fp8", "fp8_rowwise", "int4_awq", "w4a8_awq", "int
 KvCacheFormat = Literal["none", "fp8", "int8"]
 DtypeChoice = Literal["auto", "float16", "bfloat16", "float32"]
 Backend = Literal["auto", "tensorrt_llm", "torch", "llmapi"]
+ResolvedBackend = Literal["tensorrt_llm", "torch", "llmapi"]
+"""A backend after `auto` is resolved."""
+EngineBackend = Literal["tensorrt_llm", "torch"]
+"""A backend that `auto` can resolve to."""
 Device = Literal["auto", "cpu", "cuda"]
 SchedulerPolicy = Literal["guaranteed_no_evict", "max_utilization"]
+GroupSize = Literal[64, 128]
 
 
 class ModelConfig(Config):
-    """Which Hugging Face checkpoint."""
+    """The Hugging Face checkpoint."""
 
     source: str = Field(description="Hub id, or a directory relative to the recipe.")
     revision: str = Field("main", description="Branch, tag or commit on the hub.")
@@ -34,16 +40,16 @@ class ModelConfig(Config):
 
 
 class CalibrationConfig(Config):
-    """What activations are measured on."""
+    """Calibration samples."""
 
     data: str = Field(
-        "builtin:stdlib",
+        defaults.CALIBRATION_DATA,
         description="FILE.jsonl, .txt, .parquet or .safetensors, hf:ID[@REVISION][:CONFIG[:SPLIT]] or builtin:stdlib.",
     )
-    samples: int = Field(128, ge=1, description="Number of samples.")
-    sequence_length: int = Field(512, ge=2, description="Tokens of a sample.")
-    batch_size: int = Field(8, ge=1, description="Samples per forward pass.")
-    seed: int = Field(0, description="Order in which samples are drawn.")
+    samples: int = Field(defaults.CALIBRATION_SAMPLES, ge=1, description="Number of samples.")
+    sequence_length: int = Field(defaults.CALIBRATION_TOKENS, ge=2, description="Tokens per sample.")
+    batch_size: int = Field(defaults.CALIBRATION_BATCH_SIZE, ge=1, description="Samples per forward pass.")
+    seed: int = Field(0, description="Random seed for drawing samples.")
 
 
 class QuantizationConfig(Config):
@@ -51,13 +57,15 @@ class QuantizationConfig(Config):
 
     format: QuantFormat = Field("none", description="Format of the decoder's linear layers.")
     kv_cache: KvCacheFormat = Field("none", description="Format of the KV cache; none is the model's dtype.")
-    group_size: Literal[64, 128] = Field(128, description="INT4-AWQ: weights that share a scale, along the input.")
-    exclude_modules: tuple[str, ...] = Field(
-        (), description="Linear layers that stay as they are: Hugging Face names, * for anything."
+    group_size: GroupSize = Field(
+        defaults.GROUP_SIZE, description="AWQ group size: weights along the input that share a scaling factor."
     )
-    awq_clip: bool = Field(False, description="AWQ: also search how far the blocks of a weight are best clipped.")
+    exclude_modules: tuple[str, ...] = Field(
+        (), description="Linear layers to leave unquantised: Hugging Face names; * matches anything."
+    )
+    awq_clip: bool = Field(False, description="AWQ: also search the clipping range of each group.")
     memory: Bytes | None = Field(
-        None, description="What calibration stays under, such as 16GB; hidden states go to disk."
+        None, description="Memory limit of calibration, such as 16GB; hidden states are kept on disk."
     )
     calibration: CalibrationConfig = CalibrationConfig()
 
@@ -71,31 +79,31 @@ class ParallelConfig(Config):
 
 
 class TargetConfig(Config):
-    """What the engine is built for."""
+    """The target of the engine."""
 
     gpu: str | None = Field(
         None,
-        description="GPU such as h100-80gb: its formats and memory are judged, and a build on another SM is refused.",
+        description="Target GPU, such as h100-80gb: formats and memory are checked; a build on another SM is refused.",
     )
-    tensorrt_llm: str = Field("1.2.1", description="TensorRT-LLM release that serves the engine.")
+    tensorrt_llm: str = Field(defaults.TENSORRT_LLM, description="TensorRT-LLM release that serves the engine.")
 
 
 class EngineConfig(Config):
-    """The engine and its limits. A limit left out follows from the others and the model."""
+    """The engine and its limits. An unset limit is derived from the others and the model."""
 
     backend: Backend = Field(
         "auto",
-        description="auto: tensorrt_llm where it is installed and a GPU is there, else torch; llmapi needs no build.",
+        description="auto: tensorrt_llm if it is installed and a GPU is available, else torch; llmapi needs no build.",
     )
-    device: Device = Field("auto", description="torch backend: where it runs.")
-    compute_dtype: DtypeChoice = Field("auto", description="torch backend: type that the arithmetic is done in.")
+    device: Device = Field("auto", description="torch backend: device.")
+    compute_dtype: DtypeChoice = Field("auto", description="torch backend: dtype of the computations.")
     target: TargetConfig = TargetConfig()
-    max_batch_size: int = Field(64, ge=1, description="Requests that are in flight at once.")
-    max_input_len: int | None = Field(None, ge=1, description="Longest prompt in tokens.")
-    max_seq_len: int | None = Field(None, ge=2, description="Longest prompt plus output in tokens.")
-    max_num_tokens: int | None = Field(None, ge=1, description="Tokens in one step, over all requests.")
-    max_beam_width: int = Field(1, ge=1, description="Beams of a request.")
-    tokens_per_block: int | None = Field(None, ge=1, description="Tokens in one KV cache block.")
+    max_batch_size: int = Field(defaults.MAX_BATCH_SIZE, ge=1, description="Maximum number of requests in flight.")
+    max_input_len: int | None = Field(None, ge=1, description="Maximum prompt length in tokens.")
+    max_seq_len: int | None = Field(None, ge=2, description="Maximum length of prompt plus output in tokens.")
+    max_num_tokens: int | None = Field(None, ge=1, description="Maximum tokens per iteration, over all requests.")
+    max_beam_width: int = Field(1, ge=1, description="Maximum beam width.")
+    tokens_per_block: int | None = Field(None, ge=1, description="Tokens per KV block.")
     features: FeaturesConfig = FeaturesConfig()
 
     @field_validator("tokens_per_block")
@@ -109,28 +117,30 @@ class EngineConfig(Config):
 class ServingConfig(Config):
     """How Triton serves the engine."""
 
-    streaming: bool = Field(True, description="Decoupled responses: tokens arrive as they are made.")
+    streaming: bool = Field(True, description="Decoupled responses: tokens are sent as they are generated.")
     scheduler: SchedulerPolicy = Field("guaranteed_no_evict", description="When a waiting request may start.")
-    kv_cache_fraction: float = Field(0.9, gt=0, le=1, description="Share of the free memory that the KV cache takes.")
-    kv_cache_tokens: int | None = Field(None, ge=1, description="Upper bound of tokens in the KV cache.")
+    kv_cache_fraction: float = Field(0.9, gt=0, le=1, description="Fraction of the free memory for the KV cache.")
+    kv_cache_tokens: int | None = Field(None, ge=1, description="Maximum tokens in the KV cache.")
     max_queue_size: int = Field(
-        2048, ge=0, description="Requests that may wait; beyond, new ones are refused at once. 0 is 2048."
+        2048, ge=0, description="Maximum number of waiting requests; more are refused at once. 0 means 2048."
     )
     max_queue_seconds: float | None = Field(
-        None, gt=0, description="Longest time that a request may wait before it is refused; null is no limit."
+        None, gt=0, description="Maximum waiting time of a request before it is refused; null means no limit."
     )
-    exclude_input_in_output: bool = Field(True, description="Return the answer without the prompt.")
+    exclude_input_in_output: bool = Field(True, description="Return the output without the prompt.")
 
 
 class GateConfig(Config):
-    """The quality that a build must reach; a figure left out is not checked."""
+    """The quality that a build must reach; unset limits are not checked."""
 
-    perplexity_increase: float | None = Field(None, ge=0, description="Largest relative increase (0.02 is 2 %).")
-    top1_agreement: float | None = Field(None, ge=0, le=1, description="Smallest share of equal most likely tokens.")
-    kl_mean: float | None = Field(None, ge=0, description="Largest mean KL divergence from the reference, in nats.")
-    data: str = Field("builtin:stdlib", description="As calibration.data.")
-    samples: int = Field(32, ge=1, description="Number of samples.")
-    sequence_length: int = Field(256, ge=2, description="Tokens of a sample.")
+    perplexity_increase: float | None = Field(None, ge=0, description="Maximum relative increase (0.02 is 2 %).")
+    top1_agreement: float | None = Field(
+        None, ge=0, le=1, description="Minimum share of positions with the same most probable token."
+    )
+    kl_mean: float | None = Field(None, ge=0, description="Maximum mean KL divergence from the reference, in nats.")
+    data: str = Field(defaults.CALIBRATION_DATA, description="See quantization.calibration.data.")
+    samples: int = Field(defaults.GATE_SAMPLES, ge=1, description="Number of samples.")
+    sequence_length: int = Field(defaults.GATE_TOKENS, ge=2, description="Tokens per sample.")
 
 
 class Recipe(Config):
@@ -160,7 +170,7 @@ def load_recipe(path: Path, overrides: tuple[str, ...] = ()) -> Recipe:
 
 
 def paths_in(path: Path) -> dict[str, str]:
-    """The relative paths that a recipe file names, each with its absolute form."""
+    """The relative paths in a recipe file, with their absolute paths."""
     written = Recipe.parse(_read(path), str(path))
     resolved = _with_paths_from(written, path.parent)
     pairs = zip(_sources(written), _sources(resolved), strict=True)
@@ -168,7 +178,7 @@ def paths_in(path: Path) -> dict[str, str]:
 
 
 def recipe_text(path: Path) -> str:
-    """A recipe file as it stands. Raises ForgeError if it cannot be read."""
+    """The text of a recipe file. Raises ForgeError if it cannot be read."""
     return read_yaml_text(path, hint=_COMPARE, absent=_GIVE)
 
 
@@ -182,7 +192,7 @@ def _sources(recipe: Recipe) -> tuple[str, ...]:
 def _read(path: Path) -> dict[str, Any]:
     values = read_yaml(path, hint=_COMPARE, absent=_GIVE)
     if not isinstance(values, dict):
-        raise ForgeError(f"{path}: not a recipe: it holds no keys", hint=_COMPARE)
+        raise ForgeError(f"{path}: not a recipe: not a mapping", hint=_COMPARE)
     return values
 
 
@@ -202,12 +212,12 @@ def _set(values: dict[str, Any], override: str) -> None:
 
 
 def gate_from(gate: GateConfig, base: Path) -> GateConfig:
-    """A gate that a file in `base` states: a relative path of data is taken from there."""
+    """A gate from a file in `base`; a relative data path is relative to `base`."""
     return gate.model_copy(update={"data": _resolve(gate.data, base)})
 
 
 def _with_paths_from(recipe: Recipe, base: Path) -> Recipe:
-    """The recipe with its relative paths taken from the recipe's own directory."""
+    """The recipe with relative paths resolved from the recipe's directory."""
     calibration = recipe.quantization.calibration
     return recipe.model_copy(
         update={

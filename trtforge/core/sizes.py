@@ -17,7 +17,7 @@ def parse_size(text: str, option: str) -> int:
     try:
         return _bytes_of(text)
     except ValueError:
-        raise UsageError(f"{option} {text}: not a size", hint=f"Write {_KINDS}.") from None
+        raise UsageError(f"{option} {text}: not a size", hint=f"Give {_KINDS}.") from None
 
 
 def _bytes_of(text: str) -> int:

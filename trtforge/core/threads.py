@@ -1,4 +1,4 @@
-"""How OpenMP threads wait for one another, which decides how a shared machine feels."""
+"""How OpenMP threads wait for each other; it matters on machines with other load."""
 
 import os
 
@@ -6,10 +6,10 @@ _SPINS = "300"
 
 
 def wait_briefly() -> None:
-    """Let threads spin a moment, then sleep. Takes effect if called before torch is imported; children inherit it.
+    """Let waiting threads spin briefly, then sleep. Must be called before torch is imported; children inherit it.
 
-    GNU OpenMP's default is to spin for milliseconds: right on idle cores, but where another process has one of them
-    every parallel operation waits for its turn, which made whole runs five to ten times slower. A setting of the
-    user's own stays.
+    GNU OpenMP spins for milliseconds by default. That is right on idle cores, but if another process occupies one,
+    every parallel operation waits for its turn: whole runs took five to ten times as long. A value set by the user is
+    kept.
     """
     os.environ.setdefault("GOMP_SPINCOUNT", _SPINS)

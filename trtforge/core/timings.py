@@ -1,4 +1,4 @@
-"""TensorRT's timings of kernels in the cache: one file for each GPU and version of TensorRT."""
+"""TensorRT's timing caches: one file per GPU and TensorRT version, in trtforge's cache."""
 
 from collections.abc import Iterable
 from contextlib import suppress
@@ -12,7 +12,7 @@ _DIRECTORY, _SUFFIX = "timing", ".cache"
 
 @dataclass(frozen=True)
 class Timings:
-    """The timings of one GPU; `last_used` is in seconds since 1970."""
+    """The timing cache of one GPU; `last_used` is in seconds since 1970."""
 
     path: Path
     bytes: int
@@ -20,27 +20,27 @@ class Timings:
 
     @property
     def name(self) -> str:
-        """Which TensorRT and GPU they are of."""
+        """TensorRT version and GPU."""
         return self.path.stem
 
 
 def timings_path(root: Path, name: str) -> Path:
-    """Where the cache below `root` keeps the timings of this name."""
+    """The file of this timing cache in the cache below `root`."""
     return root / _DIRECTORY / f"{name}{_SUFFIX}"
 
 
 def list_timings(root: Path) -> tuple[Timings, ...]:
-    """All of them, the last used first."""
+    """All timing caches, the most recently used first."""
     found = []
     for path in sorted((root / _DIRECTORY).glob(f"[!.]*{_SUFFIX}")):
-        with suppress(FileNotFoundError):  # another process may prune
+        with suppress(FileNotFoundError):  # another process may prune it
             status = path.stat()
             found.append(Timings(path, status.st_size, status.st_mtime))
     return tuple(sorted(found, key=lambda each: -each.last_used))
 
 
 def sweep_drafts(root: Path, now: float) -> None:
-    """Delete what killed builds left half copied a day ago or more. `now`: seconds since 1970."""
+    """Delete unfinished copies of killed builds that are older than a day. `now`: seconds since 1970."""
     for path in (root / _DIRECTORY).glob(f".*{_SUFFIX}.*"):
         with suppress(FileNotFoundError):
             if now - path.stat().st_mtime > DAY:
@@ -48,5 +48,5 @@ def sweep_drafts(root: Path, now: float) -> None:
 
 
 def unused(timings: Iterable[Timings], limits: PruneLimits, now: float) -> tuple[Timings, ...]:
-    """Those that `limits` let go: by age and --all. They are small: what is to fit a size are artifacts."""
+    """The timing caches that `limits` remove, by age or --all. They are small, so max_size does not apply to them."""
     return tuple(each for each in timings if limits.expired(each.last_used, now))

@@ -1,6 +1,6 @@
-"""Artifacts that are about to run: exactly the manifest's files, every byte digested once and remembered after that.
+"""Verify an artifact before it runs: exactly the manifest's files, each with its recorded digest.
 
-What was verified is remembered in the user's cache by path, size, inode and times of the last change, so that an engine
+Verified files are remembered in the user's cache by path, size, inode and time of the last change, so that an engine
 of 100 GB is not read at every start. Without a cache it is.
 """
 
@@ -21,8 +21,8 @@ from trtforge.core.json_text import read_json_object
 from trtforge.core.manifest import FILE_NAME, Manifest, Stage, damaged, fault_of, require_manifest
 
 _DIRECTORY = "verified"
-_SETTLED_NS = 2_000_000_000  # a later change within the clock tick of a file system could show no other time
-_LARGE = 10_000_000_000  # bytes that are worth a word before they are read
+_SETTLED_NS = 2_000_000_000  # a change within one clock tick of the file system may not change its times
+_LARGE = 10_000_000_000  # bytes above which verification is logged
 _LOG = logging.getLogger(__name__)
 
 _Stamp = tuple[int, int, int, int]
@@ -36,24 +36,23 @@ class _Record(Config):
 
 
 def open_to_run(directory: Path, stage: Stage) -> Manifest:
-    """The manifest of an artifact that is about to run.
+    """The manifest of an artifact that is about to run, after checking its files.
 
-    Raises ForgeError if it is absent or of another stage, and naming the file for one that is missing or changed, or
-    that the manifest does not list.
+    Raises ForgeError if it is absent or of another stage, or has a missing, changed or unexpected file.
     """
     manifest = require_manifest(directory, stage)
-    stranger = next(_strangers(directory, manifest), None)
-    if stranger is not None:
+    unexpected = next(_unexpected_files(directory, manifest), None)
+    if unexpected is not None:
         raise ForgeError(
-            f"{stage} {directory} holds {stranger}, which its {FILE_NAME} does not list",
-            hint="Move that file away, or make the directory again.",
+            f"{stage} {directory} has an unexpected file: {unexpected} is not listed in its {FILE_NAME}",
+            hint="Move that file away, or build the directory again.",
         )
     known = _remembered(directory, manifest)
     before = {name: _stamp(directory / name) for name in manifest.files}
     unknown = [name for name, stamp in before.items() if stamp is None or stamp != known.get(name)]
     size = sum(manifest.files[name].bytes for name in unknown)
     if size > _LARGE:
-        _LOG.info(f"verifying {size / 1e9:,.0f} GB of {directory}: once, while its files stay as they are")
+        _LOG.info(f"verifying {size / 1e9:,.0f} GB of {directory}, once until its files change")
     for name in unknown:
         problem = fault_of(directory / name, manifest.files[name])
         if problem is not None:
@@ -64,15 +63,15 @@ def open_to_run(directory: Path, stage: Stage) -> Manifest:
 
 
 def prune_verified(root: Path, expired: Callable[[float], bool]) -> None:
-    """Forget what the cache `root` says was verified where its last use, in seconds since 1970, is `expired`."""
+    """Delete the records of the cache `root` whose last use, in seconds since 1970, is `expired`."""
     for path in (root / _DIRECTORY).glob("*"):
         with suppress(OSError):
             if expired(path.stat().st_mtime):
                 path.unlink()
 
 
-def _strangers(directory: Path, manifest: Manifest) -> Iterator[str]:
-    """Relative paths of what is below `directory` and not the manifest's, links to directories among it."""
+def _unexpected_files(directory: Path, manifest: Manifest) -> Iterator[str]:
+    """Relative paths of files below `directory` that the manifest does not list, links to directories included."""
     listed = {FILE_NAME, *manifest.files}
     parents = {parent.as_posix() for name in manifest.files for parent in Path(name).parents}
 
@@ -101,11 +100,11 @@ def _record_path(directory: Path) -> Path | None:
 
 
 def _remembered(directory: Path, manifest: Manifest) -> Mapping[str, _Stamp]:
-    """The files that were verified, as they were then."""
+    """The verified files with their stamps at that time."""
     path = _record_path(directory)
     try:
         record = _Record.parse(read_json_object(path, hint=""), str(path)) if path is not None else None
-    except (OSError, ForgeError):  # what cannot be read is verified again
+    except (OSError, ForgeError):  # without a readable record, the files are verified again
         return {}
     if path is None or record is None or (record.path, record.manifest) != (str(directory.resolve()), manifest.digest):
         return {}
@@ -117,7 +116,7 @@ def _remembered(directory: Path, manifest: Manifest) -> Mapping[str, _Stamp]:
 def _remember(
     directory: Path, manifest: Manifest, known: Mapping[str, _Stamp], before: Mapping[str, _Stamp | None]
 ) -> None:
-    """Remember the files that did not change while they were read, nor just before."""
+    """Record the files that changed neither while they were read nor just before."""
     path = _record_path(directory)
     if path is None:
         return

@@ -1,4 +1,4 @@
-"""Files that must stay as they are while they are read: a changed one is named."""
+"""Detect files that change while they are read."""
 
 import os
 from collections.abc import Iterable
@@ -10,30 +10,30 @@ _Stamp = tuple[int, int, int, int]
 
 
 class Watch:
-    """What the files of a directory were like before the first of them was opened. Symbolic links are followed.
+    """The state of a directory's files before the first of them is opened. Symbolic links are followed.
 
-    A file that was written or replaced has another size, time of modification or inode.
+    A file that was written or replaced has another size, modification time or inode.
     """
 
     def __init__(self, directory: Path) -> None:
         try:
             self._stamps = {path: _stamp(path) for path in directory.iterdir()}
-        except OSError:  # whoever opens the directory says what is wrong with it
+        except OSError:  # opening the directory will report the error
             self._stamps = {}
 
     def require_unchanged(self, paths: Iterable[Path]) -> None:
-        """Raises ForgeError naming the first of `paths` that is not what it was, or is gone."""
+        """Raise ForgeError naming the first of `paths` that changed or disappeared."""
         for path in paths:
             before, now = self._stamps.get(path), _stamp(path)
             if before is None or now != before:
                 raise ForgeError(
                     f"{path} {'changed' if now else 'disappeared'} while it was read",
-                    hint="Let nothing else write the source, then run again; nothing was published.",
+                    hint="Make sure that nothing writes to the source, then run again; nothing was published.",
                 )
 
 
 def _stamp(path: Path) -> _Stamp | None:
-    """Device, inode, size and time of the last write in ns; None where there is no file."""
+    """Device, inode, size and modification time in ns; None if the file does not exist."""
     try:
         found = os.stat(path)
     except OSError:

@@ -1,7 +1,7 @@
-"""The one reader of YAML: JSON's types only, every size limited, and every error names the file and the line.
+"""The only YAML reader: JSON's types, all sizes limited, and errors name the file and the line.
 
-Dates are text, tags of other types are refused, and an alias counts as what it stands for: a few lines of aliases of
-aliases would otherwise expand to billions of values.
+Dates are text, tags of other types are refused, and an alias counts as the values it expands to: a few lines of
+nested aliases could otherwise expand to billions of values.
 """
 
 from pathlib import Path
@@ -24,7 +24,7 @@ _KNOWN = {f"{_TAG}{name}" for name in ("null", "bool", "int", "float", "str", "s
 
 
 class _Refused(yaml.MarkedYAMLError):
-    """What this reader does not take, with its place."""
+    """Something that this reader refuses, with its position."""
 
     def __init__(self, problem: str, node: Any) -> None:
         super().__init__(problem=problem, problem_mark=getattr(node, "start_mark", None))
@@ -53,14 +53,14 @@ class _Loader(yaml.SafeLoader):
         self._depth -= 1
         if isinstance(event, yaml.AliasEvent):
             if id(node) not in self._sizes:
-                raise _Refused("an alias inside of what it stands for", event)
+                raise _Refused("an alias inside its own anchor", event)
         else:
             if node.tag not in _KNOWN:
-                raise _Refused(f"values of type {node.tag.replace(_TAG, '!!')} are not used here", node)
+                raise _Refused(f"values of type {node.tag.replace(_TAG, '!!')} are not supported", node)
             self._sizes[id(node)] = self._size(node)
         self._values += 1
         if self._sizes[id(node)] > MOST_VALUES or self._values > MOST_VALUES:
-            raise _Refused(f"more than {MOST_VALUES:,} values, aliases counted as what they stand for", event)
+            raise _Refused(f"more than {MOST_VALUES:,} values after expanding aliases", event)
         return node
 
     def _size(self, node: Node) -> int:
@@ -72,7 +72,7 @@ class _Loader(yaml.SafeLoader):
 
     def construct_object(self, node: Any, deep: bool = False) -> Any:
         if isinstance(node, ScalarNode) and node.tag == f"{_TAG}int" and len(node.value) > MOST_DIGITS:
-            raise _Refused(f"a number of {len(node.value):,} characters, {MOST_DIGITS} are the limit", node)
+            raise _Refused(f"a number of {len(node.value):,} characters, the limit is {MOST_DIGITS}", node)
         try:
             return super().construct_object(node, deep)
         except (ValueError, KeyError, IndexError, AttributeError, OverflowError):
@@ -86,7 +86,7 @@ class _Loader(yaml.SafeLoader):
             if not isinstance(key, ScalarNode) or key.tag != f"{_TAG}str":
                 raise _Refused(f"the key {_shown(key)} is not text: put it in quotes", key)
             if key.value in seen:
-                raise _Refused(f"the key {key.value} is there twice", key)
+                raise _Refused(f"the key {key.value} occurs twice", key)
             seen.add(key.value)
         return super().construct_mapping(node, deep)
 
@@ -100,7 +100,7 @@ def read_yaml(path: Path, *, hint: str, absent: str | None = None) -> Any:
 
 
 def read_yaml_text(path: Path, *, hint: str, absent: str | None = None) -> str:
-    """The text of a YAML file as it stands. Raises as `read_yaml`, but for what is not YAML."""
+    """The text of a YAML file, not parsed. Raises as `read_yaml`, except for invalid YAML."""
     return as_text(read_limited(path, MOST_BYTES, hint=hint, absent=absent), str(path), hint=hint)
 
 
@@ -117,10 +117,10 @@ def parse_yaml(text: str, where: object, hint: str) -> Any:
         place = f", line {mark.line + 1}" if mark is not None else ""
         said = ": ".join(part for part in (error.context, error.problem) if part) or str(error)
         raise ForgeError(f"{where}{place}: not YAML: {said}", hint=hint) from None
-    except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:  # characters that do not exist
+    except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:  # characters outside Unicode
         said = " ".join(str(error).split())
         raise ForgeError(f"{where}: not YAML: {said}", hint=hint) from None
 
 
 def _shown(node: Node) -> str:
-    return repr(node.value[:40]) if isinstance(node, ScalarNode) else "that is no scalar"
+    return repr(node.value[:40]) if isinstance(node, ScalarNode) else "a mapping or sequence"

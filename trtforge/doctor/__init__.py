@@ -1,1 +1,1 @@
-"""Stage-level help: is this machine fit for a build, and what was the first real error of a log."""
+"""Stage-level help: checks whether this machine is fit for a build, and explains the first real error of a log."""

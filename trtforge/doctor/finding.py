@@ -1,4 +1,4 @@
-"""One thing that was looked at: what it is, whether it will do, and what to do if not."""
+"""The result of one check: its status, what was found, and what to do."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -11,9 +11,9 @@ _GIB, _MIB = 1 << 30, 1 << 20
 
 @dataclass(frozen=True)
 class Finding:
-    """`status` is judged by what is needed: a missing GPU is a problem only for an engine that runs on one.
+    """`status` depends on what is needed: a missing GPU is a problem only for an engine that runs on one.
 
-    `found` says what is there, `todo` what to do about it; empty where there is nothing to do.
+    `found`: what is there; `todo`: what to do about it, empty if nothing.
     """
 
     name: str
@@ -31,7 +31,7 @@ class Report:
 
     @property
     def problems(self) -> tuple[Finding, ...]:
-        """What stands in the way."""
+        """The findings with status "problem"."""
         return tuple(finding for finding in self.findings if finding.status == "problem")
 
     def as_json(self) -> dict[str, Any]:
@@ -44,6 +44,6 @@ class Report:
 
 
 def gib(count: float) -> str:
-    """Bytes as memory is sold: 80 GiB, 79.6 GiB, 320 MiB."""
+    """Bytes as text: 80 GiB, 79.6 GiB, 320 MiB."""
     value, unit = (count / _GIB, "GiB") if count >= _GIB else (count / _MIB, "MiB")
     return f"{value:.3g} {unit}" if value < 1000 else f"{value:.0f} {unit}"

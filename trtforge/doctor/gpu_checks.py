@@ -1,4 +1,4 @@
-"""The driver, the GPUs and how they reach one another, judged by what the engine needs of them."""
+"""The driver, the GPUs and the links between them, checked against what the engine needs."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -20,11 +20,11 @@ _DRIVER_OF_CUDA = {13: "580.65.06", 12: "525.60.13", 11: "450.80.02"}
 def gpu_findings(host: Host, needs: Needs) -> Iterator[Finding]:
     """The GPU that the recipe names, the driver, each GPU, whether there are enough, and the links between them.
 
-    To a recipe that runs on the CPU, a GPU that does not work is no more than a warning.
+    For a recipe that runs on the CPU, problems with GPUs are only warnings.
     """
-    spared = needs.recipe is not None and not needs.gpus
+    cpu_only = needs.recipe is not None and not needs.gpus
     for finding in _findings(host, needs):
-        yield replace(finding, status="warning") if spared and finding.status == "problem" else finding
+        yield replace(finding, status="warning") if cpu_only and finding.status == "problem" else finding
 
 
 def _findings(host: Host, needs: Needs) -> Iterator[Finding]:
@@ -56,7 +56,7 @@ def _findings(host: Host, needs: Needs) -> Iterator[Finding]:
 
 
 def driver_version(host: Host) -> str | None:
-    """The version of the driver, if there is one that works."""
+    """The version of the driver; None if there is none or it does not work."""
     try:
         nvml = host.load_nvml()
     except ImportError:
@@ -68,7 +68,7 @@ def driver_version(host: Host) -> str | None:
 
 
 def _target(gpu: Gpu, needs: Needs) -> Finding:
-    """Whether the recipe's formats run on the GPU that it names, which need not be here."""
+    """Whether the recipe's formats run on its target GPU, which may be in another machine."""
     try:
         require_formats(gpu, needs.quantization)
     except ForgeError as error:
@@ -91,9 +91,9 @@ def _without_library(host: Host, needs: Needs) -> Finding:
 def _without_driver(host: Host, needs: Needs, said: str) -> Finding:
     if has_nvidia_gpu(host) or kernel_driver(host) is not None:
         todo = "Install or reload the driver; in a container, start it with --gpus all."
-        return Finding("driver", "problem", f"an NVIDIA GPU is here, its driver is not usable: {said}", todo)
+        return Finding("driver", "problem", f"there is an NVIDIA GPU, but its driver is not usable: {said}", todo)
     if needs.gpus:
-        found = f"no NVIDIA GPU and no driver ({said}); {needs.recipe} runs on {needs.gpus} GPU(s)"
+        found = f"no NVIDIA GPU and no driver ({said}); {needs.recipe} needs {needs.gpus} GPU(s)"
         todo = "Use a machine that has them, or engine.backend torch with engine.device cpu."
         return Finding("driver", "problem", found, todo)
     return Finding("driver", "ok", "no NVIDIA GPU; the embedded engine runs on the CPU")
@@ -103,25 +103,25 @@ def _driver(host: Host, driver: DriverFacts) -> Finding:
     cuda = host.packages.cuda_of_torch()
     oldest = _DRIVER_OF_CUDA.get(numbers(cuda)[0]) if cuda is not None else None
     if oldest is not None and not at_least(driver.version, oldest):
-        found = f"{driver.version}; torch here is built for CUDA {cuda}, which needs {oldest} or later"
+        found = f"{driver.version}; the installed torch is built for CUDA {cuda}, which needs {oldest} or later"
         return Finding("driver", "problem", found, "Update the driver, or install a torch for an older CUDA version.")
     return Finding("driver", "ok", driver.version)
 
 
 def _torch_without_cuda(needs: Needs) -> Finding:
-    """A GPU is here and torch cannot use it; TensorRT-LLM's container brings its own torch."""
+    """There is a GPU, but torch cannot use it. TensorRT-LLM's container has its own torch."""
     stops = needs.backend == "torch" and needs.gpus > 0
     return Finding(
         "torch on the GPU",
         "problem" if stops else "ok" if needs.backend == "tensorrt_llm" else "warning",
-        "torch here is a CPU build: the embedded engine leaves the GPU unused",
+        "the installed torch is a CPU build: the embedded engine does not use the GPU",
         "" if needs.backend == "tensorrt_llm" else "Install torch's build for the driver's CUDA version.",
     )
 
 
 def _gpu(gpu: GpuFacts, needs: Needs, *, visible: bool) -> Finding:
     status, remark, todo = _judged(gpu, needs)
-    facts = [gpu.name, f"SM {gpu.sm}" if gpu.sm is not None else "SM not told"]
+    facts = [gpu.name, f"SM {gpu.sm}" if gpu.sm is not None else "SM unknown"]
     if gpu.memory is not None:
         facts.append(f"{gib(gpu.memory)}, {gib(gpu.used or 0)} used")
     if gpu.mig is not None:
@@ -132,14 +132,14 @@ def _gpu(gpu: GpuFacts, needs: Needs, *, visible: bool) -> Finding:
 
 
 def _judged(gpu: GpuFacts, needs: Needs) -> tuple[Status, str, str]:
-    """What stands against this GPU, the worst first: status, remark and what to do."""
+    """Status, remark and advice for one GPU; the most severe problem decides."""
     if gpu.mig == 0:
-        return "problem", "MIG is on and no instance was made", "Make one (nvidia-smi mig -cgi) or switch MIG off."
+        return "problem", "MIG is enabled without an instance", "Create one (nvidia-smi mig -cgi) or disable MIG."
     if gpu.mig is not None and needs.gpus > 1:
-        return "problem", "MIG instances cannot be joined by tp or pp", "Switch MIG off."
+        return "problem", "tp and pp cannot span MIG instances", "Disable MIG."
     if needs.backend == "tensorrt_llm" and gpu.sm is not None:
         try:
-            # Of the product only the name and the architecture decide.
+            # Only the name and the architecture of the product matter here.
             require_formats(replace(GPUS[0], name=gpu.name, sm=gpu.sm), needs.quantization)
         except ForgeError as error:
             return "problem", error.message, error.hint
@@ -155,8 +155,8 @@ def _judged(gpu: GpuFacts, needs: Needs) -> tuple[Status, str, str]:
     if each > gpu.memory - gpu.used:
         return "problem", remark, "End the processes on it: `nvidia-smi` names them."
     if gpu.used > _BUSY * gpu.memory:
-        remark = "the KV cache gets a share of what is free"
-        return "warning", remark, "End the processes on it if they are not wanted: `nvidia-smi` names them."
+        remark = "the KV cache gets a share of the free memory"
+        return "warning", remark, "End the processes on it if they are not needed: `nvidia-smi` names them."
     return "ok", "", ""
 
 
@@ -169,18 +169,18 @@ def _count(needs: Needs, usable: int) -> Finding:
 
 def _links(driver: DriverFacts, needs: Needs) -> Finding:
     kinds = {kind: [pair for pair, link in driver.links.items() if link == kind] for kind in set(driver.links.values())}
-    found = "; ".join(f"{_pairs(pairs, len(driver.links))} {_SAID[kind]}" for kind, pairs in sorted(kinds.items()))
+    found = "; ".join(f"{_pairs(pairs, len(driver.links))} {_LINKED[kind]}" for kind, pairs in sorted(kinds.items()))
     if "none" in kinds and needs.gpus > 1:
         todo = "Prefer pp to tp here, and NCCL's all-reduce to the custom one."
         return Finding("GPU links", "warning", found, todo)
     return Finding("GPU links", "unknown" if "unknown" in kinds else "ok", found)
 
 
-_SAID = {
+_LINKED = {
     "NVLink": "over NVLink",
     "PCIe": "peer to peer over PCIe",
     "none": "without peer access",
-    "unknown": "not told by the driver",
+    "unknown": "not reported by the driver",
 }
 
 

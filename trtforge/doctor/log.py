@@ -1,6 +1,6 @@
-"""The first real error of a log, explained: every rank is read by itself, and the earliest cause among them wins.
+"""The first real error of a log, explained: every rank is read separately, and the earliest cause wins.
 
-What is found depends on each rank's own lines only, not on how they were interleaved. Memory is bounded by the number
+The result depends on each rank's own lines only, not on how they are interleaved. Memory is bounded by the number
 of ranks and patterns, not by the log.
 """
 
@@ -15,10 +15,10 @@ from trtforge.doctor.pattern import Kind, Pattern, filled
 _SHOWN_LINES = 6
 _SHOWN_TEXT = 400
 _AHEAD = 5
-"""How many lines of the rank after a message are searched for the rest of it."""
+"""Lines of the rank after a message that are searched for its continuation."""
 
 _PRECEDENCE: tuple[Kind, ...] = ("harmless", "cause", "effect", "warning")
-"""Which pattern counts where several fit one line; among equals the first of the table."""
+"""Which kind wins if several patterns match a line; among equals the first of the table."""
 
 _WIDE = re.compile(r" {3,}")
 _TRACE = re.compile(r"Traceback \(most recent call last\)")
@@ -34,7 +34,7 @@ _ERROR = re.compile(
 
 @dataclass(frozen=True)
 class Seen:
-    """A line of the log as it stands, without its prefixes. `rank` None: the log does not say who wrote it."""
+    """A line of the log without its prefixes. `rank`: None if the log does not name it."""
 
     line: int
     rank: int | None
@@ -43,7 +43,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Explained:
-    """A message that is known. `lines`: the one above it if that is an error, the message, and the rest of it."""
+    """A known message. `lines`: the line above if that is an error, the message, and its continuation."""
 
     pattern: Pattern
     values: dict[str, str]
@@ -64,10 +64,10 @@ class Explained:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What a log says. `first`: None where no known message is an error.
+    """The diagnosis of a log. `first`: the first known error, None without one.
 
-    `unexplained`: the first error lines that are not known, if they come before `first` on its rank or there is none.
-    `later`: other known errors, in order. `warnings`: known, and no errors. `ranks`: those that the log names.
+    `unexplained`: the first unknown error lines, if they come before `first` or there is no `first`.
+    `later`: other known errors, in order. `warnings`: known warnings. `ranks`: those that the log names.
     """
 
     first: Explained | None
@@ -99,7 +99,7 @@ def diagnose(pieces: Iterable[tuple[int, str]], patterns: Sequence[Pattern] = PA
 
 @dataclass
 class _Found:
-    """A known message on one rank: where it was first, and what else belongs to it."""
+    """A known message on one rank: its first occurrence, and the lines that belong to it."""
 
     pattern: Pattern
     kind: Kind
@@ -113,7 +113,7 @@ class _Found:
 
 @dataclass
 class _Unknown:
-    """The first error of one rank that no pattern knows."""
+    """The first error of one rank that no pattern matches."""
 
     lines: list[Seen]
     time: str | None
@@ -144,12 +144,12 @@ class _Reader:
             if line.level != "info":
                 self._match(line)
             self._continue(line)
-            if line.level is None:  # a line of another severity only came in between
+            if line.level is None:  # a line with a level is interleaved and ends no trace
                 self.frames, self.inside = None, set()
         self.above = line
 
     def _is_frame(self, line: LogLine) -> bool:
-        """Whether this is a line of a Python trace before its last one, which alone says what went wrong."""
+        """Whether this is a line of a Python trace other than the last, which names the error."""
         if _TRACE.search(line.text) and line.level is None:
             self.frames, self.inside = [], set()
             return True
@@ -178,7 +178,7 @@ class _Reader:
             self.continuing = True
 
     def _note(self, pattern: Pattern, kind: Kind, values: dict[str, str], line: LogLine) -> None:
-        """Remember the message; as an error it takes the place of what was only a warning before."""
+        """Remember the message; an error replaces an earlier warning."""
         before = self.found.get(pattern.id)
         if before is not None and (before.kind != "warning" or kind == "warning"):
             before.times += 1
@@ -192,7 +192,7 @@ class _Reader:
             self._complete(line)
 
     def _complete(self, line: LogLine) -> None:
-        """Take the rest of earlier messages from this line, if it has any."""
+        """Complete earlier messages with the values of this line."""
         still = []
         for found, until in self.waiting:
             more = found.pattern.search_on(line.text)
@@ -204,7 +204,7 @@ class _Reader:
         self.waiting = still
 
     def _continue(self, line: LogLine) -> None:
-        """Keep the lines of the unknown error: itself and what follows it without a severity of its own."""
+        """Keep the lines of the unknown error: itself and the lines after it without another level."""
         if not self.continuing or self.unknown is None:
             return
         if self.position > self.unknown.position and line.level not in (None, "error"):
@@ -236,13 +236,13 @@ def _diagnosis(readers: Sequence[_Reader], lines: int) -> Diagnosis:
 
 
 def _aborted_rank(readers: Sequence[_Reader]) -> int | None:
-    """The rank that ended the others: MPI_ABORT follows from that rank's first error."""
+    """The rank that called MPI_ABORT, which follows from its first error."""
     aborts = [reader.found["mpi-abort"] for reader in readers if "mpi-abort" in reader.found]
     return int(min(aborts, key=_order).values["rank"]) if aborts else None
 
 
 def _earliest(found: Sequence[tuple[_Reader, _Found]], aborted: int | None) -> tuple[_Reader, _Found] | None:
-    """The first of each rank, and of these the earliest. Where the log has no times: the rank that ended the others."""
+    """The earliest of every rank's first message; without times, that of the rank that called MPI_ABORT."""
     firsts: dict[int | None, tuple[_Reader, _Found]] = {}
     for reader, each in found:
         if reader.rank not in firsts or each.position < firsts[reader.rank][1].position:
@@ -258,7 +258,7 @@ def _earliest(found: Sequence[tuple[_Reader, _Found]], aborted: int | None) -> t
 def _unexplained(
     readers: Sequence[_Reader], chosen: tuple[_Reader, _Found] | None, aborted: int | None
 ) -> tuple[Seen, ...]:
-    """The unknown error lines worth showing: those that came before a cause, or on any rank beside an effect."""
+    """The unknown error lines to show: those before a cause, or of another rank than an effect."""
     unknown = [(reader, reader.unknown) for reader in readers if reader.unknown is not None]
     if chosen is not None:
         unknown = [(r, u) for r, u in unknown if _comes_before(r, u, *chosen)]
@@ -272,7 +272,7 @@ def _unexplained(
 
 
 def _comes_before(reader: _Reader, unknown: _Unknown, other: _Reader, found: _Found) -> bool:
-    """On the same rank by order; on another by time, and beside an effect in any case."""
+    """By order on the same rank, else by time; always if `found` on another rank is only an effect."""
     if reader is other:
         return unknown.position < found.position
     timed = unknown.time is not None and found.time is not None
@@ -280,7 +280,7 @@ def _comes_before(reader: _Reader, unknown: _Unknown, other: _Reader, found: _Fo
 
 
 def _explained_in_order(found: Sequence[_Found], readers: Sequence[_Reader]) -> tuple[Explained, ...]:
-    """Each message once, where it came first."""
+    """Each message once, at its first occurrence."""
     firsts: dict[str, _Found] = {}
     for each in sorted(found, key=_order):
         firsts.setdefault(each.pattern.id, each)
@@ -298,7 +298,7 @@ def _order(found: _Found) -> tuple[str, tuple[bool, int], int]:
 
 
 def _rank_order(rank: int | None) -> tuple[bool, int]:
-    """Ranks in order, then what no rank wrote: the launcher reports only what befell them."""
+    """Ranks in order, then lines without a rank: those of the launcher follow from the ranks' errors."""
     return (rank is None, rank or 0)
 
 

@@ -1,6 +1,6 @@
-"""One line of a log, taken apart: which rank wrote it, when, how severe it says it is, and what it says.
+"""Parses one line of a log: its rank, time, level and text.
 
-Prefixes come nested (docker compose around mpirun around Triton), so they are peeled off one after the other.
+Prefixes are nested (docker compose around mpirun around Triton), so they are removed one by one.
 """
 
 import re
@@ -11,7 +11,7 @@ from typing import BinaryIO, Literal
 Level = Literal["info", "warning", "error"]
 
 _PIECE = 1 << 16
-_MOST_PREFIXES = 8  # inside one another
+_MOST_PREFIXES = 8  # nested
 _LEVELS: dict[str, Level] = {"I": "info", "V": "info", "D": "info", "T": "info", "W": "warning"}
 _MONTHS = {
     name: number
@@ -24,7 +24,7 @@ _CLOCK = r"(?P<clock>\d\d:\d\d:\d\d(?:[.,]\d+)?)"
 _PREFIXES = tuple(
     re.compile(pattern)
     for pattern in (
-        # docker compose: the name of a container and a bar
+        # docker compose: the name of a container and a |
         r"[A-Za-z0-9][\w.-]*[-_]\d+ +\| ?",
         # kubectl logs --timestamps, docker logs -t, Triton's --log-format=ISO8601
         rf"\d{{4}}-(?P<month>\d\d)-(?P<day>\d\d)[T ]{_CLOCK}(?:Z|[+-]\d\d:?\d\d)?(?: (?:stdout|stderr) [FP])?"
@@ -49,9 +49,9 @@ _PREFIXES = tuple(
 
 @dataclass(frozen=True)
 class LogLine:
-    """`rank` None: nothing says who wrote it. `time` "MM-DD hh:mm:ss.f", comparable as text within one year.
+    """`rank`: None if the log does not name it. `time` "MM-DD hh:mm:ss.f", comparable as text within one year.
 
-    `level` None: the line carries none, like those of Python, the shell and the second line of a message.
+    `level`: None if the line has none, as in the output of Python, the shell and further lines of a message.
     """
 
     number: int
@@ -76,7 +76,7 @@ def numbered_pieces(log: BinaryIO) -> Iterator[tuple[int, str]]:
 
 
 def parse_line(number: int, text: str) -> LogLine:
-    """Peel the known prefixes off a line."""
+    """Remove the known prefixes of a line."""
     line = LogLine(number, _COLOUR.sub("", text).rstrip())
     for _ in range(_MOST_PREFIXES):
         before = line
@@ -103,7 +103,7 @@ def _without(line: LogLine, match: re.Match[str]) -> LogLine:
     return replace(
         line,
         text=line.text[match.end() :],
-        # The innermost prefix is the program's own and knows best; a time further out is nearer to the reader's clock.
+        # The program's own prefix, the innermost, decides rank and level; the outermost decides the time.
         rank=int(rank) if rank is not None else line.rank,
         level=level or line.level,
         time=line.time or time,
@@ -111,5 +111,5 @@ def _without(line: LogLine, match: re.Match[str]) -> LogLine:
 
 
 def _level(letter: str) -> Level | None:
-    """The severity of a letter, which may be a word's first; anything unknown is an error."""
+    """The level of a letter or of a word's first letter; unknown letters are errors."""
     return _LEVELS.get(letter, "error") if letter else None

@@ -16,7 +16,7 @@ PYTHON_MODEL_SHM = 64 << 20
 _SERVER_MEMORY = 1 << 30
 _LITTLE_DISK = 1 << 30
 _COPIES = 3
-_TOLD = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_int8", "asimd", "sve", "bf16", "i8mm")
+_LISTED = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_int8", "asimd", "sve", "bf16", "i8mm")
 _VECTORS = ("avx2", "asimd")
 
 
@@ -63,7 +63,7 @@ def _shared_memory(host: Host, needs: Needs, *, in_container: bool) -> Finding:
         found,
         "Start the container with --shm-size=2g (Kubernetes: an emptyDir of medium Memory at /dev/shm)."
         if space.total < wanted
-        else "Delete what ended servers left there (triton_*), or end those that run.",
+        else "Delete the files of ended servers there (triton_*), or stop running servers.",
     )
 
 
@@ -86,9 +86,9 @@ def _cpu(host: Host, needs: Needs) -> Finding:
     features, quota = read_instruction_sets(host), read_cpu_quota(host)
     count = f"{host.cpus} usable" if quota is None or quota >= host.cpus else f"{quota:.3g} of {host.cpus} by quota"
     if not features:
-        return Finding("CPU", "unknown", f"{count}; instruction sets not told")
-    told = [feature for feature in _TOLD if feature in features]
-    found = f"{count}; {' '.join(told) or 'no vector instructions that matter'}"
+        return Finding("CPU", "unknown", f"{count}; instruction sets unknown")
+    listed = [feature for feature in _LISTED if feature in features]
+    found = f"{count}; {' '.join(listed) or 'no relevant vector instructions'}"
     if not any(feature in features for feature in _VECTORS):
         todo = "In a virtual machine, pass the host's CPU through."
         return Finding("CPU", "warning", f"{found}: torch is slow without AVX2", todo)

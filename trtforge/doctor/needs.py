@@ -1,14 +1,13 @@
-"""What a recipe asks of the machine: GPUs, formats, a release, memory, disk, and what its model is."""
+"""What a recipe needs of the machine: GPUs, formats, a release, memory, disk and its model."""
 
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
-from typing import Literal
 
 from trtforge.core.dtypes import dtype_named, model_dtype
 from trtforge.core.errors import ForgeError
 from trtforge.core.parallel import Parallel
-from trtforge.core.recipe import GateConfig, Recipe
+from trtforge.core.recipe import EngineBackend, GateConfig, Recipe
 from trtforge.formats.hf import open_checkpoint
 from trtforge.formats.releases import Release, release
 from trtforge.formats.triton import ROLES
@@ -20,16 +19,16 @@ from trtforge.plan.model import Model as PlannedModel
 from trtforge.plan.peaks import verify_host_peak
 
 _SCALES = 1.1
-"""Scales take about a tenth on top of quantised weights."""
+"""Size of quantised weights with their scales, relative to the weights alone."""
 
 
 @dataclass(frozen=True)
 class Model:
-    """A checkpoint that is on this machine, as its headers tell.
+    """A checkpoint on this machine, from its headers.
 
     `stored`: bytes of its weights; `verification`: bytes of host memory that `trtforge verify` takes.
 
-    `embedding`: parameters of the embedding and the output head, which stay in the model's dtype.
+    `embedding`: parameters of the embedding and the LM head, which stay in the model's dtype.
     """
 
     architecture: str
@@ -42,14 +41,14 @@ class Model:
 
 @dataclass(frozen=True)
 class Needs:
-    """`gpus`: how many the engine runs on; 0 runs on the CPU (and takes a GPU where it can).
+    """`gpus`: the number that the engine needs; 0 for the CPU (a GPU is used if there is one).
 
-    `target`: the GPU and `release` the TensorRT-LLM that the recipe names. `model`: None where it is not here yet,
-    or an error where it can never be built.
+    `target`: the recipe's GPU; `release`: its release of TensorRT-LLM. `model`: None if it is not on this machine, an
+    error if it cannot be built.
     """
 
     recipe: str | None = None
-    backend: Literal["torch", "tensorrt_llm"] = "torch"
+    backend: EngineBackend = "torch"
     ranks: int = 1
     gpus: int = 0
     format: str = "none"
@@ -66,7 +65,7 @@ class Needs:
 
     @property
     def weights(self) -> int | None:
-        """Bytes of all ranks' weights in the recipe's format, about; None where the model is not known."""
+        """Approximate bytes of all ranks' weights in the recipe's format; None if the model is unknown."""
         if not isinstance(self.model, Model):
             return None
         model, bits = self.model, WEIGHTS[self.format].bits
@@ -77,20 +76,20 @@ class Needs:
 
     @property
     def host_memory(self) -> tuple[int, str] | None:
-        """Bytes of host memory that the largest part of the work takes, and what that is; None: nothing is known."""
+        """Peak bytes of host memory, and what takes them; None if the model is unknown."""
         if not isinstance(self.model, Model) or self.weights is None:
             return None
         served = self.weights if self.backend == "torch" and not self.gpus else 0
         return max((self.model.verification, "`trtforge verify` takes"), (served, "the engine's weights take"))
 
 
-def needs_of(recipe: Recipe, auto: Literal["torch", "tensorrt_llm"] = "torch") -> Needs:
-    """What `recipe` needs where its backend `auto` is `auto`.
+def needs_of(recipe: Recipe, auto: EngineBackend = "torch") -> Needs:
+    """The needs of `recipe`; `auto`: the backend to assume if the recipe says `auto`.
 
     Raises ForgeError for a GPU, release or layout that does not exist. Nothing is fetched.
     """
     wanted = recipe.engine.backend
-    # What the LLM API needs is what engines need: GPUs, and NVIDIA's container where TensorRT-LLM is not installed.
+    # The LLM API needs the same as engines: GPUs, and NVIDIA's container if TensorRT-LLM is not installed.
     backend = auto if wanted == "auto" else "tensorrt_llm" if wanted == "llmapi" else wanted
     layout = Parallel(recipe.parallel.tp, recipe.parallel.pp, recipe.parallel.ep)
     ranks = layout.world_size

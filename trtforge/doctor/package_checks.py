@@ -1,4 +1,4 @@
-"""The Python packages of this environment: what is there, and which of them do not go together."""
+"""The Python packages of this environment: which are installed, and which are incompatible."""
 
 from collections.abc import Iterator
 
@@ -20,13 +20,13 @@ _SHOWN = (
 )
 _OWN = "trtforge"
 _EXTRAS: dict[str, Status] = {"engine": "problem", "serve": "warning"}
-"""What the absence of an extra's packages means: the embedded engine needs the first, a server the second."""
+"""Status if packages of an extra are missing: the embedded engine needs `engine`, a server `serve`."""
 
 _ESSENTIAL = (_OWN, "torch", "transformers", "tritonclient", "nvidia-pytriton")
 
 
 def package_findings(host: Host, needs: Needs) -> Iterator[Finding]:
-    """Every package that matters, then each pair that does not fit."""
+    """Every relevant package, then each incompatible pair."""
     packages = host.packages
     for name in _SHOWN:
         yield _package(packages, name)
@@ -45,7 +45,7 @@ def _package(packages: Packages, name: str) -> Finding:
 
 
 def _missing(packages: Packages) -> Iterator[Finding]:
-    """What trtforge itself needs for its engine and its client."""
+    """Missing packages that trtforge's own engine and server need."""
     lines = packages.requires(_OWN)
     missed: set[str] = set()
     for extra, status in _EXTRAS.items():
@@ -58,7 +58,7 @@ def _missing(packages: Packages) -> Iterator[Finding]:
 
 
 def _conflicts(packages: Packages) -> Iterator[Finding]:
-    """Pairs of installed packages of which one says that it does not take the other."""
+    """Pairs of installed packages of which one requires another version of the other."""
     for package in (_OWN, *_SHOWN):
         version = packages.version(package)
         if version is None:
@@ -73,7 +73,7 @@ def _conflicts(packages: Packages) -> Iterator[Finding]:
             if package in _ESSENTIAL:
                 yield Finding(name, "problem", found, f"pip install '{requirement.name}{requirement.bounds}'")
             else:
-                yield Finding(name, "warning", found, f"Keep {package} in an environment or container of its own.")
+                yield Finding(name, "warning", found, f"Install {package} in a separate environment or container.")
 
 
 def _model(packages: Packages, needs: Needs) -> Iterator[Finding]:
@@ -84,22 +84,22 @@ def _model(packages: Packages, needs: Needs) -> Iterator[Finding]:
         yield Finding("model", "unknown", f"{needs.source} is not on this machine; the build fetches it")
     elif not isinstance(model, Model):
         yield Finding("model", "problem", model.message, model.hint)
-    elif installed and model.transformers and not at_least(installed, _line(model.transformers)):
+    elif installed and model.transformers and not at_least(installed, _minor(model.transformers)):
         found = f"{model.architecture} was saved by transformers {model.transformers}, {installed} is installed"
         yield Finding(
-            "model", "warning", found, f"If it is not known: pip install 'transformers>={model.transformers}'"
+            "model", "warning", found, f"If it does not load: pip install 'transformers>={model.transformers}'"
         )
     else:
         yield Finding("model", "ok", f"{model.architecture}, {model.parameters:,} parameters")
 
 
-def _line(version: str) -> str:
-    """The minor release: patch releases read one another's configurations."""
+def _minor(version: str) -> str:
+    """The minor release: its patch releases read one another's configurations."""
     return ".".join(map(str, numbers(version)[:2]))
 
 
 def _release(packages: Packages, needs: Needs) -> Iterator[Finding]:
-    """TensorRT-LLM and TensorRT as installed here, against what the recipe's release is served with."""
+    """The installed TensorRT-LLM and TensorRT against those that serve the recipe's release."""
     if needs.release is None:
         return
     wanted, installed = needs.release.version, packages.version("tensorrt-llm")
@@ -110,5 +110,5 @@ def _release(packages: Packages, needs: Needs) -> Iterator[Finding]:
     containers, tensorrt = containers_of(needs.release), packages.version("tensorrt")
     if containers and tensorrt is not None and numbers(tensorrt) != numbers(containers[0].tensorrt):
         image = containers[0]
-        found = f"{image.image_tag} has TensorRT {image.tensorrt}; {tensorrt} is installed, and engines fit one version"
+        found = f"{image.image_tag} has TensorRT {image.tensorrt}, which engines must match; {tensorrt} is installed"
         yield Finding("tensorrt with the container", "warning", found, "Build engines in the image that serves them.")

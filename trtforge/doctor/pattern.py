@@ -10,8 +10,8 @@ from typing import Literal
 from trtforge.doctor.log_lines import Level
 
 Kind = Literal["cause", "effect", "warning", "harmless"]
-"""`effect`: may only follow from another error, so it is the diagnosis only where no cause is found.
-`warning`: worth knowing, no error. `harmless`: looks like an error and is none."""
+"""`effect`: follows from another error, so it is the diagnosis only if no cause is found.
+`warning`: worth knowing, not an error. `harmless`: looks like an error but is none."""
 
 _LONGEST = 400  # characters of a value
 
@@ -20,12 +20,12 @@ _LONGEST = 400  # characters of a value
 class Pattern:
     """One message. `means` and `do` are filled with the named groups of `regex` and `then`.
 
-    Repetitions of `.` have an upper bound in both: they would be tried from everywhere in a long line.
+    Repetitions of `.` are bounded in both, because they are tried from every position of a long line.
 
     `then`: a second expression for what the message says on the same or the next lines of that rank.
-    `inside`: the message counts only behind a Python trace with such a line.
-    `noise_as_warning`: as a warning the message is not even worth knowing.
-    `sources`: where the message was explained, or is written.
+    `inside`: the message counts only after a Python trace with a matching line.
+    `noise_as_warning`: the message is harmless if logged as a warning.
+    `sources`: what explains the message, or the code that writes it.
     """
 
     id: str
@@ -40,7 +40,7 @@ class Pattern:
     noise_as_warning: bool = False
 
     def search(self, text: str) -> dict[str, str] | None:
-        """The values that the message in `text` gives; None if it is another."""
+        """The values of the message in `text`; None if it does not match."""
         match = self._regex.search(text)
         return None if match is None else _values(match)
 
@@ -50,11 +50,11 @@ class Pattern:
         return {} if match is None else _values(match)
 
     def is_frame(self, text: str) -> bool:
-        """Whether `text` is the line of a Python trace that `inside` asks for."""
+        """Whether `text` is the line of a Python trace that `inside` requires."""
         return self._inside is not None and self._inside.search(text) is not None
 
     def kind_at(self, level: Level | None) -> Kind:
-        """What the message is on a line of this severity: a program that warns goes on."""
+        """The kind on a line of this level: a program that only warns continues."""
         if level == "warning" and self.kind in ("cause", "effect"):
             return "harmless" if self.noise_as_warning else "warning"
         return self.kind
@@ -73,7 +73,7 @@ class Pattern:
 
 
 def filled(template: str, values: Mapping[str, str]) -> str:
-    """`template` with its values; a question mark for what the log does not say."""
+    """`template` with its values; a question mark for each missing one."""
     return template.format_map(defaultdict(lambda: "?", values))
 
 

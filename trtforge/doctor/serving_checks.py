@@ -12,17 +12,16 @@ from trtforge.doctor.needs import Needs
 from trtforge.doctor.versions import at_least
 from trtforge.formats.releases import Container, containers_of, read_release_data
 from trtforge.formats.triton_holes import holes_of, open_holes
-from trtforge.machine.host import Host, RunError
+from trtforge.machine.host import DOCKER_TIMEOUT, Host, RunError
 from trtforge.machine.proc import read_listeners
 
 _TRTLLM_BACKEND = "opt/tritonserver/backends/tensorrtllm"
-_DOCKER_TIMEOUT = 10.0
 _CDI = ("etc/cdi", "var/run/cdi")
 
 
 @dataclass(frozen=True)
 class Triton:
-    """The server that `trtforge serve` would start here; `program` None where there is none, with what to do."""
+    """The server that `trtforge serve` would start here. `program`: None without one; `todo` then says what to do."""
 
     program: str | None
     of_wheel: bool = False
@@ -32,36 +31,36 @@ class Triton:
 
 @dataclass(frozen=True)
 class Serving:
-    """What `trtforge serve` would use: its default ports by what they are for, and its server."""
+    """What `trtforge serve` would use: its default ports by purpose, and its server."""
 
     ports: dict[str, int]
     triton: Triton
 
 
 def serves_in_container(host: Host, needs: Needs) -> bool:
-    """Whether the server gets a container: TensorRT-LLM's backend is only here inside NVIDIA's."""
+    """Whether the server runs in a container: only NVIDIA's image has TensorRT-LLM's backend."""
     return needs.backend == "tensorrt_llm" and not (host.root / _TRTLLM_BACKEND).is_dir()
 
 
 def serving_findings(host: Host, needs: Needs, serving: Serving, image: str | None) -> Iterator[Finding]:
-    """Ports, Triton, the container runtime, and the image that was asked for or that the recipe takes."""
+    """Ports, Triton, the container runtime, and the requested image or that of the recipe."""
     for purpose, port in serving.ports.items():
         yield _port(host, needs, purpose, port)
     yield _triton(host, needs, serving.triton)
     if serving.triton.release is not None and not serves_in_container(host, needs):
-        yield _holes("Triton's holes", serving.triton.release, front=True)
+        yield _vulnerabilities("Triton vulnerabilities", serving.triton.release, front=True)
     yield _runtime(host, needs)
     if needs.backend == "tensorrt_llm" and needs.ranks > 1 and not serves_in_container(host, needs):
         yield _mpi(host)
     if image is not None:
         yield _image(host, needs, image)
         if (container := _container(image)) is not None:
-            yield _holes("image's holes", container.triton, front=False)
+            yield _vulnerabilities("image vulnerabilities", container.triton, front=False)
     elif serves_in_container(host, needs) and needs.release is not None:
         fitting = containers_of(needs.release)
         if fitting:
             yield _image(host, needs, fitting[0].image)
-            yield _holes("image's holes", fitting[0].triton, front=False)
+            yield _vulnerabilities("image vulnerabilities", fitting[0].triton, front=False)
 
 
 def _port(host: Host, needs: Needs, purpose: str, port: int) -> Finding:
@@ -84,35 +83,35 @@ def _port(host: Host, needs: Needs, purpose: str, port: int) -> Finding:
 
 def _triton(host: Host, needs: Needs, triton: Triton) -> Finding:
     if serves_in_container(host, needs):
-        return Finding("Triton", "ok", "of the container")
+        return Finding("Triton", "ok", "part of the container")
     if triton.program is None:
         status: Status = "problem" if needs.recipe else "warning"
-        return Finding("Triton", status, "no server here", triton.todo)
+        return Finding("Triton", status, "not installed", triton.todo)
     if triton.of_wheel:
         version = f"of nvidia-pytriton {host.packages.version('nvidia-pytriton')}"
     else:
         file = host.text("opt/tritonserver/TRITON_VERSION") or ""
         version = host.environment.get("TRITON_SERVER_VERSION") or file.strip()
-    return Finding("Triton", "ok", f"{triton.program} {version or '(version not told)'}")
+    return Finding("Triton", "ok", f"{triton.program} {version or '(version unknown)'}")
 
 
-def _holes(name: str, release: str, *, front: bool) -> Finding:
-    """Known vulnerabilities of a Triton release, and which of them `trtforge serve` does not keep clients from."""
+def _vulnerabilities(name: str, release: str, *, front: bool) -> Finding:
+    """Known vulnerabilities of a Triton release, and which of them clients of `trtforge serve` can reach."""
     known, left = holes_of(release), open_holes(release, front=front, opened=())
     if not left:
-        return Finding(name, "ok", f"{release}: none known that clients can reach ({len(known)} in all)")
-    by = "the front and closed doors" if front else "closed doors"
+        return Finding(name, "ok", f"{release}: {len(known)} known, none that clients can reach")
+    by = "the HTTP front or closed doors" if front else "closed doors"
     names = ", ".join(hole.name for hole in left)
     return Finding(
         name,
         "warning",
-        f"{release}: {len(known)} known, {by} cover {len(known) - len(left)}; left: {names}",
+        f"{release}: {len(known)} known, {len(known) - len(left)} covered by {by}; clients can reach {names}",
         "Keep the server on a trusted network, or serve with a newer release.",
     )
 
 
 def _runtime(host: Host, needs: Needs) -> Finding:
-    """docker, which `trtforge serve` calls. Without a need for it, its absence is no fault."""
+    """docker, which `trtforge serve` calls; ok without it if the recipe needs no container."""
     name, wanted = "container runtime", serves_in_container(host, needs)
     lacking: Status = "problem" if wanted else "ok"
     docker = host.program("docker")
@@ -122,14 +121,14 @@ def _runtime(host: Host, needs: Needs) -> Finding:
             found = f"{podman}, no docker"
             return Finding(name, lacking, found, "Install podman-docker: trtforge calls `docker`." if wanted else "")
         todo = "Install docker and the NVIDIA Container Toolkit, or work inside NVIDIA's container."
-        return Finding(name, lacking, "neither docker nor podman", todo if wanted else "")
+        return Finding(name, lacking, "neither docker nor podman is installed", todo if wanted else "")
     try:
-        answer = host.run([docker, "info", "--format", "{{json .Runtimes}}"], timeout=_DOCKER_TIMEOUT)
+        answer = host.run([docker, "info", "--format", "{{json .Runtimes}}"], timeout=DOCKER_TIMEOUT)
     except RunError as error:
         found = f"{docker} does not work: {error}"
         if wanted:
-            return Finding(name, "problem", found, "Start the docker daemon, or join its group.")
-        return Finding(name, "ok", f"{found} The embedded engine needs none.")
+            return Finding(name, "problem", found, "Start the docker daemon, or add this user to the group docker.")
+        return Finding(name, "ok", f"{found}; the embedded engine needs no container")
     if "nvidia" in _runtimes(answer):
         return Finding(name, "ok", f"{docker} with the nvidia runtime")
     if any(any((host.root / directory).glob("nvidia*")) for directory in _CDI):
@@ -159,7 +158,7 @@ def _image(host: Host, needs: Needs, image: str) -> Finding:
     name, container = "image", _container(image)
     if container is None:
         newest = ", ".join(each.image_tag for each in _containers()[:3])
-        found = f"{image} is not in the table of Triton containers"
+        found = f"{image} is not a known Triton image"
         return Finding(name, "unknown", found, f"Known tags: {newest}, ...")
     holds = f"{container.image_tag}: TensorRT-LLM {container.tensorrt_llm}, TensorRT {container.tensorrt}"
     if container.confidence != "high":
@@ -167,21 +166,21 @@ def _image(host: Host, needs: Needs, image: str) -> Finding:
     fitting = containers_of(needs.release) if needs.release is not None else _containers()
     if needs.release is not None and container not in fitting:
         tags = ", ".join(each.image_tag for each in fitting) or "no known image"
-        todo = f"An engine is served by the release that built it: {tags}."
+        todo = f"Serve an engine with the release that built it: {tags}."
         return Finding(name, "problem", f"{holds}; the recipe's engine is for {needs.release.version}", todo)
     needed, driver = f"needs driver {container.min_driver} or later", driver_version(host)
     if driver is None:
-        return Finding(name, "unknown", f"{holds}; {needed}, and there is none here")
+        return Finding(name, "unknown", f"{holds}; {needed}, and none is installed")
     if at_least(driver, container.min_driver):
-        return Finding(name, "ok", f"{holds}; {needed}, this is {driver}")
+        return Finding(name, "ok", f"{holds}; {needed}, installed is {driver}")
     older = [each for each in fitting if at_least(driver, each.min_driver)]
-    instead = f" {older[0].image_tag} (TensorRT-LLM {older[0].tensorrt_llm}) runs on this one." if older else ""
-    todo = f"Update the driver.{instead} Data-centre GPUs may run the image all the same, in compatibility mode."
-    return Finding(name, "problem", f"{holds}; {needed}, this is {driver}", todo)
+    instead = f" {older[0].image_tag} (TensorRT-LLM {older[0].tensorrt_llm}) runs on this driver." if older else ""
+    todo = f"Update the driver.{instead} Data-centre GPUs may run the image with CUDA forward compatibility."
+    return Finding(name, "problem", f"{holds}; {needed}, installed is {driver}", todo)
 
 
 def _container(image: str) -> Container | None:
-    """The entry of an image, a tag or a Triton release: 26.05 is 26.05-trtllm-python-py3 too."""
+    """The container of an image, tag or Triton release: 26.05 stands for 26.05-trtllm-python-py3."""
     tag = image.rpartition("/")[2].rpartition(":")[2].partition("@")[0]
     return next((each for each in _containers() if tag in (each.image_tag, each.triton)), None)
 

@@ -1,4 +1,4 @@
-"""How much may run and wait in an engine process, and what a refused client is told."""
+"""Limits the running and waiting sequences of an engine process."""
 
 import math
 from collections import deque
@@ -9,13 +9,13 @@ from trtforge.engine_process.requests import ErrorCode, RequestFailure
 
 DEFAULT_QUEUE_SIZE = 2048
 _LARGEST_QUEUE_BYTES = 256 << 20
-_WINDOW = 10.0  # seconds over which the rate of finished sequences is taken
+_WINDOW = 10.0  # seconds over which the rate of finished sequences is measured
 _LONGEST_RETRY = 60
 
 
 @dataclass(frozen=True)
 class QueueLimits:
-    """Bounds of what waits. `seconds`: longest time until a sequence begins to run; None is no limit."""
+    """Limits of the queue. `seconds`: maximum time until a sequence begins to run; None is no limit."""
 
     size: int = DEFAULT_QUEUE_SIZE
     bytes: int = _LARGEST_QUEUE_BYTES
@@ -33,12 +33,12 @@ class Admission:
         self.bytes = 0
 
     def refuse(self, submission: Submission, now: float) -> RequestFailure | None:
-        """Why the sequences of a submission cannot be taken now; None counts them in."""
+        """Why a submission is refused now; if None, its sequences are counted as admitted."""
         count = len(submission.requests)
-        most = self._max_running + self._limits.size
-        if self.sequences + count > most:
+        limit = self._max_running + self._limits.size
+        if self.sequences + count > limit:
             return self._full(
-                f"the queue is full: {self.sequences} sequences run or wait, at most {most} may "
+                f"the queue is full: {self.sequences} sequences run or wait, at most {limit} may "
                 f"(max_batch_size {self._max_running} + max_queue_size {self._limits.size})",
                 now,
             )
@@ -57,7 +57,7 @@ class Admission:
         self._ends.append(now)
 
     def retry_seconds(self, now: float) -> int:
-        """A guess of when there is room again: the time that half of what waits takes at the present rate."""
+        """Estimated seconds until there is room: the time to finish half of the sequences at the present rate."""
         recent = sum(1 for end in self._ends if end > now - _WINDOW)
         if not recent:
             return 1

@@ -1,6 +1,6 @@
 """A model process's connection to the engine process: requests go out, updates come back in batches.
 
-It connects again by itself when the engine process was started anew.
+It reconnects by itself after the engine process was restarted.
 """
 
 import select
@@ -16,25 +16,25 @@ from trtforge.engine_process.frames import BadFrame, Frame, FrameReader
 from trtforge.engine_process.messages import Submission, Update, decode_updates
 from trtforge.engine_process.requests import ErrorCode, GenerationRequest, RequestFailure
 
-_BEAT = 1.0  # seconds
-_RECONNECT = 0.05  # seconds
+_HEARTBEAT_INTERVAL = 1.0  # seconds
+_RECONNECT_INTERVAL = 0.05  # seconds
 _READ_SIZE = 1 << 20
 _SEND_TIMEOUT = 10.0  # seconds until an engine process that reads nothing counts as lost
-_RETRY = RequestFailure(ErrorCode.UNAVAILABLE, "the engine is not loaded yet; retry in 2 s")
+_NOT_LOADED = RequestFailure(ErrorCode.UNAVAILABLE, "the engine is not loaded yet; retry in 2 s")
 
 
 class Receiver(Protocol):
-    """Gets what the sequences of one submission are given."""
+    """Receives the updates of one submission's sequences."""
 
     def take(self, updates: list[tuple[int, Update]]) -> None:
-        """Updates by the sequence's place in the submission. Must not raise.
+        """Take updates, each with its sequence's index in the submission. Must not raise.
 
         Called on the client's thread, or within `submit` if the engine process cannot be reached.
         """
 
 
 class Submitted:
-    """Sequences on their way, by their names in the channel."""
+    """Submitted sequences by their names in the channel, and their receiver."""
 
     def __init__(self, names: range, receiver: Receiver) -> None:
         self.names = names
@@ -71,13 +71,13 @@ class EngineClient:
 
     @property
     def unanswered(self) -> int:
-        """Sequences that are unfinished."""
+        """Number of unfinished sequences."""
         return len(self._submitted)
 
     def submit(
         self, requests: tuple[GenerationRequest, ...], receiver: Receiver, timeout: float | None = None
     ) -> Submitted:
-        """Start sequences. Their updates, or an error for each, come to `receiver`. `timeout`: seconds for all."""
+        """Start sequences. `receiver` gets their updates, or an error for each. `timeout`: seconds for all of them."""
         with self._lock:
             names = range(self._next_name, self._next_name + len(requests))
             self._next_name = names.stop
@@ -85,29 +85,29 @@ class EngineClient:
             for name in names:
                 self._submitted[name] = submitted
         if not self._send(Submission(requests, timeout, names.start).encode()):
-            self._lose(dict.fromkeys(names, submitted), _RETRY)
+            self._fail(dict.fromkeys(names, submitted), _NOT_LOADED)
         return submitted
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """What this thread sends meanwhile goes out at the end, at once. For one thread at a time."""
+        """Buffer this thread's frames and send them together at the end. For one thread at a time."""
         self._held, self._holder = bytearray(), threading.get_ident()
         try:
             yield
         finally:
             held, self._holder = self._held, 0
             if held and not self._write(held):
-                self._lose_all(_RETRY)
+                self._fail_all(_NOT_LOADED)
 
     def cancel(self, submitted: Submitted) -> None:
-        """End the unfinished sequences of a submission as they stand; their last updates still come."""
+        """Cancel the unfinished sequences of a submission; their last updates still arrive."""
         with self._lock:
             names = [name for name in submitted.names if name in self._submitted]
         if names:
             self._send(Frame({"type": "cancel", "names": names}))
 
     def ping(self, answer: Callable[[RequestFailure | None], None]) -> None:
-        """Call `answer` (once, on the client's thread) when the engine's loop has turned; with why it cannot."""
+        """Call `answer` once: with None after the next iteration of the engine's loop, else with the failure."""
         with self._lock:
             number = self._next_name
             self._next_name += 1
@@ -116,7 +116,7 @@ class EngineClient:
             with self._lock:
                 lost = self._pings.pop(number, None) is not None
             if lost:
-                answer(_RETRY)
+                answer(_NOT_LOADED)
 
     def close(self) -> None:
         """End the connection and the thread; unfinished sequences get an error."""
@@ -128,14 +128,14 @@ class EngineClient:
         while not self._closing.is_set():
             channel = self._connect()
             if channel is None:
-                self._closing.wait(_RECONNECT)
+                self._closing.wait(_RECONNECT_INTERVAL)
                 continue
-            with suppress(OSError, BadFrame):  # what follows is the same as for a connection that was closed
+            with suppress(OSError, BadFrame):  # handled below like a closed connection
                 self._serve(channel)
             with self._send_lock:
                 self._socket = None
                 channel.close()
-            self._lose_all(RequestFailure(ErrorCode.UNAVAILABLE, "the engine process ended; retry in 5 s"))
+            self._fail_all(RequestFailure(ErrorCode.UNAVAILABLE, "the engine process ended; retry in 5 s"))
             if not self._closing.is_set():
                 self._on_lost()
 
@@ -153,13 +153,13 @@ class EngineClient:
         return channel
 
     def _serve(self, channel: socket.socket) -> None:
-        """Read until the connection ends. Updates that arrived while others were handled are merged."""
+        """Read until the connection ends. Updates that are received together are merged."""
         reader = FrameReader()
         beat_at = 0.0
         while not self._closing.is_set():
             now = time.monotonic()
             if now >= beat_at:
-                beat_at = now + _BEAT
+                beat_at = now + _HEARTBEAT_INTERVAL
                 self._send(Frame({"type": "beat", "unanswered": len(self._submitted)}))
             if not select.select([channel], [], [], min(0.25, beat_at - now))[0]:
                 continue
@@ -186,7 +186,7 @@ class EngineClient:
                 if answer is not None:
                     answer(None)
             case _:
-                raise BadFrame(f"a frame of type {frame.header.get('type')!r}")
+                raise BadFrame(f"unknown frame type {frame.header.get('type')!r}")
 
     def _hand_out(self, updates: Mapping[int, Update]) -> None:
         by_submission: dict[int, tuple[Submitted, list[tuple[int, Update]]]] = {}
@@ -197,20 +197,20 @@ class EngineClient:
                     continue
                 if update.finish_reason is not None:
                     del self._submitted[name]
-                place = name - submitted.names.start
-                by_submission.setdefault(id(submitted), (submitted, []))[1].append((place, update))
+                index = name - submitted.names.start
+                by_submission.setdefault(id(submitted), (submitted, []))[1].append((index, update))
         for submitted, taken in by_submission.values():
             submitted.receiver.take(taken)
 
-    def _lose_all(self, failure: RequestFailure) -> None:
+    def _fail_all(self, failure: RequestFailure) -> None:
         with self._lock:
             pings, self._pings = self._pings, {}
             submitted = dict(self._submitted)
-        self._lose(submitted, failure)
+        self._fail(submitted, failure)
         for answer in pings.values():
             answer(failure)
 
-    def _lose(self, submitted: Mapping[int, Submitted], failure: RequestFailure) -> None:
+    def _fail(self, submitted: Mapping[int, Submitted], failure: RequestFailure) -> None:
         self._hand_out({name: Update(finish_reason="error", failure=failure) for name in submitted})
 
     def _send(self, frame: Frame) -> bool:
@@ -220,7 +220,7 @@ class EngineClient:
         return self._write(frame.encode())
 
     def _write(self, data: bytes | bytearray) -> bool:
-        """Whether the bytes were handed over. A connection that breaks is noticed by the reading thread."""
+        """Send bytes; returns whether that succeeded. The reading thread handles a broken connection."""
         with self._send_lock:
             if self._socket is None:
                 return False

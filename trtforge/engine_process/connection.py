@@ -1,6 +1,6 @@
 """One client's connection inside the engine process.
 
-Updates are merged per sequence while the client is slow to read, so its requests bound the memory that it takes.
+While the client is slow to read, its updates are merged per sequence, so its requests bound the memory that it needs.
 """
 
 import socket
@@ -12,7 +12,7 @@ from trtforge.engine_process.frames import Frame, FrameReader
 from trtforge.engine_process.messages import Update, encode_updates
 
 _READ_SIZE = 1 << 18
-_FRAME_INTERVAL = 0.025  # seconds: engines with faster steps send several tokens at once
+_FRAME_INTERVAL = 0.025  # seconds; engines with faster steps send several tokens per frame
 
 
 class Connection:
@@ -39,7 +39,7 @@ class Connection:
 
     @property
     def wants_write(self) -> bool:
-        """Whether bytes wait until the socket takes them."""
+        """Whether bytes are to be sent when the socket becomes writable."""
         return bool(self._unsent) and not self._closed
 
     def receive(self) -> list[Frame] | None:
@@ -53,7 +53,7 @@ class Connection:
         return list(self._reader.feed(data)) if data else None
 
     def add(self, name: int, update: Update, *, urgent: bool) -> None:
-        """Keep an update for the next flush. `urgent`: the first or the last one of a sequence, which does not wait."""
+        """Keep an update for the next flush. `urgent`: a sequence's first or last one, which is sent without delay."""
         with self._lock:
             self._urgent |= urgent
             waiting = self._updates.get(name)
@@ -63,12 +63,12 @@ class Connection:
                 waiting.merge(update)
 
     def send(self, frame: Frame) -> None:
-        """Send a frame, at the latest when the socket takes it."""
+        """Send a frame now, or when the socket becomes writable."""
         with self._lock:
             self._write(frame)
 
     def flush(self) -> None:
-        """Send the updates as one frame, unless earlier bytes still wait or the last frame was sent just now."""
+        """Send the updates as one frame, unless earlier bytes are unsent or the last frame was sent just now."""
         with self._lock:
             now = time.monotonic()
             due = self._urgent or now >= self._flushed_at + _FRAME_INTERVAL
@@ -78,7 +78,7 @@ class Connection:
                 self._write(encode_updates(updates))
 
     def on_writable(self) -> None:
-        """Send what waits."""
+        """Send unsent bytes, then updates."""
         with self._lock:
             self._push()
         self.flush()

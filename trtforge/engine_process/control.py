@@ -1,4 +1,4 @@
-"""The status of an engine process, and what its supervisor may ask of it."""
+"""The status of an engine process, and the commands of its supervisor."""
 
 import itertools
 import socket
@@ -14,12 +14,12 @@ State = Literal["serving", "draining", "failed"]
 
 
 class EngineUnreachable(OSError):
-    """Nobody answers at the engine's socket."""
+    """The engine process does not answer on its socket."""
 
 
 @dataclass(frozen=True)
 class ClientStatus:
-    """A model process that is connected. `silent_seconds`: since its last heartbeat, one of which it sends a second."""
+    """A connected model process. `silent_seconds`: time since its last heartbeat, which it sends every second."""
 
     name: str
     pid: int
@@ -29,9 +29,9 @@ class ClientStatus:
 
 @dataclass(frozen=True)
 class EngineStatus:
-    """One moment. `running` and `waiting` count sequences; `finished`, `refused` and `cut` all so far.
+    """A snapshot. `running` and `waiting` count sequences now; `finished`, `refused` and `cut` all so far.
 
-    `stalled_seconds`: since the last progress while something is unfinished, else 0. `error` and `hint`: why it failed.
+    `stalled_seconds`: since the last progress while sequences are unfinished, else 0. `error`, `hint`: why it failed.
     """
 
     pid: int
@@ -49,7 +49,7 @@ class EngineStatus:
     worker_pids: tuple[int, ...] = ()
 
     def encode(self) -> Mapping[str, Any]:
-        """As the header of a frame has it."""
+        """The status as a JSON object for a frame's header."""
         return asdict(self)
 
     @classmethod
@@ -63,14 +63,14 @@ class EngineStatus:
 
 
 class EngineControl:
-    """Asks the engine process at `socket`; each call makes a connection of its own."""
+    """Sends commands to the engine process at `socket`; each call opens its own connection."""
 
     def __init__(self, socket: Path) -> None:
         self._socket = socket
         self._numbers = itertools.count()
 
     def status(self, timeout: float = 2.0) -> EngineStatus:
-        """The engine's status. Raises EngineUnreachable if nobody answers within `timeout` seconds."""
+        """The engine's status. Raises EngineUnreachable without an answer within `timeout` seconds."""
         return EngineStatus.decode(self._ask({"type": "status"}, timeout)["status"])
 
     def drain(self) -> None:
@@ -78,20 +78,20 @@ class EngineControl:
         self._ask({"type": "drain"}, 2.0)
 
     def cut(self, reason: str) -> int:
-        """End every unfinished sequence with an error; how many there were. Raises EngineUnreachable."""
+        """End every unfinished sequence with an error; returns their number. Raises EngineUnreachable."""
         return int(self._ask({"type": "cut", "reason": reason}, 5.0)["cut"])
 
-    def _ask(self, question: Mapping[str, Any], timeout: float) -> Mapping[str, Any]:
+    def _ask(self, command: Mapping[str, Any], timeout: float) -> Mapping[str, Any]:
         number = next(self._numbers)
-        until = time.monotonic() + timeout
+        deadline = time.monotonic() + timeout
         reader = FrameReader()
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as channel:
                 channel.settimeout(timeout)
                 channel.connect(str(self._socket))
-                channel.sendall(Frame({**question, "number": number}).encode())
+                channel.sendall(Frame({**command, "number": number}).encode())
                 while True:
-                    channel.settimeout(max(0.001, until - time.monotonic()))
+                    channel.settimeout(max(0.001, deadline - time.monotonic()))
                     data = channel.recv(1 << 16)
                     if not data:
                         raise EngineUnreachable(f"{self._socket}: the connection was closed")

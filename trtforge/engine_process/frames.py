@@ -1,7 +1,7 @@
 """Frames of the channel between model processes and the engine process.
 
-A frame is two little-endian uint32 (bytes of header and payload), a JSON object, and raw bytes (token ids and biases
-of requests).
+A frame is two little-endian uint32 (sizes of header and payload in bytes), the header as a JSON object, and the
+payload as raw bytes (token ids and biases of requests).
 """
 
 import json
@@ -16,7 +16,7 @@ LARGEST_PAYLOAD = 1 << 30
 
 
 class BadFrame(Exception):
-    """The other end does not speak this protocol."""
+    """Received bytes are not a frame of this protocol."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Frame:
 
 
 class FrameReader:
-    """Collects received bytes into frames."""
+    """Splits received bytes into frames."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -45,7 +45,7 @@ class FrameReader:
         while len(self._buffer) - start >= _SIZES.size:
             header_size, payload_size = _SIZES.unpack_from(self._buffer, start)
             if header_size > LARGEST_HEADER or payload_size > LARGEST_PAYLOAD:
-                raise BadFrame(f"a frame of {header_size} + {payload_size} bytes")
+                raise BadFrame(f"frame too large: {header_size} + {payload_size} bytes")
             body = start + _SIZES.size
             end = body + header_size + payload_size
             if len(self._buffer) < end:

@@ -1,7 +1,7 @@
 """The main function of an engine process: load, serve, end.
 
 Standard output carries one line of JSON: `{"ready": true}`, or the error that kept the engine from loading. The
-process ends when its standard input does.
+process exits when its standard input is closed.
 """
 
 import faulthandler
@@ -19,42 +19,42 @@ from trtforge.engine_process.admission import QueueLimits
 from trtforge.engine_process.requests import RequestEngine
 from trtforge.engine_process.server import EngineServer
 
-_PATIENCE = 3.0  # seconds that an engine has to end
-_SWITCH_INTERVAL = 0.0005  # seconds: the engine's thread must not wait 5 ms for the one that reads requests
+_CLOSE_TIMEOUT = 3.0  # seconds that an engine has to close
+_SWITCH_INTERVAL = 0.0005  # seconds; by default, the engine's thread may wait 5 ms for the one that reads requests
 
 
 def host(load: Callable[[], RequestEngine], path: Path, limits: QueueLimits) -> int:
-    """Serve the engine that `load` returns on the socket `path`; the exit status."""
+    """Serve the engine that `load` returns on the socket `path`; returns the exit status."""
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     faulthandler.register(signal.SIGUSR2, all_threads=True)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the server decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to the whole process group; the server decides
     sys.setswitchinterval(_SWITCH_INTERVAL)
     try:
         engine = load()
         server = EngineServer(engine, path, limits)
     except (ForgeError, OSError) as error:
         hint = error.hint if isinstance(error, ForgeError) else "See the server's log."
-        said = error.message if isinstance(error, ForgeError) else str(error)
-        print(json.dumps({"error": said, "hint": hint}), flush=True)
+        message = error.message if isinstance(error, ForgeError) else str(error)
+        print(json.dumps({"error": message, "hint": hint}), flush=True)
         return 1
     signal.signal(signal.SIGTERM, lambda number, frame: server.stop())
     threading.Thread(target=_stop_with_parent, args=(server,), name="lifeline", daemon=True).start()
     print(json.dumps({"ready": True}), flush=True)
     failure = server.run()
-    _end_within(_PATIENCE, 1 if failure else 0)
+    _exit_within(_CLOSE_TIMEOUT, 1 if failure else 0)
     engine.close()
     return 1 if failure else 0
 
 
 def _stop_with_parent(server: EngineServer) -> None:
-    """Another process holds the other end of our standard input."""
+    """Stop when the parent process closes our standard input."""
     while os.read(0, 4096):
         pass
     server.stop()
 
 
-def _end_within(seconds: float, status: int) -> None:
-    """End the process even if the engine does not: a step may take long, a rank may hang."""
+def _exit_within(seconds: float, status: int) -> None:
+    """Exit after `seconds` even if the engine has not closed: a step may take long, a rank may hang."""
     timer = threading.Timer(seconds, os._exit, (status,))
     timer.daemon = True
     timer.start()

@@ -25,9 +25,8 @@ _DEFAULTS = {each.name: each.default for each in fields(SamplingParams)}
 class Submission:
     """Sequences that are admitted or refused together.
 
-    `timeout`: seconds until an unfinished sequence ends with DEADLINE_EXCEEDED; None is no limit. `first`: the name of
-    the first sequence, whole numbers that are unique to the client; the others follow. Decoded requests have their
-    names as request ids.
+    `timeout`: seconds until an unfinished sequence ends with DEADLINE_EXCEEDED; None is no limit. Sequence names are
+    consecutive integers from `first` on, unique to the client. Decoded requests have their names as request ids.
     """
 
     requests: tuple[GenerationRequest, ...]
@@ -98,7 +97,7 @@ def _numbers(data: bytes, kind: str, start: int, count: int) -> "tuple[array[Any
 
 @dataclass(slots=True)
 class Update:
-    """What one sequence got since its last update: tokens of one or several steps."""
+    """The output of one sequence since its last update: tokens of one or several steps."""
 
     tokens: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
@@ -109,7 +108,7 @@ class Update:
     failure: RequestFailure | None = None
 
     def add(self, output: Output) -> None:
-        """Take in one more output."""
+        """Append an output."""
         self.tokens += output.tokens
         self.log_probs += output.log_probs
         self.finish_reason = output.finish_reason
@@ -117,7 +116,7 @@ class Update:
         self.reused_blocks, self.allocated_blocks = output.reused_blocks, output.allocated_blocks
 
     def merge(self, later: "Update") -> None:
-        """Take in what came after this."""
+        """Append a later update."""
         self.tokens += later.tokens
         self.log_probs += later.log_probs
         self.finish_reason, self.failure = later.finish_reason, later.failure
@@ -126,7 +125,7 @@ class Update:
 
 
 def encode_updates(updates: Mapping[int, Update]) -> Frame:
-    """One frame for all sequences of a client that got something."""
+    """One frame with the updates of a client's sequences."""
     rows: list[Sequence[object]] = []
     for name, update in updates.items():
         if update.failure is not None:

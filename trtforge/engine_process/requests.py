@@ -1,4 +1,4 @@
-"""What a client asks of the engine and what it gets back. Needs no torch."""
+"""Requests to an engine and their outputs. Needs no torch."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from trtforge.core.errors import ForgeError
 
 
 class ErrorCode(str, Enum):
-    """The gRPC status that a failed request ends with; the first word of the error's text."""
+    """The gRPC status of a failed request; also the first word of its error text."""
 
     INVALID_ARGUMENT = "INVALID_ARGUMENT"
     UNAVAILABLE = "UNAVAILABLE"
@@ -20,7 +20,7 @@ class ErrorCode(str, Enum):
 
 @dataclass(frozen=True)
 class RequestFailure:
-    """Why a request got no answer, or not all of it."""
+    """Why a request failed."""
 
     code: ErrorCode
     message: str
@@ -31,10 +31,10 @@ FinishReason = Literal["end_id", "stop_word", "length", "cancelled", "error"]
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How the next token is chosen: without top_k and top_p, with top_k 1 or temperature 0 the most likely one.
+    """How the next token is chosen: greedily with top_k 1, temperature 0, or neither top_k nor top_p.
 
     Names, order and defaults follow TensorRT-LLM (cpp/tensorrt_llm/kernels/penaltyKernels.cu and samplingTopKKernels):
-    bias, temperature, penalties over prompt and output, then top_k, then top_p of what top_k left.
+    bias, temperature, penalties over prompt and output, then top_k, then top_p of the top_k tokens.
     """
 
     temperature: float | None = None
@@ -62,7 +62,7 @@ class SamplingParams:
 
     @property
     def plain(self) -> bool:
-        """Whether the token is the most likely one of the model's own logits, and nothing else is asked for."""
+        """Whether the token is the argmax of the unmodified logits, without log probabilities."""
         changed = self.penalises or self.min_tokens > 0 or len(self.embedding_bias) > 0
         return self.greedy and not changed and not self.return_log_probs
 
@@ -82,9 +82,9 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """The tokens that one step gave a request; the last one of a request carries `finish_reason`.
+    """A request's tokens from one step; its last output has a `finish_reason`.
 
-    `allocated_blocks`: KV blocks that the request was given so far, the `reused_blocks` among them.
+    `allocated_blocks`: KV blocks allocated to the request so far, `reused_blocks` included.
     """
 
     request_id: str
@@ -98,11 +98,11 @@ class Output:
 
 
 class RequestEngine(Protocol):
-    """What generates. All methods may be called from any thread and return at once, but `close`."""
+    """An engine. All methods may be called from any thread; all but `close` return at once."""
 
     @property
     def max_running(self) -> int:
-        """Sequences that run at once; more wait."""
+        """Maximum number of running sequences; further ones wait."""
 
     @property
     def worker_pids(self) -> tuple[int, ...]:
@@ -112,16 +112,16 @@ class RequestEngine(Protocol):
         """Start a request. Outputs come on the engine's thread; the last one has a finish_reason."""
 
     def cancel(self, request_id: str, *, only_waiting: bool = False) -> None:
-        """End a request as it stands; one that is over is no error. `only_waiting`: not if it has begun to run."""
+        """Cancel a request; a finished one is ignored. `only_waiting`: only if it has not begun to run."""
 
     def ping(self, on_turn: Callable[[], None]) -> None:
-        """Call back from the engine's thread when its loop turns next."""
+        """Call `on_turn` from the engine's thread in its next loop iteration."""
 
     def after_steps(self, on_step: Callable[[], None]) -> None:
-        """Call back, from the engine's thread, after the outputs of each step."""
+        """Call `on_step` from the engine's thread after the outputs of each step."""
 
     def figures(self) -> dict[str, float]:
-        """Counters and gauges of this moment by name; those of EngineStatistics where the engine has them."""
+        """Current counters and gauges by name; those of EngineStatistics that the engine has."""
 
     def check(self) -> None:
         """Raises ForgeError if a process that computes for the engine has ended."""

@@ -1,6 +1,6 @@
-"""The engine process: one engine, several clients on a Unix domain socket.
+"""The server of the engine process: one engine, several clients on a Unix domain socket.
 
-One thread reads all clients and keeps time; outputs are sent from the engine's own thread, a frame a client and step.
+One thread reads from all clients and checks deadlines; the engine's thread sends outputs, a frame per client and step.
 """
 
 import heapq
@@ -30,15 +30,15 @@ from trtforge.engine_process.requests import (
 )
 
 _LOG = logging.getLogger(__name__)
-_TICK = 0.1  # seconds between looks at deadlines and processes
-_LAST_WORDS = 2.0  # seconds that a failed engine still answers
+_TICK = 0.1  # seconds between checks of deadlines and processes
+_FAILED_PERIOD = 2.0  # seconds for which a failed engine still answers
 _BACKLOG = 64
-_SPARE_DEADLINES = 1024  # of sequences that are over, until they are dropped
+_SPARE_DEADLINES = 1024  # deadlines of finished sequences that may be kept
 
 
 @dataclass(eq=False)
 class _Sequence:
-    """An admitted sequence. `failure`: what it ends with if the engine ends it because of us."""
+    """An admitted sequence. `failure`: its error if the engine cancels it on behalf of this server."""
 
     client: Connection
     name: int
@@ -83,7 +83,7 @@ class EngineServer:
         engine.after_steps(self._flush)
 
     def run(self) -> ForgeError | None:
-        """Serve. Returns None when stopped, and the reason when the engine failed."""
+        """Serve. Returns None when stopped, and the error when the engine failed."""
         tick_at = 0.0
         try:
             while not self._stopping:
@@ -93,7 +93,7 @@ class EngineServer:
                 if now >= tick_at:
                     self._tick(now)
                     tick_at = now + _TICK
-                if self._failure is not None and now > self._failed_at + _LAST_WORDS:
+                if self._failure is not None and now > self._failed_at + _FAILED_PERIOD:
                     break
         finally:
             self._path.unlink(missing_ok=True)
@@ -103,7 +103,7 @@ class EngineServer:
         return self._failure
 
     def stop(self) -> None:
-        """Let `run` return. From any thread, or a signal handler."""
+        """Make `run` return. May be called from any thread, or a signal handler."""
         self._stopping = True
         self._wake()
 
@@ -111,7 +111,7 @@ class EngineServer:
         try:
             self._wake_sender.send(b"x")
         except BlockingIOError:
-            return  # it is awake already
+            return  # a wake-up is already pending
 
     def _handle(self, source: object, events: int) -> None:
         if source is self._listener:
@@ -147,16 +147,16 @@ class EngineServer:
             _LOG.error("%s: %s", client.name or "a client", error)
             frames = None
         if frames is None:
-            self._leave(client)
+            self._disconnect(client)
 
-    def _leave(self, client: Connection) -> None:
+    def _disconnect(self, client: Connection) -> None:
         self._selector.unregister(client.sock)
         del self._clients[client.number]
         client.close()
         with self._lock:
             left = [sequence for sequence in self._sequences.values() if sequence.client is client]
         for sequence in left:
-            self._end(sequence, RequestFailure(ErrorCode.CANCELLED, "the client is gone"))
+            self._end(sequence, RequestFailure(ErrorCode.CANCELLED, "the client disconnected"))
 
     def _take(self, client: Connection, frame: Frame) -> None:
         header = frame.header
@@ -184,7 +184,7 @@ class EngineServer:
                 cut = self._cut_all(RequestFailure(ErrorCode.UNAVAILABLE, str(header["reason"])))
                 client.send(Frame({"type": "cut", "number": header["number"], "cut": cut}))
             case other:
-                raise BadFrame(f"a frame of type {other!r}")
+                raise BadFrame(f"unknown frame type {other!r}")
 
     def _submit(self, client: Connection, submission: Submission) -> None:
         now = time.monotonic()
@@ -200,9 +200,9 @@ class EngineServer:
                     self._sequences[key] = sequence
                     sequences.append((sequence, request))
                     if submission.timeout is not None:
-                        self._remind(now + submission.timeout, key, only_waiting=False)
+                        self._add_deadline(now + submission.timeout, key, only_waiting=False)
                     if self._limits.seconds is not None:
-                        self._remind(now + self._limits.seconds, key, only_waiting=True)
+                        self._add_deadline(now + self._limits.seconds, key, only_waiting=True)
             else:
                 self._refused += len(submission.requests)
         if failure is not None:
@@ -225,15 +225,15 @@ class EngineServer:
         self._engine.submit(named, lambda output: self._on_output(sequence, output))
 
     def _closed(self) -> RequestFailure | None:
-        """Why nothing is taken at all."""
+        """Why all submissions are refused; None while serving."""
         if self._failure is not None:
             return _failed(self._failure)
         if self._state == "draining":
-            return RequestFailure(ErrorCode.UNAVAILABLE, "the server is shutting down; retry in 5 s at another one")
+            return RequestFailure(ErrorCode.UNAVAILABLE, "the server is shutting down; retry in 5 s on another server")
         return None
 
     def _on_output(self, sequence: _Sequence, output: Output) -> None:
-        """On the engine's thread."""
+        """Pass an output to the client; runs on the engine's thread."""
         with self._lock:
             if sequence.done:
                 return
@@ -255,14 +255,14 @@ class EngineServer:
             self._fail(output.error)
 
     def _finish(self, sequence: _Sequence) -> None:
-        """Forget a sequence; under the lock."""
+        """Forget a sequence. The caller holds the lock."""
         sequence.done = True
         self._sequences.pop(sequence.key, None)
         self._admission.end(sequence.size, time.monotonic())
         self._finished += 1
 
     def _end(self, sequence: _Sequence, failure: RequestFailure) -> bool:
-        """End a sequence with an error now, whatever the engine does; False if it was over already."""
+        """End a sequence with an error now, without waiting for the engine; False if it had already ended."""
         with self._lock:
             if sequence.done:
                 return False
@@ -285,11 +285,11 @@ class EngineServer:
             _LOG.error("the engine ended: %s (hint: %s)", error.message, error.hint)
 
     def _flush(self) -> None:
-        """Send what the clients got; called after each step on the engine's thread."""
+        """Send the clients' updates; also called after each step, on the engine's thread."""
         for client in tuple(self._clients.values()):
             client.flush()
 
-    def _remind(self, when: float, key: str, *, only_waiting: bool) -> None:
+    def _add_deadline(self, when: float, key: str, *, only_waiting: bool) -> None:
         self._timers += 1
         heapq.heappush(self._deadlines, (when, self._timers, key, only_waiting))
         if len(self._deadlines) > 2 * len(self._sequences) + _SPARE_DEADLINES:
@@ -304,9 +304,9 @@ class EngineServer:
             if not only_waiting:
                 self._end(sequence, RequestFailure(ErrorCode.DEADLINE_EXCEEDED, "the request's timeout has passed"))
             elif not sequence.started:
-                said = f"the request waited {self._limits.seconds:g} s in the queue; retry in "
+                waited = f"the request waited {self._limits.seconds:g} s in the queue; retry in "
                 sequence.failure = RequestFailure(
-                    ErrorCode.UNAVAILABLE, f"{said}{self._admission.retry_seconds(now)} s"
+                    ErrorCode.UNAVAILABLE, f"{waited}{self._admission.retry_seconds(now)} s"
                 )
                 self._engine.cancel(sequence.key, only_waiting=True)
         if self._failure is None:

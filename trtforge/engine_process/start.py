@@ -1,4 +1,4 @@
-"""Starts an engine process from a model process and waits until it serves. Its standard input is its lifeline."""
+"""Starts an engine process from a model process and waits until it serves; closing its standard input ends it."""
 
 import json
 import subprocess
@@ -11,10 +11,10 @@ from trtforge.core.interpreter import python_environment, python_interpreter
 
 
 class EngineProcess:
-    """A running engine process. It ends when this object's process does, however that ends."""
+    """A running engine process. It never outlives the process that started it."""
 
     def __init__(self, arguments: Sequence[str]) -> None:
-        """`arguments`: what follows the interpreter. Returns when the process serves; raises ForgeError if it fails."""
+        """`arguments`: those of the interpreter. Returns when the process serves; raises ForgeError if it fails."""
         self._process = subprocess.Popen(
             [python_interpreter(), *arguments],
             stdin=subprocess.PIPE,
@@ -26,14 +26,14 @@ class EngineProcess:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         try:
-            said = json.loads(line)
+            reply = json.loads(line)
         except ValueError:
-            said = {}
-        if "ready" not in said:
+            reply = {}
+        if "ready" not in reply:
             status = self._process.wait()
             raise ForgeError(
-                said.get("error", f"the engine process ended with status {status} while loading"),
-                hint=said.get("hint", "See the server's log."),
+                reply.get("error", f"the engine process ended with status {status} while loading"),
+                hint=reply.get("hint", "See the server's log."),
             )
 
     @property
@@ -42,7 +42,7 @@ class EngineProcess:
         return self._process.pid
 
     def watch(self, on_end: Callable[[int], None]) -> None:
-        """Call `on_end` with the exit status, on a thread, when the process ends by itself."""
+        """Call `on_end` with the exit status, on a thread, when the process ends."""
 
         def wait() -> None:
             on_end(self._process.wait())

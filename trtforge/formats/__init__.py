@@ -1,1 +1,1 @@
-"""Floor 1: files as others define them. Reading and writing, no decisions."""
+"""Floor 1: file formats that others define: reading and writing, no decisions."""

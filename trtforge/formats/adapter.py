@@ -28,7 +28,7 @@ PEFT_MODULES: Mapping[str, LoraModule] = MappingProxyType(
         "gate_up_proj": "mlp_h_to_4h",
     }
 )
-"""`get_default_trtllm_modules_to_hf_modules` in tensorrt_llm/lora_manager.py; the last two of models/phi3/model.py."""
+"""`get_default_trtllm_modules_to_hf_modules` in tensorrt_llm/lora_manager.py; the last two: models/phi3/model.py."""
 
 _QKV: tuple[LoraModule, ...] = ("attn_q", "attn_k", "attn_v")
 
@@ -53,7 +53,7 @@ class Adapter:
 
 
 def read_adapter(directory: Path) -> Adapter:
-    """Raises ForgeError naming the file for one that is none, or that engines have no place for."""
+    """An adapter's rank and modules. Raises ForgeError naming the file if engines cannot run it as LoRA."""
     path = directory / ADAPTER_CONFIG
     hint = "Give the directory that PEFT saved."
     try:
@@ -61,16 +61,16 @@ def read_adapter(directory: Path) -> Adapter:
     except ValidationError:
         raise ForgeError(f"{path}: not the configuration of a LoRA adapter", hint=hint) from None
     if file.modules_to_save or file.use_dora or file.bias != "none":
-        what = "weights that are no LoRA" if file.modules_to_save else "DoRA" if file.use_dora else "biases"
+        what = "non-LoRA weights" if file.modules_to_save else "DoRA" if file.use_dora else "biases"
         raise ForgeError(
-            f"{path}: the adapter carries {what}, which requests cannot bring along",
+            f"{path}: the adapter has {what}, which an engine cannot load with a LoRA request",
             hint="Merge it into the model (`merge_and_unload` of PEFT) and build that.",
         )
     names = (file.target_modules,) if isinstance(file.target_modules, str) else file.target_modules
     unknown = [name for name in names if name.rpartition(".")[2] not in PEFT_MODULES]
     if unknown:
         raise ForgeError(
-            f"{path}: target module {unknown[0]} has no name among TensorRT-LLM's",
+            f"{path}: target module {unknown[0]} has no TensorRT-LLM equivalent",
             hint=f"Known: {', '.join(PEFT_MODULES)}. Leave adapters out and give max_rank and modules.",
         )
     found = {PEFT_MODULES[name.rpartition(".")[2]] for name in names}
@@ -78,10 +78,10 @@ def read_adapter(directory: Path) -> Adapter:
 
 
 def resolved_lora(lora: LoraFeature) -> LoraFeature:
-    """The feature with its rank and modules said, as an engine keeps it: adapters themselves are no part of one.
+    """The feature with rank and modules resolved and without adapters, which are not part of an engine.
 
     Query, key and value go together: TensorRT-LLM adds those that are missing (tensorrt_llm/lora_manager.py,
-    `get_missing_qkv_modules`). Raises ForgeError for adapters that the given rank or modules leave out.
+    `get_missing_qkv_modules`). Raises ForgeError for adapters that do not fit the given rank or modules.
     """
     adapters = [(name, read_adapter(Path(name))) for name in lora.adapters]
     for name, adapter in adapters:
@@ -105,7 +105,7 @@ def resolved_lora(lora: LoraFeature) -> LoraFeature:
 
 
 def resolved_features(features: FeaturesConfig) -> FeaturesConfig:
-    """The features as an engine keeps them: everything said, and no path. Raises ForgeError as `resolved_lora` does."""
+    """The features of an engine: all values resolved, no paths. Raises ForgeError as `resolved_lora` does."""
     lora, draft = features.lora, features.draft
     if lora is not None:
         features = features.model_copy(update={"lora": resolved_lora(lora)})

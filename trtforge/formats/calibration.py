@@ -1,4 +1,4 @@
-"""The calibration artifact: a few numbers for each linear of the unsplit model, whatever the parallel layout."""
+"""The calibration artifact: statistics of each linear of the unsplit model, valid for every parallel layout."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from trtforge.core.errors import ForgeError
 from trtforge.core.manifest import FILE_NAME, Manifest, open_artifact
+from trtforge.core.number_limits import FP8_MAX
 from trtforge.formats.calibration_values import require_scales
 from trtforge.formats.tensor_files import load_tensors
 
@@ -14,8 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FILE = "calibration.safetensors"
-_E4M3_MAX = 448.0
-_RISKY_KV = 0.5  # of E4M3's range, as ModelOpt warns (export/quant_utils.py, `get_kv_cache_scaling_factor`)
+_RISKY_KV = 0.5  # of E4M3's maximum; ModelOpt warns above it (export/quant_utils.py, `get_kv_cache_scaling_factor`)
 _SHOWN = 3
 
 
@@ -23,12 +23,11 @@ _SHOWN = 3
 class Calibration:
     """Tensors by Hugging Face module name, float32, on the CPU.
 
-    `<module>.input_amax` and `.weight_amax` (1,), largest magnitudes; `.input_channel_amax` and `.weight_column_amax`
-    (in,), the same of each input (int8_sq, w4a8_awq); `.pre_quant_scale` (in,), what an input is multiplied by before
-    an AWQ matrix product, with its `.alpha` and `.output_error` (1,), relative to the output's energy; `.clip_ratio`
-    (out, in / group), the share of a block's largest magnitude at which it is clipped; `.dead_channels` (1,), inputs
-    that were always zero; `.zero_weight` (1,) of a weight that is all zeros; `layers.<i>.kv_amax` (1,), largest key or
-    value.
+    `<module>.input_amax` and `.weight_amax` (1,); `.input_channel_amax` and `.weight_column_amax` (in,), amax per input
+    (int8_sq, w4a8_awq); `.pre_quant_scale` (in,), AWQ's, with its `.alpha` (1,) and `.output_error` (1,), relative to
+    the output's energy; `.clip_ratio` (out, in / group), a block's clipping threshold / its amax; `.dead_channels`
+    (1,), number of inputs that were always zero; `.zero_weight` (1,), present if a weight is all zeros;
+    `layers.<i>.kv_amax` (1,), amax of keys and values.
     """
 
     manifest: Manifest
@@ -36,13 +35,13 @@ class Calibration:
 
     @property
     def quant(self) -> str:
-        """The format it was made for."""
-        return str(self._said("format", str))
+        """The format that it was made for."""
+        return str(self._config_value("format", str))
 
     @property
     def group_size(self) -> int:
         """INT4-AWQ's group size."""
-        return int(self._said("group_size", int))
+        return int(self._config_value("group_size", int))
 
     def input_amax(self, module: str) -> "Tensor":
         """Largest input magnitude of a linear, (1,)."""
@@ -53,7 +52,7 @@ class Calibration:
         return self._tensor(f"{module}.weight_amax")
 
     def pre_quant_scale(self, module: str) -> "Tensor":
-        """AWQ's scale of a linear's inputs, (in,)."""
+        """AWQ's pre-quantisation scale of a linear, (in,)."""
         return self._tensor(f"{module}.pre_quant_scale")
 
     def input_channel_amax(self, module: str) -> "Tensor":
@@ -65,12 +64,12 @@ class Calibration:
         return self._tensor(f"{module}.weight_column_amax")
 
     def clip_ratio(self, module: str) -> "Tensor | None":
-        """Where blocks are clipped, (out, in / group); None without the search for it."""
+        """Clipping threshold / amax of each block, (out, in / group); None if clipping was not searched."""
         return self.tensors.get(f"{module}.clip_ratio")
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What a person should know before trusting the formats that were calibrated."""
+        """Warnings for the user about the quality of the calibrated formats."""
         return tuple(_warnings(self))
 
     def kv_amax(self, layer: int) -> "Tensor | None":
@@ -82,7 +81,7 @@ class Calibration:
         """Whether keys and values were measured."""
         return any(name.endswith(".kv_amax") for name in self.tensors)
 
-    def _said(self, key: str, kind: type[str] | type[int]) -> str | int:
+    def _config_value(self, key: str, kind: type[str] | type[int]) -> str | int:
         value = self.manifest.identity.config.get(key)
         if isinstance(value, bool) or not isinstance(value, kind):
             raise ForgeError(f"{FILE_NAME}: {key} of the calibration is {value!r}", hint="Calibrate this model again.")
@@ -93,7 +92,7 @@ class Calibration:
             return self.tensors[name]
         except KeyError:
             raise ForgeError(
-                f"the calibration holds no {name}", hint="Calibrate this model again; the artifact is of another one."
+                f"the calibration has no {name}", hint="It belongs to another model: calibrate this model."
             ) from None
 
 
@@ -101,18 +100,18 @@ def _warnings(calibration: Calibration) -> Iterator[str]:
     tensors = calibration.tensors
     if calibration.manifest.identity.config.get("kv_cache") == "fp8":
         amax = {name: float(value) for name, value in tensors.items() if name.endswith(".kv_amax")}
-        large = [name.removesuffix(".kv_amax") for name, value in amax.items() if value > _RISKY_KV * _E4M3_MAX]
+        large = [name.removesuffix(".kv_amax") for name, value in amax.items() if value > _RISKY_KV * FP8_MAX]
         if large:
             yield (
-                f"keys or values reach {max(amax.values()):.0f} in {_listed(large)}: an FP8 KV cache is coarse there; "
-                "compare with --kv-cache none in verify"
+                f"keys or values reach {max(amax.values()):.0f} in {_listed(large)}, where FP8 has low precision: "
+                "verify, and compare with --kv-cache none"
             )
     dead = [name.removesuffix(".dead_channels") for name, value in tensors.items() if _is(name, "dead_channels", value)]
     if dead:
-        yield f"inputs that were always zero: {_listed(dead)}; more or other data would say whether they are dead"
+        yield f"inputs that were always zero: {_listed(dead)}; calibrate with more or other data to check them"
     edge = [name.removesuffix(".alpha") for name, value in tensors.items() if _at_edge(name, value)]
     if edge:
-        yield f"AWQ's best exponent is 1, the largest, in {_listed(edge)}: few channels dominate; check verify"
+        yield f"AWQ chose its largest exponent, 1, in {_listed(edge)}: few channels dominate; verify the quality"
 
 
 def _is(name: str, kind: str, value: "Tensor") -> bool:
@@ -129,7 +128,7 @@ def _listed(names: list[str]) -> str:
 
 
 def open_calibration(directory: Path) -> Calibration:
-    """Read a calibration artifact. Raises ForgeError for a damaged one, and for numbers that cannot be scales."""
+    """Read a calibration artifact. Raises ForgeError for a damaged one and for values that cannot be scales."""
     manifest = open_artifact(directory, "calibration")
     tensors = load_tensors(directory / FILE)
     require_scales(directory / FILE, tensors)

@@ -1,4 +1,4 @@
-"""Whether the numbers of a calibration can be scales: finite, and above zero but where the data explains a zero."""
+"""Check that calibration values can be scales: finite, and above zero unless the data explains a zero."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,14 +10,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _POSITIVE = "a number above zero"
-_MAGNITUDE = "a magnitude"
+_MAGNITUDE = "a non-negative number"
 
 
 def require_scales(file: Path, tensors: Mapping[str, "Tensor"]) -> None:
     """Raises ForgeError naming file, tensor and value for a number that calibration never writes.
 
-    A largest input of zero is one of an input that was always zero (`dead_channels`), a largest weight of zero one of
-    a weight that is all zeros (`zero_weight`); single channels of either may be zero.
+    `input_amax` may be zero if there are `dead_channels`, `weight_amax` if there is `zero_weight`; amax of single
+    channels may always be zero.
     """
     for name, tensor in tensors.items():
         values = tensor.float().flatten()
@@ -33,7 +33,7 @@ def require_scales(file: Path, tensors: Mapping[str, "Tensor"]) -> None:
             case "pre_quant_scale" | "kv_amax" | "zero_weight":
                 _require_magnitudes(file, name, values, zero=False)
             case "clip_ratio":
-                _require(file, name, values, (values > 0) & (values <= 1), "a share above zero, at most 1")
+                _require(file, name, values, (values > 0) & (values <= 1), "a ratio above 0 and at most 1")
             case "alpha":
                 _require(file, name, values, (values >= 0) & (values <= 1), "an exponent from 0 to 1")
             case _:
@@ -47,11 +47,11 @@ def _require_magnitudes(file: Path, name: str, values: "Tensor", *, zero: bool) 
         _require(file, name, values, values > 0, _POSITIVE)
 
 
-def _require(file: Path, name: str, values: "Tensor", right: "Tensor", wanted: str) -> None:
-    """Raises ForgeError with the first value that is not `right`."""
-    if bool(right.all()):
+def _require(file: Path, name: str, values: "Tensor", valid: "Tensor", wanted: str) -> None:
+    """Raises ForgeError with the first value that is not `valid`."""
+    if bool(valid.all()):
         return
-    index = int(right.logical_not().nonzero()[0])
+    index = int(valid.logical_not().nonzero()[0])
     where = f"{name}[{index}]" if len(values) > 1 else name
     raise ForgeError(
         f"{file}: {where} is {float(values[index]):g}, not {wanted}",

@@ -1,4 +1,4 @@
-"""compressed-tensors' `quantization_config`: those of its FP8 and INT4 schemes that TensorRT-LLM's layers have too."""
+"""compressed-tensors' `quantization_config`: the FP8 and INT4 schemes that TensorRT-LLM's layers support."""
 
 import re
 
@@ -7,10 +7,10 @@ from trtforge.formats.quantized_source import Packing, QuantizedSource
 
 
 def compressed_tensors(values: Values) -> QuantizedSource:
-    """The description of a compressed-tensors checkpoint. Raises ForgeError with the reason for what has no layer."""
+    """The description of a compressed-tensors checkpoint. Raises ForgeError, with the reason, for other schemes."""
     for key in ("sparsity_config", "transform_config"):
         if values.get(key):
-            raise values.refusal(f"{key} is not empty: TensorRT-LLM's layers do neither sparsity nor transforms")
+            raise values.refusal(f"{key} is not empty: TensorRT-LLM's layers support neither sparsity nor transforms")
     groups = values.part("config_groups")
     if len(groups.values) != 1:
         raise groups.refusal(f"{len(groups.values)} groups: a TensorRT-LLM checkpoint has one format")
@@ -53,13 +53,13 @@ def _fp8(group: Values) -> Packing:
             raise weights.refusal(f"{granularity} scales: TensorRT-LLM engines have no block-scaled FP8 layers")
         case _, True, "tensor":
             raise inputs.refusal(
-                "activations are scaled by the batch as it comes: TensorRT-LLM's FP8 wants a static activation scale, "
-                "its FP8_PER_CHANNEL_PER_TOKEN has one for each token"
+                "dynamic per-tensor activation scales: TensorRT-LLM's FP8 needs a static activation scale, "
+                "its FP8_PER_CHANNEL_PER_TOKEN dynamic per-token scales"
             )
         case _:
             said = f"{granularity} weight and {'dynamic' if dynamic else 'static'} {tokens} activation scales"
             raise group.refusal(
-                f"{said}: TensorRT-LLM has tensor with static tensor, and channel with dynamic token scales"
+                f"{said}: supported are tensor with static tensor, and channel or tensor with dynamic token scales"
             )
 
 
@@ -73,7 +73,7 @@ def _int4(group: Values) -> int:
         raise weights.refusal("symmetric is false: TensorRT-LLM's W4A16_AWQ is written without zero points")
     if weights.get("actorder") not in (None, False, "static", "weight"):
         raise weights.refusal(
-            "actorder permutes the inputs, TensorRT-LLM's groups are consecutive ones",
+            "actorder permutes the inputs: TensorRT-LLM's groups are consecutive inputs",
             "Quantise with actorder static, or convert the original checkpoint.",
         )
     if weights.get("strategy") == "channel":

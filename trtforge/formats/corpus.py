@@ -1,7 +1,7 @@
-"""Text for calibration and verification: from where users keep it to windows of token ids.
+"""Calibration and verification samples: reads text from the user's source and cuts it into windows of token ids.
 
 Documents are joined by the tokenizer's begin-of-text token (if it adds one) and cut into windows of one length, so that
-every position of every window holds a real token: no padding enters a statistic.
+no padding enters a statistic.
 """
 
 import logging
@@ -11,28 +11,29 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from blake3 import blake3
 
+from trtforge.core.defaults import CALIBRATION_DATA
 from trtforge.core.errors import ForgeError, first_line
 from trtforge.core.json_text import parse_json
 from trtforge.formats.hub_data import PREFIX, hub_rows, require_hub_data
+from trtforge.formats.stdlib_text import Part
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _LOG = logging.getLogger(__name__)
-BUILTIN = "builtin:stdlib"
-Part = Literal["train", "held_out"]
+BUILTIN = CALIBRATION_DATA
 _KINDS = f"FILE.jsonl, FILE.txt, FILE.parquet, FILE.safetensors, hf:ID[@REVISION][:CONFIG[:SPLIT]] or {BUILTIN}"
 
 
 @dataclass(frozen=True)
 class TokenWindows:
-    """Token ids, one tuple a window. All windows have one length, unless the data ended before the first was full.
+    """Token ids, one tuple a window. All windows have one length, unless the data does not fill the first.
 
-    `document_lengths`: tokens of each document that was read for them; of stored ids, of each row.
+    `document_lengths`: tokens of each document read for them; for stored ids, of each row.
     """
 
     windows: tuple[tuple[int, ...], ...]
@@ -45,7 +46,7 @@ class TokenWindows:
 
     @property
     def length_histogram(self) -> dict[str, int]:
-        """How many documents have at most so many tokens, and more than half of that: powers of two, in order."""
+        """Number of documents by token count, rounded up to a power of two; ascending."""
         bounds = Counter(1 << max(0, length - 1).bit_length() for length in self.document_lengths)
         return {str(bound): count for bound, count in sorted(bounds.items())}
 
@@ -61,7 +62,7 @@ class TokenWindows:
 
 @dataclass(frozen=True)
 class _Document:
-    """One text, or the messages of one conversation, and where it stands (file and line)."""
+    """One text, or the messages of one conversation, and its location (file and line)."""
 
     where: str
     text: str | None = None
@@ -71,10 +72,10 @@ class _Document:
 def token_windows(
     source: str, model: Path, *, samples: int, length: int, vocab_size: int, seed: int, part: Part = "train"
 ) -> TokenWindows:
-    """At most `samples` windows of `length` tokens from `source`; documents come in an order that `seed` decides.
+    """At most `samples` windows of `length` tokens from `source`, its documents shuffled by `seed`.
 
-    `part`: of the built-in text, so that quality is never measured on what a model was calibrated with. Stored ids
-    are taken from the first row on.
+    `part`: of the built-in text, so that quality is never measured on calibration samples. Stored ids are taken in
+    order.
 
     `model` is the checkpoint directory whose tokenizer and chat template are used; ids need neither. Raises ForgeError
     naming file and line for data that is absent, unreadable, without the field, empty, or outside the vocabulary.
@@ -92,7 +93,7 @@ def token_windows(
         wrong = largest if largest >= vocab_size else smallest
         raise ForgeError(
             f"{source}: token id {wrong} is outside the model's vocabulary of {vocab_size}",
-            hint="The data, or the tokenizer, is of another model.",
+            hint="The data or the tokenizer belongs to another model.",
         )
     found = TokenWindows(windows, tuple(lengths))
     if found.tokens < samples * length:
@@ -107,7 +108,7 @@ def needs_tokenizer(source: str) -> bool:
 
 
 def require_data(source: str) -> None:
-    """Raises ForgeError for data that is not there, or that nothing here can read, without reading it."""
+    """Raises ForgeError if the data does not exist or its kind is not supported, without reading it."""
     if source.startswith(PREFIX):
         require_hub_data(source)
     elif source != BUILTIN:
@@ -115,7 +116,7 @@ def require_data(source: str) -> None:
 
 
 def _documents(source: str, order: Random, part: Part) -> Iterator[_Document]:
-    """The documents of a source in an order that `order` decides; the built-in text is read no further than needed."""
+    """The documents of a source, shuffled by `order`; the built-in text is read lazily."""
     if source == BUILTIN:
         from trtforge.formats.stdlib_text import stdlib_documents
 
@@ -133,7 +134,7 @@ def _require_file(path: Path, source: str) -> None:
     if path.is_dir():
         raise ForgeError(f"{source}: a directory, not a file with text", hint=f"Give {_KINDS}.")
     if path.suffix not in (".jsonl", ".txt", ".parquet", ".safetensors"):
-        raise ForgeError(f"{source}: not a kind of data that can be read", hint=f"Give {_KINDS}.")
+        raise ForgeError(f"{source}: not a supported kind of data", hint=f"Give {_KINDS}.")
     if not path.is_file():
         raise ForgeError(f"{source}: no such file", hint=f"Give {_KINDS}.")
 
@@ -193,7 +194,7 @@ def _is_message(value: object) -> bool:
 def _cut(
     documents: Iterable[_Document], tokenizer: "PreTrainedTokenizerBase", samples: int, length: int
 ) -> tuple[tuple[tuple[int, ...], ...], list[int]]:
-    """Windows of `length` ids, a shorter one only where the data does not fill the first; each document's ids."""
+    """Windows of `length` ids (one shorter window if the data does not fill it), and each document's number of ids."""
     windows: list[tuple[int, ...]] = []
     lengths: list[int] = []
     pending: list[int] = []
@@ -231,18 +232,18 @@ def _encode(document: _Document, tokenizer: "PreTrainedTokenizerBase") -> list[i
         text = tokenizer.apply_chat_template(list(document.messages), tokenize=False)
     except TemplateSyntaxError as error:
         raise ForgeError(
-            f"the tokenizer's chat template is damaged: {error}", hint='Mend it in the checkpoint, or give "text".'
+            f"the tokenizer's chat template is damaged: {error}", hint='Fix it in the checkpoint, or give "text".'
         ) from None
     except (TemplateError, ValueError, KeyError, TypeError) as error:
         raise ForgeError(
-            f"{document.where}: the chat template refuses the messages: {error}",
+            f"{document.where}: the chat template rejects the messages: {error}",
             hint='Messages look like {"role": "user", "content": "..."} and alternate as the model expects.',
         ) from None
     return list(tokenizer(_encodable(str(text)), add_special_tokens=False, verbose=False)["input_ids"])
 
 
 def _encodable(text: str) -> str:
-    """The text with U+FFFD for halves of characters beyond 16 bits, which scraped JSON has and UTF-8 has not."""
+    """The text with U+FFFD for lone surrogates, which occur in scraped JSON and which UTF-8 cannot encode."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
@@ -278,9 +279,9 @@ def _tokenizer(model: Path) -> "PreTrainedTokenizerBase":
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
-    except Exception as error:  # what damaged files raise here is not limited
+    except Exception as error:  # damaged files raise exceptions of any type
         if (model / TOKENIZER_FILE).is_file():
-            load_tokenizer(model / TOKENIZER_FILE)  # says what is wrong with it, if that is the one
+            load_tokenizer(model / TOKENIZER_FILE)  # raises a clearer error if this file is the cause
         raise ForgeError(
             f"{model}: its tokenizer cannot be loaded: {type(error).__name__}: {first_line(error)}",
             hint="Fetch the tokenizer again.",
@@ -291,7 +292,7 @@ def _tokenizer(model: Path) -> "PreTrainedTokenizerBase":
 
 def _read_text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8-sig")  # without the mark that Windows begins files with
+        return path.read_text(encoding="utf-8-sig")  # without a byte order mark
     except OSError as error:
         raise ForgeError(f"{path}: {error.strerror}", hint=f"Give {_KINDS}.") from None
     except UnicodeDecodeError as error:

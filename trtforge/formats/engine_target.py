@@ -1,7 +1,7 @@
-"""Where an engine runs: the versions and the GPU that it was built with, and how a place to run it differs from them.
+"""The versions and GPU that an engine was built with, compared with those of an environment to run it in.
 
-TensorRT reads a plan only in exactly the version that wrote it and on the compute capability it was tuned for; the
-plugins in it are those of one TensorRT-LLM release. TensorRT-LLM compares no versions when it loads an engine
+TensorRT loads a plan only in the exact version that wrote it and on the compute capability it was tuned for; its
+plugins belong to one TensorRT-LLM release. TensorRT-LLM does not compare versions when it loads an engine
 (cpp/tensorrt_llm/runtime/gptJsonConfig.cpp), so the server would fail late, with an assertion.
 """
 
@@ -20,7 +20,7 @@ FieldName = Literal["tensorrt_llm", "tensorrt", "cuda", "sm", "gpu"]
 
 
 class EngineTarget(Config):
-    """What a TensorRT-LLM engine was built with and for, or what a place to run it offers. None: not known."""
+    """What a TensorRT-LLM engine was built with and for, or what an environment offers. None: unknown."""
 
     tensorrt_llm: str | None = Field(None, description="TensorRT-LLM release, such as 1.2.1.")
     tensorrt: str | None = Field(None, description="TensorRT's version, all four parts, such as 10.14.1.48.")
@@ -30,7 +30,7 @@ class EngineTarget(Config):
 
     @property
     def versions(self) -> dict[str, str]:
-        """What is known, for `Identity.versions` of the engine's manifest: another value is another engine."""
+        """The known values, for `Identity.versions` of the engine's manifest: another value is another engine."""
         return {name: str(value) for name, value in self.model_dump(exclude_none=True).items()}
 
     @classmethod
@@ -42,7 +42,7 @@ class EngineTarget(Config):
 
 @dataclass(frozen=True)
 class TargetEnvironment:
-    """Somewhere to run an engine. `sure`: what it offers is seen there, or no source contradicts it."""
+    """An environment to run an engine in. `sure`: its versions were detected there, or no source contradicts them."""
 
     name: str
     offers: EngineTarget
@@ -50,14 +50,14 @@ class TargetEnvironment:
 
     @classmethod
     def of_container(cls, container: Container) -> "TargetEnvironment":
-        """An image, by the release data."""
+        """The environment of a container image, from the release data."""
         offers = EngineTarget(tensorrt_llm=container.tensorrt_llm, tensorrt=container.tensorrt, cuda=container.cuda)
         return cls(f"the image {container.image}", offers, sure=container.confidence == "high")
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A field in which a place is not what an engine was built for. `stops`: the engine cannot run there."""
+    """A field in which an environment differs from an engine's target. `stops`: the engine cannot run there."""
 
     field: FieldName
     built: str
@@ -65,16 +65,16 @@ class Difference:
     stops: bool
 
     def said(self, place: str) -> str:
-        """The difference as a sentence about the place of that name."""
+        """The difference as a sentence; `place` is the environment's name."""
         rule = _RULES[self.field]
         return f"the engine was built {rule.built} {rule.label} {self.built}, {place} has {rule.label} {self.found}"
 
 
 @dataclass(frozen=True)
 class _Rule:
-    """What a field is called, how an engine comes to have it, and what follows where a place has another value.
+    """A field's label, its preposition (built with, built for), and the consequence of a different value.
 
-    `parts`: how many numbers of a version count; None: the whole value does.
+    `parts`: how many leading numbers of a version are compared; None: the whole value is.
     """
 
     label: str
@@ -85,20 +85,20 @@ class _Rule:
 
 
 _RULES: Mapping[FieldName, _Rule] = {
-    "tensorrt_llm": _Rule("TensorRT-LLM", "with", "an engine is only good for the release that built it", stops=True),
-    "tensorrt": _Rule("TensorRT", "with", "an engine is read by exactly the TensorRT that built it", True, parts=4),
-    "sm": _Rule("SM", "for", "an engine runs on the compute capability it was built for", stops=True),
-    "cuda": _Rule("CUDA", "with", "it runs, with kernels that were chosen with another CUDA", False, parts=1),
-    "gpu": _Rule("GPU", "for", "it runs, with kernels that were the fastest on another GPU", stops=False),
+    "tensorrt_llm": _Rule("TensorRT-LLM", "with", "an engine runs only with the release that built it", stops=True),
+    "tensorrt": _Rule("TensorRT", "with", "an engine loads only in the TensorRT version that built it", True, parts=4),
+    "sm": _Rule("SM", "for", "an engine runs only on the compute capability it was built for", stops=True),
+    "cuda": _Rule("CUDA", "with", "it runs, with kernels chosen for another CUDA version", False, parts=1),
+    "gpu": _Rule("GPU", "for", "it runs, with kernels tuned for another GPU", stops=False),
 }
-"""In the order in which differences are told: what stops an engine first."""
+"""In the order of reporting: differences that stop an engine first."""
 
 
 def differences(built: EngineTarget, place: EngineTarget) -> tuple[Difference, ...]:
-    """How `place` differs from what an engine was built for, what stops it first. What either does not tell is equal.
+    """How `place` differs from an engine's target, blocking differences first. Unknown values count as equal.
 
     Another GPU of the same compute capability, or another CUDA major version under the same TensorRT, runs the engine,
-    though not with the kernels that were the fastest when it was built.
+    but its kernels were tuned for the original one.
     """
     found = []
     for name, rule in _RULES.items():
@@ -109,38 +109,38 @@ def differences(built: EngineTarget, place: EngineTarget) -> tuple[Difference, .
 
 
 def require_fit(built: EngineTarget, place: TargetEnvironment) -> tuple[str, ...]:
-    """Warnings about running an engine at `place`. Raises ForgeError, naming both values, if it cannot run there."""
+    """Warnings about running an engine in `place`. Raises ForgeError, naming both values, if it cannot run there."""
     warnings = []
     for difference in differences(built, place.offers):
         said = difference.said(place.name)
         if difference.stops and place.sure:
-            raise ForgeError(said, hint=_way_out(built, difference))
+            raise ForgeError(said, hint=_hint(built, difference))
         warnings.append(f"{said}: {_RULES[difference.field].consequence}")
     return tuple(warnings)
 
 
 def unknown_origin(built: EngineTarget) -> str | None:
-    """The warning about an engine whose TensorRT or GPU nobody recorded; None where both are known."""
+    """The warning about an engine that does not record its TensorRT or GPU; None if both are known."""
     missing = [_RULES[name].label for name in ("tensorrt", "sm") if getattr(built, name) is None]
     if not missing:
         return None
     said = f"the engine does not record its {' and '.join(missing)}"
-    return f"{said}: whether it runs where it is served cannot be checked before the server loads it"
+    return f"{said}, so compatibility cannot be checked before the server loads it"
 
 
 def images_for(built: EngineTarget) -> tuple[str, ...]:
-    """The images that carry exactly the TensorRT-LLM and TensorRT of an engine, the newest first."""
+    """The container images with exactly an engine's TensorRT-LLM and TensorRT, the newest first."""
     if built.tensorrt_llm is None:
         return ()
     try:
         containers = containers_of(release(built.tensorrt_llm))
     except ForgeError:
-        return ()  # a release of which nothing is known
+        return ()  # an unknown release
     places = ((container.image, TargetEnvironment.of_container(container).offers) for container in containers)
     return tuple(image for image, offers in places if not any(d.stops for d in differences(built, offers)))
 
 
-def _way_out(built: EngineTarget, difference: Difference) -> str:
+def _hint(built: EngineTarget, difference: Difference) -> str:
     reason = _RULES[difference.field].consequence
     why = reason[0].upper() + reason[1:]
     again = "trtforge compile CHECKPOINT OUT --backend tensorrt_llm"
@@ -153,7 +153,7 @@ def _way_out(built: EngineTarget, difference: Difference) -> str:
 
 
 def _same(ours: str, theirs: str, parts: int | None) -> bool:
-    """Versions are compared by the numbers that count and that both tell: packages add build numbers and .post1."""
+    """Compares the leading version numbers that both have: packages add build numbers and .post1."""
     if parts is None:
         return ours == theirs
     pairs = zip(re.findall(r"\d+", ours)[:parts], re.findall(r"\d+", theirs)[:parts], strict=False)

@@ -1,7 +1,7 @@
-"""Whether stored numbers are finite, judged on their bytes: NaN and infinity have an exponent of ones alone.
+"""Find non-finite values in stored bytes: NaN and infinity have an exponent of all ones.
 
-Seen as signed integers the positive ones of these are the largest values there are, and seen as unsigned ones so are
-the negative ones: two maxima find them, without a copy, and faster than the digest of the same bytes.
+As signed integers, positive non-finite values are the largest; as unsigned integers, negative ones are. Two maxima
+therefore find them, without a copy and faster than the digest of the same bytes.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from trtforge.core.dtypes import Dtype
 
 @dataclass(frozen=True)
 class _Bits:
-    """`first`: the least bit pattern without its sign that is NaN or infinite. `signed`: whether there is a sign."""
+    """`first`: the smallest non-finite bit pattern, without sign. `signed`: whether the format has a sign bit."""
 
     first: int
     signed: bool = True
@@ -31,7 +31,7 @@ _BITS = {
 
 
 def first_nonfinite(data: memoryview, dtype: Dtype) -> int | None:
-    """The number of the first element that is NaN or infinite; None where all are finite, or integers."""
+    """The index of the first element that is NaN or infinite; None if all are finite or the dtype is integer."""
     bits = _BITS.get(dtype.name)
     if bits is None or len(data) == 0:
         return None

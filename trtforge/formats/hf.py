@@ -21,8 +21,8 @@ _ITS_OWN = "Use the config.json that came with the model."
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 QUANTIZATION_FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
-"""Besides config.json, what says how a checkpoint is quantised: of ModelOpt, AutoGPTQ and AutoAWQ."""
-TOKENIZER_DIRECTORY = "tokenizer"  # inside checkpoints and engines: each stage needs only the one before
+"""Quantisation files beside config.json, of ModelOpt, AutoGPTQ and AutoAWQ."""
+TOKENIZER_DIRECTORY = "tokenizer"  # inside checkpoints and engines: a stage needs only the output of the one before
 SOURCE_DIRECTORY = "source"  # inside checkpoints: the model's own config.json
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -40,7 +40,7 @@ TOKENIZER_FILES = (
 
 @dataclass(frozen=True)
 class HfConfig:
-    """config.json, read alike for transformers 4 (`rope_theta`, `torch_dtype`) and 5 (`rope_parameters`, `dtype`)."""
+    """config.json of transformers 4 (`rope_theta`, `torch_dtype`) or 5 (`rope_parameters`, `dtype`), read alike."""
 
     values: Mapping[str, Any]
     path: Path
@@ -58,11 +58,11 @@ class HfConfig:
         return value
 
     def count(self, key: str) -> int:
-        """A whole number from zero on, zero where it is absent. Raises ForgeError for anything else."""
+        """A non-negative integer, 0 if absent. Raises ForgeError for anything else."""
         return 0 if self.values.get(key) in (None, 0) else self.integer(key)
 
     def items(self, key: str) -> list[Any]:
-        """A list, empty where it is absent. Raises ForgeError for anything else."""
+        """A list, empty if absent. Raises ForgeError for anything else."""
         value = self.values.get(key) or []
         if not isinstance(value, list):
             raise self._wrong(key, value, "a list")
@@ -79,7 +79,7 @@ class HfConfig:
         return float(value)
 
     def positive_or_none(self, key: str) -> float | None:
-        """A finite number above zero as it is written, None where there is none. Raises ForgeError for others."""
+        """A finite number above zero, unchanged; None if absent. Raises ForgeError for anything else."""
         value: float | None = self.values.get(key)
         if value is not None:
             self.number(key, value, above=0)
@@ -104,7 +104,7 @@ class HfConfig:
 
     @property
     def dtype(self) -> str:
-        """The dtype of the weights as config.json states it; float32 where it does not."""
+        """The dtype of the weights in config.json; float32 if absent."""
         return str(self.values.get("dtype") or self.values.get("torch_dtype") or "float32").removeprefix("torch.")
 
     @property
@@ -114,14 +114,14 @@ class HfConfig:
 
     @property
     def rope_scaling(self) -> dict[str, Any] | None:
-        """The scaling of the rotary embedding as HF writes it, None where there is none."""
+        """The scaling of the rotary embedding as HF writes it, None if there is none."""
         apart = ("rope_theta", "partial_rotary_factor")
         scaling = self._mapping("rope_scaling") or {k: v for k, v in self._rope.items() if k not in apart}
         kind = scaling.get("rope_type", scaling.get("type", "default"))
         return None if kind == "default" else dict(scaling)
 
     def partial_rotary(self, default: float) -> float:
-        """The share of a head that is rotated."""
+        """The fraction of a head's dimensions that is rotated."""
         merged = {**self._rope, **{key: value for key, value in self.values.items() if value is not None}}
         return HfConfig(merged, self.path).number("partial_rotary_factor", default, above=0)
 
@@ -138,7 +138,7 @@ class HfConfig:
 
 @dataclass(frozen=True)
 class HfCheckpoint:
-    """The directory with what its headers say: nothing of the weights is read."""
+    """A checkpoint directory, with its config and safetensors headers; no weights are read."""
 
     directory: Path
     config: HfConfig
@@ -147,12 +147,12 @@ class HfCheckpoint:
 
     @cached_property
     def contents(self) -> SourceDigests:
-        """What is known of the tensors' digests: whoever reads tensors may tell it."""
+        """The tensors' digests; a reader of tensors may pass it the bytes that it reads."""
         return SourceDigests(self.tensors)
 
     @cached_property
     def digests(self) -> dict[str, str]:
-        """The digest of each file that decides the converted weights. What was not read of the weights is read now."""
+        """The digest of each file that determines the converted weights. Weights not hashed yet are read now."""
         weights = {path.name: self.contents.of_file(path) for path in self.weight_files}
         return {self.config.path.name: file_digest(self.config.path), **weights}
 
@@ -169,7 +169,7 @@ def read_config(directory: Path) -> HfConfig:
 
 
 def open_checkpoint(directory: Path) -> HfCheckpoint:
-    """Read all headers. Raises ForgeError for a missing, truncated or doubled file or tensor, or pickled weights."""
+    """Read all headers. Raises ForgeError for a missing, truncated or duplicate file or tensor, or pickled weights."""
     config = read_config(directory)
     index = directory / INDEX
     if index.is_file():
@@ -198,10 +198,10 @@ def open_checkpoint(directory: Path) -> HfCheckpoint:
 
 
 def resolve_source(source: str, revision: str = "main", *, metadata_only: bool = False) -> Path:
-    """A local directory as it is; a hub id downloaded (or found in the offline cache) by huggingface_hub.
+    """A local directory, or that of a hub id, downloaded (or found in the offline cache) by huggingface_hub.
 
-    `metadata_only` fetches config.json and what else says how it is quantised. The access token comes from the
-    environment only. Raises ForgeError if the source is neither.
+    `metadata_only` downloads config.json and the quantisation files only. The access token comes from the environment
+    only. Raises ForgeError if the source is neither.
     """
     directory = Path(source)
     if directory.is_dir():
@@ -234,7 +234,7 @@ def cached_source(source: str, revision: str = "main") -> Path | None:
     try:
         config = try_to_load_from_cache(source, "config.json", revision=revision)
     except HFValidationError:
-        return None  # no hub id: resolve_source says what is wrong with it
+        return None  # not a hub id: resolve_source raises the error
     return Path(config).parent if isinstance(config, str) else None
 
 
@@ -256,7 +256,7 @@ def _shard(directory: Path, name: str, index: Path) -> Path:
     if Path(name).name != name:
         raise ForgeError(f"{index}: {name} is not a plain file name", hint="Download the checkpoint again.")
     if not path.is_file():
-        raise ForgeError(f"{path} is missing, {index.name} names it", hint="Download the missing shard.")
+        raise ForgeError(f"{path} is missing, but {index.name} lists it", hint="Download the missing shard.")
     return path
 
 
@@ -269,7 +269,7 @@ def _no_weights(directory: Path) -> ForgeError:
     if any(directory.glob("pytorch_model*.bin")):
         return ForgeError(
             f"{directory} holds pickled weights (pytorch_model.bin), which run code when loaded",
-            hint="Where that is safe, convert them: AutoModelForCausalLM.from_pretrained(...).save_pretrained(OUT).",
+            hint="If you trust them, convert them: AutoModelForCausalLM.from_pretrained(...).save_pretrained(OUT).",
         )
     return ForgeError(
         f"{directory} has neither {SINGLE} nor {INDEX}", hint="Download the safetensors files of the checkpoint."

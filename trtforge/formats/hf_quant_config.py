@@ -1,4 +1,4 @@
-"""What a quantised Hugging Face checkpoint says of itself, as ModelOpt writes it: two files that agree.
+"""The quantisation metadata of a Hugging Face checkpoint, as ModelOpt writes it into two files.
 
 Sources: `hf_quant_config.json`, which TensorRT-LLM's PyTorch backend reads (modelopt export/quant_utils.py,
 `get_quant_config`, 0.47), and config.json's `quantization_config`, which others read (export/convert_hf_config.py).
@@ -9,25 +9,25 @@ from dataclasses import dataclass
 from typing import Any
 
 from trtforge import __version__
+from trtforge.core.number_limits import NVFP4_BLOCK
 from trtforge.formats.trtllm import Quantization
 
-_NVFP4_BLOCK = 16
 _SCHEMES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "FP8": {
         "input_activations": {"dynamic": False, "num_bits": 8, "type": "float"},
         "weights": {"dynamic": False, "num_bits": 8, "type": "float"},
     },
     "NVFP4": {
-        "input_activations": {"dynamic": False, "num_bits": 4, "type": "float", "group_size": _NVFP4_BLOCK},
-        "weights": {"dynamic": False, "num_bits": 4, "type": "float", "group_size": _NVFP4_BLOCK},
+        "input_activations": {"dynamic": False, "num_bits": 4, "type": "float", "group_size": NVFP4_BLOCK},
+        "weights": {"dynamic": False, "num_bits": 4, "type": "float", "group_size": NVFP4_BLOCK},
     },
 }
-"""ModelOpt writes none for the other algorithms."""
+"""`config_groups` by algorithm; ModelOpt writes none for the others."""
 
 
 @dataclass(frozen=True)
 class HfQuantization:
-    """The quantisation of a checkpoint, with the modules that it leaves alone."""
+    """The quantisation of a checkpoint, and the modules excluded from it."""
 
     quantization: Quantization
     exclude_modules: Sequence[str]
@@ -42,7 +42,7 @@ class HfQuantization:
             group_size = self.quantization.group_size
             values |= {"group_size": group_size, "has_zero_point": False, "pre_quant_scale": True}
         elif self.quantization.quant_algo == "NVFP4":
-            values |= {"group_size": _NVFP4_BLOCK}
+            values |= {"group_size": NVFP4_BLOCK}
         return {"producer": _producer(), "quantization": values | {"exclude_modules": list(self.exclude_modules)}}
 
     def quantization_config(self) -> dict[str, Any]:

@@ -1,9 +1,9 @@
-"""Datasets of the Hugging Face hub as text, through the `datasets` library where it is there.
+"""Text of Hugging Face hub datasets, through the `datasets` library if it is installed.
 
 `hf:ID[@REVISION][:CONFIG[:SPLIT]]` names one; a revision is a branch, tag or commit.
 
-Rows are streamed, so that a few hundred samples of a large dataset do not download all of it. Code that a dataset
-brings along is never run.
+Rows are streamed, so that a few hundred samples of a large dataset do not download all of it. A dataset's own code is
+never run.
 """
 
 import os
@@ -17,14 +17,14 @@ from typing import Any
 from trtforge.core.errors import ForgeError, first_line
 
 PREFIX = "hf:"
-_BUFFER = 10_000  # rows among which the order is random
+_BUFFER = 10_000  # rows in the shuffle buffer
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _TEXT_FIELDS = ("text", "article", "document", "content")
 
 
 @dataclass(frozen=True)
 class HubData:
-    """Which dataset; `config` and `revision` None are its default."""
+    """A dataset; `config` and `revision` None: the hub's default."""
 
     name: str
     config: str | None
@@ -33,12 +33,12 @@ class HubData:
 
     @classmethod
     def parse(cls, source: str) -> "HubData":
-        """Of `hf:ID[@REVISION][:CONFIG[:SPLIT]]`. Raises ForgeError for anything else."""
+        """Parse `hf:ID[@REVISION][:CONFIG[:SPLIT]]`. Raises ForgeError for anything else."""
         parts = source.removeprefix(PREFIX).split(":")
         name, at, revision = parts[0].partition("@")
         if not source.startswith(PREFIX) or len(parts) > 3 or not _is_repository(name) or bool(at) != bool(revision):
             raise ForgeError(
-                f"{source}: not a dataset of the hub",
+                f"{source}: not a hub dataset",
                 hint="Write hf:OWNER/NAME[@REVISION][:CONFIG[:SPLIT]], such as hf:abisee/cnn_dailymail:3.0.0:train.",
             )
         _, config, split = (*parts, "", "")[:3]
@@ -66,9 +66,9 @@ def pinned_to(source: str, commit: str) -> str:
 
 
 def commit_of(source: str) -> str:
-    """The commit that the data's revision stands for, by the hub or what is kept of it here; a commit is not asked for.
+    """The commit of the data's revision, from the hub or its local cache; a full commit hash is returned unchanged.
 
-    Raises ForgeError where neither knows it.
+    Raises ForgeError if neither knows it.
     """
     wanted = HubData.parse(source)
     if wanted.revision is not None and _COMMIT.fullmatch(wanted.revision):
@@ -81,28 +81,28 @@ def commit_of(source: str) -> str:
             wanted.name,
             repo_type="dataset",
             revision=wanted.revision,
-            allow_patterns=[".gitattributes"],  # every repository of the hub has one, of a few lines
+            allow_patterns=[".gitattributes"],  # a small file that every repository of the hub has
             token=os.getenv("HF_TOKEN"),
         )
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise ForgeError(
-            f"{source}: its commit is not known: {first_line(error)}",
+            f"{source}: its commit cannot be found: {first_line(error)}",
             hint="Check the id, the network and HF_TOKEN, or write hf:OWNER/NAME@COMMIT.",
         ) from None
     return Path(snapshot).name
 
 
 def require_hub_data(source: str) -> None:
-    """Raises ForgeError for a source that is none, or that nothing here can read; the hub itself is not asked."""
+    """Raises ForgeError for an invalid source, or if `datasets` is not installed; the hub is not contacted."""
     HubData.parse(source)
     if find_spec("datasets") is None:
         raise _no_library(source)
 
 
 def hub_rows(source: str, seed: int) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Where a row stands, and the row with its text under "text" (or "messages"), in an order that `seed` decides.
+    """Yield each row's location and the row with its text under "text" (or "messages"), shuffled by `seed`.
 
-    Raises ForgeError if `datasets` is not installed, the dataset cannot be read, or has no field of text.
+    Raises ForgeError if `datasets` is not installed, the dataset cannot be read, or has no text field.
     """
     wanted = HubData.parse(source)
     try:
@@ -138,6 +138,6 @@ def _with_text(row: Mapping[str, Any], source: str) -> Mapping[str, Any]:
         if isinstance(row.get(name), str):
             return {"text": row[name]}
     raise ForgeError(
-        f"{source}: no field of text among {', '.join(row)}",
-        hint=f"Datasets with {', '.join(_TEXT_FIELDS)} or messages are read; save another as JSON lines.",
+        f"{source}: no text field among {', '.join(row)}",
+        hint=f"Use a dataset with {', '.join(_TEXT_FIELDS)} or messages, or save it as JSON lines with text.",
     )

@@ -1,4 +1,4 @@
-"""Defects of releases that users reported upstream: reasons to warn, looked up in `release_data/known-issues.json`."""
+"""Defects of releases, reported upstream: warnings from `release_data/known-issues.json`."""
 
 from functools import cache
 from pathlib import Path
@@ -11,7 +11,7 @@ _FILE = Path(__file__).parent / "release_data" / "known-issues.json"
 
 
 class KnownIssue(Config):
-    """What goes wrong with a feature in a range of releases, both ends inclusive; None is open."""
+    """A defect of a feature in a range of releases, both inclusive; `until` None: not fixed."""
 
     feature: str
     since: str
@@ -28,7 +28,7 @@ class _File(Config):
 
 
 def known_issues(feature: str, release: Release) -> tuple[KnownIssue, ...]:
-    """Those of a feature, by its name in `engine.features`, in a release."""
+    """The known issues of a feature, by its name in `engine.features`, in a release."""
     return tuple(one for one in _issues() if one.feature == feature and release.within(one.since, one.until))
 
 

@@ -14,6 +14,7 @@ from pydantic import Field
 from trtforge.core.config_model import Config
 from trtforge.core.errors import ForgeError
 from trtforge.core.plausible import require_plausible
+from trtforge.core.recipe import DtypeChoice
 from trtforge.core.yaml_text import read_yaml
 from trtforge.formats.releases import read_release_data
 
@@ -22,7 +23,7 @@ SchedulerName = Literal["GUARANTEED_NO_EVICT", "MAX_UTILIZATION"]
 
 
 class KvCacheArgs(Config):
-    """`kv_cache_config`: KvCacheConfig. None is left out of the file: TensorRT-LLM's default."""
+    """`kv_cache_config`: KvCacheConfig. None: not written, so TensorRT-LLM's default."""
 
     enable_block_reuse: bool | None = None
     free_gpu_memory_fraction: float | None = Field(None, ge=0, le=1)
@@ -58,7 +59,7 @@ class PeftCacheArgs(Config):
 
 
 class TritonArgs(Config):
-    """`triton_config`: what NVIDIA's own llmapi model (triton_backend/all_models/llmapi) reads; no LLM argument."""
+    """`triton_config`: what NVIDIA's own llmapi model (triton_backend/all_models/llmapi) reads; not an LLM argument."""
 
     max_batch_size: int = 0
     decoupled: bool = True
@@ -70,7 +71,7 @@ class LlmArgs(Config):
 
     model: str = "."
     backend: Literal["pytorch"] = "pytorch"
-    dtype: Literal["auto", "float16", "bfloat16", "float32"] | None = None
+    dtype: DtypeChoice | None = None
     tensor_parallel_size: int = Field(1, ge=1)
     pipeline_parallel_size: int = Field(1, ge=1)
     context_parallel_size: int | None = Field(None, ge=1)
@@ -108,7 +109,7 @@ class LlmArgs(Config):
         return yaml.safe_dump(self.to_json(), sort_keys=False)
 
     def with_values(self, values: Mapping[str, Any], where: str) -> "LlmArgs":
-        """The same with these dotted keys set. Raises ForgeError naming `where` for a value that cannot be."""
+        """A copy with these dotted keys set. Raises ForgeError naming `where` for an invalid value."""
         merged: dict[str, Any] = self.model_dump()
         for key, value in values.items():
             *parents, last = key.split(".")
@@ -125,7 +126,7 @@ def read_llm_args(directory: Path) -> LlmArgs:
     again = "Make the directory again."
     values = read_yaml(path, hint=again, absent="Give what `trtforge compile --backend llmapi` wrote.")
     if not isinstance(values, dict):
-        raise ForgeError(f"{path}: it holds no keys", hint=again)
+        raise ForgeError(f"{path}: not a mapping of keys to values", hint=again)
     require_plausible(values, str(path), again)
     return LlmArgs.parse(values, str(path))
 
@@ -144,7 +145,7 @@ def require_llm_api(version: str, args: LlmArgs) -> None:
         if not _within(lines, line, entry):
             raise ForgeError(
                 f"TensorRT-LLM {version} has no LLM argument {key}",
-                hint=f"It came with {entry['since']}; leave it out.",
+                hint=f"It was added in {entry['since']}; leave it out.",
             )
 
 

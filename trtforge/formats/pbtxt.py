@@ -1,4 +1,4 @@
-"""Protobuf's text format, as Triton's config.pbtxt is written in it: parsed without a schema and without protobuf.
+"""Protobuf's text format (Triton's config.pbtxt), parsed without a schema and without protobuf.
 
 Grammar: protobuf.dev/reference/protobuf/textformat-spec, without extension and Any names.
 """
@@ -24,7 +24,7 @@ _ESCAPE = re.compile(rb"\\(?:([0-7]{1,3})|[xX]([0-9a-fA-F]{1,2})|u([0-9a-fA-F]{4
 _NAMED = {b"n": b"\n", b"r": b"\r", b"t": b"\t", b"a": b"\a", b"b": b"\b", b"f": b"\f", b"v": b"\v"}
 MOST_BYTES = 4 * MIB
 _LAST_CHARACTER, _REPLACEMENT = 0x10FFFF, 0xFFFD
-_DEEPEST = 100  # protobuf's own limit of nested messages
+_DEEPEST = 100  # protobuf's own nesting limit
 _CLOSING = {"{": "}", "<": ">"}
 
 
@@ -67,13 +67,13 @@ class Message:
 
 
 def read_message(path: Path) -> Message:
-    """The message in a file; bytes that are not UTF-8 are replaced. Raises ForgeError naming it."""
-    data = read_limited(path, MOST_BYTES, hint="Give the file that the model repository came with.")
+    """The message in a file; bytes that are not UTF-8 are replaced. Raises ForgeError naming the file."""
+    data = read_limited(path, MOST_BYTES, hint="Give the original file of the model repository.")
     return parse(data.decode("utf-8", errors="replace"), str(path))
 
 
 def parse(text: str, where: str) -> Message:
-    """The message that a text is. Raises ForgeError naming `where` and the line of what is not text format."""
+    """Parse a text. Raises ForgeError naming `where` and the line of a syntax error."""
     reader = _Reader(text, where)
     message = reader.message(None)
     assert reader.kind == "end"
@@ -81,7 +81,7 @@ def parse(text: str, where: str) -> Message:
 
 
 class _Reader:
-    """A recursive descent over the tokens; `kind` and `word` are the one that comes next."""
+    """A recursive-descent parser; `kind` and `word` are the next token."""
 
     def __init__(self, text: str, where: str) -> None:
         self._text, self._where = text, where
@@ -97,12 +97,12 @@ class _Reader:
             if self.kind == "end" and closing is None:
                 return found
             if self.kind != "name":
-                raise self._error("a field's name")
+                raise self._error("a field name")
             name = self.word
             self._next()
             if self._is(":"):
                 self._next()
-            elif not any(self._is(mark) for mark in "{<["):  # of messages only
+            elif not any(self._is(mark) for mark in "{<["):  # only messages may lack the colon
                 raise self._error("':' or '{'")
             found.fields.setdefault(name, []).extend(self._values())
             if self._is(",") or self._is(";"):
@@ -131,7 +131,7 @@ class _Reader:
         if kind == "mark" and word in _CLOSING:
             self._next()
             if self._depth == _DEEPEST:
-                raise self._error(f"no more than {_DEEPEST} messages inside one another")
+                raise self._error(f"at most {_DEEPEST} nested messages")
             self._depth += 1
             found = self.message(_CLOSING[word])
             self._depth -= 1
@@ -160,7 +160,7 @@ class _Reader:
             if match is None:
                 self._line = line
                 self.word = self._text[position]
-                raise self._error("text format")
+                raise self._error("protobuf text format")
             if match.lastgroup != "space":
                 yield str(match.lastgroup), match.group(), line
             line += match.group().count("\n")
@@ -170,8 +170,8 @@ class _Reader:
 
     def _error(self, wanted: str) -> ForgeError:
         return ForgeError(
-            f"{self._where}, line {self._line}: {wanted} is expected, not {self.word}",
-            hint="An unfilled ${placeholder} outside quotes is no value either: fill it first.",
+            f"{self._where}, line {self._line}: expected {wanted}, found {self.word}",
+            hint="Correct the line; a ${placeholder} outside quotes has to be filled first.",
         )
 
 

@@ -1,4 +1,4 @@
-"""How a Hugging Face checkpoint was quantised, from its JSON files; what cannot be stored exactly is refused by name.
+"""How a Hugging Face checkpoint was quantised, from its JSON files; what cannot be stored exactly is an error.
 
 Sources: AutoAWQ, GPTQModel and AutoFP8 in config.json's `quantization_config`; ModelOpt's `hf_quant_config.json`
 (export/convert_hf_config.py, 0.47).
@@ -12,6 +12,7 @@ from typing import Any
 
 from trtforge.core.errors import ForgeError
 from trtforge.core.json_text import read_json_object
+from trtforge.core.number_limits import NVFP4_BLOCK
 from trtforge.formats.compressed_tensors import compressed_tensors
 from trtforge.formats.hf import QUANTIZATION_FILES, HfConfig
 from trtforge.formats.quantization_values import DAMAGED, ORIGINAL, Values, shown, static_fp8_kv_cache
@@ -22,12 +23,12 @@ _OLD_FILES = dict(zip(_OLDER, ("gptq", "awq"), strict=True))
 
 
 def quantization_files(directory: Path) -> tuple[Path, ...]:
-    """The files that say how a checkpoint is quantised, config.json apart."""
+    """The files beside config.json that describe a checkpoint's quantisation."""
     return tuple(directory / name for name in QUANTIZATION_FILES if (directory / name).is_file())
 
 
 def read_quantized_source(config: HfConfig) -> QuantizedSource | None:
-    """The quantisation of a checkpoint, None for an unquantised one. Raises ForgeError for one that is not repacked."""
+    """The quantisation of a checkpoint, None if unquantised. Raises ForgeError if it cannot be repacked."""
     values = config.values.get("quantization_config")
     files = {path.name: path for path in quantization_files(config.path.parent)}
     if MODELOPT_FILE in files:
@@ -42,7 +43,7 @@ def read_quantized_source(config: HfConfig) -> QuantizedSource | None:
 
 
 def quantization_method(config: HfConfig) -> str:
-    """The name of the tool or format that quantised a checkpoint; none for an unquantised one."""
+    """The name of the tool or format that quantised a checkpoint; "none" for an unquantised one."""
     files = {path.name for path in quantization_files(config.path.parent)}
     values = config.values.get("quantization_config")
     if isinstance(values, dict):
@@ -76,7 +77,7 @@ def _by_method(values: Values) -> QuantizedSource:
 
 
 def _method(values: Values) -> str:
-    """bitsandbytes did not always write its name."""
+    """The quantisation method; early bitsandbytes files lack `quant_method`."""
     unnamed = "bitsandbytes" if values.get("load_in_4bit", "load_in_8bit", "_load_in_4bit") else "unknown"
     return str(values.get("quant_method") or unnamed).lower()
 
@@ -96,7 +97,7 @@ _REFUSED = {
     ),
     "mxfp4": (
         "TensorRT-LLM engines have no MXFP4 layers",
-        "Serve it by TensorRT-LLM's PyTorch backend, or convert a bfloat16 checkpoint.",
+        "Serve it with TensorRT-LLM's PyTorch backend, or convert a bfloat16 checkpoint.",
     ),
 }
 
@@ -109,7 +110,7 @@ def _awq(values: Values) -> QuantizedSource:
             "Save the model again with AutoAWQ's version gemm, or convert the original checkpoint.",
         )
     if values.get("backend") == "llm-awq":
-        raise values.refusal("AWQ backend llm-awq is not converted: it packs otherwise than AutoAWQ")
+        raise values.refusal("AWQ backend llm-awq is not converted: its packing differs from AutoAWQ's")
     values.require_int4("bits", "w_bit")
     return QuantizedSource(
         tool="AutoAWQ",
@@ -132,7 +133,7 @@ def _gptq(values: Values) -> QuantizedSource:
     values.require_int4("bits")
     if values.get("desc_act"):
         raise values.refusal(
-            "desc_act is true: act-order permutes the inputs, TensorRT-LLM's groups are consecutive ones",
+            "desc_act is true: act-order permutes the inputs, TensorRT-LLM's groups are consecutive inputs",
             "Use a GPTQ checkpoint with desc_act false, or convert the original one.",
         )
     if values.get("lm_head"):
@@ -148,11 +149,11 @@ def _gptq(values: Values) -> QuantizedSource:
 
 
 def _left_by_rule(values: Values) -> tuple[str, ...]:
-    """GPTQModel's rules for single modules: `-:` leaves one as it is, any other gives it a format of its own."""
+    """GPTQModel's rules for single modules: `-:` excludes one, any other gives it a different format."""
     rules = values.part("dynamic").values if values.get("dynamic") else {}
     for rule, change in rules.items():
         if not rule.startswith("-:") and change:
-            raise values.refusal(f"dynamic gives {rule} a format of its own: a TensorRT-LLM checkpoint has one")
+            raise values.refusal(f"dynamic gives {rule} a different format: a TensorRT-LLM checkpoint has one")
     return tuple(values.regex(rule[2:]) for rule in rules if rule.startswith("-:"))
 
 
@@ -166,7 +167,6 @@ def _blocks(values: Values) -> tuple[str, ...] | None:
     return tuple(rf"(?:^|\.){re.escape(name)}$" for name in names)
 
 
-_NVFP4_BLOCK = 16
 _MODELOPT: Mapping[str, Packing] = {
     "FP8": "fp8",
     "FP8_PER_CHANNEL_PER_TOKEN": "fp8_rows",
@@ -192,8 +192,8 @@ def _modelopt(values: Values) -> QuantizedSource:
         raise values.refusal("has_zero_point is true: TensorRT-LLM's W4A16_AWQ is written without zero points")
     group = values.group_size("group_size") if packing == "modelopt_int4" else 128
     if packing == "nvfp4":
-        group = values.get("group_size") or _NVFP4_BLOCK
-        values.require("group_size", group, (_NVFP4_BLOCK,), f"NVFP4 blocks are of {_NVFP4_BLOCK} inputs")
+        group = values.get("group_size") or NVFP4_BLOCK
+        values.require("group_size", group, (NVFP4_BLOCK,), f"NVFP4 blocks are of {NVFP4_BLOCK} inputs")
     cache = values.get("kv_cache_quant_algo")
     values.require("kv_cache_quant_algo", cache, ("FP8", None), "only an FP8 KV cache is converted")
     return QuantizedSource(
@@ -207,20 +207,20 @@ def _modelopt(values: Values) -> QuantizedSource:
 
 
 def _wildcard(name: str) -> str:
-    """A module, or all whose names match; what is inside an excluded module is excluded too."""
+    """A pattern for module names with wildcards; submodules of an excluded module are excluded too."""
     return rf"^(?:{translate(name)}|{re.escape(name)}\.)"
 
 
 def _fp8(values: Values) -> QuantizedSource:
-    """AutoFP8's: static, one scale a tensor. DeepSeek's block scales come under the same method's name."""
+    """AutoFP8: static, one scale a tensor. DeepSeek's block-scaled FP8 has the same method name."""
     if values.get("weight_block_size") is not None:
         raise values.refusal(
             "FP8 with block scales is not converted: TensorRT-LLM engines have no such layers",
-            "Serve it by TensorRT-LLM's PyTorch backend, or convert a bfloat16 checkpoint with --quant fp8.",
+            "Serve it with TensorRT-LLM's PyTorch backend, or convert a bfloat16 checkpoint with --quant fp8.",
         )
     if values.get("activation_scheme") != "static":
         raise values.refusal(
-            "activation_scheme is not static: TensorRT-LLM's FP8 wants a static activation scale",
+            "activation_scheme is not static: TensorRT-LLM's FP8 needs a static activation scale",
             "Convert the original checkpoint with --quant fp8 and a calibration.",
         )
     left = values.names("ignored_layers", "modules_to_not_convert")

@@ -1,4 +1,4 @@
-"""An object of a quantisation's JSON, typed as it is read; what is not converted is refused with its place."""
+"""Typed access to the JSON objects of a quantisation; errors name the place in the file."""
 
 import json
 import re
@@ -13,7 +13,7 @@ _GROUPS = (64, 128)
 
 
 class Values:
-    """A JSON object with where it stands, for error messages."""
+    """A JSON object and its location, for error messages."""
 
     def __init__(self, values: object, where: str) -> None:
         self.where = where
@@ -26,31 +26,31 @@ class Values:
         return ForgeError(f"{self.where}: {reason}", hint=hint)
 
     def get(self, *keys: str) -> Any:
-        """The value of the first key that is there."""
+        """The value of the first key that is present."""
         return next((self.values[key] for key in keys if self.values.get(key) is not None), None)
 
     def part(self, key: str) -> "Values":
-        """The object at a key. Raises ForgeError if it is none."""
+        """The object at a key. Raises ForgeError if it is not an object."""
         return Values(self.values.get(key), f"{self.where}.{key}")
 
     def names(self, *keys: str) -> tuple[str, ...]:
-        """The list of strings at the first key that is there, empty where none is. Raises ForgeError for another."""
+        """The list of strings at the first key that is present, else empty. Raises ForgeError for another type."""
         found = self.get(*keys) or []
         if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
             raise self.refusal(f"{keys[0]} is {shown(found)}, a list of names is expected", DAMAGED)
         return tuple(found)
 
     def require(self, key: str, value: object, allowed: tuple[object, ...], why: str) -> None:
-        """Raises ForgeError with the reason where the value is not allowed."""
+        """Raises ForgeError with the reason if the value is not allowed."""
         if isinstance(value, bool) or value not in allowed:
             raise self.refusal(f"{key} is {shown(value)}: {why}")
 
     def require_int4(self, *keys: str) -> None:
-        """Raises ForgeError for codes of another width."""
+        """Raises ForgeError unless codes have 4 bits."""
         self.require(keys[0], self.get(*keys), (4,), "only 4-bit codes have a TensorRT-LLM layout for every GPU")
 
     def group_size(self, *keys: str) -> int:
-        """Inputs that share a scale; 128 where the file does not say. Raises ForgeError for one that has no layer."""
+        """The group size, 128 if absent. Raises ForgeError for one that TensorRT-LLM does not support."""
         size = self.get(*keys)
         size = 128 if size is None else size
         self.require(keys[0], size, _GROUPS, "TensorRT-LLM's W4A16_AWQ has groups of 64 or 128 inputs")
@@ -58,16 +58,16 @@ class Values:
         return size
 
     def regex(self, pattern: str) -> str:
-        """A regular expression out of the file, matched from a name's start. Raises ForgeError if it is none."""
+        """A regular expression from the file, matched from a name's start. Raises ForgeError if it is invalid."""
         try:
             re.compile(pattern)
         except re.error as error:
-            raise self.refusal(f"{pattern} is no regular expression: {error}", DAMAGED) from None
+            raise self.refusal(f"{pattern} is not a regular expression: {error}", DAMAGED) from None
         return f"^(?:{pattern})"
 
 
 def static_fp8_kv_cache(values: Values) -> bool:
-    """Whether a `kv_cache_scheme` is there. Raises ForgeError for one that is not one static FP8 scale a layer."""
+    """Whether there is a `kv_cache_scheme`. Raises ForgeError unless it is static FP8 with one scale a layer."""
     if values.get("kv_cache_scheme") is None:
         return False
     scheme = values.part("kv_cache_scheme")

@@ -1,4 +1,4 @@
-"""What an already quantised Hugging Face checkpoint is: how its weights are packed, and which modules are.
+"""The quantisation of an already quantised Hugging Face checkpoint: its packing, and the modules that it covers.
 
 `quantization_config` reads it from a checkpoint's JSON files.
 """
@@ -9,16 +9,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 Packing = Literal["awq", "gptq", "pack_quantized", "modelopt_int4", "fp8", "fp8_rows", "fp8_one_scale", "nvfp4"]
-"""How the file holds a weight (out, in).
+"""How a weight (out, in) is stored.
 
 `awq`: int32 (in, out / 8), `gptq`: int32 (in / 8, out), `pack_quantized`: int32 (out, in / 8), `modelopt_int4`: uint8
-(out / 2, in), `nvfp4`: uint8 (out, in / 2), the others E4M3 (out, in). E4M3 weights have one scale and a static
-activation scale (`fp8`); or activations are scaled token by token and weights have a scale for each output
-(`fp8_rows`) or one for all (`fp8_one_scale`).
+(out / 2, in), `nvfp4`: uint8 (out, in / 2), the others E4M3 (out, in). `fp8`: one weight scale and a static activation
+scale; with dynamic per-token activation scales, `fp8_rows`: a weight scale per output, `fp8_one_scale`: one for all.
 """
 
 StoredFormat = Literal["int4_awq", "fp8", "fp8_rowwise", "nvfp4"]
-"""What TensorRT-LLM makes of it, as `--quant` names formats."""
+"""The formats that trtforge converts to, as in `--quant`."""
 
 _FORMAT_OF: Mapping[Packing, StoredFormat] = {
     "awq": "int4_awq",
@@ -34,10 +33,10 @@ _FORMAT_OF: Mapping[Packing, StoredFormat] = {
 
 @dataclass(frozen=True)
 class QuantizedSource:
-    """One quantisation for all modules that `never` does not exclude and `only`, where given, includes.
+    """One quantisation for all modules that match `only` (None: every module) but not `never`.
 
-    Both hold regular expressions, searched in a module's full name. `stored_zero`: how the file writes a zero point of
-    8. `kv_scales`: the names of the KV cache's two scales inside an attention module.
+    Both hold regular expressions, searched in a module's full name. `stored_zero`: the stored code of zero point 8.
+    `kv_scales`: the names of the KV cache's two scales inside an attention module.
     """
 
     tool: str
@@ -51,7 +50,7 @@ class QuantizedSource:
 
     @property
     def format(self) -> StoredFormat:
-        """What TensorRT-LLM makes of it."""
+        """The format that it is converted to."""
         return _FORMAT_OF[self.packing]
 
     def quantizes(self, module: str) -> bool:

@@ -1,17 +1,17 @@
 """What each TensorRT-LLM release with the engine backend accepts, and which container carries it.
 
-Everything here is looked up in `release_data/*.json`, where each entry has its range of releases and how sure it is;
-no code compares versions to decide what a release can do.
+Everything is looked up in `release_data/*.json`, where each entry has a range of releases and a confidence; no code
+compares versions to decide what a release can do.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from itertools import takewhile
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
+from packaging.version import InvalidVersion, Version
 from pydantic import AliasChoices, BaseModel, ConfigDict, JsonValue
 from pydantic import Field as Parsed
 
@@ -20,7 +20,7 @@ from trtforge.core.json_text import REINSTALL, read_json_object
 
 Confidence = Literal["verified", "secondary", "inferred"]
 CONFIDENCES: tuple[Confidence, ...] = ("verified", "secondary", "inferred")
-"""Surest first: seen in that release's source; listed for it by a third party's survey; carried over from others."""
+"""Best first: seen in that release's source; listed by a third party's survey of it; inferred from other releases."""
 
 Section = Literal[
     "build_config",
@@ -43,8 +43,8 @@ _REGISTRY = "nvcr.io/nvidia"
 class Field:
     """A key (or listed value) as one release has it. `choices` None: no closed list of values is known.
 
-    `default_known` is false where nothing tells this release's default: such a key is best left out of a file.
-    `flag` is the `trtllm-build` option that sets it; `value` the number that stands for an enumeration's member.
+    `default_known` is false if this release's default is unknown: such a key is best left out of a file. `flag` is the
+    `trtllm-build` option that sets it; `value` the number of an enumeration's member.
     """
 
     name: str
@@ -69,7 +69,7 @@ class Gone:
 
 @dataclass(frozen=True)
 class Problem:
-    """Something that a release does not take, as far as the data says."""
+    """A key or value that a release does not accept, according to the data."""
 
     message: str
     hint: str
@@ -77,7 +77,7 @@ class Problem:
 
     @property
     def refuses(self) -> bool:
-        """Whether the release's own source (or a survey of it) says so; otherwise it is reason for a warning only."""
+        """Whether it is an error, known from the release's source or a survey of it; inferred problems are warnings."""
         return self.confidence != "inferred"
 
 
@@ -86,7 +86,7 @@ class _Raw(BaseModel):
 
 
 class Container(_Raw):
-    """A Triton image and what it carries. `confidence` is medium where sources contradict each other (see `note`)."""
+    """A Triton image and its versions. `confidence` is medium where sources contradict each other (see `note`)."""
 
     triton: str
     image_tag: str
@@ -161,7 +161,7 @@ class _Line(_Raw):
 
     @property
     def newest(self) -> str:
-        """The release that is meant where only the first two numbers are given."""
+        """The release that the first two numbers alone stand for."""
         return self.also[-1] if self.id.endswith(".x") else self.id
 
     @property
@@ -172,14 +172,14 @@ class _Line(_Raw):
 
 @dataclass(frozen=True)
 class Release:
-    """One TensorRT-LLM release. `line` is the entry of the data that speaks for it, `order` its place among those."""
+    """One TensorRT-LLM release. `line` is the data entry that covers it, `order` the position of that entry."""
 
     version: str
     line: str
     order: int
 
     def within(self, since: str | None, until: str | None) -> bool:
-        """Whether this release lies in a range of the data, both ends inclusive; None is open."""
+        """Whether this release is in a range, both ends inclusive; None: open."""
         return (since is None or release(since).order <= self.order) and (
             until is None or self.order <= release(until).order
         )
@@ -189,7 +189,7 @@ class Release:
         return _fields(self, section)
 
     def field(self, section: Section, name: str) -> Field:
-        """One key that this release has; asking for another is a defect of the caller."""
+        """One key of this release. Raises KeyError for any other."""
         return self.fields(section)[name]
 
     def flags(self) -> Mapping[str, Field]:
@@ -205,17 +205,17 @@ class Release:
         )
 
     def key_problem(self, section: Section, name: str) -> Problem | None:
-        """Why this release does not know a key (or value), or None. As sure as the release's own table is."""
+        """Why this release does not know a key (or value), or None; as confident as the best entry of its table."""
         known = self.fields(section)
         if name in known:
             return None
         for gone in self.gone(section):
             if gone.name == name:
                 hint = f"Use {gone.renamed_to}." if gone.renamed_to else "Leave it out."
-                return self._problem(section, f"{section}: {name} ended with {gone.last}", hint)
+                return self._problem(section, f"{section}: {name} was removed after {gone.last}", hint)
         for entry in _entries(section):
             if entry.name == name:
-                return self._problem(section, f"{section}: {name} came with {entry.since}", f"Target {entry.since}.")
+                return self._problem(section, f"{section}: {name} was added in {entry.since}", f"Target {entry.since}.")
         return self._problem(section, f"{section}: {name} is not known", f"Known: {', '.join(known)}.")
 
     def value_problem(self, field: Field, value: JsonValue) -> Problem | None:
@@ -234,13 +234,13 @@ class Release:
 
 
 def release(version: str) -> Release:
-    """The release that is called `version`; two numbers (0.20) are its line's. Raises ForgeError for an unknown one."""
+    """The release `version`; two numbers (0.20) are the newest of that line. Raises ForgeError for an unknown one."""
     lines = _lines()
     for order, line in enumerate(lines):
         if line.covers(version) or version == line.minor:
             return Release(line.newest if version == line.minor else version, line.id, order)
     last = _last_engine_release()
-    if _numbers(version) > _numbers(last):
+    if _is_later(version, last):
         raise ForgeError(
             f"TensorRT-LLM {version} has no TensorRT engines: the engine backend ends with {last}",
             hint=f"Target {last}, or serve the Hugging Face checkpoint with TensorRT-LLM's LLM API (llmapi).",
@@ -250,9 +250,9 @@ def release(version: str) -> Release:
 
 
 def containers_of(wanted: Release) -> tuple[Container, ...]:
-    """The containers with that release, the best first: sources that agree before those that do not, then the newest.
+    """The containers with that release: those whose sources agree first, then the newest.
 
-    An engine is only good for the version that built it, so another patch release counts only where none matches.
+    An engine runs only with the version that built it, so another patch release counts only if none matches.
     """
     containers = _containers()
     exact = [container for container in containers if container.tensorrt_llm == wanted.version]
@@ -269,7 +269,7 @@ def containers_with(version: str) -> tuple[Container, ...]:
 def read_release_data(
     name: Literal["build-config", "containers", "triton-model-config", "llmapi"],
 ) -> Mapping[str, Any]:
-    """One of the data files, as it stands."""
+    """The content of a data file."""
     path = Path(__file__).parent / "release_data" / f"{name}.json"
     return MappingProxyType(read_json_object(path, hint=REINSTALL))
 
@@ -311,6 +311,9 @@ def _covers(line: str, version: str) -> bool:
     return any(entry.id == line and entry.covers(version) for entry in _lines())
 
 
-def _numbers(version: str) -> tuple[int, ...]:
-    """The leading numbers of a version: 1.3.0rc15 gives (1, 3)."""
-    return tuple(int(part) for part in takewhile(str.isdecimal, version.split(".")))
+def _is_later(version: str, last: str) -> bool:
+    """Whether `version` is later than the release `last`; False for what is not a version."""
+    try:
+        return Version(version) > Version(last)
+    except InvalidVersion:
+        return False

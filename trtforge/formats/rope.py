@@ -1,4 +1,4 @@
-"""The rotary embedding's scaling in a Hugging Face config.json: known by name, its numbers such as can scale.
+"""RoPE scaling in a Hugging Face config.json: its type is known, and its numbers are valid.
 
 Names and required keys: transformers/modeling_rope_utils.py; `RotaryScalingType` in tensorrt_llm/functional.py.
 """
@@ -28,14 +28,14 @@ _POSITIVE = (
     "beta_slow",
     "attention_factor",
 )
-_NOT_NEGATIVE = ("mscale", "mscale_all_dim")  # 0 is as good as absent
+_NOT_NEGATIVE = ("mscale", "mscale_all_dim")  # 0 counts as absent
 _FACTORS = ("short_factor", "long_factor")
 
 
 def rope_scaling(config: HfConfig, *, also: tuple[str, ...] = ()) -> dict[str, Any] | None:
-    """The scaling as HF writes it, None where there is none. `also`: kinds that this family knows besides.
+    """The scaling as HF writes it, None if there is none. `also`: further types that this family supports.
 
-    Raises ForgeError for an unknown `rope_type`, a key that it lacks, and a number that is not one to scale by.
+    Raises ForgeError for an unknown `rope_type`, a missing key, and an invalid number.
     """
     scaling = config.rope_scaling
     if scaling is None:
@@ -59,13 +59,13 @@ def rope_scaling(config: HfConfig, *, also: tuple[str, ...] = ()) -> dict[str, A
 
 
 def _check(config: HfConfig, key: str, value: object) -> None:
-    """Raises ForgeError for a value that this key cannot have; null is as good as absent."""
+    """Raises ForgeError for a value that is invalid for this key; null counts as absent."""
     if value is None:
         return
     if key in _POSITIVE and not _is_number(value, above=0.0):
         raise _wrong(config, f"{key} is {value!r}, not a number above zero")
     if key in _NOT_NEGATIVE and not _is_number(value, above=-math.ulp(0.0)):
-        raise _wrong(config, f"{key} is {value!r}, not a number from zero on")
+        raise _wrong(config, f"{key} is {value!r}, not a non-negative number")
     if key in _FACTORS:
         for item in value if isinstance(value, list) else [value]:
             if not isinstance(value, list) or not _is_number(item, above=0.0):

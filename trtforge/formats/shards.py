@@ -1,4 +1,4 @@
-"""Safetensors files by their headers: what is inside, read by rows, written in order. Needs neither torch nor numpy.
+"""Safetensors files without torch and numpy: headers, reading by rows, writing in order.
 
 Format: 8 bytes little-endian header length, a JSON header with dtype, shape and byte range of each tensor, the data.
 """
@@ -21,8 +21,8 @@ from trtforge.core.manifest import FileRecord
 _LARGEST_HEADER = 100_000_000  # bytes; the limit of the safetensors library
 _LARGEST_NUMBER = 1 << 63
 _MOST_DIMENSIONS = 8
-# A longer write takes page cache in blocks of megabytes, and a virtual machine has given those that are free back to
-# its host: fetching 4 GB of them took ten times as long as the copy.
+# Longer writes allocate page cache in blocks of megabytes, which a virtual machine may first have to get back from its
+# host: for 4 GB that took ten times as long as the copy.
 _WRITE_BYTES = 128 << 10
 _TRUNCATED = "The download or copy did not finish: fetch the file again."
 
@@ -92,7 +92,7 @@ def read_header(path: Path) -> tuple[StoredTensor, ...]:
     expected = max((tensor.offset + tensor.spec.nbytes for tensor in tensors), default=len(header))
     if size != expected:
         raise ForgeError(f"{path} is truncated: {size} bytes, its header describes {expected}", hint=_TRUNCATED)
-    _require_apart(path, tensors, len(header))
+    _require_contiguous(path, tensors, len(header))
     return tuple(tensors)
 
 
@@ -102,7 +102,7 @@ def _stored(path: Path, name: str, entry: object, base: int) -> StoredTensor:
         raise ForgeError(f"{where}: not a JSON object", hint=_TRUNCATED)
     code = entry.get("dtype")
     if not isinstance(code, str):
-        raise ForgeError(f"{where}: its dtype is {code!r}, not a text", hint=_TRUNCATED)
+        raise ForgeError(f"{where}: its dtype is {code!r}, not a string", hint=_TRUNCATED)
     shape, offsets = _numbers(entry, "shape", where), _numbers(entry, "data_offsets", where)
     spec = TensorSpec(name, dtype_in_file(code, f"{path}: {name}"), shape)
     if len(offsets) != 2 or offsets[1] - offsets[0] != spec.nbytes:
@@ -111,18 +111,20 @@ def _stored(path: Path, name: str, entry: object, base: int) -> StoredTensor:
 
 
 def _numbers(entry: dict[str, object], key: str, where: str) -> tuple[int, ...]:
-    """A list of whole numbers from zero on that files and memory can have."""
+    """A list of at most `_MOST_DIMENSIONS` integers in [0, 2^63)."""
     values = entry.get(key)
     if not isinstance(values, list) or len(values) > _MOST_DIMENSIONS:
-        raise ForgeError(f"{where}: its {key} is {values!r:.60}, not a short list of numbers", hint=_TRUNCATED)
+        raise ForgeError(
+            f"{where}: its {key} is {values!r:.60}, not a list of at most {_MOST_DIMENSIONS} numbers", hint=_TRUNCATED
+        )
     for value in values:
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < _LARGEST_NUMBER:
-            raise ForgeError(f"{where}: {value!r:.60} in its {key} is not a whole number from zero on", hint=_TRUNCATED)
+            raise ForgeError(f"{where}: {value!r:.60} in its {key} is not a non-negative integer", hint=_TRUNCATED)
     return tuple(values)
 
 
-def _require_apart(path: Path, tensors: Sequence[StoredTensor], start: int) -> None:
-    """Raises ForgeError for tensors that share bytes, and for bytes between them that belong to none."""
+def _require_contiguous(path: Path, tensors: Sequence[StoredTensor], start: int) -> None:
+    """Raises ForgeError for tensors that overlap, and for gaps between them."""
     for tensor in sorted(tensors, key=lambda tensor: (tensor.offset, tensor.spec.nbytes)):
         if tensor.offset != start:
             said = "overlaps the one before it" if tensor.offset < start else "leaves a gap before it"
@@ -131,13 +133,13 @@ def _require_apart(path: Path, tensors: Sequence[StoredTensor], start: int) -> N
 
 
 Seen = Callable[[StoredTensor, int, memoryview], None]
-"""What is told of every read: the tensor, the first byte in it, the bytes."""
+"""Called after every read with the tensor, the offset of the first byte in it, and the bytes."""
 
 
 class RowReader:
     """Reads rows of stored tensors into a buffer, so that no page of the file stays mapped.
 
-    Raises ForgeError naming a file that cannot be read, or became shorter.
+    Raises ForgeError naming a file that cannot be read or became shorter.
     """
 
     def __init__(self, seen: Seen | None = None) -> None:
@@ -213,7 +215,7 @@ class Writer:
         self._emit(memoryview(header_of(tensors)))
 
     def begin(self, name: str) -> None:
-        """The bytes that follow are of tensor `name`, which must be the next one announced."""
+        """Start tensor `name`, which must be the next one of the header."""
         assert self._left == 0, f"{self._left} bytes are missing before {name}"
         spec = self._pending.pop()
         assert spec.name == name, f"{name} was written where {spec.name} was announced"
@@ -238,14 +240,14 @@ class Writer:
             raise OSError(error.errno, error.strerror, str(self.path)) from error
 
     def finish(self) -> FileRecord:
-        """Close the complete file; its record for the manifest."""
+        """Close the complete file and return its record for the manifest."""
         assert self._left == 0, f"{self._left} bytes are missing at the end"
         assert not self._pending, f"never written: {[spec.name for spec in self._pending]}"
         self.close()
         return FileRecord(bytes=self._written, blake3=self._hasher.hexdigest())
 
     def close(self) -> None:
-        """Close the file as it is."""
+        """Close the file, complete or not."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None

@@ -1,7 +1,7 @@
-"""Digests of safetensors files, tensor by tensor: bytes that are read for their values are not read again for it.
+"""Digests of safetensors files, computed tensor by tensor while conversion reads them, so no byte is read twice.
 
-A file's digest is the BLAKE3 of its header followed by the BLAKE3 of each tensor, in the order of their data: the same
-whether tensors were read in another order, or the file alone.
+A file's digest is the BLAKE3 of its header followed by the BLAKE3 of each tensor, in the order of their data. It does
+not depend on the order in which tensors were read.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ class _Progress:
 
 
 class SourceDigests:
-    """The digests of the tensors of a checkpoint as far as they were read. One thread at a time uses it."""
+    """Digests of a checkpoint's tensors, from the bytes read so far. Not thread-safe."""
 
     def __init__(self, tensors: Mapping[str, StoredTensor]) -> None:
         self._tensors = tensors
@@ -34,7 +34,7 @@ class SourceDigests:
         self._known: dict[str, bytes] = {}
 
     def saw(self, tensor: StoredTensor, first: int, data: memoryview) -> None:
-        """`data` are the bytes of `tensor` from byte `first` on: used as far as they continue what was seen before."""
+        """Hash `data`, the bytes of `tensor` from byte `first` on, if they continue the bytes hashed before."""
         name = tensor.spec.name
         if name in self._known:
             return
@@ -46,7 +46,7 @@ class SourceDigests:
             self._known[name] = self._progress.pop(name).hasher.digest()
 
     def of_tensor(self, name: str) -> bytes:
-        """The digest of a tensor. What was not seen of it is read now."""
+        """The digest of a tensor. Bytes not hashed yet are read now."""
         if name not in self._known:
             tensor = self._tensors[name]
             slab = memoryview(bytearray(min(_SLAB_BYTES, tensor.spec.nbytes)))
@@ -57,7 +57,7 @@ class SourceDigests:
         return self._known[name]
 
     def of_file(self, path: Path) -> str:
-        """The digest of a file, in hex. What was not seen of it is read now."""
+        """The digest of a file, in hex. Bytes not hashed yet are read now."""
         hasher = blake3(raw_header(path))
         for tensor in self._files.get(path, ()):
             hasher.update(self.of_tensor(tensor.spec.name))

@@ -1,4 +1,4 @@
-"""Which token ids end an answer or pad one: what a tokenizer directory's files say, in the order of their weight."""
+"""End-of-sequence and padding token ids from a tokenizer directory's files, in order of precedence."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from trtforge.core.json_text import read_json_object
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """`end_ids`: all that end an answer, the main one first; may be empty."""
+    """`end_ids`: all end-of-sequence ids, the main one first; may be empty."""
 
     end_ids: tuple[int, ...]
     pad_id: int
@@ -32,7 +32,7 @@ def read_special_tokens(directory: Path) -> SpecialTokens:
 
 
 def require_end_ids(directory: Path, vocab_size: int) -> None:
-    """Raises ForgeError naming the file for an end id beyond the vocabulary: no model ever makes it."""
+    """Raises ForgeError naming the file for an end id beyond the vocabulary, which a model never generates."""
     for name in ("generation_config.json", "config.json"):
         for found in _ids(_read(directory / name).get("eos_token_id")):
             _require_in_vocabulary(f"{directory / name}: eos_token_id", found, vocab_size)
@@ -45,7 +45,7 @@ def require_end_ids(directory: Path, vocab_size: int) -> None:
 def _require_in_vocabulary(what: str, found: int, vocab_size: int) -> None:
     if found >= vocab_size:
         raise ForgeError(
-            f"{what} {found} is beyond the model's vocabulary of {vocab_size} ids: no answer would end",
+            f"{what} {found} is beyond the model's vocabulary of {vocab_size} ids: generation would never stop",
             hint="Use the tokenizer and configuration files that came with the model.",
         )
 
@@ -84,7 +84,7 @@ def _added_tokens_decoder(path: Path) -> dict[str, int]:
 
 
 def _damaged(path: Path, key: str) -> ForgeError:
-    return ForgeError(f"{path}: {key} is not what a tokenizer has there", hint="Download the file again.")
+    return ForgeError(f"{path}: {key} is damaged", hint="Download the file again.")
 
 
 def _read(path: Path) -> dict[str, Any]:

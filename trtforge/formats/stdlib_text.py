@@ -1,4 +1,4 @@
-"""English prose that every Python installation carries: the standard library's docstrings and comments.
+"""English prose of every Python installation: the standard library's docstrings and comments.
 
 The split into a training and a held-out part depends on a module's path alone, so two machines with the
 same Python version agree on it without either of them storing the text.
@@ -31,10 +31,13 @@ _MIN_DOCUMENT_CHARACTERS = 80
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
-def stdlib_documents(part: Literal["train", "held_out"], shuffled_by: Random | None = None) -> Iterator[str]:
+Part = Literal["train", "held_out"]
+
+
+def stdlib_documents(part: Part, shuffled_by: Random | None = None) -> Iterator[str]:
     """Yield one document per standard-library module of the given part, ordered by the module's path or shuffled.
 
-    Modules are read as they are asked for: a few documents cost a few files.
+    Modules are read lazily: a few documents cost a few files.
     """
     root = Path(sysconfig.get_path("stdlib"))
     modules = _module_paths(root)
@@ -76,7 +79,7 @@ def _module_prose(path: Path, *, dictionary_values: bool) -> str:
 
 def _docstrings(source: str, *, dictionary_values: bool) -> Iterator[tuple[int, str]]:
     with warnings.catch_warnings():
-        # Old modules have invalid escapes in their strings, which are no concern of the reader's.
+        # Old modules have invalid escape sequences in their strings.
         warnings.simplefilter("ignore")
         tree = ast.parse(source)
     for node in ast.walk(tree):

@@ -1,4 +1,4 @@
-"""Safetensors files through the safetensors library, their headers checked by `shards` first."""
+"""Loading safetensors files with the safetensors library, after `shards` has checked their headers."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,4 @@
-"""Whether the tokenizer of a directory is whole and of the model, judged before work that takes long."""
+"""Check that a directory's tokenizer loads and fits the model, before any long-running work."""
 
 from importlib.metadata import version
 from pathlib import Path
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
 TOKENIZER_FILE = "tokenizer.json"
 SLOW_FILES = ("tokenizer.model", "vocab.json", "vocab.txt")
-"""What tells a tokenizer in its older form."""
+"""Files of a slow tokenizer, which has no tokenizer.json."""
 
 
 def require_tokenizer(directory: Path, vocab_size: int | None) -> None:
     """Raises ForgeError for a tokenizer.json that cannot be loaded, and for an end id beyond `vocab_size`.
 
-    A directory without a tokenizer is right, as long as nobody needs one; one in an older form is not loaded. None: the
-    vocabulary is not known.
+    A directory without a tokenizer is accepted; a slow tokenizer is not loaded. `vocab_size` None: not known, so end
+    ids are not checked.
     """
     names = [name for name in (TOKENIZER_FILE, *SLOW_FILES) if (directory / name).is_file()]
     if TOKENIZER_FILE in names:
@@ -35,10 +35,10 @@ def load_tokenizer(path: Path) -> "Tokenizer":
     try:
         return Tokenizer.from_file(str(path))
     except BaseException as error:
-        # The library raises Exception itself; what its Rust code did not foresee comes as PanicException.
+        # The library raises plain Exception; a panic of its Rust code arrives as PanicException, a BaseException.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         raise ForgeError(
             f"{path} cannot be loaded: {first_line(error)}",
-            hint=f"Download it again; if a newer tokenizers than {version('tokenizers')} wrote it, install that.",
+            hint=f"Download it again, or upgrade tokenizers ({version('tokenizers')}) if a newer release wrote it.",
         ) from None

@@ -1,7 +1,7 @@
-"""The five models of an in-flight batching repository: tensors, the names one passes to the next, parameters.
+"""The five models of an in-flight batching repository: tensors, ensemble mapping, parameters.
 
-All of it is looked up in `release_data/triton-model-config.json` for the release that serves the engine, so a name
-stands in one place. What a served repository is (`RepositoryFacts`) is described here too, for those who launch it.
+All are looked up in `release_data/triton-model-config.json` for the release that serves the engine. `RepositoryFacts`
+describes a packaged repository to launchers and clients.
 """
 
 from collections.abc import Mapping
@@ -11,10 +11,15 @@ from typing import Any, Literal
 from pydantic import Field
 
 from trtforge.core.config_model import Config
+from trtforge.core.device import UsableDevice
 from trtforge.core.errors import ForgeError
 from trtforge.core.manifest import Manifest
+from trtforge.core.recipe import ResolvedBackend
 from trtforge.formats.engine_target import EngineTarget
 from trtforge.formats.releases import Confidence, Problem, Release, read_release_data, release
+
+CONFIG_FILE = "config.pbtxt"
+"""Name of a model's configuration in a Triton model repository."""
 
 ModelRole = Literal["ensemble", "preprocessing", "tensorrt_llm", "postprocessing", "tensorrt_llm_bls"]
 ROLES: tuple[ModelRole, ...] = ("ensemble", "preprocessing", "tensorrt_llm", "postprocessing", "tensorrt_llm_bls")
@@ -24,7 +29,7 @@ Direction = Literal["inputs", "outputs"]
 
 @dataclass(frozen=True)
 class DtypeChoices:
-    """What fills the data types that a template leaves open: the engine's logits, prompt table and encoder types."""
+    """Values of the template's data type placeholders: the engine's logits, prompt table and encoder types."""
 
     logits: str = "TYPE_FP32"
     prompt_table: str = "TYPE_FP16"
@@ -41,7 +46,7 @@ class DtypeChoices:
 
 @dataclass(frozen=True)
 class Tensor:
-    """One input or output. `dims` without the batch; `scalar`: the model sees it without its last dimension."""
+    """One input or output. `dims`: without the batch dimension; `scalar`: `reshape` drops the last dimension."""
 
     name: str
     dtype: str
@@ -53,7 +58,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter of config.pbtxt. `required`: its key must be there, be the value empty; `literal`: always this."""
+    """A parameter of config.pbtxt. `required`: its key must be present, even if empty; `literal`: a fixed value."""
 
     key: str
     required: bool
@@ -62,7 +67,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class TextFlow:
-    """How a text request becomes an engine request, as pairs of names (theirs, the next model's).
+    """How a text request becomes an engine request, as pairs of names (its own, the next model's).
 
     `text_to_preprocessing`: the request's tensors to preprocessing's; `preprocessing_to_engine`, `text_to_engine`:
     those of preprocessing and of the request to the engine's; `engine_to_text`: the engine's outputs that pass through.
@@ -77,9 +82,9 @@ class TextFlow:
 class RepositoryFacts(Config):
     """What a launcher and a client need to know of a packaged repository; part of its `forge.json`."""
 
-    backend: Literal["torch", "tensorrt_llm", "llmapi"]
-    device: Literal["cpu", "cuda"] = Field(description="What the engine runs on.")
-    tensorrt_llm: str = Field(description="Release that serves; for the embedded engine, whose interface it is.")
+    backend: ResolvedBackend
+    device: UsableDevice = Field(description="What the engine runs on.")
+    tensorrt_llm: str = Field(description="Release that serves; for the embedded engine, whose interface it has.")
     world_size: int = Field(description="Processes that run the engine.")
     prefix: str = Field("", description="Prefix of the model names.")
     streaming: bool = True
@@ -94,7 +99,7 @@ class RepositoryFacts(Config):
 
 
 def read_facts(manifest: Manifest) -> RepositoryFacts:
-    """The facts in a repository's manifest. Raises ForgeError if another version of trtforge wrote them otherwise."""
+    """The facts in a repository's manifest. Raises ForgeError if they are missing or invalid."""
     values = manifest.identity.config.get("repository")
     if not isinstance(values, dict):
         raise ForgeError("forge.json does not describe the repository", hint="Run `trtforge package` again.")
@@ -102,12 +107,12 @@ def read_facts(manifest: Manifest) -> RepositoryFacts:
 
 
 def newest_release() -> Release:
-    """The last release with engines: the interface that the embedded engine speaks."""
+    """The last release with engines, whose interface the embedded engine has."""
     return release(str(read_release_data("containers")["last_engine_release"]["tensorrt_llm"]))
 
 
 def tensors(role: ModelRole, direction: Direction, wanted: Release, dtypes: DtypeChoices) -> tuple[Tensor, ...]:
-    """A model's inputs or outputs in a release. Preprocessing and postprocessing: those that text takes, no images."""
+    """A model's inputs or outputs in a release; for preprocessing and postprocessing those of text, not of images."""
     entries = [entry for entry in _model(role)[direction] if _has(wanted, entry)]
     step = next((step for step in _model("ensemble")["steps"] if step["model_name"] == role), None)
     if role in ("preprocessing", "postprocessing") and step is not None:
@@ -126,7 +131,7 @@ def parameters(role: ModelRole, wanted: Release) -> tuple[Parameter, ...]:
 
 
 def parameter_problem(role: ModelRole, key: str, wanted: Release) -> Problem | None:
-    """Why a release's model does not read a parameter, or None. As sure as that release's template was seen."""
+    """Why a release's model does not read a parameter, or None. Verified if that release's template was seen."""
     if any(parameter.key == key for parameter in parameters(role, wanted)):
         return None
     entries = _model(role)["parameters"]
@@ -137,12 +142,12 @@ def parameter_problem(role: ModelRole, key: str, wanted: Release) -> Problem | N
     if entry is None:
         return Problem(f"{where}: {key} is not known", "Leave it out.", confidence)
     if not wanted.within(None, entry["until"]):
-        return Problem(f"{where}: {key} ended with {entry['until']}", f"Target {entry['until']}.", confidence)
-    return Problem(f"{where}: {key} came with {entry['since']}", f"Target {entry['since']}.", confidence)
+        return Problem(f"{where}: {key} was removed after {entry['until']}", f"Target {entry['until']}.", confidence)
+    return Problem(f"{where}: {key} was added in {entry['since']}", f"Target {entry['since']}.", confidence)
 
 
 def text_flow(wanted: Release) -> TextFlow:
-    """The names that the ensemble's steps pass on, in a release."""
+    """The mapping of names between the ensemble's steps in a release."""
     preprocessing, engine, _ = _model("ensemble")["steps"]
     inner = {value: key for key, value in _pairs(preprocessing["output_map"], wanted)}
     engine_inputs = _pairs(engine["input_map"], wanted)

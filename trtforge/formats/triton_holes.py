@@ -5,6 +5,8 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
+from packaging.version import Version
+
 from trtforge.core.config_model import Config
 from trtforge.core.json_text import REINSTALL, read_json_object
 
@@ -12,7 +14,7 @@ _FILE = Path(__file__).parent / "release_data" / "triton-holes.json"
 
 
 class Hole(Config):
-    """A vulnerability. `fixed_in`: the first release without it; None: no source names one."""
+    """A vulnerability. `fixed_in`: the first release without it; None: unknown. `door`: endpoints it needs."""
 
     id: str
     cves: tuple[str, ...]
@@ -26,7 +28,7 @@ class Hole(Config):
     sources: tuple[str, ...]
 
     def covered(self, *, front: bool, opened: Collection[str]) -> bool:
-        """Whether a closed door, the front or a backend that is not loaded keeps requests away from it."""
+        """Whether it is unreachable: its door is closed, the front blocks it, or its backend is not loaded."""
         behind_door = self.door is not None and self.door not in opened
         return behind_door or self.backend is not None or (front and self.front and not self.grpc)
 
@@ -57,18 +59,18 @@ class _File(Config):
 
 
 def holes_of(release: str) -> tuple[Hole, ...]:
-    """The holes of a Triton release, such as 24.10."""
-    return tuple(hole for hole in _data().holes if hole.fixed_in is None or _number(release) < _number(hole.fixed_in))
+    """The vulnerabilities of a Triton release, such as 24.10."""
+    return tuple(hole for hole in _data().holes if hole.fixed_in is None or Version(release) < Version(hole.fixed_in))
 
 
 def open_holes(release: str, *, front: bool, opened: Collection[str]) -> tuple[Hole, ...]:
-    """Those that neither the front nor closed doors cover."""
+    """The vulnerabilities that neither the front nor closed doors cover."""
     return tuple(hole for hole in holes_of(release) if not hole.covered(front=front, opened=opened))
 
 
 def has_option(release: str, option: str) -> bool:
-    """Whether a release's `tritonserver` takes an option that not all have."""
-    return any(one.option == option and _number(one.since) <= _number(release) for one in _data().options)
+    """Whether a release's `tritonserver` has an option that older ones lack."""
+    return any(one.option == option and Version(one.since) <= Version(release) for one in _data().options)
 
 
 def release_of_wheel(version: str | None) -> str | None:
@@ -79,10 +81,6 @@ def release_of_wheel(version: str | None) -> str | None:
 def release_of_server(version: str) -> str | None:
     """The release (24.10) of a server version (2.51.0), or of a release itself."""
     return version if version in _data().versions.values() else _data().versions.get(version)
-
-
-def _number(release: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in release.split("."))
 
 
 @cache

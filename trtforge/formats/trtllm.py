@@ -1,4 +1,4 @@
-"""TensorRT-LLM's own files: config.json of a checkpoint and of an engine, the keys that 0.17 to 1.2 all accept.
+"""TensorRT-LLM's config.json, of a checkpoint and of an engine, with the keys that 0.17 to 1.2 all accept.
 
 Sources: `PretrainedConfig`, `QuantConfig` in tensorrt_llm/models/modeling_utils.py; `EngineConfig` in builder.py.
 """
@@ -6,10 +6,11 @@ Sources: `PretrainedConfig`, `QuantConfig` in tensorrt_llm/models/modeling_utils
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from trtforge.core.dtypes import ModelDtype
 from trtforge.core.errors import ForgeError
 from trtforge.core.json_text import read_json_object
 from trtforge.core.parallel import Parallel
@@ -24,11 +25,11 @@ UNQUANTIZED_MODULES = (
     "*block_embedding",
     "*shared_expert_gate",
 )
-"""TensorRT-LLM's defaults (quantization/quantize.py); a list in config.json replaces them, so it repeats them."""
+"""TensorRT-LLM's defaults (quantization/quantize.py); a list in config.json replaces them, so it must repeat them."""
 
 
 class _Foreign(BaseModel):
-    """A part of somebody else's file: what we read is typed, what we do not know is kept."""
+    """A part of TensorRT-LLM's file: keys that we read are typed, unknown keys are kept."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
@@ -51,7 +52,7 @@ class CheckpointConfig(_Foreign):
     """config.json of a checkpoint, `pretrained_config` of an engine."""
 
     architecture: str
-    dtype: Literal["float16", "bfloat16", "float32"]
+    dtype: ModelDtype
     logits_dtype: str = "float32"
     vocab_size: int = Field(ge=1)
     hidden_size: int = Field(ge=1)
@@ -74,7 +75,7 @@ class CheckpointConfig(_Foreign):
     attn_bias: bool = False
     mlp_bias: bool = False
     mapping: dict[str, Any] = Field(default_factory=dict)
-    """In an engine also objects (`cp_config`) and lists (`to_dict` in tensorrt_llm/mapping.py)."""
+    """An engine's has objects (`cp_config`) and lists too (`to_dict` in tensorrt_llm/mapping.py)."""
     quantization: Quantization = Quantization()
 
     @property

@@ -1,1 +1,1 @@
-"""Floor 1: memory, control groups, processes, processors and GPUs of the machine. No other module reads them."""
+"""Floor 1: memory, control groups, processes, processors and GPUs of the machine. Only this package reads them."""

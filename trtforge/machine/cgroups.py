@@ -12,7 +12,7 @@ _UNLIMITED = 1 << 60
 
 @dataclass(frozen=True)
 class MemoryGroup:
-    """A group with a memory limit. `limit` and `used` in bytes; `used` without droppable page cache."""
+    """A group with a memory limit. `limit` and `used` in bytes; `used` without reclaimable page cache."""
 
     limit: int
     used: int
@@ -20,7 +20,7 @@ class MemoryGroup:
 
 @dataclass(frozen=True)
 class _Group:
-    """The directory of a control group. `second`: version 2 of the interface, with other file names."""
+    """The directory of a control group. `second`: cgroup version 2, with other file names."""
 
     directory: Path
     second: bool
@@ -54,9 +54,9 @@ def read_cpu_quota(host: Host) -> float | None:
 
 
 def _groups(host: Host, controller: str) -> Iterator[_Group]:
-    """The control groups that bound this process: its own and those around it, as far as they are visible.
+    """The control groups that bound this process: its own and its ancestors, as far as they are visible.
 
-    In a container the path is the host's, and what is mounted begins with the container's own group.
+    In a container the path is the host's, but the mount starts at the container's own group.
     """
     base = host.root / "sys/fs/cgroup"
     for line in (host.text("proc/self/cgroup") or "").splitlines():
@@ -79,7 +79,7 @@ def _limit(group: _Group) -> int | None:
 
 
 def _in_use(group: _Group) -> int:
-    """What cannot be given back: the page cache that was not used for long can."""
+    """Bytes in use, without inactive page cache, which the kernel can reclaim."""
     used = read_stripped(group.directory / ("memory.current" if group.second else "memory.usage_in_bytes")) or "0"
     cached = re.search(
         rf"^{'' if group.second else 'total_'}inactive_file (\d+)$",

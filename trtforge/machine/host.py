@@ -22,7 +22,7 @@ class Packages(Protocol):
         """The installed version; None where it is not installed."""
 
     def requires(self, name: str) -> Sequence[str]:
-        """What an installed package says that it needs, one requirement a line."""
+        """The requirements of an installed package, one a line."""
 
     def cuda_of_torch(self) -> str | None:
         """The CUDA version that torch was built for, such as 12.8; None for a CPU build or no torch."""
@@ -55,6 +55,10 @@ class Installed:
         return next((value.strip("'\"") for value in values if value not in ("", "None")), None)
 
 
+DOCKER_TIMEOUT = 10.0
+"""Seconds to wait for an answer of the docker daemon."""
+
+
 class Run(Protocol):
     """Runs a program without a shell."""
 
@@ -63,7 +67,7 @@ class Run(Protocol):
 
 
 class RunError(Exception):
-    """A program failed; the message is the last line that it said."""
+    """A program failed; the message is its last line on standard error."""
 
 
 def run_program(command: Sequence[str], timeout: float) -> str:
@@ -83,8 +87,8 @@ def run_program(command: Sequence[str], timeout: float) -> str:
     except OSError as error:
         raise RunError(error.strerror or str(error)) from None
     if done.returncode != 0:
-        said = done.stderr.strip().splitlines()
-        raise RunError(said[-1] if said else f"status {done.returncode}")
+        lines = done.stderr.strip().splitlines()
+        raise RunError(lines[-1] if lines else f"status {done.returncode}")
     return done.stdout
 
 
@@ -142,5 +146,5 @@ class Host:
             return None
 
     def program(self, name: str) -> str | None:
-        """Where a program is on the PATH."""
+        """The path of a program on the PATH; None if it is not there."""
         return shutil.which(name, path=self.environment.get("PATH", ""))

@@ -1,4 +1,4 @@
-"""Host memory: what the machine has, and what this process may still take within its control group."""
+"""Host memory: of the machine, and what is left to this process within its control group."""
 
 import re
 from dataclasses import dataclass
@@ -17,12 +17,12 @@ class Memory:
 
     @property
     def most(self) -> int:
-        """What a process can get at most."""
+        """The most memory that a process can get."""
         return self.total if self.limit is None else min(self.total, self.limit)
 
 
 def read_memory(host: Host) -> Memory | None:
-    """Memory of the machine and of this process's control group; None where /proc does not tell."""
+    """Memory of the machine and of this process's control group; None if /proc/meminfo cannot be read."""
     values = dict(re.findall(r"^(\w+): +(\d+) kB", host.text("proc/meminfo") or "", flags=re.MULTILINE))
     if not {"MemTotal", "MemAvailable"} <= values.keys():
         return None

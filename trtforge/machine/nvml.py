@@ -1,4 +1,4 @@
-"""GPUs as NVIDIA's management library sees them: the driver, every GPU, and how they reach one another."""
+"""GPUs as NVIDIA's management library reports them: the driver, every GPU, and the links between them."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -6,6 +6,9 @@ from functools import partial
 from importlib import import_module
 from itertools import combinations, takewhile
 from typing import Literal, Protocol, TypeVar, cast
+
+VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
+"""The environment variable that chooses GPUs for a process."""
 
 Link = Literal["NVLink", "PCIe", "none", "unknown"]
 
@@ -50,13 +53,13 @@ class LoadNvml(Protocol):
 
 
 def load_nvml() -> Nvml:
-    """nvidia-ml-py, which is a module."""
+    """The module of nvidia-ml-py."""
     return cast(Nvml, import_module("pynvml"))
 
 
 @dataclass(frozen=True)
 class GpuFacts:
-    """One GPU. `sm` is compute capability times ten, memory is in bytes; None where the driver does not tell.
+    """One GPU. `sm` is compute capability times ten, memory is in bytes; None if the driver does not report it.
 
     `mig`: the number of MIG instances; None with MIG off.
     """
@@ -71,7 +74,7 @@ class GpuFacts:
 
 @dataclass(frozen=True)
 class DriverFacts:
-    """The driver and its GPUs. `failed`: GPUs that do not answer, with what the driver says of them."""
+    """The driver and its GPUs. `failed`: GPUs that do not answer, with the driver's error."""
 
     version: str
     gpus: tuple[GpuFacts, ...]
@@ -79,9 +82,9 @@ class DriverFacts:
     links: Mapping[tuple[int, int], Link]
 
     def visible(self, devices: str | None) -> tuple[int, ...]:
-        """The GPUs that CUDA_VISIBLE_DEVICES leaves to a process, in its order; None: it is not set.
+        """The GPUs that CUDA_VISIBLE_DEVICES makes visible, in its order; None: it is not set.
 
-        Names are taken as all GPUs.
+        If it names GPUs by UUID, all of them count as visible.
         """
         every = tuple(gpu.index for gpu in self.gpus)
         if devices is None:
@@ -89,12 +92,12 @@ class DriverFacts:
         words = [word.strip() for word in devices.split(",") if word.strip()]
         if not all(word.removeprefix("-").isdecimal() for word in words):
             return every
-        listed = takewhile(lambda index: index >= 0, map(int, words))  # CUDA ends at the first that cannot be
+        listed = takewhile(lambda index: index >= 0, map(int, words))  # CUDA stops at the first invalid index
         return tuple(index for index in dict.fromkeys(listed) if index in every)
 
 
 def read_driver(nvml: Nvml) -> DriverFacts:
-    """Ask the driver. Raises `nvml.NVMLError` if there is none or it does not work."""
+    """Query the driver. Raises `nvml.NVMLError` if there is none or it does not work."""
     nvml.nvmlInit()
     try:
         devices: dict[int, object] = {}
@@ -131,7 +134,7 @@ def _gpu(nvml: Nvml, index: int, device: object) -> GpuFacts:
 
 
 def _mig_instances(nvml: Nvml, device: object) -> int:
-    """The slots in use; an empty one is an error of the library."""
+    """The number of MIG slots in use; NVML raises an error for an empty slot."""
     slots = _asked(nvml, lambda: nvml.nvmlDeviceGetMaxMigDeviceCount(device)) or 0
     used = (_asked(nvml, partial(nvml.nvmlDeviceGetMigDeviceHandleByIndex, device, slot)) for slot in range(slots))
     return sum(handle is not None for handle in used)
@@ -149,7 +152,7 @@ def _link(nvml: Nvml, first: object, second: object) -> Link:
 
 
 def _asked(nvml: Nvml, question: Callable[[], _T]) -> _T | None:
-    """The answer; None where this GPU or driver has none."""
+    """The answer; None if this GPU or driver does not support the query."""
     try:
         return question()
     except nvml.NVMLError:

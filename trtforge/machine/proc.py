@@ -14,14 +14,14 @@ _MODULE = re.compile(r"Kernel Module(?: +for \S+)? +(?P<version>\d+(?:\.\d+)+)")
 
 @dataclass(frozen=True)
 class Listener:
-    """A process that listens on a TCP port; `pid` and `program` None where /proc does not allow to see them."""
+    """A process that listens on a TCP port; `pid` and `program` are None if /proc hides them."""
 
     pid: int | None
     program: str | None
 
 
 def read_listeners(host: Host, port: int) -> tuple[Listener, ...] | None:
-    """Who keeps a server from 127.0.0.1:`port`; None where /proc does not tell."""
+    """The processes that listen on 127.0.0.1:`port`; None if /proc/net cannot be read."""
     tables = [text for name in ("tcp", "tcp6") if (text := host.text(f"proc/net/{name}")) is not None]
     if not tables:
         return None
@@ -30,7 +30,7 @@ def read_listeners(host: Host, port: int) -> tuple[Listener, ...] | None:
 
 
 def has_nvidia_gpu(host: Host) -> bool:
-    """Whether an NVIDIA GPU is in the machine, driver or not."""
+    """Whether the machine has an NVIDIA GPU, with or without a driver."""
     devices = (host.root / "sys/bus/pci/devices").glob("*")
     return any(
         (read_stripped(device / "vendor") or "") == _NVIDIA
@@ -40,13 +40,13 @@ def has_nvidia_gpu(host: Host) -> bool:
 
 
 def kernel_driver(host: Host) -> str | None:
-    """The version of NVIDIA's kernel module, which is there without the management library too."""
+    """The version of NVIDIA's kernel module, read without the management library; None if it is not loaded."""
     match = _MODULE.search(host.text("proc/driver/nvidia/version") or "")
     return match["version"] if match else None
 
 
 def _listening(table: str, port: int) -> Iterator[str]:
-    """The sockets of a table of /proc/net that take connections to the loopback address on `port`."""
+    """The sockets of a table of /proc/net that accept loopback connections on `port`."""
     for line in table.splitlines()[1:]:
         words = line.split()
         if len(words) < 10 or words[3] != _LISTENING:
@@ -57,7 +57,7 @@ def _listening(table: str, port: int) -> Iterator[str]:
 
 
 def _takes_loopback(address: str) -> bool:
-    """The kernel writes addresses in hexadecimal, each word with its lowest byte first."""
+    """The kernel writes addresses in hexadecimal, each word in little-endian order."""
     last = address[-8:]
     mapped = address[:-8] in ("", "0" * 16 + "FFFF0000")
     return set(address) == {"0"} or (mapped and (last == "0" * 8 or last.endswith("7F")))

@@ -1,4 +1,4 @@
-"""Child processes that never outlive us, with all that they start: signals, Linux's sessions and /proc."""
+"""Child processes that end with this one, as do their descendants: signals, Linux's sessions and /proc."""
 
 import ctypes
 import os
@@ -24,7 +24,7 @@ SIGINT_STATUS, SIGTERM_STATUS = 128 + signal.SIGINT, 128 + signal.SIGTERM
 class ProcessStat:
     """One line of /proc/PID/stat. `state`: R, S, D, T (stopped), Z (zombie), ...; `started`: clock ticks since boot.
 
-    Process id and `started` together identify a process: ids are used again.
+    Process id and `started` together identify a process: ids are reused.
     """
 
     state: str
@@ -39,7 +39,7 @@ class ProcessStat:
 
 
 def stat_of(process: int) -> ProcessStat | None:
-    """What the kernel says of a process; None if it does not exist."""
+    """The state of a process from /proc; None if it does not exist."""
     try:
         fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -59,7 +59,7 @@ def handles_signal(process: int, number: signal.Signals) -> bool:
 
 
 def raise_open_file_limit() -> int:
-    """Raise this process's limit of open files to the most that it may have, for it and the children it starts.
+    """Raise the limit of open files of this process and its children to the hard limit.
 
     Returns the limit; `sys.maxsize` without one.
     """
@@ -72,13 +72,13 @@ def raise_open_file_limit() -> int:
 
 
 def end_with_parent() -> None:
-    """To run in a child before its program: SIGTERM when the parent ends, however it ends."""
+    """Run in a child before exec: the child gets SIGTERM when the parent ends for any reason."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 @contextmanager
 def handled(numbers: Iterable[int], handle: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """These signals call `handle` while this lasts. For the main thread: it alone may say so, and gets signals."""
+    """These signals call `handle` within the block. Main thread only: Python sets and runs handlers nowhere else."""
     before = {number: signal.signal(number, handle) for number in numbers}
     try:
         yield
@@ -89,15 +89,15 @@ def handled(numbers: Iterable[int], handle: Callable[[int, FrameType | None], No
 
 @contextmanager
 def ended_by_sigterm() -> Iterator[None]:
-    """SIGTERM raises SystemExit(SIGTERM_STATUS) while this lasts, so that what was begun is cleared away.
+    """SIGTERM raises SystemExit(SIGTERM_STATUS) within the block, so that clean-up runs.
 
-    A second one ends the process at once. Nothing changes outside the main thread, and where SIGTERM is ignored.
+    A second SIGTERM ends the process at once. No effect outside the main thread, or if SIGTERM is ignored.
     """
     ours = os.getpid()
 
     def end(number: int, frame: FrameType | None) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        if os.getpid() != ours:  # a fork of ours has nothing to clear away
+        if os.getpid() != ours:  # a forked child has nothing to clean up
             os.kill(os.getpid(), signal.SIGTERM)
         sys.exit(SIGTERM_STATUS)
 
@@ -110,12 +110,12 @@ def ended_by_sigterm() -> Iterator[None]:
 
 
 def session_processes(session: int) -> dict[int, str]:
-    """Process id to program name of everything that lives in a session (its leader and all that it started)."""
+    """Process id to program name of every process in a session (its leader and all descendants in it)."""
     return {process: Path(words[0]).name for process, words in session_commands(session).items()}
 
 
 def session_commands(session: int) -> dict[int, tuple[str, ...]]:
-    """Process id to command line of everything that lives in a session."""
+    """Process id to command line of every process in a session."""
     found = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal() and lives_in(session, int(entry.name)):
@@ -126,13 +126,13 @@ def session_commands(session: int) -> dict[int, tuple[str, ...]]:
 
 
 def lives_in(session: int, process: int) -> bool:
-    """Whether a process is there, has not ended and belongs to the session."""
+    """Whether a process exists, has not ended and belongs to the session."""
     stat = stat_of(process)
     return stat is not None and not stat.ended and stat.session == session
 
 
 def kill_session(session: int) -> bool:
-    """SIGKILL to everything that lives in a session; whether there was anything."""
+    """Send SIGKILL to every process in a session; True if there was any."""
     left = session_processes(session)
     for process in left:
         with suppress(ProcessLookupError):

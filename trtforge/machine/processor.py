@@ -1,4 +1,4 @@
-"""What this machine's CPU can multiply, read without torch: plans and engines choose types and kernels by it."""
+"""Instruction sets of this machine's CPU, read without torch: plans and engines choose dtypes and kernels by them."""
 
 import re
 from dataclasses import dataclass
@@ -11,20 +11,20 @@ from trtforge.machine.host import Host
 
 @dataclass(frozen=True)
 class Processor:
-    """`bfloat16`: products on the CPU's own instructions (AVX512-BF16 or AMX). `vnni`: sums of int8 products."""
+    """`bfloat16`: native bfloat16 products (AVX512-BF16 or AMX). `vnni`: int8 dot products (AVX512-VNNI)."""
 
     bfloat16: bool
     vnni: bool
 
     @classmethod
     def of(cls, host: Host) -> "Processor":
-        """The processor of `host`; one without either where it cannot be read."""
+        """The processor of `host`; both False if /proc/cpuinfo cannot be read."""
         flags = read_instruction_sets(host)
         return cls(bfloat16=not flags.isdisjoint(("avx512_bf16", "amx_bf16")), vnni="avx512_vnni" in flags)
 
 
 def read_instruction_sets(host: Host) -> frozenset[str]:
-    """The processor's features as Linux names them; empty where /proc does not tell."""
+    """The processor's features as Linux names them; empty if /proc/cpuinfo cannot be read."""
     match = re.search(r"^(?:flags|Features)\s*: (.*)$", host.text("proc/cpuinfo") or "", flags=re.MULTILINE)
     return frozenset(match[1].split()) if match else frozenset()
 
@@ -32,8 +32,8 @@ def read_instruction_sets(host: Host) -> frozenset[str]:
 def compute_dtype(
     requested: DtypeChoice, model_dtype: ModelDtype, device: UsableDevice, processor: Processor
 ) -> ModelDtype:
-    """What the embedded engine computes in. `auto`: the checkpoint's on CUDA; on a CPU float32, unless both checkpoint
-    and CPU have bfloat16.
+    """The dtype that the embedded engine computes in. `auto`: the checkpoint's on CUDA; on a CPU float32, unless both
+    checkpoint and CPU have bfloat16.
     """
     if requested != "auto":
         return requested

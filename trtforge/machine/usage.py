@@ -1,4 +1,4 @@
-"""What a piece of work took: wall time and the peak of this process's resident memory."""
+"""Wall time and peak resident memory of a piece of work in this process."""
 
 import sys
 import time
@@ -13,7 +13,7 @@ _RESET = Path("/proc/self/clear_refs")
 
 @dataclass
 class Usage:
-    """Filled in when the work ends. `peak_memory` in bytes; 0 where the system does not tell."""
+    """Filled in when the work ends. `peak_memory` in bytes; 0 if unknown."""
 
     seconds: float = 0.0
     peak_memory: int = 0
@@ -21,7 +21,7 @@ class Usage:
 
 @contextmanager
 def measured() -> Iterator[Usage]:
-    """Measure the block. The peak is that of the block alone where the kernel lets us reset the high-water mark."""
+    """Measure the block. The peak is that of the block alone if the kernel allows resetting the high-water mark."""
     _reset_peak()
     usage, start = Usage(), time.perf_counter()
     try:
@@ -39,9 +39,9 @@ def _reset_peak() -> None:
 
 
 def peak_memory() -> int:
-    """Largest resident set of this process so far, in bytes; 0 where the system does not tell.
+    """Largest resident set of this process so far, in bytes; 0 if unknown.
 
-    Not getrusage's figure where it can be helped: on Linux that one starts with what the parent had when it forked.
+    Prefers VmHWM: on Linux getrusage's peak includes the parent's memory at the fork.
     """
     try:
         lines = _STATUS.read_text().splitlines()

@@ -1,1 +1,1 @@
-"""From engines to the LLM API: what an engine's and a repository's settings become, and what becomes of the rest."""
+"""From engines to the LLM API: maps the settings of engines and repositories, and reports those that it drops."""

@@ -1,4 +1,4 @@
-"""Settings of an engine and its server as arguments of the LLM API, with an account of every one of them."""
+"""Maps settings of an engine and its server to arguments of the LLM API, and reports what became of each."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -11,13 +11,13 @@ from trtforge.migrate.rules import ENGINE, REPOSITORY, SECTIONS, Attend, Carry, 
 from trtforge.migrate.sources import Settings
 
 _TRUE, _FALSE = ("true", "True", "TRUE", "1"), ("false", "False", "FALSE", "0")
-"""All that TensorRT-LLM's C++ backend takes for a boolean; anything else is its default (src/utils.cc)."""
+"""The values that TensorRT-LLM's C++ backend accepts as booleans; others mean its default (src/utils.cc)."""
 _POLICIES = {"guaranteed_no_evict": "GUARANTEED_NO_EVICT", "max_utilization": "MAX_UTILIZATION"}
 
 
 @dataclass(frozen=True)
 class Carried:
-    """A setting that lives on: `value` of `key` is now `argument` of `to`."""
+    """A migrated setting: `key` = `value` is now `to` = `argument`."""
 
     key: str
     value: Any
@@ -27,7 +27,7 @@ class Carried:
 
 @dataclass(frozen=True)
 class Left:
-    """A setting without a successor, and why; or what somebody must look at."""
+    """A setting that was dropped or needs attention, and why."""
 
     key: str
     value: Any
@@ -36,7 +36,7 @@ class Left:
 
 @dataclass
 class Migration:
-    """The arguments, and what became of every setting. `values`: those that were carried over, by dotted key."""
+    """The arguments, and what became of every setting. `values`: the arguments that are set, by dotted key."""
 
     args: LlmArgs = field(default_factory=LlmArgs)
     values: dict[str, Any] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class Migration:
 
 
 def migrate(settings: Settings) -> Migration:
-    """Apply the tables. Raises ForgeError for a value that its own setting could not have."""
+    """Apply the rules. Raises ForgeError for a value that is not valid for its setting."""
     found = Migration()
     values: dict[str, Any] = {}
     _apply(settings.engine, ENGINE, SECTIONS, values, found)
@@ -69,7 +69,7 @@ def migrate(settings: Settings) -> Migration:
             Left(
                 "gpt_model_path",
                 settings.missing,
-                "the engine is not there: its limits and its layout are unknown; give it with --engine",
+                "the engine does not exist here, so its limits and layout are unknown: give it with --engine",
             )
         )
     found.values = {"triton_config": TritonArgs().model_dump(), **values}
@@ -94,7 +94,7 @@ def _apply(
             case Drop(why=why):
                 found.dropped.append(Left(key, value, why))
             case Attend(why=why, neutral=neutral):
-                # 1 == True, but a count of 1 is no flag.
+                # 1 == True in Python, but a count of 1 is not a flag.
                 same = any(value == n and isinstance(value, bool) == isinstance(n, bool) for n in neutral)
                 if same or not _is_set(value):
                     found.dropped.append(Left(key, value, why))
@@ -103,7 +103,7 @@ def _apply(
             case _:
                 section = next((prefix for prefix, _ in sections if key.startswith(prefix)), None)
                 if section is None:
-                    found.attention.append(Left(key, value, "the setting is not known"))
+                    found.attention.append(Left(key, value, "unknown setting"))
                 else:
                     rest.setdefault(section, []).append(key.removeprefix(section))
     for prefix, why in sections:
@@ -124,13 +124,13 @@ def _carry(rule: Carry, value: Any, values: dict[str, Any], found: Migration) ->
 
 
 def _argument(rule: Carry, value: Any, found: Migration) -> Any:
-    """The value as the LLM API has it; None where it means the default there too, or is no value at all."""
+    """The value for the LLM API; None if it means the default, or has no equivalent."""
     words = [word for word in value.split(",") if word] if isinstance(value, str) else value
     try:
         match rule.kind:
             case "integer":
                 number = int(value)
-                return number if number > 0 else None  # -1 and 0 stand for defaults
+                return number if number > 0 else None  # -1 and 0 mean the default
             case "number":
                 return float(value)
             case "integers":
@@ -149,8 +149,8 @@ def _argument(rule: Carry, value: Any, found: Migration) -> Any:
                 return True
     except (TypeError, ValueError):
         raise ForgeError(
-            f"{rule.key} is {value!r}, which is no value for it",
-            hint="Correct it where it was written.",
+            f"{rule.key} is {value!r}, which is not valid for it",
+            hint="Correct it in the engine's config.json or the model's config.pbtxt.",
         ) from None
 
 
@@ -160,7 +160,7 @@ def _flag(rule: Carry, value: Any, found: Migration) -> bool | None:
     if str(value) in (*_TRUE, *_FALSE):
         return str(value) in _TRUE
     found.attention.append(
-        Left(rule.key, value, "Triton does not take it for a boolean and used its default: say what was meant")
+        Left(rule.key, value, f"Triton does not read it as a boolean and used its default: set {rule.to} if needed")
     )
     return None
 
@@ -169,7 +169,7 @@ def _scheduler(rule: Carry, value: Any, found: Migration) -> str | None:
     policy = _POLICIES.get(str(value))
     if policy is None:
         found.attention.append(
-            Left(rule.key, value, "Triton does not know the policy and used guaranteed_no_evict: say what was meant")
+            Left(rule.key, value, f"unknown to Triton, which used guaranteed_no_evict: set {rule.to} if needed")
         )
     return policy
 
@@ -178,13 +178,13 @@ def _cache_dtype(rule: Carry, value: Any, found: Migration) -> str | None:
     if value == "FP8":
         return "fp8"
     found.attention.append(
-        Left(rule.key, value, "the PyTorch backend has no such KV cache: it will have the model's type")
+        Left(rule.key, value, "the PyTorch backend has no such KV cache: it will have the model's dtype")
     )
     return None
 
 
 def _lift_prompts(values: dict[str, Any], found: Migration) -> None:
-    """An ignored max_input_len, often trtllm-build's default of 1024, would be enforced from now on."""
+    """Raise a max_input_len that the engine ignored (often trtllm-build's default, 1024): the LLM API enforces it."""
     longest = longest_prompt(values)
     if values.get("max_input_len") == longest:
         return
@@ -199,12 +199,12 @@ def _lift_prompts(values: dict[str, Any], found: Migration) -> None:
 
 
 def _is_set(value: Any) -> bool:
-    """An empty value and an unfilled placeholder of NVIDIA's templates stand for the default."""
+    """False for empty values and unfilled template placeholders, which mean the default."""
     return value is not None and value != "" and not (isinstance(value, str) and value.startswith("${"))
 
 
 def _serving(settings: Settings, values: dict[str, Any], found: Migration) -> None:
-    """What config.pbtxt says outside its parameters."""
+    """Apply what config.pbtxt says outside its parameters."""
     model = settings.model
     assert model is not None, "called for repositories"
     values["triton_config.decoupled"] = model.decoupled

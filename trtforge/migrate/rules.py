@@ -1,4 +1,4 @@
-"""What becomes of every setting of an engine and of the model that serves it, as a table.
+"""Rules for migrating every setting of an engine and of the model that serves it, as tables.
 
 Sources: `BuildConfig`, `PluginConfig` and `PretrainedConfig` (tensorrt_llm/builder.py, plugin/plugin.py,
 models/modeling_utils.py, 1.2), the parameters of the tensorrt_llm model (triton_backend/all_models, 1.2), and the LLM
@@ -10,14 +10,14 @@ from typing import Literal
 
 Kind = Literal["integer", "number", "flag", "integers", "words", "text", "scheduler", "fp8", "present"]
 """How a value is read: `integers` and `words` are comma-separated or lists, `fp8` is a KV cache algorithm, `present`
-is true for anything."""
+is true for any value."""
 
 
 @dataclass(frozen=True)
 class Carry:
-    """The setting lives on as the LLM argument `to`; `when`: only where that setting is there too.
+    """The setting becomes the LLM argument `to`; `when`: only if that setting is set too.
 
-    `note`: what somebody must know all the same.
+    `note`: a remark for the user, listed under "needs attention".
     """
 
     key: str
@@ -29,7 +29,7 @@ class Carry:
 
 @dataclass(frozen=True)
 class Drop:
-    """The setting has no successor, and none is needed."""
+    """The setting has no equivalent and needs none."""
 
     key: str
     why: str
@@ -37,7 +37,7 @@ class Drop:
 
 @dataclass(frozen=True)
 class Attend:
-    """Somebody must decide, unless the value is one of `neutral`; then it is dropped, for the same reason."""
+    """The user must decide, unless the value is one of `neutral`: then it is dropped for the same reason."""
 
     key: str
     why: str
@@ -51,10 +51,10 @@ _NO_ADAPTERS = (
     "repositories of `trtforge package` serve no adapters per request, the base model answers; serve model.yaml with "
     "an LLM API server that takes LoRA requests, or merge the adapter into the checkpoint"
 )
-_OLD_PATHS = "these are paths of the machine that built the engine: edit lora_config.lora_dir for the one that serves"
+_OLD_PATHS = "these are paths of the machine that built the engine: edit lora_config.lora_dir for the serving machine"
 _ALWAYS_PAGED = "the PyTorch backend's KV cache is always paged and its input always packed"
-_NO_BUILD = "TensorRT's builder used it; the LLM API builds nothing"
-_SPECULATION = "speculative decoding is an argument of its own: speculative_config, with models that the backend knows"
+_NO_BUILD = "TensorRT's builder used it; the LLM API builds no engine"
+_SPECULATION = "speculative decoding is configured by speculative_config, with a model that the backend supports"
 
 ENGINE: tuple[Rule, ...] = (
     Carry("pretrained_config.mapping.tp_size", "tensor_parallel_size", "integer"),
@@ -87,7 +87,7 @@ ENGINE: tuple[Rule, ...] = (
     Drop("build_config.opt_batch_size", _NO_BUILD),
     Drop("build_config.opt_num_tokens", _NO_BUILD),
     Drop("build_config.strongly_typed", _NO_BUILD),
-    Attend("build_config.gather_context_logits", "requests ask for context logits one by one (return_context_logits)"),
+    Attend("build_config.gather_context_logits", "context logits are requested per request (return_context_logits)"),
     Attend("build_config.speculative_decoding_mode", _SPECULATION, (None, 1, "NONE", "SpeculativeDecodingMode.NONE")),
     Attend("build_config.max_draft_len", _SPECULATION),
     Attend("build_config.max_prompt_embedding_table_size", "the PyTorch backend has no prompt tuning tables"),
@@ -96,16 +96,16 @@ ENGINE: tuple[Rule, ...] = (
         "build_config.weight_streaming",
         "the PyTorch backend keeps all weights on the GPU: plan for more memory or more GPUs",
     ),
-    Drop("version", "the release that built the engine; any that has the LLM API serves the checkpoint"),
+    Drop("version", "the release that built the engine; any release with the LLM API serves the checkpoint"),
 )
 SECTIONS: tuple[tuple[str, str], ...] = (
-    ("build_config.plugin_config.", "choices among TensorRT's kernels: the PyTorch backend makes its own"),
+    ("build_config.plugin_config.", "a choice of TensorRT's kernels; the PyTorch backend chooses its own"),
     ("build_config.lora_config.", "no LoRA plugin: the engine takes no adapters"),
     ("build_config.", _NO_BUILD),
     ("pretrained_config.", "config.json of the Hugging Face checkpoint describes the network"),
-    ("forge.", "of the embedded engine"),
+    ("forge.", "a setting of the embedded engine"),
 )
-"""What becomes of an engine's other settings, by the beginning of their names."""
+"""Why an engine's other settings are dropped, by name prefix."""
 
 REPOSITORY: tuple[Rule, ...] = (
     Carry("batch_scheduler_policy", "scheduler_config.capacity_scheduler_policy", "scheduler"),
@@ -128,22 +128,22 @@ REPOSITORY: tuple[Rule, ...] = (
     Drop("gpt_model_path", "there is no engine to load"),
     Drop("executor_worker_path", "the LLM API starts its own processes"),
     Drop("participant_ids", "the LLM API starts its own processes"),
-    Drop("FORCE_CPU_ONLY_INPUT_TENSORS", "of the C++ backend"),
-    Drop("stats_check_period_ms", "of the C++ backend"),
-    Drop("recv_poll_period_ms", "of the C++ backend"),
+    Drop("FORCE_CPU_ONLY_INPUT_TENSORS", "a setting of the C++ backend"),
+    Drop("stats_check_period_ms", "a setting of the C++ backend"),
+    Drop("recv_poll_period_ms", "a setting of the C++ backend"),
     Drop("kv_cache_onboard_blocks", "later LLM APIs have no such argument: blocks are always onboarded"),
-    Drop("enable_context_fmha_fp32_acc", "a choice among TensorRT's kernels"),
-    Drop("multi_block_mode", "a choice among TensorRT's kernels"),
-    Drop("cuda_graph_mode", "the PyTorch backend uses CUDA graphs by itself (cuda_graph_config)"),
-    Drop("cuda_graph_cache_size", "the PyTorch backend uses CUDA graphs by itself (cuda_graph_config)"),
-    Drop("enable_trt_overlap", "the PyTorch backend overlaps scheduling by itself (disable_overlap_scheduler)"),
-    Drop("xgrammar_tokenizer_info_path", "the LLM API takes the checkpoint's tokenizer"),
-    Drop("tokenizer_dir", "the LLM API takes the checkpoint's tokenizer"),
-    Drop("prompt_embedding_table_data_type", "the type of an input of the C++ backend"),
-    Drop("logits_datatype", "the type of an output of the C++ backend"),
+    Drop("enable_context_fmha_fp32_acc", "a choice of TensorRT's kernels"),
+    Drop("multi_block_mode", "a choice of TensorRT's kernels"),
+    Drop("cuda_graph_mode", "the PyTorch backend uses CUDA graphs by default (cuda_graph_config)"),
+    Drop("cuda_graph_cache_size", "the PyTorch backend uses CUDA graphs by default (cuda_graph_config)"),
+    Drop("enable_trt_overlap", "the PyTorch backend overlaps scheduling by default (disable_overlap_scheduler)"),
+    Drop("xgrammar_tokenizer_info_path", "the LLM API uses the checkpoint's tokenizer"),
+    Drop("tokenizer_dir", "the LLM API uses the checkpoint's tokenizer"),
+    Drop("prompt_embedding_table_data_type", "the dtype of an input of the C++ backend"),
+    Drop("logits_datatype", "the dtype of an output of the C++ backend"),
     Attend(
         "gpt_model_type",
-        "requests are always batched in flight",
+        "the LLM API always uses in-flight batching",
         (None, "", "inflight_fused_batching", "inflight_batching"),
     ),
     Attend(
@@ -172,10 +172,8 @@ REPOSITORY: tuple[Rule, ...] = (
         "the PyTorch backend keeps all weights on the GPU: plan for more memory or more GPUs",
         (None, "", "1", "1.0"),
     ),
-    Attend("gpu_device_ids", "choose the GPUs by CUDA_VISIBLE_DEVICES", (None, "")),
-    Attend(
-        "num_nodes", "several nodes are started by the LLM API's own launchers (trtllm-llmapi-launch)", (None, "", "1")
-    ),
+    Attend("gpu_device_ids", "choose the GPUs with CUDA_VISIBLE_DEVICES", (None, "")),
+    Attend("num_nodes", "several nodes are started by the LLM API's launcher (trtllm-llmapi-launch)", (None, "", "1")),
     Attend("normalize_log_probs", "the LLM API's log probabilities are never normalised", (None, "", "false", "False")),
     Attend(
         "exclude_input_in_output",

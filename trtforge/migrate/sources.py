@@ -1,4 +1,4 @@
-"""What is migrated: an engine's config.json, or a Triton model repository with the model that serves an engine."""
+"""Reads what is migrated: an engine's config.json, or the model of a Triton repository that serves an engine."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -9,9 +9,9 @@ from trtforge.core.errors import ForgeError
 from trtforge.core.json_text import read_json
 from trtforge.core.plausible import require_plausible
 from trtforge.formats.pbtxt import Message, read_message
+from trtforge.formats.triton import CONFIG_FILE as REPOSITORY_CONFIG
 from trtforge.formats.trtllm import CONFIG_FILE
 
-CONFIG = "config.pbtxt"
 _ENGINE_BACKEND, _ENGINE_PATH = "tensorrtllm", "gpt_model_path"
 
 
@@ -29,9 +29,9 @@ class ServingModel:
 
 @dataclass(frozen=True)
 class Settings:
-    """All that was found. `engine`: config.json by dotted key; empty where the engine is not there.
+    """The settings that were found. `engine`: config.json by dotted key; empty if the engine was not found.
 
-    `missing`: where the engine should be, if it is not.
+    `missing`: the engine's path if nothing is there.
     """
 
     origin: str
@@ -41,19 +41,19 @@ class Settings:
 
 
 def read_settings(source: Path, engine: Path | None = None, name: str | None = None) -> Settings:
-    """What `source` says. `engine`: the engine's directory where the repository's own path does not hold here.
+    """The settings of `source`. `engine`: the engine's directory, if the repository's own path to it is not valid here.
 
-    `name` picks one of several models. Raises ForgeError if it is neither, or a file is damaged.
+    `name` selects one of several models. Raises ForgeError if `source` is neither engine nor repository, or damaged.
     """
     if not source.is_dir():
         raise ForgeError(f"{source}: no such directory", hint="Give an engine directory or a Triton model repository.")
     if (source / CONFIG_FILE).is_file():
         return Settings("engine", _engine(source))
-    models = {path.parent.name: path for path in sorted(source.glob(f"*/{CONFIG}"))}
+    models = {path.parent.name: path for path in sorted(source.glob(f"*/{REPOSITORY_CONFIG}"))}
     if not models:
         raise ForgeError(
             f"{source} is neither an engine nor a model repository",
-            hint=f"An engine directory holds {CONFIG_FILE}, a repository a {CONFIG} for each model.",
+            hint=f"An engine directory holds {CONFIG_FILE}, a repository a {REPOSITORY_CONFIG} for each model.",
         )
     model, version = _serving_model(source, models, name)
     found = engine or _engine_directory(model, version)
@@ -74,8 +74,8 @@ def _engine(directory: Path) -> dict[str, Any]:
     ):
         old = isinstance(values, dict) and "builder_config" in values
         raise ForgeError(
-            f"{path} is not an engine's: pretrained_config and build_config are expected",
-            hint="It is of a builder before 0.8: build the engine again, or start from the checkpoint."
+            f"{path} is not an engine's config.json: pretrained_config or build_config is missing",
+            hint="It was written by a builder before 0.8: build the engine again, or start from the checkpoint."
             if old
             else "Give the directory that trtllm-build or `trtforge compile` wrote.",
         )
@@ -93,11 +93,11 @@ def _dotted(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]
 def _serving_model(source: Path, models: Mapping[str, Path], name: str | None) -> tuple[ServingModel, Path]:
     parsed = {model: read_message(path) for model, path in models.items()}
     if name is not None and name not in parsed:
-        raise ForgeError(f"{source} has no model {name}", hint=f"It has {', '.join(parsed)}.")
+        raise ForgeError(f"{source} has no model {name}", hint=f"Its models are {', '.join(parsed)}.")
     serving = [m for m, message in parsed.items() if (name is None and _serves(message)) or m == name]
     if len(serving) != 1:
         what = "no model serves an engine" if not serving else f"several models serve engines: {', '.join(serving)}"
-        raise ForgeError(f"{source}: {what}", hint=f"Choose one with --model; it has {', '.join(parsed)}.")
+        raise ForgeError(f"{source}: {what}", hint=f"Choose one with --model: {', '.join(parsed)}.")
     message = parsed[serving[0]]
     policies = [p for b in message.messages("dynamic_batching") for p in b.messages("default_queue_policy")]
     transactions = message.messages("model_transaction_policy")
@@ -126,7 +126,7 @@ def _parameters(message: Message) -> dict[str, str]:
 
 
 def _engine_directory(model: ServingModel, version: Path) -> Path | None:
-    """Where the model's engine is: its path, from its own directory if it is relative, or inside that directory."""
+    """The engine's directory: gpt_model_path (if relative, to `version`), or inside `version`; None if not found."""
     path = Path(model.parameters.get(_ENGINE_PATH) or version.name)
     for directory in (path if path.is_absolute() else version / path, version / path.name, version):
         if (directory / CONFIG_FILE).is_file():

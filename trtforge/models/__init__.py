@@ -1,1 +1,1 @@
-"""Floor 2: model families as tables, and the one interpreter that turns a table into tensors."""
+"""Floor 2: model families as tables, and the code that expands a table into tensors."""

@@ -1,4 +1,4 @@
-"""The config.json of a checkpoint: what the family's facts say, and the layout."""
+"""The config.json of a checkpoint, from the family's facts and the layout."""
 
 from trtforge.formats.trtllm import UNQUANTIZED_MODULES, CheckpointConfig, Quantization
 from trtforge.models.checkpoint_plan import Layout, shards_embedding
@@ -7,11 +7,11 @@ from trtforge.models.family import Facts, Family
 from trtforge.models.formats import CACHE_ALGORITHMS, FORMATS
 
 _WEIGHT_ONLY = ("*shared_expert_gate.weight",)
-"""What the build rounds itself it finds by the names of tensors (TensorRT-LLM 1.x, models/modeling_utils.py)."""
+"""In weight-only formats the build quantises, by tensor name (TensorRT-LLM 1.x, models/modeling_utils.py)."""
 
 
 def checkpoint_config(family: Family, facts: Facts, architecture: str, layout: Layout) -> CheckpointConfig:
-    """The config.json of the checkpoint. Raises ForgeError for exceptions that it cannot say (models.exclusions)."""
+    """The config.json. Raises ForgeError for excluded modules that it cannot express (models.exclusions)."""
     sizes = facts.sizes
     return CheckpointConfig.model_validate(
         {
@@ -43,7 +43,7 @@ def checkpoint_config(family: Family, facts: Facts, architecture: str, layout: L
 
 
 def _exclude_modules(family: Family, facts: Facts, layout: Layout) -> list[str] | None:
-    """What is not quantised: what never is, what the source or the user left out."""
+    """The modules that are not quantised: TensorRT-LLM's defaults and those that the source or the user excludes."""
     if layout.quant == "none":
         return None
     names: tuple[str, ...] = ()
@@ -64,7 +64,7 @@ def _exclude_modules(family: Family, facts: Facts, layout: Layout) -> list[str] 
 
 
 def layout_of_checkpoint(config: CheckpointConfig) -> Layout | None:
-    """The layout that a checkpoint was written with; None where its quantisation is not one that we plan."""
+    """The layout that a checkpoint was written with; None if its quantisation is not among FORMATS."""
     quantization = config.quantization
     quant = next((name for name, wanted in FORMATS.items() if wanted.algorithm == quantization.quant_algo), None)
     kv_cache = next((n for n, algo in CACHE_ALGORITHMS.items() if algo == quantization.kv_cache_quant_algo), None)

@@ -1,6 +1,6 @@
-"""From a family's table and a layout to every tensor of every rank: name, dtype, shape, and what it is made of.
+"""Expand a family's table and a layout into every tensor of every rank: name, dtype, shape and content.
 
-Nothing is read: the plan of a 405B model takes milliseconds. `convert` executes it.
+No file is read, so the plan of a 405B model takes milliseconds. `convert` executes it.
 """
 
 from collections.abc import Callable, Iterator
@@ -40,10 +40,10 @@ FLOAT32 = dtype_named("float32")
 
 @dataclass(frozen=True)
 class Layout:
-    """How a checkpoint is to be written. `source`: the quantisation that it already has, which `quant` then is.
+    """How a checkpoint is to be written. `source`: the quantisation of an already quantised source; `quant` matches it.
 
-    `exclude_modules`: patterns of Hugging Face names of linear layers that `quant` leaves as they are.
-    `shared_pre_quant_scale`: also linears that TensorRT-LLM's engines run apart (gate and up) have one such scale.
+    `exclude_modules`: patterns of Hugging Face names of linear layers that are not quantised.
+    `shared_pre_quant_scale`: linears that read one input share a scale even if engines run them separately (gate, up).
     """
 
     parallel: Parallel
@@ -62,8 +62,8 @@ class Layout:
 class CheckpointPlan:
     """All targets in file order, and every source tensor with the shape it must have.
 
-    `ties`: output heads that the model ties, which may be stored all the same, and the tables they are tied to.
-    `stored`: what is expected of a source that is already quantised.
+    `ties`: tied LM heads (a source may store them anyway), mapped to the tables that they are tied to.
+    `stored`: the tensors that an already quantised source must have.
     """
 
     targets: tuple[Target, ...]
@@ -73,7 +73,7 @@ class CheckpointPlan:
 
 
 def shards_embedding(family: Family, layout: Layout) -> bool:
-    """Whether the parallel embedding is on: because it was asked for, or because the network insists on it."""
+    """Whether the embedding is parallel: on request, or because TensorRT-LLM's network requires it."""
     match family.parallel_embedding:
         case "always":
             return True
@@ -84,10 +84,10 @@ def shards_embedding(family: Family, layout: Layout) -> bool:
 
 
 def checkpoint_plan(family: Family, facts: Facts, layout: Layout) -> CheckpointPlan:
-    """Expand the table. The layout is legal for the model (plan.legality).
+    """Expand the table. The layout must be legal for the model (plan.legality).
 
-    Raises ForgeError for a quantised source whose matrices cannot be cut or joined so, and for patterns of excluded
-    modules that cannot be (models.exclusions).
+    Raises ForgeError for a quantised source whose matrices cannot be split or fused for this layout, and for modules
+    that cannot be excluded (models.exclusions).
     """
     if layout.source:
         require_dense(family, facts, layout.source)
@@ -253,7 +253,7 @@ class _Planner:
         return Piece(f"{source}{part.module}.weight", shape[::-1] if row.conv1d else shape, cuts, row.conv1d)
 
     def _bias(self, row: Linear, name: str, source: str, stage: int) -> Target:
-        """Biases follow the outputs; a row-parallel one is added once, after the all-reduce, so all ranks hold it."""
+        """Biases are split with the outputs; a row-parallel one is added after the all-reduce, so all ranks hold it."""
         pieces, padding = [], (0,) * self.tp
         for part in row.parts:
             cuts = self._cuts(row, part, 1)
@@ -268,12 +268,12 @@ class _Planner:
         return self._cast(f"{name}.bias", tuple(pieces), (height,), stage, padding)
 
     def _scaled_with(self, row: Linear) -> tuple[Linear, ...]:
-        """The rows that use one FP8 scale with `row`, itself included."""
+        """The rows that share FP8 scales with `row`, itself included."""
         leader = row.shares_scale or row.target
         return tuple(r for r in self.family.linears if (r.shares_scale or r.target) == leader)
 
     def _reading_with(self, row: Linear) -> tuple[Linear, ...]:
-        """The rows that read one input with `row`, itself included."""
+        """The rows that read the same input as `row`, itself included."""
         leader = row.shares_input or row.target
         return tuple(r for r in self.family.linears if (r.shares_input or r.target) == leader)
 
@@ -289,7 +289,7 @@ class _Planner:
                 return whole_cuts((self._rows(part),), columns, self.tp)
 
     def _rows(self, part: Part) -> range:
-        """The rows of a part that are together in its module."""
+        """The contiguous rows of a part in its module."""
         assert not isinstance(part.rows, Grouped | PerHead), f"{part.module}: its rows are spread over heads"
         first = self.sizes.total(part.rows.before) if part.rows else 0
         return range(first, first + self.sizes.of(part.out))
@@ -305,7 +305,7 @@ class _Planner:
                 return self.sizes.of(part.out)
 
     def _head_rows(self, part: Part) -> Callable[[int], range]:
-        """Where a head's rows of this part are in its module."""
+        """A function that gives a head's rows of this part in its module."""
         sizes = self.sizes
         heads = sizes.heads_of(part.out)
         size = sizes.of(part.out) // heads

@@ -1,6 +1,6 @@
-"""What a tensor of a rank file is made of: source tensors, cut for every rank, and what happens to them.
+"""How a tensor of a rank file is computed: its source tensors, the cuts for each rank, and the operation on them.
 
-`convert.encode` does what each content says; nothing here touches a tensor.
+Data only; `convert.encode` executes it.
 """
 
 from dataclasses import dataclass
@@ -16,8 +16,8 @@ from trtforge.models.split import Cut
 class Piece:
     """One source tensor of a target and, for each tensor-parallel rank, the part of it that the rank gets.
 
-    `shape` is the tensor's in its file. The cuts are of the (out, in) matrix: the tensor itself, a vector as one
-    column, or where `transposed` the other way round.
+    `shape` is the tensor's in its file. Cuts refer to the (out, in) matrix: the tensor itself (a vector is one column),
+    or its transpose if `transposed`.
     """
 
     source: str
@@ -28,9 +28,9 @@ class Piece:
 
 @dataclass(frozen=True)
 class Cast:
-    """The pieces below one another, cast to the target's dtype, then `padding` rows of zeros for each rank.
+    """The pieces concatenated by rows and cast to the target's dtype, then `padding` zero rows (a number per rank).
 
-    `plus_one`: one is added before the cast.
+    `plus_one`: 1 is added before the cast.
     """
 
     pieces: tuple[Piece, ...]
@@ -43,7 +43,7 @@ class Absorbed:
     """For each of a rank's `heads`: (k_nope^T q_nope) (kv_lora, q_lora), then the rotary rows of the query.
 
     A head has `nope` + `rope` rows in `query` (its file's shape (heads x (nope + rope), q_lora)) and `nope` + `value`
-    rows in `key` ((heads x (nope + value), kv_lora)). Both pieces give every rank everything.
+    rows in `key` ((heads x (nope + value), kv_lora)). Every rank reads both pieces whole.
     """
 
     query: Piece
@@ -56,11 +56,11 @@ class Absorbed:
 
 @dataclass(frozen=True)
 class Quantized:
-    """The pieces, folded and rounded to a number format.
+    """The pieces, smoothed and rounded to a number format.
 
-    `scaled_with`: for each piece, the modules whose largest magnitude gives its scale, where a tensor has one (fp8,
-    nvfp4). `smoothed_with`: the modules whose inputs are multiplied by one vector, which is divided out of the pieces.
-    `scales`: the target that holds the scales of rows or blocks that rounding gives.
+    `scaled_with`: for each piece, the modules whose joint amax gives its per-tensor scale (fp8, nvfp4).
+    `smoothed_with`: the modules that share one pre-quantisation scale, by which the pieces are divided. `scales`: the
+    target for the per-row or per-block scales.
     """
 
     pieces: tuple[Piece, ...]
@@ -74,14 +74,14 @@ class Quantized:
 
 @dataclass(frozen=True)
 class QuantizedScales:
-    """The scales of rows or blocks that writing the Quantized target before gave, under this target's name."""
+    """The per-row or per-block scales of the preceding Quantized target, whose `scales` names this target."""
 
 
 @dataclass(frozen=True)
 class WeightScale:
-    """float32: largest weight magnitude of a group of modules / `bound`; for each rank, its groups.
+    """float32: weight amax of a group of modules / `bound`. `groups`: for each rank, its groups.
 
-    With `smoothed_with`, the magnitudes of what is left when that vector has been divided out.
+    `smoothed_with`: the modules that share the pre-quantisation scale by which weights are divided first.
     """
 
     groups: tuple[tuple[tuple[str, ...], ...], ...]
@@ -92,7 +92,7 @@ class WeightScale:
 
 @dataclass(frozen=True)
 class ActivationScale:
-    """(1,) float32: largest magnitude of the modules' inputs, smoothed where there is a smoothing, / `bound`."""
+    """(1,) float32: amax of the modules' inputs / `bound`, after smoothing if there is any."""
 
     modules: tuple[str, ...]
     bound: float
@@ -101,7 +101,7 @@ class ActivationScale:
 
 @dataclass(frozen=True)
 class PreQuantScale:
-    """(in,) of the model's dtype: the runtime multiplies inputs by it; `experts` times where that is not None."""
+    """(in,), or (experts, in), in the model's dtype: the pre-quantisation scale that the runtime applies to inputs."""
 
     modules: tuple[str, ...]
     smoothing: Smoothing
@@ -111,7 +111,7 @@ class PreQuantScale:
 
 @dataclass(frozen=True)
 class KvScale:
-    """(1,) float32: largest key or value of a layer / what the format holds; FP8: at least 1."""
+    """(1,) float32: amax of a layer's keys and values / the format's largest value; for FP8 at least 1."""
 
     layer: int
     format: KvCacheFormat
@@ -119,9 +119,9 @@ class KvScale:
 
 @dataclass(frozen=True)
 class Repacked:
-    """The pieces of a quantised source, no value changed; their cuts are of the packed matrices.
+    """The pieces of a quantised source, repacked without changing a value; cuts refer to the packed matrices.
 
-    `words`: int32 words of eight 4-bit codes, `awq`: of eight outputs, `gptq`: of eight inputs; None: bytes that move.
+    `words`: int32 words of 4-bit codes of eight outputs (`awq`) or eight inputs (`gptq`); None: bytes to copy.
     """
 
     pieces: tuple[Piece, ...]
@@ -130,7 +130,7 @@ class Repacked:
 
 @dataclass(frozen=True)
 class Rescaled:
-    """E4M3 pieces, each with its scale's name in `scales`, in the largest scale of `shared`: unchanged where equal."""
+    """E4M3 pieces, rescaled to the largest of the scales in `shared`. `scales`: the name of each piece's own scale."""
 
     pieces: tuple[Piece, ...]
     scales: tuple[str, ...]
@@ -139,7 +139,7 @@ class Rescaled:
 
 @dataclass(frozen=True)
 class StoredScalar:
-    """(1,) float32: the largest of the source's scalars, at least `least`, which stands in for one that is absent."""
+    """(1,) float32: the largest of the source's scalars, at least `least`; absent ones count as `least`."""
 
     names: tuple[str, ...]
     least: float = 0.0
@@ -147,7 +147,7 @@ class StoredScalar:
 
 @dataclass(frozen=True)
 class StoredScalarRows:
-    """(out,) float32: the source's scalars, each repeated for every row that a rank gets of its matrix."""
+    """(out,) float32: the source's scalars, each repeated for the rows of its matrix on a rank."""
 
     names: tuple[str, ...]
     cuts: tuple[tuple[Cut, ...], ...]
@@ -155,14 +155,14 @@ class StoredScalarRows:
 
 @dataclass(frozen=True)
 class StoredPreQuant:
-    """(in,) of the model's dtype: the vector that the source has under each of `names`; ones where it has none."""
+    """(in,) in the model's dtype: the source's pre-quantisation scale, equal under all `names`; ones if absent."""
 
     names: tuple[str, ...]
     cuts: tuple[Cut, ...]
 
 
 StoredContent = Repacked | Rescaled | StoredScalar | StoredScalarRows | StoredPreQuant
-"""Contents that come from a quantised source; `convert.repacking` makes them."""
+"""Contents from a quantised source, computed by `convert.repacking`."""
 
 Content = (
     Cast
@@ -178,7 +178,7 @@ Content = (
 
 
 def pieces_of(content: Content) -> tuple[Piece, ...]:
-    """The source tensors that a content is made of; none for what comes from a calibration alone."""
+    """The source tensors of a content; none if it comes from calibration alone."""
     match content:
         case Absorbed(query=query, key=key):
             return query, key
@@ -191,7 +191,7 @@ def pieces_of(content: Content) -> tuple[Piece, ...]:
 
 
 def sources_of(content: Content) -> tuple[str, ...]:
-    """The names of all source tensors that decide a content; some may be absent from the source."""
+    """The names of all source tensors that determine a content; some may be absent from the source."""
     names: tuple[str, ...] = ()
     match content:
         case Rescaled(shared=shared):
@@ -203,7 +203,7 @@ def sources_of(content: Content) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Target:
-    """One tensor in the rank files of a pipeline stage: `spec` is alike on all its tensor-parallel ranks."""
+    """One tensor in the rank files of a pipeline stage; `spec` is the same on all its tensor-parallel ranks."""
 
     spec: TensorSpec
     pp_rank: int

@@ -1,7 +1,7 @@
-"""Linear layers that a quantised checkpoint leaves as they are: which ones patterns name, and how config.json says it.
+"""Linear layers excluded from quantisation: those that match the user's patterns, and their names in config.json.
 
-Users name them as Hugging Face does, layers counted through the whole model. TensorRT-LLM has names of its own, counted
-anew in each pipeline stage, in `quantization.exclude_modules`.
+Users give Hugging Face names, whose layer numbers run through the whole model. `quantization.exclude_modules` holds
+TensorRT-LLM's names, whose layer numbers start at 0 in each pipeline stage.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,10 +19,10 @@ _SHOWN = 3
 
 
 def excluded_modules(family: Family, facts: Facts, patterns: tuple[str, ...]) -> frozenset[str]:
-    """The linear layers, by full Hugging Face name, that `patterns` (* and ? as in file names) take.
+    """The full Hugging Face names of the linear layers that match `patterns` (* and ? as in file names).
 
-    Raises ForgeError for a pattern without a layer, for experts, and for a layer without those that TensorRT-LLM
-    quantises by one scale with it.
+    Raises ForgeError for a pattern that matches experts or no layer, and for a match of some but not all of the layers
+    that share one scale in TensorRT-LLM.
     """
     if not patterns:
         return frozenset()
@@ -31,20 +31,20 @@ def excluded_modules(family: Family, facts: Facts, patterns: tuple[str, ...]) ->
     for pattern in patterns:
         if any(fnmatchcase(name, pattern) for name in experts):
             raise ForgeError(
-                f"exclude_modules: {pattern} takes experts, which are quantised all or not at all",
+                f"exclude_modules: {pattern} matches experts, which cannot be excluded",
                 hint="Exclude attention or dense layers, or use --quant none.",
             )
         names = (*_NEVER_QUANTIZED, *(name for group in groups for name in group))
         if not any(fnmatchcase(name, pattern) for name in names):
             raise ForgeError(
-                f"exclude_modules: {pattern} is no linear layer of this model",
-                hint=f"Names look like {', '.join(names[1 : 1 + _SHOWN])}; * stands for anything.",
+                f"exclude_modules: {pattern} matches no linear layer of this model",
+                hint=f"Names look like {', '.join(names[1 : 1 + _SHOWN])}; * matches anything.",
             )
-    return frozenset(name for group in groups for name in _taken(group, patterns))
+    return frozenset(name for group in groups for name in _matched(group, patterns))
 
 
 def inseparable(family: Family, facts: Facts) -> Iterator[tuple[str, ...]]:
-    """The linear layers of the model in order, those together that one matrix, or one scale, serves."""
+    """The model's linear layers in order, grouped where TensorRT-LLM has one matrix or one scale for them."""
     for layer in range(facts.sizes.num_layers):
         groups: dict[str, list[str]] = {}
         for row in family.linears:
@@ -56,22 +56,22 @@ def inseparable(family: Family, facts: Facts) -> Iterator[tuple[str, ...]]:
 def exclude_names(
     family: Family, facts: Facts, parallel: Parallel, excluded: Callable[[str], bool], *, who: str, hint: str
 ) -> tuple[str, ...]:
-    """TensorRT-LLM's names of the linear layers all of whose modules are `excluded`.
+    """TensorRT-LLM's names of the linear layers whose modules are all `excluded`.
 
-    Raises ForgeError, that `who` did it, where pipeline stages differ in them: config.json has one list for all.
+    Raises ForgeError if pipeline stages differ, as config.json has one list for all; `who` starts its message.
     """
     found = {tuple(_names_in_stage(family, facts, parallel, excluded, stage)) for stage in range(parallel.pp)}
     if len(found) > 1:
         raise ForgeError(
-            f"{who} other layers unquantised in one pipeline stage of {parallel.pp} than in another: "
-            "TensorRT-LLM numbers layers anew in each stage and has one list of exceptions",
+            f"{who} different layers unquantised in the {parallel.pp} pipeline stages: "
+            "TensorRT-LLM numbers layers from 0 in each stage and has one exclude_modules list for all",
             hint=hint,
         )
     return found.pop()
 
 
 def modules_excluded_by(config: CheckpointConfig, family: Family, facts: Facts) -> tuple[str, ...]:
-    """The other way round: the Hugging Face names of the linear layers that a checkpoint's config.json excludes."""
+    """The Hugging Face names of the linear layers that a checkpoint's config.json excludes."""
     patterns = config.quantization.exclude_modules or ()
     return tuple(
         module
@@ -83,7 +83,7 @@ def modules_excluded_by(config: CheckpointConfig, family: Family, facts: Facts) 
 
 
 def unquantized_rows(family: Family, facts: Facts, excluded: Callable[[str], bool]) -> tuple[frozenset[str], ...]:
-    """For each layer of the model its linear layers, as checkpoints name them, all of whose modules are `excluded`."""
+    """For each decoder layer, TensorRT-LLM's names of the linear layers whose modules are all `excluded`."""
     return tuple(
         frozenset(
             row.target
@@ -97,13 +97,13 @@ def unquantized_rows(family: Family, facts: Facts, excluded: Callable[[str], boo
 def rows_left(
     family: Family, facts: Facts, patterns: tuple[str, ...], source: QuantizedSource | None
 ) -> frozenset[str]:
-    """The linear layers, as checkpoints name them, that no layer of the model has quantised.
+    """TensorRT-LLM's names of the linear layers that are quantised in no decoder layer.
 
     Raises ForgeError as `excluded_modules` does.
     """
     excluded: Callable[[str], bool] = excluded_modules(family, facts, patterns).__contains__
     if source is not None:
-        excluded = partial(_leaves, source)
+        excluded = partial(_is_unquantized, source)
     elif not patterns:
         return frozenset()
     left = unquantized_rows(family, facts, excluded)
@@ -114,7 +114,7 @@ def rows_left(
     )
 
 
-def _leaves(source: QuantizedSource, module: str) -> bool:
+def _is_unquantized(source: QuantizedSource, module: str) -> bool:
     return not source.quantizes(module)
 
 
@@ -127,7 +127,7 @@ def _names_in_stage(
 
 
 def _rows(family: Family, facts: Facts, parallel: Parallel, stage: int) -> Iterator[tuple[int, str, Linear]]:
-    """Every quantisable row of a stage with its layer's number in the model and its name in the rank file."""
+    """Every quantisable row of a stage, after its layer's number in the model and its name in the rank file."""
     for local, layer in enumerate(parallel.layers_of(stage, facts.sizes.num_layers)):
         for row in family.linears:
             if facts.holds(row.when, layer):
@@ -145,13 +145,13 @@ def _experts(family: Family, facts: Facts) -> Iterator[str]:
                 yield from (f"{family.layer_prefix}.{layer}.{part.module.format(expert)}" for part in row.parts)
 
 
-def _taken(group: tuple[str, ...], patterns: tuple[str, ...]) -> tuple[str, ...]:
-    """All of a group or none of it."""
-    taken = [name for name in group if any(fnmatchcase(name, pattern) for pattern in patterns)]
-    left = [name for name in group if name not in taken]
-    if taken and left:
+def _matched(group: tuple[str, ...], patterns: tuple[str, ...]) -> tuple[str, ...]:
+    """The group if the patterns match all of it, () if they match none. Raises ForgeError in between."""
+    matched = [name for name in group if any(fnmatchcase(name, pattern) for pattern in patterns)]
+    left = [name for name in group if name not in matched]
+    if matched and left:
         raise ForgeError(
-            f"exclude_modules: {taken[0]} is excluded and {left[0]} is not: TensorRT-LLM has one scale for both",
+            f"exclude_modules: {matched[0]} is excluded and {left[0]} is not: TensorRT-LLM has one scale for both",
             hint=f"Exclude {', '.join(group)}, or none of them.",
         )
-    return group if taken else ()
+    return group if matched else ()

@@ -1,8 +1,7 @@
-"""The vocabulary in which a model family is written: rows of a table, no code that touches a tensor.
+"""The row types that describe a model family as a table; no code here touches a tensor.
 
-A family is a tuple of rows. Each names a TensorRT-LLM tensor (or linear layer), the Hugging Face tensors it is made
-of, their sizes by name, and how tensor parallelism cuts it. Conversion, the inverse, the planner's sizes and
-calibration all read the same rows.
+Each row names a TensorRT-LLM tensor (or linear layer), its Hugging Face source tensors, their sizes by name, and its
+tensor-parallel split. Conversion, its inverse, the planner's sizes and calibration all read the same rows.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,13 +17,13 @@ Size = Literal[
     "hidden", "q", "kv", "intermediate", "vocab", "positions", "head", "one", "experts", "moe_intermediate",
     "shared_intermediate", "q_lora", "kv_lora", "kv_a", "q_b", "k_nope", "v_mla", "q_pe",
 ]  # fmt: skip
-"""Sizes of a model by name. `q` and `kv` are heads x head_size; those after `shared_intermediate` are of MLA."""
+"""Sizes of a model by name. `q` and `kv` are heads x head_size; those after `shared_intermediate` are MLA's."""
 
 Fact = Literal[
     "qkv_bias", "dense_bias", "mlp_bias", "qk_norm", "one_norm", "two_norms", "sequential", "final_norm", "q_lora",
     "no_q_lora", "sparse_layer", "dense_layer", "shared_layer",
 ]  # fmt: skip
-"""What decides whether an optional row (or bias) exists; the last three hold for some layers and not for others."""
+"""Conditions for optional rows (or biases); the last three differ between layers."""
 
 
 ParallelEmbedding = Literal["as_asked", "when_split", "always"]
@@ -51,7 +50,7 @@ class PipelineStage(Enum):
 
 @dataclass(frozen=True)
 class Stacked:
-    """The part's rows inside a module that stacks several: those `before` it come first, `of` are all of them."""
+    """The part's position in a module that stacks several: `before` are the sizes before it, `of` all sizes."""
 
     before: tuple[Size, ...]
     of: tuple[Size, ...]
@@ -61,7 +60,7 @@ class Stacked:
 class Grouped:
     """Rows of a module that holds, for every KV head, its query heads, its key and its value: [q ... q k v].
 
-    With as many KV heads as heads this is the per-head [q k v] of GPT-NeoX and Bloom.
+    With as many KV heads as query heads this is the per-head [q k v] of GPT-NeoX and Bloom.
     """
 
     which: Literal["q", "k", "v"]
@@ -69,7 +68,7 @@ class Grouped:
 
 @dataclass(frozen=True)
 class PerHead:
-    """Rows of a module that holds for every head first one thing, then another: MLA's kv_b_proj."""
+    """The part's position within each head's rows, as in MLA's kv_b_proj; fields as in Stacked."""
 
     before: tuple[Size, ...]
     of: tuple[Size, ...]
@@ -80,7 +79,7 @@ Rows = Stacked | Grouped | PerHead
 
 @dataclass(frozen=True)
 class Part:
-    """Output features that a row takes from one Hugging Face module: all of its rows, or those that `rows` says."""
+    """Output features that a row takes from one Hugging Face module: all of its rows, or those given by `rows`."""
 
     module: str
     out: Size
@@ -91,9 +90,9 @@ class Part:
 class Linear:
     """A linear layer: `target.weight` (out, in) from the parts' weights, stacked; biases likewise where `bias` holds.
 
-    `shares_input` and `shares_scale` name the row whose input, and whose FP8 scales, this layer has too. `conv1d`:
-    the source is (in, out). `bare`: the tensor has no `.weight` suffix. `zero_bias`: a row-parallel bias is on rank
-    0 and zeros elsewhere, because the network adds it before the sum over ranks.
+    `shares_input` and `shares_scale` name the row whose input and whose FP8 scales this layer shares. `conv1d`: the
+    source is (in, out). `bare`: the tensor has no `.weight` suffix. `zero_bias`: a row-parallel bias is on rank 0 and
+    zeros elsewhere, because the network adds it before the all-reduce.
     """
 
     target: str
@@ -114,7 +113,7 @@ class Linear:
 
 @dataclass(frozen=True)
 class Experts:
-    """A linear layer of every expert: `target.weight` (experts, out, in). `{}` in a part's module is the expert."""
+    """A linear layer of every expert: `target.weight` (experts, out, in). `{}` in a module: the expert's number."""
 
     target: str
     parts: tuple[Part, ...]
@@ -126,9 +125,9 @@ class Experts:
 
 @dataclass(frozen=True)
 class Vector:
-    """A small tensor that every rank has, such as a normalisation's gain; `plus_one`: stored as value + 1.
+    """A small tensor on every rank, such as a normalisation's weight. `plus_one`: TensorRT-LLM stores value + 1.
 
-    `heads`: of (heads, head_size) instead, cut by head.
+    `heads`: its shape is (heads, head_size) instead, split by head.
     """
 
     target: str
@@ -142,9 +141,9 @@ class Vector:
 
 @dataclass(frozen=True)
 class Embedding:
-    """A (rows, hidden) table; `tied` names the tensor that stands in where the model ties it and leaves it out.
+    """A (rows, hidden) table. `tied`: the source tensor if the model ties its embeddings.
 
-    `skip` first rows of the source are left out.
+    `skip`: number of leading rows of the source to drop.
     """
 
     target: str
@@ -158,7 +157,7 @@ class Embedding:
 
 @dataclass(frozen=True)
 class HeadBias:
-    """The (vocab,) bias of the output head, cut and padded as its matrix."""
+    """The (vocab,) bias of the LM head, split and padded like its matrix."""
 
     target: str
     source: str
@@ -168,7 +167,7 @@ class HeadBias:
 
 @dataclass(frozen=True)
 class AbsorbedQuery:
-    """MLA's fused_q_proj (heads x (kv_lora + rope), q_lora): queries times key decompression, and the rotary rows.
+    """MLA's fused_q_proj (heads x (kv_lora + rope), q_lora): query times key up-projection, then the rotary rows.
 
     Source: tensorrt_llm/models/deepseek_v2/convert.py (0.17). `query` and `key` are Hugging Face modules.
     """
@@ -191,7 +190,7 @@ def layer_norm(
     when: Fact | None = None,
     plus_one: bool = False,
 ) -> tuple[Vector, Vector]:
-    """Gain and bias of a LayerNorm over the hidden size; `plus_one` is for the gain."""
+    """Weight and bias of a LayerNorm over the hidden size; `plus_one` applies to the weight."""
     return (
         Vector(f"{target}.weight", f"{source}.weight", "hidden", place, plus_one, when),
         Vector(f"{target}.bias", f"{source}.bias", "hidden", place, when=when),
@@ -199,7 +198,7 @@ def layer_norm(
 
 
 def fused_qkv(module: str, rows: Literal["stacked", "grouped"]) -> tuple[Part, Part, Part]:
-    """Query, key and value out of one module."""
+    """Query, key and value parts of one module."""
     if rows == "grouped":
         return Part(module, "q", Grouped("q")), Part(module, "kv", Grouped("k")), Part(module, "kv", Grouped("v"))
     of: tuple[Size, ...] = ("q", "kv", "kv")
@@ -212,7 +211,7 @@ def fused_qkv(module: str, rows: Literal["stacked", "grouped"]) -> tuple[Part, P
 
 @dataclass(frozen=True)
 class Sizes:
-    """The numbers of one model. Lengths are in elements or tokens; `more` holds those that few families have."""
+    """The dimensions of one model, in elements or tokens; `more` holds those that few families have."""
 
     num_layers: int
     num_heads: int
@@ -227,7 +226,7 @@ class Sizes:
     def __post_init__(self) -> None:
         if self.head_size < 1:
             raise ForgeError(
-                f"config.json: {self.num_heads} heads of a hidden size of {self.hidden} have no element each",
+                f"config.json: hidden size {self.hidden} is too small for {self.num_heads} attention heads",
                 hint="Use the config.json that came with the model.",
             )
         if self.num_kv_heads > self.num_heads:
@@ -259,13 +258,13 @@ class Sizes:
         return sum(self.of(size) for size in sizes)
 
     def heads_of(self, size: Size) -> int:
-        """Over how many heads a part of this size is spread."""
+        """The number of heads in a part of this size."""
         return self.num_kv_heads if size == "kv" else self.num_heads
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What config.json says of one model: sizes, the optional rows' conditions and the TensorRT-LLM config fields."""
+    """What config.json says of one model: sizes, conditions of optional rows, and the TensorRT-LLM config fields."""
 
     sizes: Sizes
     tied_embeddings: bool
@@ -274,7 +273,7 @@ class Facts:
     sparse_layers: frozenset[int] = frozenset()
 
     def holds(self, fact: Fact | None, layer: int = 0) -> bool:
-        """Whether an optional row (or bias) exists in a layer; no condition holds always."""
+        """Whether an optional row (or bias) exists in a layer; always if `fact` is None."""
         match fact:
             case None:
                 return True
@@ -297,10 +296,10 @@ def holding(**conditions: bool) -> frozenset[Fact]:
 class Family:
     """A table with its facts. `architectures`: Hugging Face's class name to TensorRT-LLM's.
 
-    `dropped`: endings of source tensors that carry nothing (tables that the network computes for itself).
-    `parallel_embedding`: whether TensorRT-LLM's network insists on it. `base_prefix`: checkpoints of the bare model,
-    without its head, leave this out of every name (`stripped`, in their family). `modules_renamed`: what
-    `transformers` 5 calls a layer's modules, where that differs from checkpoints, to what checkpoints call them.
+    `dropped`: suffixes of source tensors to ignore (buffers that the network computes itself). `parallel_embedding`:
+    whether TensorRT-LLM's network requires it. `base_prefix`: prefix that checkpoints of the base model, without LM
+    head, omit from every name; `bare` moves it to `stripped`. `modules_renamed`: a layer's module names in
+    `transformers` 5, mapped to those in checkpoints where they differ.
     """
 
     name: str
@@ -316,7 +315,7 @@ class Family:
     modules_renamed: Mapping[str, str] = field(default_factory=dict)
 
     def bare(self) -> "Family":
-        """The same family as checkpoints of the bare model name it."""
+        """The family with the tensor names of base model checkpoints."""
         strip = self.base_prefix
 
         def renamed(row: Row) -> Row:
@@ -331,7 +330,7 @@ class Family:
 
     @property
     def layer_path(self) -> str:
-        """Where `transformers` keeps the decoder layers in the whole model."""
+        """Path of the decoder layers in the `transformers` model."""
         return self.stripped + self.layer_prefix
 
     @property
@@ -341,5 +340,5 @@ class Family:
 
     @property
     def experts(self) -> tuple[Experts, ...]:
-        """The layers that every expert has."""
+        """The linear layers of each expert."""
         return tuple(row for row in self.layer if isinstance(row, Experts))

@@ -1,22 +1,23 @@
-"""Number formats of weights and the KV cache: what TensorRT-LLM calls them, and what conversion needs for them."""
+"""Number formats of weights and the KV cache: TensorRT-LLM's names, and what conversion needs for each."""
 
 from dataclasses import dataclass
 from typing import Literal
 
+from trtforge.core.number_limits import FP8_MAX, INT8_MAX
 from trtforge.core.recipe import KvCacheFormat, QuantFormat
 
 Rounding = Literal["fp8", "fp8_rowwise", "int4", "int8", "nvfp4"]
 """How the weights of a format are rounded."""
 Smoothing = Literal["awq", "smoothquant"]
-"""Where the vector comes from that inputs are multiplied by and weights divided by."""
+"""The method that finds the pre-quantisation scale, which multiplies inputs and divides weights."""
 
 
 @dataclass(frozen=True)
 class NumberFormat:
     """A format of the decoder's linear layers.
 
-    `rounding` None: conversion leaves weights as they are. `static_activations`: inputs have a scale that calibration
-    found. `experts`: whether TensorRT-LLM's mixture of experts has the format (tensorrt_llm/layers/moe.py, 1.2).
+    `rounding` None: conversion does not quantise weights. `static_activations`: inputs have a calibrated, static scale.
+    `experts`: whether TensorRT-LLM's mixture of experts supports the format (tensorrt_llm/layers/moe.py, 1.2).
     """
 
     algorithm: str | None
@@ -43,5 +44,5 @@ FORMATS: dict[QuantFormat, NumberFormat] = {
     "nvfp4": NumberFormat("NVFP4", "nvfp4", static_activations=True),
 }
 CACHE_ALGORITHMS: dict[KvCacheFormat, str | None] = {"none": None, "fp8": "FP8", "int8": "INT8"}
-CACHE_BOUNDS: dict[KvCacheFormat, float] = {"fp8": 448.0, "int8": 127.0}
-"""Largest magnitude that a cache's elements hold."""
+CACHE_BOUNDS: dict[KvCacheFormat, float] = {"fp8": FP8_MAX, "int8": INT8_MAX}
+"""Largest magnitude that a KV cache element can hold."""

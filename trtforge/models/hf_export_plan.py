@@ -1,7 +1,7 @@
-"""Taking a TensorRT-LLM checkpoint apart: every Hugging Face tensor, in ModelOpt's unified layout, and where it lies.
+"""Export plan of a TensorRT-LLM checkpoint: every Hugging Face tensor, in ModelOpt's unified layout, and its source.
 
-The family's table says where an unquantised tensor ended up (`inverse`); what the rank files hold in its place says how
-it is packed. Layouts: ModelOpt export/unified_export_hf.py (0.47); what TensorRT-LLM reads of them:
+`tensor_origins` says where each tensor is stored in the rank files; the scaling factors beside it say how it is packed.
+Layouts: ModelOpt export/unified_export_hf.py (0.47); what TensorRT-LLM reads of them:
 tensorrt_llm/_torch/modules/linear.py (1.2).
 """
 
@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from trtforge.core.dtypes import Dtype, dtype_named
 from trtforge.core.errors import ForgeError
+from trtforge.core.number_limits import NVFP4_BLOCK
 from trtforge.formats.shards import StoredTensor, TensorSpec
 from trtforge.formats.trtllm import CheckpointConfig
 from trtforge.models.checkpoint_plan import CheckpointPlan, Layout, checkpoint_plan
@@ -20,9 +21,9 @@ from trtforge.models.pre_quant import PreQuant, pre_quants
 from trtforge.models.prequantized_targets import attention_module
 from trtforge.models.tensor_origins import Origin, origins
 
-FLOAT32, _NVFP4_BLOCK = dtype_named("float32"), 16
+FLOAT32 = dtype_named("float32")
 HF_ALGORITHMS = (None, "FP8", "FP8_PER_CHANNEL_PER_TOKEN", "W4A16_AWQ", "NVFP4")
-"""The algorithms that have a place in both layouts."""
+"""The algorithms that both layouts support."""
 
 
 Stored = Sequence[Mapping[str, StoredTensor]]
@@ -30,10 +31,10 @@ Stored = Sequence[Mapping[str, StoredTensor]]
 
 
 def hf_plan(family: Family, facts: Facts, config: CheckpointConfig, stored: Stored) -> HfPlan:
-    """The way back from the rank files of a checkpoint.
+    """The Hugging Face tensors of a checkpoint's rank files.
 
-    Raises ForgeError for a format that Hugging Face's layout lacks, for tensors that have no way back, and for an
-    AWQ checkpoint whose gate and up projections were scaled apart.
+    Raises ForgeError for a format that the unified layout lacks, for tensors without an inverse, and for an AWQ
+    checkpoint whose gate and up projections have different pre-quantisation scales.
     """
     require_format(config)
     layout = Layout(
@@ -50,7 +51,7 @@ def require_format(config: CheckpointConfig) -> None:
     quantization = config.quantization
     if quantization.quant_algo not in HF_ALGORITHMS:
         raise ForgeError(
-            f"{quantization.quant_algo} has no place in a Hugging Face checkpoint for the LLM API",
+            f"{quantization.quant_algo} is not supported in a Hugging Face checkpoint for the LLM API",
             hint="Convert with --quant none, fp8, fp8_rowwise, int4_awq or nvfp4.",
         )
     if quantization.kv_cache_quant_algo not in (None, "FP8"):
@@ -60,7 +61,7 @@ def require_format(config: CheckpointConfig) -> None:
         )
     if quantization.quant_algo == "W4A16_AWQ" and (config.model_extra or {}).get("moe"):
         raise ForgeError(
-            "W4A16_AWQ experts have no place in a Hugging Face checkpoint for the LLM API: their pre-quantisation "
+            "W4A16_AWQ experts are not supported in a Hugging Face checkpoint for the LLM API: their pre-quantisation "
             "scale cannot be folded into a normalisation that the router reads too",
             hint="Convert with --quant fp8.",
         )
@@ -75,7 +76,7 @@ class _Inverse:
 
     def plan(self) -> HfPlan:
         plain = checkpoint_plan(self.family, self.facts, self.layout)
-        _require_way_back(plain)
+        _require_invertible(plain)
         found: dict[str, list[Origin]] = {}
         for origin in origins(plain, self.layout):
             found.setdefault(origin.piece.source, []).append(origin)
@@ -93,7 +94,7 @@ class _Inverse:
         return HfPlan(tuple(tensors), tuple(sorted(unquantized)))
 
     def _tensors(self, source: str, parts: list[Origin], fold: PreQuant | None) -> Iterator[HfTensor]:
-        """The tensor that an unquantised checkpoint has under this name, or what stands for it, scales included."""
+        """The tensor of this name, or in a quantised checkpoint its packed form with its scaling factors."""
         first, module = parts[0], source.removesuffix(".weight")
         weight = self._of(first.rank, first.target.name)
         base = first.target.name.removesuffix(".weight")
@@ -118,7 +119,7 @@ class _Inverse:
             )
         else:
             yield self._packed(f"{module}.weight", parts, columns=2)
-            yield self._packed(f"{module}.weight_scale", parts, columns=_NVFP4_BLOCK, suffix="weights_scaling_factor")
+            yield self._packed(f"{module}.weight_scale", parts, columns=NVFP4_BLOCK, suffix="weights_scaling_factor")
             yield self._scalar(f"{module}.weight_scale_2", first, "weights_scaling_factor_2")
             yield self._scalar(f"{module}.input_scale", first, "activation_scaling_factor")
 
@@ -139,14 +140,15 @@ class _Inverse:
         suffix: str = "weight",
         dtype: Dtype | None = None,
     ) -> HfTensor:
-        """A matrix with one element for `rows` outputs and `columns` inputs; `dtype`: another name for its bytes."""
+        """A matrix with one element for `rows` outputs and `columns` inputs; `dtype` overrides the stored dtype."""
         blocks = []
         for part in parts:
             base = part.target.name.removesuffix("weight")
             edges = (part.rows.start, part.rows.stop, part.first)
             if any(edge % rows for edge in edges) or part.cols.start % columns or part.cols.stop % columns:
                 raise ForgeError(
-                    f"{name}: a rank's part of it does not begin where its packed values do", hint=OF_THE_DIRECTORY
+                    f"{name}: a rank's part is not aligned to its packing of {rows} x {columns} weights",
+                    hint=OF_THE_DIRECTORY,
                 )
             packed = replace(
                 part,
@@ -170,7 +172,7 @@ class _Inverse:
         return HfTensor(TensorSpec(name, FLOAT32, (out,)), Blocks(cover(blocks, name, (out, 1))))
 
     def _vector(self, name: str, vector: PreQuant) -> HfTensor:
-        """A pre-quantisation scale, which follows the inputs."""
+        """A pre-quantisation scale, (in,)."""
         blocks = self._vector_blocks(vector)
         return HfTensor(TensorSpec(name, self.dtype, (blocks[-1].rows.stop,)), Blocks(blocks))
 
@@ -180,16 +182,16 @@ class _Inverse:
         )
 
     def _scalar(self, name: str, part: Origin, suffix: str) -> HfTensor:
-        """The scale of a matrix; of experts, the one of the expert that the matrix is of."""
+        """The scaling factor of a matrix; for an expert's matrix, that expert's."""
         stored = self._of(part.rank, part.target.name.removesuffix("weight") + suffix)
         shape, count = self._of(part.rank, part.target.name).spec.shape, stored.spec.nbytes // stored.spec.dtype.size
         index = part.first // shape[1] if len(shape) == 3 and count > 1 else 0
         return HfTensor(TensorSpec(name, FLOAT32, ()), Scalar(stored, index))
 
     def _kv_scales(self) -> Iterator[HfTensor]:
-        """One scale of a layer's cache in a checkpoint, one of keys and one of values here.
+        """A key scale and a value scale for each layer, both equal to the checkpoint's one scale of its KV cache.
 
-        An unquantised model has none here: its KV cache's type is an argument, its scale TensorRT-LLM's 1.
+        An unquantised model has none: its KV cache dtype is an LLM API argument, and TensorRT-LLM's scale is 1.
         """
         quantization = self.config.quantization
         if quantization.kv_cache_quant_algo is None or quantization.quant_algo is None:
@@ -219,10 +221,10 @@ def _matrix(part: Origin) -> tuple[int, int]:
     return (shape[1], shape[0]) if part.piece.transposed else (shape[0], shape[1])
 
 
-def _require_way_back(plan: CheckpointPlan) -> None:
+def _require_invertible(plan: CheckpointPlan) -> None:
     for target in plan.targets:
         if not isinstance(target.content, Cast):
             raise ForgeError(
-                f"{target.spec.name} is a product of several tensors: it cannot be taken apart again",
+                f"{target.spec.name} is a product of several tensors, which cannot be recovered from it",
                 hint=OF_THE_DIRECTORY,
             )

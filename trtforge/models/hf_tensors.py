@@ -1,4 +1,4 @@
-"""Tensors of a Hugging Face checkpoint as blocks of those in TensorRT-LLM's rank files."""
+"""Tensors of a Hugging Face checkpoint, assembled from blocks of the tensors in TensorRT-LLM's rank files."""
 
 from dataclasses import dataclass
 
@@ -10,9 +10,9 @@ OF_THE_DIRECTORY = "Compile the Hugging Face checkpoint itself: trtforge compile
 
 @dataclass(frozen=True)
 class Block:
-    """Rows `rows` and columns `cols` of a tensor's (out, in) matrix: rows from `first` on of a tensor in a rank file.
+    """Rows `rows` and columns `cols` of a tensor's (out, in) matrix, stored in a rank file from row `first` on.
 
-    A tensor of three dimensions counts its rows through all experts; a vector is one column.
+    Rows of a three-dimensional tensor are numbered through all experts; a vector is one column.
     """
 
     rows: range
@@ -22,7 +22,7 @@ class Block:
 
     @property
     def source(self) -> StoredTensor:
-        """The block's own bytes, as a matrix."""
+        """The block's bytes, as a stored matrix."""
         spec, width = self.stored.spec, len(self.cols)
         start = self.first * width * spec.dtype.size
         return StoredTensor(
@@ -32,10 +32,10 @@ class Block:
 
 @dataclass(frozen=True)
 class Blocks:
-    """A tensor put together from blocks; `transposed`: its file holds the (in, out) matrix.
+    """A tensor assembled from blocks. `transposed`: its file holds the (in, out) matrix.
 
-    `minus_one`: what the checkpoint stores as value + 1. `times`: a vector that a normalisation's gain or bias is
-    multiplied by. Both are computed in float32 and rounded to the tensor's dtype; else only the dtype may change.
+    `minus_one`: the rank files store value + 1. `times`: a vector by which a normalisation's weight or bias is
+    multiplied. Both are computed in float32 and rounded to the tensor's dtype; otherwise only the dtype may change.
     """
 
     blocks: tuple[Block, ...]
@@ -62,20 +62,20 @@ class HfTensor:
 
 @dataclass(frozen=True)
 class HfPlan:
-    """All tensors in file order. `unquantized`: the modules with a matrix that is as it was, sorted."""
+    """All tensors in file order. `unquantized`: the modules whose matrix is not quantised, sorted."""
 
     tensors: tuple[HfTensor, ...]
     unquantized: tuple[str, ...]
 
 
 def cover(blocks: tuple[Block, ...], name: str, shape: tuple[int, int]) -> tuple[Block, ...]:
-    """The blocks that make up the tensor, without what other ranks hold too. Raises ForgeError if some is missing."""
+    """The blocks that make up the tensor, without replicas on other ranks. Raises ForgeError if one is missing."""
     kept: list[Block] = []
     for block in blocks:
         if not any(_inside(block, other) for other in kept):
             kept.append(block)
     if sum(len(block.rows) * len(block.cols) for block in kept) != shape[0] * shape[1]:
-        raise ForgeError(f"{name} is not whole in a TensorRT-LLM checkpoint", hint=OF_THE_DIRECTORY)
+        raise ForgeError(f"{name} is incomplete in a TensorRT-LLM checkpoint", hint=OF_THE_DIRECTORY)
     return tuple(kept)
 
 

@@ -1,13 +1,13 @@
-"""Which kernel of the embedded engine computes a linear layer of a format, and what it keeps of the weights.
+"""The embedded engine's kernels: which one computes a linear layer of a format, and the memory that it needs.
 
-The kernels themselves are in the runtime: this is what is known of them without torch.
+Needs no torch; the kernels themselves are in `runtime.linears`.
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
 from trtforge.core.device import UsableDevice
-from trtforge.core.dtypes import ModelDtype, dtype_named
+from trtforge.core.dtypes import FLOAT32_BYTES, ModelDtype, dtype_named
 from trtforge.core.recipe import QuantFormat
 
 KernelName = Literal[
@@ -37,16 +37,16 @@ REFERENCE: dict[QuantFormat, KernelName] = {
     "w4a8_awq": "w4a8_dense",
     "nvfp4": "nvfp4_dense",
 }
-"""Plain arithmetic on any device and in any compute type."""
+"""Reference kernels, for any device and compute dtype."""
 
 PACKED_GROUPS = (256, 128, 64, 32)
-"""Group sizes that torch's int4 kernels compute."""
+"""Group sizes that torch's int4 kernels support."""
 
 
 def kernel_for(
     format: QuantFormat, group_size: int, device: UsableDevice, dtype: ModelDtype, *, vnni: bool, fp8_cores: bool
 ) -> KernelName:
-    """The fastest kernel. `vnni`: of the CPU; `fp8_cores`: whether the GPU's tensor cores multiply FP8 (SM 8.9)."""
+    """The fastest kernel. `vnni`: the CPU has VNNI; `fp8_cores`: the GPU has FP8 tensor cores (SM 8.9 and later)."""
     packs = dtype == "bfloat16" and (format == "int4_wo" or group_size in PACKED_GROUPS)
     match format, device:
         case "fp8", "cuda" if fp8_cores:
@@ -65,11 +65,10 @@ def kernel_for(
 
 @dataclass(frozen=True)
 class Kept:
-    """What a kernel keeps of a layer (out, in), its bias apart.
+    """Memory that a kernel needs for an (out, in) layer, without its bias.
 
-    `bits` of a weight, None for the compute type; `wide`: that is float32 where the compute type is float16. In bytes:
-    `per_layer`, `per_output`, `per_input`. In elements of the compute type: `per_group`, for each output, and
-    `per_input_elements`.
+    `bits`: of a weight; None: the compute dtype, or with `wide` float32 instead of float16. `per_layer`, `per_output`
+    and `per_input` are bytes; `per_group` (of each output) and `per_input_elements` are elements of the compute dtype.
     """
 
     bits: int | None = None
@@ -81,7 +80,7 @@ class Kept:
     per_input_elements: int = 0
 
     def nbytes(self, out: int, inputs: int, dtype: ModelDtype, group_size: int, *, prescaled: bool) -> int:
-        """Bytes of one layer. `prescaled`: whether the format multiplies inputs by a vector first."""
+        """Bytes of one layer. `prescaled`: whether the format has a pre-quantisation scale."""
         size = dtype_named(dtype).size
         value = dtype_named("float32").size if self.wide and dtype == "float16" else size
         weight = out * inputs * value if self.bits is None else -(-out * inputs * self.bits // 8)
@@ -91,27 +90,25 @@ class Kept:
         return weight + groups + vectors + prescale + self.per_layer
 
 
-_SCALE = 4  # bytes of a float32 scale
-
 KEPT: dict[KernelName, Kept] = {
     "dense": Kept(),
     # activation_scaling_factor, and output_scaling_factor or weights_scaling_factor
-    "fp8_dense": Kept(per_layer=2 * _SCALE),
-    "fp8_scaled_mm": Kept(bits=8, per_layer=2 * _SCALE),
+    "fp8_dense": Kept(per_layer=2 * FLOAT32_BYTES),
+    "fp8_scaled_mm": Kept(bits=8, per_layer=2 * FLOAT32_BYTES),
     # per_channel_scale
-    "fp8_rowwise_dense": Kept(wide=True, per_output=_SCALE),
+    "fp8_rowwise_dense": Kept(wide=True, per_output=FLOAT32_BYTES),
     # prequant_scaling_factor; packed also scales_and_zeros, two for each group
     "int4_dense": Kept(per_input_elements=1),
     "int4_packed_cpu": Kept(bits=4, per_group=2, per_input_elements=1),
     "int4_packed_cuda": Kept(bits=4, per_group=2, per_input_elements=1),
     "int8_dense": Kept(),
     # prequant_scaling_factor and output_scaling_factor in float32, activation_scaling_factor
-    "int8_sq_dense": Kept(wide=True, per_input=_SCALE, per_output=_SCALE, per_layer=_SCALE),
-    "int8_sq_cpu": Kept(bits=8, per_input=_SCALE, per_output=_SCALE, per_layer=_SCALE),
+    "int8_sq_dense": Kept(wide=True, per_input=FLOAT32_BYTES, per_output=FLOAT32_BYTES, per_layer=FLOAT32_BYTES),
+    "int8_sq_cpu": Kept(bits=8, per_input=FLOAT32_BYTES, per_output=FLOAT32_BYTES, per_layer=FLOAT32_BYTES),
     # activation_scaling_factor and output_scaling_factor
-    "nvfp4_dense": Kept(wide=True, per_layer=2 * _SCALE),
+    "nvfp4_dense": Kept(wide=True, per_layer=2 * FLOAT32_BYTES),
     # input_scaling_factor in float32, output_scaling_factor
-    "w4a8_dense": Kept(wide=True, per_input=_SCALE, per_layer=_SCALE),
-    "w4a8_packed_cpu": Kept(bits=4, per_group=2, per_input=_SCALE, per_layer=_SCALE),
+    "w4a8_dense": Kept(wide=True, per_input=FLOAT32_BYTES, per_layer=FLOAT32_BYTES),
+    "w4a8_packed_cpu": Kept(bits=4, per_group=2, per_input=FLOAT32_BYTES, per_layer=FLOAT32_BYTES),
 }
-"""As each kernel's `pack` writes it (runtime/*_linear.py); a test holds the two together."""
+"""What each kernel's `pack` stores (runtime/linears); a test compares the two."""

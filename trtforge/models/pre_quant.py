@@ -1,8 +1,8 @@
-"""AWQ's pre-quantisation scales on the way back: which ones a normalisation before the linears can carry.
+"""AWQ pre-quantisation scales in Hugging Face's layout: a linear's own, or folded into the normalisation before it.
 
-TensorRT-LLM's PyTorch backend joins the linears that read one input and applies no scale to that input; a linear alone
-has its own (`W4A16_AWQ_LinearMethod`, tensorrt_llm/_torch/modules/linear.py, 1.2). ModelOpt folds the first kind into
-the normalisation in front of them (export/quant_utils.py, `fuse_prequant_layernorm`, 0.47).
+TensorRT-LLM's PyTorch backend fuses the linears that read one input and applies no pre-quantisation scale to fused
+ones; a single linear has its own (`W4A16_AWQ_LinearMethod`, tensorrt_llm/_torch/modules/linear.py, 1.2). ModelOpt folds
+the scale of fused linears into the normalisation (export/quant_utils.py, `fuse_prequant_layernorm`, 0.47).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,14 +14,14 @@ from trtforge.models.checkpoint_plan import Layout
 from trtforge.models.family import Facts, Family, Linear, Split, Vector
 
 _NORMS = {"attention.qkv": ("input_layernorm",), "mlp.fc": ("pre_feedforward_layernorm", "post_layernorm")}
-"""The normalisations that TensorRT-LLM's decoder layers have in front of these linears, the nearest first."""
+"""The normalisations before these linears in TensorRT-LLM's decoder layers, nearest first."""
 
 
 @dataclass(frozen=True)
 class PreQuant:
-    """The scale of one module's input: the tensor `target` of each rank in `parts` holds these inputs.
+    """The pre-quantisation scale of a module: tensor `target` of each rank in `parts`, for that range of inputs.
 
-    `into`: the Hugging Face tensors that carry it instead, gain and bias of a normalisation.
+    `into`: the weight and bias of the normalisation that it is folded into, by Hugging Face name; empty if it is not.
     """
 
     target: str
@@ -30,7 +30,7 @@ class PreQuant:
 
     @property
     def folded(self) -> bool:
-        """Whether it has no tensor of its own."""
+        """Whether it is folded into a normalisation instead of having its own tensor."""
         return bool(self.into)
 
 
@@ -39,7 +39,7 @@ def pre_quants(
 ) -> dict[str, PreQuant]:
     """The scale of every quantised module, by its full Hugging Face name.
 
-    Raises ForgeError where linears that are joined have different scales, and where no normalisation can carry one.
+    Raises ForgeError if fused linears have different scales, or if a scale cannot be folded into a normalisation.
     """
     found: dict[str, PreQuant] = {}
     tp = layout.parallel.tp
@@ -47,11 +47,11 @@ def pre_quants(
         ranks = range(stage * tp, (stage + 1) * tp)
         for local, layer in enumerate(layout.parallel.layers_of(stage, facts.sizes.num_layers)):
             prefix, source = f"transformer.layers.{local}.", f"{family.layer_prefix}.{layer}."
-            for rows in _joined(family, facts, layer):
+            for rows in _fused(family, facts, layer):
                 names = [f"{prefix}{row.target}.prequant_scaling_factor" for row in rows]
                 if names[0] not in stored[ranks[0]]:
                     continue
-                _require_alike(names, [stored[ranks[0]].get(name) for name in names])
+                _require_equal(names, [stored[ranks[0]].get(name) for name in names])
                 modules = list(dict.fromkeys(source + part.module for row in rows for part in row.parts))
                 into = tuple(source + name for name in _norm(family, facts, rows[0])) if len(modules) > 1 else ()
                 scale = PreQuant(names[0], dict(_parts(rows[0], ranks, stored, names[0])), into)
@@ -59,8 +59,8 @@ def pre_quants(
     return found
 
 
-def _joined(family: Family, facts: Facts, layer: int) -> Iterator[tuple[Linear, ...]]:
-    """The rows that read one input, together."""
+def _fused(family: Family, facts: Facts, layer: int) -> Iterator[tuple[Linear, ...]]:
+    """Groups of rows that read the same input."""
     rows = [row for row in family.linears if facts.holds(row.when, layer)]
     for leader in rows:
         if leader.shares_input is None:
@@ -70,27 +70,27 @@ def _joined(family: Family, facts: Facts, layer: int) -> Iterator[tuple[Linear, 
 def _parts(
     row: Linear, ranks: range, stored: Sequence[Mapping[str, StoredTensor]], name: str
 ) -> Iterator[tuple[int, range]]:
-    """Where the inputs are: all of them on the first rank, or a share on each where the matrix is cut by inputs."""
+    """Ranks with their range of inputs: all inputs on the first rank, or a share on each if the row is row-parallel."""
     width = stored[ranks[0]][name].spec.shape[-1]
     for number, rank in enumerate(ranks if row.split is Split.ROW else ranks[:1]):
         yield rank, range(number * width, (number + 1) * width)
 
 
 def _norm(family: Family, facts: Facts, row: Linear) -> tuple[str, ...]:
-    """Gain and bias in front of a row. Where attention and MLP share a normalisation it cannot carry either's scale."""
-    there = {v.target.rpartition(".")[0] for v in family.layer if isinstance(v, Vector) and facts.holds(v.when)}
-    nearest = {target: next((n for n in norms if n in there), None) for target, norms in _NORMS.items()}
+    """Weight and bias of the normalisation before a row. One that attention and MLP share can take neither's scale."""
+    present = {v.target.rpartition(".")[0] for v in family.layer if isinstance(v, Vector) and facts.holds(v.when)}
+    nearest = {target: next((n for n in norms if n in present), None) for target, norms in _NORMS.items()}
     norm = nearest.get(row.target)
     if norm is None or None in nearest.values():
         raise ForgeError(
-            f"W4A16_AWQ of {family.name}: no normalisation can carry the pre-quantisation scale of {row.target}",
+            f"W4A16_AWQ of {family.name}: the scale of {row.target}'s inputs cannot be folded into a normalisation",
             hint="Convert with --quant fp8 or nvfp4.",
         )
     vectors = (v for v in family.layer if isinstance(v, Vector) and facts.holds(v.when))
     return tuple(v.source for v in vectors if v.target.rpartition(".")[0] == norm)
 
 
-def _require_alike(names: list[str], tensors: list[StoredTensor | None]) -> None:
+def _require_equal(names: list[str], tensors: list[StoredTensor | None]) -> None:
     with RowReader() as reader:
         values = [
             bytes(reader.read_bytes(tensor, 0, memoryview(bytearray(tensor.spec.nbytes)))) if tensor else b""
@@ -99,6 +99,6 @@ def _require_alike(names: list[str], tensors: list[StoredTensor | None]) -> None
     for name, value in zip(names[1:], values[1:], strict=True):
         if value != values[0]:
             raise ForgeError(
-                f"{names[0]} and {name} differ: the LLM API runs both linears as one, with one scale before them",
+                f"{names[0]} and {name} differ: the LLM API fuses both linears, which need one pre-quantisation scale",
                 hint="Convert with --shared-pre-quant-scale (a build with backend llmapi does).",
             )

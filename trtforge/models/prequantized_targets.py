@@ -1,4 +1,4 @@
-"""Targets that an already quantised source gives: its packed tensors cut for every rank, and what they must hold.
+"""Targets from an already quantised source: its packed tensors cut for every rank, and the values they must hold.
 
 Layouts: TensorRT-LLM quantization/layers.py, as ModelOpt's `export_tensorrt_llm_checkpoint` writes them.
 """
@@ -9,6 +9,7 @@ from typing import Literal
 
 from trtforge.core.dtypes import Dtype, dtype_named
 from trtforge.core.errors import ForgeError
+from trtforge.core.number_limits import NVFP4_BLOCK
 from trtforge.formats.quantized_source import QuantizedSource
 from trtforge.formats.shards import TensorSpec
 from trtforge.models.content import (
@@ -27,17 +28,16 @@ from trtforge.models.split import Cut
 
 FLOATS = ("float32", "float16", "bfloat16")
 _CODES_PER_WORD = 8
-_NVFP4_BLOCK = 16
 
 Holds = Literal["anything", "a_scale", "zero_points", "groups_in_order", "zeros"]
 
 
 @dataclass(frozen=True)
 class Expected:
-    """A tensor of a quantised source: shape (dimensions of 1 may be left out), dtypes, and what it must hold.
+    """A tensor of a quantised source: shape (dimensions of 1 are ignored), dtypes, and the values it must hold.
 
-    `zero_points`: the symmetric one everywhere, which int32 words of `code` nibbles are; `groups_in_order`: i // `code`
-    at i.
+    `zero_points`: int32 words whose nibbles are all `code`, the symmetric zero point; `groups_in_order`: element i is
+    i // `code`.
     """
 
     shape: tuple[int, ...]
@@ -47,20 +47,20 @@ class Expected:
     optional: bool = False
 
     def fits(self, shape: tuple[int, ...]) -> bool:
-        """Whether a stored tensor's shape is this one."""
+        """Whether a stored tensor's shape matches."""
         return [n for n in shape if n != 1] == [n for n in self.shape if n != 1]
 
 
 @dataclass(frozen=True)
 class StoredSources:
-    """What a plan takes from a quantised source; tensors of one group in `alike` must hold the same values."""
+    """The tensors that a plan reads from a quantised source; those of one group in `alike` must hold equal values."""
 
     tensors: Mapping[str, Expected] = field(default_factory=dict)
     alike: tuple[tuple[str, ...], ...] = ()
 
 
 class QuantizedRows:
-    """The linear layers of a quantised source. Collects what they expect of it as their targets are made."""
+    """Makes the targets of a quantised source's linear layers, and collects the source tensors that they need."""
 
     def __init__(self, source: QuantizedSource, dtype: Dtype) -> None:
         self.source = source
@@ -70,11 +70,11 @@ class QuantizedRows:
 
     @property
     def sources(self) -> StoredSources:
-        """What all targets so far expect of the source."""
+        """The source tensors that all targets so far need."""
         return StoredSources(self._tensors, tuple(self._alike))
 
     def takes(self, modules: tuple[str, ...]) -> bool:
-        """Whether these modules, one matrix in TensorRT-LLM, are quantised. Raises ForgeError if only some are."""
+        """Whether these modules, fused in TensorRT-LLM, are quantised. Raises ForgeError if only some are."""
         quantized = [self.source.quantizes(module) for module in modules]
         if any(quantized) and not all(quantized):
             raise ForgeError(
@@ -87,14 +87,14 @@ class QuantizedRows:
     def linear(
         self, name: str, weights: tuple[Piece, ...], shared: tuple[str, ...], stage: int, *, biased: bool
     ) -> Iterator[Target]:
-        """The tensors of a linear layer, its bias apart.
+        """The tensors of a linear layer, except its bias.
 
-        `weights`: the pieces of the matrices as an unquantised source would hold them; `shared`: the modules that use
-        one FP8 scale with this layer, its own included.
+        `weights`: the pieces of the matrices as an unquantised source would hold them; `shared`: the modules that
+        share FP8 scales with this layer, its own included.
         """
         parts = tuple(_Part.of(piece) for piece in weights)
         if not biased and self.source.packing == "gptq":
-            for part in parts:  # AutoGPTQ gives every layer a bias, of zeros where the model has none
+            for part in parts:  # AutoGPTQ writes a bias for every layer, zeros if the model has none
                 self._expect(f"{part.module}.bias", (part.out,), FLOATS, holds="zeros", optional=True)
         match self.source.packing:
             case "awq" | "gptq" | "pack_quantized" | "modelopt_int4":
@@ -109,7 +109,7 @@ class QuantizedRows:
             yield Target(TensorSpec(f"{name}.{suffix}", dtype, shape), stage, content)
 
     def kv_scale(self, attention: str) -> StoredScalar:
-        """The FP8 KV cache's scale of a layer, at least 1 as ModelOpt's export/postprocess.py has it."""
+        """A layer's FP8 KV cache scale, at least 1 as in ModelOpt's export/postprocess.py."""
         names = tuple(f"{attention}.{name}" for name in self.source.kv_scales)
         for name in names:
             self._expect(name, (1,), FLOATS, holds="a_scale", optional=True)
@@ -189,15 +189,15 @@ class QuantizedRows:
         yield "per_channel_scale", FLOAT32, (out,), scales
 
     def _nvfp4(self, parts: "tuple[_Part, ...]") -> "Iterator[_Tensor]":
-        """The block scales are E4M3 multiples of the tensor's scale: with another one they would have to be rounded."""
+        """Parts must share one per-tensor scale: E4M3 block scales are relative to it; a new one would round them."""
         out, inputs = _shape(parts)
         weights = tuple(self._piece(part, "weight", ("uint8",), columns=2) for part in parts)
-        blocks = tuple(self._piece(part, "weight_scale", ("float8_e4m3fn",), columns=_NVFP4_BLOCK) for part in parts)
+        blocks = tuple(self._piece(part, "weight_scale", ("float8_e4m3fn",), columns=NVFP4_BLOCK) for part in parts)
         tensor_scales = tuple(dict.fromkeys(self._scalar(part.module, "weight_scale_2") for part in parts))
         inputs_scales = tuple(dict.fromkeys(self._scalar(part.module, "input_scale") for part in parts))
         self._alike.append(tensor_scales)
         yield "weight", dtype_named("uint8"), (out, inputs // 2), Repacked(weights)
-        yield "weights_scaling_factor", dtype_named("float8_e4m3fn"), (out, inputs // _NVFP4_BLOCK), Repacked(blocks)
+        yield "weights_scaling_factor", dtype_named("float8_e4m3fn"), (out, inputs // NVFP4_BLOCK), Repacked(blocks)
         yield "weights_scaling_factor_2", FLOAT32, (1,), StoredScalar(tensor_scales)
         yield "activation_scaling_factor", FLOAT32, (1,), StoredScalar(inputs_scales)
 
@@ -214,7 +214,7 @@ class QuantizedRows:
         """A part's packed matrix: one element for `rows` outputs and `columns` inputs of a weight."""
         if part.weight.transposed and not transposed:
             raise ForgeError(
-                f"{part.module} is a Conv1D: {self.source.tool} checkpoints of those are not converted",
+                f"{part.module} is a Conv1D layer, which is not converted from {self.source.tool} checkpoints",
                 hint="Convert the original float16 or bfloat16 checkpoint; trtforge quantises it.",
             )
         cuts = tuple(self._packed(part, cut, rows, columns) for cut in part.weight.cuts)
@@ -230,7 +230,7 @@ class QuantizedRows:
         ):
             if any(edge % size for edge in edges):
                 raise ForgeError(
-                    f"{part.module}: a rank's {what} are no multiple of {size}, which {self.source.tool} packs as one",
+                    f"{part.module}: a rank's {what} are not a multiple of {size}, the {self.source.tool} packing",
                     hint="Choose a smaller --tp, or convert the original checkpoint.",
                 )
         spans = tuple(range(span.start // rows, span.stop // rows) for span in cut.rows)
@@ -267,7 +267,7 @@ FLOAT32 = dtype_named("float32")
 
 @dataclass(frozen=True)
 class _Part:
-    """A module of (out, inputs), of which `weight` cuts the (out, in) matrix for the ranks."""
+    """A module with `out` outputs and `inputs` inputs; `weight` cuts its matrix for the ranks."""
 
     module: str
     out: int
@@ -296,7 +296,7 @@ def attention_module(family: Family) -> str:
 
 
 def require_dense(family: Family, facts: Facts, source: QuantizedSource) -> None:
-    """Raises ForgeError for layers that are not repacked: experts and multi-head latent attention."""
+    """Raises ForgeError for layers that cannot be repacked: experts and multi-head latent attention."""
     layers = range(facts.sizes.num_layers)
     for row in family.layer:
         if not isinstance(row, Experts | AbsorbedQuery) or not any(facts.holds(row.when, layer) for layer in layers):
@@ -304,6 +304,6 @@ def require_dense(family: Family, facts: Facts, source: QuantizedSource) -> None
         what = "a mixture of experts" if isinstance(row, Experts) else "multi-head latent attention"
         raise ForgeError(
             f"an already quantised ({source.tool}) {family.name} model with {what} is not converted: "
-            f"TensorRT-LLM fuses {row.target} out of matrices with scales of their own",
+            f"TensorRT-LLM fuses {row.target} from matrices with different scales",
             hint="Convert the original float16 or bfloat16 checkpoint.",
         )

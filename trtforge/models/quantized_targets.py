@@ -1,4 +1,4 @@
-"""Targets of a linear layer that trtforge quantises itself: weights, scales and smoothing vectors, for every rank.
+"""Targets of a linear layer that trtforge quantises: weights, scaling factors, pre-quantisation scales of every rank.
 
 Layouts: TensorRT-LLM quantization/layers.py, as ModelOpt's `export_tensorrt_llm_checkpoint` writes them.
 """
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from trtforge.core.dtypes import Dtype, dtype_named
+from trtforge.core.number_limits import E2M1_MAX, FP8_MAX, INT8_MAX, NVFP4_BLOCK
 from trtforge.formats.shards import TensorSpec
 from trtforge.models.content import (
     ActivationScale,
@@ -21,16 +22,15 @@ from trtforge.models.content import (
 from trtforge.models.formats import NumberFormat
 
 _FLOAT32, _FP8 = dtype_named("float32"), dtype_named("float8_e4m3fn")
-_FP8_MAX, _INT8_MAX, _E2M1_MAX, _NVFP4_BLOCK = 448.0, 127.0, 6.0, 16
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """A weight (out, in) of every rank, or a stack of `experts` of them.
+    """An (out, in) weight on every rank, or a stack of `experts` of them.
 
-    `shared`: for each piece, the modules that one scale of weights, and of inputs, serves. `readers`: the modules whose
-    inputs are multiplied by one vector.
-    `rank_groups`: for each rank, the groups of modules that have a scale of their own (one, or one an expert).
+    `shared`: for each piece, the modules that share its weight scale and activation scale. `readers`: the modules that
+    share one pre-quantisation scale. `rank_groups`: for each rank, the groups of modules that share a weight scale (one
+    group, or one per expert).
     """
 
     name: str
@@ -42,14 +42,14 @@ class Matrix:
     experts: int | None = None
 
     def stacked(self, *shape: int) -> tuple[int, ...]:
-        """A shape, once an expert."""
+        """The shape, with the experts as first dimension if there are any."""
         return shape if self.experts is None else (self.experts, *shape)
 
 
 def quantized_targets(
     matrix: Matrix, wanted: NumberFormat, group_size: int, model_dtype: Dtype, stage: int
 ) -> Iterator[Target]:
-    """The weight and everything that belongs to it, in the order of the file."""
+    """The weight and its scaling factors, in file order."""
     (out, inputs), name = matrix.shape, matrix.name
     smoothed = matrix.readers if wanted.smoothing else ()
 
@@ -85,26 +85,26 @@ def quantized_targets(
     match wanted.rounding:
         case "fp8":
             yield weight(_FP8, matrix.stacked(out, inputs))
-            yield tensor_scale("weights_scaling_factor", _FP8_MAX)
-            yield activation_scale(_FP8_MAX)
+            yield tensor_scale("weights_scaling_factor", FP8_MAX)
+            yield activation_scale(FP8_MAX)
         case "fp8_rowwise":
             scales = held("per_channel_scale", _FLOAT32, (out,))
             yield from (weight(_FP8, (out, inputs), scales), scales)
         case "int8":
             scales = held("weights_scaling_factor", _FLOAT32, (out,))
             yield from (weight(dtype_named("int8"), (out, inputs), scales), scales)
-            yield activation_scale(_INT8_MAX)
+            yield activation_scale(INT8_MAX)
         case "int4":
             scales = held("weights_scaling_factor", _FLOAT32, matrix.stacked(out, inputs // group_size))
             yield from (weight(dtype_named("int8"), matrix.stacked(out // 2, inputs), scales), scales)
             if wanted.static_activations:
-                yield tensor_scale("weights_scaling_factor_2", _FP8_MAX, smoothed)
-                yield activation_scale(_FP8_MAX)
+                yield tensor_scale("weights_scaling_factor_2", FP8_MAX, smoothed)
+                yield activation_scale(FP8_MAX)
         case "nvfp4":
-            scales = held("weights_scaling_factor", _FP8, (out, inputs // _NVFP4_BLOCK))
+            scales = held("weights_scaling_factor", _FP8, (out, inputs // NVFP4_BLOCK))
             yield from (weight(dtype_named("uint8"), (out, inputs // 2), scales), scales)
-            yield tensor_scale("weights_scaling_factor_2", _E2M1_MAX * _FP8_MAX)
-            yield activation_scale(_E2M1_MAX * _FP8_MAX)
+            yield tensor_scale("weights_scaling_factor_2", E2M1_MAX * FP8_MAX)
+            yield activation_scale(E2M1_MAX * FP8_MAX)
     if wanted.smoothing:
         content = PreQuantScale(matrix.readers, wanted.smoothing, matrix.pieces[0].cuts, matrix.experts)
         yield target("prequant_scaling_factor", model_dtype, matrix.stacked(inputs), content)

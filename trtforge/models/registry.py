@@ -1,4 +1,4 @@
-"""Which family a Hugging Face architecture belongs to. A family's module is imported when it is asked for."""
+"""Which family a Hugging Face architecture belongs to. A family's module is imported on demand."""
 
 from importlib import import_module
 
@@ -51,7 +51,7 @@ WITHOUT_ENGINES = (
     "NemotronNASForCausalLM",
     "Qwen3NextForCausalLM",
 )
-"""TensorRT-LLM's PyTorch backend serves them, its engine builder never knew them.
+"""Architectures that TensorRT-LLM's PyTorch backend serves and its engine builder does not support.
 
 Sources: the engines' MODEL_MAP (tensorrt_llm/models/__init__.py, 1.2) and the documentation's table of models that
 the PyTorch backend supports (models/supported-models, 1.3).
@@ -59,16 +59,16 @@ the PyTorch backend supports (models/supported-models, 1.3).
 
 
 def architectures() -> tuple[str, ...]:
-    """The Hugging Face architectures that are converted."""
+    """The supported Hugging Face architectures, sorted."""
     return tuple(sorted(_FAMILY_OF))
 
 
 def family_of(architecture: str) -> Family:
-    """The family of a Hugging Face architecture. Raises ForgeError for one that is not converted, with the way out."""
+    """The family of a Hugging Face architecture. Raises ForgeError for an unsupported one."""
     if architecture in WITHOUT_ENGINES:
         raise ForgeError(
             f"TensorRT-LLM builds no engines for {architecture}: only its PyTorch backend (llmapi) runs it",
-            hint="Take the Hugging Face checkpoint as it is: trtforge compile HF_DIR ENGINE --backend llmapi.",
+            hint="Compile the Hugging Face checkpoint itself: trtforge compile HF_DIR ENGINE --backend llmapi.",
         )
     try:
         name = _FAMILY_OF[architecture]
@@ -82,7 +82,7 @@ def family_of(architecture: str) -> Family:
 
 
 def family_of_checkpoint(checkpoint: HfCheckpoint) -> Family:
-    """The family of a checkpoint, as this one names its tensors: those of GPT-2 and Bloom often lack the prefix."""
+    """The family with the tensor names of this checkpoint: those of GPT-2 and Bloom often lack the base prefix."""
     family = family_of(checkpoint.config.architecture)
     prefix = family.base_prefix
     if prefix and not any(name.startswith(prefix) for name in checkpoint.tensors):

@@ -40,9 +40,9 @@ def row_cuts(rows: range, columns: int, tp: int) -> tuple[Cut, ...]:
 
 
 def head_cuts(rows_of: Callable[[int], range], heads: int, columns: int, tp: int) -> tuple[Cut, ...]:
-    """Whole heads: heads / tp each, or where there are fewer heads than ranks, head `rank * heads // tp`.
+    """Whole heads: heads / tp each, or with fewer heads than ranks, head `rank * heads // tp`.
 
-    `rows_of` gives the rows of a head, which need not follow those of the head before.
+    `rows_of` gives the rows of a head; heads need not be contiguous.
     """
     each = max(1, heads // tp)
     firsts = [rank * heads // tp for rank in range(tp)]
@@ -50,7 +50,7 @@ def head_cuts(rows_of: Callable[[int], range], heads: int, columns: int, tp: int
 
 
 def expert_cuts(expert: int, experts: int, shared: tuple[Cut, ...], ep: int) -> tuple[Cut, ...]:
-    """The cuts of one expert for all ranks: those of other expert-parallel groups get nothing.
+    """The cuts of one expert for all ranks; ranks of other expert-parallel groups get nothing.
 
     `shared` are the cuts for the ranks of one group. Rank t is in group t % ep, where it is rank t // ep.
     """
@@ -60,7 +60,7 @@ def expert_cuts(expert: int, experts: int, shared: tuple[Cut, ...], ep: int) -> 
 
 
 def joined(rows: tuple[range, ...]) -> tuple[range, ...]:
-    """The same rows, ranges that touch made one."""
+    """The same rows, with adjacent ranges merged."""
     found: list[range] = []
     for part in rows:
         if found and found[-1].stop == part.start:

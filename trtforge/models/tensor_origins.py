@@ -1,7 +1,7 @@
-"""The way back: where in the rank files every row of a Hugging Face tensor ended up.
+"""The inverse of conversion: where each row of a Hugging Face tensor is stored in the rank files.
 
-Derived from the same plan that conversion executes, so a checkpoint can be taken apart again and compared tensor by
-tensor, whoever wrote it. What a rank computes from several tensors (MLA's absorbed query) has no way back.
+Derived from the plan that conversion executes, so checkpoints of other tools can be compared tensor by tensor too. A
+tensor that is computed from several sources (MLA's absorbed query) has no inverse.
 """
 
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ class Origin:
 
 
 def origins(plan: CheckpointPlan, layout: Layout) -> Iterator[Origin]:
-    """All of them, in the order of the rank files' tensors. What several ranks hold is there several times."""
+    """All origins, in the order of the rank files' tensors; one for each rank that holds the rows."""
     tp = layout.parallel.tp
     for target in plan.targets:
         if not isinstance(target.content, Cast):

@@ -1,4 +1,4 @@
-"""Tensors of files as torch's: read into memory of their own, so that no page of a file stays mapped, and checked."""
+"""Torch tensors in safetensors files: reading (copied, so that no page of a file stays mapped), writing, checking."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +14,7 @@ from trtforge.models.transforms import TORCH
 
 
 def read_tensor(reader: RowReader, stored: StoredTensor) -> Tensor:
-    """The whole tensor in the type that it is stored in. Raises ForgeError for a file that cannot be read."""
+    """The whole tensor in its stored dtype. Raises ForgeError for a file that cannot be read."""
     dtype = TORCH[stored.spec.dtype.name]
     if stored.spec.nbytes == 0:
         return torch.empty(stored.spec.shape, dtype=dtype)
@@ -24,7 +24,7 @@ def read_tensor(reader: RowReader, stored: StoredTensor) -> Tensor:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write a safetensors file. Raises ForgeError where the disk is full or cannot be written."""
+    """Write a safetensors file. Raises ForgeError if the disk is full or not writable."""
     try:
         save_file(dict(tensors), path)
     except SafetensorError as error:
@@ -34,6 +34,6 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 def all_finite(tensor: Tensor) -> bool:
     """Whether no element is NaN or infinite.
 
-    A sum shows it, unless it overflows; extremes always do. On a CPU `isfinite` takes thirty times as long.
+    A finite sum proves it; if the sum overflows, the extremes decide. On a CPU `isfinite` takes thirty times as long.
     """
     return bool(tensor.sum().isfinite()) or bool(tensor.amax().isfinite() & tensor.amin().isfinite())

@@ -1,10 +1,12 @@
-"""The arithmetic of number formats on slabs of a weight matrix. Shapes are (out, in); float32 inside.
+"""Quantisation arithmetic on slabs of a weight matrix. Shapes are (out, in); computed in float32.
 
 Layouts: NVIDIA ModelOpt 0.37 export/quant_utils.py and TensorRT-LLM 0.17 quantization/layers.py.
 """
 
 import torch
 from torch import Tensor
+
+from trtforge.core.number_limits import E2M1_MAX, FP8_MAX, INT8_MAX, NVFP4_BLOCK
 
 TORCH = {
     "float32": torch.float32,
@@ -16,13 +18,14 @@ TORCH = {
     "int8": torch.int8,
     "uint8": torch.uint8,
 }
-"""Torch's types by TensorRT-LLM's names."""
-FP8_MAX = 448.0  # largest finite E4M3 value
+"""torch's dtypes by TensorRT-LLM's names."""
+PRE_QUANT_SCALE_BOUNDS = (1e-4, 1e4)
+"""Smallest and largest pre-quantization scale (ModelOpt model_calib.py)."""
 INT4_MAX = 7.0
 
 
 def fp8_scale(amax: Tensor) -> Tensor:
-    """The dequantisation multiplier for a largest magnitude: amax / 448; 1 for an all-zero tensor."""
+    """The scaling factor (dequantisation multiplier): amax / 448; 1 for an all-zero tensor."""
     scale = amax.float() / FP8_MAX
     return torch.where(scale > 0, scale, torch.ones_like(scale))
 
@@ -36,13 +39,13 @@ def quantize_fp8(values: Tensor, scale: Tensor | float) -> Tensor:
 
 
 def int4_scales(weight: Tensor, group_size: int) -> Tensor:
-    """(out, in / group_size) float32: largest magnitude of each block / 7; 1 for an all-zero block."""
+    """(out, in / group_size) float32: amax of each block / 7; 1 for an all-zero block."""
     amax = weight.float().abs().unflatten(1, (-1, group_size)).amax(dim=2)
     return torch.where(amax > 0, amax / INT4_MAX, torch.ones_like(amax))
 
 
 def quantize_int4(weight: Tensor, scales: Tensor) -> Tensor:
-    """(out, in) int8 codes in [-8, 7] of weight / its block's scale, halves to even."""
+    """(out, in) int8 codes in [-8, 7] of weight / its block's scale, ties to even."""
     blocks = weight.float().unflatten(1, (scales.shape[1], -1))
     codes: Tensor = (blocks / scales.unsqueeze(2)).round_().clamp_(-8, 7).to(torch.int8)
     return codes.flatten(1)
@@ -65,40 +68,37 @@ def unpack_int4(packed: Tensor) -> Tensor:
     return torch.stack((low, high), dim=1).flatten(0, 1)
 
 
-INT8_MAX = 127.0
-E2M1_MAX = 6.0
-NVFP4_BLOCK = 16
 FP8_ROW_SCALE_MIN = 1.0 / (FP8_MAX * 512.0)
-"""Least scale of a row in FP8_PER_CHANNEL_PER_TOKEN (tensorrt_llm/quantization/quantize.py, `fp8_rowwise_quantize`)."""
+"""Smallest row scale of FP8_PER_CHANNEL_PER_TOKEN (tensorrt_llm/quantization/quantize.py, `fp8_rowwise_quantize`)."""
 
 
 def int8_row_scales(weight: Tensor) -> Tensor:
-    """(out,) float32: largest magnitude of each row / 127; 1 for an all-zero row."""
+    """(out,) float32: amax of each row / 127; 1 for an all-zero row."""
     amax = weight.float().abs().amax(dim=1)
     return torch.where(amax > 0, amax / INT8_MAX, torch.ones_like(amax))
 
 
 def quantize_int8(weight: Tensor, scales: Tensor) -> Tensor:
-    """(out, in) int8 of weight / its row's scale, halves to even, in [-128, 127]."""
+    """(out, in) int8 of weight / its row's scale, ties to even, in [-128, 127]."""
     codes: Tensor = (weight.float() / scales.unsqueeze(1)).round_().clamp_(-128, 127).to(torch.int8)
     return codes
 
 
 def fp8_row_scales(weight: Tensor) -> Tensor:
-    """(out,) float32: largest magnitude of each row / 448, not below 1 / (448 x 512)."""
+    """(out,) float32: amax of each row / 448, at least 1 / (448 x 512)."""
     return (weight.float().abs().amax(dim=1) / FP8_MAX).clamp_(min=FP8_ROW_SCALE_MIN)
 
 
 def nvfp4_global_scale(amax: Tensor) -> Tensor:
-    """Scale of a tensor whose blocks have E4M3 scales: largest magnitude / (6 x 448); 1 for an all-zero tensor."""
+    """NVFP4's per-tensor scale, beside the E4M3 block scales: amax / (6 x 448); 1 for an all-zero tensor."""
     scale = amax.float() / (E2M1_MAX * FP8_MAX)
     return torch.where(scale > 0, scale, torch.ones_like(scale))
 
 
 def nvfp4_block_scales(weight: Tensor, global_scale: Tensor) -> Tensor:
-    """(out, in / 16) float8_e4m3fn: largest magnitude of each block / (6 x global scale); 1 for an all-zero block.
+    """(out, in / 16) float8_e4m3fn: amax of each block / (6 x global scale); 1 for an all-zero block.
 
-    As ModelOpt 0.47 (qtensor/nvfp4_tensor.py) they never round to zero: at least the smallest E4M3 value, 2^-9.
+    At least 2^-9, the smallest E4M3 value, so that none rounds to zero (ModelOpt 0.47, qtensor/nvfp4_tensor.py).
     """
     amax = weight.float().abs().unflatten(1, (-1, NVFP4_BLOCK)).amax(dim=2)
     scales = amax / (E2M1_MAX * global_scale)
@@ -113,7 +113,7 @@ def quantize_nvfp4(weight: Tensor, block_scales: Tensor, global_scale: Tensor) -
     magnitudes = scaled.abs()
     bounds = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0], device=weight.device)
     codes = torch.searchsorted(bounds, magnitudes)
-    for odd in (0.75, 1.75, 3.5):  # halves go to the even code
+    for odd in (0.75, 1.75, 3.5):  # ties go to the even code
         codes += magnitudes == odd
     codes = (codes | (scaled < 0).to(codes.dtype) << 3).to(torch.uint8)
     packed: Tensor = codes[:, 0::2] | codes[:, 1::2] << 4

@@ -1,13 +1,15 @@
-"""What packaging needs to know of an engine directory, from its configuration and the names of its files."""
+"""The facts of an engine directory that packaging needs, from its configuration and file names."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from trtforge.core.device import UsableDevice
 from trtforge.core.errors import ForgeError
 from trtforge.core.features import SPECULATION, FeaturesConfig
 from trtforge.core.manifest import Identity, Manifest, files_below, open_artifact, read_manifest, record_of
+from trtforge.core.recipe import ResolvedBackend
 from trtforge.formats.engine_target import EngineTarget
 from trtforge.formats.hf import HfConfig, read_config
 from trtforge.formats.llmapi import MODEL_FILE, LlmArgs, read_llm_args
@@ -18,16 +20,15 @@ from trtforge.formats.trtllm import CONFIG_FILE, CheckpointConfig, rank_file, re
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """An engine that is complete.
+    """A complete engine.
 
-    `release`: the TensorRT-LLM whose interface it is served with; `served_by`: the one that runs it, where that is
-    known. `features`: what it was compiled for, which decides keys that no config.json of an engine has. `target`: what
-    TensorRT built it with and for; nothing of that is known of an engine of the embedded runtime. `llm_args`: an llmapi
-    engine's arguments.
+    `release`: the TensorRT-LLM release whose interface it is served with; `served_by`: the release that runs it.
+    `features`: what it was compiled for; determines keys that an engine's config.json lacks. `target`: the versions and
+    GPU that TensorRT built it with and for, empty for other backends. `llm_args`: an llmapi engine's arguments.
     """
 
-    backend: Literal["torch", "tensorrt_llm", "llmapi"]
-    device: Literal["cpu", "cuda"]
+    backend: ResolvedBackend
+    device: UsableDevice
     release: Release
     served_by: str
     vocab_size: int
@@ -44,9 +45,9 @@ class EngineFacts:
 
 
 def open_engine(directory: Path) -> Manifest:
-    """The manifest of an engine, every file checked; TensorRT-LLM's own engines get one that lists what is there.
+    """The manifest of an engine, every file checked; for an engine of trtllm-build, a new one of the existing files.
 
-    Raises ForgeError as `open_artifact` does, for anything but an engine.
+    Raises ForgeError as `open_artifact` does.
     """
     if read_manifest(directory) is not None or not (directory / CONFIG_FILE).is_file():
         return open_artifact(directory, "engine")
@@ -58,8 +59,7 @@ def open_engine(directory: Path) -> Manifest:
 def read_engine(directory: Path, manifest: Manifest, built_for: FeaturesConfig | None = None) -> EngineFacts:
     """Read and check an engine. Raises ForgeError naming the missing key, or the rank file that is missing or empty.
 
-    `built_for`: the features of an engine whose manifest does not say them; where nobody does, it has those of its
-    config.json.
+    `built_for`: the engine's features; None: those recorded in its config.json or manifest, else implied by its build.
     """
     if (directory / MODEL_FILE).is_file():
         return _llmapi_engine(directory, manifest)
@@ -93,36 +93,36 @@ def read_engine(directory: Path, manifest: Manifest, built_for: FeaturesConfig |
 
 
 def _target(values: Mapping[str, Any], manifest: Manifest) -> EngineTarget:
-    """What the build recorded; the release is in TensorRT-LLM's own file in any case."""
+    """The target that the build recorded; the release always comes from TensorRT-LLM's own config.json."""
     recorded = EngineTarget.recorded(manifest.identity.versions) or EngineTarget()
     return recorded.model_copy(update={"tensorrt_llm": str(values.get("version"))})
 
 
 def _features(forge: object, manifest: Manifest, build: Mapping[str, Any], *, paged_context: bool) -> FeaturesConfig:
-    """Those that the engine says it was compiled for; of one that does not, those that its build shows."""
-    shown: dict[str, Any] = {"kv_reuse": paged_context, "chunked_context": paged_context}
+    """The features that the engine records; those that it does not record follow from its build_config."""
+    implied: dict[str, Any] = {"kv_reuse": paged_context, "chunked_context": paged_context}
     if _lora_rank(build):
-        shown["lora"] = {"max_rank": _lora_rank(build)}
-    said = forge.get("features") if isinstance(forge, dict) else manifest.identity.config.get("features")
-    return FeaturesConfig.parse(shown | (said if isinstance(said, dict) else {}), "features of the engine")
+        implied["lora"] = {"max_rank": _lora_rank(build)}
+    recorded = forge.get("features") if isinstance(forge, dict) else manifest.identity.config.get("features")
+    return FeaturesConfig.parse(implied | (recorded if isinstance(recorded, dict) else {}), "features of the engine")
 
 
 def _check_features(build: Mapping[str, Any], features: FeaturesConfig, path: Path) -> None:
-    """What config.json says of drafting, LoRA and streaming, and what the engine is said to be for, must agree."""
+    """Raises ForgeError if config.json contradicts the features: speculative decoding, LoRA, weight streaming."""
     draft = build.get("max_draft_len", 0)
     method = next((name for name in SPECULATION if getattr(features, name) is not None), None)
     if draft and method is None:
         raise ForgeError(
-            f"{path}: the engine verifies {draft} draft tokens, and nothing says who drafts them",
-            hint="Say so with --feature draft, medusa, eagle or lookahead, as the engine was built.",
+            f"{path}: max_draft_len is {draft}, but the engine's speculative decoding method is not recorded",
+            hint="Give it with --feature draft, medusa, eagle or lookahead, as the engine was built.",
         )
-    lacking: list[str] = [method] if method is not None and not draft else []
+    missing: list[str] = [method] if method is not None and not draft else []
     if features.lora is not None and (features.lora.max_rank or 0) > _lora_rank(build):
-        lacking.append(f"lora of rank {features.lora.max_rank}")
+        missing.append(f"lora of rank {features.lora.max_rank}")
     if features.weights_on_gpu < 1 and not build.get("weight_streaming"):
-        lacking.append("weights_on_gpu")
-    if lacking:
-        raise ForgeError(f"{path}: the engine was not built for {lacking[0]}", hint="Compile it with that feature.")
+        missing.append("weights_on_gpu")
+    if missing:
+        raise ForgeError(f"{path}: the engine was not built for {missing[0]}", hint="Compile it with that feature.")
 
 
 def _lora_rank(build: Mapping[str, Any]) -> int:
@@ -135,12 +135,12 @@ def _lora_rank(build: Mapping[str, Any]) -> int:
 
 
 def _llmapi_engine(directory: Path, manifest: Manifest) -> EngineFacts:
-    """A Hugging Face checkpoint with model.yaml. Its limits are those that `compile` or `migrate` wrote there."""
+    """A Hugging Face checkpoint with model.yaml, where `compile` or `migrate` wrote the limits."""
     args, config = read_llm_args(directory), read_config(directory)
     if args.max_batch_size is None or args.max_input_len is None:
         raise ForgeError(
-            f"{directory / MODEL_FILE}: max_batch_size and max_input_len are needed to package it",
-            hint="Add both, as large as a request may be.",
+            f"{directory / MODEL_FILE}: packaging needs max_batch_size and max_input_len",
+            hint="Add both.",
         )
     text = config.values.get("text_config")
     text_config = HfConfig(text, config.path) if isinstance(text, dict) else config
@@ -169,20 +169,20 @@ def _llmapi_engine(directory: Path, manifest: Manifest) -> EngineFacts:
 def _check_ranks(directory: Path, facts: EngineFacts, model: CheckpointConfig) -> None:
     ranks = range(facts.world_size if facts.backend == "tensorrt_llm" else len(model.parallel.ranks))
     names = [f"rank{index}.engine" if facts.backend == "tensorrt_llm" else rank_file(index) for index in ranks]
-    there = {path.name for path in directory.glob("rank*") if path.suffix == Path(names[0]).suffix}
+    found = {path.name for path in directory.glob("rank*") if path.suffix == Path(names[0]).suffix}
     for name in names:
-        if name not in there:
+        if name not in found:
             raise ForgeError(
-                f"{directory / name} is missing: config.json says {len(names)} ranks, {len(there)} are there",
+                f"{directory / name} is missing: config.json says {len(names)} ranks, {len(found)} exist",
                 hint="Copy the engine completely, or compile it again.",
             )
         if (directory / name).stat().st_size == 0:
             raise ForgeError(f"{directory / name} is empty", hint="Copy the engine completely, or compile it again.")
-    strangers = sorted(there - set(names))
-    if strangers:
+    unexpected = sorted(found - set(names))
+    if unexpected:
         raise ForgeError(
-            f"{directory / strangers[0]} is too many: config.json says {len(names)} ranks",
-            hint="Files of another engine are in this directory; compile into an empty one.",
+            f"unexpected file {directory / unexpected[0]}: config.json says {len(names)} ranks",
+            hint="The directory holds files of another engine; compile into an empty one.",
         )
 
 

@@ -33,33 +33,32 @@ from trtforge.plan.runtime_keys import runtime_keys
 ENGINE_DIRECTORY = "engine"
 _PREFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _CANCELLATION_PERIOD_MS = 100
-_TRITON_QUEUE = 16384  # requests that Triton has not handed to a Python model yet, which takes them at once
+_TRITON_QUEUE = 16384  # requests that Triton has not passed to a Python model yet, which takes them immediately
 ModelCode = Literal["1", "llmapi", "triton"]
-"""Which of a role's codes a model gets: by default, for the LLM API, for an engine model that Triton itself runs."""
+"""Directory of a role's model.py: the default, for the LLM API, or for an engine model that Triton itself runs."""
 _DTYPES = {"float16": "TYPE_FP16", "bfloat16": "TYPE_BF16", "float32": "TYPE_FP32"}
 
 
 class PackageConfig(Config):
     """How an engine is packaged.
 
-    Everything in the repository is relative to it, with one exception: the TensorRT-LLM backend opens its engine by a
-    path of its own, which must be absolute. `serving_root` is where the repository will be mounted (launchers that
-    serve it from elsewhere put the actual path in).
+    All paths in the repository are relative to it, except that the TensorRT-LLM backend needs an absolute engine path.
+    `serving_root` is where the repository will be mounted (launchers that serve it from elsewhere insert their path).
     """
 
     serving: ServingConfig = ServingConfig()
     name_prefix: str = Field("", max_length=100, description="Prefix of the five model names.")
-    serving_root: str = Field("/models", pattern="^/", description="Where a TensorRT-LLM server sees the repository.")
-    add_special_tokens: bool = Field(True, description="Put the tokenizer's begin token before the prompt.")
-    kv_reuse: bool | None = Field(None, description="Share KV blocks between requests; None: as it was built.")
-    chunked_context: bool | None = Field(None, description="Cut long prompts into chunks; None: as it was built.")
-    features: FeaturesConfig | None = Field(None, description="What the engine was built for; None: as it says itself.")
+    serving_root: str = Field("/models", pattern="^/", description="Path of the repository for a TensorRT-LLM server.")
+    add_special_tokens: bool = Field(True, description="Add the tokenizer's special tokens to the prompt.")
+    kv_reuse: bool | None = Field(None, description="Share KV blocks between requests; None: as built.")
+    chunked_context: bool | None = Field(None, description="Split long prompts into chunks; None: as built.")
+    features: FeaturesConfig | None = Field(None, description="What the engine was built for; None: as recorded.")
     target: PackageTarget = PackageTarget()
 
     @field_validator("name_prefix")
     @classmethod
     def _is_part_of_a_name(cls, value: str) -> str:
-        """Models are directories: a prefix must not lead out of the repository, or hide them."""
+        """Model names are directory names: a prefix must not leave the repository or hide them."""
         if value and not _PREFIX.fullmatch(value):
             raise ValueError("a prefix begins with a letter or digit and holds letters, digits, '.', '_' and '-' only")
         return value
@@ -67,7 +66,7 @@ class PackageConfig(Config):
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """What one config.pbtxt says. `code`: the directory of the role's templates that holds its model.py."""
+    """The values of one config.pbtxt. `code`: the directory of the role's templates that holds its model.py."""
 
     role: ModelRole
     name: str
@@ -82,7 +81,7 @@ class ModelSpec:
 
 
 def repository_facts(config: PackageConfig, engine: EngineFacts) -> RepositoryFacts:
-    """What launchers and clients will read from the repository's manifest."""
+    """The facts that launchers and clients read from the repository's manifest."""
     name = f"{config.name_prefix}tensorrt_llm/1/{ENGINE_DIRECTORY}"
     return RepositoryFacts(
         backend=engine.backend,
@@ -147,7 +146,7 @@ def _text_parameters(
     *,
     by_text: bool,
 ) -> Mapping[str, str]:
-    """A text model tokenizes by itself, so it has the parameters of preprocessing too."""
+    """A text model tokenizes itself, so it has the parameters of preprocessing too."""
     return {
         **preprocessing,
         "tokenizer_dir": TOKENIZER_DIRECTORY,
@@ -181,16 +180,16 @@ def _preprocessing_parameters(
 def _engine_parameters(
     config: PackageConfig, engine: EngineFacts, facts: RepositoryFacts, tokenizer: TokenizerAssets
 ) -> Mapping[str, str]:
-    """TensorRT-LLM's keys, in its own spelling; the other engines read the same ones and three more.
+    """TensorRT-LLM's parameters; the other engines read the same ones and four more.
 
-    Its C++ backend takes only `true` and `false` and passes over anything else in silence, so all is spelled here.
+    Its C++ backend accepts booleans only as `true` and `false` and silently ignores any other spelling.
     """
     serving = config.serving
     reuse = _feature("kv_reuse", config.kv_reuse, engine.features.kv_reuse, engine)
     chunked = _feature("chunked_context", config.chunked_context, engine.features.chunked_context, engine)
     if engine.features.draft is not None and not reuse:
         raise ForgeError(
-            "kv_reuse: an engine that verifies a draft model's tokens needs it",
+            "kv_reuse is off: an engine that verifies a draft model's tokens needs it",
             hint="Package it with KV reuse, or compile it without engine.features.draft.",
         )
     values = {
@@ -230,9 +229,9 @@ def _engine_parameters(
 
 
 def serving_args(config: PackageConfig, engine: EngineFacts) -> LlmArgs | None:
-    """The model.yaml of the packaged model: the engine's, with what the serving settings say.
+    """The model.yaml of the packaged model: the engine's, with the serving settings; None for other backends.
 
-    A setting that nobody gave leaves the engine's value, which a migration may have brought.
+    A setting that is not given keeps the engine's value, which may come from a migration.
     """
     if engine.llm_args is None:
         return None
@@ -254,11 +253,11 @@ def serving_args(config: PackageConfig, engine: EngineFacts) -> LlmArgs | None:
 
 
 def _feature(name: str, wanted: bool | None, built: bool, engine: EngineFacts) -> bool:
-    """Whether a runtime feature is on; both need an engine whose context attention reads the paged cache."""
+    """Whether kv_reuse or chunked_context is on; both need paged context attention (use_paged_context_fmha)."""
     if wanted and not engine.paged_context:
         raise ForgeError(
             f"{name}: the engine was built without use_paged_context_fmha",
-            hint="Compile it with that feature, or package without.",
+            hint="Compile it with that feature, or package it without.",
         )
     return built if wanted is None else wanted
 

@@ -1,4 +1,4 @@
-"""Templates to config.pbtxt, and the proof that Triton will be able to read what came out."""
+"""Renders templates to config.pbtxt, and checks that Triton can parse the result."""
 
 import importlib.util
 from pathlib import Path
@@ -6,9 +6,8 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from trtforge.core.errors import ForgeError
+from trtforge.formats.triton import CONFIG_FILE
 from trtforge.package.models import ModelSpec
-
-CONFIG = "config.pbtxt"
 
 
 def render_config(templates: Path, model: ModelSpec) -> str:
@@ -18,32 +17,35 @@ def render_config(templates: Path, model: ModelSpec) -> str:
     )
     environment.filters["quoted"] = _quoted
     environment.filters["boolean"] = lambda value: "true" if value else "false"
-    text = environment.get_template(f"{model.role}/{CONFIG}.j2").render(model=model)
+    text = environment.get_template(f"{model.role}/{CONFIG_FILE}.j2").render(model=model)
     check_config(text, model.name)
     return text
 
 
 def check_config(text: str, name: str) -> None:
-    """Raises ForgeError for a place that was not filled, and for text that is no model configuration."""
+    """Raises ForgeError for an unfilled template placeholder, and for text that is not a model configuration."""
     for opening in ("${", "{{", "{%"):
         if opening in text:
             line = next(line for line in text.splitlines() if opening in line)
             raise ForgeError(
-                f"{name}/{CONFIG}: a place is not filled: {line.strip()}", hint="Fix the template or the setting."
+                f"{name}/{CONFIG_FILE}: unfilled template placeholder: {line.strip()}",
+                hint="Fix the template or the setting.",
             )
     if importlib.util.find_spec("tritonclient") is None:
         return
-    from google.protobuf import text_format  # type: ignore[import-untyped]
+    from google.protobuf import text_format
     from tritonclient.grpc import model_config_pb2
 
     try:
         parsed = text_format.Parse(text, model_config_pb2.ModelConfig())
     except text_format.ParseError as error:
-        raise ForgeError(f"{name}/{CONFIG}: not readable: {error}", hint="Fix the template or the setting.") from None
+        raise ForgeError(
+            f"{name}/{CONFIG_FILE}: not a model configuration: {error}", hint="Fix the template or the setting."
+        ) from None
     assert parsed.name == name
 
 
 def _quoted(value: object) -> str:
-    """A protobuf text string."""
+    """A string in protobuf text format."""
     text = str(value).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return f'"{text}"'

@@ -1,4 +1,4 @@
-"""The files of a repository: which model gets which code, and where engine and tokenizer go."""
+"""Writes the files of a repository: the code of each model, the engine and the tokenizer."""
 
 import os
 import shutil
@@ -12,9 +12,9 @@ from trtforge.core.manifest import FileRecord as Record
 from trtforge.formats.hf import TOKENIZER_DIRECTORY
 from trtforge.formats.llmapi import MODEL_FILE, LlmArgs
 from trtforge.formats.tokenizer import TOKENIZER_FILE, load_tokenizer
-from trtforge.formats.triton import ModelRole
+from trtforge.formats.triton import CONFIG_FILE, ModelRole
 from trtforge.package.models import ENGINE_DIRECTORY, ModelCode, ModelSpec
-from trtforge.package.render import CONFIG, render_config
+from trtforge.package.render import render_config
 from trtforge.package.tokenizer import TokenizerAssets
 
 VERSION = "1"
@@ -44,7 +44,7 @@ LIBRARIES: dict[ModelRole, Mapping[ModelCode, tuple[str, ...]]] = {
     "postprocessing": {"1": (*_PROCESS, "detokenizer")},
     "tensorrt_llm_bls": {"1": _ENGINE_TEXT, "triton": (*_TEXT, "kserve_messages", "triton_engine")},
 }
-"""The modules of lib/ that a model's code imports: each model's directory is complete in itself."""
+"""The modules of lib/ that a model's code imports, copied into each model's directory."""
 _OWN_MODULES = (
     "__init__",
     "core/__init__",
@@ -71,7 +71,7 @@ _OWN_MODULES = (
         )
     ),
 )
-"""What these import of trtforge itself, which NVIDIA's images do not have: needs the standard library only."""
+"""The trtforge modules that these import, which NVIDIA's images lack; they need the standard library only."""
 
 
 @dataclass(frozen=True)
@@ -86,12 +86,12 @@ class RepositoryWriter:
     llm_args: LlmArgs | None = None
 
     def write(self, out: Path) -> dict[str, Record]:
-        """Write everything below `out`; returns the records of the files whose digests are known already."""
+        """Write everything below `out`; returns the records of the files whose digests are already known."""
         records: dict[str, Record] = {}
         for model in self.models:
             version = out / model.name / VERSION
             version.mkdir(parents=True)
-            (out / model.name / CONFIG).write_text(render_config(self.templates, model), encoding="utf-8")
+            (out / model.name / CONFIG_FILE).write_text(render_config(self.templates, model), encoding="utf-8")
             if model.backend == "python":
                 self._write_code(model, version)
             if model.role == "tensorrt_llm":
@@ -114,7 +114,7 @@ class RepositoryWriter:
                 shutil.copyfile(path, target)
 
     def _link_engine(self, target: Path, out: Path) -> dict[str, Record]:
-        """The engine's own files, as hard links where that is possible: engines are large."""
+        """Add the engine's files, as hard links if possible, because engines are large; returns their records."""
         below = target.relative_to(out).as_posix()
         for name in self.engine_manifest.files:
             (target / name).parent.mkdir(parents=True, exist_ok=True)
@@ -124,14 +124,14 @@ class RepositoryWriter:
         return records | {f"{below}/{FILE_NAME}": record_of(target / FILE_NAME)}
 
     def _write_tokenizers(self, out: Path) -> None:
-        """tokenizer.json for each model that needs it; preprocessing has the whole directory, for clients as well."""
+        """Write tokenizer.json for each model that needs it, and all tokenizer files, for clients, to preprocessing."""
         users = [model for model in self.models if model.role != "tensorrt_llm"]
         whole = next(model for model in users if model.role == "preprocessing")
         source = out / whole.name / VERSION / TOKENIZER_DIRECTORY
         source.mkdir()
         for file in self.tokenizer.files:
             self.tokenizer.write(file.name, source / file.name)
-        if not self.tokenizer.is_fast:  # others were loaded before anything was written
+        if not self.tokenizer.is_fast:  # a fast tokenizer was already checked, before anything was written
             load_tokenizer(source / TOKENIZER_FILE)
         for model in users:
             if model is not whole:
@@ -141,12 +141,12 @@ class RepositoryWriter:
 
 
 def own_modules() -> dict[str, Path]:
-    """The modules of trtforge that go along with an llmapi model, by where they go."""
+    """The trtforge modules that an llmapi model includes, by their path in the model."""
     return {f"{_PACKAGE.name}/{name}.py": _PACKAGE / f"{name}.py" for name in _OWN_MODULES}
 
 
 def template_files(templates: Path) -> Iterator[Path]:
-    """Every template and module that a repository is made from, in order."""
+    """Every template and module that a repository is made from, sorted."""
     return (path for path in sorted(templates.rglob("*")) if path.suffix in (".py", ".j2"))
 
 

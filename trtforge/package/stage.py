@@ -20,13 +20,12 @@ _LOG = logging.getLogger(__name__)
 
 
 def package(config: PackageConfig, engine: Path, tokenizer: Path | None, out: Path, *, force: bool = False) -> Produced:
-    """Write the Triton model repository of an engine to `out`, or find it there.
+    """Write the Triton model repository of an engine to `out`, unless it is already there.
 
-    `tokenizer` is a Hugging Face directory; None takes what compile put beside the engine. The repository holds the
-    engine (hard-linked where possible) and the tokenizer, so it can be moved. Raises ForgeError, before anything is
+    `tokenizer`: a Hugging Face directory; None: the files that compile put into the engine. The repository holds the
+    engine (hard-linked if possible) and the tokenizer, so it can be moved. Raises ForgeError, before anything is
     written, for an incomplete engine, a missing or damaged tokenizer, an end id beyond the vocabulary, a setting that
-    the engine cannot serve, and an engine that was built for something else than `config.target`; logs what may keep
-    it from running.
+    the engine cannot serve, and an engine that cannot run on `config.target`; logs warnings if it may not run there.
     """
     manifest = open_engine(engine)
     if config.features is not None:

@@ -1,4 +1,4 @@
-"""What is to serve a repository, and whether the engine runs there: known from versions and names alone."""
+"""The release and GPU that will serve a repository, and whether the engine can run there, by versions and names."""
 
 from dataclasses import replace
 
@@ -12,16 +12,16 @@ from trtforge.plan.gpus import gpu_named
 
 
 class PackageTarget(Config):
-    """What serves the engine. A field left out is as the engine was built."""
+    """The release and GPU that serve the engine. None: as the engine was built."""
 
     tensorrt_llm: str | None = Field(None, description="TensorRT-LLM release that serves it.")
     gpu: str | None = Field(None, description="GPU that serves it, such as h100-80gb.")
 
 
 def check_target(engine: EngineFacts, wanted: PackageTarget) -> tuple[str, ...]:
-    """Warnings about serving `engine` with what is wanted. Raises ForgeError if it cannot run there.
+    """Warnings about serving `engine` on the target `wanted`. Raises ForgeError if it cannot run there.
 
-    A release stands for the TensorRT of its containers. Other backends have no TensorRT to compare.
+    A release implies the TensorRT version of its containers. Other backends have no TensorRT to compare.
     """
     if engine.backend != "tensorrt_llm":
         return ()
@@ -36,6 +36,6 @@ def check_target(engine: EngineFacts, wanted: PackageTarget) -> tuple[str, ...]:
         warnings += require_fit(built, TargetEnvironment("the target release", asked))
     containers = containers_of(engine.release)
     if containers and not images_for(built):
-        place = TargetEnvironment.of_container(containers[0])
-        warnings += require_fit(built, place if wanted.tensorrt_llm is not None else replace(place, sure=False))
+        image = TargetEnvironment.of_container(containers[0])
+        warnings += require_fit(built, image if wanted.tensorrt_llm is not None else replace(image, sure=False))
     return tuple(warnings)

@@ -15,7 +15,7 @@ _HINT = "Give the Hugging Face checkpoint's directory with --tokenizer DIR."
 
 @dataclass(frozen=True)
 class TokenizerAssets:
-    """A tokenizer that models can load. `end_ids`: all that end an answer, the main one first; may be empty."""
+    """A tokenizer that models can load. `end_ids`: all ids that end an answer, the main one first; may be empty."""
 
     directory: Path
     end_ids: tuple[int, ...]
@@ -23,7 +23,7 @@ class TokenizerAssets:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """The files to copy; tokenizer.json is made from the others where the model came without."""
+        """The files to copy; a missing tokenizer.json is converted from the others."""
         files = tokenizer_files(self.directory)
         return files if self.is_fast else (self.directory / TOKENIZER_FILE, *files)
 
@@ -41,12 +41,12 @@ class TokenizerAssets:
 
 
 def find_tokenizer(given: Path | None, engine: Path) -> Path:
-    """The directory given, or what compile put into the engine. Raises ForgeError if there is no tokenizer."""
+    """The directory given, or the one that compile put into the engine. Raises ForgeError if there is no tokenizer."""
     beside = engine / TOKENIZER_DIRECTORY
     directory = given or (beside if beside.is_dir() else engine)
     names = {path.name for path in tokenizer_files(directory)}
     if TOKENIZER_FILE not in names and not names.intersection(SLOW_FILES):
-        where = f"{directory} has no {TOKENIZER_FILE}" if given else f"{engine} comes without one"
+        where = f"{directory} has no {TOKENIZER_FILE}" if given else f"{engine} contains none"
         raise ForgeError(f"tokenizer missing: {where}", hint=_HINT)
     return directory
 
@@ -59,7 +59,7 @@ def read_tokenizer(directory: Path, vocab_size: int) -> TokenizerAssets:
 
 
 def _convert(directory: Path, target: Path) -> None:
-    """Write tokenizer.json of a tokenizer that came in its older form."""
+    """Convert a slow tokenizer to tokenizer.json."""
     from transformers import AutoTokenizer
 
     try:
@@ -69,6 +69,6 @@ def _convert(directory: Path, target: Path) -> None:
             shutil.copyfile(Path(scratch) / TOKENIZER_FILE, target)
     except (OSError, ValueError, ImportError) as error:
         raise ForgeError(
-            f"{directory}: the tokenizer cannot be turned into {TOKENIZER_FILE}: {str(error).splitlines()[0]}",
+            f"{directory}: the tokenizer cannot be converted to {TOKENIZER_FILE}: {str(error).splitlines()[0]}",
             hint="Load it with AutoTokenizer and save it with save_pretrained, then package that directory.",
         ) from None

@@ -1,1 +1,1 @@
-"""Floor 5: a recipe as ordered stages, and what is judged, reported and locked around them."""
+"""Floor 5: the build of a recipe in ordered stages, with its preflight check, report and lock file."""

@@ -1,27 +1,21 @@
-"""Floor 5: a recipe becomes ordered stages; each is skipped when its artifact is already right."""
+"""Floor 5: run a recipe as ordered stages; a stage is skipped if its artifact is up to date."""
 
 import logging
-import platform
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Literal, get_args
 
-from trtforge import __version__
 from trtforge.calibrate.stage import calibrate
 from trtforge.compile.stage import CompileOptions, compile_engine, engine_plan_for, require_buildable
 from trtforge.convert.stage import convert, layout_for
 from trtforge.core.artifact import Produced
-from trtforge.core.digest import file_digest, text_digest
 from trtforge.core.errors import ForgeError, UsageError
-from trtforge.core.manifest import open_artifact, read_manifest
 from trtforge.core.progress import Progress
-from trtforge.core.recipe import GateConfig, Recipe
+from trtforge.core.recipe import Recipe
 from trtforge.formats.corpus import require_data
 from trtforge.formats.hf import resolve_source
-from trtforge.formats.hub_data import PREFIX, commit_of
 from trtforge.formats.trtllm import CheckpointConfig
 from trtforge.machine.usage import measured
 from trtforge.models.checkpoint_config import checkpoint_config
@@ -32,16 +26,16 @@ from trtforge.package.stage import package
 from trtforge.package.target import PackageTarget
 from trtforge.pipeline.continuation import require_calibration_of, require_checkpoint_of, require_engine_of
 from trtforge.pipeline.preflight import preflight, warn_of_verification
-from trtforge.pipeline.report import BuildReport, Known, StageReport, read_known, weight_compression, write_report
+from trtforge.pipeline.report import BuildReport, StageReport, weight_compression, write_report
 from trtforge.pipeline.stage_configs import calibrate_config, convert_config, needs_calibration
+from trtforge.pipeline.verification import CheckpointMetrics, known_metrics, verified
 from trtforge.plan.model import Model
-from trtforge.verify.stage import verify
 
 StageName = Literal["calibrate", "convert", "verify", "compile", "package"]
 STAGES: tuple[StageName, ...] = get_args(StageName)
 REPORT_FILE = "report.json"
-_OF_THE_SOURCE = frozenset({"calibrate", "convert", "verify"})
-"""The stages that read the Hugging Face checkpoint: later ones judge what those made."""
+_SOURCE_STAGES = frozenset({"calibrate", "convert", "verify"})
+"""The stages that read the Hugging Face checkpoint; the later stages read their artifacts."""
 
 Started = Callable[[StageName], None]
 _LOG = logging.getLogger(__name__)
@@ -55,13 +49,18 @@ class Paths:
 
     @property
     def calibration(self) -> Path:
-        """Measured activations; absent for formats that need none."""
+        """The calibration; absent for formats that need none."""
         return self.out / "calibration"
 
     @property
     def checkpoint(self) -> Path:
         """The TensorRT-LLM checkpoint."""
         return self.out / "checkpoint"
+
+    @property
+    def verification(self) -> Path:
+        """The metrics of the checkpoint."""
+        return self.out / "verification"
 
     @property
     def engine(self) -> Path:
@@ -75,14 +74,14 @@ class Paths:
 
     @property
     def report(self) -> Path:
-        """What the build made and how good it is."""
+        """The report: artifacts, sizes, times and quality."""
         return self.out / REPORT_FILE
 
 
 def selected(recipe: Recipe, first: StageName, last: StageName) -> tuple[StageName, ...]:
     """The stages from `first` to `last` that this recipe has. Raises ForgeError for an empty selection."""
     if STAGES.index(first) > STAGES.index(last):
-        raise UsageError(f"--from {first} comes after --to {last}", hint=f"Stages go {', '.join(STAGES)}.")
+        raise UsageError(f"--from {first} comes after --to {last}", hint=f"The order of stages is {', '.join(STAGES)}.")
     stages = STAGES[STAGES.index(first) : STAGES.index(last) + 1]
     chosen = tuple(stage for stage in stages if stage != "calibrate" or needs_calibration(recipe))
     if not chosen:
@@ -92,7 +91,7 @@ def selected(recipe: Recipe, first: StageName, last: StageName) -> tuple[StageNa
 
 @dataclass
 class Build:
-    """One run of a recipe. `named`: the recipe and its overrides as the command line had them."""
+    """One run of a recipe. `named`: the recipe and its overrides as given on the command line."""
 
     recipe: Recipe
     out: Path
@@ -107,12 +106,12 @@ class Build:
         self.paths = Paths(self.out)
 
     def run(self, stages: tuple[StageName, ...], started: Started) -> BuildReport:
-        """Run the stages in order. Raises ForgeError at the first that fails; the artifacts before it stay.
+        """Run the stages in order. Raises ForgeError at the first that fails; earlier artifacts are kept.
 
-        A recipe that cannot be deployed, or whose data cannot be read, is refused before the first of them.
-        The report is written to `report.json` also when the gate does not hold, so that the figures can be read.
+        A recipe that cannot be deployed, or whose data cannot be read, is refused before the first stage.
+        `report.json` is written even if the gate does not hold, so that its metrics can be read.
         """
-        if not _OF_THE_SOURCE.isdisjoint(stages):
+        if not _SOURCE_STAGES.isdisjoint(stages):
             judged = preflight(self.recipe)
             if "compile" in stages:
                 _, checkpoint = planned_checkpoint(self.recipe, judged.model)
@@ -127,11 +126,10 @@ class Build:
         report = BuildReport(
             recipe=self.recipe.name, next_command=next_command(self.named or self.recipe.name, self.paths, stages)
         )
-        report.known = read_known(self.paths.report)
         self._require_continuable(stages, report)
         for stage in stages:
             started(stage)
-            with _told_if_interrupted(stage, report), measured() as usage:
+            with _log_interruption(stage, report), measured() as usage:
                 result = self._stage(stage, report)
             if result is not None:
                 report.stages.append(StageReport.of(stage, result, usage))
@@ -181,7 +179,7 @@ class Build:
         return self._source
 
     def _require_continuable(self, stages: tuple[StageName, ...], report: BuildReport) -> None:
-        """Raises ForgeError where what is there is not the recipe's, or its figures are known to break the gate."""
+        """Raise ForgeError if the existing artifacts are not the recipe's or are known to fail the gate."""
         match stages[0]:
             case "convert":
                 require_calibration_of(self.recipe, self.paths.calibration)
@@ -190,42 +188,39 @@ class Build:
             case "package":
                 require_engine_of(self.paths.checkpoint, self.paths.engine)
         if stages[0] in ("compile", "package"):
-            known = self._known(report)
+            known = self._known_metrics()
             if known is not None:
                 self._require_quality(replace(report, verification=known.verification, compression=known.compression))
 
-    def _known(self, report: BuildReport) -> Known | None:
-        """What an earlier run found of the checkpoint that is there, with this gate."""
-        checkpoint, known = read_manifest(self.paths.checkpoint), report.known
-        if checkpoint is None or known is None:
-            return None
-        return known if known.key == _verification_key(checkpoint.digest, self.recipe.gate) else None
+    def _known_metrics(self) -> CheckpointMetrics | None:
+        """The metrics that an earlier run found for the current checkpoint with this gate."""
+        return known_metrics(self.paths.checkpoint, self.recipe.gate, self.paths.verification)
 
     def _carry_over(self, stages: tuple[StageName, ...], report: BuildReport) -> None:
-        """The figures of the checkpoint that this run goes on from, or made."""
+        """Add the metrics of the checkpoint that this run started from, or made."""
         if report.verification is not None or stages == ("calibrate",):
             return
-        known = self._known(report)
+        known = self._known_metrics()
         if known is not None:
             report.verification, report.compression = known.verification, known.compression
         elif stages != ("package",):
             report.compression = weight_compression(self.paths.checkpoint)
 
     def _verify(self, report: BuildReport) -> None:
-        """Verify, or take the figures of the last report if checkpoint and gate are the same."""
-        checkpoint = open_artifact(self.paths.checkpoint, "checkpoint")
-        known = self._known(report) if not self.force else None
-        cached = known is not None
+        """Verify, or take the metrics of an earlier run if checkpoint and gate are the same."""
+        paths = self.paths
         with measured() as usage:
-            if known is None:
-                known = Known(
-                    key=_verification_key(checkpoint.digest, self.recipe.gate),
-                    verification=verify(self.paths.checkpoint, self.source, self.recipe.gate, progress=self.progress),
-                    compression=weight_compression(self.paths.checkpoint),
-                )
-        report.known, report.verification, report.compression = known, known.verification, known.compression
-        report.stages.append(StageReport.of_verification(known.verification, usage, cached=cached))
-        write_report(self.paths.report, report)
+            metrics, cached = verified(
+                paths.checkpoint,
+                lambda: self.source,
+                self.recipe.gate,
+                paths.verification,
+                force=self.force,
+                progress=self.progress,
+            )
+        report.verification, report.compression = metrics.verification, metrics.compression
+        report.stages.append(StageReport.of_verification(metrics.verification, usage, cached=cached))
+        write_report(paths.report, report)
         self._require_quality(report)
 
     def _require_quality(self, report: BuildReport) -> None:
@@ -233,14 +228,14 @@ class Build:
             broken = "; ".join(str(failure) for failure in report.verification.failures)
             raise GateError(
                 f"the quality gate does not hold: {broken}",
-                hint=f"Use {_ways_to_quality(self.recipe)}; the figures are in {self.paths.report}.",
+                hint=f"Use {_ways_to_quality(self.recipe)}; the metrics are in {self.paths.report}.",
                 report=report,
             )
 
 
 @contextmanager
-def _told_if_interrupted(stage: StageName, report: BuildReport) -> Iterator[None]:
-    """Log which stage an interruption ended, and what was complete by then."""
+def _log_interruption(stage: StageName, report: BuildReport) -> Iterator[None]:
+    """Log the stage in which an interruption happened, and the stages that are complete."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit):
@@ -251,45 +246,29 @@ def _told_if_interrupted(stage: StageName, report: BuildReport) -> Iterator[None
 
 def _ways_to_quality(recipe: Recipe) -> str:
     if not FORMATS[recipe.quantization.format].calibrated:
-        return "another format, or leave layers out (quantization.exclude_modules)"
+        return "another format, or exclude layers (quantization.exclude_modules)"
     return (
-        "more or better calibration data, another format, or leave out the layers that "
+        "more or better calibration data, another format, or exclude the layers that "
         "`trtforge calibrate --sensitivity` finds"
     )
 
 
 class GateError(ForgeError):
-    """The gate does not hold; `report` has the figures."""
+    """The gate does not hold; `report` has the metrics."""
 
     def __init__(self, message: str, *, hint: str, report: BuildReport) -> None:
         super().__init__(message, hint=hint)
         self.report = report
 
 
-def _verification_key(checkpoint: str, gate: GateConfig) -> str:
-    """What decides a verification: the checkpoint, the gate, the content of its data and who computes."""
-    versions = (version("transformers"), version("torch"), __version__)
-    return text_digest("/".join((checkpoint, gate.model_dump_json(), _content_of(gate.data), *versions)))
-
-
-def _content_of(data: str) -> str:
-    """Stands for the text that `data` names now."""
-    if Path(data).is_file():
-        return file_digest(Path(data))
-    if data.startswith(PREFIX):
-        with suppress(ForgeError):  # not to be known without the hub
-            return commit_of(data)
-    return platform.python_version()
-
-
 def planned_checkpoint(recipe: Recipe, model: Model) -> tuple[Layout, CheckpointConfig]:
-    """How conversion will write the checkpoint of a recipe, and its config.json, from the model's metadata."""
+    """The layout and config.json of a recipe's checkpoint, from the model's metadata."""
     layout = layout_for(convert_config(recipe), model.config)
     return layout, checkpoint_config(model.family, model.facts, model.config.architecture, layout)
 
 
 def next_command(named: str, paths: Paths, stages: tuple[StageName, ...]) -> str:
-    """What a user types after these stages of the recipe that was `named` so."""
+    """The command that follows these stages. `named`: the recipe as given on the command line."""
     if stages[-1] == STAGES[-1]:
         return f"trtforge serve {paths.repository}"
     following = STAGES[STAGES.index(stages[-1]) + 1]

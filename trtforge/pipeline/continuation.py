@@ -1,6 +1,6 @@
-"""Floor 5: whether the artifacts that a partial build goes on from are those that the recipe's stages before make.
+"""Floor 5: check that the artifacts a partial build starts from match the recipe.
 
-What a manifest tells is compared; content (data, weights) is the business of the stages that read it.
+Only manifests are compared; the stages that read data and weights check their content.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ _OF_CHECKPOINT = ("tp", "pp", "ep", "exclude_modules", "shared_pre_quant_scale")
 
 
 def require_calibration_of(recipe: Recipe, directory: Path) -> None:
-    """Raises ForgeError unless `directory` holds the calibration that `recipe` asks for, where it needs one."""
+    """Raise ForgeError if `recipe` needs a calibration and `directory` does not have it."""
     if needs_calibration(recipe):
         found = _manifest(directory, "calibrate").identity.config
         wanted = calibrate_config(recipe).model_dump(mode="json")
@@ -28,13 +28,13 @@ def require_calibration_of(recipe: Recipe, directory: Path) -> None:
 
 
 def require_checkpoint_of(recipe: Recipe, directory: Path) -> None:
-    """Raises ForgeError unless `directory` holds a checkpoint of the layout and formats that `recipe` asks for."""
+    """Raise ForgeError unless `directory` has a checkpoint with the layout and formats of `recipe`."""
     manifest = _manifest(directory, "convert")
     asked = convert_config(recipe).model_dump(mode="json")
     wanted = {key: asked[key] for key in _OF_CHECKPOINT}
     if asked["dtype"] != "auto":
         wanted["dtype"] = asked["dtype"]
-    if not _was_quantized(manifest, directory):  # else it keeps the formats that it came with
+    if not _was_quantized(manifest, directory):  # a quantised source keeps its formats
         wanted |= {key: asked[key] for key in ("quant", "kv_cache")}
         if FORMATS[recipe.quantization.format].smoothing == "awq":
             wanted["group_size"] = asked["group_size"]
@@ -42,25 +42,25 @@ def require_checkpoint_of(recipe: Recipe, directory: Path) -> None:
 
 
 def require_engine_of(checkpoint: Path, directory: Path) -> None:
-    """Raises ForgeError for an engine in `directory` that was made from another checkpoint than the one that is there.
+    """Raise ForgeError if the engine in `directory` was built from a checkpoint other than `checkpoint`.
 
-    (Without one there is nothing to compare: a checkpoint may be deleted once its engine is built.)
+    A missing checkpoint is accepted: it may be deleted once the engine is built.
     """
     engine, there = _manifest(directory, "compile"), read_manifest(checkpoint)
     made_from = engine.identity.inputs.get("checkpoint")
     if there is not None and made_from not in (None, there.digest):
-        raise ForgeError(f"{directory} was made from another checkpoint than {checkpoint}", hint="Use --from compile.")
+        raise ForgeError(f"{directory} was built from a checkpoint other than {checkpoint}", hint="Use --from compile.")
 
 
 def _manifest(directory: Path, stage: str) -> Manifest:
     manifest = read_manifest(directory)
     if manifest is None:
-        raise ForgeError(f"{directory} is not there", hint=f"Use --from {stage}, which makes it.")
+        raise ForgeError(f"{directory} does not exist", hint=f"Use --from {stage}, which writes it.")
     return manifest
 
 
 def _was_quantized(checkpoint: Manifest, directory: Path) -> bool:
-    """Whether the model was quantised before it was converted."""
+    """Whether the Hugging Face checkpoint was already quantised."""
     if not checkpoint.identity.inputs.keys().isdisjoint(QUANTIZATION_FILES):
         return True
     source = directory / SOURCE_DIRECTORY
@@ -73,6 +73,6 @@ def _require_equal(directory: Path, found: Mapping[str, Any], wanted: Mapping[st
         there = ", ".join(f"{key} {found.get(key)}" for key in differing)
         asked = ", ".join(f"{key} {wanted[key]}" for key in differing)
         raise ForgeError(
-            f"{directory} is not what the recipe asks for: {there} there, {asked} in the recipe",
+            f"{directory} does not match the recipe: it has {there}, the recipe {asked}",
             hint=f"Use --from {stage}, or another --out.",
         )

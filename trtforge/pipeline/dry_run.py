@@ -1,4 +1,4 @@
-"""Floor 5: what a build would do, stage by stage, from config.json alone. Nothing is written, no weight is read."""
+"""Floor 5: the plan of a build, stage by stage, from config.json alone. Reads no weights, writes nothing."""
 
 from typing import Any, get_args
 
@@ -12,7 +12,7 @@ from trtforge.pipeline.preflight import preflight
 
 
 def dry_run(recipe: Recipe, paths: Paths, stages: tuple[StageName, ...], options: CompileOptions) -> dict[str, Any]:
-    """The exact plan of every stage, and the deployment that it makes. Raises ForgeError for what is known to fail."""
+    """The plan of every stage and the resulting deployment. Raises ForgeError for a plan that is known to fail."""
     judged = preflight(recipe)
     family, facts = judged.model.family, judged.model.facts
     layout, model = planned_checkpoint(recipe, judged.model)

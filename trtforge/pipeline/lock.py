@@ -1,7 +1,7 @@
-"""Floor 5: `forge.lock` pins, for each recipe beside it, what a build used: the model's content and every version.
+"""Floor 5: `forge.lock` pins what the build of each recipe beside it used: the model's content and all versions.
 
-It is made to be committed: no time, no host, no absolute path. The next build takes the pinned revisions of the model
-and of datasets and is warned of what else differs; `--locked` refuses instead.
+It is meant to be committed: no times, host names or absolute paths. The next build uses the pinned revisions of the
+model and of datasets, and warns of other differences; `--locked` refuses them.
 """
 
 import os
@@ -22,7 +22,7 @@ from trtforge.formats.hub_data import pinned_to
 
 FILE_NAME = "forge.lock"
 _VERSION = 1
-_AGAIN = "Take it from version control, or delete it and build with --update-lock."
+_RESTORE = "Restore it from version control, or delete it and build with --update-lock."
 _HEADER = "# Written by `trtforge build --update-lock`: what each recipe was built with. Commit it; do not edit it.\n"
 
 
@@ -30,27 +30,27 @@ class LockedModel(Config):
     """The model's content: the commit of a hub id, or the digest of a directory."""
 
     source: str = Field(description="Hub id, or the directory relative to the lock file.")
-    revision: str | None = Field(None, description="What the recipe says: a branch, tag or commit on the hub.")
-    commit: str | None = Field(None, description="The commit that the revision stood for.")
+    revision: str | None = Field(None, description="The recipe's revision: a branch, tag or commit on the hub.")
+    commit: str | None = Field(None, description="The commit that the revision resolved to.")
     digest: str | None = Field(None, description="BLAKE3 of a directory's configuration, weights and tokenizer.")
 
 
 class LockedDataset(Config):
     """A dataset of the hub."""
 
-    source: str = Field(description="As the recipe names it.")
-    commit: str = Field(description="The commit that its revision stood for.")
+    source: str = Field(description="The recipe's name of it.")
+    commit: str = Field(description="The commit that its revision resolved to.")
 
 
 class LockedEngine(Config):
-    """What builds the engine. None: not part of this build, or not known where the lock was written."""
+    """What builds the engine. None: not used by this build, or unknown when the lock was written."""
 
     backend: str
     tensorrt_llm: str | None = None
     tensorrt: str | None = None
     cuda: str | None = None
-    image: str | None = Field(None, description="The container image, where TensorRT-LLM is not installed.")
-    image_digest: str | None = Field(None, description="The image's content, as docker tells it.")
+    image: str | None = Field(None, description="The container image, if TensorRT-LLM is not installed.")
+    image_digest: str | None = Field(None, description="The image's repository digest.")
 
 
 class LockedBuild(Config):
@@ -58,7 +58,8 @@ class LockedBuild(Config):
 
     model: LockedModel
     data: dict[str, str | LockedDataset] = Field(
-        default_factory=dict, description="Samples: what for, and the BLAKE3 of a file or the commit of a dataset."
+        default_factory=dict,
+        description="Data by purpose (calibration, gate): the BLAKE3 of a file or the commit of a dataset.",
     )
     engine: LockedEngine
     versions: dict[str, str]
@@ -71,7 +72,7 @@ class _Lock(Config):
 
 @dataclass(frozen=True)
 class Difference:
-    """A field in which a build would not be the locked one."""
+    """A field in which a build differs from the lock."""
 
     field: str
     locked: str
@@ -82,12 +83,12 @@ class Difference:
 
 
 def read_locked(path: Path, recipe: str) -> LockedBuild | None:
-    """What the lock file says of a recipe; None without a file, or an entry in it. Raises ForgeError for a bad file."""
+    """A recipe's entry in the lock file; None without a file or an entry. Raises ForgeError for an invalid file."""
     return _read(path).recipes.get(recipe)
 
 
 def write_locked(path: Path, recipe: str, build: LockedBuild) -> None:
-    """Put a recipe's build into the lock file; the entries of other recipes stay. Raises ForgeError."""
+    """Write a recipe's entry to the lock file; other entries are kept. Raises ForgeError."""
     try:
         with locked_by(path.with_name(f".{path.name}.lock")):
             lock = _Lock(recipes={**_read(path).recipes, recipe: build})
@@ -100,7 +101,7 @@ def write_locked(path: Path, recipe: str, build: LockedBuild) -> None:
 
 
 def pinned(recipe: Recipe, locked: LockedBuild) -> Recipe:
-    """The recipe at the locked commits of its model and datasets, as long as it names the same ones."""
+    """The recipe with the locked commits of its model and datasets, if it still uses the same ones."""
     model, samples, gate = recipe.model, recipe.quantization.calibration, recipe.gate
     if locked.model.commit is not None and (model.source, model.revision) == (
         locked.model.source,
@@ -120,7 +121,7 @@ def _pinned_data(data: str, locked: str | LockedDataset | None) -> str:
 
 
 def pinned_image(locked: LockedBuild, found: LockedBuild) -> str | None:
-    """The locked image by its content, where a build is to use that image and the lock knows the content."""
+    """The locked image by digest, if the build uses that image and the lock has its digest."""
     image, digest = locked.engine.image, locked.engine.image_digest
     if image is None or digest is None or found.engine.image != image:
         return None
@@ -128,35 +129,35 @@ def pinned_image(locked: LockedBuild, found: LockedBuild) -> str | None:
 
 
 def repository_of(image: str) -> str:
-    """An image's name without its tag or digest; a colon before a slash is a port."""
+    """An image's name without tag or digest; a colon before a slash separates a port."""
     name = image.partition("@")[0]
     head, _, tag = name.rpartition(":")
     return head if head and "/" not in tag else name
 
 
 def differences(locked: LockedBuild, found: LockedBuild) -> tuple[Difference, ...]:
-    """Where `found` is not what is locked.
+    """The fields in which `found` differs from the lock.
 
-    A directory is its content, wherever it lies. An image's digest counts where both are known: one that is not pulled
-    has none yet.
+    A model directory is compared by content, not by path. An image's digest is compared only if both are known: an
+    image that was not pulled has none.
     """
     ours, theirs = dict(_flat(locked.model_dump(mode="json"))), dict(_flat(found.model_dump(mode="json")))
-    passed_over = set()
+    ignored = set()
     if locked.model.digest is not None and found.model.commit is None:
-        passed_over.add("model.source")
+        ignored.add("model.source")
     if found.model.digest is None:
-        passed_over.add("model.digest")  # its weights were not read, or it is none
+        ignored.add("model.digest")  # the weights were not read, or the model is not a directory
     if locked.engine.image_digest is None or found.engine.image_digest is None:
-        passed_over.add("engine.image_digest")
+        ignored.add("engine.image_digest")
     return tuple(
         Difference(name, ours.get(name) or "nothing", theirs.get(name) or "nothing")
         for name in dict.fromkeys((*ours, *theirs))
-        if name not in passed_over and ours.get(name) != theirs.get(name)
+        if name not in ignored and ours.get(name) != theirs.get(name)
     )
 
 
 def require_locked(path: Path, recipe: str, locked: LockedBuild | None, found: LockedBuild) -> None:
-    """Raises ForgeError, with every field, if the recipe is not locked or a build would use something else."""
+    """Raise ForgeError if the recipe is not locked or a build would differ; the message names every field."""
     if locked is None:
         missing = f"{path} has no entry for {recipe}" if path.exists() else f"{path} does not exist"
         raise ForgeError(f"--locked: {missing}", hint="Build with --update-lock once, and commit the file.")
@@ -164,19 +165,19 @@ def require_locked(path: Path, recipe: str, locked: LockedBuild | None, found: L
         said = "; ".join(map(str, found_differences))
         raise ForgeError(
             f"{path}: {recipe} would not be built as locked: {said}",
-            hint="Install what is locked, or accept what is found with --update-lock.",
+            hint="Install the locked versions, or update the lock with --update-lock.",
         )
 
 
 def _read(path: Path) -> _Lock:
     try:
-        values = read_yaml(path, hint=_AGAIN)
+        values = read_yaml(path, hint=_RESTORE)
     except AbsentFile:
         return _Lock()
     if not isinstance(values, dict):
-        raise ForgeError(f"{path}: not a lock file: it holds no keys", hint=_AGAIN)
+        raise ForgeError(f"{path}: not a lock file: not a mapping", hint=_RESTORE)
     if values.get("version") != _VERSION:
-        raise ForgeError(f"{path}: written by another version of trtforge", hint=_AGAIN)
+        raise ForgeError(f"{path}: written by another version of trtforge", hint=_RESTORE)
     return _Lock.parse(values, str(path))
 
 

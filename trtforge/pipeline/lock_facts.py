@@ -1,4 +1,4 @@
-"""Floor 5: what a build of a recipe uses now, as `forge.lock` pins it: the model's content, versions, the image."""
+"""Floor 5: what a build of a recipe uses now, in the form of `forge.lock`: model content, versions, image."""
 
 import os
 import platform
@@ -19,14 +19,13 @@ from trtforge.formats.hf import open_checkpoint, resolve_source, tokenizer_files
 from trtforge.formats.hub_data import PREFIX, commit_of
 from trtforge.formats.quantization_config import quantization_files
 from trtforge.formats.releases import containers_of, release
-from trtforge.machine.host import Host, RunError
+from trtforge.machine.host import DOCKER_TIMEOUT, Host, RunError
 from trtforge.pipeline.lock import LockedBuild, LockedDataset, LockedEngine, LockedModel, pinned, repository_of
 from trtforge.pipeline.stage_configs import needs_calibration
 from trtforge.serve.host_checks import installed
 
 _PACKAGES = ("trtforge", "torch", "transformers", "tokenizers", "safetensors")
-"""Whose versions decide the bytes of an artifact."""
-_DOCKER_TIMEOUT = 10.0
+"""The packages whose versions determine the bytes of an artifact."""
 
 
 def what_is_used(
@@ -38,12 +37,11 @@ def what_is_used(
     contents: bool = True,
     host: Host | None = None,
 ) -> LockedBuild:
-    """What a build of `recipe` uses now, at the locked commit if there is one. `lock`: the file it is written to.
+    """What a build of `recipe` uses now, at the locked commit if there is one. `lock`: path of the lock file.
 
-    `container`: where the engine is to be built, as `trtforge build --container` takes it. `contents`: whether all
-    must be known: a local model's weights are read for its digest, the hub must answer for datasets.
-
-    Reads a local model once for its digest; of a hub model it fetches the configuration only, of a dataset its commit.
+    `container`: the value of `trtforge build --container`. `contents`: require all digests; a local model's weights
+    are then read once, and the hub must be reachable for datasets. Of a hub model only the configuration is fetched,
+    of a dataset only its commit.
     """
     return LockedBuild(
         model=_model(recipe, lock, locked, contents=contents),
@@ -56,7 +54,7 @@ def what_is_used(
 def with_image(
     used: LockedBuild, recipe: Recipe, container: str | None = None, host: Host | None = None
 ) -> LockedBuild:
-    """The same after the build: an image that was pulled for it has a digest now."""
+    """`used` after the build, with the digest of an image that was pulled for it."""
     return used.model_copy(update={"engine": _engine(recipe, container, host or Host())})
 
 
@@ -71,16 +69,16 @@ def _model(recipe: Recipe, lock: Path, locked: LockedBuild | None, *, contents: 
 
 
 def _source_digest(directory: Path) -> str:
-    """Of all that conversion reads: file names and their digests."""
+    """Digest of the names and digests of all files that conversion reads."""
     digests = open_checkpoint(directory).digests
     others = {path.name: file_digest(path) for path in (*quantization_files(directory), *tokenizer_files(directory))}
     return text_digest("".join(f"{name} {digest}\n" for name, digest in sorted((digests | others).items())))
 
 
 def _data(recipe: Recipe, locked: LockedBuild | None, *, strict: bool) -> dict[str, str | LockedDataset]:
-    """Files of samples and datasets of the hub that a build reads. Python's own text is pinned by its version.
+    """The data files and hub datasets that a build reads; builtin:stdlib is pinned by Python's version.
 
-    Data that is not there, or whose commit is not known, is left out, unless that is to be told (`strict`).
+    Missing data and unknown commits are omitted, or raise ForgeError if `strict`.
     """
     at = pinned(recipe, locked) if locked is not None else recipe
     found: dict[str, str | LockedDataset] = {}
@@ -120,13 +118,13 @@ def _engine(recipe: Recipe, container: str | None, host: Host) -> LockedEngine:
 
 
 def _image_digest(image: str, host: Host) -> str | None:
-    """The digest under which the registry knows an image that is pulled here; None where docker cannot tell."""
+    """The repository digest of a pulled image; None if docker does not report one."""
     docker = host.program("docker")
     if docker is None:
         return None
     command = [docker, "image", "inspect", "--format", '{{join .RepoDigests "\\n"}}', image]
     try:
-        answer = host.run(command, timeout=_DOCKER_TIMEOUT)
+        answer = host.run(command, timeout=DOCKER_TIMEOUT)
     except RunError:
         return None
     digests = (line.strip().partition("@") for line in answer.splitlines())

@@ -1,4 +1,4 @@
-"""Floor 5: `trtforge migrate`: an engine's settings as model.yaml, and with a checkpoint the whole llmapi engine."""
+"""Floor 5: `trtforge migrate`: an engine's settings as model.yaml; with a checkpoint, the whole llmapi engine."""
 
 import json
 from collections.abc import Mapping
@@ -23,13 +23,13 @@ from trtforge.migrate.sources import Settings, read_settings
 
 REPORT_FILE = "migration.json"
 _PADDING = 64
-"""ModelOpt pads the vocabulary of W4A16_AWQ to a multiple of it (modelopt/torch/export/postprocess.py), others to one
-of the ranks; a multiple for each rank allows for both."""
+"""ModelOpt pads the vocabulary of W4A16_AWQ to a multiple of 64 (modelopt/torch/export/postprocess.py), that of other
+formats to a multiple of the ranks; 64 per rank covers both."""
 
 
 @dataclass(frozen=True)
 class MigrateOptions:
-    """What is migrated, and to what. `checkpoint`: ours or a Hugging Face directory; None writes the arguments only."""
+    """Source and target release. `checkpoint`: TensorRT-LLM or Hugging Face; None writes only the arguments."""
 
     source: Path
     target: str
@@ -41,15 +41,15 @@ class MigrateOptions:
 def run_migration(
     options: MigrateOptions, out: Path, *, force: bool = False, progress: Progress | None = None
 ) -> tuple[Migration, Produced]:
-    """Migrate, or find the result at `out`.
+    """Migrate, or reuse the result at `out`.
 
-    Raises ForgeError for a source that is no engine and no repository, and for a checkpoint of another model.
+    Raises ForgeError if the source is neither an engine nor a repository, or the checkpoint is of another model.
     """
     settings = read_settings(options.source, options.engine, options.model)
     found = migrate(settings)
     require_llm_api(options.target, found.args)
     if options.checkpoint is None:
-        found.attention.append(Left("model", found.args.model, "where the weights are: give --checkpoint, or edit it"))
+        found.attention.append(Left("model", found.args.model, "path of the weights: give --checkpoint, or edit it"))
         return found, _write_arguments(found, options.target, out, force=force)
     _require_same_model(settings, options.checkpoint, found.args.tensor_parallel_size)
     plan = _plan(found, options, out)
@@ -58,8 +58,8 @@ def run_migration(
 
 
 def _plan(found: Migration, options: MigrateOptions, out: Path) -> LlmapiPlan:
-    """What `compile` would write for the checkpoint, with the migrated arguments in place of its own."""
-    assert options.checkpoint is not None, "there are weights"
+    """The plan of `compile` for the checkpoint, with the migrated arguments."""
+    assert options.checkpoint is not None
     args = found.args
     limits = ("max_batch_size", "max_input_len", "max_seq_len", "max_num_tokens", "max_beam_width")
     given = {name: value for name in limits if (value := getattr(args, name)) is not None}
@@ -95,7 +95,7 @@ def _write_arguments(found: Migration, target: str, out: Path, *, force: bool) -
 
 
 def _require_same_model(settings: Settings, checkpoint: Path, tp: int) -> None:
-    """Raises ForgeError where the engine's sizes are not the checkpoint's. Its vocabulary may be padded."""
+    """Raise ForgeError if engine and checkpoint differ in size; the engine's vocabulary may be padded."""
     names = ("num_hidden_layers", "hidden_size", "vocab_size")
     if is_hugging_face(checkpoint):
         values = read_config(checkpoint).values

@@ -1,4 +1,4 @@
-"""Floor 5: whether a recipe can be deployed, judged as `trtforge plan` judges it, before anything is started."""
+"""Floor 5: check before a build that a recipe can be deployed, with the rules of `trtforge plan`."""
 
 import logging
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Preflight:
-    """A recipe that can be: its model, and what is known of its deployment."""
+    """A recipe that can be deployed: its model, and the evaluation of its deployment."""
 
     model: Model
     evaluation: Evaluation
@@ -34,7 +34,7 @@ class Preflight:
         return Plan(self.model, self.evaluation, fixes=(), alternatives=(), fits=()).peaks.verify_host
 
     def as_json(self) -> Mapping[str, Any]:
-        """What --dry-run says of the deployment, in bytes and tokens; None where it is not known."""
+        """The deployment in --dry-run, in bytes and tokens; None if unknown."""
         evaluation, request, memory = self.evaluation, self.evaluation.request, self.evaluation.memory
         return {
             "facts": "config.json facts that ship with trtforge"
@@ -53,10 +53,10 @@ class Preflight:
 
 
 def preflight(recipe: Recipe) -> Preflight:
-    """Judge a recipe from metadata: layout, formats, limits, release, and the memory of the GPU that it names.
+    """Check a recipe from metadata: layout, formats, limits, release, and the memory of its target GPU.
 
-    Raises ForgeError with the first rule that is broken and the nearest legal choice. TensorRT-LLM's own rules hold for
-    the tensorrt_llm backend, and for `auto` where the recipe names a target.
+    Raises ForgeError with the first violated rule and the nearest legal choice. TensorRT-LLM's own rules apply to the
+    tensorrt_llm backend, and to `auto` if the recipe has a target.
     """
     model = _model_of(recipe)
     evaluation = evaluate(model, request_of(recipe, model, {}))
@@ -67,24 +67,24 @@ def preflight(recipe: Recipe) -> Preflight:
             "" if len(evaluation.problems) == 1 else f" `trtforge plan` shows all {len(evaluation.problems)} problems."
         )
         raise ForgeError(
-            f"{recipe.name}: {problem.rule}: {problem.message}",
+            f"{recipe.name}: {problem.message}",
             hint=(f"Use {settings}." if settings else problem.fix) + more,
         )
     return Preflight(model, evaluation)
 
 
 def warn_of_verification(judged: Preflight, host: Host | None = None) -> None:
-    """Log that verification takes more memory than `host` (None: this machine) has; swap may still hold it."""
+    """Warn if verification needs more memory than `host` (None: this machine) has; swap may still suffice."""
     memory, needed = read_memory(host or Host()), judged.verification_memory
     if memory is not None and needed > memory.most:
         _LOG.warning(
             f"verification takes {needed / 1e9:,.0f} GB of host memory, this machine has {memory.most / 1e9:,.0f} GB: "
-            "build --to convert here, run `trtforge verify` where there is room, and go on with --from compile"
+            "build with --to convert, run `trtforge verify` on a larger machine, and resume with --from compile"
         )
 
 
 def _model_of(recipe: Recipe) -> Model:
-    """What this machine has of the model says more than the facts that ship with the program."""
+    """The model's metadata: local files are preferred to the facts that ship with the program."""
     source, revision = recipe.model.source, recipe.model.revision
     here = cached_source(source, revision)
     return find_model(source, revision) if here is None else model_at(source, here)

@@ -1,4 +1,4 @@
-"""Floor 5: what a build made, how big, how fast and how good; kept as `report.json`."""
+"""Floor 5: the report of a build: artifacts, sizes, times and quality; kept as `report.json`."""
 
 import json
 import os
@@ -7,10 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from trtforge.core.artifact import Origin, Produced
-from trtforge.core.config_model import Config
 from trtforge.core.dtypes import dtype_named
 from trtforge.core.errors import ForgeError
-from trtforge.core.json_text import read_json_object
 from trtforge.formats.shards import read_header
 from trtforge.formats.trtllm import rank_file, read_checkpoint_config
 from trtforge.machine.usage import Usage
@@ -31,30 +29,22 @@ class StageReport:
 
     @classmethod
     def of(cls, stage: str, produced: Produced, usage: Usage) -> "StageReport":
-        """Of a stage that made an artifact."""
-        size, place = produced.manifest.total_bytes, str(produced.path)
-        return cls(stage, place, size, usage.seconds, usage.peak_memory, produced.cached, produced.origin)
+        """The report of a stage that wrote an artifact."""
+        size, path = produced.manifest.total_bytes, str(produced.path)
+        return cls(stage, path, size, usage.seconds, usage.peak_memory, produced.cached, produced.origin)
 
     @classmethod
     def of_verification(cls, result: Verification, usage: Usage, *, cached: bool) -> "StageReport":
-        """Of the verification, which makes no artifact."""
+        """The report of verification, which writes no artifact."""
         origin: Origin = "already right" if cached else "written"
         return cls("verify", None, 0, usage.seconds, usage.peak_memory, cached, origin)
-
-
-class Known(Config):
-    """Figures that a later run need not find again. `key` stands for the checkpoint and the gate they are of."""
-
-    key: str
-    verification: Verification
-    compression: float
 
 
 @dataclass
 class BuildReport:
     """All of a build. `compression`: bytes of the linears in 16 bits / their bytes in the checkpoint.
 
-    `verification` and `compression` are of what this run made or used; `known` is kept for later ones whatever it did.
+    Both are of the checkpoint that this run made or used.
     """
 
     recipe: str
@@ -62,7 +52,6 @@ class BuildReport:
     verification: Verification | None = None
     compression: float | None = None
     next_command: str = ""
-    known: Known | None = None
 
     def as_json(self) -> dict[str, Any]:
         """The content of report.json."""
@@ -72,16 +61,7 @@ class BuildReport:
             "verification": self.verification.as_json() if self.verification else None,
             "compression": self.compression,
             "next": self.next_command,
-            "known": self.known.model_dump(mode="json") if self.known else None,
         }
-
-
-def read_known(path: Path) -> Known | None:
-    """What an earlier report knows; a report of another version decides nothing."""
-    try:
-        return Known.parse(read_json_object(path, hint="")["known"], str(path))
-    except (ValueError, KeyError, TypeError, ForgeError):
-        return None
 
 
 def write_report(path: Path, report: BuildReport) -> None:
@@ -95,7 +75,7 @@ def write_report(path: Path, report: BuildReport) -> None:
 
 
 def weight_compression(checkpoint: Path) -> float:
-    """How much smaller the quantised linears are than in 16 bits, scales included; 1 where nothing is quantised."""
+    """Bytes of the quantised linears in 16 bits / their stored bytes with scales; 1 if nothing is quantised."""
     config = read_checkpoint_config(checkpoint)
     plain = stored = 0
     for rank in config.parallel.ranks:

@@ -1,6 +1,7 @@
-"""Floor 5: which linear layers a quality gate needs unquantised, tried by converting and verifying.
+"""Floor 5: find the linear layers that must stay unquantised for a quality gate to hold.
 
-The ranking says in which order layers are left out; how many is found by bisection, each step a real checkpoint.
+Layers are excluded in the order of the ranking; bisection finds how many, and each step converts and verifies a
+checkpoint.
 """
 
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ from trtforge.verify.stage import verify
 
 @dataclass(frozen=True)
 class Trial:
-    """A checkpoint with some layers left out: `bytes` of all its files, and how good it is."""
+    """A checkpoint with some layers excluded: `bytes` of all its files, and its verification."""
 
     exclude_modules: tuple[str, ...]
     bytes: int
@@ -31,7 +32,7 @@ class Trial:
 class Sensitivity:
     """The linear layers by damage, the checkpoint without exclusions, and the fewest exclusions that meet the gate.
 
-    `proposal` None: no set does, not even all layers, which `last` shows.
+    `proposal` is None if the gate fails even with all layers excluded; `last` is that trial.
     """
 
     ranking: tuple[Damage, ...]
@@ -51,7 +52,7 @@ class Sensitivity:
 def analyse(
     config: CalibrateConfig, source: Path, calibration: Path, gate: GateConfig, progress: Progress | None = None
 ) -> Sensitivity:
-    """Rank the layers of `source` by the damage that `calibration`'s format does, and find what the gate needs.
+    """Rank the layers of `source` by the damage of quantisation, and find the fewest exclusions that meet the gate.
 
     Checkpoints are written beside the calibration, one at a time, and deleted.
     """
@@ -91,7 +92,7 @@ class _Trials:
         self._progress = progress
 
     def without(self, damages: Sequence[Damage]) -> Trial:
-        """Convert and verify with these layers left out."""
+        """Convert and verify with these layers excluded."""
         excluded = tuple(module for damage in damages for module in damage.modules)
         settings = ConvertConfig(
             quant=self._config.format,

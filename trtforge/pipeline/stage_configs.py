@@ -1,4 +1,4 @@
-"""Floor 5: what a recipe asks of its stages."""
+"""Floor 5: the stage configurations of a recipe."""
 
 from trtforge.calibrate.stage import CalibrateConfig
 from trtforge.convert.stage import ConvertConfig
@@ -8,7 +8,7 @@ from trtforge.plan.formats import CACHES
 
 
 def needs_calibration(recipe: Recipe) -> bool:
-    """Whether the weights' format or the KV cache's has scales that data decides."""
+    """Whether the format of the weights or of the KV cache has scaling factors that need calibration samples."""
     quant = recipe.quantization
     return FORMATS[quant.format].calibrated or CACHES[quant.kv_cache].calibrated
 

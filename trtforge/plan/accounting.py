@@ -1,4 +1,4 @@
-"""Strict accounting before any byte is written: every source tensor is used or known, with its shape and dtype."""
+"""Strict accounting before any byte is written: every source tensor is expected, with its shape and dtype."""
 
 from trtforge.core.errors import ForgeError
 from trtforge.formats.hf import HfCheckpoint
@@ -17,14 +17,14 @@ def check_sources(checkpoint: HfCheckpoint, family: Family, plan: CheckpointPlan
     head = [name for name in ("lm_head.qweight", "lm_head.weight_scale") if name in checkpoint.tensors]
     if stored and head:
         raise ForgeError(
-            f"{checkpoint.directory}: lm_head is quantised ({_listed(head)}): it stays in the model's dtype",
+            f"{checkpoint.directory}: lm_head is quantised ({_listed(head)}), which is not supported",
             hint="Quantise with lm_head excluded, or convert the original float16 or bfloat16 checkpoint.",
         )
     missing = sorted(required - set(checkpoint.tensors))
     if missing:
         raise ForgeError(
             f"{checkpoint.directory} lacks {_listed(missing)}",
-            hint=f"A {family.name} checkpoint with this config.json has them: fetch the files again.",
+            hint=f"A {family.name} checkpoint with this config.json needs them: fetch the files again.",
         )
     unexpected = sorted(
         name
@@ -33,8 +33,8 @@ def check_sources(checkpoint: HfCheckpoint, family: Family, plan: CheckpointPlan
     )
     if unexpected:
         raise ForgeError(
-            f"{checkpoint.directory} holds tensors that a {family.name} model has no place for: {_listed(unexpected)}",
-            hint="Nothing is left out silently: config.json is of another model, or lacks attention_bias or mlp_bias.",
+            f"{checkpoint.directory} holds unexpected tensors for a {family.name} model: {_listed(unexpected)}",
+            hint="config.json belongs to another model, or lacks attention_bias or mlp_bias.",
         )
     wanted = {name: Expected(shape, FLOATS) for name, shape in plan.sources.items()} | dict(stored)
     for name, expected in sorted(wanted.items()):
@@ -51,8 +51,8 @@ def _check(found: StoredTensor, expected: Expected, *, exactly: bool) -> None:
         )
     if spec.dtype.name not in expected.dtypes:
         raise ForgeError(
-            f"{where} has dtype {spec.dtype.name}",
-            hint=f"{', '.join(expected.dtypes)} can be converted here.",
+            f"{where} has dtype {spec.dtype.name}, which cannot be converted",
+            hint=f"Supported here: {', '.join(expected.dtypes)}.",
         )
 
 

@@ -1,4 +1,4 @@
-"""Other legal choices of format, parallel layout and KV cache, ranked for a goal as serving practice ranks them."""
+"""Legal alternatives of format, parallel layout and KV cache, ranked for a goal."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -19,15 +19,15 @@ Goal = Literal["latency", "throughput", "memory", "quality"]
 GOALS: tuple[Goal, ...] = get_args(Goal)
 
 COMMON_GPUS = ("l4", "l40s", "a100-80gb", "h100-80gb", "h200", "b200")
-"""Where no GPU is named, the best choice on each of these is shown."""
+"""If no GPU is named, the best choice on each of these is shown."""
 
 _TENSOR_PARALLEL, _PIPELINE_PARALLEL, _MOST_GPUS = (1, 2, 4, 8), (1, 2, 4), 16
-_BATCH = 256  # requests at once that throughput is compared at, where nobody says and the KV pool holds so many
+_BATCH = 256  # concurrent requests for comparing throughput, if none are given and the KV pool holds them
 _ALIKE = 1.05  # figures within 5 % count as equal: estimates are no better than that
-_CLEARLY_MORE = 1.5  # times the KV cache that make another choice worth showing
+_CLEARLY_MORE = 1.5  # ratio of KV cache sizes from which a choice is worth showing
 _SHOWN, _SHOWN_OF_A_WIDTH = 8, 2
 _LOSS = ("none", "very low", "low", "medium", "high")
-_MOST_LOSS = 3  # formats of a high loss are planned when they are asked for, and never proposed
+_MOST_LOSS = 3  # formats with a higher loss are planned on request, never proposed
 
 
 @dataclass(frozen=True)
@@ -45,18 +45,18 @@ class Alternative:
 
     @property
     def tokens_per_second_per_gpu(self) -> float:
-        """What a GPU yields."""
+        """Throughput per GPU."""
         return self.performance.tokens_per_second / self.gpus
 
     @property
     def request_seconds(self) -> float:
-        """A typical request from its arrival to its last token."""
+        """Seconds from a typical request's arrival to its last token."""
         assert self.evaluation.typical is not None
         return self.performance.request_seconds(self.evaluation.typical)
 
     @property
     def bytes_before_cache(self) -> int:
-        """Over all GPUs, what is taken whatever the KV pool's size."""
+        """Bytes over all GPUs, without the KV pool."""
         assert self.evaluation.memory is not None
         return self.evaluation.memory.over_all("fixed")
 
@@ -68,7 +68,7 @@ class Alternative:
 
     @property
     def kv_tokens_per_gpu(self) -> float:
-        """Tokens in the KV pool for each GPU."""
+        """KV pool tokens per GPU."""
         assert self.evaluation.memory is not None
         return self.evaluation.memory.kv_tokens / self.gpus
 
@@ -79,7 +79,7 @@ class Alternative:
         return WEIGHTS[request.quant].bits, CACHES[request.kv_cache].itemsize
 
     def beats(self, other: "Alternative") -> bool:
-        """Whether it is as good in every respect, up to what estimates can tell."""
+        """Whether it is at least as good in every respect, within the accuracy of the estimates."""
         return (
             all(mine <= its for mine, its in zip(self.loss, other.loss, strict=True))
             and self.gpus <= other.gpus
@@ -155,14 +155,14 @@ def _layouts() -> list[tuple[int, int]]:
 
 
 def _about(value: float) -> int:
-    """Equal for values that are alike."""
+    """Logarithmic bucket of a value, about 5 % wide."""
     return floor(log(value) / log(_ALIKE))
 
 
 _KEYS: dict[Goal, Callable[[Alternative], tuple[object, ...]]] = {
     # the fastest answer; among equals the fewest GPUs, then the least loss
     "latency": lambda a: (_about(a.request_seconds), a.gpus, a.loss),
-    # most tokens for a GPU: replicas of a small deployment beat one large one
+    # the most tokens a GPU: replicas of a small deployment beat one large one
     "throughput": lambda a: (-_about(a.tokens_per_second_per_gpu), a.loss, a.gpus, a.request_seconds),
     # the fewest GPUs, then the least memory on them
     "memory": lambda a: (a.gpus, a.bytes_before_cache, a.loss),

@@ -1,4 +1,4 @@
-"""The features of a request judged before there is a checkpoint: by the model, the draft model and the backend."""
+"""Checks of a request's features before conversion: against the model, the draft model and the backend."""
 
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
@@ -18,11 +18,11 @@ BASES: Mapping[SpeculationMethod, tuple[str, ...]] = MappingProxyType(
         "eagle": ("LlamaForCausalLM", "MistralForCausalLM"),
     }
 )
-"""Whose networks TensorRT-LLM's Medusa and EAGLE extend (models/medusa/model.py, models/eagle/model.py)."""
+"""Architectures that TensorRT-LLM's Medusa and EAGLE extend (models/medusa/model.py, models/eagle/model.py)."""
 
 
 def asked_features(model: Model, request: Request, checkpoint: CheckpointConfig, release: Release) -> Iterator[Problem]:
-    """Why the features cannot be had. The embedded engine has none of those that TensorRT-LLM's own rules are for."""
+    """Problems of the features. Without TensorRT engines only KV reuse and chunked context are supported."""
     features = request.engine.features
     if request.for_tensorrt is False:
         for name in features.beyond_paging:
@@ -42,7 +42,7 @@ def asked_features(model: Model, request: Request, checkpoint: CheckpointConfig,
                 "speculation", message + checkpoint.architecture, "Use engine.features.lookahead, which needs no heads."
             )
             continue
-        message = f"engine.features.{name}: `trtforge convert` writes no {DRAFTING_ARCHITECTURES[name]}"
+        message = f"engine.features.{name}: `trtforge convert` does not write {DRAFTING_ARCHITECTURES[name]}"
         fix = f"Make the checkpoint with TensorRT-LLM's examples/{name}/convert_checkpoint.py and compile that."
         yield Problem("speculation", message, fix, refuses=False)
     if request.draft is not None:
@@ -50,15 +50,15 @@ def asked_features(model: Model, request: Request, checkpoint: CheckpointConfig,
 
 
 def _estimate_problems(request: Request) -> Iterator[Problem]:
-    """What the time model does not know."""
+    """Effects that the time estimates leave out."""
     features = request.engine.features
     method = next((name for name in SPECULATION if getattr(features, name) is not None), None)
     if method is not None:
-        message = f"Times are estimated without {method}: how many draft tokens are accepted depends on the texts"
-        yield Problem("estimate", message, "Measure with and without.", refuses=False)
+        message = f"Times are estimated without {method}: the acceptance rate of draft tokens depends on the text"
+        yield Problem("estimate", message, "Measure with and without it.", refuses=False)
     if features.weights_on_gpu < 1:
-        message = "Times are estimated with all weights on the GPU: those that stream pass the host's link every step"
-        yield Problem("estimate", message, "Expect far less.", refuses=False)
+        message = "Times are estimated with all weights on the GPU: streamed weights cross the host's link every step"
+        yield Problem("estimate", message, "Expect far lower throughput.", refuses=False)
 
 
 def _draft_problems(model: Model, draft: Model, request: Request) -> Iterator[Problem]:
@@ -69,7 +69,7 @@ def _draft_problems(model: Model, draft: Model, request: Request) -> Iterator[Pr
         yield Problem("draft", message, "Draft with a smaller model of the same family.")
     if other.num_heads % request.tp or other.num_layers % request.pp:
         message = (
-            f"the draft model {draft.name} cannot be split as the target is: {other.num_heads} heads over tp "
+            f"the draft model {draft.name} cannot be split like the target: {other.num_heads} heads over tp "
             f"{request.tp}, {other.num_layers} layers over pp {request.pp}"
         )
         yield Problem("draft", message, "Draft with another model, or split the target less.")

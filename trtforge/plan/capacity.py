@@ -1,4 +1,4 @@
-"""What a deployment keeps in memory and how many requests that leaves room for, on either engine."""
+"""Memory of a deployment and the number of requests that fit, for TensorRT-LLM and the embedded engine."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -23,7 +23,7 @@ from trtforge.plan.weights import Stored
 
 
 def with_memory(model: Model, evaluation: Evaluation, limits: EngineLimits, layout: Layout) -> Evaluation:
-    """`evaluation` of a layout that can be, with its memory, and with the problems that follow from that."""
+    """`evaluation` of a legal layout with its memory and the problems that follow from it."""
     request = evaluation.request
     itemsize = dtype_named(request.dtype).size
     stored = Stored(WEIGHTS[request.quant], itemsize, request.group_size)
@@ -44,7 +44,7 @@ def with_memory(model: Model, evaluation: Evaluation, limits: EngineLimits, layo
         found += [*_pool_problems(result, limits, typical, warnings), *more]
     elif request.gpu is not None:
         message = (
-            f"{_gb(memory.fullest.fixed)} of weights, activations and buffers a GPU leave no KV cache in the "
+            f"weights, activations and buffers take {_gb(memory.fullest.fixed)} per GPU and leave no KV cache in the "
             f"{_gb(request.gpu.memory)} of {request.gpu.name}"
         )
         found.append(Problem("memory", message, "Spread the model over more GPUs, or use a smaller format."))
@@ -55,7 +55,7 @@ def with_memory(model: Model, evaluation: Evaluation, limits: EngineLimits, layo
 def _with_features(
     model: Model, request: Request, held: Held, limits: EngineLimits, memory: Memory
 ) -> tuple[Memory, tuple[Problem, ...]]:
-    """TensorRT-LLM's memory: what features need, the KV pool in what is left, and adapters beside it."""
+    """Memory on TensorRT-LLM: features, the KV pool in what is left, then the adapter cache."""
     features, facts = request.engine.features, model.facts
     if features.beyond_paging:
         memory = with_features(memory, facts, held, limits, features, request.draft)
@@ -65,7 +65,7 @@ def _with_features(
 
 
 def _pool_tokens(request: Request, memory: Memory, limits: EngineLimits) -> int:
-    """Tokens of the pool that the GPU has room for; without a GPU, of one that holds the requests at full length."""
+    """Tokens of the KV pool: as many as fit the GPU; without a GPU, all concurrent requests at full length."""
     block = limits.tokens_per_block
     if request.gpu is None:
         tokens = (request.concurrency or 1) * blocks_of(limits.max_seq_len + limits.spare_tokens, block) * block
@@ -78,7 +78,7 @@ def _pool_tokens(request: Request, memory: Memory, limits: EngineLimits) -> int:
 def _pool_problems(
     evaluation: Evaluation, limits: EngineLimits, typical: Workload, warnings: list[str]
 ) -> Iterator[Problem]:
-    """A pool that is too small: for one request of full length, for the requests that are to run at once."""
+    """A pool that is too small for one request of full length, or for the requested concurrency."""
     request, memory = evaluation.request, evaluation.memory
     assert memory is not None
     if limits.max_seq_len + limits.spare_tokens > memory.kv_tokens:
@@ -88,7 +88,7 @@ def _pool_problems(
         if request.engine.max_seq_len is not None:
             yield Problem("kv_pool", message, "Lower max_seq_len, or make room for a larger pool.")
         else:
-            warnings.append(f"{message}, what the model is made for: such prompts are refused.")
+            warnings.append(f"{message}, the model's context length: prompts that do not fit are refused.")
     fits = evaluation.typical_requests or 0
     if fits == 0:
         message = f"the KV pool of {memory.kv_tokens} tokens does not hold one request of {typical.length} tokens"
@@ -104,7 +104,7 @@ def _pool_problems(
 def _cache_warnings(model: Model, request: Request, parallel: Parallel) -> Iterator[str]:
     kv_heads = model.facts.sizes.num_kv_heads
     if parallel.tp > kv_heads:
-        yield f"{kv_heads} KV heads on tp {parallel.tp}: each is kept {parallel.tp // kv_heads} times."
+        yield f"{kv_heads} KV heads at tp {parallel.tp}: each is stored {parallel.tp // kv_heads} times."
     biased = "qkv_bias" in model.facts.holding and "qk_norm" not in model.facts.holding
     if request.kv_cache != "none" and biased:
         yield (
@@ -114,7 +114,7 @@ def _cache_warnings(model: Model, request: Request, parallel: Parallel) -> Itera
 
 
 def _typical(workload: Workload, limits: EngineLimits) -> Workload:
-    """The workload cut to the engine's limits: the prompt first."""
+    """The workload clamped to the engine's limits."""
     output = max(1, min(workload.output, limits.max_seq_len // 2))
     prompt = max(1, min(workload.prompt, limits.longest_prompt, limits.max_seq_len - output))
     return Workload(prompt, output)

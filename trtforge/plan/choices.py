@@ -1,4 +1,4 @@
-"""What can be chosen instead: for each rule, the values of the choices that it is about, the least intrusive first."""
+"""Candidate changes that may fix a broken rule, the least intrusive first."""
 
 from collections.abc import Callable, Iterator
 from math import log2
@@ -23,7 +23,7 @@ _Candidates = Callable[[Model, Evaluation], Iterator[tuple[Change, ...]]]
 def candidates(
     model: Model, evaluation: Evaluation, rule: str, without: frozenset[str]
 ) -> Iterator[tuple[Change, ...]]:
-    """Changes, each a whole, that may mend a rule's problem; none of the choices named in `without`."""
+    """Sets of changes that may fix a rule's problem, without the choices named in `without`."""
     for name in _CHOICES.get(rule, ()):
         if name not in without:
             yield from _CANDIDATES[name](model, evaluation)
@@ -49,7 +49,7 @@ def _same_ranks(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, 
 
 
 def _more_ranks(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, ...]]:
-    """More GPUs, as few as possible: part of a server or whole ones, tensor parallelism inside a server only."""
+    """More GPUs, the fewest first: part of a server or whole servers, tensor parallelism within a server only."""
     request, sizes = evaluation.request, model.facts.sizes
     layouts = [
         (tp * pp, pp, tp)
@@ -75,7 +75,7 @@ def _group(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, ...]]
 
 
 def _quant(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, ...]]:
-    """Formats that conversion writes (or the one that the source has), those of as many bits first."""
+    """Formats that conversion writes (or the source's own), the nearest bit width first."""
     request = evaluation.request
     bits = WEIGHTS[request.quant].bits or 16
     names = (model.stored.format,) if model.stored else get_args(QuantFormat)
@@ -85,7 +85,7 @@ def _quant(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, ...]]
 
 
 def _kv_cache(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, ...]]:
-    """For a pool that is too small a smaller format, else the most exact one."""
+    """Other KV cache formats, the lowest loss of accuracy first."""
     others = [CACHES[name] for name in get_args(KvCacheFormat) if name != evaluation.request.kv_cache]
     yield from ((Change("--kv-cache", format.name),) for format in sorted(others, key=lambda other: other.loss))
 
@@ -96,7 +96,7 @@ def _dtype(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, ...]]
 
 
 def _gpu(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, ...]]:
-    """GPUs with the least memory that is enough first, and among those the oldest."""
+    """GPUs with at least as much memory: the smallest first, then the oldest."""
     now = evaluation.request.gpu
     if now is not None:
         larger = [gpu for gpu in GPUS if gpu.memory >= now.memory and gpu.name != now.name]
@@ -111,19 +111,19 @@ def _release(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, ...
 
 
 def _length(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, ...]]:
-    """As long as the pool allows."""
+    """The longest max_seq_len that fits the KV pool."""
     if evaluation.memory is not None and evaluation.memory.kv_tokens > 1:
         yield (Change("--max-seq-len", str(evaluation.memory.kv_tokens)),)
 
 
 def _concurrency(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, ...]]:
-    """As many requests as fit, or a few less: smaller batches leave more room, never less."""
+    """As many requests as fit: a smaller batch leaves at least as much room."""
     if evaluation.typical_requests:
         yield (Change("--concurrency", str(evaluation.typical_requests)),)
 
 
 def _lengths(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, ...]]:
-    """A step that holds what it must, or lengths that agree with one another and with the model."""
+    """The least max_num_tokens, or lengths that are consistent with one another and with the model."""
     engine, positions = evaluation.request.engine, model.facts.sizes.max_positions
     speculation = speculation_of(engine.features)
     each = engine.max_beam_width if speculation is None else speculation.draft_tokens + 1
@@ -196,7 +196,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "lora_cache": ("lora_cache", "quant", "more_ranks"),
     "weights_on_gpu": ("quant", "all_on_gpu"),
 }
-"""What each rule's problem is about, the least intrusive first."""
+"""The choices to try for each rule, the least intrusive first."""
 
 
 def _divisors(number: int) -> list[int]:

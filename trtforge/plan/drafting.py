@@ -1,7 +1,7 @@
-"""Memory of what drafts tokens: a draft model beside the target, Medusa heads, EAGLE's network, and their logits.
+"""Memory of speculative decoding: a draft model, Medusa heads or EAGLE's network, and their logits.
 
-Sources: tensorrt_llm/models/medusa/model.py and models/eagle/model.py (1.x); what is drafted is verified in one step,
-so the target makes logits for every draft token (cpp/tensorrt_llm/runtime/decodingInput.h).
+Sources: tensorrt_llm/models/medusa/model.py and models/eagle/model.py (1.x). Draft tokens are verified in one step, so
+the target computes logits for each of them (cpp/tensorrt_llm/runtime/decodingInput.h).
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ _LOGIT_BYTES = 4
 
 @dataclass(frozen=True)
 class Drafter:
-    """Bytes on one rank: its weights, its part of every token in the KV cache, and logits of a step."""
+    """Bytes on one rank: draft weights, KV cache of a token, and logits of a step."""
 
     weights: int = 0
     kv_per_token: int = 0
@@ -30,13 +30,13 @@ class Drafter:
 
     @property
     def fixed(self) -> int:
-        """What is taken before the KV pool."""
+        """Bytes without the KV cache."""
         return self.weights + self.logits
 
 
 @dataclass(frozen=True)
 class Target:
-    """The model whose tokens are drafted, on the rank in question; `ranks` are its weights."""
+    """The target model on one rank; `ranks` are its weights."""
 
     facts: Facts
     ranks: RankWeights
@@ -47,10 +47,10 @@ class Target:
 
 
 def drafter(features: FeaturesConfig, draft: Model | None, target: Target, stage: int) -> Drafter:
-    """What speculation adds on a rank of one pipeline stage; `draft` is the draft model where one is named.
+    """What speculation adds to a rank of one pipeline stage; `draft`: the draft model, if one is named.
 
-    The heads, EAGLE's network and all logits are on the last stage. A draft model is taken to be split as the target
-    is, unquantised, in the target's dtype, with a KV cache of the target's format: both cache the same tokens.
+    Heads, EAGLE's network and all logits are on the last stage. The draft model is assumed to be unquantised, in the
+    target's dtype, split like the target, with a KV cache of the target's format: both cache the same tokens.
     """
     limits, parallel, last = target.limits, target.parallel, stage == target.parallel.pp - 1
     if limits.speculation is None:
@@ -80,7 +80,7 @@ def drafter(features: FeaturesConfig, draft: Model | None, target: Target, stage
 
 
 def medusa_bytes(sizes: Sizes, parallel: Parallel, medusa: MedusaFeature, itemsize: int) -> int:
-    """Heads on one rank: of each, `layers` square matrices with their biases, and an output head, all cut by outputs.
+    """Medusa heads on one rank: each has `layers` square matrices with biases and an LM head, all column-parallel.
 
     heads x (layers x (hidden² + hidden) + hidden x vocabulary) / tp
     """
@@ -90,8 +90,8 @@ def medusa_bytes(sizes: Sizes, parallel: Parallel, medusa: MedusaFeature, itemsi
 
 
 def eagle_bytes(target: Target) -> int:
-    """One EAGLE network on one rank: a decoder layer of the target's sizes, what joins token and hidden state
-    (2 x hidden to hidden), a table of tokens, and an output head. Engines hold one for every time that it runs."""
+    """One EAGLE network on one rank: a decoder layer of the target's sizes, the projection of token embedding and
+    hidden state (2 x hidden to hidden), an embedding and an LM head. An engine holds one for each run in a step."""
     sizes, tp = target.facts.sizes, target.parallel.tp
     plain = Stored(WEIGHTS["none"], target.itemsize)
     join = (2 * sizes.hidden * sizes.hidden + sizes.hidden) // tp

@@ -1,6 +1,6 @@
-"""What the embedded engine (backend torch) keeps: weights as its kernels pack them, a KV pool that requests can use.
+"""Memory of the embedded engine (backend torch): weights as its kernels pack them, and a KV pool that requests can use.
 
-Unlike TensorRT-LLM it holds weights in the type that it computes in, unless a kernel takes the packed ones.
+Unlike TensorRT-LLM it holds weights in the compute dtype, unless a kernel takes packed ones.
 """
 
 from dataclasses import dataclass, replace
@@ -24,7 +24,7 @@ _FP8_CORES = 89
 
 @dataclass(frozen=True)
 class Embedded:
-    """How an engine computes. `kernel`: of the quantised linear layers."""
+    """How the embedded engine computes. `kernel`: that of the quantised linear layers."""
 
     device: UsableDevice
     compute_dtype: ModelDtype
@@ -32,7 +32,7 @@ class Embedded:
 
     @classmethod
     def of(cls, request: Request, processor: Processor) -> "Embedded":
-        """What compiling would choose; `device: auto` is a GPU where the request names one, else the CPU."""
+        """What `trtforge compile` would choose; `device: auto` is a GPU if the request names one, else the CPU."""
         device = request.engine.device
         if device == "auto":
             device = "cpu" if request.gpu is None else "cuda"
@@ -66,7 +66,7 @@ class Embedded:
         )
 
     def pool_tokens(self, request: Request, memory: Memory, limits: EngineLimits) -> int:
-        """Tokens of the KV pool: what the requests can use at full length, or as many as were asked for and fit."""
+        """Tokens of the KV pool: all requests at full length, or serving.kv_cache_tokens, as far as they fit."""
         block, most = limits.tokens_per_block, request.serving.kv_cache_tokens
         wanted = limits.max_batch_size * blocks_of(limits.max_seq_len, block) if most is None else most // block
         if self.device == "cuda" and request.gpu is not None:
@@ -84,12 +84,12 @@ class Embedded:
         )
 
     def _matrix(self, matrix: Matrix, request: Request) -> int:
-        if matrix.absorbed:  # generation uses its factors, which are there for the context too
+        if matrix.absorbed:  # the generation phase uses its factors, as the context phase does
             return 0
         if not matrix.formatted:
             return matrix.weights * matrix.itemsize
         format, group = WEIGHTS[request.quant], request.group_size
-        if format.name == "int4_wo":  # a row's scale, repeated for groups that the kernels know
+        if format.name == "int4_wo":  # a row's scale, repeated for a group size that the kernels support
             group = next((size for size in PACKED_GROUPS if matrix.inputs % size == 0), matrix.inputs)
         prescaled = format.per_input_elements > 0
         kept = KEPT[self.kernel]

@@ -1,6 +1,6 @@
-"""What TensorRT-LLM adds to a layout's own legality: the GPU's formats, the release, kernels and padding of engines.
+"""TensorRT-LLM's rules beyond a legal layout: the GPU's formats, the release, kernels and padding of engines.
 
-The embedded engine knows none of these limits.
+They do not apply to the embedded engine.
 """
 
 from collections.abc import Iterator
@@ -19,14 +19,14 @@ from trtforge.plan.request import Request
 HEAD_SIZES = (32, 48, 64, 80, 96, 104, 112, 128, 144, 160, 192, 224, 256)
 """`mmha_supported` in cpp/tensorrt_llm/kernels/decoderMaskedMultiheadAttention.cu."""
 
-_BFLOAT16_SM = 80
+BFLOAT16_SM = 80
 _INT4_COLUMN_BYTES = 32
 
 
 def engine_problems(
     model: Model, request: Request, release: Release, parallel: Parallel, *, fits: bool
 ) -> Iterator[Problem]:
-    """All of them for a request; `fits`: whether its layout fits the model at all."""
+    """All problems of a request on TensorRT-LLM; `fits`: whether its layout is legal for the model."""
     weights, cache = WEIGHTS[request.quant], CACHES[request.kv_cache]
     if request.gpu is not None:
         yield from gpu_problems(request.gpu, weights, cache, request.dtype)
@@ -40,11 +40,11 @@ def engine_problems(
 
 
 def gpu_problems(gpu: Gpu, weights: WeightFormat, cache: CacheFormat, dtype: str) -> Iterator[Problem]:
-    """Number formats that the GPU's kernels lack."""
+    """Number formats for which the GPU has no kernels."""
     for rule, format in (("gpu_format", weights), ("gpu_kv_cache", cache)):
         if (why := refusal(gpu, format)) is not None:
             yield Problem(rule, why, "Choose another format or another --gpu.")
-    if dtype == "bfloat16" and gpu.sm < _BFLOAT16_SM:
+    if dtype == "bfloat16" and gpu.sm < BFLOAT16_SM:
         # gptAttentionCommon.cpp; TensorRT-LLM issue #2210
         message = f"{gpu.name} has compute capability {gpu.capability}: bfloat16 needs 8.0 (Ampere or later)"
         yield Problem("dtype", message, "Use --dtype float16 and compare the quality, or another --gpu.")
@@ -53,7 +53,7 @@ def gpu_problems(gpu: Gpu, weights: WeightFormat, cache: CacheFormat, dtype: str
 def release_problems(
     release: Release, architecture: str, weights: WeightFormat, cache: CacheFormat
 ) -> Iterator[Problem]:
-    """What that release's engine builder does not know; where that is only inferred, trtllm-build decides."""
+    """What the release's engine builder does not support; only a warning if that is inferred."""
     wanted: tuple[tuple[Section, str | None], ...] = (
         ("architectures", architecture),
         ("quant_algo", weights.algorithm),
@@ -67,22 +67,22 @@ def release_problems(
 
 
 def link_problems(gpu: Gpu, parallel: Parallel) -> Iterator[Problem]:
-    """Tensor parallelism over links that are slow for it (TensorRT-LLM issue #1499): legal, and rarely wise."""
+    """Warnings for tensor parallelism over slow links (TensorRT-LLM issue #1499)."""
     tp = parallel.tp
     if tp > max(GPUS_PER_SERVER, gpu.links.nvlink_gpus):
         message = f"tp {tp} spans servers: two all-reduces a layer go over the network"
-        yield Problem("links", message, "Pipeline parallelism crosses it once.", refuses=False)
+        yield Problem("links", message, "Use pipeline parallelism between servers.", refuses=False)
     elif tp > gpu.links.nvlink_gpus:
         message = f"tp {tp} goes over PCIe on {gpu.name}: two all-reduces a layer"
-        yield Problem("links", message, "Pipeline parallelism sends far less.", refuses=False)
+        yield Problem("links", message, "Pipeline parallelism sends far less data.", refuses=False)
 
 
 def kernel_problems(facts: Facts) -> Iterator[Problem]:
-    """Attention that the kernels lack."""
+    """A head size without attention kernels."""
     size = facts.sizes.head_size
     if size not in HEAD_SIZES and not is_latent(facts.sizes):
-        message = f"heads of {size} values: TensorRT-LLM's attention kernels have {_listed(HEAD_SIZES)} only"
-        yield Problem("head_size", message, "No layout changes that: use the embedded engine (engine.backend: torch).")
+        message = f"head size {size}: TensorRT-LLM's attention kernels support only {_listed(HEAD_SIZES)}"
+        yield Problem("head_size", message, "Use the embedded engine (engine.backend: torch).")
 
 
 def padding_problems(
@@ -93,10 +93,10 @@ def padding_problems(
     group_size: int,
     left: frozenset[str] = frozenset(),
 ) -> Iterator[Problem]:
-    """Linear layers that the engine pads, so that the checkpoint's tensors no longer fit; not those `left` as they are.
+    """Linear layers that the engine pads, so that the checkpoint no longer fits; `left`: unquantised, never padded.
 
-    Inputs and outputs are padded to a multiple of tp x 64 (128 for W4A8), or x the group where that is larger:
-    `WeightOnlyGroupwiseQuantLinear` in quantization/layers.py. Groups in row-parallel inputs are a rule of
+    Inputs and outputs are padded to a multiple of tp x 64 (128 for W4A8), or of tp x group size if that is larger:
+    `WeightOnlyGroupwiseQuantLinear` in quantization/layers.py. Groups of row-parallel inputs are checked in
     plan.legality.
     """
     if format.padded_to == 1:
@@ -114,20 +114,20 @@ def padding_problems(
             by_group = format.grouped and row.split is Split.ROW and what == "inputs"
             if size % multiple and not by_group:
                 message = (
-                    f"{name}: {size} {what} are no multiple of {multiple // tp} x tp {tp}: TensorRT-LLM pads the "
+                    f"{name}: {size} {what} are not a multiple of {multiple // tp} x tp {tp}: TensorRT-LLM pads the "
                     f"{format.name} layer, and the checkpoint no longer fits"
                 )
                 yield Problem("awq_padding", message, "Choose a smaller --tp, or another format.")
 
 
 def head_problems(vocab: int, tp: int, format: WeightFormat) -> Iterator[Problem]:
-    """A quantised output head: INT4 kernels want a rank's columns, two weights a byte, in multiples of 32 bytes.
+    """A quantised LM head: INT4 kernels need a rank's columns (two weights a byte) in multiples of 32 bytes.
 
     TensorRT-LLM issue #843. No format that trtforge writes quantises the head.
     """
     columns = vocab // tp // 2
     if format.quantizes_head and format.bits == 4 and columns % _INT4_COLUMN_BYTES:
-        message = f"lm_head: {columns} bytes a rank at tp {tp} are no multiple of {_INT4_COLUMN_BYTES}"
+        message = f"lm_head: {columns} bytes a rank at tp {tp} are not a multiple of {_INT4_COLUMN_BYTES}"
         yield Problem("vocab", message, "Choose a smaller --tp with a larger --pp, or leave the head unquantised.")
 
 

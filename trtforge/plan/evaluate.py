@@ -1,4 +1,4 @@
-"""One request judged: every reason why it cannot be, and what follows for its limits and its memory."""
+"""Evaluation of one request: all its problems, its limits and its memory."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -22,14 +22,15 @@ from trtforge.plan.engine_rules import engine_problems, gpu_problems, link_probl
 from trtforge.plan.evaluation import Evaluation
 from trtforge.plan.formats import CACHES, WEIGHTS
 from trtforge.plan.legality import Problem, problems
-from trtforge.plan.limits import EngineLimits, derive_limits, has_paged_context
+from trtforge.plan.limits import EngineLimits, derive_limits
 from trtforge.plan.model import Model
+from trtforge.plan.paged_context import paged_context
 from trtforge.plan.peaks import calibration_problems, least_calibration
 from trtforge.plan.request import Request
 
 
 def evaluate(model: Model, request: Request) -> Evaluation:
-    """Judge a request. Raises ForgeError for a GPU or a release that nobody knows."""
+    """Evaluate a request. Raises ForgeError for an unknown GPU or release."""
     for_llm_api = request.engine.backend == "llmapi"
     target = newest_release() if for_llm_api else _release(request.engine.target.tensorrt_llm)
     found = list(_format_problems(model, request))
@@ -37,7 +38,7 @@ def evaluate(model: Model, request: Request) -> Evaluation:
         parallel = Parallel(tp=request.tp, pp=request.pp, ep=request.ep)
     except ForgeError as error:
         found.append(Problem("mapping", error.message, error.hint))
-        parallel = Parallel(tp=request.tp, pp=request.pp)  # what else is wrong shows without the experts' groups
+        parallel = Parallel(tp=request.tp, pp=request.pp)  # without ep the other problems are still found
     layout = _layout(model, request, parallel)
     of_layout = problems(model.family, model.facts, layout) or tuple(_exclusion_problems(model, layout))
     found += of_layout
@@ -64,7 +65,7 @@ def evaluate(model: Model, request: Request) -> Evaluation:
 
 
 def _llm_api_problems(checkpoint: CheckpointConfig, request: Request, parallel: Parallel) -> Iterator[Problem]:
-    """What TensorRT-LLM's PyTorch backend lacks; the rules of engine builds do not hold there."""
+    """Limits of TensorRT-LLM's PyTorch backend, to which the rules of engine builds do not apply."""
     try:
         require_format(checkpoint)
     except ForgeError as error:
@@ -82,7 +83,7 @@ def _llm_api_problems(checkpoint: CheckpointConfig, request: Request, parallel: 
 
 
 def _layout(model: Model, request: Request, parallel: Parallel) -> Layout:
-    """The layout as conversion knows it; a format that it does not know leaves the weights as they are."""
+    """The layout for conversion; a format that conversion does not support counts as unquantised."""
     layout = Layout(parallel, request.dtype, group_size=request.group_size, exclude_modules=request.exclude_modules)
     if model.stored is not None and request.quant == model.stored.format:
         return replace(layout, quant=model.stored.format, source=model.stored)
@@ -96,7 +97,7 @@ def _layout(model: Model, request: Request, parallel: Parallel) -> Layout:
 
 
 def _exclusion_problems(model: Model, layout: Layout) -> Iterator[Problem]:
-    """Layers that are left in one pipeline stage and not in another: config.json has one list for all."""
+    """Layers excluded in one pipeline stage but not in another: config.json has one list for all stages."""
     try:
         if layout.source or layout.exclude_modules:
             checkpoint_config(model.family, model.facts, model.config.architecture, layout)
@@ -105,7 +106,7 @@ def _exclusion_problems(model: Model, layout: Layout) -> Iterator[Problem]:
 
 
 def _format_problems(model: Model, request: Request) -> Iterator[Problem]:
-    """What conversion does not write, and weights that are not what config.json says."""
+    """Formats that conversion does not write, and weights that contradict config.json."""
     if model.complaint is not None:
         yield Problem("source", model.complaint.message, model.complaint.hint)
     stored = model.stored
@@ -125,7 +126,7 @@ def _format_problems(model: Model, request: Request) -> Iterator[Problem]:
 
 
 def calibration_needs(model: Model, request: Request) -> int:
-    """Bytes that the request's calibration takes at least, beside the program itself."""
+    """The least bytes of the request's calibration, without the program itself."""
     whole, itemsize = model.whole(request.dtype), dtype_named(request.dtype).size
     return least_calibration(model.family, model.facts, whole, itemsize, WEIGHTS[request.quant])
 
@@ -142,17 +143,13 @@ def _checkpoint(model: Model, request: Request, layout: Layout) -> CheckpointCon
 def _limits(
     checkpoint: CheckpointConfig, request: Request, target: Release, found: list[Problem], warnings: list[str]
 ) -> EngineLimits | None:
-    """The engine's limits; what cannot be goes to `found`."""
+    """The engine's limits; None if they are impossible. Problems and warnings are appended."""
     engine = request.engine
-    if request.for_tensorrt is not False and not has_paged_context(checkpoint.quantization):
-        features = engine.features
-        why = f"TensorRT-LLM has no paged context FMHA for {request.quant} weights with an {request.kv_cache} KV cache"
-        for name in ("kv_reuse", "chunked_context"):
-            if getattr(features, name) and name in features.model_fields_set:
-                found.append(Problem("features", f"engine.features.{name} cannot be had: {why}", f"Set {name}: false."))
-        warnings.append(f"kv_reuse and chunked_context are off: {why}.")
-        off = features.model_copy(update={"kv_reuse": False, "chunked_context": False})
-        engine = engine.model_copy(update={"features": off})
+    if request.for_tensorrt is not False:
+        paged = paged_context(checkpoint.quantization, engine.features)
+        found += paged.problems
+        warnings += paged.warnings
+        engine = engine.model_copy(update={"features": paged.features})
     default = target.field("plugin_config", "tokens_per_block").default
     assert isinstance(default, int)
     try:

@@ -1,4 +1,4 @@
-"""What is known of one request for a deployment once it was judged."""
+"""The result of evaluating one request for a deployment."""
 
 from dataclasses import dataclass
 
@@ -14,10 +14,10 @@ from trtforge.plan.roofline import Roofline, Workload
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What is known of a request. `memory` is None where the layout itself cannot be, `limits` where they cannot.
+    """Problems, limits and memory of a request. `memory`: None for an illegal layout; `limits`: None for illegal ones.
 
-    `typical`: the typical request, cut to what the engine takes. `embedded`: how the embedded engine computes, where
-    that is the backend.
+    `typical`: the typical request, clamped to the engine's limits. `embedded`: how the embedded engine computes; None
+    for another backend.
     """
 
     request: Request
@@ -31,7 +31,7 @@ class Evaluation:
 
     @property
     def legal(self) -> bool:
-        """Whether there is no reason against it."""
+        """Whether the request has no problems."""
         return not self.problems
 
     @property
@@ -52,7 +52,7 @@ class Evaluation:
         return max(0, min(self.limits.longest_prompt, self.memory.kv_tokens - 1))
 
     def roofline(self, model: Model) -> Roofline | None:
-        """The time model, where there is a GPU and it is legal."""
+        """The time model; None without a GPU or for an illegal request."""
         gpu = self.request.gpu
         if not self.legal or gpu is None or self.held is None or self.limits is None or self.memory is None:
             return None

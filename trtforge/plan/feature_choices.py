@@ -1,6 +1,6 @@
-"""What can be chosen instead where features are what a problem is about: first what cannot go with a feature.
+"""Candidate changes for problems with features: first the settings that a feature excludes.
 
-A feature itself is given up only where nothing else can be: those that a backend lacks, and streamed weights.
+A feature itself is dropped only if nothing else helps: features that a backend lacks, and streamed weights.
 """
 
 from collections.abc import Iterator
@@ -17,14 +17,14 @@ _SHARES = (0.1, 0.2, 0.4, 0.6, 0.8)
 
 
 def paging(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, ...]]:
-    """Without what the KV cache cannot do."""
+    """Without KV reuse and chunked context, where the KV cache does not support them."""
     given = evaluation.request.engine.features.model_fields_set
     names = [name for name in ("kv_reuse", "chunked_context") if name in given]
     yield tuple(_set(f"{_FEATURES}.{name}", "false") for name in names)
 
 
 def none_beyond_paging(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, ...]]:
-    """What the embedded engine and the LLM API do."""
+    """Only the features of the embedded engine and the LLM API."""
     features = evaluation.request.engine.features
     defaults = {name: field.default for name, field in type(features).model_fields.items()}
     words = {None: "null", False: "false"}
@@ -34,7 +34,7 @@ def none_beyond_paging(model: Model, evaluation: Evaluation) -> Iterator[tuple[C
 
 
 def speculation(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, ...]]:
-    """What goes with verifying draft tokens."""
+    """Settings that speculative decoding requires."""
     found = speculation_of(evaluation.request.engine.features)
     yield from ((change,) for change in _beside_speculation(evaluation.request, found.method if found else None))
 
@@ -48,13 +48,13 @@ def _beside_speculation(request: Request, method: str | None) -> Iterator[Change
     if not engine.features.kv_reuse:
         yield _set(f"{_FEATURES}.kv_reuse", "true")
     if method == "eagle" and engine.max_batch_size > EAGLE_MOST_REQUESTS:
-        asked = request.concurrency is not None  # which sets the batch size
+        asked = request.concurrency is not None  # concurrency sets max_batch_size
         most = str(EAGLE_MOST_REQUESTS)
         yield Change("--concurrency", most) if asked else _set("engine.max_batch_size", most)
 
 
 def one_stage(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, ...]]:
-    """The same GPUs without a pipeline, then as many as tensor parallelism has."""
+    """The same GPUs with tensor parallelism only, then without the further pipeline stages."""
     request = evaluation.request
     if request.pp > 1:
         yield Change("--tp", str(request.tp * request.pp)), Change("--pp", "1")
@@ -86,7 +86,7 @@ def lora_cache(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, .
 
 
 def all_on_gpu(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, ...]]:
-    """Nothing streams."""
+    """All weights on the GPU, none streamed."""
     if evaluation.request.engine.features.weights_on_gpu < 1:
         yield (_set(f"{_FEATURES}.weights_on_gpu", "1"),)
 

@@ -1,4 +1,4 @@
-"""What features add to a deployment's memory, or take off the GPU: drafting, adapters, logits, streamed weights."""
+"""Memory that features add or offload: draft models, LoRA adapters, context logits, streamed weights."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,9 +16,9 @@ from trtforge.plan.model import Model
 def with_features(
     memory: Memory, facts: Facts, held: Held, limits: EngineLimits, features: FeaturesConfig, draft: Model | None
 ) -> Memory:
-    """The memory with its features, the adapter cache apart; `features.lora` is resolved.
+    """`memory` with the features except the adapter cache; `features.lora` is resolved.
 
-    Logits of prompts: a float32 row for each token of the largest step. Weights that stream are in host memory.
+    Context logits take a float32 row for each token of the largest step. Streamed weights are in host memory.
     """
     parallel, itemsize = memory.parallel, held.stored.itemsize
     target = Target(facts, held.ranks, parallel, limits, itemsize, held.cache_itemsize)
@@ -46,9 +46,9 @@ def with_features(
 def with_adapter_cache(
     memory: Memory, facts: Facts, held: Held, features: FeaturesConfig, gpu_memory: int | None
 ) -> Memory:
-    """The same with the GPU's adapter cache: a share of what engine and KV pool leave of `gpu_memory`.
+    """`memory` with the GPU's adapter cache: a share of the `gpu_memory` that engine and KV pool leave.
 
-    Without a GPU, as much as one adapter of the largest rank takes.
+    Without a GPU, the size of one adapter of the largest rank.
     """
     lora = features.lora
     if lora is None:
@@ -64,22 +64,22 @@ def with_adapter_cache(
 def cache_problems(
     memory: Memory, facts: Facts, held: Held, features: FeaturesConfig, limits: EngineLimits
 ) -> Iterator[Problem]:
-    """Adapter caches that do not hold one adapter: the server ends with `Not enough space allocated to ... LoRA cache
-    to hold 1 max sized LoRA`."""
+    """Adapter caches that are too small for one adapter: the server would fail with `Not enough space allocated to
+    ... LoRA cache to hold 1 max sized LoRA`."""
     lora = features.lora
     if lora is None:
         return
     itemsize = held.stored.itemsize
     least = adapter_bytes(facts.sizes, memory.parallel, lora, itemsize)
-    poorest = min(rank.lora for rank in memory.stages) - workspace_bytes(lora, limits.max_num_tokens, itemsize)
+    smallest = min(rank.lora for rank in memory.stages) - workspace_bytes(lora, limits.max_num_tokens, itemsize)
     one = f"an adapter of rank {lora.max_rank} takes {_mib(least)}"
-    if poorest < least:
-        message = f"the GPU's adapter cache of {_mib(poorest)} holds no adapter: {one}"
-        share = min(0.99, -(-100 * lora.gpu_fraction * least // max(1, poorest)) / 100)
+    if smallest < least:
+        message = f"the GPU's adapter cache of {_mib(smallest)} is too small: {one}"
+        share = min(0.99, -(-100 * lora.gpu_fraction * least // max(1, smallest)) / 100)
         fix = f"Use engine.features.lora.gpu_fraction {share:g}, or a lower serving.kv_cache_fraction."
         yield Problem("lora_cache", message, fix)
     if lora.host_memory < least:
-        message = f"the host's adapter cache of {_mib(lora.host_memory)} holds no adapter: {one}"
+        message = f"the host's adapter cache of {_mib(lora.host_memory)} is too small: {one}"
         yield Problem("lora_cache", message, f"Use engine.features.lora.host_memory {least} or more.")
 
 

@@ -1,7 +1,7 @@
-"""Which features go together, with which formats and layouts, and which releases have what they need.
+"""Compatibility of features with one another, and with formats, layouts and releases.
 
-`trtllm-build` refuses some of these pairs, switches others off without a word, and the runtime refuses the rest when
-the server starts: here each has its reason. Sources stand at the rules.
+`trtllm-build` refuses some combinations and silently disables others; the runtime refuses the rest when the server
+starts. Here each is reported with its reason; the rules name their sources.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,7 +15,7 @@ from trtforge.formats.triton import parameter_problem
 from trtforge.formats.trtllm import CheckpointConfig
 from trtforge.plan.gpus import gpu_named
 from trtforge.plan.legality import Problem
-from trtforge.plan.limits import has_paged_context
+from trtforge.plan.paged_context import has_paged_context
 from trtforge.plan.runtime_keys import runtime_keys
 from trtforge.plan.speculation import (
     DRAFTING_ARCHITECTURES,
@@ -37,7 +37,7 @@ _NO_LORA = frozenset(
     }
 )
 _LORA_SEEN = frozenset({None, "FP8", "W8A16", "W4A16_AWQ", "W8A8_SQ_PER_CHANNEL"})
-"""What tests/integration/defs/examples/test_llama.py puts adapters on (1.x, `test_llm_llama_v2_lora_1gpu`)."""
+"""Formats that tests/integration/defs/examples/test_llama.py tests with LoRA (1.x, `test_llm_llama_v2_lora_1gpu`)."""
 
 _SPECULATION_SEEN = {
     "draft": frozenset({None, "FP8"}),
@@ -47,7 +47,10 @@ _SPECULATION_SEEN = {
 }
 _SPECULATION_SM = 80
 _SPECULATION_HEADS = (64, 128, 256)
-"""Of the precompiled XQA kernels, which verify (0.16's release notes; examples/lookahead/README.md warns of others)."""
+"""Head sizes of the precompiled XQA kernels, which verify draft tokens (0.16's release notes).
+
+examples/lookahead/README.md warns about other sizes.
+"""
 
 _MEDUSA_FIELDS = {"draft_tokens": "max_draft_len", "heads": "num_medusa_heads", "layers": "num_medusa_layers"}
 _EAGLE_FIELDS = {"draft_tokens": "max_draft_len", "depth": "num_eagle_layers"}
@@ -56,11 +59,11 @@ _LORA_ARCHITECTURES = (
     "Qwen2MoeForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM", "GemmaForCausalLM", "Gemma2ForCausalLM",
     "Gemma3ForCausalLM", "Phi3ForCausalLM", "GPTForCausalLM", "CohereForCausalLM", "GraniteForCausalLM",
 )  # fmt: skip
-"""Classes that were seen to override `use_lora` (tensorrt_llm/models/*/model.py); the base class raises."""
+"""Classes that override `use_lora` (tensorrt_llm/models/*/model.py); the base class raises."""
 
 
 def feature_problems(checkpoint: CheckpointConfig, engine: EngineConfig, release: Release) -> Iterator[Problem]:
-    """Why an engine cannot have the features that it is asked for, or what speaks against one."""
+    """Errors and warnings for the features of an engine."""
     speculation = speculation_of(engine.features, checkpoint)
     yield from _lacking(engine, speculation, release)
     if speculation is not None:
@@ -70,21 +73,20 @@ def feature_problems(checkpoint: CheckpointConfig, engine: EngineConfig, release
 
 
 def drafting_problems(checkpoint: CheckpointConfig, engine: EngineConfig) -> Iterator[Problem]:
-    """Heads or networks that draft are part of a checkpoint: it and the features must say the same."""
+    """Medusa heads and EAGLE networks are part of the checkpoint, so checkpoint and features must agree."""
     features = engine.features
     for name, architecture in DRAFTING_ARCHITECTURES.items():
         asked, there = getattr(features, name) is not None, checkpoint.architecture == architecture
         if asked and not there:
             yield Problem(
                 name,
-                f"engine.features.{name}: a checkpoint of {checkpoint.architecture} holds nothing that drafts",
+                f"engine.features.{name}: the {checkpoint.architecture} checkpoint has no {name} weights",
                 f"Convert model and {name} weights with TensorRT-LLM's examples/{name}/convert_checkpoint.py, which "
                 f"writes {architecture}, and compile that; or use engine.features.lookahead, which needs no weights.",
             )
         if there and not asked:
-            yield Problem(
-                name, f"the checkpoint is {architecture}: it drafts tokens for itself", f"Set engine.features.{name}."
-            )
+            message = f"the checkpoint is {architecture}, but engine.features.{name} is not set"
+            yield Problem(name, message, f"Set engine.features.{name}.")
     for name, fields, asked_for in (
         ("medusa", _MEDUSA_FIELDS, features.medusa),
         ("eagle", _EAGLE_FIELDS, features.eagle),
@@ -96,26 +98,26 @@ def drafting_problems(checkpoint: CheckpointConfig, engine: EngineConfig) -> Ite
 def _stored_problems(
     checkpoint: CheckpointConfig, name: str, asked_for: MedusaFeature | EagleFeature, fields: Mapping[str, str]
 ) -> Iterator[Problem]:
-    """Numbers that are given and are not the checkpoint's. EAGLE's choices go exactly as deep as its layers
-    (examples/eagle/README.md), and no tree has more nodes than there are draft tokens."""
+    """Given values that differ from the checkpoint's. EAGLE's choices must be as deep as it has layers
+    (examples/eagle/README.md), and a tree has at most as many nodes as draft tokens."""
     where = f"engine.features.{name}"
     for field, key in fields.items():
         said, held = getattr(asked_for, field), stored(checkpoint, key)
         if said is not None and held is not None and said != held:
-            message = f"{where}.{field} is {said}, and the checkpoint's {key} is {held}"
+            message = f"{where}.{field} is {said}, but the checkpoint's {key} is {held}"
             yield Problem(name, message, f"Leave {field} out, or convert the checkpoint again.")
     most, nodes = stored(checkpoint, "max_draft_len") or asked_for.draft_tokens, len(asked_for.choices or ())
     if most is not None and nodes > most:
         message = f"{where}.choices has {nodes} nodes, more than the {most} draft tokens"
-        yield Problem(name, message, "Leave out the least likely ones.")
+        yield Problem(name, message, "Remove the least likely nodes.")
     layers, deep = stored(checkpoint, "num_eagle_layers"), asked_for.tree_depth
     if layers is not None and deep is not None and deep != layers:
-        message = f"{where}.choices go {deep} tokens deep, and the checkpoint has {layers} EAGLE layers"
+        message = f"{where}.choices are {deep} tokens deep, but the checkpoint has {layers} EAGLE layers"
         yield Problem(name, message, f"Use choices of depth {layers}, or leave them out.")
 
 
 def _lacking(engine: EngineConfig, speculation: Speculation | None, release: Release) -> Iterator[Problem]:
-    """What the features set, and a release does not have: fields of the build, and keys of the Triton backend."""
+    """Build fields and Triton backend keys that the features set but the release does not have."""
     wanted: list[tuple[Section, str, str]] = []
     features = engine.features
     if speculation is not None:
@@ -138,7 +140,7 @@ def _lacking(engine: EngineConfig, speculation: Speculation | None, release: Rel
     for name in features.beyond_paging:
         for issue in known_issues(name, release):
             message = f"engine.features.{name}: TensorRT-LLM {release.version}: {issue.says} ({issue.source})"
-            yield Problem("release", message, "Try it before you rely on it, or target another release.", refuses=False)
+            yield Problem("release", message, "Test it before relying on it, or target another release.", refuses=False)
 
 
 def _of_release(problem: ReleaseProblem | None, feature: str) -> Iterator[Problem]:
@@ -152,95 +154,100 @@ def _of_release(problem: ReleaseProblem | None, feature: str) -> Iterator[Proble
 def _speculation_problems(
     checkpoint: CheckpointConfig, engine: EngineConfig, speculation: Speculation
 ) -> Iterator[Problem]:
-    """Beams: `verifyRequests` in trtGptModelInflightBatching.cpp. Logits: commands/build.py. EAGLE: `build()`, and
-    examples/eagle/README.md for pipelines. KV reuse: examples/draft_target_model/README.md. What each method was
-    tested with: the support matrices of the READMEs."""
+    """Limits of speculative decoding.
+
+    Sources: `verifyRequests` in trtGptModelInflightBatching.cpp (beams), commands/build.py (logits), `build()` and
+    examples/eagle/README.md (EAGLE, pipelines), examples/draft_target_model/README.md (KV reuse), and the support
+    matrices of the READMEs (formats).
+    """
     method, features, parallel = speculation.method, engine.features, checkpoint.parallel
     name = f"engine.features.{method}"
     if engine.max_beam_width > 1:
-        message = f"{name}: TensorRT-LLM speculates without beams, and engine.max_beam_width is {engine.max_beam_width}"
+        message = f"{name} does not support beam search, and engine.max_beam_width is {engine.max_beam_width}"
         yield Problem("speculation", message, "Use engine.max_beam_width: 1.")
     if features.context_logits:
-        message = f"{name}: an engine that verifies draft tokens cannot return the logits of prompts"
+        message = f"{name}: an engine that verifies draft tokens cannot return context logits"
         yield Problem("speculation", message, "Set engine.features.context_logits: false.")
     paged = has_paged_context(checkpoint.quantization)
     if method in ("draft", "eagle") and not paged:
-        message = f"{name} needs paged context FMHA, which this KV cache format switches off"
+        message = f"{name} needs paged context FMHA, which this KV cache format does not support"
         yield Problem("speculation", message, "Use quantization.kv_cache: none, or fp8 with format: fp8.")
     if method == "draft" and not features.kv_reuse:
-        message = f"{name}: the target must find the tokens that it accepted before in its KV cache"
+        message = f"{name} needs KV cache reuse: the target reuses the KV blocks of accepted tokens"
         yield Problem("speculation", message, "Set engine.features.kv_reuse: true.")
     if method == "eagle":
         yield from _eagle_problems(engine, speculation)
     if parallel.pp > 1:
-        message = f"{name}: TensorRT-LLM's {method} was made for tensor parallelism, not for pp {parallel.pp}"
+        message = f"{name}: TensorRT-LLM's {method} supports tensor parallelism only; pp is {parallel.pp}"
         yield Problem("speculation", message, "Use tp instead of pp.", refuses=method == "eagle")
     gpu = gpu_named(engine.target.gpu) if engine.target.gpu is not None else None
     if gpu is not None and gpu.sm < _SPECULATION_SM:
-        message = f"{name} needs compute capability 8.0 (Ampere or later), and {gpu.name} has {gpu.capability}"
-        yield Problem("speculation", message, "Choose another GPU, or do not speculate.")
+        message = f"{name} needs compute capability 8.0 (Ampere or later); {gpu.name} has {gpu.capability}"
+        yield Problem("speculation", message, f"Choose another GPU, or remove {name}.")
     if checkpoint.head_size not in _SPECULATION_HEADS:
-        message = f"{name}: TensorRT-LLM may have no kernels that verify drafts for heads of {checkpoint.head_size}"
-        fix = "The server says so when it starts (TensorRT-LLM issue #2879)."
+        message = f"{name}: TensorRT-LLM may have no kernels for draft tokens at head size {checkpoint.head_size}"
+        fix = "If so, the server reports it when it starts (TensorRT-LLM issue #2879)."
         yield Problem("speculation", message, fix, refuses=False)
     algorithm = checkpoint.quantization.quant_algo
     if algorithm not in _SPECULATION_SEEN[method]:
         message = f"{name}: TensorRT-LLM's support matrix does not list {algorithm}"
-        yield Problem("speculation", message, "Compare speed and answers with and without.", refuses=False)
+        yield Problem("speculation", message, "Compare speed and answers with and without it.", refuses=False)
 
 
 def _eagle_problems(engine: EngineConfig, speculation: Speculation) -> Iterator[Problem]:
     if engine.max_batch_size > EAGLE_MOST_REQUESTS:
-        message = f"engine.features.eagle: {engine.max_batch_size} requests at once are more than EAGLE's"
-        yield Problem("speculation", f"{message} {EAGLE_MOST_REQUESTS}", f"Use max_batch_size {EAGLE_MOST_REQUESTS}.")
+        message = f"engine.features.eagle: max_batch_size {engine.max_batch_size} exceeds EAGLE's {EAGLE_MOST_REQUESTS}"
+        yield Problem("speculation", message, f"Use engine.max_batch_size: {EAGLE_MOST_REQUESTS}.")
     if speculation.draft_tokens > EAGLE_MOST_DRAFT_TOKENS:
-        message = f"engine.features.eagle: {speculation.draft_tokens} draft tokens are more than EAGLE's"
-        yield Problem("speculation", f"{message} {EAGLE_MOST_DRAFT_TOKENS}", "Convert the checkpoint with fewer.")
+        drafted = f"{speculation.draft_tokens} draft tokens exceed EAGLE's {EAGLE_MOST_DRAFT_TOKENS}"
+        yield Problem("speculation", f"engine.features.eagle: {drafted}", "Convert the checkpoint with fewer.")
 
 
 def _lora_problems(checkpoint: CheckpointConfig, engine: EngineConfig) -> Iterator[Problem]:
-    """Formats: quantization/layers.py asserts that `Fp8Rowwise*` and the plugin `SmoothQuant*` modules get no LoRA
-    (TensorRT-LLM issue #2603). Experts: cpp/tensorrt_llm/runtime/loraModule.cpp has them as yet to be supported. Type
-    of the weights: `loraValidateRequestTensors` in cpp/tensorrt_llm/runtime/loraUtils.cpp, the template's TYPE_FP16,
-    and TensorRT-LLM issue #2434."""
+    """Limits of LoRA.
+
+    Sources: formats: quantization/layers.py asserts that `Fp8Rowwise*` and the plugin `SmoothQuant*` modules have no
+    LoRA (TensorRT-LLM issue #2603); experts: unsupported in cpp/tensorrt_llm/runtime/loraModule.cpp; dtype of the
+    weights: `loraValidateRequestTensors` in cpp/tensorrt_llm/runtime/loraUtils.cpp, the template's TYPE_FP16, and
+    TensorRT-LLM issue #2434.
+    """
     lora = engine.features.lora
     if lora is None:
         return
     algorithm, architecture = checkpoint.quantization.quant_algo, checkpoint.architecture
     if algorithm in _NO_LORA:
-        message = f"engine.features.lora: TensorRT-LLM's {algorithm} layers take no LoRA"
+        message = f"engine.features.lora: TensorRT-LLM's {algorithm} layers do not support LoRA"
         yield Problem("lora", message, "Use quantization.format: fp8, int4_awq, int8_wo, int8_sq or none.")
     elif algorithm not in _LORA_SEEN:
-        message = f"engine.features.lora was not seen to work with {algorithm} layers"
+        message = f"engine.features.lora is untested with {algorithm} layers"
         yield Problem("lora", message, "Compare an adapter's answers with those of PEFT.", refuses=False)
     if architecture not in _LORA_ARCHITECTURES:
-        message = f"engine.features.lora was not seen in TensorRT-LLM's {architecture}"
-        yield Problem("lora", message, "trtllm-build raises NotImplementedError if it has none.", refuses=False)
+        message = f"engine.features.lora may not be supported by TensorRT-LLM's {architecture}"
+        yield Problem("lora", message, "If so, trtllm-build raises NotImplementedError.", refuses=False)
     experts = [name for name in lora.modules if name.startswith("mlp_")]
     moe = (checkpoint.model_extra or {}).get("moe")
     if experts and isinstance(moe, dict) and moe.get("num_experts"):
-        message = f"engine.features.lora.modules: {experts[0]} is spread over experts, for which no LoRA is built"
-        yield Problem("lora", message, "Adapt the attention layers alone.")
+        message = f"engine.features.lora.modules: {experts[0]} is part of the experts, which do not support LoRA"
+        yield Problem("lora", message, "Use attention modules only.")
     if "attn_qkv" in lora.modules and "attn_q" in lora.modules:
-        message = "engine.features.lora.modules: attn_qkv is attn_q, attn_k and attn_v in one"
-        yield Problem("lora", message, "Name the one or the others, as the adapters were trained.")
+        message = "engine.features.lora.modules: attn_qkv already contains attn_q, attn_k and attn_v"
+        yield Problem("lora", message, "Use either attn_qkv or the single modules, as the adapters were trained.")
     if checkpoint.dtype != "float16":
         message = (
-            f"LoRA weights reach Triton as TYPE_FP16, and TensorRT-LLM refuses those of another type than the engine's "
-            f"{checkpoint.dtype}"
+            f"LoRA weights reach Triton as TYPE_FP16, but TensorRT-LLM requires the engine's dtype {checkpoint.dtype}"
         )
         yield Problem("lora", message, "Convert the model with model.dtype: float16.", refuses=False)
 
 
 def _streaming_problems(checkpoint: CheckpointConfig, engine: EngineConfig) -> Iterator[Problem]:
-    """Weights that plugins hold do not stream (docs/source/advanced/weight-streaming.md)."""
+    """Weights inside plugins cannot be streamed (docs/source/advanced/weight-streaming.md)."""
     if engine.features.weights_on_gpu == 1:
         return
     algorithm = checkpoint.quantization.quant_algo
     if algorithm not in _STREAMED:
-        message = f"engine.features.weights_on_gpu: {algorithm} weights are in plugins, and those do not stream"
-        yield Problem("weights_on_gpu", message, "Use quantization.format: none or fp8, or keep all on the GPU.")
+        message = f"engine.features.weights_on_gpu: {algorithm} weights are inside plugins, which cannot stream them"
+        yield Problem("weights_on_gpu", message, "Use quantization.format: none or fp8, or set weights_on_gpu: 1.")
     moe = (checkpoint.model_extra or {}).get("moe")
     if isinstance(moe, dict) and moe.get("num_experts"):
-        message = "engine.features.weights_on_gpu: experts are in a plugin and stay on the GPU"
-        yield Problem("weights_on_gpu", message, "Only the attention streams.", refuses=False)
+        message = "engine.features.weights_on_gpu: experts are inside a plugin and stay on the GPU"
+        yield Problem("weights_on_gpu", message, "Only attention weights are streamed.", refuses=False)

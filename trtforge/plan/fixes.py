@@ -1,7 +1,7 @@
-"""The nearest legal choice for a problem, found by trying: what is proposed was judged legal as a whole.
+"""The nearest legal choice for a problem, found by search: every proposed fix was evaluated as a whole.
 
-A fix changes what the problem is about; where that raises or leaves another problem, what that one is about, and so
-on. The fewest changes win, and among those the least intrusive.
+A fix changes a setting that the problem is about; if other problems remain or appear, the search continues with one of
+them. The fewest changes win, then the least intrusive.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ _MOST_CHANGES, _BEAM = 7, 8
 
 @dataclass(frozen=True)
 class Fix:
-    """A problem with the changes that make its request legal; none where no choice of the user's does."""
+    """A problem and the changes that make its request legal; no changes if none were found."""
 
     problem: Problem
     changes: tuple[Change, ...]
@@ -30,7 +30,7 @@ class Fix:
 
 
 def fixes(model: Model, evaluation: Evaluation) -> tuple[Fix, ...]:
-    """The nearest fix of every problem. Each, applied alone, leaves no problem of any kind."""
+    """The nearest fix for every problem. Each fix alone makes the request legal."""
     found: dict[str, tuple[Change, ...]] = {}
     for problem in evaluation.problems:
         if problem.rule not in found:
@@ -41,7 +41,7 @@ def fixes(model: Model, evaluation: Evaluation) -> tuple[Fix, ...]:
 
 @dataclass(frozen=True)
 class _Try:
-    """A request on the way to a legal one: the changes so far, how it was judged, the rule to be fixed next."""
+    """A node of the search: the changes so far, their evaluation, and the rule to fix next."""
 
     changes: tuple[Change, ...]
     evaluation: Evaluation
@@ -49,14 +49,14 @@ class _Try:
 
     @property
     def broken(self) -> int:
-        """Rules that it still breaks."""
+        """The number of rules that are still broken."""
         return len({problem.rule for problem in self.evaluation.problems})
 
 
 def _nearest(
     model: Model, evaluation: Evaluation, rule: str, without: frozenset[str] = frozenset()
 ) -> tuple[Change, ...]:
-    """A beam search, each level of which fixes one more rule; where nothing does, it goes on from what does not."""
+    """Beam search: each level fixes one more rule; if no candidate does, it continues from those that do not."""
     level, seen = [_Try((), evaluation, rule)], {frozenset[Change]()}
     for _ in range(_MOST_CHANGES):
         fixed: list[_Try] = []

@@ -1,4 +1,4 @@
-"""What number formats cost: bytes of a weight with its scales, what the arithmetic is done in, which GPUs run it.
+"""Number formats: bytes of a weight with its scales, the compute type, and the GPUs that support them.
 
 Bytes are those of TensorRT-LLM's checkpoint layouts (quantization/layers.py; ModelOpt's export/quant_utils.py). AWQ's
 block scales are float32 there; the engine casts them to the model's dtype, so its 4-bit weights take up to 3 % less.
@@ -10,11 +10,12 @@ and builder.py, 1.x).
 from dataclasses import dataclass
 from typing import Literal
 
+from trtforge.core.dtypes import FLOAT32_BYTES
 from trtforge.core.recipe import KvCacheFormat, QuantFormat
 from trtforge.models.formats import CACHE_ALGORITHMS, FORMATS
 
 Compute = Literal["float16", "int8", "fp8", "fp4"]
-"""What the tensor cores multiply; bfloat16 runs at float16's rate."""
+"""The types that tensor cores multiply; bfloat16 runs at float16's rate."""
 
 _COMPUTE_BITS: dict[Compute, int] = {"float16": 16, "int8": 8, "fp8": 8, "fp4": 4}
 
@@ -29,10 +30,10 @@ _NONE = range(0)
 class WeightFormat:
     """How a format stores a linear layer (out, in), in bytes; `bits` None is the model's dtype.
 
-    `per_linear`: scales that all experts of a layer share, as that of the activations. `grouped`: weights share scales
-    in groups along the input, of `group_size` where the format fixes it. `padded_to`: TensorRT-LLM pads a layer whose
-    inputs or outputs a rank are no multiple of this (or of the group), which then no longer fits its checkpoint. `sm`:
-    compute capability x 10. `loss`: how much accuracy it costs, 0 nothing to 4 much, in the order of
+    `per_linear`: scales that all experts of a layer share, such as the activations'. `grouped`: weights share scales in
+    groups along the input, of `group_size` if the format fixes it. `padded_to`: TensorRT-LLM pads a layer whose inputs
+    or outputs a rank are not a multiple of this (or of the group size); the checkpoint then no longer fits. `sm`:
+    compute capability x 10. `loss`: loss of accuracy, 0 none to 4 high, in the order of
     docs/source/blogs/quantization-in-TRT-LLM.md.
     """
 
@@ -64,7 +65,7 @@ class WeightFormat:
 
     @property
     def unpacked(self) -> bool:
-        """Whether a kernel turns weights into something larger before it multiplies."""
+        """Whether kernels dequantise the weights before they multiply."""
         return self.bits is not None and self.bits < _COMPUTE_BITS[self.compute]
 
     def nbytes(self, count: int, out: int, inputs: int, itemsize: int, group_size: int) -> int:
@@ -96,7 +97,7 @@ class CacheFormat:
 
     @property
     def calibrated(self) -> bool:
-        """Whether its scales must be measured on data: without, an FP8 cache has those of 1."""
+        """Whether its scales must be measured on data; an FP8 cache defaults to scales of 1."""
         return self.name == "int8"
 
     def runs_on(self, sm: int) -> bool:
@@ -104,45 +105,44 @@ class CacheFormat:
         return sm in self.sm
 
 
-_SCALE = 4  # bytes of a float32 scale
-
 WEIGHT_FORMATS = (
     WeightFormat("none", None, "float16", loss=0),
     # weights_scaling_factor and activation_scaling_factor, one of each
-    WeightFormat("fp8", 8, "fp8", loss=1, sm=_FROM_ADA, per_matrix=_SCALE, per_linear=_SCALE),
-    # per_channel_scale; activations are scaled token by token while they are computed
+    WeightFormat("fp8", 8, "fp8", loss=1, sm=_FROM_ADA, per_matrix=FLOAT32_BYTES, per_linear=FLOAT32_BYTES),
+    # per_channel_scale; activations are quantised per token at run time
     WeightFormat(
         "fp8_rowwise", 8, "fp8", loss=1, sm=_FROM_ADA, refused_sm=_DATACENTER_BLACKWELL,
-        per_output=_SCALE,
+        per_output=FLOAT32_BYTES,
     ),
     # per_channel_scale in the model's dtype; trtllm-build makes it from plain weights when it loads them
     WeightFormat("int8_wo", 8, "float16", 2, refused_sm=_DATACENTER_BLACKWELL, per_output=2, padded_to=64),
     WeightFormat("int4_wo", 4, "float16", 4, refused_sm=_DATACENTER_BLACKWELL, per_output=2, padded_to=64),
     # weights_scaling_factor (out,), activation_scaling_factor (1,), prequant_scaling_factor (in,)
     WeightFormat(
-        "int8_sq", 8, "int8", loss=3, refused_sm=_DATACENTER_BLACKWELL, per_linear=_SCALE,
-        per_output=_SCALE, per_input_elements=1,
+        "int8_sq", 8, "int8", loss=3, refused_sm=_DATACENTER_BLACKWELL, per_linear=FLOAT32_BYTES,
+        per_output=FLOAT32_BYTES, per_input_elements=1,
     ),
     # weights_scaling_factor (out, in / group), prequant_scaling_factor (in,)
     WeightFormat(
-        "int4_awq", 4, "float16", loss=2, refused_sm=_DATACENTER_BLACKWELL, per_group=_SCALE,
+        "int4_awq", 4, "float16", loss=2, refused_sm=_DATACENTER_BLACKWELL, per_group=FLOAT32_BYTES,
         per_input_elements=1, grouped=True, padded_to=64,
     ),
-    # and weights_scaling_factor_2 and activation_scaling_factor
+    # as int4_awq, plus weights_scaling_factor_2 and activation_scaling_factor
     WeightFormat(
         "w4a8_awq", 4, "fp8", loss=2, sm=_FROM_ADA, refused_sm=_DATACENTER_BLACKWELL,
-        per_matrix=_SCALE, per_linear=_SCALE, per_group=_SCALE, per_input_elements=1, grouped=True, padded_to=128,
+        per_matrix=FLOAT32_BYTES, per_linear=FLOAT32_BYTES, per_group=FLOAT32_BYTES,
+        per_input_elements=1, grouped=True, padded_to=128,
     ),
-    # an E4M3 scale for 16 inputs, and two float32 scales
+    # an E4M3 scale per 16 inputs, and two float32 scales
     WeightFormat(
-        "nvfp4", 4, "fp4", loss=2, sm=_FROM_BLACKWELL, per_matrix=_SCALE, per_linear=_SCALE, per_group=1,
+        "nvfp4", 4, "fp4", loss=2, sm=_FROM_BLACKWELL, per_matrix=FLOAT32_BYTES, per_linear=FLOAT32_BYTES, per_group=1,
         grouped=True, group_size=16,
     ),
 )  # fmt: skip
 CACHE_FORMATS = (
     CacheFormat("none", None, loss=0),
-    CacheFormat("fp8", 1, loss=1, sm=_FROM_ADA, per_layer=_SCALE),
-    CacheFormat("int8", 1, loss=2, per_layer=_SCALE),
+    CacheFormat("fp8", 1, loss=1, sm=_FROM_ADA, per_layer=FLOAT32_BYTES),
+    CacheFormat("int8", 1, loss=2, per_layer=FLOAT32_BYTES),
 )
 WEIGHTS: dict[str, WeightFormat] = {format.name: format for format in WEIGHT_FORMATS}
 CACHES: dict[str, CacheFormat] = {format.name: format for format in CACHE_FORMATS}

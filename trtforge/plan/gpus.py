@@ -1,7 +1,7 @@
-"""NVIDIA GPUs by name: compute capability, memory, and the rates that bound how fast they can be.
+"""NVIDIA GPUs by name: compute capability, memory, and peak rates.
 
 Rates are those of NVIDIA's datasheets, dense (where a sheet gives FLOP/s with sparsity, half of it). Each row names its
-sheet. Memory is what CUDA reports, as in logs and out-of-memory messages: that is divided, not the name's figure.
+sheet. Memory is what CUDA reports, as in logs and out-of-memory messages, not the nominal size.
 """
 
 import re
@@ -13,12 +13,12 @@ from trtforge.formats.trtllm import Quantization
 from trtforge.plan.formats import BY_ALGORITHM, CACHE_BY_ALGORITHM, CacheFormat, Compute, WeightFormat
 
 GPUS_PER_SERVER = 8
-"""What servers hold at most, but for those whose NVLink reaches further."""
+"""The most GPUs of a server, except where NVLink connects more."""
 
 
 @dataclass(frozen=True)
 class Links:
-    """What joins the GPUs of a server: bytes/s of one GPU, one direction. NVLink joins `nvlink_gpus` of them."""
+    """Links between the GPUs of a server: bytes/s a GPU and direction. NVLink connects `nvlink_gpus` of them."""
 
     pcie: float
     nvlink: float = 0
@@ -31,10 +31,10 @@ class Links:
 
 @dataclass(frozen=True)
 class Gpu:
-    """One product. `sm` is compute capability x 10, `memory` bytes that CUDA reports, `bandwidth` its bytes/s.
+    """One product. `sm` is compute capability x 10, `memory` the bytes that CUDA reports, `bandwidth` memory bytes/s.
 
-    `float16`, `int8`, `fp8`, `fp4`: dense FLOP/s (OP/s) of the tensor cores with float32 (int32) sums; 0 where the
-    product has none.
+    `float16`, `int8`, `fp8`, `fp4`: dense FLOP/s (OP/s) of the tensor cores with float32 (int32) accumulation; 0 if
+    unsupported.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Gpu:
         return f"{self.sm // 10}.{self.sm % 10}"
 
     def rate(self, compute: Compute) -> float:
-        """FLOP/s of a kind of arithmetic; what the tensor cores lack is done in float16."""
+        """FLOP/s of a compute type; float16's for a type that the tensor cores lack."""
         rates: dict[Compute, float] = {
             "float16": self.float16, "int8": self.int8, "fp8": self.fp8, "fp4": self.fp4,
         }  # fmt: skip
@@ -89,14 +89,15 @@ GPUS = (
     Gpu("a40", 86, 44.3 * _GIB, 696 * _G, _BRIDGE_A40, 149.7 * _T, 299.3 * _T),
     # NVIDIA RTX A6000 datasheet, 2021: 309.7 TFLOPS sparse, 768 GB/s, NVLink 112.5 GB/s
     Gpu("rtx-a6000", 86, 47.5 * _GIB, 768 * _G, _BRIDGE_A40, 154.8 * _T, 309.7 * _T),
-    # NVIDIA Ampere GA102 whitepaper, table 9 (FP16 with FP32 sums): 71 TFLOPS, 284 TOPS, 936 GB/s
+    # NVIDIA Ampere GA102 whitepaper, table 9 (FP16 with FP32 accumulate): 71 TFLOPS, 284 TOPS, 936 GB/s
     Gpu("rtx-3090", 86, 23.6 * _GIB, 936 * _G, _BRIDGE_A40, 71 * _T, 284 * _T),
     # NVIDIA L4 datasheet, Mar 2023: 242 TFLOPS sparse, 485 FP8 and INT8 sparse, 300 GB/s
     Gpu("l4", 89, 22.0 * _GIB, 300 * _G, _PCIE_4, 121 * _T, 242.5 * _T, 242.5 * _T),
     # NVIDIA L40 and L40S datasheets, 2023: 181.05 and 362.05 TFLOPS, FP8 362 and 733, INT8 likewise, 864 GB/s
     Gpu("l40", 89, 44.3 * _GIB, 864 * _G, _PCIE_4, 181.05 * _T, 362 * _T, 362 * _T),
     Gpu("l40s", 89, 44.4 * _GIB, 864 * _G, _PCIE_4, 362.05 * _T, 733 * _T, 733 * _T),
-    # NVIDIA Ada GPU Architecture whitepaper, appendix A (FP32 sums): 165.2 TFLOPS, FP8 330.3, INT8 660.6, 1,008 GB/s
+    # NVIDIA Ada GPU Architecture whitepaper, appendix A (FP32 accumulate): 165.2 TFLOPS, FP8 330.3, INT8 660.6,
+    # 1,008 GB/s
     Gpu("rtx-4090", 89, 23.6 * _GIB, 1008 * _G, _PCIE_4, 165.2 * _T, 660.6 * _T, 330.3 * _T),
     # NVIDIA RTX 6000 Ada datasheet, 2023: 1,457 TFLOPS FP8 sparse, 960 GB/s
     Gpu("rtx-6000-ada", 89, 47.4 * _GIB, 960 * _G, _PCIE_4, 364.2 * _T, 728.5 * _T, 728.5 * _T),
@@ -115,7 +116,7 @@ GPUS = (
     Gpu("gb200", 100, 184.0 * _GIB, 8000 * _G, _NVL72, 2500 * _T, 5000 * _T, 5000 * _T, 10000 * _T),
     # NVIDIA RTX PRO 6000 Blackwell Server Edition datasheet, 2025: FP4 4 and FP8 2 PFLOPS sparse, 1,597 GB/s
     Gpu("rtx-pro-6000", 120, 94.9 * _GIB, 1597 * _G, _PCIE_5, 500 * _T, 1000 * _T, 1000 * _T, 2000 * _T),
-    # NVIDIA RTX Blackwell GPU Architecture whitepaper, appendix A (FP32 sums): 209.5 TFLOPS, FP8 419, INT8 838,
+    # NVIDIA RTX Blackwell GPU Architecture whitepaper, appendix A (FP32 accumulate): 209.5 TFLOPS, FP8 419, INT8 838,
     # FP4 1,676, 1,792 GB/s
     Gpu("rtx-5090", 120, 31.3 * _GIB, 1792 * _G, _PCIE_5, 209.5 * _T, 838 * _T, 419 * _T, 1676 * _T),
 )
@@ -136,9 +137,9 @@ def gpu_named(name: str) -> Gpu:
 
 
 def product_of(driver_name: str, memory: float) -> Gpu | None:
-    """The product that the driver calls so and that reports `memory` bytes; None for one that is not in the table.
+    """The product with this driver name and `memory` bytes; None if it is not in the table.
 
-    What sets variants of a name apart (H100 PCIe, H100 NVL) is a word of it, or the memory.
+    Variants of a product (H100 PCIe, H100 NVL) differ by a word of the name, or by memory.
     """
     words = set(re.split(r"[ -]", driver_name.lower()))
     like = [gpu for gpu in GPUS if _words(gpu) <= words and abs(gpu.memory - memory) < _MEMORY_VARIES * gpu.memory]
@@ -146,7 +147,7 @@ def product_of(driver_name: str, memory: float) -> Gpu | None:
 
 
 _MEMORY_VARIES = 0.08
-"""Share by which the memory that one product reports differs: ECC and the driver take theirs."""
+"""Tolerance of the reported memory: ECC and the driver reserve a part."""
 
 
 def _words(gpu: Gpu) -> frozenset[str]:
@@ -154,7 +155,7 @@ def _words(gpu: Gpu) -> frozenset[str]:
 
 
 def refusal(gpu: Gpu, format: WeightFormat | CacheFormat) -> str | None:
-    """Why TensorRT-LLM does not run a format of weights or KV cache on this GPU; None where it does."""
+    """Why TensorRT-LLM does not run a format of weights or KV cache on this GPU; None if it does."""
     if format.runs_on(gpu.sm):
         return None
     has = f"{gpu.name} has compute capability {gpu.capability}"

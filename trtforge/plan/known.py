@@ -1,6 +1,6 @@
-"""What config.json says of well-known models, so that they can be planned without a network.
+"""The config.json of well-known models, so that they can be planned without a network.
 
-`known_models.json`: the keys of each hub id's config.json that decide sizes and formats, and none else.
+`known_models.json` has only the keys that decide sizes and formats.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ _FILE = Path(__file__).parent / "known_models.json"
 
 
 def known_config(hub_id: str) -> HfConfig | None:
-    """The config.json facts of a hub id, None where they do not travel with the program."""
+    """The config.json keys of a hub id; None if they are not shipped."""
     values = _by_id().get(hub_id.lower())
     return None if values is None else HfConfig(values, Path(hub_id) / "config.json")
 

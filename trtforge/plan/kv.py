@@ -14,10 +14,10 @@ def is_latent(sizes: Sizes) -> bool:
 
 
 def bytes_per_token(sizes: Sizes, itemsize: int, parallel: Parallel | None = None) -> int:
-    """Bytes that one token takes on one rank, over the rank's layers; without `parallel`, in the whole model once.
+    """Bytes of one token in the KV cache of one rank, over its layers; without `parallel`, of the unsplit model.
 
-    Keys and values of each KV head (of one where there are fewer heads than ranks). The latent vector is on every
-    tensor-parallel rank.
+    Keys and values of the rank's KV heads (one if there are fewer heads than ranks). The latent vector is replicated on
+    every tensor-parallel rank.
     """
     parallel = parallel or Parallel()
     layers = sizes.num_layers // parallel.pp

@@ -1,6 +1,6 @@
 """Whether a layout fits a model, by arithmetic on config.json: heads, KV heads, layers and AWQ groups per rank.
 
-What a GPU, a release and TensorRT-LLM's kernels add to that is in plan.engine_rules. Sources: TensorRT-LLM issues
+The rules of GPUs, releases and TensorRT-LLM's kernels are in plan.engine_rules. Sources: TensorRT-LLM issues
 #729, #1249, #1636, #2445 and the checks in quantization/layers.py (0.17).
 """
 
@@ -19,7 +19,7 @@ _EXPERT_FORMATS = tuple(name for name, wanted in FORMATS.items() if wanted.exper
 
 @dataclass(frozen=True)
 class Problem:
-    """One broken rule and the way out. `refuses` False: a reason for a warning only."""
+    """A broken rule and its fix. `refuses`: False for a mere warning."""
 
     rule: str
     message: str
@@ -28,7 +28,7 @@ class Problem:
 
 
 def problems(family: Family, facts: Facts, layout: Layout) -> tuple[Problem, ...]:
-    """Every reason why this layout cannot be; empty for a legal one."""
+    """All problems of a layout; empty if it is legal."""
     return tuple(_problems(family, facts, layout))
 
 
@@ -46,7 +46,7 @@ def _problems(family: Family, facts: Facts, layout: Layout) -> Iterator[Problem]
         yield Problem("heads", f"{sizes.num_heads} attention heads cannot be split over tp {tp}", fix)
     if sizes.num_kv_heads % tp and tp % sizes.num_kv_heads:
         legal = [n for n in _divisors(sizes.num_heads) if not (sizes.num_kv_heads % n and n % sizes.num_kv_heads)]
-        message = f"{sizes.num_kv_heads} KV heads can neither be split over nor repeated on tp {tp}"
+        message = f"{sizes.num_kv_heads} KV heads can neither be split over nor replicated on tp {tp}"
         yield Problem("kv_heads", message, f"Choose --tp from {_listed(legal)}.")
     if sizes.num_layers % parallel.pp:
         fix = f"Choose a --pp that divides {sizes.num_layers}: {_listed(_divisors(sizes.num_layers))}."
@@ -60,11 +60,11 @@ def _problems(family: Family, facts: Facts, layout: Layout) -> Iterator[Problem]
 
 
 def _latent_problems(family: Family, layout: Layout) -> Iterator[Problem]:
-    """TensorRT-LLM's MLA engines have weight-only formats alone (models/deepseek_v2/convert.py, 1.2)."""
+    """TensorRT-LLM's MLA engines support weight-only formats only (models/deepseek_v2/convert.py, 1.2)."""
     if not any(isinstance(row, AbsorbedQuery) for row in family.layer) or layout.source:
         return
     if FORMATS[layout.quant].rounding is not None:
-        message = f"TensorRT-LLM's latent attention has no {layout.quant}: {family.name} cannot be quantised so"
+        message = f"TensorRT-LLM's multi-head latent attention ({family.name}) does not support {layout.quant}"
         yield Problem("quant", message, "Choose --quant int8_wo or int4_wo, or none.")
     if layout.kv_cache != "none":
         message = f"{family.name} caches compressed keys and values: a quantised KV cache is not supported"
@@ -85,17 +85,17 @@ def _expert_problems(family: Family, facts: Facts, layout: Layout) -> Iterator[P
         )
     if inner % (tp // ep):
         legal = [n for n in _divisors(tp) if experts % n == 0 and inner % (tp // n) == 0]
-        message = f"an expert's {inner} inner units cannot be split over {tp // ep} ranks (tp {tp}, ep {ep})"
+        message = f"an expert's intermediate size {inner} cannot be split over {tp // ep} ranks (tp {tp}, ep {ep})"
         yield Problem("experts", message, f"Choose --ep from {_listed(legal)}, or another --tp.")
     if not layout.source and not FORMATS[layout.quant].experts:
-        message = f"TensorRT-LLM's mixture of experts has no {layout.quant}: {family.name} cannot be quantised so"
+        message = f"TensorRT-LLM's mixture of experts ({family.name}) does not support {layout.quant}"
         yield Problem("quant", message, f"Choose --quant from {', '.join(_EXPERT_FORMATS)}.")
     elif inner % (tp // ep) == 0:
         yield from _expert_group_problems(family, facts, layout)
 
 
 def _expert_group_problems(family: Family, facts: Facts, layout: Layout) -> Iterator[Problem]:
-    """Groups of weights that share a scale must not be cut: an expert is split over tp / ep ranks."""
+    """Groups of weights that share a scale must not be split: an expert is split over tp / ep ranks."""
     format, parallel = WEIGHTS[layout.quant], layout.parallel
     group = format.group_size or layout.group_size
     for row in family.experts if format.grouped else ():
@@ -103,7 +103,7 @@ def _expert_group_problems(family: Family, facts: Facts, layout: Layout) -> Iter
         per_rank = inputs // shares if row.split is Split.ROW else inputs
         if per_rank % group:
             where = f"{row.parts[0].module.format(0)}: {per_rank} inputs a rank"
-            message = f"{where} at tp {parallel.tp} and ep {parallel.ep} are no multiple of the group {group}"
+            message = f"{where} at tp {parallel.tp} and ep {parallel.ep} are not a multiple of group size {group}"
             yield Problem("awq_group", message, "Choose a larger --ep, a smaller --tp or another format.")
 
 
@@ -143,15 +143,15 @@ def _group_problems(row: Linear, inputs: int, layout: Layout, facts: Facts) -> I
     per_rank = inputs // tp if row.split is Split.ROW else inputs
     if per_rank % group == 0:
         return
-    shared = f"NVFP4 block {group}" if layout.quant == "nvfp4" else f"AWQ group {group}"
-    message = f"{row.parts[0].module}: {per_rank} inputs a rank at tp {tp} are no multiple of the {shared}"
+    shared = f"NVFP4 block size {group}" if layout.quant == "nvfp4" else f"AWQ group size {group}"
+    message = f"{row.parts[0].module}: {per_rank} inputs a rank at tp {tp} are not a multiple of the {shared}"
     splits = row.split is Split.ROW
     legal = [
         n for n in _divisors(facts.sizes.num_heads) if not splits or (inputs % n == 0 and inputs // n % group == 0)
     ]
     choices = [f"--tp {n}" for n in legal if splits and inputs % group == 0]
     if group != 64 and per_rank % 64 == 0 and not layout.source:
-        choices.append("groups of 64 (calibrate --group-size 64)")
+        choices.append("group size 64 (`trtforge calibrate --group-size 64`)")
     other = (
         "Convert the original checkpoint in another format." if layout.source else "Choose another format, such as fp8."
     )

@@ -1,6 +1,6 @@
-"""The limits of an engine: what the recipe gives, and what follows from it and the model where it gives nothing.
+"""The limits of an engine: those of the recipe, and those derived from it and the model.
 
-Both backends keep these limits; the rules are those of TensorRT-LLM's builder (tensorrt_llm/builder.py, 0.19 to 1.2).
+They hold for both backends; the rules are those of TensorRT-LLM's builder (tensorrt_llm/builder.py, 0.19 to 1.2).
 """
 
 from dataclasses import dataclass
@@ -8,41 +8,38 @@ from typing import Any, Protocol
 
 from trtforge.core.errors import ForgeError
 from trtforge.core.recipe import EngineConfig
-from trtforge.formats.trtllm import CheckpointConfig, Quantization
+from trtforge.formats.trtllm import CheckpointConfig
 from trtforge.plan.speculation import Speculation, speculation_of
 
 DEFAULT_NUM_TOKENS = 8192
 FALLBACK_SEQ_LEN = 2048
-"""For a model that does not say how many positions it has."""
+"""For a model without max_position_embeddings."""
 
 _LENGTH_INCLUDES_SCALING = frozenset({"su", "longrope", "llama3"})
-"""Rotary scalings whose models give max_position_embeddings with the factor already in it."""
-
-FP8_ATTENTION = frozenset({"FP8", "W4A8_AWQ", "NVFP4"})
-"""Quantisations with which context attention can compute in FP8."""
+"""Types of RoPE scaling whose max_position_embeddings already includes the factor."""
 
 
 class Positions(Protocol):
-    """What limits follow from, named as config.json of a TensorRT-LLM checkpoint names it."""
+    """The fields of a TensorRT-LLM checkpoint's config.json that limits are derived from."""
 
     @property
     def max_position_embeddings(self) -> int | None:
-        """Positions that the model says it has."""
+        """The model's number of positions, without RoPE scaling."""
 
     @property
     def rotary_scaling(self) -> dict[str, Any] | None:
-        """The scaling of its rotary embedding."""
+        """The RoPE scaling."""
 
     @property
     def position_embedding_type(self) -> str:
-        """What its position embedding is; that of `learned_absolute` cannot be stretched."""
+        """The type of position embedding; `learned_absolute` cannot be extended."""
 
 
 @dataclass(frozen=True)
 class EngineLimits:
-    """Sizes of an engine in tokens and requests. `longest_prompt` is the most that a request's prompt may have.
+    """Limits of an engine in tokens and requests. `longest_prompt`: tokens of the longest prompt that is accepted.
 
-    `speculation`: None where a step adds one token to a sequence.
+    `speculation`: None without speculative decoding.
     """
 
     max_batch_size: int
@@ -57,17 +54,17 @@ class EngineLimits:
 
     @property
     def spare_tokens(self) -> int:
-        """KV positions that a request needs beyond its length, for tokens that may yet be rejected."""
+        """KV positions that a request needs beyond its length, for draft tokens that may be rejected."""
         return self.speculation.spare_tokens if self.speculation else 0
 
     @property
     def verified_tokens(self) -> int:
-        """Tokens of one sequence in a generation step: those that are drafted, and one."""
+        """Tokens of one sequence in a generation step: the draft tokens plus one."""
         return 1 + (self.speculation.draft_tokens if self.speculation else 0)
 
     @property
     def build_fields(self) -> dict[str, int]:
-        """The fields of TensorRT-LLM's BuildConfig that say these limits."""
+        """The limits as fields of TensorRT-LLM's BuildConfig."""
         return {
             "max_batch_size": self.max_batch_size,
             "max_input_len": self.max_input_len,
@@ -78,7 +75,7 @@ class EngineLimits:
 
 
 def derive_limits(checkpoint: Positions, engine: EngineConfig, default_tokens_per_block: int) -> EngineLimits:
-    """The limits of an engine for `checkpoint`. Raises ForgeError for a limit that is given and impossible."""
+    """The limits of an engine for `checkpoint`. Raises ForgeError for a given limit that is impossible."""
     warnings: list[str] = []
     tokens_per_block = engine.tokens_per_block or default_tokens_per_block
     max_seq_len = _max_seq_len(checkpoint, engine, warnings)
@@ -105,17 +102,8 @@ def derive_limits(checkpoint: Positions, engine: EngineConfig, default_tokens_pe
     )
 
 
-def has_paged_context(quantization: Quantization) -> bool:
-    """Whether there is paged context FMHA, which KV reuse and chunked context need.
-
-    `build()` turns it off for an INT8 KV cache, and for an FP8 one unless the linear layers are FP8 too.
-    """
-    cache = quantization.kv_cache_quant_algo
-    return cache != "INT8" and (cache != "FP8" or quantization.quant_algo in FP8_ATTENTION)
-
-
 def model_seq_len(checkpoint: Positions) -> int | None:
-    """The positions that the model is made for, its rotary scaling included; None where config.json does not say."""
+    """The model's context length including RoPE scaling; None if config.json does not give it."""
     positions = checkpoint.max_position_embeddings
     if positions is None or not checkpoint.rotary_scaling:
         return positions
@@ -125,25 +113,25 @@ def model_seq_len(checkpoint: Positions) -> int | None:
 
 
 def _max_seq_len(checkpoint: Positions, engine: EngineConfig, warnings: list[str]) -> int:
-    made_for = model_seq_len(checkpoint)
+    context_length = model_seq_len(checkpoint)
     if engine.max_seq_len is None:
-        return made_for or FALLBACK_SEQ_LEN
-    if made_for is not None and engine.max_seq_len > made_for:
+        return context_length or FALLBACK_SEQ_LEN
+    if context_length is not None and engine.max_seq_len > context_length:
         if checkpoint.position_embedding_type == "learned_absolute":
             raise ForgeError(
-                f"engine.max_seq_len {engine.max_seq_len} is more than the {made_for} positions that the model learned",
-                hint=f"Use at most {made_for}.",
+                f"engine.max_seq_len {engine.max_seq_len} is more than the model's {context_length} learned positions",
+                hint=f"Use at most {context_length}.",
             )
         warnings.append(
-            f"engine.max_seq_len {engine.max_seq_len} is more than the {made_for} positions that the model is made "
-            "for: answers past them lose quality."
+            f"engine.max_seq_len {engine.max_seq_len} is more than the model's context length of {context_length}: "
+            "answers beyond it lose quality."
         )
     return engine.max_seq_len
 
 
 def _check_input_fits(engine: EngineConfig, max_seq_len: int) -> None:
     if engine.max_input_len is not None and engine.max_input_len >= max_seq_len:
-        of_model = "" if engine.max_seq_len else " (what the model is made for)"
+        of_model = "" if engine.max_seq_len else " (the model's context length)"
         raise ForgeError(
             f"engine.max_input_len {engine.max_input_len} leaves no room for an answer in max_seq_len "
             f"{max_seq_len}{of_model}",
@@ -159,9 +147,9 @@ def _max_num_tokens(
     tokens_per_block: int,
     warnings: list[str],
 ) -> int:
-    """Tokens of one step: enough for a token of every beam and for one KV block, never more than all sequences hold.
+    """Tokens of one step: at least a token of every beam and one KV block, at most the tokens of all sequences.
 
-    With speculation enough for every sequence's draft tokens too, to which `build()` would lift it without a word.
+    With speculation at least every sequence's draft tokens plus one, to which `build()` would raise it silently.
     """
     each = engine.max_beam_width if speculation is None else speculation.draft_tokens + 1
     generation = engine.max_batch_size * each
@@ -187,15 +175,15 @@ def _max_num_tokens(
 
 
 def _without_chunks(engine: EngineConfig, max_num_tokens: int, warnings: list[str]) -> None:
-    """A prompt that cannot be cut must fit one step: an error where a longer one is asked for, else a warning."""
+    """Without chunked context a prompt must fit one step: an error if a longer one was requested, else a warning."""
     if engine.max_input_len is not None:
         raise ForgeError(
-            f"engine.max_input_len {engine.max_input_len} does not fit a step of {max_num_tokens} tokens, and without "
-            "chunked context a prompt is one step",
+            f"engine.max_input_len {engine.max_input_len} is more than max_num_tokens {max_num_tokens}: without "
+            "chunked context a prompt must fit one step",
             hint=f"Raise engine.max_num_tokens to {engine.max_input_len}, lower max_input_len, "
             "or build with engine.features.chunked_context.",
         )
     warnings.append(
-        f"Prompts end at {max_num_tokens} tokens (max_num_tokens): chunked context or a larger max_num_tokens "
-        "lifts that."
+        f"Prompts are limited to {max_num_tokens} tokens (max_num_tokens): use chunked context or a larger "
+        "max_num_tokens for longer ones."
     )

@@ -1,4 +1,4 @@
-"""Memory of LoRA adapters: what one takes, the caches on GPU and host that hold them, and the plugin's workspace.
+"""Memory of LoRA adapters: one adapter, the caches on GPU and host, and the plugin's workspace.
 
 Sources: sizes of modules: cpp/tensorrt_llm/runtime/loraModule.cpp; pages of the caches and how much must fit:
 `getPageManagerConfig` in cpp/tensorrt_llm/batch_manager/peftCacheManager.cpp; workspace: `getLowRankWorkSpaceSize` in
@@ -13,9 +13,9 @@ _QKV_MODULES = 3
 
 
 def module_values(sizes: Sizes, parallel: Parallel, module: LoraModule) -> int:
-    """Values of a module's two matrices on one rank, for a rank of 1: its inputs and its outputs.
+    """Values of a module's two matrices on one GPU at LoRA rank 1: its inputs plus its outputs.
 
-    Of a column-parallel layer the outputs are cut, of a row-parallel one the inputs.
+    Column-parallel layers split the outputs, row-parallel layers the inputs.
     """
     tp, hidden = parallel.tp, sizes.hidden
     queries = sizes.num_heads * sizes.head_size // tp
@@ -34,9 +34,9 @@ def module_values(sizes: Sizes, parallel: Parallel, module: LoraModule) -> int:
 
 
 def adapter_bytes(sizes: Sizes, parallel: Parallel, lora: LoraFeature, itemsize: int) -> int:
-    """Bytes of an adapter of the largest rank on one GPU, and as many on its host: what either cache must hold.
+    """Bytes of an adapter of the largest rank for one GPU, which the GPU's and the host's cache must each hold.
 
-    rank x sum(inputs + outputs) x layers of the stage, in whole rows of the cache: rows are as wide as the smallest
+    rank x sum(inputs + outputs) x layers of the stage, rounded up to cache rows, which are as wide as the smallest
     module. `lora` is resolved.
     """
     assert lora.max_rank is not None
@@ -49,12 +49,12 @@ def adapter_bytes(sizes: Sizes, parallel: Parallel, lora: LoraFeature, itemsize:
 
 
 def workspace_bytes(lora: LoraFeature, tokens: int, itemsize: int) -> int:
-    """The plugin's buffer between the two matrices in a step of `tokens`: query, key and value are one plugin."""
+    """Bytes of the plugin's buffer between both matrices in a step of `tokens`; query, key and value share a plugin."""
     assert lora.max_rank is not None
     modules = _QKV_MODULES if "attn_q" in lora.modules else 1
     return -(-tokens * modules * lora.max_rank * itemsize // 16) * 16
 
 
 def cache_bytes(lora: LoraFeature, left: int) -> int:
-    """The GPU's adapter cache, out of the bytes that are left when engine and KV pool are there."""
+    """Bytes of the GPU's adapter cache; `left`: bytes that engine and KV pool leave."""
     return int(max(0, left) * lora.gpu_fraction)

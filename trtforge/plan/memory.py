@@ -1,7 +1,7 @@
-"""GPU memory of every rank while it serves: weights, KV pool, activations, logits, and what the runtime takes.
+"""GPU memory of every rank while it serves: weights, KV pool, activations, logits and runtime.
 
 Weights and KV bytes are exact. The rest bounds what TensorRT-LLM allocates for the largest step of the build, and is
-held against the logs of TensorRT-LLM issues #1188 and #3636 and of tensorrtllm_backend issue #625.
+checked against the logs of TensorRT-LLM issues #1188 and #3636 and of tensorrtllm_backend issue #625.
 """
 
 from collections.abc import Mapping
@@ -17,24 +17,24 @@ from trtforge.plan.weights import RankWeights, Stored
 
 _MIB, _GIB = 1 << 20, 1 << 30
 RUNTIME_BYTES = int(1.6 * _GIB)
-"""CUDA contexts, TensorRT and Triton: of 11.77 GiB used before the KV pool, 10.15 are accounted for (BE #625)."""
+"""CUDA contexts, TensorRT and Triton: 11.77 GiB before the KV pool, less 10.15 accounted for (backend issue #625)."""
 
 COMMUNICATION_BYTES = 512 * _MIB
-"""NCCL and custom all-reduce buffers of a rank that has peers (#3058)."""
+"""NCCL and custom all-reduce buffers of each of several ranks (#3058)."""
 
 WORKSPACE_BYTES = 32 * _MIB
-"""cuBLAS; 43.26 MiB of execution context at 512 tokens, of which 11.5 are activations (#1188)."""
+"""cuBLAS workspace: 43.26 MiB of execution context at 512 tokens, less 11.5 of activations (#1188)."""
 
 DECODER_LOGITS = 6.3
-"""Further buffers of the size of the logits, in runtime and decoder: 8.42 GiB at 1.16 GiB of logits (#1188)."""
+"""Buffers of runtime and decoder, as a multiple of the logits: 8.42 GiB with the 1.16 GiB of logits (#1188)."""
 
 
 @dataclass(frozen=True)
 class RankMemory:
     """Bytes on the GPU of a rank of one pipeline stage. `decoder`: sampling buffers that grow with the logits.
 
-    `lora`: adapters and the workspace for them. `draft`: what drafts tokens, and the logits of drafted ones.
-    `streamed`: weights that are kept in host memory instead; `host`: all that a rank keeps there.
+    `lora`: adapters and their workspace. `draft`: draft model or heads, and the logits of draft tokens.
+    `streamed`: weights kept in host memory instead; `host`: all of the rank's host memory.
     """
 
     weights: int
@@ -51,18 +51,18 @@ class RankMemory:
 
     @property
     def fixed(self) -> int:
-        """What is taken beside the KV pool."""
+        """Bytes without the KV pool."""
         return self.weights + self.activations + self.logits + self.decoder + self.runtime + self.lora + self.draft
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """Bytes with the KV pool."""
         return self.fixed + self.kv_pool
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of a deployment. `weights` and `kv_per_token` are of the whole model, once; `stages` of one rank each."""
+    """Bytes of a deployment. `weights` and `kv_per_token`: of the unsplit model; `stages`: of a rank of each stage."""
 
     weights: int
     kv_per_token: int
@@ -80,10 +80,10 @@ class Memory:
         return self.parallel.tp * sum(int(getattr(rank, name)) for rank in self.stages)
 
     def as_json(self) -> Mapping[str, Any]:
-        """In bytes; `per_gpu` is of the fullest GPU, `gpu` what it is made of, the rest of all GPUs together.
+        """In bytes: `per_gpu` is the total of the fullest GPU, `gpu` its parts; the rest are sums over all GPUs.
 
         total = weights + replicated - streamed + kv_pool + activations + logits + decoder + runtime + lora + draft.
-        `host` is beside it, on the host.
+        `host` is host memory, not part of the total.
         """
         gpu = self.fullest
         parts = ("weights", "kv_per_token", "kv_pool", "activations", "logits", "decoder", "runtime", "lora", "draft")
@@ -103,7 +103,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Held:
-    """What a deployment holds: the weights of its ranks and of the unsplit model, as they are stored, and the cache."""
+    """The weights of the ranks and of the unsplit model, how they are stored, and the KV cache format."""
 
     ranks: RankWeights
     whole: RankWeights
@@ -117,7 +117,7 @@ class Held:
 
 
 def memory_of(facts: Facts, held: Held, parallel: Parallel, limits: EngineLimits) -> Memory:
-    """The memory of a legal layout, its KV pool left empty: `with_pool` fills it."""
+    """The memory of a legal layout without a KV pool, which `with_pool` adds."""
     itemsize, layers = held.cache_itemsize, facts.sizes.num_layers
     stages = tuple(_rank(facts, held, parallel, limits, stage) for stage in range(parallel.pp))
     return Memory(
@@ -130,13 +130,13 @@ def memory_of(facts: Facts, held: Held, parallel: Parallel, limits: EngineLimits
 
 
 def with_pool(memory: Memory, tokens: int) -> Memory:
-    """The same with a KV pool of `tokens`."""
+    """`memory` with a KV pool of `tokens`."""
     stages = tuple(replace(rank, kv_pool=tokens * rank.kv_per_token) for rank in memory.stages)
     return replace(memory, kv_tokens=tokens, stages=stages)
 
 
 def tokens_on(memory: Memory, gpu_memory: int, fraction: float, tokens_per_block: int) -> int:
-    """Tokens in the KV pool where each rank gives it `fraction` of what is free: as many as the poorest rank has."""
+    """Tokens of the KV pool if each rank gives it `fraction` of its free memory: the minimum over the ranks."""
     return min(
         pool_tokens(int((gpu_memory - rank.fixed) * fraction), rank.kv_per_token, tokens_per_block)
         for rank in memory.stages
@@ -144,10 +144,10 @@ def tokens_on(memory: Memory, gpu_memory: int, fraction: float, tokens_per_block
 
 
 def activation_bytes(facts: Facts, parallel: Parallel, itemsize: int, tokens: int) -> int:
-    """Upper bound of the activations of a step of `tokens`: one layer's, for TensorRT reuses memory between layers.
+    """Upper bound of the activations of a step of `tokens`: one layer's, as TensorRT reuses memory between layers.
 
-    The residual stream twice, and the widest of what follows: queries, keys, values and attention output; both halves
-    of the gated MLP; the tokens' copies for their experts.
+    The residual twice, plus the widest of: queries, keys, values and attention output; both halves of the gated MLP;
+    the tokens' copies for their experts.
     """
     sizes, tp = facts.sizes, parallel.tp
     if is_latent(sizes):

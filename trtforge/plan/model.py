@@ -1,4 +1,4 @@
-"""The model that is planned: what its config.json says, and what the headers of its safetensors say where they are."""
+"""The model to plan for: its config.json, and its safetensors headers where they are present."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -23,10 +23,10 @@ MAIN = "main"
 
 @dataclass(frozen=True)
 class Model:
-    """A model of a known family. `stored`: the quantisation it already has; `stored_bytes`: of its tensors in files.
+    """A model of a known family. `stored`: the quantisation that it already has; `stored_bytes`: of its tensor files.
 
-    `complaint`: why its weights are not what config.json says, None where they are or were not looked at. `shipped`:
-    whether its facts are those that travel with the program.
+    `complaint`: how its weights contradict config.json; None if they agree or were not read. `shipped`: whether its
+    facts come from `known_models.json`.
     """
 
     name: str
@@ -42,14 +42,14 @@ class Model:
 
     @classmethod
     def of_config(cls, name: str, config: HfConfig) -> "Model":
-        """From config.json alone. Raises ForgeError for an architecture or value that is not converted."""
+        """From config.json alone. Raises ForgeError for an architecture or value that conversion does not support."""
         family = family_of(config.architecture)
         return cls(name, config, family, family.facts(config), stored=read_quantized_source(config))
 
     def weights(self, layout: Layout) -> RankWeights:
-        """The weights of the ranks of a legal layout; its pipeline and number formats do not matter.
+        """The weights of one tensor-parallel rank of a legal layout; its pipeline and number formats are ignored.
 
-        What the source or the layout excludes is unquantised. Raises ForgeError for exclusions that cannot be.
+        Modules that the source or the layout excludes stay unquantised. Raises ForgeError for invalid exclusions.
         """
         parallel = Parallel(tp=layout.parallel.tp, ep=layout.parallel.ep)
         key = Layout(parallel, layout.dtype, exclude_modules=layout.exclude_modules)
@@ -66,7 +66,7 @@ class Model:
         return self.weights(Layout(Parallel(), dtype, exclude_modules=exclude_modules))
 
     def _excludes(self, patterns: tuple[str, ...]) -> Callable[[str], bool] | None:
-        """Whether a linear layer stays unquantised; None where all that can be are quantised."""
+        """Tells whether a linear layer stays unquantised; None if every quantisable one is quantised."""
         stored = self.stored
         if stored is not None:
             return lambda module: not stored.quantizes(module)
@@ -74,9 +74,9 @@ class Model:
 
 
 def find_model(source: str, revision: str = MAIN) -> Model:
-    """A model by directory, or hub id: from the facts that travel with the program, else its config.json is fetched.
+    """A model by directory or hub id; the config.json of a hub id is fetched unless its facts are shipped.
 
-    Raises ForgeError if there is no such model, or no family for it.
+    Raises ForgeError if the model does not exist or its architecture is not supported.
     """
     config = known_config(source) if revision == MAIN and not Path(source).is_dir() else None
     if config is not None:
@@ -85,14 +85,14 @@ def find_model(source: str, revision: str = MAIN) -> Model:
 
 
 def model_at(name: str, directory: Path) -> Model:
-    """The model in a directory, which need not hold its weights. Raises ForgeError as `find_model` does."""
+    """The model in a directory, with or without its weights. Raises ForgeError as `find_model` does."""
     if (directory / INDEX).is_file() or (directory / SINGLE).is_file():
         return _with_headers(name, directory)
     return Model.of_config(name, read_config(directory))
 
 
 def _with_headers(name: str, directory: Path) -> Model:
-    """Headers refine what config.json says: names without a prefix, the files' bytes, and whether the two agree."""
+    """The model with what its headers add: tensor names without a prefix, bytes of the files, and contradictions."""
     config = read_config(directory)
     base = Model.of_config(name, config)
     try:

@@ -1,6 +1,6 @@
-"""Memory of the work before serving: calibration, conversion, verification, the build; and the server's shared memory.
+"""Peak memory of calibration, conversion, verification and the engine build, and the server's shared memory.
 
-What peers need is said beside it: they load the whole model and quantise it in place.
+For comparison also that of tools that load the whole model and quantise it in place.
 """
 
 from collections.abc import Iterator
@@ -16,51 +16,51 @@ from trtforge.plan.weights import Block, RankWeights, Stored
 
 _MIB, _GIB = 1 << 20, 1 << 30
 CONVERT_HOST_BYTES = 512 * _MIB
-"""`trtforge convert` reads slabs of 16 MiB: what the program itself takes, at any size of model."""
+"""`trtforge convert` streams tensors in slabs, so its memory does not depend on the size of the model."""
 
 LAYER_COPIES = 3
-"""Times a layer's weights that calibration works in: themselves, a copy on the way in, magnitudes of one."""
+"""Copies of a layer's weights in calibration: the layer, a copy while it loads, absolute values of a weight."""
 
 CALIBRATION_BYTES = 112 * _MIB
-"""Activations of one of its batches, and what torch's allocators keep."""
+"""Activations of one calibration batch, and memory cached by torch's allocators."""
 
 SKETCH_ROWS = 2039
-"""Of what AWQ's calibration keeps of an input. A prime, so that what recurs in every sequence does not meet in one."""
+"""Rows of AWQ's sketch of an input. A prime, so that tokens recurring in every sequence spread over the rows."""
 
 BUILD_HOST_COPIES = 2
-"""trtllm-build holds a rank's weights in host memory, and the engine before it is written."""
+"""trtllm-build holds a rank's weights in host memory, and the serialised engine until it is written."""
 
 PYTHON_MODEL_SHM_BYTES = 64 * _MIB
 """Shared memory of one instance of a Python model in Triton (server issue #6195)."""
 
 PYTHON_MODELS = 4
-"""Those of a repository beside a TensorRT-LLM engine: all of its five models but `tensorrt_llm`."""
+"""Python models of a repository with a TensorRT-LLM engine: all five models except `tensorrt_llm`."""
 
 NCCL_SHM_BYTES = 1 * _GIB
-"""What TensorRT-LLM's documentation asks for beside it (--shm-size=1g)."""
+"""Shared memory that TensorRT-LLM's documentation requires (--shm-size=1g)."""
 
 PROGRAM_BYTES = 600_000_000
-"""trtforge itself where models run: torch, `transformers` and what their allocators keep."""
+"""trtforge itself when it runs a model: torch, `transformers` and memory cached by their allocators."""
 
 VERIFIED_LAYERS = 3
-"""A decoder layer in float32 of the Hugging Face model, of the converted one, and room to unpack one in."""
+"""Decoder layers in float32: the Hugging Face model's, the converted one's, and space to unpack one."""
 
 VERIFIED_TABLES = 2.5
-"""The output head in float32 of both models, and one as it is stored."""
+"""LM heads in float32: both models', and one as stored (half the size)."""
 
 VERIFIED_LOGITS = 6
-"""A sample's logits, their logarithms and probabilities, of both models."""
+"""Logits, log-probabilities and probabilities of a sample, of both models."""
 
 _FLOAT32 = 4
 
 
 @dataclass(frozen=True)
 class Peaks:
-    """Bytes that the work before serving takes. None: not needed, or not known because the layout cannot be.
+    """Peak bytes of the stages before serving. None: not needed, or unknown because the layout is illegal.
 
-    `calibration_gpu`: one decoder layer at a time, as trtforge does it, hidden states beyond --memory on the disk;
-    `quantise_at_once_gpu`: with the whole model in memory. `build_host_per_worker`: for each rank that is built at
-    once.
+    `calibration_gpu`: trtforge's, one decoder layer at a time, with hidden states beyond --memory on disk;
+    `quantise_at_once_gpu`: with the whole model in memory. `build_host_per_worker`: for each rank that is built
+    concurrently.
     """
 
     calibration_gpu: int | None
@@ -83,9 +83,9 @@ def peaks(
     quantised: bool,
     limit: int | None = None,
 ) -> Peaks:
-    """Of a model that is to be `held`; `memory` is that of its ranks. `quantised`: its source already is.
+    """The peaks for the deployment `held`; `memory`: of its ranks. `quantised`: the source is already quantised.
 
-    `limit`: bytes that calibration is to stay under.
+    `limit`: bytes that calibration may use.
     """
     stored, whole = held.stored, held.whole
     batch = activation_bytes(facts, Parallel(), stored.itemsize, data.batch_size * data.sequence_length)
@@ -116,29 +116,32 @@ def largest_layer(whole: RankWeights, itemsize: int) -> int:
 
 
 def least_calibration(family: Family, facts: Facts, whole: RankWeights, itemsize: int, wanted: WeightFormat) -> int:
-    """Bytes that calibration to a format takes at least, with all hidden states on the disk, beside the program.
+    """The least bytes of calibration to a format, with all hidden states on disk, without the program itself.
 
-    In a dtype of `itemsize` bytes, of which `whole` is too. `--memory` is refused below that.
+    `itemsize`: bytes of the dtype of `whole`. A lower `--memory` is refused.
     """
     work = _search_work(family, facts, whole, wanted)
     return LAYER_COPIES * largest_layer(whole, itemsize) + work + CALIBRATION_BYTES
 
 
 def calibration_problems(needed: int, limit: int) -> Iterator[Problem]:
-    """A limit that a calibration which takes `needed` bytes at least cannot keep."""
+    """A memory limit below the `needed` bytes of calibration."""
     if limit < needed:
-        message = f"calibration under {limit:,} bytes: one layer at a time needs {needed:,} beside the program itself"
+        message = (
+            f"calibration memory of {limit:,} bytes is too small: one layer at a time needs {needed:,} plus the "
+            "program itself"
+        )
         yield Problem("calibration", message, f"Set quantization.memory to at least {needed + PROGRAM_BYTES:,}.")
 
 
 def _hidden_states(facts: Facts, stored: Stored, data: CalibrationConfig, limit: int | None, needed: int) -> int:
-    """Bytes of the hidden states of all samples, or of those that stay in memory under a limit beside `needed`."""
+    """Bytes of the hidden states of all samples; with a limit, of those that fit in memory beside `needed`."""
     states = data.samples * data.sequence_length * facts.sizes.hidden * stored.itemsize
     return states if limit is None else min(states, max(0, limit - needed))
 
 
 def _search_work(family: Family, facts: Facts, whole: RankWeights, wanted: WeightFormat) -> int:
-    """Of AWQ: a float32 sketch of each input of a layer, and three float32 copies of its largest weight."""
+    """Bytes of AWQ's search: a float32 sketch of each input of a layer, three float32 copies of its largest weight."""
     if not wanted.grouped or wanted.group_size is not None:
         return 0
     inputs = [facts.sizes.of(row.inputs) for row in family.linears if row.shares_input is None]
@@ -148,7 +151,7 @@ def _search_work(family: Family, facts: Facts, whole: RankWeights, wanted: Weigh
 
 
 def quantise_peak(source_bytes: int, bits: int) -> int:
-    """GPU bytes, activations apart, of a tool that holds the 16-bit model and its copy of `bits` a weight at once.
+    """GPU bytes, without activations, of a tool that holds the 16-bit model and its `bits`-bit copy at once.
 
     TensorRT-LLM issue #1331: 140 GB of a 70B model and 70 GB of its FP8 copy.
     """
@@ -158,7 +161,7 @@ def quantise_peak(source_bytes: int, bits: int) -> int:
 def verify_host_peak(whole: RankWeights, itemsize: int, facts: Facts, gate: GateConfig) -> int:
     """Host bytes of verification: a layer of both models, or their heads, and the hidden states of all samples.
 
-    `itemsize`: bytes of the dtype that `whole` is of.
+    `itemsize`: bytes of the dtype of `whole`.
     """
 
     def in_float32(block: Block) -> int:
@@ -172,9 +175,9 @@ def verify_host_peak(whole: RankWeights, itemsize: int, facts: Facts, gate: Gate
 
 
 def build_gpu_peak(memory: Memory) -> int:
-    """GPU bytes of trtllm-build for the largest rank: TensorRT times kernels beside the weights and activations.
+    """GPU bytes of trtllm-build for the largest rank, which times kernels with weights and activations in memory.
 
-    All of the weights, those that a server will stream too.
+    Includes weights that the server will stream.
     """
     return max(rank.weights + rank.streamed + rank.activations for rank in memory.stages) + RUNTIME_BYTES
 

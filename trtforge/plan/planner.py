@@ -25,7 +25,7 @@ ESTIMATE = "estimates of a roofline model with assumed efficiencies, not measure
 
 @dataclass(frozen=True)
 class Plan:
-    """What `trtforge plan` says. `fits`: the fewest GPUs of common kinds, where none is named."""
+    """The result of `trtforge plan`. `fits`: the fewest GPUs of each common kind, if no GPU is named."""
 
     model: Model
     evaluation: Evaluation
@@ -43,7 +43,7 @@ class Plan:
 
     @property
     def performance(self) -> Performance | None:
-        """At the concurrency that was asked for, else at the largest that fits."""
+        """At the requested concurrency, else at the largest that fits."""
         wanted = self.evaluation.request.concurrency
         return next(
             (point for point in self.curve if point.concurrency == wanted), self.curve[-1] if self.curve else None
@@ -57,7 +57,7 @@ class Plan:
         return sorted({*(number for number in powers if number <= most), most, *([request.concurrency or 1])})
 
     def as_json(self) -> dict[str, Any]:
-        """Bytes, tokens, milliseconds. null: not known, because the layout cannot be."""
+        """In bytes, tokens and milliseconds. null: unknown because the layout is illegal."""
         evaluation = self.evaluation
         return {
             "model": self.model.name,
@@ -90,13 +90,13 @@ class Plan:
 
     @property
     def weights(self) -> int:
-        """Bytes of the whole model's weights, once."""
+        """Bytes of the unsplit model's weights."""
         memory = self.evaluation.memory
         return memory.weights if memory else self._held.whole.nbytes(self._held.stored, Parallel(), 0)
 
     @property
     def kv_per_token(self) -> int:
-        """Bytes that a token takes in the whole model's KV cache, once."""
+        """Bytes of a token in the unsplit model's KV cache."""
         return bytes_per_token(self.model.facts.sizes, self._held.cache_itemsize)
 
     def _memory(self) -> Mapping[str, Any]:
@@ -107,7 +107,7 @@ class Plan:
 
     @property
     def _held(self) -> Held:
-        """The unsplit model, which can be sized whatever the layout."""
+        """The unsplit model, whose size is known for any layout."""
         request, whole = self.evaluation.request, self.model.whole(self.evaluation.request.dtype)
         stored = Stored(WEIGHTS[request.quant], dtype_named(request.dtype).size, request.group_size)
         return Held(whole, whole, stored, CACHES[request.kv_cache])
@@ -125,11 +125,11 @@ class Plan:
 
     @property
     def peaks(self) -> Peaks:
-        """Memory of the work before serving."""
+        """Peak memory of the stages before serving."""
         evaluation, model = self.evaluation, self.model
         held = evaluation.held or self._held
         request, quantised = evaluation.request, model.stored is not None
-        built = None if evaluation.embedded else evaluation.memory  # the embedded engine is packed, not built
+        built = None if evaluation.embedded else evaluation.memory  # the embedded engine needs no trtllm-build
         return peaks(
             model.family,
             model.facts,
@@ -156,7 +156,7 @@ class Plan:
 
 
 def plan(model: Model, request: Request, goal: Goal, *, with_alternatives: bool = False) -> Plan:
-    """Plan a deployment. Raises ForgeError for a GPU or a release that nobody knows."""
+    """Plan a deployment. Raises ForgeError for an unknown GPU or release."""
     evaluation = evaluate(model, request)
     return Plan(
         model=model,

@@ -1,4 +1,4 @@
-"""What is planned: the choices that a user has, and the changes that would make another plan of it."""
+"""A request for a plan: the choices of a user, and changes of them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -19,7 +19,7 @@ Option = Literal[
     "--tp", "--pp", "--ep", "--quant", "--kv-cache", "--group-size", "--dtype", "--gpu", "--target-version",
     "--max-seq-len", "--max-num-tokens", "--concurrency", "--set",
 ]  # fmt: skip
-"""What can be changed, as the command line spells it; `--set` is one of a recipe's keys that have no option here."""
+"""Options of the command line that can be changed; `--set`: a recipe key that has no option here."""
 
 _SETTINGS: dict[Option, str] = {
     "--tp": "parallel.tp",
@@ -37,7 +37,7 @@ _SETTINGS: dict[Option, str] = {
 }
 
 TYPICAL_PROMPT, TYPICAL_OUTPUT = 1024, 256
-"""Tokens of a request where nobody says what is typical."""
+"""Tokens of a typical request, unless given."""
 
 
 @dataclass(frozen=True)
@@ -63,11 +63,11 @@ class Change:
 
 @dataclass(frozen=True)
 class Request:
-    """One deployment as it is asked for.
+    """One requested deployment.
 
-    `concurrency`: the requests that are to run at once, which the engine then takes; None where nobody said.
-    `calibration_memory`: bytes that calibration is to stay under, None for no limit. `exclude_modules`: patterns of
-    linear layers that stay unquantised. `draft`: the draft model, where engine.features.draft names one.
+    `concurrency`: requests to run concurrently, which sets max_batch_size; None if not given. `calibration_memory`:
+    bytes that calibration may use, None for no limit. `exclude_modules`: patterns of linear layers that stay
+    unquantised. `draft`: the draft model, if engine.features.draft names one.
     """
 
     tp: int
@@ -89,20 +89,20 @@ class Request:
 
     @property
     def gpu(self) -> Gpu | None:
-        """The GPU that it is for. Raises ForgeError for an unknown name."""
+        """The target GPU. Raises ForgeError for an unknown name."""
         name = self.engine.target.gpu
         return None if name is None else gpu_named(name)
 
     @property
     def for_tensorrt(self) -> bool | None:
-        """Whether TensorRT-LLM's own rules hold: not on the embedded engine; None where nothing says which it is."""
+        """Whether TensorRT-LLM's rules for engines apply; None if the backend is not decided."""
         backend, target = self.engine.backend, self.engine.target
         if backend == "auto":
             return True if target.gpu is not None or "tensorrt_llm" in target.model_fields_set else None
         return backend == "tensorrt_llm"
 
     def changed(self, *changes: Change) -> "Request":
-        """The same with other choices."""
+        """This request with other choices."""
         request = self
         for change in changes:
             request = request._with(change)
@@ -158,10 +158,9 @@ class Request:
 
 
 def request_of(recipe: Recipe, model: Model, options: Mapping[Option, Any], typical: Workload | None = None) -> Request:
-    """A recipe's request, with options that were given on the command line in place of its own (None: not given).
+    """The request of a recipe; `options` of the command line override the recipe (None: not given).
 
-    Raises UsageError for a format that no release of TensorRT-LLM has, ForgeError for adapters or a draft model that
-    cannot be read.
+    Raises UsageError for an unknown format, ForgeError for adapters or a draft model that cannot be read.
     """
     quant, features = recipe.quantization, recipe.engine.features
     if features.lora is not None:
@@ -193,7 +192,7 @@ def request_of(recipe: Recipe, model: Model, options: Mapping[Option, Any], typi
 
 
 def _as_stored(request: Request, model: Model) -> Request:
-    """A model that is already quantised keeps its formats, where nothing else is asked for."""
+    """A model that is already quantised keeps its formats, unless others are requested."""
     stored = model.stored
     if stored is None or request.quant not in ("none", stored.format):
         return request

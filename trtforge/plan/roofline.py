@@ -2,10 +2,9 @@
 
 These are estimates. A matrix product is bound by the tensor cores (prefill) or by reading the weights (decode),
 attention in decode by reading the KV cache, tensor parallelism by two all-reduces a layer. The efficiencies below are
-assumptions, chosen so that the throughput which NVIDIA publishes for TensorRT-LLM 1.0 comes out: 120 points of Llama
-8B, 70B and 405B in FP8 and FP4 on H100, H200, B200 and RTX PRO 6000 (docs/source/performance/perf-overview.md), all
-within a factor of 1.7, 64 % within 15 %. Latency at small batches, other GPUs and other formats have not been
-held against anything.
+assumptions, fitted to the throughput that NVIDIA publishes for TensorRT-LLM 1.0: 120 points of Llama 8B, 70B and 405B
+in FP8 and FP4 on H100, H200, B200 and RTX PRO 6000 (docs/source/performance/perf-overview.md), all within a factor of
+1.7, 64 % within 15 %. Latency at small batches, other GPUs and other formats have not been validated.
 """
 
 from collections.abc import Mapping
@@ -24,22 +23,22 @@ COMPUTE_EFFICIENCY: Mapping[Compute, float] = MappingProxyType({"float16": 0.6, 
 """Share of the tensor cores' dense rate that matrix products of a full step reach."""
 
 UNPACKING_EFFICIENCY = 0.8
-"""Factor on that where a kernel turns weights into what the tensor cores multiply (4-bit and weight-only formats)."""
+"""Further factor for kernels that dequantise weights before they multiply (4-bit and weight-only formats)."""
 
 ATTENTION_EFFICIENCY = 0.5
-"""The same for attention over the prompt."""
+"""Share of the dense rate that attention over the prompt reaches."""
 
 BANDWIDTH_EFFICIENCY = 0.7
 """Share of the memory bandwidth at which weights are read."""
 
 CACHE_EFFICIENCY = 0.75
-"""The same for the KV cache."""
+"""Share of the memory bandwidth at which the KV cache is read."""
 
 LINK_EFFICIENCY = 0.5
 """Share of a link's rate that an all-reduce reaches."""
 
 ALL_REDUCE_SECONDS = 10e-6
-"""What an all-reduce costs however small it is."""
+"""Latency of an all-reduce of any size."""
 
 NETWORK_BYTES_PER_SECOND = 50e9
 """Between servers: InfiniBand NDR, 400 Gbit/s a GPU."""
@@ -48,10 +47,10 @@ STEP_SECONDS = 1e-3
 """Scheduling, launching and sampling of a step."""
 
 REQUEST_SECONDS = 3e-6
-"""What each running request adds to that."""
+"""Added to a step for each running request."""
 
 STAGE_LOSS = 0.05
-"""What each further pipeline stage adds to a step of all: stages wait for one another."""
+"""Share by which each further pipeline stage lengthens a step, as stages wait for one another."""
 
 
 @dataclass(frozen=True)
@@ -63,13 +62,13 @@ class Workload:
 
     @property
     def length(self) -> int:
-        """Tokens that it holds in the KV cache at its end."""
+        """Tokens in the KV cache at its end."""
         return self.prompt + self.output
 
 
 @dataclass(frozen=True)
 class Performance:
-    """What a number of concurrent requests would see. Times in seconds; `tokens_per_second` of all answers together."""
+    """Estimates for a number of concurrent requests; times in seconds."""
 
     concurrency: int
     ttft: float
@@ -77,17 +76,17 @@ class Performance:
 
     @property
     def tokens_per_second(self) -> float:
-        """Generated tokens a second."""
+        """Generated tokens a second, of all requests."""
         return self.concurrency / self.tpot
 
     def request_seconds(self, workload: Workload) -> float:
-        """From a request to the end of its answer."""
+        """Seconds from a request's arrival to its last token."""
         return self.ttft + self.tpot * max(0, workload.output - 1)
 
 
 @dataclass(frozen=True)
 class Roofline:
-    """A legal deployment on GPUs of one kind."""
+    """The time model of a legal deployment on GPUs of one kind."""
 
     facts: Facts
     held: Held
@@ -96,9 +95,9 @@ class Roofline:
     max_num_tokens: int
 
     def performance(self, concurrency: int, workload: Workload) -> Performance:
-        """Steady state of `concurrency` requests in flight: each step generates for all and takes in new prompts.
+        """Steady state of `concurrency` requests: each step generates a token for each and processes new prompts.
 
-        Pipeline stages work at once, each on its share of the requests.
+        Pipeline stages run concurrently, each on its share of the requests.
         """
         share = concurrency / self.parallel.pp
         prompts = share * workload.prompt / workload.output
@@ -124,7 +123,7 @@ class Roofline:
         return seconds + self._communication_seconds(tokens)
 
     def _matrix_seconds(self, matrix: Matrix, tokens: float, requests: float) -> float:
-        """Every prompt needs logits of its last token only: the head sees generating requests."""
+        """One matrix product. The LM head has one row a request: a prompt needs the logits of its last token only."""
         rows = max(1.0, requests) if matrix.head else tokens
         used, weights = 1.0, float(matrix.weights)
         if matrix.expert:
@@ -150,7 +149,7 @@ class Roofline:
         return arithmetic + held * per_token / (self.gpu.bandwidth * CACHE_EFFICIENCY)
 
     def _communication_seconds(self, tokens: float) -> float:
-        """Ring all-reduces after attention and MLP, and handing the hidden state to the next stage."""
+        """Ring all-reduces after attention and MLP, and sending the hidden state to the next stage."""
         message = tokens * self.facts.sizes.hidden * self.held.stored.itemsize
         seconds, tp = 0.0, self.parallel.tp
         if tp > 1:
@@ -161,7 +160,7 @@ class Roofline:
         return seconds
 
     def _link(self, gpus: int) -> float:
-        """Bytes/s among so many GPUs."""
+        """Bytes/s between this many GPUs."""
         links = self.gpu.links
         beyond = gpus > max(GPUS_PER_SERVER, links.nvlink_gpus)
         return min(links.pcie, NETWORK_BYTES_PER_SECOND) if beyond else links.among(gpus)

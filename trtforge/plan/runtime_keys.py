@@ -1,4 +1,4 @@
-"""The config.pbtxt keys that features set beside the build flags, in the Triton backend's own spelling.
+"""The config.pbtxt keys that features set in addition to build flags, as the Triton backend spells them.
 
 Source: triton_backend/inflight_batcher_llm/src/model_instance_state.cc, and docs/model_config.md of the backend.
 """
@@ -10,7 +10,7 @@ from trtforge.core.features import Choices, FeaturesConfig
 
 @dataclass(frozen=True)
 class RuntimeKey:
-    """A parameter of the `tensorrt_llm` model, and the feature that it is of."""
+    """A parameter of the `tensorrt_llm` model, and the feature that sets it."""
 
     key: str
     value: str
@@ -18,9 +18,9 @@ class RuntimeKey:
 
 
 def runtime_keys(features: FeaturesConfig) -> tuple[RuntimeKey, ...]:
-    """What the features set, those of KV reuse and chunked context apart; `lora` resolved.
+    """The keys that the features set, except KV reuse and chunked context; `features.lora` is resolved.
 
-    An adapter of the largest rank fills one page of the cache. Draft tokens that come from the client need no key.
+    An adapter of the largest rank fills one page of the cache. Draft tokens sent by the client need no key.
     """
     keys: list[RuntimeKey] = []
     lora, look = features.lora, features.lookahead
@@ -46,9 +46,9 @@ def runtime_keys(features: FeaturesConfig) -> tuple[RuntimeKey, ...]:
 
 
 def _tree(method: str, choices: Choices | None) -> list[RuntimeKey]:
-    """The decoding mode, and the tree as the backend parses it; TensorRT-LLM has one of its own for none.
+    """The decoding mode and the tree as the backend parses it; without choices TensorRT-LLM uses its default tree.
 
-    Multi-block attention, which is on by default, does not go with a tree (tensorrt_llm/runtime/model_runner_cpp.py).
+    Multi-block attention, on by default, does not support trees (tensorrt_llm/runtime/model_runner_cpp.py).
     """
     keys = [RuntimeKey("decoding_mode", method, method), RuntimeKey("multi_block_mode", "false", method)]
     if choices is not None:

@@ -1,4 +1,4 @@
-"""Speculative decoding as an engine has it: who drafts, how many tokens a step verifies, what that adds to a request.
+"""Speculative decoding of an engine: the method, draft tokens of a step, and the KV positions that they need.
 
 Sources: tensorrt_llm/builder.py, `build()`; models/medusa/config.py and models/eagle/config.py (0.17 to 1.2).
 """
@@ -23,18 +23,18 @@ MODES: Mapping[SpeculationMethod, str] = MappingProxyType(
 DRAFTING_ARCHITECTURES: Mapping[SpeculationMethod, str] = MappingProxyType(
     {"medusa": "MedusaForCausalLM", "eagle": "EagleForCausalLM"}
 )
-"""Checkpoints that hold what drafts."""
+"""Architectures of checkpoints that include draft heads or networks."""
 
 TREE_TOKENS, MEDUSA_HEADS, MEDUSA_LAYERS, EAGLE_DEPTH = 63, 4, 1, 4
-"""What TensorRT-LLM's converters write unless told otherwise: for a plan before there is a checkpoint."""
+"""Defaults of TensorRT-LLM's converters, for planning without a checkpoint."""
 
 EAGLE_MOST_REQUESTS, EAGLE_MOST_DRAFT_TOKENS = 512, 256
-"""Assertions of `build()`."""
+"""Limits that `build()` asserts."""
 
 
 @dataclass(frozen=True)
 class Speculation:
-    """`draft_tokens` are verified in one step; `depth`: how often EAGLE's network runs in it, else 0."""
+    """`draft_tokens`: verified in one step; `depth`: runs of EAGLE's network in a step, 0 for other methods."""
 
     method: SpeculationMethod
     draft_tokens: int
@@ -42,19 +42,19 @@ class Speculation:
 
     @property
     def mode(self) -> str:
-        """TensorRT-LLM's name."""
+        """TensorRT-LLM's name of the method."""
         return MODES[self.method]
 
     @property
     def spare_tokens(self) -> int:
-        """Positions beyond its length that a request takes: what `build()` adds to max_seq_len."""
+        """KV positions that a request needs beyond its length: what `build()` adds to max_seq_len."""
         return self.draft_tokens + self.depth
 
 
 def speculation_of(features: FeaturesConfig, checkpoint: CheckpointConfig | None = None) -> Speculation | None:
-    """How an engine of `checkpoint` speculates; its own number of draft tokens counts where it holds the heads.
+    """The speculation of an engine, None without. Values stored in `checkpoint` take precedence over the features'.
 
-    None: there is no checkpoint yet.
+    `checkpoint`: None if it is not converted yet.
     """
     method = next((name for name in SPECULATION if getattr(features, name) is not None), None)
     match method:
@@ -79,6 +79,6 @@ def speculation_of(features: FeaturesConfig, checkpoint: CheckpointConfig | None
 
 
 def stored(checkpoint: CheckpointConfig | None, key: str) -> int | None:
-    """A number of config.json that only checkpoints with heads or networks of their own have."""
+    """An integer of config.json that only checkpoints with draft heads or networks have; None if absent."""
     value = (checkpoint.model_extra or {}).get(key) if checkpoint is not None else None
     return value if isinstance(value, int) and not isinstance(value, bool) else None

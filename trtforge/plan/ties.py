@@ -1,4 +1,4 @@
-"""Output heads that config.json ties to the embedding, but that are stored too: told before hours are spent."""
+"""LM heads that config.json ties to the embedding although they are stored: checked before any long work."""
 
 from collections.abc import Iterator, Mapping
 
@@ -10,18 +10,18 @@ _SLAB = 16 << 20  # bytes that are compared at once
 
 
 def require_equal_heads(checkpoint: HfCheckpoint, ties: Mapping[str, str]) -> None:
-    """Raises ForgeError for a stored head that is not, byte for byte, the table it is tied to; `ties`: head to table.
+    """Raises ForgeError if a stored LM head differs from the embedding it is tied to; `ties`: head to embedding.
 
-    TensorRT-LLM takes the table then, `transformers` 5 the head: the model would answer differently.
+    TensorRT-LLM would use the embedding, `transformers` 5 the head, and their answers would differ.
     """
     for head, table in ties.items():
         if head not in checkpoint.tensors:
             continue
         if not _equal(checkpoint.tensors[head], checkpoint.tensors[table]):
             raise ForgeError(
-                f"{checkpoint.directory}: config.json ties {head} to {table}, but it is stored too, and differs",
-                hint='Set "tie_word_embeddings": false in config.json if the stored head is meant, as `transformers` '
-                "takes it; else leave that tensor out.",
+                f"{checkpoint.directory}: config.json ties {head} to {table}, but a different {head} is stored",
+                hint='Set "tie_word_embeddings": false in config.json to use the stored head, as `transformers` does; '
+                "else remove that tensor.",
             )
 
 

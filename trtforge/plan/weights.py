@@ -1,6 +1,6 @@
-"""What every rank holds of a model's weights, layer by layer, in any number format: from the plan of its tensors.
+"""The weights of every rank, layer by layer, in any number format, derived from the plan of a model's tensors.
 
-Layers of one kind (dense, or with experts) are alike, so one of each is planned, however deep the model is.
+Layers of one kind (dense or with experts) are alike, so only one of each kind is planned.
 """
 
 from collections import Counter
@@ -16,7 +16,7 @@ from trtforge.plan.formats import WeightFormat
 
 @dataclass(frozen=True)
 class Stored:
-    """How weights are stored: a format, the bytes of the model's dtype, and the group where the format has groups."""
+    """How weights are stored: a format, the bytes of the model's dtype, and the group size of grouped formats."""
 
     format: WeightFormat
     itemsize: int
@@ -25,10 +25,10 @@ class Stored:
 
 @dataclass(frozen=True)
 class Matrix:
-    """`count` matrices (out, inputs) that a rank multiplies with; `name` is its layer's in a checkpoint.
+    """`count` matrices (out, inputs) of a rank; `name`: of their layer in a checkpoint.
 
-    `formatted`: the number format stores it, else it stays as it is, `itemsize` bytes a weight. `expert`: one of many,
-    of which a token passes few. `head`: the output head. `absorbed`: the product of two others, for generation.
+    `formatted`: stored in the number format, else with `itemsize` bytes a weight. `expert`: of experts, of which a
+    token uses few. `head`: the LM head. `absorbed`: the product of two others, for the generation phase of MLA.
     """
 
     count: int
@@ -55,7 +55,7 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Block:
-    """A decoder layer, or what is before or behind them all. `other`: bytes that are looked up or added."""
+    """A decoder layer, or the weights before or after all layers. `other`: bytes of embeddings, norms and biases."""
 
     matrices: tuple[Matrix, ...] = ()
     other: int = 0
@@ -65,14 +65,14 @@ class Block:
         return self.other + sum(matrix.nbytes(stored) for matrix in self.matrices)
 
     def leaving(self, names: frozenset[str]) -> "Block":
-        """The same with these matrices unquantised."""
+        """This block with the named matrices unquantised."""
         left = (replace(m, formatted=m.formatted and m.name not in names) for m in self.matrices)
         return replace(self, matrices=tuple(left))
 
 
 @dataclass(frozen=True)
 class RankWeights:
-    """What each tensor-parallel rank holds: all are alike. `kinds` are the kinds of layers, `layers` each layer's."""
+    """The weights of a tensor-parallel rank; all are alike. `layers`: the index of each layer's kind in `kinds`."""
 
     first: Block
     kinds: tuple[Block, ...]
@@ -80,7 +80,7 @@ class RankWeights:
     last: Block
 
     def blocks(self, parallel: Parallel, stage: int) -> Iterator[tuple[Block, int]]:
-        """What one pipeline stage holds: blocks, and how many of each."""
+        """The blocks of one pipeline stage, and how many there are of each."""
         if stage == 0:
             yield self.first, 1
         held = Counter(self.layers[layer] for layer in parallel.layers_of(stage, len(self.layers)))
@@ -93,7 +93,7 @@ class RankWeights:
         return sum(block.nbytes(stored) * count for block, count in self.blocks(parallel, stage))
 
     def leaving(self, names: Sequence[frozenset[str]]) -> "RankWeights":
-        """The same with matrices of each layer unquantised."""
+        """These weights with the named matrices of each layer unquantised."""
         found = [(kind, left) for kind, left in zip(self.layers, names, strict=True)]
         kinds = sorted(set(found), key=found.index)
         blocks = tuple(self.kinds[kind].leaving(left) for kind, left in kinds)
@@ -101,7 +101,7 @@ class RankWeights:
 
 
 def rank_weights(family: Family, facts: Facts, layout: Layout) -> RankWeights:
-    """The weights of a legal layout's ranks; its pipeline and number formats do not matter here."""
+    """The weights of a tensor-parallel rank of a legal layout; its pipeline and number formats are ignored."""
     sparse = [layer in facts.sparse_layers for layer in range(facts.sizes.num_layers)]
     kinds = sorted(set(sparse))
     one_of_each = replace(
@@ -150,7 +150,7 @@ def _matrix(target: Target, row: Row) -> Matrix:
 
 
 def _multiplied(row: Row) -> bool:
-    """Whether activations are multiplied with the row's tensor; tables at the model's start are looked up."""
+    """Whether activations are multiplied with the row's tensor; the input embedding is looked up."""
     return isinstance(row, Linear | Experts | AbsorbedQuery) or (
         isinstance(row, Embedding) and row.place is PipelineStage.LAST
     )

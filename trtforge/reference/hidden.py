@@ -1,4 +1,4 @@
-"""The hidden states that wait between two decoder layers: in memory up to a budget, in a file beyond it."""
+"""The hidden states between two decoder layers: in memory up to a budget, the rest in a file."""
 
 import os
 from collections.abc import Sequence
@@ -9,10 +9,9 @@ from torch import Tensor
 
 
 class HiddenStates:
-    """One tensor a batch: (windows, length, hidden) of one dtype. `put` overwrites what `get` gave.
+    """One tensor per batch: (windows, length, hidden) of one dtype. `put` overwrites the tensor that `get` returned.
 
-    With `directory`, batches beyond `budget` bytes live in one file there, read and written in place, so that no
-    page of it stays mapped.
+    With `directory`, batches beyond `budget` bytes are kept in one file there, read and written without mapping it.
     """
 
     def __init__(
@@ -42,7 +41,7 @@ class HiddenStates:
             assert directory is not None, "a budget needs a directory"
             path = directory / ".hidden-states"
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
-            path.unlink()  # the open file lives on; a kill leaves nothing
+            path.unlink()  # the open file stays usable, and a kill leaves nothing behind
 
     def __len__(self) -> int:
         return len(self._shapes)
@@ -59,48 +58,48 @@ class HiddenStates:
         if batch not in self._offsets:
             held = self._held.setdefault(batch, states)
             if held is not states:
-                held.copy_(states)  # in place: new tensors among others' would leave holes as large as all of them
+                held.copy_(states)  # in place: new tensors would fragment the heap
             return
         assert self._file is not None
         _write(self._file, states, self._offsets[batch])
 
     def save(self, path: Path) -> None:
-        """Write the states of all batches to a file, one after the other. Raises OSError where the disk is full."""
+        """Write the states of all batches to a file, in order. Raises OSError where the disk is full."""
         with path.open("wb", buffering=0) as file:
-            place = 0
+            offset = 0
             for batch in range(len(self)):
-                place += _write(file.fileno(), self.get(batch), place)
+                offset += _write(file.fileno(), self.get(batch), offset)
 
     def restore(self, path: Path) -> None:
-        """Take all states from such a file."""
+        """Load the states of all batches from a file that `save` wrote."""
         with path.open("rb", buffering=0) as file:
-            place = 0
+            offset = 0
             for batch in range(len(self)):
-                states = self._read(file.fileno(), batch, place)
-                place += states.nbytes
+                states = self._read(file.fileno(), batch, offset)
+                offset += states.nbytes
                 self.put(batch, states)
 
-    def _read(self, file: int, batch: int, place: int) -> Tensor:
+    def _read(self, file: int, batch: int, offset: int) -> Tensor:
         windows, length, hidden = self._shapes[batch]
         data = bytearray(windows * length * hidden * self._dtype.itemsize)
         view, done = memoryview(data), 0
         while done < len(data):
-            count = os.preadv(file, [view[done:]], place + done)
-            assert count > 0, "the file is as long as it was written"
+            count = os.preadv(file, [view[done:]], offset + done)
+            assert count > 0, "the file is shorter than what was written"
             done += count
         return torch.frombuffer(data, dtype=self._dtype).view(self._shapes[batch]).to(self._device)
 
     def close(self) -> None:
-        """Give the file's space back."""
+        """Release the file and the states."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
         self._held.clear()
 
 
-def _write(file: int, states: Tensor, place: int) -> int:
-    """Write a tensor's bytes at `place`; how many they are."""
+def _write(file: int, states: Tensor, offset: int) -> int:
+    """Write a tensor's bytes at `offset`; returns their number."""
     view, done = states.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data, 0
     while done < len(view):
-        done += os.pwrite(file, view[done:], place + done)
+        done += os.pwrite(file, view[done:], offset + done)
     return done

@@ -1,8 +1,8 @@
-"""Walks a Hugging Face model one decoder layer at a time: `transformers`' own modules, one layer's weights in memory.
+"""Runs a Hugging Face model layer by layer: `transformers`' modules, with one decoder layer's weights in memory.
 
-The hidden states of all windows wait between layers (reference.hidden), so each weight is read once however much data
-there is. Everything that is not a decoder layer runs before the first and after the last one, with stand-ins for the
-layers that note what they get, or give what the last one computed.
+The hidden states of all windows are kept between layers (reference.hidden), so each weight is read once however much
+data there is. The rest of the model runs before the first and after the last layer, with stand-ins that record the
+layers' inputs or return the last layer's output.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,8 +26,8 @@ from trtforge.reference.weights import LayerWeights
 class LoadedLayer:
     """One decoder layer with its weights.
 
-    `run` sends all batches through it and keeps what comes out; `compute` gives what comes out of one batch, by its
-    number, for hidden states (windows, length, hidden).
+    `run` computes all batches and keeps the outputs; `compute` returns the output of one batch, given its index and
+    hidden states (windows, length, hidden).
     """
 
     index: int
@@ -38,23 +38,23 @@ class LoadedLayer:
 
 @dataclass(frozen=True)
 class _Call:
-    """What a layer gets besides the hidden states: masks, positions."""
+    """A layer's arguments besides the hidden states: masks, positions."""
 
     arguments: tuple[Any, ...]
     keywords: dict[str, Any]
 
 
 class _Passed(Tensor):
-    """Hidden states that are also what a layer returns: some models take item 0 of it, others the whole."""
+    """Hidden states as a layer's return value: some models take item 0 of it, others the whole."""
 
     def __getitem__(self, index: Any) -> Tensor:
         return self if isinstance(index, int) and index == 0 else super().__getitem__(index)
 
 
 class _StandIn(nn.Module):
-    """In a layer's place: passes the hidden states on and keeps the rest. Answers for the layer's attributes.
+    """Replaces a layer: records its inputs, returns the hidden states, and has the layer's attributes.
 
-    `answer`: what it passes on instead.
+    `answer`: returned instead of the hidden states.
     """
 
     def __init__(self, layer: nn.Module) -> None:
@@ -76,7 +76,7 @@ class _StandIn(nn.Module):
 
 
 class CacheObserver(DynamicCache):
-    """Stands in for the KV cache: `observes` the largest magnitude of the keys and values that would enter it."""
+    """Replaces the KV cache and stores nothing. `observes`: record the amax of all keys and values."""
 
     def __init__(self, *, observes: bool) -> None:
         super().__init__()
@@ -86,29 +86,29 @@ class CacheObserver(DynamicCache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Note the magnitudes, hold nothing."""
+        """Record the amax."""
         if self._observes:
             largest = torch.maximum(key_states.abs().amax(), value_states.abs().amax())
             self.amax = torch.maximum(self.amax, largest.float().cpu())
         return key_states, value_states
 
     def take(self) -> Tensor:
-        """The value so far, (1,) float32; starts again from zero."""
+        """The amax since the last call, (1,) float32."""
         amax, self.amax = self.amax, torch.zeros(1)
         return amax
 
 
 class LayerStream:
-    """A model whose decoder layers are materialised one after another."""
+    """A model whose decoder layers are loaded one after another."""
 
     def __init__(self, weights: LayerWeights, *, observes_cache: bool = False) -> None:
         self.cache = CacheObserver(observes=observes_cache)
         self._weights, self._device = weights, weights.device
         parent, _, self._name = weights.family.layer_path.rpartition(".")
-        with _told(weights.directory), _parameters_on_meta():
+        with _naming_config(weights.directory), _parameters_on_meta():
             config = AutoConfig.from_pretrained(weights.directory, trust_remote_code=False)
             if hasattr(config, "quantization_config"):
-                del config.quantization_config  # weights come as what they mean
+                del config.quantization_config  # weights are loaded dequantised
             model = AutoModelForCausalLM.from_config(config, dtype=weights.dtype, trust_remote_code=False)
             base = model.get_submodule(parent)
         self._model = model.eval()
@@ -118,10 +118,10 @@ class LayerStream:
         setattr(self._base, self._name, nn.ModuleList(self._stand_ins))
 
     def layers(self, batches: Sequence[Tensor], hidden: HiddenStates, first: int = 0) -> Iterator[LoadedLayer]:
-        """Each layer from `first` on, loaded; `run` must be called once before the next is asked for.
+        """Each layer from `first` on, loaded; call its `run` once before taking the next.
 
-        `batches` are int64 token ids (windows, length). `hidden` holds what goes into layer `first`; for layer 0 it
-        is filled here.
+        `batches` are int64 token ids (windows, length). `hidden` holds the inputs of layer `first`; for layer 0 they
+        are computed here.
         """
         calls = self._enter(batches, hidden if first == 0 else None)
         shapes = [tuple(batch.shape) for batch in batches]
@@ -130,7 +130,7 @@ class LayerStream:
 
             def compute(batch: int, states: Tensor, layer: nn.Module = layer, index: int = index) -> Tensor:
                 call = calls[shapes[batch]][index]
-                with _told(self._weights.directory):
+                with _naming_config(self._weights.directory):
                     result = layer(states, *call.arguments, **call.keywords)
                 output: Tensor = result[0] if isinstance(result, tuple) else result
                 return output
@@ -144,13 +144,13 @@ class LayerStream:
             trim()
 
     def logits(self, batches: Sequence[Tensor], hidden: HiddenStates) -> Iterator[Tensor]:
-        """Of each batch (windows, length, vocabulary), where `hidden` holds what the last layer gave."""
+        """Logits of each batch (windows, length, vocabulary); `hidden` holds the last layer's outputs."""
         head: Any = self._model.get_output_embeddings()
         with self._weights.surroundings(self._base, self._path) as embed, self._weights.head(head):
             for index, batch in enumerate(batches):
                 self._stand_ins[-1].answer = hidden.get(index)
                 ids = embed(batch).to(self._device)
-                with _told(self._weights.directory):
+                with _naming_config(self._weights.directory):
                     output = self._model(input_ids=ids, use_cache=True, past_key_values=self.cache)
                 yield output.logits.as_subclass(Tensor)
         self._stand_ins[-1].answer = None
@@ -160,7 +160,7 @@ class LayerStream:
         self._weights.close()
 
     def _enter(self, batches: Sequence[Tensor], hidden: HiddenStates | None) -> Mapping[tuple[int, ...], list[_Call]]:
-        """Run all but the layers. What a layer gets besides hidden states depends on a batch's shape alone."""
+        """Run the model up to its layers; returns the layers' other arguments, which depend only on the batch shape."""
         stand_ins = self._stand_ins
         calls: dict[tuple[int, ...], list[_Call]] = {}
         with self._weights.surroundings(self._base, self._path) as embed:
@@ -169,7 +169,7 @@ class LayerStream:
                 if hidden is None and shape in calls:
                     continue
                 ids = embed(batch).to(self._device)
-                with _told(self._weights.directory):
+                with _naming_config(self._weights.directory):
                     self._base(input_ids=ids, use_cache=True, past_key_values=self.cache)
                 calls.setdefault(shape, [stand_in.call for stand_in in stand_ins if stand_in.call is not None])
                 if hidden is not None:
@@ -179,8 +179,8 @@ class LayerStream:
 
 
 @contextmanager
-def _told(directory: Path) -> Iterator[None]:
-    """What `transformers` raises for a config.json that it cannot compute is not limited: a ForgeError naming it."""
+def _naming_config(directory: Path) -> Iterator[None]:
+    """Raise ForgeError naming config.json for whatever `transformers` raises: the types of its errors are not fixed."""
     try:
         yield
     except (ForgeError, OSError, AssertionError, MemoryError):
@@ -194,13 +194,13 @@ def _told(directory: Path) -> Iterator[None]:
 
 @contextmanager
 def _parameters_on_meta() -> Iterator[None]:
-    """Modules made inside have parameters without storage, and real buffers: tables that are computed, not stored."""
+    """Modules made inside have parameters on meta and real buffers, because checkpoints do not store buffers."""
     register = nn.Module.register_parameter
 
     def on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
         if parameter is not None:
             parameter = nn.Parameter(parameter.to("meta"), requires_grad=False)
-            parameter._is_hf_initialized = True  # type: ignore[attr-defined]  # transformers fills the others at random
+            parameter._is_hf_initialized = True  # type: ignore[attr-defined]  # else transformers fills it at random
         register(module, name, parameter)
 
     nn.Module.register_parameter = on_meta  # type: ignore[method-assign, assignment]

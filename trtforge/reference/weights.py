@@ -1,6 +1,6 @@
-"""A checkpoint's tensors into `transformers`' modules, one layer at a time, under the names that each side uses.
+"""Loads a checkpoint's tensors into `transformers`' modules, one layer at a time, and maps their names.
 
-`transformers` 5 keeps a layer's experts in two stacked tensors and renames Mixtral's block: both are undone here.
+`transformers` 5 keeps a layer's experts in two stacked tensors and renames Mixtral's block; both are handled here.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,13 +17,13 @@ from trtforge.models.family import Embedding, Experts, Family
 from trtforge.models.torch_tensors import all_finite, read_tensor
 from trtforge.models.transforms import TORCH
 
-_GAP = 1 << 15  # bytes between rows that are rather read than passed over
+_GAP = 1 << 15  # bytes between rows up to which reading is faster than skipping
 Compact = Callable[[Tensor], Tensor]
-"""Token ids to the rows of the embedding that is loaded: only the rows that a batch needs are."""
+"""Loads the embedding rows of a batch's token ids; returns the ids as indices of these rows."""
 
 
 class LayerWeights:
-    """Reads tensors in the computing dtype. Raises ForgeError for one that holds NaN or infinity."""
+    """Reads tensors in the computing dtype. Raises ForgeError for a tensor that holds NaN or infinity."""
 
     def __init__(self, checkpoint: HfCheckpoint, family: Family, device: torch.device, dtype: torch.dtype) -> None:
         self.directory, self.family, self.device, self.dtype = checkpoint.directory, family, device, dtype
@@ -40,7 +40,7 @@ class LayerWeights:
 
     @contextmanager
     def surroundings(self, base: nn.Module, path: str) -> Iterator[Compact]:
-        """`base` with everything loaded but its layers, whose names in the checkpoint start with `path`."""
+        """`base` with everything but its layers loaded; its names in the checkpoint start with `path`."""
         rows = [row for row in self.family.model if isinstance(row, Embedding)]
         table = next(row.source for row in rows if row.rows == "vocab" and row.tied is None)
         prefix = f"{path}.".removeprefix(self.family.stripped)
@@ -53,7 +53,7 @@ class LayerWeights:
 
         def compact(ids: Tensor) -> Tensor:
             wanted, positions = torch.unique(ids, return_inverse=True)
-            module.padding_idx = None  # an id of the whole vocabulary
+            module.padding_idx = None  # it refers to the whole vocabulary
             module.weight = nn.Parameter(self._rows(table, wanted), requires_grad=False)
             compacted: Tensor = positions
             return compacted
@@ -63,9 +63,9 @@ class LayerWeights:
 
     @contextmanager
     def head(self, module: nn.Module) -> Iterator[None]:
-        """`module`, the output head, with its weights: those of the embedding where it has none of its own.
+        """`module`, the LM head, with its weights loaded: the embedding's if the checkpoint has none for it.
 
-        `transformers` ties only what is not stored, whatever config.json says.
+        As in `transformers`, stored weights are never tied, whatever config.json says.
         """
         row = next(row for row in self.family.model if isinstance(row, Embedding) and row.target == "lm_head.weight")
         name = row.source if self.has(row.source) or row.tied is None else row.tied
@@ -77,7 +77,7 @@ class LayerWeights:
         _release(module)
 
     def has(self, name: str) -> bool:
-        """Whether there is such a tensor."""
+        """Whether the checkpoint has this tensor."""
         return name in self._checkpoint.tensors
 
     def close(self) -> None:
@@ -92,7 +92,7 @@ class LayerWeights:
         return self._tensor(prefix + self.family.modules_renamed.get(module, module) + "." + leaf)
 
     def _stacked(self, row: Experts, prefix: str) -> Tensor:
-        """(experts, out, in): gate before up, the other way round from TensorRT-LLM."""
+        """(experts, out, in): gate before up, the reverse of TensorRT-LLM's order."""
         parts = [part.module for part in reversed(row.parts)]
         found: list[Tensor] = []
         while self.has(f"{prefix}{parts[0].format(len(found))}.weight"):
@@ -108,7 +108,7 @@ class LayerWeights:
         return read_tensor(self._reader, self._checkpoint.tensors[name])
 
     def _rows(self, name: str, rows: Tensor) -> Tensor:
-        """Rows of a matrix in increasing order. Those that lie close to each other are read at once."""
+        """Rows of a matrix, in increasing order; rows close to each other are read at once."""
         stored = self._checkpoint.tensors[name]
         near = 1 + _GAP // stored.spec.row_bytes
         parts = []
@@ -130,7 +130,7 @@ class LayerWeights:
 
 
 def _release(module: nn.Module) -> None:
-    """Let go of the weights; buffers stay, which are computed and not stored."""
+    """Free the weights; buffers stay, because they are computed, not stored."""
     for part in module.modules():
         for name, parameter in part.named_parameters(recurse=False):
             setattr(part, name, nn.Parameter(parameter.to("meta"), requires_grad=False))

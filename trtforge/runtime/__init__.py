@@ -1,6 +1,6 @@
-"""The embedded engine: TensorRT-LLM checkpoints executed in plain torch, paged and batched in flight."""
+"""The embedded engine: TensorRT-LLM checkpoints in plain torch, with paged KV cache and in-flight batching."""
 
 from trtforge.core.threads import wait_briefly
 
-# Before any module here imports torch: also in Triton's Python process, which no command of ours started.
+# Must run before torch is imported, also in Triton's Python process, where no trtforge command has run.
 wait_briefly()

@@ -1,4 +1,4 @@
-"""The embedded engine: a thread that takes requests, batches them in flight and hands tokens out as they are made."""
+"""The embedded engine: a thread that runs requests with in-flight batching and streams their tokens."""
 
 import atexit
 import logging
@@ -7,11 +7,11 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 import torch
 
 from trtforge.core.errors import ForgeError, RequestError
+from trtforge.core.recipe import SchedulerPolicy
 from trtforge.engine_process.requests import FinishReason, GenerationRequest, Output
 from trtforge.runtime.ranks.rank_group import RankGroup
 from trtforge.runtime.ranks.source import Source, open_engine
@@ -24,15 +24,15 @@ from trtforge.runtime.scheduling.sequence import Sequence
 
 OnOutput = Callable[[Output], None]
 _LOG = logging.getLogger(__name__)
-_PATIENCE = 30.0  # seconds that a step may take before its ranks are ended under it
-_PATIENCE_AT_EXIT = 10.0  # the same, or a caller's function that never returns, when the process ends
+_CLOSE_TIMEOUT = 30.0  # seconds that the running step may take before its ranks are ended
+_EXIT_TIMEOUT = 10.0  # seconds, likewise when the process exits; an output callback may also hang
 
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """What is chosen when an engine is loaded. `max_batch_size` lowers the engine's own; `batching`: measurements."""
+    """Options for loading an engine. `max_batch_size` lowers the engine's own limit; `batching` is for benchmarks."""
 
-    scheduler: Literal["guaranteed_no_evict", "max_utilization"] = "guaranteed_no_evict"
+    scheduler: SchedulerPolicy = "guaranteed_no_evict"
     kv_cache_fraction: float = 0.9
     kv_cache_tokens: int | None = None
     kv_reuse: bool = True
@@ -44,7 +44,7 @@ class EngineOptions:
 
 @dataclass(frozen=True)
 class EngineStatistics:
-    """Figures of one moment."""
+    """A snapshot of the engine's gauges and counters."""
 
     active_requests: int
     scheduled_requests: int
@@ -69,9 +69,9 @@ class Engine:
         self._source = source
         self._ranks = ranks
         self._options = options
-        most = min(source.limits.max_batch_size, options.max_batch_size or source.limits.max_batch_size)
+        max_batch_size = min(source.limits.max_batch_size, options.max_batch_size or source.limits.max_batch_size)
         self._scheduler = Scheduler(
-            replace(source.limits, max_batch_size=most),
+            replace(source.limits, max_batch_size=max_batch_size),
             blocks,
             policy=options.scheduler,
             chunked_context=options.chunked_context,
@@ -117,13 +117,13 @@ class Engine:
 
     @property
     def max_running(self) -> int:
-        """Sequences that run at once; more wait."""
+        """Maximum number of running sequences; further ones wait."""
         return self._scheduler.limits.max_batch_size
 
     def submit(self, request: GenerationRequest, on_output: OnOutput) -> None:
-        """Queue a request. `on_output` runs on the engine's thread; a request that cannot be served gets one error.
+        """Queue a request. `on_output` runs on the engine's thread; a refused request gets one output with an error.
 
-        (If the engine is closed or has failed, that comes at once, on the caller's thread.)
+        If the engine is closed or has failed, `on_output` runs at once, on the caller's thread.
         """
         with self._wake:
             if not self._closing and self._failure is None:
@@ -134,19 +134,19 @@ class Engine:
         _deliver(on_output, Output(request.request_id, finish_reason="error", error=error))
 
     def cancel(self, request_id: str, *, only_waiting: bool = False) -> None:
-        """End a request as it stands; an unknown one is ignored. `only_waiting`: not if it has begun to run."""
+        """Cancel a request; an unknown id is ignored. `only_waiting`: only if it has not begun to run."""
         with self._wake:
             (self._cancelled_if_waiting if only_waiting else self._cancelled).add(request_id)
             self._wake.notify()
 
     def ping(self, on_turn: Callable[[], None]) -> None:
-        """Call back from the engine's thread when its loop turns next. Never, once the engine is closed or failed."""
+        """Call `on_turn` from the engine's thread in its next loop iteration; never after it closed or failed."""
         with self._wake:
             self._pings.append(on_turn)
             self._wake.notify()
 
     def after_steps(self, on_step: Callable[[], None]) -> None:
-        """Call back, from the engine's thread, after the outputs of each step (and of what was cancelled)."""
+        """Call `on_step` from the engine's thread after the outputs of each step and of cancelled requests."""
         self._after_steps = (*self._after_steps, on_step)
 
     def check(self) -> None:
@@ -154,11 +154,11 @@ class Engine:
         self._ranks.check()
 
     def figures(self) -> dict[str, float]:
-        """`statistics` by name, and `running`: the sequences that run."""
+        """`statistics` by name, and `running`: the number of running sequences."""
         return {**asdict(self.statistics()), "running": len(self._scheduler.running)}
 
     def statistics(self) -> EngineStatistics:
-        """Figures of this moment."""
+        """The current gauges and counters."""
         scheduler = self._scheduler
         blocks = scheduler.blocks
         return EngineStatistics(
@@ -178,23 +178,23 @@ class Engine:
         )
 
     def close(self) -> None:
-        """Cancel what is unfinished and end the ranks. May be called again."""
-        self._close(_PATIENCE)
+        """Cancel unfinished requests and end the ranks. May be called again."""
+        self._close(_CLOSE_TIMEOUT)
 
     def _at_exit(self) -> None:
-        """A step that came back from torch's C++ while the interpreter ends would abort the process."""
-        self._close(_PATIENCE_AT_EXIT)
+        """Close before the interpreter ends: a step that returns from torch's C++ later aborts the process."""
+        self._close(_EXIT_TIMEOUT)
 
-    def _close(self, patience: float) -> None:
+    def _close(self, timeout: float) -> None:
         with self._wake:
             self._closing = True
             self._wake.notify()
         if threading.current_thread() is not self._thread:
-            self._thread.join(patience)
-        waits_for_others = bool(self._ranks.worker_pids)
+            self._thread.join(timeout)
+        has_workers = bool(self._ranks.worker_pids)
         self._ranks.close()
-        if waits_for_others and threading.current_thread() is not self._thread:
-            self._thread.join(patience)  # the step that waited for a rank has failed now
+        if has_workers and threading.current_thread() is not self._thread:
+            self._thread.join(timeout)  # a step that waited for a worker has failed by now
         atexit.unregister(self._at_exit)
 
     def __enter__(self) -> "Engine":
@@ -207,10 +207,10 @@ class Engine:
         torch.set_num_threads(self._ranks.threads)
         try:
             with torch.inference_mode():
-                going = True
-                while going:
-                    going = self._collect()
-                    if going:
+                is_open = True
+                while is_open:
+                    is_open = self._collect()
+                    if is_open:
                         self._step()
                     for on_step in self._after_steps:
                         on_step()
@@ -218,10 +218,10 @@ class Engine:
             self._fail(error)
         except Exception as error:
             _LOG.exception("the engine failed")
-            self._fail(ForgeError(f"the engine failed: {error!r}", hint="Load it again; its log has the trace."))
+            self._fail(ForgeError(f"the engine failed: {error!r}", hint="Load it again; the traceback is in its log."))
 
     def _collect(self) -> bool:
-        """Take in what was submitted and cancelled, waiting while there is nothing to do. False: the engine closes."""
+        """Process submissions and cancellations; blocks while idle. Returns False when the engine is to close."""
         with self._wake:
             while not self._has_news and self._scheduler.idle:
                 self._wake.wait()
@@ -329,7 +329,7 @@ class Engine:
         _deliver(sequence.on_output, output)
 
     def _fail(self, error: ForgeError) -> None:
-        """The ranks are gone: every request ends with the reason, those that come later too."""
+        """End every request with `error`; later ones get it from `submit`."""
         with self._wake:
             self._failure = error
             submitted = list(self._submitted)
@@ -343,7 +343,7 @@ class Engine:
 
 
 def _deliver(on_output: OnOutput, output: Output) -> bool:
-    """Call back. A receiver that raises loses its request; the others go on."""
+    """Call `on_output`; returns False if it raised, which must affect only its own request."""
     try:
         on_output(output)
     except Exception:

@@ -12,7 +12,7 @@ from trtforge.runtime.engine import Engine, EngineOptions
 
 @dataclass(frozen=True)
 class Generation:
-    """All that a request got."""
+    """The complete output of a request."""
 
     tokens: tuple[int, ...]
     finish_reason: FinishReason
@@ -25,13 +25,13 @@ class Generation:
 def generate(
     directory: Path, requests: Sequence[GenerationRequest], options: EngineOptions | None = None
 ) -> list[Generation]:
-    """What an engine directory gives the requests, which run concurrently; in their order. Raises ForgeError."""
+    """Load an engine and run the requests concurrently; results are in their order. Raises ForgeError."""
     with Engine.load(directory, options) as engine:
         return generate_with(engine, requests)
 
 
 def generate_with(engine: Engine, requests: Sequence[GenerationRequest]) -> list[Generation]:
-    """The same with an engine that is loaded. Request ids are replaced by the requests' numbers."""
+    """Like `generate`, with a loaded engine. Request ids are replaced by the requests' indices."""
     outputs: queue.SimpleQueue[Output] = queue.SimpleQueue()
     for index, request in enumerate(requests):
         engine.submit(replace(request, request_id=str(index)), outputs.put)

@@ -3,9 +3,9 @@
 import os
 import sys
 from pathlib import Path
-from typing import Literal
 
 from trtforge.core.config_model import Config
+from trtforge.core.recipe import SchedulerPolicy
 from trtforge.engine_process.admission import DEFAULT_QUEUE_SIZE, QueueLimits
 from trtforge.engine_process.host import host
 from trtforge.engine_process.requests import RequestEngine
@@ -13,11 +13,11 @@ from trtforge.runtime.engine import Engine, EngineOptions
 
 
 class HostJob(Config):
-    """What the process is told on its command line, as JSON."""
+    """The process's command-line argument, as JSON."""
 
     engine: str
     socket: str
-    scheduler: Literal["guaranteed_no_evict", "max_utilization"] = "guaranteed_no_evict"
+    scheduler: SchedulerPolicy = "guaranteed_no_evict"
     kv_cache_fraction: float = 0.9
     kv_cache_tokens: int | None = None
     kv_reuse: bool = True
@@ -26,7 +26,7 @@ class HostJob(Config):
     max_queue_seconds: float | None = None
 
     def options(self) -> EngineOptions:
-        """What the engine is loaded with."""
+        """Options for loading the engine."""
         return EngineOptions(
             scheduler=self.scheduler,
             kv_cache_fraction=self.kv_cache_fraction,
@@ -36,7 +36,7 @@ class HostJob(Config):
         )
 
     def limits(self) -> QueueLimits:
-        """Bounds of what waits."""
+        """Limits of the request queue."""
         return QueueLimits(size=self.max_queue_size, seconds=self.max_queue_seconds)
 
 
@@ -54,4 +54,4 @@ if __name__ == "__main__":
     status = main()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(status)  # threads of torch that end after the interpreter abort the process
+    os._exit(status)  # torch threads that outlive the interpreter abort the process

@@ -1,8 +1,8 @@
 """Next tokens from logits, for all rows of a step at once.
 
 The order is TensorRT-LLM's (penaltyKernels.cu, samplingTopKKernels.cu): bias, temperature, penalties over prompt and
-output, minimum length, bad words; then top_k, then top_p of what top_k left. Log probabilities are those of all
-tokens before top_k and top_p.
+output, minimum length, bad words; then top_k, then top_p of the top_k tokens. Log probabilities are normalised over the
+whole vocabulary, before top_k and top_p.
 """
 
 from dataclasses import dataclass
@@ -18,14 +18,14 @@ _MINUS_INFINITY = float("-inf")
 
 @dataclass(frozen=True)
 class Sampled:
-    """One token a row; `log_probs` are there if any row asked for them."""
+    """One token per row; `log_probs` is set if any row asked for it."""
 
     tokens: list[int]
     log_probs: list[float] | None = None
 
 
 class Sampler:
-    """Keeps what penalties need to know about unfinished sequences; `forget` a sequence when it ends."""
+    """Samples tokens. Keeps token counts and biases of unfinished sequences; call `forget` when a sequence ends."""
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         self._vocab_size = vocab_size
@@ -52,7 +52,7 @@ class Sampler:
         return Sampled(chosen, (picked - logits.logsumexp(dim=1)).tolist())
 
     def forget(self, sequence: Sequence) -> None:
-        """The sequence ended."""
+        """Drop the state of a finished sequence."""
         self._counts.pop(sequence, None)
         self._biases.pop(sequence, None)
 
@@ -86,7 +86,7 @@ class Sampler:
         logits[indices] = changed
 
     def _draw(self, rows: list[Sequence], logits: Tensor) -> Tensor:
-        """Tokens by inverting the cumulative distribution of what top_k and top_p leave, likeliest first."""
+        """Inverse transform sampling from the tokens that top_k and top_p keep, most likely first."""
         params = [row.request.sampling for row in rows]
         top_k = [min(p.top_k or self._vocab_size, self._vocab_size) for p in params]
         values, candidates = logits.topk(max(top_k), dim=1)
@@ -123,14 +123,14 @@ class Sampler:
 
 
 def _most_likely(logits: Tensor) -> Tensor:
-    """The first of the largest. On the CPU by numpy, whose argmax is vectorised (twenty times as fast as torch's)."""
+    """The first argmax of each row. On the CPU, numpy's vectorised argmax is twenty times as fast as torch's."""
     return logits.argmax(dim=1) if logits.is_cuda else torch.from_numpy(logits.numpy().argmax(axis=1))
 
 
 def uniform(seeds: list[int], steps: list[int]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """Numbers in [0, 1) that depend on (seed, step) alone: SplitMix64 (Steele et al. 2014) as a counter's hash.
+    """Counter-based random numbers in [0, 1) from (seed, step): SplitMix64 (Steele et al. 2014).
 
-    So a request's draws depend neither on its batch nor on having been paused.
+    A request's samples therefore depend neither on its batch nor on pauses.
     """
     x = np.array([seed & 0xFFFFFFFFFFFFFFFF for seed in seeds], dtype=np.uint64)
     with np.errstate(over="ignore"):

@@ -1,4 +1,4 @@
-"""Text in, text out with an engine directory and the tokenizer inside it: `trtforge generate`."""
+"""Text generation with an engine directory and its tokenizer: `trtforge generate`."""
 
 import time
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GeneratedText:
-    """The answer; `tokens` are its ids, `seconds` include loading the engine."""
+    """The generated text; `tokens` are its ids, `seconds` includes loading the engine."""
 
     text: str
     tokens: tuple[int, ...]
@@ -31,9 +31,9 @@ class GeneratedText:
 def generate_text(
     directory: Path, prompt: str, *, max_tokens: int, sampling: SamplingParams, stop: tuple[str, ...] = ()
 ) -> GeneratedText:
-    """Load the engine, answer one prompt, close. Raises ForgeError.
+    """Load the engine, answer one prompt, close.
 
-    Beside what keeps an engine from running, that is a file that is not its manifest's, and a prompt that it refuses.
+    Raises ForgeError if the engine cannot be loaded, a file does not match the manifest, or the prompt is refused.
     """
     vocab_size = open_engine(directory).config.vocab_size
     open_to_run(directory, "engine")

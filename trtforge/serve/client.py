@@ -18,7 +18,7 @@ __all__ = ["Generated", "Protocol", "Sampling", "generate", "stream_text"]
 def stream_text(
     url: str, model: str, prompt: str, sampling: Sampling, *, protocol: Protocol = "grpc"
 ) -> Generator[str, None, None]:
-    """The answer's text as it comes; closing the iterator (or Ctrl-C) cancels the request on the server."""
+    """Stream the answer's text; closing the iterator (or Ctrl-C) cancels the request on the server."""
     with closing(_pieces(url, model, prompt, sampling, protocol, stream=True)) as pieces:
         for piece in pieces:
             if piece.text:
@@ -36,9 +36,9 @@ def generate(
     on_text: Callable[[str], None] | None = None,
     timeout: float | None = None,
 ) -> Generated:
-    """Run one request to its end; `on_text` sees each piece of text. `timeout`: seconds without anything coming.
+    """Run one request to completion; `on_text` receives each piece of text. `timeout`: seconds without any data.
 
-    Raises ForgeError as the server's error says.
+    Raises ForgeError if the server cannot be reached or refuses the request.
     """
     start = time.perf_counter()
     first = 0.0
@@ -53,7 +53,7 @@ def generate(
             if on_text is not None and piece.text:
                 on_text(piece.text)
     if not texts:
-        raise ForgeError(f"the server at {url} ended the request without an answer", hint="Look at its log.")
+        raise ForgeError(f"the server at {url} ended the request without an answer", hint="Look at the server's log.")
     return Generated("".join(texts), input_tokens, output_tokens, time.perf_counter() - start, first)
 
 

@@ -5,35 +5,42 @@ from typing import Literal
 
 from pydantic import Field
 
+from trtforge.core import defaults
 from trtforge.core.config_model import Config
 from trtforge.serve.doors import Door
 
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 Launcher = Literal["auto", "local", "docker", "mpi"]
+ResolvedLauncher = Literal["local", "docker", "mpi"]
+"""A launcher after `auto` is resolved."""
 Restart = Literal["never", "on-failure"]
 
 
 class ServeConfig(Config):
     """The options of `trtforge serve`."""
 
-    http_port: int = Field(8000, ge=1, le=65535, description="HTTP port.")
-    grpc_port: int = Field(8001, ge=1, le=65535, description="gRPC port.")
-    metrics_port: int = Field(8002, ge=1, le=65535, description="Port of the Prometheus metrics.")
-    host: str = Field("127.0.0.1", description="Address to listen on.")
+    http_port: int = Field(defaults.HTTP_PORT, ge=1, le=65535, description="HTTP port.")
+    grpc_port: int = Field(defaults.GRPC_PORT, ge=1, le=65535, description="gRPC port.")
+    metrics_port: int = Field(defaults.METRICS_PORT, ge=1, le=65535, description="Port of the Prometheus metrics.")
+    host: str = Field(defaults.LOOPBACK, description="Address to listen on.")
     launcher: Launcher = Field(
-        "auto", description="local: tritonserver here; docker: NVIDIA's image; mpi: a rank a GPU."
+        "auto", description="local: tritonserver on this machine; docker: NVIDIA's image; mpi: one rank per GPU."
     )
-    open: tuple[Door, ...] = Field((), description="Groups of endpoints that are closed unless named here.")
-    api_key_file: Path | None = Field(None, description="API keys, one a line; clients of HTTP need one of them.")
-    ready_timeout: float = Field(600.0, gt=0, description="Seconds until the first token must have been generated.")
-    drain_timeout: float = Field(30.0, ge=0, description="Seconds that running requests have after SIGTERM.")
-    restart: Restart = Field("never", description="on-failure: start a server that broke again, with backoff.")
+    open: tuple[Door, ...] = Field((), description="Endpoint groups to open; all are closed by default.")
+    api_key_file: Path | None = Field(None, description="API keys, one per line; HTTP clients must send one.")
+    ready_timeout: float = Field(
+        defaults.READY_TIMEOUT, gt=0, description="Seconds allowed until the first token is generated."
+    )
+    drain_timeout: float = Field(
+        defaults.DRAIN_TIMEOUT, ge=0, description="Seconds that running requests may take after SIGTERM."
+    )
+    restart: Restart = Field("never", description="on-failure: restart a failed server, with backoff.")
     dry_run: bool = Field(False, description="Print command and environment, start nothing.")
     verbose: bool = Field(False, description="Show the server's log on stderr.")
 
     @property
     def ports(self) -> dict[str, int]:
-        """The ports by what they are for."""
+        """Port number by service."""
         return {"http": self.http_port, "grpc": self.grpc_port, "metrics": self.metrics_port}
 
     @property
@@ -43,17 +50,17 @@ class ServeConfig(Config):
 
     @property
     def grpc_host(self) -> str:
-        """The address for gRPC: loopback where API keys are asked for, because Triton cannot check them."""
+        """The address for gRPC: loopback if API keys are required, because Triton cannot check them."""
         if self.api_key_file is None or self.host in _LOOPBACK:
             return self.host
         return "127.0.0.1"
 
     @property
     def grpc_address(self) -> str:
-        """HOST:PORT of gRPC as clients on this machine take it."""
+        """HOST:PORT of gRPC for clients on this machine."""
         host = "127.0.0.1" if self.grpc_host in ("0.0.0.0", "::") else self.grpc_host
         return f"{host}:{self.grpc_port}"
 
     def address(self, port: int) -> str:
-        """HOST:PORT as clients take it."""
+        """HOST:PORT for clients on this machine."""
         return f"{self.reachable_host}:{port}"

@@ -1,4 +1,4 @@
-"""The order in which processes end: the first is the cause, the others may only follow from it."""
+"""The order in which processes end: the first end is the cause, later ones may be its consequences."""
 
 import os
 import selectors
@@ -8,7 +8,7 @@ from contextlib import suppress
 
 
 class DeathOrder:
-    """Notes the ends of processes on a thread of its own. Where Linux's pidfds are missing, no order is known."""
+    """Records the order in which processes end, on its own thread. Without pidfds (Linux) the order is unknown."""
 
     def __init__(self, processes: Iterable[int]) -> None:
         self._ended: list[int] = []
@@ -23,12 +23,12 @@ class DeathOrder:
         threading.Thread(target=self._run, name="death-order", daemon=True).start()
 
     def place(self, process: int) -> int:
-        """0 for the process that ended first, and so on; after all of them for one that is not known to have ended."""
+        """Position in that order, from 0; a process that is not known to have ended comes last."""
         ended = tuple(self._ended)
         return ended.index(process) if process in ended else len(ended)
 
     def close(self) -> None:
-        """Watch no more."""
+        """Stop watching."""
         with suppress(OSError):
             os.close(self._end)
 

@@ -1,4 +1,4 @@
-"""Triton's endpoints that change the server or tell about it: closed unless opened by name."""
+"""Doors: Triton's endpoint groups that change or reveal the server's state; closed unless opened by name."""
 
 import secrets
 from collections.abc import Collection, Iterable
@@ -15,17 +15,17 @@ _HEADER = "trtforge-door"
 
 
 def parse_doors(names: Iterable[str]) -> tuple[Door, ...]:
-    """The doors of `--open`, each value one name or several with commas between. Raises UsageError for others."""
+    """The doors of `--open`, whose values are comma-separated names. Raises UsageError for an unknown name."""
     wanted = {name.strip() for some in names for name in some.split(",")} - {""}
     for name in sorted(wanted.difference(DOORS)):
         nearest = get_close_matches(name, DOORS, n=1, cutoff=0.5)
         did_you_mean = f"Did you mean {nearest[0]}? " if nearest else ""
-        raise UsageError(f"--open: there is nothing called {name!r}", hint=f"{did_you_mean}Names: {', '.join(DOORS)}.")
+        raise UsageError(f"--open: unknown endpoint group {name!r}", hint=f"{did_you_mean}Names: {', '.join(DOORS)}.")
     return tuple(door for door in DOORS if door in wanted)
 
 
 def new_secret() -> str:
-    """What would open the closed doors of one server. Nobody is told: Triton only has no way to refuse outright."""
+    """The header value that opens one server's closed doors; never given out, because Triton cannot disable them."""
     return secrets.token_urlsafe(32)
 
 

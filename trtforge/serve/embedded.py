@@ -9,20 +9,20 @@ from typing import Any
 from trtforge.core.errors import ForgeError
 from trtforge.formats.triton import RepositoryFacts
 from trtforge.formats.trtllm import read_engine_config
-from trtforge.machine.nvml import LoadNvml, load_nvml
-from trtforge.serve.host_checks import CHOSEN, visible_gpus
+from trtforge.machine.nvml import VISIBLE_DEVICES, LoadNvml, load_nvml
+from trtforge.plan.engine_rules import BFLOAT16_SM
+from trtforge.serve.host_checks import visible_gpus
 
 _LOG = logging.getLogger(__name__)
 _AGAIN = "compile the checkpoint again on this machine (trtforge compile CHECKPOINT OUT --backend torch)"
 _LEAST_SM: Mapping[str, int] = {"int4_packed_cuda": 80, "fp8_scaled_mm": 89}
-"""The compute capability x 10 from which torch has a kernel: aten/src/ATen/native/cuda/int4mm.cu and Blas.cpp."""
-_BFLOAT16_SM = 80
+"""Lowest compute capability x 10 that torch's kernel supports: aten/src/ATen/native/cuda/int4mm.cu and Blas.cpp."""
 
 
 def check_embedded(facts: RepositoryFacts, repository: Path, load: LoadNvml = load_nvml) -> None:
     """Raises ForgeError if the embedded engine of `repository` cannot run here.
 
-    A GPU without arithmetic in bfloat16 emulates it in float32: that is logged.
+    Logs a warning if the GPU has no bfloat16 arithmetic and emulates it in float32.
     """
     if facts.backend != "torch":
         return
@@ -32,7 +32,7 @@ def check_embedded(facts: RepositoryFacts, repository: Path, load: LoadNvml = lo
     if facts.device == "cpu":
         _check_cpu(kernels)
         return
-    gpus = visible_gpus(load, os.environ.get(CHOSEN))
+    gpus = visible_gpus(load, os.environ.get(VISIBLE_DEVICES))
     if gpus == ():
         raise ForgeError(
             "the engine was compiled for device cuda, this machine has no visible GPU",
@@ -48,7 +48,7 @@ def check_embedded(facts: RepositoryFacts, repository: Path, load: LoadNvml = lo
             f"this machine's {gpu.name} has SM {gpu.sm}",
             hint=f"Serve it on a newer GPU, or {_AGAIN}.",
         )
-    if forge.get("compute_dtype") == "bfloat16" and gpu.sm < _BFLOAT16_SM:
+    if forge.get("compute_dtype") == "bfloat16" and gpu.sm < BFLOAT16_SM:
         _LOG.warning(
             f"the engine computes in bfloat16, {gpu.name} (SM {gpu.sm}) only emulates it: {_AGAIN} with "
             "--compute-dtype float16"
@@ -59,13 +59,13 @@ def _object(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     found = values.get(key) or {}
     if not isinstance(found, dict):
         raise ForgeError(
-            f"config.json of the engine: {key} is {found!r:.60}, not an object", hint=f"To mend it, {_AGAIN}."
+            f"config.json of the engine: {key} is {found!r:.60}, not an object", hint=f"To fix it, {_AGAIN}."
         )
     return found
 
 
 def _check_cpu(kernels: Mapping[str, Any]) -> None:
-    """Weights may be packed for one instruction set. torch is only loaded to ask where that is so."""
+    """Check weights that are packed for one CPU instruction set; only then is torch imported."""
     if kernels.get("cpu_capability") is None and kernels.get("quantized") != "int8_sq_cpu":
         return
     from trtforge.runtime.linears.kernels import Kernels

@@ -1,4 +1,4 @@
-"""Warnings before a server starts: what stays open to clients although doors are closed (keys, gRPC, known holes)."""
+"""Warnings before a server starts: what clients can still reach (gRPC without keys, known vulnerabilities)."""
 
 import logging
 
@@ -11,7 +11,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def check_doors(config: ServeConfig, launch: Launch) -> None:
-    """Raises ForgeError for a key file that cannot be used; logs what else the user should know."""
+    """Raises ForgeError for an invalid key file; logs warnings about what stays exposed."""
     if config.api_key_file is not None:
         read_keys(config.api_key_file)
         if readable_by_others(config.api_key_file):
@@ -22,7 +22,7 @@ def check_doors(config: ServeConfig, launch: Launch) -> None:
 
 
 def hole_warning(config: ServeConfig, launch: Launch) -> str | None:
-    """A line about the holes of the server that will start which nothing covers; None if there are none known."""
+    """A warning about known vulnerabilities of the server to start that clients can reach; None if there are none."""
     release = launch.container.triton if launch.container is not None else None
     if release is None and launch.installation is not None:
         release = launch.installation.release
@@ -32,4 +32,4 @@ def hole_warning(config: ServeConfig, launch: Launch) -> str | None:
     if not holes:
         return None
     names = ", ".join(hole.name for hole in holes)
-    return f"Triton {release} has known holes that clients can reach ({names}): keep it on a trusted network"
+    return f"Triton {release} has known vulnerabilities that clients can reach ({names}): keep it on a trusted network"

@@ -10,7 +10,7 @@ _LONGEST_SOCKET_PATH = 100
 
 @dataclass(frozen=True)
 class FrontCommand:
-    """What starts a front: where it listens and where Triton's own HTTP is. Holds no secret."""
+    """The command that starts a front: where it and Triton's own HTTP listen. Holds no secret."""
 
     host: str
     port: int
@@ -30,9 +30,9 @@ class FrontCommand:
 
 
 def private_http(runtime: Path) -> str:
-    """Where Triton's own HTTP listens: a Unix socket in the runtime directory, which is its user's alone.
+    """Address of Triton's own HTTP: a Unix socket in the runtime directory, which only its user can access.
 
-    A path that is too long for a socket leaves a port of the loopback interface.
+    A loopback port if the path is too long for a socket.
     """
     path = runtime / "http.sock"
     if len(str(path)) <= _LONGEST_SOCKET_PATH:
@@ -43,7 +43,7 @@ def private_http(runtime: Path) -> str:
 
 
 def http_arguments(upstream: str, port: int) -> tuple[str, str]:
-    """Triton's options for the address that `private_http` chose; `port` counts for nothing beside a Unix socket."""
+    """Triton's options for the address that `private_http` chose; `port` has no effect with a Unix socket."""
     if upstream.startswith("unix:"):
         return f"--http-address={upstream}", f"--http-port={port}"
     host, _, private = upstream.rpartition(":")

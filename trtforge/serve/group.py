@@ -1,4 +1,4 @@
-"""The processes of one server: the programs that we start, and the model and engine processes that they start."""
+"""The processes of one server: programs started here, and the model and engine processes that they start."""
 
 import signal
 import subprocess
@@ -19,29 +19,29 @@ from trtforge.machine.processes import (
     stat_of,
 )
 from trtforge.serve.environment import UMASK
+from trtforge.serve.installation import STUB
 
-_STUB = "triton_python_backend_stub"
 _POLL = 0.05
 
 
 @dataclass(frozen=True)
 class Member:
-    """A process without which the server is broken. `started` tells it from a later process of the same id."""
+    """A process that the server cannot run without. `started` tells it from a later process with the same id."""
 
     name: str
     pid: int
     started: int
 
     def stat(self) -> ProcessStat | None:
-        """What the kernel says of it now; None if it has ended."""
+        """Its current state in the kernel; None if it has ended."""
         stat = stat_of(self.pid)
         return None if stat is None or stat.ended or stat.started != self.started else stat
 
 
 class Group:
-    """Programs with a session each, and all that lives in these sessions.
+    """Programs, each in its own session, and all processes of these sessions.
 
-    `log`: where they write; None is our standard error.
+    `log`: file for their output; None: our standard error.
     """
 
     def __init__(self, log: Path | None) -> None:
@@ -49,7 +49,7 @@ class Group:
         self._programs: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, name: str, argv: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Start a program with this environment; files that it makes are its user's alone."""
+        """Start a program with this environment; only its user can access files that it creates."""
         with _output(self._log) as output:
             self._programs[name] = subprocess.Popen(
                 argv,
@@ -64,11 +64,11 @@ class Group:
 
     @property
     def sessions(self) -> tuple[int, ...]:
-        """The leaders of the sessions."""
+        """Process ids of the session leaders."""
         return tuple(program.pid for program in self._programs.values())
 
     def exit_status(self, pid: int) -> int | None:
-        """The exit status of a program that has ended; None for one that runs and for other processes."""
+        """The exit status of a program that has ended; None for a running one and for other processes."""
         return next((program.poll() for program in self._programs.values() if program.pid == pid), None)
 
     def ended(self) -> tuple[str, int] | None:
@@ -95,11 +95,11 @@ class Group:
             pid: f"the process of model {_model_of(words)}"
             for session in self.sessions
             for pid, words in session_commands(session).items()
-            if Path(words[0]).name == _STUB
+            if Path(words[0]).name == STUB
         }
 
     def terminate(self, patience: float) -> bool:
-        """SIGTERM to each program, the last started first, with `patience` seconds for each; whether all ended."""
+        """Send SIGTERM to each program, last started first, and wait `patience` seconds for each; True if all ended."""
         graceful = True
         for program in reversed(self._programs.values()):
             if program.poll() is None:
@@ -108,12 +108,12 @@ class Group:
         return graceful
 
     def kill(self) -> None:
-        """SIGKILL to everything, without waiting. Safe in a signal handler."""
+        """Send SIGKILL to all processes, without waiting. Safe in a signal handler."""
         for session in self.sessions:
             kill_session(session)
 
     def end(self) -> None:
-        """Leave no process behind."""
+        """Kill all processes and wait for the programs."""
         for program in self._programs.values():
             end_session(program.pid)
             program.kill()
@@ -121,7 +121,7 @@ class Group:
 
 
 def _wait(program: "subprocess.Popen[bytes]", patience: float) -> bool:
-    """Not `Popen.wait`: a signal handler of ours may kill the program meanwhile, and poll() must see that soon."""
+    """Unlike `Popen.wait`, notices soon that a signal handler of ours has killed the program."""
     until = time.monotonic() + patience
     while program.poll() is None:
         if time.monotonic() > until:

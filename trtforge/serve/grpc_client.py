@@ -9,7 +9,7 @@ from trtforge.core.errors import ForgeError
 from trtforge.formats.triton import DtypeChoices, newest_release, tensors
 from trtforge.serve.request import Piece, Sampling, Value, refused, silent, unreachable
 
-# Servers are inside: a proxy for the web is not asked. Long prompts and logits exceed gRPC's default of 4 MB.
+# Servers are internal: bypass web proxies. Long prompts and logits exceed gRPC's default of 4 MB.
 _CHANNEL = [
     ("grpc.enable_http_proxy", 0),
     ("grpc.max_send_message_length", -1),
@@ -18,14 +18,14 @@ _CHANNEL = [
 
 
 class GrpcClient:
-    """Talks to one server, URL without scheme. `timeout`: seconds without anything coming; None waits."""
+    """Client of one server, URL without scheme. `timeout`: seconds without any data; None: no limit."""
 
     def __init__(self, url: str, *, timeout: float | None = None) -> None:
         self._url = url
         self._timeout = timeout
 
     def pieces(self, model: str, prompt: str, sampling: Sampling, *, stream: bool) -> Iterator[Piece]:
-        """The responses of one request as they come. Closing the generator cancels the request on the server.
+        """The responses of one request as they arrive. Closing the generator cancels the request on the server.
 
         Raises ForgeError if the server cannot be reached or refuses.
         """
@@ -49,7 +49,7 @@ class GrpcClient:
             except queue.Empty:
                 raise silent(self._url, self._timeout or 0.0) from None
             except InferenceServerException as error:
-                # A stream that broke before the request was sent: the reason comes by the callback.
+                # The stream broke before the request was sent: the callback receives the reason.
                 with suppress(queue.Empty):
                     error = answers.get(timeout=1.0)[1] or error
                 raise self._error(error) from None
@@ -71,7 +71,7 @@ def _count(result: Any, name: str) -> int | None:
 
 
 def _tensor(name: str, value: Value) -> Any:
-    """An input tensor of batch 1 with the type that the models declare."""
+    """An input tensor of batch 1 with the dtype that the models declare."""
     import numpy as np
     from tritonclient.grpc import InferInput
     from tritonclient.utils import np_to_triton_dtype, triton_to_np_dtype

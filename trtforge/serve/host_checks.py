@@ -1,4 +1,4 @@
-"""Where a repository is about to be served: the versions and the GPUs that are there, against what the engine needs."""
+"""Checks the versions and GPUs of the serving machine or image against what the engine needs."""
 
 import logging
 import os
@@ -9,17 +9,16 @@ from trtforge.core.packages import installed_release, same_minor
 from trtforge.formats.engine_target import EngineTarget, TargetEnvironment, require_fit, unknown_origin
 from trtforge.formats.releases import containers_with
 from trtforge.formats.triton import RepositoryFacts
-from trtforge.machine.nvml import GpuFacts, LoadNvml, load_nvml, read_driver
+from trtforge.machine.nvml import VISIBLE_DEVICES, GpuFacts, LoadNvml, load_nvml, read_driver
 from trtforge.serve.launchers import Launch
 
-CHOSEN = "CUDA_VISIBLE_DEVICES"
 _LOG = logging.getLogger(__name__)
 
 
 def check_versions(facts: RepositoryFacts, launch: Launch) -> None:
-    """Compare an engine of TensorRT-LLM with the versions that the launch brings: the image's, or those installed here.
+    """Compare a TensorRT-LLM engine with the versions of the launch: the image's, or those installed here.
 
-    Raises ForgeError naming the field that keeps the engine from running; logs what may.
+    Raises ForgeError naming the field that prevents the engine from running; logs a warning for one that may.
     """
     if facts.backend == "llmapi" and launch.container is None:
         _check_llm_api(facts)
@@ -27,34 +26,34 @@ def check_versions(facts: RepositoryFacts, launch: Launch) -> None:
         return
     if (unknown := unknown_origin(facts.target)) is not None:
         _LOG.warning(unknown)
-    place = TargetEnvironment.of_container(launch.container) if launch.container is not None else installed()
-    for warning in require_fit(facts.target, place):
+    environment = TargetEnvironment.of_container(launch.container) if launch.container is not None else installed()
+    for warning in require_fit(facts.target, environment):
         _LOG.warning(warning)
 
 
 def check_gpus(facts: RepositoryFacts, launch: Launch, load: LoadNvml = load_nvml) -> None:
-    """Compare a TensorRT-LLM engine with the GPUs that its ranks get: the first that are visible to the launch.
+    """Compare a TensorRT-LLM engine with the GPUs of its ranks: the first ones visible to the launch.
 
-    Raises ForgeError for too few GPUs and for another compute capability; logs another GPU of the same.
+    Raises ForgeError for too few GPUs and for another compute capability; logs a warning for another GPU model.
     """
     if facts.backend != "tensorrt_llm":
         return
-    chosen = None if launch.launcher == "docker" else os.environ.get(CHOSEN)  # a container gets all GPUs
+    chosen = None if launch.launcher == "docker" else os.environ.get(VISIBLE_DEVICES)  # a container gets all GPUs
     gpus = visible_gpus(load, chosen)
     if gpus is None:
-        _LOG.warning("whether the engine fits the GPUs is not checked: listing them needs nvidia-ml-py")
+        _LOG.warning("the engine is not checked against the GPUs: listing them needs nvidia-ml-py")
         return
     if len(gpus) < facts.world_size:
         raise ForgeError(
             f"the engine has {facts.world_size} ranks, {len(gpus)} GPUs are visible here",
-            hint="Serve it where each rank has a GPU (CUDA_VISIBLE_DEVICES hides some), or convert with a lower --tp.",
+            hint="Serve it with a GPU per rank (CUDA_VISIBLE_DEVICES may hide some), or convert with a lower --tp.",
         )
     for warning in dict.fromkeys(_warnings(facts, gpus[: facts.world_size])):
         _LOG.warning(warning)
 
 
 def installed() -> TargetEnvironment:
-    """This machine, by its Python packages and the CUDA version that NVIDIA's containers state."""
+    """This machine's versions, from its Python packages and the CUDA_VERSION of NVIDIA's containers."""
     offers = EngineTarget(
         tensorrt_llm=installed_release("tensorrt_llm"),
         tensorrt=installed_release("tensorrt"),
@@ -64,9 +63,9 @@ def installed() -> TargetEnvironment:
 
 
 def visible_gpus(load: LoadNvml, chosen: str | None) -> tuple[GpuFacts, ...] | None:
-    """The GPUs that CUDA_VISIBLE_DEVICES (`chosen`) leaves, in the driver's order; None where nothing can list them.
+    """The GPUs that CUDA_VISIBLE_DEVICES (`chosen`) leaves visible, in the driver's order.
 
-    There are none where there is no driver that works.
+    Empty without a working driver; None if nvidia-ml-py is not installed.
     """
     try:
         nvml = load()
@@ -81,7 +80,7 @@ def visible_gpus(load: LoadNvml, chosen: str | None) -> tuple[GpuFacts, ...] | N
 
 
 def _check_llm_api(facts: RepositoryFacts) -> None:
-    """The images are chosen by the release. One that is not installed here at all is `require_runnable`'s to say."""
+    """Raises ForgeError if another release is installed here; a missing one is reported by `require_runnable`."""
     here = installed_release("tensorrt_llm")
     if here is None or same_minor(here, facts.tensorrt_llm):
         return

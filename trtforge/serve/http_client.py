@@ -12,7 +12,7 @@ from trtforge.serve.request import Piece, Sampling, refused, silent, unreachable
 
 
 class HttpClient:
-    """Talks to one server, URL without scheme. `timeout`: seconds without anything coming; None waits."""
+    """Client of one server, URL without scheme. `timeout`: seconds without any data; None: no limit."""
 
     def __init__(self, url: str, *, timeout: float | None = None) -> None:
         self._url = url
@@ -42,7 +42,7 @@ class HttpClient:
                 raise self._error(error) from None
 
     def _client(self) -> httpx.Client:
-        """Without the environment's proxies: servers are inside. TRTFORGE_API_KEY is the key of one that needs it."""
+        """Bypasses web proxies, because servers are internal. TRTFORGE_API_KEY is sent as the API key if it is set."""
         key = os.environ.get("TRTFORGE_API_KEY")
         headers = {"x-api-key": key} if key else {}
         return httpx.Client(base_url=f"http://{self._url}", headers=headers, timeout=self._timeout, trust_env=False)

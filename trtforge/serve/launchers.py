@@ -6,7 +6,6 @@ import os
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 from trtforge.core.errors import ForgeError
 from trtforge.core.packages import installed_version, same_minor
@@ -14,7 +13,7 @@ from trtforge.engine_process.rendezvous import RUNTIME_VARIABLE
 from trtforge.formats.releases import Container, containers_of, containers_with, release
 from trtforge.formats.triton import RepositoryFacts
 from trtforge.formats.triton_holes import has_option
-from trtforge.serve.config import ServeConfig
+from trtforge.serve.config import ResolvedLauncher, ServeConfig
 from trtforge.serve.doors import door_arguments, new_secret
 from trtforge.serve.environment import server_environment
 from trtforge.serve.front_process import FrontCommand, http_arguments, private_http
@@ -32,14 +31,14 @@ _EXIT_MARGIN = 10  # seconds
 
 @dataclass(frozen=True)
 class Launch:
-    """A command with what it adds to the environment.
+    """A command and the variables that it adds to the environment.
 
-    `installation` and `view` are to be prepared first; `cleanup` is a command that ends what outlives the process.
-    `container`: what is known of the image that is run; None: this machine's server is.
-    `front`: the HTTP server that clients talk to; None: they talk to Triton's own. `secret`: what opens closed doors.
+    `installation` and `view` must be prepared first; `cleanup`: a command that ends what outlives the process.
+    `container`: the image to run; None: this machine's server. `front`: the HTTP server that clients talk to; None:
+    they talk to Triton's own. `secret`: the header value that opens closed doors.
     """
 
-    launcher: Literal["local", "docker", "mpi"]
+    launcher: ResolvedLauncher
     argv: tuple[str, ...]
     environment: dict[str, str] = field(default_factory=dict)
     installation: Installation | None = None
@@ -50,11 +49,11 @@ class Launch:
     secret: str = field(default="", repr=False)
 
     def process_environment(self) -> dict[str, str]:
-        """The whole environment of the server: this process's without secrets, and what the launch adds."""
+        """The server's environment: this process's without secrets, and the launch's variables."""
         return server_environment(self.environment)
 
     def describe(self) -> str:
-        """Commands and environment, one argument a line, without the secret."""
+        """Commands and environment, one argument per line, without the secret."""
         lines = [f"{name}={value}" for name, value in sorted(self.environment.items())]
         commands = [self.argv, *((self.front.argv,) if self.front is not None else ())]
         text = "\n".join([*lines, *(" \\\n  ".join(command) for command in commands)])
@@ -64,8 +63,8 @@ class Launch:
 def plan_launch(config: ServeConfig, repository: Path, facts: RepositoryFacts, runtime: Path) -> Launch:
     """The launch of `repository`, with `runtime` for its files.
 
-    Raises ForgeError if this launcher cannot serve it; whether docker, MPI and GPUs are really there is checked by
-    `require_runnable`, so that a dry run works everywhere.
+    Raises ForgeError if this launcher cannot serve it. `require_runnable` checks that docker, MPI and GPUs are
+    available, so that a dry run works everywhere.
     """
     launcher = _chosen(config, facts)
     if launcher == "docker":
@@ -92,7 +91,7 @@ def plan_launch(config: ServeConfig, repository: Path, facts: RepositoryFacts, r
 
 
 def require_runnable(launch: Launch, facts: RepositoryFacts) -> None:
-    """Raises ForgeError, with the way out, if what the launch needs is not on this machine."""
+    """Raises ForgeError if something that the launch needs is not available on this machine."""
     if launch.launcher == "docker":
         if shutil.which("docker") is None:
             raise ForgeError(
@@ -101,7 +100,7 @@ def require_runnable(launch: Launch, facts: RepositoryFacts) -> None:
             )
         return
     if facts.device == "cuda" and _gpu_count() == 0:
-        raise ForgeError("the engine needs a GPU and there is none here", hint="Serve it on a machine with a GPU.")
+        raise ForgeError("the engine needs a GPU, this machine has none", hint="Serve it on a machine with a GPU.")
     if facts.backend == "tensorrt_llm" and not _TRTLLM_BACKEND.is_dir():
         raise ForgeError(
             f"this Triton server has no TensorRT-LLM backend ({_TRTLLM_BACKEND} is missing)",
@@ -113,18 +112,18 @@ def require_runnable(launch: Launch, facts: RepositoryFacts) -> None:
             hint="Use --launcher docker, or run trtforge inside an image that has Triton and TensorRT-LLM.",
         )
     if launch.launcher == "mpi" and shutil.which("mpirun") is None:
-        raise ForgeError("mpirun is not installed here", hint="Work in NVIDIA's container, or use --launcher docker.")
+        raise ForgeError("mpirun is not installed here", hint="Use NVIDIA's container, or --launcher docker.")
 
 
-def _chosen(config: ServeConfig, facts: RepositoryFacts) -> Literal["local", "docker", "mpi"]:
+def _chosen(config: ServeConfig, facts: RepositoryFacts) -> ResolvedLauncher:
     if config.launcher != "auto":
         if facts.backend == "torch" and config.launcher != "local":
             raise ForgeError(
-                f"the embedded engine is not served with {config.launcher}", hint="Use --launcher local (or auto)."
+                f"--launcher {config.launcher} cannot serve the embedded engine", hint="Use --launcher local (or auto)."
             )
         if facts.backend == "llmapi" and config.launcher == "mpi":
             raise ForgeError(
-                "the LLM API starts its own process for each GPU: it is not served with mpi",
+                "--launcher mpi cannot serve the LLM API, which starts its own process for each GPU",
                 hint="Use --launcher local or docker (or auto).",
             )
         return config.launcher
@@ -140,7 +139,7 @@ def _chosen(config: ServeConfig, facts: RepositoryFacts) -> Literal["local", "do
 
 @dataclass(frozen=True)
 class _Listening:
-    """Where the server that listens takes HTTP, and how its doors are closed. `front` None: clients reach it itself."""
+    """Triton's HTTP options and the secret that closes its doors. `front` None: clients reach Triton directly."""
 
     http: tuple[str, ...]
     secret: str
@@ -157,7 +156,7 @@ def _behind_front(config: ServeConfig, runtime: Path) -> _Listening:
 def _server_arguments(
     config: ServeConfig, facts: RepositoryFacts, repository: Path, prefix: str, listening: _Listening
 ) -> tuple[str, ...]:
-    """Triton's own options for the server that listens. `prefix` begins the names of its shared memory."""
+    """Options of the Triton server that listens. `prefix`: of its shared memory names."""
     return (
         f"--model-repository={repository}",
         *listening.http,
@@ -169,21 +168,21 @@ def _server_arguments(
         *door_arguments(config.open, listening.secret, http=listening.front is None),
         *(("--allow-gpu-metrics=false",) if facts.device == "cpu" else ()),
         *_common_arguments(facts, prefix),
-        # `trtforge serve` ends a server that takes too long before Triton gives up and exits in the midst of unloading.
+        # Later than `trtforge serve` ends a slow server, so that Triton does not exit in the middle of unloading.
         f"--exit-timeout-secs={math.ceil(config.drain_timeout) + _EXIT_MARGIN}",
     )
 
 
 def _environment(config: ServeConfig) -> dict[str, str]:
-    """What the models are told: text models call an engine model that Triton itself runs at this address."""
+    """Variables for the models: text models call an engine model that Triton itself runs at this address."""
     return {"TRTFORGE_GRPC_URL": config.grpc_address}
 
 
 def _common_arguments(facts: RepositoryFacts, prefix: str) -> tuple[str, ...]:
-    """What every server of a repository gets.
+    """Options of every server of a repository.
 
     In repositories packaged by trtforge 0.1 a request that waits for its first token holds a thread of the Python
-    backend, whose default is 32 threads.
+    backend, which has 32 threads by default.
     """
     return (
         "--disable-auto-complete-config",
@@ -208,7 +207,7 @@ def _mpi(config: ServeConfig, facts: RepositoryFacts, runtime: Path) -> Launch:
 def _mpi_command(
     config: ServeConfig, facts: RepositoryFacts, repository: Path, prefix: str, listening: _Listening
 ) -> tuple[str, ...]:
-    """TensorRT-LLM's leader mode: one server a rank, of which the first listens and the others load the engine only."""
+    """TensorRT-LLM's leader mode: one server per rank; the first listens, the others only load the engine."""
     command = ["mpirun", "--allow-run-as-root"]
     for rank in range(facts.world_size):
         command += ["-n", "1", "tritonserver"]
@@ -238,8 +237,8 @@ def _docker(config: ServeConfig, repository: Path, facts: RepositoryFacts, runti
         )
     if config.api_key_file is not None:
         raise ForgeError(
-            "API keys are not checked with --launcher docker: there, clients reach Triton's own HTTP",
-            hint="Run `trtforge serve` inside the container, or put a gateway that checks keys before it.",
+            "--launcher docker does not support --api-key-file: clients reach Triton's own HTTP, which checks no keys",
+            hint="Run `trtforge serve` inside the container, or put a gateway that checks keys in front of it.",
         )
     root = Path(facts.engine_path).parents[2]
     listening = _in_container(config, containers[0].triton)
@@ -262,7 +261,7 @@ def _docker(config: ServeConfig, repository: Path, facts: RepositoryFacts, runti
 
 
 def _in_container(config: ServeConfig, triton: str) -> _Listening:
-    """Triton's own HTTP, with the limit on bodies where the image's release has one."""
+    """Triton's own HTTP, with a limit on body size if the image's release has that option."""
     limit = (f"--{_BODY_LIMIT}={_BODY_BYTES}",) if has_option(triton, _BODY_LIMIT) else ()
     http = (f"--http-address={config.host}", f"--http-port={config.http_port}", *limit)
     return _Listening(http, new_secret())
@@ -275,7 +274,7 @@ def _containers(facts: RepositoryFacts) -> tuple[Container, ...]:
 
 
 def _gpu_count() -> int:
-    """GPUs that the driver shows; 0 without a driver."""
+    """Number of GPUs that the driver reports; 0 without a driver."""
     count = ctypes.c_int(0)
     try:
         driver = ctypes.CDLL("libcuda.so.1")

@@ -1,4 +1,4 @@
-"""Threads that ask a running server how it is, so that a question without an answer delays nobody."""
+"""Threads that poll a running server, so that an unanswered query blocks nothing else."""
 
 import threading
 import time
@@ -16,7 +16,7 @@ _PING_TIMEOUT = 10.0
 
 
 class EngineObserver:
-    """Asks the engine process for its status."""
+    """Polls the engine process for its status."""
 
     def __init__(self, control: EngineControl, status: EngineStatus) -> None:
         self._control = control
@@ -26,8 +26,12 @@ class EngineObserver:
 
     @property
     def answer(self) -> tuple[EngineStatus, float]:
-        """The last status and when it came, as time.monotonic()."""
+        """The last status and when it arrived, as time.monotonic()."""
         return self._answer
+
+    def restart(self) -> None:
+        """Count silence from now on."""
+        self._answer = (self._answer[0], time.monotonic())
 
     def end(self) -> None:
         """Ask no more."""
@@ -42,7 +46,7 @@ class EngineObserver:
 
 
 class HealthObserver:
-    """Asks Triton's health endpoint. Any answer counts, not ready is one."""
+    """Polls Triton's health endpoint. Any answer counts, even "not ready"."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -53,6 +57,10 @@ class HealthObserver:
     def silent_seconds(self, now: float) -> float:
         """Seconds since the last answer."""
         return now - self._answered_at
+
+    def restart(self) -> None:
+        """Count silence from now on."""
+        self._answered_at = time.monotonic()
 
     def end(self) -> None:
         """Ask no more."""
@@ -65,7 +73,7 @@ class HealthObserver:
 
 
 class PathCheck:
-    """Sends a request through the server that generates nothing, when told to. An error is an answer too."""
+    """On `start`, sends a request that generates nothing through the server. An error counts as an answer."""
 
     def __init__(self, url: str, model: str) -> None:
         self._url, self._model = url, model
@@ -73,7 +81,7 @@ class PathCheck:
         self.error = ""
 
     def start(self) -> None:
-        """Send one, unless the last one is still on its way."""
+        """Send one, unless the last one is still unanswered."""
         if not self._busy:
             self._busy = True
             threading.Thread(target=self._run, name="path-check", daemon=True).start()
@@ -89,7 +97,7 @@ class PathCheck:
 
 
 def within(seconds: float, call: Callable[[], object]) -> None:
-    """Run `call` on a thread and wait for it no longer than `seconds`. An engine that does not answer is no error."""
+    """Run `call` on a thread and wait at most `seconds`. Ignores OSError: the engine does not answer."""
 
     def run() -> None:
         try:

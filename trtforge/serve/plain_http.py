@@ -1,4 +1,4 @@
-"""One small HTTP request to a server of ours, over TCP or a Unix socket: for probes, which must cost little."""
+"""One small HTTP request over TCP or a Unix socket: for probes, which must be cheap."""
 
 import json
 import socket
@@ -8,20 +8,20 @@ from http.client import HTTPConnection, HTTPException
 
 from trtforge.core.errors import ForgeError
 
-_UNIX = "unix:"
+UNIX = "unix:"
 _LONGEST = 1 << 16  # bytes of an answer that are read
 
 
 @dataclass(frozen=True)
 class Answer:
-    """An HTTP answer; `text` may be cut."""
+    """An HTTP answer; `text` may be truncated."""
 
     status: int
     text: str
 
 
 class NoAnswer(ForgeError):
-    """Nobody answered. `late`: somebody took the request."""
+    """No answer came. `late`: the server had accepted the request."""
 
     def __init__(self, message: str, *, hint: str, late: bool) -> None:
         super().__init__(message, hint=hint)
@@ -29,12 +29,12 @@ class NoAnswer(ForgeError):
 
 
 def get(address: str, path: str, timeout: float) -> Answer:
-    """GET `path` at `address`: HOST:PORT or unix:PATH. `timeout`: seconds without anything coming. Raises NoAnswer."""
+    """GET `path` at `address`: HOST:PORT or unix:PATH. `timeout`: seconds without any data. Raises NoAnswer."""
     return _exchange(address, "GET", path, None, timeout)
 
 
 def post(address: str, path: str, values: Mapping[str, object], timeout: float) -> Answer:
-    """POST `values` as JSON. As `get`."""
+    """POST `values` as JSON; otherwise like `get`."""
     return _exchange(address, "POST", path, json.dumps(values).encode(), timeout)
 
 
@@ -49,16 +49,16 @@ def _exchange(address: str, method: str, path: str, body: bytes | None, timeout:
         finally:
             connection.close()
     except TimeoutError:
-        said = f"the server at {address} did not answer {method} {path} within {timeout:.1f} s"
-        raise NoAnswer(said, hint=hint, late=True) from None
+        message = f"the server at {address} did not answer {method} {path} within {timeout:.1f} s"
+        raise NoAnswer(message, hint=hint, late=True) from None
     except (OSError, HTTPException, ValueError) as error:
-        said = f"no server answers at {address}: {error or type(error).__name__}"
-        raise NoAnswer(said, hint="Start one with `trtforge serve REPO`.", late=False) from None
+        message = f"no server answers at {address}: {error or type(error).__name__}"
+        raise NoAnswer(message, hint="Start one with `trtforge serve REPO`.", late=False) from None
 
 
 def _connection(address: str, timeout: float) -> HTTPConnection:
-    if address.startswith(_UNIX):
-        return _UnixConnection(address.removeprefix(_UNIX), timeout)
+    if address.startswith(UNIX):
+        return _UnixConnection(address.removeprefix(UNIX), timeout)
     return HTTPConnection(address, timeout=timeout)
 
 

@@ -1,8 +1,9 @@
-"""Whether a server lives, has loaded its models and really generates: for launchers and container probes."""
+"""Whether a server is live, has loaded its models and generates tokens: for launchers and container probes."""
 
 import time
 from typing import Literal
 
+from trtforge.core.defaults import HTTP_URL
 from trtforge.core.errors import ForgeError
 from trtforge.serve import plain_http
 from trtforge.serve.client import Sampling, generate
@@ -15,19 +16,19 @@ _SERVER_ERROR = 500
 _PROMPT = "Hello"
 _PATHS: dict[Probe, str] = {"startup": "ready", "live": "live", "ready": "ready"}
 _PING = {"text_input": "", "max_tokens": 1, "trtforge_ping": True}
-"""A text model answers it at once after one turn of the engine's loop, however many requests wait."""
+"""A text model answers it after one iteration of the engine's loop, however many requests wait."""
 
 
-def probe(kind: Probe, url: str = "127.0.0.1:8000", *, model: str = "ensemble", timeout: float = 10.0) -> None:
-    """Return if the server at `url` (HTTP) is well, raise ForgeError if not. `timeout`: seconds for the whole probe.
+def probe(kind: Probe, url: str = HTTP_URL, *, model: str = "ensemble", timeout: float = 10.0) -> None:
+    """Raises ForgeError unless the server at `url` (HTTP) passes. `timeout`: seconds for the whole probe.
 
-    `live`: a request gets through to the engine and back; `startup`: all models are loaded; `ready`: and a token was
-    generated just now.
+    `live`: a request gets through to the engine and back; `startup`: all models are loaded; `ready`: all models are
+    loaded and the probe's own request generated a token.
     """
     until = time.monotonic() + timeout
     status = plain_http.get(url, f"/v2/health/{_PATHS[kind]}", timeout).status
     if status != _OK:
-        raise ForgeError(f"the server at {url} is not {_PATHS[kind]} (HTTP {status})", hint="Wait, or read its log.")
+        raise ForgeError(f"the server at {url} is not {_PATHS[kind]} (HTTP {status})", hint="Wait, or look at its log.")
     left = max(0.1, until - time.monotonic())
     if kind == "ready":
         HttpClient(url, timeout=left).generate(model, _PROMPT, Sampling(max_tokens=1))
@@ -36,9 +37,9 @@ def probe(kind: Probe, url: str = "127.0.0.1:8000", *, model: str = "ensemble", 
 
 
 def ping(url: str, model: str, timeout: float) -> None:
-    """Send a request through text model and engine that generates nothing. Raises ForgeError if that fails.
+    """Send a request that generates nothing through text model and engine. Raises ForgeError if that fails.
 
-    A server whose repository does not know this request refuses its empty prompt: that is an answer too.
+    A repository that does not know this request refuses its empty prompt: that counts as an answer.
     """
     answer = send_ping(url, model, timeout)
     if "nknown model" in answer.text:
@@ -48,14 +49,14 @@ def ping(url: str, model: str, timeout: float) -> None:
 
 
 def send_ping(url: str, model: str, timeout: float) -> plain_http.Answer:
-    """What comes back on that request. Raises NoAnswer."""
+    """The answer to the request of `ping`. Raises NoAnswer."""
     return plain_http.post(url, f"/v2/models/{model}/generate", _PING, timeout)
 
 
 def is_serving(http: str, grpc: str, model: str, timeout: float) -> bool:
-    """Whether the models are loaded and one token came over gRPC. Raises ForgeError if generating fails.
+    """Whether the models are loaded and generate a token over gRPC. Raises ForgeError if generating fails.
 
-    A text model that has not reached the engine process yet refuses with UNAVAILABLE: the server is not ready then.
+    A text model that is not connected to the engine process yet refuses with UNAVAILABLE: not ready.
     """
     if health(http, "ready", min(timeout, 2.0)) != _OK:
         return False
@@ -67,7 +68,7 @@ def is_serving(http: str, grpc: str, model: str, timeout: float) -> bool:
 
 
 def health(url: str, what: str, timeout: float) -> int | None:
-    """HTTP status of Triton's health endpoint `live` or `ready`; None if nobody answers."""
+    """HTTP status of Triton's health endpoint `live` or `ready`; None without an answer."""
     try:
         return plain_http.get(url, f"/v2/health/{what}", timeout).status
     except plain_http.NoAnswer:

@@ -1,7 +1,7 @@
-"""What a server leaves on disk: its runtime directory and its shared memory, each beside a file that its owner locks.
+"""A server's files: its runtime directory and its shared memory, each beside a file that its owner locks.
 
-The lock ends with its holder, however that ends, and holds across containers that share the file system. A process id
-does not: the same /tmp or /dev/shm can be seen from several process id namespaces.
+A lock ends with its holder, even on SIGKILL, and works across containers that share the file system. A process id does
+not: several process id namespaces can share /tmp or /dev/shm.
 """
 
 import fcntl
@@ -21,17 +21,17 @@ _NAME = re.compile(rf"{_PREFIX}\d+-\w{{8}}")
 
 @contextmanager
 def runtime_directory() -> Iterator[Path]:
-    """A directory of this process for a server's files. It goes, with the shared memory that has its name, at the end.
+    """A directory for a server's files, removed at the end together with the shared memory of the same name.
 
-    What servers left whose owner is gone is removed first.
+    Files of servers whose owner is gone are removed first.
     """
-    for place in _places():
-        _remove_stale(place)
+    for parent in _parents():
+        _remove_stale(parent)
     path = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
     with ExitStack() as locks:
         try:
-            for place in _places():
-                locks.enter_context(_locked(place / f"{path.name}{_LOCK}"))
+            for parent in _parents():
+                locks.enter_context(_locked(parent / f"{path.name}{_LOCK}"))
             yield path
         finally:
             remove_traces(path)
@@ -39,17 +39,17 @@ def runtime_directory() -> Iterator[Path]:
 
 def remove_traces(runtime: Path) -> None:
     """Delete a server's runtime directory, its shared memory and the lock files beside them."""
-    for place in {runtime.parent, *_places()}:
-        _remove(place, runtime.name)
+    for parent in {runtime.parent, *_parents()}:
+        _remove(parent, runtime.name)
 
 
-def _places() -> tuple[Path, ...]:
-    return tuple(place for place in (Path(tempfile.gettempdir()), _SHARED_MEMORY) if place.is_dir())
+def _parents() -> tuple[Path, ...]:
+    return tuple(parent for parent in (Path(tempfile.gettempdir()), _SHARED_MEMORY) if parent.is_dir())
 
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """A file with a lock on it from the moment that it has its name."""
+    """Create a file that is locked before it gets its name, and hold the lock."""
     descriptor, hidden = tempfile.mkstemp(prefix=".", dir=path.parent)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -59,9 +59,9 @@ def _locked(path: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _remove_stale(place: Path) -> None:
-    """Remove what belongs to lock files that nobody holds. What has no lock file in the same place is left alone."""
-    for lock in place.glob(f"{_PREFIX}*{_LOCK}"):
+def _remove_stale(parent: Path) -> None:
+    """Remove the files of servers whose lock file nobody holds; files without a lock file in `parent` stay."""
+    for lock in parent.glob(f"{_PREFIX}*{_LOCK}"):
         name = lock.name.removesuffix(_LOCK)
         if _NAME.fullmatch(name) is None:
             continue
@@ -69,14 +69,14 @@ def _remove_stale(place: Path) -> None:
             descriptor = os.open(lock, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                _remove(place, name)
+                _remove(parent, name)
             finally:
                 os.close(descriptor)
 
 
-def _remove(place: Path, name: str) -> None:
-    """Remove everything whose name begins with `name`; the lock file last, so that an interrupted removal goes on."""
-    for path in sorted(place.glob(f"{name}*"), key=lambda path: path.name == f"{name}{_LOCK}"):
+def _remove(parent: Path, name: str) -> None:
+    """Remove everything whose name begins with `name`, the lock file last: an interrupted removal can be repeated."""
+    for path in sorted(parent.glob(f"{name}*"), key=lambda path: path.name == f"{name}{_LOCK}"):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
         else:

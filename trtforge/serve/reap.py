@@ -1,7 +1,7 @@
 """The reaper, `python -m trtforge.serve.reap`: ends a server and removes its files when `trtforge serve` was killed.
 
-Its standard input is a pipe from `trtforge serve`, which writes one JSON object a line. The last one says what to do
-when the pipe ends. Nothing heavy is imported: this process lasts as long as the server.
+Its standard input is a pipe from `trtforge serve`, which writes one JSON object per line. The last one lists what
+to clean up when the pipe closes. Imports are kept small: this process lives as long as the server.
 """
 
 import json
@@ -18,14 +18,14 @@ from trtforge.serve.processes import remove_traces
 
 @dataclass(frozen=True)
 class Remains:
-    """What is to be ended and removed: sessions by their leader, runtime directories, commands to run."""
+    """What to end and remove: sessions (by process id of their leader), runtime directories, commands to run."""
 
     sessions: tuple[int, ...] = ()
     directories: tuple[str, ...] = ()
     commands: tuple[tuple[str, ...], ...] = ()
 
     def encode(self) -> bytes:
-        """As one line."""
+        """One line of JSON."""
         return json.dumps(vars(self)).encode() + b"\n"
 
     @classmethod
@@ -37,7 +37,7 @@ class Remains:
         )
 
     def remove(self) -> None:
-        """End and remove it all."""
+        """End and remove everything."""
         for session in self.sessions:
             end_session(session)
         self.run_commands()
@@ -45,14 +45,14 @@ class Remains:
             remove_traces(Path(directory))
 
     def run_commands(self) -> None:
-        """Run the commands, whatever comes of it: the program may be gone, or its work done."""
+        """Run the commands, ignoring failures: the program may be missing, or its work already done."""
         for command in self.commands:
             with suppress(OSError):
                 subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
 
 
 def main() -> None:
-    """Read until the pipe ends, then do what the last whole line says."""
+    """Read until the pipe closes, then clean up as the last complete line says."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     remains = Remains()

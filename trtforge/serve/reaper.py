@@ -1,4 +1,4 @@
-"""Keeps the reaper process alive, and tells it what this process would leave behind if it were killed."""
+"""Keeps the reaper process alive, and tells it what to clean up if this process is killed."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ from trtforge.serve.reap import Remains
 
 
 class Reaper:
-    """A reaper process of ours; a context that ends it."""
+    """A reaper process; a context manager that ends it."""
 
     def __init__(self) -> None:
         self._remains = Remains()
@@ -27,14 +27,14 @@ class Reaper:
 
     @property
     def pid(self) -> int:
-        """Process id of the present reaper."""
+        """Process id of the current reaper."""
         return self._process.pid
 
     def tell(self, remains: Remains) -> None:
-        """Replace what is to be removed."""
+        """Replace what the reaper is to clean up."""
         self._remains = remains
         assert self._process.stdin is not None
-        with suppress(OSError):  # a reaper that was killed: `keep` starts another
+        with suppress(OSError):  # the reaper was killed: `keep` starts another
             self._process.stdin.write(remains.encode())
             self._process.stdin.flush()
 
@@ -55,9 +55,9 @@ class Reaper:
 
 
 def _start() -> "subprocess.Popen[bytes]":
-    """In a session of its own: a terminal's Ctrl-C and the end of the server's session do not reach it.
+    """Start a reaper in its own session, so that neither Ctrl-C nor the end of the server's session reaches it.
 
-    It works in `/`, so that no file of the working directory hides a module.
+    Its working directory is `/`, so that no local file shadows a module.
     """
     return subprocess.Popen(
         [sys.executable, "-m", "trtforge.serve.reap"],

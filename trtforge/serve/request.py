@@ -1,4 +1,4 @@
-"""What a client asks for besides the prompt, as the named values of the text models' input tensors."""
+"""A client's request as the input tensors of the text models, its answer and its errors."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ Value = str | int | float | bool | tuple[str, ...]
 
 @dataclass(frozen=True)
 class Sampling:
-    """Options of one request; None leaves the server's default (which is greedy)."""
+    """Options of one request; None: the server's default (greedy)."""
 
     max_tokens: int = 64
     temperature: float | None = None
@@ -25,7 +25,7 @@ class Sampling:
     bad: tuple[str, ...] = ()
 
     def inputs(self, prompt: str, *, stream: bool) -> Mapping[str, Value]:
-        """Input tensor name to value, without those that were not chosen."""
+        """Input tensor name to value, without options that are not set."""
         values: dict[str, Value | None] = {
             "text_input": prompt,
             "max_tokens": self.max_tokens,
@@ -48,7 +48,7 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Piece:
-    """One response: new text (the whole text where nothing is streamed) and the token counts so far."""
+    """One response: new text (the whole text without streaming) and the token counts so far."""
 
     text: str
     input_tokens: int | None
@@ -57,7 +57,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Generated:
-    """A finished answer. `first_token_seconds` is the time to the first response, equal to `seconds` unstreamed."""
+    """A finished answer. `first_token_seconds`: time to the first response, equal to `seconds` without streaming."""
 
     text: str
     input_tokens: int | None
@@ -72,7 +72,7 @@ def unreachable(url: str) -> ForgeError:
 
 
 def silent(url: str, seconds: float) -> ForgeError:
-    """The error for a server that took a request and says nothing."""
+    """The error for a server that accepted a request and does not answer."""
     return ForgeError(f"the server at {url} did not answer within {seconds:.0f} s", hint="Look at the server's log.")
 
 
@@ -81,7 +81,7 @@ class Unavailable(ForgeError):
 
 
 def refused(message: str) -> ForgeError:
-    """The error for a request that the server did not serve."""
+    """The error for a request that the server refused."""
     if "UNAVAILABLE:" in message:
         return Unavailable(f"the server refused the request: {message}", hint="Send it again later.")
     return ForgeError(f"the server refused the request: {message}", hint="Correct the request and send it again.")

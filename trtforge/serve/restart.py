@@ -1,4 +1,4 @@
-"""Whether and when a server that broke is started again."""
+"""Whether and when a failed server is restarted."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from trtforge.core.errors import ForgeError, first_line
 
 
 class ServerFailed(ForgeError):
-    """A server that ended by itself or was ended because it was broken. `was_ready`: it had served."""
+    """A server that ended by itself or was ended as broken. `was_ready`: it had become ready before."""
 
     def __init__(self, message: str, *, hint: str, was_ready: bool) -> None:
         super().__init__(message, hint=hint)
@@ -25,7 +25,7 @@ class RestartPolicy:
     longest: float = 30.0
 
     def delay(self, failures: Sequence[float], now: float) -> float | None:
-        """Seconds to wait before the next start; None to give up. `failures`: when it failed, the last one included."""
+        """Seconds to wait before the next start; None to give up. `failures`: all times of failure, also the last."""
         recent = sum(now - failure <= self.window for failure in failures)
         if recent > self.limit:
             return None
@@ -33,10 +33,10 @@ class RestartPolicy:
 
 
 class Waiting(Protocol):
-    """What can be waited for."""
+    """Waits for a request to stop."""
 
     def wait(self, seconds: float) -> bool:
-        """Wait; True as soon as the server is to stop."""
+        """Wait up to `seconds`; True as soon as a stop is requested."""
 
 
 def run_with_restarts(
@@ -47,10 +47,10 @@ def run_with_restarts(
     say: Callable[[str], None],
     clock: Callable[[], float],
 ) -> int:
-    """Run a server, again after each failure that `policy` allows; the exit status of the run that did not fail.
+    """Run a server, again after each ServerFailed that `policy` allows; the exit status of the run without one.
 
-    Raises ServerFailed without a policy, if the first start never became ready (the next would not either), and, with
-    the last failure, when the policy gives up. Returns 0 if it is to stop while it waits.
+    Raises the ServerFailed of `run` without a policy, if the first start never became ready (another would not either),
+    and when the policy gives up. Returns 0 if a stop is requested while it waits.
     """
     failures: list[float] = []
     while True:
@@ -69,5 +69,5 @@ def run_with_restarts(
                 ) from failure
             say(f"restarting in {delay:.0f} s: {first_line(Exception(failure.message))}")
             if stop.wait(delay):
-                say("stopped before it was started again")
+                say("stopped before it was restarted")
                 return 0

@@ -1,20 +1,21 @@
-"""The server's log: the first thing that went wrong in it, which is the one to read."""
+"""The first error in the server's log, usually the cause of the later ones."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 
 _ENTRY = re.compile(r"[IWEF]\d{4} \d\d:\d\d:\d\d\.\d+ \d+ (?P<where>\S+)\] (?P<said>.*)")
 _ERROR = re.compile(r"[EF]\d{4} ")
-_OTHER_ERROR = re.compile(r"^(\S*Error\b|error:|Signal \()", re.IGNORECASE)
+_OTHER_ERROR = re.compile(r"^(\S*Error\b|error:|Signal \(|terminate called|\[libprotobuf FATAL)", re.IGNORECASE)
 _NOISE = ("CudaDriverHelper has not been initialized", "Failed to initialize NVML")
 _LINES = 6
-_RECENT = 5.0  # seconds before something breaks in which its cause may have been logged
+_RECENT = 5.0  # seconds before a failure in which its cause may have been logged
 
 
 class LogMark:
-    """A position in a log: errors before it are of requests that failed while the server was well."""
+    """A position in a log: errors before it come from single requests, logged while the server was healthy."""
 
     def __init__(self, log: Path | None) -> None:
         self._log = log
@@ -22,7 +23,7 @@ class LogMark:
         self.offset = 0
 
     def advance(self, now: float) -> None:
-        """All is well at the time `now`, in seconds; the mark follows some seconds later."""
+        """Record that the server is healthy at `now` (seconds); the mark follows some seconds later."""
         if self._log is None or (self._next is not None and now - self._next[0] < _RECENT):
             return
         if self._next is not None:
@@ -32,12 +33,21 @@ class LogMark:
 
 def first_error(log: Path | None, offset: int = 0) -> str:
     """The first error of a log from byte `offset` on, with its continuation lines; empty if there is none."""
+    return _read(log, offset, lambda lines: islice(_from_first_error(lines), _LINES))
+
+
+def last_lines(log: Path | None, offset: int = 0) -> str:
+    """The last lines of a log from byte `offset` on; empty if there is none."""
+    return _read(log, offset, lambda lines: deque((text for line in lines if (text := line.rstrip())), maxlen=_LINES))
+
+
+def _read(log: Path | None, offset: int, choose: Callable[[Iterable[str]], Iterable[str]]) -> str:
     if log is None:
         return ""
     try:
         with log.open(encoding="utf-8", errors="replace") as lines:
             lines.seek(offset)
-            return "\n".join(islice(_from_first_error(lines), _LINES))
+            return "\n".join(choose(lines))
     except OSError:
         return ""
 
@@ -58,5 +68,5 @@ def _from_first_error(lines: Iterable[str]) -> Iterator[str]:
 
 
 def _unescaped(said: str) -> Iterator[str]:
-    """Triton writes the lines of one entry as one, with `\\n` between them; where in Python it was is left out."""
+    """The lines of one entry, which Triton joins with `\\n`, without the location in Python code."""
     return (line.strip() for line in said.partition("\\n\\nAt:")[0].split("\\n") if line.strip())

@@ -1,4 +1,4 @@
-"""Draining: unfinished requests end by themselves, or are cut with an error when the time for that is over."""
+"""Draining: unfinished requests may finish until a timeout; the rest are cut, with an error."""
 
 import time
 from collections.abc import Callable
@@ -9,9 +9,9 @@ from typing import Protocol
 from trtforge.engine_process.control import EngineStatus
 
 _POLL = 0.1
-_LAST_WORDS = 0.5  # seconds for responses that are on their way to their clients
+_DELIVERY = 0.5  # seconds for responses in flight to their clients
 _TRIES = 3
-_ANSWER = 1.0  # seconds
+_STATUS_TIMEOUT = 1.0  # seconds
 
 
 class Drainable(Protocol):
@@ -24,18 +24,18 @@ class Drainable(Protocol):
         """Refuse new requests."""
 
     def cut(self, reason: str) -> int:
-        """End every unfinished request with an error; how many."""
+        """End every unfinished request with an error; returns their number."""
 
 
 @dataclass(frozen=True)
 class Toll:
-    """What became of the requests that were unfinished when the stop began."""
+    """Number of requests that finished and that were cut, of those unfinished when the stop began."""
 
     finished: int
     cut: int
 
     def describe(self) -> str:
-        """The last line of a server that stops."""
+        """The last line that a stopping server prints."""
         return f"stopped: {_requests(self.finished)} finished while draining, {self.cut} cut"
 
 
@@ -48,10 +48,10 @@ def drain(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Toll:
-    """Refuse new requests, wait up to `timeout` seconds for the others and cut what is left.
+    """Refuse new requests, wait up to `timeout` seconds for the unfinished ones and cut the rest.
 
-    `hurry`: why not to wait any longer; empty while there is time. `last`: the status that counts if the engine does
-    not answer at all: what was unfinished then is lost.
+    `hurry`: the reason to stop waiting; empty if there is none. `last`: the last known status; if the engine does not
+    answer at all, its unfinished requests count as cut.
     """
     until = clock() + timeout
     try:
@@ -65,22 +65,22 @@ def drain(
     while unfinished and not (why := hurry()) and clock() < until:
         sleep(min(_POLL, max(0.0, until - clock())))
         try:
-            unfinished, failures = _unfinished(engine.status(_ANSWER)), 0
+            unfinished, failures = _unfinished(engine.status(_STATUS_TIMEOUT)), 0
         except OSError:
             failures += 1
             if failures == _TRIES:
                 return Toll(total - unfinished, unfinished)
     if unfinished:
-        with suppress(OSError):  # without the engine, the end of their connections tells the clients
-            unfinished = engine.cut(why or f"the server stops: its drain timeout of {timeout:g} s is over")
+        with suppress(OSError):  # if the engine is gone, clients see their connections close
+            unfinished = engine.cut(why or f"the server is stopping: its drain timeout of {timeout:g} s has passed")
     if total:
         _await_answers(engine, clock, sleep)
     return Toll(max(0, total - unfinished), unfinished)
 
 
 def _await_answers(engine: Drainable, clock: Callable[[], float], sleep: Callable[[float], None]) -> None:
-    """Wait until the model processes have nothing to answer any more, but not long."""
-    until = clock() + _LAST_WORDS
+    """Wait briefly until the model processes have answered all requests."""
+    until = clock() + _DELIVERY
     while clock() < until:
         sleep(_POLL)
         try:

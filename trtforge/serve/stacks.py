@@ -1,4 +1,4 @@
-"""The stacks of a wedged server: its model and engine processes write them to its log on SIGUSR2 (faulthandler)."""
+"""Stack traces of a wedged server: its model and engine processes write them to its log on SIGUSR2 (faulthandler)."""
 
 import os
 import signal
@@ -9,12 +9,12 @@ from pathlib import Path
 
 from trtforge.machine.processes import handles_signal
 
-_WRITING = 0.7  # seconds
-_LARGEST = 1 << 18  # bytes that are repeated
+_WRITING = 0.7  # seconds for the processes to write
+_LARGEST = 1 << 18  # bytes that are returned
 
 
 def dump_stacks(processes: Iterable[int], log: Path | None) -> str:
-    """Let `processes` write their stacks; what they wrote to `log`, empty if they write elsewhere."""
+    """Make `processes` write their stacks; returns what they wrote to `log`, empty without a log."""
     start = log.stat().st_size if log is not None and log.exists() else 0
     asked = [process for process in processes if handles_signal(process, signal.SIGUSR2)]
     for process in asked:

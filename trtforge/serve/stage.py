@@ -1,4 +1,4 @@
-"""`trtforge serve`: from a repository to a server that has generated a token, and back to nothing."""
+"""`trtforge serve`: starts a server for a repository, waits for its first token, supervises it and cleans up."""
 
 import socket
 import sys
@@ -26,9 +26,9 @@ from trtforge.serve.view import make_view
 def serve(config: ServeConfig, repo: Path) -> int:
     """Serve `repo` in the foreground until SIGTERM or SIGINT; the exit status (see `Server.shut_down`).
 
-    Prints `ready http=… grpc=… metrics=…` on stdout each time that a real token came through the ensemble of a server
-    that was started. Raises ForgeError for a damaged repository, an engine that cannot run here or in the image, a port
-    in use, and a server that fails to start or breaks (with --restart on-failure: too often).
+    Prints `ready http=… grpc=… metrics=…` on stdout when the ensemble has generated a token, after each restart too.
+    Raises ForgeError for a damaged repository, an engine that cannot run here or in the image, a port in use, and a
+    server that fails to start or breaks (with --restart on-failure: too often).
     """
     facts = read_facts(open_to_run(repo, "repository"))
     with runtime_directory() as runtime:
@@ -70,7 +70,7 @@ def require_free_ports(config: ServeConfig) -> None:
 
 
 def _run(config: ServeConfig, repo: Path, facts: RepositoryFacts, stop: StopRequest, reaper: Reaper) -> int:
-    """One start of the server, in a runtime directory of its own, until it is stopped; the exit status."""
+    """Run the server once, in its own runtime directory, until it is stopped; the exit status."""
     with runtime_directory() as runtime:
         launch = plan_launch(config, repo, facts, runtime)
         if launch.installation is not None:

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT: asked to stop, asked again."""
+"""SIGTERM and SIGINT: the first requests a stop, the second an immediate one."""
 
 import signal
 import time
@@ -12,7 +12,7 @@ _POLL = 0.1
 
 
 class StopRequest:
-    """The signals that came. `at_once` is called, in the handler, for each signal that must not wait for anybody."""
+    """The signals received. `at_once` is called in the signal handler for each signal that must act immediately."""
 
     def __init__(self) -> None:
         self._signals: list[int] = []
@@ -21,31 +21,31 @@ class StopRequest:
 
     @property
     def asked(self) -> bool:
-        """Whether to stop."""
+        """Whether a stop is requested."""
         return bool(self._signals)
 
     @property
     def again(self) -> int | None:
-        """The second signal's number: end at once. None until it comes."""
+        """Number of the second signal, which requests an immediate end; None until it arrives."""
         return self._signals[1] if len(self._signals) > 1 else None
 
     def wait(self, seconds: float) -> bool:
-        """Wait; True as soon as asked to stop."""
+        """Wait up to `seconds`; True as soon as a stop is requested."""
         until = time.monotonic() + seconds
         while not self.asked and time.monotonic() < until:
             time.sleep(min(_POLL, max(0.0, until - time.monotonic())))
         return self.asked
 
     def kills(self, at_once: Callable[[], None] | None) -> None:
-        """Call `at_once` for every signal from now on, the first one too: nothing is served yet."""
+        """Call `at_once` for every signal from now on, including the first, because nothing is served yet."""
         self._at_once, self._draining_allowed = at_once, False
 
     def allow_draining(self) -> None:
-        """The first signal only asks from now on."""
+        """From now on, do not call `at_once` for the first signal."""
         self._draining_allowed = True
 
     def note(self, number: int) -> None:
-        """A signal came."""
+        """Record a signal."""
         self._signals.append(number)
         if self._at_once is not None and (len(self._signals) > 1 or not self._draining_allowed):
             self._at_once()
@@ -53,7 +53,7 @@ class StopRequest:
 
 @contextmanager
 def stop_request() -> Iterator[StopRequest]:
-    """Takes SIGTERM and SIGINT while this lasts."""
+    """Handles SIGTERM and SIGINT inside the context."""
     stop = StopRequest()
 
     def handle(number: int, frame: FrameType | None) -> None:

@@ -1,4 +1,4 @@
-"""One run of a server in the foreground: started, waited for, watched, drained and ended with all it has started."""
+"""One run of a server in the foreground: start, wait until ready, watch, drain, and end all its processes."""
 
 import signal
 import sys
@@ -18,23 +18,24 @@ from trtforge.serve.observers import EngineObserver, HealthObserver, PathCheck, 
 from trtforge.serve.reap import Remains
 from trtforge.serve.reaper import Reaper
 from trtforge.serve.restart import ServerFailed
-from trtforge.serve.server_log import LogMark, first_error
+from trtforge.serve.server_log import LogMark, first_error, last_lines
 from trtforge.serve.shutdown import Toll, drain
 from trtforge.serve.stacks import dump_stacks
 from trtforge.serve.stopping import StopRequest
 from trtforge.serve.watchdog import IdleClock, ProcessSample, ProcessState, Sample, Verdict, Watchdog
 
 _POLL = 0.1
+_PAUSED = 2.0  # seconds between two looks that only a stop of this process explains
 _PATIENCE = 4.0  # seconds that a server without unfinished requests has to end
-_LAST_WORDS = 0.7  # seconds for errors on their way to clients
+_DELIVERY = 0.7  # seconds for errors in flight to clients
 _SIGNALLED = 128
 
 
 @dataclass(frozen=True)
 class Service:
-    """Where a server answers. `http`: Triton's own endpoint, HOST:PORT or unix:PATH, never a front: what clients do
-    to that must not look like a wedge. `model`: a text model; `engine`: the model behind it. `log`: the server's log;
-    None if that is our standard error.
+    """How to reach a server. `http`: Triton's own endpoint, HOST:PORT or unix:PATH, never a front, whose clients must
+    not make the server look wedged. `model`: a text model; `engine`: the engine model behind it. `log`: the server's
+    log; None: our standard error.
     """
 
     runtime: Path
@@ -67,9 +68,9 @@ class Server:
         reaper.tell(self._remains)
 
     def wait_ready(self, is_ready: Callable[[float], bool], timeout: float) -> bool:
-        """True once `is_ready` (given the time left); False if it was stopped before.
+        """True once `is_ready(seconds_left)` is true; False if a stop is requested before.
 
-        Raises ServerFailed if it ends, takes too long, or `is_ready` raises ForgeError.
+        Raises ServerFailed if the server ends, takes too long, or `is_ready` raises ForgeError.
         """
         until = time.monotonic() + timeout
         while not self._stop.wait(_POLL):
@@ -88,13 +89,21 @@ class Server:
         return False
 
     def watch(self) -> None:
-        """Return when it is to stop. Raises ServerFailed, with everything ended, if it breaks."""
+        """Return when a stop is requested. If the server breaks, end it and raise ServerFailed."""
         watchdog, idle = Watchdog(), IdleClock()
         health = HealthObserver(self._service.http)
         path = PathCheck(self._service.http, self._service.model)
+        last = time.monotonic()
         try:
             while not self._stop.wait(_POLL):
                 now = time.monotonic()
+                if now - last > _PAUSED:
+                    # This process itself was stopped: what is silent since then was not asked.
+                    watchdog, path = Watchdog(), PathCheck(self._service.http, self._service.model)
+                    health.restart()
+                    if self._observer is not None:
+                        self._observer.restart()
+                last = now
                 status, silent = self._engine(now)
                 if idle.due(now, status):
                     path.start()
@@ -108,7 +117,7 @@ class Server:
             health.end()
 
     def shut_down(self, drain_timeout: float) -> int:
-        """Drain it and end it; the exit status: 0, 1 if requests were cut, 128 + the number of a second signal."""
+        """Drain and end the server; exit status 0, 1 if requests were cut, 128 + the number of a second signal."""
         if self._control is None:
             return self._shut_down_triton(drain_timeout)
         status, _ = self._engine(time.monotonic())
@@ -121,7 +130,7 @@ class Server:
         return 1 if toll.cut else 0
 
     def end(self) -> None:
-        """Leave no process behind."""
+        """End all processes and clean up."""
         self._stop.kills(None)
         if self._observer is not None:
             self._observer.end()
@@ -132,7 +141,7 @@ class Server:
         self._reaper.tell(Remains())
 
     def _begin(self) -> bool:
-        """It is ready: know its processes."""
+        """The server is ready: record its processes. False if a stop is requested."""
         self._control = engine_of(self._service.runtime, self._service.engine)
         others: dict[int, str] = {}
         if self._control is not None:
@@ -171,13 +180,13 @@ class Server:
         return tuple(samples if deaths is None else sorted(samples, key=lambda sample: deaths.place(sample.pid)))
 
     def _why_hurry(self) -> str:
-        """Why a drain cannot wait for the requests."""
+        """Why draining must not wait any longer; empty if it may."""
         if self._stop.again is not None:
             return "the server was stopped at once"
         return next((f"{member.name} ended" for member in self._members if member.stat() is None), "")
 
     def _shut_down_triton(self, drain_timeout: float) -> int:
-        """Let Triton itself wait for its requests, which nobody else can count."""
+        """Let Triton itself drain, because only Triton can count its requests."""
         graceful = self._group.terminate(max(_PATIENCE, drain_timeout))
         if self._stop.again is not None:
             return self._stopped_at_once(None)
@@ -191,7 +200,7 @@ class Server:
         return _SIGNALLED + self._stop.again
 
     def _broken(self, verdict: Verdict) -> ServerFailed:
-        """Tell the clients, show the stacks of what hangs, and end everything."""
+        """Show the stacks of what hangs, end the requests with an error, and kill everything."""
         if verdict.kind in ("frozen", "wedged"):
             _say(f"{verdict.reason}; stacks of its model and engine processes follow")
             stacks = dump_stacks([*self._group.model_processes(), *self._engine_pid()], self._service.log)
@@ -200,15 +209,15 @@ class Server:
         error, hint = self._first_error(verdict)
         if self._control is not None and verdict.kind != "failed":
             control = self._control
-            within(_LAST_WORDS, lambda: control.cut(f"the server is ending: {error or verdict.reason}"))
-        time.sleep(_LAST_WORDS)
+            within(_DELIVERY, lambda: control.cut(f"the server is ending: {error or verdict.reason}"))
+        time.sleep(_DELIVERY)
         self._group.kill()
         said = f":\n{error}" if error else ""
         return ServerFailed(f"{verdict.reason}{said}", hint=hint or "Start it again.", was_ready=self._was_ready)
 
     def _first_error(self, verdict: Verdict) -> tuple[str, str]:
-        """What the engine says of itself; after the end of a process else the first new error in the log."""
-        until = time.monotonic() + _LAST_WORDS
+        """Error and hint of the engine; if a process died without one, the first new error in the log."""
+        until = time.monotonic() + _DELIVERY
         while verdict.pid in self._ranks and self._observer is not None and time.monotonic() < until:
             status, _ = self._observer.answer
             if status.error:
@@ -227,7 +236,8 @@ class Server:
             raise self._failure(f"{how} with status {ended[1]}", "See the whole log with --verbose.", ended[0])
 
     def _failure(self, what: str, hint: str, who: str = "the Triton server") -> ServerFailed:
-        error = first_error(self._service.log, self._mark.offset)
+        log, offset = self._service.log, self._mark.offset
+        error = first_error(log, offset) or last_lines(log, offset)
         return ServerFailed(f"{who} {what}" + (f":\n{error}" if error else ""), hint=hint, was_ready=self._was_ready)
 
 

@@ -1,14 +1,12 @@
-"""A repository as one server sees it: symbolic links in the server's runtime directory.
+"""One server's view of a repository: symbolic links in the server's runtime directory.
 
-Python writes its compiled modules beside the sources, which must not get into the artifact; and the engine's path in a
-TensorRT-LLM config.pbtxt is that of the container, which is another one here.
+Python writes compiled modules beside the sources, which must not change the artifact. And a TensorRT-LLM config.pbtxt
+holds the engine's path inside the container, which differs here.
 """
 
 from pathlib import Path
 
-from trtforge.formats.triton import RepositoryFacts
-
-CONFIG = "config.pbtxt"
+from trtforge.formats.triton import CONFIG_FILE, RepositoryFacts
 
 
 def make_view(repository: Path, view: Path, facts: RepositoryFacts) -> None:
@@ -19,13 +17,13 @@ def make_view(repository: Path, view: Path, facts: RepositoryFacts) -> None:
             target.mkdir(parents=True)
             for entry in version.iterdir():
                 (target / entry.name).symlink_to(entry.resolve())
-        _write_config(model, view / model.name / CONFIG, facts)
+        _write_config(model, view / model.name / CONFIG_FILE, facts)
 
 
 def _write_config(model: Path, target: Path, facts: RepositoryFacts) -> None:
     if facts.backend != "tensorrt_llm" or model.name != facts.model("tensorrt_llm"):
-        target.symlink_to((model / CONFIG).resolve())
+        target.symlink_to((model / CONFIG_FILE).resolve())
         return
-    text = (model / CONFIG).read_text(encoding="utf-8")
+    text = (model / CONFIG_FILE).read_text(encoding="utf-8")
     engine = (model / "1" / Path(facts.engine_path).name).resolve()
     target.write_text(text.replace(f'"{facts.engine_path}"', f'"{engine}"'), encoding="utf-8")

@@ -1,6 +1,6 @@
-"""What is wrong with a server, judged from samples of its processes and its engine. Nothing here looks or acts.
+"""Diagnoses a server from samples of its processes and its engine; neither takes the samples nor acts.
 
-A process that computes is given more time than one that does not: a loaded machine is slow, a deadlock is idle.
+A process that uses the CPU gets more time than an idle one: a loaded machine is slow, a deadlock is idle.
 """
 
 from collections.abc import Iterator
@@ -24,12 +24,12 @@ class WatchdogLimits:
     stalled: float = 10.0
     health: float = 10.0
     computing: float = 0.2
-    """Share of one core above which a process computes."""
+    """Share of one core above which a process counts as computing, not idle."""
 
 
 @dataclass(frozen=True)
 class ProcessSample:
-    """A process now. `exit_status`: of one that ended, if it is known."""
+    """State of a process. `exit_status`: of an ended process, if known."""
 
     name: str
     pid: int
@@ -40,11 +40,11 @@ class ProcessSample:
 
 @dataclass(frozen=True)
 class Sample:
-    """One moment. `processes`: those that have ended first, in the order of their ends. `engine`: the last answer.
+    """State of a server. `processes`: ended ones first, in the order of their ends. `engine`: its last answer.
 
-    `engine_silent`: seconds since that answer came (0 without an engine process). `health_silent`: seconds since
-    Triton's health endpoint last answered. `path_error`: why a request that was sent through the idle server, to see
-    whether one gets through, did not; empty if it did or none was sent.
+    `engine_silent`: seconds since that answer (0 without an engine process). `health_silent`: seconds since Triton's
+    health endpoint last answered. `path_error`: why the test request through the idle server failed; empty if it
+    succeeded or none was sent.
     """
 
     time: float
@@ -57,7 +57,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is wrong. `error` and `hint`: what the engine said of itself, if it did. `pid`: the process to blame."""
+    """What is wrong. `error` and `hint`: as the engine reported them, if it did. `pid`: the process at fault."""
 
     kind: Kind
     reason: str
@@ -67,7 +67,7 @@ class Verdict:
 
 
 class Watchdog:
-    """Judges one sample after the other."""
+    """Judges successive samples."""
 
     def __init__(self, limits: WatchdogLimits = WatchdogLimits()) -> None:
         self._limits = limits
@@ -76,7 +76,7 @@ class Watchdog:
         self._last: dict[int, tuple[float, float]] = {}
 
     def judge(self, sample: Sample) -> Verdict | None:
-        """The worst that is wrong; None if nothing is. The engine's own error comes before what follows from it."""
+        """The most serious problem; None if there is none. The engine's own error comes before its consequences."""
         self._remember(sample)
         return next(
             (
@@ -88,7 +88,7 @@ class Watchdog:
         )
 
     def _remember(self, sample: Sample) -> None:
-        """Since when each process is stopped, and since when it does not compute."""
+        """Record since when each process is stopped, and since when it is idle."""
         for process in sample.processes:
             if process.state == "stopped":
                 self._stopped_since.setdefault(process.pid, sample.time)
@@ -121,7 +121,7 @@ class Watchdog:
                 pid=engine.pid,
             )
         for client in engine.clients:
-            # What the engine said of a client is as old as the answer in which it said so.
+            # The engine's report on its clients is as old as its last answer.
             if sample.engine_silent < self._limits.stopped and self._too_silent(
                 sample, client.pid, client.silent_seconds
             ):
@@ -133,7 +133,7 @@ class Watchdog:
                 )
 
     def _too_silent(self, sample: Sample, pid: int, silent: float) -> bool:
-        """A process that is not sampled counts as one that does not compute."""
+        """A process without samples counts as idle."""
         idle = sample.time - self._idle_since.get(pid, sample.time) if pid in self._last else silent
         return min(silent, idle) > self._limits.silent or silent > self._limits.silent_computing
 
@@ -142,7 +142,7 @@ class Watchdog:
         if engine is not None and engine.running + engine.waiting > 0 and engine.stalled_seconds > limits.stalled:
             yield Verdict(
                 "wedged",
-                f"no token was made for {engine.stalled_seconds:.0f} s while {engine.running} requests run and "
+                f"no token was generated for {engine.stalled_seconds:.0f} s while {engine.running} requests run and "
                 f"{engine.waiting} wait",
             )
         for client in engine.clients if engine is not None else ():
@@ -174,7 +174,7 @@ def _ended(sample: Sample) -> Iterator[Verdict]:
 
 
 class IdleClock:
-    """When a server that does nothing is due for a request that shows whether one gets through."""
+    """Decides when an idle server is due for a test request."""
 
     def __init__(self, period: float = 30.0) -> None:
         self._period = period
@@ -182,7 +182,7 @@ class IdleClock:
         self._quiet_since = 0.0
 
     def due(self, now: float, engine: EngineStatus | None) -> bool:
-        """Whether nothing has run for a period. True once a period."""
+        """True once per period in which nothing has run."""
         if engine is None:
             return False
         counters = (engine.generated_tokens, engine.finished + engine.refused)

@@ -1,1 +1,1 @@
-"""Stage: proof that the split, quantised rank files compute what the Hugging Face model computes."""
+"""Stage: checks that the split, quantised rank files compute what the Hugging Face model computes."""

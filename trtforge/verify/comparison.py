@@ -1,4 +1,4 @@
-"""Two models on the same tokens: perplexity, divergence and agreement, accumulated window by window."""
+"""Compares two models on the same tokens: perplexity, divergence and agreement, accumulated window by window."""
 
 import math
 from dataclasses import dataclass, field
@@ -29,7 +29,7 @@ class Comparison:
         self.divergence += float((expected_log.exp() * (expected_log - got_log)).sum())
         self.agreements += int((expected.argmax(-1) == got.argmax(-1)).sum())
         largest = float((expected - got).abs().max())
-        # max() would drop a NaN, which is the one error that must be seen.
+        # max() would drop a NaN, which must be reported.
         self.largest_error = largest if math.isnan(largest) else max(self.largest_error, largest)
 
     @property

@@ -1,48 +1,49 @@
-"""The reference of an already quantised checkpoint: transformers' model with the weights that codes and scales mean.
+"""Dequantised weights of an already quantised checkpoint, for the reference model.
 
-transformers itself needs a package of each tool to read them, and takes ModelOpt's for what they are not.
+transformers itself needs each tool's package to read such weights, and misreads ModelOpt's.
 """
 
 import torch
 from torch import Tensor
 
+from trtforge.core.number_limits import NVFP4_BLOCK
 from trtforge.formats.hf import HfCheckpoint
 from trtforge.formats.quantized_source import Packing, QuantizedSource
 from trtforge.models.family import Family
 from trtforge.models.repack import repack_awq, repack_gptq
-from trtforge.models.transforms import NVFP4_BLOCK, dequantize_int4, unpack_int4
+from trtforge.models.transforms import dequantize_int4, unpack_int4
 from trtforge.reference.weights import LayerWeights
 from trtforge.runtime.linears.nvfp4_linear import from_e2m1
 
-_OF_ITS_OWN: dict[Packing, str] = {"awq": "qweight", "gptq": "qweight", "pack_quantized": "weight_packed"}
-"""A tensor that only quantised modules have; the other packings' is weight_scale."""
+_MARKERS: dict[Packing, str] = {"awq": "qweight", "gptq": "qweight", "pack_quantized": "weight_packed"}
+"""A tensor that only quantised modules have; weight_scale for other packings."""
 
 
 class DequantizedWeights(LayerWeights):
-    """The float32 weights of a quantised checkpoint as they are meant, layer by layer."""
+    """The weights of a quantised checkpoint, dequantised to float32, layer by layer."""
 
     def __init__(self, checkpoint: HfCheckpoint, family: Family, source: QuantizedSource) -> None:
         super().__init__(checkpoint, family, torch.device("cpu"), torch.float32)
         self._source = source
-        self._turned = tuple(f".{part.module}" for row in family.linears if row.conv1d for part in row.parts)
+        self._transposed = tuple(f".{part.module}" for row in family.linears if row.conv1d for part in row.parts)
 
     def has(self, name: str) -> bool:
-        """Whether there is such a tensor, or codes that mean it."""
-        return super().has(name) or self._means(name)
+        """Whether the checkpoint has this tensor, plain or quantised."""
+        return super().has(name) or self._is_quantized(name)
 
     def _tensor(self, name: str) -> Tensor:
-        if not self._means(name):
+        if not self._is_quantized(name):
             return super()._tensor(name)
         module = name.removesuffix(".weight")
         weight = self._weight(module)
-        return weight.T.contiguous() if module.endswith(self._turned) else weight
+        return weight.T.contiguous() if module.endswith(self._transposed) else weight
 
-    def _means(self, name: str) -> bool:
-        kind = _OF_ITS_OWN.get(self._source.packing, "weight_scale")
-        return name.endswith(".weight") and super().has(f"{name.removesuffix('weight')}{kind}")
+    def _is_quantized(self, name: str) -> bool:
+        marker = _MARKERS.get(self._source.packing, "weight_scale")
+        return name.endswith(".weight") and super().has(f"{name.removesuffix('weight')}{marker}")
 
     def _weight(self, module: str) -> Tensor:
-        """(out, in) float32."""
+        """The dequantised weight, (out, in) float32."""
 
         def take(suffix: str) -> Tensor:
             return self._as_stored(f"{module}.{suffix}")

@@ -1,4 +1,4 @@
-"""Reference and candidate side by side, one decoder layer of each in memory, over all windows: logits and layers."""
+"""Compares reference and candidate over all windows, with one decoder layer of each in memory."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +18,7 @@ from trtforge.verify.result import LayerError
 def compare_by_layer(
     candidate: Path, reference: HfCheckpoint, windows: Sequence[Sequence[int]], progress: Progress, *, layers: bool
 ) -> tuple[Comparison, tuple[LayerError, ...]]:
-    """Both models on the same windows, each going on with its own states; `layers`: the error after every layer too.
+    """Run both models on the same windows, each on its own hidden states. `layers`: also measure each layer's error.
 
     A checkpoint is computed in float32, an engine as it was compiled.
     """
@@ -52,7 +52,7 @@ def compare_by_layer(
 
 
 def _error(states: HiddenStates, ours: Layerwise, windows: int) -> float:
-    """Root of the squared differences of all states, relative to the reference's."""
+    """Norm of the difference of all hidden states / norm of the reference's."""
     difference = energy = 0.0
     for window in range(windows):
         expected = states.get(window)[0]

@@ -1,4 +1,4 @@
-"""The reference: `transformers`' own model in float32; of a quantised checkpoint with the weights that it means."""
+"""The reference: the `transformers` model in float32, with dequantised weights for a quantised checkpoint."""
 
 import torch
 
@@ -11,7 +11,7 @@ from trtforge.verify.dequantized import DequantizedWeights
 
 
 def stream_reference(checkpoint: HfCheckpoint) -> LayerStream:
-    """The model a layer at a time, on the CPU."""
+    """The model, one layer at a time, on the CPU."""
     source, family = read_quantized_source(checkpoint.config), family_of_checkpoint(checkpoint)
     if source is not None:
         return LayerStream(DequantizedWeights(checkpoint, family, source))

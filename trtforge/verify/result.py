@@ -1,4 +1,4 @@
-"""What a verification found, and whether a gate holds."""
+"""The metrics of a verification, and whether they pass a gate."""
 
 import math
 
@@ -21,20 +21,20 @@ class Perplexity(Config):
 
 
 class Failure(Config):
-    """A figure of the gate that does not hold."""
+    """A metric that fails the gate."""
 
     figure: str
     value: float
     limit: float
 
     def __str__(self) -> str:
-        return f"{self.figure} is {self.value:.4g}, the gate asks for {self.limit:.4g}"
+        return f"{self.figure} is {self.value:.4g}, the gate limit is {self.limit:.4g}"
 
 
 class LayerError(Config):
-    """How far a layer's output is from the reference's: norm of the difference / norm of the reference.
+    """Error of a layer's output: norm of the difference from the reference / norm of the reference.
 
-    `added` is how much more than after the layer before: what this layer contributes.
+    `added`: the increase over the layer before, which is this layer's contribution.
     """
 
     layer: int
@@ -43,16 +43,16 @@ class LayerError(Config):
 
 
 class Damage(Config):
-    """What quantising some linear layers alone does to their decoder layer's output, relative to its norm."""
+    """Relative error of a decoder layer's output if only these linear layers are quantised."""
 
     modules: tuple[str, ...]
     error: float
 
 
 class Verification(Config):
-    """The figures. `kl_mean` in nats per token.
+    """The metrics. `kl_mean` in nats per token.
 
-    `tensors_checked`: tensors of all ranks; copies are compared bit for bit, all take part in the logits.
+    `tensors_checked`: tensors of all ranks; copied ones are compared bit for bit, all contribute to the logits.
     """
 
     perplexity: Perplexity
@@ -66,7 +66,7 @@ class Verification(Config):
 
     @property
     def passed(self) -> bool:
-        """Whether every figure of the gate holds."""
+        """Whether every metric passes the gate."""
         return not self.failures
 
     def as_json(self) -> dict[str, object]:
@@ -100,14 +100,14 @@ class Verification(Config):
 
 
 def _number(value: float) -> float | None:
-    """JSON has no NaN and no infinity: null."""
+    """None for NaN and infinity, which JSON lacks."""
     return value if math.isfinite(value) else None
 
 
 def failures(
     gate: GateConfig, perplexity_increase: float, top1_agreement: float, kl_mean: float
 ) -> tuple[Failure, ...]:
-    """The figures of `gate` that do not hold; one that is no number never does, gate or not."""
+    """The metrics that fail `gate`; non-finite values always fail."""
     figures = {"perplexity_increase": perplexity_increase, "top1_agreement": top1_agreement, "kl_mean": kl_mean}
     broken = [name for name, value in figures.items() if not math.isfinite(value)]
     if broken:

@@ -1,4 +1,4 @@
-"""Which linear layers lose most by quantisation: each alone is quantised in the reference model, layer by layer."""
+"""Ranks linear layers by quantisation error: each alone is quantised in the reference model, layer by layer."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,21 +22,21 @@ from trtforge.verify.reference import stream_reference
 from trtforge.verify.result import Damage
 from trtforge.verify.substitution import Substitution
 
-_WINDOWS = 8  # of the gate's data: enough for an order
+_WINDOWS = 8  # of the gate's data: enough for a ranking
 
 
 def rank_linears(
     candidate: Path, reference: Path, gate: GateConfig, *, progress: Progress | None = None
 ) -> tuple[Damage, ...]:
-    """The linear layers of a checkpoint with one rank that can be left unquantised, the most damaging first.
+    """The linear layers of a one-rank checkpoint that can be left unquantised, largest error first.
 
-    What one scale serves is judged together. Experts are not judged: they cannot be left out. Raises ForgeError for a
-    damaged checkpoint and for data that cannot be used.
+    Layers that share a scale are measured together. Experts are skipped, because they cannot be excluded. Raises
+    ForgeError for a damaged checkpoint and for unusable data.
     """
     open_artifact(candidate, "checkpoint")
     config, source = read_checkpoint_config(candidate), open_checkpoint(reference)
     family, layout = family_of_checkpoint(source), layout_of_checkpoint(config)
-    assert layout is not None, "a checkpoint of ours"
+    assert layout is not None, "a checkpoint that trtforge wrote"
     assert layout.parallel.world_size == 1, "one rank holds whole matrices"
     facts = family.facts(source.config)
     substitution = Substitution(candidate, checkpoint_plan(family, facts, layout))
@@ -73,21 +73,21 @@ def rank_linears(
     finally:
         states.close()
         stream.close()
-    ranked = [group for judged in by_layer.values() for group in judged]
-    damages = [Damage(modules=tuple(group.names), error=group.error) for group in ranked]
+    measured = [group for groups in by_layer.values() for group in groups]
+    damages = [Damage(modules=tuple(group.names), error=group.error) for group in measured]
     return tuple(sorted(damages, key=lambda damage: -damage.error))
 
 
 @dataclass
 class _Group:
-    """Modules that are judged together, by name, and sums over windows of the layer's output with and without them."""
+    """Names of modules measured together; squared norms of output difference and output, summed over windows."""
 
     names: Sequence[str]
     difference: float = 0.0
     energy: float = 0.0
 
     def add(self, found: Tensor, expected: Tensor) -> None:
-        """One window's output of the layer, with the modules quantised and without."""
+        """Add one window: the layer's output with the modules quantised, and without."""
         self.difference += float((found - expected).square().sum())
         self.energy += float(expected.square().sum())
 

@@ -1,4 +1,4 @@
-"""The verify stage: `transformers` on the Hugging Face model against the runtime on the converted ranks."""
+"""The verify stage: compares the converted ranks, on our runtime, with the Hugging Face model in `transformers`."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -31,10 +31,10 @@ def verify(
 ) -> Verification:
     """Compare `candidate` (a checkpoint, or a torch engine as it was compiled) with `reference` in float32.
 
-    `layers`: also say how far every decoder layer's output is off.
+    `layers`: also report the error of every decoder layer's output.
 
-    Raises ForgeError for a damaged or foreign artifact, a damaged tokenizer and for data that cannot be used; a broken
-    gate is not an error but a result with `failures`.
+    Raises ForgeError for a damaged or foreign artifact, a damaged tokenizer and unusable data. A failed gate raises
+    nothing: the result lists `failures`.
     """
     engine = is_engine(candidate)
     manifest = open_artifact(candidate, "engine" if engine else "checkpoint")
@@ -60,7 +60,7 @@ def verify(
 
 
 def _require_same_model(config: CheckpointConfig, manifest: Manifest, reference: HfCheckpoint) -> None:
-    """Raises ForgeError if the candidate was made from another model (an engine tells only its sizes)."""
+    """Raises ForgeError if the candidate was made from another model (of an engine, only sizes are compared)."""
     sizes = family_of(reference.config.architecture).facts(reference.config).sizes
     pairs = {
         "vocab_size": (config.vocab_size, sizes.vocab),
@@ -73,13 +73,13 @@ def _require_same_model(config: CheckpointConfig, manifest: Manifest, reference:
         differing += [name for name, digest in reference.digests.items() if made_from.get(name) != digest]
     if differing:
         raise ForgeError(
-            f"{reference.directory} is not the model that this was made from: {differing[0]} differs",
-            hint="Give the checkpoint that was converted as --against.",
+            f"{reference.directory} is not the model that the candidate was made from: {differing[0]} differs",
+            hint="Give the Hugging Face checkpoint that was converted as --against.",
         )
 
 
 def _check_tensors(candidate: Path, config: CheckpointConfig, reference: HfCheckpoint, progress: Progress) -> None:
-    """Compare every tensor that is a copy bit for bit; what was quantised or repacked is left to the logits."""
+    """Compare copied tensors bit for bit; the logits cover quantised and repacked ones."""
     from trtforge.verify.tensors import check_tensors
 
     family, layout = family_of_checkpoint(reference), layout_of_checkpoint(config)

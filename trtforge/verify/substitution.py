@@ -1,4 +1,4 @@
-"""Puts linear layers of a checkpoint, as the embedded engine computes them, in the place of Hugging Face modules."""
+"""Replaces Hugging Face modules by linear layers of a checkpoint, computed as the embedded engine does."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -19,12 +19,12 @@ from trtforge.runtime.linears.stored import take_linear
 from trtforge.runtime.linears.weights import Weights
 from trtforge.runtime.ranks.source import open_model
 
-_PLACE = Placement(torch.device("cpu"), torch.float32)
+_PLACEMENT = Placement(torch.device("cpu"), torch.float32)
 
 
 @dataclass
 class _Matrix:
-    """One matrix of the checkpoint, whose outputs several modules share; computed once for each input."""
+    """One matrix of the checkpoint, computed once per input; several modules may share its outputs."""
 
     name: str
     linear: Linear
@@ -38,7 +38,7 @@ class _Matrix:
 
 
 class Substitution:
-    """Of a checkpoint with one rank. `plan` is what it was converted by."""
+    """The linear layers of a one-rank checkpoint. `plan`: the plan of its conversion."""
 
     def __init__(self, checkpoint: Path, plan: CheckpointPlan) -> None:
         source = open_model(checkpoint)
@@ -56,7 +56,7 @@ class Substitution:
 
     @contextmanager
     def in_place(self, modules: Mapping[str, nn.Module]) -> Iterator[None]:
-        """`modules`, by name, compute what the checkpoint's matrices give for their inputs."""
+        """Inside, `modules` (by name) compute with the checkpoint's matrices."""
         matrices = {name: self._load(name) for name in {self._rows[module][0] for module in modules}}
         for name, module in modules.items():
             matrix, rows = self._rows[name]
@@ -70,9 +70,9 @@ class Substitution:
     def _load(self, name: str) -> _Matrix:
         slot = self._slots[name]
         kernel = kernel_of(self._spec, self._kernels, name)
-        packed = kernel.pack(take_linear(self._spec, self._weights, slot), _PLACE.dtype)
+        packed = kernel.pack(take_linear(self._spec, self._weights, slot), _PLACEMENT.dtype)
         weights = Weights.of({f"{name}.{part}": tensor.contiguous() for part, tensor in packed.items()})
-        return _Matrix(name, kernel.load(weights, name, (slot.out, slot.inputs), _PLACE, bias=True))
+        return _Matrix(name, kernel.load(weights, name, (slot.out, slot.inputs), _PLACEMENT, bias=True))
 
 
 def _forward(matrix: _Matrix, rows: Tensor) -> Callable[[Tensor], Tensor]:
@@ -86,15 +86,15 @@ def _linear_slots(slots: Any) -> Iterator[tuple[str, LinearSlot]]:
 
 
 def _rows_of(target: Target, content: Quantized) -> Iterator[tuple[str, tuple[str, Tensor]]]:
-    """For each module of a matrix: the matrix's name, and which of its outputs are the module's, in its order."""
+    """For each module of a matrix: the matrix's name, and the indices of the module's outputs in it."""
     name = target.spec.name.removesuffix(".weight")
-    places: dict[str, list[tuple[range, int]]] = {}
+    ranges: dict[str, list[tuple[range, int]]] = {}
     first = 0
     for piece in content.pieces:
         for rows in piece.cuts[0].rows:
-            places.setdefault(piece.source.removesuffix(".weight"), []).append((rows, first))
+            ranges.setdefault(piece.source.removesuffix(".weight"), []).append((rows, first))
             first += len(rows)
-    for module, parts in places.items():
+    for module, parts in ranges.items():
         order = torch.empty(max(rows.stop for rows, _ in parts), dtype=torch.int64)
         for rows, start in parts:
             order[rows.start : rows.stop] = torch.arange(start, start + len(rows))

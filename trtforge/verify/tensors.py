@@ -1,6 +1,6 @@
-"""Tensor by tensor: what the rank files hold against the Hugging Face tensors they were made of, bit for bit.
+"""Compares the tensors of rank files with the Hugging Face tensors they were made from, bit for bit.
 
-Covers everything that is copied, cast, cut, regrouped or stacked. Quantised weights are judged by the logits.
+Covers everything that is copied, cast, cut, regrouped or stacked. The logits cover quantised weights.
 """
 
 from pathlib import Path
@@ -24,7 +24,7 @@ _SLAB_BYTES = 16 << 20
 def check_tensors(
     candidate: Path, reference: HfCheckpoint, plan: CheckpointPlan, layout: Layout, progress: Progress
 ) -> int:
-    """The number of rank tensors that equal their sources. Raises ForgeError naming the first that does not."""
+    """The number of rank tensors that equal their sources. Raises ForgeError naming the first that differs."""
     stored = _stored(candidate, layout.parallel)
     found = list(origins(plan, layout))
     checked: set[tuple[int, str]] = set()
@@ -34,7 +34,7 @@ def check_tensors(
             if target is None or target.spec != origin.target:
                 raise _differs(candidate, origin, "is missing, or has another dtype or shape")
             if not _equal(origin, target, reference.tensors[origin.piece.source], reader):
-                raise _differs(candidate, origin, f"is not what {origin.piece.source} makes it")
+                raise _differs(candidate, origin, f"differs from its source {origin.piece.source}")
             checked.add((origin.rank, origin.target.name))
             bar.advance(1)
     return len(checked)
@@ -48,7 +48,7 @@ def _stored(candidate: Path, parallel: Parallel) -> list[dict[str, StoredTensor]
 def _differs(candidate: Path, origin: Origin, what: str) -> ForgeError:
     return ForgeError(
         f"{candidate / rank_file(origin.rank)}: {origin.target.name} {what}",
-        hint="Convert again; if it stays, the checkpoint was written by another converter that swaps tensors.",
+        hint="Convert again. If the error stays, another converter wrote the checkpoint with swapped tensors.",
     )
 
 
@@ -67,7 +67,7 @@ def _equal(origin: Origin, target: StoredTensor, source: StoredTensor, reader: R
 
 
 def _target_rows(target: StoredTensor, first: int, count: int, width: int, reader: RowReader) -> Tensor:
-    """Rows of the (all rows, width) matrix, whatever the tensor's dimensions."""
+    """Rows of the tensor, viewed as a matrix (rows, width)."""
     size = target.spec.dtype.size
     flat = StoredTensor(
         type(target.spec)(target.spec.name, target.spec.dtype, (target.spec.nbytes // (width * size), width)),

@@ -12,5 +12,5 @@ class TritonPythonModel(TextModel):
     """The Python model that Triton loads."""
 
     def connect(self, config: ModelConfig, names: Mapping[str, str]) -> TextEngine:
-        """The engine process that the engine model starts."""
+        """Connect to the engine process that the engine model starts."""
         return ServedEngine(config, names)

@@ -1,4 +1,4 @@
-"""Token ids to text, each response by itself. For clients that call the engine model; text models do it themselves."""
+"""Token ids to text, each response independently: for clients of the engine model, as text models detokenize."""
 
 from collections.abc import Mapping
 
@@ -7,6 +7,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 from detokenizer import Detokenizer, load_tokenizer
 from model_config import ModelConfig
+from numpy.typing import NDArray
 from responder import RequestFailed, triton_error
 
 
@@ -22,7 +23,7 @@ class TritonPythonModel:
         self._skip_special_tokens = config.flag("skip_special_tokens", True)
 
     def execute(self, requests: list["pb_utils.InferenceRequest"]) -> list["pb_utils.InferenceResponse"]:
-        """One response a request: a text for every beam of every item, in that order."""
+        """One response per request: a text for every beam of every item, in that order."""
         return [self._respond(request) for request in requests]
 
     def finalize(self) -> None:
@@ -37,8 +38,8 @@ class TritonPythonModel:
             return pb_utils.InferenceResponse([], triton_error(str(failure), failure.code))
         return pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT", np.array(texts, dtype=object))])
 
-    def _texts(self, tokens: np.ndarray, lengths: np.ndarray) -> list[list[bytes]]:
-        """int32 [items, beams, tokens] and [items, beams] to a text each."""
+    def _texts(self, tokens: NDArray[np.int32], lengths: NDArray[np.int32]) -> list[list[bytes]]:
+        """int32 [items, beams, tokens] and [items, beams] to one UTF-8 text per item and beam."""
         if tokens.shape[:2] != lengths.shape:
             raise RequestFailed(
                 f"SEQUENCE_LENGTH has the shape {list(lengths.shape)}; TOKENS_BATCH of shape {list(tokens.shape)} "

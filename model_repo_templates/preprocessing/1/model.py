@@ -1,11 +1,12 @@
 """Text to token ids: the prompt, stop and bad words, the embedding bias, end and padding ids."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import model_process
-import numpy as np
 import triton_python_backend_utils as pb_utils
 from model_config import ModelConfig
+from numpy.typing import NDArray
 from preprocessor import Preprocessor
 from responder import RequestFailed, triton_error
 
@@ -19,7 +20,7 @@ class TritonPythonModel:
         self._preprocessor = Preprocessor(ModelConfig(args))
 
     def execute(self, requests: list["pb_utils.InferenceRequest"]) -> list["pb_utils.InferenceResponse"]:
-        """One response a request."""
+        """One response per request."""
         return [self._respond(request) for request in requests]
 
     def finalize(self) -> None:
@@ -34,7 +35,7 @@ class TritonPythonModel:
             return pb_utils.InferenceResponse([], triton_error(str(failure), failure.code))
         return pb_utils.InferenceResponse([pb_utils.Tensor(name, value) for name, value in outputs.items()])
 
-    def _prepare(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def _prepare(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         for name, value in inputs.items():
             if len(value) != 1:
                 raise RequestFailed(f"{name} holds {len(value)} items; send a request for each")

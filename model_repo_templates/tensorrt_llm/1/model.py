@@ -14,7 +14,7 @@ class TritonPythonModel(EngineProcessModel):
     """The Python model that Triton loads."""
 
     def command(self, config: ModelConfig, socket: Path) -> Sequence[str]:
-        """The embedded engine's process."""
+        """Run the embedded engine."""
         tokens = config.text("max_tokens_in_paged_kv_cache")
         seconds = config.text("max_queue_seconds")
         job = {

@@ -12,7 +12,7 @@ class TritonPythonModel(EngineProcessModel):
     """The Python model that Triton loads."""
 
     def command(self, config: ModelConfig, socket: Path) -> Sequence[str]:
-        """The process of the LLM that model.yaml describes."""
+        """Run the LLM that model.yaml describes."""
         seconds = config.text("max_queue_seconds")
         job = {
             "model_yaml": str(config.directory / "model.yaml"),

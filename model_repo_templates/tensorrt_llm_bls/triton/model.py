@@ -12,5 +12,5 @@ class TritonPythonModel(TextModel):
     """The Python model that Triton loads."""
 
     def connect(self, config: ModelConfig, names: Mapping[str, str]) -> TextEngine:
-        """The engine model of this server."""
+        """Connect to the engine model of this server."""
         return TritonEngine(config)

@@ -105,7 +105,7 @@ CASES = [
     (b"GET /v2 HTTP/1.1\r\n\r\n", 400, "not HTTP/1.1"),
     (b"nonsense\r\n\r\n", 400, "not HTTP/1.1"),
     (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400, "not HTTP/1.1"),
-    (b"GET /v2 HTTP/3.0\r\nHost: x\r\n\r\n", 505, "the front speaks HTTP/1.1"),
+    (b"GET /v2 HTTP/3.0\r\nHost: x\r\n\r\n", 505, "use HTTP/1.0 or HTTP/1.1"),
     (b"GET /v2 HTTP/1.1\r\nHost: x\r\nBad Header: 1\r\n\r\n", 400, "not HTTP/1.1"),
     (b"GET /v2 HTTP/1.1\r\nHost: x\r\nX: a\x00b\r\n\r\n", 400, "not HTTP/1.1"),
     (request_bytes("GET", "/v2/logging"), 403, "logging is closed on this server"),
@@ -145,7 +145,7 @@ def test_idle_connections_are_closed() -> None:
     async def test(front: Running) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
         answer = await read_answer(reader)
-        assert (answer.status, answer.error) == (408, "no request came in 0.1 s")
+        assert (answer.status, answer.error) == (408, "no request arrived within 0.1 s")
         assert await asyncio.wait_for(reader.read(), 10) == b""
         writer.close()
         reader, writer = await asyncio.open_connection("127.0.0.1", front.port)

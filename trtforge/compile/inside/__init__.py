@@ -1,1 +1,1 @@
-"""What runs beside TensorRT-LLM: programs of one file that import nothing of trtforge, so containers can run them."""
+"""Programs that run in TensorRT-LLM's environment: single files that import nothing of trtforge."""

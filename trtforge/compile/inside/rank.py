@@ -1,8 +1,8 @@
-"""One rank's engine by TensorRT-LLM's Python API; the only module that imports tensorrt_llm.
+"""Build one rank with TensorRT-LLM's Python API; the only module that imports tensorrt_llm.
 
-It runs as a program of its own, here or in a container that has no trtforge, and imports nothing of it:
+It runs as a separate program, also in containers without trtforge, and imports nothing of trtforge:
 
-    rank.py target                                       versions and GPUs that engines would be built with, as JSON
+    rank.py target                                       print versions and GPUs as JSON
     rank.py build CHECKPOINT BUILD_CONFIG.json RANK OUT  write the rank's files into the directory OUT
 
 Sources: `build_model` and `build_and_save` in tensorrt_llm/commands/build.py, `BuildConfig`, `build` and `Engine.save`
@@ -16,11 +16,11 @@ from pathlib import Path
 
 STEPS = ("loading TensorRT-LLM", "reading the checkpoint", "building", "saving")
 STEP_FILE = "step"
-"""In the working directory: the number of the step that is under way, for whoever watches."""
+"""File in the working directory with the number of the current step, for progress bars."""
 
 
 def main() -> None:
-    """Do what the command line says."""
+    """Run the command."""
     parser = argparse.ArgumentParser(prog="rank.py")
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("target")
@@ -37,9 +37,9 @@ def main() -> None:
 
 
 def target() -> "dict[str, object]":
-    """What engines would be built with: versions, and every visible GPU (`sm`: compute capability x 10, memory: bytes).
+    """Versions, and every visible GPU (`sm`: compute capability x 10, memory: bytes).
 
-    TensorRT-LLM's version is its package's: importing it takes half a minute.
+    TensorRT-LLM's version is taken from package metadata, since importing it takes half a minute.
     """
     import tensorrt
     import torch
@@ -56,7 +56,7 @@ def target() -> "dict[str, object]":
 def build_rank(checkpoint: Path, build_config: Path, rank: int, out: Path) -> None:
     """Build one rank on the visible GPU and write its files into `out`; rank 0 writes config.json too.
 
-    `build_config` is read as every release reads its own engines' `build_config` back: by `from_json_file`.
+    `build_config` is read by `from_json_file`, as every release reads its engines' `build_config`.
     """
     _begin(0)
     from tensorrt_llm.builder import BuildConfig, build

@@ -1,4 +1,4 @@
-"""Every known message, by subject. Where two fit one line, the first of the table is the more specific one."""
+"""Every known log message, by subject. If two match a line, the first of the table is the more specific one."""
 
 from trtforge.doctor.known import build, containers, engine, environment, precision, quantize, ranks, serving
 from trtforge.doctor.pattern import Pattern

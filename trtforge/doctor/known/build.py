@@ -1,4 +1,4 @@
-"""Building engines: memory, options, tensors, and what the release can build at all."""
+"""Building engines: memory, options, tensors, and what the release supports."""
 
 from trtforge.doctor.pattern import Pattern
 
@@ -31,8 +31,8 @@ PATTERNS = (
         id="build-tactic-memory",
         title="GPU memory short for a kernel",
         regex=r"Tactic Device request(?:: (?P<needed>\d+ ?MB) Available: (?P<free>\d+ ?MB))?",
-        means="A kernel that TensorRT wanted to try needs {needed} of GPU memory, {free} are free. As long as the "
-        "build goes on, slower kernels take its place.",
+        means="A kernel that TensorRT wanted to time needs {needed} of GPU memory, but {free} are free. As long as the "
+        "build continues, it uses slower kernels instead.",
         do=_LESS,
         sources=("TensorRT-LLM issue #85",),
     ),
@@ -40,7 +40,7 @@ PATTERNS = (
         id="build-tactic-skipped",
         title="kernels skipped for lack of memory",
         regex=r"Skipping tactic .{0,300}insufficient memory",
-        means="TensorRT left out kernels that did not fit into GPU memory. The engine works and may be slower.",
+        means="TensorRT skipped kernels that did not fit into GPU memory. The engine works but may be slower.",
         do="Free the GPU's memory for the build, or lower the build's limits.",
         sources=("TensorRT-LLM issue #102",),
         kind="warning",
@@ -58,7 +58,7 @@ PATTERNS = (
         id="timing-cache",
         title="timing cache of another machine",
         regex=r"Invalid timing cache, using freshly created one",
-        means="The timing cache is of another TensorRT or GPU, or there is none; TensorRT makes a new one.",
+        means="The timing cache is of another TensorRT version or GPU, or does not exist; TensorRT creates a new one.",
         do="Nothing: this is not the cause. If the process ended right after it, look for `Killed`.",
         sources=("TensorRT-LLM issue #489",),
         kind="harmless",
@@ -78,7 +78,7 @@ PATTERNS = (
         id="build-option-unknown",
         title="option that this release does not have",
         regex=r"trtllm-build: error: unrecognized arguments: (?P<arguments>.{0,400}\S)",
-        means="This release's trtllm-build does not know {arguments}: options come and go with releases. "
+        means="This release's trtllm-build does not know {arguments}: options differ between releases. "
         "--max_output_len is gone (--max_seq_len is input plus output, not its new name), --paged_kv_cache became "
         "--kv_cache_type, --use_custom_all_reduce and --multi_block_mode are gone.",
         do="Take the command that `trtforge compile --dry-run --target-version X` prints for the release.",
@@ -89,7 +89,7 @@ PATTERNS = (
         title="TensorRT-LLM without engines",
         regex=r"trtllm-build: (?:command )?not found",
         means="There is no trtllm-build here: TensorRT-LLM is not installed, or it is newer than 1.3.0rc20, the last "
-        "with TensorRT engines.",
+        "release with TensorRT engines.",
         do="Work in the image of a 1.2 release (`trtforge compile --dry-run` names it), or serve the Hugging Face "
         "checkpoint with the LLM API.",
         sources=("TensorRT-LLM documentation, TensorRT backend removal",),
@@ -98,7 +98,7 @@ PATTERNS = (
         id="tensorrt-backend-gone",
         title="TensorRT-LLM without engines",
         regex=r"ValueError: (?i:(?=.{0,400}\bbackend\b)(?=.{0,400}\btensorrt\b(?!-LLM)))",
-        means="This TensorRT-LLM has no TensorRT backend any more: 1.3.0rc20 was the last with it.",
+        means="This TensorRT-LLM no longer has a TensorRT backend: 1.3.0rc20 was the last release with it.",
         do="Install a 1.2 release for engines, or leave the backend out and serve with the PyTorch backend.",
         sources=("TensorRT-LLM documentation, TensorRT backend removal",),
     ),
@@ -106,8 +106,8 @@ PATTERNS = (
         id="tensors-missing",
         title="checkpoint lacks tensors",
         regex=r"Required but not provided tensors:\W*(?P<first>[\w.]+)?",
-        means="The checkpoint lacks tensors that the model needs, {first} among them. Missing scales mean that the "
-        "checkpoint is quantised otherwise than its config.json says.",
+        means="The checkpoint lacks tensors that the model needs, {first} among them. If scales are missing, "
+        "the checkpoint is not quantised as its config.json says.",
         do=_OTHER_RECIPE,
         sources=("TensorRT-LLM issue #1677",),
     ),
@@ -125,8 +125,8 @@ PATTERNS = (
         title="tensor of another shape",
         regex=r"The value updated is not the same shape as the original\. "
         r"Updated: \((?P<stored>[\d, ]+)\), original: \((?P<expected>[\d, ]+)\)",
-        means="A tensor of the checkpoint has shape ({stored}), config.json makes it ({expected}). A first number that "
-        "differs is often vocab_size: tokens were added to the model and config.json was not changed.",
+        means="A tensor of the checkpoint has shape ({stored}), but config.json implies ({expected}). If the first "
+        "dimension differs, it is often vocab_size: tokens were added without a change of config.json.",
         do="Set vocab_size in config.json to the number of rows of the embedding and convert again.",
         sources=("TensorRT-LLM issue #561",),
     ),

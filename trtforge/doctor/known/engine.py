@@ -1,4 +1,4 @@
-"""Engines and configurations that do not fit what loads them."""
+"""Engines and configurations that do not match the software that loads them."""
 
 from trtforge.doctor.pattern import Pattern
 
@@ -9,17 +9,17 @@ _SAME_IMAGE = (
 PATTERNS = (
     Pattern(
         id="tensorrt-serialization-version",
-        title="engine of another TensorRT",
+        title="engine of another TensorRT version",
         regex=r"stdVersionRead == (?:kSERIALIZATION_VERSION|serializationVersion) failed"
         r".{0,300}?Current Version: (?P<here>\d+), Serialized Engine Version: (?P<engine>\d+)",
-        means="The engine was built by another TensorRT than the one that loads it: the engine has serialisation "
-        "version {engine}, the TensorRT here reads version {here}.",
+        means="The engine was built with another TensorRT version than the one that loads it: its serialisation "
+        "version is {engine}, and {here} is needed.",
         do=_SAME_IMAGE,
         sources=("tensorrtllm_backend issue #190", "tensorrtllm_backend issue #531"),
     ),
     Pattern(
         id="tensorrt-library-version",
-        title="engine of another TensorRT",
+        title="engine of another TensorRT version",
         regex=r"expecting library version (?P<here>[\d.]+) got (?P<engine>[\d.]*\d), please rebuild",
         means="The engine was built with TensorRT {engine}; the TensorRT that loads it is {here}. All four numbers "
         "must be equal.",
@@ -49,9 +49,8 @@ PATTERNS = (
         id="engine-not-deserialized",
         title="engine could not be loaded",
         regex=r"Failed to deserialize cuda engine",
-        means="TensorRT could not load the engine. This line says nothing more: TensorRT prints the reason one line "
-        "above it.",
-        do="Read the TensorRT error above this line; most often the engine is of another TensorRT or another GPU.",
+        means="TensorRT could not load the engine. TensorRT prints the reason one line above this one.",
+        do="Read the TensorRT error above this line; usually the engine is of another TensorRT version or another GPU.",
         sources=("TensorRT-LLM issue #1838",),
         kind="effect",
     ),
@@ -61,10 +60,10 @@ PATTERNS = (
         regex=r"Error parsing text-format inference\.ModelConfig: (?P<line>\d+):(?P<column>\d+): "
         r"Expected .{0,300}?got: \$",
         then=r"failed to read text proto from (?P<file>\S*config\.pbtxt)",
-        means="A placeholder ${{...}} of the template was never filled: line {line}, column {column} of {file}. "
-        "fill_template.py leaves unknown and forgotten keys as they are, without an error.",
+        means="A placeholder ${{...}} of the template is unfilled: line {line}, column {column} of {file}. "
+        "fill_template.py leaves unknown and missing keys as they are, without an error.",
         do="Give the key on line {line} a value (new releases add keys), or let `trtforge package` write the "
-        "repository: it refuses one with an unfilled place.",
+        "repository: it refuses unfilled placeholders.",
         sources=("tensorrtllm_backend issue #501", "Triton server issue #8592"),
     ),
     Pattern(
@@ -80,8 +79,8 @@ PATTERNS = (
         id="engine-config-missing",
         title="engine directory without a config.json",
         regex=r"json\.exception\.parse_error\.101.{0,300}unexpected end of input",
-        means="The engine's config.json is missing or empty: the backend parses it without looking whether it is "
-        "there, so a wrong engine directory looks like broken JSON.",
+        means="The engine's config.json is missing or empty: the backend parses it without checking that it "
+        "exists, so a wrong engine directory looks like broken JSON.",
         do="Check that gpt_model_path in tensorrt_llm/config.pbtxt is the engine's directory as the server's container "
         "sees it, with config.json and one rank file for each rank.",
         sources=("tensorrtllm_backend issue #207",),
@@ -100,7 +99,7 @@ PATTERNS = (
         id="parameter-left-out",
         title="optional parameter left out",
         regex=r"Parameter .{0,200} cannot be read from json",
-        means="An optional key is not in config.json; the backend goes on with its default.",
+        means="An optional key is not in config.json; the backend uses its default.",
         do="Nothing: this is not the cause.",
         sources=("tensorrtllm_backend issue #235",),
         kind="harmless",
@@ -109,7 +108,7 @@ PATTERNS = (
         id="optional-value-left-out",
         title="optional parameter left out",
         regex=r"Optional value for parameter .{0,200} will not be set",
-        means="An optional key is not in config.pbtxt; the backend goes on with its default.",
+        means="An optional key is not in config.pbtxt; the backend uses its default.",
         do="Nothing: this is not the cause.",
         sources=("tensorrtllm_backend issue #235",),
         kind="harmless",

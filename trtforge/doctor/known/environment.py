@@ -1,4 +1,4 @@
-"""What surrounds the build: packages, drivers, models from the hub, data sets."""
+"""The environment of a build: packages, drivers, models from the hub, data sets."""
 
 from trtforge.doctor.pattern import Pattern
 
@@ -45,8 +45,8 @@ PATTERNS = (
         id="tokenizer-class",
         title="tokenizer cannot be loaded",
         regex=r"Tokenizer class (?P<class>\w+) does not exist",
-        means="The server's transformers has no {class}: the tokenizer needs a newer transformers, or is code of the "
-        "model that was not allowed to run.",
+        means="The server's transformers has no {class}: the tokenizer needs a newer transformers, or is the "
+        "model's own code, which was not allowed to run.",
         do="Package tokenizer.json with the repository (`trtforge package` does), or use an image with a newer "
         "transformers.",
         sources=("tensorrtllm_backend issue #62",),
@@ -55,8 +55,8 @@ PATTERNS = (
         id="tokenizer-backend",
         title="tokenizer cannot be loaded",
         regex=r"Couldn't instantiate the backend tokenizer",
-        means="transformers found no tokenizer.json, and lacks what it needs to make one (sentencepiece, tiktoken), "
-        "or the directory is not the one that the container sees.",
+        means="transformers found no tokenizer.json and lacks the packages to create one (sentencepiece, "
+        "tiktoken), or the directory is not mounted in the container.",
         do="Put tokenizer.json beside the model, or install sentencepiece in the server's environment.",
         sources=("triton_cli issue #55",),
     ),
@@ -92,7 +92,7 @@ PATTERNS = (
         regex=r"container was built for NVIDIA Driver Release (?P<needed>[\d.]*\d) or later",
         then=r"version (?P<found>[\d.]*\d) was detected",
         means="The container needs driver {needed} or later; this machine has {found}.",
-        do="Update the driver, or use an older image: `trtforge doctor --image IMAGE` compares before the download.",
+        do="Update the driver, or use an older image: `trtforge doctor --image IMAGE` checks before the download.",
         sources=("TensorRT-LLM issue #23",),
     ),
 )

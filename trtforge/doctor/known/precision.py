@@ -1,4 +1,4 @@
-"""Number formats that the GPU or the release does not have."""
+"""Number formats and features that the GPU, the release or the engine does not support."""
 
 from trtforge.doctor.pattern import Pattern
 
@@ -10,14 +10,14 @@ PATTERNS = (
         means="The engine uses FP8, which needs compute capability 8.9 or later (Ada, Hopper, Blackwell); the GPU of "
         "this build has less.",
         do="Quantise to INT4-AWQ or INT8 instead, or build on an L4, L40S, H100 or later. `trtforge doctor RECIPE` "
-        "says it before the build.",
+        "checks this before the build.",
         sources=("TensorRT-LLM issue #1428", "Model-Optimizer issue #70"),
     ),
     Pattern(
         id="fp8-attention",
-        title="FP8 attention is not possible here",
+        title="FP8 attention is not available",
         regex=r"FP8 FMHA cannot be enabled",
-        means="FP8 attention in the context phase was asked for, on a GPU or with settings that have none.",
+        means="FP8 attention in the context phase was requested, but this GPU or these settings do not support it.",
         do="Build with use_fp8_context_fmha disabled; FP8 weights stay as they are.",
         sources=("TensorRT-LLM issue #1864", "TensorRT-LLM issue #2855"),
     ),
@@ -25,8 +25,8 @@ PATTERNS = (
         id="fp8-block-scales",
         title="GPU without block-scaled FP8",
         regex=r"Unsupported SM version for FP8 block scaling GEMM",
-        means="The checkpoint has FP8 weights with block scales (as DeepSeek-V3 has); this GPU has no matrix product "
-        "for them. Ada has FP8 with one scale a tensor only.",
+        means="The checkpoint has FP8 weights with block scales (as DeepSeek-V3 has); this GPU has no GEMM for them. "
+        "Ada supports per-tensor FP8 scales only.",
         do="Use per-tensor FP8 or INT4-AWQ, quantised from the original weights, or a Hopper GPU.",
         sources=("TensorRT-LLM issue #4599",),
     ),
@@ -44,7 +44,7 @@ PATTERNS = (
         title="more draft tokens than the engine takes",
         regex=r"Number of draft tokens \((?P<asked>\d+)\) is larger than maximum number of draft tokens "
         r"\((?P<built>\d+)\)",
-        means="A request brought {asked} draft tokens; the target engine was built for {built}.",
+        means="A request has {asked} draft tokens; the target engine was built for {built}.",
         do="Build the target engine with max_draft_len {asked} or more, and a speculative decoding mode.",
         sources=("TensorRT-LLM executor source", "tensorrtllm_backend issue #473"),
     ),

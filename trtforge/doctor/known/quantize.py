@@ -25,27 +25,27 @@ PATTERNS = (
     ),
     Pattern(
         id="gpu-out-of-memory",
-        title="GPU memory is used up",
+        title="out of GPU memory",
         regex=r"CUDA out of memory\. Tried to allocate (?P<size>[\d.]+ \w+)",
-        means="The GPU had no {size} left.",
+        means="The GPU had less than {size} free.",
         do="Look for other processes on the GPU (`trtforge doctor` shows the used memory); use a smaller batch, a "
         "smaller KV cache or more GPUs.",
         sources=("TensorRT-LLM issue #1331",),
     ),
     Pattern(
         id="offloaded-to-cpu",
-        title="part of the model left the GPU",
+        title="model offloaded to the CPU",
         regex=r"Some parameters are on the meta device",
-        means="The model did not fit into GPU memory, and accelerate moved layers to the CPU or the disk without an "
-        "error. Calibration then takes hours, and the export after it fails.",
+        means="The model did not fit into GPU memory, and accelerate offloaded layers to the CPU or the disk without "
+        "an error. Calibration then takes hours, and the export after it fails.",
         do=_NO_OFFLOAD,
         sources=("TensorRT-LLM issue #2091",),
     ),
     Pattern(
         id="meta-tensor",
-        title="part of the model left the GPU",
+        title="model offloaded to the CPU",
         regex=r"Cannot copy out of meta tensor",
-        means="Weights that accelerate had moved off the GPU were to be read: the model did not fit into GPU memory.",
+        means="The model did not fit into GPU memory: accelerate had offloaded weights, which cannot be read here.",
         do=_NO_OFFLOAD,
         sources=("TensorRT-LLM issue #2091",),
     ),
@@ -60,11 +60,11 @@ PATTERNS = (
     ),
     Pattern(
         id="int4-alignment",
-        title="weights of a rank are not aligned",
+        title="weights of a rank are not a multiple of 32 bytes",
         regex=r"Number of bytes for rows and cols must be a multiple of 32"
         r".{0,300}?num_rows_bytes = (?P<rows>\d+).{0,100}?num_col_bytes = (?P<columns>\d+)",
         means="A quantised weight of one rank has rows of {rows} and columns of {columns} bytes; the kernel needs "
-        "multiples of 32. Often it is lm_head: vocab_size / tp / 2 bytes.",
+        "multiples of 32. It is often lm_head, with vocab_size / tp / 2 bytes.",
         do="Use a smaller tp with pp instead, or leave lm_head unquantised (trtforge does).",
         sources=("TensorRT-LLM issue #843",),
     ),
@@ -80,8 +80,8 @@ PATTERNS = (
         id="export-failed",
         title="ModelOpt could not export",
         regex=r"Cannot export model to the model_config",
-        means="ModelOpt quantised the model and could not write the checkpoint. This line does not say why; `Detailed "
-        "export error:` does.",
+        means="ModelOpt quantised the model but could not write the checkpoint. The reason is in the line `Detailed "
+        "export error:`.",
         do="Read the detailed export error. The calibrated state was saved, so calibration need not run again.",
         sources=("Model-Optimizer issue #23",),
         kind="effect",
@@ -90,8 +90,8 @@ PATTERNS = (
         id="export-error",
         title="ModelOpt could not export",
         regex=r"Detailed export error: (?P<error>.{0,400}\S)",
-        means="ModelOpt quantised the model and could not write the checkpoint: {error}",
-        do="Act on that message; if it names the model's type, ModelOpt does not know the architecture, and a newer "
+        means="ModelOpt quantised the model but could not write the checkpoint: {error}",
+        do="Follow that message; if it names the model's type, ModelOpt does not support the architecture, but a newer "
         "release may. The calibrated state was saved.",
         sources=("Model-Optimizer issue #23",),
     ),
@@ -99,7 +99,7 @@ PATTERNS = (
         id="large-kv-activation",
         title="FP8 KV cache is risky for this model",
         regex=r"Large KV activation detected: (?P<amax>[\d.]*\d)",
-        means="Keys or values of {amax} were seen: one scale for the whole quantised KV cache loses accuracy there (as "
+        means="Keys or values have an amax of {amax}: a single scaling factor for the KV cache then loses accuracy (as "
         "with Qwen2.5).",
         do="Keep the KV cache in the model's dtype (quantization.kv_cache: none), or let the quality gate decide.",
         sources=("TensorRT-LLM issue #4218",),

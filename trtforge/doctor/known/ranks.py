@@ -44,16 +44,16 @@ PATTERNS = (
     ),
     Pattern(
         id="mpi-abort",
-        title="a rank ended all others",
+        title="a rank aborted all ranks",
         regex=r"MPI_ABORT was invoked on rank (?P<rank>\d{1,9})(?!\d)",
-        means="Rank {rank} ended the run for all ranks. This follows from an earlier error of that rank.",
+        means="Rank {rank} aborted all ranks, because of an earlier error of its own.",
         do="Look for the first error of rank {rank}; if ranks cannot be told apart, run mpirun with --tag-output.",
         sources=("TensorRT-LLM issue #2813",),
         kind="effect",
     ),
     Pattern(
         id="slurm-pmi",
-        title="MPI started without Slurm's help",
+        title="MPI was not started by Slurm",
         regex=r"PMI2_Init failed to initialize",
         means="Inside a Slurm allocation MPI sees Slurm's variables and looks for Slurm's launcher, which did not "
         "start it.",
@@ -84,7 +84,7 @@ PATTERNS = (
         title="NCCL could not communicate",
         regex=r"Failed, NCCL error .{0,300}'unhandled system error",
         means="NCCL failed in a system call: too little shared memory, no peer access, InfiniBand, or another rank "
-        "that is gone.",
+        "that ended.",
         do="Look for an earlier error of another rank. If there is none, run again with NCCL_DEBUG=INFO, and give the "
         "container shared memory (--shm-size=1g --ulimit memlock=-1).",
         sources=("TensorRT-LLM issue #1487",),

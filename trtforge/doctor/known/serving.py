@@ -1,4 +1,4 @@
-"""What happens to requests, and to the models around the engine."""
+"""Failures of requests, and of the models around the engine."""
 
 from trtforge.doctor.pattern import Pattern
 
@@ -9,8 +9,8 @@ PATTERNS = (
         regex=r"LoRA task (?P<task>\d+) not found in cache",
         means="The request names LoRA task {task} without its weights, and the cache does not hold them: it is the "
         "first request of that task, or the weights were evicted.",
-        do="Send the weights with the first request of task {task} (warm the cache at start), and make the LoRA cache "
-        "larger if tasks come and go.",
+        do="Send the weights with the first request of task {task} (warm the cache at start), and enlarge the LoRA "
+        "cache if tasks are evicted.",
         sources=("TensorRT-LLM issue #1552",),
     ),
     Pattern(
@@ -44,8 +44,8 @@ PATTERNS = (
         id="kv-cache-manager-defect",
         title="defect of an old KV cache manager",
         regex=r"mNextBlocks\.empty\(\)",
-        means="An assertion of the KV cache's block manager failed: a defect of early TensorRT-LLM releases.",
-        do="Use a newer TensorRT-LLM release, or switch KV cache block reuse off until then.",
+        means="An assertion of the KV cache block manager failed: a defect of early TensorRT-LLM releases.",
+        do="Use a newer TensorRT-LLM release, or disable KV cache block reuse until then.",
         sources=("TensorRT-LLM issue #699",),
     ),
     Pattern(
@@ -61,7 +61,7 @@ PATTERNS = (
         title="request outside the engine's limits",
         regex=r"(?:Couldn't assign (?P<tensor>\w+) with shape (?P<shape>.{1,200}?), )?engine supports \[min, opt, max\]"
         r"(?: = (?P<range>\[.{0,400}\]))?",
-        means="A request brings {tensor} of shape {shape}; the engine was built for {range} (smallest, best, largest).",
+        means="A request has {tensor} of shape {shape}; the engine was built for {range} (min, opt, max).",
         do="Send within max_batch_size, max_input_len and max_num_tokens of the build, or build with larger ones.",
         sources=("TensorRT-LLM issue #176",),
     ),
@@ -80,8 +80,7 @@ PATTERNS = (
         title="streaming from a model that is not decoupled",
         regex=r"Streaming is only supported if model is deployed using decoupled mode",
         means="A request asks for streaming; the model's config.pbtxt says decoupled: false.",
-        do="Set decoupled to true in every model of the repository alike: `serving.streaming: true` of the recipe "
-        "does.",
+        do="Set decoupled to true in every model of the repository, as `serving.streaming: true` of the recipe does.",
         sources=("tensorrtllm_backend issue #626",),
     ),
     Pattern(
@@ -95,7 +94,7 @@ PATTERNS = (
     ),
     Pattern(
         id="decoupled-returned",
-        title="Python model that is not made for streaming",
+        title="Python model without support for streaming",
         regex=r"is using the decoupled mode and the execute function must return None",
         means="config.pbtxt says decoupled: true, and the model.py beside it returns responses instead of sending "
         "them: the two are of different releases or settings.",
@@ -107,16 +106,16 @@ PATTERNS = (
         title="JSON sent to the engine model",
         regex=r"Shape does not match true shape of 'data' field",
         means="The request was posted to the tensorrt_llm model, whose tensors have a batch dimension that /generate "
-        "cannot write.",
+        "cannot express.",
         do="Post text to `ensemble` or `tensorrt_llm_bls`, as `trtforge infer` does.",
         sources=("tensorrtllm_backend issue #502",),
     ),
     Pattern(
         id="batched-request",
-        title="several samples in one request",
+        title="several prompts in one request",
         regex=r"Expected batch dimension to be 1",
-        means="In-flight batching takes one sample a request and batches by itself; this request holds more.",
-        do="Send one request for each sample.",
+        means="With in-flight batching a request has one prompt, and the server batches; this request has more.",
+        do="Send one request for each prompt.",
         sources=("tensorrtllm_backend issue #319", "tensorrtllm_backend issue #228"),
     ),
     Pattern(
@@ -124,7 +123,7 @@ PATTERNS = (
         title="inputs of different batch sizes",
         regex=r"(?:input '(?P<input>[^']+)' )?batch size does not match other inputs",
         means="The inputs of one request do not have the same batch size (input {input}).",
-        do="Send one sample a request, and every input with batch dimension 1.",
+        do="Send one prompt a request, and every input with batch dimension 1.",
         sources=("tensorrtllm_backend issue #319", "tensorrtllm_backend issue #228"),
     ),
     Pattern(
@@ -140,7 +139,7 @@ PATTERNS = (
         id="port-in-use",
         title="port is in use",
         regex=r"Socket '(?P<host>.{0,200}?):(?P<port>\d+)' already in use",
-        means="Another process listens on port {port} of {host}; often it is a server that was not stopped.",
+        means="Another process listens on port {port} of {host}, often a server that was not stopped.",
         do="Stop it (`trtforge doctor` names its process) or choose another port.",
         sources=("tensorrtllm_backend issue #243",),
     ),
@@ -156,7 +155,7 @@ PATTERNS = (
         id="python-stub",
         title="a Python model crashed",
         regex=r"Stub process '(?P<model>[^']*)' is not healthy",
-        means="The process of the Python model {model} ended. This line does not say why; the error above it does.",
+        means="The process of the Python model {model} ended. The reason is in the error above this line.",
         do="Read the first error above this line; if there is none, the process was killed: check memory and /dev/shm.",
         sources=("tensorrtllm_backend issue #159",),
         kind="effect",
@@ -165,7 +164,7 @@ PATTERNS = (
         id="triton-without-gpu",
         title="Triton found no GPU",
         regex=r"CudaDriverHelper has not been initialized|Failed to initialize NVML",
-        means="Triton looked for GPUs and there is none. It serves CPU models all the same.",
+        means="Triton found no GPU. It can still serve CPU models.",
         do="Nothing on a machine without a GPU.",
         sources=("Triton server source, server.cc",),
         kind="harmless",

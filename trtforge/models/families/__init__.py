@@ -1,1 +1,1 @@
-"""One short file a family: a table, and what it states differently from the base it builds on."""
+"""One file per family: its table, or its differences from the family that it builds on."""

@@ -1,4 +1,4 @@
-"""Bloom: alibi, a norm behind the embedding, per-head [q k v] (examples/bloom/convert_checkpoint.py, 0.17)."""
+"""Bloom: ALiBi, a LayerNorm after the embedding, per-head [q k v] (examples/bloom/convert_checkpoint.py, 0.17)."""
 
 from trtforge.formats.hf import HfConfig
 from trtforge.models.families.common import dense, embeddings, plain_mlp, qkv, require
@@ -8,7 +8,7 @@ EMBED, HEAD = embeddings("transformer.word_embeddings.weight", "lm_head.weight")
 
 
 def facts(config: HfConfig) -> Facts:
-    """The facts of a Bloom config.json. What TensorRT-LLM calls gelu is the tanh approximation, as Bloom's is."""
+    """The facts of a Bloom config.json. TensorRT-LLM's gelu is the tanh approximation, as is Bloom's."""
     why = "TensorRT-LLM's Bloom adds the residual before the norm"
     require(config, "apply_residual_connection_post_layernorm", False, (False,), why)
     hidden = config.integer("hidden_size", config.values.get("n_embed"))

@@ -1,4 +1,4 @@
-"""Cohere's Command R: attention and MLP side by side behind one norm without bias, rotary pairs, a scaled head.
+"""Cohere's Command R: parallel attention and MLP after one norm without bias, GPT-J rotary style, scaled logits.
 
 Source: tensorrt_llm/models/commandr/config.py and model.py (0.17), whose network always shards a tied embedding.
 """

@@ -1,4 +1,4 @@
-"""What many families share: the rows of a Llama layer, and the facts that most config.json state alike."""
+"""Shared by many families: the rows of a Llama layer, and facts read from common config.json keys."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ def qkv(parts: tuple[Part, ...] = SELF_ATTENTION, bias: Fact | None = "qkv_bias"
 
 
 def dense(module: str = "self_attn.o_proj", bias: Fact | None = "dense_bias", *, conv1d: bool = False) -> Linear:
-    """The projection of the attention's output."""
+    """The attention output projection."""
     return Linear("attention.dense", (Part(module, "hidden"),), "q", Split.ROW, bias, conv1d=conv1d)
 
 
@@ -63,7 +63,7 @@ def plain_mlp(up: str, down: str, bias: Fact | None = "mlp_bias", *, conv1d: boo
 
 
 def router(module: str) -> Linear:
-    """Scores of the experts: float32, on every rank (tensorrt_llm/layers/moe.py)."""
+    """The router: float32, replicated on every rank (tensorrt_llm/layers/moe.py)."""
     part = Part(module, "experts")
     return Linear(
         "mlp.router", (part,), "hidden", Split.REPLICATE, quantized=False, when="sparse_layer", dtype="float32"
@@ -71,7 +71,7 @@ def router(module: str) -> Linear:
 
 
 def experts(gate: str, up: str, down: str) -> tuple[Experts, Experts]:
-    """Up first, then gate: the fused activation takes the second half (tensorrt_llm/models/llama/convert.py)."""
+    """[up; gate] fused: the activation applies to the second half (tensorrt_llm/models/llama/convert.py)."""
     inner: Size = "moe_intermediate"
     return (
         Experts("mlp.fc", (Part(up, inner), Part(gate, inner)), "hidden", Split.COLUMN),
@@ -80,7 +80,7 @@ def experts(gate: str, up: str, down: str) -> tuple[Experts, Experts]:
 
 
 def shared_expert(prefix: str) -> tuple[Linear, Linear]:
-    """The expert that every token passes: up and gate fused, as in `experts`."""
+    """The shared expert: up and gate fused, as in `experts`."""
     inner: Size = "shared_intermediate"
     parts = (Part(f"{prefix}.up_proj", inner), Part(f"{prefix}.gate_proj", inner))
     return (
@@ -106,7 +106,7 @@ LLAMA_LAYER: tuple[Row, ...] = (INPUT_NORM, qkv(), dense(), POST_NORM, *gated_ml
 
 
 def embeddings(table: str, head: str) -> tuple[Embedding, Embedding]:
-    """The table of the first stage and the output head of the last, which a tied model leaves out."""
+    """The embedding table of the first stage and the LM head of the last; a tied model has no tensor for the head."""
     return (
         Embedding("transformer.vocab_embedding.weight", table, Split.EMBEDDING, PipelineStage.FIRST),
         Embedding("lm_head.weight", head, Split.VOCAB, PipelineStage.LAST, tied=table),
@@ -116,12 +116,14 @@ def embeddings(table: str, head: str) -> tuple[Embedding, Embedding]:
 EMBED, HEAD = embeddings("model.embed_tokens.weight", "lm_head.weight")
 FINAL_NORM = Vector("transformer.ln_f.weight", "model.norm.weight", "hidden", PipelineStage.LAST)
 LLAMA_MODEL: tuple[Row, ...] = (EMBED, FINAL_NORM, HEAD)
+EXPERT = "mlp.experts.{}"
+"""Name of one expert below its layer, as most families write it."""
 ROTARY_TABLES = ("self_attn.rotary_emb.inv_freq",)
-"""Older checkpoints carry the frequencies, which config.json determines."""
+"""Frequencies in older checkpoints; config.json determines them."""
 
 
 def decoder_sizes(config: HfConfig, more: dict[Size, int] | None = None) -> Sizes:
-    """Sizes under the names that most families use."""
+    """Sizes from the config.json keys that most families use."""
     heads, hidden = config.integer("num_attention_heads"), config.integer("hidden_size")
     return Sizes(
         num_layers=config.integer("num_hidden_layers"),
@@ -137,7 +139,7 @@ def decoder_sizes(config: HfConfig, more: dict[Size, int] | None = None) -> Size
 
 
 def gpt2_sizes(config: HfConfig, kv_heads: int | None = None) -> Sizes:
-    """Sizes under GPT-2's names."""
+    """Sizes from GPT-2's config.json keys."""
     heads, hidden = config.integer("n_head"), config.integer("n_embd")
     return Sizes(
         num_layers=config.integer("n_layer"),
@@ -168,9 +170,9 @@ def rotary(
 
 
 def sliding_window(config: HfConfig, layers: tuple[int, ...] | None = None) -> dict[str, Any]:
-    """What TensorRT-LLM's converters leave out and its executor takes at run time: the window and who uses it.
+    """The sliding window and the layers that use it (`layers` None: all).
 
-    `layers` None is all of them.
+    TensorRT-LLM's converters leave both out; its executor takes them at run time.
     """
     window = config.values.get("sliding_window") or None
     listed = None if layers is None or window is None else list(layers)
@@ -180,7 +182,7 @@ def sliding_window(config: HfConfig, layers: tuple[int, ...] | None = None) -> d
 
 
 def sliding_layers(config: HfConfig) -> tuple[int, ...] | None:
-    """The layers that `layer_types` says have a sliding window; None where it says nothing."""
+    """The layers with a sliding window according to `layer_types`; None if it is absent."""
     kinds = config.items("layer_types")
     return None if not kinds else tuple(i for i, kind in enumerate(kinds) if kind == "sliding_attention")
 
@@ -201,8 +203,9 @@ def moe_fields(experts: int, top_k: int, normalization: int, shared: int = 0, **
 
 
 def require(config: HfConfig, key: str, default: object, allowed: tuple[object, ...], why: str) -> None:
-    """Raises ForgeError where a key of config.json has a value that TensorRT-LLM's network cannot express."""
+    """Raises ForgeError if a key of config.json has a value that TensorRT-LLM's network does not support."""
     value = config.values.get(key)
     value = default if value is None else value
     if value not in allowed:
-        raise ForgeError(f"{config.path}: {key} {value} cannot be converted", hint=f"{why}; it computes {allowed[0]}.")
+        supported = " or ".join(map(str, allowed))
+        raise ForgeError(f"{config.path}: {key} {value} cannot be converted", hint=f"{why}. Supported: {supported}.")

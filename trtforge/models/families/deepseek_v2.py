@@ -1,7 +1,7 @@
-"""DeepSeek-V2: multi-head latent attention (MLA) and a mixture of experts behind the first dense layers.
+"""DeepSeek-V2: multi-head latent attention (MLA) and a mixture of experts after the first dense layers.
 
-Source: tensorrt_llm/models/deepseek_v2/convert.py and config.py (0.17). `q_lora_rank` null (V2-Lite): queries come
-from the hidden state itself.
+Source: tensorrt_llm/models/deepseek_v2/convert.py and config.py (0.17). `q_lora_rank` null (V2-Lite): queries are
+projected from the hidden state directly.
 """
 
 from typing import Any
@@ -10,6 +10,7 @@ from trtforge.core.errors import ForgeError
 from trtforge.formats.hf import HfConfig
 from trtforge.formats.rope import rope_scaling
 from trtforge.models.families.common import (
+    EXPERT,
     INPUT_NORM,
     LLAMA_MODEL,
     POST_NORM,
@@ -36,7 +37,6 @@ from trtforge.models.family import (
     holding,
 )
 
-_EXPERT = "mlp.experts.{}"
 _KV: tuple[Size, ...] = ("k_nope", "v_mla")
 
 
@@ -78,7 +78,7 @@ LAYER: tuple[Row, ...] = (
     POST_NORM,
     *gated_mlp(bias=None, when="dense_layer"),
     router("mlp.gate"),
-    *experts(gate=f"{_EXPERT}.gate_proj", up=f"{_EXPERT}.up_proj", down=f"{_EXPERT}.down_proj"),
+    *experts(gate=f"{EXPERT}.gate_proj", up=f"{EXPERT}.up_proj", down=f"{EXPERT}.down_proj"),
     *shared_expert("mlp.shared_experts"),
 )
 
@@ -86,7 +86,7 @@ LAYER: tuple[Row, ...] = (
 def facts(config: HfConfig) -> Facts:
     """The facts of a DeepSeek-V2 config.json."""
     require(config, "attention_bias", False, (False,), "TensorRT-LLM's MLA has no biases")
-    require(config, "moe_layer_freq", 1, (1,), "every layer after the dense ones has experts")
+    require(config, "moe_layer_freq", 1, (1,), "TensorRT-LLM has experts in every layer after the dense ones")
     sizes, q_lora = _sizes(config), config.count("q_lora_rank") or None
     shared = sizes.of("shared_intermediate")
     dense_layers = config.count("first_k_dense_replace")
@@ -149,7 +149,7 @@ def _sizes(config: HfConfig) -> Sizes:
 
 
 def _moe(config: HfConfig, shared: int) -> dict[str, Any]:
-    """Expert scores as TensorRT-LLM names them; 3 and 4 are the device-limited modes."""
+    """The `moe` object; normalisation modes 3 and 4 are the device-limited ones."""
     method, scaling = config.values.get("topk_method", "greedy"), config.number("routed_scaling_factor", 1.0)
     top_k = config.integer("num_experts_per_tok")
     renormalize = int(top_k > 1 and config.flag("norm_topk_prob"))
@@ -161,7 +161,7 @@ def _moe(config: HfConfig, shared: int) -> dict[str, Any]:
     if method != "greedy" or scaling != 1.0:
         raise ForgeError(
             f"{config.path}: topk_method {method} with routed_scaling_factor {scaling} cannot be converted",
-            hint="TensorRT-LLM's engines have group_limited_greedy, or greedy without scaling.",
+            hint="TensorRT-LLM's engines support group_limited_greedy, or greedy with routed_scaling_factor 1.",
         )
     return moe_fields(experts, top_k, renormalize, shared)
 
@@ -174,8 +174,8 @@ def _rotary_scaling(config: HfConfig) -> dict[str, Any] | None:
     missing = [key for key in keys if key not in scaling]
     if missing or scaling.get("rope_type", scaling.get("type")) != "yarn":
         raise ForgeError(
-            f"{config.path}: rope_scaling is not the yarn that DeepSeek-V2 has",
-            hint=f"It needs {', '.join(keys)}.",
+            f"{config.path}: rope_scaling is not complete yarn scaling",
+            hint=f"DeepSeek-V2 needs type yarn with {', '.join(keys)}.",
         )
     return {key: scaling[key] for key in keys} | {"type": "yarn"}
 

@@ -11,7 +11,7 @@ EMBED, HEAD = embeddings("transformer.word_embeddings.weight", "lm_head.weight")
 
 
 def facts(config: HfConfig) -> Facts:
-    """The facts of a Falcon config.json, of today's form or of the first releases' (`n_layer`, `n_head_kv`)."""
+    """The facts of a Falcon config.json, with current keys or those of the first releases (`n_layer`, `n_head_kv`)."""
     require(config, "activation", "gelu", ("gelu",), "TensorRT-LLM's Falcon has one activation")
     new = config.flag("new_decoder_architecture", config.values.get("model_type") == "RefinedWeb")
     parallel, bias = config.flag("parallel_attn", True), config.flag("bias")

@@ -1,6 +1,6 @@
 """Gemma: a Llama with GELU, norms stored as weight + 1, a scaled embedding and a tied head.
 
-Source: tensorrt_llm/models/gemma/convert.py and config.py (0.17), whose network insists on a sharded embedding.
+Source: tensorrt_llm/models/gemma/convert.py and config.py (0.17), whose network requires a sharded embedding if tp > 1.
 """
 
 from typing import Any

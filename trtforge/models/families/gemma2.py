@@ -1,4 +1,4 @@
-"""Gemma 2: Gemma with norms on both sides of attention and MLP, soft-capped logits, every second layer a window."""
+"""Gemma 2: Gemma with norms on both sides of attention and MLP, soft-capped logits, a window every second layer."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Gemma 3 (text): Gemma 2 with normalised queries and keys, and rotary bases of their own for window layers."""
+"""Gemma 3 (text): Gemma 2 with normalised queries and keys, and a separate rotary base for sliding-window layers."""
 
 from dataclasses import replace
 from typing import Any
@@ -20,7 +20,7 @@ LAYER: tuple[Row, ...] = (
 
 
 def facts(config: HfConfig) -> Facts:
-    """The facts of a Gemma 3 config.json; transformers 5 nests the rotary parameters of the two kinds of layers."""
+    """The facts of a Gemma 3 config.json; transformers 5 nests the rotary parameters by layer type."""
     nested: dict[str, Any] = config.values.get("rope_parameters") or {}
     local_base = config.number("rope_local_base_freq", 10000.0, above=0)
     if "full_attention" in nested:

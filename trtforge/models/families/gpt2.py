@@ -46,7 +46,7 @@ def learned(config: HfConfig, variant: str) -> dict[str, Any]:
 
 def facts(config: HfConfig) -> Facts:
     """The facts of a GPT-2 config.json."""
-    why = "TensorRT-LLM's GPT scales every layer alike"
+    why = "TensorRT-LLM's GPT scales attention equally in all layers"
     require(config, "scale_attn_by_inverse_layer_idx", False, (False,), why)
     return Facts(
         sizes=gpt2_sizes(config),

@@ -9,7 +9,7 @@ from trtforge.models.family import Facts, fused_qkv, holding, layer_norm
 
 
 def facts(config: HfConfig) -> Facts:
-    """The facts of a GPT-BigCode config.json. Without multi-query attention the heads' [q k v] follow one another."""
+    """The facts of a GPT-BigCode config.json. Without multi-query attention, rows are per-head [q k v]."""
     return Facts(
         sizes=gpt2_sizes(config, kv_heads=1 if config.flag("multi_query", True) else None),
         tied_embeddings=config.flag("tie_word_embeddings", True),

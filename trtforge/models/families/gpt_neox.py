@@ -1,6 +1,6 @@
-"""GPT-NeoX (Pythia, Dolly): per-head [q k v], attention and MLP side by side behind two norms, partial rotary.
+"""GPT-NeoX (Pythia, Dolly): per-head [q k v], parallel attention and MLP with a norm each, partial rotary.
 
-Source: examples/gptneox/convert_checkpoint.py (0.17). It keeps HF's name for the second norm.
+Source: examples/gptneox/convert_checkpoint.py (0.17), which keeps HF's name for the second norm.
 """
 
 from trtforge.formats.hf import HfConfig
@@ -12,7 +12,7 @@ EMBED, HEAD = embeddings("gpt_neox.embed_in.weight", "embed_out.weight")
 
 def facts(config: HfConfig) -> Facts:
     """The facts of a GPT-NeoX config.json."""
-    why = "TensorRT-LLM's GPT-NeoX computes a GELU"
+    why = "TensorRT-LLM's GPT-NeoX has GELU only"
     require(config, "hidden_act", "gelu", ("gelu", "gelu_fast", "gelu_new"), why)
     require(config, "attention_bias", True, (True,), "TensorRT-LLM's GPT-NeoX has biases")
     base = config.values.get("rotary_emb_base")

@@ -1,6 +1,6 @@
-"""GPT-J: attention and MLP side by side behind one norm, rotary pairs, a biased head.
+"""GPT-J: parallel attention and MLP after one norm, GPT-J rotary style, an LM head with bias.
 
-Source: tensorrt_llm/models/gptj/convert.py (0.17). The sum over ranks adds the MLP's bias, which rank 0 alone holds.
+Source: tensorrt_llm/models/gptj/convert.py (0.17). The all-reduce sums the MLP's bias, so only rank 0 holds it.
 """
 
 from dataclasses import replace
@@ -15,7 +15,7 @@ _FC, _PROJ = plain_mlp("mlp.fc_in", "mlp.fc_out")
 
 
 def facts(config: HfConfig) -> Facts:
-    """The facts of a GPT-J config.json. What TensorRT-LLM calls gelu is the tanh approximation."""
+    """The facts of a GPT-J config.json. TensorRT-LLM's gelu is the tanh approximation."""
     sizes = gpt2_sizes(config)
     return Facts(
         sizes=sizes,

@@ -1,7 +1,7 @@
 """Llama 2, 3 and 3.x: grouped-query attention, gated MLP, RMSNorm, rotary positions with every HF scaling.
 
 Names: tensorrt_llm/models/llama/convert.py and config.py (0.17). TensorRT-LLM calls HF's gate_proj `fc` and HF's
-up_proj `gate`. Its converter loses `mlp_bias`, which its network has: we write those biases.
+up_proj `gate`. Its converter drops the biases of `mlp_bias`, which its network supports; we write them.
 """
 
 from typing import Any

@@ -11,8 +11,8 @@ def facts(config: HfConfig) -> Facts:
     """The facts of an OPT config.json."""
     hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     require(config, "activation_function", "relu", ("relu",), "TensorRT-LLM's OPT has one activation")
-    require(config, "word_embed_proj_dim", hidden, (hidden,), "TensorRT-LLM's OPT has no projection of its embedding")
-    require(config, "layer_norm_elementwise_affine", True, (True,), "TensorRT-LLM's OPT has gains in its norms")
+    require(config, "word_embed_proj_dim", hidden, (hidden,), "TensorRT-LLM's OPT has no embedding projection")
+    require(config, "layer_norm_elementwise_affine", True, (True,), "TensorRT-LLM's OPT has affine norms only")
     require(config, "enable_bias", True, (True,), "TensorRT-LLM's OPT has biases")
     require(config, "_remove_final_layer_norm", False, (False,), "TensorRT-LLM's OPT has a final norm")
     before = config.flag("do_layer_norm_before", True)

@@ -1,4 +1,4 @@
-"""Phi-1, 1.5 and 2: attention and MLP side by side behind one LayerNorm, biases, a partial rotary embedding."""
+"""Phi-1, 1.5 and 2: parallel attention and MLP after one LayerNorm, biases, a partial rotary embedding."""
 
 from trtforge.formats.hf import HfConfig
 from trtforge.models.families.common import (
@@ -17,7 +17,7 @@ from trtforge.models.family import Facts, Family, HeadBias, PipelineStage, holdi
 
 def facts(config: HfConfig) -> Facts:
     """The facts of a Phi config.json."""
-    require(config, "qk_layernorm", False, (False,), "TensorRT-LLM's Phi normalises no queries")
+    require(config, "qk_layernorm", False, (False,), "TensorRT-LLM's Phi has no query and key norms")
     sizes = decoder_sizes(config)
     fraction = config.partial_rotary(0.5)
     return Facts(

@@ -1,7 +1,7 @@
 """Phi-3, 3.5 and 4: a Llama that stores query, key and value in one matrix, gate and up in another; longrope.
 
 Source: tensorrt_llm/models/phi3/convert.py and config.py (0.17): `mlp.fc` is [up; gate], there is no `mlp.gate`. Its
-converter does not split over ranks; we cut each half, as the network's fused MLP reads them.
+converter does not split over ranks; we split each half, as the network's fused MLP expects.
 """
 
 from typing import Any

@@ -11,7 +11,7 @@ NO_MOE = moe_fields(0, 0, normalization=0)
 
 
 def window_layers(config: HfConfig, num_layers: int) -> tuple[int, ...]:
-    """With `use_sliding_window`, the layers from `max_window_layers` on."""
+    """The layers with a sliding window: with `use_sliding_window`, those from `max_window_layers` on."""
     if not config.flag("use_sliding_window"):
         return ()
     return sliding_layers(config) or tuple(range(config.integer("max_window_layers", 28), num_layers))

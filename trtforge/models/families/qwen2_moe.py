@@ -1,10 +1,11 @@
-"""Qwen1.5-MoE and Qwen2-MoE: Qwen2 with experts, one of which every token passes (tensorrt_llm/models/qwen)."""
+"""Qwen1.5-MoE and Qwen2-MoE: Qwen2 with experts and a shared expert (tensorrt_llm/models/qwen)."""
 
 from dataclasses import replace
 
 from trtforge.formats.hf import HfConfig
 from trtforge.models.families import qwen2
 from trtforge.models.families.common import (
+    EXPERT,
     INPUT_NORM,
     POST_NORM,
     dense,
@@ -17,8 +18,7 @@ from trtforge.models.families.common import (
 )
 from trtforge.models.family import Facts, Linear, Part, Split, holding
 
-_EXPERT = "mlp.experts.{}"
-EXPERTS = experts(gate=f"{_EXPERT}.gate_proj", up=f"{_EXPERT}.up_proj", down=f"{_EXPERT}.down_proj")
+EXPERTS = experts(gate=f"{EXPERT}.gate_proj", up=f"{EXPERT}.up_proj", down=f"{EXPERT}.down_proj")
 LAYER = (
     INPUT_NORM,
     qkv(),

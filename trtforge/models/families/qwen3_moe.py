@@ -1,6 +1,6 @@
-"""Qwen3-MoE: Qwen3 with experts and none that all tokens share (tensorrt_llm/models/qwen, 1.0).
+"""Qwen3-MoE: Qwen3 with experts and no shared expert (tensorrt_llm/models/qwen, 1.0).
 
-TensorRT-LLM's converter ignores `norm_topk_prob`; its network normalises when config.json says so, and so we say it.
+TensorRT-LLM's converter ignores `norm_topk_prob`, but its network normalises if config.json says so; we write it.
 """
 
 from dataclasses import replace

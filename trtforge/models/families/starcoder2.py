@@ -18,8 +18,8 @@ from trtforge.models.family import Facts, Family, PipelineStage, holding, layer_
 
 
 def facts(config: HfConfig) -> Facts:
-    """The facts of a StarCoder2 config.json. What TensorRT-LLM calls gelu is the tanh approximation."""
-    require(config, "hidden_act", "gelu_pytorch_tanh", ("gelu_pytorch_tanh",), "TensorRT-LLM writes one activation")
+    """The facts of a StarCoder2 config.json. TensorRT-LLM's gelu is the tanh approximation."""
+    require(config, "hidden_act", "gelu_pytorch_tanh", ("gelu_pytorch_tanh",), "TensorRT-LLM supports one activation")
     sizes, bias = decoder_sizes(config), config.flag("use_bias", True)
     return Facts(
         sizes=sizes,

@@ -1,4 +1,4 @@
-"""Activation functions by TensorRT-LLM's hidden_act, which names a gated MLP's by the gate too."""
+"""Activation functions by TensorRT-LLM's hidden_act, which has names of its own for gated MLPs (swiglu, geglu)."""
 
 from collections.abc import Callable
 from functools import partial
@@ -18,7 +18,7 @@ def _squared_relu(x: Tensor) -> Tensor:
 ACTIVATIONS: dict[str, Activation] = {
     "silu": functional.silu,
     "swiglu": functional.silu,
-    "gelu": _tanh_gelu,  # TensorRT-LLM's own; see Network.exact_gelu for the families whose models mean another one
+    "gelu": _tanh_gelu,  # as in TensorRT-LLM; Network.exact_gelu is set for families whose models use the exact one
     "gelu_new": _tanh_gelu,
     "gelu_fast": _tanh_gelu,
     "gelu_pytorch_tanh": _tanh_gelu,
@@ -29,5 +29,5 @@ ACTIVATIONS: dict[str, Activation] = {
 
 
 def activation_of(hidden_act: str, *, exact_gelu: bool) -> Activation:
-    """The function; `exact_gelu`: "gelu" is the error function's."""
+    """The function; `exact_gelu`: "gelu" is the exact one, by the error function."""
     return functional.gelu if exact_gelu and hidden_act == "gelu" else ACTIVATIONS[hidden_act]

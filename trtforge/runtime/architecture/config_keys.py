@@ -1,6 +1,6 @@
-"""Keys of a checkpoint's config.json that only some families have, read with a type.
+"""Typed access to keys of a checkpoint's config.json that only some families have.
 
-Absent and null are the same: the default.
+Absent and null keys give the default.
 """
 
 from trtforge.core.errors import ForgeError
@@ -47,5 +47,5 @@ def numbers(config: CheckpointConfig, key: str) -> tuple[float, ...] | None:
 
 def _wrong(key: str, value: object, expected: str) -> ForgeError:
     return ForgeError(
-        f"config.json: {key} is {value!r}, {expected} is expected", hint="Make the directory again with trtforge."
+        f"config.json: {key} is {value!r}, {expected} is expected", hint="Create the directory again with trtforge."
     )

@@ -1,4 +1,4 @@
-"""Every tensor of a rank file by name and shape, in the order in which it is packed: the one place that says them.
+"""Name and shape of every tensor of a rank file, in packing order.
 
 Sources: tensorrt_llm/models/<family>/convert.py; tensorrt_llm/layers/moe.py for stacks of experts.
 """
@@ -29,7 +29,7 @@ class LinearSlot:
 
 @dataclass(frozen=True)
 class GatedSlot:
-    """mlp.fc and mlp.gate, which are packed as mlp.fc_gate where one scale serves both."""
+    """mlp.fc and mlp.gate, which are packed as mlp.fc_gate if they can share their scales."""
 
     fc: LinearSlot
     gate: LinearSlot
@@ -58,12 +58,12 @@ def layer_name(index: int) -> str:
 
 
 def router_name(index: int) -> str:
-    """The tensor that only layers with experts have."""
+    """The router's weight, which only layers with experts have."""
     return f"{layer_name(index)}.mlp.router.weight"
 
 
 def rank_slots(spec: DecoderSpec, sparse: Collection[int]) -> Iterator[Slot]:
-    """All of a rank; `sparse`: its layers that have experts."""
+    """All slots of a rank; `sparse`: its layers that have experts."""
     for index in range(spec.num_layers):
         yield from layer_slots(spec, index, sparse)
     yield from embedding_slots(spec)
@@ -71,12 +71,12 @@ def rank_slots(spec: DecoderSpec, sparse: Collection[int]) -> Iterator[Slot]:
 
 
 def layer_slots(spec: DecoderSpec, index: int, sparse: Collection[int]) -> Iterator[Slot]:
-    """Layer `index` of a rank's pipeline stage."""
+    """The slots of layer `index` of a rank's pipeline stage."""
     yield from _layer(spec, layer_name(index), index in sparse)
 
 
 def embedding_slots(spec: DecoderSpec) -> Iterator[Slot]:
-    """What the first stage has before its layers."""
+    """The slots before the layers, on the first pipeline stage only."""
     hidden = spec.hidden_size
     if spec.first:
         yield TensorSlot(EMBEDDING, _table(spec, spec.vocab_size))
@@ -88,7 +88,7 @@ def embedding_slots(spec: DecoderSpec) -> Iterator[Slot]:
 
 
 def head_slots(spec: DecoderSpec) -> Iterator[Slot]:
-    """What the last stage has after its layers."""
+    """The slots after the layers, on the last pipeline stage only."""
     if spec.last:
         if spec.final_norm:
             yield from _norm(spec, FINAL_NORM)

@@ -1,7 +1,7 @@
-"""The networks of TensorRT-LLM's architectures, as data: what config.json leaves to the architecture's name.
+"""The networks of TensorRT-LLM's architectures, as data: properties that config.json implies by `architecture` only.
 
-Sources: tensorrt_llm/models/<family>/model.py for structure and tensor names; transformers' modeling files for what
-the numbers must be where the two differ.
+Sources: tensorrt_llm/models/<family>/model.py for structure and tensor names; transformers' modeling files for the
+arithmetic where the two differ.
 """
 
 from collections.abc import Callable
@@ -12,32 +12,34 @@ from trtforge.formats.trtllm import CheckpointConfig
 from trtforge.runtime.architecture.config_keys import flag, integer
 
 BiasRule = Literal["never", "always", "attn_bias", "mlp_bias", "bias"]
-"""Whether a linear layer has a bias: as such, or as the flag of that name in config.json says."""
+"""Whether a linear layer has a bias: fixed, or by the flag of that name in config.json."""
 
 NormKind = Literal["rms", "layer", "layer_without_bias"]
 MlpKind = Literal["gated", "up_gate", "plain"]
-"""gated: act(fc) * gate. up_gate: fc gives both, `gate` in its second half. plain: act(fc). Then proj."""
+"""gated: act(fc) * gate. up_gate: fc computes both, `gate` in its second half. plain: act(fc). Then proj."""
 
+ResidualKind = Literal["sequential", "parallel", "post_norm"]
+"""How attention and MLP join the residual stream."""
 HeadNorm = Literal["never", "always", "qk_layernorm"]
-"""Whether queries and keys are normalised head by head: as such, or as config.json's qk_layernorm says."""
+"""Whether queries and keys are normalised per head: fixed, or by the flag qk_layernorm in config.json."""
 
 
 @dataclass(frozen=True)
 class Residual:
-    """How a layer's attention and MLP are joined, and what the norms around them are called.
+    """The residual connections of a layer's attention and MLP, and the names of its norms.
 
     sequential: h += attention(norm(h)), then h += mlp(norm(h)). parallel: both read h; without an `mlp_norm` the MLP
     reads what attention reads. post_norm: h = norm(h + attention(h)), then h = norm(h + mlp(h)).
     """
 
-    kind: Literal["sequential", "parallel", "post_norm"]
+    kind: ResidualKind
     mlp_norm: str | None = "post_layernorm"
     after_attention: str | None = None
     after_mlp: str | None = None
 
     @property
     def norms(self) -> tuple[str, ...]:
-        """The norms of a layer."""
+        """Names of a layer's norms."""
         names = ("input_layernorm", self.mlp_norm, self.after_attention, self.after_mlp)
         return tuple(name for name in names if name is not None)
 
@@ -76,12 +78,11 @@ def _opt(config: CheckpointConfig) -> Residual:
 class Network:
     """One architecture.
 
-    exact_gelu: hidden_act "gelu" is the error function's; elsewhere TensorRT-LLM means the tanh approximation by it.
+    exact_gelu: hidden_act "gelu" is the exact one, by the error function, not TensorRT-LLM's tanh approximation.
     scaled_embedding: embeddings are multiplied by sqrt(hidden_size). splits_positions: a parallel embedding splits
-    the position table too. interleaved_rope: even and odd elements of a head are rotated together, whatever
-    position_embedding_type says. proj_bias_in_parts: the ranks' biases of mlp.proj are parts of a sum.
-    coarse_alibi: transformers computes the ALiBi bias in bfloat16, and so do we. expert_size: the key that holds an
-    expert's inner size.
+    the position table too. interleaved_rope: even and odd elements of a head are rotated together, independent of
+    position_embedding_type. proj_bias_in_parts: the ranks' biases of mlp.proj are summed. coarse_alibi: the ALiBi
+    bias is computed in bfloat16, as in transformers. expert_size: the config.json key of an expert's inner size.
     """
 
     norm: NormKind = "rms"
@@ -104,7 +105,7 @@ class Network:
     shared_expert_gate: bool = False
 
     def residual_of(self, config: CheckpointConfig) -> Residual:
-        """The one that this model has."""
+        """The residual connections of this model."""
         return self.residual if isinstance(self.residual, Residual) else self.residual(config)
 
 
@@ -156,4 +157,4 @@ NETWORKS = {
     ),
     "DeepseekV2ForCausalLM": Network(latent_attention=True, interleaved_rope=True, expert_size="moe_inter_size"),
 }
-"""By the `architecture` of config.json."""
+"""By `architecture` in config.json."""

@@ -1,4 +1,4 @@
-"""How a decoder knows positions, from a checkpoint's config.json: the kind, rotaries and sliding windows by layer."""
+"""Position embedding of a checkpoint's config.json: its kind, rotary embeddings and sliding windows by layer."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,14 +25,14 @@ POSITIONS: dict[str, Position] = {
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """What differs from layer to layer: tokens that a query sees (None: all), and which of the rotaries turns it."""
+    """What differs between layers: sliding window in tokens (None: no window) and index of the rotary embedding."""
 
     window: int | None
     rotary: int
 
 
 def layer_spec(config: CheckpointConfig, layer: int) -> LayerSpec:
-    """Layer `layer` of the whole model. `rope_local_base_freq` is a second rotary, for the layers with a window."""
+    """Layer `layer` of the whole model. Layers with a window use a second rotary if rope_local_base_freq is set."""
     window = integer(config, "sliding_window") or None
     chosen = numbers(config, "sliding_window_layers")
     pattern = integer(config, "_sliding_window_pattern")
@@ -42,7 +42,7 @@ def layer_spec(config: CheckpointConfig, layer: int) -> LayerSpec:
 
 
 def rotaries(config: CheckpointConfig, network: Network, dim: int | None) -> tuple[RotarySpec, ...]:
-    """The rotary embeddings of the layers; none where positions are known otherwise. `dim`: None is config.json's."""
+    """The rotary embeddings of the layers; none for other kinds of position embedding. `dim` None: config.json's."""
     kind = config.position_embedding_type
     if POSITIONS[kind] != "rope":
         return ()

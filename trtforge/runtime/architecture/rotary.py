@@ -1,4 +1,4 @@
-"""Rotary position embedding in both layouts of a head, with every scaling that Hugging Face models have.
+"""Rotary position embedding in both layouts of a head, with the scalings that Hugging Face models use.
 
 Formulas: transformers/modeling_rope_utils.py; llama3 and yarn also in TensorRT-LLM's `RopeEmbeddingUtils`.
 """
@@ -16,7 +16,7 @@ from trtforge.core.errors import ForgeError
 
 @dataclass(frozen=True)
 class RotarySpec:
-    """What a checkpoint's config.json says. `scaling` is its rotary_scaling object.
+    """A rotary embedding of a checkpoint's config.json. `scaling` is its rotary_scaling object.
 
     Elements i and i + dim / 2 of a head are rotated together (rope_gpt_neox), or, `interleaved`, elements 2i and
     2i + 1 (rope_gptj).
@@ -60,7 +60,7 @@ class Rotation:
 
 
 class Rotary:
-    """Makes rotations for positions, once a step for all layers. `longest`: the longest sequence of the engine."""
+    """Computes rotations, once per step for all layers. `longest`: maximum sequence length of the engine."""
 
     def __init__(self, spec: RotarySpec, longest: int, device: torch.device) -> None:
         self._spec = spec
@@ -70,8 +70,7 @@ class Rotary:
     def at(self, positions: Tensor, dtype: torch.dtype, length: int = 0) -> Rotation:
         """The rotation of these positions.
 
-        `length`: of the sequence that they are part of, where it is known beforehand; by default the longest one,
-        as in a TensorRT-LLM engine.
+        `length`: total length of their sequence if known; by default the maximum, as in a TensorRT-LLM engine.
         """
         known = length and self._spec.depends_on_length
         frequencies, factor = self._frequencies(length) if known else self._of_longest
@@ -96,7 +95,7 @@ def _interleaved(first: Tensor, second: Tensor) -> Tensor:
 def inverse_frequencies(spec: RotarySpec, longest: int) -> tuple[Tensor, float]:
     """float32 (dim / 2,) frequencies and the factor on cosines and sines.
 
-    `longest` is the longest sequence: dynamic scaling and longrope, which depend on the length, are fixed at that one.
+    `longest`: the sequence length that dynamic scaling and longrope are computed for.
     """
     scaling = spec.scaling or {}
     steps = torch.arange(0, spec.dim, 2, dtype=torch.int64).float() / spec.dim
@@ -120,8 +119,8 @@ def inverse_frequencies(spec: RotarySpec, longest: int) -> tuple[Tensor, float]:
             return _longrope(spec, plain, scaling, longest)
         case kind:
             raise ForgeError(
-                f"rotary scaling {kind} is not known to the embedded engine",
-                hint="It knows none, linear, dynamic, llama3, yarn and longrope; use the tensorrt_llm backend.",
+                f"rotary scaling {kind} is not supported by the embedded engine",
+                hint="It supports none, linear, dynamic, llama3, yarn and longrope; use the tensorrt_llm backend.",
             )
 
 
@@ -143,7 +142,7 @@ def _yarn(spec: RotarySpec, plain: Tensor, scaling: Mapping[str, Any]) -> tuple[
     fast, slow = float(scaling.get("beta_fast") or 32), float(scaling.get("beta_slow") or 1)
 
     def turning(rotations: float) -> float:
-        """The dimension that turns this often within the original length."""
+        """The dimension that completes this number of rotations within the original length."""
         return spec.dim * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(spec.base))
 
     first, last = turning(fast), turning(slow)
@@ -172,7 +171,7 @@ def yarn_mscale(factor: float, multiplier: float) -> float:
 
 
 def _longrope(spec: RotarySpec, plain: Tensor, scaling: Mapping[str, Any], longest: int) -> tuple[Tensor, float]:
-    """One of two lists of divisors, by whether the sequence outgrows the original length."""
+    """Short or long divisors, by whether the sequence exceeds the original length."""
     original = int(scaling.get("original_max_position_embeddings") or spec.max_positions)
     divisors = scaling.get("long_factor" if longest > original else "short_factor")
     if divisors is None or len(divisors) != len(plain):

@@ -5,23 +5,24 @@ from fnmatch import fnmatchcase
 from typing import Literal
 
 from trtforge.core.parallel import Rank
+from trtforge.core.recipe import KvCacheFormat, QuantFormat
 from trtforge.formats.trtllm import UNQUANTIZED_MODULES, CheckpointConfig
 from trtforge.runtime.architecture.config_keys import flag, number
 from trtforge.runtime.architecture.network import BiasRule, Network, Residual
 from trtforge.runtime.architecture.positions import POSITIONS, LayerSpec, Position, layer_spec, rotaries
 from trtforge.runtime.architecture.rotary import RotarySpec, yarn_mscale
 from trtforge.runtime.architecture.spec_parts import LatentSpec, MoeSpec
-from trtforge.runtime.architecture.supported import ALGORITHMS, KV_FORMATS, Algorithm, KvFormat, supported_network
+from trtforge.runtime.architecture.supported import ALGORITHMS, KV_FORMATS, supported_network
 
 EmbeddingSplit = Literal["replicated", "vocab", "hidden"]
 
 _WEIGHT_ONLY_LAYERS = ("qkv", "dense", "fc", "gate", "proj")
-"""What TensorRT-LLM quantises of a weight-only checkpoint (models/convert_utils.py `weight_only_quantize_dict`)."""
+"""Layers quantised in a weight-only checkpoint (TensorRT-LLM models/convert_utils.py `weight_only_quantize_dict`)."""
 
 
 @dataclass(frozen=True)
 class DecoderSpec:
-    """Sizes are this rank's own unless they say otherwise; `vocab_size` is the whole vocabulary's."""
+    """One rank's part of a decoder. Sizes are this rank's; `vocab_size` is the whole vocabulary's."""
 
     network: Network
     residual: Residual
@@ -54,10 +55,10 @@ class DecoderSpec:
     residual_scale: float
     embedding: EmbeddingSplit
     tied_embeddings: bool
-    algorithm: Algorithm
+    algorithm: QuantFormat
     group_size: int
     exclude_modules: tuple[str, ...]
-    kv_format: KvFormat
+    kv_format: KvCacheFormat
 
     @property
     def num_layers(self) -> int:
@@ -66,17 +67,17 @@ class DecoderSpec:
 
     @property
     def first(self) -> bool:
-        """Whether this rank is of the pipeline stage that embeds tokens."""
+        """Whether this rank is in the first pipeline stage, which embeds tokens."""
         return self.rank.pp_rank == 0
 
     @property
     def last(self) -> bool:
-        """Whether this rank is of the pipeline stage that gives logits."""
+        """Whether this rank is in the last pipeline stage, which computes logits."""
         return self.rank.pp_rank == self.pp - 1
 
     @property
     def final_norm(self) -> bool:
-        """Whether a norm precedes the logits: not where every layer ends with one."""
+        """Whether a norm precedes the logits; post-norm layers already end with one."""
         return self.residual.kind != "post_norm"
 
     @property
@@ -91,17 +92,17 @@ class DecoderSpec:
 
     @property
     def cached(self) -> tuple[int, int]:
-        """What the KV cache holds of a token: vectors and their size. A latent is key and value in one."""
+        """Cached vectors per token, and their size. A latent vector is key and value in one."""
         return (1, self.head_size) if self.latent else (2 * self.num_kv_heads, self.head_size)
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """The different windows of the layers."""
+        """The distinct sliding windows of the layers."""
         return tuple(dict.fromkeys(layer.window for layer in self.layers))
 
     @property
     def layer_parameters(self) -> int:
-        """Weights of one layer's matrices that a token is multiplied with on this rank, roughly."""
+        """Approximate number of one layer's weights on this rank that a token is multiplied with."""
         inner = self.moe.expert_size * self.moe.top_k + self.moe.shared_size if self.moe else self.intermediate_size
         return self.hidden_size * (self.qkv_rows + self.num_heads * self.head_size + 3 * inner)
 
@@ -115,7 +116,7 @@ class DecoderSpec:
 
     @classmethod
     def of(cls, config: CheckpointConfig, index: int) -> "DecoderSpec":
-        """The part of rank `index`. Raises ForgeError for what the embedded engine cannot compute."""
+        """The part of rank `index`. Raises ForgeError for a model that the embedded engine does not support."""
         network = supported_network(config)
         parallel = config.parallel
         rank, tp = parallel.ranks[index], parallel.tp
@@ -144,9 +145,9 @@ class DecoderSpec:
             rotaries=rotaries(config, network, latent.rope_size if latent else None),
             moe=MoeSpec.of(config, network, rank),
             latent=latent,
-            qkv_bias=_holds(network.qkv_bias, config),
-            dense_bias=_holds(network.dense_bias, config),
-            mlp_bias=_holds(network.mlp_bias, config),
+            qkv_bias=_has_bias(network.qkv_bias, config),
+            dense_bias=_has_bias(network.dense_bias, config),
+            mlp_bias=_has_bias(network.mlp_bias, config),
             head_norm=network.head_norm == "always" or (network.head_norm != "never" and config.qk_layernorm),
             softmax_scale=_softmax_scale(config, latent),
             softmax_cap=number(config, "attn_logit_softcapping", 0.0) or None,
@@ -165,7 +166,7 @@ class DecoderSpec:
         )
 
 
-def _holds(rule: BiasRule, config: CheckpointConfig) -> bool:
+def _has_bias(rule: BiasRule, config: CheckpointConfig) -> bool:
     return rule == "always" or (rule != "never" and flag(config, rule))
 
 
@@ -176,9 +177,9 @@ def _embedding_split(config: CheckpointConfig) -> EmbeddingSplit:
 
 
 def _softmax_scale(config: CheckpointConfig, latent: LatentSpec | None) -> float:
-    """What scores are multiplied with before the softmax."""
+    """Scaling factor of attention scores before the softmax."""
     if latent:
-        # YaRN's attention factor stands here, squared, where mscale_all_dim asks for it (transformers deepseek_v2).
+        # With mscale_all_dim, YaRN's attention factor is applied here, squared (transformers deepseek_v2).
         scaling = config.rotary_scaling or {}
         factor = yarn_mscale(float(scaling.get("factor") or 1.0), float(scaling.get("mscale_all_dim") or 0.0))
         return float(latent.head_size**-0.5 * factor**2)

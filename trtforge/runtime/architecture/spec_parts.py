@@ -14,11 +14,10 @@ _RENORMALIZE, _SPARSE_MIXER, _DEVICE_LIMITED, _DEVICE_LIMITED_RENORMALIZE = 1, 2
 
 @dataclass(frozen=True)
 class MoeSpec:
-    """A mixture of experts: this rank holds the `local` ones from `first` on, each `expert_size` wide here.
+    """A mixture of experts: this rank has `local` experts from `first` on, with `expert_size` inner units each.
 
     Weights are softmax probabilities times `scaling`. With more than one of `groups`, only the experts of the
-    `top_groups` best groups are candidates. shared_size: width on this rank of the expert that every token visits,
-    0 if there is none.
+    `top_groups` best groups are candidates. shared_size: inner units of the shared expert on this rank, 0 if none.
     """
 
     num_experts: int
@@ -46,7 +45,7 @@ class MoeSpec:
         if experts % parallel.ep or expert_size % moe_tp or shared_size % parallel.tp or mode == _SPARSE_MIXER:
             raise ForgeError(
                 f"config.json: {experts} experts of {expert_size} inner units over {parallel.ep} x {moe_tp} ranks, "
-                f"normalization_mode {mode}, are not known to the embedded engine",
+                f"normalization_mode {mode}, are not supported by the embedded engine",
                 hint="Convert to a layout that divides them; the sparse mixer needs the tensorrt_llm backend.",
             )
         local = experts // parallel.ep
@@ -67,7 +66,7 @@ class MoeSpec:
 
 @dataclass(frozen=True)
 class LatentSpec:
-    """Multi-head latent attention: ranks of the compressed query (0: not compressed) and cache, sizes of a head."""
+    """Multi-head latent attention: low ranks of the query (0: not compressed) and of the cache, sizes of a head."""
 
     q_rank: int
     kv_rank: int
@@ -77,7 +76,7 @@ class LatentSpec:
 
     @property
     def cached_size(self) -> int:
-        """Elements that the KV cache holds of a token: the latent, then the rotated part of all heads' keys."""
+        """Cached elements per token: the latent, then the rotated part of all heads' keys."""
         return self.kv_rank + self.rope_size
 
     @property
@@ -87,7 +86,7 @@ class LatentSpec:
 
     @classmethod
     def of(cls, config: CheckpointConfig) -> "LatentSpec":
-        """As config.json says."""
+        """From config.json."""
         return cls(
             q_rank=integer(config, "q_lora_rank"),
             kv_rank=integer(config, "kv_lora_rank"),

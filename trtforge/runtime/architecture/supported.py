@@ -1,36 +1,23 @@
-"""What the embedded engine computes, and what it refuses with the name of the first thing that it does not."""
-
-from typing import Literal
+"""What the embedded engine supports; other checkpoints are refused, naming the first unsupported value."""
 
 from trtforge.core.errors import ForgeError
+from trtforge.core.recipe import KvCacheFormat, QuantFormat
 from trtforge.formats.trtllm import CheckpointConfig
+from trtforge.models.formats import CACHE_ALGORITHMS, FORMATS
 from trtforge.runtime.architecture.activations import ACTIVATIONS
 from trtforge.runtime.architecture.config_keys import flag
 from trtforge.runtime.architecture.network import NETWORKS, Network
 from trtforge.runtime.architecture.positions import POSITIONS
 
-Algorithm = Literal["none", "fp8", "fp8_rowwise", "int8_sq", "int8_wo", "int4_awq", "int4_wo", "w4a8_awq", "nvfp4"]
-KvFormat = Literal["none", "fp8", "int8"]
-
-ALGORITHMS: dict[str | None, Algorithm] = {
-    None: "none",
-    "NO_QUANT": "none",
-    "FP8": "fp8",
-    "FP8_PER_CHANNEL_PER_TOKEN": "fp8_rowwise",
-    "W8A8_SQ_PER_CHANNEL": "int8_sq",
-    "W8A16": "int8_wo",
-    "W4A16_AWQ": "int4_awq",
-    "W4A16": "int4_wo",
-    "W4A8_AWQ": "w4a8_awq",
-    "NVFP4": "nvfp4",
-}
+ALGORITHMS: dict[str | None, QuantFormat] = {format.algorithm: name for name, format in FORMATS.items()}
+ALGORITHMS["NO_QUANT"] = "none"
 """By TensorRT-LLM's quant_algo."""
-KV_FORMATS: dict[str | None, KvFormat] = {None: "none", "FP8": "fp8", "INT8": "int8"}
+KV_FORMATS: dict[str | None, KvCacheFormat] = {algorithm: name for name, algorithm in CACHE_ALGORITHMS.items()}
 """By TensorRT-LLM's kv_cache_quant_algo."""
 
 
 def supported_network(config: CheckpointConfig) -> Network:
-    """The architecture's network. Raises ForgeError naming the first thing that this engine does not compute."""
+    """The architecture's network. Raises ForgeError naming the first unsupported value of config.json."""
     network = NETWORKS.get(config.architecture)
     quantization, parallel = config.quantization, config.parallel
     tp, pp, layers = parallel.tp, parallel.pp, config.num_hidden_layers
@@ -72,16 +59,16 @@ def supported_network(config: CheckpointConfig) -> Network:
             f"divisors of {heads} heads, {kv_heads} KV heads and {config.intermediate_size} inner units",
         ),
     )
-    for key, value, known, allowed in supported:
-        if not known:
+    for key, value, is_supported, allowed in supported:
+        if not is_supported:
             raise ForgeError(
-                f"config.json: {key} {value} is not known to the embedded engine",
-                hint=f"It computes {allowed}; use the tensorrt_llm backend for this model.",
+                f"config.json: {key} {value} is not supported by the embedded engine",
+                hint=f"It supports {allowed}; use the tensorrt_llm backend for this model.",
             )
     assert network is not None
     return network
 
 
 def _off(config: CheckpointConfig, key: str) -> tuple[str, object, bool, str]:
-    """A feature that no family here uses."""
+    """A feature that the embedded engine does not support."""
     return key, getattr(config, key, None), not flag(config, key), "false"

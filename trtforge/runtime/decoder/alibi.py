@@ -1,7 +1,7 @@
 """ALiBi (Press et al. 2022): attention scores grow with the key's position, by a slope for each head.
 
-The softmax does not change where the same number is added to a query's scores, so the key's own position does for
-its distance, as in transformers/models/bloom.
+Adding the same number to all scores of a query does not change its softmax, so the key's position can replace its
+distance, as in transformers/models/bloom.
 """
 
 import math
@@ -32,7 +32,7 @@ class Alibi:
 
 
 def slopes(num_heads: int) -> list[float]:
-    """A geometric sequence for powers of two; other numbers take every second slope of the next power for the rest."""
+    """A geometric sequence for powers of two; else the rest is every second slope of the next power of two."""
     closest = 1 << (num_heads.bit_length() - 1)
     made = _geometric(closest, range(1, closest + 1))
     return made + _geometric(2 * closest, range(1, 2 * (num_heads - closest) + 1, 2))

@@ -1,6 +1,6 @@
 """Paged attention: keys and values go to their slots, queries attend to the blocks of their own row.
 
-Rows of one token are computed together in buckets of similar length.
+Single-token rows are computed together in buckets of similar length.
 """
 
 from collections.abc import Mapping
@@ -40,7 +40,7 @@ class Batch:
     """A step as tensors on the device that computes it.
 
     tokens, positions and logit_rows may be padded: there are `len(slots)` tokens, of which `wanted` give logits.
-    length: of the sequence they are part of, where that was known beforehand, else 0.
+    length: total length of their sequence, 0 if unknown.
     """
 
     tokens: Tensor
@@ -63,7 +63,7 @@ class Batch:
         windows: tuple[int | None, ...] = (None,),
         pads: bool = False,
     ) -> "Batch":
-        """Everything that the layers share. `windows`: tokens that their queries see, itself included; None is all."""
+        """The inputs that all layers share. `windows`: sliding windows in tokens, with the query; None: no window."""
         held = -(-(step.starts + step.counts) // tokens_per_block)
         rows = step.generation_rows
         generation = []
@@ -109,7 +109,7 @@ def _packed(values: Ints, device: torch.device, pads: bool = False) -> Tensor:
 class Attention:
     """Grouped-query attention of one rank's heads; rotated queries, keys and values come in one tensor.
 
-    `latent`: one vector of a token is its key and its value.
+    `latent`: one cached vector per token is both key and value.
     """
 
     num_heads: int
@@ -141,7 +141,7 @@ class Attention:
         return self.scores.one_query(grouped, keys, values, rows.masks[self.window]).reshape(count, -1)
 
     def _context(self, heads: Tensor, row: ContextRow, cache: LayerCache) -> Tensor:
-        """One sequence. What it has computed in full needs neither the cache nor, mostly, a mask."""
+        """Context phase of one sequence. One chunk with the whole context needs no cached keys and usually no mask."""
         count = row.end - row.first
         whole = row.start == 0 and cache.exact
         queries = heads[:, : self.num_heads].transpose(0, 1)
@@ -160,7 +160,7 @@ class Attention:
         return torch.cat(pieces)
 
     def _split(self, vectors: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of what is cached, whose vectors are in dimension `dim`."""
+        """Keys and values from cached vectors, which are in dimension `dim`."""
         if self.latent:
             return vectors, vectors
         keys, values = vectors.chunk(2, dim)

@@ -1,4 +1,4 @@
-"""What the ranks of one engine exchange. The single rank exchanges nothing."""
+"""Communication between the ranks of one engine; a single rank needs none."""
 
 from typing import Protocol
 
@@ -8,35 +8,35 @@ from trtforge.runtime.scheduling.batch import Ints
 
 
 class Collective(Protocol):
-    """The exchanges of a step, as one rank sees them."""
+    """The communication of one rank with the others."""
 
     def all_reduce(self, partial: Tensor) -> Tensor:
         """Sum over the tensor-parallel ranks of this pipeline stage."""
 
     def all_gather(self, part: Tensor) -> Tensor:
-        """The parts of the tensor-parallel ranks side by side along the last dimension."""
+        """Concatenate the parts of the tensor-parallel ranks along the last dimension."""
 
     def send_hidden(self, hidden: Tensor) -> None:
-        """Give the hidden states to the next pipeline stage."""
+        """Send the hidden states to the next pipeline stage."""
 
     def receive_hidden(self, into: Tensor) -> Tensor:
-        """The hidden states of the pipeline stage before."""
+        """Receive the hidden states of the previous pipeline stage."""
 
     def gather_logits(self, part: Tensor | None, rows: int, columns: int, like: Tensor) -> Tensor | None:
-        """On rank 0 the (rows, tp x columns) logits, whose parts the last pipeline stage holds; None elsewhere."""
+        """Gather the last pipeline stage's parts as (rows, tp x columns) logits on rank 0; None on other ranks."""
 
     def broadcast_step(self, encoded: Ints | None) -> Ints:
-        """Rank 0's step on every rank."""
+        """Broadcast rank 0's step to every rank."""
 
     def smallest(self, value: int) -> int:
-        """The smallest value of all ranks."""
+        """The minimum of `value` over all ranks."""
 
     def leave(self) -> None:
-        """Exchange no more: ranks that wait for this one get an error."""
+        """Disconnect: ranks that wait for this one get an error."""
 
 
 class Alone:
-    """One rank."""
+    """A single rank."""
 
     def all_reduce(self, partial: Tensor) -> Tensor:
         return partial

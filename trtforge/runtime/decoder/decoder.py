@@ -18,7 +18,7 @@ from trtforge.runtime.linears.weights import Weights
 
 
 class Decoder:
-    """Computes steps. Takes the packed tensors of `pack_rank`; each is used and none may be left."""
+    """Computes steps with the packed tensors of `pack_rank`; unused tensors are an error."""
 
     def __init__(
         self, spec: DecoderSpec, kernels: Kernels, weights: Weights, place: Placement, longest: int, ranks: Collective
@@ -35,7 +35,7 @@ class Decoder:
         weights.finish()
 
     def new_cache(self, num_blocks: int, tokens_per_block: int) -> list[LayerCache]:
-        """An empty cache for every layer. Zeroed: what a mask hides must still be finite."""
+        """An empty cache for every layer. Zeroed, because masked values must be finite too."""
         spec = self.spec
         shape = (num_blocks, tokens_per_block, *spec.cached)
         dtype = storage_dtype(spec.kv_format, self.place.dtype)
@@ -68,5 +68,5 @@ class Decoder:
 
     @staticmethod
     def _wanted(hidden: Tensor, batch: Batch) -> Tensor:
-        """The rows whose logits are asked for."""
+        """The rows whose logits are wanted."""
         return hidden if batch.wanted == len(batch.slots) else hidden.index_select(0, batch.logit_rows)

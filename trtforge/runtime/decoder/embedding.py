@@ -1,4 +1,4 @@
-"""From token ids to hidden states: the vocabulary's table and, where there are any, learned positions, scale, norm."""
+"""From token ids to hidden states: the token embedding and, if any, learned positions, scale and norm."""
 
 from collections.abc import Callable
 
@@ -15,30 +15,30 @@ Lookup = Callable[[Tensor], Tensor]
 
 
 def load_embedding(loader: Loader) -> Callable[[Tensor, Tensor], Tensor]:
-    """The function of (tokens, positions) that gives (tokens, hidden)."""
+    """A function from (tokens, positions) to hidden states (tokens, hidden)."""
     spec = loader.spec
     network = spec.network
-    words = _lookup(loader, EMBEDDING, spec.embedding)
-    places = None
+    embed_tokens = _lookup(loader, EMBEDDING, spec.embedding)
+    embed_positions = None
     if spec.position == "learned":
-        places = _lookup(loader, POSITIONS, spec.embedding if network.splits_positions else "replicated")
+        embed_positions = _lookup(loader, POSITIONS, spec.embedding if network.splits_positions else "replicated")
     norm = loader.norm(EMBEDDING_NORM) if network.embedding_norm else None
     # Rounded to the compute type first, as transformers' Gemma does.
     scale = float(torch.tensor(spec.embedding_scale, dtype=loader.place.dtype))
 
     def embed(tokens: Tensor, positions: Tensor) -> Tensor:
-        hidden = words(tokens)
+        hidden = embed_tokens(tokens)
         if scale != 1.0:
             hidden = hidden * scale
-        if places is not None:
-            hidden = hidden + places(positions)
+        if embed_positions is not None:
+            hidden = hidden + embed_positions(positions)
         return hidden if norm is None else norm(hidden)
 
     return embed
 
 
 def _lookup(loader: Loader, name: str, split: EmbeddingSplit) -> Lookup:
-    """Rows of a table that ranks hold together."""
+    """The lookup of rows in a table that may be split over the ranks."""
     spec, ranks, table = loader.spec, loader.ranks, loader.tensor(name)
     match split:
         case "replicated":

@@ -1,4 +1,4 @@
-"""Grouped-query attention, from hidden states to what they change by: groups of queries share a key and value head."""
+"""A layer's grouped-query attention: QKV projection, head norms, rotary embedding, attention, output projection."""
 
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ from trtforge.runtime.linears.linear import Linear
 
 @dataclass(frozen=True)
 class GroupedQueryAttention:
-    """`head_norms`: of queries and of keys, head by head. `rotary`: which of the step's rotations turns both."""
+    """`head_norms`: per-head norms of queries and of keys. `rotary`: index of the step's rotation for both."""
 
     qkv: Linear
     dense: Linear
@@ -26,7 +26,7 @@ class GroupedQueryAttention:
     rotary: int
 
     def __call__(self, x: Tensor, batch: Batch, rotations: tuple[Rotation, ...], cache: LayerCache) -> Tensor:
-        """(tokens, hidden) to the same, summed over ranks."""
+        """(tokens, hidden) to (tokens, hidden), summed over ranks."""
         queries, keys = self.attention.num_heads, self.attention.num_kv_heads
         heads = self.qkv(x).view(len(x), -1, self.attention.head_size)
         if self.head_norms:
@@ -61,7 +61,7 @@ def _scores(loader: Loader) -> Scores:
 
 
 def _alibi(spec: DecoderSpec, loader: Loader) -> Alibi:
-    """`alibi_with_scale` adds the bias before scores are scaled: it is scaled with them."""
+    """`alibi_with_scale` adds the bias before the scores are scaled, so the bias is scaled too."""
     return Alibi(
         spec.num_heads * spec.tp,
         spec.num_heads * spec.rank.tp_rank,

@@ -1,4 +1,4 @@
-"""The paged KV cache of a layer: what steps write to slots, and gather by blocks.
+"""The paged KV cache of a layer: steps write to slots and gather blocks.
 
 A layer's cache is one tensor (blocks, tokens_per_block, vectors, size): keys before values, so that a step writes and
 gathers both at once, or a single latent vector that is both.
@@ -7,19 +7,19 @@ gathers both at once, or a single latent vector that is both.
 import torch
 from torch import Tensor
 
+from trtforge.core.recipe import KvCacheFormat
 from trtforge.models.transforms import quantize_fp8
-from trtforge.runtime.architecture.supported import KvFormat
 from trtforge.runtime.linears.float8 import from_e4m3
 from trtforge.runtime.linears.int8 import round_to_int8
 
 
-def storage_dtype(format_: KvFormat, dtype: torch.dtype) -> torch.dtype:
-    """Of the tensor that holds a layer's cache; `dtype` is the compute type."""
+def storage_dtype(format_: KvCacheFormat, dtype: torch.dtype) -> torch.dtype:
+    """The dtype of a layer's cache tensor; `dtype` is the compute type."""
     return {"none": dtype, "fp8": torch.uint8, "int8": torch.int8}[format_]
 
 
 class Scratch:
-    """Memory for gathered blocks, one for all layers: it stays in the processor's cache and is never given back."""
+    """Buffer for gathered blocks, shared by all layers, so that it stays in the CPU's cache. Never freed."""
 
     def __init__(self) -> None:
         self._blocks: Tensor | None = None
@@ -35,7 +35,7 @@ class Scratch:
 
 
 class LayerCache:
-    """Vectors of one layer. With `scale`, storage of uint8 holds E4M3 of value / scale, storage of int8 integers."""
+    """The KV cache of one layer. With `scale`, uint8 storage holds value / scale as E4M3, int8 storage as INT8."""
 
     def __init__(self, storage: Tensor, scale: float | None, dtype: torch.dtype, scratch: Scratch) -> None:
         self._blocks = storage

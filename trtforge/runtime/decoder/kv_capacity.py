@@ -1,4 +1,4 @@
-"""How many KV blocks fit: asked for, or a share of the memory that is free after the weights are loaded."""
+"""The number of KV blocks of a rank, limited by the memory that is free after the weights are loaded."""
 
 import torch
 
@@ -21,7 +21,7 @@ def block_bytes(spec: DecoderSpec, dtype: torch.dtype, tokens_per_block: int) ->
 def block_count(
     spec: DecoderSpec, place: Placement, limits: BatchLimits, tokens_per_block: int, fraction: float, tokens: int | None
 ) -> int:
-    """KV blocks of one rank: `tokens` worth of them, else what the engine can use, as far as memory goes.
+    """KV blocks of one rank: for `tokens`, or for a full batch if None, within `fraction` of the free memory.
 
     Raises ForgeError if not even one block fits.
     """
@@ -34,15 +34,15 @@ def block_count(
     if min(fitting, wanted) < 1:
         raise ForgeError(
             f"the KV cache has no room for one block of {tokens_per_block} tokens",
-            hint="Free some memory, or raise the KV cache's fraction or number of tokens.",
+            hint="Free some memory, or raise kv_cache_fraction or kv_cache_tokens.",
         )
     return min(fitting, wanted)
 
 
 def free_memory(device: torch.device, host: Host | None = None) -> int:
-    """Free bytes where the engine computes; on a CPU, of `host` (None: this machine) within its control group.
+    """Free bytes on `device`; for a CPU, of `host` (None: this machine) within its control group.
 
-    Raises ForgeError where the system does not tell.
+    Raises ForgeError if that is unknown.
     """
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]

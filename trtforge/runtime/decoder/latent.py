@@ -1,7 +1,7 @@
 """Multi-head latent attention (DeepSeek-V2): all heads share one cached vector, a compressed latent and a rotated key.
 
-Absorbed as in tensorrt_llm/models/deepseek_v2: queries are brought to the latent's space and attend to it directly,
-and what they find there is expanded to each head's values. It is exact: the same products in another order.
+Weight absorption as in tensorrt_llm/models/deepseek_v2: queries are projected to the latent space, attend to the
+latents directly, and the result is expanded to each head's values. Exact: the same products in another order.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from trtforge.runtime.decoder.loader import Loader, Norm, rms_norm
 from trtforge.runtime.decoder.scores import FusedScores
 from trtforge.runtime.linears.linear import Linear
 
-_EPSILON = 1e-6  # of the two inner norms, whatever norm_epsilon says: the default in transformers and TensorRT-LLM
+_EPSILON = 1e-6  # of the two inner norms, independent of norm_epsilon: the default in transformers and TensorRT-LLM
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class LatentAttention:
     rotary: int
 
     def __call__(self, x: Tensor, batch: Batch, rotations: tuple[Rotation, ...], cache: LayerCache) -> Tensor:
-        """(tokens, hidden) to the same, summed over ranks."""
+        """(tokens, hidden) to (tokens, hidden), summed over ranks."""
         sizes, count = self.sizes, self.attention.num_heads
         compressed, latent, key = self.fused_a(x).split([sizes.q_rank, sizes.kv_rank, sizes.rope_size], dim=1)
         source = x if self.query_norm is None else self.query_norm(compressed)

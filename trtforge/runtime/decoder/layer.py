@@ -1,11 +1,12 @@
-"""One decoder layer: attention and MLP, the norms around them, and how their outputs join the hidden states."""
+"""One decoder layer: attention and MLP with their norms and residual connections."""
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 from torch import Tensor
 
 from trtforge.runtime.architecture.layout import layer_name, router_name
+from trtforge.runtime.architecture.network import ResidualKind
 from trtforge.runtime.architecture.rotary import Rotation
 from trtforge.runtime.decoder.attention import Batch
 from trtforge.runtime.decoder.grouped_query import load_grouped_query
@@ -18,16 +19,16 @@ from trtforge.runtime.linears.linear import Linear
 
 
 class AttentionPart(Protocol):
-    """Attention from hidden states to what they change by, summed over ranks."""
+    """Attention, from hidden states to its output projection, summed over ranks."""
 
     def __call__(self, x: Tensor, batch: Batch, rotations: tuple[Rotation, ...], cache: LayerCache) -> Tensor: ...
 
 
 @dataclass(frozen=True)
 class Layer:
-    """See `Residual` for the kinds. `scale`: of what is added to the hidden states."""
+    """`kind`: see `Residual`. `scale`: multiplier of what is added to the residual."""
 
-    kind: Literal["sequential", "parallel", "post_norm"]
+    kind: ResidualKind
     input_norm: Norm
     attention: AttentionPart
     mlp_norm: Norm | None
@@ -37,12 +38,12 @@ class Layer:
     scale: float
 
     def __call__(self, hidden: Tensor, batch: Batch, rotations: tuple[Rotation, ...], cache: LayerCache) -> Tensor:
-        """(tokens, hidden) to the same."""
+        """(tokens, hidden) to (tokens, hidden)."""
         match self.kind:
             case "sequential":
                 change = self.attention(self.input_norm(hidden), batch, rotations, cache)
-                hidden = self._joined(hidden, change, self.after_attention)
-                return self._joined(hidden, self.mlp(self._mlp_input(hidden)), self.after_mlp)
+                hidden = self._add(hidden, change, self.after_attention)
+                return self._add(hidden, self.mlp(self._mlp_input(hidden)), self.after_mlp)
             case "parallel":
                 normed = self.input_norm(hidden)
                 mlp_input = normed if self.mlp_norm is None else self.mlp_norm(hidden)
@@ -55,7 +56,7 @@ class Layer:
         assert self.mlp_norm is not None
         return self.mlp_norm(hidden)
 
-    def _joined(self, hidden: Tensor, change: Tensor, norm: Norm | None) -> Tensor:
+    def _add(self, hidden: Tensor, change: Tensor, norm: Norm | None) -> Tensor:
         if norm is not None:
             change = norm(change)
         return hidden + change if self.scale == 1.0 else hidden + change * self.scale

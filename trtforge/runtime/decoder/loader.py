@@ -1,4 +1,4 @@
-"""Takes the packed tensors of a rank, one part of the network at a time, and puts them where they are computed."""
+"""Loads the packed tensors of a rank to its device, one part of the network at a time."""
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ Pair = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True)
 class Loader:
-    """Parts by the name that the checkpoint gives them."""
+    """Loads parts by their names in the checkpoint."""
 
     spec: DecoderSpec
     kernels: Kernels
@@ -41,24 +41,24 @@ class Loader:
         ranks: Collective,
         sparse: Collection[int] | None = None,
     ) -> "Loader":
-        """The loader of one rank. `sparse`: its layers that have experts, where `weights` are not all of them."""
+        """The loader of one rank. `sparse`: layers that have experts; required if `weights` are only a part."""
         slots = list(rank_slots(spec, sparse_layers(spec, weights) if sparse is None else sparse))
         linears = {slot.module: slot for slot in _linears(slots)}
         tensors = {slot.name: slot for slot in slots if isinstance(slot, TensorSlot)}
         return cls(spec, kernels, weights, place, ranks, linears, tensors)
 
     def tensor(self, name: str) -> Tensor:
-        """A tensor in the compute type, or in float32 if that is how it is kept."""
+        """A tensor in the compute type, or in float32 if its slot is `exact`."""
         slot = self.tensors[name]
         tensor = self.weights.take(name, *slot.shape)
         return tensor.to(self.place.device, torch.float32 if slot.exact else self.place.dtype)
 
     def linear(self, module: str, *, bias: bool = True) -> Linear:
-        """A linear layer; without `bias` its bias is left to the caller."""
+        """A linear layer; without `bias`, the caller adds its bias."""
         return self._packed(self.linears[module], module, bias=bias)
 
     def row_parallel(self, module: str, *, bias_in_parts: bool = False) -> Linear:
-        """Each rank gives a part of the sum; the bias is added once, after it, unless it is in parts itself."""
+        """A linear layer summed over ranks. The bias is added after the sum; `bias_in_parts`: it is summed too."""
         if self.spec.tp == 1:
             return self.linear(module)
         ranks, slot = self.ranks, self.linears[module]
@@ -69,7 +69,7 @@ class Loader:
         return lambda x: ranks.all_reduce(linear(x)).add_(bias)
 
     def pair(self, first: str, second: str) -> Pair:
-        """Two linear layers of one input and size, which may have been packed as one."""
+        """Two linear layers with the same input and size, which may be packed as one."""
         slot = GatedSlot(self.linears[first], self.linears[second])
         if not self.weights.has(f"{slot.both.module}.weight"):
             fc, gate = self.linear(first), self.linear(second)
@@ -88,7 +88,7 @@ class Loader:
         return [self._packed(slot, f"{module}.{index}") for index in range(slot.experts)]
 
     def norm(self, name: str) -> Norm:
-        """A norm over the last dimension, of the kind that the network has."""
+        """A norm over the last dimension, of the network's kind."""
         weight = self.tensor(f"{name}.weight")
         if self.spec.network.norm == "rms":
             return rms_norm(weight, self.spec.norm_epsilon)
@@ -106,7 +106,7 @@ def rms_norm(weight: Tensor, epsilon: float) -> Norm:
 
 
 def _layer_norm(weight: Tensor, bias: Tensor | None, epsilon: float) -> Norm:
-    """Over the last dimension only: Cohere's norms of heads have a row of weights for each head."""
+    """Over the last dimension only: Cohere's head norms have a row of weights for each head."""
     if weight.dim() == 1:
         return lambda x: functional.layer_norm(x, weight.shape, weight, bias, epsilon)
     return lambda x: functional.layer_norm(x, weight.shape[-1:], eps=epsilon) * weight

@@ -1,4 +1,4 @@
-"""From hidden states to logits: the final norm, the output head's columns of a rank, what the whole goes through."""
+"""From hidden states to logits: final norm, a rank's columns of the LM head, scaling and capping of the whole."""
 
 from collections.abc import Callable
 
@@ -11,14 +11,14 @@ from trtforge.runtime.decoder.loader import Loader
 
 
 def load_logits(loader: Loader) -> Callable[[Tensor], Tensor]:
-    """The function of (rows, hidden) that gives this rank's columns of their logits."""
+    """A function from (rows, hidden) to this rank's columns of their logits."""
     norm = loader.norm(FINAL_NORM) if loader.spec.final_norm else None
     linear = loader.linear(LM_HEAD)
     return lambda hidden: linear(hidden if norm is None else norm(hidden))
 
 
 def finished_logits(columns: Tensor, spec: DecoderSpec) -> Tensor:
-    """float32 (rows, vocabulary) of all ranks' columns: without padding, scaled and capped as the model says."""
+    """float32 (rows, vocabulary) logits from all ranks' columns: padding removed, scaled and capped."""
     logits = columns[:, : spec.vocab_size].float()
     if spec.logit_scale != 1.0:
         logits = logits * spec.logit_scale

@@ -31,7 +31,7 @@ def load_mlp(loader: Loader, name: str) -> Linear:
 
 
 def gated_halves(fc: Linear, act: Activation) -> Linear:
-    """One layer gives [up; gate]: act(gate) * up."""
+    """act(gate) * up, where one layer computes [up; gate]."""
 
     def inner(x: Tensor) -> Tensor:
         up, gate = fc(x).chunk(2, dim=-1)

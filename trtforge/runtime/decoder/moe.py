@@ -1,4 +1,4 @@
-"""A mixture of experts: the router chooses, each rank computes its own experts, the sum over ranks is the output.
+"""Mixture of experts: the router selects experts, each rank computes its own, and the outputs are summed over ranks.
 
 Numerics: transformers' mixtral, qwen2_moe, qwen3_moe and deepseek_v2; layout: tensorrt_llm/layers/moe.py.
 """
@@ -15,10 +15,10 @@ from trtforge.runtime.linears.linear import Linear
 
 
 def load_moe(loader: Loader, name: str) -> Linear:
-    """The experts of a layer, and the one that every token visits, where there is one."""
+    """The experts of a layer, and the shared expert if it has one."""
     spec, ranks = loader.spec, loader.ranks
     moe = spec.moe
-    assert moe is not None, "only a layer with a router is loaded as one with experts"
+    assert moe is not None, "a layer with a router in a model without experts"
     act = activation_of(spec.hidden_act, exact_gelu=spec.network.exact_gelu)
     router = loader.tensor(f"{name}.router.weight")
     ups = [gated_halves(fc, act) for fc in loader.experts(f"{name}.fc")]
@@ -28,9 +28,9 @@ def load_moe(loader: Loader, name: str) -> Linear:
     def mixture(x: Tensor) -> Tensor:
         weights, chosen = route(moe, functional.linear(x.float(), router))
         out = shared(x) if shared else torch.zeros_like(x)
-        visits = chosen.flatten().argsort()
+        order = chosen.flatten().argsort()
         counts = torch.bincount(chosen.flatten(), minlength=moe.num_experts).tolist()
-        by_expert = visits.split(counts)[moe.first : moe.first + moe.local]
+        by_expert = order.split(counts)[moe.first : moe.first + moe.local]
         for own, up, down in zip(by_expert, ups, downs, strict=True):
             if len(own):
                 tokens = own // moe.top_k
@@ -42,7 +42,7 @@ def load_moe(loader: Loader, name: str) -> Linear:
 
 
 def route(moe: MoeSpec, logits: Tensor) -> tuple[Tensor, Tensor]:
-    """(tokens, experts) router logits to the (tokens, top_k) weights and indices of the experts that are chosen."""
+    """(tokens, experts) router logits to the (tokens, top_k) weights and indices of the selected experts."""
     scores = logits.softmax(dim=-1)
     if moe.groups > 1:
         by_group = scores.unflatten(1, (moe.groups, -1))
@@ -58,7 +58,7 @@ def route(moe: MoeSpec, logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _shared(loader: Loader, name: str) -> Linear:
-    """The expert of every token; this rank's part of its sum."""
+    """The shared expert: this rank's part of the sum."""
     spec = loader.spec
     up = gated_halves(loader.linear(f"{name}.fc"), activation_of(spec.hidden_act, exact_gelu=spec.network.exact_gelu))
     down = loader.linear(f"{name}.proj")

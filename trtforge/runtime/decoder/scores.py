@@ -1,7 +1,7 @@
-"""From queries, keys and values to attention's output: torch's fused operation, or step by step where it cannot.
+"""From queries, keys and values to the attention output: torch's fused operation, or explicitly with cap or ALiBi.
 
 `group` query heads share one key and value head. Masks are additive, zero or minus infinity. `queries_at_once` bounds
-the memory of a sequence's mask or scores; `needs_mask`: also for a sequence that starts at its first token.
+the memory of a sequence's mask or scores; `needs_mask`: a whole sequence needs one too.
 """
 
 from dataclasses import dataclass
@@ -22,14 +22,14 @@ class FusedScores:
     needs_mask: bool = False
 
     def one_query(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-        """(rows, kv_heads, group, size) queries of a token each, (rows, kv_heads, slots, size) keys and values.
+        """Queries (rows, kv_heads, group, size), one token a row; keys and values (rows, kv_heads, slots, size).
 
-        A group is folded into the query dimension, so that no key is repeated.
+        A group is folded into the query dimension, so that keys are not repeated.
         """
         return functional.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=self.scale)
 
     def sequence(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-        """(kv_heads x group, tokens, size) queries of one sequence, (kv_heads, keys, size); no mask is causal."""
+        """Queries (kv_heads x group, tokens, size), keys and values (kv_heads, keys, size); without mask, causal."""
         return functional.scaled_dot_product_attention(
             queries.unsqueeze(0),
             keys.unsqueeze(0),
@@ -75,4 +75,4 @@ class SoftmaxScores:
 
 
 Scores = FusedScores | SoftmaxScores
-"""A way to attend."""
+"""An attention implementation."""

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from trtforge.models.transforms import FP8_MAX
+from trtforge.core.number_limits import FP8_MAX
 
 
 def round_to_e4m3(values: Tensor, scale: Tensor | float) -> Tensor:

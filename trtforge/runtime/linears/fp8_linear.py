@@ -1,4 +1,4 @@
-"""FP8 linear layers: E4M3 weights and statically scaled E4M3 activations, one scale a tensor."""
+"""FP8 linear layers: E4M3 weights and statically scaled E4M3 activations, with per-tensor scaling factors."""
 
 import torch
 from torch import Tensor
@@ -67,5 +67,5 @@ class Fp8ScaledMatmul:
 
 
 def _as_e4m3(weight: Tensor) -> Tensor:
-    """TensorRT-LLM also takes the same bytes as int8."""
+    """View int8 weights as E4M3: TensorRT-LLM accepts the same bytes in either dtype."""
     return weight if weight.dtype is torch.float8_e4m3fn else weight.view(torch.float8_e4m3fn)

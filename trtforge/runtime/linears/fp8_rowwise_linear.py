@@ -1,4 +1,4 @@
-"""FP8 linear layers scaled by rows: E4M3 weights with a scale for each output, activations with one for each token.
+"""FP8 row-wise linear layers: E4M3 weights with a scale per output channel, E4M3 activations with one per token.
 
 Arithmetic of TensorRT-LLM's FP8_PER_CHANNEL_PER_TOKEN (quantization/layers.py `Fp8RowwiseLinear`, cpp quantizeToken).
 """
@@ -6,7 +6,8 @@ Arithmetic of TensorRT-LLM's FP8_PER_CHANNEL_PER_TOKEN (quantization/layers.py `
 import torch
 from torch import Tensor
 
-from trtforge.models.transforms import FP8_MAX, FP8_ROW_SCALE_MIN
+from trtforge.core.number_limits import FP8_MAX
+from trtforge.models.transforms import FP8_ROW_SCALE_MIN
 from trtforge.runtime.linears.float8 import from_e4m3, round_to_e4m3
 from trtforge.runtime.linears.linear import Linear, Matrix, Placement, Stored, load_bias, with_bias
 from trtforge.runtime.linears.weights import Weights
@@ -38,10 +39,10 @@ class Fp8RowwiseDense:
 
 
 def token_scales(x: Tensor) -> Tensor:
-    """(tokens, 1) float32: largest magnitude of a token / 448, bounded below as by TensorRT-LLM's kernel."""
+    """(tokens, 1) float32: amax of each token / 448, bounded below as in TensorRT-LLM's kernel."""
     return (x.float().abs().amax(dim=1, keepdim=True) / FP8_MAX).clamp_(min=FP8_ROW_SCALE_MIN)
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """The compute type, or float32 where unscaled sums could leave its range."""
+    """The compute type, or float32 instead of float16, which unscaled sums could overflow."""
     return torch.float32 if dtype is torch.float16 else dtype

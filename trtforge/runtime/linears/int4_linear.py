@@ -1,4 +1,4 @@
-"""INT4-AWQ linear layers: signed 4-bit codes with a scale for each group of inputs, activations scaled beforehand."""
+"""INT4-AWQ linear layers: signed 4-bit weights with a scale per group of inputs, and pre-quantisation scales."""
 
 from collections.abc import Mapping
 
@@ -11,13 +11,13 @@ from trtforge.models.transforms import dequantize_int4, unpack_int4
 from trtforge.runtime.linears.linear import Linear, Matrix, Placement, Stored, load_bias, with_bias
 from trtforge.runtime.linears.weights import Weights
 
-_TILE = 64  # outputs that the CPU kernels' layout keeps together
-_MANY_ROWS = 128  # from which expanding the weights was measured to be faster
+_TILE = 64  # outputs per tile of the CPU kernels' layout
+_MANY_ROWS = 128  # expanding the weights was measured to be faster from this number of rows
 _KNOWN_LAYOUT = "AVX512"
 
 
 class Int4Dense:
-    """INT4-AWQ with the weights' values in the compute type: the reference arithmetic."""
+    """INT4-AWQ with weights dequantised to the compute type: the reference arithmetic."""
 
     def pack(self, stored: Stored, dtype: torch.dtype) -> dict[str, Tensor]:
         assert stored.weights_scale is not None
@@ -34,10 +34,10 @@ class Int4Dense:
 
 
 class Int4Packed:
-    """INT4-AWQ by torch's int4 kernels: bfloat16 activations, codes of both devices offset by 8.
+    """INT4-AWQ with torch's int4 kernels: bfloat16 activations, codes offset by 8 on both devices.
 
-    The CPU's kernel is the fastest for a few rows and the slowest for many, where a matrix of the weights' values,
-    made for the occasion, pays.
+    The CPU kernel is the fastest for few rows and the slowest for many, for which the weights are dequantised in each
+    call instead.
     """
 
     def __init__(self, device: str) -> None:

@@ -1,4 +1,4 @@
-"""8-bit integers: rounding to them, and the CPU instructions that multiply them."""
+"""INT8 rounding, and detection of the CPU's INT8 instructions."""
 
 import torch
 from torch import Tensor
@@ -10,5 +10,5 @@ def round_to_int8(values: Tensor, scale: Tensor | float) -> Tensor:
 
 
 def multiplies_int8() -> bool:
-    """Whether this CPU sums products of int8 in 32 bits: without VNNI, oneDNN's pairs of products overflow 16."""
+    """Whether this CPU sums int8 products in 32 bits (VNNI). Without it, oneDNN's 16-bit sums of pairs overflow."""
     return torch.backends.mkldnn.is_available() and bool(torch.cpu._is_vnni_supported())

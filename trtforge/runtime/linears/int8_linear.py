@@ -10,7 +10,7 @@ from trtforge.runtime.linears.weights import Weights
 
 
 class Int8Dense:
-    """Weight-only INT8 with the weights' values in the compute type."""
+    """Weight-only INT8 with weights dequantised to the compute type."""
 
     def pack(self, stored: Stored, dtype: torch.dtype) -> dict[str, Tensor]:
         assert stored.weights_scale is not None
@@ -23,10 +23,10 @@ class Int8Dense:
 
 
 class SmoothQuant:
-    """W8A8_SQ_PER_CHANNEL: INT8 of pre-scaled activations times INT8 weights; sums are scaled by output.
+    """W8A8_SQ_PER_CHANNEL: INT8 smoothed activations times INT8 weights; sums are scaled per output channel.
 
-    By values in the compute type, or `integer`: by the products of INT8 that CPUs have instructions for. The sums of
-    both are those of integers, up to the rounding of float32 and of the compute type.
+    `integer`: with the CPU's INT8 instructions, else with the INT8 values in the compute type. Both give the integer
+    sums, up to the rounding of float32 and of the compute type.
     """
 
     def __init__(self, *, integer: bool) -> None:
@@ -58,7 +58,7 @@ class SmoothQuant:
         return linear
 
     def _product(self, weight: Tensor, place: Placement) -> Linear:
-        """From INT8 activations to unscaled sums."""
+        """The function from INT8 activations to unscaled sums."""
         if self._integer:
             columns = weight.to(place.device).t()
             return lambda codes: torch._int_mm(codes, columns)

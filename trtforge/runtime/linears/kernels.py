@@ -1,14 +1,14 @@
-"""Which kernels compute a rank on a device."""
-
-from typing import Literal
+"""Selects the kernels that compute a rank's linear layers on a device."""
 
 import torch
 
 from trtforge.core.config_model import Config
+from trtforge.core.device import UsableDevice
+from trtforge.core.dtypes import ModelDtype
 from trtforge.core.errors import ForgeError
+from trtforge.core.recipe import QuantFormat
 from trtforge.models.kernels import REFERENCE, KernelName, kernel_for
 from trtforge.runtime.architecture.spec import DecoderSpec
-from trtforge.runtime.architecture.supported import Algorithm
 from trtforge.runtime.linears.fp8_linear import Fp8Dense, Fp8ScaledMatmul
 from trtforge.runtime.linears.fp8_rowwise_linear import Fp8RowwiseDense
 from trtforge.runtime.linears.int4_linear import Int4Dense, Int4Packed
@@ -18,15 +18,13 @@ from trtforge.runtime.linears.linear import Dense, Kernel
 from trtforge.runtime.linears.nvfp4_linear import Nvfp4Dense
 from trtforge.runtime.linears.w4a8_linear import W4A8
 
-Device = Literal["cpu", "cuda"]
-ComputeDtype = Literal["float32", "bfloat16", "float16"]
 DTYPES: dict[str, torch.dtype] = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
-_OF_THE_CPU: frozenset[KernelName] = frozenset({"int4_packed_cpu", "w4a8_packed_cpu"})
-"""Their layout depends on the instruction set."""
+_CPU_PACKED: frozenset[KernelName] = frozenset({"int4_packed_cpu", "w4a8_packed_cpu"})
+"""Kernels whose packed layout depends on the CPU's instruction set."""
 
 
 class Kernels(Config):
@@ -39,7 +37,7 @@ class Kernels(Config):
     cpu_capability: str | None = None
 
     def check(self) -> None:
-        """Raises ForgeError if this machine cannot use weights that were packed for another one."""
+        """Raises ForgeError if the weights were packed for another machine and do not work on this one."""
         here = torch.backends.cpu.get_cpu_capability()
         if self.cpu_capability not in (None, here):
             raise ForgeError(
@@ -53,16 +51,16 @@ class Kernels(Config):
             )
 
 
-def reference_kernels(algorithm: Algorithm) -> Kernels:
-    """Plain arithmetic on any device and in any compute type: what a checkpoint is verified with."""
+def reference_kernels(algorithm: QuantFormat) -> Kernels:
+    """Kernels of plain arithmetic for any device and compute type, used to verify checkpoints."""
     return Kernels(quantized=REFERENCE[algorithm])
 
 
-def choose_kernels(algorithm: Algorithm, group_size: int, device: Device, dtype: ComputeDtype) -> Kernels:
+def choose_kernels(algorithm: QuantFormat, group_size: int, device: UsableDevice, dtype: ModelDtype) -> Kernels:
     """The fastest kernels for a device."""
     fp8_cores = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9)
     name = kernel_for(algorithm, group_size, device, dtype, vnni=multiplies_int8(), fp8_cores=fp8_cores)
-    capability = torch.backends.cpu.get_cpu_capability() if name in _OF_THE_CPU else None
+    capability = torch.backends.cpu.get_cpu_capability() if name in _CPU_PACKED else None
     return Kernels(quantized=name, cpu_capability=capability)
 
 

@@ -1,7 +1,7 @@
-"""Linear layers in the form that a device computes with. Weights are (out, in), activations (tokens, in).
+"""Linear layers as kernels compute them. Weights are (out, in), activations (tokens, in).
 
-Each kernel says how it is packed from a checkpoint's tensors (layouts: reference TensorRT-LLM quantization/layers.py,
-ModelOpt export/quant_utils.py) and computes from what it packed, so that loading an engine converts nothing.
+Each kernel packs a checkpoint's tensors (layouts: TensorRT-LLM quantization/layers.py, ModelOpt
+export/quant_utils.py) and computes from the packed tensors, so that loading an engine converts nothing.
 """
 
 from dataclasses import dataclass
@@ -18,9 +18,9 @@ from trtforge.runtime.linears.weights import Weights
 class Stored:
     """One linear layer as a checkpoint stores it; which fields are set depends on its algorithm.
 
-    `weights_scale`: FP8 (1,), or (out,) by rows, INT8 (out,), INT4 (out, in / group), NVFP4 E4M3 (out, in / 16).
-    `weights_scale_2` (1,): NVFP4 and W4A8. `activation_scale` (1,): where activations are quantised with a static
-    scale. `prequant` (in,): what inputs are multiplied with first, of AWQ and SmoothQuant.
+    `weights_scale`: FP8 (1,), or (out,) row-wise, INT8 (out,), INT4 (out, in / group), NVFP4 E4M3 (out, in / 16).
+    `weights_scale_2` (1,): NVFP4 and W4A8. `activation_scale` (1,): for statically quantised activations.
+    `prequant` (in,): pre-quantisation scale of the inputs, for AWQ and SmoothQuant.
     """
 
     weight: Tensor
@@ -33,14 +33,14 @@ class Stored:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where and in what type a rank computes."""
+    """Device and compute type of a rank."""
 
     device: torch.device
     dtype: torch.dtype
 
 
 class Linear(Protocol):
-    """A linear layer; its bias, where it has one, is added."""
+    """A linear layer; adds its bias, if any."""
 
     def __call__(self, x: Tensor) -> Tensor: ...
 
@@ -49,14 +49,14 @@ class Kernel(Protocol):
     """A way to compute one kind of linear layer."""
 
     def pack(self, stored: Stored, dtype: torch.dtype) -> dict[str, Tensor]:
-        """The tensors to keep, without their common prefix."""
+        """The packed tensors, named without their common prefix."""
 
     def load(self, weights: Weights, prefix: str, shape: tuple[int, int], place: Placement, *, bias: bool) -> Linear:
-        """The layer of `shape` (out, in) from what was packed; without `bias` a packed one is left to the caller."""
+        """The layer of `shape` (out, in) from packed tensors; without `bias`, the caller adds a packed bias."""
 
 
 def merged(parts: tuple[Stored, ...]) -> Stored | None:
-    """Layers that read the same input as one; None where that would change their arithmetic."""
+    """Merge layers that have the same input; None if that would change their arithmetic."""
     first = parts[0]
     for part in parts[1:]:
         if not (_same(first.prequant, part.prequant) and _same(first.activation_scale, part.activation_scale)):
@@ -86,18 +86,18 @@ def _cat(parts: list[Tensor | None]) -> Tensor | None:
 
 
 def with_bias(packed: dict[str, Tensor], stored: Stored, dtype: torch.dtype) -> dict[str, Tensor]:
-    """What a kernel packed, and the bias if the layer has one."""
+    """The packed tensors, and the bias if the layer has one."""
     return packed if stored.bias is None else packed | {"bias": stored.bias.to(dtype)}
 
 
 def load_bias(weights: Weights, prefix: str, shape: tuple[int, int], place: Placement, wanted: bool) -> Tensor | None:
-    """The packed bias, if there is one and it is this layer's to add."""
+    """The packed bias, if it exists and is `wanted`."""
     name = f"{prefix}.bias"
     return weights.take(name, shape[0]).to(place.device, place.dtype) if wanted and weights.has(name) else None
 
 
 class Matrix:
-    """y = x W^T + b. On CPU, bfloat16 weights take the blocked layout that oneDNN would otherwise make in each call."""
+    """y = x W^T + b. On CPU, bfloat16 weights are reordered once for oneDNN, which else would do so in each call."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self._bias = bias

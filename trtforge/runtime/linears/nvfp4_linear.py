@@ -1,4 +1,4 @@
-"""NVFP4 linear layers: E2M1 values, an E4M3 scale for each 16 inputs and one float32 scale a tensor, on both sides.
+"""NVFP4 linear layers: E2M1 weights and activations, an E4M3 scale per 16 inputs and a float32 scale per tensor.
 
 Weights: ModelOpt qtensor/nvfp4_tensor.py. Activations: as TensorRT-LLM's kernel rounds them (cpp quantization.cuh,
 `cvt_warp_fp16_to_fp4`).
@@ -7,7 +7,7 @@ Weights: ModelOpt qtensor/nvfp4_tensor.py. Activations: as TensorRT-LLM's kernel
 import torch
 from torch import Tensor
 
-from trtforge.models.transforms import E2M1_MAX, NVFP4_BLOCK
+from trtforge.core.number_limits import E2M1_MAX, NVFP4_BLOCK
 from trtforge.runtime.linears.float8 import from_e4m3, round_to_e4m3
 from trtforge.runtime.linears.fp8_rowwise_linear import wide
 from trtforge.runtime.linears.linear import Linear, Matrix, Placement, Stored, load_bias, with_bias
@@ -17,7 +17,7 @@ _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 class Nvfp4Dense:
-    """Values times their block scale, exact in the compute type; the two tensors' scales multiply the sums."""
+    """Values times their block scales, exact in the compute type; the per-tensor scales multiply the sums."""
 
     def pack(self, stored: Stored, dtype: torch.dtype) -> dict[str, Tensor]:
         assert stored.weights_scale is not None

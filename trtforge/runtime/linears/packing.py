@@ -1,4 +1,4 @@
-"""Packing a checkpoint's rank file into the tensors that kernels compute with: what an engine's rank file holds."""
+"""Packs a checkpoint's rank file into the tensors that kernels compute with, the contents of an engine's rank file."""
 
 from collections.abc import Iterable, Mapping
 
@@ -31,10 +31,10 @@ from trtforge.runtime.linears.weights import Weights
 def pack_rank(
     config: CheckpointConfig, index: int, tensors: Weights | Mapping[str, Tensor], kernels: Kernels, dtype: torch.dtype
 ) -> dict[str, Tensor]:
-    """The tensors of rank `index` of a checkpoint as `kernels` want them, ready for a safetensors file.
+    """Pack the tensors of rank `index` of a checkpoint for `kernels`, ready for a safetensors file.
 
-    mlp.fc and mlp.gate become mlp.fc_gate where one scale serves both, a stack of experts one layer for each:
-    mlp.fc.0. Every tensor is used; ForgeError names the first that is missing, of the wrong shape or without a place.
+    mlp.fc and mlp.gate become mlp.fc_gate if they can share their scales; a stack of experts becomes one layer per
+    expert, as mlp.fc.0. Raises ForgeError naming a tensor that is missing, unexpected or of the wrong shape.
     """
     source = tensors if isinstance(tensors, Weights) else Weights.of(tensors, f"rank {index}")
     packing = Packing(config, index, source, kernels, dtype)
@@ -47,7 +47,7 @@ def pack_rank(
 
 
 def sparse_layers(spec: DecoderSpec, weights: Weights) -> frozenset[int]:
-    """The layers that have experts. Which ones is said in other words by each family: their tensors tell."""
+    """The layers that have experts. Families configure this differently, so detect router tensors."""
     return frozenset(index for index in range(spec.num_layers) if weights.has(router_name(index)))
 
 
@@ -61,7 +61,7 @@ class Packing:
         self.sparse = sparse_layers(self.spec, source)
         packed_types = (dtype, DTYPES[config.dtype])
         self._source, self._kernels, self._dtype = source, kernels, dtype
-        self._rounding = max(torch.finfo(type_).eps for type_ in packed_types)  # relative, the coarser one's
+        self._rounding = max(torch.finfo(type_).eps for type_ in packed_types)  # relative, of the coarser type
 
     def layer(self, index: int) -> dict[str, Tensor]:
         """The packed tensors of one layer of the rank's stage."""
@@ -72,11 +72,11 @@ class Packing:
         return part.packed
 
     def embedding(self) -> dict[str, Tensor]:
-        """Those before its layers."""
+        """The packed tensors before the layers."""
         return self._packed(embedding_slots(self.spec))
 
     def head(self) -> dict[str, Tensor]:
-        """Those after its layers."""
+        """The packed tensors after the layers."""
         return self._packed(head_slots(self.spec))
 
     def _packed(self, slots: Iterable[Slot]) -> dict[str, Tensor]:
@@ -96,7 +96,7 @@ class _Part:
         self._dtype = dtype
 
     def add(self, slots: Iterable[Slot]) -> None:
-        """Pack these, in their order."""
+        """Pack the slots in order."""
         for slot in slots:
             self._add(slot)
 
@@ -117,9 +117,9 @@ class _Part:
                 self._add_linear(slot, take_linear(self._spec, self._source, slot), slot.module)
 
     def absorb(self, attention: str, rounding: float) -> None:
-        """Check latent attention's fused_q_proj, then drop it: it follows from q_b_proj and kv_b_proj, which stay.
+        """Check latent attention's fused_q_proj, then drop it: it is the product of q_b_proj and kv_b_proj.
 
-        TensorRT-LLM computes generation with it. Rounded to the checkpoint's type, it is less exact than its parts.
+        TensorRT-LLM uses it in the generation phase. Rounded to the checkpoint's type, it is less exact than these.
         """
         assert self._spec.latent is not None
         stored = self.packed.pop(f"{attention}.fused_q_proj").float()
@@ -140,7 +140,7 @@ class _Part:
             self.packed[slot.name] = tensor.to(torch.float32 if slot.exact else self._dtype)
 
     def _add_linear(self, slot: LinearSlot, stored: Stored, name: str) -> None:
-        """Pack one matrix under `name`, as what the checkpoint calls it is quantised."""
+        """Pack one matrix under `name` with the kernel of the slot's module."""
         parts = kernel_of(self._spec, self._kernels, slot.module).pack(stored, self._dtype)
         self.packed |= {f"{name}.{part}": tensor for part, tensor in parts.items()}
 
@@ -155,14 +155,14 @@ class _Part:
             self._add_linear(slot.gate, gate, slot.gate.module)
 
     def _is_tied(self, slot: LinearSlot) -> bool:
-        """TensorRT-LLM's loader excuses a missing lm_head where the embedding of the same rank and shape is tied."""
+        """As in TensorRT-LLM's loader, a missing lm_head is tied to this rank's embedding if the shapes are equal."""
         tables = (table for table in embedding_slots(self._spec) if isinstance(table, TensorSlot))
         shape = next((table.shape for table in tables if table.name == EMBEDDING), None)
         return shape == (slot.out, slot.inputs) and not self._source.has(f"{LM_HEAD}.weight")
 
 
 def _fused_query(latent: LatentSpec, q_b_proj: Tensor, kv_b_proj: Tensor) -> Tensor:
-    """float32 rows of every head: its query against the latent, then its rotated part.
+    """float32 rows of every head: its query projected to the latent space, then its rotated part.
 
     Source: tensorrt_llm/models/deepseek_v2/convert.py.
     """

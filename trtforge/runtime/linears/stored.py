@@ -8,8 +8,9 @@ from dataclasses import replace
 from torch import Tensor
 
 from trtforge.core.errors import ForgeError
+from trtforge.core.number_limits import NVFP4_BLOCK
 from trtforge.models.kernels import PACKED_GROUPS
-from trtforge.models.transforms import NVFP4_BLOCK, pack_int4
+from trtforge.models.transforms import pack_int4
 from trtforge.runtime.architecture.layout import LinearSlot
 from trtforge.runtime.architecture.spec import DecoderSpec
 from trtforge.runtime.linears.linear import Stored
@@ -24,13 +25,13 @@ def take_linear(spec: DecoderSpec, source: Weights, slot: LinearSlot) -> Stored:
 
 
 def take_experts(spec: DecoderSpec, source: Weights, slot: LinearSlot) -> list[Stored]:
-    """A stack of experts, one by one. Raises ForgeError as `take_linear` does."""
+    """The experts of a stack. Raises ForgeError as `take_linear` does."""
     stack = _take(spec, source, slot, (slot.experts,))
     return [_expert(stack, index) for index in range(slot.experts)]
 
 
 def _take(spec: DecoderSpec, source: Weights, slot: LinearSlot, lead: tuple[int, ...]) -> Stored:
-    """The tensors, each with the dimensions `lead` before its own; FP8 inputs have one scale for all experts."""
+    """The layer's tensors with leading dimensions `lead`; experts share one activation scale."""
     module, out, inputs = slot.module, slot.out, slot.inputs
     match spec.algorithm if spec.quantized(module) else "none":
         case "none":
@@ -84,11 +85,11 @@ def _take(spec: DecoderSpec, source: Weights, slot: LinearSlot, lead: tuple[int,
 
 
 def _int4_weight_only(module: str, weight: Tensor) -> Stored:
-    """As W4A16_AWQ stores it: a row's scale is repeated for every group of a size that kernels know."""
+    """Weight-only INT4 as W4A16_AWQ stores it: a row's scale is repeated for each group, of a size kernels support."""
     out, inputs = weight.shape[-2:]
     if out % 2:
         raise ForgeError(
-            f"{module}: {out} outputs on a rank are not even, as 4-bit weights need",
+            f"{module} has {out} outputs on a rank, 4-bit weights need an even number",
             hint="Convert to fewer tensor-parallel ranks, or with another format.",
         )
     codes, scales = quantize_weight_only(weight, 4)
@@ -102,7 +103,7 @@ def _expert(stack: Stored, index: int) -> Stored:
         return None if tensor is None else tensor[index]
 
     def shared(tensor: Tensor | None) -> Tensor | None:
-        """A copy for each expert: a safetensors file holds no tensor twice."""
+        """A copy for each expert: safetensors refuses tensors that share memory."""
         return None if tensor is None else tensor.clone()
 
     second = stack.weights_scale_2

@@ -18,7 +18,7 @@ from trtforge.runtime.linears.weights import Weights
 
 
 class W4A8:
-    """E4M3 activations, exact in the compute type, times INT4 weights by a kernel of W4A16."""
+    """E4M3 activations, exact in the compute type, times INT4 weights, computed by a W4A16 kernel."""
 
     def __init__(self, weights: Int4Dense | Int4Packed) -> None:
         self._weights = weights

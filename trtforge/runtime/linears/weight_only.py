@@ -1,4 +1,4 @@
-"""What TensorRT-LLM makes of plain weights when it loads a weight-only checkpoint (W8A16, W4A16): codes and scales.
+"""Quantises weights to codes and scales as TensorRT-LLM does on loading a weight-only checkpoint (W8A16, W4A16).
 
 Source: cpp/tensorrt_llm/kernels/cutlass_kernels/cutlass_preprocessors.cpp `symmetric_quantize`; which layers:
 tensorrt_llm/models/convert_utils.py `weight_only_quantize_dict`.
@@ -15,7 +15,7 @@ Bits = Literal[4, 8]
 def quantize_weight_only(weight: Tensor, bits: Bits) -> tuple[Tensor, Tensor]:
     """int8 codes of (..., out, in) weights, and (..., out) scales in the weights' type.
 
-    Codes are rounded with the float32 scale, products are made with the rounded one. A row of zeros has scale 0.
+    Codes are computed with the float32 scale, products with the rounded one. A row of zeros has scale 0.
     """
     values = weight.float()
     half = 1 << (bits - 1)

@@ -1,4 +1,4 @@
-"""Tensors of one rank file, taken one by one: each must be there with its shape, and none may be left over."""
+"""Reads the tensors of one rank file one by one; missing, misshapen and unexpected tensors are errors."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -43,7 +43,7 @@ class _Streamed:
 
 
 class Weights:
-    """The tensors of a rank, each of which is read when it is taken."""
+    """The tensors of a rank, each read by `take`."""
 
     def __init__(self, where: str, reader: _Reader, close: Callable[[], None] = lambda: None) -> None:
         self.where, self.close = where, close
@@ -58,7 +58,7 @@ class Weights:
 
     @classmethod
     def stream(cls, directory: Path, index: int) -> "Weights":
-        """As `open`, and what was taken is gone from memory when its tensor is: nothing stays mapped. Needs `close`."""
+        """As `open`, but without memory mapping: memory is freed with each tensor taken. Needs `close`."""
         path, reader = directory / rank_file(index), RowReader()
         return cls(str(path), _Streamed(path, reader), reader.close)
 
@@ -76,18 +76,18 @@ class Weights:
         return name in self._names
 
     def take(self, name: str, *shape: int) -> Tensor:
-        """A tensor, which must have `shape` where one is given. Raises ForgeError naming the file and the tensor."""
+        """A tensor, which must have `shape` if one is given. Raises ForgeError naming the file and the tensor."""
         if name not in self._names:
             raise ForgeError(
                 f"{self.where}: {name} is missing",
-                hint="config.json and the weights do not belong together: make the directory again.",
+                hint="config.json and the weights do not match: create the directory again.",
             )
         self._left.discard(name)
         tensor = self._reader.get_tensor(name)
         if shape and tuple(tensor.shape) != shape:
             raise ForgeError(
                 f"{self.where}: {name} has shape {tuple(tensor.shape)}, {shape} is expected",
-                hint="config.json and the weights do not belong together: make the directory again.",
+                hint="config.json and the weights do not match: create the directory again.",
             )
         return tensor
 
@@ -96,10 +96,10 @@ class Weights:
         return self.take(name).float().reshape(1)
 
     def finish(self) -> None:
-        """Every tensor was taken. Raises ForgeError naming those that were not."""
+        """Raises ForgeError naming tensors that were not taken."""
         if self._left:
             names = sorted(self._left)
             raise ForgeError(
-                f"{self.where}: {len(names)} tensors have no place in this model: {', '.join(names[:4])}",
-                hint="config.json and the weights do not belong together, or the embedded engine lacks this feature.",
+                f"{self.where}: {len(names)} unexpected tensors: {', '.join(names[:4])}",
+                hint="config.json and the weights do not match, or the embedded engine lacks this feature.",
             )

@@ -1,1 +1,1 @@
-"""The ranks of a model: processes or threads, their exchanges, and where they load from."""
+"""The ranks of a model: processes or threads, their communication, and the directory that they load."""

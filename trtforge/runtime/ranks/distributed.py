@@ -1,4 +1,4 @@
-"""The exchanges between rank processes of one machine: gloo over the loopback interface, and NCCL between GPUs.
+"""Communication between the ranks on one machine: gloo over the loopback interface, and NCCL between GPUs.
 
 Process groups are held here, not in torch.distributed's globals, so that a process may hold several engines.
 """
@@ -12,16 +12,16 @@ from torch import Tensor
 from torch import distributed as dist
 from torch._C._distributed_c10d import PrefixStore, ReduceOp, Store, TCPStore
 
+from trtforge.core.defaults import LOOPBACK
 from trtforge.runtime.architecture.spec import DecoderSpec
 from trtforge.runtime.scheduling.batch import Ints
 
-LOOPBACK = "127.0.0.1"
-_STEP_BUFFER = 8192  # integers that one broadcast carries; longer steps take a second one
+_STEP_BUFFER = 8192  # integers in one broadcast; longer steps need a second one
 _FOREVER = timedelta(days=3650)  # workers wait for the next step as long as their parent lives
 
 
 def serve_store() -> tuple[TCPStore, int]:
-    """The rendezvous of a new group, listening on the loopback interface only, and its port."""
+    """The rendezvous store of a new group, listening on the loopback interface only, and its port."""
     listener = socket.create_server((LOOPBACK, 0))
     port = listener.getsockname()[1]
     store = TCPStore(LOOPBACK, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
@@ -29,12 +29,12 @@ def serve_store() -> tuple[TCPStore, int]:
 
 
 def join_store(port: int) -> TCPStore:
-    """The rendezvous that rank 0 serves."""
+    """Connect to the rendezvous store that rank 0 serves."""
     return TCPStore(LOOPBACK, port, is_master=False, wait_for_workers=False)
 
 
 def loaded_key(index: int) -> str:
-    """What worker `index` sets in the store when its weights are loaded."""
+    """The store key that worker `index` sets when its weights are loaded."""
     return f"loaded/{index}"
 
 
@@ -57,7 +57,7 @@ class _Group(Protocol):
 
 
 class Distributed:
-    """One rank's view of its group; `connect` must be called on every rank before anything else."""
+    """The collectives of one rank; every rank must call `connect` before any other method."""
 
     def __init__(self, spec: DecoderSpec, index: int, device: torch.device) -> None:
         self._index = index
@@ -71,7 +71,7 @@ class Distributed:
         self._peers: _Group
 
     def connect(self, store: TCPStore) -> None:
-        """Meet the other ranks."""
+        """Connect to the other ranks."""
         self._control = _gloo(PrefixStore("control", store), self._index, self._world)
         if self._device.type == "cuda":
             self._all = _nccl(PrefixStore("all", store), self._index, self._world)
@@ -109,7 +109,7 @@ class Distributed:
         parts = []
         for rank in range(self._last_stage * self._tp, self._world):
             if rank == 0:
-                assert part is not None, "rank 0 is of the last pipeline stage and has no logits"
+                assert part is not None, "rank 0 is in the last pipeline stage but has no logits"
                 parts.append(part)
             else:
                 received = torch.empty(rows, columns, dtype=like.dtype, device=like.device)
@@ -140,7 +140,7 @@ class Distributed:
         return int(values)
 
     def leave(self) -> None:
-        del self._control, self._all, self._peers  # a gloo group closes its connections, which its peers notice
+        del self._control, self._all, self._peers  # closes gloo's connections, so that waiting peers get an error
 
 
 def _gloo(store: Store, rank: int, size: int) -> _Group:

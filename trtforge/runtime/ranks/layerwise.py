@@ -1,7 +1,7 @@
-"""A checkpoint or engine computed one decoder layer at a time over many sequences, with one layer's weights in memory.
+"""Computes a checkpoint or engine layer by layer over many sequences, with one layer's weights in memory.
 
-The ranks are threads of this process, which meet in the exchanges that an engine's ranks have. What comes out of a
-layer waits for the next one here, so pipeline stages exchange nothing.
+The ranks are threads of this process and use the same collectives as an engine's ranks. This module keeps the hidden
+states between layers, so pipeline stages do not communicate.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,9 +35,9 @@ Compute = Callable[[Batch, Tensor], Tensor]
 
 
 class Layerwise:
-    """Hidden states of token sequences on their way through a model. A context manager: its ranks are threads.
+    """The hidden states of token sequences, layer by layer. A context manager: leaving it ends the rank threads.
 
-    `advance` computes the next layer. After the last one and `load_logits`, `logits` has those of a sequence.
+    `advance` computes the next layer. After the last layer, call `load_logits`, then `logits` for each sequence.
     """
 
     def __init__(self, source: Source, sequences: Sequence[Sequence[int]]) -> None:
@@ -46,14 +46,14 @@ class Layerwise:
         blocks = max(-(-len(tokens) // source.tokens_per_block) for tokens in sequences)
         parallel = source.config.parallel
         indices = range(parallel.world_size)
-        places = [placement_of(source, index) for index in indices]  # a GPU that is missing is told before ranks wait
-        self._threads: RankThreads[Any] = RankThreads(len(places), max(1, torch.get_num_threads() // parallel.tp))
-        connect = _connected(source, places)
+        placements = [placement_of(source, index) for index in indices]  # reports a missing GPU before ranks wait
+        self._threads: RankThreads[Any] = RankThreads(len(placements), max(1, torch.get_num_threads() // parallel.tp))
+        connect = _connector(source, placements)
         self._ranks: list[_Rank] = []
         try:
-            meeting = self._threads.run([Task(partial(connect, index)) for index in indices])
+            collectives = self._threads.run([Task(partial(connect, index)) for index in indices])
             for index in indices:
-                self._ranks.append(_Rank(source, index, places[index], meeting[index], blocks))
+                self._ranks.append(_Rank(source, index, placements[index], collectives[index], blocks))
             self._per_stage = self._ranks[0].spec.num_layers
             self._hidden: list[list[Tensor]] = []
             self._next = 0
@@ -68,12 +68,12 @@ class Layerwise:
 
     @property
     def num_layers(self) -> int:
-        """Of the whole model."""
+        """Layers of the whole model."""
         return self._per_stage * (self._ranks[-1].spec.rank.pp_rank + 1)
 
     @property
     def hidden_size(self) -> int:
-        """Columns of the hidden states."""
+        """Size of a token's hidden state."""
         return self._ranks[0].spec.hidden_size
 
     def advance(self) -> None:
@@ -82,17 +82,17 @@ class Layerwise:
         ranks = self._stage(stage)
         self._each(ranks, partial(_Rank.load_layer, index=index))
         for steps, parts in zip(self._steps, self._hidden, strict=True):
-            for place, step in enumerate(steps):
-                parts[place] = self._run(ranks, step, parts[place])
+            for chunk, step in enumerate(steps):
+                parts[chunk] = self._run(ranks, step, parts[chunk])
         self._next += 1
 
     def states(self, sequence: int) -> Tensor:
-        """float32 (tokens, hidden) on the CPU that came out of the last layer computed."""
+        """float32 (tokens, hidden) output of the last computed layer, on the CPU."""
         return torch.cat([part[: len(step.tokens)] for part, step in self._of(sequence)]).float().cpu()
 
     def load_logits(self) -> None:
-        """Make ready for logits. Raises ForgeError if a rank's file holds tensors that have no place in the model."""
-        assert self._next == self.num_layers, "all layers come first"
+        """Load the final norm and LM head. Raises ForgeError if a rank file has unexpected tensors."""
+        assert self._next == self.num_layers, "load_logits before the last layer"
         self._each(self._stage(-1), _Rank.load_logits)
         for rank in self._ranks:
             rank.finish()
@@ -128,7 +128,7 @@ class Layerwise:
         return self._on(ranks, step, hidden)[0]
 
     def _each(self, ranks: "list[_Rank]", load: "Callable[[_Rank], None]") -> None:
-        """One after another: what one needs while it loads, the next may use. No rank keeps what it had."""
+        """Unload all ranks, then load `ranks` one after another, which bounds the peak memory."""
         for rank in self._ranks:
             rank.unload()
         for rank in ranks:
@@ -136,7 +136,7 @@ class Layerwise:
                 load(rank)
 
     def _on(self, ranks: "list[_Rank]", step: Step, hidden: Tensor) -> list[Tensor]:
-        """At the same time: ranks of a stage wait for one another."""
+        """Compute on the ranks of a stage concurrently, as their collectives require."""
         return self._threads.run([Task(partial(rank.compute, step, hidden), rank.leave) for rank in ranks])
 
 
@@ -161,16 +161,16 @@ class _Rank:
         self._compute: Compute | None = None
 
     def unload(self) -> None:
-        """Let go of the weights."""
+        """Release the weights."""
         self._compute = None
 
     def load_embedding(self) -> None:
-        """Compute embeddings from now on; the hidden states given do not matter."""
+        """Make `compute` return embeddings; it then ignores the hidden states."""
         embed = load_embedding(self._loader(None if self._packing is None else self._packing.embedding()))
         self._compute = lambda batch, _: embed(batch.tokens, batch.positions)
 
     def load_layer(self, index: int) -> None:
-        """Compute layer `index` of this stage from now on."""
+        """Make `compute` run layer `index` of this stage."""
         loader = self._loader(None if self._packing is None else self._packing.layer(index))
         layer, scale = load_layer(loader, index), kv_scale(loader, index)
         if self._packing is not None:
@@ -184,12 +184,12 @@ class _Rank:
         self._compute = compute
 
     def load_logits(self) -> None:
-        """Compute this rank's columns of the logits from now on."""
+        """Make `compute` return this rank's columns of the logits."""
         head = load_logits(self._loader(None if self._packing is None else self._packing.head()))
         self._compute = lambda _, hidden: head(hidden)
 
     def compute(self, step: Step, hidden: Tensor) -> Tensor:
-        """What was loaded last, for the tokens of one step."""
+        """Run the part loaded last on the tokens of one step."""
         assert self._compute is not None
         device, dtype = self._place.device, self._place.dtype
         pads = device.type == "cpu" and dtype is not torch.float32
@@ -199,11 +199,11 @@ class _Rank:
         return self._compute(batch, hidden.to(device))
 
     def leave(self) -> None:
-        """Exchange nothing more with other ranks."""
+        """Disconnect from the other ranks; those that wait for this one get an error."""
         self._ranks.leave()
 
     def finish(self) -> None:
-        """Everything was used. Raises ForgeError naming tensors that were not."""
+        """Raises ForgeError naming tensors that were not used."""
         self._stored.finish()
 
     def close(self) -> None:
@@ -211,19 +211,19 @@ class _Rank:
         self._stored.close()
 
     def _loader(self, packed: dict[str, Tensor] | None) -> Loader:
-        """Of packed tensors; None: of an engine's, which are packed."""
+        """The loader of packed tensors; None: of the engine's rank file, which is already packed."""
         weights = self._stored if packed is None else Weights.of(packed)
         return Loader.of(self.spec, self._kernels, weights, self._place, self._ranks, self._sparse)
 
 
-def _connected(source: Source, places: Sequence[Placement]) -> Callable[[int], Collective]:
-    """The function that connects a rank with the others; all must be in it at once."""
+def _connector(source: Source, placements: Sequence[Placement]) -> Callable[[int], Collective]:
+    """A function that connects a rank to the others; all ranks must call it concurrently."""
     if source.config.parallel.world_size == 1:
         return lambda index: Alone()
     store, port = serve_store()
 
     def connect(index: int) -> Collective:
-        ranks = Distributed(source.spec(index), index, places[index].device)
+        ranks = Distributed(source.spec(index), index, placements[index].device)
         ranks.connect(store if index == 0 else join_store(port))
         return ranks
 

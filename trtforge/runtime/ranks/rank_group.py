@@ -1,4 +1,4 @@
-"""All ranks of a model as one: rank 0 in this process, the others in workers that share the cores with it."""
+"""All ranks of a model: rank 0 in this process, the others in worker processes that share its cores."""
 
 import time
 
@@ -14,14 +14,14 @@ from trtforge.runtime.ranks.source import Source
 from trtforge.runtime.ranks.worker_process import WorkerJob, WorkerProcess
 from trtforge.runtime.scheduling.batch import Step
 
-_PATIENCE = 3.0  # seconds that a worker gets to end by itself
-_PARAMETERS_PER_THREAD = 1_000_000  # of a layer: below that, waking a thread was measured to cost more than it saves
+_END_TIMEOUT = 3.0  # seconds that a worker has to end by itself
+_PARAMETERS_PER_THREAD = 1_000_000  # of a layer; with fewer, another thread was measured to cost more than it saves
 
 
 class RankGroup:
     """Computes steps on every rank. Used by one thread at a time; `close` ends the workers.
 
-    `threads`: how many all ranks may use together; by default as many as the model's size and the cores suggest.
+    `threads`: total of all ranks; by default chosen from the model's size and the number of cores.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class RankGroup:
 
     @torch.inference_mode()
     def execute(self, step: Step) -> Tensor | None:
-        """float32 logits of the rows wanted. Raises ForgeError with the first message of a rank that ended."""
+        """float32 logits of the wanted rows. Raises ForgeError with the message of the rank that ended first."""
         try:
             if self._workers:
                 self._collective.broadcast_step(step.encode())
@@ -102,14 +102,14 @@ class RankGroup:
         """End the workers. May be called again."""
         for worker in self._workers:
             worker.release()
-        deadline = time.monotonic() + _PATIENCE
+        deadline = time.monotonic() + _END_TIMEOUT
         for worker in self._workers:
             worker.end(deadline)
         self._workers = []
 
     def _failure(self) -> ForgeError | None:
-        """What the worker that ended first said; None if all live. A lost connection is seen a little before an end."""
-        deadline = time.monotonic() + _PATIENCE
+        """Error of the worker that ended first; None if all run. Waits, as a lost connection precedes the end."""
+        deadline = time.monotonic() + _END_TIMEOUT
         while self._workers and time.monotonic() < deadline:
             if any(worker.ended_at is not None for worker in self._workers):
                 time.sleep(0.05)

@@ -18,7 +18,7 @@ from trtforge.runtime.scheduling.batch import Step
 
 
 class RankModel:
-    """Executes encoded steps, in the same order on every rank."""
+    """Executes steps; every rank must execute the same ones in the same order."""
 
     def __init__(self, source: Source, index: int, place: Placement, ranks: Collective) -> None:
         spec = source.spec(index)
@@ -37,11 +37,11 @@ class RankModel:
         return block_count(self._decoder.spec, self._place, source.limits, source.tokens_per_block, fraction, tokens)
 
     def allocate_cache(self, num_blocks: int) -> None:
-        """Make room for `num_blocks` KV blocks; needed before the first step."""
+        """Allocate `num_blocks` KV blocks; required before the first step."""
         self._cache = self._decoder.new_cache(num_blocks, self._source.tokens_per_block)
 
     def execute(self, step: Step) -> Tensor | None:
-        """float32 logits of the rows wanted on rank 0; None elsewhere, and where none are wanted."""
+        """float32 logits of the wanted rows on rank 0; None on other ranks, and if no row is wanted."""
         device, dtype = self._place.device, self._place.dtype
         pads = device.type == "cpu" and dtype is not torch.float32
         windows = self._decoder.spec.windows
@@ -50,7 +50,7 @@ class RankModel:
 
 
 def placement_of(source: Source, index: int) -> Placement:
-    """Where a rank computes: the CPU, or the GPU of its number. Raises ForgeError if that GPU is not there."""
+    """Device and dtype of a rank: the CPU, or the GPU with its index. Raises ForgeError if that does not exist."""
     dtype = DTYPES[source.forge.compute_dtype]
     if source.forge.device == "cpu":
         return Placement(torch.device("cpu"), dtype)

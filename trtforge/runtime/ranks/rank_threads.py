@@ -1,4 +1,4 @@
-"""Threads that work together, one task each at a time: ranks of an engine within one process."""
+"""Runs the ranks of an engine as threads of one process, one task per rank at a time."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -9,22 +9,22 @@ from typing import Generic, NamedTuple, TypeVar
 import torch
 
 T = TypeVar("T")
-_PATIENCE = 30.0  # seconds that members get to notice that another has failed
+_FAILURE_TIMEOUT = 30.0  # seconds that the other threads have to end after one failed
 
 
 class Task(NamedTuple, Generic[T]):
-    """What a member does. `leave` lets go of those that wait for it: called where it failed, or never began."""
+    """Work of one thread. `leave` releases the threads that wait for it; called if `work` failed or never began."""
 
     work: Callable[[], T]
     leave: Callable[[], None] = lambda: None
 
 
 class RankThreads(Generic[T]):
-    """`size` threads, of which as many as share the processor compute with `threads` threads of torch's each.
+    """`size` threads, each of which computes with `threads` torch threads.
 
-    `close` waits for their end: a thread that comes back from torch's C++ while the interpreter ends aborts the
-    process (https://github.com/pytorch/pytorch/issues/38228). They are daemons for the case that one waits for ever,
-    as between GPUs one may for another that failed: the process then ends while it waits.
+    `close` waits for them: a thread that returns from torch's C++ while the interpreter ends aborts the process
+    (https://github.com/pytorch/pytorch/issues/38228). They are daemon threads because a rank may wait forever in a
+    GPU collective for one that failed, which must not keep the process from ending.
     """
 
     def __init__(self, size: int, threads: int) -> None:
@@ -36,7 +36,7 @@ class RankThreads(Generic[T]):
             thread.start()
 
     def run(self, tasks: Sequence[Task[T]]) -> list[T]:
-        """Results of tasks run at once, in order. The first error is raised; `run` must not be called after that."""
+        """Run tasks concurrently; results are in order. Raises the first error; `run` must not be called after that."""
         begun = 0
         results: dict[int, T] = {}
         try:
@@ -49,7 +49,7 @@ class RankThreads(Generic[T]):
                     self._failed = True
                     raise error
                 results[member] = result  # type: ignore[assignment]
-        except BaseException:  # an interruption too, anywhere
+        except BaseException:  # KeyboardInterrupt too, at any point
             self._failed |= begun < len(tasks)
             for task in tasks[begun:]:
                 task.leave()
@@ -57,10 +57,10 @@ class RankThreads(Generic[T]):
         return [results[member] for member in range(len(tasks))]
 
     def close(self) -> None:
-        """Wait for the end of the threads: for what they still compute, or 30 seconds where one has failed."""
+        """Wait until the threads have finished their tasks, at most 30 seconds if one has failed."""
         for inbox in self._inboxes:
             inbox.put(None)
-        deadline = time.monotonic() + _PATIENCE
+        deadline = time.monotonic() + _FAILURE_TIMEOUT
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()) if self._failed else None)
 
@@ -70,6 +70,6 @@ class RankThreads(Generic[T]):
             with torch.inference_mode():
                 try:
                     self._done.put((member, task.work(), None))
-                except BaseException as error:  # told to whoever waits, before the errors that it causes
+                except BaseException as error:  # reported before the errors that it causes in other threads
                     self._done.put((member, None, error))
                     task.leave()

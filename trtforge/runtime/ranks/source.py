@@ -8,11 +8,13 @@ from typing import Any, Literal
 from pydantic import Field
 
 from trtforge.core.config_model import Config
+from trtforge.core.device import UsableDevice
+from trtforge.core.dtypes import ModelDtype
 from trtforge.core.errors import ForgeError
 from trtforge.core.features import FeaturesConfig
 from trtforge.formats.trtllm import CheckpointConfig, is_engine, read_checkpoint_config, read_engine_config
 from trtforge.runtime.architecture.spec import DecoderSpec
-from trtforge.runtime.linears.kernels import ComputeDtype, Device, Kernels, reference_kernels
+from trtforge.runtime.linears.kernels import Kernels, reference_kernels
 from trtforge.runtime.scheduling.scheduler import BatchLimits
 
 DEFAULT_TOKENS_PER_BLOCK = 32
@@ -22,15 +24,15 @@ class ForgeSection(Config):
     """The `forge` object of an engine's config.json."""
 
     backend: Literal["torch"] = "torch"
-    device: Device = "cpu"
-    compute_dtype: ComputeDtype = "float32"
+    device: UsableDevice = "cpu"
+    compute_dtype: ModelDtype = "float32"
     kernels: Kernels = Field(default_factory=Kernels)
     features: FeaturesConfig = FeaturesConfig()
 
 
 @dataclass(frozen=True)
 class Source:
-    """A model on disk and how to compute it. `packed`: the rank files are an engine's, else a checkpoint's."""
+    """A model on disk and how to compute it. `packed`: True for an engine's rank files, False for a checkpoint's."""
 
     directory: Path
     config: CheckpointConfig
@@ -40,16 +42,16 @@ class Source:
     packed: bool
 
     def spec(self, index: int) -> DecoderSpec:
-        """What rank `index` computes."""
+        """The specification of rank `index`."""
         return DecoderSpec.of(self.config, index)
 
 
 def open_engine(directory: Path) -> Source:
-    """An engine that `compile` wrote for the torch backend. Raises ForgeError for anything else."""
+    """Open an engine that `compile` wrote for the torch backend. Raises ForgeError for anything else."""
     config, values = read_engine_config(directory)
     if "forge" not in values:
         raise ForgeError(
-            f"{directory} is an engine of TensorRT-LLM, which its own runtime executes",
+            f"{directory} is an engine of TensorRT-LLM, which the embedded engine does not support",
             hint="Serve it with TensorRT-LLM, or compile the checkpoint with `--backend torch`.",
         )
     forge = ForgeSection.parse(values["forge"], f"{directory / 'config.json'}: forge")
@@ -67,8 +69,8 @@ def open_engine(directory: Path) -> Source:
     return Source(directory, config, forge, limits, tokens_per_block, packed=True)
 
 
-def open_model(directory: Path, device: Device | None = None, compute_dtype: ComputeDtype | None = None) -> Source:
-    """An engine, or a checkpoint computed by the reference kernels. An engine's own device and type cannot change."""
+def open_model(directory: Path, device: UsableDevice | None = None, compute_dtype: ModelDtype | None = None) -> Source:
+    """Open an engine, or a checkpoint with the reference kernels. An engine's device and compute type are fixed."""
     if is_engine(directory):
         source = open_engine(directory)
         for name, asked, built in (
@@ -78,7 +80,7 @@ def open_model(directory: Path, device: Device | None = None, compute_dtype: Com
             if asked not in (None, built):
                 raise ForgeError(
                     f"{directory} was compiled for the {name} {built}, not {asked}",
-                    hint="Compile the checkpoint for it, or give the checkpoint itself.",
+                    hint=f"Compile the checkpoint for {asked}, or pass the checkpoint itself.",
                 )
         return source
     config = read_checkpoint_config(directory)

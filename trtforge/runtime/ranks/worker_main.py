@@ -1,6 +1,6 @@
-"""The process of a rank other than 0: `python -m trtforge.runtime.ranks.worker_main JOB`.
+"""Worker process of a rank other than 0: `python -m trtforge.runtime.ranks.worker_main JOB`.
 
-It ends when its standard input is closed, so it never outlives rank 0.
+It exits when its standard input is closed, so it never outlives rank 0.
 """
 
 import os
@@ -19,7 +19,7 @@ from trtforge.runtime.scheduling.batch import Step
 
 
 def main() -> int:
-    """Load the rank, meet the others and compute steps until rank 0 is gone."""
+    """Load the rank, connect to the others and compute steps until rank 0 ends."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     job = WorkerJob.model_validate_json(sys.argv[1])
     try:
@@ -46,7 +46,7 @@ def _run(job: WorkerJob) -> None:
 
 
 def _end_with_parent() -> None:
-    """Rank 0 holds the other end of our standard input. os._exit: the main thread may wait inside a collective."""
+    """Exit when rank 0 closes our standard input. os._exit, because the main thread may wait in a collective."""
     while os.read(0, 4096):
         pass
     os._exit(0)

@@ -1,4 +1,4 @@
-"""A rank's process as rank 0 sees it: its start, its lifeline, its last words."""
+"""Starts, watches and ends the worker process of one rank, on behalf of rank 0."""
 
 import subprocess
 import threading
@@ -7,19 +7,20 @@ from collections import deque
 from contextlib import suppress
 
 from trtforge.core.config_model import Config
+from trtforge.core.device import UsableDevice
+from trtforge.core.dtypes import ModelDtype
 from trtforge.core.errors import ForgeError
 from trtforge.core.interpreter import python_environment, python_interpreter
-from trtforge.runtime.linears.kernels import ComputeDtype, Device
 
 _KEPT_LINES = 40
 
 
 class WorkerJob(Config):
-    """What a worker is told on its command line."""
+    """A worker's command-line argument, as JSON."""
 
     directory: str
-    device: Device
-    compute_dtype: ComputeDtype
+    device: UsableDevice
+    compute_dtype: ModelDtype
     index: int
     port: int
     threads: int
@@ -28,9 +29,9 @@ class WorkerJob(Config):
 
 
 class WorkerProcess:
-    """Lives as long as our end of its standard input is open, so no death of ours, not even a kill, leaves it behind.
+    """A worker exits when its standard input is closed, so it never outlives this process, not even after SIGKILL.
 
-    (PR_SET_PDEATHSIG would not do: it follows the thread that started the worker, which may end before the engine.)
+    PR_SET_PDEATHSIG does not work here: it is tied to the thread that started the worker, which may end earlier.
     """
 
     def __init__(self, job: WorkerJob) -> None:
@@ -55,21 +56,21 @@ class WorkerProcess:
         return self._process.pid
 
     def check(self) -> None:
-        """Raises ForgeError with its message if the worker ended."""
+        """Raises ForgeError with the worker's message if it ended."""
         if self.ended_at is not None:
             raise self.failure()
 
     def failure(self) -> ForgeError:
-        """Why the worker ended, as it said itself: `error: ...` and `hint: ...`, or the last line of a traceback."""
+        """Why the worker ended, from its standard error: `error: ...` and `hint: ...`, or a traceback's last line."""
         errors = [line.removeprefix("error: ") for line in self._lines if line.startswith("error: ")]
         hints = [line.removeprefix("hint: ") for line in self._lines if line.startswith("hint: ")]
-        said = errors[0] if errors else (self._lines[-1] if self._lines else f"exit status {self._process.returncode}")
-        return ForgeError(
-            f"rank {self.index} ended: {said}", hint=hints[0] if hints else "Start again; its last lines are above."
+        reason = (
+            errors[0] if errors else (self._lines[-1] if self._lines else f"exit status {self._process.returncode}")
         )
+        return ForgeError(f"rank {self.index} ended: {reason}", hint=hints[0] if hints else "Start the engine again.")
 
     def release(self) -> None:
-        """Close its standard input, which ends it."""
+        """Close the worker's standard input, which ends it."""
         if self._process.stdin is not None:
             with suppress(OSError):
                 self._process.stdin.close()

@@ -1,4 +1,4 @@
-"""Requests that an engine cannot serve, found before they are queued."""
+"""Validates requests before they are queued."""
 
 from trtforge.core.errors import RequestError
 from trtforge.engine_process.requests import GenerationRequest, SamplingParams
@@ -8,7 +8,7 @@ from trtforge.runtime.scheduling.scheduler import BatchLimits
 def why_refused(
     request: GenerationRequest, limits: BatchLimits, *, vocab_size: int, cache_tokens: int, chunked_context: bool
 ) -> RequestError | None:
-    """What is wrong with a request; None if it can be served. `cache_tokens`: tokens that the whole KV cache holds."""
+    """Why a request is refused; None if it can be served. `cache_tokens`: capacity of the KV cache in tokens."""
     prompt = request.prompt
     if not prompt:
         return RequestError("the prompt is empty", hint="Send at least one token.")
@@ -28,12 +28,12 @@ def why_refused(
     longest = min(limits.max_input_len, limits.max_seq_len - 1)
     if len(prompt) > longest:
         return RequestError(
-            f"the prompt has {len(prompt)} tokens, this engine takes {longest}",
+            f"the prompt has {len(prompt)} tokens, this engine takes at most {longest}",
             hint="Shorten the prompt, or compile with a larger max_input_len and max_seq_len.",
         )
     if len(prompt) > limits.max_num_tokens and not chunked_context:
         return RequestError(
-            f"the prompt has {len(prompt)} tokens, a step of this engine {limits.max_num_tokens}",
+            f"the prompt has {len(prompt)} tokens, max_num_tokens is {limits.max_num_tokens}",
             hint="Serve with chunked context, or compile with a larger max_num_tokens.",
         )
     held = min(len(prompt) + request.max_tokens, limits.max_seq_len) - 1
@@ -55,7 +55,7 @@ def _wrong_sampling(sampling: SamplingParams, vocab_size: int) -> RequestError |
             "the length of embedding_bias",
             len(sampling.embedding_bias),
             len(sampling.embedding_bias) in (0, vocab_size),
-            f"the vocabulary's, {vocab_size}",
+            f"0 or the vocabulary size, {vocab_size}",
         ),
     )
     for name, value, is_allowed, range_ in allowed:

@@ -1,6 +1,6 @@
-"""One step of the engine as integers: packed tokens, where each row stands and which KV blocks it holds.
+"""One step of the engine as integers: packed tokens, and the position and KV blocks of each row.
 
-`Step` is what rank 0 decides and every rank is told, as one int64 array; positions, slots and masks follow from it.
+Rank 0 broadcasts each `Step` to all ranks as one int64 array; positions, slots and masks are derived from it.
 """
 
 from collections.abc import Sequence as Rows
@@ -14,15 +14,15 @@ from trtforge.runtime.scheduling.scheduler import Row
 
 Ints = npt.NDArray[np.int64]
 HEADER = 5
-_SPLIT_FROM = 48  # padded blocks that are worth a second attention call in every layer
+_SPLIT_FROM = 48  # saved padding blocks that are worth another attention call in every layer
 
 
 @dataclass(frozen=True)
 class Step:
-    """Rows of one token come first, shortest context first. Row i computes `counts[i]` tokens from `starts[i]` on.
+    """Single-token rows come first, shortest context first. Row i computes `counts[i]` tokens from `starts[i]` on.
 
-    `wanted[i]` of its last positions give logits; `tables[i]` are its blocks, zero-padded to equal length. `length`:
-    of the sequence that all rows are part of where that is known beforehand, else 0; some rotaries depend on it.
+    Logits are computed for its last `wanted[i]` tokens; `tables[i]` are its blocks, zero-padded to equal length.
+    `length`: total length of the sequence of all rows, 0 if unknown; some rotary scalings depend on it.
     """
 
     starts: Ints
@@ -34,7 +34,7 @@ class Step:
 
     @classmethod
     def of_rows(cls, rows: Rows[Row]) -> "Step":
-        """The step that computes what the scheduler chose, in its order."""
+        """The step for the scheduler's rows, in their order."""
         starts = np.array([row.start for row in rows], dtype=np.int64)
         counts = np.array([row.count for row in rows], dtype=np.int64)
         wanted = np.array([row.samples for row in rows], dtype=np.int64)
@@ -50,7 +50,7 @@ class Step:
         return cls(starts, counts, wanted, tables, np.array(tokens, dtype=np.int64))
 
     def encode(self) -> Ints:
-        """The step as one array: its own length, rows, table columns, tokens, `length`, then the fields."""
+        """The step as one array: the array's length, rows, table columns, tokens, `length`, then the fields."""
         rows, columns = self.tables.shape
         own = HEADER + 3 * rows + rows * columns + len(self.tokens)
         header = np.array([own, rows, columns, len(self.tokens), self.length], dtype=np.int64)
@@ -66,23 +66,23 @@ class Step:
 
     @property
     def generation_rows(self) -> int:
-        """Rows of one token."""
+        """Number of single-token rows."""
         return int((self.counts == 1).sum())
 
     def positions(self) -> tuple[Ints, Ints]:
-        """For every packed token its row and its position in that row's sequence."""
+        """The row of each packed token, and its position in that row's sequence."""
         rows = np.repeat(np.arange(len(self.counts)), self.counts)
         firsts = np.cumsum(self.counts) - self.counts
         return rows, np.arange(len(self.tokens)) - firsts[rows] + self.starts[rows]
 
     def slots(self, rows: Ints, positions: Ints, tokens_per_block: int) -> Ints:
-        """For every packed token (its row and position) the slot of the cache that its keys and values go to."""
+        """The KV cache slot of each packed token, given its row and position."""
         columns, offsets = np.divmod(positions, tokens_per_block)
         slots: Ints = self.tables[rows, columns] * tokens_per_block + offsets
         return slots
 
     def logit_rows(self) -> Ints:
-        """The packed tokens whose logits are wanted."""
+        """Indices of the packed tokens whose logits are wanted."""
         if np.array_equal(self.wanted, self.counts):
             return np.arange(len(self.tokens))
         before_end = np.repeat(np.cumsum(self.counts), self.counts) - np.arange(len(self.tokens))
@@ -90,9 +90,9 @@ class Step:
 
 
 def padded_rows(rows: int) -> int:
-    """A row count of a short list that is at least `rows`: 1, 2, 4, 8, multiples of 16 to 128, of 64 to 512, of 256.
+    """`rows` rounded up to 1, 2, 4, 8, multiples of 16 up to 128, of 64 up to 512, or of 256.
 
-    oneDNN compiles a kernel for every shape that it meets, which takes as long as a step.
+    This limits the number of shapes: oneDNN compiles a kernel for each, which takes as long as a step.
     """
     if rows <= 8:
         return 1 << (rows - 1).bit_length() if rows else 0
@@ -101,9 +101,9 @@ def padded_rows(rows: int) -> int:
 
 
 def buckets(blocks: Ints, first: int = 0) -> list[tuple[int, int]]:
-    """Ranges of rows (their block counts ascending) that are computed together, so that padding stays small.
+    """Ranges of rows (with ascending block counts) that are computed together with little padding.
 
-    The rows are cut where that saves most padded blocks, as long as it saves more than another call costs.
+    Splits the rows where that saves most padding blocks, as long as this outweighs another attention call.
     """
     end = first + len(blocks)
     if len(blocks) < 2:

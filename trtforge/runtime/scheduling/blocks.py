@@ -1,7 +1,7 @@
-"""KV blocks: who holds which, which are free, which free ones still hold a prefix that a new request can share.
+"""Allocation and prefix reuse of KV blocks.
 
-Pure accounting: no tensor is touched. A block is shared only when it is full and its content is known by the hash
-chain of all tokens up to its end, so the partial last block of a sequence is always its own.
+Bookkeeping only: no tensor is touched. Only full blocks are shared, identified by a hash chain over all tokens up to
+their end, so the partial last block of a sequence is never shared.
 """
 
 from array import array
@@ -13,7 +13,7 @@ from hashlib import blake2b
 
 @dataclass(eq=False, slots=True)
 class BlockTable:
-    """The blocks of one sequence in order. The first len(keys) are full, computed and named by their prefix."""
+    """The blocks of one sequence in order. The first len(keys) are full and computed; `keys` are their hashes."""
 
     blocks: list[int] = field(default_factory=list)
     keys: list[bytes] = field(default_factory=list)
@@ -21,7 +21,7 @@ class BlockTable:
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """The longest cached prefix of some tokens: `idle` of its blocks are held by nobody and count as free now."""
+    """The longest cached prefix of some tokens. No sequence holds `idle` of its blocks, which count as free."""
 
     blocks: tuple[int, ...] = ()
     keys: tuple[bytes, ...] = ()
@@ -29,7 +29,7 @@ class Prefix:
 
 
 class BlockManager:
-    """Reference counts over a fixed pool. Free blocks that hold a known prefix are taken last, least recent first."""
+    """Reference-counted blocks of a fixed pool. Free blocks with a cached prefix are evicted last, in LRU order."""
 
     def __init__(self, num_blocks: int, tokens_per_block: int, *, reuse: bool = True) -> None:
         self.num_blocks = num_blocks
@@ -90,16 +90,16 @@ class BlockManager:
         self.reused_blocks += len(prefix.blocks)
 
     def missing(self, table: BlockTable, tokens: int) -> int:
-        """Blocks that the table lacks to hold this many tokens."""
+        """Number of blocks that the table still needs to hold this many tokens."""
         return max(0, self.blocks_for(tokens) - len(table.blocks))
 
     def extend(self, table: BlockTable, tokens: int) -> None:
-        """Give the table room for this many tokens; the caller has seen that enough blocks are free."""
+        """Allocate blocks for this many tokens; the caller has checked that enough are free."""
         for _ in range(self.missing(table, tokens)):
             table.blocks.append(self._take())
 
     def seal(self, table: BlockTable, tokens: Sequence[int], computed: int) -> None:
-        """Name the blocks that `computed` tokens fill, so that others can share them."""
+        """Register the blocks that `computed` tokens fill, so that other sequences can share them."""
         size = self.tokens_per_block
         for index in range(len(table.keys), computed // size):
             key = _chain(table.keys[-1] if table.keys else b"", tokens[index * size : (index + 1) * size])
@@ -109,7 +109,7 @@ class BlockManager:
                 self._key_of[table.blocks[index]] = key
 
     def release(self, table: BlockTable) -> None:
-        """Let go of all blocks. The last ones become evictable first: a prefix is worth more than its continuation."""
+        """Free all blocks, the last ones first, so that the start of a prefix, shared most often, is evicted last."""
         for block in reversed(table.blocks):
             self._references[block] -= 1
             if self._references[block] == 0:
@@ -121,21 +121,21 @@ class BlockManager:
         table.keys.clear()
 
     def check(self, tables: Iterable[BlockTable]) -> None:
-        """Assert every invariant, given all tables there are."""
+        """Assert every invariant; `tables` must be all tables in use."""
         counts = [0] * self.num_blocks
         for table in tables:
             assert len(set(table.blocks)) == len(table.blocks), "a block twice in one table"
-            assert len(table.keys) <= len(table.blocks), "a named block that is not held"
+            assert len(table.keys) <= len(table.blocks), "more keys than blocks"
             for index, block in enumerate(table.blocks):
                 counts[block] += 1
                 if counts[block] > 1:
                     assert index < len(table.keys), "a partial block is shared"
-                    assert self._key_of[block] == table.keys[index], "a block is shared under another content"
+                    assert self._key_of[block] == table.keys[index], "a block is shared under another key"
         assert counts == self._references, "reference counts are wrong"
         free = [*self._empty, *self._idle]
         assert len(set(free)) == len(free), "a block is free twice"
         assert sorted(free) == [block for block, count in enumerate(counts) if count == 0], "a block leaked"
-        assert {block: key for key, block in self._block_of.items()} == self._key_of, "the prefix index is torn"
+        assert {block: key for key, block in self._block_of.items()} == self._key_of, "the prefix index is inconsistent"
         assert set(self._idle) <= set(self._key_of), "an idle block without a key"
         assert not set(self._empty) & set(self._key_of), "an empty block with a key"
 
@@ -150,5 +150,5 @@ class BlockManager:
 
 
 def _chain(parent: bytes, tokens: Sequence[int]) -> bytes:
-    """Name of a block's content: a digest of the block before it and its tokens, so equal names mean equal prefixes."""
+    """Key of a block: digest of the previous block's key and its own tokens, so equal keys mean equal prefixes."""
     return blake2b(parent + array("q", tokens).tobytes(), digest_size=16).digest()

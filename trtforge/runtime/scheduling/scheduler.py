@@ -9,19 +9,19 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from trtforge.core.recipe import SchedulerPolicy
 from trtforge.engine_process.requests import FinishReason
 from trtforge.runtime.scheduling.blocks import BlockManager
 from trtforge.runtime.scheduling.sequence import Sequence
 
-Policy = Literal["guaranteed_no_evict", "max_utilization"]
 Batching = Literal["inflight", "static_padded", "static_dropped"]
-"""The static ones are what in-flight batching is measured against: a batch is admitted when the one before is done;
-`static_padded` goes on computing finished rows until then, `static_dropped` does not."""
+"""The static modes are benchmark baselines: a batch is admitted when the previous one is done. `static_padded` keeps
+computing finished rows until then, `static_dropped` does not."""
 
 
 @dataclass(frozen=True)
 class BatchLimits:
-    """What an engine was built for."""
+    """Limits that an engine was built with."""
 
     max_batch_size: int
     max_num_tokens: int
@@ -31,7 +31,7 @@ class BatchLimits:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Tokens [start, start + count) of a sequence; `samples`: the last one's logits give its next token."""
+    """Tokens [start, start + count) of a sequence; `samples`: the next token is sampled after the last one."""
 
     sequence: Sequence
     start: int
@@ -47,7 +47,7 @@ class Scheduler:
         limits: BatchLimits,
         blocks: BlockManager,
         *,
-        policy: Policy = "guaranteed_no_evict",
+        policy: SchedulerPolicy = "guaranteed_no_evict",
         chunked_context: bool = False,
         batching: Batching = "inflight",
     ) -> None:
@@ -65,7 +65,7 @@ class Scheduler:
 
     @property
     def idle(self) -> bool:
-        """Whether there is nothing to do."""
+        """Whether no sequence is running or waiting."""
         return not self.running and not self.waiting
 
     def add(self, sequence: Sequence) -> None:
@@ -73,13 +73,13 @@ class Scheduler:
         self.waiting.append(sequence)
 
     def schedule(self) -> list[Row]:
-        """The rows of the next step, those of one token first, then by position. Blocks for them are allocated."""
+        """The rows of the next step, single-token rows first, then by position; allocates their blocks."""
         pauses = self.pauses
         rows: dict[Sequence, Row] = {}
         contexts = [sequence for sequence in self.running if sequence.remaining > 1]
         if not (self._static and contexts):
             for sequence in [sequence for sequence in self.running if sequence.remaining == 1]:
-                if self._has_room(sequence, len(sequence.tokens), rows):
+                if self._allocate(sequence, len(sequence.tokens), rows):
                     rows[sequence] = Row(sequence, sequence.computed, 1, samples=True)
             for sequence in self._padding:
                 rows[sequence] = Row(sequence, sequence.computed - 1, 1, samples=False)
@@ -91,7 +91,7 @@ class Scheduler:
         return sorted(rows.values(), key=_packing_order)
 
     def complete(self, row: Row) -> None:
-        """The row was computed: its keys and values are in the cache."""
+        """Record that a row was computed: its keys and values are in the cache."""
         sequence = row.sequence
         if sequence.finish_reason is None:
             sequence.computed = row.start + row.count
@@ -99,7 +99,7 @@ class Scheduler:
                 self.blocks.seal(sequence.table, sequence.tokens, sequence.computed)
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
-        """End a sequence, at whatever point it is, and free its blocks."""
+        """End a running or waiting sequence and free its blocks."""
         if sequence.finish_reason is not None:
             return
         sequence.finish_reason = reason
@@ -127,12 +127,12 @@ class Scheduler:
             sequence = self.waiting[0]
             prefix = self.blocks.find_prefix(sequence.tokens)
             context = len(sequence.tokens) - len(prefix.blocks) * self.blocks.tokens_per_block
-            if not self._static and (budget < 1 or (budget < context and not self._may_cut(sequence))):
+            if not self._static and (budget < 1 or (budget < context and not self._may_chunk(sequence))):
                 return
             tokens = sequence.most_cached if self._guaranteed else len(sequence.tokens)
             needed = self.blocks.blocks_for(tokens) - len(prefix.blocks) + prefix.idle
             spare = 0 if self._guaranteed else len(self.running)
-            if needed + spare > self.blocks.free_blocks - self._promised():
+            if needed + spare > self.blocks.free_blocks - self._reserved():
                 return
             self.waiting.popleft()
             self.blocks.share(sequence.table, prefix)
@@ -143,33 +143,33 @@ class Scheduler:
             budget -= self._add_context(sequence, budget, rows)
 
     def _add_context(self, sequence: Sequence, budget: int, rows: dict[Sequence, Row]) -> int:
-        """Schedule the next chunk of a sequence's context; its number of tokens."""
+        """Schedule the next chunk of a sequence's context; returns its number of tokens."""
         count = min(sequence.remaining, budget)
         if count < sequence.remaining:
-            if not self._may_cut(sequence):
+            if not self._may_chunk(sequence):
                 return 0
             size = self.blocks.tokens_per_block
             aligned = (sequence.computed + count) // size * size - sequence.computed
             count = aligned if aligned > 0 else count
-        if count < 1 or not self._has_room(sequence, sequence.computed + count, rows):
+        if count < 1 or not self._allocate(sequence, sequence.computed + count, rows):
             return 0
         rows[sequence] = Row(sequence, sequence.computed, count, samples=count == sequence.remaining)
         return count
 
-    def _may_cut(self, sequence: Sequence) -> bool:
-        """Whether the context may be computed in pieces. What was paused may have outgrown a step, so it always may."""
+    def _may_chunk(self, sequence: Sequence) -> bool:
+        """Whether the context may be chunked; always after a pause, as it may have outgrown max_num_tokens."""
         return self._chunked or sequence.generated > 0
 
-    def _has_room(self, sequence: Sequence, tokens: int, rows: dict[Sequence, Row]) -> bool:
-        """Allocate blocks for the sequence's first `tokens` tokens, pausing the newest sequences where none is left.
+    def _allocate(self, sequence: Sequence, tokens: int, rows: dict[Sequence, Row]) -> bool:
+        """Allocate blocks for the sequence's first `tokens` tokens, pausing the newest sequences if none are free.
 
-        False if the sequence itself is, or was, paused. It is running in order of arrival, so the newest is the last.
+        Returns False if the sequence itself is paused. `running` is in order of arrival: the newest is the last.
         """
         if sequence not in self.running:
             return False
         missing = self.blocks.missing(sequence.table, tokens)
         while missing > self.blocks.free_blocks:
-            assert not self._guaranteed, "guaranteed_no_evict promised blocks that are not there"
+            assert not self._guaranteed, "guaranteed_no_evict ran out of reserved blocks"
             newest = self.running[-1]
             self._pause(newest)
             rows.pop(newest, None)
@@ -181,15 +181,15 @@ class Scheduler:
         return True
 
     def _pause(self, sequence: Sequence) -> None:
-        """Give up a running sequence's blocks; its tokens are computed again when there is room."""
+        """Free a running sequence's blocks; its tokens are recomputed when blocks are free again."""
         self.pauses += 1
         self.running.remove(sequence)
         self.blocks.release(sequence.table)
         sequence.computed = 0
         self.waiting.appendleft(sequence)
 
-    def _promised(self) -> int:
-        """Blocks that running sequences do not hold yet and may need."""
+    def _reserved(self) -> int:
+        """Number of blocks that running sequences may still need."""
         if not self._guaranteed:
             return sum(self.blocks.missing(s.table, len(s.tokens)) for s in self.running)
         return sum(self.blocks.missing(s.table, s.most_cached) for s in self.running)

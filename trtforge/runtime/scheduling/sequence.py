@@ -9,11 +9,11 @@ from trtforge.runtime.scheduling.blocks import BlockTable
 
 @dataclass(eq=False, slots=True)
 class Sequence:
-    """Mutable state, owned by the engine's thread. `order`: order of arrival; `limit`: the most tokens it may have;
-    `plain`: its next token is the most likely one of the model's own logits.
+    """Mutable state, owned by the engine's thread. `order`: order of arrival; `limit`: maximum length of prompt and
+    output; `plain`: sampling is the argmax of the unmodified logits.
 
-    `computed` tokens have their keys and values in the cache; the rest is context still to be computed, of which
-    the last one is what generation appended.
+    The keys and values of the first `computed` tokens are in the cache; the others, which include the last generated
+    token, are still to be computed.
     """
 
     request: GenerationRequest
@@ -45,16 +45,16 @@ class Sequence:
 
     @property
     def generated(self) -> int:
-        """Tokens made so far."""
+        """Number of generated tokens."""
         return len(self.tokens) - len(self.request.prompt)
 
     @property
     def most_cached(self) -> int:
-        """Tokens that the cache holds at the very most: the last token made is never fed back."""
+        """Maximum number of cached tokens: the last generated token is never fed back."""
         return self.limit - 1
 
     def finish_with(self, token: int) -> FinishReason | None:
-        """Append a new token; why the sequence ends with it, if it does."""
+        """Append a generated token (not an end id); returns the finish reason if the sequence ends with it."""
         request = self.request
         if token in request.end_ids:
             return "end_id"

@@ -1,1 +1,1 @@
-"""The bounded HTTP server before Triton's own: limits, open endpoints, API keys. A process of its own."""
+"""The front: an HTTP server before Triton's own with limits, restricted endpoints and API keys, in its own process."""

@@ -16,13 +16,13 @@ from trtforge.serve.front.upstream import Address
 
 
 def main() -> int:
-    """Serve until SIGTERM, which lets running requests finish. 1 if it cannot listen or read the keys."""
-    parser = argparse.ArgumentParser(prog="python -m trtforge.serve.front", description="Bounded HTTP before Triton's.")
+    """Serve until SIGTERM, which lets running requests finish. Returns 1 if it cannot listen or read the keys."""
+    parser = argparse.ArgumentParser(prog="python -m trtforge.serve.front", description="Bounded HTTP for Triton.")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--upstream", type=Address.parse, required=True, help="Triton's HTTP: unix:/PATH or HOST:PORT")
     parser.add_argument("--open", action="append", default=[], choices=DOORS, help="an endpoint group to open")
-    parser.add_argument("--api-key-file", type=Path, help="keys, one a line")
+    parser.add_argument("--api-key-file", type=Path, help="API keys, one per line")
     options = parser.parse_args()
     end_with_parent()
     try:

@@ -1,4 +1,4 @@
-"""Triton's errors as HTTP ones: the status that the text means, when to retry, no path of this machine."""
+"""Triton's errors as HTTP errors: the status that the text implies, Retry-After, no paths of this machine."""
 
 import json
 import math
@@ -24,7 +24,7 @@ _WRONG_BODY = ("attempt to access JSON", "Unable to parse")
 
 
 def as_refusal(status: int, body: bytes, retry_seconds: int) -> Refusal:
-    """What a client is told of Triton's error `body`."""
+    """The client's error for Triton's error `body`."""
     message = without_paths(_message(body))
     code = _CODE.search(message)
     if code is None and "Exceeds maximum queue size" in message:
@@ -47,7 +47,7 @@ def stream_error(first: bytes) -> bytes | None:
 
 
 def without_paths(message: str) -> str:
-    """`message` with the names of files in place of their absolute paths."""
+    """`message` with absolute paths reduced to file names."""
     return _PATH.sub(r"\1", message)
 
 

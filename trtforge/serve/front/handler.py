@@ -1,4 +1,4 @@
-"""From one client's request to Triton and back: checked, sent on in one piece, answered as it comes."""
+"""Relays requests to Triton: checked, sent on in one piece, answers returned as they arrive."""
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping
@@ -26,7 +26,7 @@ _LARGE = 32 * KIB
 
 @dataclass(frozen=True)
 class Policy:
-    """What is open to whom, and how much of it."""
+    """Where Triton listens, the open endpoint groups, the API keys and the limits."""
 
     upstream: Address
     opened: Collection[str] = ()
@@ -35,7 +35,7 @@ class Policy:
 
 
 class Handler:
-    """Answers requests; one for all connections, because it counts what is in Triton."""
+    """Answers requests; shared by all connections, because it counts the requests in Triton."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
@@ -43,7 +43,7 @@ class Handler:
         self._held = 0
 
     async def answer(self, client: Incoming, request: h11.Request) -> None:
-        """Answer one request. Raises Refusal where it is refused before anything was sent."""
+        """Answer one request. Raises Refusal if it fails before any of the answer was sent."""
         limits = self._policy.limits
         headers = _headers(request)
         route, path = find_route(
@@ -63,14 +63,14 @@ class Handler:
         self._running += counted
         try:
             body = await client.body(held)
-            await self._judge(body, route, headers)
+            await self._check(body, route, headers)
             seconds = None if route.kind in ("generate", "infer") else limits.answer_seconds
             await self._exchange(client, request.method, path, headers, body, seconds)
         finally:
             self._held -= held
             self._running -= counted
 
-    async def _judge(self, body: bytes, route: Route, headers: Mapping[bytes, bytes]) -> None:
+    async def _check(self, body: bytes, route: Route, headers: Mapping[bytes, bytes]) -> None:
         limits = self._policy.limits
         if route.kind == "generate":
             await _run(body, lambda: check_generate(body, limits))
@@ -133,7 +133,7 @@ class Handler:
 
 
 async def _broken_off(client: Incoming, *, streaming: bool) -> None:
-    """Tell a client whose answer broke off: with a status, with a last event, or by ending the connection."""
+    """Report an answer that broke off: by a status, by a last event, or by closing the connection."""
     message = "UNAVAILABLE: the server ended during the answer"
     if not client.answering:
         raise Refusal(HTTPStatus.BAD_GATEWAY, message)
@@ -144,7 +144,7 @@ async def _broken_off(client: Incoming, *, streaming: bool) -> None:
 
 
 def _body_bound(route: Route, headers: Mapping[bytes, bytes], limits: FrontLimits) -> int:
-    """The bytes that the body can have: what it declares, else the limit. Raises Refusal (413)."""
+    """The largest size of the body in bytes: its declared length, else the limit. Raises Refusal (413)."""
     limit = limits.binary_bytes if route.kind == "infer" and _BINARY in headers else limits.json_bytes
     if b"transfer-encoding" in headers:
         return limit
@@ -155,7 +155,7 @@ def _body_bound(route: Route, headers: Mapping[bytes, bytes], limits: FrontLimit
 
 
 async def _run(body: bytes, check: Callable[[], None]) -> None:
-    """Run `check`, a large body's in a thread, so that streams go on meanwhile."""
+    """Run `check`; for a large body in a thread, so that streams continue."""
     if len(body) > _LARGE:
         await asyncio.to_thread(check)
     else:
@@ -163,7 +163,7 @@ async def _run(body: bytes, check: Callable[[], None]) -> None:
 
 
 def _headers(request: h11.Request) -> dict[bytes, bytes]:
-    """The headers by name. Raises Refusal (400) for one that decides about the body or the key and comes twice."""
+    """The headers by name. Raises Refusal (400) for a repeated header that determines the body or the key."""
     found: dict[bytes, bytes] = {}
     for raw_name, raw_value in request.headers:
         name, value = bytes(raw_name), bytes(raw_value)

@@ -1,4 +1,4 @@
-"""Requests as they arrive on a client's connection: heads and bodies within their limits, answers in h11's framing."""
+"""A client's connection: reads heads and bodies within their limits, writes answers; h11 does the framing."""
 
 import asyncio
 import contextlib
@@ -13,16 +13,16 @@ from trtforge.serve.front.refusal import Refusal, error_body
 
 _PIECE = 64 * 1024
 _NAME = b"trtforge"
-_LATE = 0.05
+_GRACE = 0.05  # seconds
 T = TypeVar("T")
 
 
 class ClientGone(Exception):
-    """The client closed the connection, or takes nothing."""
+    """The client closed the connection, or does not read its answer."""
 
 
 class Incoming:
-    """A client's connection: requests one after the other."""
+    """A client's connection, which carries one request after the other."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, limits: FrontLimits) -> None:
         self._reader = reader
@@ -39,14 +39,14 @@ class Incoming:
         )
 
     async def request(self, first: bool) -> h11.Request | None:
-        """The head of the next request; None if the client ends or stays idle. Raises Refusal (400, 408, 431)."""
+        """The head of the next request; None if the client closes or stays idle. Raises Refusal (400, 408, 431)."""
         seconds = self._limits.head_seconds if first else self._limits.idle_seconds
         if self._connection.trailing_data[0] == b"":
             try:
                 data = await _within(seconds, lambda: self._reader.read(_PIECE))
             except asyncio.TimeoutError:
                 if first:
-                    raise Refusal(HTTPStatus.REQUEST_TIMEOUT, f"no request came in {seconds:g} s") from None
+                    raise Refusal(HTTPStatus.REQUEST_TIMEOUT, f"no request arrived within {seconds:g} s") from None
                 return None
             if not data:
                 return None
@@ -72,7 +72,7 @@ class Incoming:
             ) from None
 
     async def gone(self) -> None:
-        """Return when the client ends the connection. What it sends before that is kept for the next request."""
+        """Return when the client closes the connection. What it sends before that is kept for the next request."""
         kept = 0
         while kept < _PIECE:
             data = await self._reader.read(_PIECE)
@@ -92,11 +92,11 @@ class Incoming:
         await self._send(h11.Data(data=data))
 
     async def finish(self) -> None:
-        """The answer is whole."""
+        """End the answer."""
         await self._send(h11.EndOfMessage())
 
     async def refuse(self, refusal: Refusal) -> None:
-        """Answer with an error; the connection ends if the request was not read to its end."""
+        """Answer with an error; the connection closes if the request was not read completely."""
         if self._connection.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             raise ClientGone
         body = error_body(refusal.message)
@@ -161,7 +161,7 @@ class Incoming:
 
     def _check_head(self, request: h11.Request) -> None:
         if request.http_version not in (b"1.0", b"1.1"):
-            raise Refusal(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, "the front speaks HTTP/1.1")
+            raise Refusal(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, "use HTTP/1.0 or HTTP/1.1")
         lines = list(request.headers)
         if len(lines) > self._limits.headers:
             raise Refusal(
@@ -177,7 +177,7 @@ class Incoming:
 
 
 async def linger(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, seconds: float) -> None:
-    """Read and drop what the client still sends, for a bounded time: a reset would destroy the answer."""
+    """Read and drop what the client still sends, at most `seconds`: a TCP reset would destroy the answer."""
 
     async def drop() -> None:
         while await reader.read(_PIECE):
@@ -190,13 +190,13 @@ async def linger(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, sec
 
 
 async def _within(seconds: float, read: Callable[[], Awaitable[T]]) -> T:
-    """What `read` returns within `seconds`; what came meanwhile counts although a busy event loop looks late."""
+    """What `read` returns within `seconds`; also data that arrived in time but that a busy event loop reads late."""
     try:
         return await asyncio.wait_for(read(), seconds)
     except asyncio.TimeoutError:
-        return await asyncio.wait_for(read(), _LATE)
+        return await asyncio.wait_for(read(), _GRACE)
 
 
 def too_large(limit: int) -> Refusal:
-    """413."""
+    """The refusal (413) of a body of more than `limit` bytes."""
     return Refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the body is larger than {limit} bytes")

@@ -1,4 +1,4 @@
-"""JSON from clients, judged before a recursive parser sees it: UTF-8, depth, size of numbers, duplicate names."""
+"""JSON from clients, checked before a recursive parser reads it: UTF-8, depth, size of numbers, duplicate names."""
 
 import json
 import math
@@ -58,7 +58,7 @@ def json_type(value: object) -> str:
 
 
 def _check_nesting(body: bytes, limits: FrontLimits) -> None:
-    """Brackets outside of strings, counted without a parser; what is no JSON is left to the parser."""
+    """Check the count and depth of brackets outside of strings; invalid JSON is left to the parser."""
     unescaped = body.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in body else body
     brackets = b"".join(unescaped.split(b'"')[::2]).translate(None, _OTHERS)
     if len(brackets) > 2 * limits.containers:
@@ -96,7 +96,7 @@ def _check_surrogates(document: dict[str, Any]) -> None:
     try:
         json.dumps(document, ensure_ascii=False).encode("utf-8")
     except UnicodeEncodeError:
-        _refuse("a string has an escape of half a surrogate pair, which is not Unicode text")
+        _refuse("a string has an escape of half a surrogate pair, which is not valid Unicode")
 
 
 def printable(text: str) -> str:

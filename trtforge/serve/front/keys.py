@@ -29,21 +29,22 @@ class Keys:
         if authorization[:7].lower() == b"bearer ":
             given = authorization[7:].strip()
         if given is None:
-            raise _refusal("an API key is needed: Authorization: Bearer KEY")
+            raise _refusal("an API key is required: send the header Authorization: Bearer KEY")
         digest = _digest(given)
-        # Every key is compared, so that the time does not tell which one is near.
+        # Compare every key, so that the time does not reveal which one matches.
         if not any([hmac.compare_digest(digest, key) for key in self._digests]):
             raise _refusal("the API key is not valid")
 
 
 def read_keys(file: Path) -> Keys:
-    """The keys in `file`: one a line; empty lines and lines that begin with # do not count. Raises ForgeError."""
+    """The keys in `file`: one per line; empty lines and lines that begin with # are ignored. Raises ForgeError."""
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise ForgeError(
-            f"the API keys cannot be read: {file} ({reason})", hint="Give --api-key-file a text file with a key a line."
+            f"the API keys cannot be read: {file} ({reason})",
+            hint="Give --api-key-file a text file with one key per line.",
         ) from None
     keys = []
     for number, line in enumerate(lines, 1):
@@ -57,12 +58,12 @@ def read_keys(file: Path) -> Keys:
             )
         keys.append(key)
     if not keys:
-        raise ForgeError(f"{file} holds no API key", hint="Write a key a line, made with `openssl rand -hex 32`.")
+        raise ForgeError(f"{file} holds no API key", hint="Write one key per line, made with `openssl rand -hex 32`.")
     return Keys(tuple(keys))
 
 
 def readable_by_others(file: Path) -> bool:
-    """Whether more than the owner may read the file."""
+    """Whether users other than the owner may access the file."""
     return bool(stat.S_IMODE(file.stat().st_mode) & 0o077)
 
 

@@ -1,4 +1,4 @@
-"""What the front accepts: every bound in one place."""
+"""All limits of the front."""
 
 from dataclasses import dataclass
 
@@ -10,9 +10,9 @@ MIB = 1024 * KIB
 class FrontLimits:
     """The front's limits.
 
-    Triton 24.10 ends with SIGSEGV where its recursive JSON parser overflows an 8 MiB stack (between 50,000 and 200,000
-    levels) and where a body arrives in so many pieces that their table does (`alloca` of 16 bytes a piece, about
-    500,000). The front's limits are far below both, and a body goes on in one piece.
+    Triton 24.10 crashes with SIGSEGV if its recursive JSON parser overflows an 8 MiB stack (between 50,000 and 200,000
+    levels), or if the table of a body's pieces does (`alloca` of 16 bytes per piece, about 500,000 pieces). The front's
+    limits are far below both, and it sends a body on in one piece.
     """
 
     connections: int = 4096
@@ -49,13 +49,13 @@ class FrontLimits:
     body_seconds: float = 30.0
     """From the headers of a request until its body is complete."""
     idle_seconds: float = 60.0
-    """A kept connection without a request."""
+    """A kept-alive connection without a request."""
     stalled_seconds: float = 60.0
-    """A client that takes nothing of its answer."""
+    """A client that does not read its answer."""
     connect_seconds: float = 5.0
     """Until Triton accepts the connection."""
     answer_seconds: float = 60.0
-    """Until Triton answers what is not inference: health, metadata, settings."""
+    """Until Triton answers a request other than inference: health, metadata, settings."""
     linger_seconds: float = 2.0
     """How long the rest of a refused request is read and dropped, so that the client sees the refusal."""
     retry_seconds: int = 1

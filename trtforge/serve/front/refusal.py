@@ -15,7 +15,7 @@ class Refusal(Exception):
 
 
 def unavailable(message: str, retry_seconds: int) -> Refusal:
-    """503 that says when to try again."""
+    """A refusal (503) with Retry-After."""
     text = f"UNAVAILABLE: {message}; retry in {retry_seconds} s"
     return Refusal(HTTPStatus.SERVICE_UNAVAILABLE, text, {"retry-after": str(retry_seconds)})
 

@@ -1,4 +1,4 @@
-"""The endpoints that Triton has, which of them are open, and what kind of request each is."""
+"""Triton's HTTP endpoints: the kind of request that each takes, and the door that closes it."""
 
 import re
 from collections.abc import Collection
@@ -17,7 +17,7 @@ _PLAIN_PATH = re.compile(r"/[A-Za-z0-9._/-]*", re.ASCII)
 
 @dataclass(frozen=True)
 class Route:
-    """Endpoints of one kind. `door`: closed unless that door is open."""
+    """Endpoints of one kind, closed unless `door` is open."""
 
     pattern: re.Pattern[str]
     methods: tuple[str, ...]
@@ -53,7 +53,7 @@ ROUTES = (
 
 
 def find_route(method: str, target: str, opened: Collection[str], limits: FrontLimits) -> tuple[Route, str]:
-    """The route of a request and the path to ask Triton for. Raises Refusal (400, 403, 404, 405, 414)."""
+    """The route of a request and its path without the query. Raises Refusal (400, 403, 404, 405, 414)."""
     path = target.partition("?")[0]
     if len(target) > limits.path_bytes:
         raise Refusal(HTTPStatus.REQUEST_URI_TOO_LONG, f"the path is longer than {limits.path_bytes} bytes")

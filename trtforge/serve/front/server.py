@@ -1,4 +1,4 @@
-"""The front as a server: accepts connections within its limit, ends them in order."""
+"""The front as a server: accepts connections up to its limit and shuts down gracefully."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,7 @@ from trtforge.serve.front.refusal import Refusal, error_body, unavailable
 _BACKLOG = 4096
 _SPARE_FILES = 32
 _FILES_PER_CONNECTION = 3
-"""The client's, Triton's, and that of one more client who is told that there are too many."""
+"""The client's, Triton's, and one for a client that is turned away."""
 
 
 class Front:
@@ -45,7 +45,7 @@ class Front:
                 await asyncio.wait(set(self._connections))
 
     def stop(self) -> None:
-        """Accept nothing more; the second time, end what runs."""
+        """Stop accepting connections; on the second call, cancel the running requests."""
         if self._stopping.is_set():
             for task in self._connections:
                 task.cancel()
@@ -82,16 +82,16 @@ class Front:
             except (ClientGone, ConnectionError):
                 raise
             except Exception as error:
-                # An error of the front's own: the client must not wait, and other connections go on. The type says
-                # enough without the request's text.
-                print(f"front: {type(error).__name__} while a request was answered", file=sys.stderr, flush=True)
+                # A bug of the front: the client must not wait, and other connections continue. Only the type is
+                # logged, because the message may hold text of the request.
+                print(f"front: {type(error).__name__} while answering a request", file=sys.stderr, flush=True)
                 await client.refuse(Refusal(HTTPStatus.INTERNAL_SERVER_ERROR, "INTERNAL: the front failed"))
             if not client.next():
                 return
             first = False
 
     async def _turn_away(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Tell a client that there are too many. Where no file is left to wait for it, a reset may be faster."""
+        """Answer 503: too many connections. Without a file descriptor to linger on, a TCP reset may come first."""
         self._turned_away += 1
         try:
             writer.write(self._too_many)

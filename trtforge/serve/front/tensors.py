@@ -1,4 +1,4 @@
-"""An inference request's tensors against its body: counts, shapes and sizes, before Triton computes with them."""
+"""Checks the tensors of an inference request: counts, shapes, and sizes against its body."""
 
 import math
 from http import HTTPStatus
@@ -59,7 +59,7 @@ def _tensors(document: dict[str, Any], key: str, limits: FrontLimits) -> list[di
 
 
 def _check_input(tensor: dict[str, Any], limits: FrontLimits) -> int:
-    """Bytes of binary data that belong to an input."""
+    """Check an input; returns the size of its binary data in bytes."""
     name, shape, datatype = printable(tensor["name"]), tensor.get("shape"), tensor.get("datatype")
     if not isinstance(shape, list) or not all(isinstance(one, int) and not isinstance(one, bool) for one in shape):
         _refuse(f"input {name}: shape must be an array of integers")

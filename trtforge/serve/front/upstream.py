@@ -1,4 +1,4 @@
-"""One request to Triton's own HTTP, on a connection of its own: closing it is what cancels the request there."""
+"""One request to Triton's own HTTP on its own connection: closing the connection cancels the request."""
 
 import asyncio
 import contextlib
@@ -10,8 +10,8 @@ import h11
 
 from trtforge.serve.front.limits import FrontLimits
 from trtforge.serve.front.refusal import Refusal, unavailable
+from trtforge.serve.plain_http import UNIX
 
-_UNIX = "unix:"
 _PIECE = 64 * 1024
 _BROKEN = (OSError, h11.RemoteProtocolError, asyncio.IncompleteReadError)
 
@@ -27,8 +27,8 @@ class Address:
     @classmethod
     def parse(cls, text: str) -> "Address":
         """`unix:/PATH` or `HOST:PORT`. Raises ValueError for anything else."""
-        if text.startswith(_UNIX):
-            return cls(path=text.removeprefix(_UNIX))
+        if text.startswith(UNIX):
+            return cls(path=text.removeprefix(UNIX))
         host, _, port = text.rpartition(":")
         return cls(path=None, host=host.strip("[]"), port=int(port))
 
@@ -42,7 +42,7 @@ class Exchange:
         self._connection = h11.Connection(h11.CLIENT)
 
     async def send(self, method: str, path: str, headers: list[tuple[bytes, bytes]], body: bytes) -> h11.Response:
-        """Send the request; the head of the response. Raises Refusal (502) if there is none."""
+        """Send the request; returns the head of the response. Raises Refusal (502) if there is none."""
         fixed = [(b"host", b"triton"), (b"connection", b"close"), (b"content-length", str(len(body)).encode())]
         request = h11.Request(method=method, target=path, headers=[*fixed, *headers])
         events: list[h11.Event] = [request, *([h11.Data(data=body)] if body else []), h11.EndOfMessage()]
@@ -74,7 +74,7 @@ class Exchange:
                 raise ConnectionError("the answer broke off")
 
     async def whole(self, limit: int) -> bytes:
-        """The body, of which no more than about `limit` bytes are kept."""
+        """The body, truncated to about `limit` bytes."""
         kept = bytearray()
         with contextlib.suppress(ConnectionError):
             async for piece in self.pieces():
@@ -92,7 +92,7 @@ class Exchange:
 
 @contextlib.asynccontextmanager
 async def exchange(address: Address, limits: FrontLimits) -> AsyncIterator[Exchange]:
-    """A new connection to Triton, closed at the end whatever happened. Raises Refusal (503) if there is none."""
+    """A new connection to Triton, closed at the end in any case. Raises Refusal (503) if connecting fails."""
     opening = (
         asyncio.open_unix_connection(address.path)
         if address.path is not None

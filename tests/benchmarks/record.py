@@ -1,0 +1,210 @@
+"""The figures of docs/benchmarks.json: the last recorded run of each benchmark, rounded as the page shows them.
+
+`python -m tests.benchmarks` measures and records the benchmarks; with `--attacks FILE` it records the reports that
+`python -m tests.assault --json FILE` wrote.
+"""
+
+import json
+from pathlib import Path
+
+from trtforge.core.config_model import Config
+
+RECORD = Path(__file__).parents[2] / "docs" / "benchmarks.json"
+Range = tuple[float, float]
+
+
+class Place(Config):
+    """Where it ran."""
+
+    machine: str
+    software: str
+
+
+class Measured(Place):
+    """A benchmark. `runs`: how often each way was measured, in turns; the figures are medians."""
+
+    runs: int
+
+
+class Throughput(Config):
+    """Tokens a second, and how many steps of the engine it took."""
+
+    rate: int
+    steps: int
+
+
+class InFlightEngine(Config):
+    """One engine under the three ways to batch."""
+
+    engine: str
+    inflight: Throughput
+    static_padded: Throughput
+    static_dropped: Throughput
+
+
+class InFlight(Measured):
+    """In-flight against static batching."""
+
+    engines: tuple[InFlightEngine, ...]
+
+
+class ServedEngine(Config):
+    """One engine through Triton and in process: tokens a second, and the median first token in ms."""
+
+    engine: str
+    rate: int
+    rate_in_process: int
+    first_token_ms: int
+    first_token_in_process_ms: int
+
+
+class Serving(Measured):
+    """`client_share` of all CPU time; `more_cpu_seconds` for 1,000 tokens than in process. Ranges over the engines."""
+
+    engines: tuple[ServedEngine, ...]
+    client_share: Range
+    more_cpu_seconds: Range
+
+
+class Attack(Place):
+    """What an attack of `python -m tests.assault` reported. `failed`: its checks that did not hold."""
+
+    name: str
+    checks: int
+    failed: tuple[str, ...] = ()
+    rows: tuple[dict[str, str | int | float], ...]
+
+    def column(self, name: str) -> list[float]:
+        """The numbers of a column."""
+        return [float(row[name]) for row in self.rows]
+
+
+class Way(Config):
+    """One command. `times_copy`: seconds by those of copying the files."""
+
+    name: str
+    seconds: float
+    times_copy: float
+    peak_mb: int
+
+
+class Conversion(Measured):
+    """Conversion of a model of `gigabytes`; `plan_405b_seconds`: planning a layout of 405B from its headers."""
+
+    gigabytes: float
+    ways: tuple[Way, ...]
+    plan_405b_seconds: float
+
+
+class Command(Config):
+    """One command that plans."""
+
+    command: str
+    seconds: float
+    peak_mb: int
+
+
+class Planning(Measured):
+    """What planning Llama-3.1-405B takes."""
+
+    commands: tuple[Command, ...]
+
+
+class Calibrated(Config):
+    """One way to calibrate. `passes`: seconds by those of a forward pass; `times`: by those of trtforge's own."""
+
+    way: str
+    batch: int
+    tokens: int
+    seconds: float
+    passes: float | None = None
+    passes_bfloat16: float | None = None
+    times: float | None = None
+    extrapolated: bool = False
+
+
+class CalibrationMemory(Config):
+    """Peak memory of INT4-AWQ in MB, ModelOpt's over its batch sizes."""
+
+    tokens: int
+    trtforge: int
+    modelopt_float32: tuple[int, int]
+    modelopt_bfloat16: tuple[int, int]
+
+
+class Calibration(Measured):
+    """One model in windows of `window` tokens."""
+
+    model: str
+    window: int
+    ways: tuple[Calibrated, ...]
+    memory: CalibrationMemory | None = None
+
+
+class Built(Config):
+    """What a recipe's own report says. `increase` as a fraction; `compression` of the quantised linears."""
+
+    recipe: str
+    note: str = ""
+    perplexity: float
+    increase: float
+    compression: float | None = None
+
+
+class FormatQuality(Config):
+    """Increase of perplexity over float32, as a fraction; None where ModelOpt has no such format on a CPU."""
+
+    format: str
+    increase: float
+    modelopt: float | None = None
+    top1: float
+
+
+class Quality(Measured):
+    """The demo model on its held-out text. `tokens` are predicted; `perplexity` is the float32 reference's."""
+
+    tokens: int
+    perplexity: float
+    builds: tuple[Built, ...]
+    formats: tuple[FormatQuality, ...]
+
+
+class Record(Config):
+    """The whole file."""
+
+    planning: Planning | None = None
+    conversion: Conversion
+    calibration: tuple[Calibration, ...]
+    quality: Quality
+    inflight: InFlight
+    serving: Serving
+    attacks: tuple[Attack, ...] = ()
+
+
+def read_record() -> Record:
+    """The figures of the file."""
+    return Record.model_validate_json(RECORD.read_text())
+
+
+def write_record(record: Record) -> None:
+    """Replace the file."""
+    RECORD.write_text(
+        json.dumps(record.model_dump(mode="json", exclude_defaults=True), indent=1, ensure_ascii=False) + "\n"
+    )
+
+
+def rounded(seconds: float) -> float:
+    """Three or four digits, which is more than such a machine repeats."""
+    return round(seconds, 2 if seconds < 10 else 1 if seconds < 100 else 0)
+
+
+def with_calibration(known: tuple[Calibration, ...], measured: Calibration) -> tuple[Calibration, ...]:
+    """`known` with one model's figures replaced, or added at the end."""
+    by_model = {(each.model, each.window): each for each in known}
+    by_model[measured.model, measured.window] = measured
+    return tuple(by_model.values())
+
+
+def with_attacks(known: tuple[Attack, ...], reported: tuple[Attack, ...]) -> tuple[Attack, ...]:
+    """`known` with attacks replaced by later reports of the same name, or added at the end."""
+    return tuple(({each.name: each for each in known} | {each.name: each for each in reported}).values())

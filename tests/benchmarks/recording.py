@@ -1,0 +1,213 @@
+"""What was measured, as the record has it: medians, rounded."""
+
+import json
+import platform
+import statistics
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import TypedDict
+
+import torch
+
+from tests.benchmarks import calibration, conversion, inflight, planning, quality, serving
+from tests.benchmarks.record import (
+    Attack,
+    Built,
+    Calibrated,
+    Calibration,
+    CalibrationMemory,
+    Command,
+    Conversion,
+    FormatQuality,
+    InFlight,
+    InFlightEngine,
+    Planning,
+    Quality,
+    ServedEngine,
+    Serving,
+    Throughput,
+    Way,
+    rounded,
+)
+
+MODELS = {"demo": "The demo model", "large": "A random Llama of 200 M"}
+_MB = 1e6
+_MEMORY_AT = 4096  # tokens
+
+
+class _Place(TypedDict):
+    machine: str
+    software: str
+
+
+def machine() -> str:
+    """Cores and their name."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{len(names)} cores of {names[0]}" if names else platform.processor()
+
+
+def attacked(path: Path) -> tuple[Attack, ...]:
+    """The reports in a file of `python -m tests.assault --json`; of several with one name, the last."""
+    found = {}
+    for line in path.read_text().splitlines():
+        report = json.loads(line)
+        failed = tuple(check["what"] for check in report["checks"] if not check["passed"])
+        rows = tuple(report["rows"])
+        found[report["name"]] = Attack(
+            **_place(), name=report["name"], checks=len(report["checks"]), failed=failed, rows=rows
+        )
+    return tuple(found.values())
+
+
+def planned(found: Sequence[planning.Timed], runs: int) -> Planning:
+    """The benchmark `planning`."""
+    commands = tuple(
+        Command(command=each.command, seconds=rounded(each.seconds), peak_mb=round(each.rss / _MB)) for each in found
+    )
+    return Planning(**_place(), runs=runs, commands=commands)
+
+
+def converted(found: conversion.Conversion, runs: int) -> Conversion:
+    """The benchmark `conversion`."""
+    copy = found.measured[0].seconds
+    ways = tuple(
+        Way(
+            name=way.name,
+            seconds=round(way.seconds, 1),
+            times_copy=round(way.seconds / copy, 2),
+            peak_mb=round(way.rss / _MB),
+        )
+        for way in found.measured
+    )
+    planning_405b = round(found.plan_405b.seconds, 2)
+    gigabytes = round(found.size / 1e9, 1)
+    return Conversion(**_place(), runs=runs, gigabytes=gigabytes, ways=ways, plan_405b_seconds=planning_405b)
+
+
+def calibrated(found: Sequence[calibration.Timed], model: str, window: int, runs: int) -> Calibration:
+    """The benchmark `calibration` of one model."""
+    seconds = {(run.kind, run.tokens): run.seconds for run in found}
+    ways = []
+    for run in found:
+        ours = run.kind in calibration.OURS
+        peer_of = run.kind.removeprefix("modelopt_").removesuffix("_bfloat16")
+        passes = run.seconds / seconds["forward", run.tokens]
+        in_bfloat16 = run.seconds / seconds["forward_bfloat16", run.tokens]
+        ways.append(
+            Calibrated(
+                way=run.kind,
+                batch=run.batch,
+                tokens=run.tokens,
+                seconds=rounded(run.seconds),
+                passes=round(passes, 2) if ours else None,
+                passes_bfloat16=round(in_bfloat16, 1) if run.kind == "int4_awq" else None,
+                times=round(run.seconds / seconds[peer_of, run.tokens], 1)
+                if run.kind.startswith(calibration.PEER_AWQ)
+                else None,
+                extrapolated=run.extrapolated,
+            )
+        )
+    place = _place(f"ModelOpt {_release('nvidia-modelopt')}")
+    memory = _memory(found) if model == "large" else None
+    return Calibration(**place, runs=runs, model=MODELS[model], window=window, ways=tuple(ways), memory=memory)
+
+
+def _memory(found: Sequence[calibration.Timed]) -> CalibrationMemory | None:
+    peaks: dict[str, list[int]] = {}
+    for run in found:
+        if run.tokens == _MEMORY_AT:
+            peaks.setdefault(run.kind, []).append(round(run.rss / _MB))
+    if not peaks:
+        return None
+    float32, bfloat16 = peaks[calibration.PEER_AWQ], peaks[f"{calibration.PEER_AWQ}_bfloat16"]
+    return CalibrationMemory(
+        tokens=_MEMORY_AT,
+        trtforge=max(peaks["int4_awq"]),
+        modelopt_float32=(min(float32), max(float32)),
+        modelopt_bfloat16=(min(bfloat16), max(bfloat16)),
+    )
+
+
+def judged(formats: Sequence[quality.Quality], builds: Sequence[quality.BuildQuality]) -> Quality:
+    """The benchmark `quality`."""
+    found = tuple(
+        FormatQuality(
+            format=each.format,
+            increase=round(each.increase, 4),
+            modelopt=None if each.peer is None else round(each.peer, 4),
+            top1=round(each.top1, 4),
+        )
+        for each in formats
+    )
+    built = tuple(
+        Built(
+            recipe=each.recipe,
+            note=each.note,
+            perplexity=round(each.perplexity, 3),
+            increase=round(each.perplexity / each.reference - 1, 4),
+            compression=None if each.compression is None else round(each.compression, 2),
+        )
+        for each in builds
+    )
+    return Quality(
+        **_place(f"ModelOpt {_release('nvidia-modelopt')}"),
+        runs=1,
+        tokens=builds[0].tokens,
+        perplexity=round(builds[0].reference, 3),
+        builds=built,
+        formats=found,
+    )
+
+
+def batched(found: Mapping[str, Sequence[inflight.Measured]], runs: int) -> InFlight:
+    """The benchmark `inflight`."""
+    engines = tuple(
+        InFlightEngine(
+            engine=name,
+            **{each.batching: Throughput(rate=round(each.rate), steps=each.steps) for each in results},
+        )
+        for name, results in found.items()
+    )
+    return InFlight(**_place(), runs=runs, engines=engines)
+
+
+def served(found: Mapping[str, serving.Measured], runs: int) -> Serving:
+    """The benchmark `serving`."""
+    engines, shares, more = [], [], []
+    for name, both in found.items():
+        ways = (both.served, both.in_process)
+        rate, rate_in_process = (round(statistics.median(run.rate for run in way)) for way in ways)
+        first, first_in_process = (round(statistics.median(run.first for run in way) * 1000) for way in ways)
+        engines.append(
+            ServedEngine(
+                engine=name,
+                rate=rate,
+                rate_in_process=rate_in_process,
+                first_token_ms=first,
+                first_token_in_process_ms=first_in_process,
+            )
+        )
+        shares.append(round(statistics.median(run.client_share for run in both.served), 2))
+        through, alone = (statistics.median(run.cpu_seconds for run in way) for way in ways)
+        more.append(round(through - alone, 2))
+    return Serving(
+        **_place(f"Triton of nvidia-pytriton {_release('nvidia-pytriton')}"),
+        runs=runs,
+        engines=tuple(engines),
+        client_share=(min(shares), max(shares)),
+        more_cpu_seconds=(min(more), max(more)),
+    )
+
+
+def _place(*software: str) -> _Place:
+    torch_release = ".".join(torch.__version__.split(".")[:2])
+    return {"machine": machine(), "software": ", ".join((f"torch {torch_release} on the CPU", *software))}
+
+
+def _release(package: str) -> str:
+    return ".".join(version(package).split(".")[:2])

@@ -1,0 +1,147 @@
+"""`trtforge compile`: from a checkpoint to an engine."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trtforge.cli import show
+from trtforge.cli.options import (
+    Container,
+    Force,
+    Json,
+    Out,
+    Quiet,
+    Verbose,
+    Workers,
+    from_options,
+    require_heeded,
+)
+from trtforge.core import defaults
+
+_BACKEND = "Backend and target"
+_LIMITS = "Engine limits"
+_TORCH = "torch backend"
+_LLMAPI = "llmapi backend, Hugging Face checkpoint"
+
+
+def compile_(
+    context: typer.Context,
+    checkpoint: Annotated[
+        Path,
+        typer.Argument(
+            metavar="CHECKPOINT",
+            help="TensorRT-LLM checkpoint; for the llmapi backend also a Hugging Face checkpoint.",
+            show_default=False,
+        ),
+    ],
+    out: Out,
+    backend: Annotated[
+        str,
+        typer.Option(
+            metavar="BACKEND",
+            rich_help_panel=_BACKEND,
+            help="Runtime of the engine: auto, tensorrt_llm, torch (the embedded engine) or llmapi.",
+        ),
+    ] = "auto",
+    target_version: Annotated[
+        str,
+        typer.Option(metavar="VERSION", rich_help_panel=_BACKEND, help="TensorRT-LLM release that serves the engine."),
+    ] = defaults.TENSORRT_LLM,
+    gpu: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", rich_help_panel=_BACKEND, help="GPU of the engine, such as h100-80gb."),
+    ] = None,
+    max_batch_size: Annotated[
+        int, typer.Option(min=1, metavar="N", rich_help_panel=_LIMITS, help="Maximum number of requests in flight.")
+    ] = defaults.MAX_BATCH_SIZE,
+    max_input_len: Annotated[
+        int | None, typer.Option(min=1, metavar="N", rich_help_panel=_LIMITS, help="Maximum prompt length in tokens.")
+    ] = None,
+    max_seq_len: Annotated[
+        int | None,
+        typer.Option(min=2, metavar="N", rich_help_panel=_LIMITS, help="Maximum length of prompt plus output."),
+    ] = None,
+    max_num_tokens: Annotated[
+        int | None, typer.Option(min=1, metavar="N", rich_help_panel=_LIMITS, help="Maximum tokens per iteration.")
+    ] = None,
+    max_beam_width: Annotated[
+        int, typer.Option(min=1, metavar="N", rich_help_panel=_LIMITS, help="Maximum beam width.")
+    ] = 1,
+    tokens_per_block: Annotated[
+        int | None, typer.Option(min=1, metavar="N", rich_help_panel=_LIMITS, help="Tokens per KV block.")
+    ] = None,
+    feature: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME[=VALUE]",
+            rich_help_panel=_LIMITS,
+            help="A key of engine.features, such as kv_reuse, lookahead or lora.max_rank=16; repeatable.",
+        ),
+    ] = None,
+    device: Annotated[
+        str, typer.Option(metavar="DEVICE", rich_help_panel=_TORCH, help="Device: auto, cpu or cuda.")
+    ] = "auto",
+    compute_dtype: Annotated[
+        str,
+        typer.Option(
+            metavar="DTYPE", rich_help_panel=_TORCH, help="Compute dtype: auto, float16, bfloat16 or float32."
+        ),
+    ] = "auto",
+    workers: Workers = 1,
+    container: Container = None,
+    tp: Annotated[
+        int | None, typer.Option(min=1, metavar="N", rich_help_panel=_LLMAPI, help="Tensor parallelism.")
+    ] = None,
+    pp: Annotated[
+        int | None, typer.Option(min=1, metavar="N", rich_help_panel=_LLMAPI, help="Pipeline parallelism.")
+    ] = None,
+    ep: Annotated[
+        int | None, typer.Option(min=1, metavar="N", rich_help_panel=_LLMAPI, help="Expert parallelism.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the build plan; build nothing.")] = False,
+    force: Force = False,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Build an engine with a paged KV cache and in-flight batching.
+
+    --dry-run prints the exact build configuration and the command of every rank.
+
+    Example: trtforge compile checkpoint engine --max-batch-size 32
+
+    Example: trtforge compile checkpoint engine --feature lookahead --dry-run
+    """
+    from trtforge.cli.features import parse_features
+    from trtforge.compile.stage import CompileOptions, compile_engine, plan_engine
+    from trtforge.core.parallel import Parallel
+    from trtforge.core.progress import for_this_terminal
+    from trtforge.core.recipe import EngineConfig
+
+    config = from_options(
+        EngineConfig,
+        {
+            "backend": backend,
+            "device": device,
+            "compute_dtype": compute_dtype,
+            "target": {"gpu": gpu, "tensorrt_llm": target_version},
+            "max_batch_size": max_batch_size,
+            "max_input_len": max_input_len,
+            "max_seq_len": max_seq_len,
+            "max_num_tokens": max_num_tokens,
+            "max_beam_width": max_beam_width,
+            "tokens_per_block": tokens_per_block,
+            "features": parse_features(feature or []),
+        },
+        "compile",
+    )
+    require_heeded(context, config.backend)
+    parallel = Parallel(tp or 1, pp or 1, ep or 1) if tp or pp or ep else None
+    options = CompileOptions(workers=workers, container=container, parallel=parallel)
+    if dry_run:
+        show.as_json(plan_engine(config, checkpoint, out, options).as_json())
+        return
+    progress = for_this_terminal(quiet=quiet or json)
+    result = compile_engine(config, checkpoint, out, options, force=force, progress=progress)
+    show.produced(result, json_output=json, next_command=f"trtforge package {out} REPOSITORY")

@@ -1,0 +1,142 @@
+"""`trtforge convert`: from a Hugging Face checkpoint to a TensorRT-LLM checkpoint."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trtforge.cli import show
+from trtforge.cli.options import FORMAT_GROUP, Force, HfDirectory, Json, Out, Quiet, Verbose, from_options
+from trtforge.core.errors import UsageError
+
+_PARALLELISM = "Parallelism"
+
+
+def convert(
+    hf_dir: HfDirectory,
+    out: Out,
+    tp: Annotated[int, typer.Option(min=1, metavar="N", rich_help_panel=_PARALLELISM, help="Tensor parallelism.")] = 1,
+    pp: Annotated[
+        int, typer.Option(min=1, metavar="N", rich_help_panel=_PARALLELISM, help="Pipeline parallelism.")
+    ] = 1,
+    ep: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            metavar="N",
+            rich_help_panel=_PARALLELISM,
+            help="Expert parallelism: groups that hold whole experts.",
+        ),
+    ] = 1,
+    cp: Annotated[int, typer.Option(min=1, metavar="N", rich_help_panel=_PARALLELISM, help="Context parallelism.")] = 1,
+    parallel_embedding: Annotated[
+        bool,
+        typer.Option("--parallel-embedding", rich_help_panel=_PARALLELISM, help="Split the embedding over ranks."),
+    ] = False,
+    embedding_sharding_dim: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=1,
+            metavar="N",
+            rich_help_panel=_PARALLELISM,
+            help="Split the embedding along 0, the vocabulary, or 1, the hidden size.",
+        ),
+    ] = 0,
+    dtype: Annotated[
+        str,
+        typer.Option(
+            metavar="DTYPE",
+            rich_help_panel=FORMAT_GROUP,
+            help="float16, bfloat16, float32, or auto: the checkpoint's dtype, with float32 stored as float16.",
+        ),
+    ] = "auto",
+    quant: Annotated[
+        str,
+        typer.Option(
+            metavar="FORMAT",
+            rich_help_panel=FORMAT_GROUP,
+            help="Weight format: none, fp8, fp8_rowwise, int4_awq, w4a8_awq, int8_sq, int8_wo, int4_wo or nvfp4. "
+            "A quantised checkpoint keeps its own.",
+        ),
+    ] = "none",
+    kv_cache: Annotated[
+        str,
+        typer.Option(metavar="FORMAT", rich_help_panel=FORMAT_GROUP, help="Format of the KV cache: none, fp8 or int8."),
+    ] = "none",
+    calibration: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            rich_help_panel=FORMAT_GROUP,
+            help="Calibration directory; required for fp8, int4_awq, w4a8_awq, int8_sq and nvfp4.",
+        ),
+    ] = None,
+    exclude_module: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATTERN",
+            rich_help_panel=FORMAT_GROUP,
+            help="Linear layers to leave unquantised, such as *.0.mlp.down_proj; repeatable.",
+        ),
+    ] = None,
+    shared_pre_quant_scale: Annotated[
+        bool,
+        typer.Option(
+            "--shared-pre-quant-scale",
+            rich_help_panel=FORMAT_GROUP,
+            help="AWQ: one pre-quantisation scale for gate and up, which the llmapi backend requires.",
+        ),
+    ] = False,
+    allow_nonfinite: Annotated[
+        bool,
+        typer.Option(
+            "--allow-nonfinite",
+            rich_help_panel=FORMAT_GROUP,
+            help="Warn about NaN and infinite weights instead of refusing them; verify still refuses them.",
+        ),
+    ] = False,
+    force: Force = False,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Convert to a TensorRT-LLM checkpoint for one parallel layout.
+
+    The weights are streamed from safetensors files: the model is never in memory as a whole.
+
+    Example: trtforge convert ./llama ./checkpoint --tp 2 --quant int8_wo
+    """
+    from trtforge.convert.stage import ConvertConfig
+    from trtforge.convert.stage import convert as run
+    from trtforge.core.progress import for_this_terminal
+    from trtforge.formats.hf import resolve_source
+
+    config = from_options(
+        ConvertConfig,
+        {
+            "tp": tp,
+            "pp": pp,
+            "ep": ep,
+            "cp": cp,
+            "dtype": dtype,
+            "quant": quant,
+            "kv_cache": kv_cache,
+            "exclude_modules": tuple(exclude_module or ()),
+            "parallel_embedding": parallel_embedding,
+            "embedding_sharding_dim": embedding_sharding_dim,
+            "shared_pre_quant_scale": shared_pre_quant_scale,
+            "allow_nonfinite": allow_nonfinite,
+        },
+        "convert",
+    )
+    if embedding_sharding_dim and not parallel_embedding:
+        raise UsageError("--embedding-sharding-dim without --parallel-embedding", hint="Give both.")
+    if shared_pre_quant_scale and quant not in ("int4_awq", "w4a8_awq"):
+        raise UsageError(
+            "--shared-pre-quant-scale applies only to AWQ formats", hint="Leave it out, or give --quant int4_awq."
+        )
+    source, progress = resolve_source(hf_dir), for_this_terminal(quiet=quiet or json)
+    result = run(config, source, out, calibration=calibration, force=force, progress=progress)
+    following = f"verify {out} --against {hf_dir}" if cp == 1 else f"compile {out} ENGINE --backend tensorrt_llm"
+    show.produced(result, json_output=json, next_command=f"trtforge {following}")

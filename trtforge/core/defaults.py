@@ -1,0 +1,20 @@
+"""Defaults that a configuration model and a command-line option share. Light, so that `--help` stays fast."""
+
+from typing import Final
+
+TENSORRT_LLM = "1.2.1"
+"""TensorRT-LLM release: the last one with TensorRT engines."""
+
+CALIBRATION_DATA = "builtin:stdlib"
+"""Documentation of Python's standard library."""
+CALIBRATION_SAMPLES, CALIBRATION_TOKENS, CALIBRATION_BATCH_SIZE = 128, 512, 8
+GROUP_SIZE: Final = 128
+GATE_SAMPLES, GATE_TOKENS = 32, 256
+
+MAX_BATCH_SIZE = 64
+
+LOOPBACK = "127.0.0.1"
+HTTP_PORT, GRPC_PORT, METRICS_PORT = 8000, 8001, 8002
+HTTP_URL, GRPC_URL = f"{LOOPBACK}:{HTTP_PORT}", f"{LOOPBACK}:{GRPC_PORT}"
+READY_TIMEOUT = 600.0  # seconds: large engines load slowly
+DRAIN_TIMEOUT = 30.0  # seconds

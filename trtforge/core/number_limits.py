@@ -1,0 +1,13 @@
+"""Largest magnitudes and block sizes of the quantised number formats, defined here only."""
+
+FP8_MAX = 448.0
+"""Largest finite magnitude of float8 E4M3."""
+
+INT8_MAX = 127.0
+"""Largest magnitude of symmetric INT8 quantisation."""
+
+E2M1_MAX = 6.0
+"""Largest magnitude of float4 E2M1, the element type of NVFP4."""
+
+NVFP4_BLOCK = 16
+"""Inputs that share a block scale in NVFP4."""

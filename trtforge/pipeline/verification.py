@@ -1,0 +1,87 @@
+"""Floor 5: the verification of a build's checkpoint, kept as an artifact: later runs go on from its metrics."""
+
+import json
+import platform
+from collections.abc import Callable
+from contextlib import suppress
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from trtforge import __version__
+from trtforge.core.artifact import produce
+from trtforge.core.config_model import Config
+from trtforge.core.digest import file_digest, text_digest
+from trtforge.core.errors import ForgeError
+from trtforge.core.json_text import read_json_object
+from trtforge.core.manifest import Identity, check_files, open_artifact, read_manifest
+from trtforge.core.progress import Progress
+from trtforge.core.recipe import GateConfig
+from trtforge.formats.hub_data import PREFIX, commit_of
+from trtforge.pipeline.report import weight_compression
+from trtforge.verify.result import Verification
+from trtforge.verify.stage import verify
+
+METRICS_FILE = "verification.json"
+
+
+class CheckpointMetrics(Config):
+    """What a verification found. `compression`: bytes of the linear layers in 16 bits / their bytes as quantised."""
+
+    verification: Verification
+    compression: float
+
+
+def verified(
+    checkpoint: Path, source: Callable[[], Path], gate: GateConfig, out: Path, *, force: bool, progress: Progress
+) -> tuple[CheckpointMetrics, bool]:
+    """Verify `checkpoint` against the Hugging Face checkpoint, or take the metrics at `out`
+    if checkpoint, gate and versions are the same.
+
+    Returns the metrics and whether nothing was computed. Raises ForgeError as `verify` does.
+    """
+
+    def write(directory: Path) -> dict[str, Any]:
+        metrics = CheckpointMetrics(
+            verification=verify(checkpoint, source(), gate, progress=progress),
+            compression=weight_compression(checkpoint),
+        )
+        (directory / METRICS_FILE).write_text(json.dumps(metrics.model_dump(mode="json"), indent=2) + "\n")
+        return {}
+
+    produced = produce(out, _identity(checkpoint, gate), write, force=force)
+    return _read(out), produced.cached
+
+
+def known_metrics(checkpoint: Path, gate: GateConfig, out: Path) -> CheckpointMetrics | None:
+    """The metrics at `out` if they are of this checkpoint and gate; None otherwise."""
+    found = read_manifest(out) if out.is_dir() and read_manifest(checkpoint) is not None else None
+    if found is None or found.identity != _identity(checkpoint, gate) or check_files(out, found) is not None:
+        return None
+    return _read(out)
+
+
+def _read(directory: Path) -> CheckpointMetrics:
+    path = directory / METRICS_FILE
+    again = f"Delete {directory} and build again."
+    return CheckpointMetrics.parse(read_json_object(path, hint=again), str(path))
+
+
+def _identity(checkpoint: Path, gate: GateConfig) -> Identity:
+    """What decides a verification: the checkpoint, the gate, the content of its data and the programs that compute."""
+    return Identity(
+        stage="verification",
+        config=gate.model_dump(mode="json", exclude={"data"}),
+        inputs={"checkpoint": open_artifact(checkpoint, "checkpoint").digest, "data": _content_of(gate.data)},
+        versions={"trtforge": __version__, "transformers": version("transformers"), "torch": version("torch")},
+    )
+
+
+def _content_of(data: str) -> str:
+    """Hex BLAKE3 that stands for the text that `data` names now."""
+    if Path(data).is_file():
+        return file_digest(Path(data))
+    if data.startswith(PREFIX):
+        with suppress(ForgeError):  # the commit is unknown without the hub
+            return text_digest(commit_of(data))
+    return text_digest(f"{data} of Python {platform.python_version()}")

@@ -1,0 +1,54 @@
+"""Paged context FMHA: which quantisations have it, and what it means for KV reuse and chunked context."""
+
+from dataclasses import dataclass
+
+from trtforge.core.features import FeaturesConfig
+from trtforge.formats.trtllm import Quantization
+from trtforge.plan.legality import Problem
+
+FP8_ATTENTION = frozenset({"FP8", "W4A8_AWQ", "NVFP4"})
+"""Algorithms whose attention can compute in FP8 (`build()` in tensorrt_llm/builder.py)."""
+_NEEDING_IT = ("kv_reuse", "chunked_context")
+
+
+@dataclass(frozen=True)
+class PagedContext:
+    """`features` with the unavailable ones off; a problem for each one that was explicitly requested."""
+
+    features: FeaturesConfig
+    problems: tuple[Problem, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+def has_paged_context(quantization: Quantization) -> bool:
+    """Whether an engine has paged context FMHA.
+
+    `build()` turns it off for an INT8 KV cache, and for an FP8 one unless the linear layers are FP8 too.
+    """
+    cache = quantization.kv_cache_quant_algo
+    return cache != "INT8" and (cache != "FP8" or quantization.quant_algo in FP8_ATTENTION)
+
+
+def paged_context(quantization: Quantization, features: FeaturesConfig) -> PagedContext:
+    """What paged context FMHA, or its absence, means for `features`."""
+    wanted = [name for name in _NEEDING_IT if getattr(features, name)]
+    if not wanted or has_paged_context(quantization):
+        return PagedContext(features)
+    algorithm, kv_cache = quantization.quant_algo, quantization.kv_cache_quant_algo
+    why = (
+        f"TensorRT-LLM has no paged context FMHA for {algorithm or 'unquantised'} linear layers "
+        f"with an {kv_cache} KV cache"
+    )
+    problems = tuple(
+        Problem(
+            "features",
+            f"engine.features.{name} is not available: {why}",
+            "Use quantization.kv_cache: none, or format: fp8 with kv_cache: fp8, "
+            f"or set engine.features.{name}: false.",
+        )
+        for name in wanted
+        if name in features.model_fields_set
+    )
+    warning = f"{' and '.join(wanted)} {'is' if len(wanted) == 1 else 'are'} off: {why}."
+    off = features.model_copy(update=dict.fromkeys(_NEEDING_IT, False))
+    return PagedContext(off, problems, (warning,))
