@@ -54,6 +54,25 @@ def test_starts_are_bounded_in_every_window_and_never_hurried(lasts: list[float]
     assert len(said) == len(stop.waits)
 
 
+@pytest.mark.parametrize(("races", "ends_well"), [(1, True), (2, True), (3, False)])
+def test_a_known_race_of_triton_is_tried_again_without_a_policy(races: int, ends_well: bool) -> None:
+    said, left = list[str](), [True] * races
+
+    def run() -> int:
+        if left:
+            left.pop()
+            raise ServerFailed("the Triton server ended\nlock_exception", hint="-", was_ready=False, by_chance=True)
+        return 0
+
+    stop = FakeStop()
+    if ends_well:
+        assert run_with_restarts(run, None, stop, say=said.append, clock=lambda: stop.now) == 0
+    else:
+        with pytest.raises(ServerFailed, match="lock_exception"):
+            run_with_restarts(run, None, stop, say=said.append, clock=lambda: stop.now)
+    assert said == ["starting again: the Triton server ended"] * min(races, 2)
+
+
 @given(st.integers(1, 5))
 def test_the_pause_doubles_with_each_failure_in_the_window(count: int) -> None:
     assert POLICY.delay([float(i) for i in range(count)], 10.0) == 2.0 ** (count - 1)

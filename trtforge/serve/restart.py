@@ -6,13 +6,20 @@ from typing import Protocol
 
 from trtforge.core.errors import ForgeError, first_line
 
+_CHANCES = 2
+"""Starts that are repeated after a known race of Triton, without a restart policy too."""
+
 
 class ServerFailed(ForgeError):
-    """A server that ended by itself or was ended as broken. `was_ready`: it had become ready before."""
+    """A server that ended by itself or was ended as broken. `was_ready`: it had become ready before.
 
-    def __init__(self, message: str, *, hint: str, was_ready: bool) -> None:
+    `by_chance`: it hit a known race of Triton while starting, so that the next start very likely succeeds.
+    """
+
+    def __init__(self, message: str, *, hint: str, was_ready: bool, by_chance: bool = False) -> None:
         super().__init__(message, hint=hint)
         self.was_ready = was_ready
+        self.by_chance = by_chance
 
 
 @dataclass(frozen=True)
@@ -53,10 +60,15 @@ def run_with_restarts(
     and when the policy gives up. Returns 0 if a stop is requested while it waits.
     """
     failures: list[float] = []
+    chances = _CHANCES
     while True:
         try:
             return run()
         except ServerFailed as failure:
+            if failure.by_chance and chances:
+                chances -= 1
+                say(f"starting again: {first_line(Exception(failure.message))}")
+                continue
             if policy is None or (not failures and not failure.was_ready):
                 raise
             failures.append(clock())

@@ -29,6 +29,8 @@ _PAUSED = 2.0  # seconds between two looks that only a stop of this process expl
 _PATIENCE = 4.0  # seconds that a server without unfinished requests has to end
 _DELIVERY = 0.7  # seconds for errors in flight to clients
 _SIGNALLED = 128
+_LOADING_RACE = "boost::interprocess::lock_exception"
+"""Triton's Python backend aborts with it in one of some hundred starts while it loads models (Triton server #8882)."""
 
 
 @dataclass(frozen=True)
@@ -238,7 +240,12 @@ class Server:
     def _failure(self, what: str, hint: str, who: str = "the Triton server") -> ServerFailed:
         log, offset = self._service.log, self._mark.offset
         error = first_error(log, offset) or last_lines(log, offset)
-        return ServerFailed(f"{who} {what}" + (f":\n{error}" if error else ""), hint=hint, was_ready=self._was_ready)
+        return ServerFailed(
+            f"{who} {what}" + (f":\n{error}" if error else ""),
+            hint=hint,
+            was_ready=self._was_ready,
+            by_chance=not self._was_ready and _LOADING_RACE in error,
+        )
 
 
 def _say(line: str) -> None:
