@@ -71,7 +71,7 @@ def test_clients_see_what_they_see_of_an_engine(running: Running, model: str) ->
     pieces = list(stream_text(running.grpc, model, PROMPT, params, protocol="grpc"))
     whole = generate(running.http, model, PROMPT, params, protocol="http")
     assert whole.text == "".join(pieces) == echoed(tokenizer, PROMPT, 30)
-    assert len(pieces) > 5
+    assert len(pieces) > 1  # pieces that wait for a busy client are merged
     assert whole.output_tokens == 30
 
 

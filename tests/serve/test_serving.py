@@ -52,7 +52,7 @@ def test_streamed_text_equals_whole_text(server: Running, tokenizer: Tokenizer, 
     pieces = list(stream_text(url, model, PROMPT, params, protocol=protocol))
     whole = generate(url, model, PROMPT, params, protocol=protocol)
     assert whole.text == "".join(pieces) == echoed(tokenizer, PROMPT, 60)
-    assert len(pieces) > 10
+    assert len(pieces) > 1  # pieces that wait for a busy client are merged
     assert "\ufffd" not in pieces[0]
     assert whole.output_tokens == 60
     assert whole.input_tokens == len(tokenizer.encode(PROMPT).ids)

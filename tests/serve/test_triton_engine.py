@@ -47,7 +47,7 @@ def test_clients_see_what_they_see_of_an_engine_process(running: Running, tokeni
     pieces = list(stream_text(running.grpc, model, PROMPT, params))
     whole = generate(running.http, model, PROMPT, params, protocol="http")
     assert whole.text == "".join(pieces) == echoed(tokenizer, PROMPT, 60)
-    assert len(pieces) > 10
+    assert len(pieces) > 1  # pieces that wait for a busy client are merged
     assert whole.output_tokens == 60
 
 
