@@ -22,8 +22,11 @@ def repository(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda at: (at / "ensemble/1/extra.py").write_text(""), r"unexpected file: ensemble/1/extra\.py is not listed"),
-        (lambda at: (at / "other").mkdir() or (at / "other/config.pbtxt").touch(), r"unexpected file: other/config\.pbtxt is not listed"),
+        (lambda at: (at / "ensemble/1/extra.py").write_text(""), r"file: ensemble/1/extra\.py is not listed"),
+        (
+            lambda at: (at / "other").mkdir() or (at / "other/config.pbtxt").touch(),
+            r"other/config\.pbtxt is not listed",
+        ),
         (lambda at: (at / "ensemble/1/model.py").unlink(), r"ensemble/1/model\.py is missing"),
         (lambda at: (at / "ensemble/1/model.py").write_text("import os"), r"ensemble/1/model\.py has 9 bytes"),
     ],
