@@ -14,7 +14,7 @@ from trtforge.core.config_model import Config
 from trtforge.core.digest import file_digest, text_digest
 from trtforge.core.errors import ForgeError
 from trtforge.core.json_text import read_json_object
-from trtforge.core.manifest import Identity, check_files, open_artifact, read_manifest
+from trtforge.core.manifest import Identity, Manifest, check_files, open_artifact, read_manifest
 from trtforge.core.progress import Progress
 from trtforge.core.recipe import GateConfig
 from trtforge.formats.hub_data import PREFIX, commit_of
@@ -49,14 +49,18 @@ def verified(
         (directory / METRICS_FILE).write_text(json.dumps(metrics.model_dump(mode="json"), indent=2) + "\n")
         return {}
 
-    produced = produce(out, _identity(checkpoint, gate), write, force=force)
+    identity = _identity(open_artifact(checkpoint, "checkpoint"), gate)
+    produced = produce(out, identity, write, force=force)
     return _read(out), produced.cached
 
 
 def known_metrics(checkpoint: Path, gate: GateConfig, out: Path) -> CheckpointMetrics | None:
-    """The metrics at `out` if they are of this checkpoint and gate; None otherwise."""
-    found = read_manifest(out) if out.is_dir() and read_manifest(checkpoint) is not None else None
-    if found is None or found.identity != _identity(checkpoint, gate) or check_files(out, found) is not None:
+    """The metrics at `out` if they are of this checkpoint and gate; None otherwise. Compares manifests, not weights."""
+    manifest = read_manifest(checkpoint)
+    found = read_manifest(out) if out.is_dir() else None
+    if manifest is None or found is None or found.identity != _identity(manifest, gate):
+        return None
+    if check_files(out, found) is not None:
         return None
     return _read(out)
 
@@ -67,12 +71,12 @@ def _read(directory: Path) -> CheckpointMetrics:
     return CheckpointMetrics.parse(read_json_object(path, hint=again), str(path))
 
 
-def _identity(checkpoint: Path, gate: GateConfig) -> Identity:
+def _identity(checkpoint: Manifest, gate: GateConfig) -> Identity:
     """What decides a verification: the checkpoint, the gate, the content of its data and the programs that compute."""
     return Identity(
         stage="verification",
         config=gate.model_dump(mode="json", exclude={"data"}),
-        inputs={"checkpoint": open_artifact(checkpoint, "checkpoint").digest, "data": _content_of(gate.data)},
+        inputs={"checkpoint": checkpoint.digest, "data": _content_of(gate.data)},
         versions={"trtforge": __version__, "transformers": version("transformers"), "torch": version("torch")},
     )
 
