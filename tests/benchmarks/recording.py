@@ -52,14 +52,18 @@ def machine() -> str:
 
 
 def attacked(path: Path) -> tuple[Attack, ...]:
-    """The reports in a file of `python -m tests.assault --json`; of several with one name, the last."""
-    found = {}
+    """The reports in a file of `python -m tests.assault --json`; those of one name as one."""
+    found: dict[str, Attack] = {}
     for line in path.read_text().splitlines():
         report = json.loads(line)
+        name, before = report["name"], found.get(report["name"])
         failed = tuple(check["what"] for check in report["checks"] if not check["passed"])
-        rows = tuple(report["rows"])
-        found[report["name"]] = Attack(
-            **_place(), name=report["name"], checks=len(report["checks"]), failed=failed, rows=rows
+        found[name] = Attack(
+            **_place(),
+            name=name,
+            checks=len(report["checks"]) + (before.checks if before else 0),
+            failed=(before.failed if before else ()) + failed,
+            rows=(before.rows if before else ()) + tuple(report["rows"]),
         )
     return tuple(found.values())
 
