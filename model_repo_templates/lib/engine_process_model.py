@@ -7,6 +7,7 @@ import os
 import threading
 import time
 import traceback
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -61,7 +62,7 @@ class EngineCall(Responder):
                 state.sent()
 
 
-class EngineProcessModel:
+class EngineProcessModel(ABC):
     """A Python model that Triton loads; derived classes give the engine's command."""
 
     def initialize(self, args: Mapping[str, str]) -> None:
@@ -86,9 +87,9 @@ class EngineProcessModel:
         self._calls: dict[str, EngineCall] = {}
         self._watcher: Watcher[EngineCall] = Watcher(config.integer("cancellation_check_period_ms", 100), self._cancel)
 
+    @abstractmethod
     def command(self, config: ModelConfig, socket: Path) -> Sequence[str]:
         """The arguments to the Python interpreter that start the engine process. Raises ForgeError."""
-        raise NotImplementedError
 
     def execute(self, requests: list["pb_utils.InferenceRequest"]) -> None:
         """Pass the requests to the engine; other threads send the responses."""

@@ -6,6 +6,7 @@ responses from its own thread.
 
 import json
 import traceback
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
@@ -39,7 +40,7 @@ class TextCall(Responder):
         self.started: object = None
 
 
-class TextModel:
+class TextModel(ABC):
     """The Python model that Triton loads; derived classes choose the engine."""
 
     def initialize(self, args: Mapping[str, str]) -> None:
@@ -61,9 +62,9 @@ class TextModel:
         self._calls: Watcher[TextCall] = Watcher(config.integer("cancellation_check_period_ms", 100), self._cancel)
         self._long_texts = Background(_LONG_TEXTS_WAITING)
 
+    @abstractmethod
     def connect(self, config: ModelConfig, names: Mapping[str, str]) -> TextEngine:
         """Connect to the engine. `names`: engine input to the client's name for it."""
-        raise NotImplementedError
 
     def execute(self, requests: list["pb_utils.InferenceRequest"]) -> None:
         """Take the requests; other threads send the responses."""

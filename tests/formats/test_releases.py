@@ -59,6 +59,12 @@ def test_a_release_without_engines_names_the_other_route(version: str) -> None:
     assert "llmapi" in caught.value.hint
 
 
+@pytest.mark.parametrize("version", ["1.2.1+cu130", "1.2.1.post1"])
+def test_another_build_of_the_last_release_is_not_called_later(version: str) -> None:
+    with pytest.raises(ForgeError, match="is not a known release"):
+        release(version)
+
+
 @pytest.mark.parametrize(
     ("version", "count"),
     [("0.17.0", 24), ("0.19.0", 28), ("0.20.0", 28), ("1.2.1", 28)],

@@ -7,6 +7,9 @@ from trtforge.core.recipe import Device
 
 UsableDevice = Literal["cpu", "cuda"]
 
+BFLOAT16_SM = 80
+"""Lowest compute capability x 10 with bfloat16 arithmetic; earlier GPUs emulate it in float32."""
+
 CPU_CACHE_BYTES = 4 << 30
 """Default limit of the KV cache in host memory, over all ranks; other programs need that memory too."""
 

@@ -8,7 +8,7 @@ from trtforge.doctor.finding import Finding, Status, gib
 from trtforge.doctor.needs import Needs
 from trtforge.doctor.versions import at_least, numbers
 from trtforge.machine.host import Host
-from trtforge.machine.nvml import DriverFacts, GpuFacts, read_driver
+from trtforge.machine.nvml import VISIBLE_DEVICES, DriverFacts, GpuFacts, read_driver
 from trtforge.machine.proc import has_nvidia_gpu, kernel_driver
 from trtforge.plan.gpus import GPUS, Gpu, require_formats
 
@@ -43,7 +43,7 @@ def _findings(host: Host, needs: Needs) -> Iterator[Finding]:
     yield _driver(host, driver)
     if host.packages.version("torch") is not None and host.packages.cuda_of_torch() is None:
         yield _torch_without_cuda(needs)
-    visible = driver.visible(host.environment.get("CUDA_VISIBLE_DEVICES"))
+    visible = driver.visible(host.environment.get(VISIBLE_DEVICES))
     for index, said in driver.failed.items():
         todo = "Reset the GPU or reboot; `dmesg` names the fault (Xid)."
         yield Finding(f"GPU {index}", "problem", f"does not answer: {said}", todo)

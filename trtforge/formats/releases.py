@@ -312,8 +312,11 @@ def _covers(line: str, version: str) -> bool:
 
 
 def _is_later(version: str, last: str) -> bool:
-    """Whether `version` is later than the release `last`; False for what is not a version."""
+    """Whether `version` is of a later release than `last`; False for what is not a version.
+
+    A local build or post-release (1.2.1+cu130, 1.2.1.post1) is of the same release.
+    """
     try:
-        return Version(version) > Version(last)
+        return Version(version).release > Version(last).release
     except InvalidVersion:
         return False

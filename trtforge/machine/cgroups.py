@@ -26,17 +26,10 @@ class _Group:
     second: bool
 
 
-def tightest_memory_group(host: Host) -> MemoryGroup | None:
-    """The group that leaves this process the least memory; None without a limit."""
+def read_memory_groups(host: Host) -> list[MemoryGroup]:
+    """The groups around this process that limit its memory, the innermost first."""
     groups = _groups(host, "memory")
-    limited = [MemoryGroup(limit, _in_use(group)) for group in groups if (limit := _limit(group)) is not None]
-    return min(limited, key=lambda group: group.limit - group.used, default=None)
-
-
-def lowest_memory_limit(host: Host) -> int | None:
-    """The lowest limit in bytes of all groups around this process; None without one."""
-    limits = (_limit(group) for group in _groups(host, "memory"))
-    return min((limit for limit in limits if limit is not None), default=None)
+    return [MemoryGroup(limit, _in_use(group)) for group in groups if (limit := _limit(group)) is not None]
 
 
 def read_cpu_quota(host: Host) -> float | None:

@@ -3,13 +3,13 @@
 import re
 from dataclasses import dataclass
 
-from trtforge.machine.cgroups import lowest_memory_limit, tightest_memory_group
+from trtforge.machine.cgroups import read_memory_groups
 from trtforge.machine.host import Host
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Host memory in bytes. `limit`: the control group's, None without one. `available` respects it."""
+    """Host memory in bytes. `limit`: the lowest of the control groups', None without one. `available` respects all."""
 
     total: int
     available: int
@@ -27,7 +27,6 @@ def read_memory(host: Host) -> Memory | None:
     if not {"MemTotal", "MemAvailable"} <= values.keys():
         return None
     total, available = int(values["MemTotal"]) * 1024, int(values["MemAvailable"]) * 1024
-    group = tightest_memory_group(host)
-    if group is not None:
-        available = min(available, max(0, group.limit - group.used))
-    return Memory(total, available, lowest_memory_limit(host))
+    groups = read_memory_groups(host)
+    left = (max(0, group.limit - group.used) for group in groups)
+    return Memory(total, min([available, *left]), min((group.limit for group in groups), default=None))

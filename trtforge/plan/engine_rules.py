@@ -5,6 +5,7 @@ They do not apply to the embedded engine.
 
 from collections.abc import Iterator
 
+from trtforge.core.device import BFLOAT16_SM
 from trtforge.core.parallel import Parallel
 from trtforge.formats.releases import Release, Section
 from trtforge.models.exclusions import rows_left
@@ -19,7 +20,6 @@ from trtforge.plan.request import Request
 HEAD_SIZES = (32, 48, 64, 80, 96, 104, 112, 128, 144, 160, 192, 224, 256)
 """`mmha_supported` in cpp/tensorrt_llm/kernels/decoderMaskedMultiheadAttention.cu."""
 
-BFLOAT16_SM = 80
 _INT4_COLUMN_BYTES = 32
 
 

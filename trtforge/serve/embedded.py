@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from trtforge.core.device import BFLOAT16_SM
 from trtforge.core.errors import ForgeError
 from trtforge.formats.triton import RepositoryFacts
 from trtforge.formats.trtllm import read_engine_config
 from trtforge.machine.nvml import VISIBLE_DEVICES, LoadNvml, load_nvml
-from trtforge.plan.engine_rules import BFLOAT16_SM
 from trtforge.serve.host_checks import visible_gpus
 
 _LOG = logging.getLogger(__name__)

@@ -13,6 +13,7 @@ from trtforge.engine_process.rendezvous import RUNTIME_VARIABLE
 from trtforge.formats.releases import Container, containers_of, containers_with, release
 from trtforge.formats.triton import RepositoryFacts
 from trtforge.formats.triton_holes import has_option
+from trtforge.machine.nvml import VISIBLE_DEVICES
 from trtforge.serve.config import ResolvedLauncher, ServeConfig
 from trtforge.serve.doors import door_arguments, new_secret
 from trtforge.serve.environment import server_environment
@@ -282,4 +283,4 @@ def _gpu_count() -> int:
         return 0
     if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
         return 0
-    return 0 if os.environ.get("CUDA_VISIBLE_DEVICES") == "" else count.value
+    return 0 if os.environ.get(VISIBLE_DEVICES) == "" else count.value

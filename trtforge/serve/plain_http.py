@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException
 
 from trtforge.core.errors import ForgeError
+from trtforge.serve.address import Address
 
-UNIX = "unix:"
 _LONGEST = 1 << 16  # bytes of an answer that are read
 
 
@@ -57,9 +57,10 @@ def _exchange(address: str, method: str, path: str, body: bytes | None, timeout:
 
 
 def _connection(address: str, timeout: float) -> HTTPConnection:
-    if address.startswith(UNIX):
-        return _UnixConnection(address.removeprefix(UNIX), timeout)
-    return HTTPConnection(address, timeout=timeout)
+    parsed = Address.parse(address)
+    if parsed.path is not None:
+        return _UnixConnection(parsed.path, timeout)
+    return HTTPConnection(parsed.host, parsed.port, timeout=timeout)
 
 
 class _UnixConnection(HTTPConnection):

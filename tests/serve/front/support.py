@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.serve.conftest import free_ports
+from trtforge.serve.address import Address
 from trtforge.serve.front.handler import Policy
 from trtforge.serve.front.keys import Keys
 from trtforge.serve.front.limits import FrontLimits
 from trtforge.serve.front.server import Front
-from trtforge.serve.front.upstream import Address
 
 GENERATE = "/v2/models/ensemble/generate"
 STREAM = "/v2/models/ensemble/generate_stream"

@@ -7,6 +7,7 @@ from http import HTTPStatus
 
 import h11
 
+from trtforge.serve.address import Address
 from trtforge.serve.front.answers import as_refusal, stream_error
 from trtforge.serve.front.incoming import ClientGone, Incoming, too_large
 from trtforge.serve.front.json_body import parse_object
@@ -15,7 +16,7 @@ from trtforge.serve.front.limits import KIB, FrontLimits
 from trtforge.serve.front.refusal import Refusal, error_body, unavailable
 from trtforge.serve.front.routes import Route, find_route
 from trtforge.serve.front.tensors import check_generate, check_infer
-from trtforge.serve.front.upstream import Address, Exchange, exchange
+from trtforge.serve.front.upstream import Exchange, exchange
 
 _BINARY = b"inference-header-content-length"
 _PASSED_ON = frozenset((b"content-type", _BINARY))

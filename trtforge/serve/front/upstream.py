@@ -3,34 +3,16 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from http import HTTPStatus
 
 import h11
 
+from trtforge.serve.address import Address
 from trtforge.serve.front.limits import FrontLimits
 from trtforge.serve.front.refusal import Refusal, unavailable
-from trtforge.serve.plain_http import UNIX
 
 _PIECE = 64 * 1024
 _BROKEN = (OSError, h11.RemoteProtocolError, asyncio.IncompleteReadError)
-
-
-@dataclass(frozen=True)
-class Address:
-    """Where Triton listens: the path of a Unix socket, or a host and port."""
-
-    path: str | None
-    host: str = ""
-    port: int = 0
-
-    @classmethod
-    def parse(cls, text: str) -> "Address":
-        """`unix:/PATH` or `HOST:PORT`. Raises ValueError for anything else."""
-        if text.startswith(UNIX):
-            return cls(path=text.removeprefix(UNIX))
-        host, _, port = text.rpartition(":")
-        return cls(path=None, host=host.strip("[]"), port=int(port))
 
 
 class Exchange:
