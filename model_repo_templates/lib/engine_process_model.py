@@ -6,7 +6,6 @@ This model starts the engine process, which the text models use as well. Derived
 import os
 import threading
 import time
-import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,7 +17,7 @@ from engine_outputs import SequenceState, Wanted
 from engine_requests import RequestedSequence, requested_sequences
 from input_values import InputValues
 from model_config import ModelConfig
-from responder import INTERNAL, RequestFailed, Responder
+from responder import RequestFailed, Responder
 from served_engine import request_limits
 from watch import Watcher
 
@@ -106,16 +105,11 @@ class EngineProcessModel(ABC):
         model_process.leave()
 
     def _take(self, call: EngineCall) -> None:
-        try:
+        with call.failing():
             if InputValues(call.inputs).flag("stop", False):
                 self._stop(call)
             else:
                 self._start(call)
-        except RequestFailed as failure:
-            call.fail(str(failure), failure.code)
-        except Exception:
-            pb_utils.Logger.log_error(traceback.format_exc())
-            call.fail("the request could not be started; the server's log has the reason", INTERNAL)
 
     def _start(self, call: EngineCall) -> None:
         if call.streaming and not self._decoupled:

@@ -1,7 +1,9 @@
 """One request's interface to Triton: its inputs, its responses and its cancellation."""
 
 import threading
-from collections.abc import Mapping
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -66,6 +68,17 @@ class Responder:
     def fail(self, message: str, code: str = INVALID_ARGUMENT) -> None:
         """Send an error as the last response. Its text begins with the code: streams carry no per-request status."""
         self._send(pb_utils.InferenceResponse([], triton_error(message, code)), final=True)
+
+    @contextmanager
+    def failing(self) -> Iterator[None]:
+        """Start the request in this block: an exception becomes the error that its client gets."""
+        try:
+            yield
+        except RequestFailed as failure:
+            self.fail(str(failure), failure.code)
+        except Exception:
+            pb_utils.Logger.log_error(traceback.format_exc())
+            self.fail("the request could not be started; the server's log has the reason", INTERNAL)
 
     def finish(self) -> None:
         """Send the final flag, unless it was already sent."""

@@ -5,7 +5,6 @@ responses from its own thread.
 """
 
 import json
-import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
@@ -18,7 +17,7 @@ from input_values import InputValues
 from model_config import ModelConfig
 from numpy.typing import NDArray
 from preprocessor import Preprocessor
-from responder import INTERNAL, UNAVAILABLE, RequestFailed, Responder
+from responder import UNAVAILABLE, RequestFailed, Responder
 from sequence_texts import SequenceTexts
 from text_answer import TextAnswer
 from text_engine import TextEngine
@@ -89,13 +88,8 @@ class TextModel(ABC):
             self._serve(call)
 
     def _serve(self, call: TextCall) -> None:
-        try:
+        with call.failing():
             self._start(call)
-        except RequestFailed as failure:
-            call.fail(str(failure), failure.code)
-        except Exception:
-            pb_utils.Logger.log_error(traceback.format_exc())
-            call.fail("the request could not be started; the server's log has the reason", INTERNAL)
 
     def _start(self, call: TextCall) -> None:
         inputs = InputValues(call.inputs)
