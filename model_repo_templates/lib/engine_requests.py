@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from responder import RequestFailed
 from word_lists import MOST_WORDS, words_of
 
-from trtforge.engine_process.requests import GenerationRequest, SamplingParams
+from trtforge.engine_process.requests import MOST_TOP_LOG_PROBS, GenerationRequest, SamplingParams
 
 _READ = frozenset(
     {
@@ -31,6 +31,8 @@ _READ = frozenset(
         "min_tokens",
         "num_return_sequences",
         "return_log_probs",
+        "return_prompt_logprobs",
+        "top_logprobs",
         "return_perf_metrics",
         "return_num_input_tokens",
         "return_num_output_tokens",
@@ -161,6 +163,8 @@ def _sampling(values: InputValues, item: int, vocab_size: int) -> SamplingParams
         frequency_penalty=values.number("frequency_penalty", item, 0.0) or 0.0,
         min_tokens=values.integer("min_tokens", item, 0, 0, INT32_MAX),
         return_log_probs=values.flag("return_log_probs", False),
+        top_log_probs=values.integer("top_logprobs", item, 0, 0, MOST_TOP_LOG_PROBS),
+        prompt_log_probs=values.flag("return_prompt_logprobs", False),
         embedding_bias=_bias(values, item, vocab_size),
     )
 

@@ -13,6 +13,7 @@ from trtforge.engine_process.requests import (
     ErrorCode,
     GenerationRequest,
     Output,
+    PromptLogProbs,
     RequestFailure,
     SamplingParams,
 )
@@ -110,6 +111,16 @@ def test_updates_arrive_as_they_were_sent() -> None:
     assert (found[4].tokens, list(found[4].log_probs), found[4].cumulative_log_prob) == ([1, 2], [-0.5, -0.25], -0.75)
     assert (found[4].reused_blocks, found[4].allocated_blocks, found[4].finish_reason) == (1, 3, None)
     assert (found[5].tokens, found[5].failure) == ([7], failed.failure)
+
+
+def test_detailed_log_probs_arrive_as_they_were_sent() -> None:
+    prompt = PromptLogProbs((-1.0, -2.0), (((5, -0.1),), ((6, -0.2),)))
+    detailed = Update([1], [-0.5], top_log_probs=[((1, -0.5), (2, -0.75))], prompt_log_probs=prompt)
+    (frame,) = FrameReader().feed(encode_updates({4: detailed, 5: Update([2])}).encode())
+    found = decode_updates(frame)
+    assert found[4].top_log_probs == [[[1, -0.5], [2, -0.75]]]
+    assert found[4].prompt_log_probs == PromptLogProbs([-1.0, -2.0], [[[5, -0.1]], [[6, -0.2]]])
+    assert (found[5].top_log_probs, found[5].prompt_log_probs) == ([], None)
 
 
 @given(st.lists(st.lists(TOKENS, max_size=4), min_size=1, max_size=8), st.integers(0, 7))

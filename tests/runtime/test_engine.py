@@ -216,6 +216,37 @@ def test_log_probs_are_those_of_transformers(
         assert generation.cumulative_log_prob == pytest.approx(float(reference.sum()), abs=1e-3)
 
 
+@pytest.mark.parametrize("options", [EngineOptions(), EngineOptions(chunked_context=True, kv_cache_tokens=256)])
+def test_top_and_prompt_log_probs_are_those_of_transformers(
+    engine_directory: Path, llama: LlamaForCausalLM, prompts: list[list[int]], options: EngineOptions
+) -> None:
+    import torch
+
+    sampling = SamplingParams(return_log_probs=True, top_log_probs=3, prompt_log_probs=True)
+    plain = SamplingParams(return_log_probs=True)
+    asked = [*requests_for(prompts, sampling=sampling), *requests_for(prompts, sampling=plain)]
+    # The second round finds the prompts' blocks in the cache, which have no logits.
+    with Engine.load(engine_directory, options) as engine:
+        made = [generate_with(engine, asked) for _ in range(2)][1]
+    for generation, without, prompt in zip(made, made[len(prompts) :], prompts, strict=False):
+        assert without.tokens == generation.tokens
+        assert (without.top_log_probs, without.prompt_log_probs) == ((), None)
+        with torch.no_grad():
+            reference = llama(torch.tensor([[*prompt, *generation.tokens]])).logits[0].log_softmax(1)
+        assert generation.prompt_log_probs is not None
+        values = [*generation.prompt_log_probs.values, *generation.log_probs]
+        top = [*generation.prompt_log_probs.top, *generation.top_log_probs]
+        following = [*prompt, *generation.tokens][1:]
+        assert values == pytest.approx(
+            [float(row[token]) for row, token in zip(reference, following, strict=False)], abs=1e-4
+        )
+        likeliest = reference[:-1].topk(3)
+        assert [[token for token, _ in row] for row in top] == likeliest.indices.tolist()
+        assert [[value for _, value in row] for row in top] == [
+            pytest.approx(row, abs=1e-4) for row in likeliest.values.tolist()
+        ]
+
+
 @pytest.mark.parametrize(
     ("request_", "message"),
     [
@@ -223,6 +254,7 @@ def test_log_probs_are_those_of_transformers(
         (GenerationRequest("a", (1, 131), 4), "outside of the vocabulary of 131"),
         (GenerationRequest("a", (1,) * 129, 4), "the prompt has 129 tokens, this engine takes at most 128"),
         (GenerationRequest("a", (1,), 0), "max_tokens is 0"),
+        (GenerationRequest("a", (1,), 1, SamplingParams(top_log_probs=21)), "top_log_probs is 21"),
         (GenerationRequest("a", (1,), 4, SamplingParams(top_p=2.0)), "top_p is 2.0"),
         (GenerationRequest("a", (1,), 4, SamplingParams(embedding_bias=(1.0,))), "embedding_bias is 1"),
         (GenerationRequest("a", (1,), 4, bad_words=((500,),)), "a bad word holds token ids outside"),

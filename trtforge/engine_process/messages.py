@@ -14,8 +14,10 @@ from trtforge.engine_process.requests import (
     FinishReason,
     GenerationRequest,
     Output,
+    PromptLogProbs,
     RequestFailure,
     SamplingParams,
+    TopLogProbs,
 )
 
 _DEFAULTS = {each.name: each.default for each in fields(SamplingParams)}
@@ -106,6 +108,8 @@ class Update:
     reused_blocks: int = 0
     allocated_blocks: int = 0
     failure: RequestFailure | None = None
+    top_log_probs: list[TopLogProbs] = field(default_factory=list)
+    prompt_log_probs: PromptLogProbs | None = None
 
     def add(self, output: Output) -> None:
         """Append an output."""
@@ -114,6 +118,8 @@ class Update:
         self.finish_reason = output.finish_reason
         self.cumulative_log_prob = output.cumulative_log_prob
         self.reused_blocks, self.allocated_blocks = output.reused_blocks, output.allocated_blocks
+        self.top_log_probs += output.top_log_probs
+        self.prompt_log_probs = self.prompt_log_probs or output.prompt_log_probs
 
     def merge(self, later: "Update") -> None:
         """Append a later update."""
@@ -122,6 +128,8 @@ class Update:
         self.finish_reason, self.failure = later.finish_reason, later.failure
         self.cumulative_log_prob = later.cumulative_log_prob
         self.reused_blocks, self.allocated_blocks = later.reused_blocks, later.allocated_blocks
+        self.top_log_probs += later.top_log_probs
+        self.prompt_log_probs = self.prompt_log_probs or later.prompt_log_probs
 
 
 def encode_updates(updates: Mapping[int, Update]) -> Frame:
@@ -141,18 +149,32 @@ def encode_updates(updates: Mapping[int, Update]) -> Frame:
                     update.reused_blocks,
                     update.allocated_blocks,
                     update.log_probs,
+                    *_details(update),
                 )
             )
     return Frame({"type": "updates", "rows": rows})
+
+
+def _details(update: Update) -> Sequence[object]:
+    """The end of a row: nothing for most updates; else no failure, and the log probabilities few requests ask for."""
+    prompt = update.prompt_log_probs
+    if not update.top_log_probs and prompt is None:
+        return ()
+    return (None, update.top_log_probs, None if prompt is None else (prompt.values, prompt.top))
 
 
 def decode_updates(frame: Frame) -> dict[int, Update]:
     """The inverse of `encode_updates`. Raises BadFrame."""
     updates = {}
     try:
-        for name, tokens, reason, cumulative, reused, allocated, log_probs, *failure in frame.header["rows"]:
-            failed = RequestFailure(ErrorCode(failure[0][0]), failure[0][1]) if failure else None
-            updates[int(name)] = Update(tokens, log_probs, reason, cumulative, reused, allocated, failed)
+        for name, tokens, reason, cumulative, reused, allocated, log_probs, *more in frame.header["rows"]:
+            update = Update(tokens, log_probs, reason, cumulative, reused, allocated)
+            if more and more[0] is not None:
+                update.failure = RequestFailure(ErrorCode(more[0][0]), more[0][1])
+            elif more:
+                update.top_log_probs = more[1]
+                update.prompt_log_probs = None if more[2] is None else PromptLogProbs(*more[2])
+            updates[int(name)] = update
     except (KeyError, TypeError, ValueError) as error:
         raise BadFrame(f"updates that cannot be read: {error!r}") from None
     return updates

@@ -35,6 +35,8 @@ class SamplingParams:
 
     Names, order and defaults follow TensorRT-LLM (cpp/tensorrt_llm/kernels/penaltyKernels.cu and samplingTopKKernels):
     bias, temperature, penalties over prompt and output, then top_k, then top_p of the top_k tokens.
+    `top_log_probs`: number of most likely tokens to report beside each token, with `return_log_probs` and
+    `prompt_log_probs`; the latter scores the prompt's own tokens.
     """
 
     temperature: float | None = None
@@ -46,6 +48,8 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     min_tokens: int = 0
     return_log_probs: bool = False
+    top_log_probs: int = 0
+    prompt_log_probs: bool = False
     embedding_bias: Sequence[float] = ()
 
     @property
@@ -80,10 +84,27 @@ class GenerationRequest:
     bad_words: tuple[tuple[int, ...], ...] = ()
 
 
+MOST_TOP_LOG_PROBS = 20
+TopLogProbs = Sequence[tuple[int, float]]
+"""The most likely tokens at one position with their log probabilities, the most likely first."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogProbs:
+    """Natural logarithms of the probabilities of the prompt's tokens but the first, each after those before it.
+
+    `top`: the most likely tokens at each of these positions; empty if not asked for.
+    """
+
+    values: Sequence[float]
+    top: Sequence[TopLogProbs] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Output:
     """A request's tokens from one step; its last output has a `finish_reason`.
 
+    `prompt_log_probs` comes once, with the first token.
     `allocated_blocks`: KV blocks allocated to the request so far, `reused_blocks` included.
     """
 
@@ -95,6 +116,8 @@ class Output:
     cumulative_log_prob: float = 0.0
     reused_blocks: int = 0
     allocated_blocks: int = 0
+    top_log_probs: tuple[TopLogProbs, ...] = ()
+    prompt_log_probs: PromptLogProbs | None = None
 
 
 class RequestEngine(Protocol):

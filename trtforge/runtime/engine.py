@@ -12,7 +12,8 @@ import torch
 
 from trtforge.core.errors import ForgeError, RequestError
 from trtforge.core.recipe import SchedulerPolicy
-from trtforge.engine_process.requests import FinishReason, GenerationRequest, Output
+from trtforge.engine_process.requests import FinishReason, GenerationRequest, Output, TopLogProbs
+from trtforge.runtime.prompt_scores import score_prompts
 from trtforge.runtime.ranks.rank_group import RankGroup
 from trtforge.runtime.ranks.source import Source, open_engine
 from trtforge.runtime.sampler import Sampler
@@ -280,53 +281,39 @@ class Engine:
         if logits is None:
             return
         self._generated_tokens += len(sampling)
+        if any(row.scores for row in rows):
+            logits = score_prompts(rows, logits)
         sampled = self._sampler.sample(sampling, logits)
         log_probs = sampled.log_probs or [0.0] * len(sampling)
-        for sequence, token, log_prob in zip(sampling, sampled.tokens, log_probs, strict=True):
-            self._hand_out(sequence, token, log_prob)
+        tops = sampled.top or [()] * len(sampling)
+        for sequence, token, log_prob, top in zip(sampling, sampled.tokens, log_probs, tops, strict=True):
+            self._hand_out(sequence, token, log_prob, top)
 
-    def _hand_out(self, sequence: Sequence, token: int, log_prob: float) -> None:
+    def _hand_out(self, sequence: Sequence, token: int, log_prob: float, top: TopLogProbs) -> None:
         reason = sequence.finish_with(token)
-        tokens = () if reason == "end_id" else (token,)
-        sequence.cumulative_log_prob += log_prob if tokens else 0.0
-        if reason is not None:
-            self._end(sequence, reason, tokens, (log_prob,))
+        sequence.cumulative_log_prob += 0.0 if reason == "end_id" else log_prob
+        if reason == "end_id":
+            self._end(sequence, reason)
             return
-        asked = sequence.request.sampling.return_log_probs
-        output = Output(
-            sequence.request.request_id,
-            tokens,
-            log_probs=(log_prob,) if asked else (),
-            cumulative_log_prob=sequence.cumulative_log_prob,
-            reused_blocks=sequence.reused_blocks,
-            allocated_blocks=sequence.allocated_blocks,
-        )
-        if not _deliver(sequence.on_output, output):
+        output = sequence.output(reason, token, log_prob, top)
+        if reason is not None:
+            self._end(sequence, reason, output=output)
+        elif not _deliver(sequence.on_output, output):
             self._end(sequence, "cancelled")
 
     def _end(
         self,
         sequence: Sequence,
         reason: FinishReason,
-        tokens: tuple[int, ...] = (),
-        log_probs: tuple[float, ...] = (),
+        *,
+        output: Output | None = None,
         error: ForgeError | None = None,
     ) -> None:
+        """End a sequence with its last `output`, by default one without a token."""
         self._scheduler.finish(sequence, reason)
         self._sampler.forget(sequence)
         self._sequences.pop(sequence.request.request_id, None)
-        asked = sequence.request.sampling.return_log_probs
-        output = Output(
-            sequence.request.request_id,
-            tokens,
-            reason,
-            error,
-            log_probs=log_probs[: len(tokens)] if asked else (),
-            cumulative_log_prob=sequence.cumulative_log_prob,
-            reused_blocks=sequence.reused_blocks,
-            allocated_blocks=sequence.allocated_blocks,
-        )
-        _deliver(sequence.on_output, output)
+        _deliver(sequence.on_output, output or sequence.output(reason, error=error))
 
     def _fail(self, error: ForgeError) -> None:
         """End every request with `error`; later ones get it from `submit`."""

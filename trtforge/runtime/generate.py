@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trtforge.core.errors import ForgeError
-from trtforge.engine_process.requests import FinishReason, GenerationRequest, Output
+from trtforge.engine_process.requests import FinishReason, GenerationRequest, Output, PromptLogProbs, TopLogProbs
 from trtforge.runtime.engine import Engine, EngineOptions
 
 
@@ -20,6 +20,8 @@ class Generation:
     log_probs: tuple[float, ...] = ()
     cumulative_log_prob: float = 0.0
     reused_blocks: int = 0
+    top_log_probs: tuple[TopLogProbs, ...] = ()
+    prompt_log_probs: PromptLogProbs | None = None
 
 
 def generate(
@@ -37,12 +39,17 @@ def generate_with(engine: Engine, requests: Sequence[GenerationRequest]) -> list
         engine.submit(replace(request, request_id=str(index)), outputs.put)
     tokens: list[list[int]] = [[] for _ in requests]
     log_probs: list[list[float]] = [[] for _ in requests]
+    top: list[list[TopLogProbs]] = [[] for _ in requests]
+    prompts: dict[int, PromptLogProbs] = {}
     done: dict[int, Generation] = {}
     while len(done) < len(requests):
         output = outputs.get()
         index = int(output.request_id)
         tokens[index].extend(output.tokens)
         log_probs[index].extend(output.log_probs)
+        top[index].extend(output.top_log_probs)
+        if output.prompt_log_probs is not None:
+            prompts[index] = output.prompt_log_probs
         if output.finish_reason is not None:
             done[index] = Generation(
                 tokens=tuple(tokens[index]),
@@ -51,5 +58,7 @@ def generate_with(engine: Engine, requests: Sequence[GenerationRequest]) -> list
                 log_probs=tuple(log_probs[index]),
                 cumulative_log_prob=output.cumulative_log_prob,
                 reused_blocks=output.reused_blocks,
+                top_log_probs=tuple(top[index]),
+                prompt_log_probs=prompts.get(index),
             )
     return [done[index] for index in range(len(requests))]

@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trtforge.engine_process.requests import TopLogProbs
+from trtforge.runtime.prompt_scores import top_log_probs
 from trtforge.runtime.scheduling.sequence import Sequence
 
 _MINUS_INFINITY = float("-inf")
@@ -18,10 +20,11 @@ _MINUS_INFINITY = float("-inf")
 
 @dataclass(frozen=True)
 class Sampled:
-    """One token per row; `log_probs` is set if any row asked for it."""
+    """One token per row; `log_probs` and `top` are set if any row asked for them."""
 
     tokens: list[int]
     log_probs: list[float] | None = None
+    top: list[TopLogProbs] | None = None
 
 
 class Sampler:
@@ -49,12 +52,22 @@ class Sampler:
         if not any(row.request.sampling.return_log_probs for row in rows):
             return Sampled(chosen)
         picked = logits.gather(1, tokens.unsqueeze(1)).squeeze(1)
-        return Sampled(chosen, (picked - logits.logsumexp(dim=1)).tolist())
+        normalisers = logits.logsumexp(dim=1)
+        return Sampled(chosen, (picked - normalisers).tolist(), self._top(rows, logits, normalisers))
 
     def forget(self, sequence: Sequence) -> None:
         """Drop the state of a finished sequence."""
         self._counts.pop(sequence, None)
         self._biases.pop(sequence, None)
+
+    def _top(self, rows: list[Sequence], logits: Tensor, normalisers: Tensor) -> list[TopLogProbs] | None:
+        """The most likely tokens of the rows that ask for them, with their log probabilities."""
+        counts = [row.request.sampling.top_log_probs for row in rows]
+        most = max(counts)
+        if most == 0:
+            return None
+        top = top_log_probs(logits - normalisers.unsqueeze(1), most)
+        return [found[:count] for found, count in zip(top, counts, strict=True)]
 
     def _change(self, rows: list[Sequence], logits: Tensor) -> None:
         params = [row.request.sampling for row in rows]

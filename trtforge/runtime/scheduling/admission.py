@@ -1,8 +1,10 @@
 """Validates requests before they are queued."""
 
 from trtforge.core.errors import RequestError
-from trtforge.engine_process.requests import GenerationRequest, SamplingParams
+from trtforge.engine_process.requests import MOST_TOP_LOG_PROBS, GenerationRequest, SamplingParams
 from trtforge.runtime.scheduling.scheduler import BatchLimits
+
+_MOST_SCORES = 20_000  # about 0.5 MB in a frame
 
 
 def why_refused(
@@ -42,6 +44,12 @@ def why_refused(
             f"prompt and output may need {held} tokens of KV cache, which holds {cache_tokens}",
             hint="Ask for fewer tokens, or give the KV cache more memory.",
         )
+    scores = len(prompt) * (1 + request.sampling.top_log_probs) if request.sampling.prompt_log_probs else 0
+    if scores > _MOST_SCORES:
+        return RequestError(
+            f"the log probabilities of this prompt are {scores} values, an answer holds at most {_MOST_SCORES}",
+            hint="Shorten the prompt, or ask for fewer alternatives at each token.",
+        )
     return _wrong_sampling(request.sampling, vocab_size)
 
 
@@ -50,6 +58,12 @@ def _wrong_sampling(sampling: SamplingParams, vocab_size: int) -> RequestError |
         ("temperature", sampling.temperature, sampling.temperature is None or sampling.temperature >= 0, "0 or more"),
         ("top_k", sampling.top_k, sampling.top_k is None or sampling.top_k >= 0, "0 or more"),
         ("top_p", sampling.top_p, sampling.top_p is None or 0 <= sampling.top_p <= 1, "between 0 and 1"),
+        (
+            "top_log_probs",
+            sampling.top_log_probs,
+            0 <= sampling.top_log_probs <= MOST_TOP_LOG_PROBS,
+            f"from 0 to {MOST_TOP_LOG_PROBS}",
+        ),
         ("repetition_penalty", sampling.repetition_penalty, sampling.repetition_penalty > 0, "greater than 0"),
         (
             "the length of embedding_bias",

@@ -37,7 +37,7 @@ class Step:
         """The step for the scheduler's rows, in their order."""
         starts = np.array([row.start for row in rows], dtype=np.int64)
         counts = np.array([row.count for row in rows], dtype=np.int64)
-        wanted = np.array([row.samples for row in rows], dtype=np.int64)
+        wanted = np.array([row.wanted for row in rows], dtype=np.int64)
         tables = np.zeros((len(rows), max(len(row.sequence.table.blocks) for row in rows)), dtype=np.int64)
         tokens: list[int] = []
         for index, row in enumerate(rows):

@@ -11,9 +11,11 @@ from typing import Literal
 
 from trtforge.core.recipe import SchedulerPolicy
 from trtforge.engine_process.requests import FinishReason
-from trtforge.runtime.scheduling.blocks import BlockManager
+from trtforge.runtime.scheduling.blocks import BlockManager, Prefix
 from trtforge.runtime.scheduling.sequence import Sequence
 
+_MOST_SCORED = 512
+"""Prompt tokens per step whose logits are kept: float32 logits of a vocabulary of 128,000 take 262 MB."""
 Batching = Literal["inflight", "static_padded", "static_dropped"]
 """The static modes are benchmark baselines: a batch is admitted when the previous one is done. `static_padded` keeps
 computing finished rows until then, `static_dropped` does not."""
@@ -31,12 +33,21 @@ class BatchLimits:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Tokens [start, start + count) of a sequence; `samples`: the next token is sampled after the last one."""
+    """Tokens [start, start + count) of a sequence; `samples`: the next token is sampled after the last one.
+
+    `scores`: the logits of all its tokens are wanted, for the log probabilities of the prompt.
+    """
 
     sequence: Sequence
     start: int
     count: int
     samples: bool
+    scores: bool = False
+
+    @property
+    def wanted(self) -> int:
+        """Number of its last tokens whose logits are wanted."""
+        return self.count if self.scores else int(self.samples)
 
 
 class Scheduler:
@@ -125,7 +136,7 @@ class Scheduler:
             return
         while self.waiting and len(self.running) < self._max_batch_size:
             sequence = self.waiting[0]
-            prefix = self.blocks.find_prefix(sequence.tokens)
+            prefix = Prefix() if sequence.scores_prompt else self.blocks.find_prefix(sequence.tokens)
             context = len(sequence.tokens) - len(prefix.blocks) * self.blocks.tokens_per_block
             if not self._static and (budget < 1 or (budget < context and not self._may_chunk(sequence))):
                 return
@@ -145,6 +156,8 @@ class Scheduler:
     def _add_context(self, sequence: Sequence, budget: int, rows: dict[Sequence, Row]) -> int:
         """Schedule the next chunk of a sequence's context; returns its number of tokens."""
         count = min(sequence.remaining, budget)
+        if sequence.scores_prompt:
+            count = min(count, _MOST_SCORED - sum(row.count for row in rows.values() if row.scores))
         if count < sequence.remaining:
             if not self._may_chunk(sequence):
                 return 0
@@ -153,12 +166,16 @@ class Scheduler:
             count = aligned if aligned > 0 else count
         if count < 1 or not self._allocate(sequence, sequence.computed + count, rows):
             return 0
-        rows[sequence] = Row(sequence, sequence.computed, count, samples=count == sequence.remaining)
+        samples = count == sequence.remaining
+        rows[sequence] = Row(sequence, sequence.computed, count, samples, scores=sequence.scores_prompt)
         return count
 
     def _may_chunk(self, sequence: Sequence) -> bool:
-        """Whether the context may be chunked; always after a pause, as it may have outgrown max_num_tokens."""
-        return self._chunked or sequence.generated > 0
+        """Whether the context may be chunked.
+
+        Always after a pause, as it may have outgrown max_num_tokens, and where the logits of the prompt take memory.
+        """
+        return self._chunked or sequence.generated > 0 or sequence.scores_prompt
 
     def _allocate(self, sequence: Sequence, tokens: int, rows: dict[Sequence, Row]) -> bool:
         """Allocate blocks for the sequence's first `tokens` tokens, pausing the newest sequences if none are free.

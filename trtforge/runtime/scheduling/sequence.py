@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from trtforge.engine_process.requests import FinishReason, GenerationRequest, Output
+from trtforge.core.errors import ForgeError
+from trtforge.engine_process.requests import FinishReason, GenerationRequest, Output, PromptLogProbs, TopLogProbs
 from trtforge.runtime.scheduling.blocks import BlockTable
 
 
@@ -28,6 +29,9 @@ class Sequence:
     cumulative_log_prob: float = 0.0
     reused_blocks: int = 0
     allocated_blocks: int = 0
+    prompt_log_probs: list[float] = field(default_factory=list)
+    prompt_top: list[TopLogProbs] = field(default_factory=list)
+    prompt_reported: bool = False
 
     @classmethod
     def of(
@@ -37,6 +41,12 @@ class Sequence:
         limit = min(len(request.prompt) + request.max_tokens, max_seq_len)
         plain = request.sampling.plain and not request.bad_words
         return cls(request, order, limit, on_output, list(request.prompt), plain)
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether logits of the prompt's tokens are still wanted: those of all its tokens but the last."""
+        scored = len(self.prompt_log_probs)
+        return self.request.sampling.prompt_log_probs and scored < len(self.request.prompt) - 1
 
     @property
     def remaining(self) -> int:
@@ -62,6 +72,34 @@ class Sequence:
         if request.stop_words and self._ends_with_stop_word():
             return "stop_word"
         return "length" if len(self.tokens) >= self.limit else None
+
+    def output(
+        self,
+        reason: FinishReason | None = None,
+        token: int | None = None,
+        log_prob: float = 0.0,
+        top: TopLogProbs = (),
+        error: ForgeError | None = None,
+    ) -> Output:
+        """What the request gets now; `token`: the new one, if it belongs to the output."""
+        sampling = self.request.sampling
+        asked = sampling.return_log_probs and token is not None
+        prompt = None
+        if sampling.prompt_log_probs and not self.prompt_reported and not self.scores_prompt:
+            self.prompt_reported = True
+            prompt = PromptLogProbs(tuple(self.prompt_log_probs), tuple(self.prompt_top))
+        return Output(
+            self.request.request_id,
+            () if token is None else (token,),
+            reason,
+            error,
+            log_probs=(log_prob,) if asked else (),
+            cumulative_log_prob=self.cumulative_log_prob,
+            reused_blocks=self.reused_blocks,
+            allocated_blocks=self.allocated_blocks,
+            top_log_probs=(top,) if asked and sampling.top_log_probs else (),
+            prompt_log_probs=prompt,
+        )
 
     def _ends_with_stop_word(self) -> bool:
         made = self.generated
