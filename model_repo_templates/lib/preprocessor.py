@@ -3,10 +3,13 @@
 Used by the preprocessing model and, within their own process, by the text models.
 """
 
+import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from chat_template import ChatTemplate
 from detokenizer import load_tokenizer
 from input_values import INT32_MAX, InputValues
 from model_config import ModelConfig
@@ -17,6 +20,8 @@ from word_lists import MOST_WORDS, embedding_bias, encode_words, word_list
 
 _UNKNOWN_LENGTH = 1 << 20
 _LONGEST_WORD = 1024  # bytes
+_MESSAGE_FIELDS = 1 << 16  # characters that roles and other fields may take beside the text
+_MOST_BIASES = 1024
 
 
 class Preprocessor:
@@ -33,6 +38,8 @@ class Preprocessor:
         # TensorRT-LLM's engine takes one end id; the model's others are passed as single-token stop words.
         self._more_stop_words = [[i] for i in self._end_ids[1:]] if config.flag("end_ids_as_stop_words", False) else []
         self._vocab_size = config.integer("vocab_size", self.tokenizer.get_vocab_size())
+        tokenizer_directory = config.directory / config.text("tokenizer_dir")
+        self._chat_template = ChatTemplate.load(tokenizer_directory) if config.flag("chat_template", False) else None
         # Longer text cannot fit, whatever its tokens are: refuse it before tokenizing, which would block others.
         longest_token = max(len(token) for token in self.tokenizer.get_vocab())
         self.longest_text = config.integer("max_input_len", _UNKNOWN_LENGTH) * (longest_token + 1)
@@ -40,7 +47,7 @@ class Preprocessor:
     def prepare(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """The tensors of the preprocessing model's response. Raises RequestFailed."""
         values = InputValues(inputs, self._names)
-        outputs = self._encode(values, "QUERY", "INPUT_ID", "REQUEST_INPUT_LEN")
+        outputs = self._prompt(values)
         if "DECODER_QUERY" in values:
             outputs |= self._encode(values, "DECODER_QUERY", "DECODER_INPUT_ID", "REQUEST_DECODER_INPUT_LEN")
         outputs["REQUEST_OUTPUT_LEN"] = _number(values.integer("REQUEST_OUTPUT_LEN", 0, None, 1, INT32_MAX))
@@ -61,15 +68,43 @@ class Preprocessor:
             outputs["OUT_PROMPT_TABLE_EXTRA_IDS"] = np.where(outputs["INPUT_ID"] >= self._vocab_size, extra, 0)
         return outputs
 
+    def _prompt(self, values: InputValues) -> dict[str, NDArray[Any]]:
+        """INPUT_ID and REQUEST_INPUT_LEN of the one prompt that is given."""
+        given = [name for name in ("QUERY", "messages", "input_ids") if name in values]
+        if len(given) > 1:
+            raise RequestFailed(f"{values.shown(given[0])} and {values.shown(given[1])}: a request has one prompt")
+        if given == ["messages"]:
+            return self._encode_messages(values)
+        if given == ["input_ids"]:
+            ids = values.array("input_ids").reshape(1, -1).astype(np.int32)
+            return {"INPUT_ID": ids, "REQUEST_INPUT_LEN": _number(ids.size)}
+        return self._encode(values, "QUERY", "INPUT_ID", "REQUEST_INPUT_LEN")
+
+    def _encode_messages(self, values: InputValues) -> dict[str, NDArray[Any]]:
+        """A template writes the special tokens itself."""
+        if self._chat_template is None:
+            raise RequestFailed("messages: the tokenizer has no chat template; send text_input")
+        (text,) = values.texts("messages", 1)
+        # An escaped character of JSON takes at most six.
+        if len(text) > 6 * self.longest_text + _MESSAGE_FIELDS:
+            raise RequestFailed(f"messages has {len(text)} characters, which is too long for this engine")
+        prompt = self._chat_template.render(text)
+        return self._encode_text(values, "messages", prompt, "INPUT_ID", "REQUEST_INPUT_LEN", special_tokens=False)
+
     def _encode(self, values: InputValues, name: str, ids_name: str, length_name: str) -> dict[str, NDArray[Any]]:
         values.array(name)
         (text,) = values.texts(name, 1)
+        return self._encode_text(values, name, text, ids_name, length_name, special_tokens=self._add_special_tokens)
+
+    def _encode_text(
+        self, values: InputValues, name: str, text: str, ids_name: str, length_name: str, *, special_tokens: bool
+    ) -> dict[str, NDArray[Any]]:
         if len(text) > self.longest_text:
             raise values.refused(
                 name, f"a text of {len(text)} characters", f"at most {self.longest_text} characters for this engine"
             )
         # A batch of one: unlike `encode`, `encode_batch` releases the GIL.
-        (encoded,) = self.tokenizer.encode_batch([text], add_special_tokens=self._add_special_tokens)
+        (encoded,) = self.tokenizer.encode_batch([text], add_special_tokens=special_tokens)
         if not encoded.ids:
             raise RequestFailed(f"{values.shown(name)} has no tokens")
         return {ids_name: np.array([encoded.ids], dtype=np.int32), length_name: _number(len(encoded.ids))}
@@ -90,10 +125,33 @@ class Preprocessor:
                 f"{values.shown('EMBEDDING_BIAS_WORDS')} has {len(words)} words, "
                 f"{values.shown(name)} has {len(weights)}"
             )
-        if not words:
+        by_id = self._logit_bias(values)
+        if not words and not by_id:
             return {}
-        values.finite(name)
-        return {"EMBEDDING_BIAS": embedding_bias(self.tokenizer, words, weights.tolist(), self._vocab_size)}
+        if words:
+            values.finite(name)
+        bias = embedding_bias(self.tokenizer, words, weights.tolist(), self._vocab_size)
+        for token, weight in by_id.items():
+            bias[0, token] += weight
+        return {"EMBEDDING_BIAS": bias}
+
+    def _logit_bias(self, values: InputValues) -> dict[int, float]:
+        """Token id to bias, from the JSON object that OpenAI's API has too."""
+        texts = values.texts("logit_bias", 1)
+        if not texts:
+            return {}
+        try:
+            bias = {int(token): float(weight) for token, weight in json.loads(texts[0]).items()}
+        except (ValueError, TypeError, AttributeError, RecursionError):
+            raise RequestFailed("logit_bias is not a JSON object of token ids and numbers") from None
+        if len(bias) > _MOST_BIASES:
+            raise RequestFailed(f"logit_bias has {len(bias)} tokens; at most {_MOST_BIASES} are allowed")
+        for token, weight in bias.items():
+            if not 0 <= token < self._vocab_size:
+                raise RequestFailed(f"logit_bias holds the id {token}; ids are from 0 to {self._vocab_size - 1}")
+            if not math.isfinite(weight):
+                raise RequestFailed(f"logit_bias of token {token} is {weight}; it must be a finite number")
+        return bias
 
 
 def _number(value: int) -> NDArray[np.int32]:

@@ -20,7 +20,7 @@ class SequenceText:
 
     def flush(self) -> str:
         """The text held back, at the end of the sequence."""
-        return self._stop.push(self._detokenizer.flush())
+        return self._stop.push(self._detokenizer.flush()) + self._stop.flush()
 
     @property
     def stopped(self) -> bool:
@@ -31,11 +31,20 @@ class SequenceText:
 class SequenceTexts:
     """The texts of one request's `sequences`.
 
-    `context`: ids of the prompt if it is returned too; `words`: stop words that are compared as text.
+    `context`: ids of the prompt if it is returned too; `words`: stop words that are compared as text, and returned
+    if `include_words`.
     """
 
-    def __init__(self, tokenizer: Tokenizer, context: Sequence[int], words: Sequence[str], sequences: int) -> None:
-        self._tokenizer, self._context, self._words = tokenizer, context, words
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        context: Sequence[int],
+        words: Sequence[str],
+        sequences: int,
+        *,
+        include_words: bool = True,
+    ) -> None:
+        self._tokenizer, self._context, self._words, self._include_words = tokenizer, context, words, include_words
         self.sequences = sequences
         self._texts: dict[int, list[SequenceText]] = {}
 
@@ -54,4 +63,6 @@ class SequenceTexts:
         return all(text.stopped for text in self._texts[sequence])
 
     def _begin(self) -> SequenceText:
-        return SequenceText(Detokenizer(self._tokenizer, self._context), StopWords(self._words))
+        return SequenceText(
+            Detokenizer(self._tokenizer, self._context), StopWords(self._words, included=self._include_words)
+        )

@@ -80,6 +80,16 @@ class _Answer:
             return Piece(sequence, [], True, failure=(update.failure.message, update.failure.code.value))
         state = self._states[sequence]
         state.take(update)
-        piece = Piece(sequence, [state.tokens], state.finished, state.optional_outputs(self._wanted))
+        prompt = update.prompt_log_probs
+        piece = Piece(
+            sequence,
+            [state.tokens],
+            state.finished,
+            state.optional_outputs(self._wanted),
+            reason=update.finish_reason or "",
+            log_probs=state.log_probs,
+            top_log_probs=update.top_log_probs,
+            prompt_log_probs=None if prompt is None else (prompt.values, prompt.top),
+        )
         state.sent()
         return piece

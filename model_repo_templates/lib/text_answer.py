@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+from answer_report import AnswerReport
 from numpy.typing import NDArray
 from responder import Responder
 from sequence_texts import SequenceTexts
@@ -19,7 +20,8 @@ _ADDED = ("output_log_probs",)  # outputs that hold only the new tokens' values,
 class TextAnswer:
     """Sends a response for every piece when `streaming`, else one for each sequence when it is complete.
 
-    `prompt`: text before each answer. `outputs`: engine output to the name under which it is passed on.
+    `prompt`: text before each answer. `outputs`: engine output to the name under which it is passed on. `report`: what
+    is told besides.
     `on_stopped`: called when stop words have ended every sequence before the engine did, and after a failure.
     """
 
@@ -28,6 +30,7 @@ class TextAnswer:
         call: Responder,
         texts: SequenceTexts,
         outputs: Mapping[str, str],
+        report: AnswerReport,
         *,
         streaming: bool,
         prompt: str,
@@ -36,6 +39,7 @@ class TextAnswer:
         self._call = call
         self._texts = texts
         self._outputs = outputs
+        self._report = report
         self._streaming = streaming
         self._prompt = prompt
         self._on_stopped = on_stopped
@@ -64,8 +68,9 @@ class TextAnswer:
             new = [text + held for text, held in zip(new, last, strict=True)]
             self._unfinished.discard(piece.sequence)
         passed = {self._outputs[name]: value for name, value in piece.outputs.items() if name in self._outputs}
+        self._report.take(piece, stopped=stopped)
         if self._streaming:
-            self._send_piece(new, passed, final=not self._unfinished)
+            self._send_piece(piece.sequence, new, passed, final=not self._unfinished)
         else:
             self._keep(piece.sequence, new, passed)
             if finished:
@@ -73,10 +78,11 @@ class TextAnswer:
         if stopped and not self._unfinished:
             self._on_stopped()
 
-    def _send_piece(self, texts: list[str], passed: dict[str, NDArray[Any]], *, final: bool) -> None:
+    def _send_piece(self, sequence: int, texts: list[str], passed: dict[str, NDArray[Any]], *, final: bool) -> None:
         """Send a piece, unless it has neither text (an incomplete character) nor another output."""
-        if any(texts) or passed.keys() - {SEQUENCE}:
-            self._call.send({"text_output": _strings(texts), **passed}, final=final)
+        if any(texts) or passed.keys() - {SEQUENCE} or self._report.has_news(sequence):
+            tensors = {**passed, **self._report.tensors(sequence)}
+            self._call.send({"text_output": _strings(texts), **tensors}, final=final)
         elif final:
             self._call.finish()
 
@@ -88,7 +94,8 @@ class TextAnswer:
             kept[name] = np.concatenate([kept[name], value], axis=-1) if name in _ADDED and name in kept else value
 
     def _send_whole(self, sequence: int, *, final: bool) -> None:
-        self._call.send({"text_output": _strings(self._whole[sequence]), **self._passed[sequence]}, final=final)
+        tensors = {**self._passed[sequence], **self._report.tensors(sequence)}
+        self._call.send({"text_output": _strings(self._whole[sequence]), **tensors}, final=final)
 
 
 def _strings(texts: list[str]) -> NDArray[np.object_]:

@@ -1,17 +1,20 @@
 """The interface of engines to text models, whichever process runs the engine."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
+from token_texts import TopTokens
 
 
 @dataclass(slots=True)
 class Piece:
     """New output of one returned sequence. `beams`: new token ids of each; `outputs`: the engine's optional tensors.
 
+    `reason`: of the end, as the engine tells it. `log_probs`: of the first beam's tokens; `top_log_probs`: the most
+    likely tokens at each of them; `prompt_log_probs`: both of the prompt, without its first token.
     `failure`: message and code of an error that ends the whole request.
     """
 
@@ -20,6 +23,10 @@ class Piece:
     finished: bool
     outputs: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     failure: tuple[str, str] | None = None
+    reason: str = ""
+    log_probs: Sequence[float | None] = ()
+    top_log_probs: Sequence[TopTokens] = ()
+    prompt_log_probs: tuple[Sequence[float], Sequence[TopTokens]] | None = None
 
 
 class PieceReceiver(Protocol):

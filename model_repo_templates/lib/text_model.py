@@ -12,6 +12,7 @@ from typing import Any
 import model_process
 import numpy as np
 import triton_python_backend_utils as pb_utils
+from answer_report import AnswerReport
 from background import Background
 from input_values import InputValues
 from model_config import ModelConfig
@@ -21,6 +22,8 @@ from responder import UNAVAILABLE, RequestFailed, Responder
 from sequence_texts import SequenceTexts
 from text_answer import TextAnswer
 from text_engine import TextEngine
+from text_options import OPTIONS, TextOptions
+from token_texts import TokenTexts
 from watch import Watcher
 from word_lists import MOST_WORDS
 
@@ -55,8 +58,10 @@ class TextModel(ABC):
         self._preprocessed = config.pairs("preprocessing_to_engine")
         self._to_engine = config.pairs("text_to_engine")
         self._outputs = dict(config.pairs("engine_to_text"))
-        self._known = {name for name, _ in (*self._to_preprocessing, *self._to_engine)}
+        self._known = {name for name, _ in (*self._to_preprocessing, *self._to_engine)} | set(OPTIONS)
+        self._scores = config.flag("engine_scores", False)
         self._preprocessor = Preprocessor(config, {theirs: ours for ours, theirs in self._to_preprocessing})
+        self._token_texts = TokenTexts(self._preprocessor.tokenizer)
         self._engine = self.connect(config, self._engine_names())
         self._calls: Watcher[TextCall] = Watcher(config.integer("cancellation_check_period_ms", 100), self._cancel)
         self._long_texts = Background(_LONG_TEXTS_WAITING)
@@ -100,28 +105,56 @@ class TextModel(ABC):
         sequences = inputs.integer("num_return_sequences", 0, 1, 1, self._most_sequences)
         if sequences > 1 and not self._streams:
             raise RequestFailed("num_return_sequences must be 1: this repository was packaged with streaming off")
-        prepared = self._preprocessor.prepare(
-            {theirs: call.inputs[ours] for ours, theirs in self._to_preprocessing if ours in call.inputs}
-        )
+        options = self._options(call.inputs)
+        prepared = self._prepare(call.inputs)
+        prompt: list[int] = prepared["INPUT_ID"][0].tolist()
         with_input = not streaming and not inputs.flag("exclude_input_in_output", self._exclude_input)
-        context = prepared["INPUT_ID"][0].tolist() if with_input else []
-        words = inputs.texts("stop_words", MOST_WORDS) if self._stops_by_text else []
+        by_text = self._stops_by_text or not options.include_stop_words
+        words = inputs.texts("stop_words", MOST_WORDS) if by_text else []
         own_end_ids = self._engine_end_ids and "end_id" not in inputs
         answer = TextAnswer(
             call,
-            SequenceTexts(self._preprocessor.tokenizer, context, words, sequences),
-            self._outputs,
+            SequenceTexts(
+                self._preprocessor.tokenizer,
+                prompt if with_input else [],
+                words,
+                sequences,
+                include_words=options.include_stop_words,
+            ),
+            self._wanted_outputs(inputs),
+            AnswerReport(options, prompt, int(prepared["REQUEST_OUTPUT_LEN"][0, 0]), self._token_texts),
             streaming=streaming,
-            prompt=inputs.texts("text_input", 1)[0] if with_input else "",
+            prompt=self._prompt_text(inputs, prompt) if with_input else "",
             on_stopped=lambda: self._cancel(call),
         )
-        engine_inputs = self._engine_inputs(call.inputs, prepared)
+        engine_inputs = self._engine_inputs(call.inputs, prepared) | options.engine_inputs()
         # The engine streams if a text stop word may end the answer early.
         engine_inputs["streaming"] = np.array([[streaming or (bool(words) and self._streams)]])
         call.started = self._engine.start(engine_inputs, answer, call.timeout, model_end_ids=own_end_ids)
         self._calls.add(call)
         if call.done:  # the answer ended before `started` was set
             self._cancel(call)
+
+    def _options(self, inputs: Mapping[str, NDArray[Any]]) -> TextOptions:
+        options = TextOptions.of(inputs)
+        if options.scores and not self._scores:
+            name = "return_prompt_logprobs" if options.prompt_logprobs else "top_logprobs"
+            raise RequestFailed(f"{name} is not supported by this engine")
+        return options
+
+    def _prepare(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        names = (*self._to_preprocessing, *((name, name) for name in _PREPARED if name in self._known))
+        return self._preprocessor.prepare({theirs: inputs[ours] for ours, theirs in names if ours in inputs})
+
+    def _wanted_outputs(self, inputs: InputValues) -> Mapping[str, str]:
+        """The engine's outputs to pass on: the report has its own token counts and log probabilities."""
+        left = set() if inputs.flag("return_log_probs", False) else {"output_log_probs", "cum_log_probs"}
+        return {theirs: ours for theirs, ours in self._outputs.items() if ours not in left | set(_REPORTED)}
+
+    def _prompt_text(self, inputs: InputValues, prompt: list[int]) -> str:
+        if "text_input" in inputs:
+            return inputs.texts("text_input", 1)[0]
+        return self._preprocessor.tokenizer.decode(prompt)
 
     def _check(self, inputs: Mapping[str, NDArray[Any]]) -> None:
         for name, value in inputs.items():
@@ -133,7 +166,7 @@ class TextModel(ABC):
     def _engine_inputs(
         self, inputs: Mapping[str, NDArray[Any]], prepared: Mapping[str, NDArray[Any]]
     ) -> dict[str, NDArray[Any]]:
-        values = {theirs: inputs[ours] for ours, theirs in self._to_engine if ours in inputs}
+        values = {theirs: inputs[ours] for ours, theirs in self._to_engine if ours in inputs and ours not in OPTIONS}
         values |= {theirs: prepared[ours] for ours, theirs in self._preprocessed if ours in prepared}
         return values | {"exclude_input_in_output": np.array([[True]])}
 
@@ -146,7 +179,8 @@ class TextModel(ABC):
         return names
 
     def _is_long(self, inputs: Mapping[str, NDArray[Any]]) -> bool:
-        return any(isinstance(text, bytes) and len(text) > _LONG_TEXT for text in inputs.get("text_input", _NONE).flat)
+        texts = (text for name in ("text_input", "messages") for text in inputs.get(name, _NONE).flat)
+        return any(isinstance(text, bytes) and len(text) > _LONG_TEXT for text in texts)
 
     def _ping(self, call: TextCall) -> None:
         def answer(failure: tuple[str, str] | None) -> None:
@@ -162,6 +196,8 @@ class TextModel(ABC):
             self._engine.cancel(call.started)
 
 
+_PREPARED = ("messages", "input_ids", "logit_bias")
+_REPORTED = ("num_input_tokens", "num_output_tokens")
 _NONE = np.empty(0, dtype=object)
 _SOURCES = {
     "INPUT_ID": "QUERY",

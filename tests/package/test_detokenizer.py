@@ -148,6 +148,26 @@ def test_text_ends_with_the_first_stop_word_however_it_is_cut(text: str, sizes: 
         assert kept == text[: min(text.find(word) + len(word) for word in words if word in text)]
 
 
+@given(
+    text=st.text(alphabet="ab \n", max_size=60),
+    sizes=st.lists(st.integers(1, 6), min_size=1, max_size=20),
+    words=st.lists(st.text(alphabet="ab \n", min_size=1, max_size=4), max_size=3),
+)
+def test_a_stop_word_can_be_left_out_however_the_text_is_cut(text: str, sizes: list[int], words: list[str]) -> None:
+    from stop_words import StopWords
+
+    stop: Any = StopWords(words, included=False)
+    pieces = ["".join(map(chr, step)) for step in cut([ord(c) for c in text], list(sizes))]
+    kept = "".join(stop.push(piece) for piece in pieces) + stop.flush()
+    assert stop.found == any(word in text for word in words)
+    assert text.startswith(kept)
+    assert not any(word in kept for word in words)
+    if stop.found:
+        assert text[len(kept) :].startswith(tuple(words))
+    else:
+        assert kept == text
+
+
 @given(st.lists(st.lists(st.integers(0, 50000), min_size=1, max_size=5), min_size=1, max_size=6))
 def test_word_lists_are_read_as_they_were_written(words: list[list[int]]) -> None:
     from word_lists import word_list, words_of  # type: ignore[import-not-found]

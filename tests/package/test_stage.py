@@ -57,15 +57,40 @@ def test_repository_holds_five_complete_models(repository: Path) -> None:
 def test_text_models_have_the_tensors_of_tensorrt_llm(repository: Path) -> None:
     ensemble, bls = model_config(repository, "ensemble"), model_config(repository, "tensorrt_llm_bls")
     inputs = {tensor.name: tensor for tensor in ensemble.input}
-    assert [name for name, tensor in inputs.items() if not tensor.optional] == ["text_input", "max_tokens"]
+    assert [name for name, tensor in inputs.items() if not tensor.optional] == ["max_tokens"]
     assert inputs["seed"].data_type == model_config_pb2.TYPE_UINT64
     assert list(inputs["lora_config"].dims) == [-1, 3]
-    assert [tensor.name for tensor in ensemble.output][:3] == ["text_output", "cum_log_probs", "output_log_probs"]
+    outputs = [tensor.name for tensor in ensemble.output]
+    assert outputs[:3] == ["text_output", "cum_log_probs", "output_log_probs"]
+    assert len(set(outputs)) == len(outputs)
+    assert {"finish_reason", "num_input_tokens", "num_output_tokens", "logprobs", "prompt_logprobs"} < set(outputs)
+    assert len(inputs) == len(ensemble.input)
     assert set(inputs) < {tensor.name for tensor in bls.input}
     assert ensemble.model_transaction_policy.decoupled
     engine = {tensor.name: tensor for tensor in model_config(repository, "tensorrt_llm").input}
     assert engine["request_output_len"].HasField("reshape")
     assert engine["input_ids"].allow_ragged_batch
+
+
+def test_a_tokenizer_without_a_usable_chat_template_has_no_messages(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name, template in (("none", None), ("broken", "{% for %}")):
+        directory = tmp_path / name
+        shutil.copytree(DEMO_MODEL, directory)
+        config = json.loads((directory / "tokenizer_config.json").read_text())
+        config["chat_template"] = template
+        (directory / "tokenizer_config.json").write_text(json.dumps(config))
+        repository = package(PackageConfig(), torch_engine(tmp_path / f"{name}-engine"), directory, tmp_path / "out")
+        ensemble = model_config(repository.path, "ensemble")
+        assert "messages" not in {tensor.name for tensor in ensemble.input}
+        assert parameters(ensemble)["chat_template"] == "false"
+        assert list(repository.path.rglob("chat.json")) == []
+    warnings = [record.getMessage() for record in caplog.records if "chat template" in record.getMessage()]
+    assert warnings == [
+        f"{tmp_path / 'broken'}: the chat template has an error, line 1: Expected an expression, got 'end of statement "
+        "block': the repository is packaged without chat"
+    ]
 
 
 def test_nothing_in_it_names_a_place_outside(repository: Path, tmp_path: Path) -> None:
@@ -156,7 +181,8 @@ def test_tensors_are_those_of_the_engines_release(tmp_path: Path) -> None:
     repository = package(PackageConfig(), engine, DEMO_MODEL, tmp_path / "out").path
     names = {tensor.name for tensor in model_config(repository, "ensemble").input}
     assert {"random_seed", "min_length"} <= names
-    assert not {"seed", "min_tokens", "return_num_input_tokens"} & names
+    assert not {"seed", "min_tokens"} & names
+    assert {"messages", "return_num_input_tokens"} <= names  # those of the text models themselves
     forwarded = parameters(model_config(repository, "ensemble"))["text_to_engine"]
     assert "random_seed:random_seed" in forwarded
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from trtforge.core.errors import ForgeError, RequestError
 from trtforge.engine_process.host import host
-from trtforge.engine_process.requests import FinishReason, GenerationRequest, Output
+from trtforge.engine_process.requests import FinishReason, GenerationRequest, Output, PromptLogProbs
 from trtforge.runtime.hosted import HostJob
 
 LONGEST_PROMPT = 200
@@ -45,6 +45,10 @@ class Running:
         return self._output((token,), "length" if len(self.tokens) >= request.max_tokens else None)
 
     def _output(self, tokens: tuple[int, ...], reason: FinishReason | None) -> Output:
+        sampling, prompt = self.request.sampling, None
+        if sampling.prompt_log_probs and len(self.tokens) <= 1:
+            rest = self.request.prompt[1:]
+            prompt = PromptLogProbs([-0.25] * len(rest), [self._top(token) for token in rest])
         return Output(
             self.request.request_id,
             tokens,
@@ -53,7 +57,13 @@ class Running:
             cumulative_log_prob=-0.5 * len(self.tokens),
             reused_blocks=1,
             allocated_blocks=3,
+            top_log_probs=tuple(self._top(token) for token in tokens) if sampling.top_log_probs else (),
+            prompt_log_probs=prompt,
         )
+
+    def _top(self, token: int) -> list[tuple[int, float]]:
+        """The token itself, and those after it in the vocabulary."""
+        return [(token + rank, -0.5 - rank) for rank in range(self.request.sampling.top_log_probs)]
 
 
 class Engine:

@@ -14,8 +14,10 @@ from trtforge.core.recipe import ServingConfig
 from trtforge.engine_process.admission import DEFAULT_QUEUE_SIZE
 from trtforge.formats.hf import TOKENIZER_DIRECTORY
 from trtforge.formats.llmapi import LlmArgs
+from trtforge.formats.text_tensors import with_text_tensors
 from trtforge.formats.triton import (
     ROLES,
+    Direction,
     DtypeChoices,
     ModelRole,
     RepositoryFacts,
@@ -36,6 +38,8 @@ _CANCELLATION_PERIOD_MS = 100
 _TRITON_QUEUE = 16384  # requests that Triton has not passed to a Python model yet, which takes them immediately
 ModelCode = Literal["1", "llmapi", "triton"]
 """Directory of a role's model.py: the default, for the LLM API, or for an engine model that Triton itself runs."""
+TEXT_ROLES: tuple[ModelRole, ...] = ("ensemble", "tensorrt_llm_bls")
+"""The models that take text, or messages, and return text."""
 _DTYPES = {"float16": "TYPE_FP16", "bfloat16": "TYPE_BF16", "float32": "TYPE_FP32"}
 
 
@@ -105,11 +109,11 @@ def model_specs(config: PackageConfig, engine: EngineFacts, tokenizer: Tokenizer
     flow = text_flow(engine.release)
     preprocessing = _preprocessing_parameters(config, engine, tokenizer)
     values: Mapping[ModelRole, Mapping[str, str]] = {
-        "ensemble": _text_parameters(config, facts, flow, preprocessing, by_text=False),
+        "ensemble": _text_parameters(config, facts, flow, preprocessing, tokenizer, by_text=False),
         "preprocessing": preprocessing,
         "tensorrt_llm": _engine_parameters(config, engine, facts, tokenizer),
         "postprocessing": {"tokenizer_dir": TOKENIZER_DIRECTORY, "vocab_size": str(engine.vocab_size)},
-        "tensorrt_llm_bls": _text_parameters(config, facts, flow, preprocessing, by_text=True),
+        "tensorrt_llm_bls": _text_parameters(config, facts, flow, preprocessing, tokenizer, by_text=True),
     }
     return tuple(
         ModelSpec(
@@ -123,13 +127,20 @@ def model_specs(config: PackageConfig, engine: EngineFacts, tokenizer: Tokenizer
                 if role == "tensorrt_llm" and engine.backend == "tensorrt_llm"
                 else _TRITON_QUEUE
             ),
-            inputs=tensors(role, "inputs", engine.release, dtypes),
-            outputs=tensors(role, "outputs", engine.release, dtypes),
+            inputs=_tensors(role, "inputs", engine, dtypes, tokenizer),
+            outputs=_tensors(role, "outputs", engine, dtypes, tokenizer),
             parameters=values[role],
             code=_code(role, engine.backend),
         )
         for role in ROLES
     )
+
+
+def _tensors(
+    role: ModelRole, direction: Direction, engine: EngineFacts, dtypes: DtypeChoices, tokenizer: TokenizerAssets
+) -> tuple[Tensor, ...]:
+    declared = tensors(role, direction, engine.release, dtypes)
+    return with_text_tensors(declared, direction, chat=tokenizer.chat is not None) if role in TEXT_ROLES else declared
 
 
 def _code(role: ModelRole, backend: str) -> ModelCode:
@@ -143,6 +154,7 @@ def _text_parameters(
     facts: RepositoryFacts,
     flow: TextFlow,
     preprocessing: Mapping[str, str],
+    tokenizer: TokenizerAssets,
     *,
     by_text: bool,
 ) -> Mapping[str, str]:
@@ -154,6 +166,8 @@ def _text_parameters(
         "exclude_input_in_output": _boolean(config.serving.exclude_input_in_output),
         "stop_words_as_text": _boolean(by_text),
         "engine_end_ids": _boolean(facts.backend != "tensorrt_llm"),
+        "engine_scores": _boolean(facts.backend == "torch"),
+        "chat_template": _boolean(tokenizer.chat is not None),
         "cancellation_check_period_ms": str(_CANCELLATION_PERIOD_MS),
         "text_to_preprocessing": _pairs(flow.text_to_preprocessing),
         "preprocessing_to_engine": _pairs(flow.preprocessing_to_engine),

@@ -13,16 +13,18 @@ from trtforge.formats.hf import TOKENIZER_DIRECTORY
 from trtforge.formats.llmapi import MODEL_FILE, LlmArgs
 from trtforge.formats.tokenizer import TOKENIZER_FILE, load_tokenizer
 from trtforge.formats.triton import CONFIG_FILE, ModelRole
-from trtforge.package.models import ENGINE_DIRECTORY, ModelCode, ModelSpec
+from trtforge.package.models import ENGINE_DIRECTORY, TEXT_ROLES, ModelCode, ModelSpec
 from trtforge.package.render import render_config
-from trtforge.package.tokenizer import TokenizerAssets
+from trtforge.package.tokenizer import CHAT_FILE, TokenizerAssets
 
 VERSION = "1"
 _PACKAGE = Path(trtforge.__file__).parent
 _PROCESS = ("model_config", "model_process", "responder")
 _TEXT = (
     *_PROCESS,
+    "answer_report",
     "background",
+    "chat_template",
     "detokenizer",
     "input_values",
     "preprocessor",
@@ -30,16 +32,28 @@ _TEXT = (
     "text_answer",
     "text_engine",
     "text_model",
+    "text_options",
+    "token_texts",
     "sequence_texts",
     "watch",
     "word_lists",
 )
-_ENGINE = ("engine_outputs", "engine_requests", "served_engine", "text_engine", "input_values", "word_lists")
+_ENGINE = (
+    "engine_outputs",
+    "engine_requests",
+    "input_values",
+    "served_engine",
+    "text_engine",
+    "token_texts",
+    "word_lists",
+)
 _ENGINE_TEXT = tuple(dict.fromkeys((*_TEXT, *_ENGINE)))
 _ENGINE_MODEL = (*_PROCESS, *_ENGINE, "engine_metrics", "engine_process_model", "watch")
 LIBRARIES: dict[ModelRole, Mapping[ModelCode, tuple[str, ...]]] = {
     "ensemble": {"1": _ENGINE_TEXT, "triton": (*_TEXT, "kserve_messages", "triton_engine")},
-    "preprocessing": {"1": (*_PROCESS, "detokenizer", "input_values", "preprocessor", "word_lists")},
+    "preprocessing": {
+        "1": (*_PROCESS, "chat_template", "detokenizer", "input_values", "preprocessor", "word_lists"),
+    },
     "tensorrt_llm": {"1": _ENGINE_MODEL, "llmapi": (*_ENGINE_MODEL, "llmapi_engine")},
     "postprocessing": {"1": (*_PROCESS, "detokenizer")},
     "tensorrt_llm_bls": {"1": _ENGINE_TEXT, "triton": (*_TEXT, "kserve_messages", "triton_engine")},
@@ -138,6 +152,8 @@ class RepositoryWriter:
                 target = out / model.name / VERSION / TOKENIZER_DIRECTORY
                 target.mkdir()
                 _link(source / TOKENIZER_FILE, target / TOKENIZER_FILE)
+            if model.role in TEXT_ROLES:
+                self.tokenizer.write_chat(out / model.name / VERSION / TOKENIZER_DIRECTORY / CHAT_FILE)
 
 
 def own_modules() -> dict[str, Path]:

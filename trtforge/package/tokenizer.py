@@ -1,25 +1,34 @@
 """The tokenizer that goes into a repository: tokenizer.json for serving, the other files for clients, the end ids."""
 
+import json
+import logging
 import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from trtforge.core.errors import ForgeError
+from trtforge.formats.chat_template import ChatTemplate, read_chat_template, syntax_error
 from trtforge.formats.hf import TOKENIZER_DIRECTORY, tokenizer_files
 from trtforge.formats.special_tokens import read_special_tokens
 from trtforge.formats.tokenizer import SLOW_FILES, TOKENIZER_FILE, require_tokenizer
 
+CHAT_FILE = "chat.json"
+_LOG = logging.getLogger(__name__)
 _HINT = "Give the Hugging Face checkpoint's directory with --tokenizer DIR."
 
 
 @dataclass(frozen=True)
 class TokenizerAssets:
-    """A tokenizer that models can load. `end_ids`: all ids that end an answer, the main one first; may be empty."""
+    """A tokenizer that models can load. `end_ids`: all ids that end an answer, the main one first; may be empty.
+
+    `chat`: its chat template, None without one.
+    """
 
     directory: Path
     end_ids: tuple[int, ...]
     pad_id: int
+    chat: ChatTemplate | None = None
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -31,6 +40,11 @@ class TokenizerAssets:
     def is_fast(self) -> bool:
         """Whether the directory has tokenizer.json itself."""
         return (self.directory / TOKENIZER_FILE).is_file()
+
+    def write_chat(self, target: Path) -> None:
+        """Write the chat template in the form that models read, if there is one."""
+        if self.chat is not None:
+            target.write_text(json.dumps(self.chat.as_json(), ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
 
     def write(self, name: str, target: Path) -> None:
         """Write one of `files` to `target`."""
@@ -55,7 +69,18 @@ def read_tokenizer(directory: Path, vocab_size: int) -> TokenizerAssets:
     """The tokenizer with its end and padding ids. Raises ForgeError as `require_tokenizer` does."""
     require_tokenizer(directory, vocab_size)
     special = read_special_tokens(directory)
-    return TokenizerAssets(directory, special.end_ids, special.pad_id)
+    return TokenizerAssets(directory, special.end_ids, special.pad_id, _usable_template(directory))
+
+
+def _usable_template(directory: Path) -> ChatTemplate | None:
+    """The chat template; None, with a warning, for one that Jinja cannot compile."""
+    chat = read_chat_template(directory)
+    if chat is None:
+        return None
+    error = syntax_error(chat)
+    if error is not None:
+        _LOG.warning(f"{directory}: the chat template has an error, {error}: the repository is packaged without chat")
+    return chat if error is None else None
 
 
 def _convert(directory: Path, target: Path) -> None:

@@ -1,0 +1,76 @@
+"""What a client is told of an answer besides its text: why it ended, token counts, log probabilities."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from text_engine import Piece
+from text_options import TextOptions
+from token_texts import TokenTexts, as_json
+
+_REASONS = {"end_id": "stop", "stop_word": "stop", "length": "length", "cancelled": "cancelled"}
+
+
+@dataclass(slots=True)
+class _Sequence:
+    generated: int = 0
+    reason: str = ""
+    pending: list[object] = field(default_factory=list)
+    prompt: list[object] | None = None
+
+
+class AnswerReport:
+    """The report of one request. `prompt`: its token ids; `most_tokens`: how many its output may have."""
+
+    def __init__(self, options: TextOptions, prompt: Sequence[int], most_tokens: int, texts: TokenTexts) -> None:
+        self._options = options
+        self._prompt = prompt
+        self._most_tokens = most_tokens
+        self._texts = texts
+        self._sequences: dict[int, _Sequence] = {}
+
+    def take(self, piece: Piece, *, stopped: bool) -> None:
+        """Add a piece. `stopped`: a stop word in the text ended the sequence."""
+        state = self._sequences.setdefault(piece.sequence, _Sequence())
+        tokens = piece.beams[0] if piece.beams else []
+        state.generated += len(tokens)
+        if self._options.logprobs and tokens:
+            values = piece.log_probs or [None] * len(tokens)
+            state.pending += self._texts.scored(tokens, values, piece.top_log_probs)
+        if piece.prompt_log_probs is not None and self._options.prompt_logprobs:
+            values, top = piece.prompt_log_probs
+            state.prompt = self._texts.scored(self._prompt, [None, *values], [(), *top] if top else ())
+        if stopped:
+            state.reason = "stop"
+        elif piece.finished:
+            state.reason = _REASONS.get(piece.reason) or ("length" if state.generated >= self._most_tokens else "stop")
+
+    def has_news(self, sequence: int) -> bool:
+        """Whether a response must be sent even without text."""
+        state = self._sequences[sequence]
+        ends = bool(state.reason) and (self._options.finish_reason or self._options.num_output_tokens)
+        return ends or bool(state.pending) or state.prompt is not None
+
+    def tensors(self, sequence: int) -> dict[str, NDArray[Any]]:
+        """The tensors of the next response of a sequence, with batch dimension."""
+        state, options = self._sequences[sequence], self._options
+        tensors: dict[str, NDArray[Any]] = {}
+        if options.finish_reason:
+            tensors["finish_reason"] = _text(state.reason.encode())
+        if options.num_input_tokens:
+            tensors["num_input_tokens"] = np.array([[len(self._prompt)]], dtype=np.int32)
+        if options.num_output_tokens:
+            tensors["num_output_tokens"] = np.array([[state.generated]], dtype=np.int32)
+        if options.logprobs:
+            tensors["logprobs"] = _text(as_json(state.pending))
+            state.pending = []
+        if state.prompt is not None:
+            tensors["prompt_logprobs"] = _text(as_json(state.prompt))
+            state.prompt = None
+        return tensors
+
+
+def _text(value: bytes) -> NDArray[np.object_]:
+    return np.array([[value]], dtype=object)

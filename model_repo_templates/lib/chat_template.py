@@ -1,0 +1,188 @@
+"""Chat messages to a prompt, by the tokenizer's own Jinja template.
+
+Variables, filters and functions are those of transformers (utils/chat_template_utils.py, release 5), whose result is
+the same; that package is not needed here.
+"""
+
+import json
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from jinja2 import TemplateError, nodes
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+from responder import RequestFailed
+
+_MOST_MESSAGES = 4096
+_FIELDS = frozenset(
+    {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template_kwargs"}
+)
+_SHOWN = 200
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+_MARK = "CONTINUE_FINAL_MESSAGE_TAG "
+
+
+class ChatTemplate:
+    """The templates of one tokenizer. `values`: of the file `chat.json`, which packaging wrote."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        environment = chat_environment()
+        self._default = environment.from_string(values["template"])
+        self._with_tools = environment.from_string(values.get("tool_template") or values["template"])
+        self._special_tokens: Mapping[str, Any] = values["special_tokens"]
+
+    @classmethod
+    def load(cls, directory: Path) -> "ChatTemplate":
+        """The templates in a directory's `chat.json`."""
+        return cls(json.loads((directory / "chat.json").read_text(encoding="utf-8")))
+
+    def render(self, text: str) -> str:
+        """The prompt of a `messages` input: JSON, an array of messages or an object with more fields.
+
+        Raises RequestFailed for other JSON, for fields of wrong types, and for messages that the template refuses.
+        """
+        request = _parsed(text)
+        messages = [_with_reasoning(message) for message in request["messages"]]
+        tools = request.get("tools") or None
+        to_continue = bool(request.get("continue_final_message", False))
+        if to_continue:
+            messages[-1] = _marked(messages[-1])
+        template = self._with_tools if tools else self._default
+        try:
+            prompt = template.render(
+                **{
+                    **self._special_tokens,
+                    **(request.get("chat_template_kwargs") or {}),
+                    "messages": messages,
+                    "tools": tools,
+                    "documents": request.get("documents") or None,
+                    "add_generation_prompt": bool(request.get("add_generation_prompt", not to_continue)),
+                }
+            )
+        except TemplateError as error:
+            raise RequestFailed(f"messages: the chat template refuses them: {_shortened(error)}") from None
+        except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError) as error:
+            raise RequestFailed(
+                f"messages: the chat template cannot render them: {type(error).__name__}: {_shortened(error)}"
+            ) from None
+        return _up_to_mark(prompt) if to_continue else prompt
+
+
+class _Generation(Extension):
+    """`{% generation %}` marks the assistant's tokens for training; it changes nothing in the prompt."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        """The statements between the tags."""
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=line)
+
+
+def chat_environment() -> ImmutableSandboxedEnvironment:
+    """The environment that chat templates are written for: sandboxed, because they come with the model."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise
+    environment.globals["strftime_now"] = lambda format_: datetime.now().strftime(format_)
+    environment.globals["dict"] = lambda *values, **named: dict(*values, **named)  # not the class with its attributes
+    environment.globals["namespace"] = _Namespace
+    return environment
+
+
+class _Namespace(Namespace):
+    """Jinja's namespace, whose attributes must not begin with an underscore."""
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if name.startswith("_"):
+            raise SecurityError(f"a namespace cannot hold {name!r}")
+        super().__setitem__(name, value)
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    try:
+        request = json.loads(text)
+    except (ValueError, RecursionError):
+        raise RequestFailed("messages is not JSON") from None
+    if isinstance(request, list):
+        request = {"messages": request}
+    if not isinstance(request, dict):
+        raise RequestFailed("messages is neither an array of messages nor an object that has one")
+    unknown = sorted(request.keys() - _FIELDS)
+    if unknown:
+        raise RequestFailed(f"messages: the field {unknown[0][:_SHOWN]!r} is not one of {', '.join(sorted(_FIELDS))}")
+    _check_messages(request.get("messages"))
+    for name, kind in (("tools", list), ("documents", list), ("chat_template_kwargs", dict)):
+        if request.get(name) is not None and not isinstance(request[name], kind):
+            raise RequestFailed(f"messages: {name} is not an {'array' if kind is list else 'object'}")
+    return request
+
+
+def _check_messages(messages: object) -> None:
+    if not isinstance(messages, list) or not messages:
+        raise RequestFailed("messages: there must be at least one message")
+    if len(messages) > _MOST_MESSAGES:
+        raise RequestFailed(f"messages: there are {len(messages)} messages; at most {_MOST_MESSAGES} are allowed")
+    for index, message in enumerate(messages):
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise RequestFailed(f"messages: message {index} has no role")
+
+
+def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
+    """A message with its reasoning under all the names that templates read."""
+    found = next((message[name] for name in _REASONING if message.get(name) is not None), None)
+    return message if found is None else {"thinking": found, **message, "reasoning_content": found}
+
+
+def _marked(message: dict[str, Any]) -> dict[str, Any]:
+    """The final message with a mark after its text, where the answer begins."""
+    content = message.get("content")
+    if isinstance(content, str):
+        return {**message, "content": content + _MARK}
+    if isinstance(content, list):
+        for index in range(len(content) - 1, -1, -1):
+            part = content[index]
+            if isinstance(part, dict) and isinstance(part.get("text"), str):
+                marked = {**part, "text": part["text"] + _MARK}
+                return {**message, "content": [*content[:index], marked, *content[index + 1 :]]}
+    raise RequestFailed("messages: the final message has no text that an answer could continue")
+
+
+def _up_to_mark(prompt: str) -> str:
+    """The prompt up to the mark; without the text's trailing spaces if the template trims them, as it trims the mark's.
+
+    Source: `render_jinja_template` in transformers/utils/chat_template_utils.py.
+    """
+    end = prompt.rfind(_MARK.strip())
+    if end < 0:
+        raise RequestFailed("messages: the chat template leaves out the final message, which an answer cannot continue")
+    kept = prompt[:end]
+    return kept if prompt[end:].startswith(_MARK) else kept.rstrip()
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON without the escapes for HTML of Jinja's own filter."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise(message: object) -> None:
+    raise TemplateError(str(message))
+
+
+def _shortened(error: Exception) -> str:
+    text = str(error).strip()
+    return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."

@@ -1,0 +1,203 @@
+"""Prompts of chat messages: the same as those of transformers, and clear errors."""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.chat_templates import FAMILIES, QUESTION, SYSTEM, TALK, Family, write_tokenizer
+from trtforge.core.assets import asset_directory
+from trtforge.core.errors import ForgeError
+from trtforge.formats.chat_template import ChatTemplate, read_chat_template, syntax_error
+
+
+@pytest.fixture(scope="module", autouse=True)
+def library() -> Iterator[None]:
+    """The modules as a model sees them."""
+    path = str(asset_directory("model_repo_templates") / "lib")
+    sys.path.insert(0, path)
+    with patch.dict(sys.modules, {"triton_python_backend_utils": ModuleType("triton_python_backend_utils")}):
+        yield
+    sys.path.remove(path)
+
+
+def served(chat: ChatTemplate, directory: Path) -> Any:
+    """The template as a model loads it."""
+    from chat_template import ChatTemplate as Served  # type: ignore[import-not-found]
+
+    (directory / "chat.json").write_text(json.dumps(chat.as_json()))
+    return Served.load(directory)
+
+
+def refusal(template: Any, request: object) -> str:
+    """The error for a request."""
+    from responder import RequestFailed  # type: ignore[import-not-found]
+
+    with pytest.raises(RequestFailed) as caught:
+        template.render(request if isinstance(request, str) else json.dumps(request))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_prompts_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    family = FAMILIES[name]
+    tokenizer = write_tokenizer(family, tmp_path)
+    chat = read_chat_template(tmp_path)
+    assert chat is not None
+    assert syntax_error(chat) is None
+    template = served(chat, tmp_path)
+    for messages in (QUESTION, TALK, *([*SYSTEM, *talk] for talk in (QUESTION, TALK) if family.system)):
+        expected = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        assert template.render(json.dumps(messages)) == expected
+        without = tokenizer.apply_chat_template(messages, tokenize=False)
+        assert template.render(json.dumps({"messages": messages, "add_generation_prompt": False})) == without
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("text", ["The answer", " The answer is \n"])
+def test_an_answer_is_continued_as_in_transformers(name: str, text: str, tmp_path: Path) -> None:
+    tokenizer = write_tokenizer(FAMILIES[name], tmp_path)
+    messages = [*QUESTION, {"role": "assistant", "content": text}]
+    chat = read_chat_template(tmp_path)
+    assert chat is not None
+    expected = tokenizer.apply_chat_template(messages, tokenize=False, continue_final_message=True)
+    request = {"messages": messages, "continue_final_message": True}
+    assert served(chat, tmp_path).render(json.dumps(request)) == expected
+
+
+def test_parts_of_a_message_are_continued_as_in_transformers(tmp_path: Path) -> None:
+    parts = "{% for m in messages %}{{ m.role }}:{% for part in m.content %}{{ part.text }}{% endfor %};{% endfor %}"
+    tokenizer = write_tokenizer(Family(parts, (), "llama"), tmp_path)
+    messages = [{"role": "user", "content": [{"type": "text", "text": "One "}, {"type": "text", "text": "two"}]}]
+    chat = read_chat_template(tmp_path)
+    assert chat is not None
+    expected = tokenizer.apply_chat_template(messages, tokenize=False, continue_final_message=True)
+    request = {"messages": messages, "continue_final_message": True}
+    assert served(chat, tmp_path).render(json.dumps(request)) == expected == "user:One two"
+
+
+def test_tools_and_further_fields_reach_the_template(tmp_path: Path) -> None:
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "ö": "<>"}}}
+    qwen2 = write_tokenizer(FAMILIES["qwen2"], tmp_path)
+    chat = read_chat_template(tmp_path)
+    assert chat is not None
+    request = {"messages": TALK, "tools": [tool], "add_generation_prompt": True}
+    expected = qwen2.apply_chat_template(TALK, tools=[tool], tokenize=False, add_generation_prompt=True)
+    assert served(chat, tmp_path).render(json.dumps(request)) == expected
+    qwen3 = write_tokenizer(FAMILIES["qwen3"], tmp_path)
+    chat = read_chat_template(tmp_path)
+    assert chat is not None
+    talk = [*QUESTION, {"role": "assistant", "content": "Yes.", "reasoning": "\nBecause.\n"}]
+    for values in ({}, {"enable_thinking": False}):
+        expected = qwen3.apply_chat_template(talk, tokenize=False, add_generation_prompt=True, **values)
+        assert served(chat, tmp_path).render(json.dumps({"messages": talk, "chat_template_kwargs": values})) == expected
+        assert "Because." in expected
+
+
+def test_the_template_for_tools_is_used_with_tools_only(tmp_path: Path) -> None:
+    template = served(ChatTemplate("plain", "{{ tools[0].name }}"), tmp_path)
+    assert template.render(json.dumps({"messages": QUESTION, "tools": []})) == "plain"
+    assert template.render(json.dumps({"messages": QUESTION, "tools": [{"name": "look"}]})) == "look"
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        ("[{", "messages is not JSON"),
+        ("[" * 100_000, "messages is not JSON"),
+        ("3", "messages is neither an array of messages nor an object that has one"),
+        ([], "messages: there must be at least one message"),
+        ({"messages": "hello"}, "messages: there must be at least one message"),
+        ([{"content": "x"}], "messages: message 0 has no role"),
+        ([*QUESTION, "x"], "messages: message 1 has no role"),
+        ({"messages": QUESTION, "tolls": []}, "messages: the field 'tolls' is not one of"),
+        ({"messages": QUESTION, "tools": {}}, "messages: tools is not an array"),
+        ({"messages": QUESTION, "chat_template_kwargs": []}, "messages: chat_template_kwargs is not an object"),
+        ([{"role": "user", "content": "x"}] * 5000, "messages: there are 5000 messages; at most 4096 are allowed"),
+        (SYSTEM, "messages: the chat template refuses them: System role not supported"),
+        (QUESTION * 2, "messages: the chat template refuses them: Conversation roles must alternate"),
+        ({"messages": [{"role": "user", "content": None}], "continue_final_message": True}, "has no text"),
+    ],
+)
+def test_a_wrong_request_is_refused(request_: object, message: str, tmp_path: Path) -> None:
+    write_tokenizer(FAMILIES["gemma"], tmp_path)
+    chat = read_chat_template(tmp_path)
+    assert chat is not None
+    assert message in refusal(served(chat, tmp_path), request_)
+
+
+def test_content_of_a_wrong_type_is_refused(tmp_path: Path) -> None:
+    template = served(ChatTemplate(FAMILIES["qwen2"].template), tmp_path)
+    error = refusal(template, [{"role": "user", "content": 3}])
+    assert error.startswith("messages: the chat template cannot render them: TypeError: ")
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ messages.__class__.__mro__ }}",
+        "{{ messages.append(1) }}",
+        "{% set ns = namespace() %}{% set ns._x = 1 %}",
+        "{{ dict.__subclasses__() }}",
+        "{{ cycler.__init__.__globals__ }}",
+    ],
+)
+def test_a_template_cannot_leave_its_sandbox(template: str, tmp_path: Path) -> None:
+    assert "messages: the chat template refuses them" in refusal(served(ChatTemplate(template), tmp_path), QUESTION)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.lists(st.fixed_dictionaries({"role": st.text(max_size=5)}, optional={"content": JSON}), max_size=3) | JSON)
+def test_any_json_is_rendered_or_refused(request_: object) -> None:
+    from chat_template import ChatTemplate as Served
+    from responder import RequestFailed
+
+    template = Served(ChatTemplate(FAMILIES["llama3"].template, special_tokens={"bos_token": "<s>"}).as_json())
+    try:
+        answer = template.render(json.dumps(request_))
+    except RequestFailed as failure:
+        answer = str(failure)
+    assert answer.startswith(("messages", "<s>"))
+
+
+def test_named_templates_and_token_objects_are_read(tmp_path: Path) -> None:
+    config = {
+        "chat_template": [{"name": "default", "template": "a"}, {"name": "tool_use", "template": "b"}],
+        "bos_token": {"content": "<s>", "lstrip": False},
+        "eos_token": None,
+        "additional_special_tokens": ["<x>", {"content": "<y>"}],
+    }
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    special = {"bos_token": "<s>", "additional_special_tokens": ["<x>", "<y>"]}
+    assert read_chat_template(tmp_path) == ChatTemplate("a", "b", special)
+    (tmp_path / "chat_template.jinja").write_text("c")
+    assert read_chat_template(tmp_path) == ChatTemplate("c", "b", special)
+
+
+def test_no_template_is_none_and_a_damaged_one_an_error(tmp_path: Path) -> None:
+    assert read_chat_template(tmp_path) is None
+    (tmp_path / "tokenizer_config.json").write_text('{"chat_template": [3]}')
+    with pytest.raises(ForgeError, match="chat_template is neither a text nor a list of named texts"):
+        read_chat_template(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
+    with pytest.raises(ForgeError, match=r"chat_template\.jinja: not UTF-8"):
+        read_chat_template(tmp_path)
+
+
+def test_a_template_with_an_error_names_the_line() -> None:
+    error = syntax_error(ChatTemplate("{{ a }}\n{% if %}"))
+    assert error == "line 2: Expected an expression, got 'end of statement block'"

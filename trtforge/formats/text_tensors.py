@@ -1,0 +1,48 @@
+"""The tensors that the text models have in addition to those of TensorRT-LLM's ensemble.
+
+`return_finish_reason`, `return_num_input_tokens` and `return_num_output_tokens` and their outputs are named as in
+Triton's vLLM backend, `include_stop_str_in_output` as in TensorRT-LLM's SamplingParams.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from trtforge.formats.triton import Direction, Tensor
+
+MESSAGES = "messages"
+
+
+def _tensor(name: str, dtype: str, *dims: int) -> Tensor:
+    return Tensor(name, dtype, dims or (1,), optional=True, scalar=False, ragged=False)
+
+
+_INPUTS = (
+    _tensor(MESSAGES, "TYPE_STRING"),
+    _tensor("input_ids", "TYPE_INT32", -1),
+    _tensor("logit_bias", "TYPE_STRING"),
+    _tensor("include_stop_str_in_output", "TYPE_BOOL"),
+    _tensor("return_finish_reason", "TYPE_BOOL"),
+    _tensor("return_num_input_tokens", "TYPE_BOOL"),
+    _tensor("return_num_output_tokens", "TYPE_BOOL"),
+    _tensor("return_logprobs", "TYPE_BOOL"),
+    _tensor("top_logprobs", "TYPE_INT32"),
+    _tensor("return_prompt_logprobs", "TYPE_BOOL"),
+)
+_OUTPUTS = (
+    _tensor("finish_reason", "TYPE_STRING"),
+    _tensor("num_input_tokens", "TYPE_INT32"),
+    _tensor("num_output_tokens", "TYPE_INT32"),
+    _tensor("logprobs", "TYPE_STRING"),
+    _tensor("prompt_logprobs", "TYPE_STRING"),
+)
+
+
+def with_text_tensors(tensors: Sequence[Tensor], direction: Direction, *, chat: bool) -> tuple[Tensor, ...]:
+    """A text model's tensors, TensorRT-LLM's first. `chat`: whether the tokenizer has a chat template.
+
+    `text_input` becomes optional, because the prompt may also be messages or token ids.
+    """
+    added = _INPUTS if direction == "inputs" else _OUTPUTS
+    names = {tensor.name for tensor in tensors}
+    own = [replace(each, optional=True) if each.name == "text_input" else each for each in tensors]
+    return (*own, *(each for each in added if each.name not in names and (chat or each.name != MESSAGES)))
