@@ -71,6 +71,14 @@ def test_every_release_takes_the_configuration(
     given = trtllm.calls("build")[0]["build_config"]
     assert given["kv_cache_type"] == "PAGED"
     assert given["input_timing_cache"] == given["output_timing_cache"] == "model.cache"
+    written = json.loads((tmp_path / "engine/config.json").read_text())["build_config"]["kv_cache_type"]
+    assert written == ("paged" if version.startswith("1.2") else "PAGED")
+
+
+def test_a_build_for_another_cuda_is_of_the_same_release(tmp_path: Path, trtllm: Trtllm) -> None:
+    write_checkpoint(tmp_path / "checkpoint")
+    trtllm.behaves(version={"0": "1.2.1+cu130"})
+    assert not build(tmp_path).cached
 
 
 @pytest.mark.parametrize(
@@ -84,7 +92,7 @@ def test_every_release_takes_the_configuration(
         ({"changes": {"0": {"plugin_config.gemm_plugin": None}}}, r"with plugin_config\.gemm_plugin none, not auto"),
         (
             {"changes": {"0": {"kv_cache_type": "CONTINUOUS"}}},
-            r"kv_cache_type CONTINUOUS, not PAGED",
+            r"kv_cache_type continuous, not PAGED",
         ),
         ({"version": {"0": "1.2.0"}}, r"with version 1\.2\.0, not 1\.2\.1"),
         ({"empty": {"1": True}}, r"rank 1 without an error, but did not write rank1\.engine"),

@@ -44,7 +44,7 @@ def check_rank(directory: Path, rank: int) -> tuple[str, ...]:
 def check_config(directory: Path, plan: BuildPlan, model: CheckpointConfig) -> None:
     """Raise ForgeError naming the first field of the engine's config.json that differs from the plan."""
     built, values = read_engine_config(directory)
-    _require("version", values.get("version"), plan.release.version)
+    _require("version", _public(values.get("version")), plan.release.version)
     _require_all("mapping", built.mapping, model.mapping)
     _require("architecture", built.architecture, model.architecture)
     _require("dtype", built.dtype, model.dtype)
@@ -83,9 +83,22 @@ def _require_all(
         _require(f"{where}.{name}", value, wanted)
 
 
+def _public(version: object) -> object:
+    """A version without its local part: 1.2.1+cu130 is a build of 1.2.1."""
+    return version.partition("+")[0] if isinstance(version, str) else version
+
+
 def _require(name: str, found: object, wanted: object) -> None:
-    if found != wanted:
+    if _spelled(found) != _spelled(wanted):
         raise _not_as_planned(f"the engine was built with {name} {_shown(found)}, not {_shown(wanted)}")
+
+
+def _spelled(value: object) -> object:
+    """A value for comparison: enumerations are written as PAGED up to 1.1 and as paged from 1.2 on.
+
+    Source: `KVCacheType` in tensorrt_llm/llmapi/kv_cache_type.py of 1.2, and ConfigEncoder in builder.py before.
+    """
+    return value.casefold() if isinstance(value, str) else value
 
 
 def _not_as_planned(message: str) -> ForgeError:

@@ -39,10 +39,14 @@ class EngineConfig:
         self.pretrained_config, self.build_config, self.version = pretrained_config, build_config, version
 
     def to_dict(self):
+        values = self.build_config.values
+        if tuple(map(int, self.version.partition("+")[0].split(".")[:2])) >= (1, 2):
+            # From 1.2 on KVCacheType is a str enumeration, which JSON writes by its value.
+            values = {**values, "kv_cache_type": values["kv_cache_type"].lower()}
         return {
             "version": self.version,
             "pretrained_config": self.pretrained_config.to_dict(),
-            "build_config": self.build_config.values,
+            "build_config": values,
         }
 
 
