@@ -4,14 +4,15 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+CLIENTS := build/clients
 # The CPU build where the package index offers one; a range would fetch gigabytes of CUDA libraries.
 TORCH ?= torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-gpu check coverage bench assault soak clean
+.PHONY: help install demo test test-clients test-gpu check coverage bench assault soak clean
 
 help: ## Show this list.
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
 
 install: $(STAMP) ## Create .venv with the package and all that demo and test need.
 
@@ -26,6 +27,15 @@ demo: install ## Build the demo model in INT4-AWQ, serve it with Triton, stream 
 
 test: install ## All tests that need no GPU.
 	$(BIN)/python -m pytest -m "not gpu"
+
+test-clients: $(CLIENTS)/.installed ## Other projects' clients and test suites against OpenAI's API, in an environment of their own.
+	$(CLIENTS)/bin/python -m pytest -o asyncio_mode=auto -o asyncio_default_test_loop_scope=session tests/clients
+
+$(CLIENTS)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS)/bin/pip install --quiet --disable-pip-version-check "$(TORCH)"
+	$(CLIENTS)/bin/pip install --quiet --disable-pip-version-check --editable ".[clients]"
+	touch $@
 
 test-gpu: install ## The tests that need a CUDA GPU.
 	$(BIN)/python -m pytest -m gpu

@@ -195,7 +195,7 @@ def test_quantised_build_keeps_the_quality(recipe: str, limit: float, compressio
     report = json.loads((tmp_path / "report.json").read_text())
     perplexity = report["verification"]["perplexity"]
     assert perplexity["candidate"] <= perplexity["reference"] * (1 + limit)
-    assert f"perplexity: {perplexity['candidate']:.3f}" in done.stdout
+    assert f"perplexity  {perplexity['candidate']:.3f} against {perplexity['reference']:.3f}" in done.stdout
     assert report["compression"] > compression
     assert f"next: trtforge serve {tmp_path / 'repository'}" in done.stdout
 

@@ -9,9 +9,9 @@ from typer.testing import CliRunner
 
 from tests.conftest import DEMO_MODEL
 from trtforge.cli.app import app
-from trtforge.cli.inspect import describe
 from trtforge.core.errors import ForgeError
 from trtforge.core.recipe import load_recipe
+from trtforge.pipeline.description import describe
 from trtforge.pipeline.stage_configs import convert_config
 from trtforge.runtime.ranks.source import open_engine
 
@@ -39,7 +39,7 @@ def run(*words: str | Path) -> str:
 
 
 def test_dry_run_shows_the_plan_and_writes_nothing(recipe: Path, tmp_path: Path) -> None:
-    stages = json.loads(run("build", recipe, "--out", tmp_path / "build", "--dry-run"))["stages"]
+    stages = json.loads(run("build", recipe, "--out", tmp_path / "build", "--dry-run", "--json"))["stages"]
     assert list(stages) == ["calibrate", "convert", "verify", "compile", "package"]
     assert stages["compile"]["backend"] == "llmapi"
     assert stages["compile"]["tensorrt_llm"] == "1.3.0"

@@ -23,6 +23,7 @@ READERS = {
     # Bodies of HTTP requests and Triton's answers, with limits of their own.
     "serve/front/json_body.py": {"json.loads"},
     "serve/front/answers.py": {"json.loads"},
+    "gateway/kserve_tensors.py": {"json.loads"},
 }
 _MODULES = {"json": {"load", "loads", "JSONDecoder"}, "pickle": {"load", "loads", "Unpickler"}, "torch": {"load"}}
 _MODULES |= {"yaml": {"load", "load_all", "safe_load", "safe_load_all", "full_load", "unsafe_load", "compose", "parse"}}

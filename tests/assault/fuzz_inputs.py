@@ -81,7 +81,9 @@ def _write_user_files(base: Path) -> None:
     from safetensors.torch import save_file
 
     from tests.doctor.excerpts import EXCERPTS
+    from tests.pipeline.records import full, written
 
+    written(base / "build", full())
     rows = [{"text": f"The function number {n} returns a new object of the class. " * 3} for n in range(12)]
     (base / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (base / "prompts.txt").write_text("\f".join(row["text"] for row in rows))
@@ -101,7 +103,7 @@ def _write_artifacts(base: Path) -> None:
     from trtforge.convert.stage import ConvertConfig, convert
     from trtforge.core.progress import for_this_terminal
     from trtforge.core.recipe import EngineConfig
-    from trtforge.package.models import PackageConfig
+    from trtforge.package.config import PackageConfig
     from trtforge.package.stage import package
 
     quiet, hf = for_this_terminal(quiet=True), base / "hf"
@@ -123,7 +125,7 @@ def _write_artifacts(base: Path) -> None:
 def _write_tensorrt(base: Path) -> None:
     """An engine of TensorRT-LLM to look at, and the repositories that serve it: ours and anybody's."""
     from tests.package.engines import H100, engine_config, write_engine
-    from trtforge.package.models import PackageConfig
+    from trtforge.package.config import PackageConfig
     from trtforge.package.stage import package
 
     engine = write_engine(base / TENSORRT_ENGINE, engine_config(), target=H100)

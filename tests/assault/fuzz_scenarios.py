@@ -120,6 +120,10 @@ SCENARIOS = (
     Scenario(_words("recipes validate recipe.yaml"), ("recipe.yaml",), ("recipe.yaml",), None, 6),
     Scenario(_words("recipes show recipe.yaml --json"), ("recipe.yaml",), ("recipe.yaml",)),
     Scenario(_words("recipes copy recipe.yaml mine.yaml"), ("recipe.yaml",), ("recipe.yaml",), "mine.yaml"),
+    Scenario(
+        _words("compare build build --html comparison.html"),
+        ("build",), ("build/report.json",), "comparison.html", 3,
+    ),
     Scenario(_words("doctor --log run.log"), ("run.log",), ("run.log",), None, 6),
     Scenario(_words("doctor --log run.log --json"), ("run.log",), ("run.log",), None, 2),
     Scenario(

@@ -110,11 +110,11 @@ async def _stop_beside(
             )
             for place, each in enumerate(progress)
         ]
-        # The signal comes when the first have begun; the others are taken by then, and wait for their turn.
+        # The signal comes when the engine has taken all: one that arrives later is refused, as it must be.
         for _ in range(600):
-            if any(each.responses for each in progress):
+            gauges = await asyncio.to_thread(server.gauges)
+            if gauges is not None and gauges.active == streams and any(each.responses for each in progress):
                 break
             await asyncio.sleep(0.05)
-        await asyncio.sleep(0.5)
         stopped = await asyncio.to_thread(server.stop, number, 120)
         return list(await asyncio.gather(*asked)), stopped

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.assault.repositories import build as build_repository
-from tests.benchmarks import calibration, conversion, inflight, planning, quality, recording, serving
+from tests.benchmarks import calibration, conversion, gateway, inflight, planning, quality, recording, serving
 from tests.benchmarks.markdown import pages
 from tests.benchmarks.record import Record, read_record, with_attacks, with_calibration, write_record
 from trtforge.core.assets import asset_directory
@@ -36,6 +36,7 @@ def main() -> None:
         "quality": _quality,
         "inflight": _inflight_batching,
         "serving": _serving,
+        "gateway": _gateway,
     }
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description="Measure the claims of the README.")
     parser.add_argument("which", nargs="*", help=f"of {', '.join(benchmarks)}; all if none is given")
@@ -224,6 +225,19 @@ def _served(console: Console, name: str, measured: serving.Measured) -> None:
     )
     cpu = measured.served[-1].cpu
     console.print("CPU seconds of the last run: " + ", ".join(f"{who} {seconds:.2f}" for who, seconds in cpu.items()))
+
+
+def _gateway(console: Console, arguments: argparse.Namespace, record: Record) -> Record:
+    measured = gateway.measure(RUNS)
+    title = f"OpenAI's API before a server without a model (median of {RUNS} runs in turns)"
+    table = Table(title=title, title_justify="left")
+    for column in ("way", "p50 alone, ms", f"requests/s of {gateway.CONNECTIONS}"):
+        table.add_column(column, justify="left" if column == "way" else "right")
+    for name, way in (("gateway", measured.gateway), ("bare FastAPI proxy", measured.proxy)):
+        table.add_row(name, f"{way.p50 * 1000:.2f}", f"{way.rate:.0f}")
+    console.print(table)
+    console.print(f"overhead {measured.overhead * 1000:.2f} ms, {measured.events:.0f} streamed events/s")
+    return record.model_copy(update={"gateway": recording.passed_on(measured, RUNS)})
 
 
 if __name__ == "__main__":

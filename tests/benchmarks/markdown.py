@@ -134,6 +134,19 @@ def _serving(record: Record) -> str:
     return f"{_where(serving)}{table}\n\n{_wrapped(notes)}"
 
 
+def _gateway(record: Record) -> str:
+    found = record.gateway
+    if found is None:
+        return "Not recorded yet: `python -m tests.benchmarks gateway` measures and records it."
+    rows = [
+        (name, f"{way.p50_ms:.2f} ms", f"{way.rate:,}")
+        for name, way in (("the gateway", found.gateway), ("a bare FastAPI proxy", found.proxy))
+    ]
+    table = _table(("way", "a request alone, p50", "requests/s, 32 connections"), rows)
+    notes = f"The gateway streams {found.events:,} events a second to 32 connections."
+    return f"{_where(found)}{table}\n\n{_wrapped(notes)}"
+
+
 def _attacks(record: Record) -> str:
     parts = []
     for attack in record.attacks:
@@ -242,6 +255,7 @@ def _formats(record: Record) -> str:
 BLOCKS = {
     "inflight": _inflight,
     "serving": _serving,
+    "gateway": _gateway,
     "attacks": _attacks,
     "conversion": _conversion,
     "planning": _planning,

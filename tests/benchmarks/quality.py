@@ -19,7 +19,8 @@ from trtforge.core.progress import for_this_terminal
 from trtforge.core.recipe import GateConfig, load_recipe
 from trtforge.formats.corpus import token_windows
 from trtforge.models.formats import FORMATS
-from trtforge.pipeline.build import Build, selected
+from trtforge.pipeline.build import Build
+from trtforge.pipeline.stages import selected
 from trtforge.verify.stage import verify
 
 SAMPLES, LENGTH, GROUP = 64, 512, 64

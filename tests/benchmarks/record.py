@@ -66,6 +66,21 @@ class Serving(Measured):
     more_cpu_seconds: Range
 
 
+class GatewayWay(Config):
+    """One way: the median request alone in ms, and requests a second of 32 connections."""
+
+    p50_ms: float
+    rate: int
+
+
+class Gateway(Measured):
+    """OpenAI's API before a server without a model. `events`: streamed events a second of 32 connections."""
+
+    gateway: GatewayWay
+    proxy: GatewayWay
+    events: int
+
+
 class Attack(Place):
     """What an attack of `python -m tests.assault` reported. `failed`: its checks that did not hold."""
 
@@ -178,6 +193,7 @@ class Record(Config):
     quality: Quality
     inflight: InFlight
     serving: Serving
+    gateway: Gateway | None = None
     attacks: tuple[Attack, ...] = ()
 
 

@@ -10,7 +10,7 @@ from typing import TypedDict
 
 import torch
 
-from tests.benchmarks import calibration, conversion, inflight, planning, quality, serving
+from tests.benchmarks import calibration, conversion, gateway, inflight, planning, quality, serving
 from tests.benchmarks.record import (
     Attack,
     Built,
@@ -20,6 +20,8 @@ from tests.benchmarks.record import (
     Command,
     Conversion,
     FormatQuality,
+    Gateway,
+    GatewayWay,
     InFlight,
     InFlightEngine,
     Planning,
@@ -206,6 +208,16 @@ def served(found: Mapping[str, serving.Measured], runs: int) -> Serving:
         client_share=(min(shares), max(shares)),
         more_cpu_seconds=(min(more), max(more)),
     )
+
+
+def passed_on(found: gateway.Gateway, runs: int) -> Gateway:
+    """The benchmark `gateway`."""
+    ways = {
+        name: GatewayWay(p50_ms=round(way.p50 * 1000, 2), rate=round(way.rate))
+        for name, way in (("gateway", found.gateway), ("proxy", found.proxy))
+    }
+    packages = ", ".join(f"{name} {_release(name)}" for name in ("fastapi", "uvicorn", "grpcio"))
+    return Gateway(machine=machine(), software=packages, runs=runs, events=round(found.events), **ways)
 
 
 def _place(*software: str) -> _Place:

@@ -33,7 +33,11 @@ def test_wrong_usage_is_status_2() -> None:
     [
         (("convert", "--tp"), "Option '--tp' requires an argument.", "Add --help after the command"),
         (("calibrate", "a", "b"), "Missing option '--quant'.", " calibrate --help`."),
-        (("compile", "a", "b", "--feasure", "x"), "No such option: --feasure", "[OPTIONS] {CHECKPOINT} {OUT}"),
+        (
+            ("compile", "a", "b", "--feasure", "x"),
+            "No such option: --feasure",
+            "Run `trtforge compile a b --feature x`.",
+        ),
         (("cache", "prune", "--older-than", "-1"), "Invalid value for '--older-than'", " cache prune --help"),
         (("nonsense",), "No such command 'nonsense'.", " --help`."),
     ],
@@ -52,7 +56,7 @@ def test_command_lines_that_cannot_be_read_get_an_error_and_the_usage(
 def test_a_program_without_a_command_shows_its_help() -> None:
     done = trtforge()
     assert (done.returncode, done.stderr) == (2, "")
-    assert "Usage: python -m trtforge [OPTIONS] COMMAND" in done.stdout
+    assert "Usage: trtforge [OPTIONS] COMMAND" in done.stdout
     assert trtforge("--help").returncode == 0
 
 
@@ -119,7 +123,10 @@ def test_what_an_option_cannot_be_is_said_of_the_option(run: Any, words: tuple[s
 
 def test_a_value_that_is_nearly_right_gets_the_right_one(tmp_path: Path) -> None:
     done = trtforge("calibrate", "a", "b", "--quant", "int4-awq")
-    assert done.stderr.splitlines()[1] == "hint: Got 'int4-awq'; did you mean int4_awq?"
+    assert (
+        done.stderr.splitlines()[1]
+        == "hint: Got 'int4-awq'; did you mean int4_awq? Run `trtforge calibrate a b --quant int4_awq`."
+    )
 
 
 def test_a_recipes_gate_finds_its_data_wherever_one_is(make_hf: MakeHf, tmp_path: Path) -> None:
@@ -180,7 +187,7 @@ def test_inspect_says_what_a_directory_is(make_hf: MakeHf, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("recipe", ["demo-int4awq", "demo-tp2"])
 def test_dry_run_plans_every_stage_and_writes_nothing(recipe: str, tmp_path: Path) -> None:
-    done = trtforge("build", recipe, "--out", tmp_path / "build", "--dry-run")
+    done = trtforge("build", recipe, "--out", tmp_path / "build", "--dry-run", "--json")
     assert done.returncode == 0, done.stderr
     stages = json.loads(done.stdout)["stages"]
     assert list(stages)[-4:] == ["convert", "verify", "compile", "package"]

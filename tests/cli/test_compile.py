@@ -177,7 +177,7 @@ def test_build_takes_workers_and_container(tmp_path: Path, trtllm: Trtllm) -> No
         "engine: {backend: tensorrt_llm, max_batch_size: 4}\n"
     )
     words = ["build", recipe, "--out", tmp_path / "build", "--workers", "2"]
-    status, stdout, _ = run(trtllm, tmp_path, *words, "--dry-run", "--container", "registry.example/mine:1")
+    status, stdout, _ = run(trtllm, tmp_path, *words, "--dry-run", "--json", "--container", "registry.example/mine:1")
     assert status == 0
     plan = json.loads(stdout)["stages"]["compile"]
     assert plan["place"] == "a container of registry.example/mine:1"

@@ -74,7 +74,7 @@ def test_a_plan_counts_what_features_take(run: Any, tmp_path: Path) -> None:
     )
     status, out, _ = run("plan", recipe)
     assert status == 0
-    for label in ("LoRA adapters", "drafting (upper bound)", "host memory: ", "Times are estimated without lookahead"):
+    for label in ("LoRA adapters", "drafting (at most)", "host memory: ", "Times are estimated without lookahead"):
         assert label in out
     status, out, _ = run("plan", recipe, "--json")
     memory = json.loads(out)["memory"]

@@ -151,7 +151,9 @@ def test_a_build_says_which_stage_and_goes_on(here: Path, number: signal.Signals
     assert ended.stderr.endswith(
         f"interrupted by {number.name}: {command}\nhint: completed work is kept; resume with: {command}\n"
     )
-    assert sorted(path.name for path in (here / "out").iterdir()) == ["checkpoint", "report.json", "verification"]
+    assert sorted(path.name for path in (here / "out").iterdir()) == [
+        "checkpoint", "report.html", "report.json", "report.md", "verification",
+    ]  # fmt: skip
 
 
 def test_what_was_there_before_stays(here: Path) -> None:
@@ -168,3 +170,50 @@ def test_other_commands_have_nothing_to_go_on_with(here: Path, artifacts: dict[s
     ended = interrupted(here, "trtforge.runtime.text:generate", signal.SIGTERM, "generate", artifacts["engine"], "The")
     assert ended.status == 143
     assert ended.stderr.endswith(f"interrupted by SIGTERM: trtforge generate {artifacts['engine']} The\n")
+
+
+LOADING = """
+import os, signal, sys
+from trtforge.__main__ import main
+_, place, *words = sys.argv
+class Interrupting:
+    def find_spec(self, name, path=None, target=None):
+        if name == place:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupting())
+sys.argv = ["trtforge", *words]
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        ("trtforge.cli", ["version"]),
+        ("typer", ["version"]),
+        ("trtforge.core.packages", ["version"]),
+        ("pydantic", ["recipes", "list"]),
+        ("tritonclient.grpc", ["infer", "Hello", "--url", "127.0.0.1:9"]),
+        ("numpy", ["infer", "Hello", "--url", "127.0.0.1:9"]),
+    ],
+)
+def test_ctrl_c_while_modules_load_is_one_line(module: str, words: list[str]) -> None:
+    command = [sys.executable, "-c", LOADING, module, *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (130, "", "interrupted\n")
+
+
+def test_an_import_that_hides_the_interruption_is_one_line_too() -> None:
+    program = (
+        "import os, signal, sys, types\n"
+        "from trtforge.__main__ import main\n"
+        "def run():\n"
+        "    try:\n"
+        "        os.kill(os.getpid(), signal.SIGINT)\n"
+        "    except KeyboardInterrupt:\n"
+        "        raise ImportError('numpy could not be loaded') from None\n"
+        "sys.modules['trtforge.cli.app'] = types.SimpleNamespace(main=run)\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")

@@ -79,7 +79,11 @@ def test_what_is_not_legal_is_refused_with_what_is(trtforge: Run, planned: Plann
     assert problem["fix"] == f"Use {' '.join(problem['apply'])}."
     assert planned(*words, *problem["apply"])["legal"] is True
     done = trtforge("plan", *words)
-    assert done.stderr.splitlines() == [f"error: {problem['message']}", f"hint: {problem['fix']}"]
+    command = f"trtforge plan {' '.join((*words[:-2], *problem['apply']))}"
+    assert done.stderr.splitlines() == [
+        f"error: {problem['message']}",
+        f"hint: {problem['fix']} Run `{command}`.",
+    ]
     assert "not legal" in done.stdout
 
 
@@ -123,7 +127,7 @@ def test_a_recipes_keys_can_be_changed_and_a_models_not(trtforge: Run, planned: 
         ((LLAMA_70B, "--quant", "fp6"), 2, "--quant: fp6 is not a format"),
         ((LLAMA_70B, "--goal", "speed"), 2, "speed is not a goal"),
         ((LLAMA_70B, "--group-size", "32"), 2, "--group-size 32"),
-        ((LLAMA_70B, "--gpu", "h100"), 1, "GPU h100 is not known"),
+        ((LLAMA_70B, "--gpu", "h300"), 1, "GPU h300 is not known"),
         (("demo-int4",), 1, "demo-int4: neither a recipe file nor the name of a shipped recipe"),
         (("./nowhere/at-all",), 1, "no such directory"),
     ],
@@ -133,6 +137,49 @@ def test_wrong_words_are_named(trtforge: Run, words: tuple[str, ...], status: in
     assert done.returncode == status
     assert message in done.stderr
     assert done.stdout == ""
+
+
+def test_a_gpu_has_short_names(planned: Planned) -> None:
+    assert planned(LLAMA_70B, "--gpu", "h100", "--tp", "4")["choice"]["gpu"] == "h100-80gb"
+
+
+def test_without_a_layout_the_fewest_gpus_are_planned(trtforge: Run, planned: Planned) -> None:
+    found = planned(LLAMA_70B, "--gpu", "h100")
+    assert (found["legal"], found["choice"]["tp"], found["choice"]["pp"]) == (True, 2, 1)
+    assert found["notes"][0].startswith("planned for tp 2, pp 1, the fewest GPUs: with tp 1, pp 1 weights, activations")
+    assert "note: planned for tp 2, pp 1, the fewest GPUs" in trtforge("plan", LLAMA_70B, "--gpu", "h100").stdout
+    # What was asked for is planned as it is, and so is what fits.
+    assert planned(LLAMA_70B, "--gpu", "h100", "--tp", "1", status=1)["choice"]["tp"] == 1
+    assert planned("Qwen/Qwen2.5-7B", "--gpu", "h100")["notes"] == []
+
+
+def test_illegal_is_no_failure_where_alternatives_are_asked_for(trtforge: Run, planned: Planned) -> None:
+    words = (LLAMA_70B, "--gpu", "a100", "--tp", "4", "--quant", "fp8")
+    found = planned(*words, "--alternatives")
+    assert found["legal"] is False
+    assert found["alternatives"]
+    done = trtforge("plan", *words, "--alternatives")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert trtforge("plan", *words).returncode == 1
+
+
+def test_what_is_printed_explains_itself(trtforge: Run) -> None:
+    printed = trtforge("plan", "Qwen/Qwen2.5-7B", "--gpu", "h100", "--alternatives", "--goal", "latency").stdout
+    columns = [line for line in printed.splitlines() if line.startswith("  ")]
+    assert columns
+    assert max(map(len, columns)) <= 80
+    assert "Estimates, not measurements, for requests of 1,024 prompt tokens and 256 output tokens" in printed
+    assert "  requests at once  first token  each further token  tokens/s of all requests\n" in printed
+    (header,) = [number for number, line in enumerate(columns) if line.split()[:2] == ["#", "GPUs"]]
+    answers = [float(line.split()[6]) for line in columns[header + 1 :]]
+    assert len(answers) > 3
+    assert answers == sorted(answers)
+    assert "answer s: seconds from a request to its last token" in printed
+
+
+def test_a_problem_is_one_line(trtforge: Run) -> None:
+    printed = trtforge("plan", "Qwen/Qwen2.5-7B", "--tp", "8").stdout
+    assert "\nproblem: 28 attention heads cannot be split over tp 8. Use --tp 4.\n" in printed
 
 
 def test_planning_loads_nothing_heavy() -> None:

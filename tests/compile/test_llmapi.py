@@ -150,10 +150,13 @@ def test_converting_it_again_gives_the_same_rank_files(
     assert ours == theirs
 
 
-def test_int4_codes_and_scales_come_back_and_norms_carry_the_scales(models: Models, tmp_path: Path) -> None:
-    engine = models.engine("llama", "int4_awq", tp=2)
+@pytest.mark.parametrize("family", ["llama", "qwen2"])  # qwen2's checkpoint states 0 experts
+def test_int4_codes_and_scales_come_back_and_norms_carry_the_scales(
+    models: Models, tmp_path: Path, family: str
+) -> None:
+    engine = models.engine(family, "int4_awq", tp=2)
     again = convert(ConvertConfig(tp=2, shared_pre_quant_scale=True), engine, tmp_path / "again").path
-    checkpoint = models.checkpoint("llama", "int4_awq", tp=2, shared_pre_quant_scale=True)
+    checkpoint = models.checkpoint(family, "int4_awq", tp=2, shared_pre_quant_scale=True)
     for rank in range(2):
         ours, theirs = (load_file(path / f"rank{rank}.safetensors") for path in (again, checkpoint))
         assert ours.keys() == theirs.keys()

@@ -108,6 +108,12 @@ def test_int4_experts_are_refused() -> None:
     assert "--quant fp8" in caught.value.hint
 
 
+def test_a_dense_model_that_states_no_experts_is_taken() -> None:
+    """Checkpoints of Qwen2 and Qwen3 have `moe` with num_experts 0."""
+    dense = llama("W4A16_AWQ", moe={"num_experts": 0, "shared_expert_intermediate_size": 0, "top_k": 0})
+    assert planned(dense)["backend"] == "llmapi"
+
+
 def test_a_gpu_without_the_format_is_refused() -> None:
     with pytest.raises(ForgeError, match="a100"):
         planned(llama("FP8"), target={"gpu": "a100-80gb"})

@@ -12,7 +12,8 @@ from trtforge.core.errors import LoggedError
 from trtforge.core.manifest import open_artifact
 from trtforge.core.progress import Silent
 from trtforge.core.recipe import load_recipe
-from trtforge.pipeline.build import Build, selected
+from trtforge.pipeline.build import Build
+from trtforge.pipeline.stages import selected
 
 
 @pytest.fixture

@@ -26,6 +26,18 @@ def test_a_release_is_text_and_not_a_number(tmp_path: Path) -> None:
     assert "put it in quotes to make it text" in caught.value.hint
 
 
+@pytest.mark.parametrize("spelled", ["none", "null", "~"])
+def test_a_limit_that_is_none_is_not_checked(tmp_path: Path, spelled: str) -> None:
+    gate = "gate: {perplexity_increase: 0.1, kl_mean: 0.2}\n"
+    path = write(tmp_path, f"name: a\nmodel: {{source: org/model}}\n{gate}")
+    assert load_recipe(path, (f"gate.perplexity_increase={spelled}",)).gate.limits == {"kl_mean": 0.2}
+    path = write(tmp_path, f"name: a\nmodel: {{source: org/model}}\n{gate.replace('0.1', spelled)}")
+    assert load_recipe(path).gate.limits == {"kl_mean": 0.2}
+    # Other keys that can be unset take the word too, a format keeps it.
+    changed = load_recipe(path, (f"engine.max_seq_len={spelled}", "quantization.format=none"))
+    assert (changed.engine.max_seq_len, changed.quantization.format) == (None, "none")
+
+
 def write(tmp_path: Path, text: str) -> Path:
     path = tmp_path / "recipe.yaml"
     path.write_text(text)

@@ -20,7 +20,7 @@ from trtforge.core.manifest import Manifest, files_below, read_manifest, record_
 from trtforge.core.recipe import EngineConfig, GateConfig
 from trtforge.engine_process.requests import SamplingParams
 from trtforge.formats.tokenizer import load_tokenizer, require_tokenizer
-from trtforge.package.models import PackageConfig
+from trtforge.package.config import PackageConfig
 from trtforge.package.stage import package
 from trtforge.runtime.text import generate_text
 from trtforge.verify.stage import verify

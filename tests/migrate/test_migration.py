@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from tests.compile.checkpoints import engine as settings
 from tests.compile.checkpoints import llama
 from tests.conftest import DEMO_MODEL
-from tests.package.engines import engine_config, tensorrt_engine, write_engine
+from tests.package.engines import engine_config, tensorrt_engine, torch_engine, write_engine
 from trtforge.cli.app import app
 from trtforge.compile.build_config import build_config
 from trtforge.convert.stage import ConvertConfig, convert
@@ -22,7 +22,7 @@ from trtforge.formats.releases import release
 from trtforge.migrate.migration import Migration, migrate
 from trtforge.migrate.rules import ENGINE, REPOSITORY, Carry
 from trtforge.migrate.sources import read_settings
-from trtforge.package.models import PackageConfig
+from trtforge.package.config import PackageConfig
 from trtforge.package.stage import package
 from trtforge.pipeline.migration import MigrateOptions, run_migration
 from trtforge.plan.limits import derive_limits
@@ -220,6 +220,19 @@ def test_our_own_repository_is_migrated(tmp_path: Path) -> None:
     assert "serving.streaming=false" in reason(found.attention, "model_transaction_policy.decoupled")
 
 
+def test_the_settings_of_our_own_embedded_repository_are_known(tmp_path: Path) -> None:
+    engine = torch_engine(tmp_path / "engine")
+    source = package(PackageConfig(), engine, DEMO_MODEL, tmp_path / "repository").path
+    assert migrated(source).attention == []
+    waiting = PackageConfig.parse({"serving": {"max_queue_size": 7, "max_queue_seconds": 1.5}}, "test")
+    found = migrated(package(waiting, engine, DEMO_MODEL, tmp_path / "limited").path)
+    assert [(left.key, left.value) for left in found.attention] == [
+        ("max_queue_size", "7"),
+        ("max_queue_seconds", "1.5"),
+    ]
+    assert "serving.max_queue_size=N" in reason(found.attention, "max_queue_size")
+
+
 def test_without_weights_the_arguments_and_a_report_are_written(tmp_path: Path) -> None:
     source = foreign_engine(tmp_path / "engine")
     found, made = run_migration(MigrateOptions(source, "1.3.0"), tmp_path / "out")
@@ -353,6 +366,16 @@ def test_the_command_reports_as_json(tmp_path: Path) -> None:
         "carried"
     ]
     assert found["attention"][0]["key"] == "pretrained_config.quantization.quant_algo"
-    table = CliRunner().invoke(app, ["migrate", str(source), str(tmp_path / "out")])
+
+
+def test_the_command_prints_what_needs_attention_and_with_all_everything(tmp_path: Path) -> None:
+    source, out = foreign_engine(tmp_path / "engine"), str(tmp_path / "out")
+    short = CliRunner().invoke(app, ["migrate", str(source), out]).stdout
+    found = migrated(source)
+    assert short.startswith("Needs attention:\n  pretrained_config.quantization.quant_algo = ")
+    assert f"{len(found.carried)} settings carried over, {len(found.dropped)} dropped; --all lists them" in short
+    assert "build_config.max_batch_size" not in short
+    assert len(short.splitlines()) < 20
+    whole = CliRunner().invoke(app, ["migrate", str(source), out, "--all"]).stdout
     for title in ("Carried over", "Needs attention", "Dropped", "next: trtforge migrate"):
-        assert title in table.stdout
+        assert title in whole

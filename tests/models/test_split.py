@@ -3,7 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trtforge.models.split import Cut, column_cuts, expert_cuts, head_cuts, joined, row_cuts
+from trtforge.models.expert_split import expert_cuts
+from trtforge.models.split import Cut, column_cuts, head_cuts, joined, row_cuts
 
 
 def rows_of(cut: Cut) -> list[int]:

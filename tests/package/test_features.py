@@ -14,7 +14,7 @@ from trtforge.core.features import FeaturesConfig
 from trtforge.formats.adapter import resolved_lora
 from trtforge.formats.releases import read_release_data, release
 from trtforge.formats.triton import parameters
-from trtforge.package.models import PackageConfig
+from trtforge.package.config import PackageConfig
 from trtforge.package.stage import package
 from trtforge.plan.runtime_keys import runtime_keys
 

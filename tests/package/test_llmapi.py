@@ -20,7 +20,7 @@ from trtforge.core.errors import ForgeError
 from trtforge.core.parallel import Parallel
 from trtforge.engine_process.requests import GenerationRequest, Output, SamplingParams
 from trtforge.formats.triton import ROLES
-from trtforge.package.models import PackageConfig
+from trtforge.package.config import PackageConfig
 from trtforge.package.stage import package
 
 

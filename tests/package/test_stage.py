@@ -16,7 +16,7 @@ from trtforge.cli.options import from_options
 from trtforge.core.errors import ForgeError
 from trtforge.core.manifest import read_manifest
 from trtforge.formats.triton import ROLES, RepositoryFacts, read_facts
-from trtforge.package.models import PackageConfig
+from trtforge.package.config import PackageConfig
 from trtforge.package.stage import package
 
 

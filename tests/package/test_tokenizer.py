@@ -12,7 +12,7 @@ from transformers import BertTokenizer
 from tests.conftest import DEMO_MODEL
 from tests.package.engines import torch_engine
 from trtforge.core.errors import ForgeError
-from trtforge.package.models import PackageConfig
+from trtforge.package.config import PackageConfig
 from trtforge.package.stage import package
 from trtforge.package.tokenizer import find_tokenizer, read_tokenizer
 

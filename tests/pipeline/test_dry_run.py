@@ -13,8 +13,9 @@ from tests.recipes.shipped import SHIPPED
 from trtforge.compile.stage import CompileOptions
 from trtforge.core.recipe import load_recipe
 from trtforge.formats.releases import release
-from trtforge.pipeline.build import Paths, selected
 from trtforge.pipeline.dry_run import dry_run
+from trtforge.pipeline.paths import Paths
+from trtforge.pipeline.stages import selected
 from trtforge.plan.known import known_config
 
 RELEASES = ("0.17", "0.20", "1.0", "1.1", "1.2.1")

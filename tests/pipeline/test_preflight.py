@@ -13,8 +13,9 @@ from trtforge.core.progress import Silent
 from trtforge.core.recipe import Recipe, load_recipe
 from trtforge.machine.host import Host
 from trtforge.machine.memory import Memory
-from trtforge.pipeline.build import Build, StageName, selected
+from trtforge.pipeline.build import Build
 from trtforge.pipeline.preflight import preflight, warn_of_verification
+from trtforge.pipeline.stages import StageName, selected
 
 
 @pytest.mark.parametrize(

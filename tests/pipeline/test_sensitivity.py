@@ -67,3 +67,5 @@ def test_an_unreachable_gate_is_said(tmp_path: Path) -> None:
     assert result["sensitivity"]["without_exclusions"]["verification"]["passed"] is False
     assert [len(entry["modules"]) for entry in result["sensitivity"]["ranking"]].count(3) == 4  # query, key, value
     assert (tmp_path / "out" / "forge.json").exists()
+    kept = json.loads((tmp_path / "out-sensitivity.json").read_text())
+    assert (kept["calibration"], kept["ranking"]) == (result["digest"], result["sensitivity"]["ranking"])

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tests.plan.models import LLAMA_8B, LLAMA_70B, LLAMA_405B, MIXTRAL, asked, known
 from trtforge.core.parallel import Parallel
 from trtforge.core.recipe import KvCacheFormat, QuantFormat
+from trtforge.plan.choices import candidates
 from trtforge.plan.evaluate import evaluate
 from trtforge.plan.fixes import Fix, fixes
 from trtforge.plan.gpus import GPUS
@@ -188,3 +189,12 @@ def test_experts_take_no_adapters_and_attention_does() -> None:
     assert (
         fixed(MIXTRAL, recipe=recipe)["lora"].text == "Use --set 'engine.features.lora.modules=[attn_q,attn_k,attn_v]'."
     )
+
+
+def test_sizes_of_servers_are_proposed_first() -> None:
+    """14 is nearer to 12 than 4 is, but servers have 1, 2, 4 or 8 GPUs."""
+    model = known("Qwen/Qwen2.5-7B")
+    evaluation = evaluate(model, asked(model, tp=12))
+    (first, *_) = candidates(model, evaluation, "heads", frozenset())
+    assert [str(change) for change in first] == ["--tp 4"]
+    assert fixed("Qwen/Qwen2.5-7B", tp=12)["heads"].text == "Use --tp 4."

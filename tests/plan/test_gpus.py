@@ -4,7 +4,7 @@ import pytest
 
 from trtforge.core.errors import ForgeError
 from trtforge.formats.trtllm import Quantization
-from trtforge.plan.gpus import gpu_named, product_of, require_formats
+from trtforge.plan.gpus import ALIASES, GPUS, gpu_named, product_of, require_formats
 
 
 @pytest.mark.parametrize(
@@ -25,9 +25,36 @@ def test_format_is_accepted(gpu: str, algorithm: str | None, cache: str | None) 
 
 
 def test_unknown_gpu_names_the_nearest() -> None:
-    with pytest.raises(ForgeError, match="GPU h100 is not known") as caught:
-        gpu_named("h100")
+    with pytest.raises(ForgeError, match="GPU h100-64gb is not known") as caught:
+        gpu_named("h100-64gb")
     assert "Did you mean h100" in caught.value.hint
+    with pytest.raises(ForgeError, match="GPU  is not known"):
+        gpu_named("")
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ("h100", "h100-80gb"),
+        ("H100", "h100-80gb"),
+        ("a100", "a100-80gb"),
+        ("v100", "v100-16gb"),
+        ("gh200", "gh200-96gb"),
+        ("NVIDIA L40S", "l40s"),
+        ("NVIDIA GeForce RTX 4090", "rtx-4090"),
+        ("rtx_a6000", "rtx-a6000"),
+        ("H100 NVL", "h100-nvl"),
+        ("t4", "t4"),
+    ],
+)
+def test_short_names_mean_the_usual_variant(given: str, name: str) -> None:
+    assert gpu_named(given).name == name
+
+
+def test_aliases_are_no_names_and_lead_to_names() -> None:
+    names = {gpu.name for gpu in GPUS}
+    assert not names & ALIASES.keys()
+    assert set(ALIASES.values()) <= names
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from trtforge.models.checkpoint_plan import Layout
 from trtforge.models.families.llama import FAMILY
 from trtforge.models.families.qwen3_moe import FAMILY as QWEN3_MOE
 from trtforge.models.family import Facts
-from trtforge.plan.legality import Problem, problems, require_legal
+from trtforge.plan.legality import Problem, legal_tp, problems, require_legal
 
 
 def facts(**changes: object) -> Facts:
@@ -107,3 +107,20 @@ def test_groups_inside_an_expert_are_not_cut() -> None:
     assert "mlp.experts.0.down_proj: 96 inputs a rank at tp 8 and ep 1" in problem.message
     assert found(8, 8) == []
     assert found(2, 1) == []
+
+
+def test_a_refusal_names_only_tensor_parallelism_that_is_legal_as_a_whole() -> None:
+    """28 heads divide by 7 too, but neither their 4 KV heads nor the groups of 128 do."""
+    model = facts(
+        hidden_size=3584, intermediate_size=18944, num_attention_heads=28, num_key_value_heads=4, num_hidden_layers=28
+    )
+    layout = Layout(Parallel(tp=8), "float16", "int4_awq")
+    assert legal_tp(FAMILY, model, layout) == [1, 2, 4]
+    with pytest.raises(ForgeError, match="28 attention heads cannot be split over tp 8") as caught:
+        require_legal(FAMILY, model, layout)
+    assert caught.value.hint == "Choose --tp from 1, 2, 4."
+    assert caught.value.repair is not None
+    assert caught.value.repair.options == (("--tp", "4"),)
+    with pytest.raises(ForgeError, match="KV heads can neither be split over nor replicated on tp 7") as caught:
+        require_legal(FAMILY, model, Layout(Parallel(tp=7), "float16"))
+    assert caught.value.hint == "Choose --tp from 1, 2, 4."

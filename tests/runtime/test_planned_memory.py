@@ -20,7 +20,8 @@ from trtforge.formats.shards import read_header
 from trtforge.formats.trtllm import rank_file, read_checkpoint_config
 from trtforge.machine.host import Host
 from trtforge.machine.processor import Processor
-from trtforge.pipeline.build import Build, selected
+from trtforge.pipeline.build import Build
+from trtforge.pipeline.stages import selected
 from trtforge.plan.evaluate import evaluate
 from trtforge.plan.evaluation import Evaluation
 from trtforge.plan.model import find_model

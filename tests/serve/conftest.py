@@ -21,7 +21,7 @@ from tests.conftest import DEMO_MODEL
 from tests.package.engines import torch_engine
 from trtforge.core.assets import asset_directory
 from trtforge.machine.processes import session_processes
-from trtforge.package.models import PackageConfig
+from trtforge.package.config import PackageConfig
 from trtforge.package.stage import package
 
 _FAKE = Path(__file__).parent / "fake_engine.py"
@@ -58,6 +58,8 @@ class Running:
         """Return once the line was printed (again); fail with its errors if it ended."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline().strip()
+        if line.startswith("openai="):  # of the start before
+            line = self.process.stdout.readline().strip()
         if line != self.ready_line:
             pytest.fail(f"{line!r}: {self.process.communicate(timeout=30)}")
 
@@ -148,10 +150,10 @@ def fake_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def start_server(repository: Path, **options: object) -> Running:
-    """Start `repository` on free ports."""
+    """Start `repository` on free ports; without OpenAI's API unless `openai` says so."""
     ports = free_ports(3)
     named = dict(zip(("http_port", "grpc_port", "metrics_port"), ports, strict=True))
-    config = {"ready_timeout": 60, "drain_timeout": 5, **named, **options}
+    config = {"ready_timeout": 60, "drain_timeout": 5, "openai": False, **named, **options}
     process = subprocess.Popen(
         [sys.executable, "-c", _MAIN, str(repository), json.dumps(config)],
         stdout=subprocess.PIPE,

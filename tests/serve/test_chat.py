@@ -14,7 +14,7 @@ from tests.serve.test_text_tensors import post, streamed
 from trtforge.compile.stage import compile_engine
 from trtforge.convert.stage import ConvertConfig, convert
 from trtforge.core.recipe import EngineConfig
-from trtforge.package.models import PackageConfig
+from trtforge.package.config import PackageConfig
 from trtforge.package.stage import package
 
 NEW_TOKENS = 12

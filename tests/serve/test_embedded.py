@@ -11,7 +11,7 @@ from tests.package.engines import FORGE, engine_config, write_engine
 from trtforge.core.errors import ForgeError
 from trtforge.core.manifest import open_artifact
 from trtforge.formats.triton import read_facts
-from trtforge.package.models import PackageConfig
+from trtforge.package.config import PackageConfig
 from trtforge.package.stage import package
 from trtforge.serve.config import ServeConfig
 from trtforge.serve.embedded import check_embedded

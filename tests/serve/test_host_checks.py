@@ -15,7 +15,7 @@ from trtforge.core.manifest import open_artifact
 from trtforge.formats.engine_target import EngineTarget
 from trtforge.formats.triton import RepositoryFacts, read_facts
 from trtforge.machine.nvml import Nvml
-from trtforge.package.models import PackageConfig
+from trtforge.package.config import PackageConfig
 from trtforge.package.stage import package
 from trtforge.serve import host_checks
 from trtforge.serve.config import ServeConfig

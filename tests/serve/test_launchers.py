@@ -13,7 +13,7 @@ from trtforge.core.manifest import open_artifact
 from trtforge.core.parallel import Parallel
 from trtforge.core.recipe import EngineConfig
 from trtforge.formats.triton import RepositoryFacts, read_facts
-from trtforge.package.models import PackageConfig
+from trtforge.package.config import PackageConfig
 from trtforge.package.stage import package
 from trtforge.serve import launchers
 from trtforge.serve.config import ServeConfig

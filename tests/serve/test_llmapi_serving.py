@@ -17,7 +17,7 @@ from tests.serve.test_serving import PROMPT, echoed
 from trtforge.compile.stage import compile_engine
 from trtforge.core.assets import asset_directory
 from trtforge.core.errors import ForgeError
-from trtforge.package.models import PackageConfig
+from trtforge.package.config import PackageConfig
 from trtforge.package.repository import LIBRARIES
 from trtforge.package.stage import package
 from trtforge.serve.client import Sampling, generate, stream_text

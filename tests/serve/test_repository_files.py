@@ -8,7 +8,7 @@ import pytest
 from tests.conftest import DEMO_MODEL
 from tests.package.engines import torch_engine
 from trtforge.core.errors import ForgeError
-from trtforge.package.models import PackageConfig
+from trtforge.package.config import PackageConfig
 from trtforge.package.stage import package
 from trtforge.serve.config import ServeConfig
 from trtforge.serve.stage import serve

@@ -13,7 +13,7 @@ from tests.package.engines import torch_engine
 from tests.serve.conftest import Running, Start, eventually, free_ports, left_behind, package_with_fake_engine
 from trtforge.core.errors import ForgeError
 from trtforge.machine.processes import session_processes
-from trtforge.package.models import PackageConfig
+from trtforge.package.config import PackageConfig
 from trtforge.package.stage import package
 from trtforge.serve.client import Sampling, generate, stream_text
 from trtforge.serve.config import ServeConfig

@@ -13,7 +13,8 @@ from tests.serve.fake_engine import LONGEST_PROMPT
 from tests.serve.test_serving import PROMPT, active_requests, echoed, post
 from trtforge.core.errors import ForgeError
 from trtforge.formats.triton import ModelRole
-from trtforge.package.models import ModelCode, PackageConfig
+from trtforge.package.config import PackageConfig
+from trtforge.package.triton_models import ModelCode
 from trtforge.serve.client import Sampling, generate, stream_text
 
 
@@ -29,7 +30,7 @@ def tokenizer() -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with patch("trtforge.package.models._code", code_for_triton):
+    with patch("trtforge.package.triton_models._code", code_for_triton):
         repository = package_with_fake_engine(tmp_path_factory.mktemp("triton"), PackageConfig())
     assert (repository / "ensemble" / "1" / "triton_engine.py").is_file()
     assert not (repository / "ensemble" / "1" / "served_engine.py").exists()

@@ -28,6 +28,7 @@ from trtforge.reference.weights import LayerWeights
 _LOG = logging.getLogger(__name__)
 _SAVED = "hidden-states"
 _SECONDS_BETWEEN_SAVES = 60.0
+_PASS_OF_SEARCH = 0.5  # share of the pass over the data in a layer whose scales are searched for, for progress bars
 
 
 class Walk:
@@ -59,6 +60,13 @@ class Walk:
             budget=budget,
             directory=self._directory,
         )
+
+        of_pass = _PASS_OF_SEARCH if self._needs.awq else 1.0
+
+        def passed(share: float) -> None:
+            """A part of a layer's pass over the data is done; the search for its scales comes after it."""
+            bar.advance(share * of_pass)
+
         first = self._resume(hidden)
         bar.advance(first)
         saved = time.monotonic()
@@ -66,7 +74,7 @@ class Walk:
             for layer in self._stream.layers(batches, hidden, first):
                 observer = LayerObserver(layer.module, layer.index, self._family, self._facts, self._needs)
                 with observer:
-                    layer.run()
+                    layer.run(passed)
                 prefix = f"{self._family.layer_prefix}.{layer.index}."
                 tensors = {prefix + name: tensor for name, tensor in observer.results().items()}
                 if self._needs.kv_cache:
@@ -74,7 +82,7 @@ class Walk:
                     _require_scale(amax, layer.index, self._dtype)
                 self._keep(layer.index, tensors)
                 del observer, tensors
-                bar.advance(1)
+                bar.advance(1 - of_pass)
                 if time.monotonic() - saved > _SECONDS_BETWEEN_SAVES:
                     self._save(hidden, layer.index + 1)
                     saved = time.monotonic()

@@ -1,37 +1,47 @@
 """The `trtforge` program: its commands, and the mapping of errors to messages and exit statuses."""
 
 import logging
+import re
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 from io import TextIOWrapper
 from shlex import join
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
+from trtforge import __version__
 from trtforge.cli import show
 from trtforge.cli.build import build
 from trtforge.cli.cache import cache
 from trtforge.cli.calibrate import calibrate
+from trtforge.cli.chat import chat
+from trtforge.cli.compare import compare
 from trtforge.cli.compile import compile_
 from trtforge.cli.convert import convert
 from trtforge.cli.doctor import doctor
+from trtforge.cli.exit_status import DONE, FAILED, INTERRUPTED, TERMINATED, WRONG_USAGE, status_of
 from trtforge.cli.explain import explained
+from trtforge.cli.gateway import gateway
 from trtforge.cli.help import Command, Group
+from trtforge.cli.hints import for_command, repaired
+from trtforge.cli.init import init
 from trtforge.cli.inspect import inspect, version
 from trtforge.cli.migrate import migrate
 from trtforge.cli.package import package
 from trtforge.cli.plan import plan
 from trtforge.cli.recipes import recipes
+from trtforge.cli.run import run
 from trtforge.cli.serving import generate, infer, probe, serve
 from trtforge.cli.verify import verify
-from trtforge.core.errors import ForgeError, LoggedError, UsageError
+from trtforge.core.errors import ForgeError, LoggedError, Repair, UsageError, Where
 from trtforge.core.threads import wait_briefly
-from trtforge.machine.processes import SIGINT_STATUS, SIGTERM_STATUS, ended_by_sigterm
+from trtforge.machine.processes import ended_by_sigterm
 
 _COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
-    "Build": {"build": build, "plan": plan},
+    "Build": {"run": run, "build": build, "init": init, "plan": plan, "compare": compare},
     "Stages": {
         "calibrate": calibrate,
         "convert": convert,
@@ -40,7 +50,14 @@ _COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
         "package": package,
         "migrate": migrate,
     },
-    "Serving": {"serve": serve, "infer": infer, "generate": generate, "probe": probe},
+    "Serving": {
+        "chat": chat,
+        "serve": serve,
+        "gateway": gateway,
+        "infer": infer,
+        "generate": generate,
+        "probe": probe,
+    },
     "Inspection": {"inspect": inspect, "doctor": doctor, "version": version},
 }
 """The commands by their group in `--help`."""
@@ -54,6 +71,23 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode=None,
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"trtforge {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _program(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version of trtforge.")
+    ] = False,
+) -> None:
+    """The options of the program itself."""
+
+
 for _group, _commands in _COMMANDS.items():
     for _name, _command in _commands.items():
         app.command(_name, cls=Command, rich_help_panel=_group)(_command)
@@ -70,45 +104,53 @@ _WrongUsage: type[Any] = typer.BadParameter.__mro__[2]
 def main() -> None:
     """Run the program and exit: 0 done, 1 failed, 2 wrong usage, 130 and 143 after SIGINT and SIGTERM.
 
-    A failure prints `error:` and `hint:` on stderr, an interruption the command that resumes the work.
+    A failure prints `error:` and `hint:` on stderr, and with --json an object on stdout; an interruption prints the
+    command that resumes the work.
     """
+    with show.one_json_object():
+        _run()
+
+
+def _run() -> None:
     wait_briefly()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # names in files may not be encodable
     log = logging.getLogger("trtforge")
-    log.addHandler(_Messages())
+    if not any(isinstance(handler, _Messages) for handler in log.handlers):
+        log.addHandler(_Messages())
     log.setLevel(logging.INFO)
     try:
         with ended_by_sigterm():
-            status = app(standalone_mode=False)
+            status = app(prog_name="trtforge", standalone_mode=False)
     except _WrongUsage as error:
         show_usage(error)
-        sys.exit(2)
+        sys.exit(WRONG_USAGE)
     except typer.Abort:
         show_error(
             ForgeError(
                 "standard input ended before the input", hint="Provide the input, or run the command in a terminal."
             )
         )
-        sys.exit(1)
+        sys.exit(FAILED)
     except SystemExit as end:
-        if end.code == SIGTERM_STATUS:
+        if end.code == TERMINATED:
             show_interruption("SIGTERM")
         raise
     except LoggedError as error:
         show_error(explained(error))
-        sys.exit(1)
+        sys.exit(status_of(error))
     except ForgeError as error:
         show_error(error)
-        sys.exit(2 if isinstance(error, UsageError) else 1)
+        sys.exit(status_of(error))
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        show_error(ForgeError(f"{where}{error.strerror or error}", hint="Add --verbose for the traceback."))
-        sys.exit(1)
-    if status == SIGINT_STATUS:
+        failure = ForgeError(f"{where}{error.strerror or error}", hint="Add --verbose for the traceback.")
+        show_error(failure.at(Where(str(error.filename))) if error.filename else failure)
+        sys.exit(FAILED)
+    if status == INTERRUPTED:
         show_interruption("SIGINT")
-    sys.exit(status if isinstance(status, int) else 0)
+    sys.exit(status if isinstance(status, int) else DONE)
 
 
 class _Messages(logging.Handler):
@@ -119,14 +161,39 @@ class _Messages(logging.Handler):
 
 
 def show_interruption(signal: str) -> None:
-    """Print the interrupted command and the command that resumes it, without --force, which would start over."""
+    """Print the interrupted command and the command that resumes it, without --force, which would start over.
+
+    Ctrl-C of a command that keeps nothing prints one word.
+    """
     words = sys.argv[1:]
+    if signal == "SIGINT" and words[:1] != ["verify"] and not (words and words[0] in _RESUMABLE):
+        print("interrupted", file=sys.stderr)
+        return
     print(f"interrupted by {signal}: {join(['trtforge', *words])}", file=sys.stderr)
     again = join(["trtforge", *(word for word in words if word != "--force")])
     if words[:1] == ["verify"]:
         print(f"hint: verify keeps no intermediate results; run again: {again}", file=sys.stderr)
     elif words and words[0] in _RESUMABLE:
         print(f"hint: completed work is kept; resume with: {again}", file=sys.stderr)
+
+
+def _whole_hint(error: ForgeError, words: Sequence[str]) -> str:
+    """The hint in the words of the command that was run, with the whole command that would work if it is known."""
+    options = options_of(words)
+    hint = for_command(error.hint, options)
+    command = repaired(words, error.repair, options) if error.repair is not None else None
+    return hint if command is None or "Run `" in hint else f"{hint} Run `{command}`."
+
+
+def options_of(words: Sequence[str]) -> frozenset[str]:
+    """The options of the command that a command line names; none if it names no command."""
+    command: Any = typer.main.get_command(app)
+    for word in words:
+        inner = getattr(command, "commands", {}).get(word)
+        if inner is None:
+            break
+        command = inner
+    return frozenset(option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts))
 
 
 def show_usage(error: Any) -> None:
@@ -137,17 +204,39 @@ def show_usage(error: Any) -> None:
     usage = "Add --help after the command to see its options."
     if getattr(error, "ctx", None) is not None:
         usage = f"{error.ctx.get_usage()}; see `{error.ctx.command_path} --help`."
-    show_error(UsageError(error.format_message(), hint=usage))
+    meant = _meant(error, sys.argv[1:])
+    hint = f"Did you mean {meant.right}?" if meant else usage
+    show_error(UsageError(error.format_message(), hint=hint).repaired_by(meant))
+
+
+def _meant(error: Any, words: Sequence[str]) -> Repair | None:
+    """The command or option that a mistyped one is nearest to."""
+    group = getattr(error, "ctx", None) and error.ctx.command
+    if type(error).__name__ == "NoSuchOption":
+        wrong, known = error.option_name, options_of(words)
+    elif "No such command" in error.format_message():
+        named = re.search(r"No such command '([^']*)'", error.format_message())
+        wrong, known = named[1] if named else "", frozenset(getattr(group, "commands", {}))
+    else:
+        return None
+    nearest = get_close_matches(wrong, sorted(known), n=1, cutoff=0.5)
+    return Repair(wrong, nearest[0]) if nearest else None
 
 
 def show_error(error: ForgeError) -> None:
-    """Print `error:` and `hint:` on stderr, after the traceback with --verbose."""
+    """Print `error:` and `hint:` on stderr, after the traceback with --verbose; with --json on stdout too."""
     from rich.console import Console
+    from rich.text import Text
 
     if "--verbose" in sys.argv:
         traceback.print_exc()
     console = Console(stderr=True, soft_wrap=True, highlight=False)
-    console.print("error:", style="bold red", end=" ")
-    console.print(error.message, markup=False)
-    console.print("hint:", style="bold", end=" ")
-    console.print(error.hint, markup=False)
+    hint = _whole_hint(error, sys.argv[1:])
+    if "--json" in sys.argv:
+        show.error_as_json(error, hint)
+    for label, style, said in (("error:", "bold red", error.message), ("hint:", "bold", hint)):
+        line = f"{label} {said}"
+        # `Text`, because rich takes :words: and [words] in strings for emoji and markup.
+        text = Text(show.wrapped(line, show.width(sys.stderr)) if sys.stderr.isatty() else line)
+        text.stylize(style, 0, len(label))
+        console.print(text)

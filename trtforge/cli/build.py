@@ -1,18 +1,35 @@
-"""`trtforge build RECIPE`: run every stage in order and print a report."""
+"""`trtforge build RECIPE_OR_MODEL`: run every stage in order and print a report."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trtforge.cli import show
-from trtforge.cli.options import Container, Force, Json, Quiet, Set, Verbose, Workers, require_heeded
+from trtforge.cli import completion, show
+from trtforge.cli.chosen import Choice, Chosen, choose
+from trtforge.cli.options import (
+    Container,
+    Ep,
+    Force,
+    GoalName,
+    GpuName,
+    Json,
+    Pp,
+    Quant,
+    Quiet,
+    Set,
+    Tp,
+    Verbose,
+    Workers,
+    require_heeded,
+)
 from trtforge.core.errors import UsageError
 
 if TYPE_CHECKING:
+    from trtforge.cli.build_view import BuildView
     from trtforge.core.recipe import Recipe
-    from trtforge.pipeline.build import StageName
-    from trtforge.pipeline.report import BuildReport
+    from trtforge.pipeline.stages import StageName
 
 
 _STAGES = "Stages"
@@ -21,12 +38,24 @@ _LOCK = "Lock file"
 
 def build(
     context: typer.Context,
-    recipe: Annotated[
-        str, typer.Argument(metavar="RECIPE", help="Recipe file, or the name of a shipped recipe.", show_default=False)
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="RECIPE_OR_MODEL",
+            autocompletion=completion.recipes,
+            help="Recipe file, name of a shipped recipe, model directory or hub id.",
+            show_default=False,
+        ),
     ],
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Build directory.", show_default="build/<recipe>")
     ] = None,
+    quant: Quant = None,
+    tp: Tp = None,
+    pp: Pp = None,
+    ep: Ep = None,
+    gpu: GpuName = None,
+    goal: GoalName = None,
     set_: Set = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan of every stage; write nothing.")] = False,
     force: Force = False,
@@ -35,12 +64,20 @@ def build(
         typer.Option(
             "--from",
             metavar="STAGE",
+            autocompletion=completion.stages,
             rich_help_panel=_STAGES,
             help="First stage to run: calibrate, convert, verify, compile or package.",
         ),
     ] = "calibrate",
     last: Annotated[
-        str, typer.Option("--to", metavar="STAGE", rich_help_panel=_STAGES, help="Last stage to run.")
+        str,
+        typer.Option(
+            "--to",
+            metavar="STAGE",
+            autocompletion=completion.stages,
+            rich_help_panel=_STAGES,
+            help="Last stage to run.",
+        ),
     ] = "package",
     workers: Workers = 1,
     container: Container = None,
@@ -65,65 +102,118 @@ def build(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Build a recipe: calibrate, convert, verify, compile, package.
+    """Build a recipe or a model: calibrate, convert, verify, compile, package.
 
-    Stages whose artifact is up to date are skipped. If the recipe is locked (forge.lock), the model is taken at the
-    locked commit, and every other difference from the lock is a warning.
+    For a model a recipe is derived, printed, written to DIR/recipe.yaml and used. Stages whose artifact is up to date
+    are skipped. If the recipe is locked (forge.lock), the model is taken at the locked commit, and every other
+    difference from the lock is a warning.
 
     Example: trtforge build demo-int4awq --set engine.max_batch_size=16
 
+    Example: trtforge build Qwen/Qwen2.5-7B-Instruct --quant fp8 --gpu h100-80gb
+
     Example: trtforge build mine.yaml --locked
     """
-    from shlex import join
-
-    from rich.console import Console
-
-    from trtforge.cli.recipes import find
-    from trtforge.compile.stage import CompileOptions
-    from trtforge.core.progress import for_this_terminal
-    from trtforge.core.recipe import load_recipe
-    from trtforge.pipeline.build import Build, GateError, Paths, selected
-    from trtforge.pipeline.lock import FILE_NAME, pinned, write_locked
-    from trtforge.pipeline.lock_facts import what_is_used, with_image
-
     if update_lock and (locked or dry_run):
         raise UsageError(
             f"--update-lock with {'--locked' if locked else '--dry-run'}", hint="Give --update-lock without the other."
         )
-    chosen = load_recipe(find(recipe), tuple(set_ or ()))
-    require_heeded(context, chosen.engine.backend)
-    lock_file = lock or (Path(recipe).parent if Path(recipe).is_file() else Path()) / FILE_NAME
-    stages = selected(chosen, _stage(first, "--from"), _stage(last, "--to"))
-    used = what_is_used(chosen, lock_file, container=container) if update_lock else None
-    if used is not None:
-        chosen, image = pinned(chosen, used), container
-    elif dry_run and not locked:
-        image = container  # a dry run reads metadata only and uses no network
+    formats = quant.split(",") if quant is not None else []
+    choice = Choice(formats[0] if formats else None, tp, pp, ep, gpu, goal)
+    asked = choose(target, choice, tuple(set_ or ()), out, sweeps=len(formats) > 1)
+    require_heeded(context, asked.recipe.engine.backend)
+    how = How(
+        _stage(first, "--from"), _stage(last, "--to"), dry_run, force, workers, container, locked, update_lock, lock,
+        quiet=quiet, json=json,
+    )  # fmt: skip
+    if len(formats) > 1:
+        build_formats(asked, formats, how)
     else:
-        chosen, image = as_locked(chosen, lock_file, container, strict=locked)
-    paths = Paths(out or Path("build") / chosen.name)
-    options = CompileOptions(workers=workers, container=image)
-    if dry_run:
-        from trtforge.pipeline.dry_run import dry_run as plan
+        build_chosen(asked, how)
 
-        show.as_json(plan(chosen, paths, stages, options))
+
+@dataclass(frozen=True)
+class How:
+    """How to build: the options of `trtforge build` that are not about the recipe."""
+
+    first: "StageName" = "calibrate"
+    last: "StageName" = "package"
+    dry_run: bool = False
+    force: bool = False
+    workers: int = 1
+    container: str | None = None
+    locked: bool = False
+    update_lock: bool = False
+    lock: Path | None = None
+    quiet: bool = False
+    json: bool = False
+
+
+def build_formats(asked: Chosen, formats: list[str], how: How) -> None:
+    """Build a recipe in several formats and compare the builds. Raises UsageError for options that apply to one."""
+    from trtforge.cli.sweep import build_each
+    from trtforge.compile.stage import CompileOptions
+
+    for option, given in (("--dry-run", how.dry_run), ("--locked", how.locked), ("--update-lock", how.update_lock)):
+        if given:
+            raise UsageError(f"{option} with several formats", hint=f"Give one format with {option}.")
+    build_each(
+        asked.recipe, formats, asked.out, first=how.first, last=how.last, named=asked.named,
+        options=CompileOptions(workers=how.workers, container=how.container), force=how.force, quiet=how.quiet,
+        json=how.json,
+    )  # fmt: skip
+
+
+def build_chosen(asked: Chosen, how: How) -> None:
+    """Build one recipe and show its report, or its plan with `how.dry_run`. Raises ForgeError."""
+    from trtforge.cli.build_view import BuildView
+    from trtforge.pipeline.stages import selected
+
+    stages = selected(asked.recipe, how.first, how.last)
+    with BuildView(quiet=how.quiet or how.json) as view:
+        if not how.dry_run:
+            view.header(asked.recipe, asked.out, asked.text)
+        _build(asked, how, stages, view)
+
+
+def _build(asked: Chosen, how: How, stages: "tuple[StageName, ...]", view: "BuildView") -> None:
+    """As `build_chosen`, below the header: these imports take longer than the header may."""
+    from trtforge.cli.build_view import show_dry_run, show_report
+    from trtforge.compile.stage import CompileOptions
+    from trtforge.pipeline.build import Build, GateError
+    from trtforge.pipeline.lock import FILE_NAME, pinned, write_locked
+    from trtforge.pipeline.lock_facts import what_is_used, with_image
+    from trtforge.pipeline.paths import Paths
+
+    chosen, paths = asked.recipe, Paths(asked.out)
+
+    lock_file = how.lock or asked.lock_directory / FILE_NAME
+    used = what_is_used(chosen, lock_file, container=how.container) if how.update_lock else None
+    if used is not None:
+        chosen, image = pinned(chosen, used), how.container
+    elif how.dry_run and not how.locked:
+        image = how.container  # a dry run reads metadata only and uses no network
+    else:
+        chosen, image = as_locked(chosen, lock_file, how.container, strict=how.locked)
+    options = CompileOptions(workers=how.workers, container=image)
+    if how.dry_run:
+        from trtforge.pipeline.dry_run import dry_run
+
+        planned = dry_run(chosen, paths, stages, options)
+        show.as_json(planned) if how.json else show_dry_run(chosen, planned, paths.out, asked.command)
         return
-    named = join([recipe, *(word for value in set_ or () for word in ("--set", value))])
-    log = Console(stderr=True, quiet=quiet or json, highlight=False)
-    run = Build(chosen, paths.out, for_this_terminal(quiet=quiet or json), force=force, named=named, options=options)
+    asked.write()
+    run = Build(chosen, paths.out, view.progress, force=how.force, named=asked.named, options=options)
     try:
-        report = run.run(stages, started=lambda stage: log.print(f"[bold]{stage}[/bold]"))
+        report = run.run(stages, started=view.started, finished=view.finished)
     except GateError as error:
-        if json:
-            show.as_json(error.report.as_json())
+        view.failed()
+        show.as_json(error.report.as_json()) if how.json else show_report(error.report.record())
         raise
     if used is not None:
-        write_locked(lock_file, chosen.name, with_image(used, chosen, container))
-        log.print(f"{lock_file} locks {chosen.name}")
-    if json:
-        show.as_json(report.as_json())
-    else:
-        _show(report)
+        write_locked(lock_file, chosen.name, with_image(used, chosen, how.container))
+        view.say(f"{lock_file} locks {chosen.name}")
+    show.as_json(report.as_json()) if how.json else show_report(report.record())
 
 
 def as_locked(recipe: "Recipe", lock_file: Path, container: str | None, *, strict: bool) -> "tuple[Recipe, str | None]":
@@ -148,33 +238,9 @@ def as_locked(recipe: "Recipe", lock_file: Path, container: str | None, *, stric
 
 
 def _stage(name: str, option: str) -> "StageName":
-    from trtforge.pipeline.build import STAGES
+    from trtforge.pipeline.stages import STAGES
 
     for stage in STAGES:
         if stage == name:
             return stage
     raise typer.BadParameter(f"{name} is not a stage: {', '.join(STAGES)}", param_hint=option)
-
-
-def _show(report: "BuildReport") -> None:
-    rows = [
-        [
-            stage.stage,
-            stage.artifact or "-",
-            show.size(stage.bytes) if stage.bytes else "-",
-            stage.origin if stage.cached else f"{stage.seconds:.1f} s",
-            show.size(stage.peak_memory),
-        ]
-        for stage in report.stages
-    ]
-    show.table(f"Build {report.recipe}", ["stage", "artifact", "size", "time", "peak memory"], rows)
-    if report.compression is not None and report.compression > 1:
-        print(f"compression of the quantised linears: {report.compression:.2f} times")
-    if report.verification is not None:
-        found = report.verification
-        perplexity = found.perplexity
-        print(
-            f"perplexity: {perplexity.candidate:.3f}, Hugging Face model {perplexity.reference:.3f} "
-            f"({perplexity.increase:+.2%}); top-1 agreement {found.top1_agreement:.2%} over {found.tokens} tokens"
-        )
-    print(f"next: {report.next_command}")

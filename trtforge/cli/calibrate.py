@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trtforge.cli import show
+from trtforge.cli import completion, show
 from trtforge.cli.options import Force, HfDirectory, Json, Out, Quiet, Verbose, from_options
 from trtforge.cli.sensitivity import DEFAULT_GATE, show_sensitivity
 from trtforge.core import defaults
@@ -26,6 +26,7 @@ def calibrate(
         str,
         typer.Option(
             metavar="FORMAT",
+            autocompletion=completion.words("fp8", "int4_awq", "w4a8_awq", "int8_sq", "nvfp4", "none"),
             rich_help_panel=_FORMAT,
             help="Format to calibrate for: fp8, int4_awq, w4a8_awq, int8_sq, nvfp4, or none (the KV cache only).",
             show_default=False,
@@ -33,7 +34,12 @@ def calibrate(
     ],
     kv_cache: Annotated[
         str,
-        typer.Option(metavar="FORMAT", rich_help_panel=_FORMAT, help="Format of the KV cache: none, fp8 or int8."),
+        typer.Option(
+            metavar="FORMAT",
+            autocompletion=completion.kv_formats,
+            rich_help_panel=_FORMAT,
+            help="Format of the KV cache: none, fp8 or int8.",
+        ),
     ] = "none",
     group_size: Annotated[
         int, typer.Option(metavar="N", rich_help_panel=_FORMAT, help="AWQ group size: 64 or 128.")
@@ -81,7 +87,13 @@ def calibrate(
         ),
     ] = None,
     device: Annotated[
-        str, typer.Option(metavar="DEVICE", rich_help_panel=_EXECUTION, help="Device: auto, cpu or cuda.")
+        str,
+        typer.Option(
+            metavar="DEVICE",
+            autocompletion=completion.devices,
+            rich_help_panel=_EXECUTION,
+            help="Device: auto, cpu or cuda.",
+        ),
     ] = "auto",
     memory: Annotated[
         str | None,
@@ -132,16 +144,19 @@ def calibrate(
     _require_consistent(config, gate, sensitivity=sensitivity)
     source, progress = resolve_source(hf_dir), for_this_terminal(quiet=quiet or json)
     limits = parse_gate(gate or DEFAULT_GATE, {})
-    result = run(config, source, out, force=force, progress=progress)
+    with progress.waiting("calibrate"):
+        result = run(config, source, out, force=force, progress=progress)
     for warning in open_calibration(out).warnings:
         show.warning(warning)
     following = f"trtforge convert {hf_dir} CHECKPOINT --quant {quant} --kv-cache {kv_cache} --calibration {out}"
     if not sensitivity:
         show.produced(result, json_output=json, next_command=following)
         return
-    from trtforge.pipeline.sensitivity import analyse
+    from trtforge.pipeline.sensitivity import analyse, keep
 
-    found = analyse(config, source, out, limits, progress)
+    with progress.waiting("sensitivity"):
+        found = analyse(config, source, out, limits, progress)
+    keep(found, out)
     excluded = found.proposal.exclude_modules if found.proposal else ()
     following += "".join(f" --exclude-module {name}" for name in excluded)
     if not json:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from trtforge.cli import show
+from trtforge.cli import completion, show
 from trtforge.cli.options import (
     Container,
     Force,
@@ -40,6 +40,7 @@ def compile_(
         str,
         typer.Option(
             metavar="BACKEND",
+            autocompletion=completion.backends,
             rich_help_panel=_BACKEND,
             help="Runtime of the engine: auto, tensorrt_llm, torch (the embedded engine) or llmapi.",
         ),
@@ -50,7 +51,12 @@ def compile_(
     ] = defaults.TENSORRT_LLM,
     gpu: Annotated[
         str | None,
-        typer.Option(metavar="NAME", rich_help_panel=_BACKEND, help="GPU of the engine, such as h100-80gb."),
+        typer.Option(
+            metavar="NAME",
+            autocompletion=completion.gpus,
+            rich_help_panel=_BACKEND,
+            help="GPU of the engine, such as h100-80gb.",
+        ),
     ] = None,
     max_batch_size: Annotated[
         int, typer.Option(min=1, metavar="N", rich_help_panel=_LIMITS, help="Maximum number of requests in flight.")
@@ -80,12 +86,21 @@ def compile_(
         ),
     ] = None,
     device: Annotated[
-        str, typer.Option(metavar="DEVICE", rich_help_panel=_TORCH, help="Device: auto, cpu or cuda.")
+        str,
+        typer.Option(
+            metavar="DEVICE",
+            autocompletion=completion.devices,
+            rich_help_panel=_TORCH,
+            help="Device: auto, cpu or cuda.",
+        ),
     ] = "auto",
     compute_dtype: Annotated[
         str,
         typer.Option(
-            metavar="DTYPE", rich_help_panel=_TORCH, help="Compute dtype: auto, float16, bfloat16 or float32."
+            metavar="DTYPE",
+            autocompletion=completion.dtypes,
+            rich_help_panel=_TORCH,
+            help="Compute dtype: auto, float16, bfloat16 or float32.",
         ),
     ] = "auto",
     workers: Workers = 1,
@@ -114,6 +129,7 @@ def compile_(
     Example: trtforge compile checkpoint engine --feature lookahead --dry-run
     """
     from trtforge.cli.features import parse_features
+    from trtforge.cli.places import artifact_at
     from trtforge.compile.stage import CompileOptions, compile_engine, plan_engine
     from trtforge.core.parallel import Parallel
     from trtforge.core.progress import for_this_terminal
@@ -139,9 +155,11 @@ def compile_(
     require_heeded(context, config.backend)
     parallel = Parallel(tp or 1, pp or 1, ep or 1) if tp or pp or ep else None
     options = CompileOptions(workers=workers, container=container, parallel=parallel)
+    checkpoint = artifact_at(checkpoint, "checkpoint")
     if dry_run:
         show.as_json(plan_engine(config, checkpoint, out, options).as_json())
         return
     progress = for_this_terminal(quiet=quiet or json)
-    result = compile_engine(config, checkpoint, out, options, force=force, progress=progress)
+    with progress.waiting("compile"):
+        result = compile_engine(config, checkpoint, out, options, force=force, progress=progress)
     show.produced(result, json_output=json, next_command=f"trtforge package {out} REPOSITORY")

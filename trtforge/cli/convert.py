@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from trtforge.cli import show
+from trtforge.cli import completion, show
 from trtforge.cli.options import FORMAT_GROUP, Force, HfDirectory, Json, Out, Quiet, Verbose, from_options
 from trtforge.core.errors import UsageError
 
@@ -47,6 +47,7 @@ def convert(
         str,
         typer.Option(
             metavar="DTYPE",
+            autocompletion=completion.dtypes,
             rich_help_panel=FORMAT_GROUP,
             help="float16, bfloat16, float32, or auto: the checkpoint's dtype, with float32 stored as float16.",
         ),
@@ -55,6 +56,7 @@ def convert(
         str,
         typer.Option(
             metavar="FORMAT",
+            autocompletion=completion.formats,
             rich_help_panel=FORMAT_GROUP,
             help="Weight format: none, fp8, fp8_rowwise, int4_awq, w4a8_awq, int8_sq, int8_wo, int4_wo or nvfp4. "
             "A quantised checkpoint keeps its own.",
@@ -62,7 +64,12 @@ def convert(
     ] = "none",
     kv_cache: Annotated[
         str,
-        typer.Option(metavar="FORMAT", rich_help_panel=FORMAT_GROUP, help="Format of the KV cache: none, fp8 or int8."),
+        typer.Option(
+            metavar="FORMAT",
+            autocompletion=completion.kv_formats,
+            rich_help_panel=FORMAT_GROUP,
+            help="Format of the KV cache: none, fp8 or int8.",
+        ),
     ] = "none",
     calibration: Annotated[
         Path | None,
@@ -137,6 +144,7 @@ def convert(
             "--shared-pre-quant-scale applies only to AWQ formats", hint="Leave it out, or give --quant int4_awq."
         )
     source, progress = resolve_source(hf_dir), for_this_terminal(quiet=quiet or json)
-    result = run(config, source, out, calibration=calibration, force=force, progress=progress)
+    with progress.waiting("convert"):
+        result = run(config, source, out, calibration=calibration, force=force, progress=progress)
     following = f"verify {out} --against {hf_dir}" if cp == 1 else f"compile {out} ENGINE --backend tensorrt_llm"
     show.produced(result, json_output=json, next_command=f"trtforge {following}")

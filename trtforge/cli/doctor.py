@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
-from trtforge.cli import show
+from trtforge.cli import completion, show
 from trtforge.cli.options import Json, Set, Verbose
 from trtforge.core.errors import ForgeError, UsageError
 
@@ -22,7 +22,12 @@ if TYPE_CHECKING:
 def doctor(
     recipe: Annotated[
         str | None,
-        typer.Argument(metavar="RECIPE", help="Check what this recipe requires.", show_default=False),
+        typer.Argument(
+            metavar="RECIPE",
+            autocompletion=completion.recipes,
+            help="Check what this recipe requires.",
+            show_default=False,
+        ),
     ] = None,
     log: Annotated[
         str | None,

@@ -41,7 +41,7 @@ def parse_gate(text: str | None, data: dict[str, Any]) -> GateConfig:
 
 
 def _with_limit(gate: GateConfig, text: str) -> GateConfig:
-    if gate.perplexity_increase is None and gate.top1_agreement is None and gate.kl_mean is None:
+    if not gate.limits:
         raise UsageError(f"--gate {text}: sets no limit", hint=f"Set at least one limit, such as {_INLINE}.")
     return gate
 

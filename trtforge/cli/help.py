@@ -3,6 +3,7 @@
 Plain, because typer's rich layout cuts long option names at 80 columns and takes longer to import than to show.
 """
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -12,10 +13,16 @@ from typer.core import TyperCommand, TyperGroup
 _Sections = dict[str, list[tuple[str, str]]]
 _WIDEST_NAME = 30
 _WHOLE_SENTENCE = 200
+_BOUNDS = re.compile(r"(?:([\d.]+)<=)?x(?:([<>]=)([\d.]+))?")
+_EXTRA = re.compile(r"\[([^\]]*)\]$")
 
 
 class Command(TyperCommand):
     """A command: its arguments, then its options by group, those without a group last."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """The parts of the usage line, without the braces that newer releases of typer put around arguments."""
+        return [re.sub(r"[{}]", "", piece).replace("......", "...") for piece in super().collect_usage_pieces(ctx)]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the sections."""
@@ -45,6 +52,7 @@ def _parameters(parameters: Iterable[Any], ctx: Any) -> _Sections:
         group = getattr(parameter, "rich_help_panel", None)
         if line is None:
             continue
+        line = (line[0], _in_words(line[1]))
         if parameter.param_type_name == "argument":
             arguments.setdefault("Arguments", []).append((parameter.metavar or line[0], line[1]))
         elif group is not None:
@@ -52,6 +60,24 @@ def _parameters(parameters: Iterable[Any], ctx: Any) -> _Sections:
         else:
             options.setdefault("Options", []).append(line)
     return arguments | groups | options
+
+
+def _in_words(text: str) -> str:
+    """A help text whose `[default: (8); x>=1]` at the end is said in words."""
+    return _EXTRA.sub(lambda extra: f"[{'; '.join(_said(part) for part in extra[1].split('; '))}]", text)
+
+
+def _said(part: str) -> str:
+    default = re.fullmatch(r"default: \((.*)\)", part)
+    if default is not None:
+        return f"default: {default[1]}"
+    bounds = _BOUNDS.fullmatch(part)
+    if bounds is None:
+        return part
+    low, sign, bound = bounds.groups()
+    if low is not None:
+        return f"from {low} to {bound}"
+    return f"at least {bound}" if sign == ">=" else f"at most {bound}"
 
 
 def _write(formatter: Any, sections: _Sections) -> None:

@@ -1,129 +1,142 @@
 """`trtforge inspect` and `trtforge version`: describe a directory, and this installation."""
 
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from trtforge.cli import show
 from trtforge.cli.options import Json, Verbose
-from trtforge.core.errors import ForgeError
+from trtforge.core import figures
 
-if TYPE_CHECKING:
-    from trtforge.core.manifest import Manifest
+_LABEL = 14  # columns of the labels
 
 
 def inspect(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Artifact or Hugging Face checkpoint.")],
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Artifact, build, Hugging Face model or Triton model repository.")
+    ],
     tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor: name, dtype, shape.")] = False,
     json: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Describe a directory: family, dtype, layout, quantisation.
+    """Describe a directory: what it is, its sizes and formats.
 
-    Only configuration files and safetensors headers are read.
+    A model is described with the formats that it can be served in. Only configuration files and safetensors headers
+    are read.
+
+    Example: trtforge inspect ./llama
 
     Example: trtforge inspect build/demo-int4awq/checkpoint --tensors
     """
+    from trtforge.pipeline.description import describe
+
     found = describe(directory, tensors=tensors)
     if json:
         show.as_json(found)
         return
-    listing = found.pop("tensors", None)
-    show.table(str(directory), ["what", "value"], [[key, _text(value)] for key, value in found.items()])
-    if listing is not None:
-        rows = [[f"{t['file']}  {t['name']}", t["dtype"], "×".join(map(str, t["shape"]))] for t in listing]
-        show.table("Tensors", ["tensor", "dtype", "shape"], rows)
-
-
-def describe(directory: Path, *, tensors: bool) -> dict[str, Any]:
-    """The facts of a directory. Raises ForgeError if it is neither an artifact nor a checkpoint."""
-    from trtforge.core.manifest import read_manifest
-
-    if not directory.is_dir():
-        raise ForgeError(f"{directory}: no such directory", hint="Give an artifact or a checkpoint directory.")
-    manifest = read_manifest(directory)
-    if manifest is not None:
-        found = _artifact(directory, manifest)
-    elif (directory / "config.json").is_file():
-        found = _hugging_face(directory)
-    else:
-        raise ForgeError(
-            f"{directory} is neither a trtforge artifact nor a checkpoint",
-            hint="An artifact has a forge.json, a Hugging Face checkpoint a config.json.",
-        )
+    kind = found["kind"].replace("hugging face", "Hugging Face")
+    show.line(f"{show.path(directory)}: {kind}")
+    for label, text in _lines(found):
+        _print(label, text)
+    formats = found.get("formats") or ()
+    if formats:
+        print(f"  {'formats':<{_LABEL}}{'':<14}weights in memory")
+    for each in formats:
+        how = "needs a calibration" if each["calibration"] else ""
+        print(f"  {'':<{_LABEL}}{each['format']:<14}{show.size(each['bytes']):<10}{how}".rstrip())
     if tensors:
-        found["tensors"] = _tensors(directory)
-    return found
+        _print_tensors(found["tensors"])
 
 
-def _artifact(directory: Path, manifest: "Manifest") -> dict[str, Any]:
-    found: dict[str, Any] = {
-        "kind": manifest.identity.stage,
-        "bytes": manifest.total_bytes,
-        "files": len(manifest.files),
-        "digest": manifest.digest,
-        "configuration": manifest.identity.config,
-        "inputs": manifest.identity.inputs,
-        "versions": manifest.identity.versions,
-    }
-    if manifest.identity.config.get("backend") == "llmapi" and manifest.identity.stage == "engine":
-        weights = {key: value for key, value in _hugging_face(directory).items() if key not in found}
-        return found | {"backend": "llmapi"} | weights
-    if manifest.identity.stage in ("checkpoint", "engine"):
-        from trtforge.formats.trtllm import read_checkpoint_config, read_engine_config
-
-        if manifest.identity.stage == "engine":
-            model, whole = read_engine_config(directory)
-            forge = whole.get("forge")
-            found["backend"] = forge.get("backend", "torch") if isinstance(forge, dict) else "tensorrt_llm"
-        else:
-            model = read_checkpoint_config(directory)
-        found |= {
-            "architecture": model.architecture,
-            "dtype": model.dtype,
-            "quantization": model.quantization.quant_algo or "none",
-            "kv_cache": model.quantization.kv_cache_quant_algo or "none",
-            "tp": model.parallel.tp,
-            "pp": model.parallel.pp,
-            "layers": model.num_hidden_layers,
-        }
-    return found
+def _print(label: str, text: str) -> None:
+    first, *others = show.wrapped(text, max(20, show.width() - _LABEL - 2)).splitlines() or [""]
+    print(f"  {label:<{_LABEL}}{first}")
+    for line in others:
+        print(f"  {'':<{_LABEL}}{line}")
 
 
-def _hugging_face(directory: Path) -> dict[str, Any]:
-    from trtforge.formats.hf import open_checkpoint
-    from trtforge.formats.quantization_config import quantization_method
-    from trtforge.models.registry import architectures, family_of
+def _lines(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Labels and texts of what was found."""
+    for stage, part in found.get("artifacts", {}).items():
+        yield f"{stage}/", show.size(part["bytes"])
+    if "models" in found:
+        yield "models", ", ".join(found["models"])
+    if "architecture" in found:
+        family = f" (family {found['family']})" if "family" in found else ""
+        yield "architecture", f"{found['architecture']}{family}"
+    if "parameters" in found:
+        yield from _network(found)
+    elif "layers" in found:
+        yield "layers", str(found["layers"])
+    if "backend" in found:
+        yield "backend", found["backend"]
+    for key in ("dtype", "quantization", "kv_cache"):
+        if key in found:
+            yield key.replace("_", " ").replace("kv", "KV"), str(found[key])
+    if "tp" in found:
+        yield "layout", f"tp {found['tp']}, pp {found['pp']}"
+    if "tokenizer" in found:
+        yield "tokenizer", "yes" if found["tokenizer"] else "no tokenizer.json"
+        yield "chat template", "yes" if found["chat_template"] else "no"
+    yield from _files(found)
 
-    checkpoint = open_checkpoint(directory)
-    architecture = checkpoint.config.architecture
-    known = architecture in architectures()
-    return {
-        "kind": "hugging face checkpoint",
-        "architecture": architecture,
-        "family": family_of(architecture).name if known else "not supported",
-        "dtype": checkpoint.config.dtype,
-        "quantization": quantization_method(checkpoint.config),
-        "bytes": sum(tensor.spec.nbytes for tensor in checkpoint.tensors.values()),
-        "tensors_stored": len(checkpoint.tensors),
-        "weight_files": [path.name for path in checkpoint.weight_files],
-    }
+
+def _network(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    yield "parameters", figures.parameters(found["parameters"])
+    yield "layers", f"{found['layers']} of hidden size {found['hidden_size']:,}"
+    yield "heads", f"{found['heads']} of size {found['head_size']}, {found['kv_heads']} KV heads"
+    if found["experts"]:
+        yield "experts", str(found["experts"])
+    yield "context", f"{found['context']:,} tokens, {found['kv_bytes_per_token']:,} bytes of KV cache each in 16 bits"
+    yield "vocabulary", f"{found['vocabulary']:,} tokens"
 
 
-def _tensors(directory: Path) -> list[dict[str, Any]]:
-    from trtforge.formats.shards import read_header
+def _files(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Sizes, digests and the configuration of an artifact."""
+    if found.get("weight_files") == []:
+        yield "weights", "not in this directory"
+    elif "weight_files" in found:
+        yield "weights", f"{show.size(found['bytes'])}, {_counted(len(found['weight_files']), 'file')}"
+    elif "bytes" in found:
+        files = f" in {_counted(found['files'], 'file')}" if "files" in found else ""
+        yield "size", f"{show.size(found['bytes'])}{files}"
+    if "configuration" in found:
+        for number, setting in enumerate(_settings(found["configuration"])):
+            yield "configuration" if number == 0 else "", setting
+    inputs = found.get("inputs", {})
+    named = {name: digest for name, digest in inputs.items() if "/" not in name}
+    for number, (name, digest) in enumerate(named.items()):
+        yield "made from" if number == 0 else "", f"{name} {digest[:16]}…"
+    if len(inputs) > len(named):
+        yield "" if named else "made from", f"{len(inputs) - len(named)} other files (--json lists them)"
+    if "digest" in found:
+        yield "digest", found["digest"]
+        yield "written by", ", ".join(f"{name} {release}" for name, release in found["versions"].items())
 
-    return [
-        {
-            "file": path.relative_to(directory).as_posix(),
-            "name": t.spec.name,
-            "dtype": t.spec.dtype.name,
-            "shape": list(t.spec.shape),
-        }
-        for path in sorted(directory.rglob("*.safetensors"))
-        for t in read_header(path)
-    ]
+
+def _settings(values: Mapping[str, Any], before: str = "") -> Iterator[str]:
+    """Settings as `key value`, nested keys with dots; those that are unset are left out."""
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from _settings(value, f"{before}{key}.")
+        elif value not in (None, "", [], {}):
+            yield f"{before}{key} {value}"
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"1 {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def _print_tensors(tensors: Sequence[Mapping[str, Any]]) -> None:
+    """Every tensor below the name of its file."""
+    file = None
+    for tensor in tensors:
+        if tensor["file"] != file:
+            file = tensor["file"]
+            print(f"\n{file}")
+        print(f"  {tensor['name']}\n    {tensor['dtype']} {'×'.join(map(str, tensor['shape'])) or 'scalar'}")
 
 
 def version(json: Json = False, verbose: Verbose = False) -> None:
@@ -144,11 +157,3 @@ def version(json: Json = False, verbose: Verbose = False) -> None:
         return
     for name, value in found.items():
         print(f"{name} {value}")
-
-
-def _text(value: object) -> str:
-    if isinstance(value, dict):
-        return "\n".join(f"{key}: {item}" for key, item in value.items()) or "-"
-    if isinstance(value, list):
-        return ", ".join(map(str, value))
-    return str(value)

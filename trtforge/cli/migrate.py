@@ -48,6 +48,9 @@ def migrate(
         str,
         typer.Option(metavar="VERSION", rich_help_panel=_SOURCE, help="TensorRT-LLM release that will serve it."),
     ] = defaults.TENSORRT_LLM,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Also list the settings that were carried over or dropped.")
+    ] = False,
     force: Force = False,
     json: Json = False,
     quiet: Quiet = False,
@@ -55,13 +58,16 @@ def migrate(
 ) -> None:
     """Migrate the settings of an engine and its server to the LLM API.
 
-    Every setting is reported: carried over, in need of attention, or dropped.
+    Every setting is carried over, dropped because it needs no successor, or in need of attention. Those that need
+    attention are printed; --all prints every one.
 
     Example: trtforge migrate ./repository ./llmapi --checkpoint ./llama-fp8
     """
+    from trtforge.cli.places import artifact_at
     from trtforge.core.progress import for_this_terminal
     from trtforge.pipeline.migration import MigrateOptions, run_migration
 
+    source = artifact_at(source, "repository", "engine")
     options = MigrateOptions(source, target_version, checkpoint, engine, model)
     found, made = run_migration(options, out, force=force, progress=for_this_terminal(quiet=quiet or json))
     whole = made.manifest.identity.stage == "engine"
@@ -70,14 +76,20 @@ def migrate(
         result = {"artifact": str(out), "stage": made.manifest.identity.stage, "cached": made.cached}
         show.as_json(result | found.as_json() | {"next": following})
         return
-    _show(found)
+    _show(found, everything=everything)
     show.produced(made, json_output=False, next_command=following)
 
 
-def _show(found: "Migration") -> None:
-    carried = [[entry.key, str(entry.value), entry.to, str(entry.argument)] for entry in found.carried]
-    show.table("Carried over", ["setting", "value", "LLM argument", "value"], carried, prose=True)
-    for title, entries in (("Needs attention", found.attention), ("Dropped", found.dropped)):
-        if entries:
-            rows = [[entry.key, str(entry.value), entry.why] for entry in entries]
-            show.table(title, ["setting", "value", "why"], rows, prose=True)
+def _show(found: "Migration", *, everything: bool) -> None:
+    """Print what needs attention, and with `everything` what became of every other setting too."""
+    if everything:
+        carried = [[entry.key, str(entry.value), entry.to, str(entry.argument)] for entry in found.carried]
+        show.table("Carried over", ["setting", "value", "LLM argument", "value"], carried, prose=True)
+        dropped = [[entry.key, str(entry.value), entry.why] for entry in found.dropped]
+        show.table("Dropped", ["setting", "value", "why"], dropped, prose=True)
+    if found.attention:
+        print("Needs attention:")
+    for left in found.attention:
+        print(show.wrapped(f"  {left.key} = {left.value}: {left.why}", show.width(), indent="    "))
+    if not everything:
+        print(f"{len(found.carried)} settings carried over, {len(found.dropped)} dropped; --all lists them")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from trtforge.cli import completion
 from trtforge.core.errors import ForgeError, UsageError
 
 if TYPE_CHECKING:
@@ -13,6 +14,9 @@ if TYPE_CHECKING:
 
 FORMAT_GROUP = "Data types and quantisation"
 """Title of these options in `--help`."""
+
+ENDPOINTS = "Endpoints"
+"""The group of the options that say where a server listens, in `--help`."""
 
 SAMPLING = "Sampling"
 """The group of the sampling options in `--help`."""
@@ -50,6 +54,47 @@ Out = Annotated[
 HfDirectory = Annotated[
     str,
     typer.Argument(metavar="HF_DIR", help="Hugging Face checkpoint: a directory or a hub id.", show_default=False),
+]
+
+CHOICE = "Formats, layout, hardware"
+"""The group of the options that choose them in `--help`."""
+
+Quant = Annotated[
+    str | None,
+    typer.Option(
+        "--quant",
+        metavar="FORMAT[,...]",
+        autocompletion=completion.formats,
+        rich_help_panel=CHOICE,
+        help="Weight format: none, fp8, fp8_rowwise, int4_awq, w4a8_awq, int8_sq, int8_wo, int4_wo or nvfp4. Several: "
+        "a build of each, and a comparison.",
+    ),
+]
+Tp = Annotated[int | None, typer.Option("--tp", min=1, metavar="N", rich_help_panel=CHOICE, help="Tensor parallelism.")]
+Pp = Annotated[
+    int | None, typer.Option("--pp", min=1, metavar="N", rich_help_panel=CHOICE, help="Pipeline parallelism.")
+]
+Ep = Annotated[int | None, typer.Option("--ep", min=1, metavar="N", rich_help_panel=CHOICE, help="Expert parallelism.")]
+GpuName = Annotated[
+    str | None,
+    typer.Option(
+        "--gpu",
+        metavar="NAME",
+        autocompletion=completion.gpus,
+        rich_help_panel=CHOICE,
+        help="GPU to build for, such as h100-80gb.",
+        show_default="a model's: this machine's",
+    ),
+]
+GoalName = Annotated[
+    str | None,
+    typer.Option(
+        "--goal",
+        metavar="GOAL",
+        autocompletion=completion.goals,
+        rich_help_panel=CHOICE,
+        help="For a model: latency, throughput, memory or quality decides what was not given.",
+    ),
 ]
 
 MaxTokens = Annotated[
@@ -110,7 +155,7 @@ def from_options(
     try:
         return cls.parse(values, command, name or _option_of)
     except ForgeError as error:
-        raise UsageError(error.message, hint=error.hint) from None
+        raise UsageError(error.message, hint=error.hint).at(*error.where).repaired_by(error.repair) from None
 
 
 def _option_of(key: str) -> str:

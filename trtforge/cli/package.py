@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from trtforge.cli import show
+from trtforge.cli import completion, show
 from trtforge.cli.options import Force, Json, Out, Quiet, Set, Verbose, from_options
 
 _REPOSITORY = "Model repository"
@@ -50,6 +50,7 @@ def package(
         str | None,
         typer.Option(
             metavar="NAME",
+            autocompletion=completion.gpus,
             rich_help_panel=_TARGET,
             help="GPU that serves the engine, such as h100-80gb.",
             show_default=False,
@@ -67,9 +68,10 @@ def package(
     Example: trtforge package ./engine ./repository --gpu h100-80gb
     """
     from trtforge.cli.features import parse_features
+    from trtforge.cli.places import artifact_at
     from trtforge.cli.settings import serving_settings
     from trtforge.core.features import FeaturesConfig
-    from trtforge.package.models import PackageConfig
+    from trtforge.package.config import PackageConfig
     from trtforge.package.stage import package as run
     from trtforge.package.target import PackageTarget
 
@@ -78,5 +80,5 @@ def package(
     serving = serving_settings(set_ or [])
     values = {"serving": serving, "name_prefix": name, "features": features, "target": target}
     config = from_options(PackageConfig, values, "package")
-    result = run(config, engine, tokenizer, out, force=force)
+    result = run(config, artifact_at(engine, "engine"), tokenizer, out, force=force)
     show.produced(result, json_output=json, next_command=f"trtforge serve {out}")

@@ -1,19 +1,17 @@
 """`trtforge plan`: memory, concurrency, estimated speed and alternatives of a deployment."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trtforge.cli import show
+from trtforge.cli import completion, show
 from trtforge.cli.options import FORMAT_GROUP, Json, Set, Verbose
-from trtforge.core.errors import ForgeError, UsageError
+from trtforge.core.errors import ForgeError, Repair, UsageError
 
 if TYPE_CHECKING:
     from trtforge.core.recipe import Recipe
-    from trtforge.plan.alternatives import Alternative, Goal
-    from trtforge.plan.planner import Plan
+    from trtforge.plan.alternatives import Goal
 
 
 _DEPLOYMENT = "Deployment"
@@ -24,11 +22,21 @@ _ALTERNATIVES = "Alternatives"
 def plan(
     source: Annotated[
         str,
-        typer.Argument(metavar="RECIPE_OR_HF_DIR", help="Recipe, checkpoint directory or hub id.", show_default=False),
+        typer.Argument(
+            metavar="RECIPE_OR_HF_DIR",
+            autocompletion=completion.recipes,
+            help="Recipe, checkpoint directory or hub id.",
+            show_default=False,
+        ),
     ],
     gpu: Annotated[
         str | None,
-        typer.Option(metavar="NAME", rich_help_panel=_DEPLOYMENT, help="GPU to serve on, such as h100-80gb."),
+        typer.Option(
+            metavar="NAME",
+            autocompletion=completion.gpus,
+            rich_help_panel=_DEPLOYMENT,
+            help="GPU to serve on, such as h100 or l40s.",
+        ),
     ] = None,
     tp: Annotated[
         int | None, typer.Option(min=1, metavar="N", rich_help_panel=_DEPLOYMENT, help="Tensor parallelism.")
@@ -58,13 +66,17 @@ def plan(
     dtype: Annotated[
         str | None,
         typer.Option(
-            metavar="DTYPE", rich_help_panel=FORMAT_GROUP, help="The model's dtype: auto, float16, bfloat16 or float32."
+            metavar="DTYPE",
+            autocompletion=completion.dtypes,
+            rich_help_panel=FORMAT_GROUP,
+            help="The model's dtype: auto, float16, bfloat16 or float32.",
         ),
     ] = None,
     quant: Annotated[
         str | None,
         typer.Option(
             metavar="FORMAT",
+            autocompletion=completion.formats,
             rich_help_panel=FORMAT_GROUP,
             help="Weight format: none, fp8, fp8_rowwise, int4_awq, w4a8_awq, int8_sq, int8_wo, int4_wo or nvfp4.",
         ),
@@ -73,6 +85,7 @@ def plan(
         str | None,
         typer.Option(
             metavar="FORMAT",
+            autocompletion=completion.kv_formats,
             rich_help_panel=FORMAT_GROUP,
             help="Format of the KV cache: none (the model's dtype), fp8 or int8.",
         ),
@@ -98,7 +111,12 @@ def plan(
     ] = False,
     goal: Annotated[
         str,
-        typer.Option(metavar="GOAL", rich_help_panel=_ALTERNATIVES, help="latency, throughput, memory or quality."),
+        typer.Option(
+            metavar="GOAL",
+            autocompletion=completion.goals,
+            rich_help_panel=_ALTERNATIVES,
+            help="latency, throughput, memory or quality.",
+        ),
     ] = "throughput",
     set_: Set = None,
     json: Json = False,
@@ -106,13 +124,15 @@ def plan(
 ) -> None:
     """Plan a deployment: legality, memory, concurrency, speed.
 
-    Only config.json and safetensors headers are read. An illegal configuration is reported with the nearest legal one,
-    and the exit status is 1. Times are estimates.
+    Only config.json and safetensors headers are read. Without --tp and --pp the fewest GPUs that hold the model are
+    planned. An illegal configuration is reported with the nearest legal one, and the exit status is 1, or 0 if
+    --alternatives finds legal ones. Times are estimates.
 
     Example: trtforge plan Qwen/Qwen2.5-7B --gpu h100-80gb --tp 2 --quant fp8
 
     Example: trtforge plan mine.yaml --alternatives --goal latency
     """
+    from trtforge.cli.plan_view import show_plan
     from trtforge.plan.model import find_model
     from trtforge.plan.planner import plan as make
     from trtforge.plan.request import Option, request_of
@@ -139,13 +159,17 @@ def plan(
         "--concurrency": concurrency,
     }
     request = request_of(recipe, model, options, Workload(prompt_len, output_len))
-    result = make(model, request, _goal(goal), with_alternatives=alternatives)
+    asked = any(size is not None for size in (tp, pp, ep)) or "parallel" in recipe.model_fields_set
+    result = make(model, request, _goal(goal), with_alternatives=alternatives, any_layout=not asked)
     if json:
         show.as_json(result.as_json())
     else:
-        _show(result, goal, wanted=alternatives)
-    for fix in result.fixes[:1]:
-        raise ForgeError(fix.problem.message, hint=fix.text)
+        show_plan(result, goal, wanted=alternatives)
+    if not result.alternatives:  # a legal alternative is what --alternatives asks for
+        for fix in result.fixes[:1]:
+            changes = tuple((change.option, change.value) for change in fix.changes)
+            repair = Repair(options=changes) if changes else None
+            raise ForgeError(fix.problem.message, hint=fix.text).repaired_by(repair)
 
 
 def _recipe(source: str, overrides: tuple[str, ...]) -> "Recipe":
@@ -170,117 +194,3 @@ def _goal(name: str) -> "Goal":
         if goal == name:
             return goal
     raise typer.BadParameter(f"{name} is not a goal: {', '.join(GOALS)}", param_hint="--goal")
-
-
-def _show(result: "Plan", goal: str, *, wanted: bool) -> None:
-    evaluation, request = result.evaluation, result.evaluation.request
-    embedded = evaluation.embedded
-    anything = embedded.device if embedded else "any GPU"
-    on = f"{request.tp * request.pp} x {request.engine.target.gpu or anything}"
-    formats = f"weights {request.quant}, KV cache {request.kv_cache}, {request.dtype}"
-    print(f"{result.model.name}: tp {request.tp}, pp {request.pp}, ep {request.ep} on {on}; {formats}")
-    if embedded is not None:
-        print(f"embedded engine: computes in {embedded.compute_dtype} on {embedded.device}, kernels {embedded.kernel}")
-    print("legal" if evaluation.legal else "not legal")
-    for fix in result.fixes:
-        print(f"  problem: {fix.problem.message}\n    fix: {fix.text}")
-    _memory(result)
-    _capacity(result)
-    for warning in (*evaluation.warnings, *result.model.notes):
-        print(f"warning: {warning}")
-    _estimates(result)
-    if result.fits:
-        fits = ((found.request.tp * found.request.pp, found.request.engine.target.gpu) for found in result.fits)
-        print(f"fits: {', '.join(f'{gpus} x {gpu}' for gpus, gpu in fits)}")
-    if wanted:
-        _alternatives(result.alternatives, goal)
-
-
-_ROWS = (
-    ("weights", "weights"),
-    ("KV pool", "kv_pool"),
-    ("activations (upper bound)", "activations"),
-    ("logits", "logits"),
-    ("sampling buffers (upper bound)", "decoder"),
-    ("runtime (estimate)", "runtime"),
-    ("LoRA adapters", "lora"),
-    ("drafting (upper bound)", "draft"),
-    ("total", "total"),
-)
-_OF_FEATURES = ("lora", "draft")
-
-
-def _memory(result: "Plan") -> None:
-    memory = result.evaluation.memory
-    if memory is not None:
-        sizes = [(label, name, getattr(memory.fullest, name), memory.over_all(name)) for label, name in _ROWS]
-        rows = [
-            [label, show.size(one), show.size(every)]
-            for label, name, one, every in sizes
-            if every or name not in _OF_FEATURES
-        ]
-        show.table("Memory", ["", "fullest GPU", "all GPUs"], rows)
-        if memory.over_all("host"):
-            print(f"host memory: {show.size(memory.over_all('host'))} for adapters and streamed weights")
-    print(f"model: weights {show.size(result.weights)}, KV cache {result.kv_per_token:,} bytes per token")
-
-
-def _capacity(result: "Plan") -> None:
-    evaluation, memory = result.evaluation, result.evaluation.memory
-    limits, typical, peaks = evaluation.limits, evaluation.typical, result.peaks
-    if memory is not None and limits is not None and typical is not None and memory.kv_tokens:
-        needs = f" (as --concurrency {evaluation.request.concurrency or 1} needs)"
-        asked = "" if evaluation.request.gpu or evaluation.embedded else needs
-        full = f"{evaluation.full_length_requests:,} requests of {limits.max_seq_len:,}"
-        print(
-            f"KV pool{asked}: {memory.kv_tokens:,} tokens = {full} or {evaluation.typical_requests:,} of "
-            f"{typical.length:,} tokens; max_batch_size is {limits.max_batch_size:,}"
-        )
-        print(f"longest prompt: {evaluation.longest_prompt:,} tokens")
-    if peaks.calibration_gpu is not None:
-        print(f"calibration: {show.size(peaks.calibration_gpu)} of GPU memory, layer by layer")
-    if peaks.quantise_at_once_gpu is not None:
-        print(f"quantisation with the whole model in memory: {show.size(peaks.quantise_at_once_gpu)}")
-    print(f"verification: {show.size(peaks.verify_host)} of host memory")
-    if peaks.build_gpu is not None and peaks.build_host_per_worker is not None:
-        print(
-            f"engine build: {show.size(peaks.build_gpu)} of GPU memory and {show.size(peaks.build_host_per_worker)} of "
-            "host memory for each rank that is built at the same time"
-        )
-
-
-def _estimates(result: "Plan") -> None:
-    typical = result.evaluation.typical
-    if not result.curve or typical is None:
-        return
-    rows = [
-        [str(p.concurrency), f"{1e3 * p.ttft:.0f} ms", f"{1e3 * p.tpot:.1f} ms", f"{p.tokens_per_second:,.0f}"]
-        for p in result.curve
-    ]
-    show.table("Estimates, not measurements", ["concurrency", "TTFT", "TPOT", "tokens/s"], rows)
-    print(f"for requests with {typical.prompt:,} prompt tokens and {typical.output:,} output tokens")
-
-
-def _alternatives(found: "Sequence[Alternative]", goal: str) -> None:
-    if not found:
-        print("alternatives: no legal configuration found")
-        return
-    names = {one.evaluation.request.engine.target.gpu for one in found}
-    rows = []
-    for number, one in enumerate(found, 1):
-        request, memory, point = one.evaluation.request, one.evaluation.memory, one.performance
-        rows.append(
-            [
-                f"{number}: {one.gpus}" + (f" x {request.engine.target.gpu}" if len(names) > 1 else ""),
-                f"{request.tp}/{request.pp}" + (f"/{request.ep}" if request.ep > 1 else ""),
-                f"{request.quant} {request.kv_cache}",
-                f"{memory.kv_tokens if memory else 0:,}",
-                f"{point.concurrency}",
-                f"{1e3 * point.ttft:.0f} {1e3 * point.tpot:.1f}",
-                f"{one.tokens_per_second_per_gpu:,.0f}",
-            ]
-        )
-    columns = ["GPUs", "tp/pp", "weights KV", "KV tokens", "concurrency", "TTFT TPOT", "tokens/s/GPU"]
-    show.table(f"Alternatives, best first for {goal}", columns, rows)
-    for number, one in enumerate(found, 1):
-        print(f"{number}: {one.why}")

@@ -1,15 +1,16 @@
 """`trtforge recipes`: list and show the shipped recipes, copy and validate recipes."""
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trtforge.cli import show
+from trtforge.cli import completion, show
 from trtforge.cli.help import Command, Group
 from trtforge.cli.options import Json, Verbose
 from trtforge.core.assets import asset_directory
-from trtforge.core.errors import ForgeError
+from trtforge.core.errors import ForgeError, Repair
 
 if TYPE_CHECKING:
     from trtforge.core.recipe import Recipe
@@ -26,8 +27,11 @@ def shipped() -> tuple[Path, ...]:
     return tuple(sorted(asset_directory("recipes").glob("*.yaml")))
 
 
-def find(recipe: str) -> Path:
-    """A recipe by its path, or a shipped one by its name. Raises ForgeError with the nearest name."""
+def find(recipe: str, *, models: bool = False) -> Path:
+    """A recipe by its path, or a shipped one by its name. Raises ForgeError with the nearest name.
+
+    `models`: the command takes models too, so a model's directory may have been meant.
+    """
     path = Path(recipe)
     if path.is_file():
         return path
@@ -36,11 +40,21 @@ def find(recipe: str) -> Path:
         return by_name[recipe]
     from difflib import get_close_matches
 
+    from trtforge.core.nearest import nearest_path
+
+    if "/" in recipe and not path.is_dir():
+        near = nearest_path(path, lambda each: each.suffix in (".yaml", ".yml") or (models and each.is_dir()))
+        hint = f"Did you mean {near}?" if near else "Give a recipe file, or a name from `trtforge recipes list`."
+        error = ForgeError(f"{recipe}: no such file or directory", hint=hint)
+        raise error.repaired_by(Repair(recipe, str(near)) if near else None)
+    if (path / "config.json").is_file():
+        hint = f"It is a model: `trtforge init {recipe}` writes a recipe for it."
+        raise ForgeError(f"{recipe} is not a recipe", hint=hint)
     nearest = get_close_matches(recipe, by_name, n=1, cutoff=0.4)
     raise ForgeError(
         f"{recipe}: neither a recipe file nor the name of a shipped recipe",
         hint=f"Did you mean {nearest[0]}?" if nearest else f"Shipped recipes: {', '.join(by_name)}.",
-    )
+    ).repaired_by(Repair(recipe, nearest[0]) if nearest else None)
 
 
 @recipes.command("list", cls=Command)
@@ -56,9 +70,11 @@ def list_recipes(json: Json = False, verbose: Verbose = False) -> None:
         show.as_json({"recipes": [_summary(recipe, about) for recipe, about in found]})
         return
     rows = [("NAME", "MODEL", "WEIGHTS, KV", "LAYOUT", "GPUS"), *(_row(recipe) for recipe, _ in found)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        print("  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip())
+    if sys.stdout.isatty():
+        excess = max(map(len, show.columns(rows))) - show.width(sys.stdout)
+        room = max(len(row[1]) for row in rows) - max(0, excess)
+        rows = [(row[0], show.shortened(row[1], max(room, 12)), *row[2:]) for row in rows]
+    print("\n".join(show.columns(rows)))
 
 
 def _row(recipe: "Recipe") -> tuple[str, ...]:
@@ -92,7 +108,9 @@ def _summary(recipe: "Recipe", about: str) -> dict[str, Any]:
 
 @recipes.command("show", cls=Command)
 def show_recipe(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Recipe name or file.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", autocompletion=completion.recipes, help="Recipe name or file.")
+    ],
     json: Json = False,
     verbose: Verbose = False,
 ) -> None:
@@ -113,7 +131,9 @@ def show_recipe(
 
 @recipes.command("copy", cls=Command)
 def copy_recipe(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Recipe name or file.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", autocompletion=completion.recipes, help="Recipe name or file.")
+    ],
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The new recipe; must not exist.")],
     json: Json = False,
     verbose: Verbose = False,
@@ -148,7 +168,9 @@ def copy_recipe(
 
 @recipes.command("validate", cls=Command)
 def validate_recipe(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="Recipe file or name.")],
+    file: Annotated[
+        str, typer.Argument(metavar="FILE", autocompletion=completion.recipes, help="Recipe file or name.")
+    ],
     json: Json = False,
     verbose: Verbose = False,
 ) -> None:

@@ -58,13 +58,16 @@ def verify(
     Example: trtforge verify ./checkpoint --against ./llama --layers
     """
     from trtforge.cli.gate import parse_gate, show_verification
+    from trtforge.cli.places import artifact_at
     from trtforge.core.progress import for_this_terminal
     from trtforge.formats.hf import resolve_source
     from trtforge.verify.stage import verify as run
 
     limits = parse_gate(gate, {"data": data, "samples": samples, "sequence_length": seq_len})
     progress = for_this_terminal(quiet=quiet or json)
-    result = run(candidate, resolve_source(against), limits, layers=layers, progress=progress)
+    place = artifact_at(candidate, "checkpoint", "engine")
+    with progress.waiting("verify"):
+        result = run(place, resolve_source(against), limits, layers=layers, progress=progress)
     show_verification(result, json_output=json)
     if not result.passed:
         raise ForgeError(

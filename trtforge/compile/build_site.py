@@ -111,7 +111,7 @@ def docker_run(gpus: str) -> tuple[str, ...]:
     return (
         *("docker", "run", "--rm", "--init", "--gpus", gpus),
         *("--user", f"{os.getuid()}:{os.getgid()}", "--env", "USER=trtforge", "--env", "HOME=/tmp"),
-        *("--shm-size", "1g", "--ulimit", "memlock=-1"),
+        *("--shm-size", "1g", "--ulimit", "memlock=-1", "--ulimit", "stack=67108864"),
     )
 
 

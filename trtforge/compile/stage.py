@@ -86,6 +86,11 @@ def engine_plan_for(
     return tensorrt_plan(model, config, limits, checkpoint, out, options.workers, options.container, machine)
 
 
+def warnings_of(plan: EnginePlan) -> tuple[str, ...]:
+    """What is to be known about a plan before it is built."""
+    return tuple(plan.as_json()["warnings"])
+
+
 def require_buildable(plan: EnginePlan, machine: Machine | None = None) -> None:
     """Raise ForgeError if `machine` (None: this one) cannot build the plan."""
     if isinstance(plan, TensorRTPlan):
@@ -114,6 +119,12 @@ def compile_engine(
         assert isinstance(llmapi_plan, LlmapiPlan)
         return write_llmapi_engine(llmapi_plan, checkpoint, out, force=force, progress=progress)
     _require_own_layout(options)
+    if is_hugging_face(checkpoint):
+        raise ForgeError(
+            f"{checkpoint} is a Hugging Face checkpoint",
+            hint=f"Run `trtforge convert {checkpoint} CHECKPOINT` and give its result; only the llmapi backend takes "
+            "a Hugging Face checkpoint.",
+        )
     manifest = open_artifact(checkpoint, "checkpoint")
     model = read_checkpoint_config(checkpoint)
     plan = engine_plan_for(model, config, checkpoint, out, options, machine=machine)

@@ -1,16 +1,23 @@
 """The base of every configuration model, and its validation errors as messages for users."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from typing_extensions import Self
 
-from trtforge.core.errors import ForgeError, UsageError
+from trtforge.core.errors import ForgeError, Repair, UsageError, Where
 from trtforge.core.yaml_text import parse_yaml
 
+Location = tuple[str | int, ...]
+"""The keys and indexes that lead to a value."""
+LineOf = Callable[[Location], int | None]
+
+_ADDED = re.compile(r"int|float|bool|str|none|(?:function|constrained|nullable|literal|list|tuple|dict|union|lax)\b.*")
+"""Parts of a location that pydantic adds for the members of a union and for validators."""
 _SHOWN = 60  # characters of a value in a message
 
 
@@ -20,17 +27,19 @@ class Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
     @classmethod
-    def parse(cls, values: Mapping[str, Any], where: str, name: Callable[[str], str] = str) -> Self:
-        """Validate `values`. Raises ForgeError naming `where`, the dotted key and, for an unknown key, the nearest.
+    def parse(
+        cls, values: Mapping[str, Any], where: str, name: Callable[[str], str] = str, line: LineOf | None = None
+    ) -> Self:
+        """Validate `values`. Raises ForgeError naming `where` and every wrong key, for an unknown one the nearest.
 
-        `name` maps a dotted key to the name that messages use.
+        `name` maps a dotted key to the name that messages use; `line` tells where a value stands in the file `where`.
         """
         if not isinstance(values, Mapping):
             raise ForgeError(f"{where}: {values!r:.60} is not a mapping", hint="Give keys with values.")
         try:
             return cls.model_validate(dict(values))
         except ValidationError as error:
-            raise _as_forge_error(cls, error, where, name) from None
+            raise _as_forge_error(_mistakes(cls, error, name), where, line) from None
 
 
 def parse_value(text: str, option: str) -> Any:
@@ -46,31 +55,88 @@ def parse_value(text: str, option: str) -> Any:
 
 def holds_text(cls: type[BaseModel], key: str) -> bool:
     """Whether the field at a dotted key takes text: 0.20 is then a release, not a number."""
+    return str in _types_at(cls, key)
+
+
+def holds_none(cls: type[BaseModel], key: str) -> bool:
+    """Whether the field at a dotted key can be unset and takes no text: `none` then means null."""
+    types = _types_at(cls, key)
+    return type(None) in types and not any(kind is str or "none" in get_args(kind) for kind in types)
+
+
+def _types_at(cls: type[BaseModel], key: str) -> tuple[Any, ...]:
     *parents, last = key.split(".")
     current = _model_at(cls, parents)
     field = current.model_fields.get(last) if current else None
-    return field is not None and str in (field.annotation, *get_args(field.annotation))
+    return () if field is None else (field.annotation, *get_args(field.annotation))
 
 
-def _as_forge_error(cls: type[BaseModel], error: ValidationError, where: str, name: Callable[[str], str]) -> ForgeError:
-    problem = error.errors()[0]
-    location = [str(part) for part in problem["loc"]]
-    key = name(".".join(location)) if location else ""
-    known = list(_fields_at(cls, location[:-1]))
+@dataclass(frozen=True)
+class _Mistake:
+    location: Location
+    message: str
+    hint: str
+    repair: Repair | None = None
+
+
+def _as_forge_error(mistakes: Sequence[_Mistake], where: str, line: LineOf | None) -> ForgeError:
+    """One error for all mistakes, in the order of their lines."""
+    placed = [(line(mistake.location) if line is not None else None, mistake) for mistake in mistakes]
+    placed.sort(key=lambda pair: pair[0] or 0)
+    places = [Where(where, number, ".".join(map(str, mistake.location)) or None) for number, mistake in placed]
+    ((number, first), *others) = placed
+    if not others:
+        at = "" if number is None else f", line {number}"
+        error = ForgeError(f"{where}{at}: {first.message}", hint=first.hint)
+        return error.at(*places).repaired_by(first.repair)
+    labels = ["" if number is None else f"line {number}: " for number, _ in placed]
+    pairs = [(label, mistake) for label, (_, mistake) in zip(labels, placed, strict=True)]
+    listed = "".join(f"\n  {label}{mistake.message}" for label, mistake in pairs)
+    hints = "".join(f"\n  {label}{mistake.hint}" for label, mistake in pairs)
+    return ForgeError(f"{where}: {len(placed)} mistakes{listed}", hint=f"Correct each of them:{hints}").at(*places)
+
+
+def _mistakes(cls: type[BaseModel], error: ValidationError, name: Callable[[str], str]) -> list[_Mistake]:
+    """One for each wrong key; of a key with several complaints the first."""
+    found: dict[str, _Mistake] = {}
+    for problem in error.errors():
+        location = _in_values(cls, problem["loc"])
+        found.setdefault(".".join(map(str, location)), _mistake(cls, problem, location, name))
+    return list(found.values())
+
+
+def _in_values(cls: type[BaseModel], location: Location) -> Location:
+    """A location without the names of validators and types that pydantic appends to one that is not of a model."""
+    for count, part in enumerate(location):
+        known = _model_at(cls, [str(before) for before in location[:count]])
+        if known is None and count and isinstance(part, str) and _ADDED.fullmatch(part):
+            return location[:count]
+    return location
+
+
+def _mistake(
+    cls: type[BaseModel], problem: Mapping[str, Any], location: Location, name: Callable[[str], str]
+) -> _Mistake:
+    path = [str(part) for part in location]
+    key = name(".".join(path)) if path else ""
+    known = list(_fields_at(cls, path[:-1]))
     if problem["type"] == "extra_forbidden":
-        nearest = get_close_matches(location[-1], known, n=1, cutoff=0.5)
-        hint = f"Did you mean {name('.'.join([*location[:-1], nearest[0]]))}?" if nearest else "Remove it."
-        return ForgeError(f"{where}: unknown key {key}", hint=f"{hint} Keys here: {', '.join(known)}.")
+        nearest = get_close_matches(path[-1], known, n=1, cutoff=0.5)
+        meant = name(".".join([*path[:-1], nearest[0]])) if nearest else ""
+        hint = f"Did you mean {meant}?" if nearest else "Remove it."
+        repair = Repair(key, meant) if nearest else None
+        return _Mistake(location, f"unknown key {key}", f"{hint} Keys here: {', '.join(known)}.", repair)
     if problem["type"] == "missing":
-        return ForgeError(f"{where}: {key} is missing", hint=f"Add {key}.")
+        return _Mistake(location, f"{key} is missing", f"Add {key}.")
     said = problem["msg"].removeprefix("Value error, ")
-    hint = f"Got {problem.get('input')!r}; correct {key or 'it'}."
+    hint, repair = f"Got {problem.get('input')!r}; correct {key or 'it'}.", None
     if problem["type"] == "literal_error" and isinstance(problem["input"], str):
-        meant = get_close_matches(problem["input"], re.findall(r"'([^']*)'", problem["ctx"]["expected"]), n=1)
-        hint = f"Got {problem['input']!r}; did you mean {meant[0]}?" if meant else hint
+        near = get_close_matches(problem["input"], re.findall(r"'([^']*)'", problem["ctx"]["expected"]), n=1)
+        if near:
+            hint, repair = f"Got {problem['input']!r}; did you mean {near[0]}?", Repair(problem["input"], near[0])
     if problem["type"] == "string_type" and isinstance(problem["input"], int | float):
         hint = f"Got the number {problem['input']}: put it in quotes to make it text."
-    return ForgeError(f"{where}: {key or 'value'}: {said}", hint=hint)
+    return _Mistake(location, f"{key or 'value'}: {said}", hint, repair)
 
 
 def _fields_at(cls: type[BaseModel], path: list[str]) -> tuple[str, ...]:

@@ -1,18 +1,56 @@
 """Errors that a user can cause. Any other escaping exception is a bug in trtforge."""
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
+
+# typing_extensions is not installed where models of a repository import this module.
+_Error = TypeVar("_Error", bound="ForgeError")
+
+
+@dataclass(frozen=True)
+class Where:
+    """The place of a mistake in a file of the user's. `line` counts from 1; `key`: the dotted key."""
+
+    file: str
+    line: int | None = None
+    key: str | None = None
+
+
+@dataclass(frozen=True)
+class Repair:
+    """What makes a command line right: the word `right` for `wrong`, and options with these values."""
+
+    wrong: str = ""
+    right: str = ""
+    options: tuple[tuple[str, str], ...] = ()
 
 
 class ForgeError(Exception):
-    """A failure with a remedy: `message` says what is wrong and names the file or key, `hint` says what to do."""
+    """A failure with a remedy: `message` says what is wrong and names the file or key, `hint` says what to do.
+
+    `where`: the places of the mistakes, for programs. `repair`: the command line that would work, if it is known.
+    """
 
     def __init__(self, message: str, *, hint: str) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
+        self.where: tuple[Where, ...] = ()
+        self.repair: Repair | None = None
+
+    def at(self: _Error, *where: Where) -> _Error:
+        """This error with the places of the mistakes."""
+        self.where = where
+        return self
+
+    def repaired_by(self: _Error, repair: Repair | None) -> _Error:
+        """This error with what makes the command line right."""
+        self.repair = repair
+        return self
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild, (type(self), self.message, self.hint))
+        return (_rebuild, (type(self), self.message, self.hint, self.where, self.repair))
 
 
 class AbsentFile(ForgeError):
@@ -43,8 +81,10 @@ def first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-def _rebuild(cls: type[ForgeError], message: str, hint: str) -> ForgeError:
-    return cls(message, hint=hint)
+def _rebuild(
+    cls: type[ForgeError], message: str, hint: str, where: tuple[Where, ...], repair: Repair | None
+) -> ForgeError:
+    return cls(message, hint=hint).at(*where).repaired_by(repair)
 
 
 def _rebuild_logged(message: str, hint: str, log: Path) -> LoggedError:

@@ -12,8 +12,9 @@ from pydantic import Field
 
 from trtforge.core.config_model import Config
 from trtforge.core.digest import file_digest, text_digest
-from trtforge.core.errors import AbsentFile, ForgeError
+from trtforge.core.errors import AbsentFile, ForgeError, Repair
 from trtforge.core.json_text import read_json
+from trtforge.core.nearest import nearest_directory
 
 FILE_NAME = "forge.json"
 SCHEMA_VERSION = 1
@@ -133,18 +134,56 @@ def open_artifact(directory: Path, stage: Stage) -> Manifest:
 
 def require_manifest(directory: Path, stage: Stage) -> Manifest:
     """The manifest of an artifact, without checking its files. Raises ForgeError if absent or of another stage."""
+    if not directory.is_dir():
+        near = nearest_directory(directory)
+        hint = f"Did you mean {near}?" if near else f"Give the {stage} that {_MADE_BY[stage]} writes."
+        repair = Repair(str(directory), str(near)) if near else None
+        raise ForgeError(f"{directory}: no such directory", hint=hint).repaired_by(repair)
     manifest = read_manifest(directory)
     if manifest is None:
-        raise ForgeError(
-            f"{directory} is not a trtforge {stage}: it has no {FILE_NAME}",
-            hint=f"Give the output directory of the previous stage; `trtforge inspect {directory}` shows what this is.",
-        )
+        raise ForgeError(f"{directory} is not a trtforge {stage}: it has no {FILE_NAME}", hint=_hint(directory, stage))
     if manifest.identity.stage != stage:
         raise ForgeError(
             f"{directory} is the result of stage {manifest.identity.stage}, {stage} is required",
-            hint="The order of artifacts is calibration, checkpoint, engine, repository.",
+            hint=f"Give the {stage} that {_MADE_BY[stage]} writes.{_use_of(directory, manifest.identity.stage)}",
         )
     return manifest
+
+
+_MADE_BY: dict[Stage, str] = {
+    "calibration": "`trtforge calibrate HF_DIR OUT`",
+    "checkpoint": "`trtforge convert HF_DIR OUT`",
+    "verification": "`trtforge build RECIPE`",
+    "engine": "`trtforge compile CHECKPOINT OUT`",
+    "migration": "`trtforge migrate ENGINE_OR_REPO OUT`",
+    "repository": "`trtforge package ENGINE OUT`",
+}
+"""The command that writes an artifact."""
+
+
+_USES: dict[Stage, str] = {
+    "calibration": "convert HF_DIR OUT --calibration {}",
+    "checkpoint": "compile {} OUT",
+    "engine": "package {} OUT",
+    "repository": "serve {}",
+}
+"""The command that takes an artifact."""
+
+
+def _use_of(directory: Path, stage: Stage) -> str:
+    command = _USES.get(stage)
+    return f" With this {stage}: `trtforge {command.format(directory)}`." if command else ""
+
+
+def _hint(directory: Path, stage: Stage) -> str:
+    if (directory / stage / FILE_NAME).is_file():
+        return f"Give {directory / stage}."
+    if any(directory.glob("*/config.pbtxt")):
+        return (
+            "It is a Triton model repository that trtforge did not write: "
+            f"`trtforge migrate {directory} OUT` takes over its settings, `tritonserver` serves it as it is."
+        )
+    return f"Give the {stage} that {_MADE_BY[stage]} writes. `trtforge inspect {directory}` shows what this is."
 
 
 def damaged(directory: Path, stage: Stage, problem: str) -> ForgeError:

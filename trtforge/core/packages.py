@@ -1,6 +1,23 @@
-"""Versions of installed packages, without importing them."""
+"""Installed packages and their versions, without importing them."""
 
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+
+from trtforge.core.errors import ForgeError
+
+_OPENAI_MODULES = ("fastapi", "uvicorn", "grpc", "tritonclient", "prometheus_client")
+
+
+def lacks_openai() -> str | None:
+    """The first module that the extra `openai` would install and that is missing; None if all are installed."""
+    return next((name for name in _OPENAI_MODULES if find_spec(name) is None), None)
+
+
+def require_openai(what: str) -> None:
+    """Raises ForgeError if `what` cannot run because packages of the extra `openai` are missing."""
+    missing = lacks_openai()
+    if missing is not None:
+        raise ForgeError(f"{what} needs the package {missing}", hint="pip install 'trtforge[openai]'")
 
 
 def installed_version(package: str) -> str | None:

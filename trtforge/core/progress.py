@@ -1,4 +1,4 @@
-"""Progress bars with rate and remaining time on a terminal; no output elsewhere."""
+"""Progress on a terminal: bars with rate and remaining time, in one display on stderr; no output elsewhere."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -7,20 +7,15 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    MofNCompleteColumn,
-    ProgressColumn,
-    Task,
-    TaskID,
-    TaskProgressColumn,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
+from rich.progress import BarColumn, ProgressColumn, Task, TaskID, TextColumn
 from rich.progress import Progress as RichProgress
 from rich.text import Text
+
+from trtforge.core.figures import size
+
+_BAR_WIDTH = 12  # with a bar's figures and 24 characters of its title 80 columns suffice
+_OF_BYTES = "B"
+_ROUNDING = 1e-6  # of shares that add up to whole units
 
 
 class Bar(Protocol):
@@ -64,6 +59,11 @@ class Silent:
         """Bars without output."""
         yield [_NoBar() for _ in titles]
 
+    @contextmanager
+    def waiting(self, title: str) -> Iterator[None]:
+        """No output."""
+        yield
+
 
 @dataclass
 class _RichBar:
@@ -78,17 +78,51 @@ class _RichBar:
         self.progress.update(self.task, description=f"{self.title} {text}")
 
 
-class _RateColumn(ProgressColumn):
-    def __init__(self, unit: str) -> None:
-        super().__init__()
-        self._unit = unit
+class _Figures(ProgressColumn):
+    """Share, amount, rate and remaining time; before there is a rate the time that has passed."""
+
+    max_refresh = 0.2
 
     def render(self, task: Task) -> Text:
-        return Text(f"{task.speed:.1f} {self._unit}/s" if task.speed else "")
+        """The text beside a bar."""
+        passed = _clock(task.elapsed or 0.0)
+        if task.total is None:
+            return Text(passed, no_wrap=True)
+        parts = [f"{task.percentage:3.0f}%", _amount(task)]
+        speed = task.speed or (task.completed / task.elapsed if task.elapsed else None)
+        if speed:
+            parts += [_rate(speed, task.fields["unit"]), f"{_clock((task.total - task.completed) / speed)} left"]
+        else:
+            parts.append(passed)
+        return Text("  ".join(parts), no_wrap=True)
+
+
+def _amount(task: Task) -> str:
+    unit, total = task.fields["unit"], task.total or 0
+    if unit == _OF_BYTES:
+        return f"{size(int(task.completed))} of {size(int(total))}"
+    return f"{int(task.completed + _ROUNDING)}/{int(total)} {unit}"
+
+
+def _rate(speed: float, unit: str) -> str:
+    if unit == _OF_BYTES:
+        return f"{size(int(speed))}/s"
+    return f"{speed:.1f}/s" if speed >= 1 else f"{1 / speed:.0f} s each"
+
+
+def _clock(seconds: float) -> str:
+    """Minutes and seconds, with hours where there are any."""
+    whole = round(seconds)
+    minutes = f"{whole // 60 % 60}:{whole % 60:02}"
+    return minutes if whole < 3600 else f"{whole // 3600}:{minutes.rjust(5, '0')}"
 
 
 class Terminal:
-    """Rich bars on stderr."""
+    """Rich bars on stderr. Bars that are opened inside one another, or while a stage waits, share one display."""
+
+    def __init__(self) -> None:
+        self._display: RichProgress | None = None
+        self._waiting: TaskID | None = None
 
     @contextmanager
     def bar(self, title: str, total: float, unit: str) -> Iterator[Bar]:
@@ -99,16 +133,52 @@ class Terminal:
     @contextmanager
     def bars(self, titles: Sequence[str], total: float, unit: str) -> Iterator[Sequence[Bar]]:
         """Several bars, one per line."""
-        amounts: list[ProgressColumn] = (
-            [DownloadColumn(), TransferSpeedColumn()]
-            if unit == "B"
-            else [MofNCompleteColumn(), TextColumn(unit), _RateColumn(unit)]
-        )
-        columns = [TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), *amounts, TimeRemainingColumn()]
-        with RichProgress(*columns, console=Console(stderr=True), transient=True) as progress:
-            yield [_RichBar(progress, progress.add_task(title, total=total), title) for title in titles]
+        with self._shown() as display, self._instead_of_waiting(display):
+            made = [_RichBar(display, display.add_task(title, total=total, unit=unit), title) for title in titles]
+            display.refresh()  # the first figures at once
+            try:
+                yield made
+            finally:
+                for bar in made:
+                    display.remove_task(bar.task)
+
+    @contextmanager
+    def waiting(self, title: str) -> Iterator[None]:
+        """Show `title` with the time that passes, from now on and wherever no bar is open."""
+        with self._shown() as display:
+            self._waiting = display.add_task(title, total=None, unit="")
+            try:
+                yield
+            finally:
+                display.remove_task(self._waiting)
+                self._waiting = None
+
+    @contextmanager
+    def _shown(self) -> Iterator[RichProgress]:
+        """The display; the outermost user opens and closes it."""
+        if self._display is not None:
+            yield self._display
+            return
+        columns = (TextColumn("{task.description}", markup=False), BarColumn(_BAR_WIDTH), _Figures())
+        with RichProgress(*columns, console=Console(stderr=True), transient=True) as display:
+            self._display = display
+            try:
+                yield display
+            finally:
+                self._display = None
+
+    @contextmanager
+    def _instead_of_waiting(self, display: RichProgress) -> Iterator[None]:
+        """Hide the line of `waiting`."""
+        if self._waiting is not None:
+            display.update(self._waiting, visible=False)
+        try:
+            yield
+        finally:
+            if self._waiting is not None:
+                display.update(self._waiting, visible=True)
 
 
-def for_this_terminal(*, quiet: bool = False) -> Progress:
+def for_this_terminal(*, quiet: bool = False) -> Terminal | Silent:
     """Bars if stderr is a terminal and `quiet` is not set."""
     return Terminal() if sys.stderr.isatty() and not quiet else Silent()

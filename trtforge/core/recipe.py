@@ -6,11 +6,11 @@ from typing import Any, Literal
 from pydantic import Field, field_validator
 
 from trtforge.core import defaults
-from trtforge.core.config_model import Config, holds_text, parse_value
+from trtforge.core.config_model import Config, LineOf, Location, holds_none, holds_text, parse_value
 from trtforge.core.errors import ForgeError, UsageError
 from trtforge.core.features import FeaturesConfig
 from trtforge.core.sizes import Bytes
-from trtforge.core.yaml_text import read_yaml, read_yaml_text
+from trtforge.core.yaml_text import line_of, read_yaml, read_yaml_text
 
 _COMPARE = "Compare with `trtforge recipes show demo-int4awq`."
 _GIVE = "Give a recipe file, or a name from `trtforge recipes list`."
@@ -130,6 +130,10 @@ class ServingConfig(Config):
     exclude_input_in_output: bool = Field(True, description="Return the output without the prompt.")
 
 
+LIMITS = ("perplexity_increase", "top1_agreement", "kl_mean")
+"""The keys of a gate that are limits; the others choose the samples."""
+
+
 class GateConfig(Config):
     """The quality that a build must reach; unset limits are not checked."""
 
@@ -141,6 +145,16 @@ class GateConfig(Config):
     data: str = Field(defaults.CALIBRATION_DATA, description="See quantization.calibration.data.")
     samples: int = Field(defaults.GATE_SAMPLES, ge=1, description="Number of samples.")
     sequence_length: int = Field(defaults.GATE_TOKENS, ge=2, description="Tokens per sample.")
+
+    @field_validator(*LIMITS, mode="before")
+    @classmethod
+    def _not_checked(cls, value: object) -> object:
+        return None if value == "none" else value
+
+    @property
+    def limits(self) -> dict[str, float]:
+        """The limits that are set."""
+        return {name: limit for name in LIMITS if (limit := getattr(self, name)) is not None}
 
 
 class Recipe(Config):
@@ -162,11 +176,25 @@ def load_recipe(path: Path, overrides: tuple[str, ...] = ()) -> Recipe:
 
     Raises ForgeError naming the file and the dotted key.
     """
-    values = _read(path)
+    given = {tuple(override.partition("=")[0].split(".")) for override in overrides}
+
+    def line(location: Location) -> int | None:
+        overridden = any(tuple(map(str, location))[: len(key)] == key for key in given)
+        return None if overridden else line_of(recipe_text(path), location)
+
+    return recipe_of(_read(path), str(path.resolve()), path.parent, overrides, line)
+
+
+def recipe_of(
+    values: dict[str, Any], where: str, base: Path, overrides: tuple[str, ...] = (), line: LineOf | None = None
+) -> Recipe:
+    """The recipe of these values, with overrides; paths are relative to `base`. Raises ForgeError naming `where`.
+
+    `line`: the line of a value in the file `where`.
+    """
     for override in overrides:
         _set(values, override)
-    recipe = Recipe.parse(values, str(path))
-    return _with_paths_from(recipe, path.parent)
+    return _with_paths_from(Recipe.parse(values, where, line=line), base)
 
 
 def paths_in(path: Path) -> dict[str, str]:
@@ -207,6 +235,8 @@ def _set(values: dict[str, Any], override: str) -> None:
             raise ForgeError(f"--set {override}: {parent} has no keys below it", hint="Check the dotted key.")
         values = nested
     value = parse_value(text, f"--set {key}")
+    if value == "none" and holds_none(Recipe, key):
+        value = None
     is_text = value is None or isinstance(value, str | list | dict)
     values[last] = value if is_text or not holds_text(Recipe, key) else text
 

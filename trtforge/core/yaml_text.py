@@ -4,13 +4,14 @@ Dates are text, tags of other types are refused, and an alias counts as the valu
 nested aliases could otherwise expand to billions of values.
 """
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
-from trtforge.core.errors import ForgeError
+from trtforge.core.errors import ForgeError, Where
 from trtforge.core.json_text import MOST_DIGITS
 from trtforge.core.reading import KIB, as_text, read_limited
 
@@ -116,10 +117,35 @@ def parse_yaml(text: str, where: object, hint: str) -> Any:
         mark = error.problem_mark or error.context_mark
         place = f", line {mark.line + 1}" if mark is not None else ""
         said = ": ".join(part for part in (error.context, error.problem) if part) or str(error)
-        raise ForgeError(f"{where}{place}: not YAML: {said}", hint=hint) from None
+        at = Where(str(where), mark.line + 1 if mark is not None else None)
+        raise ForgeError(f"{where}{place}: not YAML: {said}", hint=hint).at(at) from None
     except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:  # characters outside Unicode
         said = " ".join(str(error).split())
         raise ForgeError(f"{where}: not YAML: {said}", hint=hint) from None
+
+
+def line_of(text: str, location: Sequence[str | int]) -> int | None:
+    """The line of a value in a valid YAML text, by keys and indexes; of its nearest parent if it does not exist."""
+    loader = _Loader(text)
+    try:
+        node = loader.get_single_node()
+    finally:
+        loader.dispose()
+    found = None
+    for part in location:
+        inner = next((pair for pair in _inner(node) if pair[0] == part), None)
+        if inner is None:
+            break
+        _, found, node = inner
+    return found
+
+
+def _inner(node: Any) -> Iterator[tuple[str | int, int, Any]]:
+    """Key or index, line and node of the values in a node."""
+    if isinstance(node, MappingNode):
+        yield from ((key.value, key.start_mark.line + 1, value) for key, value in node.value)
+    elif isinstance(node, SequenceNode):
+        yield from ((number, item.start_mark.line + 1, item) for number, item in enumerate(node.value))
 
 
 def _shown(node: Node) -> str:

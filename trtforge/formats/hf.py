@@ -9,14 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from trtforge.core.digest import file_digest
-from trtforge.core.errors import ForgeError, first_line
+from trtforge.core.errors import ForgeError, Repair, first_line
 from trtforge.core.json_text import read_json_object
+from trtforge.core.nearest import nearest_directory
 from trtforge.core.plausible import require_plausible
 from trtforge.formats.shards import StoredTensor, read_header
 from trtforge.formats.source_digest import SourceDigests
 
 CONFIG = "config.json"
 _LARGEST = sys.float_info.max
+_GIVE = "Give a checkpoint directory or a hub id (owner/name)."
 _ITS_OWN = "Use the config.json that came with the model."
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -161,11 +163,28 @@ def read_config(directory: Path) -> HfConfig:
     """The config.json of a checkpoint directory. Raises ForgeError if there is none."""
     path = directory / CONFIG
     values = _read_json(path, f"Give a Hugging Face checkpoint directory; {directory} has no config.json.")
+    _require_hugging_face(values, directory)
     require_plausible(values, str(path), _ITS_OWN)
     config = HfConfig(values, path)
     for key in ("rope_parameters", "rope_scaling"):
         config._mapping(key)
     return config
+
+
+def _require_hugging_face(values: Mapping[str, Any], directory: Path) -> None:
+    """Raise ForgeError for the config.json of a TensorRT-LLM checkpoint or engine."""
+    if "architectures" in values:
+        return
+    if "pretrained_config" in values:
+        raise ForgeError(
+            f"{directory} is a TensorRT-LLM engine, not a Hugging Face checkpoint",
+            hint=f"Give the model that it was made from, or `trtforge package {directory} REPOSITORY`.",
+        )
+    if "architecture" in values:
+        raise ForgeError(
+            f"{directory} is a TensorRT-LLM checkpoint already, not a Hugging Face checkpoint",
+            hint=f"Give the model that it was made from, or `trtforge compile {directory} ENGINE`.",
+        )
 
 
 def open_checkpoint(directory: Path) -> HfCheckpoint:
@@ -197,6 +216,11 @@ def open_checkpoint(directory: Path) -> HfCheckpoint:
     return HfCheckpoint(directory, config, tensors, files)
 
 
+def is_path(source: str) -> bool:
+    """Whether a model's name is a path, not a hub id (owner/name): by its form, or because its parent exists here."""
+    return source.startswith((".", "/", "~")) or source.count("/") != 1 or Path(source).parent.is_dir()
+
+
 def resolve_source(source: str, revision: str = "main", *, metadata_only: bool = False) -> Path:
     """A local directory, or that of a hub id, downloaded (or found in the offline cache) by huggingface_hub.
 
@@ -206,8 +230,11 @@ def resolve_source(source: str, revision: str = "main", *, metadata_only: bool =
     directory = Path(source)
     if directory.is_dir():
         return directory
-    if source.count("/") != 1 or source.startswith((".", "/", "~")):
-        raise ForgeError(f"{source}: no such directory", hint="Give a checkpoint directory or a hub id (owner/name).")
+    if is_path(source):
+        near = nearest_directory(directory)
+        raise ForgeError(
+            f"{source}: no such directory", hint=f"Did you mean {near}? {_GIVE}" if near else _GIVE
+        ).repaired_by(Repair(source, str(near)) if near else None)
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 

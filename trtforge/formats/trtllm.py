@@ -11,8 +11,9 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from trtforge.core.dtypes import ModelDtype
-from trtforge.core.errors import ForgeError
+from trtforge.core.errors import ForgeError, Repair
 from trtforge.core.json_text import read_json_object
+from trtforge.core.nearest import nearest_directory
 from trtforge.core.parallel import Parallel
 from trtforge.core.plausible import require_plausible
 
@@ -83,6 +84,13 @@ class CheckpointConfig(_Foreign):
         """How the rank files are split."""
         return Parallel.of_mapping(self.mapping)
 
+    @property
+    def experts(self) -> int:
+        """The number of experts, 0 for a dense model (some families state `moe` with num_experts 0)."""
+        moe = (self.model_extra or {}).get("moe")
+        found = moe.get("num_experts") if isinstance(moe, dict) else None
+        return found if isinstance(found, int) else 0
+
     def to_json(self) -> str:
         """The exact text of config.json."""
         return json.dumps(self.model_dump(mode="json"), indent=2) + "\n"
@@ -101,7 +109,7 @@ def read_checkpoint_config(directory: Path) -> CheckpointConfig:
     if "architectures" in values and "architecture" not in values:
         raise ForgeError(
             f"{directory} is a Hugging Face checkpoint (or an llmapi engine, which is one)",
-            hint="Give the directory that convert wrote.",
+            hint=f"Run `trtforge convert {directory} CHECKPOINT` and give its result.",
         )
     if "architecture" not in values:
         raise ForgeError(
@@ -119,7 +127,9 @@ def read_engine_config(directory: Path) -> tuple[CheckpointConfig, Mapping[str, 
             hint="Package and serve it, or compile the checkpoint with --backend torch.",
         )
     if "pretrained_config" not in values or "build_config" not in values:
-        raise ForgeError(f"{directory} is not an engine", hint="Run `trtforge compile CHECKPOINT OUT` first.")
+        checkpoint = directory if "architecture" in values else "CHECKPOINT"
+        hint = f"Run `trtforge compile {checkpoint} ENGINE` and give its result."
+        raise ForgeError(f"{directory} is not an engine", hint=hint)
     _require_objects(values, ("pretrained_config", "build_config", "forge"), directory)
     _require_objects(values["build_config"], ("plugin_config",), directory)
     return _parse(values["pretrained_config"], directory), values
@@ -151,7 +161,16 @@ def is_hugging_face(directory: Path) -> bool:
 def _read(directory: Path) -> dict[str, Any]:
     path = directory / CONFIG_FILE
     hint = "Make the directory again."
-    values = read_json_object(path, hint=hint, absent="Give a checkpoint or engine directory.")
+    if not directory.is_dir():
+        near = nearest_directory(directory)
+        hint = f"Did you mean {near}?" if near else "Give a checkpoint or engine directory."
+        repair = Repair(str(directory), str(near)) if near else None
+        raise ForgeError(f"{directory}: no such directory", hint=hint).repaired_by(repair)
+    inside = [str(directory / part) for part in ("checkpoint", "engine") if (directory / part / CONFIG_FILE).is_file()]
+    absent = f"Give {' or '.join(inside)}." if inside else "Give a checkpoint or engine directory."
+    if any(directory.glob("*/config.pbtxt")):
+        absent = f"It is a Triton model repository: `trtforge serve {directory}`, or give its engine."
+    values = read_json_object(path, hint=hint, absent=absent)
     require_plausible(values, str(path), hint)
     return values
 

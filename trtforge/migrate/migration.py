@@ -215,7 +215,7 @@ def _serving(settings: Settings, values: dict[str, Any], found: Migration) -> No
         found.attention.append(
             Left("model_transaction_policy.decoupled", False, "package with --set serving.streaming=false to keep it")
         )
-    if model.max_queue_size:
+    if model.max_queue_size and "max_queue_size" not in model.parameters:  # trtforge's own: the engine's limit counts
         why = f"package with --set serving.max_queue_size={model.max_queue_size} to keep it"
         found.attention.append(Left("dynamic_batching.max_queue_size", model.max_queue_size, why))
     if model.instances > 1:

@@ -8,6 +8,8 @@ API's arguments (tensorrt_llm/llmapi/llm_args.py, 1.2 and 1.3).
 from dataclasses import dataclass
 from typing import Literal
 
+from trtforge.core.recipe import ServingConfig
+
 Kind = Literal["integer", "number", "flag", "integers", "words", "text", "scheduler", "fp8", "present"]
 """How a value is read: `integers` and `words` are comma-separated or lists, `fp8` is a KV cache algorithm, `present`
 is true for any value."""
@@ -172,6 +174,15 @@ REPOSITORY: tuple[Rule, ...] = (
         "the PyTorch backend keeps all weights on the GPU: plan for more memory or more GPUs",
         (None, "", "1", "1.0"),
     ),
+    # Parameters that only repositories of `trtforge package` have.
+    Drop("end_ids", "the LLM API reads the end ids of the checkpoint"),
+    Drop("vocab_size", "config.json of the Hugging Face checkpoint describes the network"),
+    Attend(
+        "max_queue_size",
+        "package with --set serving.max_queue_size=N to keep it",
+        (None, "", "0", str(ServingConfig().max_queue_size)),
+    ),
+    Attend("max_queue_seconds", "package with --set serving.max_queue_seconds=N to keep it", (None, "")),
     Attend("gpu_device_ids", "choose the GPUs with CUDA_VISIBLE_DEVICES", (None, "")),
     Attend("num_nodes", "several nodes are started by the LLM API's launcher (trtllm-llmapi-launch)", (None, "", "1")),
     Attend("normalize_log_probs", "the LLM API's log probabilities are never normalised", (None, "", "false", "False")),

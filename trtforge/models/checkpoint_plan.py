@@ -13,6 +13,7 @@ from trtforge.formats.quantized_source import QuantizedSource
 from trtforge.formats.shards import TensorSpec
 from trtforge.models.content import Absorbed, Cast, KvScale, Piece, Target, pieces_of
 from trtforge.models.exclusions import excluded_modules
+from trtforge.models.expert_split import expert_cuts
 from trtforge.models.family import (
     AbsorbedQuery,
     Embedding,
@@ -33,7 +34,7 @@ from trtforge.models.family import (
 from trtforge.models.formats import FORMATS
 from trtforge.models.prequantized_targets import QuantizedRows, StoredSources, attention_module, require_dense
 from trtforge.models.quantized_targets import Matrix, quantized_targets
-from trtforge.models.split import Cut, column_cuts, expert_cuts, head_cuts, row_cuts, whole_cuts
+from trtforge.models.split import Cut, column_cuts, head_cuts, row_cuts, whole_cuts
 
 FLOAT32 = dtype_named("float32")
 

@@ -59,7 +59,7 @@ def require_format(config: CheckpointConfig) -> None:
             f"TensorRT-LLM's PyTorch backend has no {quantization.kv_cache_quant_algo} KV cache",
             hint="Convert with --kv-cache fp8 or none.",
         )
-    if quantization.quant_algo == "W4A16_AWQ" and (config.model_extra or {}).get("moe"):
+    if quantization.quant_algo == "W4A16_AWQ" and config.experts:
         raise ForgeError(
             "W4A16_AWQ experts are not supported in a Hugging Face checkpoint for the LLM API: their pre-quantisation "
             "scale cannot be folded into a normalisation that the router reads too",

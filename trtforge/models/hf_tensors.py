@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from trtforge.core.errors import ForgeError
 from trtforge.formats.shards import StoredTensor, TensorSpec
 
-OF_THE_DIRECTORY = "Compile the Hugging Face checkpoint itself: trtforge compile HF_DIR OUT --backend llmapi."
+OF_THE_DIRECTORY = "Compile the Hugging Face checkpoint itself: `trtforge compile HF_DIR OUT --backend llmapi`."
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,7 @@ def family_of(architecture: str) -> Family:
     if architecture in WITHOUT_ENGINES:
         raise ForgeError(
             f"TensorRT-LLM builds no engines for {architecture}: only its PyTorch backend (llmapi) runs it",
-            hint="Compile the Hugging Face checkpoint itself: trtforge compile HF_DIR ENGINE --backend llmapi.",
+            hint="Compile the Hugging Face checkpoint itself: `trtforge compile HF_DIR ENGINE --backend llmapi`.",
         )
     try:
         name = _FAMILY_OF[architecture]

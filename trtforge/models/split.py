@@ -49,16 +49,6 @@ def head_cuts(rows_of: Callable[[int], range], heads: int, columns: int, tp: int
     return tuple(Cut(joined(tuple(rows_of(first + n) for n in range(each))), range(columns)) for first in firsts)
 
 
-def expert_cuts(expert: int, experts: int, shared: tuple[Cut, ...], ep: int) -> tuple[Cut, ...]:
-    """The cuts of one expert for all ranks; ranks of other expert-parallel groups get nothing.
-
-    `shared` are the cuts for the ranks of one group. Rank t is in group t % ep, where it is rank t // ep.
-    """
-    group = expert // (experts // ep)
-    nothing = Cut((), range(0))
-    return tuple(shared[rank // ep] if rank % ep == group else nothing for rank in range(len(shared) * ep))
-
-
 def joined(rows: tuple[range, ...]) -> tuple[range, ...]:
     """The same rows, with adjacent ranges merged."""
     found: list[range] = []

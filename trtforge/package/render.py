@@ -7,7 +7,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from trtforge.core.errors import ForgeError
 from trtforge.formats.triton import CONFIG_FILE
-from trtforge.package.models import ModelSpec
+from trtforge.package.triton_models import ModelSpec
 
 
 def render_config(templates: Path, model: ModelSpec) -> str:

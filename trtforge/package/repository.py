@@ -13,9 +13,10 @@ from trtforge.formats.hf import TOKENIZER_DIRECTORY
 from trtforge.formats.llmapi import MODEL_FILE, LlmArgs
 from trtforge.formats.tokenizer import TOKENIZER_FILE, load_tokenizer
 from trtforge.formats.triton import CONFIG_FILE, ModelRole
-from trtforge.package.models import ENGINE_DIRECTORY, TEXT_ROLES, ModelCode, ModelSpec
+from trtforge.package.parameters import ENGINE_DIRECTORY
 from trtforge.package.render import render_config
 from trtforge.package.tokenizer import CHAT_FILE, TokenizerAssets
+from trtforge.package.triton_models import TEXT_ROLES, ModelCode, ModelSpec
 
 VERSION = "1"
 _PACKAGE = Path(trtforge.__file__).parent

@@ -10,11 +10,13 @@ from trtforge.core.assets import asset_directory
 from trtforge.core.digest import file_digest
 from trtforge.core.manifest import FileRecord, Identity
 from trtforge.formats.adapter import resolved_features
-from trtforge.package.engine import open_engine, read_engine
-from trtforge.package.models import PackageConfig, model_specs, repository_facts, serving_args
+from trtforge.package.config import PackageConfig
+from trtforge.package.engine_facts import open_engine, read_engine
+from trtforge.package.parameters import serving_args
 from trtforge.package.repository import RepositoryWriter, own_modules, template_files
 from trtforge.package.target import check_target
 from trtforge.package.tokenizer import find_tokenizer, read_tokenizer
+from trtforge.package.triton_models import model_specs, repository_facts
 
 _LOG = logging.getLogger(__name__)
 

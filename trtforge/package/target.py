@@ -7,7 +7,7 @@ from pydantic import Field
 from trtforge.core.config_model import Config
 from trtforge.formats.engine_target import EngineTarget, TargetEnvironment, images_for, require_fit, unknown_origin
 from trtforge.formats.releases import containers_of, release
-from trtforge.package.engine import EngineFacts
+from trtforge.package.engine_facts import EngineFacts
 from trtforge.plan.gpus import gpu_named
 
 

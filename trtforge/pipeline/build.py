@@ -5,13 +5,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, get_args
 
 from trtforge.calibrate.stage import calibrate
-from trtforge.compile.stage import CompileOptions, compile_engine, engine_plan_for, require_buildable
+from trtforge.compile.stage import CompileOptions, compile_engine, engine_plan_for, require_buildable, warnings_of
 from trtforge.convert.stage import convert, layout_for
 from trtforge.core.artifact import Produced
-from trtforge.core.errors import ForgeError, UsageError
+from trtforge.core.errors import ForgeError
 from trtforge.core.progress import Progress
 from trtforge.core.recipe import Recipe
 from trtforge.formats.corpus import require_data
@@ -20,73 +19,26 @@ from trtforge.formats.trtllm import CheckpointConfig
 from trtforge.machine.usage import measured
 from trtforge.models.checkpoint_config import checkpoint_config
 from trtforge.models.checkpoint_plan import Layout
-from trtforge.models.formats import FORMATS
-from trtforge.package.models import PackageConfig
+from trtforge.package.config import PackageConfig
 from trtforge.package.stage import package
 from trtforge.package.target import PackageTarget
 from trtforge.pipeline.continuation import require_calibration_of, require_checkpoint_of, require_engine_of
+from trtforge.pipeline.diagnosis import diagnosis_command, ways_to_quality
+from trtforge.pipeline.paths import Paths
 from trtforge.pipeline.preflight import preflight, warn_of_verification
 from trtforge.pipeline.report import BuildReport, StageReport, weight_compression, write_report
-from trtforge.pipeline.stage_configs import calibrate_config, convert_config, needs_calibration
+from trtforge.pipeline.report_facts import planned_facts
+from trtforge.pipeline.stage_configs import calibrate_config, convert_config
+from trtforge.pipeline.stages import STAGES, StageName, needs_calibration
 from trtforge.pipeline.verification import CheckpointMetrics, known_metrics, verified
 from trtforge.plan.model import Model
 
-StageName = Literal["calibrate", "convert", "verify", "compile", "package"]
-STAGES: tuple[StageName, ...] = get_args(StageName)
-REPORT_FILE = "report.json"
 _SOURCE_STAGES = frozenset({"calibrate", "convert", "verify"})
 """The stages that read the Hugging Face checkpoint; the later stages read their artifacts."""
 
 Started = Callable[[StageName], None]
+Finished = Callable[[StageReport], None]
 _LOG = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Paths:
-    """Where a build puts its artifacts."""
-
-    out: Path
-
-    @property
-    def calibration(self) -> Path:
-        """The calibration; absent for formats that need none."""
-        return self.out / "calibration"
-
-    @property
-    def checkpoint(self) -> Path:
-        """The TensorRT-LLM checkpoint."""
-        return self.out / "checkpoint"
-
-    @property
-    def verification(self) -> Path:
-        """The metrics of the checkpoint."""
-        return self.out / "verification"
-
-    @property
-    def engine(self) -> Path:
-        """The engine."""
-        return self.out / "engine"
-
-    @property
-    def repository(self) -> Path:
-        """The Triton model repository."""
-        return self.out / "repository"
-
-    @property
-    def report(self) -> Path:
-        """The report: artifacts, sizes, times and quality."""
-        return self.out / REPORT_FILE
-
-
-def selected(recipe: Recipe, first: StageName, last: StageName) -> tuple[StageName, ...]:
-    """The stages from `first` to `last` that this recipe has. Raises ForgeError for an empty selection."""
-    if STAGES.index(first) > STAGES.index(last):
-        raise UsageError(f"--from {first} comes after --to {last}", hint=f"The order of stages is {', '.join(STAGES)}.")
-    stages = STAGES[STAGES.index(first) : STAGES.index(last) + 1]
-    chosen = tuple(stage for stage in stages if stage != "calibrate" or needs_calibration(recipe))
-    if not chosen:
-        raise ForgeError(f"{recipe.name} needs no calibration", hint="Use --to convert.")
-    return chosen
 
 
 @dataclass
@@ -105,18 +57,27 @@ class Build:
     def __post_init__(self) -> None:
         self.paths = Paths(self.out)
 
-    def run(self, stages: tuple[StageName, ...], started: Started) -> BuildReport:
+    def run(
+        self, stages: tuple[StageName, ...], started: Started, finished: Finished = lambda stage: None
+    ) -> BuildReport:
         """Run the stages in order. Raises ForgeError at the first that fails; earlier artifacts are kept.
 
         A recipe that cannot be deployed, or whose data cannot be read, is refused before the first stage.
         `report.json` is written even if the gate does not hold, so that its metrics can be read.
         """
+        known = None
         if not _SOURCE_STAGES.isdisjoint(stages):
             judged = preflight(self.recipe)
+            known = judged.model, judged.evaluation
+            warnings = [*judged.evaluation.warnings, *judged.model.notes]
             if "compile" in stages:
                 _, checkpoint = planned_checkpoint(self.recipe, judged.model)
                 paths, engine = self.paths, self.recipe.engine
-                require_buildable(engine_plan_for(checkpoint, engine, paths.checkpoint, paths.engine, self.options))
+                plan = engine_plan_for(checkpoint, engine, paths.checkpoint, paths.engine, self.options)
+                require_buildable(plan)
+                warnings += warnings_of(plan)
+            for warning in dict.fromkeys(warnings):
+                _LOG.warning(warning)
             if "verify" in stages:
                 warn_of_verification(judged)
         if "calibrate" in stages:
@@ -124,15 +85,18 @@ class Build:
         if "verify" in stages:
             require_data(self.recipe.gate.data)
         report = BuildReport(
-            recipe=self.recipe.name, next_command=next_command(self.named or self.recipe.name, self.paths, stages)
+            recipe=self.recipe.name,
+            next_command=next_command(self.named or self.recipe.name, self.paths, stages),
+            facts=planned_facts(self.recipe, self.out, known),
         )
         self._require_continuable(stages, report)
         for stage in stages:
             started(stage)
-            with _log_interruption(stage, report), measured() as usage:
+            with _log_interruption(stage, report), report.collecting_warnings(), measured() as usage:
                 result = self._stage(stage, report)
             if result is not None:
                 report.stages.append(StageReport.of(stage, result, usage))
+            finished(report.stages[-1])
         self._carry_over(stages, report)
         write_report(self.paths.report, report)
         return report
@@ -220,17 +184,22 @@ class Build:
             )
         report.verification, report.compression = metrics.verification, metrics.compression
         report.stages.append(StageReport.of_verification(metrics.verification, usage, cached=cached))
-        write_report(paths.report, report)
         self._require_quality(report)
+        write_report(paths.report, report)
 
     def _require_quality(self, report: BuildReport) -> None:
-        if report.verification is not None and not report.verification.passed:
-            broken = "; ".join(str(failure) for failure in report.verification.failures)
-            raise GateError(
-                f"the quality gate does not hold: {broken}",
-                hint=f"Use {_ways_to_quality(self.recipe)}; the metrics are in {self.paths.report}.",
-                report=report,
-            )
+        """Raise GateError if the gate does not hold, after writing the report with the command that finds the cause."""
+        if report.verification is None or report.verification.passed:
+            return
+        report.next_command = diagnosis_command(self.recipe, self.paths)
+        write_report(self.paths.report, report)
+        broken = "; ".join(str(failure) for failure in report.verification.failures)
+        raise GateError(
+            f"the quality gate does not hold: {broken}",
+            hint=f"Use {ways_to_quality(self.recipe)}; the metrics are in {self.paths.report}, and as `next` the "
+            "command that finds the cause.",
+            report=report,
+        )
 
 
 @contextmanager
@@ -242,15 +211,6 @@ def _log_interruption(stage: StageName, report: BuildReport) -> Iterator[None]:
         complete = ", ".join(done.stage for done in report.stages) or "none"
         _LOG.warning("the build of %s was interrupted in stage %s; stages complete: %s", report.recipe, stage, complete)
         raise
-
-
-def _ways_to_quality(recipe: Recipe) -> str:
-    if not FORMATS[recipe.quantization.format].calibrated:
-        return "another format, or exclude layers (quantization.exclude_modules)"
-    return (
-        "more or better calibration data, another format, or exclude the layers that "
-        "`trtforge calibrate --sensitivity` finds"
-    )
 
 
 class GateError(ForgeError):

@@ -13,7 +13,8 @@ from trtforge.core.recipe import Recipe
 from trtforge.formats.hf import QUANTIZATION_FILES, SOURCE_DIRECTORY, read_config
 from trtforge.formats.quantization_config import read_quantized_source
 from trtforge.models.formats import FORMATS
-from trtforge.pipeline.stage_configs import calibrate_config, convert_config, needs_calibration
+from trtforge.pipeline.stage_configs import calibrate_config, convert_config
+from trtforge.pipeline.stages import needs_calibration
 
 _OF_CALIBRATION = ("format", "kv_cache", "group_size", "awq_clip")
 _OF_CHECKPOINT = ("tp", "pp", "ep", "exclude_modules", "shared_pre_quant_scale")

@@ -7,8 +7,10 @@ from trtforge.core.recipe import Recipe
 from trtforge.formats.triton import ModelRole
 from trtforge.formats.trtllm import rank_file
 from trtforge.models.checkpoint_plan import checkpoint_plan
-from trtforge.pipeline.build import Paths, StageName, planned_checkpoint
+from trtforge.pipeline.build import planned_checkpoint
+from trtforge.pipeline.paths import Paths
 from trtforge.pipeline.preflight import preflight
+from trtforge.pipeline.stages import StageName
 
 
 def dry_run(recipe: Recipe, paths: Paths, stages: tuple[StageName, ...], options: CompileOptions) -> dict[str, Any]:

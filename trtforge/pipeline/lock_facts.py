@@ -21,7 +21,7 @@ from trtforge.formats.quantization_config import quantization_files
 from trtforge.formats.releases import containers_of, release
 from trtforge.machine.host import DOCKER_TIMEOUT, Host, RunError
 from trtforge.pipeline.lock import LockedBuild, LockedDataset, LockedEngine, LockedModel, pinned, repository_of
-from trtforge.pipeline.stage_configs import needs_calibration
+from trtforge.pipeline.stages import needs_calibration
 from trtforge.serve.host_checks import installed
 
 _PACKAGES = ("trtforge", "torch", "transformers", "tokenizers", "safetensors")

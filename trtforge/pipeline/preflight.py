@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from shlex import quote
 from typing import Any
 
-from trtforge.core.errors import ForgeError
+from trtforge.core.errors import ForgeError, Repair
 from trtforge.core.recipe import Recipe
 from trtforge.formats.hf import cached_source
 from trtforge.machine.host import Host
@@ -69,7 +69,7 @@ def preflight(recipe: Recipe) -> Preflight:
         raise ForgeError(
             f"{recipe.name}: {problem.message}",
             hint=(f"Use {settings}." if settings else problem.fix) + more,
-        )
+        ).repaired_by(Repair(options=tuple(("--set", change.setting) for change in fix.changes)) if settings else None)
     return Preflight(model, evaluation)
 
 

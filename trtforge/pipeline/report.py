@@ -1,8 +1,12 @@
-"""Floor 5: the report of a build: artifacts, sizes, times and quality; kept as `report.json`."""
+"""Floor 5: the report of a build: artifacts, sizes, times and quality; kept as report.json, report.html, report.md."""
 
 import json
+import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +16,10 @@ from trtforge.core.errors import ForgeError
 from trtforge.formats.shards import read_header
 from trtforge.formats.trtllm import rank_file, read_checkpoint_config
 from trtforge.machine.usage import Usage
+from trtforge.pipeline.paths import Paths
+from trtforge.pipeline.record import Facts, Record
+from trtforge.pipeline.report_facts import with_artifacts
+from trtforge.pipeline.report_pages import build_markdown, build_page
 from trtforge.verify.result import Verification
 
 
@@ -44,7 +52,7 @@ class StageReport:
 class BuildReport:
     """All of a build. `compression`: bytes of the linears in 16 bits / their bytes in the checkpoint.
 
-    Both are of the checkpoint that this run made or used.
+    Both are of the checkpoint that this run made or used. `warnings`: logged while the build ran.
     """
 
     recipe: str
@@ -52,6 +60,8 @@ class BuildReport:
     verification: Verification | None = None
     compression: float | None = None
     next_command: str = ""
+    facts: Facts = field(default_factory=Facts)
+    warnings: list[str] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
         """The content of report.json."""
@@ -61,14 +71,59 @@ class BuildReport:
             "verification": self.verification.as_json() if self.verification else None,
             "compression": self.compression,
             "next": self.next_command,
+            **self.facts.model_dump(mode="json"),
+            "warnings": list(dict.fromkeys([*self.facts.warnings, *self.warnings])),
         }
+
+    def record(self) -> Record:
+        """What a reader of report.json gets."""
+        return Record.parse(self.as_json(), "report")
+
+    @contextmanager
+    def collecting_warnings(self) -> Iterator[None]:
+        """Add what is logged as a warning in this block to the report."""
+        handler = _Warnings(self.warnings)
+        log = logging.getLogger("trtforge")
+        log.addHandler(handler)
+        try:
+            yield
+        finally:
+            log.removeHandler(handler)
+
+
+class _Warnings(logging.Handler):
+    """Collects the texts of warnings."""
+
+    def __init__(self, found: list[str]) -> None:
+        super().__init__(logging.WARNING)
+        self._found = found
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Add one record."""
+        self._found.append(record.getMessage())
 
 
 def write_report(path: Path, report: BuildReport) -> None:
-    """Replace report.json in one step. Raises ForgeError if it cannot be written."""
+    """Replace report.json at `path` and the pages beside it. Raises ForgeError if they cannot be written.
+
+    Facts of the artifacts are added to the report.
+    """
+    finished = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    paths = Paths(path.parent)
+    verified = [str(paths.verification)] if report.verification is not None else []
+    artifacts = [stage.artifact for stage in report.stages if stage.artifact is not None]
+    report.facts = with_artifacts(report.facts, paths, [*artifacts, *verified], finished)
+    record = report.record()
+    _replace(path, json.dumps(report.as_json(), indent=2) + "\n")
+    _replace(path.with_suffix(".html"), build_page(record))
+    _replace(path.with_suffix(".md"), build_markdown(record))
+
+
+def _replace(path: Path, text: str) -> None:
+    """Replace a file in one step."""
     draft = path.with_name(f".{path.name}.partial")
     try:
-        draft.write_text(json.dumps(report.as_json(), indent=2) + "\n")
+        draft.write_text(text, encoding="utf-8")
         os.replace(draft, path)
     except OSError as error:
         raise ForgeError(f"{path}: {error.strerror}", hint="Free space or choose another --out.") from None

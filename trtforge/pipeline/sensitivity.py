@@ -4,6 +4,7 @@ Layers are excluded in the order of the ranking; bisection finds how many, and e
 checkpoint.
 """
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +13,10 @@ from typing import Any
 
 from trtforge.calibrate.stage import CalibrateConfig
 from trtforge.convert.stage import ConvertConfig, convert
+from trtforge.core.manifest import require_manifest
 from trtforge.core.progress import Progress, Silent
 from trtforge.core.recipe import GateConfig
+from trtforge.pipeline.report_facts import sensitivity_file
 from trtforge.verify.result import Damage, Verification
 from trtforge.verify.sensitivity import rank_linears
 from trtforge.verify.stage import verify
@@ -75,6 +78,14 @@ def analyse(
             else:
                 fails = middle
         return Sensitivity(ranking, everything, best, best)
+
+
+def keep(found: Sensitivity, calibration: Path) -> Path:
+    """Write the ranking beside the calibration, where the next build's report finds it. Returns the file's path."""
+    path = sensitivity_file(calibration)
+    kept = {"calibration": require_manifest(calibration, "calibration").digest, **found.as_json()}
+    path.write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
+    return path
 
 
 class _Trials:

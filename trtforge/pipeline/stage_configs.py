@@ -4,13 +4,6 @@ from trtforge.calibrate.stage import CalibrateConfig
 from trtforge.convert.stage import ConvertConfig
 from trtforge.core.recipe import Recipe
 from trtforge.models.formats import FORMATS
-from trtforge.plan.formats import CACHES
-
-
-def needs_calibration(recipe: Recipe) -> bool:
-    """Whether the format of the weights or of the KV cache has scaling factors that need calibration samples."""
-    quant = recipe.quantization
-    return FORMATS[quant.format].calibrated or CACHES[quant.kv_cache].calibrated
 
 
 def calibrate_config(recipe: Recipe) -> CalibrateConfig:

@@ -1,4 +1,7 @@
-"""Floor 5: the verification of a build's checkpoint, kept as an artifact: later runs go on from its metrics."""
+"""Floor 5: the verification of a build's checkpoint, kept as an artifact: later runs go on from its metrics.
+
+The artifact holds metrics, not a verdict: the gate's limits are applied when it is read.
+"""
 
 import json
 import platform
@@ -16,7 +19,7 @@ from trtforge.core.errors import ForgeError
 from trtforge.core.json_text import read_json_object
 from trtforge.core.manifest import Identity, Manifest, check_files, open_artifact, read_manifest
 from trtforge.core.progress import Progress
-from trtforge.core.recipe import GateConfig
+from trtforge.core.recipe import LIMITS, GateConfig
 from trtforge.formats.hub_data import PREFIX, commit_of
 from trtforge.pipeline.report import weight_compression
 from trtforge.verify.result import Verification
@@ -26,7 +29,10 @@ METRICS_FILE = "verification.json"
 
 
 class CheckpointMetrics(Config):
-    """What a verification found. `compression`: bytes of the linear layers in 16 bits / their bytes as quantised."""
+    """What a verification found. `compression`: bytes of the linear layers in 16 bits / their bytes as quantised.
+
+    As stored, `verification` lists no failures.
+    """
 
     verification: Verification
     compression: float
@@ -36,46 +42,50 @@ def verified(
     checkpoint: Path, source: Callable[[], Path], gate: GateConfig, out: Path, *, force: bool, progress: Progress
 ) -> tuple[CheckpointMetrics, bool]:
     """Verify `checkpoint` against the Hugging Face checkpoint, or take the metrics at `out`
-    if checkpoint, gate and versions are the same.
+    if checkpoint, evaluation data and versions are the same. The gate's limits are applied to either.
 
     Returns the metrics and whether nothing was computed. Raises ForgeError as `verify` does.
     """
 
     def write(directory: Path) -> dict[str, Any]:
+        found = verify(checkpoint, source(), gate, layers=True, progress=progress)
         metrics = CheckpointMetrics(
-            verification=verify(checkpoint, source(), gate, progress=progress),
-            compression=weight_compression(checkpoint),
+            verification=found.model_copy(update={"failures": ()}), compression=weight_compression(checkpoint)
         )
         (directory / METRICS_FILE).write_text(json.dumps(metrics.model_dump(mode="json"), indent=2) + "\n")
         return {}
 
     identity = _identity(open_artifact(checkpoint, "checkpoint"), gate)
     produced = produce(out, identity, write, force=force)
-    return _read(out), produced.cached
+    return _read(out, gate), produced.cached
 
 
 def known_metrics(checkpoint: Path, gate: GateConfig, out: Path) -> CheckpointMetrics | None:
-    """The metrics at `out` if they are of this checkpoint and gate; None otherwise. Compares manifests, not weights."""
+    """The metrics at `out`, judged by `gate`, if they are of this checkpoint and the gate's data; None otherwise.
+
+    Compares manifests, not weights.
+    """
     manifest = read_manifest(checkpoint)
     found = read_manifest(out) if out.is_dir() else None
     if manifest is None or found is None or found.identity != _identity(manifest, gate):
         return None
     if check_files(out, found) is not None:
         return None
-    return _read(out)
+    return _read(out, gate)
 
 
-def _read(directory: Path) -> CheckpointMetrics:
+def _read(directory: Path, gate: GateConfig) -> CheckpointMetrics:
     path = directory / METRICS_FILE
     again = f"Delete {directory} and build again."
-    return CheckpointMetrics.parse(read_json_object(path, hint=again), str(path))
+    stored = CheckpointMetrics.parse(read_json_object(path, hint=again), str(path))
+    return stored.model_copy(update={"verification": stored.verification.judged_by(gate)})
 
 
 def _identity(checkpoint: Manifest, gate: GateConfig) -> Identity:
-    """What decides a verification: the checkpoint, the gate, the content of its data and the programs that compute."""
+    """What decides the metrics: the checkpoint, the samples, the content of their data and the computing programs."""
     return Identity(
         stage="verification",
-        config=gate.model_dump(mode="json", exclude={"data"}),
+        config=gate.model_dump(mode="json", exclude={"data", *LIMITS}),
         inputs={"checkpoint": checkpoint.digest, "data": _content_of(gate.data)},
         versions={"trtforge": __version__, "transformers": version("transformers"), "torch": version("torch")},
     )

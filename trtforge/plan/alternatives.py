@@ -12,7 +12,7 @@ from trtforge.plan.evaluation import Evaluation
 from trtforge.plan.formats import CACHES, WEIGHTS
 from trtforge.plan.gpus import GPUS_PER_SERVER
 from trtforge.plan.model import Model
-from trtforge.plan.request import Change, Request
+from trtforge.plan.request import Change, Option, Request
 from trtforge.plan.roofline import Performance
 
 Goal = Literal["latency", "throughput", "memory", "quality"]
@@ -89,29 +89,37 @@ class Alternative:
         )
 
 
-def alternatives(model: Model, request: Request, goal: Goal) -> tuple[Alternative, ...]:
-    """The best legal choices on the request's GPU, best first; without a GPU the best one on each common GPU."""
+def alternatives(
+    model: Model, request: Request, goal: Goal, kept: frozenset[Option] = frozenset()
+) -> tuple[Alternative, ...]:
+    """The best legal choices on the request's GPU, best first; without a GPU the best one on each common GPU.
+
+    `kept`: of --quant, --kv-cache, --tp, --pp and --ep those whose values stay the request's.
+    """
     if request.gpu is not None:
-        return _best(model, request, goal, _SHOWN)
-    on_each = (_best(model, request.changed(Change("--gpu", name)), goal, 1) for name in COMMON_GPUS)
+        return _best(model, request, goal, _SHOWN, kept)
+    on_each = (_best(model, request.changed(Change("--gpu", name)), goal, 1, kept) for name in COMMON_GPUS)
     return tuple(alternative for found in on_each for alternative in found)
 
 
 def fits_on(model: Model, request: Request) -> tuple[Evaluation, ...]:
     """The fewest GPUs of each common kind that the request's formats are legal on."""
-    found = []
-    for name in COMMON_GPUS:
-        for tp, pp in _layouts():
-            changes = Change("--gpu", name), Change("--tp", str(tp)), Change("--pp", str(pp)), Change("--ep", "1")
-            evaluation = evaluate(model, request.changed(*changes))
-            if evaluation.legal:
-                found.append(evaluation)
-                break
-    return tuple(found)
+    on_each = (smallest_legal(model, request.changed(Change("--gpu", name))) for name in COMMON_GPUS)
+    return tuple(found for found in on_each if found is not None)
 
 
-def _best(model: Model, request: Request, goal: Goal, most: int) -> tuple[Alternative, ...]:
-    ranked = sorted(_legal(model, request, goal), key=_KEYS[goal])
+def smallest_legal(model: Model, request: Request) -> Evaluation | None:
+    """The request on the fewest GPUs that make it legal, without expert parallelism; None if no layout does."""
+    for tp, pp in _layouts():
+        changes = Change("--tp", str(tp)), Change("--pp", str(pp)), Change("--ep", "1")
+        evaluation = evaluate(model, request.changed(*changes))
+        if evaluation.legal:
+            return evaluation
+    return None
+
+
+def _best(model: Model, request: Request, goal: Goal, most: int, kept: frozenset[Option]) -> tuple[Alternative, ...]:
+    ranked = sorted(_legal(model, request, goal, kept), key=_KEYS[goal])
     if not ranked:
         return ()
     fewest = min(alternative.gpus for alternative in ranked)
@@ -123,12 +131,15 @@ def _best(model: Model, request: Request, goal: Goal, most: int) -> tuple[Altern
     return tuple(shown[:most])
 
 
-def _legal(model: Model, request: Request, goal: Goal) -> Iterator[Alternative]:
+def _legal(model: Model, request: Request, goal: Goal, kept: frozenset[Option]) -> Iterator[Alternative]:
     quants = (model.stored.format,) if model.stored else get_args(QuantFormat)
     quants = tuple(name for name in quants if WEIGHTS[name].loss <= _MOST_LOSS)
+    quants = (request.quant,) if "--quant" in kept else quants
+    caches = (request.kv_cache,) if "--kv-cache" in kept else get_args(KvCacheFormat)
     experts = bool(model.facts.sparse_layers)
-    for quant, cache, (tp, pp) in product(quants, get_args(KvCacheFormat), _layouts()):
-        for ep in (1, tp) if experts and tp > 1 else (1,):
+    for quant, cache, (tp, pp) in product(quants, caches, _kept_layouts(request, kept)):
+        eps = (1, tp) if experts and tp > 1 else (1,)
+        for ep in (request.ep,) if "--ep" in kept else eps:
             choice = replace(request, quant=quant, kv_cache=cache, tp=tp, pp=pp, ep=ep)
             if goal == "throughput" and request.concurrency is None:
                 engine = request.engine.model_copy(
@@ -154,14 +165,24 @@ def _layouts() -> list[tuple[int, int]]:
     return sorted(found, key=lambda layout: (layout[0] * layout[1], layout[1]))
 
 
+def _kept_layouts(request: Request, kept: frozenset[Option]) -> list[tuple[int, int]]:
+    """The layouts to try: one of a size that servers do not have is tried if it was asked for."""
+    layouts = _layouts()
+    if "--tp" in kept:
+        layouts = [(request.tp, pp) for pp in dict.fromkeys(pp for _, pp in layouts)]
+    if "--pp" in kept:
+        layouts = [(tp, request.pp) for tp in dict.fromkeys(tp for tp, _ in layouts)]
+    return layouts
+
+
 def _about(value: float) -> int:
     """Logarithmic bucket of a value, about 5 % wide."""
     return floor(log(value) / log(_ALIKE))
 
 
 _KEYS: dict[Goal, Callable[[Alternative], tuple[object, ...]]] = {
-    # the fastest answer; among equals the fewest GPUs, then the least loss
-    "latency": lambda a: (_about(a.request_seconds), a.gpus, a.loss),
+    # the fastest answer, in the hundredths that are shown; among equals the fewest GPUs, then the least loss
+    "latency": lambda a: (round(a.request_seconds, 2), a.gpus, a.loss),
     # the most tokens a GPU: replicas of a small deployment beat one large one
     "throughput": lambda a: (-_about(a.tokens_per_second_per_gpu), a.loss, a.gpus, a.request_seconds),
     # the fewest GPUs, then the least memory on them

@@ -204,4 +204,5 @@ def _divisors(number: int) -> list[int]:
 
 
 def _nearest_first(sizes: list[int], now: int) -> list[int]:
-    return sorted(sizes, key=lambda n: (abs(log2(n) - log2(now)), n))
+    """Sizes that servers have first: within one server, powers of two."""
+    return sorted(sizes, key=lambda n: (n > max(now, GPUS_PER_SERVER), n & (n - 1) > 0, abs(log2(n) - log2(now)), n))

@@ -225,8 +225,7 @@ def _lora_problems(checkpoint: CheckpointConfig, engine: EngineConfig) -> Iterat
         message = f"engine.features.lora may not be supported by TensorRT-LLM's {architecture}"
         yield Problem("lora", message, "If so, trtllm-build raises NotImplementedError.", refuses=False)
     experts = [name for name in lora.modules if name.startswith("mlp_")]
-    moe = (checkpoint.model_extra or {}).get("moe")
-    if experts and isinstance(moe, dict) and moe.get("num_experts"):
+    if experts and checkpoint.experts:
         message = f"engine.features.lora.modules: {experts[0]} is part of the experts, which do not support LoRA"
         yield Problem("lora", message, "Use attention modules only.")
     if "attn_qkv" in lora.modules and "attn_q" in lora.modules:
@@ -247,7 +246,6 @@ def _streaming_problems(checkpoint: CheckpointConfig, engine: EngineConfig) -> I
     if algorithm not in _STREAMED:
         message = f"engine.features.weights_on_gpu: {algorithm} weights are inside plugins, which cannot stream them"
         yield Problem("weights_on_gpu", message, "Use quantization.format: none or fp8, or set weights_on_gpu: 1.")
-    moe = (checkpoint.model_extra or {}).get("moe")
-    if isinstance(moe, dict) and moe.get("num_experts"):
+    if checkpoint.experts:
         message = "engine.features.weights_on_gpu: experts are inside a plugin and stay on the GPU"
         yield Problem("weights_on_gpu", message, "Only attention weights are streamed.", refuses=False)

@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from difflib import get_close_matches
 
-from trtforge.core.errors import ForgeError
+from trtforge.core.errors import ForgeError, Repair
 from trtforge.formats.trtllm import Quantization
 from trtforge.plan.formats import BY_ALGORITHM, CACHE_BY_ALGORITHM, CacheFormat, Compute, WeightFormat
 
@@ -121,19 +121,32 @@ GPUS = (
     Gpu("rtx-5090", 120, 31.3 * _GIB, 1792 * _G, _PCIE_5, 209.5 * _T, 838 * _T, 419 * _T, 1676 * _T),
 )
 _BY_NAME = {gpu.name: gpu for gpu in GPUS}
+ALIASES = {
+    "v100": "v100-16gb",
+    "a100": "a100-80gb",
+    "h100": "h100-80gb",
+    "h100-sxm": "h100-80gb",
+    "gh200": "gh200-96gb",
+    "a6000": "rtx-a6000",
+    "3090": "rtx-3090",
+    "4090": "rtx-4090",
+    "5090": "rtx-5090",
+}
+"""Short names of the usual variants."""
 
 
 def gpu_named(name: str) -> Gpu:
-    """A GPU by name. Raises ForgeError with the nearest known one."""
-    try:
-        return _BY_NAME[name.lower()]
-    except KeyError:
-        longer = [known for known in _BY_NAME if known.startswith(name.lower())]
-        nearest = longer or get_close_matches(name.lower(), _BY_NAME, n=1, cutoff=0.4)
-        known = f"Known: {', '.join(_BY_NAME)}."
-        raise ForgeError(
-            f"GPU {name} is not known", hint=f"Did you mean {nearest[0]}? {known}" if nearest else known
-        ) from None
+    """A GPU by name or alias, in any case and with spaces for hyphens. Raises ForgeError with the nearest known one."""
+    plain = re.sub(r"[\s_]+", "-", name.strip().lower()).removeprefix("nvidia-").removeprefix("geforce-")
+    found = _BY_NAME.get(ALIASES.get(plain, plain))
+    if found is not None:
+        return found
+    first = plain.partition("-")[0]
+    like = [known for known in _BY_NAME if known.startswith((plain, f"{first}-"))] if plain else []
+    nearest = like or get_close_matches(plain, _BY_NAME, n=1, cutoff=0.4)
+    known = f"Known: {', '.join(_BY_NAME)}."
+    error = ForgeError(f"GPU {name} is not known", hint=f"Did you mean {nearest[0]}? {known}" if nearest else known)
+    raise error.repaired_by(Repair(name, nearest[0]) if nearest else None)
 
 
 def product_of(driver_name: str, memory: float) -> Gpu | None:

@@ -5,9 +5,9 @@ The rules of GPUs, releases and TensorRT-LLM's kernels are in plan.engine_rules.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from trtforge.core.errors import ForgeError
+from trtforge.core.errors import ForgeError, Repair
 from trtforge.models.checkpoint_plan import Layout, shards_embedding
 from trtforge.models.exclusions import rows_left
 from trtforge.models.family import AbsorbedQuery, Facts, Family, Linear, Split
@@ -35,7 +35,24 @@ def problems(family: Family, facts: Facts, layout: Layout) -> tuple[Problem, ...
 def require_legal(family: Family, facts: Facts, layout: Layout) -> None:
     """Raises ForgeError with the first problem and its fix."""
     for problem in problems(family, facts, layout):
-        raise ForgeError(problem.message, hint=problem.fix)
+        legal = legal_tp(family, facts, layout) if problem.rule in _OF_TP else []
+        hint = f"Choose --tp from {_listed(legal)}." if legal else problem.fix
+        below = [n for n in legal if n <= layout.parallel.tp]
+        repair = Repair(options=(("--tp", str(below[-1])),)) if below else None
+        raise ForgeError(problem.message, hint=hint).repaired_by(repair)
+
+
+_OF_TP = frozenset({"heads", "kv_heads", "columns", "rows"})
+"""The rules that another tensor parallelism can satisfy."""
+
+
+def legal_tp(family: Family, facts: Facts, layout: Layout) -> list[int]:
+    """The tensor parallelism with which the layout has no problem at all."""
+    now = layout.parallel
+    layouts = (
+        replace(layout, parallel=replace(now, tp=n)) for n in _divisors(facts.sizes.num_heads) if n % now.ep == 0
+    )
+    return [each.parallel.tp for each in layouts if not problems(family, facts, each)]
 
 
 def _problems(family: Family, facts: Facts, layout: Layout) -> Iterator[Problem]:
@@ -146,10 +163,13 @@ def _group_problems(row: Linear, inputs: int, layout: Layout, facts: Facts) -> I
     shared = f"NVFP4 block size {group}" if layout.quant == "nvfp4" else f"AWQ group size {group}"
     message = f"{row.parts[0].module}: {per_rank} inputs a rank at tp {tp} are not a multiple of the {shared}"
     splits = row.split is Split.ROW
+    kv_heads = facts.sizes.num_kv_heads
     legal = [
-        n for n in _divisors(facts.sizes.num_heads) if not splits or (inputs % n == 0 and inputs // n % group == 0)
+        n
+        for n in _divisors(facts.sizes.num_heads)
+        if inputs % n == 0 and inputs // n % group == 0 and not (kv_heads % n and n % kv_heads)
     ]
-    choices = [f"--tp {n}" for n in legal if splits and inputs % group == 0]
+    choices = [f"--tp {n}" for n in legal if splits]
     if group != 64 and per_rank % 64 == 0 and not layout.source:
         choices.append("group size 64 (`trtforge calibrate --group-size 64`)")
     other = (

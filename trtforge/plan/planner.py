@@ -7,7 +7,7 @@ from typing import Any
 from trtforge.core.dtypes import dtype_named
 from trtforge.core.parallel import Parallel
 from trtforge.plan import roofline as assumed
-from trtforge.plan.alternatives import Alternative, Goal, alternatives, fits_on
+from trtforge.plan.alternatives import Alternative, Goal, alternatives, fits_on, smallest_legal
 from trtforge.plan.evaluate import evaluate
 from trtforge.plan.evaluation import Evaluation
 from trtforge.plan.fixes import Fix, fixes
@@ -25,13 +25,22 @@ ESTIMATE = "estimates of a roofline model with assumed efficiencies, not measure
 
 @dataclass(frozen=True)
 class Plan:
-    """The result of `trtforge plan`. `fits`: the fewest GPUs of each common kind, if no GPU is named."""
+    """The result of `trtforge plan`. `fits`: the fewest GPUs of each common kind, if no GPU is named.
+
+    `layout_note`: why another layout than the default one is planned, if it is.
+    """
 
     model: Model
     evaluation: Evaluation
     fixes: tuple[Fix, ...]
     alternatives: tuple[Alternative, ...]
     fits: tuple[Evaluation, ...]
+    layout_note: str | None = None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is to be known about the plan as a whole."""
+        return (*((self.layout_note,) if self.layout_note else ()), *self.model.notes)
 
     @property
     def curve(self) -> tuple[Performance, ...]:
@@ -73,7 +82,7 @@ class Plan:
                 for fix in self.fixes
             ],
             "warnings": list(evaluation.warnings),
-            "notes": list(self.model.notes),
+            "notes": list(self.notes),
             "choice": choice_json(evaluation.request),
             "embedded": asdict(evaluation.embedded) if evaluation.embedded else None,
             "memory": self._memory(),
@@ -155,15 +164,30 @@ class Plan:
         }
 
 
-def plan(model: Model, request: Request, goal: Goal, *, with_alternatives: bool = False) -> Plan:
-    """Plan a deployment. Raises ForgeError for an unknown GPU or release."""
-    evaluation = evaluate(model, request)
+def plan(
+    model: Model, request: Request, goal: Goal, *, with_alternatives: bool = False, any_layout: bool = False
+) -> Plan:
+    """Plan a deployment. Raises ForgeError for an unknown GPU or release.
+
+    `any_layout`: no layout was asked for, so the fewest GPUs are planned if the request's layout is not legal.
+    """
+    evaluation, note = evaluate(model, request), None
+    if any_layout and request.gpu is not None and not evaluation.legal:
+        found = smallest_legal(model, request)
+        if found is not None:
+            planned = found.request
+            note = (
+                f"planned for tp {planned.tp}, pp {planned.pp}, the fewest GPUs: with tp {request.tp}, pp {request.pp} "
+                f"{evaluation.problems[0].message}"
+            )
+            evaluation, request = found, planned
     return Plan(
         model=model,
         evaluation=evaluation,
         fixes=fixes(model, evaluation),
         alternatives=alternatives(model, request, goal) if with_alternatives else (),
         fits=fits_on(model, request) if request.gpu is None and request.for_tensorrt is not False else (),
+        layout_note=note,
     )
 
 

@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from shlex import quote
 from typing import Any, Literal
 
 from trtforge.core.config_model import parse_value
 from trtforge.core.dtypes import ModelDtype, model_dtype
-from trtforge.core.errors import UsageError
+from trtforge.core.errors import Repair, UsageError
 from trtforge.core.recipe import CalibrationConfig, EngineConfig, GateConfig, Recipe, ServingConfig
 from trtforge.formats.adapter import resolved_lora
 from trtforge.plan.formats import CACHES, WEIGHTS
@@ -185,9 +186,14 @@ def request_of(recipe: Recipe, model: Model, options: Mapping[Option, Any], typi
     )
     given = [Change(name, str(value)) for name, value in options.items() if value is not None and name != "--dtype"]
     request = request.changed(*given)
+    if request.gpu is not None:
+        request = request.changed(Change("--gpu", request.gpu.name))  # an alias by its name
     for option, name, known in (("--quant", request.quant, WEIGHTS), ("--kv-cache", request.kv_cache, CACHES)):
         if name not in known:
-            raise UsageError(f"{option}: {name} is not a format", hint=f"Formats: {', '.join(known)}.")
+            nearest = get_close_matches(name, known, n=1, cutoff=0.4)
+            meant = f"Did you mean {nearest[0]}? " if nearest else ""
+            error = UsageError(f"{option}: {name} is not a format", hint=f"{meant}Formats: {', '.join(known)}.")
+            raise error.repaired_by(Repair(name, nearest[0]) if nearest else None)
     return _as_stored(request, model)
 
 

@@ -17,6 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 from trtforge.core.errors import ForgeError, first_line
 from trtforge.core.heap import trim
+from trtforge.core.share import Share, not_shown
 from trtforge.formats.hf import CONFIG
 from trtforge.reference.hidden import HiddenStates
 from trtforge.reference.weights import LayerWeights
@@ -26,14 +27,20 @@ from trtforge.reference.weights import LayerWeights
 class LoadedLayer:
     """One decoder layer with its weights.
 
-    `run` computes all batches and keeps the outputs; `compute` returns the output of one batch, given its index and
-    hidden states (windows, length, hidden).
+    `compute` returns the output of one batch, given its index and hidden states (windows, length, hidden).
     """
 
     index: int
     module: nn.Module
-    run: Callable[[], None]
     compute: Callable[[int, Tensor], Tensor]
+    hidden: HiddenStates
+    batches: int
+
+    def run(self, finished: Share = not_shown) -> None:
+        """Compute all batches and keep the outputs; `finished` gets the share of each batch."""
+        for batch in range(self.batches):
+            self.hidden.put(batch, self.compute(batch, self.hidden.get(batch)))
+            finished(1 / self.batches)
 
 
 @dataclass(frozen=True)
@@ -135,11 +142,7 @@ class LayerStream:
                 output: Tensor = result[0] if isinstance(result, tuple) else result
                 return output
 
-            def run(compute: Callable[[int, Tensor], Tensor] = compute) -> None:
-                for batch in range(len(shapes)):
-                    hidden.put(batch, compute(batch, hidden.get(batch)))
-
-            yield LoadedLayer(index, layer, run, compute)
+            yield LoadedLayer(index, layer, compute, hidden, len(shapes))
             layer.to("meta")
             trim()
 

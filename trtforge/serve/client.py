@@ -3,23 +3,22 @@
 import time
 from collections.abc import Callable, Generator
 from contextlib import closing
-from typing import Literal
 
 from trtforge.core.errors import ForgeError
 from trtforge.serve.grpc_client import GrpcClient
 from trtforge.serve.http_client import HttpClient
-from trtforge.serve.request import Generated, Piece, Sampling
-
-Protocol = Literal["grpc", "http"]
+from trtforge.serve.request import Generated, Piece, Prompt, Sampling
+from trtforge.serve.spoken import Protocol
 
 __all__ = ["Generated", "Protocol", "Sampling", "generate", "stream_text"]
 
 
 def stream_text(
-    url: str, model: str, prompt: str, sampling: Sampling, *, protocol: Protocol = "grpc"
+    url: str, model: str, prompt: Prompt, sampling: Sampling, *, protocol: Protocol = "grpc"
 ) -> Generator[str, None, None]:
     """Stream the answer's text; closing the iterator (or Ctrl-C) cancels the request on the server."""
-    with closing(_pieces(url, model, prompt, sampling, protocol, stream=True)) as pieces:
+    client = _client(url, protocol, None)
+    with closing(_pieces(client, model, prompt, _supported(client, model, sampling), stream=True)) as pieces:
         for piece in pieces:
             if piece.text:
                 yield piece.text
@@ -28,7 +27,7 @@ def stream_text(
 def generate(
     url: str,
     model: str,
-    prompt: str,
+    prompt: Prompt,
     sampling: Sampling,
     *,
     protocol: Protocol = "grpc",
@@ -40,36 +39,41 @@ def generate(
 
     Raises ForgeError if the server cannot be reached or refuses the request.
     """
+    client = _client(url, protocol, timeout)
+    sampling = _supported(client, model, sampling)
     start = time.perf_counter()
     first = 0.0
     texts: list[str] = []
-    input_tokens = output_tokens = None
-    with closing(_pieces(url, model, prompt, sampling, protocol, stream=stream, timeout=timeout)) as pieces:
+    input_tokens = output_tokens = reason = None
+    with closing(_pieces(client, model, prompt, sampling, stream=stream)) as pieces:
         for piece in pieces:
             first = first or time.perf_counter() - start
             texts.append(piece.text)
             input_tokens = piece.input_tokens if piece.input_tokens is not None else input_tokens
             output_tokens = piece.output_tokens if piece.output_tokens is not None else output_tokens
+            reason = piece.finish_reason or reason
             if on_text is not None and piece.text:
                 on_text(piece.text)
     if not texts:
         raise ForgeError(f"the server at {url} ended the request without an answer", hint="Look at the server's log.")
-    return Generated("".join(texts), input_tokens, output_tokens, time.perf_counter() - start, first)
+    return Generated("".join(texts), input_tokens, output_tokens, time.perf_counter() - start, first, reason)
+
+
+def _client(url: str, protocol: Protocol, timeout: float | None) -> GrpcClient | HttpClient:
+    return GrpcClient(url, timeout=timeout) if protocol == "grpc" else HttpClient(url, timeout=timeout)
+
+
+def _supported(client: GrpcClient | HttpClient, model: str, sampling: Sampling) -> Sampling:
+    """The options without asking for what the model cannot tell; asks the server if the finish reason is wanted."""
+    return sampling.known_to(client.inputs(model)) if sampling.finish_reason else sampling
 
 
 def _pieces(
-    url: str,
-    model: str,
-    prompt: str,
-    sampling: Sampling,
-    protocol: Protocol,
-    *,
-    stream: bool,
-    timeout: float | None = None,
+    client: GrpcClient | HttpClient, model: str, prompt: Prompt, sampling: Sampling, *, stream: bool
 ) -> Generator[Piece, None, None]:
-    if protocol == "grpc":
-        yield from GrpcClient(url, timeout=timeout).pieces(model, prompt, sampling, stream=stream)
+    if isinstance(client, GrpcClient):
+        yield from client.pieces(model, prompt, sampling, stream=stream)
     elif stream:
-        yield from HttpClient(url, timeout=timeout).stream(model, prompt, sampling)
+        yield from client.stream(model, prompt, sampling)
     else:
-        yield HttpClient(url, timeout=timeout).generate(model, prompt, sampling)
+        yield client.generate(model, prompt, sampling)

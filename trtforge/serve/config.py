@@ -22,6 +22,10 @@ class ServeConfig(Config):
     http_port: int = Field(defaults.HTTP_PORT, ge=1, le=65535, description="HTTP port.")
     grpc_port: int = Field(defaults.GRPC_PORT, ge=1, le=65535, description="gRPC port.")
     metrics_port: int = Field(defaults.METRICS_PORT, ge=1, le=65535, description="Port of the Prometheus metrics.")
+    openai: bool = Field(True, description="Offer OpenAI's API too, if its packages are installed.")
+    openai_port: int | None = Field(
+        None, ge=1, le=65535, description="Port of OpenAI's API; default: a free one above the others."
+    )
     host: str = Field(defaults.LOOPBACK, description="Address to listen on.")
     launcher: Launcher = Field(
         "auto", description="local: tritonserver on this machine; docker: NVIDIA's image; mpi: one rank per GPU."
@@ -41,7 +45,8 @@ class ServeConfig(Config):
     @property
     def ports(self) -> dict[str, int]:
         """Port number by service."""
-        return {"http": self.http_port, "grpc": self.grpc_port, "metrics": self.metrics_port}
+        openai = {} if self.openai_port is None else {"openai": self.openai_port}
+        return {"http": self.http_port, "grpc": self.grpc_port, "metrics": self.metrics_port} | openai
 
     @property
     def reachable_host(self) -> str:

@@ -14,7 +14,7 @@ from trtforge.machine.nvml import VISIBLE_DEVICES, LoadNvml, load_nvml
 from trtforge.serve.host_checks import visible_gpus
 
 _LOG = logging.getLogger(__name__)
-_AGAIN = "compile the checkpoint again on this machine (trtforge compile CHECKPOINT OUT --backend torch)"
+_AGAIN = "compile the checkpoint again on this machine (`trtforge compile CHECKPOINT OUT --backend torch`)"
 _LEAST_SM: Mapping[str, int] = {"int4_packed_cuda": 80, "fp8_scaled_mm": 89}
 """Lowest compute capability x 10 that torch's kernel supports: aten/src/ATen/native/cuda/int4mm.cu and Blas.cpp."""
 

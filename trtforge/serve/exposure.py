@@ -2,9 +2,9 @@
 
 import logging
 
+from trtforge.core.api_keys import read_key_file, readable_by_others
 from trtforge.formats.triton_holes import open_holes
 from trtforge.serve.config import ServeConfig
-from trtforge.serve.front.keys import read_keys, readable_by_others
 from trtforge.serve.launchers import Launch
 
 _LOG = logging.getLogger(__name__)
@@ -13,7 +13,7 @@ _LOG = logging.getLogger(__name__)
 def check_doors(config: ServeConfig, launch: Launch) -> None:
     """Raises ForgeError for an invalid key file; logs warnings about what stays exposed."""
     if config.api_key_file is not None:
-        read_keys(config.api_key_file)
+        read_key_file(config.api_key_file)
         if readable_by_others(config.api_key_file):
             _LOG.warning("other users can read the API keys: chmod 600 %s", config.api_key_file)
         _LOG.warning("API keys are checked over HTTP only; gRPC listens on %s without keys", config.grpc_host)

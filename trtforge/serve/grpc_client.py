@@ -6,8 +6,10 @@ from contextlib import closing, suppress
 from typing import Any
 
 from trtforge.core.errors import ForgeError
+from trtforge.formats.text_tensors import with_text_tensors
 from trtforge.formats.triton import DtypeChoices, newest_release, tensors
-from trtforge.serve.request import Piece, Sampling, Value, refused, silent, unreachable
+from trtforge.serve.request import Piece, Prompt, Sampling, Value, refused, silent, unreachable
+from trtforge.serve.spoken import other_protocol
 
 # Servers are internal: bypass web proxies. Long prompts and logits exceed gRPC's default of 4 MB.
 _CHANNEL = [
@@ -24,7 +26,21 @@ class GrpcClient:
         self._url = url
         self._timeout = timeout
 
-    def pieces(self, model: str, prompt: str, sampling: Sampling, *, stream: bool) -> Iterator[Piece]:
+    def inputs(self, model: str) -> frozenset[str]:
+        """The names of a model's inputs; none if the server does not tell. Raises ForgeError if it is unreachable."""
+        from tritonclient.grpc import InferenceServerClient
+        from tritonclient.utils import InferenceServerException
+
+        with closing(InferenceServerClient(self._url, channel_args=_CHANNEL)) as client:
+            try:
+                found = client.get_model_metadata(model, client_timeout=self._timeout)
+            except InferenceServerException as error:
+                if "UNAVAILABLE" in str(error.status()):
+                    raise self._error(error) from None
+                return frozenset()
+        return frozenset(tensor.name for tensor in found.inputs)
+
+    def pieces(self, model: str, prompt: Prompt, sampling: Sampling, *, stream: bool) -> Iterator[Piece]:
         """The responses of one request as they arrive. Closing the generator cancels the request on the server.
 
         Raises ForgeError if the server cannot be reached or refuses.
@@ -57,12 +73,16 @@ class GrpcClient:
                 client.stop_stream(cancel_requests=not finished)
 
     def _error(self, error: Any) -> ForgeError:
-        return unreachable(self._url) if "UNAVAILABLE" in str(error.status()) else refused(error.message())
+        if "UNAVAILABLE" in str(error.status()):
+            return other_protocol(self._url, "grpc") or unreachable(self._url)
+        return refused(error.message())
 
 
 def _piece(result: Any) -> Piece:
     text = result.as_numpy("text_output").flat[0].decode(errors="replace")
-    return Piece(text, _count(result, "num_input_tokens"), _count(result, "num_output_tokens"))
+    reason = result.as_numpy("finish_reason")
+    ended = None if reason is None else reason.flat[0].decode()
+    return Piece(text, _count(result, "num_input_tokens"), _count(result, "num_output_tokens"), ended or None)
 
 
 def _count(result: Any, name: str) -> int | None:
@@ -76,7 +96,8 @@ def _tensor(name: str, value: Value) -> Any:
     from tritonclient.grpc import InferInput
     from tritonclient.utils import np_to_triton_dtype, triton_to_np_dtype
 
-    declared = next(t for t in tensors("ensemble", "inputs", newest_release(), DtypeChoices()) if t.name == name)
+    known = tensors("ensemble", "inputs", newest_release(), DtypeChoices())
+    declared = next(t for t in with_text_tensors(known, "inputs", chat=True) if t.name == name)
     kind = declared.dtype.removeprefix("TYPE_").replace("STRING", "BYTES")
     items = value if isinstance(value, tuple) else (value,)
     data = [item.encode() if isinstance(item, str) else item for item in items]

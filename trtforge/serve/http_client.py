@@ -8,7 +8,8 @@ import httpx
 
 from trtforge.core.errors import ForgeError
 from trtforge.core.json_text import parse_json
-from trtforge.serve.request import Piece, Sampling, refused, silent, unreachable
+from trtforge.serve.request import Piece, Prompt, Sampling, refused, silent, unreachable
+from trtforge.serve.spoken import other_protocol
 
 
 class HttpClient:
@@ -18,7 +19,19 @@ class HttpClient:
         self._url = url
         self._timeout = httpx.Timeout(timeout, connect=10.0)
 
-    def generate(self, model: str, prompt: str, sampling: Sampling) -> Piece:
+    def inputs(self, model: str) -> frozenset[str]:
+        """The names of a model's inputs; none if the server does not tell. Raises ForgeError if it is unreachable."""
+        with self._client() as client:
+            try:
+                response = client.get(f"/v2/models/{model}")
+                tensors = _object(response.text).get("inputs", ())
+            except httpx.HTTPError as error:
+                raise self._error(error) from None
+            except ForgeError:
+                return frozenset()
+        return frozenset(str(tensor.get("name")) for tensor in tensors if isinstance(tensor, dict))
+
+    def generate(self, model: str, prompt: Prompt, sampling: Sampling) -> Piece:
         """The whole answer in one response. Raises ForgeError if the server cannot be reached or refuses."""
         with self._client() as client:
             try:
@@ -27,7 +40,7 @@ class HttpClient:
                 raise self._error(error) from None
         return _piece(_object(response.text))
 
-    def stream(self, model: str, prompt: str, sampling: Sampling) -> Iterator[Piece]:
+    def stream(self, model: str, prompt: Prompt, sampling: Sampling) -> Iterator[Piece]:
         """The answer in pieces. Closing the generator closes the connection, which cancels the request."""
         endpoint, body = _endpoint(model, "generate_stream"), _body(prompt, sampling, stream=True)
         with self._client() as client:
@@ -52,6 +65,8 @@ class HttpClient:
             return silent(self._url, self._timeout.read or 0.0)
         if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
             return unreachable(self._url)
+        if wrong := other_protocol(self._url, "http"):
+            return wrong
         return ForgeError(
             f"the connection to {self._url} broke: {error or type(error).__name__}", hint="Look at the server's log."
         )
@@ -61,7 +76,7 @@ def _endpoint(model: str, verb: str) -> str:
     return f"/v2/models/{model}/{verb}"
 
 
-def _body(prompt: str, sampling: Sampling, *, stream: bool) -> Mapping[str, Any]:
+def _body(prompt: Prompt, sampling: Sampling, *, stream: bool) -> Mapping[str, Any]:
     return {
         name: list(value) if isinstance(value, tuple) else value
         for name, value in sampling.inputs(prompt, stream=stream).items()
@@ -86,6 +101,7 @@ def _piece(values: Mapping[str, Any]) -> Piece:
         text[0] if isinstance(text, list) else text,
         _count(values, "num_input_tokens"),
         _count(values, "num_output_tokens"),
+        str(values.get("finish_reason") or "") or None,
     )
 
 

@@ -4,7 +4,7 @@ import ctypes
 import math
 import os
 import shutil
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from trtforge.core.errors import ForgeError
@@ -18,6 +18,7 @@ from trtforge.serve.config import ResolvedLauncher, ServeConfig
 from trtforge.serve.doors import door_arguments, new_secret
 from trtforge.serve.environment import server_environment
 from trtforge.serve.front_process import FrontCommand, http_arguments, private_http
+from trtforge.serve.gateway_process import GatewayCommand, gateway_command
 from trtforge.serve.installation import Installation, find_installation
 
 _TRTLLM_BACKEND = Path("/opt/tritonserver/backends/tensorrtllm")
@@ -36,7 +37,7 @@ class Launch:
 
     `installation` and `view` must be prepared first; `cleanup`: a command that ends what outlives the process.
     `container`: the image to run; None: this machine's server. `front`: the HTTP server that clients talk to; None:
-    they talk to Triton's own. `secret`: the header value that opens closed doors.
+    they talk to Triton's own. `gateway`: OpenAI's API. `secret`: the header value that opens closed doors.
     """
 
     launcher: ResolvedLauncher
@@ -47,6 +48,7 @@ class Launch:
     cleanup: tuple[str, ...] = ()
     container: Container | None = None
     front: FrontCommand | None = None
+    gateway: GatewayCommand | None = None
     secret: str = field(default="", repr=False)
 
     def process_environment(self) -> dict[str, str]:
@@ -56,7 +58,7 @@ class Launch:
     def describe(self) -> str:
         """Commands and environment, one argument per line, without the secret."""
         lines = [f"{name}={value}" for name, value in sorted(self.environment.items())]
-        commands = [self.argv, *((self.front.argv,) if self.front is not None else ())]
+        commands = [self.argv, *(beside.argv for beside in (self.front, self.gateway) if beside is not None)]
         text = "\n".join([*lines, *(" \\\n  ".join(command) for command in commands)])
         return text.replace(self.secret, _HIDDEN) if self.secret else text
 
@@ -67,6 +69,11 @@ def plan_launch(config: ServeConfig, repository: Path, facts: RepositoryFacts, r
     Raises ForgeError if this launcher cannot serve it. `require_runnable` checks that docker, MPI and GPUs are
     available, so that a dry run works everywhere.
     """
+    launch = _planned(config, repository, facts, runtime)
+    return replace(launch, gateway=gateway_command(config, facts.model("ensemble")))
+
+
+def _planned(config: ServeConfig, repository: Path, facts: RepositoryFacts, runtime: Path) -> Launch:
     launcher = _chosen(config, facts)
     if launcher == "docker":
         return _docker(config, repository, facts, runtime)

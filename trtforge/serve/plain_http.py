@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException
 
+from trtforge.core.defaults import HTTP_PORT
 from trtforge.core.errors import ForgeError
 from trtforge.serve.address import Address
+from trtforge.serve.spoken import spoken
 
 _LONGEST = 1 << 16  # bytes of an answer that are read
 
@@ -52,6 +54,9 @@ def _exchange(address: str, method: str, path: str, body: bytes | None, timeout:
         message = f"the server at {address} did not answer {method} {path} within {timeout:.1f} s"
         raise NoAnswer(message, hint=hint, late=True) from None
     except (OSError, HTTPException, ValueError) as error:
+        if isinstance(error, HTTPException | ConnectionResetError) and spoken(address) == "grpc":
+            hint = f"Give the address of its HTTP endpoint (port {HTTP_PORT} by default)."
+            raise NoAnswer(f"{address} speaks gRPC, not HTTP", hint=hint, late=False) from None
         message = f"no server answers at {address}: {error or type(error).__name__}"
         raise NoAnswer(message, hint="Start one with `trtforge serve REPO`.", late=False) from None
 

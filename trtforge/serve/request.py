@@ -1,16 +1,37 @@
-"""A client's request as the input tensors of the text models, its answer and its errors."""
+"""A client's request as the input tensors of the text models, its answer, its errors and its warnings."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from trtforge.core.errors import ForgeError
+from trtforge.formats.text_tensors import MESSAGES
 
+Message = Mapping[str, str]
+"""A chat message: role and content."""
+
+
+@dataclass(frozen=True)
+class Chat:
+    """A prompt of chat messages, which the served model's own template renders."""
+
+    messages: Sequence[Message]
+
+
+Prompt = str | Chat
 Value = str | int | float | bool | tuple[str, ...]
+
+FINISH_REASON_INPUT = "return_finish_reason"
+"""The input that asks for the finish reason; older repositories do not have it."""
+_COUNT_INPUTS = frozenset({"return_num_input_tokens", "return_num_output_tokens"})
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """Options of one request; None: the server's default (greedy)."""
+    """Options of one request; None: the server's default (greedy).
+
+    `finish_reason`: ask why the answer ended, `counts`: for the numbers of tokens; other repositories may have neither.
+    """
 
     max_tokens: int = 64
     temperature: float | None = None
@@ -23,11 +44,22 @@ class Sampling:
     min_tokens: int | None = None
     stop: tuple[str, ...] = ()
     bad: tuple[str, ...] = ()
+    finish_reason: bool = False
+    counts: bool = True
 
-    def inputs(self, prompt: str, *, stream: bool) -> Mapping[str, Value]:
+    def known_to(self, inputs: frozenset[str]) -> "Sampling":
+        """These options for a model with these inputs, without asking for what it cannot tell."""
+        return replace(
+            self,
+            finish_reason=self.finish_reason and FINISH_REASON_INPUT in inputs,
+            counts=self.counts and (not inputs or _COUNT_INPUTS.issubset(inputs)),
+        )
+
+    def inputs(self, prompt: Prompt, *, stream: bool) -> Mapping[str, Value]:
         """Input tensor name to value, without options that are not set."""
         values: dict[str, Value | None] = {
-            "text_input": prompt,
+            "text_input": prompt if isinstance(prompt, str) else None,
+            MESSAGES: json.dumps(prompt.messages, ensure_ascii=False) if isinstance(prompt, Chat) else None,
             "max_tokens": self.max_tokens,
             "temperature": self.temperature,
             "top_k": self.top_k,
@@ -40,8 +72,8 @@ class Sampling:
             "stop_words": self.stop or None,
             "bad_words": self.bad or None,
             "stream": stream,
-            "return_num_input_tokens": True,
-            "return_num_output_tokens": True,
+            FINISH_REASON_INPUT: self.finish_reason or None,
+            **dict.fromkeys(_COUNT_INPUTS, self.counts or None),
         }
         return {name: value for name, value in values.items() if value is not None}
 
@@ -53,17 +85,58 @@ class Piece:
     text: str
     input_tokens: int | None
     output_tokens: int | None
+    finish_reason: str | None = None
 
 
 @dataclass(frozen=True)
 class Generated:
-    """A finished answer. `first_token_seconds`: time to the first response, equal to `seconds` without streaming."""
+    """A finished answer. `first_token_seconds`: time to the first response, equal to `seconds` without streaming.
+
+    `finish_reason`: stop, length or cancelled; None if it was not asked for or the repository does not tell.
+    """
 
     text: str
     input_tokens: int | None
     output_tokens: int | None
     seconds: float
     first_token_seconds: float
+    finish_reason: str | None = None
+
+
+_COMPARES_TEXT, _COMPARES_IDS = "tensorrt_llm_bls", "ensemble"
+"""How the names of the text models end, by what they compare with stop words."""
+
+
+def request_warnings(sampling: Sampling, model: str = "") -> tuple[str, ...]:
+    """What of these options has no effect, or another one than expected; to be shown before the request is sent.
+
+    `model`: the text model that is asked; empty for an engine without a server, which compares token ids.
+    """
+    found = []
+    if sampling.temperature and not sampling.top_k and not sampling.top_p:
+        found.append(
+            f"temperature {sampling.temperature:g} has no effect without top-k or top-p: generation is greedy, as in "
+            "TensorRT-LLM. Add --top-p 1 to sample from all tokens"
+        )
+    for word in sampling.stop:
+        if not word:
+            found.append("an empty stop word never matches")
+        elif not word.strip() and not model.endswith(_COMPARES_TEXT):
+            other = f"{model.removesuffix(_COMPARES_IDS)}{_COMPARES_TEXT}"
+            found.append(
+                f"the stop word {word!r} may never match: token ids are compared, and white space is often part of "
+                "the tokens beside it" + (f". Use --model {other}, which compares text" if model else "")
+            )
+    return tuple(found)
+
+
+def answer_warnings(sampling: Sampling, answer: Generated) -> tuple[str, ...]:
+    """What an answer does not tell by its text: that it is shorter than was asked for."""
+    count = answer.output_tokens
+    if answer.finish_reason != "length" or count is None or count >= sampling.max_tokens:
+        return ()
+    longest = "" if answer.input_tokens is None else f", which prompt and answer reach at {answer.input_tokens + count}"
+    return (f"the answer was cut after {count} of {sampling.max_tokens} tokens by the engine's max_seq_len{longest}",)
 
 
 def unreachable(url: str) -> ForgeError:
@@ -84,4 +157,9 @@ def refused(message: str) -> ForgeError:
     """The error for a request that the server refused."""
     if "UNAVAILABLE:" in message:
         return Unavailable(f"the server refused the request: {message}", hint="Send it again later.")
+    if "unknown model" in message:
+        return ForgeError(
+            f"the server refused the request: {message}",
+            hint="Give the name of a text model of this server with --model; `trtforge serve REPO` serves ensemble.",
+        )
     return ForgeError(f"the server refused the request: {message}", hint="Correct the request and send it again.")

@@ -2,6 +2,7 @@
 
 import socket
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -12,8 +13,10 @@ from trtforge.serve.config import ServeConfig
 from trtforge.serve.embedded import check_embedded
 from trtforge.serve.environment import close_shared_memory
 from trtforge.serve.exposure import check_doors
+from trtforge.serve.first_steps import first_steps
+from trtforge.serve.gateway_process import listens, with_openai_port
 from trtforge.serve.host_checks import check_gpus, check_versions
-from trtforge.serve.launchers import plan_launch, require_runnable
+from trtforge.serve.launchers import Launch, plan_launch, require_runnable
 from trtforge.serve.probe import is_serving
 from trtforge.serve.processes import runtime_directory
 from trtforge.serve.reaper import Reaper
@@ -22,14 +25,22 @@ from trtforge.serve.stopping import StopRequest, stop_request
 from trtforge.serve.supervise import Server, Service
 from trtforge.serve.view import make_view
 
+_POLL = 0.05
+
 
 def serve(config: ServeConfig, repo: Path) -> int:
     """Serve `repo` in the foreground until SIGTERM or SIGINT; the exit status (see `Server.shut_down`).
 
-    Prints `ready http=… grpc=… metrics=…` on stdout when the ensemble has generated a token, after each restart too.
-    Raises ForgeError for a damaged repository, an engine that cannot run here or in the image, a port in use, and a
-    server that fails to start or breaks (with --restart on-failure: too often).
+    Prints `ready http=… grpc=… metrics=…` on stdout when the ensemble has generated a token, after each restart too,
+    and `openai=…` on the next line once OpenAI's API is served; commands to try the server go to stderr. Raises
+    ForgeError for a damaged repository, an engine that cannot run here or in the image, a port in use, and a server
+    that fails to start or breaks (with --restart on-failure: too often).
     """
+    with with_openai_port(config) as settled:
+        return _serve(settled, repo)
+
+
+def _serve(config: ServeConfig, repo: Path) -> int:
     facts = read_facts(open_to_run(repo, "repository"))
     with runtime_directory() as runtime:
         launch = plan_launch(config, repo, facts, runtime)
@@ -56,7 +67,8 @@ def serve(config: ServeConfig, repo: Path) -> int:
 def require_free_ports(config: ServeConfig) -> None:
     """Raises ForgeError naming the option for a port that another process listens on."""
     if len(set(config.ports.values())) < len(config.ports):
-        raise ForgeError("the HTTP, gRPC and metrics ports must differ", hint="Choose three different ports.")
+        names = "HTTP, gRPC, metrics and OpenAI" if "openai" in config.ports else "HTTP, gRPC and metrics"
+        raise ForgeError(f"the {names} ports must differ", hint="Choose different ports.")
     for name, port in config.ports.items():
         with socket.socket(socket.AF_INET6 if ":" in config.host else socket.AF_INET) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -77,19 +89,50 @@ def _run(config: ServeConfig, repo: Path, facts: RepositoryFacts, stop: StopRequ
             launch.installation.prepare()
         if launch.view is not None:
             make_view(repo, launch.view, facts)
-        http, grpc = config.address(config.http_port), config.grpc_address
         model = facts.model("ensemble")
         log = None if config.verbose else runtime / "triton.log"
+        http = config.address(config.http_port)
         triton_http = http if launch.front is None else launch.front.upstream
         service = Service(runtime, triton_http, model, facts.model("tensorrt_llm"), log)
         server = Server(launch, service, stop, reaper)
+        over = threading.Event()
         try:
-            if not server.wait_ready(lambda left: is_serving(http, grpc, model, left), config.ready_timeout):
+            if not server.wait_ready(
+                lambda left: is_serving(http, config.grpc_address, model, left), config.ready_timeout
+            ):
                 print("stopped before it was ready", file=sys.stderr, flush=True)
                 return 0
             close_shared_memory(runtime.name)
-            print(f"ready http={http} grpc={grpc} metrics={config.address(config.metrics_port)}", flush=True)
+            _announce(config, launch, model, over)
             server.watch()
             return server.shut_down(config.drain_timeout)
         finally:
+            over.set()
             server.end()
+
+
+def _announce(config: ServeConfig, launch: Launch, model: str, over: threading.Event) -> None:
+    """Where the server listens on stdout, then commands to try it on stderr.
+
+    The gateway begins to import its packages when Triton listens, so that it does not delay the start; a thread
+    announces it. `over`: the server has ended.
+    """
+    http, metrics = config.address(config.http_port), config.address(config.metrics_port)
+    print(f"ready http={http} grpc={config.grpc_address} metrics={metrics}", flush=True)
+    if launch.gateway is None:
+        _show_first_steps(config, model)
+        return
+    port = launch.gateway.port
+
+    def announce_gateway() -> None:
+        while not listens(config.reachable_host, port):
+            if over.wait(_POLL):
+                return
+        print(f"openai=http://{config.address(port)}/v1", flush=True)
+        _show_first_steps(config, model)
+
+    threading.Thread(target=announce_gateway, name="gateway-line", daemon=True).start()
+
+
+def _show_first_steps(config: ServeConfig, model: str) -> None:
+    print("\n".join(("try:", *first_steps(config, model))), file=sys.stderr, flush=True)

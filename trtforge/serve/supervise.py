@@ -64,6 +64,8 @@ class Server:
         raise_open_file_limit()
         if launch.front is not None:
             self._group.start("the HTTP front", launch.front.argv, server_environment({}))
+        if launch.gateway is not None:
+            self._group.start("the OpenAI gateway", launch.gateway.argv, server_environment({}))
         self._group.start("the Triton server", launch.argv, launch.process_environment())
         commands = (launch.cleanup,) if launch.cleanup else ()
         self._remains = Remains(self._group.sessions, (str(service.runtime),), commands)

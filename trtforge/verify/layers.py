@@ -31,12 +31,16 @@ def compare_by_layer(
         )
         try:
             with progress.bar("Verifying", ours.num_layers, "layers") as bar:
+
+                def half(share: float) -> None:
+                    """Each of the two models does one half of a layer."""
+                    bar.advance(share / 2)
+
                 for layer in stream.layers(batches, states):
-                    layer.run()
-                    ours.advance()
+                    layer.run(half)
+                    ours.advance(half)
                     if layers:
                         errors.append(_error(states, ours, len(windows)))
-                    bar.advance(1)
             ours.load_logits()
             with progress.bar("Comparing logits", len(windows), "windows") as bar:
                 for window, expected in enumerate(stream.logits(batches, states)):

@@ -64,6 +64,11 @@ class Verification(Config):
     failures: tuple[Failure, ...] = Field(default=())
     layers: tuple[LayerError, ...] = Field(default=())
 
+    def judged_by(self, gate: GateConfig) -> "Verification":
+        """The same metrics with the failures of `gate`."""
+        found = failures(gate, self.perplexity.increase, self.top1_agreement, self.kl_mean)
+        return self.model_copy(update={"failures": found})
+
     @property
     def passed(self) -> bool:
         """Whether every metric passes the gate."""

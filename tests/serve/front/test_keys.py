@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from trtforge.core.api_keys import readable_by_others
 from trtforge.core.errors import ForgeError
-from trtforge.serve.front.keys import read_keys, readable_by_others
+from trtforge.serve.front.keys import read_keys
 from trtforge.serve.front.refusal import Refusal
 
 ONE, TWO = "first-key-0123456789", "second-key-0123456789"

@@ -1,4 +1,7 @@
-"""Mixtral: Mistral with a mixture of experts in every layer (tensorrt_llm/models/llama/convert.py, 0.17)."""
+"""Mixtral: Mistral with a mixture of experts in every layer (tensorrt_llm/models/llama/convert.py, 0.17).
+
+Which ranks get an expert, and which rows of it: `models.expert_split`.
+"""
 
 from dataclasses import replace
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from trtforge.formats.checkpoint_keys import flag, integer
 from trtforge.formats.trtllm import CheckpointConfig
-from trtforge.runtime.architecture.config_keys import flag, integer
 
 BiasRule = Literal["never", "always", "attn_bias", "mlp_bias", "bias"]
 """Whether a linear layer has a bias: fixed, or by the flag of that name in config.json."""

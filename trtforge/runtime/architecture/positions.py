@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from trtforge.formats.attention_windows import attention_window
+from trtforge.formats.checkpoint_keys import integer, number, numbers
 from trtforge.formats.trtllm import CheckpointConfig
-from trtforge.runtime.architecture.config_keys import integer, number, numbers
 from trtforge.runtime.architecture.network import Network
 from trtforge.runtime.architecture.rotary import RotarySpec
 
@@ -33,12 +34,9 @@ class LayerSpec:
 
 def layer_spec(config: CheckpointConfig, layer: int) -> LayerSpec:
     """Layer `layer` of the whole model. Layers with a window use a second rotary if rope_local_base_freq is set."""
-    window = integer(config, "sliding_window") or None
-    chosen = numbers(config, "sliding_window_layers")
-    pattern = integer(config, "_sliding_window_pattern")
-    slides = layer in chosen if chosen is not None else not pattern or (layer + 1) % pattern != 0
-    local = slides and number(config, "rope_local_base_freq", 0.0) > 0
-    return LayerSpec(window if slides else None, rotary=1 if local else 0)
+    window = attention_window(config, layer)
+    local = window is not None and number(config, "rope_local_base_freq", 0.0) > 0
+    return LayerSpec(window, rotary=1 if local else 0)
 
 
 def rotaries(config: CheckpointConfig, network: Network, dim: int | None) -> tuple[RotarySpec, ...]:

@@ -6,8 +6,8 @@ from typing import Literal
 
 from trtforge.core.parallel import Rank
 from trtforge.core.recipe import KvCacheFormat, QuantFormat
+from trtforge.formats.checkpoint_keys import flag, number
 from trtforge.formats.trtllm import UNQUANTIZED_MODULES, CheckpointConfig
-from trtforge.runtime.architecture.config_keys import flag, number
 from trtforge.runtime.architecture.network import BiasRule, Network, Residual
 from trtforge.runtime.architecture.positions import POSITIONS, LayerSpec, Position, layer_spec, rotaries
 from trtforge.runtime.architecture.rotary import RotarySpec, yarn_mscale

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from trtforge.core.errors import ForgeError
 from trtforge.core.parallel import Rank
+from trtforge.formats.checkpoint_keys import integer
 from trtforge.formats.trtllm import CheckpointConfig
-from trtforge.runtime.architecture.config_keys import integer
 from trtforge.runtime.architecture.network import Network
 
 _RENORMALIZE, _SPARSE_MIXER, _DEVICE_LIMITED, _DEVICE_LIMITED_RENORMALIZE = 1, 2, 3, 4

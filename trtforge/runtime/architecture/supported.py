@@ -2,10 +2,10 @@
 
 from trtforge.core.errors import ForgeError
 from trtforge.core.recipe import KvCacheFormat, QuantFormat
+from trtforge.formats.checkpoint_keys import flag
 from trtforge.formats.trtllm import CheckpointConfig
 from trtforge.models.formats import CACHE_ALGORITHMS, FORMATS
 from trtforge.runtime.architecture.activations import ACTIVATIONS
-from trtforge.runtime.architecture.config_keys import flag
 from trtforge.runtime.architecture.network import NETWORKS, Network
 from trtforge.runtime.architecture.positions import POSITIONS
 

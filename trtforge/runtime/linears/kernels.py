@@ -42,12 +42,12 @@ class Kernels(Config):
         if self.cpu_capability not in (None, here):
             raise ForgeError(
                 f"the engine's weights were packed for {self.cpu_capability} CPUs, this one is {here}",
-                hint="Compile the checkpoint again on this machine.",
+                hint="On this machine, run `trtforge compile CHECKPOINT OUT --backend torch` again.",
             )
         if self.quantized == "int8_sq_cpu" and not multiplies_int8():
             raise ForgeError(
                 "the engine was compiled for a CPU with INT8 instructions (VNNI), which this one lacks",
-                hint="Compile the checkpoint again on this machine.",
+                hint="On this machine, run `trtforge compile CHECKPOINT OUT --backend torch` again.",
             )
 
 

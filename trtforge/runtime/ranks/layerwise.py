@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from trtforge.core.errors import ForgeError
+from trtforge.core.share import Share, not_shown
 from trtforge.runtime.architecture.rotary import Rotary
 from trtforge.runtime.decoder.attention import Batch
 from trtforge.runtime.decoder.collective import Alone, Collective
@@ -76,14 +77,15 @@ class Layerwise:
         """Size of a token's hidden state."""
         return self._ranks[0].spec.hidden_size
 
-    def advance(self) -> None:
-        """Compute the next layer for all sequences."""
+    def advance(self, finished: Share = not_shown) -> None:
+        """Compute the next layer for all sequences; `finished` gets the share of each."""
         stage, index = divmod(self._next, self._per_stage)
         ranks = self._stage(stage)
         self._each(ranks, partial(_Rank.load_layer, index=index))
         for steps, parts in zip(self._steps, self._hidden, strict=True):
             for chunk, step in enumerate(steps):
                 parts[chunk] = self._run(ranks, step, parts[chunk])
+            finished(1 / len(self._steps))
         self._next += 1
 
     def states(self, sequence: int) -> Tensor:

@@ -1,75 +1,23 @@
-"""API keys: read from a file, compared in constant time, never shown."""
+"""API keys of the front: a request without one is refused."""
 
-import hashlib
-import hmac
-import stat
 from collections.abc import Mapping
 from http import HTTPStatus
 from pathlib import Path
 
-from trtforge.core.errors import ForgeError
+from trtforge.core.api_keys import ApiKeys, read_key_file
 from trtforge.serve.front.refusal import Refusal
 
-_SHORTEST = 16
 
-
-class Keys:
+class Keys(ApiKeys):
     """The keys of one server, as digests."""
-
-    def __init__(self, keys: tuple[str, ...]) -> None:
-        self._digests = tuple(_digest(key.encode()) for key in keys)
-
-    def __repr__(self) -> str:
-        return f"Keys({len(self._digests)})"
 
     def require(self, headers: Mapping[bytes, bytes]) -> None:
         """Raises Refusal (401) unless a key is given as `Authorization: Bearer KEY` or `x-api-key: KEY`."""
-        given = headers.get(b"x-api-key")
-        authorization = headers.get(b"authorization", b"")
-        if authorization[:7].lower() == b"bearer ":
-            given = authorization[7:].strip()
-        if given is None:
-            raise _refusal("an API key is required: send the header Authorization: Bearer KEY")
-        digest = _digest(given)
-        # Compare every key, so that the time does not reveal which one matches.
-        if not any([hmac.compare_digest(digest, key) for key in self._digests]):
-            raise _refusal("the API key is not valid")
+        reason = self.why_refused(headers)
+        if reason is not None:
+            raise Refusal(HTTPStatus.UNAUTHORIZED, reason, {"www-authenticate": "Bearer"})
 
 
 def read_keys(file: Path) -> Keys:
     """The keys in `file`: one per line; empty lines and lines that begin with # are ignored. Raises ForgeError."""
-    try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise ForgeError(
-            f"the API keys cannot be read: {file} ({reason})",
-            hint="Give --api-key-file a text file with one key per line.",
-        ) from None
-    keys = []
-    for number, line in enumerate(lines, 1):
-        key = line.strip()
-        if not key or key.startswith("#"):
-            continue
-        if len(key) < _SHORTEST or not key.isascii() or not key.isprintable() or " " in key:
-            raise ForgeError(
-                f"{file}, line {number}: a key has at least {_SHORTEST} printable ASCII characters and no space",
-                hint="Make one with `openssl rand -hex 32`.",
-            )
-        keys.append(key)
-    if not keys:
-        raise ForgeError(f"{file} holds no API key", hint="Write one key per line, made with `openssl rand -hex 32`.")
-    return Keys(tuple(keys))
-
-
-def readable_by_others(file: Path) -> bool:
-    """Whether users other than the owner may access the file."""
-    return bool(stat.S_IMODE(file.stat().st_mode) & 0o077)
-
-
-def _digest(key: bytes) -> bytes:
-    return hashlib.sha256(key).digest()
-
-
-def _refusal(message: str) -> Refusal:
-    return Refusal(HTTPStatus.UNAUTHORIZED, message, {"www-authenticate": "Bearer"})
+    return Keys(read_key_file(file))

@@ -10,6 +10,7 @@ from trtforge.core.errors import ForgeError
 from trtforge.core.features import SPECULATION, FeaturesConfig
 from trtforge.core.manifest import Identity, Manifest, files_below, open_artifact, read_manifest, record_of
 from trtforge.core.recipe import ResolvedBackend
+from trtforge.formats.attention_windows import attention_windows, executor_windows
 from trtforge.formats.engine_target import EngineTarget
 from trtforge.formats.hf import HfConfig, read_config
 from trtforge.formats.llmapi import MODEL_FILE, LlmArgs, read_llm_args
@@ -24,7 +25,8 @@ class EngineFacts:
 
     `release`: the TensorRT-LLM release whose interface it is served with; `served_by`: the release that runs it.
     `features`: what it was compiled for; determines keys that an engine's config.json lacks. `target`: the versions and
-    GPU that TensorRT built it with and for, empty for other backends. `llm_args`: an llmapi engine's arguments.
+    GPU that TensorRT built it with and for, empty for other backends. `windows`: sliding windows as the executor of a
+    TensorRT engine takes them; empty without any. `llm_args`: an llmapi engine's arguments.
     """
 
     backend: ResolvedBackend
@@ -41,6 +43,7 @@ class EngineFacts:
     paged_context: bool
     features: FeaturesConfig
     target: EngineTarget
+    windows: tuple[int, ...] = ()
     llm_args: LlmArgs | None = None
 
 
@@ -87,9 +90,15 @@ def read_engine(directory: Path, manifest: Manifest, built_for: FeaturesConfig |
         paged_context=paged_context,
         features=features,
         target=_target(values, manifest) if forge is None else EngineTarget(),
+        windows=_windows(model, build, path),
     )
     _check_ranks(directory, facts, model)
     return facts
+
+
+def _windows(model: CheckpointConfig, build: Mapping[str, Any], path: Path) -> tuple[int, ...]:
+    windows = attention_windows(model)
+    return executor_windows(windows, _integer(build, "max_seq_len", path)) if any(windows) else ()
 
 
 def _target(values: Mapping[str, Any], manifest: Manifest) -> EngineTarget:

@@ -1,155 +1,25 @@
-"""The five models of a repository as data: names, tensors, parameters; from engine, tokenizer and settings."""
+"""The parameters of the models' config.pbtxt, and an LLM API model's arguments: from settings, engine and tokenizer."""
 
-import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-from pydantic import Field, field_validator
-
-from trtforge.core.config_model import Config
 from trtforge.core.errors import ForgeError
-from trtforge.core.features import FeaturesConfig
 from trtforge.core.recipe import ServingConfig
 from trtforge.engine_process.admission import DEFAULT_QUEUE_SIZE
 from trtforge.formats.hf import TOKENIZER_DIRECTORY
 from trtforge.formats.llmapi import LlmArgs
-from trtforge.formats.text_tensors import with_text_tensors
-from trtforge.formats.triton import (
-    ROLES,
-    Direction,
-    DtypeChoices,
-    ModelRole,
-    RepositoryFacts,
-    Tensor,
-    TextFlow,
-    parameters,
-    tensors,
-    text_flow,
-)
-from trtforge.package.engine import EngineFacts
-from trtforge.package.target import PackageTarget
+from trtforge.formats.triton import RepositoryFacts, TextFlow, parameters
+from trtforge.package.config import PackageConfig
+from trtforge.package.engine_facts import EngineFacts
 from trtforge.package.tokenizer import TokenizerAssets
 from trtforge.plan.runtime_keys import runtime_keys
 
 ENGINE_DIRECTORY = "engine"
-_PREFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+"""Where a repository keeps the engine, below the version of its engine model."""
 _CANCELLATION_PERIOD_MS = 100
-_TRITON_QUEUE = 16384  # requests that Triton has not passed to a Python model yet, which takes them immediately
-ModelCode = Literal["1", "llmapi", "triton"]
-"""Directory of a role's model.py: the default, for the LLM API, or for an engine model that Triton itself runs."""
-TEXT_ROLES: tuple[ModelRole, ...] = ("ensemble", "tensorrt_llm_bls")
-"""The models that take text, or messages, and return text."""
-_DTYPES = {"float16": "TYPE_FP16", "bfloat16": "TYPE_BF16", "float32": "TYPE_FP32"}
 
 
-class PackageConfig(Config):
-    """How an engine is packaged.
-
-    All paths in the repository are relative to it, except that the TensorRT-LLM backend needs an absolute engine path.
-    `serving_root` is where the repository will be mounted (launchers that serve it from elsewhere insert their path).
-    """
-
-    serving: ServingConfig = ServingConfig()
-    name_prefix: str = Field("", max_length=100, description="Prefix of the five model names.")
-    serving_root: str = Field("/models", pattern="^/", description="Path of the repository for a TensorRT-LLM server.")
-    add_special_tokens: bool = Field(True, description="Add the tokenizer's special tokens to the prompt.")
-    kv_reuse: bool | None = Field(None, description="Share KV blocks between requests; None: as built.")
-    chunked_context: bool | None = Field(None, description="Split long prompts into chunks; None: as built.")
-    features: FeaturesConfig | None = Field(None, description="What the engine was built for; None: as recorded.")
-    target: PackageTarget = PackageTarget()
-
-    @field_validator("name_prefix")
-    @classmethod
-    def _is_part_of_a_name(cls, value: str) -> str:
-        """Model names are directory names: a prefix must not leave the repository or hide them."""
-        if value and not _PREFIX.fullmatch(value):
-            raise ValueError("a prefix begins with a letter or digit and holds letters, digits, '.', '_' and '-' only")
-        return value
-
-
-@dataclass(frozen=True)
-class ModelSpec:
-    """The values of one config.pbtxt. `code`: the directory of the role's templates that holds its model.py."""
-
-    role: ModelRole
-    name: str
-    backend: str
-    max_batch_size: int
-    decoupled: bool
-    max_queue_size: int
-    inputs: tuple[Tensor, ...]
-    outputs: tuple[Tensor, ...]
-    parameters: Mapping[str, str]
-    code: ModelCode = "1"
-
-
-def repository_facts(config: PackageConfig, engine: EngineFacts) -> RepositoryFacts:
-    """The facts that launchers and clients read from the repository's manifest."""
-    name = f"{config.name_prefix}tensorrt_llm/1/{ENGINE_DIRECTORY}"
-    return RepositoryFacts(
-        backend=engine.backend,
-        device=engine.device,
-        tensorrt_llm=engine.served_by,
-        world_size=engine.world_size,
-        prefix=config.name_prefix,
-        streaming=config.serving.streaming,
-        max_batch_size=engine.max_batch_size,
-        target=engine.target,
-        engine_path=ENGINE_DIRECTORY if engine.backend == "torch" else f"{config.serving_root.rstrip('/')}/{name}",
-    )
-
-
-def model_specs(config: PackageConfig, engine: EngineFacts, tokenizer: TokenizerAssets) -> tuple[ModelSpec, ...]:
-    """The five models. Raises ForgeError for a setting that this engine cannot serve."""
-    facts = repository_facts(config, engine)
-    dtypes = DtypeChoices(
-        logits=_DTYPES.get(engine.logits_dtype, "TYPE_FP32"), prompt_table=_DTYPES.get(engine.dtype, "TYPE_FP16")
-    )
-    flow = text_flow(engine.release)
-    preprocessing = _preprocessing_parameters(config, engine, tokenizer)
-    values: Mapping[ModelRole, Mapping[str, str]] = {
-        "ensemble": _text_parameters(config, facts, flow, preprocessing, tokenizer, by_text=False),
-        "preprocessing": preprocessing,
-        "tensorrt_llm": _engine_parameters(config, engine, facts, tokenizer),
-        "postprocessing": {"tokenizer_dir": TOKENIZER_DIRECTORY, "vocab_size": str(engine.vocab_size)},
-        "tensorrt_llm_bls": _text_parameters(config, facts, flow, preprocessing, tokenizer, by_text=True),
-    }
-    return tuple(
-        ModelSpec(
-            role=role,
-            name=facts.model(role),
-            backend="tensorrtllm" if role == "tensorrt_llm" and engine.backend == "tensorrt_llm" else "python",
-            max_batch_size=engine.max_batch_size,
-            decoupled=config.serving.streaming,
-            max_queue_size=(
-                _queue_size(config.serving)
-                if role == "tensorrt_llm" and engine.backend == "tensorrt_llm"
-                else _TRITON_QUEUE
-            ),
-            inputs=_tensors(role, "inputs", engine, dtypes, tokenizer),
-            outputs=_tensors(role, "outputs", engine, dtypes, tokenizer),
-            parameters=values[role],
-            code=_code(role, engine.backend),
-        )
-        for role in ROLES
-    )
-
-
-def _tensors(
-    role: ModelRole, direction: Direction, engine: EngineFacts, dtypes: DtypeChoices, tokenizer: TokenizerAssets
-) -> tuple[Tensor, ...]:
-    declared = tensors(role, direction, engine.release, dtypes)
-    return with_text_tensors(declared, direction, chat=tokenizer.chat is not None) if role in TEXT_ROLES else declared
-
-
-def _code(role: ModelRole, backend: str) -> ModelCode:
-    if role == "tensorrt_llm" and backend == "llmapi":
-        return "llmapi"
-    return "triton" if role in ("ensemble", "tensorrt_llm_bls") and backend == "tensorrt_llm" else "1"
-
-
-def _text_parameters(
+def text_parameters(
     config: PackageConfig,
     facts: RepositoryFacts,
     flow: TextFlow,
@@ -176,7 +46,7 @@ def _text_parameters(
     }
 
 
-def _preprocessing_parameters(
+def preprocessing_parameters(
     config: PackageConfig, engine: EngineFacts, tokenizer: TokenizerAssets
 ) -> Mapping[str, str]:
     return {
@@ -191,7 +61,7 @@ def _preprocessing_parameters(
     }
 
 
-def _engine_parameters(
+def engine_parameters(
     config: PackageConfig, engine: EngineFacts, facts: RepositoryFacts, tokenizer: TokenizerAssets
 ) -> Mapping[str, str]:
     """TensorRT-LLM's parameters; the other engines read the same ones and four more.
@@ -221,11 +91,13 @@ def _engine_parameters(
     }
     if serving.kv_cache_tokens is not None:
         values["max_tokens_in_paged_kv_cache"] = str(serving.kv_cache_tokens)
+    if engine.windows and engine.backend == "tensorrt_llm":
+        values["max_attention_window_size"] = ",".join(map(str, engine.windows))
     if engine.backend != "tensorrt_llm":
         return values | {
             "end_ids": ",".join(map(str, tokenizer.end_ids)),
             "vocab_size": str(engine.vocab_size),
-            "max_queue_size": str(_queue_size(serving)),
+            "max_queue_size": str(queue_size(serving)),
             "max_queue_seconds": "" if serving.max_queue_seconds is None else str(serving.max_queue_seconds),
         }
     known = parameters("tensorrt_llm", engine.release)
@@ -276,7 +148,8 @@ def _feature(name: str, wanted: bool | None, built: bool, engine: EngineFacts) -
     return built if wanted is None else wanted
 
 
-def _queue_size(serving: ServingConfig) -> int:
+def queue_size(serving: ServingConfig) -> int:
+    """The most requests that wait for the engine."""
     return serving.max_queue_size or DEFAULT_QUEUE_SIZE
 
 

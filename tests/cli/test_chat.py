@@ -1,0 +1,190 @@
+"""`trtforge chat`: messages, commands, errors and interruptions, against a real server and in a real terminal."""
+
+import io
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.serve.conftest import Running, fake_repository, server
+from trtforge.cli.chat import Repl
+from trtforge.core.errors import ForgeError
+from trtforge.serve.conversation import Conversation
+from trtforge.serve.request import Generated, Sampling
+
+__all__ = ["fake_repository", "server"]  # fixtures
+
+USER = {"role": "user", "content": "one two"}
+
+
+def conversation(server: Running, **values: Any) -> Conversation:
+    return Conversation(server.grpc, "ensemble", Sampling(max_tokens=5), **values)
+
+
+def chat(url: str, text: str, *options: str) -> subprocess.CompletedProcess[str]:
+    """The program with `text` on its standard input."""
+    command = [sys.executable, "-m", "trtforge", "chat", "--url", url, "--max-tokens", "5", *options]
+    return subprocess.run(command, input=text, capture_output=True, text=True, timeout=60)
+
+
+def test_answers_become_part_of_the_conversation(server: Running, tmp_path: Path) -> None:
+    talk = conversation(server, system="Be brief.")
+    pieces: list[str] = []
+    first = talk.answer("one two", pieces.append)
+    assert first.text == "".join(pieces)
+    assert first.input_tokens is not None
+    assert talk.messages == [USER, {"role": "assistant", "content": first.text}]
+    second = talk.answer("three", pieces.append)
+    assert second.input_tokens is not None
+    assert second.input_tokens > first.input_tokens  # the history is sent
+    talk.save(tmp_path / "chat.json")
+    saved = json.loads((tmp_path / "chat.json").read_text())["messages"]
+    assert [message["role"] for message in saved] == ["system", *["user", "assistant"] * 2]
+    with pytest.raises(ForgeError, match=r"chat\.json: File exists"):
+        talk.save(tmp_path / "chat.json")
+    other = conversation(server)
+    other.load(tmp_path / "chat.json")
+    assert (other.system, other.messages) == ("Be brief.", talk.messages)
+    talk.reset()
+    assert (talk.system, talk.messages) == ("Be brief.", [])
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", '{"messages": [{"role": "robot", "content": "x"}]}', "{"])
+def test_a_file_that_is_no_chat_is_refused(server: Running, tmp_path: Path, text: str) -> None:
+    (tmp_path / "chat.json").write_text(text)
+    talk = conversation(server)
+    with pytest.raises(ForgeError) as caught:
+        talk.load(tmp_path / "chat.json")
+    assert caught.value.hint == "Give a file that /save wrote."
+
+
+def test_a_failed_answer_is_forgotten(server: Running) -> None:
+    talk = conversation(server)
+    with pytest.raises(ForgeError, match="the prompt has"):
+        talk.answer("one " * 300, lambda _: None)
+    assert talk.messages == []
+
+
+class Script:
+    """A conversation that answers by itself."""
+
+    complete = False
+
+    def __init__(self) -> None:
+        self.messages: list[str] = []
+        self.system: str | None = None
+        self.sampling = Sampling(max_tokens=5)
+
+    def answer(self, text: str, on_text: Any) -> Generated:
+        """The text itself; Ctrl-C for `stop`."""
+        if text == "stop":
+            raise KeyboardInterrupt
+        if text == "fail":
+            raise ForgeError("no server answers", hint="Start one.")
+        self.messages.append(text)
+        on_text(f"[{text}]")
+        return Generated(text, 3, 5, 0.5, 0.1, "stop")
+
+    def reset(self) -> None:
+        self.messages = []
+
+
+def typed(monkeypatch: pytest.MonkeyPatch, *lines: str) -> Script:
+    """A chat on a terminal in which these lines are typed."""
+    script, left = Script(), list(lines)
+
+    def read(prompt: str) -> str:
+        if not left:
+            raise EOFError
+        return left.pop(0)
+
+    monkeypatch.setattr("builtins.input", read)
+    Repl(script, terminal=True).run()  # type: ignore[arg-type]
+    assert left == []
+    return script
+
+
+def test_lines_commands_and_mistakes_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = typed(
+        monkeypatch,
+        "",
+        "one",
+        "two \\",
+        "lines",
+        "stop",
+        "fail",
+        "/what",
+        "/save",
+        "/stats",
+        "/system Be brief.",
+        "three",
+    )
+    assert (script.messages, script.system) == (["three"], "Be brief.")
+    printed = capsys.readouterr()
+    assert printed.out.splitlines() == ["[one]", "[two ", "lines]", "", "", "[three]"]
+    assert "(interrupted; the message and its answer are forgotten)" in printed.err
+    assert "error: no server answers\nhint: Start one.\n" in printed.err
+    assert "error: /what is not a command\nhint: /help lists the commands.\n" in printed.err
+    assert "error: /save without a file" in printed.err
+    assert "3 tokens in, 5 out in 0.50 s, first text after 100 ms, 10 tokens/s" in printed.err
+
+
+def test_exit_ends_the_chat(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("one\n/exit\ntwo\n"))
+    script = Script()
+    Repl(script, terminal=False).run()  # type: ignore[arg-type]
+    assert script.messages == ["one"]
+
+
+def test_only_answers_go_to_standard_output(server: Running) -> None:
+    found = chat(server.grpc, "one two\n/stats\nthree\n", "--system", "Be brief.")
+    talk = conversation(server, system="Be brief.")
+    expected = [talk.answer(text, lambda _: None).text for text in ("one two", "three")]
+    assert (found.returncode, found.stdout) == (0, "".join(f"{text}\n" for text in expected))
+    assert "tokens in, 5 out" in found.stderr
+
+
+def test_without_a_server_it_says_so() -> None:
+    found = chat("127.0.0.1:9", "one\n")
+    assert found.returncode == 1
+    assert "error: no server answers at 127.0.0.1:9" in found.stderr
+    assert "Traceback" not in found.stderr
+
+
+def test_a_real_terminal_streams_and_survives_ctrl_c(server: Running) -> None:
+    command = [sys.executable, "-m", "trtforge", "chat", "--url", server.grpc, "--max-tokens", "4000"]
+    parent, child = pty.openpty()
+    process = subprocess.Popen(command, stdin=child, stdout=child, stderr=child, start_new_session=True)
+    os.close(child)
+    seen = b""
+
+    def until(text: bytes, after: bytes = b"") -> None:
+        nonlocal seen
+        end = time.monotonic() + 30
+        while text not in seen.partition(after)[2] if after else text not in seen:
+            assert time.monotonic() < end, seen
+            if select.select([parent], [], [], 0.1)[0]:
+                seen += os.read(parent, 4096)
+
+    try:
+        until(b">>> ")
+        os.write(parent, b"zebra\n")
+        until(b"zebra\r\n")
+        until(b"zebra", after=b"zebra\r\n")  # the fake engine repeats its prompt
+        process.send_signal(signal.SIGINT)
+        until(b"the message and its answer are forgotten")
+        os.write(parent, b"/exit\n")
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        os.close(parent)

@@ -1,0 +1,109 @@
+"""What `build`, `init` and `run` take: recipes, models, builds; and the options that choose formats and layout."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.conftest import DEMO_MODEL
+from trtforge.cli.chosen import Choice, choose, is_model
+from trtforge.core.errors import ForgeError, UsageError
+
+
+def test_models_are_told_from_recipes_and_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "mine.yaml").write_text("name: x")
+    monkeypatch.chdir(tmp_path)
+    assert is_model(str(DEMO_MODEL))
+    assert is_model("Qwen/Qwen2.5-7B")
+    for other in ("demo-fp32", "mine.yaml", "here", "here/model", "./a/b", "/a/b", "a/b/c"):
+        assert not is_model(other)
+
+
+def test_options_override_a_recipe() -> None:
+    found = choose("demo-fp32", Choice(quant="fp8", tp=2, gpu="l4"), ("engine.max_batch_size=3",))
+    recipe = found.recipe
+    assert (recipe.quantization.format, recipe.parallel.tp, recipe.engine.target.gpu) == ("fp8", 2, "l4")
+    assert recipe.engine.max_batch_size == 3
+    assert (found.out, found.text) == (Path("build/demo-fp32"), None)
+    assert found.named == (
+        "demo-fp32 --set quantization.format=fp8 --set parallel.tp=2 --set engine.target.gpu=l4 "
+        "--set engine.max_batch_size=3"
+    )
+    with pytest.raises(UsageError, match="--goal applies to models"):
+        choose("demo-fp32", Choice(goal="memory"))
+
+
+def test_a_models_recipe_is_kept_with_its_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = choose(str(DEMO_MODEL), Choice(quant="int4_awq"), ("gate.samples=8",))
+    assert (found.out, found.recipe.gate.samples) == (Path("build/demo-model-int4_awq"), 8)
+    assert found.command == (
+        f"trtforge build {DEMO_MODEL} --quant int4_awq --set gate.samples=8 --out build/demo-model-int4_awq"
+    )
+    assert not Path("build").exists()
+    path = found.write()
+    assert path == Path("build/demo-model-int4_awq/recipe.yaml")
+    again = choose("build/demo-model-int4_awq", Choice(), ("gate.samples=8",))
+    assert (again.recipe, again.out) == (found.recipe, found.out)
+    same = choose(str(path), Choice(), ("gate.samples=8",))
+    assert same.recipe == found.recipe
+    several = choose(str(DEMO_MODEL), Choice(quant="fp8"), sweeps=True)
+    assert several.out == Path("build/demo-model")
+
+
+def test_what_is_neither_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ForgeError, match="neither a recipe file nor the name of a shipped recipe"):
+        choose(str(tmp_path), Choice())
+    with pytest.raises(ForgeError) as caught:
+        choose("demo-int4", Choice())
+    assert "demo-int4awq" in caught.value.hint
+
+
+def test_a_dry_run_of_a_model_writes_nothing(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    status, out, _ = run("build", DEMO_MODEL, "--quant", "int4_awq", "--dry-run", "--json")
+    plan = json.loads(out)
+    assert (status, plan["recipe"]) == (0, "demo-model-int4_awq")
+    assert plan["stages"]["calibrate"]["format"] == "int4_awq"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_init_writes_a_recipe_with_reasons(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    status, out, _ = run("init", "Qwen/Qwen2.5-7B-Instruct", "--gpu", "h100-80gb", "--goal", "quality")
+    assert (status, out) == (
+        0, "Qwen2.5-7B-Instruct.yaml written; next: trtforge build Qwen2.5-7B-Instruct.yaml\n"
+    )  # fmt: skip
+    text = Path("Qwen2.5-7B-Instruct.yaml").read_text()
+    assert text.startswith("# trtforge build Qwen2.5-7B-Instruct.yaml\n")
+    assert "typical loss of accuracy: none by weights" in text
+    assert run("recipes", "validate", "Qwen2.5-7B-Instruct.yaml")[0] == 0
+    status, _, err = run("init", "Qwen/Qwen2.5-7B-Instruct", "--gpu", "h100-80gb", "--goal", "quality")
+    assert status == 1
+    assert "Qwen2.5-7B-Instruct.yaml: File exists" in err
+    status, out, _ = run("init", DEMO_MODEL, "mine.yaml", "--json")
+    values = json.loads(out)
+    assert (status, values["recipe"], values["next"]) == (0, "mine.yaml", "trtforge build mine.yaml")
+    assert yaml.safe_load(Path("mine.yaml").read_text())["name"] == "mine"
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "message"),
+    [
+        (("init", "demo-fp32"), 1, "demo-fp32: neither a model directory"),
+        (("init", DEMO_MODEL, "--goal", "speed"), 2, "speed is not a goal: latency, throughput, memory, quality"),
+        (("run", DEMO_MODEL, "--quant", "fp8,none"), 2, "run takes one format"),
+        (("build", DEMO_MODEL, "--quant", "fp8,none", "--dry-run"), 2, "--dry-run with several formats"),
+        (("build", DEMO_MODEL, "--quant", "fp9"), 2, "fp9 is not a format"),
+        (("chat", "--url", "127.0.0.1:1", "--build", "build/x"), 2, "--url with --build"),
+        (("infer", "hello", "--build", "nowhere"), 1, "nowhere"),
+    ],
+)
+def test_wrong_usage_is_named(run: Any, words: tuple[str, ...], status: int, message: str) -> None:
+    code, _, err = run(*words)
+    assert code == status
+    assert message in err
+    assert "hint: " in err

@@ -1,0 +1,37 @@
+"""`trtforge compare` as a user types it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.pipeline.records import full, written
+
+
+def test_compare_prints_json_and_a_page(run: Any, tmp_path: Path) -> None:
+    builds = [written(tmp_path / name, full()) for name in ("fp8", "int4_awq")]
+    page = tmp_path / "comparison.html"
+    status, out, err = run("compare", *builds, "--html", page, "--json")
+    assert (status, err) == (0, "")
+    assert [build["name"] for build in json.loads(out)["builds"]] == ["fp8", "int4_awq"]
+    assert "2 builds compared" in page.read_text()
+    status, out, err = run("compare", *builds, "--html", tmp_path / "no" / "x.html")
+    assert (status, out) == (1, "")
+    assert "No such file or directory" in err
+    assert run("compare", builds[0])[0] == 2
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_many_builds_are_shown_in_blocks_that_fit(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    builds = [written(tmp_path / f"build-{number}-of-a-long-name", full()) for number in range(7)]
+    status, out, _ = run("compare", *builds)
+    assert status == 0
+    assert max(map(len, out.splitlines())) <= columns
+    assert out.count("9.12 GB") == 7
+    names = [word for line in out.splitlines() for word in line.split() if word.startswith("build-")]
+    assert names == [f"build-{number}-of-a-long-name" for number in range(7)]
+    assert "source" in out

@@ -1,0 +1,114 @@
+"""Directories of other programs, of other stages and at other places: each is taken, or refused with the way on."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import DEMO_MODEL
+from trtforge.compile.stage import compile_engine
+from trtforge.convert.stage import ConvertConfig, convert
+from trtforge.core.recipe import EngineConfig
+from trtforge.package.config import PackageConfig
+from trtforge.package.stage import package
+
+
+@pytest.fixture(scope="module")
+def build(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A build directory of the demo model."""
+    build = tmp_path_factory.mktemp("build") / "demo"
+    convert(ConvertConfig(), DEMO_MODEL, build / "checkpoint")
+    compile_engine(EngineConfig(backend="torch", max_seq_len=64), build / "checkpoint", build / "engine")
+    package(PackageConfig(), build / "engine", None, build / "repository")
+    return build
+
+
+@pytest.fixture
+def foreign(tmp_path: Path) -> Path:
+    """A model repository as NVIDIA's template makes it."""
+    for model in ("ensemble", "tensorrt_llm"):
+        (tmp_path / "theirs" / model / "1").mkdir(parents=True)
+        (tmp_path / "theirs" / model / "config.pbtxt").write_text(f'name: "{model}"\nbackend: "tensorrtllm"\n')
+    return tmp_path / "theirs"
+
+
+@pytest.mark.parametrize(
+    "words", [("serve", "{}"), ("serve", "{}", "--dry-run"), ("package", "{}", "out"), ("compile", "{}", "out")]
+)
+def test_a_repository_of_others_is_refused(run: Any, foreign: Path, words: tuple[str, ...]) -> None:
+    status, out, errors = run(*(word.format(foreign) for word in words))
+    assert (status, out) == (1, "")
+    assert f"error: {foreign} is not a trtforge " in errors
+    assert f"`trtforge migrate {foreign} OUT` takes over its settings" in errors
+
+
+def test_a_repository_of_others_is_not_run(run: Any, foreign: Path) -> None:
+    status, _, errors = run("generate", foreign, "Hello")
+    assert status == 1
+    assert "It is a Triton model repository" in errors
+
+
+def test_a_model_of_others_in_our_repository_is_named(run: Any, build: Path, foreign: Path, tmp_path: Path) -> None:
+    shutil.copytree(build / "repository", tmp_path / "ours")
+    shutil.copytree(foreign / "ensemble", tmp_path / "ours" / "theirs")
+    status, _, errors = run("serve", tmp_path / "ours", "--dry-run")
+    assert status == 1
+    assert "has an unexpected file: theirs/config.pbtxt is not listed in its forge.json" in errors
+
+
+def test_what_was_moved_works(run: Any, build: Path, tmp_path: Path) -> None:
+    moved = tmp_path / "elsewhere" / "moved"
+    shutil.copytree(build, moved)
+    assert run("generate", moved / "repository", "Hello", "--max-tokens", "2")[0] == 0
+    status, out, _ = run("serve", moved / "repository", "--dry-run", "--no-openai")
+    assert status == 0
+    assert str(build) not in out
+    assert run("package", moved / "engine", tmp_path / "again")[0] == 0
+
+
+def test_a_build_directory_stands_for_its_artifacts(run: Any, build: Path, tmp_path: Path) -> None:
+    few = ("--samples", "1", "--seq-len", "16", "--data", DEMO_MODEL / "heldout.txt", "--json")
+    status, out, _ = run("verify", build, "--against", DEMO_MODEL, *few)
+    assert (status, json.loads(out)["passed"]) == (0, True)
+    assert run("generate", build, "Hello", "--max-tokens", "2")[0] == 0
+    assert run("compile", build, tmp_path / "engine", "--backend", "torch")[0] == 0
+    assert run("package", build, tmp_path / "repository")[0] == 0
+    assert run("serve", build, "--dry-run")[0] == 0
+    assert list(json.loads(run("inspect", build, "--json")[1])["artifacts"]) == ["checkpoint", "engine", "repository"]
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "hint"),
+    [
+        (("serve", "engine"), "is the result of stage engine, repository is required", "package {}/engine OUT"),
+        (("package", "checkpoint", "o"), "is the result of stage checkpoint, engine is", "compile {}/checkpoint OUT"),
+        (("package", "repository", "o"), None, None),  # its engine is taken
+        (("generate", "checkpoint", "Hello"), "is not an engine", "Run `trtforge compile {}/checkpoint ENGINE`"),
+        (("convert", "checkpoint", "o"), "is a TensorRT-LLM checkpoint already", "`trtforge compile {}/checkpoint ENG"),
+        (("convert", "engine", "o"), "is a TensorRT-LLM engine, not", "`trtforge package {}/engine REPOSITORY`"),
+        (("inspect", "chekpoint"), "no such directory", "Did you mean {}/checkpoint? Run `trtforge inspect {}/check"),
+    ],
+)
+def test_a_wrong_stage_is_told_the_way_on(
+    run: Any, build: Path, tmp_path: Path, words: tuple[str, ...], error: str | None, hint: str | None
+) -> None:
+    command, place, *others = words
+    status, _, errors = run(command, build / place, *(tmp_path / word if word == "o" else word for word in others))
+    assert status == (0 if error is None else 1)
+    assert (error or "") in errors
+    assert (hint or "").replace("{}", str(build)) in errors
+
+
+@pytest.mark.parametrize("source", ["./none", "../none", "/none", "a/b/c", "none", "here/none"])
+def test_a_path_that_does_not_exist_is_no_hub_id(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here" / "nine").mkdir(parents=True)
+    status, _, errors = run("convert", source, "out")
+    assert status == 1
+    assert errors.startswith(f"error: {source}: no such directory\n")
+    if source == "here/none":
+        assert "Run `trtforge convert here/nine out`." in errors

@@ -1,0 +1,70 @@
+"""A gateway on a free port of this process, over backends that the test chooses."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import httpx
+import uvicorn
+
+from trtforge.core.api_keys import ApiKeys
+from trtforge.gateway.app import make_app
+from trtforge.gateway.backend import Backend
+from trtforge.gateway.limits import GatewayLimits
+from trtforge.gateway.protocol import BoundedProtocol
+from trtforge.gateway.router import Router
+from trtforge.gateway.service import Service
+
+
+@dataclass(frozen=True)
+class Gateway:
+    """A gateway that listens on `port`."""
+
+    port: int
+    service: Service
+
+    @property
+    def root(self) -> str:
+        """Its URL."""
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def url(self) -> str:
+        """The base URL for OpenAI's clients."""
+        return f"{self.root}/v1"
+
+    def post(self, path: str, content: bytes | str | None = None, **json: object) -> httpx.Response:
+        """The answer to a POST of JSON, or of `content`."""
+        url = f"{self.url}/{path}"
+        if content is not None:
+            return httpx.post(url, content=content, timeout=20)
+        return httpx.post(url, json=json, timeout=20)
+
+
+@contextmanager
+def running(
+    backends: Sequence[Backend],
+    *,
+    keys: ApiKeys | None = None,
+    limits: GatewayLimits | None = None,
+    served_name: str | None = None,
+) -> Iterator[Gateway]:
+    """A gateway that answers meanwhile."""
+    service = Service(Router(backends, served_name), keys, limits)
+    server = uvicorn.Server(
+        uvicorn.Config(make_app(service), port=0, http=BoundedProtocol, lifespan="off", log_level="warning", ws="none")
+    )
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve()), daemon=True)
+    thread.start()
+    until = time.monotonic() + 20
+    while not server.started:
+        assert time.monotonic() < until
+        time.sleep(0.005)
+    try:
+        yield Gateway(server.servers[0].sockets[0].getsockname()[1], service)
+    finally:
+        server.should_exit = True
+        thread.join(20)

@@ -1,0 +1,237 @@
+"""The edges of HTTP: errors as OpenAI's client classes, limits, keys, clients that leave."""
+
+import json
+import logging
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import openai
+import pytest
+
+from tests.gateway.fake import FakeBackend
+from tests.gateway.support import Gateway, running
+from tests.serve.conftest import eventually
+from trtforge.core.api_keys import ApiKeys
+from trtforge.gateway.backend import GONE, BackendError
+from trtforge.gateway.limits import GatewayLimits
+
+KEY = "a-key-of-this-test-0123"
+USER = {"role": "user", "content": "one two three"}
+FULL = BackendError("UNAVAILABLE: the queue is full; retry in 4 s", "UNAVAILABLE")
+
+
+@pytest.fixture(scope="module")
+def gateway() -> Iterator[Gateway]:
+    with running([FakeBackend()]) as found:
+        yield found
+
+
+def client(gateway: Gateway, key: str = "none") -> openai.OpenAI:
+    return openai.OpenAI(base_url=gateway.url, api_key=key, max_retries=0, timeout=20)
+
+
+def ask(gateway: Gateway, key: str = "none", *, model: str = "ensemble", stream: bool = False) -> object:
+    answer = client(gateway, key).completions.create(model=model, prompt="one two", stream=stream)
+    return list(answer) if stream else answer  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("error", "expected", "code"),
+    [
+        (BackendError("INVALID_ARGUMENT: no", "INVALID_ARGUMENT"), openai.BadRequestError, None),
+        (FULL, openai.RateLimitError, "rate_limit_exceeded"),
+        (BackendError("UNAVAILABLE: stopping", "UNAVAILABLE"), openai.InternalServerError, "server_unavailable"),
+        (BackendError("the model server cannot be reached", GONE), openai.InternalServerError, "server_unavailable"),
+        (BackendError("INTERNAL: broken", "INTERNAL"), openai.InternalServerError, None),
+    ],
+)  # fmt: skip
+def test_errors_become_the_clients_classes(
+    error: BackendError, expected: type[openai.APIStatusError], code: str | None, stream: bool
+) -> None:
+    with running([FakeBackend(error=error)]) as gateway, pytest.raises(expected) as caught:
+        ask(gateway, stream=stream)
+    assert caught.value.code == code
+    if expected is openai.RateLimitError:
+        assert caught.value.response.headers["retry-after"] == "4"
+
+
+def test_an_error_in_the_middle_of_a_stream_is_raised_there() -> None:
+    fake = FakeBackend(error=BackendError("UNAVAILABLE: the server is ending: why", "UNAVAILABLE"), error_at=1)
+    with running([fake]) as gateway:
+        stream = client(gateway).completions.create(model="ensemble", prompt="one two", stream=True)
+        assert next(stream).choices[0].text == "one"
+        with pytest.raises(openai.APIError, match="the server is ending: why"):
+            next(stream)
+
+
+def connected(gateway: Gateway) -> socket.socket:
+    """A connection of its own."""
+    return socket.create_connection(("127.0.0.1", gateway.port), timeout=20)
+
+
+def request_bytes(body: str) -> bytes:
+    """A request for completions as it is sent."""
+    return f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
+
+
+def test_an_unknown_model_is_not_found(gateway: Gateway) -> None:
+    with pytest.raises(openai.NotFoundError) as caught:
+        ask(gateway, model="gpt-4")
+    assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
+
+
+def test_a_wrong_field_is_named(gateway: Gateway) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client(gateway).chat.completions.create(model="ensemble", messages=[USER], temperature=5)  # type: ignore[list-item]
+    assert (caught.value.param, caught.value.type) == ("temperature", "invalid_request_error")
+
+
+def test_keys_are_required_for_everything_but_health() -> None:
+    with running([FakeBackend()], keys=ApiKeys((KEY,))) as gateway:
+        for wrong in ("none", KEY + "x"):
+            with pytest.raises(openai.AuthenticationError) as caught:
+                ask(gateway, wrong)
+            assert caught.value.code == "invalid_api_key"
+            with pytest.raises(openai.AuthenticationError):
+                client(gateway, wrong).models.list()
+        assert ask(gateway, KEY)
+        assert [model.id for model in client(gateway, KEY).models.list()] == ["ensemble"]
+        assert httpx.get(f"{gateway.root}/health").status_code == 200
+        assert httpx.get(f"{gateway.url}/models", headers={"x-api-key": KEY}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "said"),
+    [
+        (b"", 400, "no body"),
+        (b"{", 400, "not JSON"),
+        (b"[]", 400, "must be a JSON object"),
+        (b"[" * 100_000, 400, "nested more than 64 deep"),
+        (b'{"a":' * 5000 + b"1" + b"}" * 5000, 400, "nested more than 64 deep"),
+        (b'{"prompt":"a","prompt":"b"}', 400, "'prompt' occurs twice"),
+        (b'{"model":"\xff"}', 400, "UTF-8"),
+        (b'{"model":"ensemble","prompt":"\\ud800"}', 400, "lone surrogate"),
+        (b'{"n":' + b"9" * 5000 + b"}", 400, "5,000 digits"),
+        (b" " * 5_000_000, 413, "larger than"),
+    ],
+)
+def test_hostile_bodies_are_refused(gateway: Gateway, body: bytes, status: int, said: str) -> None:
+    for path in ("chat/completions", "completions"):
+        response = gateway.post(path, content=body)
+        assert response.status_code == status
+        error = response.json()["error"]
+        assert set(error) == {"message", "type", "param", "code"}
+        assert said in error["message"]
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "1e999"])
+def test_numbers_are_finite(gateway: Gateway, number: str) -> None:
+    response = gateway.post("completions", content=f'{{"model":"ensemble","prompt":"a","temperature":{number}}}')
+    assert response.status_code == 400
+    assert "temperature must be a number from 0 to 2" in response.json()["error"]["message"]
+
+
+def test_a_body_without_declared_length_is_bounded_too() -> None:
+    with running([FakeBackend()], limits=GatewayLimits(body_bytes=1000)) as gateway:
+        response = httpx.post(f"{gateway.url}/completions", content=iter([b"x" * 600] * 2))
+        assert response.status_code == 413
+
+
+def test_a_body_that_does_not_come_is_not_waited_for() -> None:
+    with running([FakeBackend()], limits=GatewayLimits(body_seconds=0.1)) as gateway, connected(gateway) as slow:
+        slow.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n{")
+        assert b" 408 " in slow.recv(4096)
+
+
+@pytest.mark.parametrize("first", [b"", b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"])
+@pytest.mark.parametrize("begun", [b"", b"GET /health"])
+def test_headers_that_do_not_come_are_not_waited_for(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch, first: bytes, begun: bytes
+) -> None:
+    if first and not begun:
+        begun = b"G"  # an idle connection after a request is kept for a minute
+    monkeypatch.setattr("trtforge.gateway.protocol.HEAD_SECONDS", 0.1)
+    with connected(gateway) as slow:
+        slow.sendall(first)
+        if first:
+            assert slow.recv(4096).startswith(b"HTTP/1.1 200")
+        slow.sendall(begun)
+        while slow.recv(4096):
+            pass
+
+
+def test_compressed_bodies_are_refused(gateway: Gateway) -> None:
+    response = httpx.post(f"{gateway.url}/completions", content=b"x", headers={"content-encoding": "gzip"})
+    assert response.status_code == 415
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"), [("GET", "/v1/completions", 405), ("POST", "/v1/embeddings", 404), ("GET", "/", 404)]
+)
+def test_unknown_endpoints_have_errors_of_openais_form(gateway: Gateway, method: str, path: str, status: int) -> None:
+    response = httpx.request(method, gateway.root + path)
+    assert response.status_code == status
+    assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+
+
+def test_more_requests_than_allowed_are_told_to_come_later() -> None:
+    fake = FakeBackend(delay=1)
+    with running([fake], limits=GatewayLimits(requests=2)) as gateway, ThreadPoolExecutor(2) as pool:
+        busy = [pool.submit(ask, gateway) for _ in range(2)]
+        assert eventually(lambda: fake.running == 2, 10)
+        with pytest.raises(openai.RateLimitError) as caught:
+            ask(gateway)
+        assert caught.value.response.headers["retry-after"] == "1"
+        assert all(each.result() for each in busy)
+        assert ask(gateway)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("prompts", [1, 3])
+def test_a_client_that_leaves_cancels_its_requests(stream: bool, prompts: int) -> None:
+    fake = FakeBackend(delay=3600)
+    body = json.dumps({"model": "ensemble", "prompt": ["one two"] * prompts, "max_tokens": 100, "stream": stream})
+    with running([fake]) as gateway:
+        with connected(gateway) as leaving:
+            leaving.sendall(request_bytes(body))
+            assert eventually(lambda: fake.running == prompts, 10)
+        start = time.perf_counter()
+        assert eventually(lambda: fake.running == 0, 10)
+        assert (fake.cancelled, time.perf_counter() - start < 5) == (prompts, True)
+        figures = httpx.get(f"{gateway.root}/metrics").text
+        assert 'trtforge_gateway_requests_total{endpoint="completions",status="499"} 1.0' in figures
+
+
+def test_a_client_that_leaves_in_the_middle_of_a_stream_cancels_it() -> None:
+    fake = FakeBackend(delay=0.02)
+    with running([fake]) as gateway:
+        stream = client(gateway).completions.create(model="ensemble", prompt="a b", max_tokens=1000, stream=True)
+        next(stream)
+        stream.close()
+        assert eventually(lambda: fake.running == 0, 5)
+    assert fake.cancelled == 1
+
+
+def test_a_client_that_does_not_read_is_given_up() -> None:
+    fake = FakeBackend(words=("x" * 1_000_000,) * 100)
+    body = '{"model":"ensemble","prompt":"a","max_tokens":100,"stream":true}'
+    with running([fake], limits=GatewayLimits(stalled_seconds=0.2)) as gateway, connected(gateway) as stalled:
+        stalled.sendall(request_bytes(body))
+        assert eventually(lambda: fake.cancelled == 1, 10)
+
+
+def test_a_bug_is_an_error_without_the_text_of_the_request(caplog: pytest.LogCaptureFixture) -> None:
+    fake = FakeBackend(error=KeyError("a secret prompt"))  # type: ignore[arg-type]
+    with (
+        caplog.at_level(logging.DEBUG),
+        running([fake]) as gateway,
+        pytest.raises(openai.InternalServerError) as caught,
+    ):
+        ask(gateway)
+    assert "the gateway failed" in str(caught.value)
+    assert "KeyError at fake.py" in caplog.text
+    assert "secret" not in caplog.text

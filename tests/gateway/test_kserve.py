@@ -1,0 +1,235 @@
+"""The gateway's side of KServe v2 gRPC, against a real gRPC server without a model."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+
+import pytest
+
+from tests.gateway.fake import FakeBackend
+from tests.gateway.kserve_server import Servicer, serving
+from tests.serve.conftest import eventually, free_ports
+from trtforge.gateway.backend import GONE, BackendError, ServedModel
+from trtforge.gateway.errors import ApiError, of_backend
+from trtforge.gateway.kserve import KServeBackend
+from trtforge.gateway.kserve_tensors import infer_request
+from trtforge.gateway.request import Piece, Sampling, TextRequest
+
+EVERYTHING = Sampling(0.5, 0.25, 40, -2, 1.0, -1.5, 1.25, 3, '{"5":1.0}')
+
+
+def run(address: str, act: Callable[[KServeBackend], Awaitable[object]], *names: str) -> object:
+    async def whole() -> object:
+        backend = KServeBackend(address, names)
+        try:
+            return await asyncio.wait_for(act(backend), 20)  # type: ignore[arg-type]
+        finally:
+            await backend.close()
+
+    return asyncio.run(whole())
+
+
+async def pieces(backend: KServeBackend, request: TextRequest) -> list[Piece]:
+    async with aclosing(backend.generate(request)) as found:
+        return [piece async for piece in found]
+
+
+def failure(address: str, request: TextRequest, *names: str) -> BackendError:
+    with pytest.raises(BackendError) as caught:
+        run(address, lambda backend: pieces(backend, request), *names)
+    return caught.value
+
+
+def test_every_field_arrives_with_the_declared_type() -> None:
+    servicer = Servicer(FakeBackend())
+    request = TextRequest(
+        "ensemble", 5, messages='[{"role":"user","content":"a b"}]', stream=True, sequences=2, sampling=EVERYTHING,
+        stop=("é", "xx"), logprobs=True, top_logprobs=2, prompt_logprobs=True,
+    )  # fmt: skip
+    with serving(servicer) as address:
+        run(address, lambda backend: pieces(backend, request))
+    assert servicer.asked == [
+        (
+            "ensemble",
+            {
+                "messages": '[{"role":"user","content":"a b"}]',
+                "max_tokens": 5,
+                "stream": True,
+                "stop_words": ("é", "xx"),
+                "num_return_sequences": 2,
+                "temperature": 0.5,
+                "top_p": 0.25,
+                "top_k": 40,
+                "seed": 2**64 - 2,
+                "presence_penalty": 1.0,
+                "frequency_penalty": -1.5,
+                "repetition_penalty": 1.25,
+                "min_tokens": 3,
+                "logit_bias": '{"5":1.0}',
+                "return_num_input_tokens": True,
+                "return_num_output_tokens": True,
+                "return_finish_reason": True,
+                "return_logprobs": True,
+                "return_prompt_logprobs": True,
+                "top_logprobs": 2,
+            },
+        )
+    ]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_pieces_are_read(stream: bool) -> None:
+    fake, request = FakeBackend(), TextRequest("ensemble", 3, prompt="Naïve café", stream=stream, logprobs=True)
+    with serving(Servicer(fake)) as address:
+        found = run(address, lambda backend: pieces(backend, request))
+    assert found == list(fake._streamed(request) if stream else fake._whole(request))
+
+
+def test_token_ids_are_sent_as_they_are() -> None:
+    servicer = Servicer(FakeBackend())
+    with serving(servicer) as address:
+        run(address, lambda backend: pieces(backend, TextRequest("ensemble", 1, prompt=(7, 9))))
+    assert servicer.asked[0][1]["input_ids"] == (7, 9)
+    assert "text_input" not in servicer.asked[0][1]
+
+
+def test_stop_words_go_to_the_model_that_compares_text() -> None:
+    servicer = Servicer(FakeBackend(), ("ensemble", "tensorrt_llm_bls"))
+    stopping = TextRequest("ensemble", 1, prompt="a", stop=("b",))
+
+    async def both(backend: KServeBackend) -> None:
+        await pieces(backend, stopping)
+        await pieces(backend, TextRequest("ensemble", 1, prompt="a"))
+
+    with serving(servicer) as address:
+        run(address, both)
+        servicer.names = ("ensemble",)
+        run(address, both)
+    assert [model for model, _ in servicer.asked] == ["tensorrt_llm_bls", "ensemble", "ensemble", "ensemble"]
+
+
+def names_of(found: object) -> list[str]:
+    assert isinstance(found, tuple)
+    return [model.name for model in found]
+
+
+def test_models_come_from_the_index_or_by_name() -> None:
+    servicer = Servicer(FakeBackend(), ("a_ensemble", "a_tensorrt_llm_bls", "b_ensemble"))
+    with serving(servicer) as address:
+        assert names_of(run(address, KServeBackend.models)) == ["a_ensemble", "b_ensemble"]
+        assert names_of(run(address, KServeBackend.models, "b_ensemble")) == ["b_ensemble"]
+        servicer.lists, servicer.names = False, ("ensemble",)
+        assert names_of(run(address, KServeBackend.models)) == ["ensemble"]
+
+
+def test_an_unknown_model_is_not_found() -> None:
+    with serving(Servicer(FakeBackend())) as address:
+        assert failure(address, TextRequest("other", 1, prompt="a")).code == "NOT_FOUND"
+
+
+def test_a_server_that_is_not_there_is_gone_and_found_when_it_starts() -> None:
+    port = free_ports(1)[0]
+
+    async def both(backend: KServeBackend) -> bool:
+        with pytest.raises(BackendError) as caught:
+            await backend.models()
+        assert caught.value.code == GONE
+        assert not await backend.ready()
+        with serving(Servicer(FakeBackend()), port):
+            for _ in range(100):
+                if await backend.ready():
+                    return bool(await backend.models())
+                await asyncio.sleep(0.05)
+        return False
+
+    assert run(f"127.0.0.1:{port}", both)
+
+
+def test_a_closed_iterator_cancels_the_call() -> None:
+    fake = FakeBackend(delay=0.02)
+
+    async def leave(backend: KServeBackend) -> None:
+        request = TextRequest("ensemble", 1000, prompt="a b", stream=True)
+        async with aclosing(backend.generate(request)) as found:
+            await found.__anext__()
+            assert fake.running == 1
+
+    with serving(Servicer(fake)) as address:
+        run(address, leave)
+        assert eventually(lambda: fake.running == 0, 5)
+    assert fake.cancelled == 1
+
+
+def test_a_whole_stream_is_read_to_its_end() -> None:
+    servicer = Servicer(FakeBackend())
+    with serving(servicer) as address:
+        run(address, lambda backend: pieces(backend, TextRequest("ensemble", 3, prompt="a", stream=True)))
+    assert (servicer.half_closed, servicer.backend.cancelled) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "code", "retry"),
+    [
+        ("INVALID_ARGUMENT: top_k is -1", 400, None, None),
+        (
+            "INVALID_ARGUMENT: the prompt has 9 tokens, this engine takes at most 5",
+            400,
+            "context_length_exceeded",
+            None,
+        ),
+        ("UNAVAILABLE: the queue is full: 9 sequences run or wait; retry in 7 s", 429, "rate_limit_exceeded", "7"),
+        ("Exceeds maximum queue size", 429, "rate_limit_exceeded", "1"),
+        ("UNAVAILABLE: the server is stopping", 503, "server_unavailable", "1"),
+        ("DEADLINE_EXCEEDED: the request's timeout has passed", 504, None, None),
+        ("INTERNAL: the request could not be started", 500, None, None),
+        ("something else at /opt/models/x.py", 500, None, None),
+    ],
+)
+def test_errors_of_the_server_get_their_status(text: str, status: int, code: str | None, retry: str | None) -> None:
+    fake = FakeBackend(error=BackendError(text))
+    with serving(Servicer(fake)) as address:
+        error = of_backend(failure(address, TextRequest("ensemble", 1, prompt="a")))
+    assert (error.status, error.code, error.headers.get("retry-after")) == (status, code, retry)
+    assert "/opt" not in error.message
+    assert not error.message.startswith(("INVALID", "UNAVAILABLE"))
+
+
+@pytest.mark.parametrize(
+    ("request_", "said"),
+    [
+        (TextRequest("m", 1, messages="[]"), "no input messages; run `trtforge package` again"),
+        (TextRequest("m", 1, prompt=(1,)), "no input input_ids; run `trtforge package` again"),
+        (TextRequest("m", 1, prompt="a", logprobs=True), "no input return_logprobs; run `trtforge package` again"),
+        (TextRequest("m", 1, prompt="a", sampling=Sampling(logit_bias="{}")), "no input logit_bias"),
+    ],
+)
+def test_what_an_older_repository_lacks_is_said(request_: TextRequest, said: str) -> None:
+    old = ServedModel("m", {"text_input": "BYTES", "max_tokens": "INT32", "stream": "BOOL"})
+    with pytest.raises(BackendError, match=said) as caught:
+        infer_request(old, request_)
+    assert of_backend(caught.value).status == 400
+
+
+def test_a_tokenizer_without_chat_template_is_said() -> None:
+    model = ServedModel("m", {"max_tokens": "INT32", "stream": "BOOL", "return_finish_reason": "BOOL"})
+    with pytest.raises(BackendError) as caught:
+        infer_request(model, TextRequest("m", 1, messages="[]"))
+    assert of_backend(caught.value).message.startswith(
+        "this model has no chat template, so it cannot answer chat messages; use /v1/completions, or"
+    )
+
+
+def test_an_older_repository_is_asked_for_no_more_than_it_has() -> None:
+    servicer = Servicer(FakeBackend(old=True))
+    with serving(servicer) as address:
+        found = run(address, lambda backend: pieces(backend, TextRequest("ensemble", 2, prompt="a b")))
+    assert found == [Piece(text="a b")]
+    assert set(servicer.asked[0][1]) == {"text_input", "max_tokens", "stream"}
+
+
+def test_errors_have_openais_form() -> None:
+    body = json.loads(ApiError(429, "later", code="rate_limit_exceeded").body())
+    assert body == {
+        "error": {"message": "later", "type": "rate_limit_error", "param": None, "code": "rate_limit_exceeded"}
+    }

@@ -1,0 +1,126 @@
+"""Recipes derived for models: legal, complete, and with the choices that were asked for."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.conftest import DEMO_MODEL, MakeHf
+from tests.machine.hosts import FakeGpu, FakeNvml
+from trtforge.core.errors import ForgeError
+from trtforge.pipeline.derivation import Wish, derive, machine_gpu, recipe_name
+from trtforge.pipeline.preflight import preflight
+from trtforge.plan.alternatives import GOALS
+from trtforge.plan.gpus import gpu_named
+from trtforge.plan.known import known_ids
+
+L4 = FakeGpu("NVIDIA L4", (8, 9), int(gpu_named("l4").memory))
+
+
+def no_driver() -> Any:
+    """A machine without NVIDIA's library."""
+    raise ImportError
+
+
+def formats(source: str, wish: Wish) -> tuple[str, str, int, int, int]:
+    """Weights, KV cache, tp, pp and ep of the derived recipe, which can be deployed."""
+    recipe = derive(source, wish, load=no_driver).recipe()
+    preflight(recipe)
+    parallel = recipe.parallel
+    return recipe.quantization.format, recipe.quantization.kv_cache, parallel.tp, parallel.pp, parallel.ep
+
+
+def test_without_a_gpu_it_is_for_the_embedded_engine() -> None:
+    found = derive(str(DEMO_MODEL), Wish(), load=no_driver)
+    recipe = found.recipe()
+    assert (recipe.name, recipe.model.source) == ("demo-model", str(DEMO_MODEL.resolve()))
+    engine = recipe.engine
+    assert (engine.backend, engine.device, engine.max_batch_size, engine.max_seq_len) == ("torch", "cpu", 32, 2048)
+    assert (engine.features.kv_reuse, engine.features.chunked_context) == (True, True)
+    assert (recipe.quantization.format, recipe.gate.perplexity_increase) == ("none", 0.01)
+    preflight(recipe)
+
+
+@pytest.mark.parametrize(("goal", "quant"), [("memory", "int4_awq"), ("latency", "int4_awq"), ("quality", "none")])
+def test_a_goal_chooses_the_format_on_a_cpu(goal: Any, quant: str) -> None:
+    assert formats(str(DEMO_MODEL), Wish(goal=goal))[0] == quant
+    assert formats(str(DEMO_MODEL), Wish({"--quant": "int8_wo"}, goal=goal))[0] == "int8_wo"
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "expected"),
+    [
+        ("Qwen/Qwen2.5-7B-Instruct", "h100-80gb", ("fp8", "fp8", 1, 1, 1)),
+        ("Qwen/Qwen2.5-7B-Instruct", "a100-80gb", ("int4_awq", "none", 1, 1, 1)),
+        ("meta-llama/Llama-3.1-70B-Instruct", "h100-80gb", ("fp8", "fp8", 1, 1, 1)),
+        ("meta-llama/Llama-3.1-70B-Instruct", "l40s", ("fp8", "fp8", 2, 1, 1)),
+    ],
+)
+def test_a_gpu_has_its_usual_format_on_the_fewest_gpus_with_room(model: str, gpu: str, expected: Any) -> None:
+    assert formats(model, Wish(gpu=gpu)) == expected
+
+
+def test_what_is_given_stays() -> None:
+    found = formats("Qwen/Qwen2.5-7B-Instruct", Wish({"--quant": "int8_sq", "--tp": "4"}, gpu="h100-80gb"))
+    assert (found[0], found[2]) == ("int8_sq", 4)
+    assert formats("Qwen/Qwen2.5-7B-Instruct", Wish({"--pp": "2"}, gpu="l40s", goal="throughput"))[3] == 2
+
+
+def test_an_impossible_wish_names_the_nearest_legal_choice() -> None:
+    with pytest.raises(ForgeError) as caught:
+        derive("Qwen/Qwen2.5-7B-Instruct", Wish({"--tp": "3"}, gpu="h100-80gb"), load=no_driver)
+    assert "--tp" in caught.value.hint
+    with pytest.raises(ForgeError, match="GPU h1000 is not known"):
+        derive("Qwen/Qwen2.5-7B-Instruct", Wish(gpu="h1000"), load=no_driver)
+
+
+def test_every_well_known_model_gets_a_recipe_that_can_be_deployed() -> None:
+    for model in known_ids():
+        formats(model, Wish(gpu="h100-80gb"))
+
+
+@pytest.mark.parametrize("goal", GOALS)
+def test_every_goal_gives_a_recipe_that_can_be_deployed(goal: Any) -> None:
+    for model in known_ids()[::7]:
+        formats(model, Wish(gpu="a100-80gb", goal=goal))
+
+
+def test_the_gpu_of_the_machine_is_found() -> None:
+    assert machine_gpu(no_driver) is None
+    assert machine_gpu(lambda: FakeNvml([])) is None
+    found = machine_gpu(lambda: FakeNvml([L4]))
+    assert found is not None
+    assert found.name == "l4"
+    recipe = derive("Qwen/Qwen2.5-7B-Instruct", Wish(), load=lambda: FakeNvml([L4]))
+    assert recipe.recipe().engine.target.gpu == "l4"
+
+
+def test_short_models_get_short_samples(make_hf: MakeHf) -> None:
+    recipe = derive(str(make_hf()), Wish({"--quant": "fp8"}), load=no_driver).recipe()
+    assert (recipe.quantization.calibration.sequence_length, recipe.gate.sequence_length) == (128, 128)
+    assert recipe.engine.max_seq_len == 128
+
+
+def test_the_text_is_the_recipe_with_reasons() -> None:
+    found = derive("Qwen/Qwen2.5-7B-Instruct", Wish(gpu="h100-80gb", goal="memory"), load=no_driver)
+    text = found.text("trtforge build mine.yaml", Path())
+    assert text.startswith("# trtforge build mine.yaml\nname: ")
+    assert yaml.safe_load(text) == found.values
+    assert "GB before the KV cache" in text
+    assert found.recipe(("engine.max_batch_size=3",)).engine.max_batch_size == 3
+    assert found.recipe().engine.max_batch_size == 64
+
+
+def test_a_relative_source_is_relative_to_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(DEMO_MODEL.parent)
+    found = derive("demo-model", Wish(), load=no_driver)
+    assert yaml.safe_load(found.text("x", Path("build/a")))["model"]["source"] == "../../demo-model"
+    assert found.recipe().model.source == str(DEMO_MODEL)
+
+
+def test_names_come_from_the_source(tmp_path: Path) -> None:
+    assert recipe_name("owner/My Model", "none") == "My-Model"
+    assert recipe_name("owner/name", "int4_awq") == "name-int4_awq"
+    (tmp_path / "..x").mkdir()
+    assert recipe_name(str(tmp_path / "..x"), "none") == "x"

@@ -1,0 +1,91 @@
+"""What `trtforge inspect` tells of a model, a build, an artifact and of directories of others."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors import safe_open
+from typer.testing import CliRunner
+
+from tests.conftest import DEMO_MODEL, MakeHf
+from trtforge.cli.app import app
+from trtforge.convert.stage import ConvertConfig, convert
+from trtforge.core.errors import ForgeError
+from trtforge.pipeline.description import describe
+
+
+def printed(directory: Path) -> list[str]:
+    done = CliRunner().invoke(app, ["inspect", str(directory)])
+    assert done.exit_code == 0, done.output
+    return done.stdout.splitlines()
+
+
+def test_a_model_is_described_with_its_formats(tmp_path: Path) -> None:
+    found = describe(DEMO_MODEL, tensors=False)
+    with safe_open(DEMO_MODEL / "model.safetensors", "np") as file:
+        elements = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118
+    total = sum(shape[0] * (shape[1] if len(shape) > 1 else 1) for shape in elements)
+    expected = {
+        "kind": "hugging face checkpoint",
+        "family": "llama",
+        "dtype": "bfloat16",
+        "parameters": total,
+        "layers": 4,
+        "heads": 8,
+        "kv_heads": 2,
+        "head_size": 32,
+        "context": 2048,
+        "vocabulary": 2048,
+        "kv_bytes_per_token": 2 * 2 * 32 * 4 * 2,
+        "tokenizer": True,
+    }
+    assert {key: found[key] for key in expected} == expected
+    sizes = {each["format"]: each for each in found["formats"]}
+    assert list(sizes) == [
+        *("none", "fp8", "fp8_rowwise", "int4_awq", "w4a8_awq", "int8_sq", "int8_wo", "int4_wo", "nvfp4"),
+    ]
+    for name in ("none", "fp8_rowwise"):
+        made = convert(ConvertConfig(quant=name), DEMO_MODEL, tmp_path / name).path / "rank0.safetensors"
+        assert sizes[name]["bytes"] == pytest.approx(made.stat().st_size, rel=0.01)
+    assert (sizes["fp8"]["calibration"], sizes["int8_wo"]["calibration"]) == (True, False)
+
+
+def test_what_is_printed_is_for_people(tmp_path: Path) -> None:
+    lines = printed(DEMO_MODEL)
+    assert lines[0] == "recipes/demo-model: Hugging Face checkpoint"
+    assert "  parameters    4.07 M" in lines
+    assert "  heads         8 of size 32, 2 KV heads" in lines
+    assert "                int4_awq      3.72 MB   needs a calibration" in lines
+    convert(ConvertConfig(tp=2), DEMO_MODEL, tmp_path / "build" / "checkpoint")
+    for directory in (DEMO_MODEL, tmp_path / "build", tmp_path / "build" / "checkpoint"):
+        others = printed(directory)[1:]
+        assert all(len(line) <= 80 and line == line.rstrip() for line in others), directory
+    assert any(line.startswith("  checkpoint/   ") for line in printed(tmp_path / "build"))
+
+
+def test_a_model_without_weights_and_one_that_is_not_supported(tmp_path: Path) -> None:
+    (tmp_path / "bare").mkdir()
+    shutil.copy(DEMO_MODEL / "config.json", tmp_path / "bare")
+    found = describe(tmp_path / "bare", tensors=False)
+    assert (found["bytes"], found["tokenizer"], found["layers"]) == (None, False, 4)
+    assert "  weights       not in this directory" in printed(tmp_path / "bare")
+    values = json.loads((DEMO_MODEL / "config.json").read_text()) | {"architectures": ["NoSuchModel"]}
+    (tmp_path / "bare" / "config.json").write_text(json.dumps(values))
+    found = describe(tmp_path / "bare", tensors=False)
+    assert (found["family"], found["formats"]) == ("not supported", [])
+
+
+def test_directories_of_others_are_named(make_hf: MakeHf, tmp_path: Path) -> None:
+    made = convert(ConvertConfig(), make_hf(), tmp_path / "made").path
+    (made / "forge.json").unlink()
+    assert describe(made, tensors=False)["kind"] == "TensorRT-LLM checkpoint that trtforge did not write"
+    (tmp_path / "theirs" / "ensemble").mkdir(parents=True)
+    (tmp_path / "theirs" / "ensemble" / "config.pbtxt").touch()
+    found: dict[str, Any] = describe(tmp_path / "theirs", tensors=False)
+    assert found == {"kind": "Triton model repository that trtforge did not write", "models": ["ensemble"]}
+    assert printed(tmp_path / "theirs")[1] == "  models        ensemble"
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ForgeError, match="neither a trtforge artifact nor a checkpoint"):
+        describe(tmp_path / "empty", tensors=False)

@@ -1,0 +1,122 @@
+"""The address and protocol of a command line, and ports that speak another protocol than asked for."""
+
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent import futures
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+import grpc
+import pytest
+
+from trtforge.core.errors import ForgeError, UsageError
+from trtforge.serve.client import Protocol, Sampling, generate
+from trtforge.serve.endpoint import Endpoint
+from trtforge.serve.probe import probe
+from trtforge.serve.spoken import spoken
+
+
+@pytest.mark.parametrize(
+    ("url", "protocol", "expected"),
+    [
+        (None, None, ("127.0.0.1:8001", "grpc")),
+        (None, "grpc", ("127.0.0.1:8001", "grpc")),
+        (None, "http", ("127.0.0.1:8000", "http")),
+        ("gpu7:9001", None, ("gpu7:9001", "grpc")),
+        ("gpu7:9000", "http", ("gpu7:9000", "http")),
+        ("gpu7", None, ("gpu7:8001", "grpc")),
+        ("gpu7", "http", ("gpu7:8000", "http")),
+        ("http://gpu7:9000/", None, ("gpu7:9000", "http")),
+        ("http://gpu7", "http", ("gpu7:8000", "http")),
+        ("grpc://gpu7:9001", None, ("gpu7:9001", "grpc")),
+        ("[::1]:9001", None, ("[::1]:9001", "grpc")),
+        ("[::1]", None, ("[::1]:8001", "grpc")),
+        ("unix:/run/x.sock", None, ("unix:/run/x.sock", "grpc")),
+    ],
+)
+def test_the_address_follows_the_protocol(url: str | None, protocol: str | None, expected: tuple[str, str]) -> None:
+    found = Endpoint.of(url, protocol)
+    assert (found.url, found.protocol) == expected
+
+
+@pytest.mark.parametrize(
+    ("url", "protocol", "said"),
+    [
+        (None, "https", "--protocol https: neither grpc nor http"),
+        ("https://gpu7:9000", None, "without TLS"),
+        ("http://gpu7:9000", "grpc", "--url http://gpu7:9000 with --protocol grpc"),
+        ("gpu7:port", None, "not the address of a server"),
+        ("", None, "not the address of a server"),
+    ],
+)
+def test_what_is_no_address_is_wrong_usage(url: str | None, protocol: str | None, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        Endpoint.of(url, protocol)
+
+
+class _Http(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def http_only() -> Iterator[str]:
+    server = HTTPServer(("127.0.0.1", 0), _Http)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture(scope="module")
+def grpc_only() -> Iterator[str]:
+    server = grpc.server(futures.ThreadPoolExecutor(1))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield f"127.0.0.1:{port}"
+    server.stop(None)
+
+
+@pytest.fixture
+def mute() -> Iterator[str]:
+    """Accepts connections and closes them."""
+    server = socket.create_server(("127.0.0.1", 0))
+
+    def close_all() -> None:
+        with suppress(OSError):
+            while True:
+                server.accept()[0].close()
+
+    threading.Thread(target=close_all, daemon=True).start()
+    yield f"127.0.0.1:{server.getsockname()[1]}"
+    server.close()
+
+
+def test_what_a_port_speaks(http_only: str, grpc_only: str, mute: str) -> None:
+    assert (spoken(http_only), spoken(grpc_only), spoken(mute), spoken("127.0.0.1:1")) == ("http", "grpc", None, None)
+
+
+@pytest.mark.parametrize("finish_reason", [False, True])
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_other_protocol_is_named(http_only: str, grpc_only: str, stream: bool, finish_reason: bool) -> None:
+    cases: list[tuple[str, Protocol, str, str]] = [
+        (grpc_only, "http", "speaks gRPC, not HTTP", "Use --protocol grpc or the HTTP port (8000 by default)."),
+        (http_only, "grpc", "speaks HTTP, not gRPC", "Use --protocol http or the gRPC port (8001 by default)."),
+    ]
+    sampling = Sampling(finish_reason=finish_reason)
+    for url, protocol, said, hint in cases:
+        with pytest.raises(ForgeError) as caught:
+            generate(url, "ensemble", "a", sampling, protocol=protocol, stream=stream)
+        assert (caught.value.message, caught.value.hint) == (f"{url} {said}", hint)
+
+
+def test_a_probe_of_the_grpc_port_says_so(grpc_only: str) -> None:
+    with pytest.raises(ForgeError, match=f"{grpc_only} speaks gRPC, not HTTP") as caught:
+        probe("live", grpc_only)
+    assert "port 8000" in caught.value.hint

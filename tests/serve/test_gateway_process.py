@@ -1,0 +1,229 @@
+"""OpenAI's API in `trtforge serve`: its port, its command, its lines of output, and what happens when it dies."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from tests.serve.conftest import Running, Start, eventually, free_ports, left_behind
+from trtforge.core import packages
+from trtforge.core.errors import ForgeError, UsageError
+from trtforge.core.verified import open_to_run
+from trtforge.formats.triton import read_facts
+from trtforge.serve import gateway_process
+from trtforge.serve.config import ServeConfig
+from trtforge.serve.first_steps import first_steps
+from trtforge.serve.gateway_process import gateway_command, listens, with_openai_port
+from trtforge.serve.launchers import plan_launch
+from trtforge.serve.stage import require_free_ports
+
+GATEWAY = "trtforge.gateway"
+RUNTIME = Path("/tmp/trtforge-serve-1-x")
+
+
+def ports(**more: object) -> ServeConfig:
+    http, grpc, metrics = free_ports(3)
+    return ServeConfig(**({"http_port": http, "grpc_port": grpc, "metrics_port": metrics} | more))  # type: ignore[arg-type]
+
+
+def test_the_first_free_port_above_the_others_is_taken_and_kept() -> None:
+    config = ports()
+    with with_openai_port(config) as settled, with_openai_port(config) as other:
+        assert settled.openai_port is not None
+        assert settled.openai_port > max(config.ports.values())
+        assert other.openai_port not in (None, settled.openai_port)
+        require_free_ports(settled)
+        with socket.create_server(("127.0.0.1", settled.openai_port)):  # as the gateway listens
+            assert listens("127.0.0.1", settled.openai_port)
+    assert not listens("127.0.0.1", settled.openai_port)
+
+
+def test_a_given_port_is_taken_as_it_is() -> None:
+    with with_openai_port(ports(openai_port=9123)) as settled:
+        assert settled.openai_port == 9123
+    with pytest.raises(ForgeError, match="the HTTP, gRPC, metrics and OpenAI ports must differ"):
+        require_free_ports(ServeConfig(openai_port=8000))
+
+
+def test_a_port_in_use_is_said() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        config = ports(openai_port=other.getsockname()[1])
+        with pytest.raises(ForgeError, match="port in use") as caught:
+            require_free_ports(config)
+    assert "--openai-port" in caught.value.hint
+
+
+def test_without_its_packages_the_api_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packages, "find_spec", lambda name: None if name == "fastapi" else object())
+    with with_openai_port(ports()) as settled:
+        assert (settled.openai, settled.openai_port) == (False, None)
+        assert gateway_command(settled, "ensemble") is None
+    with (
+        pytest.raises(ForgeError, match="--openai-port needs the package fastapi") as caught,
+        with_openai_port(ports(openai_port=9000)),
+    ):
+        pass
+    assert caught.value.hint == "pip install 'trtforge[openai]'"
+
+
+def test_contrary_options_are_refused() -> None:
+    with pytest.raises(UsageError, match="exclude each other"), with_openai_port(ports(openai=False, openai_port=9000)):
+        pass
+
+
+def test_the_command_has_the_same_keys_and_is_shown(fake_repository: Path, tmp_path: Path) -> None:
+    facts = read_facts(open_to_run(fake_repository, "repository"))
+    config = ServeConfig(openai_port=8003, api_key_file=tmp_path / "keys")
+    launch = plan_launch(config, fake_repository, facts, RUNTIME)
+    assert launch.gateway is not None
+    argv = (
+        *(sys.executable, "-m", GATEWAY, "--wait", "--host=127.0.0.1", "--port=8003", "--backend=127.0.0.1:8001"),
+        *("--model=ensemble", "--drain-timeout=2", f"--api-key-file={tmp_path / 'keys'}"),
+    )
+    assert launch.gateway.argv == argv
+    assert " \\\n  ".join(argv) in launch.describe()
+    assert plan_launch(ServeConfig(), fake_repository, facts, RUNTIME).gateway is None
+
+
+@pytest.mark.parametrize("keys", [None, Path("keys")])
+@pytest.mark.parametrize("port", [None, 8003])
+def test_commands_to_try_hold_addresses_and_no_key(keys: Path | None, port: int | None) -> None:
+    config = ServeConfig(openai_port=port, api_key_file=keys, host="0.0.0.0", http_port=9000)
+    curl, infer, python = first_steps(config, "llama_ensemble")
+    url = "http://127.0.0.1:8003/v1" if port else "http://127.0.0.1:9000/v2/models/llama_ensemble/generate"
+    assert url in curl
+    assert url in python
+    assert infer == "trtforge infer Hello --url 127.0.0.1:8001 --model llama_ensemble".replace(
+        "127.0.0.1:8001", config.grpc_address
+    )
+    assert ("TRTFORGE_API_KEY" in curl, "TRTFORGE_API_KEY" in python) == (keys is not None, keys is not None)
+    compile(python.removeprefix('python -c "').removesuffix('"'), "python", "exec")
+
+
+def openai_url(server: Running) -> str:
+    """What the line after `ready` says."""
+    assert server.process.stdout is not None
+    return server.process.stdout.readline().strip().removeprefix("openai=")
+
+
+def ask(url: str, **options: object) -> openai.types.Completion:
+    client = openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=30)
+    return client.completions.create(  # type: ignore[call-overload, no-any-return]
+        **{"model": "ensemble", "prompt": "one two three", "max_tokens": 4, "temperature": 0, **options}
+    )
+
+
+def test_it_answers_and_its_death_ends_the_server(fake_repository: Path, start: Start) -> None:
+    server = start(fake_repository, openai=True)
+    server.wait_ready()
+    url = openai_url(server)
+    assert ask(url).choices[0].text
+    gateway = server.child(GATEWAY)
+    assert gateway is not None
+    os.kill(gateway, signal.SIGKILL)
+    _, said = server.process.communicate(timeout=30)
+    assert server.process.returncode == 1
+    assert "the OpenAI gateway" in said.rpartition("error:")[2]
+    assert f"curl {url}/completions" in said
+    assert left_behind(server.process.pid) == []
+
+
+def test_a_running_stream_finishes_while_draining(fake_repository: Path, start: Start) -> None:
+    server = start(fake_repository, openai=True, drain_timeout=20)
+    server.wait_ready()
+    url = openai_url(server)
+    client = openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=30)
+    stream = client.completions.create(model="ensemble", prompt="one two", max_tokens=150, stream=True)
+    chunks = [next(stream)]
+    server.process.send_signal(signal.SIGTERM)
+    refused: list[int] = []
+
+    def refuses() -> bool:
+        try:
+            ask(url)
+        except openai.APIStatusError as error:
+            refused.append(error.status_code)
+        return bool(refused)
+
+    assert eventually(refuses, 5)
+    chunks += list(stream)
+    assert (refused, chunks[-1].choices[0].finish_reason) == ([503], "length")
+    _, said = server.process.communicate(timeout=30)
+    assert server.process.returncode == 0
+    assert said.splitlines()[-1].startswith("stopped: ")
+    assert said.splitlines()[-1].endswith(" 0 cut")
+
+
+def test_keys_hold_for_both_apis(fake_repository: Path, start: Start, tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("a-key-of-this-test-0123\n")
+    file.chmod(0o600)
+    server = start(fake_repository, openai=True, api_key_file=str(file))
+    server.wait_ready()
+    url = openai_url(server)
+    assert httpx.get(f"{url}/models").status_code == 401
+    with pytest.raises(openai.AuthenticationError):
+        ask(url)
+    headers = {"authorization": "Bearer a-key-of-this-test-0123"}
+    assert httpx.get(f"{url}/models", headers=headers).json()["data"][0]["id"] == "ensemble"
+    server.end()
+    assert server.process.stderr is not None
+    assert "a-key-of-this-test-0123" not in server.process.stderr.read()
+
+
+def test_a_gateway_of_its_own_finds_the_model_and_stops_when_told(server: Running) -> None:
+    port = free_ports(1)[0]
+    command = [sys.executable, "-m", "trtforge", "gateway", "--backend", server.grpc, "--port", str(port)]
+    with subprocess.Popen(
+        [*command, "--served-model-name", "demo"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as gateway:
+        assert gateway.stdout is not None
+        line = gateway.stdout.readline().strip()
+        assert line == f"openai=http://127.0.0.1:{port}/v1"
+        assert ask(line.removeprefix("openai="), model="demo").model == "demo"
+        gateway.send_signal(signal.SIGTERM)
+        assert gateway.communicate(timeout=20) == ("", "")
+        assert gateway.returncode == 0
+
+
+def test_a_gateway_without_a_server_answers_503(tmp_path: Path) -> None:
+    port, backend = free_ports(2)
+    command = [sys.executable, "-m", "trtforge", "gateway", "--backend", f"127.0.0.1:{backend}", "--port", str(port)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as gateway:
+        assert gateway.stdout is not None
+        url = gateway.stdout.readline().strip().removeprefix("openai=")
+        with pytest.raises(openai.InternalServerError) as caught:
+            ask(url)
+        assert (caught.value.status_code, caught.value.code) == (503, "server_unavailable")
+        assert httpx.get(f"http://127.0.0.1:{port}/health/ready").status_code == 503
+        gateway.send_signal(signal.SIGINT)
+        gateway.communicate(timeout=20)
+        assert gateway.returncode == 0
+
+
+def test_a_wrong_address_is_said() -> None:
+    command = [sys.executable, "-m", "trtforge", "gateway", "--backend", "http://x:1"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "'http://x:1' is not HOST:PORT" in done.stderr
+
+
+def test_the_gateway_imports_nothing_heavy() -> None:
+    code = "import sys, trtforge.gateway.server; print({'torch', 'transformers', 'openai', 'rich'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+def test_candidates_end_with_any_free_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = ports(metrics_port=65535)
+    with with_openai_port(config) as settled:
+        assert settled.openai_port not in (None, *config.ports.values())
+    monkeypatch.setattr(gateway_process, "_TRIED", 0)
+    with pytest.raises(ForgeError, match="no port is free"), with_openai_port(config):
+        pass

@@ -1,0 +1,306 @@
+"""OpenAI's API over the real Triton server with the demo engine: answers and counts are the engine's own."""
+
+import asyncio
+import json
+import socket
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+from openai import AsyncOpenAI, OpenAI
+from openai.types.chat import ChatCompletionMessageParam
+from tokenizers import Tokenizer
+
+from tests.assault.repositories import build
+from tests.assault.server import Server, eventually, serving
+from tests.conftest import DEMO_MODEL
+from tests.gateway.strict import chat_chunks, chat_of, completion_chunks, completion_of
+from trtforge.engine_process.requests import GenerationRequest
+from trtforge.runtime.engine import Engine
+from trtforge.runtime.generate import Generation, generate_with
+
+REQUESTS, AT_ONCE = 200, 32
+END_IDS = frozenset((1, 3))  # of the demo model's generation_config.json
+MESSAGES: list[ChatCompletionMessageParam] = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "What is a list?"},
+]
+
+
+@dataclass(frozen=True)
+class Served:
+    """A server and its repository."""
+
+    server: Server
+    url: str
+    repository: Path
+
+    @property
+    def engine(self) -> Path:
+        """Its engine."""
+        return self.repository / "tensorrt_llm" / "1" / "engine"
+
+    def client(self) -> OpenAI:
+        """OpenAI's own client."""
+        return OpenAI(base_url=self.url, api_key="none", max_retries=0, timeout=60)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    repository = build("demo-fp32", tmp_path_factory.mktemp("openai"))
+    with serving(repository) as server:
+        assert eventually(lambda: len(server.output) > 1, 30)
+        ready, line = server.output[:2]
+        assert ready == f"ready http={server.http} grpc={server.grpc} metrics=127.0.0.1:{server.ports['metrics']}"
+        assert line.startswith("openai=http://127.0.0.1:")
+        yield Served(server, line.removeprefix("openai="), repository)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
+
+
+def prompts(count: int) -> list[str]:
+    """Texts of 5 to 200 characters."""
+    text = (DEMO_MODEL / "heldout.txt").read_text().replace("\f", " ")
+    return [text[number * 500 :][: 5 + number * 37 % 200] for number in range(count)]
+
+
+def chat_prompt(messages: Sequence[ChatCompletionMessageParam]) -> list[int]:
+    """The token ids that transformers makes of messages."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(DEMO_MODEL)
+    text = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+    return [int(token) for token in tokenizer(text, add_special_tokens=False)["input_ids"]]
+
+
+def text_of(tokenizer: Tokenizer, prompt: Sequence[int], answer: Generation) -> str:
+    """Decoded with the prompt: a tokenizer may put the space between words into either token."""
+    return str(tokenizer.decode([*prompt, *answer.tokens])[len(tokenizer.decode(list(prompt))) :])
+
+
+@dataclass(frozen=True)
+class Case:
+    """One request of the mix, and its prompt's token ids."""
+
+    path: str
+    body: dict[str, object]
+    prompt: tuple[int, ...]
+    max_tokens: int
+    stream: bool
+
+
+def cases(tokenizer: Tokenizer) -> list[Case]:
+    """Chats, completions of text and of token ids, every other one streamed."""
+    found = []
+    for number, text in enumerate(prompts(REQUESTS)):
+        tokens, stream = 1 + number % 40, number % 2 == 0
+        common = {"model": "ensemble", "max_tokens": tokens, "temperature": 0, "stream": stream}
+        common |= {"stream_options": {"include_usage": True}} if stream else {}
+        if number % 3 == 0:
+            messages: list[ChatCompletionMessageParam] = [{"role": "user", "content": text}]
+            ids, path, more = chat_prompt(messages), "chat/completions", {"messages": messages}
+        else:
+            ids, path = tokenizer.encode(text).ids, "completions"
+            more = {"prompt": text} if number % 3 == 1 else {"prompt": ids}  # type: ignore[dict-item]
+        found.append(Case(path, {**common, **more}, tuple(ids), tokens, stream))
+    return found
+
+
+def answered(served: Served, case: Case) -> tuple[str, str, int, int]:
+    """Text, finish reason and both counts of tokens."""
+    response = httpx.post(f"{served.url}/{case.path}", json=case.body, timeout=120)
+    if case.path == "completions":
+        if not case.stream:
+            whole = completion_of(response)
+            assert whole.usage is not None
+            choice = whole.choices[0]
+            return choice.text, choice.finish_reason, whole.usage.prompt_tokens, whole.usage.completion_tokens
+        *pieces, last = completion_chunks(response)
+        text = "".join(piece.choices[0].text for piece in pieces)
+        reason: str | None = pieces[-1].choices[0].finish_reason
+        usage = last.usage
+    elif not case.stream:
+        chat = chat_of(response)
+        assert chat.usage is not None
+        message, reason = chat.choices[0].message.content or "", chat.choices[0].finish_reason
+        return message, reason, chat.usage.prompt_tokens, chat.usage.completion_tokens
+    else:
+        *chunks, end = chat_chunks(response)
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+        reason, usage = chunks[-1].choices[0].finish_reason, end.usage
+    assert usage is not None
+    return text, str(reason), usage.prompt_tokens, usage.completion_tokens
+
+
+def test_200_mixed_requests_at_once_equal_the_engine(served: Served, tokenizer: Tokenizer) -> None:
+    mixed = cases(tokenizer)
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        found = list(pool.map(lambda case: answered(served, case), mixed))
+    with Engine.load(served.engine) as engine:
+        asked = [GenerationRequest("", case.prompt, case.max_tokens, end_ids=END_IDS) for case in mixed]
+        answers = generate_with(engine, asked)
+    reasons = {"end_id": "stop", "length": "length"}
+    expected = [
+        (
+            text_of(tokenizer, case.prompt, answer),
+            reasons[answer.finish_reason],
+            len(case.prompt),
+            len(answer.tokens),
+        )
+        for case, answer in zip(mixed, answers, strict=True)
+    ]
+    assert found == expected
+
+
+def test_the_synchronous_client(served: Served) -> None:
+    client = served.client()
+    assert [model.id for model in client.models.list()] == ["ensemble"]
+    assert client.models.retrieve("ensemble").object == "model"
+    chat = client.chat.completions.create(model="ensemble", messages=MESSAGES, max_tokens=12, temperature=0)
+    chunks = list(
+        client.chat.completions.create(model="ensemble", messages=MESSAGES, max_tokens=12, temperature=0, stream=True)
+    )
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    assert text == chat.choices[0].message.content
+    assert chunks[-1].choices[0].finish_reason == chat.choices[0].finish_reason
+    assert chat.usage is not None
+    assert chat.usage.prompt_tokens == len(chat_prompt(MESSAGES))
+
+
+def test_the_asynchronous_client(served: Served) -> None:
+    async def ask() -> tuple[str, str]:
+        async with AsyncOpenAI(base_url=served.url, api_key="none", max_retries=0) as client:
+            options = {"model": "ensemble", "prompt": "Return the number of", "max_tokens": 12, "temperature": 0}
+            whole = await client.completions.create(**options)  # type: ignore[call-overload]
+            stream = await client.completions.create(**options, stream=True)  # type: ignore[call-overload]
+            return whole.choices[0].text, "".join([chunk.choices[0].text async for chunk in stream])
+
+    whole, streamed = asyncio.run(ask())
+    assert whole == streamed != ""
+
+
+def test_a_seed_repeats_an_answer_and_n_gives_several(served: Served) -> None:
+    client = served.client()
+
+    def ask(seed: int) -> list[str]:
+        answer = client.completions.create(
+            model="ensemble", prompt="Return the", max_tokens=16, n=3, seed=seed, temperature=1.5
+        )
+        return [choice.text for choice in answer.choices]
+
+    assert len(ask(5)) == 3
+    assert ask(5) == ask(5)
+    assert len({*ask(5), *ask(-6), *ask(2**40)}) > 1
+
+
+def test_stop_words_end_the_text(served: Served) -> None:
+    client = served.client()
+    whole = client.completions.create(model="ensemble", prompt="Return the number of", max_tokens=24, temperature=0)
+    text = whole.choices[0].text
+    word = text[5:9]
+    cut = text[: text.index(word)]
+    for stream in (False, True):
+        answer = client.completions.create(
+            model="ensemble", prompt="Return the number of", max_tokens=24, temperature=0, stop=word, stream=stream
+        )
+        if stream:
+            choices = [chunk.choices[0] for chunk in answer]  # type: ignore[attr-defined, union-attr]
+            assert ("".join(choice.text for choice in choices), choices[-1].finish_reason) == (cut, "stop")
+        else:
+            assert (answer.choices[0].text, answer.choices[0].finish_reason) == (cut, "stop")  # type: ignore[union-attr]
+
+
+def test_scores_are_of_the_tokens(served: Served) -> None:
+    client = served.client()
+    chat = client.chat.completions.create(
+        model="ensemble", messages=MESSAGES, max_tokens=8, temperature=0, logprobs=True, top_logprobs=3
+    )
+    logprobs = chat.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.content is not None
+    assert chat.usage is not None
+    assert len(logprobs.content) == chat.usage.completion_tokens
+    for each in logprobs.content:
+        assert len(each.top_logprobs) == 3
+        assert each.logprob == max(top.logprob for top in each.top_logprobs) <= 0
+    joined = b"".join(bytes(each.bytes or ()) for each in logprobs.content).decode(errors="replace")
+    assert joined.strip() == (chat.choices[0].message.content or "").strip()
+
+
+def test_a_prompt_is_scored(served: Served, tokenizer: Tokenizer) -> None:
+    prompt = "Return the number of items"
+    ids = tokenizer.encode(prompt).ids
+    scores = []
+    for given in (prompt, ids):
+        body = {"model": "ensemble", "prompt": given, "echo": True, "logprobs": 1, "max_tokens": 1, "temperature": 0}
+        choice = httpx.post(f"{served.url}/completions", json=body, timeout=60).json()["choices"][0]
+        assert choice["text"].startswith(prompt if given is prompt else f"<|begin_of_text|>{prompt}")
+        offsets, tokens = choice["logprobs"]["text_offset"], choice["logprobs"]["tokens"]
+        assert choice["text"][offsets[2] :].startswith("".join(tokens[2:]))
+        scores.append(choice["logprobs"]["token_logprobs"])
+        assert len(choice["logprobs"]["tokens"]) == len(ids) + 1
+    assert scores[0] == scores[1]
+    assert scores[0][0] is None
+    assert all(score <= 0 for score in scores[0][1:])
+
+
+def test_a_bias_forbids_a_token(served: Served) -> None:
+    client = served.client()
+    options = {"model": "ensemble", "prompt": "Return the number of", "max_tokens": 1, "temperature": 0, "logprobs": 1}
+    first = client.completions.create(**options)  # type: ignore[call-overload]
+    scores = httpx.post(f"{served.url}/completions", json=options, timeout=60).json()["choices"][0]["logprobs"]
+    token = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json")).encode(scores["tokens"][0]).ids[-1]
+    second = client.completions.create(**options, logit_bias={str(token): -100})  # type: ignore[call-overload]
+    assert second.choices[0].text != first.choices[0].text
+
+
+def test_an_end_token_is_neither_text_nor_counted(served: Served) -> None:
+    answer = served.client().completions.create(
+        model="ensemble", prompt="Return", max_tokens=9, temperature=0, logit_bias={"3": 100}
+    )
+    assert answer.usage is not None
+    assert (answer.choices[0].text, answer.choices[0].finish_reason, answer.usage.completion_tokens) == ("", "stop", 0)
+
+
+def test_a_prompt_that_is_too_long_is_said(served: Served) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        served.client().completions.create(model="ensemble", prompt=[5] * 100_000, max_tokens=1)
+    assert caught.value.code == "context_length_exceeded"
+    assert "100000 tokens" in str(caught.value)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_frees_its_blocks_within_a_second(served: Served, stream: bool) -> None:
+    port = int(served.url.rsplit(":", 1)[1].split("/")[0])
+    # A bias on both end tokens keeps it going.
+    values = {"model": "ensemble", "prompt": "Return the", "max_tokens": 100_000, "stream": stream}
+    body = json.dumps({**values, "logit_bias": {"1": -100, "3": -100}})
+
+    def holds_blocks() -> bool:
+        gauges = served.server.gauges()
+        return gauges is not None and gauges.used_blocks > 0
+
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as client:
+        client.sendall(
+            f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
+        )
+        assert eventually(holds_blocks, 10)
+    # One second, and time to read the metrics on a busy machine.
+    assert eventually(lambda: not holds_blocks(), 3)
+
+
+def test_commands_to_try_are_on_stderr(served: Served) -> None:
+    errors = served.server.errors
+    assert eventually(lambda: "try:" in errors[:-3], 10)
+    at = errors.index("try:")
+    curl, infer, python = errors[at + 1 : at + 4]
+    assert curl.startswith(f"curl {served.url}/completions ")
+    assert infer == f"trtforge infer Hello --url {served.server.grpc}"
+    assert f"base_url='{served.url}'" in python

@@ -1,0 +1,258 @@
+"""`trtforge chat` and `trtforge run`: talk to a served model in the terminal."""
+
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack, contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trtforge.cli import show
+from trtforge.cli.options import (
+    MaxTokens,
+    Quiet,
+    Seed,
+    Temperature,
+    TopK,
+    TopP,
+    Verbose,
+)
+from trtforge.core import defaults
+from trtforge.core.errors import ForgeError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from trtforge.serve.client import Sampling
+    from trtforge.serve.conversation import Conversation
+    from trtforge.serve.local_server import LocalServer
+
+System = Annotated[str | None, typer.Option("--system", metavar="TEXT", help="System prompt.", show_default=False)]
+_HELP = """\
+/reset        forget the messages
+/system TEXT  change the system prompt and forget the messages; without TEXT: none
+/save FILE    write the messages to a new file
+/load FILE    continue a chat that was saved
+/stats        the length and the speed of the last answer
+/exit         end; Ctrl-D too. Ctrl-C ends the answer that is being written
+A line that ends with \\ goes on in the next one."""
+
+
+def chat(
+    url: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="gRPC address of a running server.", show_default=defaults.GRPC_URL),
+    ] = None,
+    build: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Serve this build or repository while the chat lasts.", show_default=False),
+    ] = None,
+    model: Annotated[str | None, typer.Option(metavar="NAME", help="Text model.", show_default="ensemble")] = None,
+    system: System = None,
+    max_tokens: MaxTokens = 512,
+    temperature: Temperature = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    seed: Seed = None,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Chat with a served model: its own chat template, history, streaming.
+
+    Without a terminal each line of standard input is a message, and only the answers are printed.
+
+    Example: trtforge chat --url 127.0.0.1:8001
+
+    Example: trtforge chat --build build/demo-int4awq --system "Answer briefly."
+    """
+    if url is not None and build is not None:
+        raise UsageError("--url with --build: the server runs, or is started", hint="Give one of them.")
+    from trtforge.serve.client import Sampling
+
+    sampling = Sampling(max_tokens, temperature, top_k, top_p, seed, finish_reason=True)
+    talk(url or defaults.GRPC_URL, build, model, system, sampling, quiet=quiet)
+
+
+def talk(
+    url: str, build: Path | None, model: str | None, system: str | None, sampling: "Sampling", *, quiet: bool
+) -> None:
+    """Chat until the input ends. `build`: served meanwhile; None: the server at `url` is used."""
+    from trtforge.serve.request import request_warnings
+
+    for warning in request_warnings(sampling, model or "ensemble"):
+        show.warning(warning)
+    with ExitStack() as stack:
+        name = model
+        if build is not None:
+            server, served = stack.enter_context(served_build(build, quiet=quiet))
+            url, name = server.grpc, model or served
+        conversation = _conversation(url, name or "ensemble", system, sampling)
+        terminal = sys.stdin.isatty() and sys.stdout.isatty()
+        if terminal and not quiet:
+            kind = "completing prompts: the tokenizer has no chat template" if conversation.complete else "chatting"
+            print(f"{kind} with {conversation.model} at {url}; /help lists the commands", file=sys.stderr)
+        with _line_editing() if terminal else nullcontext():
+            Repl(conversation, terminal=terminal, quiet=quiet).run()
+
+
+@contextmanager
+def served_build(build: Path, *, quiet: bool) -> "Iterator[tuple[LocalServer, str]]":
+    """Serve a build or repository; yields the server and the name of its text model."""
+    from trtforge.cli.places import artifact_at
+    from trtforge.core.manifest import open_artifact
+    from trtforge.formats.triton import read_facts
+    from trtforge.serve.local_server import local_server
+
+    repository = artifact_at(build, "repository")
+    facts = read_facts(open_artifact(repository, "repository"))
+    if not quiet:
+        print(f"starting the server of {show.path(repository)}", file=sys.stderr)
+    with local_server(repository, ready_timeout=defaults.READY_TIMEOUT) as server:
+        yield server, facts.model("ensemble")
+
+
+def _conversation(url: str, model: str, system: str | None, sampling: "Sampling") -> "Conversation":
+    """A new conversation. Raises ForgeError if no server answers, UsageError for --system without a template."""
+    from trtforge.formats.text_tensors import MESSAGES
+    from trtforge.serve.conversation import Conversation
+    from trtforge.serve.grpc_client import GrpcClient
+
+    complete = MESSAGES not in GrpcClient(url, timeout=10.0).inputs(model)
+    if complete and system is not None:
+        raise UsageError(
+            "--system: the served tokenizer has no chat template, so its prompts have no system message",
+            hint="Leave out --system, or package the engine again with the tokenizer of an instruct model.",
+        )
+    return Conversation(url, model, sampling, system, complete)
+
+
+class Repl:
+    """Reads messages and commands, prints answers as they are generated."""
+
+    def __init__(self, conversation: "Conversation", *, terminal: bool, quiet: bool = False) -> None:
+        self._conversation = conversation
+        self._terminal = terminal
+        self._quiet = quiet
+        self._last = "no answer yet"
+        self._commands: dict[str, Callable[[str], None]] = {
+            "help": lambda _: self._say(_HELP),
+            "reset": lambda _: self._reset(),
+            "system": self._system,
+            "save": self._save,
+            "load": self._load,
+            "stats": lambda _: self._say(self._last),
+        }
+
+    def run(self) -> None:
+        """Read until the input ends. On a terminal the chat goes on after an error; elsewhere the error ends it."""
+        while True:
+            try:
+                text = self._read()
+            except EOFError:
+                if self._terminal:
+                    print(file=sys.stderr)
+                return
+            except KeyboardInterrupt:
+                print("\n/exit or Ctrl-D ends the chat", file=sys.stderr)
+                continue
+            if text.strip() in ("/exit", "/quit", "/bye"):
+                return
+            if text.strip():
+                self._take(text)
+
+    def _take(self, text: str) -> None:
+        try:
+            if text.startswith("/"):
+                self._command(text)
+            else:
+                self._answer(text)
+        except ForgeError as error:
+            if not self._terminal:
+                raise
+            show.message("error:", error.message)
+            show.message("hint:", error.hint)
+        except KeyboardInterrupt:
+            if not self._terminal:
+                raise
+            print("\n(interrupted; the message and its answer are forgotten)", file=sys.stderr)
+
+    def _read(self) -> str:
+        lines = [self._line(">>> ")]
+        while lines[-1].endswith("\\"):
+            lines[-1] = lines[-1][:-1]
+            lines.append(self._line("... "))
+        return "\n".join(lines)
+
+    def _line(self, prompt: str) -> str:
+        if self._terminal:
+            return input(prompt)
+        line = sys.stdin.readline()
+        if not line:
+            raise EOFError
+        return line.rstrip("\n")
+
+    def _answer(self, text: str) -> None:
+        from trtforge.serve.request import answer_warnings
+
+        try:
+            answer = self._conversation.answer(text, lambda piece: print(piece, end="", flush=True))
+        finally:
+            print()
+        rate = f", {answer.output_tokens / answer.seconds:.0f} tokens/s" if answer.output_tokens else ""
+        self._last = (
+            f"{answer.input_tokens} tokens in, {answer.output_tokens} out in {answer.seconds:.2f} s, "
+            f"first text after {answer.first_token_seconds * 1000:.0f} ms{rate}"
+        )
+        for warning in answer_warnings(self._conversation.sampling, answer):
+            show.warning(warning)
+
+    def _command(self, text: str) -> None:
+        name, _, rest = text[1:].partition(" ")
+        command = self._commands.get(name)
+        if command is None:
+            raise ForgeError(f"/{name} is not a command", hint="/help lists the commands.")
+        command(rest.strip())
+
+    def _reset(self) -> None:
+        self._conversation.reset()
+        self._say("the messages are forgotten")
+
+    def _system(self, text: str) -> None:
+        if self._conversation.complete and text:
+            raise ForgeError("the served tokenizer has no chat template", hint="Its prompts have no system message.")
+        self._conversation.system = text or None
+        self._reset()
+
+    def _save(self, name: str) -> None:
+        path = _file(name, "/save")
+        self._conversation.save(path)
+        self._say(f"saved to {name}")
+
+    def _load(self, name: str) -> None:
+        path = _file(name, "/load")
+        self._conversation.load(path)
+        self._say(f"{len(self._conversation.messages)} messages")
+
+    def _say(self, text: str) -> None:
+        if not self._quiet:
+            print(text, file=sys.stderr)
+
+
+def _file(name: str, command: str) -> Path:
+    if not name:
+        raise ForgeError(f"{command} without a file", hint=f"For example {command} chat.json.")
+    return Path(name).expanduser()
+
+
+@contextmanager
+def _line_editing() -> "Iterator[None]":
+    """Line editing and a history of this chat, where Python has readline."""
+    try:
+        import readline
+    except ImportError:
+        yield
+        return
+    readline.set_auto_history(True)
+    yield
+    readline.clear_history()

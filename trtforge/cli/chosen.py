@@ -1,0 +1,164 @@
+"""What `trtforge build`, `run` and `init` work on: a recipe, or one that is derived for a model."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from shlex import join, quote
+from typing import TYPE_CHECKING
+
+import typer
+
+from trtforge.core.errors import ForgeError, UsageError
+
+if TYPE_CHECKING:
+    from trtforge.core.recipe import Recipe
+    from trtforge.pipeline.derivation import DerivedRecipe, Wish
+    from trtforge.plan.alternatives import Goal
+
+RECIPE_FILE = "recipe.yaml"
+"""Where a build directory keeps the recipe that was derived for it."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The options that choose formats, layout and hardware; None: not given."""
+
+    quant: str | None = None
+    tp: int | None = None
+    pp: int | None = None
+    ep: int | None = None
+    gpu: str | None = None
+    goal: str | None = None
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """The recipe's keys and values that these options stand for."""
+        values = {
+            "quantization.format": self.quant,
+            "parallel.tp": self.tp,
+            "parallel.pp": self.pp,
+            "parallel.ep": self.ep,
+            "engine.target.gpu": self.gpu,
+        }
+        return tuple(f"{key}={value}" for key, value in values.items() if value is not None)
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The options on a command line."""
+        return tuple(
+            word for name, value in vars(self).items() if value is not None for word in (f"--{name}", str(value))
+        )
+
+    def wish(self) -> "Wish":
+        """As what a recipe is derived from. Raises typer.BadParameter for an unknown goal."""
+        from trtforge.pipeline.derivation import Wish
+        from trtforge.plan.request import Option
+
+        given: dict[Option, object] = {"--quant": self.quant, "--tp": self.tp, "--pp": self.pp, "--ep": self.ep}
+        options = {option: str(value) for option, value in given.items() if value is not None}
+        return Wish(options, self.gpu, _goal(self.goal))
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A recipe to build. `words`: what chooses it again on a command line; `out`: its build directory.
+
+    `lock_directory`: where its lock file is. `text`: the YAML of a derived recipe, which belongs into `out`.
+    """
+
+    recipe: "Recipe"
+    words: tuple[str, ...]
+    out: Path
+    lock_directory: Path
+    text: str | None = None
+
+    @property
+    def named(self) -> str:
+        """`words` as a shell takes them."""
+        return join(self.words)
+
+    @property
+    def command(self) -> str:
+        """The command that builds it."""
+        return f"trtforge build {self.named} --out {quote(str(self.out))}"
+
+    def write(self) -> Path | None:
+        """Write a derived recipe into its build directory; returns its path."""
+        if self.text is None:
+            return None
+        path = self.out / RECIPE_FILE
+        try:
+            self.out.mkdir(parents=True, exist_ok=True)
+            path.write_text(self.text, encoding="utf-8")
+        except OSError as error:
+            raise ForgeError(f"{path}: {error.strerror}", hint="Choose another --out.") from None
+        return path
+
+
+def choose(
+    target: str, choice: Choice, overrides: tuple[str, ...] = (), out: Path | None = None, *, sweeps: bool = False
+) -> Chosen:
+    """The recipe at `target`: a recipe file, a shipped recipe's name, a model, or a build directory.
+
+    `sweeps`: several formats will be built, so the name of a model's build has none. Raises ForgeError if it is none of
+    them, UsageError for --goal with a recipe.
+    """
+    if is_model(target):
+        return _derived(target, choice, overrides, out, sweeps=sweeps)
+    from trtforge.cli.recipes import find
+    from trtforge.core.recipe import load_recipe
+
+    if choice.goal is not None:
+        raise UsageError(
+            "--goal applies to models: a recipe says its formats", hint="Use --quant, or give the model itself."
+        )
+    directory = Path(target)
+    kept = directory / RECIPE_FILE
+    path = kept if kept.is_file() else find(target, models=True)
+    settings = (*choice.settings, *overrides)
+    recipe = load_recipe(path, settings)
+    words = (target, *(word for value in settings for word in ("--set", value)))
+    built = directory if kept.is_file() else Path("build") / recipe.name
+    lock_directory = path.parent if Path(target).exists() else Path()
+    return Chosen(recipe, words, out or built, lock_directory)
+
+
+def is_model(target: str) -> bool:
+    """Whether `target` names a Hugging Face model: a directory with config.json, or a hub id that is no path here."""
+    path = Path(target)
+    if path.is_dir():
+        return (path / "config.json").is_file()
+    return not path.exists() and target.count("/") == 1 and not _is_path(target)
+
+
+def derived(target: str, choice: Choice, name: str | None = None) -> "DerivedRecipe":
+    """The recipe derived for a model."""
+    from trtforge.pipeline.derivation import derive
+
+    return derive(target, choice.wish(), name=name)
+
+
+def _derived(target: str, choice: Choice, overrides: tuple[str, ...], out: Path | None, *, sweeps: bool) -> Chosen:
+    from trtforge.pipeline.derivation import recipe_name
+
+    found = derived(target, choice, recipe_name(target, "none") if sweeps else None)
+    recipe = found.recipe(overrides)
+    directory = out or Path("build") / recipe.name
+    words = (target, *choice.words, *(word for value in overrides for word in ("--set", value)))
+    text = found.text(f"trtforge build {join((str(directory / RECIPE_FILE), '--out', str(directory)))}", directory)
+    return Chosen(recipe, words, directory, directory, text)
+
+
+def _is_path(target: str) -> bool:
+    from trtforge.formats.hf import is_path
+
+    return is_path(target)
+
+
+def _goal(name: str | None) -> "Goal | None":
+    from trtforge.plan.alternatives import GOALS
+
+    found: Mapping[str, Goal] = {goal: goal for goal in GOALS}
+    if name is not None and name not in found:
+        raise typer.BadParameter(f"{name} is not a goal: {', '.join(GOALS)}", param_hint="--goal")
+    return None if name is None else found[name]

@@ -1,0 +1,74 @@
+"""`trtforge compare`: builds side by side."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trtforge.cli import show
+from trtforge.cli.options import Json, Verbose
+from trtforge.core.errors import ForgeError
+
+if TYPE_CHECKING:
+    from trtforge.pipeline.compare import Compared
+
+_WIDEST_NAME = 24
+
+
+def compare(
+    builds: Annotated[
+        list[Path], typer.Argument(metavar="BUILD...", help="Build directories, two or more.", show_default=False)
+    ],
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Also write the comparison as an HTML page.")
+    ] = None,
+    json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Compare builds: size, quality, times.
+
+    The reports of the builds are read; nothing is built or run. Speeds are the plan's estimates for the target GPU.
+
+    Example: trtforge compare build/demo-fp8 build/demo-int4awq --html comparison.html
+    """
+    from trtforge.pipeline.compare import compared
+
+    found = compared(builds)
+    if html is not None:
+        write_comparison(html, found)
+    if json:
+        show.as_json({"builds": [build.as_json() for build in found]})
+    else:
+        show_comparison(found)
+
+
+def show_comparison(builds: "Sequence[Compared]") -> None:
+    """Print the builds as columns, as many beside one another as fit the width."""
+    width = show.width()
+    titles = ["", *builds[0].figures]
+    columns = [[show.shortened(build.name, _WIDEST_NAME), *build.figures.values()] for build in builds]
+    known = [row for row in range(len(titles)) if row == 0 or any(column[row] != "-" for column in columns)]
+    first = max(map(len, titles))
+    while columns:
+        fitting, used = 0, first
+        for column in columns:
+            used += 2 + max(map(len, column))
+            if fitting and used > width:
+                break
+            fitting += 1
+        shown, columns = columns[:fitting], columns[fitting:]
+        rows = [[titles[row], *(column[row] for column in shown)] for row in known]
+        print("\n".join(show.columns(rows, right=range(1, fitting + 1))))
+        if columns:
+            print()
+
+
+def write_comparison(path: Path, builds: "Sequence[Compared]") -> None:
+    """Write the comparison as an HTML page. Raises ForgeError if it cannot be written."""
+    from trtforge.pipeline.report_pages import compare_page
+
+    try:
+        path.write_text(compare_page(builds), encoding="utf-8")
+    except OSError as error:
+        raise ForgeError(f"{path}: {error.strerror}", hint="Choose a file in a directory that exists.") from None

@@ -1,0 +1,86 @@
+"""`trtforge gateway`: OpenAI's API over repositories that are served elsewhere."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trtforge.cli.options import ENDPOINTS, Verbose, from_options
+from trtforge.core import defaults
+
+_MODELS = "Models"
+
+
+def gateway(
+    backend: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            rich_help_panel=_MODELS,
+            help="gRPC endpoint of a server; several of the same models share the load. Repeatable.",
+            show_default=defaults.GRPC_URL,
+        ),
+    ] = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            rich_help_panel=_MODELS,
+            help="Text model to offer; repeatable. Default: those that the server lists, else ensemble.",
+        ),
+    ] = None,
+    served_model_name: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            rich_help_panel=_MODELS,
+            help="Name of the first model for clients, beside its own.",
+            show_default=False,
+        ),
+    ] = None,
+    host: Annotated[
+        str, typer.Option(metavar="ADDRESS", rich_help_panel=ENDPOINTS, help="Address to listen on.")
+    ] = defaults.LOOPBACK,
+    port: Annotated[
+        int, typer.Option(min=1, max=65535, metavar="PORT", rich_help_panel=ENDPOINTS, help="Port to listen on.")
+    ] = defaults.GATEWAY_PORT,
+    api_key_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            rich_help_panel=ENDPOINTS,
+            help="API keys, one per line; clients must send one of them.",
+            show_default=False,
+        ),
+    ] = None,
+    drain_timeout: Annotated[
+        float, typer.Option(min=0, metavar="SECONDS", help="Time for running requests to finish after a signal.")
+    ] = defaults.DRAIN_TIMEOUT,
+    verbose: Verbose = False,
+) -> None:
+    """Offer OpenAI's API for text models that Triton serves elsewhere.
+
+    Prints `openai=http://HOST:PORT/v1` when it listens. Needs `pip install 'trtforge[openai]'`.
+
+    Example: trtforge gateway --backend gpu1:8001 --backend gpu2:8001 --served-model-name llama
+    """
+    from trtforge.core.packages import require_openai
+    from trtforge.gateway.config import GatewayConfig
+
+    require_openai("trtforge gateway")
+    from trtforge.gateway.server import run
+
+    config = from_options(
+        GatewayConfig,
+        {
+            "backends": tuple(backend or (defaults.GRPC_URL,)),
+            "models": tuple(model or ()),
+            "served_model_name": served_model_name,
+            "host": host,
+            "port": port,
+            "api_key_file": api_key_file,
+            "drain_timeout": drain_timeout,
+        },
+        "gateway",
+    )
+    run(config, lambda: print(f"openai=http://{config.address}/v1", flush=True))

@@ -1,0 +1,56 @@
+"""`trtforge init`: write the recipe that suits a model."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trtforge.cli import show
+from trtforge.cli.chosen import Choice, derived, is_model
+from trtforge.cli.options import Ep, GoalName, GpuName, Json, Pp, Quant, Tp, Verbose
+from trtforge.core.errors import ForgeError, Repair
+from trtforge.core.nearest import nearest_directory
+
+
+def init(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Model directory or hub id.", show_default=False)],
+    file: Annotated[
+        Path | None,
+        typer.Argument(metavar="[FILE]", help="The new recipe; must not exist.", show_default="MODEL-FORMAT.yaml"),
+    ] = None,
+    quant: Quant = None,
+    tp: Tp = None,
+    pp: Pp = None,
+    ep: Ep = None,
+    gpu: GpuName = None,
+    goal: GoalName = None,
+    json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Write a recipe for a model, with a comment on each choice.
+
+    What is not given is chosen as `trtforge plan --alternatives` ranks it for the GPU and the goal.
+
+    Example: trtforge init Qwen/Qwen2.5-7B-Instruct --gpu h100-80gb --goal throughput
+    """
+    import re
+
+    if not is_model(model):
+        near = nearest_directory(Path(model))
+        raise ForgeError(
+            f"{model}: neither a model directory (with config.json) nor a hub id (owner/name)",
+            hint=f"Did you mean {near}?" if near else "Give a model; `trtforge recipes copy` copies a recipe.",
+        ).repaired_by(Repair(model, str(near)) if near else None)
+    name = None if file is None else re.sub(r"[^A-Za-z0-9._-]+", "-", file.stem).lstrip("._-") or None
+    found = derived(model, Choice(quant, tp, pp, ep, gpu, goal), name)
+    recipe = found.recipe()
+    path = file or Path(f"{recipe.name}.yaml")
+    try:
+        with path.open("x", encoding="utf-8") as target:
+            target.write(found.text(f"trtforge build {path}", path.parent))
+    except OSError as error:
+        raise ForgeError(f"{path}: {error.strerror}", hint="Choose a file that does not exist yet.") from None
+    if json:
+        show.as_json({"recipe": str(path), "reasons": dict(found.reasons), "next": f"trtforge build {path}"})
+    else:
+        print(f"{show.path(path)} written; next: trtforge build {path}")

@@ -1,0 +1,15 @@
+"""A build directory is accepted wherever one of its artifacts is, and a repository where its engine is."""
+
+from pathlib import Path
+
+from trtforge.core.manifest import FILE_NAME, Stage
+
+
+def artifact_at(place: Path, *stages: Stage) -> Path:
+    """`place`, or its first artifact of these stages that exists, if it is a build directory or holds an engine."""
+    if (place / "config.json").is_file():
+        return place
+    inside = [place / stage for stage in stages if not (place / FILE_NAME).is_file()]
+    if "engine" in stages and "repository" not in stages:
+        inside += sorted(place.glob("*tensorrt_llm/1/engine"))
+    return next((found for found in inside if (found / FILE_NAME).is_file()), place)

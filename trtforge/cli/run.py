@@ -1,0 +1,87 @@
+"""`trtforge run`: build what is missing, serve it, open a chat."""
+
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trtforge.cli import completion
+from trtforge.cli.build import How, build_chosen
+from trtforge.cli.chat import System, talk
+from trtforge.cli.chosen import Choice, choose
+from trtforge.cli.options import (
+    Ep,
+    GoalName,
+    GpuName,
+    MaxTokens,
+    Pp,
+    Quant,
+    Quiet,
+    Seed,
+    Set,
+    Temperature,
+    TopK,
+    TopP,
+    Tp,
+    Verbose,
+)
+from trtforge.core import defaults
+from trtforge.core.errors import UsageError
+
+
+def run(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL_OR_BUILD",
+            autocompletion=completion.recipes,
+            help="Model directory, hub id, recipe, or a build directory.",
+            show_default=False,
+        ),
+    ],
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Build directory.", show_default="build/<recipe>")
+    ] = None,
+    quant: Quant = None,
+    tp: Tp = None,
+    pp: Pp = None,
+    ep: Ep = None,
+    gpu: GpuName = None,
+    goal: GoalName = None,
+    set_: Set = None,
+    system: System = None,
+    max_tokens: MaxTokens = 512,
+    temperature: Temperature = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    seed: Seed = None,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Build a model if that was not done, serve it, and chat with it.
+
+    The server ends with the chat. `trtforge serve` keeps one running.
+
+    Example: trtforge run Qwen/Qwen2.5-0.5B-Instruct --quant int4_awq
+
+    Example: trtforge run build/demo-int4awq
+    """
+    from trtforge.cli.places import artifact_at
+    from trtforge.serve.client import Sampling
+
+    choice = Choice(quant, tp, pp, ep, gpu, goal)
+    overrides = tuple(set_ or ())
+    directory = Path(target)
+    if (directory / "repository").is_dir() and not choice.words and not overrides:
+        build = artifact_at(directory, "repository")
+    else:
+        if quant is not None and "," in quant:
+            raise UsageError(f"--quant {quant}: run takes one format", hint="Use `trtforge build` for several.")
+        asked = choose(target, choice, overrides, out)
+        with redirect_stdout(sys.stderr):  # only answers are data here
+            build_chosen(asked, How(quiet=quiet))
+        build = asked.out
+    sampling = Sampling(max_tokens, temperature, top_k, top_p, seed, finish_reason=True)
+    talk(defaults.GRPC_URL, build, None, system, sampling, quiet=quiet)

@@ -1,0 +1,102 @@
+"""`trtforge build --quant F,F…`: one build in each format, then their comparison."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trtforge.cli import show
+from trtforge.core.errors import ForgeError
+
+if TYPE_CHECKING:
+    from trtforge.compile.stage import CompileOptions
+    from trtforge.core.recipe import Recipe
+    from trtforge.pipeline.report import BuildReport
+    from trtforge.pipeline.stages import StageName
+    from trtforge.pipeline.sweep import Attempt
+
+COMPARISON = "comparison.html"
+
+
+def build_each(
+    recipe: "Recipe",
+    formats: Sequence[str],
+    out: Path,
+    *,
+    first: "StageName" = "calibrate",
+    last: "StageName" = "package",
+    named: str = "",
+    options: "CompileOptions | None" = None,
+    force: bool = False,
+    quiet: bool = False,
+    json: bool = False,
+) -> None:
+    """Build `recipe` in each of `formats` in `out`/FORMAT, print the comparison and write `out`/comparison.html.
+
+    `named`: the recipe and its overrides as given on the command line, without --quant. A failed build does not stop
+    the others. Raises UsageError for an unknown or repeated format before the first build, and ForgeError at the end
+    if any build failed. With `json` one object is printed: builds (as `trtforge compare --json`), failed, comparison.
+    """
+    from trtforge.cli.build_view import BuildView
+    from trtforge.pipeline.sweep import Variant, sweep, variants
+
+    planned = variants(recipe, formats, out)
+    silent = quiet or json
+
+    def build(variant: Variant) -> "BuildReport":
+        with BuildView(quiet=silent) as view:
+            view.header(variant.recipe, variant.out)
+            from trtforge.compile.stage import CompileOptions  # these imports take longer than the header may
+            from trtforge.pipeline.build import Build
+            from trtforge.pipeline.stages import selected
+
+            run = Build(
+                variant.recipe,
+                variant.out,
+                view.progress,
+                force=force,
+                named=f"{named or recipe.name} --set quantization.format={variant.format}",
+                options=options or CompileOptions(),
+            )
+            return run.run(selected(variant.recipe, first, last), view.started, view.finished)
+
+    attempts = sweep(planned, build, lambda attempt: _say(attempt, quiet=silent))
+    _show(attempts, out, json=json)
+    failed = [attempt.variant.format for attempt in attempts if attempt.error is not None]
+    if failed:
+        raise ForgeError(
+            f"{len(failed)} of {len(attempts)} builds failed: {', '.join(failed)}",
+            hint="The errors are above. Run the same command again to resume; what is complete is skipped.",
+        )
+
+
+def _say(attempt: "Attempt", *, quiet: bool) -> None:
+    if attempt.error is not None:
+        show.message("error:", f"{attempt.variant.format}: {attempt.error.message}")
+        show.message("hint:", attempt.error.hint)
+    elif not quiet:
+        show.message("built", show.path(attempt.variant.out))
+
+
+def _show(attempts: "Sequence[Attempt]", out: Path, *, json: bool) -> None:
+    """Compare the builds that have a report, those that fail the gate included."""
+    from trtforge.cli.compare import show_comparison, write_comparison
+    from trtforge.pipeline.build import GateError
+    from trtforge.pipeline.compare import Compared
+    from trtforge.pipeline.record import read_record
+
+    reported = [each.variant for each in attempts if each.error is None or isinstance(each.error, GateError)]
+    found = [Compared.of(variant.format, variant.out, read_record(variant.out)) for variant in reported]
+    page = out / COMPARISON
+    if found:
+        write_comparison(page, found)
+    if json:
+        failed = [
+            {"format": each.variant.format, "error": each.error.message, "hint": each.error.hint}
+            for each in attempts
+            if each.error is not None
+        ]
+        builds = [build.as_json() for build in found]
+        show.as_json({"builds": builds, "failed": failed, "comparison": str(page) if found else None})
+    elif found:
+        show_comparison(found)
+        print(f"comparison: {show.path(page)}")

@@ -1,0 +1,68 @@
+"""Figures as people read them: sizes, durations, counts of parameters; None is a dash."""
+
+_UNITS = ("B", "kB", "MB", "GB", "TB")
+_COUNTS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K"))
+ABSENT = "-"
+
+
+def size(count: int | None) -> str:
+    """Bytes in decimal units with three significant digits: 4.07 MB."""
+    if count is None:
+        return ABSENT
+    value, unit = float(count), 0
+    while value >= 1000 and unit < len(_UNITS) - 1:
+        value, unit = value / 1000, unit + 1
+    return f"{value:.3g} {_UNITS[unit]}" if value < 1000 else f"{value:.0f} {_UNITS[unit]}"
+
+
+def duration(seconds: float | None) -> str:
+    """0.1 s, 42.3 s, 3 min 20 s, 2 h 05 min."""
+    if seconds is None:
+        return ABSENT
+    if seconds < 99.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02} min"
+
+
+def parameters(count: int | None) -> str:
+    """4.2 M, 8.03 B, 405 B."""
+    if count is None:
+        return ABSENT
+    for scale, letter in _COUNTS:
+        if count >= scale:
+            return f"{count / scale:.3g} {letter}"
+    return str(count)
+
+
+def ratio(times: float | None) -> str:
+    """How many times smaller something is: 1.76 times smaller, the same size, 1.02 times larger."""
+    if times is None:
+        return ABSENT
+    if round(times, 2) == 1 or times <= 0:
+        return "the same size"
+    return f"{times:.3g} times smaller" if times > 1 else f"{1 / times:.3g} times larger"
+
+
+def change(relative: float | None) -> str:
+    """A relative change with its sign: +0.40%."""
+    return ABSENT if relative is None else f"{relative:+.2%}"
+
+
+def share(value: float | None) -> str:
+    """A share: 93.28%."""
+    return ABSENT if value is None else f"{value:.2%}"
+
+
+def perplexity(value: float | None) -> str:
+    """A perplexity with three decimals; a huge one with three digits."""
+    if value is None:
+        return ABSENT
+    return f"{value:.3f}" if value < 1e5 else f"{value:.3g}"
+
+
+def number(value: float | None, digits: int = 4) -> str:
+    """A number with so many significant digits."""
+    return ABSENT if value is None else f"{value:.{digits}g}"

@@ -1,0 +1,37 @@
+"""The sliding windows of a checkpoint's or engine's config.json, and how TensorRT-LLM's executor takes them."""
+
+from collections.abc import Sequence
+
+from trtforge.formats.checkpoint_keys import integer, numbers
+from trtforge.formats.trtllm import CheckpointConfig
+
+
+def attention_window(config: CheckpointConfig, layer: int) -> int | None:
+    """Tokens that layer `layer` of the whole model attends to, the current one included; None: all.
+
+    `sliding_window_layers` lists the layers with a window; without it, every layer but each
+    `_sliding_window_pattern`-th one has it (Gemma 3), or every layer.
+    """
+    window = integer(config, "sliding_window") or None
+    chosen = numbers(config, "sliding_window_layers")
+    pattern = integer(config, "_sliding_window_pattern")
+    slides = layer in chosen if chosen is not None else not pattern or (layer + 1) % pattern != 0
+    return window if slides else None
+
+
+def attention_windows(config: CheckpointConfig) -> tuple[int | None, ...]:
+    """The window of every layer."""
+    return tuple(attention_window(config, layer) for layer in range(config.num_hidden_layers))
+
+
+def executor_windows(windows: Sequence[int | None], max_seq_len: int) -> tuple[int, ...]:
+    """The windows as `max_attention_window_size` has them: one for each layer, one for all, or none.
+
+    TensorRT engines do not contain them: the executor takes them when it loads the engine, and without them every
+    layer attends to all tokens. A layer without a window gets `max_seq_len`.
+    Source: docs/model_config.md of tensorrtllm_backend, `max_attention_window_size`; examples/gemma/README.md.
+    """
+    sizes = tuple(min(window or max_seq_len, max_seq_len) for window in windows)
+    if all(size == max_seq_len for size in sizes):
+        return ()
+    return sizes[:1] if len(set(sizes)) == 1 else sizes

@@ -1,0 +1,243 @@
+"""Answers in OpenAI's form: whole, and as events of a stream.
+
+Written as JSON text directly: a stream has an event for every few tokens, and validating each with the classes of
+`openai.types` would take longer than sending it. The tests parse every kind of answer strictly with those classes.
+"""
+
+import codecs
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from trtforge.gateway.generation import Choice, Usage
+from trtforge.gateway.request import TokenScore, TopToken
+from trtforge.gateway.sequence import Delta
+
+DONE = b"data: [DONE]\n\n"
+
+
+class Answer(Protocol):
+    """The form of the answers of one endpoint."""
+
+    def whole(self, choices: Sequence[Choice], usage: Usage | None) -> bytes:
+        """The body of an answer that is not streamed."""
+
+    def events(self, delta: Delta) -> bytes:
+        """The server-sent events for a delta."""
+
+    def usage_event(self, usage: Usage | None) -> bytes:
+        """The last event of a stream whose client asked for usage."""
+
+
+class ChatAnswer:
+    """/v1/chat/completions. `with_usage`: every event but the last has a null usage, as OpenAI's have."""
+
+    def __init__(self, model: str, *, with_usage: bool, logprobs: bool) -> None:
+        self._head = _head("chatcmpl", model)
+        self._logprobs = logprobs
+        self._begin = _beginning(self._head | {"object": "chat.completion.chunk"})
+        self._end = _ending(with_usage=with_usage)
+        self._begun: set[int] = set()
+
+    def whole(self, choices: Sequence[Choice], usage: Usage | None) -> bytes:
+        """See Answer."""
+        found = [
+            {
+                "index": index,
+                "message": {"role": "assistant", "content": choice.text, "refusal": None},
+                "logprobs": self._scores(choice.logprobs),
+                "finish_reason": choice.finish_reason,
+            }
+            for index, choice in enumerate(choices)
+        ]
+        return _encode(self._head | {"object": "chat.completion", "choices": found} | _usage(usage))
+
+    def events(self, delta: Delta) -> bytes:
+        """See Answer."""
+        text = b""
+        if delta.text or delta.logprobs or delta.index not in self._begun:
+            role = "" if delta.index in self._begun else '"role":"assistant",'
+            self._begun.add(delta.index)
+            scores = json.dumps(self._scores(delta.logprobs)) if self._logprobs else "null"
+            choice = (
+                f'{{"index":{delta.index},"delta":{{{role}"content":{json.dumps(delta.text)}}},'
+                f'"logprobs":{scores},"finish_reason":null}}'
+            )
+            text = self._event(choice)
+        if delta.finish_reason is not None:
+            reason = json.dumps(delta.finish_reason)
+            text += self._event(f'{{"index":{delta.index},"delta":{{}},"logprobs":null,"finish_reason":{reason}}}')
+        return text
+
+    def usage_event(self, usage: Usage | None) -> bytes:
+        """See Answer."""
+        values = self._head | {"object": "chat.completion.chunk", "choices": []} | _usage(usage)
+        return b"data: " + _encode(values) + b"\n\n"
+
+    def _event(self, choice: str) -> bytes:
+        return f"data: {self._begin}{choice}{self._end}\n\n".encode()
+
+    def _scores(self, scores: Sequence[TokenScore]) -> Mapping[str, object] | None:
+        if not self._logprobs:
+            return None
+        content = [_chat_score(score) | {"top_logprobs": list(map(_chat_score, _top(score)))} for score in scores]
+        return {"content": content, "refusal": None}
+
+
+class CompletionAnswer:
+    """/v1/completions. `echoes`: the prompt's text by choice, if it is returned too; empty: it comes from scores."""
+
+    def __init__(self, model: str, *, with_usage: bool, logprobs: int | None, echo: bool, nothing_new: bool) -> None:
+        self._head = _head("cmpl", model) | {"object": "text_completion"}
+        self._begin = _beginning(self._head)
+        self._end = _ending(with_usage=with_usage)
+        self._logprobs = logprobs
+        self._echo = echo
+        self._nothing_new = nothing_new
+        self._scores: dict[int, CompletionScores] = {}
+        self._prompts: dict[int, tuple[str | None, Sequence[TokenScore]]] = {}
+
+    def set_prompt(self, index: int, text: str | None, scores: Sequence[TokenScore]) -> None:
+        """The prompt of a choice, before its first event. `text` None: a prompt of token ids, known by its scores."""
+        if index not in self._prompts:
+            self._prompts[index] = (text, scores)
+
+    def whole(self, choices: Sequence[Choice], usage: Usage | None) -> bytes:
+        """See Answer."""
+        found = []
+        for index, choice in enumerate(choices):
+            text, scores = self._with_prompt(index, choice.text, choice.logprobs)
+            found.append(
+                {
+                    "index": index,
+                    "text": text,
+                    "logprobs": self._scores_of(index, scores),
+                    "finish_reason": "length" if self._nothing_new else choice.finish_reason,
+                }
+            )
+        return _encode(self._head | {"choices": found} | _usage(self._counted(usage)))
+
+    def events(self, delta: Delta) -> bytes:
+        """See Answer."""
+        text, scores = self._with_prompt(delta.index, delta.text, delta.logprobs)
+        reason = "length" if self._nothing_new and delta.finish_reason is not None else delta.finish_reason
+        if not text and not scores and reason is None:
+            return b""
+        logprobs = json.dumps(self._scores_of(delta.index, scores)) if scores else "null"
+        choice = (
+            f'{{"index":{delta.index},"text":{json.dumps(text)},"logprobs":{logprobs},'
+            f'"finish_reason":{json.dumps(reason)}}}'
+        )
+        return f"data: {self._begin}{choice}{self._end}\n\n".encode()
+
+    def usage_event(self, usage: Usage | None) -> bytes:
+        """See Answer."""
+        return b"data: " + _encode(self._head | {"choices": []} | _usage(self._counted(usage))) + b"\n\n"
+
+    def _counted(self, usage: Usage | None) -> Usage | None:
+        return Usage(usage.prompt_tokens, 0) if usage is not None and self._nothing_new else usage
+
+    def _with_prompt(self, index: int, text: str, scores: Sequence[TokenScore]) -> tuple[str, Sequence[TokenScore]]:
+        """Text and scores with those of the prompt before a choice's first ones."""
+        if self._nothing_new:
+            text, scores = "", ()
+        if not self._echo or index in self._scores:
+            return text, scores
+        prompt, prompt_scores = self._prompts.get(index, ("", ()))
+        scored = _joined(prompt_scores)
+        before = scored if prompt is None else prompt
+        # The scores of a text begin with those of special tokens that the tokenizer put before it.
+        self._scores[index] = CompletionScores(len(before) - len(scored) if scored.endswith(before) else 0)
+        return before + text, [*prompt_scores, *scores] if self._logprobs is not None else ()
+
+    def _scores_of(self, index: int, scores: Sequence[TokenScore]) -> Mapping[str, object] | None:
+        if self._logprobs is None:
+            return None
+        return self._scores.setdefault(index, CompletionScores()).take(scores, self._logprobs)
+
+
+class CompletionScores:
+    """The scores of one choice in the form of /v1/completions, with the offset of each token in its text.
+
+    `start`: the first token's offset, negative if it is not part of the text.
+    """
+
+    def __init__(self, start: int = 0) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._offset = start
+
+    def take(self, scores: Sequence[TokenScore], top: int) -> Mapping[str, object]:
+        """The form of the following tokens."""
+        offsets = []
+        for score in scores:
+            offsets.append(max(0, self._offset))
+            self._offset += len(self._decoder.decode(bytes(score["bytes"])))
+        return {
+            "text_offset": offsets,
+            "token_logprobs": [score["logprob"] for score in scores],
+            "tokens": [_named(score) for score in scores],
+            "top_logprobs": [_alternatives(score) for score in scores] if top else None,
+        }
+
+
+def _named(token: TokenScore | TopToken) -> str:
+    """A token's text; its bytes if they are a part of a character, as OpenAI writes them."""
+    try:
+        return bytes(token["bytes"]).decode() or token["token"]
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token["bytes"])
+
+
+def _alternatives(score: TokenScore) -> Mapping[str, float]:
+    """The likely tokens at one position, the chosen one among them; empty for the first token of a prompt."""
+    if score["logprob"] is None:
+        return {}
+    found: dict[str, float] = {}
+    for token in _top(score):
+        found.setdefault(_named(token), token["logprob"])
+    found.setdefault(_named(score), score["logprob"])
+    return found
+
+
+def _chat_score(score: TokenScore | TopToken) -> dict[str, object]:
+    return {"token": score["token"], "bytes": score["bytes"], "logprob": score["logprob"]}
+
+
+def _top(score: TokenScore) -> Sequence[TopToken]:
+    return score.get("top_logprobs") or ()
+
+
+def _joined(scores: Sequence[TokenScore]) -> str:
+    return b"".join(bytes(score["bytes"]) for score in scores).decode(errors="replace")
+
+
+def _head(prefix: str, model: str) -> dict[str, Any]:
+    return {"id": f"{prefix}-{os.urandom(12).hex()}", "created": int(time.time()), "model": model}
+
+
+def _beginning(head: Mapping[str, object]) -> str:
+    return f'{json.dumps(head, separators=(",", ":"))[:-1]},"choices":['
+
+
+def _ending(*, with_usage: bool) -> str:
+    return '],"usage":null}' if with_usage else "]}"
+
+
+def _usage(usage: Usage | None) -> dict[str, object]:
+    """Nothing if the server behind does not count tokens."""
+    if usage is None:
+        return {}
+    total = usage.prompt_tokens + usage.completion_tokens
+    return {
+        "usage": {
+            "prompt_tokens": usage.prompt_tokens,
+            "completion_tokens": usage.completion_tokens,
+            "total_tokens": total,
+        }
+    }
+
+
+def _encode(values: Mapping[str, object]) -> bytes:
+    return json.dumps(values, separators=(",", ":")).encode()

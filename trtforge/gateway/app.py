@@ -1,0 +1,90 @@
+"""The gateway as an ASGI application: routes, and errors of routing in OpenAI's form."""
+
+import json
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from starlette.exceptions import HTTPException
+
+from trtforge.gateway.errors import ApiError
+from trtforge.gateway.exchange import Exchange, Receive, Scope, Send
+from trtforge.gateway.metrics import CONTENT_TYPE
+from trtforge.gateway.service import Service
+
+
+class Answering(Response):
+    """A response that one of the service's endpoints sends by itself."""
+
+    def __init__(self, service: Service, act: Callable[[Exchange], Awaitable[None]]) -> None:
+        self._service = service
+        self._act = act
+        self.background = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See Response."""
+        await self._act(Exchange(scope, receive, send, self._service.limits))
+
+
+def make_app(service: Service) -> FastAPI:
+    """The application of a service."""
+    app = FastAPI(title="trtforge gateway", docs_url=None, redoc_url=None, openapi_url=None)
+    app.add_exception_handler(HTTPException, _routing_error)
+
+    @app.post("/v1/chat/completions")
+    async def chat() -> Response:
+        return Answering(service, service.chat)
+
+    @app.post("/v1/completions")
+    async def completions() -> Response:
+        return Answering(service, service.completion)
+
+    @app.get("/v1/models")
+    async def models(request: Request) -> Response:
+        async def find() -> object:
+            return {"object": "list", "data": await service.models()}
+
+        return await _reply(service, request, find)
+
+    @app.get("/v1/models/{name:path}")
+    async def model(request: Request, name: str) -> Response:
+        return await _reply(service, request, lambda: service.model(name))
+
+    @app.get("/health")
+    async def health() -> Response:
+        return Response(b"{}", media_type="application/json")
+
+    @app.get("/health/ready")
+    async def ready() -> Response:
+        is_ready = await service.router.ready()
+        status = HTTPStatus.OK if is_ready else HTTPStatus.SERVICE_UNAVAILABLE
+        return Response(json.dumps({"ready": is_ready}).encode(), status, media_type="application/json")
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return Response(service.metrics.text(), headers={"content-type": CONTENT_TYPE})
+
+    return app
+
+
+async def _reply(service: Service, request: Request, find: Callable[[], Awaitable[object]]) -> Response:
+    """The JSON of what `find` returns, or its error, if the client may ask."""
+    try:
+        service.authorise(dict(request.headers.raw))
+        return Response(json.dumps(await find()).encode(), media_type="application/json")
+    except ApiError as error:
+        return _error_response(error)
+
+
+async def _routing_error(request: Request, error: Exception) -> Response:
+    """An unknown path, or another method than the path's."""
+    assert isinstance(error, HTTPException)
+    headers: dict[str, str] = dict(error.headers or {})
+    message = f"there is no {request.method[:16]} {request.url.path[:100]}; see /v1/models, /v1/chat/completions"
+    return _error_response(ApiError(error.status_code, message, headers=headers))
+
+
+def _error_response(error: ApiError) -> Response:
+    values: dict[str, Any] = {"status_code": error.status, "media_type": "application/json"}
+    return Response(error.body(), headers=error.headers, **values)

@@ -1,0 +1,52 @@
+"""What the gateway needs of a server of text models; routers, caches and batch tiers can stand in for one."""
+
+from collections.abc import AsyncGenerator, Mapping, Set
+from dataclasses import dataclass
+from typing import Protocol
+
+from trtforge.gateway.request import Piece, TextRequest
+
+GONE = "GONE"
+"""Code of a backend that cannot be reached or that ended: another one may serve the request."""
+
+
+class BackendError(Exception):
+    """A request that a backend did not serve. `code`: a gRPC status, or GONE; None: unknown."""
+
+    def __init__(self, message: str, code: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.code = code
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A text model: the data type of each input by name, and the names of its outputs."""
+
+    name: str
+    inputs: Mapping[str, str]
+    outputs: Set[str] = frozenset()
+
+    @property
+    def is_text_model(self) -> bool:
+        """Whether it takes and returns text."""
+        return "text_input" in self.inputs and "text_output" in self.outputs
+
+
+class Backend(Protocol):
+    """A server of text models."""
+
+    async def models(self) -> tuple[ServedModel, ...]:
+        """Its text models, the main one first. Raises BackendError."""
+
+    async def ready(self) -> bool:
+        """Whether it can serve now."""
+
+    def generate(self, request: TextRequest) -> AsyncGenerator[Piece, None]:
+        """The pieces of one request as they arrive. Closing the generator cancels the request.
+
+        Raises BackendError.
+        """
+
+    async def close(self) -> None:
+        """Close its connections."""

@@ -1,0 +1,39 @@
+"""What a gateway serves and where it listens."""
+
+import re
+from pathlib import Path
+
+from pydantic import Field, field_validator
+
+from trtforge.core import defaults
+from trtforge.core.config_model import Config
+
+_ADDRESS = re.compile(r"(?:[\w.-]+|\[[0-9a-fA-F:.]+\]):\d{1,5}", re.ASCII)
+
+
+class GatewayConfig(Config):
+    """The options of `trtforge gateway`."""
+
+    backends: tuple[str, ...] = Field(min_length=1, description="HOST:PORT of each server's gRPC endpoint.")
+    models: tuple[str, ...] = Field((), description="Text models; empty: those that the servers list.")
+    served_model_name: str | None = Field(None, min_length=1, description="Another name of the first model.")
+    host: str = Field(defaults.LOOPBACK, description="Address to listen on.")
+    port: int = Field(defaults.GATEWAY_PORT, ge=1, le=65535, description="Port to listen on.")
+    api_key_file: Path | None = Field(None, description="API keys, one per line; clients must send one.")
+    drain_timeout: float = Field(
+        defaults.DRAIN_TIMEOUT, ge=0, description="Seconds that running requests may take after SIGTERM."
+    )
+
+    @field_validator("backends")
+    @classmethod
+    def _are_addresses(cls, backends: tuple[str, ...]) -> tuple[str, ...]:
+        for backend in backends:
+            if _ADDRESS.fullmatch(backend) is None:
+                raise ValueError(f"{backend!r} is not HOST:PORT, the address of a gRPC endpoint without scheme")
+        return backends
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT for clients on this machine."""
+        host = "127.0.0.1" if self.host in ("0.0.0.0", "::") else self.host
+        return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"

@@ -1,0 +1,116 @@
+"""The fields of a request's JSON, checked. Every error names the field, as OpenAI's errors do. null means absent."""
+
+import math
+from collections.abc import Collection, Mapping
+from difflib import get_close_matches
+from typing import Any
+
+from trtforge.core.errors import ForgeError
+from trtforge.core.json_text import parse_json
+from trtforge.gateway.errors import ApiError, bad_request
+from trtforge.gateway.limits import GatewayLimits
+
+INT64 = 1 << 63
+
+
+class Fields:
+    """The object in a request's body. `known`: names that are accepted, with or without effect."""
+
+    def __init__(self, values: Mapping[str, Any], known: Collection[str]) -> None:
+        self._values = {name: value for name, value in values.items() if value is not None}
+        for name in self._values:
+            if name not in known:
+                raise _unknown(name, known)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._values
+
+    def get(self, name: str) -> Any:
+        """The value as it is; None if absent."""
+        return self._values.get(name)
+
+    def text(self, name: str) -> str:
+        """A required, non-empty string."""
+        value = self._values.get(name)
+        if value is None:
+            raise bad_request(f"you must provide the parameter {name}", name)
+        if not isinstance(value, str) or not value:
+            raise wrong(name, "a non-empty string", value)
+        return value
+
+    def flag(self, name: str) -> bool:
+        """A boolean, false if absent."""
+        value = self._values.get(name, False)
+        if not isinstance(value, bool):
+            raise wrong(name, "true or false", value)
+        return value
+
+    def integer(self, name: str, low: int, high: int) -> int | None:
+        """A whole number in the range; None if absent."""
+        value = self._values.get(name)
+        if value is None:
+            return None
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise wrong(name, f"a whole number from {low} to {high}", value)
+        return value
+
+    def number(self, name: str, low: float, high: float) -> float | None:
+        """A finite number in the range; None if absent."""
+        value = self._values.get(name)
+        return None if value is None else number_in(name, value, low, high)
+
+    def object(self, name: str) -> Mapping[str, Any]:
+        """An object, empty if absent."""
+        value = self._values.get(name, {})
+        if not isinstance(value, dict):
+            raise wrong(name, "an object", value)
+        return value
+
+
+def read_body(body: bytes, limits: GatewayLimits) -> Mapping[str, Any]:
+    """The object in a body. Raises ApiError (400)."""
+    try:
+        document = parse_json(body, "the body", hint="", values=limits.json_values)
+    except ForgeError as error:
+        raise bad_request(error.message) from None
+    if not isinstance(document, dict):
+        raise bad_request("the body must be a JSON object")
+    return document
+
+
+def number_in(name: str, value: object, low: float, high: float) -> float:
+    """A finite number in the range. Raises ApiError."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise wrong(name, f"a number from {low:g} to {high:g}", value)
+    if not low <= value <= high:
+        raise wrong(name, f"a number from {low:g} to {high:g}", value)
+    return float(value)
+
+
+def wrong(name: str, wanted: str, value: object) -> ApiError:
+    """The error for a field of another type or out of range. Long values and texts are not shown."""
+    return bad_request(f"{name} must be {wanted}, not {_shown(value)}", name)
+
+
+def _shown(value: object) -> str:
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return str(value).lower()
+        case int() | float():
+            return str(value)[:40]
+        case str():
+            return "a string" if value else "an empty string"
+        case list():
+            return f"an array of {len(value)}"
+    return "an object"
+
+
+def _unknown(name: str, known: Collection[str]) -> ApiError:
+    shown = name[:64]
+    nearest = get_close_matches(shown, known, n=1, cutoff=0.7)
+    meant = f"; did you mean {nearest[0]}?" if nearest else ""
+    return bad_request(f"unrecognized request argument supplied: {shown!r}{meant}", shown)

@@ -1,0 +1,142 @@
+"""The answers to one API request: its prompts run at the same time, each with as many sequences as asked for."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+from trtforge.gateway.backend import Backend, BackendError
+from trtforge.gateway.request import Piece, TextRequest, TokenScore
+from trtforge.gateway.sequence import CANCELLED, AnswerSequence, Delta
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Exact numbers of tokens."""
+
+    prompt_tokens: int
+    completion_tokens: int
+
+
+@dataclass(slots=True)
+class Choice:
+    """One whole answer."""
+
+    text: str
+    finish_reason: str
+    logprobs: list[TokenScore] = field(default_factory=list)
+
+
+class Generation:
+    """One prompt and its sequences. `first`: index of its first choice."""
+
+    def __init__(self, backend: Backend, request: TextRequest, first: int = 0) -> None:
+        self._backend = backend
+        self._request = request
+        self._sequences = [AnswerSequence(request, first + number) for number in range(request.sequences)]
+        self._input_tokens: int | None = None
+        self._overrun = False
+        self.prompt_logprobs: Sequence[TokenScore] = ()
+
+    @property
+    def usage(self) -> Usage | None:
+        """Tokens so far; None if the server does not count."""
+        counts = [sequence.output_tokens for sequence in self._sequences]
+        if self._input_tokens is None or all(count is None for count in counts):
+            return None
+        return Usage(self._input_tokens, sum(count or 0 for count in counts))
+
+    async def deltas(self) -> AsyncGenerator[Delta, None]:
+        """The deltas of all sequences. Closing it cancels the request. Raises BackendError."""
+        async with aclosing(self._backend.generate(self._request)) as pieces:
+            async for piece in pieces:
+                delta = self._take(piece)
+                if delta is not None:
+                    yield delta
+                if self._overrun and all(sequence.finished for sequence in self._sequences):
+                    break  # the server did not notice a stop word
+        for sequence in self._sequences:
+            if (delta := sequence.end()) is not None:
+                yield delta
+
+    def _take(self, piece: Piece) -> Delta | None:
+        if piece.finish_reason == CANCELLED:
+            raise BackendError("the server cancelled the request", "CANCELLED")
+        if piece.input_tokens is not None:
+            self._input_tokens = piece.input_tokens
+        if piece.prompt_logprobs:
+            self.prompt_logprobs = piece.prompt_logprobs
+        if not 0 <= piece.sequence < len(self._sequences):
+            raise BackendError(f"the server answered with sequence {piece.sequence}", "INTERNAL")
+        sequence = self._sequences[piece.sequence]
+        self._overrun = self._overrun or (sequence.finished and bool(piece.text))
+        return sequence.take(piece)
+
+
+class Generations:
+    """All prompts of one API request."""
+
+    def __init__(self, backend: Backend, requests: Sequence[TextRequest]) -> None:
+        self.parts: list[Generation] = []
+        first = 0
+        for request in requests:
+            self.parts.append(Generation(backend, request, first))
+            first += request.sequences
+        self.choices = first
+
+    @property
+    def usage(self) -> Usage | None:
+        """Tokens of all prompts; None if a server does not count."""
+        found = [part.usage for part in self.parts]
+        counted = [usage for usage in found if usage is not None]
+        if len(counted) < len(found):
+            return None
+        return Usage(sum(usage.prompt_tokens for usage in counted), sum(usage.completion_tokens for usage in counted))
+
+    async def deltas(self) -> AsyncGenerator[Delta, None]:
+        """The deltas of all choices as they arrive. Closing it cancels all requests. Raises BackendError."""
+        if len(self.parts) == 1:
+            async with aclosing(self.parts[0].deltas()) as deltas:
+                async for delta in deltas:
+                    yield delta
+            return
+        queue: asyncio.Queue[Delta | BaseException | None] = asyncio.Queue()
+        tasks = [asyncio.ensure_future(_forward(part, queue)) for part in self.parts]
+        try:
+            left = len(tasks)
+            while left:
+                item = await queue.get()
+                if item is None:
+                    left -= 1
+                elif isinstance(item, BaseException):
+                    raise item
+                else:
+                    yield item
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def whole(self) -> list[Choice]:
+        """All choices, complete. Raises BackendError."""
+        texts: list[list[str]] = [[] for _ in range(self.choices)]
+        choices = [Choice("", "stop") for _ in range(self.choices)]
+        async with aclosing(self.deltas()) as deltas:
+            async for delta in deltas:
+                texts[delta.index].append(delta.text)
+                choices[delta.index].logprobs.extend(delta.logprobs)
+                choices[delta.index].finish_reason = delta.finish_reason or "stop"
+        for choice, text in zip(choices, texts, strict=True):
+            choice.text = "".join(text)
+        return choices
+
+
+async def _forward(part: Generation, queue: "asyncio.Queue[Delta | BaseException | None]") -> None:
+    try:
+        async with aclosing(part.deltas()) as deltas:
+            async for delta in deltas:
+                queue.put_nowait(delta)
+    except Exception as error:
+        queue.put_nowait(error)
+    else:
+        queue.put_nowait(None)

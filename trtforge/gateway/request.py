@@ -1,0 +1,79 @@
+"""Requests to a text model and their answers, independent of HTTP and of the protocol of the server behind."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TypedDict
+
+Prompt = str | tuple[int, ...]
+
+
+class TopToken(TypedDict):
+    """A likely token at one position."""
+
+    token: str
+    bytes: list[int]
+    id: int
+    logprob: float
+
+
+class TokenScore(TypedDict):
+    """A token of a prompt or an answer. `logprob` None: the first token of a prompt."""
+
+    token: str
+    bytes: list[int]
+    id: int
+    logprob: float | None
+    top_logprobs: list[TopToken]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are chosen; None: not given. Greedy unless `top_k` or `top_p` is given, as in TensorRT-LLM."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: int | None = None
+    logit_bias: str | None = None
+    """JSON: token id to bias."""
+
+
+@dataclass(frozen=True)
+class TextRequest:
+    """One prompt, or one conversation as `messages` (the JSON of the tensor of that name).
+
+    `sequences`: number of answers. `logprobs`: scores of the answer's tokens, with `top_logprobs` alternatives each;
+    `prompt_logprobs`: those of the prompt too.
+    """
+
+    model: str
+    max_tokens: int
+    prompt: Prompt | None = None
+    messages: str | None = None
+    stream: bool = False
+    sequences: int = 1
+    sampling: Sampling = Sampling()
+    stop: tuple[str, ...] = ()
+    logprobs: bool = False
+    top_logprobs: int = 0
+    prompt_logprobs: bool = False
+
+
+@dataclass(slots=True)
+class Piece:
+    """A response: what is new in one sequence. `finish_reason`: "stop", "length" or "cancelled" in its last piece.
+
+    `input_tokens` of the prompt, `output_tokens` of the sequence so far; None: not reported.
+    """
+
+    sequence: int = 0
+    text: str = ""
+    finish_reason: str = ""
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    logprobs: Sequence[TokenScore] = field(default=())
+    prompt_logprobs: Sequence[TokenScore] = field(default=())

@@ -1,0 +1,100 @@
+"""Several servers as one backend: each request goes to the one with the fewest unfinished requests."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+
+from trtforge.gateway.backend import GONE, Backend, BackendError, ServedModel
+from trtforge.gateway.request import Piece, TextRequest
+
+_REFRESH = 1.0  # seconds between two questions for the models after an unknown name
+
+
+class Router:
+    """Several servers as one backend. `served_name`: another name of the main model."""
+
+    def __init__(self, backends: Sequence[Backend], served_name: str | None = None) -> None:
+        self._backends = tuple(backends)
+        self._served_name = served_name
+        self._outstanding = dict.fromkeys(range(len(self._backends)), 0)
+        self._places: dict[str, tuple[int, ...]] = {}
+        self._models: dict[str, ServedModel] = {}
+        self._asked = float("-inf")
+        self._asking = asyncio.Lock()
+
+    async def models(self) -> tuple[ServedModel, ...]:
+        """See Backend."""
+        if not self._models:
+            await self._refresh()
+        return tuple(self._models.values())
+
+    async def named(self, name: str) -> ServedModel:
+        """The model that clients call `name`. Raises BackendError (NOT_FOUND, or why no server tells its models)."""
+        models = await self.models()
+        if name == self._served_name:
+            return models[0]
+        if name not in self._models:
+            await self._refresh()
+        if name not in self._models:
+            raise BackendError(f"the model {name[:100]!r} does not exist", "NOT_FOUND")
+        return self._models[name]
+
+    def public_name(self, model: ServedModel) -> str:
+        """The name of a model for clients."""
+        main = next(iter(self._models), None)
+        return self._served_name if self._served_name is not None and model.name == main else model.name
+
+    async def ready(self) -> bool:
+        """See Backend. One server is enough."""
+        return any(await asyncio.gather(*(backend.ready() for backend in self._backends)))
+
+    async def generate(self, request: TextRequest) -> AsyncGenerator[Piece, None]:
+        """See Backend. A server that cannot be reached is left out while another one has the model."""
+        places = self._places.get(request.model) or tuple(range(len(self._backends)))
+        left = sorted(places, key=lambda place: self._outstanding[place])
+        while True:
+            place = left.pop(0)
+            self._outstanding[place] += 1
+            begun = False
+            try:
+                async with aclosing(self._backends[place].generate(request)) as pieces:
+                    async for piece in pieces:
+                        begun = True
+                        yield piece
+                return
+            except BackendError as error:
+                if error.code == GONE:
+                    self._models, self._asked = {}, float("-inf")
+                if error.code != GONE or begun or not left:
+                    raise
+            finally:
+                self._outstanding[place] -= 1
+
+    async def close(self) -> None:
+        """See Backend."""
+        await asyncio.gather(*(backend.close() for backend in self._backends))
+
+    @property
+    def outstanding(self) -> Mapping[int, int]:
+        """Unfinished requests by the position of the server."""
+        return self._outstanding
+
+    async def _refresh(self) -> None:
+        """Ask all servers for their models. Raises the first error if none answers."""
+        async with self._asking:
+            now = asyncio.get_running_loop().time()
+            if self._models and now - self._asked < _REFRESH:
+                return
+            found = await asyncio.gather(*(backend.models() for backend in self._backends), return_exceptions=True)
+            models: dict[str, ServedModel] = {}
+            places: dict[str, list[int]] = {}
+            for place, answer in enumerate(found):
+                if isinstance(answer, BaseException):
+                    continue
+                for model in answer:
+                    models.setdefault(model.name, model)
+                    places.setdefault(model.name, []).append(place)
+            if not models:
+                raise next(answer for answer in found if isinstance(answer, BaseException))
+            self._models, self._asked = models, now
+            self._places = {name: tuple(each) for name, each in places.items()}

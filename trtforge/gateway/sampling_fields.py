@@ -1,0 +1,145 @@
+"""The fields that chat and completions share: sampling, stop words, number of answers, streaming."""
+
+import json
+from dataclasses import dataclass
+
+from trtforge.gateway.errors import bad_request
+from trtforge.gateway.fields import INT64, Fields, number_in, wrong
+from trtforge.gateway.limits import GatewayLimits
+from trtforge.gateway.request import Sampling
+
+MOST_TOKENS = 1 << 24
+"""Default of chat: as many as fit. Engines end a sequence at their own max_seq_len."""
+
+_MOST_BIAS = 100.0
+
+SHARED = frozenset(
+    (
+        "model",
+        "stream",
+        "stream_options",
+        "n",
+        "stop",
+        "seed",
+        "temperature",
+        "top_p",
+        "presence_penalty",
+        "frequency_penalty",
+        "logit_bias",
+        "logprobs",
+        "max_tokens",
+        # not OpenAI's
+        "top_k",
+        "repetition_penalty",
+        "min_tokens",
+    )
+)
+"""Names that both take."""
+
+WITHOUT_EFFECT = frozenset(
+    (
+        "user",
+        "metadata",
+        "store",
+        "service_tier",
+        "safety_identifier",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "parallel_tool_calls",
+        "prediction",
+    )
+)
+"""Fields of OpenAI's API that do not change an answer here: accepted and ignored."""
+
+_GUIDED = "guided decoding is not available for this engine"
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """How answers are sent. `usage`: with a last chunk of token counts when streaming."""
+
+    stream: bool
+    usage: bool
+
+
+def read_sampling(fields: Fields, limits: GatewayLimits) -> Sampling:
+    """The sampling. Temperature 0 or top_p 0 is greedy; both are 1 by default, as in OpenAI's API."""
+    temperature = fields.number("temperature", 0, 2)
+    top_p = fields.number("top_p", 0, 1)
+    top_k = fields.integer("top_k", -1, 1 << 20)
+    repetition_penalty = fields.number("repetition_penalty", 0.01, 10)
+    greedy = temperature == 0 or top_p == 0 or top_k == 1
+    return Sampling(
+        temperature=None if greedy else 1.0 if temperature is None else temperature,
+        top_p=None if greedy else 1.0 if top_p is None else top_p,
+        top_k=top_k if top_k is not None and top_k > 1 and not greedy else None,
+        seed=fields.integer("seed", -INT64, INT64 - 1),
+        presence_penalty=fields.number("presence_penalty", -2, 2) or None,
+        frequency_penalty=fields.number("frequency_penalty", -2, 2) or None,
+        repetition_penalty=repetition_penalty,
+        min_tokens=fields.integer("min_tokens", 0, MOST_TOKENS) or None,
+        logit_bias=_logit_bias(fields, limits),
+    )
+
+
+def read_stop(fields: Fields, limits: GatewayLimits) -> tuple[str, ...]:
+    """The stop words."""
+    value = fields.get("stop")
+    words = [value] if isinstance(value, str) else value or []
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        raise wrong("stop", "a string or an array of strings", value)
+    words = [word for word in words if word]
+    if len(words) > limits.stop_words:
+        raise bad_request(f"stop has {len(words)} strings, at most {limits.stop_words} are accepted", "stop")
+    if any(len(word.encode()) > limits.stop_bytes for word in words):
+        raise bad_request(f"a string in stop is longer than {limits.stop_bytes} bytes", "stop")
+    return tuple(words)
+
+
+def read_count(fields: Fields, limits: GatewayLimits) -> int:
+    """The number of answers to each prompt."""
+    return fields.integer("n", 1, limits.sequences) or 1
+
+
+def read_delivery(fields: Fields) -> Delivery:
+    """Whether to stream, and with which options."""
+    stream = fields.flag("stream")
+    options = fields.object("stream_options")
+    if "stream_options" in fields and not stream:
+        raise bad_request("stream_options is only allowed when stream is true", "stream_options")
+    usage = Fields(options, ("include_usage", "include_obfuscation")).flag("include_usage")
+    return Delivery(stream, usage)
+
+
+def refuse_guided(fields: Fields) -> None:
+    """Raises ApiError for fields that need guided decoding: JSON formats and tools."""
+    response_format = fields.object("response_format")
+    kind = response_format.get("type", "text")
+    if kind != "text":
+        known = kind in ("json_object", "json_schema")
+        reason = f"{_GUIDED}, so response_format can only be text" if known else "response_format.type must be text"
+        raise bad_request(reason, "response_format")
+    for name, choice_name in (("tools", "tool_choice"), ("functions", "function_call")):
+        choice = fields.get(choice_name)
+        if choice == "none" or (not fields.get(name) and choice in (None, "auto")):
+            continue
+        raise bad_request(
+            f"{name} cannot be called: {_GUIDED}; leave {name} out or send {choice_name} none",
+            name if fields.get(name) else choice_name,
+        )
+
+
+def _logit_bias(fields: Fields, limits: GatewayLimits) -> str | None:
+    given = fields.object("logit_bias")
+    if not given:
+        return None
+    if len(given) > limits.biased_tokens:
+        raise bad_request(
+            f"logit_bias has {len(given)} tokens, at most {limits.biased_tokens} are accepted", "logit_bias"
+        )
+    bias = {}
+    for token, value in given.items():
+        if not (token.isascii() and token.isdigit() and len(token) < 10):
+            raise bad_request("the keys of logit_bias must be token ids", "logit_bias")
+        bias[token] = number_in("logit_bias", value, -_MOST_BIAS, _MOST_BIAS)
+    return json.dumps(bias, separators=(",", ":"))

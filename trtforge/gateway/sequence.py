@@ -1,0 +1,110 @@
+"""One returned sequence: pieces in, what its client may see out. Stop words are cut off, as OpenAI's API does."""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from trtforge.gateway.request import Piece, TextRequest, TokenScore
+
+CANCELLED = "cancelled"
+
+
+@dataclass(slots=True)
+class Delta:
+    """What is new in one choice. `finish_reason`: "stop" or "length" in its last delta, else None."""
+
+    index: int
+    text: str = ""
+    finish_reason: str | None = None
+    logprobs: Sequence[TokenScore] = field(default=())
+
+
+class StopText:
+    """Releases text up to the first stop word; text that may be the beginning of one is held back."""
+
+    def __init__(self, words: Sequence[str]) -> None:
+        self._words = words
+        self._held = ""
+        self.found = False
+
+    def push(self, text: str) -> str:
+        """The text that can be released now."""
+        if self.found:
+            return ""
+        seen = self._held + text
+        starts = [start for word in self._words if (start := seen.find(word)) >= 0]
+        if starts:
+            self.found, self._held = True, ""
+            return seen[: min(starts)]
+        kept = max((_overlap(seen, word) for word in self._words), default=0)
+        self._held = seen[len(seen) - kept :]
+        return seen[: len(seen) - kept]
+
+    def flush(self) -> str:
+        """The text held back, at the end of the sequence."""
+        held, self._held = self._held, ""
+        return held
+
+
+class AnswerSequence:
+    """The state of one sequence of a request. `index`: of its choice."""
+
+    def __init__(self, request: TextRequest, index: int) -> None:
+        self._request = request
+        self._index = index
+        self._stop = StopText(request.stop) if request.stop else None
+        self._scores: deque[tuple[int, TokenScore]] = deque()
+        self._received = 0
+        self._released = 0
+        self.output_tokens: int | None = None
+        self.finished = False
+
+    def take(self, piece: Piece) -> Delta | None:
+        """What a piece adds; None for nothing. `finished` may be set before the server's last piece."""
+        if piece.output_tokens is not None:
+            self.output_tokens = piece.output_tokens
+        if self.finished:
+            return None
+        text, scores = piece.text, piece.logprobs
+        reason: str | None = piece.finish_reason or None
+        if self._stop is not None:
+            text = self._stop.push(text)
+            if reason is not None:
+                text += self._stop.flush()
+            reason = "stop" if self._stop.found else reason
+            if scores or self._scores:
+                scores = self._released_scores(scores, text, last=reason is not None)
+            self._released += len(text.encode())
+        self.finished = reason is not None
+        if not text and not scores and reason is None:
+            return None
+        return Delta(self._index, text, reason, scores)
+
+    def end(self) -> Delta | None:
+        """The last delta of a server that does not say why a sequence ended; None if the last one was sent."""
+        if self.finished:
+            return None
+        tokens = self.output_tokens
+        length = tokens is not None and tokens >= self._request.max_tokens
+        return self.take(Piece(finish_reason="length" if length else "stop"))
+
+    def _released_scores(self, scores: Sequence[TokenScore], text: str, *, last: bool) -> Sequence[TokenScore]:
+        """The scores of tokens that begin in the released text; at the end of a sequence without stop word, all."""
+        for score in scores:
+            self._scores.append((self._received, score))
+            self._received += len(bytes(score["bytes"]))
+        assert self._stop is not None
+        everything = last and not self._stop.found
+        end = self._released + len(text.encode())
+        released = []
+        while self._scores and (everything or self._scores[0][0] < end):
+            released.append(self._scores.popleft()[1])
+        return released
+
+
+def _overlap(text: str, word: str) -> int:
+    """Length of the longest end of `text` that is a beginning of `word`, but not the whole word."""
+    for length in range(min(len(text), len(word) - 1), 0, -1):
+        if text.endswith(word[:length]):
+            return length
+    return 0

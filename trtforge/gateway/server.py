@@ -1,0 +1,88 @@
+"""The gateway as a server: listens, and lets running requests finish when it is told to stop."""
+
+import asyncio
+import logging
+import math
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import uvicorn
+
+from trtforge.core.api_keys import ApiKeys, read_key_file
+from trtforge.core.errors import ForgeError
+from trtforge.gateway.app import make_app
+from trtforge.gateway.config import GatewayConfig
+from trtforge.gateway.kserve import KServeBackend
+from trtforge.gateway.protocol import BoundedProtocol
+from trtforge.gateway.router import Router
+from trtforge.gateway.service import Service
+from trtforge.machine.processes import handled, raise_open_file_limit
+
+_WAITING_CONNECTIONS = 2048
+_IDLE_SECONDS = 60
+_MOST_CONNECTIONS = 4096
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server, which would end this process by the signal that stopped it."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        with handled((signal.SIGTERM, signal.SIGINT), self.handle_exit):
+            yield
+
+
+def run(config: GatewayConfig, on_listening: Callable[[], None] | None = None) -> None:
+    """Serve until SIGTERM or SIGINT. Raises ForgeError if it cannot listen or read the keys."""
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="gateway: %(message)s")
+    keys = None if config.api_key_file is None else ApiKeys(read_key_file(config.api_key_file))
+    listening = _listening(config)
+    router = Router([KServeBackend(address, config.models) for address in config.backends], config.served_model_name)
+    options = uvicorn.Config(
+        make_app(Service(router, keys)),
+        http=BoundedProtocol,
+        limit_concurrency=min(_MOST_CONNECTIONS, raise_open_file_limit() // 2),
+        ws="none",
+        lifespan="off",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=_IDLE_SECONDS,
+        timeout_graceful_shutdown=math.ceil(config.drain_timeout),
+    )
+    if on_listening is not None:
+        on_listening()
+    loop = _new_loop()
+    asyncio.set_event_loop(loop)
+    with listening:
+        loop.run_until_complete(_serve(_Server(options), listening, router))
+    loop.close()
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    """uvloop's event loop where it is installed: it takes half the time for each event of a stream."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
+async def _serve(server: uvicorn.Server, listening: socket.socket, router: Router) -> None:
+    await server.serve(sockets=[listening])
+    await router.close()
+
+
+def _listening(config: GatewayConfig) -> socket.socket:
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    try:
+        return socket.create_server((config.host, config.port), family=family, backlog=_WAITING_CONNECTIONS)
+    except OSError as error:
+        raise ForgeError(
+            f"the gateway cannot listen on {config.host}:{config.port}: {error.strerror or error}",
+            hint="Stop the process that listens there, or choose another port.",
+        ) from None

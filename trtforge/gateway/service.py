@@ -1,0 +1,228 @@
+"""What the endpoints do: from a request's JSON to its answer, whichever server of text models is behind."""
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+from trtforge.core.api_keys import ApiKeys
+from trtforge.gateway.answers import DONE, Answer, ChatAnswer, CompletionAnswer
+from trtforge.gateway.backend import BackendError
+from trtforge.gateway.chat import read_chat
+from trtforge.gateway.completions import CompletionCall, read_completion
+from trtforge.gateway.errors import ApiError, of_backend, too_busy, unknown_model
+from trtforge.gateway.exchange import ClientGone, Exchange
+from trtforge.gateway.fields import read_body
+from trtforge.gateway.generation import Generations
+from trtforge.gateway.limits import GatewayLimits
+from trtforge.gateway.metrics import Metrics
+from trtforge.gateway.request import TextRequest
+from trtforge.gateway.router import Router
+
+_LOG = logging.getLogger(__name__)
+_CLIENT_LEFT = 499
+"""The status that proxies log for a client that closed the connection."""
+
+
+class Service:
+    """The gateway's endpoints. `keys` None: no key is required."""
+
+    def __init__(self, router: Router, keys: ApiKeys | None = None, limits: GatewayLimits | None = None) -> None:
+        self.router = router
+        self.metrics = Metrics()
+        self.limits = limits or GatewayLimits()
+        self._keys = keys
+        self._running = 0
+        self._held = 0
+        self._created = int(time.time())
+
+    async def chat(self, exchange: Exchange) -> None:
+        """/v1/chat/completions."""
+        await self._answer("chat", exchange, self._chat)
+
+    async def completion(self, exchange: Exchange) -> None:
+        """/v1/completions."""
+        await self._answer("completions", exchange, self._completion)
+
+    def authorise(self, headers: Mapping[bytes, bytes]) -> None:
+        """Raises ApiError (401) without a valid key, if keys are required."""
+        reason = None if self._keys is None else self._keys.why_refused(headers)
+        if reason is not None:
+            raise ApiError(
+                HTTPStatus.UNAUTHORIZED, reason, code="invalid_api_key", headers={"www-authenticate": "Bearer"}
+            )
+
+    async def models(self) -> list[Mapping[str, object]]:
+        """The entries of /v1/models. Raises ApiError."""
+        try:
+            models = await self.router.models()
+        except BackendError as error:
+            raise of_backend(error) from None
+        return [self._entry(self.router.public_name(model)) for model in models]
+
+    async def model(self, name: str) -> Mapping[str, object]:
+        """One entry of /v1/models, by either of its names. Raises ApiError."""
+        return self._entry((await self._named(name))[1])
+
+    async def _answer(
+        self, endpoint: str, exchange: Exchange, act: "Callable[[Exchange, Mapping[str, Any], float], Any]"
+    ) -> None:
+        """Run an endpoint within the limits, turn failures into errors of OpenAI's form, and count."""
+        start = time.perf_counter()
+        held, status = 0, int(HTTPStatus.INTERNAL_SERVER_ERROR)
+        self.metrics.running.inc()
+        self._running += 1
+        try:
+            self.authorise(exchange.headers)
+            held = self._admitted(exchange.declared_bytes())
+            values = read_body(await exchange.body(), self.limits)
+            await exchange.unless_gone(act(exchange, values, start))
+            status = exchange.status
+        except ClientGone:
+            status = _CLIENT_LEFT
+        except ApiError as error:
+            status = await _send_error(exchange, error)
+        except BackendError as error:
+            status = await _send_error(exchange, of_backend(error))
+        except Exception as error:
+            status = await _send_error(exchange, _of_bug(error))
+        finally:
+            self._held -= held
+            self._running -= 1
+            self.metrics.running.dec()
+            self.metrics.requests.labels(endpoint, str(status)).inc()
+            self.metrics.seconds.labels(endpoint).observe(time.perf_counter() - start)
+
+    def _admitted(self, size: int) -> int:
+        if self._running > self.limits.requests:
+            raise too_busy(f"{self.limits.requests} requests are running", self.limits.retry_seconds)
+        if self._held + size > self.limits.held_bytes:
+            raise too_busy(f"bodies of {self.limits.held_bytes} bytes are in flight", self.limits.retry_seconds)
+        self._held += size
+        return size
+
+    async def _chat(self, exchange: Exchange, values: Mapping[str, Any], start: float) -> None:
+        call = read_chat(values, self.limits)
+        model, name = await self._named(call.name)
+        request = replace(call.request, model=model)
+        generations = Generations(self.router, (request,))
+        answer = ChatAnswer(name, with_usage=call.delivery.usage, logprobs=request.logprobs)
+        if call.delivery.stream:
+            await self._stream(exchange, "chat", generations, answer, start, usage=call.delivery.usage)
+        else:
+            choices = await generations.whole()
+            self._count(generations)
+            await exchange.whole(HTTPStatus.OK, answer.whole(choices, generations.usage))
+
+    async def _completion(self, exchange: Exchange, values: Mapping[str, Any], start: float) -> None:
+        call = read_completion(values, self.limits)
+        model, name = await self._named(call.name)
+        requests = tuple(replace(request, model=model) for request in call.requests)
+        generations = Generations(self.router, requests)
+        answer = CompletionAnswer(
+            name,
+            with_usage=call.delivery.usage,
+            logprobs=call.logprobs,
+            echo=call.echo,
+            nothing_new=call.nothing_new,
+        )
+        prompts = _Prompts(call, generations, answer)
+        if call.delivery.stream:
+            usage = call.delivery.usage
+            await self._stream(exchange, "completions", generations, answer, start, usage=usage, before=prompts.set)
+        else:
+            choices = await generations.whole()
+            for index in range(len(choices)):
+                prompts.set(index)
+            self._count(generations)
+            await exchange.whole(HTTPStatus.OK, answer.whole(choices, generations.usage))
+
+    async def _stream(
+        self,
+        exchange: Exchange,
+        endpoint: str,
+        generations: Generations,
+        answer: Answer,
+        start: float,
+        *,
+        usage: bool,
+        before: Callable[[int], None] | None = None,
+    ) -> None:
+        """Send events; the response begins with the first one, so that an error before it has its own status."""
+        async with aclosing(generations.deltas()) as deltas:
+            async for delta in deltas:
+                if before is not None:
+                    before(delta.index)
+                if not exchange.status:
+                    self.metrics.first_seconds.labels(endpoint).observe(time.perf_counter() - start)
+                    await exchange.begin_events()
+                events = answer.events(delta)
+                if events:
+                    await exchange.events(events)
+        self._count(generations)
+        if not exchange.status:
+            raise BackendError("the server ended the request without an answer", "INTERNAL")
+        last = answer.usage_event(generations.usage) if usage else b""
+        await exchange.events(last + DONE, more=False)
+
+    async def _named(self, name: str) -> tuple[str, str]:
+        """The name of a model in its repository, and the one for clients. Raises ApiError."""
+        try:
+            model = await self.router.named(name)
+        except BackendError as error:
+            raise unknown_model(name) if error.code == "NOT_FOUND" else of_backend(error) from None
+        return model.name, self.router.public_name(model)
+
+    def _entry(self, name: str) -> Mapping[str, object]:
+        return {"id": name, "object": "model", "created": self._created, "owned_by": "trtforge"}
+
+    def _count(self, generations: Generations) -> None:
+        usage = generations.usage
+        if usage is not None:
+            self.metrics.prompt_tokens.inc(usage.prompt_tokens)
+            self.metrics.completion_tokens.inc(usage.completion_tokens)
+
+
+class _Prompts:
+    """Gives an answer the prompt of each choice, if it is echoed."""
+
+    def __init__(self, call: CompletionCall, generations: Generations, answer: CompletionAnswer) -> None:
+        self._answer = answer
+        self._sources: Sequence[tuple[TextRequest, int]] = [
+            (request, number) for number, request in enumerate(call.requests) for _ in range(request.sequences)
+        ]
+        self._generations = generations
+        self._echo = call.echo
+
+    def set(self, index: int) -> None:
+        """Before the first event of a choice."""
+        if self._echo:
+            request, number = self._sources[index]
+            text = request.prompt if isinstance(request.prompt, str) else None
+            self._answer.set_prompt(index, text, self._generations.parts[number].prompt_logprobs)
+
+
+async def _send_error(exchange: Exchange, error: ApiError) -> int:
+    """Send an error as the response, or as the last event of a stream; its status."""
+    try:
+        if exchange.status:
+            await exchange.events(b"data: " + error.body() + b"\n\n", more=False)
+        else:
+            await exchange.whole(error.status, error.body(), error.headers)
+    except ClientGone:
+        return _CLIENT_LEFT
+    return error.status
+
+
+def _of_bug(error: Exception) -> ApiError:
+    """A bug of the gateway. Only type and place are logged, because the message may hold text of the request."""
+    place = error.__traceback__
+    while place is not None and place.tb_next is not None:
+        place = place.tb_next
+    where = f"{Path(place.tb_frame.f_code.co_filename).name}:{place.tb_lineno}" if place is not None else "?"
+    _LOG.error("%s at %s while answering a request", type(error).__name__, where)
+    return ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, "the gateway failed")

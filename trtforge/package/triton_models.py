@@ -1,0 +1,116 @@
+"""The five Triton models of a repository as data: their names, tensors and parameters."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from trtforge.formats.hf import TOKENIZER_DIRECTORY
+from trtforge.formats.text_tensors import with_text_tensors
+from trtforge.formats.triton import (
+    ROLES,
+    Direction,
+    DtypeChoices,
+    ModelRole,
+    RepositoryFacts,
+    Tensor,
+    tensors,
+    text_flow,
+)
+from trtforge.package.config import PackageConfig
+from trtforge.package.engine_facts import EngineFacts
+from trtforge.package.parameters import (
+    ENGINE_DIRECTORY,
+    engine_parameters,
+    preprocessing_parameters,
+    queue_size,
+    text_parameters,
+)
+from trtforge.package.tokenizer import TokenizerAssets
+
+_TRITON_QUEUE = 16384  # requests that Triton has not passed to a Python model yet, which takes them immediately
+ModelCode = Literal["1", "llmapi", "triton"]
+"""Directory of a role's model.py: the default, for the LLM API, or for an engine model that Triton itself runs."""
+TEXT_ROLES: tuple[ModelRole, ...] = ("ensemble", "tensorrt_llm_bls")
+"""The models that take text, or messages, and return text."""
+_DTYPES = {"float16": "TYPE_FP16", "bfloat16": "TYPE_BF16", "float32": "TYPE_FP32"}
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """The values of one config.pbtxt. `code`: the directory of the role's templates that holds its model.py."""
+
+    role: ModelRole
+    name: str
+    backend: str
+    max_batch_size: int
+    decoupled: bool
+    max_queue_size: int
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    parameters: Mapping[str, str]
+    code: ModelCode = "1"
+
+
+def repository_facts(config: PackageConfig, engine: EngineFacts) -> RepositoryFacts:
+    """The facts that launchers and clients read from the repository's manifest."""
+    name = f"{config.name_prefix}tensorrt_llm/1/{ENGINE_DIRECTORY}"
+    return RepositoryFacts(
+        backend=engine.backend,
+        device=engine.device,
+        tensorrt_llm=engine.served_by,
+        world_size=engine.world_size,
+        prefix=config.name_prefix,
+        streaming=config.serving.streaming,
+        max_batch_size=engine.max_batch_size,
+        target=engine.target,
+        engine_path=ENGINE_DIRECTORY if engine.backend == "torch" else f"{config.serving_root.rstrip('/')}/{name}",
+    )
+
+
+def model_specs(config: PackageConfig, engine: EngineFacts, tokenizer: TokenizerAssets) -> tuple[ModelSpec, ...]:
+    """The five models. Raises ForgeError for a setting that this engine cannot serve."""
+    facts = repository_facts(config, engine)
+    dtypes = DtypeChoices(
+        logits=_DTYPES.get(engine.logits_dtype, "TYPE_FP32"), prompt_table=_DTYPES.get(engine.dtype, "TYPE_FP16")
+    )
+    flow = text_flow(engine.release)
+    preprocessing = preprocessing_parameters(config, engine, tokenizer)
+    values: Mapping[ModelRole, Mapping[str, str]] = {
+        "ensemble": text_parameters(config, facts, flow, preprocessing, tokenizer, by_text=False),
+        "preprocessing": preprocessing,
+        "tensorrt_llm": engine_parameters(config, engine, facts, tokenizer),
+        "postprocessing": {"tokenizer_dir": TOKENIZER_DIRECTORY, "vocab_size": str(engine.vocab_size)},
+        "tensorrt_llm_bls": text_parameters(config, facts, flow, preprocessing, tokenizer, by_text=True),
+    }
+    return tuple(
+        ModelSpec(
+            role=role,
+            name=facts.model(role),
+            backend="tensorrtllm" if role == "tensorrt_llm" and engine.backend == "tensorrt_llm" else "python",
+            max_batch_size=engine.max_batch_size,
+            decoupled=config.serving.streaming,
+            max_queue_size=(
+                queue_size(config.serving)
+                if role == "tensorrt_llm" and engine.backend == "tensorrt_llm"
+                else _TRITON_QUEUE
+            ),
+            inputs=_tensors(role, "inputs", engine, dtypes, tokenizer),
+            outputs=_tensors(role, "outputs", engine, dtypes, tokenizer),
+            parameters=values[role],
+            code=_code(role, engine.backend),
+        )
+        for role in ROLES
+    )
+
+
+def _tensors(
+    role: ModelRole, direction: Direction, engine: EngineFacts, dtypes: DtypeChoices, tokenizer: TokenizerAssets
+) -> tuple[Tensor, ...]:
+    declared = tensors(role, direction, engine.release, dtypes)
+    return with_text_tensors(declared, direction, chat=tokenizer.chat is not None) if role in TEXT_ROLES else declared
+
+
+def _code(role: ModelRole, backend: str) -> ModelCode:
+    if role == "tensorrt_llm" and backend == "llmapi":
+        return "llmapi"
+    return "triton" if role in ("ensemble", "tensorrt_llm_bls") and backend == "tensorrt_llm" else "1"

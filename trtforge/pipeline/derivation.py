@@ -1,0 +1,230 @@
+"""Floor 5: a recipe for a model: number formats, layout and limits from the hardware, the model and a goal."""
+
+import os
+import re
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from trtforge.core import defaults
+from trtforge.core.errors import ForgeError
+from trtforge.core.recipe import Recipe, recipe_of
+from trtforge.machine.nvml import LoadNvml, load_nvml, read_driver
+from trtforge.plan.alternatives import Alternative, Goal, alternatives
+from trtforge.plan.evaluate import evaluate
+from trtforge.plan.fixes import fixes
+from trtforge.plan.formats import WEIGHTS
+from trtforge.plan.gpus import Gpu, gpu_named, product_of
+from trtforge.plan.model import Model, find_model
+from trtforge.plan.request import Change, Option, Request, request_of
+
+OPTIONS: tuple[Option, ...] = ("--quant", "--kv-cache", "--tp", "--pp", "--ep")
+"""The options that decide what else is chosen."""
+
+_FP8_CORES, _INT4_KERNELS = 89, 80  # lowest compute capabilities x 10
+_MOST_POSITIONS, _MOST_REQUESTS = 4096, 32  # on the embedded engine without a GPU
+_ENOUGH_REQUESTS = 16  # of typical length, in flight at once
+_PERPLEXITY_LIMITS = {"4 bits": 0.05, "8 bits": 0.02, "unquantised": 0.01}
+_UNBROKEN = 1 << 16  # characters of a YAML line
+_FOUR_BITS = 4.5  # a weight, with its share of the scaling factors
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What the user decided; what is None, or not among `options`, is chosen.
+
+    `options`: values by option, of those in OPTIONS. `gpu`: the target GPU's name.
+    """
+
+    options: Mapping[Option, str] = field(default_factory=dict)
+    gpu: str | None = None
+    goal: Goal | None = None
+
+
+@dataclass(frozen=True)
+class DerivedRecipe:
+    """The recipe's values and, by dotted key, why each was chosen."""
+
+    values: Mapping[str, Any]
+    reasons: Mapping[str, str]
+    model: Model
+
+    def recipe(self, overrides: tuple[str, ...] = ()) -> Recipe:
+        """The checked recipe, with `dotted.key=value` overrides."""
+        values = deepcopy(dict(self.values))  # overrides change nested mappings in place
+        return recipe_of(values, "the derived recipe", Path(), overrides)
+
+    def text(self, command: str, directory: Path) -> str:
+        """The recipe as YAML with the reasons as comments, for a file in `directory`.
+
+        `command`: what builds it, for its first line.
+        """
+        source = self.values["model"]["source"]
+        if Path(source).is_dir() and not Path(source).is_absolute():
+            source = os.path.relpath(source, directory)
+        values = {**self.values, "model": {"source": source}}
+        return f"# {command}\n" + "\n".join(_lines(values, self.reasons)) + "\n"
+
+
+def derive(source: str, wish: Wish, *, name: str | None = None, load: LoadNvml = load_nvml) -> DerivedRecipe:
+    """A recipe for the model `source`, a directory or hub id.
+
+    With a GPU (`wish.gpu`, else this machine's) formats and layout are those of `trtforge plan`'s best alternative for
+    the goal; without a goal the format is the usual one of that GPU, on the fewest GPUs. Without a GPU the recipe is
+    for the embedded engine on the CPU. Raises ForgeError for an unknown model or GPU, and with the nearest legal choice
+    if the wishes cannot be fulfilled.
+    """
+    model = find_model(source)
+    gpu = gpu_named(wish.gpu) if wish.gpu is not None else machine_gpu(load)
+    reasons: dict[str, str] = {}
+    request = request_of(_start(source, gpu, model), model, dict(wish.options))
+    kept: frozenset[Option] = frozenset(option for option in OPTIONS if option in wish.options)
+    if gpu is not None:
+        request = _on_gpu(model, request, gpu, wish.goal, kept, reasons)
+    elif "--quant" not in kept and wish.goal in ("memory", "latency"):
+        request = request.changed(Change("--quant", "int4_awq"))
+        reasons["quantization.format"] = f"for the goal {wish.goal}: a CPU is limited by the bytes that it reads"
+    request = _legal(model, request, kept)
+    if model.stored is not None:
+        reasons["quantization.format"] = "the checkpoint is already quantised"
+    return DerivedRecipe(_values(source, name, model, request, reasons), reasons, model)
+
+
+def machine_gpu(load: LoadNvml = load_nvml) -> Gpu | None:
+    """The first GPU of this machine if its product is known; None otherwise."""
+    try:
+        nvml = load()
+    except ImportError:
+        return None
+    try:
+        gpus = read_driver(nvml).gpus
+    except (nvml.NVMLError, OSError):
+        return None
+    if not gpus or gpus[0].memory is None:
+        return None
+    return product_of(gpus[0].name, gpus[0].memory)
+
+
+def recipe_name(source: str, quant: str) -> str:
+    """A name for a model's build: the last part of its source, and the format."""
+    base = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(source).resolve().name if Path(source).is_dir() else Path(source).name)
+    base = base.lstrip("._-") or "model"
+    return base if quant == "none" else f"{base}-{quant}"
+
+
+def _start(source: str, gpu: Gpu | None, model: Model) -> Recipe:
+    """The recipe before anything is chosen."""
+    engine: dict[str, Any] = {"features": {"kv_reuse": True, "chunked_context": True}}
+    if gpu is not None:
+        engine["target"] = {"gpu": gpu.name}
+    else:
+        longest = model.facts.sizes.max_positions
+        engine |= {
+            "backend": "torch",
+            "device": "cpu",
+            "max_batch_size": _MOST_REQUESTS,
+            "max_seq_len": min(longest, _MOST_POSITIONS),
+        }
+    return Recipe.parse({"name": "derived", "model": {"source": source}, "engine": engine}, "the derived recipe")
+
+
+def _on_gpu(
+    model: Model, request: Request, gpu: Gpu, goal: Goal | None, kept: frozenset[Option], reasons: dict[str, str]
+) -> Request:
+    """The best alternative, with the usual format of the GPU where neither a format nor a goal was given."""
+    tries = [(goal, request, kept)] if goal else []
+    if goal is None:
+        usual = request
+        if "--quant" not in kept and model.stored is None:
+            usual = usual.changed(Change("--quant", _usual_format(gpu)))
+            if "--kv-cache" not in kept and usual.quant == "fp8":
+                usual = usual.changed(Change("--kv-cache", "fp8"))
+        tries = [("quality", usual, kept | {"--quant", "--kv-cache"}), ("quality", request, kept)]
+    for wanted, asked, fixed in tries:
+        found = alternatives(model, asked, wanted, fixed)
+        if found:
+            best = found[0] if goal else next((each for each in found if _is_roomy(each)), found[0])
+            why = best.why if goal else f"the usual format on {gpu.name}"
+            reasons["quantization.format" if "--quant" not in kept else "parallel"] = why
+            # The estimate may have been made with more requests in flight; the limits stay those that were asked for.
+            return replace(best.evaluation.request, engine=asked.engine)
+    return request
+
+
+def _is_roomy(alternative: Alternative) -> bool:
+    """Whether the KV cache holds enough requests for in-flight batching."""
+    return (alternative.evaluation.typical_requests or 0) >= _ENOUGH_REQUESTS
+
+
+def _usual_format(gpu: Gpu) -> str:
+    if gpu.sm >= _FP8_CORES:
+        return "fp8"
+    return "int4_awq" if gpu.sm >= _INT4_KERNELS else "int8_wo"
+
+
+def _legal(model: Model, request: Request, kept: frozenset[Option]) -> Request:
+    """The request with what must change to make it legal. Raises ForgeError if only a kept option could change."""
+    evaluation = evaluate(model, request)
+    for fix in fixes(model, evaluation):
+        changed = {change.option for change in fix.changes}
+        if fix.changes and kept.isdisjoint(changed):
+            return request.changed(*fix.changes)
+    for problem in evaluation.problems:
+        (fix,) = fixes(model, replace(evaluation, problems=(problem,)))
+        raise ForgeError(problem.message, hint=fix.text)
+    return request
+
+
+def _values(
+    source: str, name: str | None, model: Model, request: Request, reasons: dict[str, str]
+) -> dict[str, dict[str, Any] | Any]:
+    engine = request.engine.model_dump(mode="json", exclude_unset=True)
+    gate = _gate(request.quant)
+    positions = model.facts.sizes.max_positions
+    reasons["engine.max_seq_len"] = f"the model has {positions:,} positions"
+    reasons["gate"] = "the build fails if the quality is worse"
+    quantization: dict[str, Any] = {"format": request.quant, "kv_cache": request.kv_cache}
+    if WEIGHTS[request.quant].group_size and request.group_size != defaults.GROUP_SIZE:
+        quantization["group_size"] = request.group_size
+    if positions < defaults.CALIBRATION_TOKENS:
+        quantization["calibration"] = {"sequence_length": positions}
+    if positions < defaults.GATE_TOKENS:
+        gate["sequence_length"] = positions
+    parallel = {"tp": request.tp, "pp": request.pp, "ep": request.ep}
+    return {
+        "name": name or recipe_name(source, "none" if model.stored else request.quant),
+        "model": {"source": source},
+        "quantization": quantization,
+        "parallel": {key: value for key, value in parallel.items() if value > 1 or key == "tp"},
+        "engine": engine,
+        "gate": gate,
+    }
+
+
+def _gate(quant: str) -> dict[str, Any]:
+    bits = WEIGHTS[quant].bits
+    kind = "unquantised" if bits is None else "4 bits" if bits <= _FOUR_BITS else "8 bits"
+    return {"perplexity_increase": _PERPLEXITY_LIMITS[kind]}
+
+
+def _lines(values: Mapping[str, Any], reasons: Mapping[str, str], prefix: str = "", indent: str = "") -> list[str]:
+    lines = []
+    for key, value in values.items():
+        why = reasons.get(f"{prefix}{key}")
+        comment = f"  # {why}" if why else ""
+        inner = value if isinstance(value, Mapping) else {}
+        if any(isinstance(each, Mapping) or f"{prefix}{key}.{name}" in reasons for name, each in inner.items()):
+            lines += [f"{indent}{key}:{comment}", *_lines(inner, reasons, f"{prefix}{key}.", f"{indent}  ")]
+        else:
+            lines.append(f"{indent}{key}: {_flow(value)}{comment}")
+    return lines
+
+
+def _flow(value: Any) -> str:
+    plain = dict(value) if isinstance(value, Mapping) else value
+    text = yaml.safe_dump(plain, default_flow_style=True, sort_keys=False, width=_UNBROKEN, allow_unicode=True)
+    return text.removesuffix("\n...\n").strip()

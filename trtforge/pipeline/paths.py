@@ -1,0 +1,43 @@
+"""Floor 5: where a build puts its artifacts and its report."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+REPORT_FILE = "report.json"
+
+
+@dataclass(frozen=True)
+class Paths:
+    """Where a build puts its artifacts."""
+
+    out: Path
+
+    @property
+    def calibration(self) -> Path:
+        """The calibration; absent for formats that need none."""
+        return self.out / "calibration"
+
+    @property
+    def checkpoint(self) -> Path:
+        """The TensorRT-LLM checkpoint."""
+        return self.out / "checkpoint"
+
+    @property
+    def verification(self) -> Path:
+        """The metrics of the checkpoint."""
+        return self.out / "verification"
+
+    @property
+    def engine(self) -> Path:
+        """The engine."""
+        return self.out / "engine"
+
+    @property
+    def repository(self) -> Path:
+        """The Triton model repository."""
+        return self.out / "repository"
+
+    @property
+    def report(self) -> Path:
+        """The report: artifacts, sizes, times and quality."""
+        return self.out / REPORT_FILE

@@ -1,0 +1,28 @@
+"""Floor 5: the stages of a build, and those that a recipe has. Imports no stage, so that a command can start fast."""
+
+from typing import Literal, get_args
+
+from trtforge.core.errors import ForgeError, UsageError
+from trtforge.core.recipe import Recipe
+from trtforge.models.formats import FORMATS
+from trtforge.plan.formats import CACHES
+
+StageName = Literal["calibrate", "convert", "verify", "compile", "package"]
+STAGES: tuple[StageName, ...] = get_args(StageName)
+
+
+def selected(recipe: Recipe, first: StageName, last: StageName) -> tuple[StageName, ...]:
+    """The stages from `first` to `last` that this recipe has. Raises ForgeError for an empty selection."""
+    if STAGES.index(first) > STAGES.index(last):
+        raise UsageError(f"--from {first} comes after --to {last}", hint=f"The order of stages is {', '.join(STAGES)}.")
+    stages = STAGES[STAGES.index(first) : STAGES.index(last) + 1]
+    chosen = tuple(stage for stage in stages if stage != "calibrate" or needs_calibration(recipe))
+    if not chosen:
+        raise ForgeError(f"{recipe.name} needs no calibration", hint="Use --to convert.")
+    return chosen
+
+
+def needs_calibration(recipe: Recipe) -> bool:
+    """Whether the format of the weights or of the KV cache has scaling factors that need calibration samples."""
+    quant = recipe.quantization
+    return FORMATS[quant.format].calibrated or CACHES[quant.kv_cache].calibrated

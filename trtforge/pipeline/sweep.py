@@ -1,0 +1,57 @@
+"""Floor 5: one model built in several number formats in turn; a build that fails does not stop the others."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+
+from trtforge.core.errors import ForgeError, UsageError
+from trtforge.core.recipe import QuantFormat, Recipe
+from trtforge.pipeline.report import BuildReport
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A recipe in one format, and its build directory."""
+
+    format: QuantFormat
+    recipe: Recipe
+    out: Path
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """The build of a variant: its report, or the error that ended it."""
+
+    variant: Variant
+    report: BuildReport | None
+    error: ForgeError | None = None
+
+
+def variants(recipe: Recipe, formats: Sequence[str], out: Path) -> tuple[Variant, ...]:
+    """`recipe` in each of `formats`, built in `out`/FORMAT. Raises UsageError for an unknown or repeated format."""
+    known = {name: name for name in get_args(QuantFormat)}
+    found = []
+    for name in formats:
+        if name not in known:
+            raise UsageError(f"--quant: {name} is not a format", hint=f"Formats: {', '.join(known)}.")
+        if list(formats).count(name) > 1:
+            raise UsageError(f"--quant: {name} is given twice", hint="Give each format once.")
+        quantization = recipe.quantization.model_copy(update={"format": known[name]})
+        found.append(Variant(known[name], recipe.model_copy(update={"quantization": quantization}), out / name))
+    return tuple(found)
+
+
+def sweep(
+    builds: Sequence[Variant], build: Callable[[Variant], BuildReport], ended: Callable[[Attempt], None]
+) -> tuple[Attempt, ...]:
+    """Build the variants in turn with `build`, and call `ended` after each. A ForgeError ends only its own build."""
+    attempts = []
+    for variant in builds:
+        try:
+            attempt = Attempt(variant, build(variant))
+        except ForgeError as error:
+            attempt = Attempt(variant, None, error)
+        ended(attempt)
+        attempts.append(attempt)
+    return tuple(attempts)

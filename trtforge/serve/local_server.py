@@ -1,0 +1,88 @@
+"""A server for one command: `trtforge serve` in a child process, on free ports of this machine, ended with it."""
+
+import contextlib
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from trtforge.core.defaults import LOOPBACK
+from trtforge.core.errors import ForgeError
+from trtforge.machine.processes import end_with_parent
+
+_STOP_SECONDS = 20.0
+_LINES = 12  # of the log, shown when the server does not start
+
+
+@dataclass(frozen=True)
+class LocalServer:
+    """A server that is ready: addresses as HOST:PORT."""
+
+    grpc: str
+    http: str
+
+
+@contextlib.contextmanager
+def local_server(repository: Path, *, ready_timeout: float) -> Iterator[LocalServer]:
+    """Serve `repository` for as long as the context is open.
+
+    The child is in a session of its own, so that Ctrl-C in a terminal interrupts only the command that asks. Raises
+    ForgeError, with the server's error, if it does not become ready.
+    """
+    ports = _free_ports(3)
+    names = ("--http-port", "--grpc-port", "--metrics-port")
+    options = [word for name, port in zip(names, ports, strict=True) for word in (name, str(port))]
+    command = [sys.executable, "-m", "trtforge", "serve", str(repository), *options, "--no-openai"]
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
+        child = subprocess.Popen(
+            [*command, "--ready-timeout", f"{ready_timeout:g}"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            start_new_session=True,
+            preexec_fn=end_with_parent,
+        )
+        try:
+            assert child.stdout is not None
+            if not child.stdout.readline().startswith("ready "):
+                child.wait()
+                log.seek(0)
+                raise _not_ready(log.read(), repository)
+            threading.Thread(target=child.stdout.read, daemon=True).start()  # a full pipe would block the server
+            yield LocalServer(grpc=f"{LOOPBACK}:{ports[1]}", http=f"{LOOPBACK}:{ports[0]}")
+        finally:
+            _end(child)
+
+
+def _not_ready(log: str, repository: Path) -> ForgeError:
+    """The server's own error and hint, else the last lines of its log."""
+    again = f"Run `trtforge serve {repository}` to see the whole log."
+    lines = [line for line in log.splitlines() if line.strip()]
+    error = next((line.removeprefix("error: ") for line in reversed(lines) if line.startswith("error: ")), None)
+    hint = next((line.removeprefix("hint: ") for line in reversed(lines) if line.startswith("hint: ")), again)
+    if error is not None:
+        return ForgeError(error, hint=hint)
+    return ForgeError("\n".join(["the server did not start:", *lines[-_LINES:]]), hint=again)
+
+
+def _end(child: "subprocess.Popen[str]") -> None:
+    if child.poll() is None:
+        child.terminate()
+        try:
+            child.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+
+
+def _free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as opened:
+        sockets = [opened.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind((LOOPBACK, 0))
+        return [each.getsockname()[1] for each in sockets]
