@@ -1,4 +1,4 @@
-"""The `trtforge` program and `python -m trtforge`: an interruption at any moment is one line and exit status 130.
+"""The `trtforge` program and `python -m trtforge`: an interruption at any moment ends it with exit status 130.
 
 Imports nothing of trtforge until the signal is handled.
 """
@@ -9,22 +9,38 @@ import sys
 import threading
 from contextlib import suppress
 from types import FrameType
+from typing import NoReturn
 
 _STATUS = 128 + signal.SIGINT
 _IMPORTLIB = "<frozen importlib._bootstrap>"
+_CLEAN_LINE = b"\x1b[?25h\r\x1b[K"
+"""Shows the cursor, which a progress bar hides, and erases the bar's line."""
 
 
 class _Interruption:
-    """Handles SIGINT like Python, except while a module loads: many turn a KeyboardInterrupt into another error."""
+    """Handles SIGINT like Python; while a module loads, only after that: many turn it into another error."""
 
     def __init__(self) -> None:
-        self.came = False
+        self._noted = False
 
     def handle(self, number: int, frame: FrameType | None) -> None:
-        """Raise KeyboardInterrupt, or end the process if a module loads; what a stage has finished is kept."""
-        self.came = True
-        if _is_loading(frame):
-            _leave(number, frame)
+        """Raise KeyboardInterrupt. While a module loads: note it, and end the process if it was noted before."""
+        if not _is_loading(frame):
+            self._raise()
+        if self._noted:
+            _end_at_once(_said())
+        self._noted = True
+        sys.setprofile(self._returned)
+
+    def _returned(self, frame: FrameType, event: str, argument: object) -> None:
+        """Raise KeyboardInterrupt where the outermost import returns, to whoever imports."""
+        if event == "return" and frame.f_code.co_filename == _IMPORTLIB and not _is_loading(frame.f_back):
+            self._raise()
+
+    def _raise(self) -> NoReturn:
+        if self._noted:
+            sys.setprofile(None)
+        self._noted = False
         raise KeyboardInterrupt
 
 
@@ -45,8 +61,8 @@ def main() -> None:
         run()
     except SystemExit:
         raise
-    except BaseException:
-        if not interruption.came:
+    except BaseException as error:
+        if not _is_interruption(error):
             raise
         print("interrupted", file=sys.stderr)
         sys.exit(_STATUS)
@@ -65,8 +81,34 @@ def _is_loading(frame: FrameType | None) -> bool:
     return False
 
 
+def _is_interruption(error: BaseException) -> bool:
+    """Whether it is a KeyboardInterrupt or was raised because of one or while one was handled."""
+    seen, left = set[int](), [error]
+    while left:
+        one = left.pop()
+        if isinstance(one, KeyboardInterrupt):
+            return True
+        if id(one) not in seen:
+            seen.add(id(one))
+            left += [other for other in (one.__cause__, one.__context__) if other is not None]
+    return False
+
+
+def _said() -> str:
+    """What the program says of an interruption."""
+    with suppress(Exception):
+        return str(sys.modules["trtforge.cli.app"].interruption("SIGINT"))
+    return "interrupted"
+
+
 def _leave(number: int, frame: FrameType | None) -> None:
-    os.write(2, b"interrupted\n")
+    _end_at_once("interrupted")
+
+
+def _end_at_once(said: str) -> NoReturn:
+    if os.isatty(2) and os.environ.get("TERM") not in ("dumb", "unknown"):
+        os.write(2, _CLEAN_LINE)
+    os.write(2, f"{said}\n".encode(errors="backslashreplace"))
     os._exit(_STATUS)
 
 

@@ -4,7 +4,6 @@ Used by the preprocessing model and, within their own process, by the text model
 """
 
 import json
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,6 +21,7 @@ _UNKNOWN_LENGTH = 1 << 20
 _LONGEST_WORD = 1024  # bytes
 _MESSAGE_FIELDS = 1 << 16  # characters that roles and other fields may take beside the text
 _MOST_BIASES = 1024
+_LARGEST_BIAS = float(np.finfo(np.float32).max)
 
 
 class Preprocessor:
@@ -142,15 +142,15 @@ class Preprocessor:
             return {}
         try:
             bias = {int(token): float(weight) for token, weight in json.loads(texts[0]).items()}
-        except (ValueError, TypeError, AttributeError, RecursionError):
+        except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
             raise RequestFailed("logit_bias is not a JSON object of token ids and numbers") from None
         if len(bias) > _MOST_BIASES:
             raise RequestFailed(f"logit_bias has {len(bias)} tokens; at most {_MOST_BIASES} are allowed")
         for token, weight in bias.items():
             if not 0 <= token < self._vocab_size:
                 raise RequestFailed(f"logit_bias holds the id {token}; ids are from 0 to {self._vocab_size - 1}")
-            if not math.isfinite(weight):
-                raise RequestFailed(f"logit_bias of token {token} is {weight}; it must be a finite number")
+            if not abs(weight) <= _LARGEST_BIAS:
+                raise RequestFailed(f"logit_bias of token {token} is {weight}; it must be a finite float32")
         return bias
 
 

@@ -68,7 +68,7 @@ class TextAnswer:
             new = [text + held for text, held in zip(new, last, strict=True)]
             self._unfinished.discard(piece.sequence)
         passed = {self._outputs[name]: value for name, value in piece.outputs.items() if name in self._outputs}
-        self._report.take(piece, stopped=stopped)
+        self._report.take(piece, stopped=self._texts.stopped(piece.sequence))
         if self._streaming:
             self._send_piece(piece.sequence, new, passed, final=not self._unfinished)
         else:

@@ -11,7 +11,9 @@ import pytest
 
 from tests.cli.screen import plain, terminal
 from tests.conftest import DEMO_MODEL
+from tests.pipeline.records import full, quality
 from trtforge.cli.app import main
+from trtforge.cli.build_view import show_report
 
 DATED = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d\d:\d\d (\w+): (.+)")
 FEW = [
@@ -133,3 +135,12 @@ def test_a_model_that_is_not_known_is_shown_by_its_name(tmp_path: Path) -> None:
 
     recipe = Recipe.parse({"name": "x", "model": {"source": "nobody/nothing"}}, "test")
     assert header_lines(recipe, Path("build/x"), 80)[1] == "  model     nobody/nothing"
+
+
+def test_a_build_that_ran_no_stage_shows_no_table_and_no_report(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its gate is known to fail; the report beside it is of an earlier build."""
+    show_report(full(stages=[], verification=quality(passed=False)))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("Build ")
+    assert not any(line.startswith(("stage ", "report ")) for line in lines)
+    assert "failed" in next(line for line in lines if line.startswith("gate "))

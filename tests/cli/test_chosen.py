@@ -46,12 +46,35 @@ def test_a_models_recipe_is_kept_with_its_build(tmp_path: Path, monkeypatch: pyt
     assert not Path("build").exists()
     path = found.write()
     assert path == Path("build/demo-model-int4_awq/recipe.yaml")
-    again = choose("build/demo-model-int4_awq", Choice(), ("gate.samples=8",))
+    again = choose("build/demo-model-int4_awq", Choice())
     assert (again.recipe, again.out) == (found.recipe, found.out)
-    same = choose(str(path), Choice(), ("gate.samples=8",))
-    assert same.recipe == found.recipe
-    several = choose(str(DEMO_MODEL), Choice(quant="fp8"), sweeps=True)
-    assert several.out == Path("build/demo-model")
+    assert choose(str(path), Choice()).recipe == found.recipe
+
+
+def test_overridden_data_is_found_from_the_build_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.txt").write_text("text")
+    found = choose(str(DEMO_MODEL), Choice(quant="fp8"), ("quantization.calibration.data=mine.txt",))
+    assert found.recipe.quantization.calibration.data == str(tmp_path / "mine.txt")
+    found.write()
+    assert choose(str(found.out), Choice()).recipe == found.recipe
+
+
+def test_an_edited_recipe_is_not_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = choose(str(DEMO_MODEL), Choice())
+    path = found.write()
+    assert path is not None
+    changed = choose(str(DEMO_MODEL), Choice(), ("gate.samples=8",))
+    assert changed.write() == path  # what was derived may be derived again
+    assert choose(str(path), Choice()).recipe.gate.samples == 8
+    edited = path.read_text().replace("samples: 8", "samples: 9")
+    for text in (edited, "name: mine\nmodel: {source: x}\n"):
+        path.write_text(text)
+        with pytest.raises(ForgeError, match="is not a recipe that trtforge derived, or was edited"):
+            found.write()
+        assert path.read_text() == text
+    assert [each.name for each in path.parent.iterdir()] == ["recipe.yaml"]
 
 
 def test_what_is_neither_is_refused(tmp_path: Path) -> None:

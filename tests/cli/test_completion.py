@@ -3,11 +3,13 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import DEMO_MODEL
+from trtforge.cli import completion
 
 
 def completed(line: str, *, here: Path = Path()) -> list[str]:
@@ -69,3 +71,21 @@ def test_completing_loads_nothing_heavy(name: str) -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
+
+
+@pytest.mark.parametrize("unreadable", ["iterdir", "is_dir"])
+def test_nothing_is_completed_in_a_directory_that_cannot_be_read(
+    unreadable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real: Callable[[Path], object] = getattr(Path, unreadable)
+
+    def refuse(path: Path) -> object:
+        if path.is_relative_to(tmp_path):
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path)
+
+    (tmp_path / "closed").mkdir()
+    (tmp_path / "closed" / "mine.yaml").touch()
+    assert completion.recipes(f"{tmp_path}/closed/") == [f"{tmp_path}/closed/mine.yaml"]
+    monkeypatch.setattr(Path, unreadable, refuse)
+    assert completion.recipes(f"{tmp_path}/closed/") == []

@@ -217,3 +217,52 @@ def test_an_import_that_hides_the_interruption_is_one_line_too() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+
+
+RUNNING = """
+import os, signal, sys, types
+from trtforge.__main__ import main
+def interrupt():
+    os.kill(os.getpid(), signal.SIGINT)
+def run():
+{body}
+sys.modules["trtforge.cli.app"] = types.SimpleNamespace(main=run)
+main()
+"""
+
+
+def running(body: str, directory: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """The program with `body` as its commands."""
+    program = RUNNING.format(body="\n".join(f"    {line}" for line in body.splitlines()))
+    command = [sys.executable, "-c", program]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=directory)
+
+
+def test_a_bug_after_a_handled_interruption_keeps_its_traceback() -> None:
+    done = running("try:\n    interrupt()\nexcept KeyboardInterrupt:\n    pass\nraise ValueError('a bug')")
+    assert done.returncode == 1
+    assert done.stderr.startswith("Traceback")
+    assert done.stderr.endswith("ValueError: a bug\n")
+
+
+@pytest.mark.parametrize("outcome", ["done = True", "raise ImportError('cannot be loaded')"])
+def test_an_import_is_interrupted_at_its_end_and_cleans_up(tmp_path: Path, outcome: str) -> None:
+    (tmp_path / "inner.py").write_text(
+        "import os, signal\ntry:\n    os.kill(os.getpid(), signal.SIGINT)\n    import colorsys\n"
+        f"except BaseException:\n    raise ImportError('hidden') from None\nprint('inner', flush=True)\n{outcome}\n"
+    )
+    (tmp_path / "outer.py").write_text("import inner\nprint('outer', flush=True)\n")
+    body = "try:\n    import outer\n    print('after')\nfinally:\n    print('cleaned up')"
+    done = running(body, tmp_path)
+    reached = ["inner", "outer"] if outcome == "done = True" else ["inner"]
+    assert (done.returncode, done.stdout.split("\n")) == (130, [*reached, "cleaned up", ""])
+    assert done.stderr == "interrupted\n"
+
+
+def test_a_second_interruption_ends_an_import_that_hangs(tmp_path: Path) -> None:
+    (tmp_path / "hanging.py").write_text(
+        "import os, signal, time\nfor _ in 'ab':\n    os.kill(os.getpid(), signal.SIGINT)\n"
+        "    print('hangs', flush=True)\ntime.sleep(120)\n"
+    )
+    done = running("try:\n    import hanging\nfinally:\n    print('cleaned up')", tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "hangs\n", "interrupted\n")

@@ -315,3 +315,11 @@ def test_read_only_target_is_an_error_with_a_hint(tmp_path: Path, as_nobody: Non
     with pytest.raises(ForgeError, match="cannot write there: Permission denied") as caught:
         produce(tmp_path / "out", identity(), writer("x"))
     assert "may write to" in caught.value.hint
+
+
+def test_the_current_directory_can_be_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    produce(Path(), identity(), writer("one"))
+    assert Path.cwd() == tmp_path / "here"
+    assert open_artifact(Path(), "checkpoint") == open_artifact(tmp_path / "here", "checkpoint")

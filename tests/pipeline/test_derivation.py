@@ -9,7 +9,7 @@ import yaml
 from tests.conftest import DEMO_MODEL, MakeHf
 from tests.machine.hosts import FakeGpu, FakeNvml
 from trtforge.core.errors import ForgeError
-from trtforge.pipeline.derivation import Wish, derive, machine_gpu, recipe_name
+from trtforge.pipeline.derivation import Wish, derive, is_unedited, machine_gpus, recipe_name
 from trtforge.pipeline.preflight import preflight
 from trtforge.plan.alternatives import GOALS
 from trtforge.plan.gpus import gpu_named
@@ -87,13 +87,26 @@ def test_every_goal_gives_a_recipe_that_can_be_deployed(goal: Any) -> None:
 
 
 def test_the_gpu_of_the_machine_is_found() -> None:
-    assert machine_gpu(no_driver) is None
-    assert machine_gpu(lambda: FakeNvml([])) is None
-    found = machine_gpu(lambda: FakeNvml([L4]))
+    assert machine_gpus(no_driver) is None
+    assert machine_gpus(lambda: FakeNvml([])) is None
+    found = machine_gpus(lambda: FakeNvml([L4]))
     assert found is not None
-    assert found.name == "l4"
+    assert (found[0].name, found[1]) == ("l4", 1)
     recipe = derive("Qwen/Qwen2.5-7B-Instruct", Wish(), load=lambda: FakeNvml([L4]))
     assert recipe.recipe().engine.target.gpu == "l4"
+
+
+def test_a_layout_fits_the_gpus_of_the_machine() -> None:
+    def chosen(model: str, count: int) -> tuple[str, int]:
+        found = derive(model, Wish(), load=lambda: FakeNvml([L4] * count))
+        gpus = found.recipe().parallel.tp * found.recipe().parallel.pp
+        assert ("more than" in found.reasons.get("parallel", "")) == (gpus > count)
+        return found.recipe().quantization.format, gpus
+
+    assert chosen("Qwen/Qwen2.5-7B-Instruct", 1) == ("fp8", 1)
+    assert chosen("Qwen/Qwen1.5-32B", 1) == ("int4_awq", 1)
+    assert chosen("Qwen/Qwen1.5-32B", 4) == ("fp8", 2)
+    assert chosen("meta-llama/Llama-3.1-70B-Instruct", 1)[1] > 1
 
 
 def test_short_models_get_short_samples(make_hf: MakeHf) -> None:
@@ -105,11 +118,15 @@ def test_short_models_get_short_samples(make_hf: MakeHf) -> None:
 def test_the_text_is_the_recipe_with_reasons() -> None:
     found = derive("Qwen/Qwen2.5-7B-Instruct", Wish(gpu="h100-80gb", goal="memory"), load=no_driver)
     text = found.text("trtforge build mine.yaml", Path())
-    assert text.startswith("# trtforge build mine.yaml\nname: ")
+    assert text.startswith("# trtforge build mine.yaml\n# derived by trtforge, digest ")
+    assert is_unedited(text)
+    assert not is_unedited(text.replace("memory", "x").replace("GB", "MB"))
     assert yaml.safe_load(text) == found.values
     assert "GB before the KV cache" in text
-    assert found.recipe(("engine.max_batch_size=3",)).engine.max_batch_size == 3
-    assert found.recipe().engine.max_batch_size == 64
+    changed = found.with_overrides(("engine.max_batch_size=3", "quantization.format=fp8"))
+    assert (changed.recipe().engine.max_batch_size, found.recipe().engine.max_batch_size) == (3, 64)
+    assert "quantization.format" in found.reasons
+    assert "quantization.format" not in changed.reasons
 
 
 def test_a_relative_source_is_relative_to_the_file(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,6 +77,34 @@ def test_a_model_without_weights_and_one_that_is_not_supported(tmp_path: Path) -
     assert (found["family"], found["formats"]) == ("not supported", [])
 
 
+@pytest.mark.parametrize(
+    ("changes", "problem", "method"),
+    [
+        ({"quantization_config": {"load_in_4bit": True}}, "quant_method bitsandbytes is not converted", "bitsandbytes"),
+        ({"rope_scaling": {"rope_type": "spiral", "factor": 2.0}}, "rope_type 'spiral' is not known", "none"),
+        ({"hidden_act": "xx"}, "hidden_act xx cannot be converted", "none"),
+    ],
+)
+def test_a_model_that_cannot_be_converted_is_described_with_its_problem(
+    tmp_path: Path, edit_config: Any, changes: dict[str, Any], problem: str, method: str
+) -> None:
+    model = shutil.copytree(DEMO_MODEL, tmp_path / "model")
+    edit_config(model, **changes)
+    found = describe(model, tensors=False)
+    assert (found["architecture"], found["family"], found["dtype"]) == ("LlamaForCausalLM", "llama", "bfloat16")
+    assert (found["quantization"], found["tensors_stored"], found["tokenizer"]) == (method, 39, True)
+    assert found["formats"] == []
+    assert problem in found["problem"]
+    lines = printed(model)
+    first = next(number for number, line in enumerate(lines) if line.startswith("  problem       "))
+    assert problem in " ".join(line.strip() for line in lines[first:])
+    assert not any(line.startswith("  formats") for line in lines)
+
+
+def test_a_model_that_can_be_converted_has_no_problem() -> None:
+    assert "problem" not in describe(DEMO_MODEL, tensors=False)
+
+
 def test_directories_of_others_are_named(make_hf: MakeHf, tmp_path: Path) -> None:
     made = convert(ConvertConfig(), make_hf(), tmp_path / "made").path
     (made / "forge.json").unlink()

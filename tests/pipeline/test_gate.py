@@ -24,7 +24,9 @@ def trtforge(monkeypatch: pytest.MonkeyPatch, *words: str | Path) -> int:
     return int(end.value.code or 0)
 
 
-def test_other_limits_judge_the_same_metrics_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_limits_judge_the_same_metrics_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "build"
     build = ["build", "demo-fp32", "--out", str(out), "--quiet", "--set", "model.dtype=float16", *FEW]
 
@@ -35,16 +37,16 @@ def test_other_limits_judge_the_same_metrics_again(tmp_path: Path, monkeypatch: 
     first = report()
     assert (first["verification"]["passed"], first["next"]) == (True, f"trtforge serve {out / 'repository'}")
 
+    capsys.readouterr()
     assert trtforge(monkeypatch, *build, "--set", "gate.kl_mean=0") == 1
     failed = report()
+    hint = capsys.readouterr().err.splitlines()[-1]
+    assert hint.endswith(f"Find the cause: `{failed['next']}`. The metrics are in {out / 'report.json'}.")
     assert [(s["stage"], s["cached"]) for s in failed["stages"]] == [("convert", True), ("verify", True)]
     assert failed["verification"]["kl_mean"] == first["verification"]["kl_mean"]
     assert (failed["verification"]["passed"], len(failed["verification"]["failures"])) == (False, 1)
     assert failed["next"].startswith(f"trtforge verify {out / 'checkpoint'} --against {DEMO_MODEL} --layers")
     assert trtforge(monkeypatch, *shlex.split(failed["next"])[1:]) == 1  # it runs, and the gate fails again
-
-    assert trtforge(monkeypatch, *build, "--set", "gate.kl_mean=0", "--from", "compile") == 1
-    assert report()["next"] == failed["next"]
 
     assert trtforge(monkeypatch, *build, "--set", "gate.kl_mean=0.5") == 0
     passed = report()
@@ -52,6 +54,22 @@ def test_other_limits_judge_the_same_metrics_again(tmp_path: Path, monkeypatch: 
     assert passed["verification"] == first["verification"]
     stored = json.loads((out / "verification" / "verification.json").read_text())
     assert stored["verification"]["failures"] == []
+
+    reports = {path: path.read_bytes() for path in out.glob("report.*")}
+    assert sorted(path.suffix for path in reports) == [".html", ".json", ".md"]
+    capsys.readouterr()
+    assert trtforge(monkeypatch, *build, "--set", "gate.kl_mean=0", "--from", "compile", "--json") == 1
+    assert {path: path.read_bytes() for path in out.glob("report.*")} == reports
+    assert [stage["stage"] for stage in report()["stages"]] == ["convert", "verify", "compile", "package"]
+    printed = capsys.readouterr()
+    found = json.loads(printed.out)
+    assert (found["verification"]["passed"], found["stages"], found["next"]) == (False, [], failed["next"])
+    error, hint = printed.err.splitlines()
+    assert error.startswith("error: the quality gate does not hold: kl_mean is ")
+    assert hint == (
+        "hint: Use another format, or exclude layers (quantization.exclude_modules). Find the cause: "
+        f"`{failed['next']}`. The metrics are in {out / 'verification' / 'verification.json'}."
+    )
 
 
 def test_a_calibrated_format_is_diagnosed_by_sensitivity_with_its_own_calibration() -> None:

@@ -9,8 +9,10 @@ from safetensors.torch import save_file
 
 from tests.conftest import DEMO_MODEL
 from trtforge.core.manifest import Identity, Manifest
+from trtforge.core.progress import Silent
 from trtforge.core.recipe import Recipe, load_recipe
 from trtforge.formats.calibration import FILE
+from trtforge.pipeline.build import Build
 from trtforge.pipeline.paths import Paths
 from trtforge.pipeline.record import Facts
 from trtforge.pipeline.report import BuildReport, write_report
@@ -108,6 +110,18 @@ def test_a_ranking_is_reported_while_its_calibration_is_the_same(tmp_path: Path)
     assert with_artifacts(Facts(), paths, [str(paths.calibration)], "now").sensitivity == ()
 
 
+def test_a_ranking_is_kept_beside_the_calibration_however_it_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beside = tmp_path / "out-sensitivity.json"
+    (tmp_path / "out" / "below").mkdir(parents=True)
+    assert sensitivity_file(tmp_path / "out") == beside
+    monkeypatch.chdir(tmp_path / "out")
+    assert sensitivity_file(Path()) == beside
+    monkeypatch.chdir("below")
+    assert sensitivity_file(Path("..")) == beside
+
+
 def test_a_damaged_calibration_of_an_earlier_run_is_left_out(tmp_path: Path) -> None:
     paths = Paths(tmp_path)
     manifest = calibration(paths.calibration)
@@ -136,3 +150,20 @@ def test_warnings_of_stages_are_collected(caplog: pytest.LogCaptureFixture, tmp_
     kept = json.loads((tmp_path / "report.json").read_text())
     assert kept["warnings"] == ["of the plan", "of a stage"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html", "report.json", "report.md"]
+
+
+def test_warnings_before_the_first_stage_are_in_the_report_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    beyond = "engine.max_seq_len 100000 is more than the model's context length of 2048"
+    recipe = load_recipe(ROOT / "demo-fp32.yaml", ("engine.max_seq_len=100000",))
+    (planned,) = planned_facts(recipe, tmp_path).warnings
+    assert beyond in planned
+    monkeypatch.setattr("trtforge.pipeline.build.warnings_of", lambda plan: (planned, "of the engine"))
+    report = Build(recipe, tmp_path / "out", Silent()).run(("convert", "compile"), started=lambda stage: None)
+    logged = [message for message in caplog.messages if message in (planned, "of the engine")]
+    assert logged == [planned, "of the engine"]
+    assert report.as_json()["warnings"] == [planned, "of the engine"]
+    assert json.loads((tmp_path / "out" / "report.json").read_text())["warnings"] == [planned, "of the engine"]
+    for page in ("report.html", "report.md"):
+        assert (tmp_path / "out" / page).read_text().count("of the engine") == 1, page

@@ -1,6 +1,7 @@
 """Which exclusions a gate needs: found by converting and verifying the demo model."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -69,3 +70,33 @@ def test_an_unreachable_gate_is_said(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "forge.json").exists()
     kept = json.loads((tmp_path / "out-sensitivity.json").read_text())
     assert (kept["calibration"], kept["ranking"]) == (result["digest"], result["sensitivity"]["ranking"])
+
+
+FEW = ["--quant", "int8_sq", "--samples", "2", "--seq-len", "32", "--sensitivity", "--quiet"]
+EASY = f"kl_mean=9,data={DEMO_MODEL / 'heldout.txt'},samples=2,sequence_length=32"
+
+
+def test_the_current_directory_can_be_the_calibration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    command = ["calibrate", os.path.relpath(DEMO_MODEL), ".", *FEW, "--gate", EASY, "--json"]
+    for origin in ("written", "already right"):
+        done = CliRunner().invoke(app, command, catch_exceptions=False)
+        result = json.loads(done.stdout)
+        assert (done.exit_code, result["artifact"]) == (0, ".")
+        assert result["origin"] in (origin, "from the cache")
+        kept = json.loads((tmp_path / "here-sensitivity.json").read_text())
+        assert (kept["calibration"], kept["ranking"]) == (result["digest"], result["sensitivity"]["ranking"])
+    assert sorted(path.name for path in Path().iterdir()) == ["calibration.safetensors", "forge.json"]
+
+
+def test_a_ranking_that_cannot_be_kept_is_shown(tmp_path: Path) -> None:
+    (tmp_path / "out-sensitivity.json").mkdir()
+    command = ["calibrate", str(DEMO_MODEL), str(tmp_path / "out"), *FEW, "--gate", EASY]
+    done = CliRunner().invoke(app, command, catch_exceptions=False)
+    assert done.exit_code == 0
+    assert "the gate holds without exclusions" in done.stdout
+    assert f"next: trtforge convert {DEMO_MODEL} CHECKPOINT" in done.stdout
+    assert done.stderr == (
+        f"warning: {tmp_path / 'out-sensitivity.json'}: Is a directory; reports of builds will not show the ranking\n"
+    )

@@ -106,14 +106,16 @@ def test_what_a_port_speaks(http_only: str, grpc_only: str, mute: str) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_other_protocol_is_named(http_only: str, grpc_only: str, stream: bool, finish_reason: bool) -> None:
     cases: list[tuple[str, Protocol, str, str]] = [
-        (grpc_only, "http", "speaks gRPC, not HTTP", "Use --protocol grpc or the HTTP port (8000 by default)."),
-        (http_only, "grpc", "speaks HTTP, not gRPC", "Use --protocol http or the gRPC port (8001 by default)."),
+        (grpc_only, "http", "speaks gRPC, not HTTP", "HTTP port (8000 by default)"),
+        (http_only, "grpc", "speaks HTTP, not gRPC", "gRPC port (8001 by default)"),
     ]
+    other = {"http": "grpc", "grpc": "http"}
     sampling = Sampling(finish_reason=finish_reason)
     for url, protocol, said, hint in cases:
         with pytest.raises(ForgeError) as caught:
             generate(url, "ensemble", "a", sampling, protocol=protocol, stream=stream)
-        assert (caught.value.message, caught.value.hint) == (f"{url} {said}", hint)
+        assert caught.value.message == f"{url} {said}"
+        assert caught.value.hint == f"Give the {hint}; `trtforge infer` also takes --protocol {other[protocol]}."
 
 
 def test_a_probe_of_the_grpc_port_says_so(grpc_only: str) -> None:

@@ -16,12 +16,14 @@ from trtforge.core import packages
 from trtforge.core.errors import ForgeError, UsageError
 from trtforge.core.verified import open_to_run
 from trtforge.formats.triton import read_facts
+from trtforge.machine.proc import listens
 from trtforge.serve import gateway_process
+from trtforge.serve.client import Sampling, generate
 from trtforge.serve.config import ServeConfig
 from trtforge.serve.first_steps import first_steps
-from trtforge.serve.gateway_process import gateway_command, listens, with_openai_port
+from trtforge.serve.gateway_process import gateway_command, with_openai_port
 from trtforge.serve.launchers import plan_launch
-from trtforge.serve.stage import require_free_ports
+from trtforge.serve.stage import require_free_ports, serve
 
 GATEWAY = "trtforge.gateway"
 RUNTIME = Path("/tmp/trtforge-serve-1-x")
@@ -40,8 +42,9 @@ def test_the_first_free_port_above_the_others_is_taken_and_kept() -> None:
         assert other.openai_port not in (None, settled.openai_port)
         require_free_ports(settled)
         with socket.create_server(("127.0.0.1", settled.openai_port)):  # as the gateway listens
-            assert listens("127.0.0.1", settled.openai_port)
-    assert not listens("127.0.0.1", settled.openai_port)
+            assert listens(os.getpid(), settled.openai_port)
+            assert not listens(os.getppid(), settled.openai_port)
+    assert not listens(os.getpid(), settled.openai_port)
 
 
 def test_a_given_port_is_taken_as_it_is() -> None:
@@ -63,7 +66,7 @@ def test_without_its_packages_the_api_is_left_out(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(packages, "find_spec", lambda name: None if name == "fastapi" else object())
     with with_openai_port(ports()) as settled:
         assert (settled.openai, settled.openai_port) == (False, None)
-        assert gateway_command(settled, "ensemble") is None
+        assert gateway_command(settled, "ensemble", required=False) is None
     with (
         pytest.raises(ForgeError, match="--openai-port needs the package fastapi") as caught,
         with_openai_port(ports(openai_port=9000)),
@@ -119,8 +122,8 @@ def ask(url: str, **options: object) -> openai.types.Completion:
     )
 
 
-def test_it_answers_and_its_death_ends_the_server(fake_repository: Path, start: Start) -> None:
-    server = start(fake_repository, openai=True)
+def test_it_answers_and_its_death_ends_a_server_that_was_asked_for_it(fake_repository: Path, start: Start) -> None:
+    server = start(fake_repository, openai=True, openai_port=free_ports(1)[0])
     server.wait_ready()
     url = openai_url(server)
     assert ask(url).choices[0].text
@@ -132,6 +135,58 @@ def test_it_answers_and_its_death_ends_the_server(fake_repository: Path, start: 
     assert "the OpenAI gateway" in said.rpartition("error:")[2]
     assert f"curl {url}/completions" in said
     assert left_behind(server.process.pid) == []
+
+
+LOST = "the OpenAI gateway (process {}) ended with status {}{}; the server goes on without OpenAI's API"
+
+
+def test_its_death_is_a_warning_if_nobody_asked_for_it(fake_repository: Path, start: Start) -> None:
+    server = start(fake_repository, openai=True, restart="on-failure")
+    server.wait_ready()
+    url = openai_url(server)
+    gateway = server.child(GATEWAY)
+    assert gateway is not None
+    os.kill(gateway, signal.SIGKILL)
+    assert eventually(lambda: server.child(GATEWAY) is None)
+    assert generate(server.grpc, "ensemble", "one two", Sampling(max_tokens=4)).text
+    os.kill(server.triton(), signal.SIGKILL)
+    server.wait_ready()
+    assert openai_url(server) == url  # the next start tries it again
+    assert ask(url).choices[0].text
+    server.process.send_signal(signal.SIGTERM)
+    rest, said = server.process.communicate(timeout=30)
+    assert (server.process.returncode, rest) == (0, "")
+    assert said.count("the OpenAI gateway") == said.count(LOST.format(gateway, -signal.SIGKILL, "")) == 1
+    assert "restarting in 1 s: the Triton server" in said
+    assert left_behind(server.process.pid) == []
+
+
+def test_a_port_that_another_program_took_is_a_warning_if_nobody_asked_for_it(
+    fake_repository: Path, start: Start
+) -> None:
+    ports = free_ports(4)
+    named = dict(zip(("http_port", "grpc_port", "metrics_port"), sorted(ports)[:3], strict=True))
+    server = start(fake_repository, openai=True, **named)
+    assert eventually(lambda: server.child(GATEWAY) is not None)
+    gateway = server.child(GATEWAY)
+    assert gateway is not None
+    words = Path(f"/proc/{gateway}/cmdline").read_text().split("\0")
+    port = int(next(word for word in words if word.startswith("--port=")).removeprefix("--port="))
+    with socket.create_server(("127.0.0.1", port)):
+        assert server.process.stdout is not None
+        assert server.process.stdout.readline().startswith("ready ")
+        assert server.process.stderr is not None
+        warning = next(line.strip() for line in server.process.stderr if line.startswith("the OpenAI gateway"))
+        steps = server.process.stderr.readline(), server.process.stderr.readline()
+    assert warning.startswith(LOST.format(gateway, 1, "").partition(";")[0])
+    assert f"127.0.0.1:{port}" in warning
+    assert warning.endswith("; the server goes on without OpenAI's API")
+    assert steps[0] == "try:\n"
+    assert "/v2/models/ensemble/generate" in steps[1]
+    server.process.send_signal(signal.SIGTERM)
+    rest, said = server.process.communicate(timeout=30)
+    assert (server.process.returncode, rest) == (0, "")
+    assert "the OpenAI gateway" not in said
 
 
 def test_a_running_stream_finishes_while_draining(fake_repository: Path, start: Start) -> None:
@@ -220,10 +275,29 @@ def test_the_gateway_imports_nothing_heavy() -> None:
     assert done.stdout.strip() == "set()"
 
 
-def test_candidates_end_with_any_free_port(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_address_without_ports_is_said_by_the_check_of_all_ports(fake_repository: Path) -> None:
+    config = ports(host="192.0.2.1")
+    with with_openai_port(config) as settled:
+        assert settled.openai_port == max(config.ports.values()) + 1
+        with pytest.raises(ForgeError, match=rf"cannot listen on 192\.0\.2\.1:{config.http_port} \(Cannot assign"):
+            require_free_ports(settled)
+
+
+def test_a_dry_run_binds_nothing(
+    fake_repository: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(socket.socket, "bind", lambda *_: pytest.fail("a port was bound"))
+    assert serve(ServeConfig(dry_run=True, host="192.0.2.1", http_port=9000), fake_repository) == 0
+    assert "--port=9001" in capsys.readouterr().out
+    with with_openai_port(ServeConfig(dry_run=True, metrics_port=65535, http_port=65534)) as settled:
+        assert settled.openai_port == 65533
+
+
+def test_candidates_end_with_any_free_port(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     config = ports(metrics_port=65535)
     with with_openai_port(config) as settled:
         assert settled.openai_port not in (None, *config.ports.values())
     monkeypatch.setattr(gateway_process, "_TRIED", 0)
-    with pytest.raises(ForgeError, match="no port is free"), with_openai_port(config):
-        pass
+    with with_openai_port(config) as settled:
+        assert (settled.openai, settled.openai_port) == (False, None)
+    assert "no port is free for OpenAI's API" in caplog.text

@@ -88,7 +88,9 @@ def test_token_ids_are_a_prompt_as_they_are(server: Running, tokenizer: Any, mod
         ({"text_input": "a", "logit_bias": "[]"}, "logit_bias is not a JSON object of token ids and numbers"),
         ({"text_input": "a", "logit_bias": '{"5": "x"}'}, "logit_bias is not a JSON object of token ids and numbers"),
         ({"text_input": "a", "logit_bias": '{"99999": 1}'}, "logit_bias holds the id 99999; ids are from 0 to"),
-        ({"text_input": "a", "logit_bias": '{"5": NaN}'}, "logit_bias of token 5 is nan; it must be a finite number"),
+        ({"text_input": "a", "logit_bias": '{"5": NaN}'}, "logit_bias of token 5 is nan; it must be a finite float32"),
+        ({"text_input": "a", "logit_bias": '{"5": 1e300}'}, "logit_bias of token 5 is 1e+300"),
+        ({"text_input": "a", "logit_bias": f'{{"5": 1{"0" * 400}}}'}, "logit_bias is not a JSON object"),
         ({"messages": json.dumps([{"role": "user", "content": "a " * 400_000}])}, "too long for this engine"),
     ],
 )
@@ -156,6 +158,19 @@ def test_stop_words_can_be_left_out(server: Running, model: str) -> None:
     pieces = streamed(server, model, **unmatched, include_stop_str_in_output=False)
     plain = post(server, model, **unmatched).json()["text_output"]
     assert b"".join(piece["text_output"] for piece in pieces).decode() == plain
+
+
+@MODELS
+def test_a_stop_word_at_the_very_end_is_the_reason(server: Running, model: str) -> None:
+    asked = {
+        "text_input": "one two",
+        "max_tokens": 3,
+        "stop_words": ["tw"],
+        "include_stop_str_in_output": False,
+    }
+    for _ in range(5):  # how steps are merged into responses varies
+        whole = post(server, model, **asked, return_finish_reason=True).json()
+        assert (whole["text_output"].rstrip(), whole["finish_reason"]) == ("one", "stop")
 
 
 def test_a_sequence_of_several_says_when_it_ended(server: Running, tokenizer: Tokenizer) -> None:

@@ -161,20 +161,24 @@ class _Messages(logging.Handler):
 
 
 def show_interruption(signal: str) -> None:
-    """Print the interrupted command and the command that resumes it, without --force, which would start over.
+    """Print what `interruption` says."""
+    print(interruption(signal), file=sys.stderr)
 
-    Ctrl-C of a command that keeps nothing prints one word.
+
+def interruption(signal: str) -> str:
+    """The interrupted command and the command that resumes it, without --force, which would start over.
+
+    One word for Ctrl-C of a command that keeps nothing.
     """
     words = sys.argv[1:]
-    if signal == "SIGINT" and words[:1] != ["verify"] and not (words and words[0] in _RESUMABLE):
-        print("interrupted", file=sys.stderr)
-        return
-    print(f"interrupted by {signal}: {join(['trtforge', *words])}", file=sys.stderr)
+    command = words[0] if words else ""
+    if signal == "SIGINT" and command not in ("verify", *_RESUMABLE):
+        return "interrupted"
+    said = f"interrupted by {signal}: {join(['trtforge', *words])}"
     again = join(["trtforge", *(word for word in words if word != "--force")])
-    if words[:1] == ["verify"]:
-        print(f"hint: verify keeps no intermediate results; run again: {again}", file=sys.stderr)
-    elif words and words[0] in _RESUMABLE:
-        print(f"hint: completed work is kept; resume with: {again}", file=sys.stderr)
+    if command == "verify":
+        return f"{said}\nhint: verify keeps no intermediate results; run again: {again}"
+    return f"{said}\nhint: completed work is kept; resume with: {again}" if command in _RESUMABLE else said
 
 
 def _whole_hint(error: ForgeError, words: Sequence[str]) -> str:

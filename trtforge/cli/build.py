@@ -1,5 +1,6 @@
 """`trtforge build RECIPE_OR_MODEL`: run every stage in order and print a report."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -7,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trtforge.cli import completion, show
-from trtforge.cli.chosen import Choice, Chosen, choose
+from trtforge.cli.chosen import Choice, Chosen, choose, choose_each
 from trtforge.cli.options import (
     Container,
     Ep,
@@ -118,18 +119,21 @@ def build(
         raise UsageError(
             f"--update-lock with {'--locked' if locked else '--dry-run'}", hint="Give --update-lock without the other."
         )
+    overrides = tuple(set_ or ())
     formats = quant.split(",") if quant is not None else []
-    choice = Choice(formats[0] if formats else None, tp, pp, ep, gpu, goal)
-    asked = choose(target, choice, tuple(set_ or ()), out, sweeps=len(formats) > 1)
-    require_heeded(context, asked.recipe.engine.backend)
+    choice = Choice(quant, tp, pp, ep, gpu, goal)
     how = How(
         _stage(first, "--from"), _stage(last, "--to"), dry_run, force, workers, container, locked, update_lock, lock,
         quiet=quiet, json=json,
     )  # fmt: skip
     if len(formats) > 1:
-        build_formats(asked, formats, how)
-    else:
-        build_chosen(asked, how)
+        each = choose_each(target, formats, choice, overrides, out)
+        require_heeded(context, each[formats[0]].recipe.engine.backend)
+        build_formats(each, how)
+        return
+    asked = choose(target, choice, overrides, out)
+    require_heeded(context, asked.recipe.engine.backend)
+    build_chosen(asked, how)
 
 
 @dataclass(frozen=True)
@@ -149,8 +153,8 @@ class How:
     json: bool = False
 
 
-def build_formats(asked: Chosen, formats: list[str], how: How) -> None:
-    """Build a recipe in several formats and compare the builds. Raises UsageError for options that apply to one."""
+def build_formats(asked: Mapping[str, Chosen], how: How) -> None:
+    """Build recipes by format and compare the builds. Raises UsageError for options that apply to one build."""
     from trtforge.cli.sweep import build_each
     from trtforge.compile.stage import CompileOptions
 
@@ -158,7 +162,7 @@ def build_formats(asked: Chosen, formats: list[str], how: How) -> None:
         if given:
             raise UsageError(f"{option} with several formats", hint=f"Give one format with {option}.")
     build_each(
-        asked.recipe, formats, asked.out, first=how.first, last=how.last, named=asked.named,
+        asked, next(iter(asked.values())).out.parent, first=how.first, last=how.last,
         options=CompileOptions(workers=how.workers, container=how.container), force=how.force, quiet=how.quiet,
         json=how.json,
     )  # fmt: skip

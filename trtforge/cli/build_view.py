@@ -128,7 +128,8 @@ def header_lines(recipe: "Recipe", out: Path, width: int) -> list[str]:
 def show_report(report: "Record") -> None:
     """Print the table of stages, sizes and quality with the gate's limits, and the next command."""
     width = show.width(sys.stdout)
-    print("\n".join([f"Build {report.recipe}", *_stage_lines(report, width), "", *_result_lines(report, width)]))
+    stages = [*_stage_lines(report, width), ""] if report.stages else []
+    print("\n".join([f"Build {report.recipe}", *stages, *_result_lines(report, width)]))
     print(f"next: {report.next}")
 
 
@@ -179,7 +180,7 @@ def _result_lines(report: "Record", width: int) -> Iterator[str]:
         yield f"{'size':<{_LABEL}}quantised layers {report.compression:.2f} times smaller"
     if report.verification is not None:
         yield from _quality_lines(report, room)
-    if report.out is not None:
+    if report.out is not None and report.stages:  # a build that ran no stage leaves the report of an earlier one
         yield f"{'report':<{_LABEL}}{show.path(Path(report.out) / 'report.html', room)}"
 
 

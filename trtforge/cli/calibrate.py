@@ -1,5 +1,7 @@
 """`trtforge calibrate`: the statistics that scaling factors are computed from."""
 
+from pathlib import Path
+from shlex import join, quote
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,6 +14,7 @@ from trtforge.core.errors import ForgeError, UsageError
 
 if TYPE_CHECKING:
     from trtforge.calibrate.stage import CalibrateConfig
+    from trtforge.pipeline.sensitivity import Sensitivity
 
 _FORMAT = "Quantisation"
 _SAMPLES = "Calibration samples"
@@ -121,12 +124,8 @@ def calibrate(
     from trtforge.core.progress import for_this_terminal
     from trtforge.formats.calibration import open_calibration
     from trtforge.formats.hf import resolve_source
-    from trtforge.models.formats import FORMATS
 
-    if quant in FORMATS and quant != "none" and not FORMATS[quant].calibrated:
-        raise UsageError(
-            f"--quant {quant} needs no calibration", hint=f"Run `trtforge convert {hf_dir} CHECKPOINT --quant {quant}`."
-        )
+    _require_calibrated(quant, hf_dir)
     sampling = {"data": data, "samples": samples, "sequence_length": seq_len, "batch_size": batch_size, "seed": seed}
     config = from_options(
         CalibrateConfig,
@@ -148,25 +147,48 @@ def calibrate(
         result = run(config, source, out, force=force, progress=progress)
     for warning in open_calibration(out).warnings:
         show.warning(warning)
-    following = f"trtforge convert {hf_dir} CHECKPOINT --quant {quant} --kv-cache {kv_cache} --calibration {out}"
+    following = ["trtforge", "convert", hf_dir, "CHECKPOINT", "--quant", quant, "--kv-cache", kv_cache]
+    following += ["--calibration", str(out)]
     if not sensitivity:
-        show.produced(result, json_output=json, next_command=following)
+        show.produced(result, json_output=json, next_command=join(following))
         return
-    from trtforge.pipeline.sensitivity import analyse, keep
+    from trtforge.pipeline.sensitivity import analyse
 
     with progress.waiting("sensitivity"):
         found = analyse(config, source, out, limits, progress)
-    keep(found, out)
-    excluded = found.proposal.exclude_modules if found.proposal else ()
-    following += "".join(f" --exclude-module {name}" for name in excluded)
+    for name in found.proposal.exclude_modules if found.proposal else ():
+        following += ["--exclude-module", name]
     if not json:
         show_sensitivity(found)
-    show.produced(result, json_output=json, next_command=following, more={"sensitivity": found.as_json()})
+    show.produced(result, json_output=json, next_command=join(following), more={"sensitivity": found.as_json()})
+    _keep(found, out)
     if found.proposal is None:
         raise ForgeError(
             f"no exclusions meet the gate: {'; '.join(map(str, found.last.verification.failures))} "
             f"with {len(found.last.exclude_modules)} layers excluded",
             hint="The remaining error comes from the KV cache, the dtype or the experts: change those, or the gate.",
+        )
+
+
+def _keep(found: "Sensitivity", out: Path) -> None:
+    """Keep the ranking for the reports of builds; a place that cannot be written to is a warning."""
+    from trtforge.pipeline.report_facts import sensitivity_file
+    from trtforge.pipeline.sensitivity import keep
+
+    try:
+        keep(found, out)
+    except OSError as error:
+        show.warning(f"{sensitivity_file(out)}: {error.strerror}; reports of builds will not show the ranking")
+
+
+def _require_calibrated(quant: str, hf_dir: str) -> None:
+    """Raise UsageError for a format that is converted to without a calibration."""
+    from trtforge.models.formats import FORMATS
+
+    if quant in FORMATS and quant != "none" and not FORMATS[quant].calibrated:
+        raise UsageError(
+            f"--quant {quant} needs no calibration",
+            hint=f"Run `trtforge convert {quote(hf_dir)} CHECKPOINT --quant {quant}`.",
         )
 
 

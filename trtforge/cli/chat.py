@@ -18,6 +18,7 @@ from trtforge.cli.options import (
     TopP,
     Verbose,
 )
+from trtforge.cli.prompt import decoded
 from trtforge.core import defaults
 from trtforge.core.errors import ForgeError, UsageError
 
@@ -69,9 +70,10 @@ def chat(
     if url is not None and build is not None:
         raise UsageError("--url with --build: the server runs, or is started", hint="Give one of them.")
     from trtforge.serve.client import Sampling
+    from trtforge.serve.endpoint import Endpoint
 
     sampling = Sampling(max_tokens, temperature, top_k, top_p, seed, finish_reason=True)
-    talk(url or defaults.GRPC_URL, build, model, system, sampling, quiet=quiet)
+    talk(Endpoint.of(url, "grpc").url, build, model, system, sampling, quiet=quiet)
 
 
 def talk(
@@ -154,16 +156,18 @@ class Repl:
                     print(file=sys.stderr)
                 return
             except KeyboardInterrupt:
+                if not self._terminal:
+                    raise
                 print("\n/exit or Ctrl-D ends the chat", file=sys.stderr)
                 continue
-            if text.strip() in ("/exit", "/quit", "/bye"):
+            if self._terminal and text.strip() in ("/exit", "/quit", "/bye"):
                 return
             if text.strip():
                 self._take(text)
 
     def _take(self, text: str) -> None:
         try:
-            if text.startswith("/"):
+            if self._terminal and text.startswith("/"):
                 self._command(text)
             else:
                 self._answer(text)
@@ -181,13 +185,16 @@ class Repl:
         lines = [self._line(">>> ")]
         while lines[-1].endswith("\\"):
             lines[-1] = lines[-1][:-1]
-            lines.append(self._line("... "))
+            try:
+                lines.append(self._line("... "))
+            except EOFError:
+                break
         return "\n".join(lines)
 
     def _line(self, prompt: str) -> str:
         if self._terminal:
             return input(prompt)
-        line = sys.stdin.readline()
+        line = decoded(sys.stdin.buffer.readline())
         if not line:
             raise EOFError
         return line.rstrip("\n")

@@ -1,7 +1,8 @@
 """What `trtforge build`, `run` and `init` work on: a recipe, or one that is derived for a model."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import join, quote
 from typing import TYPE_CHECKING
@@ -83,28 +84,37 @@ class Chosen:
         return f"trtforge build {self.named} --out {quote(str(self.out))}"
 
     def write(self) -> Path | None:
-        """Write a derived recipe into its build directory; returns its path."""
+        """Write a derived recipe into its build directory; returns its path.
+
+        Raises ForgeError if there is another recipe that was not derived, or was edited since.
+        """
         if self.text is None:
             return None
+        from trtforge.pipeline.derivation import is_unedited
+
         path = self.out / RECIPE_FILE
+        draft = path.with_name(f".{path.name}.partial")
         try:
+            if path.exists() and not is_unedited(path.read_text(encoding="utf-8", errors="replace")):
+                raise ForgeError(
+                    f"{path} is not a recipe that trtforge derived, or was edited",
+                    hint=f"Build it with `trtforge build {quote(str(path))}`, or choose another --out.",
+                )
             self.out.mkdir(parents=True, exist_ok=True)
-            path.write_text(self.text, encoding="utf-8")
+            draft.write_text(self.text, encoding="utf-8")
+            os.replace(draft, path)
         except OSError as error:
             raise ForgeError(f"{path}: {error.strerror}", hint="Choose another --out.") from None
         return path
 
 
-def choose(
-    target: str, choice: Choice, overrides: tuple[str, ...] = (), out: Path | None = None, *, sweeps: bool = False
-) -> Chosen:
+def choose(target: str, choice: Choice, overrides: tuple[str, ...] = (), out: Path | None = None) -> Chosen:
     """The recipe at `target`: a recipe file, a shipped recipe's name, a model, or a build directory.
 
-    `sweeps`: several formats will be built, so the name of a model's build has none. Raises ForgeError if it is none of
-    them, UsageError for --goal with a recipe.
+    Raises ForgeError if it is none of them, UsageError for --goal with a recipe.
     """
     if is_model(target):
-        return _derived(target, choice, overrides, out, sweeps=sweeps)
+        return _derived(target, choice, overrides, out)
     from trtforge.cli.recipes import find
     from trtforge.core.recipe import load_recipe
 
@@ -123,6 +133,25 @@ def choose(
     return Chosen(recipe, words, out or built, lock_directory)
 
 
+def choose_each(
+    target: str, formats: Sequence[str], choice: Choice, overrides: tuple[str, ...] = (), out: Path | None = None
+) -> dict[str, Chosen]:
+    """What `choose` gives for each format, in a directory of its own below `out`.
+
+    Raises UsageError for an unknown or repeated format.
+    """
+    from trtforge.pipeline.derivation import recipe_name
+    from trtforge.pipeline.sweep import check_formats
+
+    check_formats(formats)
+    base = out
+    if base is None and is_model(target):
+        base = Path("build") / recipe_name(target, "none")
+    elif base is None:
+        base = choose(target, replace(choice, quant=formats[0]), overrides).out
+    return {name: choose(target, replace(choice, quant=name), overrides, base / name) for name in formats}
+
+
 def is_model(target: str) -> bool:
     """Whether `target` names a Hugging Face model: a directory with config.json, or a hub id that is no path here."""
     path = Path(target)
@@ -138,11 +167,9 @@ def derived(target: str, choice: Choice, name: str | None = None) -> "DerivedRec
     return derive(target, choice.wish(), name=name)
 
 
-def _derived(target: str, choice: Choice, overrides: tuple[str, ...], out: Path | None, *, sweeps: bool) -> Chosen:
-    from trtforge.pipeline.derivation import recipe_name
-
-    found = derived(target, choice, recipe_name(target, "none") if sweeps else None)
-    recipe = found.recipe(overrides)
+def _derived(target: str, choice: Choice, overrides: tuple[str, ...], out: Path | None) -> Chosen:
+    found = derived(target, choice).with_overrides(overrides)
+    recipe = found.recipe()
     directory = out or Path("build") / recipe.name
     words = (target, *choice.words, *(word for value in overrides for word in ("--set", value)))
     text = found.text(f"trtforge build {join((str(directory / RECIPE_FILE), '--out', str(directory)))}", directory)

@@ -1,6 +1,7 @@
 """`trtforge compile`: from a checkpoint to an engine."""
 
 from pathlib import Path
+from shlex import join
 from typing import Annotated
 
 import typer
@@ -162,4 +163,4 @@ def compile_(
     progress = for_this_terminal(quiet=quiet or json)
     with progress.waiting("compile"):
         result = compile_engine(config, checkpoint, out, options, force=force, progress=progress)
-    show.produced(result, json_output=json, next_command=f"trtforge package {out} REPOSITORY")
+    show.produced(result, json_output=json, next_command=join(["trtforge", "package", str(out), "REPOSITORY"]))

@@ -91,7 +91,14 @@ def _starting(names: Iterable[Any], incomplete: str) -> list[str]:
 
 
 def _paths(incomplete: str, endings: tuple[str, ...]) -> list[str]:
-    """Directories, and files with these endings, whose path starts with `incomplete`."""
+    """Directories, and files with these endings, whose path starts with `incomplete`; none if they cannot be read."""
+    try:
+        return _paths_there(incomplete, endings)
+    except OSError:
+        return []
+
+
+def _paths_there(incomplete: str, endings: tuple[str, ...]) -> list[str]:
     directory, _, start = incomplete.rpartition("/")
     place = Path(directory or ("/" if incomplete.startswith("/") else "."))
     if not place.is_dir():

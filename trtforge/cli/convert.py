@@ -1,6 +1,7 @@
 """`trtforge convert`: from a Hugging Face checkpoint to a TensorRT-LLM checkpoint."""
 
 from pathlib import Path
+from shlex import join
 from typing import Annotated
 
 import typer
@@ -146,5 +147,6 @@ def convert(
     source, progress = resolve_source(hf_dir), for_this_terminal(quiet=quiet or json)
     with progress.waiting("convert"):
         result = run(config, source, out, calibration=calibration, force=force, progress=progress)
-    following = f"verify {out} --against {hf_dir}" if cp == 1 else f"compile {out} ENGINE --backend tensorrt_llm"
-    show.produced(result, json_output=json, next_command=f"trtforge {following}")
+    verify = ["verify", str(out), "--against", hf_dir]
+    compile_ = ["compile", str(out), "ENGINE", "--backend", "tensorrt_llm"]
+    show.produced(result, json_output=json, next_command=join(["trtforge", *(verify if cp == 1 else compile_)]))

@@ -34,6 +34,7 @@ def init(
     Example: trtforge init Qwen/Qwen2.5-7B-Instruct --gpu h100-80gb --goal throughput
     """
     import re
+    from shlex import join
 
     if not is_model(model):
         near = nearest_directory(Path(model))
@@ -45,12 +46,13 @@ def init(
     found = derived(model, Choice(quant, tp, pp, ep, gpu, goal), name)
     recipe = found.recipe()
     path = file or Path(f"{recipe.name}.yaml")
+    command = join(("trtforge", "build", str(path)))
     try:
         with path.open("x", encoding="utf-8") as target:
-            target.write(found.text(f"trtforge build {path}", path.parent))
+            target.write(found.text(command, path.parent))
     except OSError as error:
         raise ForgeError(f"{path}: {error.strerror}", hint="Choose a file that does not exist yet.") from None
     if json:
-        show.as_json({"recipe": str(path), "reasons": dict(found.reasons), "next": f"trtforge build {path}"})
+        show.as_json({"recipe": str(path), "reasons": dict(found.reasons), "next": command})
     else:
-        print(f"{show.path(path)} written; next: trtforge build {path}")
+        print(f"{show.path(path)} written; next: {command}")

@@ -81,6 +81,8 @@ def _lines(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "tokenizer", "yes" if found["tokenizer"] else "no tokenizer.json"
         yield "chat template", "yes" if found["chat_template"] else "no"
     yield from _files(found)
+    if "problem" in found:
+        yield "problem", found["problem"]
 
 
 def _network(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

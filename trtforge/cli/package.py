@@ -1,6 +1,7 @@
 """`trtforge package`: from an engine to a Triton model repository."""
 
 from pathlib import Path
+from shlex import join
 from typing import Annotated
 
 import typer
@@ -81,4 +82,4 @@ def package(
     values = {"serving": serving, "name_prefix": name, "features": features, "target": target}
     config = from_options(PackageConfig, values, "package")
     result = run(config, artifact_at(engine, "engine"), tokenizer, out, force=force)
-    show.produced(result, json_output=json, next_command=f"trtforge serve {out}")
+    show.produced(result, json_output=json, next_command=join(["trtforge", "serve", str(out)]))

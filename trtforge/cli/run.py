@@ -10,7 +10,7 @@ import typer
 from trtforge.cli import completion
 from trtforge.cli.build import How, build_chosen
 from trtforge.cli.chat import System, talk
-from trtforge.cli.chosen import Choice, choose
+from trtforge.cli.chosen import RECIPE_FILE, Choice, choose
 from trtforge.cli.options import (
     Ep,
     GoalName,
@@ -73,9 +73,9 @@ def run(
 
     choice = Choice(quant, tp, pp, ep, gpu, goal)
     overrides = tuple(set_ or ())
-    directory = Path(target)
-    if (directory / "repository").is_dir() and not choice.words and not overrides:
-        build = artifact_at(directory, "repository")
+    given = bool(choice.words or overrides or out is not None)
+    if _is_ready(Path(target)) and not given:
+        build = artifact_at(Path(target), "repository")
     else:
         if quant is not None and "," in quant:
             raise UsageError(f"--quant {quant}: run takes one format", hint="Use `trtforge build` for several.")
@@ -85,3 +85,13 @@ def run(
         build = asked.out
     sampling = Sampling(max_tokens, temperature, top_k, top_p, seed, finish_reason=True)
     talk(defaults.GRPC_URL, build, None, system, sampling, quiet=quiet)
+
+
+def _is_ready(directory: Path) -> bool:
+    """Whether this is a build that can be served as it is: its derived recipe, if it has one, was not edited."""
+    from trtforge.pipeline.derivation import is_unedited
+
+    if not (directory / "repository").is_dir():
+        return False
+    recipe = directory / RECIPE_FILE
+    return not recipe.is_file() or is_unedited(recipe.read_text(encoding="utf-8", errors="replace"))

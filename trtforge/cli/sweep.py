@@ -1,15 +1,15 @@
 """`trtforge build --quant F,F…`: one build in each format, then their comparison."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trtforge.cli import show
+from trtforge.cli.chosen import Chosen
 from trtforge.core.errors import ForgeError
 
 if TYPE_CHECKING:
     from trtforge.compile.stage import CompileOptions
-    from trtforge.core.recipe import Recipe
     from trtforge.pipeline.report import BuildReport
     from trtforge.pipeline.stages import StageName
     from trtforge.pipeline.sweep import Attempt
@@ -18,33 +18,31 @@ COMPARISON = "comparison.html"
 
 
 def build_each(
-    recipe: "Recipe",
-    formats: Sequence[str],
+    chosen: Mapping[str, Chosen],
     out: Path,
     *,
     first: "StageName" = "calibrate",
     last: "StageName" = "package",
-    named: str = "",
     options: "CompileOptions | None" = None,
     force: bool = False,
     quiet: bool = False,
     json: bool = False,
 ) -> None:
-    """Build `recipe` in each of `formats` in `out`/FORMAT, print the comparison and write `out`/comparison.html.
+    """Build each recipe of `chosen`, by its format; print the comparison and write `out`/comparison.html.
 
-    `named`: the recipe and its overrides as given on the command line, without --quant. A failed build does not stop
-    the others. Raises UsageError for an unknown or repeated format before the first build, and ForgeError at the end
-    if any build failed. With `json` one object is printed: builds (as `trtforge compare --json`), failed, comparison.
+    A failed build does not stop the others; ForgeError is raised at the end if any failed. With `json` one object is
+    printed: builds (as `trtforge compare --json`), failed, comparison.
     """
     from trtforge.cli.build_view import BuildView
-    from trtforge.pipeline.sweep import Variant, sweep, variants
+    from trtforge.pipeline.sweep import Variant, sweep
 
-    planned = variants(recipe, formats, out)
+    planned = [Variant(name, each.recipe, each.out, each.named) for name, each in chosen.items()]
     silent = quiet or json
 
     def build(variant: Variant) -> "BuildReport":
         with BuildView(quiet=silent) as view:
             view.header(variant.recipe, variant.out)
+            chosen[variant.format].write()
             from trtforge.compile.stage import CompileOptions  # these imports take longer than the header may
             from trtforge.pipeline.build import Build
             from trtforge.pipeline.stages import selected
@@ -54,7 +52,7 @@ def build_each(
                 variant.out,
                 view.progress,
                 force=force,
-                named=f"{named or recipe.name} --set quantization.format={variant.format}",
+                named=variant.named,
                 options=options or CompileOptions(),
             )
             return run.run(selected(variant.recipe, first, last), view.started, view.finished)
@@ -84,8 +82,12 @@ def _show(attempts: "Sequence[Attempt]", out: Path, *, json: bool) -> None:
     from trtforge.pipeline.compare import Compared
     from trtforge.pipeline.record import read_record
 
-    reported = [each.variant for each in attempts if each.error is None or isinstance(each.error, GateError)]
-    found = [Compared.of(variant.format, variant.out, read_record(variant.out)) for variant in reported]
+    found = []
+    for each in attempts:
+        if isinstance(each.error, GateError):  # report.json may be of an earlier run
+            found.append(Compared.of(each.variant.format, each.variant.out, each.error.report.record()))
+        elif each.error is None:
+            found.append(Compared.of(each.variant.format, each.variant.out, read_record(each.variant.out)))
     page = out / COMPARISON
     if found:
         write_comparison(page, found)

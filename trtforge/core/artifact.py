@@ -1,10 +1,11 @@
 """Publish an artifact atomically: reused if it is up to date, and never over files that trtforge did not write."""
 
 import logging
+import os
 import shutil
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -114,11 +115,19 @@ def _log_kept_files(out: Path, partial: Path) -> None:
 
 
 def _publish(partial: Path, out: Path, replaced: Path) -> None:
-    """Move the complete artifact to `out`; the previous content is kept in `replaced`."""
+    """Move the complete artifact to `out`; the previous content is kept in `replaced`.
+
+    If `out` is the current directory, the new one becomes it: relative paths would name the replaced one otherwise.
+    """
+    current = False
     if out.exists():
+        with suppress(OSError):  # the current directory may have been deleted
+            current = out.samefile(".")
         shutil.rmtree(replaced, ignore_errors=True)
         out.rename(replaced)
     partial.rename(out)
+    if current:
+        os.chdir(out)
 
 
 def partial_directory(out: Path) -> Path:

@@ -192,9 +192,14 @@ def recipe_of(
 
     `line`: the line of a value in the file `where`.
     """
-    for override in overrides:
-        _set(values, override)
+    override(values, overrides)
     return _with_paths_from(Recipe.parse(values, where, line=line), base)
+
+
+def override(values: dict[str, Any], overrides: tuple[str, ...]) -> None:
+    """Change a recipe's values by `dotted.key=value` overrides, in place. Raises UsageError, ForgeError."""
+    for each in overrides:
+        _set(values, each)
 
 
 def paths_in(path: Path) -> dict[str, str]:

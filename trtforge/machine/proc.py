@@ -3,7 +3,9 @@
 import os
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from trtforge.machine.host import Host, read_stripped
 
@@ -25,8 +27,22 @@ def read_listeners(host: Host, port: int) -> tuple[Listener, ...] | None:
     tables = [text for name in ("tcp", "tcp6") if (text := host.text(f"proc/net/{name}")) is not None]
     if not tables:
         return None
-    inodes = {inode for text in tables for inode in _listening(text, port)}
+    inodes = {inode for text in tables for address, inode in _listening(text, port) if _takes_loopback(address)}
     return tuple(_listener(host, inode) for inode in sorted(inodes))
+
+
+def listens(process: int, port: int) -> bool:
+    """Whether this very process listens on a TCP port: another program may have taken the port."""
+    files = set[str]()
+    try:
+        for link in Path(f"/proc/{process}/fd").iterdir():
+            with suppress(OSError):  # it closes a file meanwhile
+                files.add(os.readlink(link))
+        tables = [Path(f"/proc/{process}/net/{name}") for name in ("tcp", "tcp6")]
+        texts = [table.read_text() for table in tables if table.exists()]
+    except OSError:  # it ends meanwhile
+        return False
+    return any(f"socket:[{inode}]" in files for text in texts for _, inode in _listening(text, port))
 
 
 def has_nvidia_gpu(host: Host) -> bool:
@@ -45,15 +61,15 @@ def kernel_driver(host: Host) -> str | None:
     return match["version"] if match else None
 
 
-def _listening(table: str, port: int) -> Iterator[str]:
-    """The sockets of a table of /proc/net that accept loopback connections on `port`."""
+def _listening(table: str, port: int) -> Iterator[tuple[str, str]]:
+    """Address and socket of those of a table of /proc/net that accept connections on `port`."""
     for line in table.splitlines()[1:]:
         words = line.split()
         if len(words) < 10 or words[3] != _LISTENING:
             continue
         address, _, number = words[1].rpartition(":")
-        if int(number, 16) == port and _takes_loopback(address):
-            yield words[9]
+        if int(number, 16) == port:
+            yield address, words[9]
 
 
 def _takes_loopback(address: str) -> bool:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from shlex import join, quote
 
 from trtforge.calibrate.stage import calibrate
 from trtforge.compile.stage import CompileOptions, compile_engine, engine_plan_for, require_buildable, warnings_of
@@ -25,12 +26,12 @@ from trtforge.package.target import PackageTarget
 from trtforge.pipeline.continuation import require_calibration_of, require_checkpoint_of, require_engine_of
 from trtforge.pipeline.diagnosis import diagnosis_command, ways_to_quality
 from trtforge.pipeline.paths import Paths
-from trtforge.pipeline.preflight import preflight, warn_of_verification
+from trtforge.pipeline.preflight import Preflight, preflight, warn_of_verification
 from trtforge.pipeline.report import BuildReport, StageReport, weight_compression, write_report
 from trtforge.pipeline.report_facts import planned_facts
 from trtforge.pipeline.stage_configs import calibrate_config, convert_config
 from trtforge.pipeline.stages import STAGES, StageName, needs_calibration
-from trtforge.pipeline.verification import CheckpointMetrics, known_metrics, verified
+from trtforge.pipeline.verification import METRICS_FILE, CheckpointMetrics, known_metrics, verified
 from trtforge.plan.model import Model
 
 _SOURCE_STAGES = frozenset({"calibrate", "convert", "verify"})
@@ -65,10 +66,34 @@ class Build:
         A recipe that cannot be deployed, or whose data cannot be read, is refused before the first stage.
         `report.json` is written even if the gate does not hold, so that its metrics can be read.
         """
-        known = None
+        report = BuildReport(
+            recipe=self.recipe.name,
+            next_command=next_command(self.named or quote(self.recipe.name), self.paths, stages),
+        )
+        with report.collecting_warnings():
+            judged = self._preflight(stages)
+        known = None if judged is None else (judged.model, judged.evaluation)
+        report.facts = planned_facts(self.recipe, self.out, known)
+        self._require_continuable(stages, report)
+        for stage in stages:
+            started(stage)
+            with _log_interruption(stage, report), report.collecting_warnings(), measured() as usage:
+                result = self._stage(stage, report)
+            if result is not None:
+                report.stages.append(StageReport.of(stage, result, usage))
+            finished(report.stages[-1])
+        self._carry_over(stages, report)
+        write_report(self.paths.report, report)
+        return report
+
+    def _preflight(self, stages: tuple[StageName, ...]) -> Preflight | None:
+        """Check what the stages need before the first one starts, and log the warnings of their plan.
+
+        Returns None if no stage reads the Hugging Face checkpoint. Raises ForgeError as `run` does.
+        """
+        judged = None
         if not _SOURCE_STAGES.isdisjoint(stages):
             judged = preflight(self.recipe)
-            known = judged.model, judged.evaluation
             warnings = [*judged.evaluation.warnings, *judged.model.notes]
             if "compile" in stages:
                 _, checkpoint = planned_checkpoint(self.recipe, judged.model)
@@ -84,22 +109,7 @@ class Build:
             require_data(self.recipe.quantization.calibration.data)
         if "verify" in stages:
             require_data(self.recipe.gate.data)
-        report = BuildReport(
-            recipe=self.recipe.name,
-            next_command=next_command(self.named or self.recipe.name, self.paths, stages),
-            facts=planned_facts(self.recipe, self.out, known),
-        )
-        self._require_continuable(stages, report)
-        for stage in stages:
-            started(stage)
-            with _log_interruption(stage, report), report.collecting_warnings(), measured() as usage:
-                result = self._stage(stage, report)
-            if result is not None:
-                report.stages.append(StageReport.of(stage, result, usage))
-            finished(report.stages[-1])
-        self._carry_over(stages, report)
-        write_report(self.paths.report, report)
-        return report
+        return judged
 
     def _stage(self, stage: StageName, report: BuildReport) -> Produced | None:
         recipe, paths = self.recipe, self.paths
@@ -143,7 +153,10 @@ class Build:
         return self._source
 
     def _require_continuable(self, stages: tuple[StageName, ...], report: BuildReport) -> None:
-        """Raise ForgeError if the existing artifacts are not the recipe's or are known to fail the gate."""
+        """Raise ForgeError if the existing artifacts are not the recipe's or are known to fail the gate.
+
+        Writes nothing: the report of the earlier run remains.
+        """
         match stages[0]:
             case "convert":
                 require_calibration_of(self.recipe, self.paths.calibration)
@@ -154,7 +167,10 @@ class Build:
         if stages[0] in ("compile", "package"):
             known = self._known_metrics()
             if known is not None:
-                self._require_quality(replace(report, verification=known.verification, compression=known.compression))
+                failed = replace(report, verification=known.verification, compression=known.compression)
+                error = self._gate_error(failed, self.paths.verification / METRICS_FILE)
+                if error is not None:
+                    raise error
 
     def _known_metrics(self) -> CheckpointMetrics | None:
         """The metrics that an earlier run found for the current checkpoint with this gate."""
@@ -184,20 +200,24 @@ class Build:
             )
         report.verification, report.compression = metrics.verification, metrics.compression
         report.stages.append(StageReport.of_verification(metrics.verification, usage, cached=cached))
-        self._require_quality(report)
+        error = self._gate_error(report, paths.report)
         write_report(paths.report, report)
+        if error is not None:
+            raise error
 
-    def _require_quality(self, report: BuildReport) -> None:
-        """Raise GateError if the gate does not hold, after writing the report with the command that finds the cause."""
+    def _gate_error(self, report: BuildReport, metrics: Path) -> "GateError | None":
+        """The error of a gate that does not hold; the report's next command is then the one that finds the cause.
+
+        `metrics`: the file that has the metrics.
+        """
         if report.verification is None or report.verification.passed:
-            return
+            return None
         report.next_command = diagnosis_command(self.recipe, self.paths)
-        write_report(self.paths.report, report)
         broken = "; ".join(str(failure) for failure in report.verification.failures)
-        raise GateError(
+        return GateError(
             f"the quality gate does not hold: {broken}",
-            hint=f"Use {ways_to_quality(self.recipe)}; the metrics are in {self.paths.report}, and as `next` the "
-            "command that finds the cause.",
+            hint=f"Use {ways_to_quality(self.recipe)}. Find the cause: `{report.next_command}`. "
+            f"The metrics are in {metrics}.",
             report=report,
         )
 
@@ -228,8 +248,8 @@ def planned_checkpoint(recipe: Recipe, model: Model) -> tuple[Layout, Checkpoint
 
 
 def next_command(named: str, paths: Paths, stages: tuple[StageName, ...]) -> str:
-    """The command that follows these stages. `named`: the recipe as given on the command line."""
+    """The command that follows these stages. `named`: the recipe as given on the command line, quoted for a shell."""
     if stages[-1] == STAGES[-1]:
-        return f"trtforge serve {paths.repository}"
+        return join(["trtforge", "serve", str(paths.repository)])
     following = STAGES[STAGES.index(stages[-1]) + 1]
-    return f"trtforge build {named} --out {paths.out} --from {following}"
+    return f"trtforge build {named} {join(['--out', str(paths.out), '--from', following])}"

@@ -11,8 +11,9 @@ from typing import Any
 import yaml
 
 from trtforge.core import defaults
+from trtforge.core.digest import text_digest
 from trtforge.core.errors import ForgeError
-from trtforge.core.recipe import Recipe, recipe_of
+from trtforge.core.recipe import Recipe, override, recipe_of
 from trtforge.machine.nvml import LoadNvml, load_nvml, read_driver
 from trtforge.plan.alternatives import Alternative, Goal, alternatives
 from trtforge.plan.evaluate import evaluate
@@ -29,6 +30,8 @@ _FP8_CORES, _INT4_KERNELS = 89, 80  # lowest compute capabilities x 10
 _MOST_POSITIONS, _MOST_REQUESTS = 4096, 32  # on the embedded engine without a GPU
 _ENOUGH_REQUESTS = 16  # of typical length, in flight at once
 _PERPLEXITY_LIMITS = {"4 bits": 0.05, "8 bits": 0.02, "unquantised": 0.01}
+_PATHS = (("model", "source"), ("quantization", "calibration", "data"), ("gate", "data"))
+_DERIVED, _DIGITS = "# derived by trtforge, digest ", 16
 _UNBROKEN = 1 << 16  # characters of a YAML line
 _FOUR_BITS = 4.5  # a weight, with its share of the scaling factors
 
@@ -53,21 +56,44 @@ class DerivedRecipe:
     reasons: Mapping[str, str]
     model: Model
 
-    def recipe(self, overrides: tuple[str, ...] = ()) -> Recipe:
-        """The checked recipe, with `dotted.key=value` overrides."""
-        values = deepcopy(dict(self.values))  # overrides change nested mappings in place
-        return recipe_of(values, "the derived recipe", Path(), overrides)
+    def with_overrides(self, overrides: tuple[str, ...]) -> "DerivedRecipe":
+        """With `dotted.key=value` overrides; a key that is overridden has no reason. Raises UsageError, ForgeError."""
+        values = deepcopy(dict(self.values))
+        override(values, overrides)
+        given = {each.partition("=")[0] for each in overrides}
+        return DerivedRecipe(values, {key: why for key, why in self.reasons.items() if key not in given}, self.model)
+
+    def recipe(self) -> Recipe:
+        """The checked recipe."""
+        return recipe_of(deepcopy(dict(self.values)), "the derived recipe", Path())
 
     def text(self, command: str, directory: Path) -> str:
         """The recipe as YAML with the reasons as comments, for a file in `directory`.
 
-        `command`: what builds it, for its first line.
+        `command`: what builds it, for its first line. The second line has a digest of the rest (`is_unedited`).
         """
-        source = self.values["model"]["source"]
-        if Path(source).is_dir() and not Path(source).is_absolute():
-            source = os.path.relpath(source, directory)
-        values = {**self.values, "model": {"source": source}}
-        return f"# {command}\n" + "\n".join(_lines(values, self.reasons)) + "\n"
+        body = "\n".join(_lines(_relative_to(directory, self.values), self.reasons)) + "\n"
+        return f"# {command}\n{_DERIVED}{text_digest(body)[:_DIGITS]}\n{body}"
+
+
+def is_unedited(text: str) -> bool:
+    """Whether a recipe's text is as `DerivedRecipe.text` made it, apart from its first line."""
+    _, _, rest = text.partition("\n")
+    mark, _, body = rest.partition("\n")
+    return mark == f"{_DERIVED}{text_digest(body)[:_DIGITS]}"
+
+
+def _relative_to(directory: Path, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values with relative paths of files that exist here made relative to `directory`."""
+    changed = deepcopy(dict(values))
+    for *parents, name in _PATHS:
+        part: Any = changed
+        for parent in parents:
+            part = part.get(parent, {}) if isinstance(part, dict) else {}
+        found = part.get(name) if isinstance(part, dict) else None
+        if isinstance(found, str) and not Path(found).is_absolute() and Path(found).exists():
+            part[name] = os.path.relpath(found, directory)
+    return changed
 
 
 def derive(source: str, wish: Wish, *, name: str | None = None, load: LoadNvml = load_nvml) -> DerivedRecipe:
@@ -79,12 +105,13 @@ def derive(source: str, wish: Wish, *, name: str | None = None, load: LoadNvml =
     if the wishes cannot be fulfilled.
     """
     model = find_model(source)
-    gpu = gpu_named(wish.gpu) if wish.gpu is not None else machine_gpu(load)
+    here = machine_gpus(load) if wish.gpu is None else None
+    gpu = gpu_named(wish.gpu) if wish.gpu is not None else here[0] if here else None
     reasons: dict[str, str] = {}
     request = request_of(_start(source, gpu, model), model, dict(wish.options))
     kept: frozenset[Option] = frozenset(option for option in OPTIONS if option in wish.options)
     if gpu is not None:
-        request = _on_gpu(model, request, gpu, wish.goal, kept, reasons)
+        request = _on_gpu(model, request, gpu, here[1] if here else None, wish.goal, kept, reasons)
     elif "--quant" not in kept and wish.goal in ("memory", "latency"):
         request = request.changed(Change("--quant", "int4_awq"))
         reasons["quantization.format"] = f"for the goal {wish.goal}: a CPU is limited by the bytes that it reads"
@@ -94,8 +121,8 @@ def derive(source: str, wish: Wish, *, name: str | None = None, load: LoadNvml =
     return DerivedRecipe(_values(source, name, model, request, reasons), reasons, model)
 
 
-def machine_gpu(load: LoadNvml = load_nvml) -> Gpu | None:
-    """The first GPU of this machine if its product is known; None otherwise."""
+def machine_gpus(load: LoadNvml = load_nvml) -> tuple[Gpu, int] | None:
+    """The first GPU of this machine and the number of GPUs like it; None without one or if its product is not known."""
     try:
         nvml = load()
     except ImportError:
@@ -106,7 +133,8 @@ def machine_gpu(load: LoadNvml = load_nvml) -> Gpu | None:
         return None
     if not gpus or gpus[0].memory is None:
         return None
-    return product_of(gpus[0].name, gpus[0].memory)
+    product = product_of(gpus[0].name, gpus[0].memory)
+    return None if product is None else (product, sum(gpu.name == gpus[0].name for gpu in gpus))
 
 
 def recipe_name(source: str, quant: str) -> str:
@@ -133,26 +161,53 @@ def _start(source: str, gpu: Gpu | None, model: Model) -> Recipe:
 
 
 def _on_gpu(
-    model: Model, request: Request, gpu: Gpu, goal: Goal | None, kept: frozenset[Option], reasons: dict[str, str]
+    model: Model,
+    request: Request,
+    gpu: Gpu,
+    count: int | None,
+    goal: Goal | None,
+    kept: frozenset[Option],
+    reasons: dict[str, str],
 ) -> Request:
-    """The best alternative, with the usual format of the GPU where neither a format nor a goal was given."""
-    tries = [(goal, request, kept)] if goal else []
-    if goal is None:
-        usual = request
-        if "--quant" not in kept and model.stored is None:
-            usual = usual.changed(Change("--quant", _usual_format(gpu)))
-            if "--kv-cache" not in kept and usual.quant == "fp8":
-                usual = usual.changed(Change("--kv-cache", "fp8"))
-        tries = [("quality", usual, kept | {"--quant", "--kv-cache"}), ("quality", request, kept)]
-    for wanted, asked, fixed in tries:
-        found = alternatives(model, asked, wanted, fixed)
+    """The best alternative, with the usual format of the GPU where neither a format nor a goal was given.
+
+    `count`: the GPUs of this machine; one that needs more is taken only if nothing else is legal. None: no limit.
+    """
+    tries = _tries(model, request, gpu, goal, kept)
+    choices = [(wanted, asked, alternatives(model, asked, wanted, fixed)) for wanted, asked, fixed in tries]
+    fitting = [
+        (wanted, asked, [each for each in found if count is None or each.gpus <= count])
+        for wanted, asked, found in choices
+    ]
+    for _, asked, found in (*fitting, *choices):
         if found:
             best = found[0] if goal else next((each for each in found if _is_roomy(each)), found[0])
-            why = best.why if goal else f"the usual format on {gpu.name}"
-            reasons["quantization.format" if "--quant" not in kept else "parallel"] = why
+            if "--quant" not in kept:
+                usual = f"the usual format on {gpu.name}" if asked is tries[0][1] else f"fits {best.gpus} x {gpu.name}"
+                reasons["quantization.format"] = best.why if goal else usual
+            if count is not None and best.gpus > count:
+                reasons["parallel"] = f"{best.gpus} GPUs: more than the {count} of this machine"
             # The estimate may have been made with more requests in flight; the limits stay those that were asked for.
             return replace(best.evaluation.request, engine=asked.engine)
     return request
+
+
+def _tries(
+    model: Model, request: Request, gpu: Gpu, goal: Goal | None, kept: frozenset[Option]
+) -> list[tuple[Goal, Request, frozenset[Option]]]:
+    """Goals, requests and what is kept of them, in the order in which they are tried."""
+    if goal is not None:
+        return [(goal, request, kept)]
+    tries: list[tuple[Goal, Request, frozenset[Option]]] = []
+    if "--quant" not in kept and model.stored is None:
+        for name in dict.fromkeys((_usual_format(gpu), "int4_awq")):
+            usual = request.changed(Change("--quant", name))
+            if "--kv-cache" not in kept and name == "fp8":
+                usual = usual.changed(Change("--kv-cache", "fp8"))
+            tries.append(("quality", usual, kept | {"--quant", "--kv-cache"}))
+    else:
+        tries.append(("quality", request, kept | {"--quant", "--kv-cache"}))
+    return [*tries, ("quality", request, kept)]
 
 
 def _is_roomy(alternative: Alternative) -> bool:

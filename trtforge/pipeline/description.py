@@ -21,7 +21,7 @@ from trtforge.formats.trtllm import (
     read_engine_config,
 )
 from trtforge.models.formats import FORMATS
-from trtforge.models.registry import architectures
+from trtforge.models.registry import architectures, family_of
 from trtforge.pipeline.summary import parameters
 from trtforge.plan.evaluate import evaluate
 from trtforge.plan.kv import bytes_per_token
@@ -118,7 +118,8 @@ def _trtllm(directory: Path) -> dict[str, Any]:
 def hugging_face(directory: Path) -> dict[str, Any]:
     """A Hugging Face checkpoint: its network, its files, and the formats that it can be served in.
 
-    Weights that are not there leave their figures unknown (None). Raises ForgeError for damaged files.
+    Weights that are not there leave their figures unknown (None). A model that cannot be converted has no formats, and
+    a `problem` that says why. Raises ForgeError for damaged files.
     """
     config = read_config(directory)
     weights: dict[str, Any] = {"bytes": None, "tensors_stored": None, "weight_files": []}
@@ -130,19 +131,31 @@ def hugging_face(directory: Path) -> dict[str, Any]:
             "weight_files": [path.name for path in checkpoint.weight_files],
         }
     known = config.architecture in architectures()
-    model = model_at(str(directory), directory) if known else None
+    network, formats, problem = _planned(directory) if known else ({}, [], None)
     return {
         "kind": "hugging face checkpoint",
         "architecture": config.architecture,
-        "family": model.family.name if model is not None else "not supported",
+        "family": family_of(config.architecture).name if known else "not supported",
         "dtype": config.dtype,
         "quantization": quantization_method(config),
-        **(_network(model) if model is not None else {}),
+        **network,
         "tokenizer": (directory / "tokenizer.json").is_file(),
         "chat_template": read_chat_template(directory) is not None,
         **weights,
-        "formats": _formats(model) if model is not None else [],
+        "formats": formats,
+        **({"problem": problem} if problem is not None else {}),
     }
+
+
+def _planned(directory: Path) -> tuple[Mapping[str, Any], list[dict[str, Any]], str | None]:
+    """The network and the formats of a model of a known architecture, and why they are not known."""
+    network: Mapping[str, Any] = {}
+    try:
+        model = model_at(str(directory), directory)
+        network = {"family": model.family.name, **_network(model)}
+        return network, _formats(model), None
+    except ForgeError as error:
+        return network, [], error.message
 
 
 def _network(model: Model) -> Mapping[str, Any]:

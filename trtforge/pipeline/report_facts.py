@@ -171,6 +171,7 @@ def _number(reader: RowReader, tensor: StoredTensor) -> float:
 
 def sensitivity_file(calibration: Path) -> Path:
     """Where the ranking of a calibration's linear layers is kept, beside the calibration."""
+    calibration = calibration.resolve()  # `.` has no name
     return calibration.with_name(f"{calibration.name}-sensitivity.json")
 
 

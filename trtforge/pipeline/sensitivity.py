@@ -59,8 +59,8 @@ def analyse(
 
     Checkpoints are written beside the calibration, one at a time, and deleted.
     """
-    shown = progress or Silent()
-    with TemporaryDirectory(prefix=f".{calibration.name}.", dir=calibration.resolve().parent) as directory:
+    shown, place = progress or Silent(), calibration.resolve()
+    with TemporaryDirectory(prefix=f".{place.name}.", dir=place.parent) as directory:
         trials = _Trials(config, source, calibration, gate, Path(directory) / "checkpoint", shown)
         everything = trials.without(())
         ranking = rank_linears(trials.checkpoint, source, gate, progress=shown)
@@ -81,7 +81,10 @@ def analyse(
 
 
 def keep(found: Sensitivity, calibration: Path) -> Path:
-    """Write the ranking beside the calibration, where the next build's report finds it. Returns the file's path."""
+    """Write the ranking beside the calibration, where the next build's report finds it. Returns the file's path.
+
+    Raises OSError if it cannot be written.
+    """
     path = sensitivity_file(calibration)
     kept = {"calibration": require_manifest(calibration, "calibration").digest, **found.as_json()}
     path.write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")

@@ -12,11 +12,12 @@ from trtforge.pipeline.report import BuildReport
 
 @dataclass(frozen=True)
 class Variant:
-    """A recipe in one format, and its build directory."""
+    """A recipe in one format, and its build directory. `named`: what chooses it on a command line."""
 
-    format: QuantFormat
+    format: str
     recipe: Recipe
     out: Path
+    named: str = ""
 
 
 @dataclass(frozen=True)
@@ -28,18 +29,14 @@ class Attempt:
     error: ForgeError | None = None
 
 
-def variants(recipe: Recipe, formats: Sequence[str], out: Path) -> tuple[Variant, ...]:
-    """`recipe` in each of `formats`, built in `out`/FORMAT. Raises UsageError for an unknown or repeated format."""
-    known = {name: name for name in get_args(QuantFormat)}
-    found = []
+def check_formats(formats: Sequence[str]) -> None:
+    """Raises UsageError for an unknown or repeated format."""
+    known = get_args(QuantFormat)
     for name in formats:
         if name not in known:
             raise UsageError(f"--quant: {name} is not a format", hint=f"Formats: {', '.join(known)}.")
         if list(formats).count(name) > 1:
             raise UsageError(f"--quant: {name} is given twice", hint="Give each format once.")
-        quantization = recipe.quantization.model_copy(update={"format": known[name]})
-        found.append(Variant(known[name], recipe.model_copy(update={"quantization": quantization}), out / name))
-    return tuple(found)
 
 
 def sweep(

@@ -2,9 +2,8 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from trtforge.core.errors import ForgeError
 from trtforge.core.json_text import read_json_object
@@ -61,10 +60,6 @@ class Conversation:
             raise ForgeError(f"{path}: not the messages of a chat", hint=hint)
         self.system = values[0]["content"] if values and values[0]["role"] == "system" else None
         self.messages = values[1:] if self.system is not None else values
-
-    def with_sampling(self, **values: Any) -> None:
-        """Change options of the following requests."""
-        self.sampling = replace(self.sampling, **values)
 
     def _opening(self, messages: list[Message]) -> list[Message]:
         return messages if self.system is None else [{"role": "system", "content": self.system}, *messages]

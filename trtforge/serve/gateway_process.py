@@ -1,29 +1,37 @@
 """How the gateway with OpenAI's API is started, and the port that it gets."""
 
+import errno
+import logging
 import socket
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
-from trtforge.core.errors import ForgeError, UsageError
+from trtforge.core.errors import UsageError
 from trtforge.core.packages import lacks_openai, require_openai
 from trtforge.serve.config import ServeConfig
 
+_LOG = logging.getLogger(__name__)
 _TRIED = 32  # ports above the others, before any free one
 _DRAIN = 2  # seconds for answers in flight: the engine was drained before
 
 
 @dataclass(frozen=True)
 class GatewayCommand:
-    """The command that starts a gateway: where it and Triton's gRPC listen. Holds no secret."""
+    """The command that starts a gateway: where it and Triton's gRPC listen. Holds no secret.
+
+    `required`: the server fails without it, because its port was given; else the server goes on without it.
+    """
 
     host: str
     port: int
     backend: str
     model: str
     api_key_file: Path | None = None
+    required: bool = True
 
     @property
     def argv(self) -> tuple[str, ...]:
@@ -36,20 +44,20 @@ class GatewayCommand:
         )
 
 
-def gateway_command(config: ServeConfig, model: str) -> GatewayCommand | None:
-    """The gateway of a server; None if it has none. `model`: the text model."""
+def gateway_command(config: ServeConfig, model: str, *, required: bool) -> GatewayCommand | None:
+    """The gateway of a server; None if it has none. `model`: the text model; `required`: see GatewayCommand."""
     if not config.openai or config.openai_port is None:
         return None
     keys = None if config.api_key_file is None else config.api_key_file.absolute()
-    return GatewayCommand(config.host, config.openai_port, config.grpc_address, model, keys)
+    return GatewayCommand(config.host, config.openai_port, config.grpc_address, model, keys, required)
 
 
 @contextmanager
 def with_openai_port(config: ServeConfig) -> Iterator[ServeConfig]:
-    """`config` with the port of OpenAI's API settled, or without that API if its packages are not installed.
+    """`config` with the port of OpenAI's API settled, or without that API: no packages, or (with a warning) no port.
 
-    A port that was chosen here is kept from other programs within the block. Raises ForgeError if a port is given and
-    the packages are missing.
+    A port that was chosen here is kept from other programs within the block; a dry run binds none. Raises ForgeError if
+    a port is given and the packages are missing.
     """
     if not config.openai and config.openai_port is not None:
         raise UsageError("--openai-port and --no-openai exclude each other", hint="Leave one of them out.")
@@ -61,37 +69,51 @@ def with_openai_port(config: ServeConfig) -> Iterator[ServeConfig]:
         yield config.model_copy(update={"openai": False})
     else:
         with _kept_port(config) as port:
-            yield config.model_copy(update={"openai_port": port})
+            if port is None:
+                _LOG.warning("no port is free for OpenAI's API, which is not served: choose one with --openai-port")
+            yield config.model_copy(update={"openai": port is not None, "openai_port": port})
 
 
 @contextmanager
-def _kept_port(config: ServeConfig) -> Iterator[int]:
-    """The first free port above the others, else any, which no other `trtforge serve` chooses meanwhile.
+def _kept_port(config: ServeConfig) -> Iterator[int | None]:
+    """The first free port above the others, else any, which no other `trtforge serve` chooses meanwhile; None: no port.
+
+    The first port above the others for a dry run, and if this address has no ports for another reason: the check of all
+    ports says which.
 
     The socket is bound and does not listen: on Linux the gateway can bind the same port, with SO_REUSEADDR as here,
     and so could another `trtforge serve`. Hence a second one, whose abstract name belongs to the network namespace as
     ports do.
     """
-    first = max(config.ports.values()) + 1
+    used = config.ports.values()
+    if config.dry_run:
+        yield _unused(used)
+        return
+    first = max(used) + 1
     for port in (*range(first, min(first + _TRIED, 65536)), *(0,) * _TRIED):
-        with (
-            socket.socket(socket.AF_INET6 if ":" in config.host else socket.AF_INET) as kept,
-            socket.socket(socket.AF_UNIX) as lock,
-        ):
-            kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with ExitStack() as sockets:
             try:
-                kept.bind((config.host, port))
-                chosen = int(kept.getsockname()[1])
-                lock.bind(f"\0trtforge-openai-{chosen}")
-            except OSError:
-                continue
+                chosen = _bound(config.host, port, sockets)
+            except OSError as error:
+                if error.errno in (errno.EADDRINUSE, errno.EACCES):
+                    continue
+                chosen = _unused(used)
             yield chosen
             return
-    raise ForgeError("no port is free for OpenAI's API", hint="Choose one with --openai-port, or add --no-openai.")
+    yield None
 
 
-def listens(host: str, port: int) -> bool:
-    """Whether a program accepts connections there."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.settimeout(1)
-        return probe.connect_ex((host, port)) == 0
+def _bound(host: str, port: int, sockets: ExitStack) -> int:
+    """The port to which a socket is bound, beside its lock. Raises OSError if either is taken."""
+    kept = sockets.enter_context(socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET))
+    kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    kept.bind((host, port))
+    chosen = int(kept.getsockname()[1])
+    lock = sockets.enter_context(socket.socket(socket.AF_UNIX))
+    lock.bind(f"\0trtforge-openai-{chosen}")
+    return chosen
+
+
+def _unused(used: Collection[int]) -> int:
+    """The first port above these, or the highest that is not one of them."""
+    return next(port for port in chain(range(max(used) + 1, 65536), range(65535, 0, -1)) if port not in used)

@@ -38,19 +38,36 @@ class Member:
         return None if stat is None or stat.ended or stat.started != self.started else stat
 
 
+@dataclass(frozen=True)
+class Lost:
+    """An optional program that has ended. `log`: of its own; None: our standard error."""
+
+    name: str
+    pid: int
+    status: int
+    log: Path | None
+
+
 class Group:
     """Programs, each in its own session, and all processes of these sessions.
 
-    `log`: file for their output; None: our standard error.
+    `log`: file for their output; None: our standard error. The server goes on without the optional programs, each of
+    which has a log of its own.
     """
 
     def __init__(self, log: Path | None) -> None:
         self._log = log
         self._programs: dict[str, subprocess.Popen[bytes]] = {}
+        self._optional: dict[str, Path | None] = {}
+        self._lost: set[str] = set()
 
-    def start(self, name: str, argv: Sequence[str], environment: Mapping[str, str]) -> None:
+    def start(self, name: str, argv: Sequence[str], environment: Mapping[str, str], *, optional: bool = False) -> None:
         """Start a program with this environment; only its user can access files that it creates."""
-        with _output(self._log) as output:
+        log = self._log
+        if optional:
+            log = log.with_suffix(f".{len(self._programs)}.log") if log is not None else None
+            self._optional[name] = log
+        with _output(log) as output:
             self._programs[name] = subprocess.Popen(
                 argv,
                 env=environment,
@@ -67,21 +84,34 @@ class Group:
         """Process ids of the session leaders."""
         return tuple(program.pid for program in self._programs.values())
 
+    def process(self, name: str) -> int:
+        """Process id of a program."""
+        return self._programs[name].pid
+
     def exit_status(self, pid: int) -> int | None:
         """The exit status of a program that has ended; None for a running one and for other processes."""
         return next((program.poll() for program in self._programs.values() if program.pid == pid), None)
 
     def ended(self) -> tuple[str, int] | None:
-        """The first program that has ended, with its exit status; None while all run."""
+        """The first required program that has ended, with its exit status; None while all run."""
         for name, program in self._programs.items():
             status = program.poll()
-            if status is not None:
+            if status is not None and name not in self._optional:
                 return name, status
         return None
 
+    def lost(self) -> Lost | None:
+        """An optional program that has ended and was not returned before; None if there is none."""
+        for name, log in self._optional.items():
+            status = self._programs[name].poll()
+            if status is not None and name not in self._lost:
+                self._lost.add(name)
+                return Lost(name, self._programs[name].pid, status, log)
+        return None
+
     def members(self, others: Mapping[int, str]) -> tuple[Member, ...]:
-        """The programs, Triton's model processes, and `others` (process id to name) that exist."""
-        names = {program.pid: name for name, program in self._programs.items()}
+        """The required programs, Triton's model processes, and `others` (process id to name) that exist."""
+        names = {program.pid: name for name, program in self._programs.items() if name not in self._optional}
         names |= self.model_processes()
         return tuple(
             Member(name, pid, stat.started)

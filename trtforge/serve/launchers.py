@@ -63,14 +63,16 @@ class Launch:
         return text.replace(self.secret, _HIDDEN) if self.secret else text
 
 
-def plan_launch(config: ServeConfig, repository: Path, facts: RepositoryFacts, runtime: Path) -> Launch:
-    """The launch of `repository`, with `runtime` for its files.
+def plan_launch(
+    config: ServeConfig, repository: Path, facts: RepositoryFacts, runtime: Path, *, openai_required: bool = True
+) -> Launch:
+    """The launch of `repository`, with `runtime` for its files. `openai_required`: it fails without OpenAI's API.
 
     Raises ForgeError if this launcher cannot serve it. `require_runnable` checks that docker, MPI and GPUs are
     available, so that a dry run works everywhere.
     """
     launch = _planned(config, repository, facts, runtime)
-    return replace(launch, gateway=gateway_command(config, facts.model("ensemble")))
+    return replace(launch, gateway=gateway_command(config, facts.model("ensemble"), required=openai_required))
 
 
 def _planned(config: ServeConfig, repository: Path, facts: RepositoryFacts, runtime: Path) -> Launch:

@@ -36,7 +36,8 @@ def other_protocol(url: str, asked: Protocol) -> ForgeError | None:
         return None
     return ForgeError(
         f"{url} speaks {_NAMES[found]}, not {_NAMES[asked]}",
-        hint=f"Use --protocol {found} or the {_NAMES[asked]} port ({_PORTS[asked]} by default).",
+        hint=f"Give the {_NAMES[asked]} port ({_PORTS[asked]} by default); `trtforge infer` also takes "
+        f"--protocol {found}.",
     )
 
 

@@ -1,5 +1,6 @@
 """`trtforge serve`: starts a server for a repository, waits for its first token, supervises it and cleans up."""
 
+import errno
 import socket
 import sys
 import threading
@@ -14,7 +15,7 @@ from trtforge.serve.embedded import check_embedded
 from trtforge.serve.environment import close_shared_memory
 from trtforge.serve.exposure import check_doors
 from trtforge.serve.first_steps import first_steps
-from trtforge.serve.gateway_process import listens, with_openai_port
+from trtforge.serve.gateway_process import with_openai_port
 from trtforge.serve.host_checks import check_gpus, check_versions
 from trtforge.serve.launchers import Launch, plan_launch, require_runnable
 from trtforge.serve.probe import is_serving
@@ -37,10 +38,10 @@ def serve(config: ServeConfig, repo: Path) -> int:
     that fails to start or breaks (with --restart on-failure: too often).
     """
     with with_openai_port(config) as settled:
-        return _serve(settled, repo)
+        return _serve(settled, repo, openai_required=config.openai_port is not None)
 
 
-def _serve(config: ServeConfig, repo: Path) -> int:
+def _serve(config: ServeConfig, repo: Path, *, openai_required: bool) -> int:
     facts = read_facts(open_to_run(repo, "repository"))
     with runtime_directory() as runtime:
         launch = plan_launch(config, repo, facts, runtime)
@@ -56,7 +57,7 @@ def _serve(config: ServeConfig, repo: Path) -> int:
     policy = RestartPolicy() if config.restart == "on-failure" else None
     with stop_request() as stop, Reaper() as reaper:
         return run_with_restarts(
-            lambda: _run(config, repo, facts, stop, reaper),
+            lambda: _run(config, repo, facts, stop, reaper, openai_required=openai_required),
             policy,
             stop,
             say=lambda line: print(line, file=sys.stderr, flush=True),
@@ -65,7 +66,7 @@ def _serve(config: ServeConfig, repo: Path) -> int:
 
 
 def require_free_ports(config: ServeConfig) -> None:
-    """Raises ForgeError naming the option for a port that another process listens on."""
+    """Raises ForgeError naming the option for a port that cannot be listened on."""
     if len(set(config.ports.values())) < len(config.ports):
         names = "HTTP, gRPC, metrics and OpenAI" if "openai" in config.ports else "HTTP, gRPC and metrics"
         raise ForgeError(f"the {names} ports must differ", hint="Choose different ports.")
@@ -75,16 +76,29 @@ def require_free_ports(config: ServeConfig) -> None:
             try:
                 probe.bind((config.host, port))
             except OSError as error:
+                if error.errno == errno.EADDRINUSE:
+                    raise ForgeError(
+                        f"port in use: {config.host}:{port} ({error.strerror})",
+                        hint=f"Stop the process that listens there, or choose another --{name}-port.",
+                    ) from None
                 raise ForgeError(
-                    f"port in use: {config.host}:{port} ({error.strerror})",
-                    hint=f"Stop the process that listens there, or choose another --{name}-port.",
+                    f"cannot listen on {config.host}:{port} ({error.strerror})",
+                    hint=f"Choose another --{name}-port, or with --host an address of this machine.",
                 ) from None
 
 
-def _run(config: ServeConfig, repo: Path, facts: RepositoryFacts, stop: StopRequest, reaper: Reaper) -> int:
+def _run(
+    config: ServeConfig,
+    repo: Path,
+    facts: RepositoryFacts,
+    stop: StopRequest,
+    reaper: Reaper,
+    *,
+    openai_required: bool,
+) -> int:
     """Run the server once, in its own runtime directory, until it is stopped; the exit status."""
     with runtime_directory() as runtime:
-        launch = plan_launch(config, repo, facts, runtime)
+        launch = plan_launch(config, repo, facts, runtime, openai_required=openai_required)
         if launch.installation is not None:
             launch.installation.prepare()
         if launch.view is not None:
@@ -103,7 +117,7 @@ def _run(config: ServeConfig, repo: Path, facts: RepositoryFacts, stop: StopRequ
                 print("stopped before it was ready", file=sys.stderr, flush=True)
                 return 0
             close_shared_memory(runtime.name)
-            _announce(config, launch, model, over)
+            _announce(config, launch, model, over, server)
             server.watch()
             return server.shut_down(config.drain_timeout)
         finally:
@@ -111,7 +125,7 @@ def _run(config: ServeConfig, repo: Path, facts: RepositoryFacts, stop: StopRequ
             server.end()
 
 
-def _announce(config: ServeConfig, launch: Launch, model: str, over: threading.Event) -> None:
+def _announce(config: ServeConfig, launch: Launch, model: str, over: threading.Event, server: Server) -> None:
     """Where the server listens on stdout, then commands to try it on stderr.
 
     The gateway begins to import its packages when Triton listens, so that it does not delay the start; a thread
@@ -125,8 +139,11 @@ def _announce(config: ServeConfig, launch: Launch, model: str, over: threading.E
     port = launch.gateway.port
 
     def announce_gateway() -> None:
-        while not listens(config.reachable_host, port):
+        while not server.gateway_listens(port):
             if over.wait(_POLL):
+                return
+            if server.gateway_lost.is_set():
+                _show_first_steps(config.model_copy(update={"openai": False}), model)
                 return
         print(f"openai=http://{config.address(port)}/v1", flush=True)
         _show_first_steps(config, model)

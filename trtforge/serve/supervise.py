@@ -1,7 +1,9 @@
 """One run of a server in the foreground: start, wait until ready, watch, drain, and end all its processes."""
 
+import logging
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,6 +11,7 @@ from pathlib import Path
 
 from trtforge.core.errors import ForgeError
 from trtforge.engine_process.control import EngineControl, EngineStatus
+from trtforge.machine.proc import listens
 from trtforge.machine.processes import raise_open_file_limit
 from trtforge.serve.deaths import DeathOrder
 from trtforge.serve.environment import server_environment
@@ -24,11 +27,13 @@ from trtforge.serve.stacks import dump_stacks
 from trtforge.serve.stopping import StopRequest
 from trtforge.serve.watchdog import IdleClock, ProcessSample, ProcessState, Sample, Verdict, Watchdog
 
+_LOG = logging.getLogger(__name__)
 _POLL = 0.1
 _PAUSED = 2.0  # seconds between two looks that only a stop of this process explains
 _PATIENCE = 4.0  # seconds that a server without unfinished requests has to end
 _DELIVERY = 0.7  # seconds for errors in flight to clients
 _SIGNALLED = 128
+_GATEWAY = "the OpenAI gateway"
 _LOADING_RACE = "boost::interprocess::lock_exception"
 """Triton's Python backend aborts with it in one of some hundred starts while it loads models (Triton server #8882)."""
 
@@ -48,7 +53,7 @@ class Service:
 
 
 class Server:
-    """A running server."""
+    """A running server. `gateway_lost`: it goes on without the gateway, which has ended."""
 
     def __init__(self, launch: Launch, service: Service, stop: StopRequest, reaper: Reaper) -> None:
         self._launch, self._service, self._stop, self._reaper = launch, service, stop, reaper
@@ -60,12 +65,14 @@ class Server:
         self._deaths: DeathOrder | None = None
         self._mark = LogMark(service.log)
         self._was_ready = False
+        self.gateway_lost = threading.Event()
         stop.kills(self._group.kill)
         raise_open_file_limit()
         if launch.front is not None:
             self._group.start("the HTTP front", launch.front.argv, server_environment({}))
         if launch.gateway is not None:
-            self._group.start("the OpenAI gateway", launch.gateway.argv, server_environment({}))
+            optional = not launch.gateway.required
+            self._group.start(_GATEWAY, launch.gateway.argv, server_environment({}), optional=optional)
         self._group.start("the Triton server", launch.argv, launch.process_environment())
         commands = (launch.cleanup,) if launch.cleanup else ()
         self._remains = Remains(self._group.sessions, (str(service.runtime),), commands)
@@ -79,6 +86,7 @@ class Server:
         until = time.monotonic() + timeout
         while not self._stop.wait(_POLL):
             self._require_running("ended while starting")
+            self._warn_of_lost()
             self._reaper.keep()
             try:
                 if is_ready(max(1.0, until - time.monotonic())):
@@ -91,6 +99,10 @@ class Server:
             if time.monotonic() > until:
                 raise self._failure(f"was not ready after {timeout:.0f} s", "Raise --ready-timeout.")
         return False
+
+    def gateway_listens(self, port: int) -> bool:
+        """Whether the gateway accepts connections on its port."""
+        return listens(self._group.process(_GATEWAY), port)
 
     def watch(self) -> None:
         """Return when a stop is requested. If the server breaks, end it and raise ServerFailed."""
@@ -115,6 +127,7 @@ class Server:
                 verdict = watchdog.judge(sample)
                 if verdict is not None:
                     raise self._broken(verdict)
+                self._warn_of_lost()
                 self._mark.advance(now)
                 self._reaper.keep()
         finally:
@@ -238,6 +251,19 @@ class Server:
         ended = self._group.ended()
         if ended is not None and not self._stop.asked:
             raise self._failure(f"{how} with status {ended[1]}", "See the whole log with --verbose.", ended[0])
+
+    def _warn_of_lost(self) -> None:
+        """Say once which optional program has ended, and why."""
+        lost = None if self._stop.asked else self._group.lost()
+        if lost is None:
+            return
+        self.gateway_lost.set()
+        error = first_error(lost.log) or last_lines(lost.log)
+        said = f": {'; '.join(error.splitlines())}" if error else ""
+        _LOG.warning(
+            f"{lost.name} (process {lost.pid}) ended with status {lost.status}{said}; the server goes on without "
+            "OpenAI's API"
+        )
 
     def _failure(self, what: str, hint: str, who: str = "the Triton server") -> ServerFailed:
         log, offset = self._service.log, self._mark.offset
