@@ -54,7 +54,7 @@ def test_a_killed_process_leaves_no_process_and_no_file(tmp_path: Path) -> None:
 
 def test_a_terminals_signals_do_not_end_it(tmp_path: Path) -> None:
     owner, child, reaper, _ = start_owner(tmp_path / "marker")
-    assert eventually(lambda: ignores(reaper, signal.SIGHUP))
+    assert eventually(lambda: all(ignores(reaper, number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)))
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         os.kill(reaper, number)
     owner.kill()

@@ -106,10 +106,12 @@ class Server:
 
     def watch(self) -> None:
         """Return when a stop is requested. If the server breaks, end it and raise ServerFailed."""
+        last = time.monotonic()  # before all that counts silence: this process may be stopped from here on
+        if self._observer is not None:
+            self._observer.restart()
         watchdog, idle = Watchdog(), IdleClock()
         health = HealthObserver(self._service.http)
         path = PathCheck(self._service.http, self._service.model)
-        last = time.monotonic()
         try:
             while not self._stop.wait(_POLL):
                 now = time.monotonic()
