@@ -18,8 +18,8 @@ from fcntl import ioctl
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-COMMAND = ("trtforge", "run", "recipes/demo-model", "--quant", "int4_awq", "--max-tokens", "48")
-QUESTIONS = ("What does len() return?", "And sorted()?", "/stats", "/exit")
+COMMAND = ("trtforge", "run", "recipes/demo-model", "--quant", "int4_awq", "--max-tokens", "24")
+QUESTIONS = ("What does len() return?", "/stats", "/exit")
 _SIZE = struct.pack("HHHH", 40, 80, 0, 0)
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[()][A-Z0-9]|\x1b[=>]")
 _PROMPT = b">>> "
