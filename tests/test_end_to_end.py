@@ -199,16 +199,21 @@ def test_quantised_build_keeps_the_quality(recipe: str, limit: float, compressio
     assert report["compression"] > compression
     assert f"next: trtforge serve {tmp_path / 'repository'}" in done.stdout
 
-    again = json.loads(trtforge("build", recipe, "--out", tmp_path, "--json").stdout)
+
+def test_a_build_goes_on_from_any_stage(tmp_path: Path) -> None:
+    recipe = ("demo-fp8", "--set", "quantization.calibration.samples=8", "--set", "gate.samples=8")
+    build = ("build", *recipe, "--out", tmp_path, "--json")
+    report = json.loads(trtforge(*build).stdout)
+    again = json.loads(trtforge(*build).stdout)
     assert [stage["cached"] for stage in again["stages"]] == [True] * 5
-    trtforge("build", recipe, "--out", tmp_path, "--from", "package", "--json")
+    trtforge(*build, "--from", "package")
     kept = json.loads((tmp_path / "report.json").read_text())
     assert (kept["verification"], kept["compression"]) == (report["verification"], report["compression"])
-    trtforge("build", recipe, "--out", tmp_path, "--to", "calibrate", "--json")
+    trtforge(*build, "--to", "calibrate")
     calibrated = json.loads((tmp_path / "report.json").read_text())
     assert (calibrated["verification"], calibrated["compression"]) == (None, None)  # what is there is an earlier run's
     (tmp_path / "checkpoint" / "rank0.safetensors").rename(tmp_path / "away")
-    after = json.loads(trtforge("build", recipe, "--out", tmp_path, "--from", "package", "--json").stdout)
+    after = json.loads(trtforge(*build, "--from", "package").stdout)
     assert (after["verification"], after["compression"]) == (report["verification"], report["compression"])
     (tmp_path / "away").rename(tmp_path / "checkpoint" / "rank0.safetensors")
 

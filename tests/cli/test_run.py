@@ -29,13 +29,11 @@ def test_a_model_answers_in_one_command(tmp_path: Path) -> None:
     again = trtforge("run", build, "--max-tokens", "8", text="What is a list?\n", cwd=tmp_path)
     assert (again.returncode, again.stdout) == (0, answer)
     assert "calibrate" not in again.stderr
-    asked = trtforge("infer", "What is a list?", "--chat", "--build", build, "--max-tokens", "8", cwd=tmp_path)
-    assert (asked.returncode, asked.stdout) == (0, answer)
-    over_http = trtforge(
+    asked = trtforge(
         "infer", "-", "--chat", "--build", build, "--max-tokens", "8", "--protocol", "http",
         text="What is a list?", cwd=tmp_path,
     )  # fmt: skip
-    assert (over_http.returncode, over_http.stdout) == (0, answer)
+    assert (asked.returncode, asked.stdout) == (0, answer)
     assert _servers(build) == []
 
 

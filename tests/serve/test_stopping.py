@@ -54,7 +54,7 @@ def test_streams_finish_while_draining(fake_repository: Path, start: Start, coun
     server = start(fake_repository, drain_timeout=60)
     server.wait_ready()
     session = server.triton()
-    answers = stop_with_streams(server, count, 900, number)
+    answers = stop_with_streams(server, count, 700, number)
     assert len(set(answers)) == 1
     assert answers[0].startswith("one two three")
     assert errors_of(server, 0).splitlines()[-1] == f"stopped: {count} requests finished while draining, 0 cut"

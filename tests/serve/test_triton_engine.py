@@ -30,7 +30,7 @@ def tokenizer() -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with patch("trtforge.package.triton_models._code", code_for_triton):
+    with patch("trtforge.package.triton_models.model_code", code_for_triton):
         repository = package_with_fake_engine(tmp_path_factory.mktemp("triton"), PackageConfig())
     assert (repository / "ensemble" / "1" / "triton_engine.py").is_file()
     assert not (repository / "ensemble" / "1" / "served_engine.py").exists()

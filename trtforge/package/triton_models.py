@@ -97,7 +97,7 @@ def model_specs(config: PackageConfig, engine: EngineFacts, tokenizer: Tokenizer
             inputs=_tensors(role, "inputs", engine, dtypes, tokenizer),
             outputs=_tensors(role, "outputs", engine, dtypes, tokenizer),
             parameters=values[role],
-            code=_code(role, engine.backend),
+            code=model_code(role, engine.backend),
         )
         for role in ROLES
     )
@@ -110,7 +110,8 @@ def _tensors(
     return with_text_tensors(declared, direction, chat=tokenizer.chat is not None) if role in TEXT_ROLES else declared
 
 
-def _code(role: ModelRole, backend: str) -> ModelCode:
+def model_code(role: ModelRole, backend: str) -> ModelCode:
+    """The code of a role's Python model with an engine of this backend."""
     if role == "tensorrt_llm" and backend == "llmapi":
         return "llmapi"
     return "triton" if role in ("ensemble", "tensorrt_llm_bls") and backend == "tensorrt_llm" else "1"
