@@ -206,11 +206,8 @@ class Repl:
             answer = self._conversation.answer(text, lambda piece: print(piece, end="", flush=True))
         finally:
             print()
-        rate = f", {answer.output_tokens / answer.seconds:.0f} tokens/s" if answer.output_tokens else ""
-        self._last = (
-            f"{answer.input_tokens} tokens in, {answer.output_tokens} out in {answer.seconds:.2f} s, "
-            f"first text after {answer.first_token_seconds * 1000:.0f} ms{rate}"
-        )
+        counts = f"{answer.input_tokens} tokens in, {answer.output_tokens} out"
+        self._last = f"{counts} in {answer.seconds:.2f} s, {answer.pace}"
         for warning in answer_warnings(self._conversation.sampling, answer):
             show.warning(warning)
 

@@ -157,7 +157,9 @@ def is_model(target: str) -> bool:
     path = Path(target)
     if path.is_dir():
         return (path / "config.json").is_file()
-    return not path.exists() and target.count("/") == 1 and not _is_path(target)
+    from trtforge.formats.hf import is_path
+
+    return not path.exists() and not is_path(target)
 
 
 def derived(target: str, choice: Choice, name: str | None = None) -> "DerivedRecipe":
@@ -174,12 +176,6 @@ def _derived(target: str, choice: Choice, overrides: tuple[str, ...], out: Path 
     words = (target, *choice.words, *(word for value in overrides for word in ("--set", value)))
     text = found.text(f"trtforge build {join((str(directory / RECIPE_FILE), '--out', str(directory)))}", directory)
     return Chosen(recipe, words, directory, directory, text)
-
-
-def _is_path(target: str) -> bool:
-    from trtforge.formats.hf import is_path
-
-    return is_path(target)
 
 
 def _goal(name: str | None) -> "Goal | None":

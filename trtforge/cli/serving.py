@@ -239,9 +239,7 @@ def infer(
         show.warning(warning)
     if json:
         return
-    rate = f", {answer.output_tokens / answer.seconds:.0f} tokens/s" if answer.output_tokens else ""
-    first = f"first text after {answer.first_token_seconds * 1000:.0f} ms"
-    print(f"{answer.output_tokens} tokens in {answer.seconds:.2f} s, {first}{rate}", file=sys.stderr)
+    print(f"{answer.output_tokens} tokens in {answer.seconds:.2f} s, {answer.pace}", file=sys.stderr)
 
 
 class _Line:

@@ -102,6 +102,12 @@ class Generated:
     first_token_seconds: float
     finish_reason: str | None = None
 
+    @property
+    def pace(self) -> str:
+        """Time to the first text, and the rate if the tokens were counted."""
+        rate = f", {self.output_tokens / self.seconds:.0f} tokens/s" if self.output_tokens else ""
+        return f"first text after {self.first_token_seconds * 1000:.0f} ms{rate}"
+
 
 _COMPARES_TEXT, _COMPARES_IDS = "tensorrt_llm_bls", "ensemble"
 """How the names of the text models end, by what they compare with stop words."""
