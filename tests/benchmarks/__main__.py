@@ -197,13 +197,13 @@ def _serving(console: Console, arguments: argparse.Namespace, record: Record) ->
     found = {}
     for name in RECIPES:
         with tempfile.TemporaryDirectory(prefix="trtforge-bench-") as directory:
-            found[name] = serving.measure(build_repository(name, Path(directory)), RUNS)
+            found[name] = serving.measure(build_repository(name, Path(directory)), serving.RUNS)
         _served(console, name, found[name])
-    return record.model_copy(update={"serving": recording.served(found, RUNS)})
+    return record.model_copy(update={"serving": recording.served(found, serving.RUNS)})
 
 
 def _served(console: Console, name: str, measured: serving.Measured) -> None:
-    title = f"{serving.STREAMS} streams through Triton and the engine in process, {name} ({RUNS} interleaved runs)"
+    title = f"{serving.STREAMS} streams through Triton and the engine in process, {name}, {serving.RUNS} runs in turns"
     table = Table(title=title, title_justify="left")
     for column in ("run", "tokens/s", "first token, ms", "CPU s for 1,000 tokens", "client", "cores used by others"):
         table.add_column(column, justify="left" if column == "run" else "right")

@@ -125,7 +125,7 @@ def _serving(record: Record) -> str:
         for each in serving.engines
     ]
     low, high = serving.more_cpu_seconds
-    shares = " to ".join(f"{share * 100:.0f}" for share in serving.client_share)
+    shares = " to ".join(dict.fromkeys(f"{share * 100:.0f}" for share in serving.client_share))
     notes = (
         f"Serving takes {low} to {high} s more of CPU time for 1,000 tokens than the engine alone, on another core. "
         f"The client takes {shares} % of the CPU time."
