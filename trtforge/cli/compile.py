@@ -162,5 +162,5 @@ def compile_(
         return
     progress = for_this_terminal(quiet=quiet or json)
     with progress.waiting("compile"):
-        result = compile_engine(config, checkpoint, out, options, force=force, progress=progress)
+        result = compile_engine(config, checkpoint, out, options, force=force, progress=progress, warn=show.warning)
     show.produced(result, json_output=json, next_command=join(["trtforge", "package", str(out), "REPOSITORY"]))

@@ -1,6 +1,7 @@
 """`trtforge migrate`: from an engine or a repository to the LLM API."""
 
 from pathlib import Path
+from shlex import join
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -71,7 +72,8 @@ def migrate(
     options = MigrateOptions(source, target_version, checkpoint, engine, model)
     found, made = run_migration(options, out, force=force, progress=for_this_terminal(quiet=quiet or json))
     whole = made.manifest.identity.stage == "engine"
-    following = f"trtforge package {out} REPOSITORY" if whole else f"trtforge migrate {source} ENGINE --checkpoint DIR"
+    again = ["migrate", str(source), "ENGINE", "--checkpoint", "DIR"]
+    following = join(["trtforge", *(["package", str(out), "REPOSITORY"] if whole else again)])
     if json:
         result = {"artifact": str(out), "stage": made.manifest.identity.stage, "cached": made.cached}
         show.as_json(result | found.as_json() | {"next": following})

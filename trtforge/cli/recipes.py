@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from shlex import join, quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -48,7 +49,7 @@ def find(recipe: str, *, models: bool = False) -> Path:
         error = ForgeError(f"{recipe}: no such file or directory", hint=hint)
         raise error.repaired_by(Repair(recipe, str(near)) if near else None)
     if (path / "config.json").is_file():
-        hint = f"It is a model: `trtforge init {recipe}` writes a recipe for it."
+        hint = f"It is a model: `{join(['trtforge', 'init', recipe])}` writes a recipe for it."
         raise ForgeError(f"{recipe} is not a recipe", hint=hint)
     nearest = get_close_matches(recipe, by_name, n=1, cutoff=0.4)
     raise ForgeError(
@@ -154,16 +155,17 @@ def copy_recipe(
     old = load_recipe(path).name
     new = re.sub(r"[^A-Za-z0-9._-]+", "-", file.stem).lstrip("._-") or old
     text = re.sub(rf"(?m)^name: {re.escape(old)}\b", f"name: {new}", text)
-    text = re.sub(rf"(?m)^(# trtforge build ){re.escape(old)}\b", lambda found: f"{found[1]}{file}", text)
+    text = re.sub(rf"(?m)^(# trtforge build ){re.escape(old)}\b", lambda found: f"{found[1]}{quote(str(file))}", text)
     try:
         with file.open("x") as target:
             target.write(text)
     except OSError as error:
         raise ForgeError(f"{file}: {error.strerror}", hint="Choose a file that does not exist yet.") from None
+    following = join(["trtforge", "build", str(file)])
     if json:
-        show.as_json({"recipe": str(file), "next": f"trtforge build {file}"})
+        show.as_json({"recipe": str(file), "next": following})
     else:
-        print(f"{file} written; next: trtforge build {file}")
+        print(f"{file} written; next: {following}")
 
 
 @recipes.command("validate", cls=Command)
@@ -186,7 +188,7 @@ def validate_recipe(
     if json:
         show.as_json({"valid": True, "name": recipe.name})
     else:
-        print(f"{file} is valid: {recipe.name}; next: trtforge build {file} --dry-run")
+        print(f"{file} is valid: {recipe.name}; next: {join(['trtforge', 'build', file, '--dry-run'])}")
 
 
 @recipes.command("schema", cls=Command)

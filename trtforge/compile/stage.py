@@ -1,7 +1,9 @@
 """The compile stage, for every backend: plan the engine from metadata alone, then build it."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 
 from trtforge.compile import llmapi
 from trtforge.compile.build_site_choice import NO_CONTAINER, require_site
@@ -106,24 +108,26 @@ def compile_engine(
     force: bool = False,
     progress: Progress | None = None,
     machine: Machine | None = None,
+    warn: Callable[[str], object] = lambda warning: None,
 ) -> Produced:
     """Build the engine of `checkpoint` at `out` on `machine` (None: this one), or reuse it.
 
-    The llmapi backend also accepts a Hugging Face checkpoint. Raises ForgeError for a damaged checkpoint, impossible
-    limits, or a machine that cannot build for the tensorrt_llm backend; LoggedError if TensorRT-LLM fails to build a
-    rank.
+    `warn` gets each warning of the plan before the work. The llmapi backend also accepts a Hugging Face checkpoint.
+    Raises ForgeError for a damaged checkpoint, impossible limits, or a machine that cannot build for the tensorrt_llm
+    backend; LoggedError if TensorRT-LLM fails to build a rank.
     """
     options, progress, machine = options or CompileOptions(), progress or Silent(), machine or this_machine()
     if config.backend == "llmapi":
         llmapi_plan = plan_engine(config, checkpoint, out, options)
         assert isinstance(llmapi_plan, LlmapiPlan)
+        _tell(llmapi_plan, warn)
         return write_llmapi_engine(llmapi_plan, checkpoint, out, force=force, progress=progress)
     _require_own_layout(options)
     if is_hugging_face(checkpoint):
         raise ForgeError(
             f"{checkpoint} is a Hugging Face checkpoint",
-            hint=f"Run `trtforge convert {checkpoint} CHECKPOINT` and give its result; only the llmapi backend takes "
-            "a Hugging Face checkpoint.",
+            hint=f"Run `trtforge convert {quote(str(checkpoint))} CHECKPOINT` and give its result; only the llmapi "
+            "backend takes a Hugging Face checkpoint.",
         )
     manifest = open_artifact(checkpoint, "checkpoint")
     model = read_checkpoint_config(checkpoint)
@@ -131,6 +135,8 @@ def compile_engine(
     require_tokenizer(checkpoint / TOKENIZER_DIRECTORY, model.vocab_size)
     if isinstance(plan, TensorRTPlan):
         require_buildable(plan, machine)
+    _tell(plan, warn)
+    if isinstance(plan, TensorRTPlan):
         gpu = gpu_named(config.target.gpu) if config.target.gpu is not None else None
         return build_engine(
             EngineBuild(plan.build, model, checkpoint, manifest.digest, out, plan.place, plan.workers, gpu),
@@ -141,6 +147,11 @@ def compile_engine(
     return build_torch_engine(
         plan, checkpoint, manifest.digest, config.target.tensorrt_llm, out, force=force, progress=progress
     )
+
+
+def _tell(plan: EnginePlan, warn: Callable[[str], object]) -> None:
+    for warning in warnings_of(plan):
+        warn(warning)
 
 
 def _require_own_layout(options: CompileOptions) -> None:

@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from shlex import quote
 
 from pydantic import Field
 
@@ -215,7 +216,8 @@ def _calibration(
         return None
     calibrated, scaled_cache = FORMATS[config.quant].calibrated, config.kv_cache == "int8"
     command = (
-        f"`trtforge calibrate {checkpoint.directory} CALIBRATION --quant {config.quant if calibrated else 'none'}"
+        f"`trtforge calibrate {quote(str(checkpoint.directory))} CALIBRATION"
+        f" --quant {config.quant if calibrated else 'none'}"
         f"{'' if config.kv_cache == 'none' else f' --kv-cache {config.kv_cache}'}`"
     )
     if directory is None:

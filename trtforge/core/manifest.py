@@ -6,6 +6,7 @@ It is deterministic: no times, paths or host names. The same inputs give the sam
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from shlex import quote
 from typing import Any, Literal
 
 from pydantic import Field
@@ -172,18 +173,19 @@ _USES: dict[Stage, str] = {
 
 def _use_of(directory: Path, stage: Stage) -> str:
     command = _USES.get(stage)
-    return f" With this {stage}: `trtforge {command.format(directory)}`." if command else ""
+    return f" With this {stage}: `trtforge {command.format(quote(str(directory)))}`." if command else ""
 
 
 def _hint(directory: Path, stage: Stage) -> str:
     if (directory / stage / FILE_NAME).is_file():
         return f"Give {directory / stage}."
+    named = quote(str(directory))
     if any(directory.glob("*/config.pbtxt")):
         return (
             "It is a Triton model repository that trtforge did not write: "
-            f"`trtforge migrate {directory} OUT` takes over its settings, `tritonserver` serves it as it is."
+            f"`trtforge migrate {named} OUT` takes over its settings, `tritonserver` serves it as it is."
         )
-    return f"Give the {stage} that {_MADE_BY[stage]} writes. `trtforge inspect {directory}` shows what this is."
+    return f"Give the {stage} that {_MADE_BY[stage]} writes. `trtforge inspect {named}` shows what this is."
 
 
 def damaged(directory: Path, stage: Stage, problem: str) -> ForgeError:

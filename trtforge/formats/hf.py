@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from trtforge.core.digest import file_digest
@@ -178,12 +179,12 @@ def _require_hugging_face(values: Mapping[str, Any], directory: Path) -> None:
     if "pretrained_config" in values:
         raise ForgeError(
             f"{directory} is a TensorRT-LLM engine, not a Hugging Face checkpoint",
-            hint=f"Give the model that it was made from, or `trtforge package {directory} REPOSITORY`.",
+            hint=f"Give the model that it was made from, or `trtforge package {quote(str(directory))} REPOSITORY`.",
         )
     if "architecture" in values:
         raise ForgeError(
             f"{directory} is a TensorRT-LLM checkpoint already, not a Hugging Face checkpoint",
-            hint=f"Give the model that it was made from, or `trtforge compile {directory} ENGINE`.",
+            hint=f"Give the model that it was made from, or `trtforge compile {quote(str(directory))} ENGINE`.",
         )
 
 

@@ -6,6 +6,7 @@ Sources: `PretrainedConfig`, `QuantConfig` in tensorrt_llm/models/modeling_utils
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -109,7 +110,7 @@ def read_checkpoint_config(directory: Path) -> CheckpointConfig:
     if "architectures" in values and "architecture" not in values:
         raise ForgeError(
             f"{directory} is a Hugging Face checkpoint (or an llmapi engine, which is one)",
-            hint=f"Run `trtforge convert {directory} CHECKPOINT` and give its result.",
+            hint=f"Run `trtforge convert {quote(str(directory))} CHECKPOINT` and give its result.",
         )
     if "architecture" not in values:
         raise ForgeError(
@@ -121,13 +122,15 @@ def read_checkpoint_config(directory: Path) -> CheckpointConfig:
 def read_engine_config(directory: Path) -> tuple[CheckpointConfig, Mapping[str, Any]]:
     """The model's configuration and the whole config.json of an engine. Raises ForgeError for another directory."""
     values = _read(directory)
-    if "architectures" in values:
+    if "architectures" in values and "architecture" not in values:
+        quoted = quote(str(directory))
         raise ForgeError(
-            f"{directory} is an llmapi engine or a Hugging Face checkpoint: TensorRT-LLM's LLM API runs it",
-            hint="Package and serve it, or compile the checkpoint with --backend torch.",
+            f"{directory} is an llmapi engine or a Hugging Face checkpoint: the embedded engine does not run it",
+            hint=f"Of a checkpoint, `trtforge build {quoted}` makes an engine and its repository; serve the repository "
+            "of an llmapi engine.",
         )
     if "pretrained_config" not in values or "build_config" not in values:
-        checkpoint = directory if "architecture" in values else "CHECKPOINT"
+        checkpoint = quote(str(directory)) if "architecture" in values else "CHECKPOINT"
         hint = f"Run `trtforge compile {checkpoint} ENGINE` and give its result."
         raise ForgeError(f"{directory} is not an engine", hint=hint)
     _require_objects(values, ("pretrained_config", "build_config", "forge"), directory)
@@ -169,7 +172,7 @@ def _read(directory: Path) -> dict[str, Any]:
     inside = [str(directory / part) for part in ("checkpoint", "engine") if (directory / part / CONFIG_FILE).is_file()]
     absent = f"Give {' or '.join(inside)}." if inside else "Give a checkpoint or engine directory."
     if any(directory.glob("*/config.pbtxt")):
-        absent = f"It is a Triton model repository: `trtforge serve {directory}`, or give its engine."
+        absent = f"It is a Triton model repository: `trtforge serve {quote(str(directory))}`, or give its engine."
     values = read_json_object(path, hint=hint, absent=absent)
     require_plausible(values, str(path), hint)
     return values

@@ -138,6 +138,7 @@ class Build:
                     self.options,
                     force=self.force,
                     progress=self.progress,
+                    warn=lambda warning: None if warning in report.warnings else _LOG.warning(warning),
                 )
             case "package":
                 built_for = recipe.engine.target

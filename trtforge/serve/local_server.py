@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 
 from trtforge.core.defaults import LOOPBACK
 from trtforge.core.errors import ForgeError
@@ -61,7 +62,7 @@ def local_server(repository: Path, *, ready_timeout: float) -> Iterator[LocalSer
 
 def _not_ready(log: str, repository: Path) -> ForgeError:
     """The server's own error and hint, else the last lines of its log."""
-    again = f"Run `trtforge serve {repository}` to see the whole log."
+    again = f"Run `trtforge serve {quote(str(repository))}` to see the whole log."
     lines = [line for line in log.splitlines() if line.strip()]
     error = next((line.removeprefix("error: ") for line in reversed(lines) if line.startswith("error: ")), None)
     hint = next((line.removeprefix("hint: ") for line in reversed(lines) if line.startswith("hint: ")), again)
