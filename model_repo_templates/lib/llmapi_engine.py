@@ -11,13 +11,16 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
+
+from llmapi_scores import log_probs, prompt_log_probs, score_arguments, top_log_probs
 
 from trtforge.core.errors import ForgeError, RequestError
 from trtforge.engine_process.admission import QueueLimits
 from trtforge.engine_process.host import host
-from trtforge.engine_process.requests import FinishReason, GenerationRequest, Output
+from trtforge.engine_process.requests import FinishReason, GenerationRequest, Output, PromptLogProbs, TopLogProbs
 
 OnOutput = Callable[[Output], None]
 
@@ -95,7 +98,11 @@ class LlmApiEngine:
             if request.request_id in self._cancelled:
                 result.abort()
             async for step in result:
-                output = answer.take(step.outputs[0])
+                try:
+                    output = answer.take(step.outputs[0])
+                except RequestError:
+                    result.abort()
+                    raise
                 self._begun.add(request.request_id)
                 self._deliver(on_output, output)
                 if output.finish_reason is not None:
@@ -149,28 +156,35 @@ class Answer:
                 new.pop()
             elif new:
                 finish = "stop_word"
-        log_probs = self._log_probs(completion, seen, new)
-        self._cumulative += sum(log_probs)
+        scores, top = self._scores(completion, seen, new)
+        self._cumulative += sum(scores)
         reused, allocated = _blocks(completion)
         return Output(
             self._request.request_id,
             tuple(new),
             finish,
-            log_probs=log_probs,
+            log_probs=scores,
             cumulative_log_prob=self._cumulative,
             reused_blocks=reused,
             allocated_blocks=allocated,
+            top_log_probs=top,
+            prompt_log_probs=self._prompt_scores(completion) if seen == 0 else None,
         )
 
-    def _log_probs(self, completion: Any, seen: int, new: list[int]) -> tuple[float, ...]:
-        """Each new token's log probability, which the API gives as a number or in a dictionary of the likeliest."""
-        if not self._request.sampling.return_log_probs:
-            return ()
+    def _scores(self, completion: Any, seen: int, new: list[int]) -> tuple[tuple[float, ...], tuple[TopLogProbs, ...]]:
+        """Each new token's log probability, and the most likely tokens in its place."""
+        sampling = self._request.sampling
+        if not sampling.return_log_probs:
+            return (), ()
         entries = completion.logprobs[seen : seen + len(new)]
-        return tuple(
-            float(entry[token].logprob if isinstance(entry, dict) else entry)
-            for token, entry in zip(new, entries, strict=True)
-        )
+        return log_probs(new, entries), top_log_probs(entries, sampling.top_log_probs)
+
+    def _prompt_scores(self, completion: Any) -> PromptLogProbs | None:
+        """The prompt's scores, which the API gives with the first token; None if not asked for, or cancelled."""
+        sampling, prompt = self._request.sampling, self._request.prompt
+        if not sampling.prompt_log_probs or not completion.token_ids:
+            return None
+        return prompt_log_probs(prompt, completion.prompt_logprobs or (), sampling.top_log_probs)
 
 
 _FINISHED: Mapping[str, FinishReason] = {
@@ -220,7 +234,7 @@ def sampling_params(request: GenerationRequest) -> Any:
         repetition_penalty=None if sampling.repetition_penalty == 1.0 else sampling.repetition_penalty,
         presence_penalty=sampling.presence_penalty or None,
         frequency_penalty=sampling.frequency_penalty or None,
-        logprobs=1 if sampling.return_log_probs else None,
+        **score_arguments(sampling, frozenset(field.name for field in fields(SamplingParams))),
         return_perf_metrics=True,
         detokenize=False,
     )

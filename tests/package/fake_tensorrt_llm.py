@@ -1,7 +1,8 @@
 """`tensorrt_llm` as far as its LLM API goes, with the signatures of 1.2 and 1.3 and no more.
 
 Sources: tests/unittest/api_stability/references_committed/{llm,sampling_params,completion_output}.yaml, and
-references/llm.yaml for what is not stable yet. An argument that they lack is a TypeError, as it is there.
+references/llm.yaml for what is not stable yet; tensorrt_llm/executor/{result,base_worker}.py for the scores. An
+argument that they lack is a TypeError, as it is there.
 """
 
 import asyncio
@@ -47,10 +48,17 @@ class SamplingParams:
     frequency_penalty: float | None = None
     length_penalty: float | None = None
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     return_perf_metrics: bool = False
     ignore_eos: bool = False
     detokenize: bool = True
     add_special_tokens: bool = True
+
+
+def likely(token: int, count: int) -> dict[int, SimpleNamespace]:
+    """The `count` likeliest tokens where `token` is the likeliest, in no order, as a batch with other counts has it."""
+    ranked = [(token + rank, SimpleNamespace(logprob=-0.5 - rank, rank=rank + 1)) for rank in range(count)]
+    return dict(reversed(ranked))
 
 
 @dataclass
@@ -59,14 +67,15 @@ class CompletionOutput:
     token_ids: list[int] = field(default_factory=list)
     finish_reason: str | None = None
     logprobs: list[Any] = field(default_factory=list)
+    prompt_logprobs: list[Any] | None = field(default_factory=list)
     request_perf_metrics: Any = None
 
 
 class RequestOutput:
     """Answers with its prompt, over and over, one token a step."""
 
-    def __init__(self, prompt: list[int], params: SamplingParams) -> None:
-        self.prompt_token_ids, self.params = prompt, params
+    def __init__(self, prompt: list[int], params: SamplingParams, reused: int = 0) -> None:
+        self.prompt_token_ids, self.params, self.reused = prompt, params, reused
         self.outputs = [CompletionOutput(0)]
         self.finished = self.aborted = False
 
@@ -87,7 +96,11 @@ class RequestOutput:
             token = self.prompt_token_ids[len(answer.token_ids) % len(self.prompt_token_ids)]
             answer.token_ids.append(token)
             if params.logprobs:
-                answer.logprobs.append({token: SimpleNamespace(logprob=-0.5, rank=1)})
+                answer.logprobs.append(likely(token, params.logprobs))
+            if params.prompt_logprobs:
+                following = [*self.prompt_token_ids[1:], answer.token_ids[0]]
+                computed = following[self.reused :]
+                answer.prompt_logprobs = [likely(each, params.prompt_logprobs) for each in computed]
             ends = {params.end_id} if params.end_id is not None and not params.ignore_eos else set()
             if token in ends | set(params.stop_token_ids or ()):
                 answer.finish_reason = "stop"
@@ -124,7 +137,10 @@ class LLM:
         assert sampling_params is not None
         if len(inputs) > self.arguments["max_num_tokens"] and not self.arguments["enable_chunked_prefill"]:
             raise ValueError(f"The sum of prompt length ({len(inputs)}) should not exceed max_num_tokens")
-        self.requests.append(RequestOutput(inputs, sampling_params))
+        reuses = self.arguments.get("kv_cache_config", {}).get("enable_block_reuse", False)
+        known = any(inputs == made.prompt_token_ids for made in self.requests)
+        # What an earlier request left is not computed again, so there are no logits of it.
+        self.requests.append(RequestOutput(inputs, sampling_params, len(inputs) // 2 if reuses and known else 0))
         return self.requests[-1]
 
     def shutdown(self) -> None:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -208,3 +209,67 @@ def test_a_request_that_is_cancelled_before_it_starts_is_aborted(
     assert outputs.get(timeout=10).finish_reason == ("error" if bad_words else "cancelled")
     assert [made.aborted for made in fake_tensorrt_llm.MADE[-1].requests] == ([False] if bad_words else [False, True])
     assert run(llm, GenerationRequest("b", (5,), 2))[-1].finish_reason == "length"
+
+
+def test_the_likeliest_tokens_come_beside_the_scores(llm: Any) -> None:
+    found = run(llm, GenerationRequest("a", (5, 6, 7), 3, SamplingParams(return_log_probs=True, top_log_probs=2)))
+    assert last_params().logprobs == 2
+    assert [score for output in found for score in output.log_probs] == [-0.5] * 3
+    top = [each for output in found for each in output.top_log_probs]
+    assert top == [[(token, -0.5), (token + 1, -1.5)] for token in (5, 6, 7)]
+    run(llm, GenerationRequest("b", (5,), 1, SamplingParams(return_log_probs=True)))
+    assert (last_params().logprobs, last_params().prompt_logprobs) == (1, None)
+
+
+def test_a_prompt_is_scored_once_with_the_first_token(llm: Any) -> None:
+    sampling = SamplingParams(prompt_log_probs=True, top_log_probs=2)
+    first, *later = run(llm, GenerationRequest("a", (5, 6, 7), 3, sampling))
+    assert (last_params().logprobs, last_params().prompt_logprobs) == (None, 2)
+    assert first.prompt_log_probs is not None
+    assert first.prompt_log_probs.values == [-0.5, -0.5]
+    assert first.prompt_log_probs.top == ([(6, -0.5), (7, -1.5)], [(7, -0.5), (8, -1.5)])
+    assert [output.prompt_log_probs for output in later] == [None, None]
+    (alone,) = run(llm, GenerationRequest("b", (5,), 1, SamplingParams(prompt_log_probs=True)))
+    assert alone.prompt_log_probs is not None
+    assert (alone.prompt_log_probs.values, alone.prompt_log_probs.top) == ([], ())
+
+
+def test_reused_blocks_leave_a_prompt_unscored(llm: Any) -> None:
+    llm._llm.arguments["kv_cache_config"] = {"enable_block_reuse": True}
+    request = GenerationRequest("a", (5, 6, 7, 8), 2, SamplingParams(prompt_log_probs=True))
+    assert run(llm, request)[0].prompt_log_probs is not None
+    (failed,) = run(llm, request)
+    assert failed.error is not None
+    assert "scored 2 of 4 positions" in failed.error.message
+    assert "kv_reuse=false" in failed.error.message
+    assert fake_tensorrt_llm.MADE[-1].requests[-1].aborted
+    assert tokens_of(run(llm, GenerationRequest("b", (5, 6, 7, 8), 2))) == [5, 6]
+
+
+def test_a_release_without_prompt_scores_is_said(llm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dataclasses import make_dataclass
+
+    older = make_dataclass("SamplingParams", [("logprobs", int, None)])
+    monkeypatch.setattr(fake_tensorrt_llm, "SamplingParams", older)
+    (failed,) = run(llm, GenerationRequest("a", (5,), 1, SamplingParams(prompt_log_probs=True)))
+    assert failed.error is not None
+    assert failed.error.message == (
+        "return_prompt_logprobs: the installed TensorRT-LLM's SamplingParams has no prompt_logprobs"
+    )
+
+
+def test_scores_are_the_tokens_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The dictionaries that TensorRT-LLM's pull request 3388 shows: the token may be beyond the likeliest ones."""
+    monkeypatch.syspath_prepend(str(asset_directory("model_repo_templates") / "lib"))
+    import llmapi_scores  # type: ignore[import-not-found]
+
+    def entry(**ranked: tuple[float, int]) -> dict[int, SimpleNamespace]:
+        return {int(token[1:]): SimpleNamespace(logprob=value, rank=rank) for token, (value, rank) in ranked.items()}
+
+    beyond = entry(t2086=(-6.72, 113), t1244=(-2.87, 2), t11785=(-2.12, 1))
+    assert llmapi_scores.log_probs([2086], [beyond]) == (-6.72,)
+    assert llmapi_scores.top_log_probs([beyond], 2) == ([(11785, -2.12), (1244, -2.87)],)
+    assert llmapi_scores.top_log_probs([beyond], 0) == ()
+    assert llmapi_scores.log_probs([7], [-1.5]) == (-1.5,)
+    with pytest.raises(ForgeError, match="does not tell the log probability of token 9, only those of the 3 most"):
+        llmapi_scores.log_probs([9], [beyond])

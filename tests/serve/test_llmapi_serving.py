@@ -1,5 +1,6 @@
 """The model of an llmapi engine in the real Triton server, with a fake of TensorRT-LLM's LLM API behind it."""
 
+import json
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from tests.conftest import DEMO_MODEL
 from tests.package import fake_tensorrt_llm
 from tests.serve.conftest import Running, free_ports
 from tests.serve.test_serving import PROMPT, echoed
+from tests.serve.test_text_tensors import post
 from trtforge.compile.stage import compile_engine
 from trtforge.core.assets import asset_directory
 from trtforge.core.errors import ForgeError
@@ -86,3 +88,22 @@ def test_what_the_model_cannot_do_is_said(running: Running) -> None:
     params = Sampling(max_tokens=4, bad=("costs a lot",))
     with pytest.raises(ForgeError, match="bad_words: the LLM API supports single-token words only"):
         generate(running.grpc, "ensemble", PROMPT, params, protocol="grpc")
+
+
+@pytest.mark.parametrize("model", ["ensemble", "tensorrt_llm_bls"])
+def test_scores_of_prompt_and_answer_come_through(running: Running, model: str) -> None:
+    inputs = {"return_logprobs": True, "top_logprobs": 3, "return_prompt_logprobs": True}
+    prompt_text = f"{PROMPT} {model}"
+    answer = post(running, model, text_input=prompt_text, max_tokens=4, **inputs).json()
+    tokens, prompt = json.loads(answer["logprobs"]), json.loads(answer["prompt_logprobs"])
+    assert [token["logprob"] for token in tokens] == [-0.5] * 4
+    for token in (*tokens, *prompt[1:]):
+        assert [top["id"] for top in token["top_logprobs"]] == [token["id"] + rank for rank in range(3)]
+        assert [top["logprob"] for top in token["top_logprobs"]] == [-0.5, -1.5, -2.5]
+    ids = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json")).encode(prompt_text).ids
+    assert [token["id"] for token in prompt] == ids
+    assert prompt[0]["logprob"] is None
+    assert {token["logprob"] for token in prompt[1:]} == {-0.5}
+    again = post(running, model, text_input=prompt_text, max_tokens=4, **inputs)
+    assert again.status_code == 400
+    assert "positions, because the others are in reused KV blocks" in again.json()["error"]

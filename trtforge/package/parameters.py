@@ -36,7 +36,7 @@ def text_parameters(
         "exclude_input_in_output": _boolean(config.serving.exclude_input_in_output),
         "stop_words_as_text": _boolean(by_text),
         "engine_end_ids": _boolean(facts.backend != "tensorrt_llm"),
-        "engine_scores": _boolean(facts.backend == "torch"),
+        "engine_scores": _boolean(facts.backend != "tensorrt_llm"),
         "chat_template": _boolean(tokenizer.chat is not None),
         "cancellation_check_period_ms": str(_CANCELLATION_PERIOD_MS),
         "text_to_preprocessing": _pairs(flow.text_to_preprocessing),
