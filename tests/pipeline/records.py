@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from trtforge.pipeline.record import Record
+from trtforge.pipeline.speed import Measured
 
 LAYERS = 32
 
@@ -28,6 +29,11 @@ def written(directory: Path, record: Record) -> Path:
     directory.mkdir(parents=True)
     (directory / "report.json").write_text(json.dumps(record.model_dump(mode="json")))
     return directory
+
+
+def measured(**changes: Any) -> Measured:
+    """A measured speed; `changes` replace top-level keys."""
+    return Measured.parse(_MEASURED | changes, "test")
 
 
 def quality(*, passed: bool = True, **changes: Any) -> dict[str, Any]:
@@ -60,6 +66,24 @@ def _stage(name: str, artifact: str | None, size: int, seconds: float, origin: s
         "origin": origin,
     }
 
+
+_MEASURED: dict[str, Any] = {
+    "speed": {
+        "prompt_tokens": 140,
+        "answer_tokens": 64,
+        "levels": [
+            {"concurrency": 1, "requests": 16, "tokens": 1024, "seconds": 8.0, "tokens_per_second": 128.0,
+             "first_text_ms": 21.4, "next_token_ms": 7.6},
+            {"concurrency": 32, "requests": 32, "tokens": 2048, "seconds": 1.0, "tokens_per_second": 2048.0,
+             "first_text_ms": 118.6, "next_token_ms": 13.25},
+        ],
+    },
+    "repository": "0" * 64,
+    "machine": "16 cores of AMD EPYC, 1 x NVIDIA H100 80GB HBM3",
+    "busy": 0.31,
+    "trtforge": "0.1.0",
+    "measured": "2026-01-31T12:40:00+00:00",
+}  # fmt: skip
 
 _FULL: dict[str, Any] = {
     "recipe": "llama-3.1-8b-fp8",

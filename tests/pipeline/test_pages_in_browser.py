@@ -7,7 +7,7 @@ import pytest
 
 from tests import browser as chromium
 from tests.browser import Browser
-from tests.pipeline.records import LAYERS, full, least, quality
+from tests.pipeline.records import LAYERS, full, least, measured, quality
 from trtforge.pipeline.compare import Compared
 from trtforge.pipeline.report_pages import build_page, compare_page
 
@@ -40,7 +40,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "long": build_page(long),
         "compare": compare_page(
             [Compared.of(name, Path(LONG) / name, full()) for name in ("none", "fp8", "int4_awq")]
-            + [Compared.of("old", Path("old"), least())]
+            + [Compared.of("old", Path("old"), least()), Compared.of("fast", Path("fast"), full(), measured())]
         ),
     }
     for name, text in texts.items():
@@ -129,6 +129,6 @@ def test_stacked_bars_are_as_wide_as_their_shares(browser: Browser, pages: Path)
 def test_a_comparison_has_every_build(browser: Browser, pages: Path) -> None:
     browser.open(pages / "compare.html")
     names = "[...document.querySelectorAll('#builds tbody th')].map(e => e.firstChild.textContent.trim())"
-    assert browser.value(names) == ["none", "fp8", "int4_awq", "old"]
-    ids = ["builds", "size", "perplexity", "divergence", "agreement", "speed"]
+    assert browser.value(names) == ["none", "fp8", "int4_awq", "old", "fast"]
+    ids = ["builds", "size", "perplexity", "divergence", "agreement", "speed", "measured", "latency", "conditions"]
     assert browser.value("[...document.querySelectorAll('section')].map(s => s.id)") == ids

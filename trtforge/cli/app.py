@@ -14,6 +14,7 @@ import typer
 
 from trtforge import __version__
 from trtforge.cli import show
+from trtforge.cli.bench import bench
 from trtforge.cli.build import build
 from trtforge.cli.cache import cache
 from trtforge.cli.calibrate import calibrate
@@ -56,6 +57,7 @@ _COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
         "gateway": gateway,
         "infer": infer,
         "generate": generate,
+        "bench": bench,
         "probe": probe,
     },
     "Inspection": {"inspect": inspect, "doctor": doctor, "version": version},

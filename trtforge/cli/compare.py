@@ -26,9 +26,10 @@ def compare(
     json: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Compare builds: size, quality, times.
+    """Compare builds: size, quality, times, speed.
 
-    The reports of the builds are read; nothing is built or run. Speeds are the plan's estimates for the target GPU.
+    The reports of the builds are read; nothing is built or run. Speeds are the plan's estimates for the target GPU, and
+    what `trtforge bench` measured where it was run.
 
     Example: trtforge compare build/demo-fp8 build/demo-int4awq --html comparison.html
     """
@@ -45,6 +46,8 @@ def compare(
 
 def show_comparison(builds: "Sequence[Compared]") -> None:
     """Print the builds as columns, as many beside one another as fit the width."""
+    from trtforge.pipeline.compare import conditions
+
     width = show.width()
     titles = ["", *builds[0].figures]
     columns = [[show.shortened(build.name, _WIDEST_NAME), *build.figures.values()] for build in builds]
@@ -62,6 +65,8 @@ def show_comparison(builds: "Sequence[Compared]") -> None:
         print("\n".join(show.columns(rows, right=range(1, fitting + 1))))
         if columns:
             print()
+    for line in conditions(builds):
+        show.line(line)
 
 
 def write_comparison(path: Path, builds: "Sequence[Compared]") -> None:

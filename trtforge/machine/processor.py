@@ -1,4 +1,4 @@
-"""Instruction sets of this machine's CPU, read without torch: plans and engines choose dtypes and kernels by them."""
+"""This machine's CPU, read without torch: its name, and the instruction sets that plans and engines choose by."""
 
 import re
 from dataclasses import dataclass
@@ -27,6 +27,12 @@ def read_instruction_sets(host: Host) -> frozenset[str]:
     """The processor's features as Linux names them; empty if /proc/cpuinfo cannot be read."""
     match = re.search(r"^(?:flags|Features)\s*: (.*)$", host.text("proc/cpuinfo") or "", flags=re.MULTILINE)
     return frozenset(match[1].split()) if match else frozenset()
+
+
+def processor_name(host: Host) -> str | None:
+    """The processor's name, such as AMD EPYC 9B14; None if /proc/cpuinfo does not tell."""
+    match = re.search(r"^model name\s*: (.+)$", host.text("proc/cpuinfo") or "", flags=re.MULTILINE)
+    return match[1].strip() if match else None
 
 
 def compute_dtype(

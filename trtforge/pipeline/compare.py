@@ -1,4 +1,4 @@
-"""Floor 5: builds side by side: size, quality, times and estimated speed, from their reports alone."""
+"""Floor 5: builds side by side: size, quality, times, estimated and measured speed, from what they keep."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -9,11 +9,16 @@ from trtforge.core import figures
 from trtforge.core.errors import UsageError
 from trtforge.pipeline.record import Record, read_record
 from trtforge.pipeline.report_words import formats, layout, verdict
+from trtforge.pipeline.speed import Measured, kept_speed
+from trtforge.serve.speed import Level
 
 
 @dataclass(frozen=True)
 class Compared:
-    """One build. None: its report does not say. `tokens_per_second`: the plan's largest estimate, not measured."""
+    """One build. None: its report does not say. `tokens_per_second`: the plan's largest estimate, not measured.
+
+    `measured`: what `trtforge bench` measured of its present repository.
+    """
 
     name: str
     build: str
@@ -35,10 +40,11 @@ class Compared:
     gate: str
     seconds: float
     tokens_per_second: float | None
+    measured: Measured | None = None
 
     @classmethod
-    def of(cls, name: str, build: Path, record: Record) -> "Compared":
-        """What a report says."""
+    def of(cls, name: str, build: Path, record: Record, measured: Measured | None = None) -> "Compared":
+        """What a report says, and what was measured."""
         model, deployment, quality = record.model, record.deployment, record.verification
         curve, converted = record.estimates.curve if record.estimates else (), record.stage("convert")
         return cls(
@@ -62,13 +68,26 @@ class Compared:
             gate=verdict(quality),
             seconds=record.seconds,
             tokens_per_second=max((point.tokens_per_second for point in curve), default=None),
+            measured=measured,
         )
+
+    @property
+    def busiest(self) -> Level | None:
+        """The measured level with the most requests at once."""
+        return max(self.measured.speed.levels, key=lambda level: level.concurrency) if self.measured else None
+
+    @property
+    def measured_rate(self) -> str:
+        """The measured rate with its concurrency."""
+        level = self.busiest
+        return f"{level.tokens_per_second:,.0f}, {level.concurrency} at once" if level else figures.ABSENT
 
     @property
     def figures(self) -> dict[str, str]:
         """The figures as people read them, by their title; `-` for what is not known."""
         quantised = self.compression is not None and self.compression > 1
         speed = None if self.tokens_per_second is None else f"{self.tokens_per_second:,.0f}"
+        level = self.busiest
         return {
             "source": figures.size(self.source_bytes),
             "checkpoint": figures.size(self.checkpoint_bytes),
@@ -82,11 +101,15 @@ class Compared:
             "gate": self.gate,
             "build time": figures.duration(self.seconds),
             "tokens/s, estimate": speed or figures.ABSENT,
+            "tokens/s, measured": f"{level.tokens_per_second:,.0f}" if level else figures.ABSENT,
+            "requests at once": f"{level.concurrency}" if level else figures.ABSENT,
+            "first text": f"{level.first_text_ms:,.0f} ms" if level else figures.ABSENT,
+            "each further token": f"{level.next_token_ms:,.1f} ms" if level else figures.ABSENT,
         }
 
     def as_json(self) -> dict[str, Any]:
         """For --json, in bytes, seconds and shares."""
-        return asdict(self)
+        return asdict(self) | {"measured": self.measured.model_dump(mode="json") if self.measured else None}
 
 
 def compared(builds: Sequence[Path]) -> tuple[Compared, ...]:
@@ -94,14 +117,36 @@ def compared(builds: Sequence[Path]) -> tuple[Compared, ...]:
     if len(builds) < 2:
         raise UsageError("compare needs two builds or more", hint="Give the directories that `trtforge build` wrote.")
     names = _names(builds)
-    return tuple(Compared.of(name, build, read_record(build)) for name, build in zip(names, builds, strict=True))
+    return tuple(
+        Compared.of(name, build, read_record(build), kept_speed(place))
+        for name, build, place in zip(names, builds, map(_place, builds), strict=True)
+    )
+
+
+def conditions(builds: Sequence[Compared]) -> tuple[str, ...]:
+    """What the speeds were measured with: a line for all builds that were measured alike."""
+    alike: dict[str, list[str]] = {}
+    for build in builds:
+        if build.measured is not None:
+            speed, machine, busy = build.measured.speed, build.measured.machine, build.measured.busy
+            text = f"prompts of {speed.prompt_tokens} tokens, answers of {speed.answer_tokens}; {machine}"
+            alike.setdefault(text, []).append(f"{build.name} ({figures.number(busy, 2)})")
+    return tuple(
+        f"measured with {text}; processors that other work used before: {', '.join(names)}"
+        for text, names in alike.items()
+    )
 
 
 def _names(builds: Sequence[Path]) -> list[str]:
     """The directories' names, with their parents where two are alike."""
-    places = [build if build.suffix != ".json" else build.parent for build in builds]
+    places = list(map(_place, builds))
     short = [place.resolve().name for place in places]
     return [
         name if short.count(name) == 1 else "/".join(place.resolve().parts[-2:])
         for name, place in zip(short, places, strict=True)
     ]
+
+
+def _place(build: Path) -> Path:
+    """The build directory, which may be given by its report.json."""
+    return build if build.suffix != ".json" else build.parent

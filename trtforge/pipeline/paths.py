@@ -41,3 +41,8 @@ class Paths:
     def report(self) -> Path:
         """The report: artifacts, sizes, times and quality."""
         return self.out / REPORT_FILE
+
+    @property
+    def speed(self) -> Path:
+        """The measured speed, if it was measured."""
+        return self.out / "bench.json"

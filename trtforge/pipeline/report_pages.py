@@ -15,7 +15,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from trtforge.core import figures
 from trtforge.pipeline import charts
-from trtforge.pipeline.compare import Compared
+from trtforge.pipeline.compare import Compared, conditions
 from trtforge.pipeline.record import GpuRecord, QualityRecord, Record
 from trtforge.pipeline.report_words import data_used, formats, layout, metrics, outcome, verdict
 
@@ -44,7 +44,18 @@ def build_markdown(record: Record) -> str:
 
 def compare_page(builds: Sequence[Compared]) -> str:
     """Several builds as one HTML file."""
-    return _environment().get_template("compare.html.j2").render(builds=builds, charts=charts)
+    measured = [build.busiest for build in builds]
+    return (
+        _environment()
+        .get_template("compare.html.j2")
+        .render(
+            builds=builds,
+            charts=charts,
+            conditions=conditions(builds),
+            rates=[level and level.tokens_per_second for level in measured],
+            first_texts=[level and level.first_text_ms for level in measured],
+        )
+    )
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,124 @@
+"""`trtforge bench`: the speed of a build, a repository or a running server."""
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trtforge.cli import show
+from trtforge.cli.chat import served_build
+from trtforge.cli.options import Json, Quiet, Verbose, from_options
+from trtforge.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from trtforge.core.progress import Progress
+    from trtforge.serve.speed import Load, Speed
+
+_ADDRESS = re.compile(r"(?:grpc://)?[^/\s]+:\d+/?")
+
+
+def bench(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="URL_OR_REPO",
+            help="Build directory or repository to serve meanwhile, or the gRPC address of a running server.",
+            show_default=False,
+        ),
+    ],
+    concurrency: Annotated[
+        str, typer.Option(metavar="N[,N...]", help="Requests at once; several levels, one after the other.")
+    ] = "1,8",
+    requests: Annotated[int, typer.Option(min=1, metavar="N", help="Requests at each level.")] = 16,
+    prompt_tokens: Annotated[int, typer.Option(min=1, metavar="N", help="Approximate length of the prompts.")] = 128,
+    max_tokens: Annotated[int, typer.Option(min=2, metavar="N", help="Length of each answer.")] = 64,
+    model: Annotated[str | None, typer.Option(metavar="NAME", help="Text model.", show_default="ensemble")] = None,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Measure the speed of a build or of a running server.
+
+    Answers of one length are asked for, so many at once, and streamed over gRPC. The figures of a build are kept in its
+    bench.json, with the machine, for `trtforge compare`.
+
+    Example: trtforge bench build/demo-int4awq
+
+    Example: trtforge bench 127.0.0.1:8001 --concurrency 1,8,32
+    """
+    from trtforge.core.progress import for_this_terminal
+    from trtforge.pipeline.speed import busy_processors, this_machine
+    from trtforge.serve.speed import Load
+
+    load = from_options(
+        Load,
+        {
+            "concurrency": _levels(concurrency),
+            "requests": requests,
+            "prompt_tokens": prompt_tokens,
+            "max_tokens": max_tokens,
+        },
+        "bench",
+    )
+    progress, place = for_this_terminal(quiet=quiet or json), Path(target)
+    if _ADDRESS.fullmatch(target) and not place.exists():
+        from trtforge.serve.endpoint import Endpoint
+
+        url = Endpoint.of(target, "grpc").url
+        _show(_measured(url, model or "ensemble", load, progress), f"server {url}", None, json=json)
+        return
+    busy, machine = busy_processors(), this_machine()
+    with served_build(place, quiet=quiet or json) as (server, served):
+        speed = _measured(server.grpc, model or served, load, progress)
+    _show(speed, machine, _kept(place, speed, machine, busy), json=json, busy=busy)
+
+
+def _levels(text: str) -> tuple[int, ...]:
+    levels = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() and int(word) > 0 for word in levels):
+        raise UsageError(f"--concurrency {text}: not numbers from 1", hint="For example --concurrency 1,8,32.")
+    return tuple(dict.fromkeys(map(int, levels)))
+
+
+def _measured(url: str, model: str, load: "Load", progress: "Progress") -> "Speed":
+    from trtforge.serve.speed import measure, requests_of
+
+    with progress.bar("bench", requests_of(load), "requests") as bar:
+        return measure(url, model, load, done=lambda: bar.advance(1))
+
+
+def _kept(place: Path, speed: "Speed", machine: str, busy: float | None) -> Path | None:
+    """The file with the figures of a build; None for a repository that is not part of one."""
+    from trtforge.core.manifest import FILE_NAME
+    from trtforge.pipeline.paths import Paths
+    from trtforge.pipeline.speed import keep_speed
+
+    build = place.resolve().parent if (place / FILE_NAME).is_file() else place
+    if not Paths(build).report.is_file() or place.resolve() not in (build.resolve(), Paths(build).repository.resolve()):
+        return None
+    return keep_speed(build, speed, machine, busy)
+
+
+def _show(speed: "Speed", where: str, file: Path | None, *, json: bool, busy: float | None = None) -> None:
+    if json:
+        found = speed.model_dump(mode="json")
+        show.as_json({**found, "where": where, "busy": busy, "file": str(file) if file else None})
+        return
+    rows = [("at once", "requests", "tokens/s", "first text", "each further token")]
+    rows += [
+        (
+            str(level.concurrency),
+            str(level.requests),
+            f"{level.tokens_per_second:,.1f}",
+            f"{level.first_text_ms:,.0f} ms",
+            f"{level.next_token_ms:,.1f} ms",
+        )
+        for level in speed.levels
+    ]
+    print("\n".join(show.columns(rows, right=range(5))))
+    show.line(f"prompts of {speed.prompt_tokens} tokens, answers of {speed.answer_tokens}; {where}")
+    if busy is not None:
+        show.line(f"processors busy with other work before: {busy:g}")
+    if file is not None:
+        show.line(f"kept in {show.path(file)}")
