@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from tests.conftest import DEMO_MODEL
-from trtforge.cli.chosen import Choice, choose, is_model
+from trtforge.cli.chosen import Choice, choose, is_model, located
 from trtforge.core.errors import ForgeError, UsageError
 
 
@@ -20,6 +20,21 @@ def test_models_are_told_from_recipes_and_paths(tmp_path: Path, monkeypatch: pyt
     assert is_model("Qwen/Qwen2.5-7B")
     for other in ("demo-fp32", "mine.yaml", "here", "here/model", "./a/b", "/a/b", "a/b/c"):
         assert not is_model(other)
+
+
+def test_what_ships_is_found_from_any_directory(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert located("recipes/demo-model") == str(DEMO_MODEL)
+    assert located("recipes/demo-fp32.yaml") == "demo-fp32"
+    for other in ("recipes/none", "recipes/../recipes/demo-model", "demo-fp32", "other/demo-model", "recipes"):
+        assert located(other) in (other, str(DEMO_MODEL.parent))
+    assert choose("recipes/demo-fp32.yaml", Choice()).lock_directory == Path()
+    for words in (("build", "recipes/demo-model", "--dry-run"), ("plan", "recipes/demo-model"),
+                  ("inspect", "recipes/demo-model"), ("build", "recipes/demo-fp32.yaml", "--dry-run")):  # fmt: skip
+        status, _, errors = run(*words)
+        assert status == 0, errors
+    (tmp_path / "recipes" / "demo-model").mkdir(parents=True)
+    assert located("recipes/demo-model") == "recipes/demo-model"
 
 
 def test_options_override_a_recipe() -> None:

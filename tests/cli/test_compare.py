@@ -35,3 +35,10 @@ def test_many_builds_are_shown_in_blocks_that_fit(
     names = [word for line in out.splitlines() for word in line.split() if word.startswith("build-")]
     assert names == [f"build-{number}-of-a-long-name" for number in range(7)]
     assert "source" in out
+
+
+def test_a_mistyped_build_is_named_with_the_command(run: Any, tmp_path: Path) -> None:
+    build, typed = written(tmp_path / "demo-fp8", full()), tmp_path / "demo-fp88"
+    status, _, err = run("compare", build, typed)
+    assert status == 1
+    assert err.endswith(f"hint: Did you mean {build}? Run `trtforge compare {build} {build}`.\n")

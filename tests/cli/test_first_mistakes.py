@@ -1,4 +1,4 @@
-"""Twenty-eight mistakes that a first user makes: each hint names a command that works as it is printed.
+"""Twenty-nine mistakes that a first user makes: each hint names a command that works as it is printed.
 
 Every command runs in an empty directory beside the demo model (`model/`), a build of it (`build/demo/`) and a recipe.
 """
@@ -34,6 +34,7 @@ MISTAKES = {
     "a number format that does not exist": "plan model --quant fp",
     "a GPU mistyped": "plan model --gpu h10",
     "a layout that does not divide": "build demo-fp32 --dry-run --set parallel.tp=3",
+    "a layout that does not divide a model": "build model --dry-run --tp 3",
     "a layout that does not divide in a plan": "plan model --tp 3",
     "a layout that does not divide in a conversion": "convert model OUT --tp 3",
     "a stage that does not exist": "build demo-fp32 --dry-run --from packge",

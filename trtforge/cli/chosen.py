@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from trtforge.core.assets import asset_directory
 from trtforge.core.errors import ForgeError, UsageError
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from trtforge.pipeline.derivation import DerivedRecipe, Wish
     from trtforge.plan.alternatives import Goal
 
+_SHIPPED = "recipes"
 RECIPE_FILE = "recipe.yaml"
 """Where a build directory keeps the recipe that was derived for it."""
 
@@ -109,10 +111,11 @@ class Chosen:
 
 
 def choose(target: str, choice: Choice, overrides: tuple[str, ...] = (), out: Path | None = None) -> Chosen:
-    """The recipe at `target`: a recipe file, a shipped recipe's name, a model, or a build directory.
+    """The recipe at `target`: a recipe file, a shipped recipe's name, a model, or a build directory; see `located`.
 
     Raises ForgeError if it is none of them, UsageError for --goal with a recipe.
     """
+    target = located(target)
     if is_model(target):
         return _derived(target, choice, overrides, out)
     from trtforge.cli.recipes import find
@@ -144,12 +147,23 @@ def choose_each(
     from trtforge.pipeline.sweep import check_formats
 
     check_formats(formats)
-    base = out
+    target, base = located(target), out
     if base is None and is_model(target):
         base = Path("build") / recipe_name(target, "none")
     elif base is None:
         base = choose(target, replace(choice, quant=formats[0]), overrides).out
     return {name: choose(target, replace(choice, quant=name), overrides, base / name) for name in formats}
+
+
+def located(target: str) -> str:
+    """`target`, or where there is no such path here, the shipped model or recipe that it names as recipes/NAME."""
+    path = Path(target)
+    if path.exists() or path.parts[:1] != (_SHIPPED,) or ".." in path.parts:
+        return target
+    shipped = asset_directory(_SHIPPED).joinpath(*path.parts[1:])
+    if not shipped.exists():
+        return target
+    return str(shipped) if shipped.is_dir() else shipped.stem
 
 
 def is_model(target: str) -> bool:

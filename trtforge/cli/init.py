@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from trtforge.cli import show
-from trtforge.cli.chosen import Choice, derived, is_model
+from trtforge.cli.chosen import Choice, derived, is_model, located
 from trtforge.cli.options import Ep, GoalName, GpuName, Json, Pp, Quant, Tp, Verbose
 from trtforge.core.errors import ForgeError, Repair
 from trtforge.core.nearest import nearest_directory
@@ -36,6 +36,7 @@ def init(
     import re
     from shlex import join
 
+    model = located(model)
     if not is_model(model):
         near = nearest_directory(Path(model))
         raise ForgeError(

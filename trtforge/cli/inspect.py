@@ -30,8 +30,10 @@ def inspect(
 
     Example: trtforge inspect build/demo-int4awq/checkpoint --tensors
     """
+    from trtforge.cli.chosen import located
     from trtforge.pipeline.description import describe
 
+    directory = Path(located(str(directory)))
     found = describe(directory, tensors=tensors)
     if json:
         show.as_json(found)

@@ -174,8 +174,10 @@ def plan(
 
 def _recipe(source: str, overrides: tuple[str, ...]) -> "Recipe":
     """The recipe, or a recipe with defaults for the model."""
+    from trtforge.cli.chosen import located
     from trtforge.core.recipe import Recipe, load_recipe
 
+    source = located(source)
     if not Path(source).is_dir() and (Path(source).is_file() or "/" not in source):
         from trtforge.cli.recipes import find
 

@@ -12,7 +12,7 @@ import yaml
 
 from trtforge.core import defaults
 from trtforge.core.digest import text_digest
-from trtforge.core.errors import ForgeError
+from trtforge.core.errors import ForgeError, Repair
 from trtforge.core.recipe import Recipe, override, recipe_of
 from trtforge.machine.nvml import LoadNvml, load_nvml, read_driver
 from trtforge.plan.alternatives import Alternative, Goal, alternatives
@@ -230,7 +230,8 @@ def _legal(model: Model, request: Request, kept: frozenset[Option]) -> Request:
             return request.changed(*fix.changes)
     for problem in evaluation.problems:
         (fix,) = fixes(model, replace(evaluation, problems=(problem,)))
-        raise ForgeError(problem.message, hint=fix.text)
+        changes = tuple((change.option, change.value) for change in fix.changes)
+        raise ForgeError(problem.message, hint=fix.text).repaired_by(Repair(options=changes) if changes else None)
     return request
 
 

@@ -6,8 +6,9 @@ from typing import Any
 from pydantic import Field
 
 from trtforge.core.config_model import Config
-from trtforge.core.errors import ForgeError
+from trtforge.core.errors import ForgeError, Repair
 from trtforge.core.json_text import read_json_object
+from trtforge.core.nearest import nearest_directory
 from trtforge.pipeline.paths import REPORT_FILE
 from trtforge.pipeline.stages import StageName
 
@@ -195,6 +196,10 @@ class Record(Facts):
 def read_record(build: Path) -> Record:
     """The report of a build directory, or a report.json. Raises ForgeError if it is missing or damaged."""
     path = build / REPORT_FILE if build.is_dir() else build
+    near = None if build.exists() else nearest_directory(build)
+    if near is not None:
+        error = ForgeError(f"{build}: no such directory", hint=f"Did you mean {near}?")
+        raise error.repaired_by(Repair(str(build), str(near)))
     if not path.is_file():
         raise ForgeError(
             f"{build} has no {REPORT_FILE}: not a build directory",
