@@ -147,7 +147,8 @@ def answer_warnings(sampling: Sampling, answer: Generated) -> tuple[str, ...]:
 
 def unreachable(url: str) -> ForgeError:
     """The error for a server that does not answer."""
-    return ForgeError(f"no server answers at {url}", hint="Start one with `trtforge serve REPO`, or give its --url.")
+    hint = "Start one with `trtforge serve REPO`, or give the HOST:PORT of one that runs."
+    return ForgeError(f"no server answers at {url}", hint=hint)
 
 
 def silent(url: str, seconds: float) -> ForgeError:
