@@ -1,5 +1,6 @@
 """What is known of kernels without torch is what they write: the bytes that each keeps of a layer."""
 
+from functools import partial
 from typing import get_args
 
 import pytest
@@ -12,6 +13,7 @@ from trtforge.models.kernels import KEPT, REFERENCE, KernelName, kernel_for
 from trtforge.runtime.linears.fp8_linear import Fp8Dense, Fp8ScaledMatmul
 from trtforge.runtime.linears.fp8_rowwise_linear import Fp8RowwiseDense
 from trtforge.runtime.linears.int4_linear import Int4Dense, Int4Packed
+from trtforge.runtime.linears.int4_native import Int4Native
 from trtforge.runtime.linears.int8_linear import Int8Dense, SmoothQuant
 from trtforge.runtime.linears.kernels import DTYPES
 from trtforge.runtime.linears.linear import Dense, Kernel, Stored
@@ -26,6 +28,7 @@ KERNELS: dict[KernelName, Kernel] = {
     "fp8_scaled_mm": Fp8ScaledMatmul(),
     "fp8_rowwise_dense": Fp8RowwiseDense(),
     "int4_dense": Int4Dense(),
+    "int4_native_cpu": Int4Native(),
     "int4_packed_cpu": Int4Packed("cpu"),
     "int4_packed_cuda": Int4Packed("cuda"),
     "int8_dense": Int8Dense(),
@@ -33,9 +36,11 @@ KERNELS: dict[KernelName, Kernel] = {
     "int8_sq_cpu": SmoothQuant(integer=True),
     "nvfp4_dense": Nvfp4Dense(),
     "w4a8_dense": W4A8(Int4Dense()),
+    "w4a8_native_cpu": W4A8(Int4Native()),
     "w4a8_packed_cpu": W4A8(Int4Packed("cpu")),
 }
-BFLOAT16_ONLY = {"int4_packed_cpu", "int4_packed_cuda", "w4a8_packed_cpu"}
+NATIVE: dict[str, KernelName] = {"int4_packed_cpu": "int4_native_cpu", "w4a8_packed_cpu": "w4a8_native_cpu"}
+BFLOAT16_ONLY = {"int4_native_cpu", "int4_packed_cpu", "int4_packed_cuda", "w4a8_native_cpu", "w4a8_packed_cpu"}
 
 
 def stored(name: KernelName) -> Stored:
@@ -67,14 +72,15 @@ def kept_by(name: KernelName, dtype: ModelDtype) -> int:
 @pytest.mark.parametrize("name", sorted(KERNELS.keys() - {"int4_packed_cuda"}))
 def test_bytes_of_a_packed_layer(name: KernelName, dtype: ModelDtype) -> None:
     if name in BFLOAT16_ONLY and dtype != "bfloat16":
-        assert kernel_for("int4_awq", GROUP, "cpu", dtype, vnni=True, fp8_cores=True) == "int4_dense"
+        assert kernel_for("int4_awq", GROUP, "cpu", dtype, vnni=True, native=True, fp8_cores=True) == "int4_dense"
         return
     prescaled = name.startswith(("int4", "w4a8"))
     assert KEPT[name].nbytes(OUT, INPUTS, dtype, GROUP, prescaled=prescaled) == kept_by(name, dtype)
 
 
-def test_both_int4_layouts_take_the_same_room() -> None:
-    assert KEPT["int4_packed_cuda"] == KEPT["int4_packed_cpu"]
+def test_all_int4_layouts_take_the_same_room() -> None:
+    assert KEPT["int4_packed_cuda"] == KEPT["int4_packed_cpu"] == KEPT["int4_native_cpu"]
+    assert KEPT["w4a8_packed_cpu"] == KEPT["w4a8_native_cpu"]
 
 
 def test_every_format_has_a_kernel_on_every_machine() -> None:
@@ -90,6 +96,9 @@ def test_every_format_has_a_kernel_on_every_machine() -> None:
         ("fp8", 128, "cpu", "bfloat16", True, True, "fp8_dense"),
         ("int4_awq", 128, "cuda", "bfloat16", False, False, "int4_packed_cuda"),
         ("int4_awq", 128, "cuda", "float16", False, True, "int4_dense"),
+        ("int4_awq", 64, "cpu", "bfloat16", True, False, "int4_packed_cpu"),
+        ("int4_wo", 48, "cpu", "bfloat16", True, False, "int4_packed_cpu"),
+        ("w4a8_awq", 128, "cpu", "bfloat16", True, False, "w4a8_packed_cpu"),
         ("int4_awq", 48, "cpu", "bfloat16", True, False, "int4_dense"),
         ("w4a8_awq", 64, "cuda", "bfloat16", True, True, "w4a8_dense"),
         ("int8_sq", 128, "cpu", "float32", False, False, "int8_sq_dense"),
@@ -100,5 +109,6 @@ def test_every_format_has_a_kernel_on_every_machine() -> None:
 def test_the_fastest_kernel_is_chosen(
     format: QuantFormat, group: int, device: str, dtype: ModelDtype, vnni: bool, fp8_cores: bool, expected: str
 ) -> None:
-    found = kernel_for(format, group, device, dtype, vnni=vnni, fp8_cores=fp8_cores)  # type: ignore[arg-type]
-    assert found == expected
+    choose = partial(kernel_for, format, group, device, dtype, vnni=vnni, fp8_cores=fp8_cores)  # type: ignore[arg-type]
+    assert choose(native=False) == expected
+    assert choose(native=True) == NATIVE.get(expected, expected)

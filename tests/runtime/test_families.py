@@ -94,11 +94,13 @@ def test_requests_in_flight_get_the_tokens_of_transformers(
 
 @pytest.mark.parametrize("name", ODD)
 def test_bfloat16_stays_near(families: Families, name: str, tmp_path: Path) -> None:
-    """As near as transformers' own bfloat16; an expert that is chosen otherwise is a large error of a few logits."""
+    """As near as transformers' own bfloat16; where rounding chooses another expert, a few tokens' logits are far."""
     family = families(name)
     engine = write_engine(family.checkpoint(), tmp_path / "engine", dtype="bfloat16")
     made, reference = computed(engine, TOKENS)[0], family.logits(TOKENS)
-    assert float((made - reference).norm() / reference.norm()) < 0.1
+    errors = (made - reference).norm(dim=1) / reference.norm(dim=1)
+    assert float(errors.median()) < 0.03
+    assert int((errors > 0.1).sum()) <= (len(errors) // 10 if name in MOE else 0)
 
 
 @pytest.mark.parametrize("name", ["bloom", "gemma2", "deepseek_v2"])

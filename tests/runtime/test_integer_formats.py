@@ -163,6 +163,7 @@ def test_weight_only_leaves_what_tensorrt_llm_leaves(model: LlamaForCausalLM, tm
 
 def test_kernels_are_chosen_by_format_and_type(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "multiplies_int8", lambda: True)
+    monkeypatch.setattr(kernels, "native_for", lambda device, dtype: None)
     assert choose_kernels("int8_sq", 128, "cpu", "float32").quantized == "int8_sq_cpu"
     assert choose_kernels("int8_sq", 128, "cuda", "float32").quantized == "int8_sq_dense"
     assert choose_kernels("int8_wo", 128, "cpu", "bfloat16").quantized == "int8_dense"

@@ -11,16 +11,24 @@ from trtforge.machine.host import Host
 
 @dataclass(frozen=True)
 class Processor:
-    """`bfloat16`: native bfloat16 products (AVX512-BF16 or AMX). `vnni`: int8 dot products (AVX512-VNNI)."""
+    """`bfloat16`: native bfloat16 products (AVX512-BF16 or AMX). `vnni`: int8 dot products (AVX512-VNNI).
+
+    `avx512_bfloat16`: what trtforge's own kernels multiply with.
+    """
 
     bfloat16: bool
     vnni: bool
+    avx512_bfloat16: bool = False
 
     @classmethod
     def of(cls, host: Host) -> "Processor":
         """The processor of `host`; both False if /proc/cpuinfo cannot be read."""
         flags = read_instruction_sets(host)
-        return cls(bfloat16=not flags.isdisjoint(("avx512_bf16", "amx_bf16")), vnni="avx512_vnni" in flags)
+        return cls(
+            bfloat16=not flags.isdisjoint(("avx512_bf16", "amx_bf16")),
+            vnni="avx512_vnni" in flags,
+            avx512_bfloat16={"avx512_bf16", "avx512bw"} <= flags,
+        )
 
 
 def read_instruction_sets(host: Host) -> frozenset[str]:

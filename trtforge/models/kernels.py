@@ -16,6 +16,7 @@ KernelName = Literal[
     "fp8_scaled_mm",
     "fp8_rowwise_dense",
     "int4_dense",
+    "int4_native_cpu",
     "int4_packed_cpu",
     "int4_packed_cuda",
     "int8_dense",
@@ -23,6 +24,7 @@ KernelName = Literal[
     "int8_sq_cpu",
     "nvfp4_dense",
     "w4a8_dense",
+    "w4a8_native_cpu",
     "w4a8_packed_cpu",
 ]
 
@@ -40,13 +42,24 @@ REFERENCE: dict[QuantFormat, KernelName] = {
 """Reference kernels, for any device and compute dtype."""
 
 PACKED_GROUPS = (256, 128, 64, 32)
-"""Group sizes that torch's int4 kernels support."""
+"""Group sizes that the packed int4 kernels support."""
 
 
 def kernel_for(
-    format: QuantFormat, group_size: int, device: UsableDevice, dtype: ModelDtype, *, vnni: bool, fp8_cores: bool
+    format: QuantFormat,
+    group_size: int,
+    device: UsableDevice,
+    dtype: ModelDtype,
+    *,
+    vnni: bool,
+    native: bool,
+    fp8_cores: bool,
 ) -> KernelName:
-    """The fastest kernel. `vnni`: the CPU has VNNI; `fp8_cores`: the GPU has FP8 tensor cores (SM 8.9 and later)."""
+    """The fastest kernel.
+
+    `vnni`: the CPU has VNNI; `native`: trtforge's own CPU kernels can multiply; `fp8_cores`: the GPU has FP8 tensor
+    cores (SM 8.9 and later).
+    """
     packs = dtype == "bfloat16" and (format == "int4_wo" or group_size in PACKED_GROUPS)
     match format, device:
         case "fp8", "cuda" if fp8_cores:
@@ -54,9 +67,9 @@ def kernel_for(
         case "int4_awq" | "int4_wo", "cuda" if packs:
             return "int4_packed_cuda"
         case "int4_awq" | "int4_wo", "cpu" if packs:
-            return "int4_packed_cpu"
+            return "int4_native_cpu" if native else "int4_packed_cpu"
         case "w4a8_awq", "cpu" if packs:
-            return "w4a8_packed_cpu"
+            return "w4a8_native_cpu" if native else "w4a8_packed_cpu"
         case "int8_sq", "cpu" if vnni:
             return "int8_sq_cpu"
         case _:
@@ -99,6 +112,8 @@ KEPT: dict[KernelName, Kept] = {
     "fp8_rowwise_dense": Kept(wide=True, per_output=FLOAT32_BYTES),
     # prequant_scaling_factor; packed also scales_and_zeros, two for each group
     "int4_dense": Kept(per_input_elements=1),
+    # a float32 scale for each group
+    "int4_native_cpu": Kept(bits=4, per_group=2, per_input_elements=1),
     "int4_packed_cpu": Kept(bits=4, per_group=2, per_input_elements=1),
     "int4_packed_cuda": Kept(bits=4, per_group=2, per_input_elements=1),
     "int8_dense": Kept(),
@@ -109,6 +124,7 @@ KEPT: dict[KernelName, Kept] = {
     "nvfp4_dense": Kept(wide=True, per_layer=2 * FLOAT32_BYTES),
     # input_scaling_factor in float32, output_scaling_factor
     "w4a8_dense": Kept(wide=True, per_input=FLOAT32_BYTES, per_layer=FLOAT32_BYTES),
+    "w4a8_native_cpu": Kept(bits=4, per_group=2, per_input=FLOAT32_BYTES, per_layer=FLOAT32_BYTES),
     "w4a8_packed_cpu": Kept(bits=4, per_group=2, per_input=FLOAT32_BYTES, per_layer=FLOAT32_BYTES),
 }
 """What each kernel's `pack` stores (runtime/linears); a test compares the two."""

@@ -39,7 +39,8 @@ class Embedded:
         dtype = compute_dtype(request.engine.compute_dtype, request.dtype, device, processor)
         name = WEIGHTS[request.quant].name
         fp8 = request.gpu is not None and request.gpu.sm >= _FP8_CORES
-        kernel = kernel_for(name, request.group_size, device, dtype, vnni=processor.vnni, fp8_cores=fp8)
+        native = processor.avx512_bfloat16  # the kernels that replace them without a compiler hold as many bytes
+        kernel = kernel_for(name, request.group_size, device, dtype, vnni=processor.vnni, native=native, fp8_cores=fp8)
         return cls(device, dtype, kernel)
 
     def memory(self, model: Model, request: Request, layout: Layout, planned: Memory) -> Memory:

@@ -27,6 +27,9 @@ ACTIVATIONS: dict[str, Activation] = {
     "squared-relu": _squared_relu,
 }
 
+NATIVE_ACTIVATIONS: dict[Activation, str] = {functional.silu: "silu", _tanh_gelu: "gelu_tanh"}
+"""Their names in `native.library`."""
+
 
 def activation_of(hidden_act: str, *, exact_gelu: bool) -> Activation:
     """The function; `exact_gelu`: "gelu" is the exact one, by the error function."""

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from trtforge.core.errors import ForgeError
+from trtforge.runtime.native.library import native_for
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,10 @@ class Rotation:
 
     def turn(self, heads: Tensor) -> None:
         """Rotate the first `dim` elements of (tokens, heads, size) in place."""
+        kernels = native_for(heads.device, heads.dtype)
+        if kernels is not None:
+            kernels.rotate(heads, self.cos, self.sin, interleaved=self.interleaved)
+            return
         part = heads[..., : self.cos.shape[-1]]
         if self.interleaved:
             swapped = part.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)

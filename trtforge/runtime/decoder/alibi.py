@@ -22,6 +22,8 @@ class Alibi:
         self._slopes = torch.tensor(slopes(num_heads)[first : first + count], device=device).unsqueeze(1)
         self._scale = scale
         self._coarse = coarse
+        self.slopes = (self._slopes * scale).flatten()
+        """float32 (heads,): a key's bias is its position times its head's slope, unless `coarse`."""
 
     def bias(self, keys: int) -> Tensor:
         """float32 (heads, keys) for keys at positions 0 to `keys` - 1."""

@@ -1,10 +1,12 @@
 """Paged attention: keys and values go to their slots, queries attend to the blocks of their own row.
 
-Single-token rows are computed together in buckets of similar length.
+Single-token rows are read in place by the CPU kernels; without these, they are computed together in buckets of similar
+length.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -12,6 +14,7 @@ from torch import Tensor
 
 from trtforge.runtime.decoder.kv_cache import LayerCache
 from trtforge.runtime.decoder.scores import Scores
+from trtforge.runtime.native.library import PagedHeads, PagedRows
 from trtforge.runtime.scheduling.batch import Ints, Step, buckets, padded_rows
 
 
@@ -51,6 +54,8 @@ class Batch:
     length: int
     generation: tuple[GenerationRows, ...]
     context: tuple[ContextRow, ...]
+    paged: PagedRows | None = None
+    """The single-token rows for kernels that read the cache in place; `generation` is empty then."""
 
     @classmethod
     def of(
@@ -62,18 +67,15 @@ class Batch:
         *,
         windows: tuple[int | None, ...] = (None,),
         pads: bool = False,
+        in_place: bool = False,
     ) -> "Batch":
-        """The inputs that all layers share. `windows`: sliding windows in tokens, with the query; None: no window."""
+        """The inputs that all layers share. `windows`: sliding windows in tokens, with the query; None: no window.
+
+        `in_place`: the layers read the cache in place.
+        """
         held = -(-(step.starts + step.counts) // tokens_per_block)
         rows = step.generation_rows
-        generation = []
-        for first, end in buckets(held[:rows]):
-            columns = int(held[end - 1])
-            blocks = torch.from_numpy(step.tables[first:end, :columns].reshape(-1)).to(device)
-            last = torch.from_numpy(step.starts[first:end]).to(device).unsqueeze(1)
-            keys = torch.arange(columns * tokens_per_block, device=device)
-            masks = {window: _mask(last, keys, dtype, window).view(end - first, 1, 1, -1) for window in windows}
-            generation.append(GenerationRows(first, end, blocks, masks))
+        generation = [] if in_place else _generation(step, held[:rows], tokens_per_block, device, dtype, windows)
         ends = step.counts.cumsum()
         row_of, positions = step.positions()
         context = tuple(
@@ -95,7 +97,33 @@ class Batch:
             length=step.length,
             generation=tuple(generation),
             context=context,
+            paged=_paged(step, rows, tokens_per_block) if in_place and rows else None,
         )
+
+
+def _generation(
+    step: Step,
+    held: Ints,
+    tokens_per_block: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    windows: tuple[int | None, ...],
+) -> list[GenerationRows]:
+    """Buckets of the single-token rows, which hold `held` blocks each."""
+    found = []
+    for first, end in buckets(held):
+        columns = int(held[end - 1])
+        blocks = torch.from_numpy(step.tables[first:end, :columns].reshape(-1)).to(device)
+        last = torch.from_numpy(step.starts[first:end]).to(device).unsqueeze(1)
+        keys = torch.arange(columns * tokens_per_block, device=device)
+        masks = {window: _mask(last, keys, dtype, window).view(end - first, 1, 1, -1) for window in windows}
+        found.append(GenerationRows(first, end, blocks, masks))
+    return found
+
+
+def _paged(step: Step, rows: int, tokens_per_block: int) -> PagedRows:
+    tables = np.ascontiguousarray(step.tables[:rows])
+    return PagedRows(torch.from_numpy(tables), torch.from_numpy(step.starts[:rows] + 1), tokens_per_block)
 
 
 def _packed(values: Ints, device: torch.device, pads: bool = False) -> Tensor:
@@ -119,6 +147,20 @@ class Attention:
     window: int | None = None
     latent: bool = False
 
+    @cached_property
+    def _paged(self) -> PagedHeads:
+        scores = self.scores
+        return PagedHeads(
+            heads=self.num_heads,
+            kv_heads=self.num_kv_heads,
+            size=self.head_size,
+            vectors=1 if self.latent else 2 * self.num_kv_heads,
+            scale=scores.scale,
+            cap=scores.cap,
+            window=self.window,
+            slopes=None if scores.alibi is None else scores.alibi.slopes,
+        )
+
     def __call__(self, heads: Tensor, batch: Batch, cache: LayerCache) -> Tensor:
         """(tokens, heads + cached vectors, head_size) to (tokens, heads x head_size); padding becomes zero."""
         tokens = len(batch.slots)
@@ -127,6 +169,8 @@ class Attention:
             return self._generate(heads[:, : self.num_heads], batch.generation[0], cache)
         out = torch.empty(len(heads), self.num_heads * self.head_size, dtype=heads.dtype, device=heads.device)
         out[tokens:] = 0
+        if batch.paged is not None:
+            cache.attend(heads, batch.paged, self._paged, out)
         for rows in batch.generation:
             out[rows.first : rows.end] = self._generate(heads[rows.first : rows.end, : self.num_heads], rows, cache)
         for row in batch.context:

@@ -15,6 +15,7 @@ from trtforge.runtime.decoder.logits import finished_logits, load_logits
 from trtforge.runtime.linears.kernels import Kernels
 from trtforge.runtime.linears.linear import Placement
 from trtforge.runtime.linears.weights import Weights
+from trtforge.runtime.native.library import native_for
 
 
 class Decoder:
@@ -33,6 +34,13 @@ class Decoder:
         self._embedding = load_embedding(loader) if spec.first else None
         self._head = load_logits(loader) if spec.last else None
         weights.finish()
+
+    @property
+    def reads_in_place(self) -> bool:
+        """Whether the CPU kernels compute attention of single-token rows."""
+        spec, kernels = self.spec, native_for(self.place.device, self.place.dtype)
+        coarse = spec.network.coarse_alibi and spec.position in ("alibi", "scaled_alibi")
+        return kernels is not None and not coarse and kernels.attends(spec.cached[-1])
 
     def new_cache(self, num_blocks: int, tokens_per_block: int) -> list[LayerCache]:
         """An empty cache for every layer. Zeroed, because masked values must be finite too."""

@@ -11,6 +11,7 @@ from trtforge.core.recipe import KvCacheFormat
 from trtforge.models.transforms import quantize_fp8
 from trtforge.runtime.linears.float8 import from_e4m3
 from trtforge.runtime.linears.int8 import round_to_int8
+from trtforge.runtime.native.library import PagedHeads, PagedRows, native_for
 
 
 def storage_dtype(format_: KvCacheFormat, dtype: torch.dtype) -> torch.dtype:
@@ -50,7 +51,17 @@ class LayerCache:
         if self._scale is not None:
             integers = self._blocks.dtype is torch.int8
             values = round_to_int8(values, self._scale) if integers else _e4m3_bytes(values, self._scale)
-        self._slots.index_copy_(0, slots, values)
+        kernels = native_for(values.device, values.dtype) if self.exact else None
+        if kernels is not None and values.stride(2) == 1 and values.stride(1) == values.shape[2]:
+            kernels.write_slots(self._slots, slots, values)
+        else:
+            self._slots.index_copy_(0, slots, values)
+
+    def attend(self, queries: Tensor, rows: PagedRows, heads: PagedHeads, out: Tensor) -> None:
+        """Attention of single-token rows in place, by the CPU kernels."""
+        kernels = native_for(queries.device, queries.dtype)
+        assert kernels is not None, "the rows are only for kernels that exist"
+        kernels.attend(queries, rows, self._blocks, 1.0 if self._scale is None else self._scale, heads, out)
 
     def read(self, blocks: Tensor) -> Tensor:
         """(tokens, vectors, size) of these blocks, in the compute type; valid until the next read."""

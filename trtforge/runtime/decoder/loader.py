@@ -14,9 +14,9 @@ from trtforge.runtime.linears.kernels import Kernels, kernel_of
 from trtforge.runtime.linears.linear import Linear, Placement
 from trtforge.runtime.linears.packing import sparse_layers
 from trtforge.runtime.linears.weights import Weights
+from trtforge.runtime.native.library import native_for
 
 Norm = Callable[[Tensor], Tensor]
-Pair = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -68,19 +68,13 @@ class Loader:
         bias = self.weights.take(f"{module}.bias", slot.out).to(self.place.device, self.place.dtype)
         return lambda x: ranks.all_reduce(linear(x)).add_(bias)
 
-    def pair(self, first: str, second: str) -> Pair:
-        """Two linear layers with the same input and size, which may be packed as one."""
+    def pair(self, first: str, second: str) -> Linear:
+        """Two linear layers with the same input and size; their outputs are halves of the result."""
         slot = GatedSlot(self.linears[first], self.linears[second])
         if not self.weights.has(f"{slot.both.module}.weight"):
             fc, gate = self.linear(first), self.linear(second)
-            return lambda x: (fc(x), gate(x))
-        both = self._packed(slot.fc, slot.both.module, out=slot.both.out)
-
-        def halves(x: Tensor) -> tuple[Tensor, Tensor]:
-            fc, gate = both(x).chunk(2, dim=1)
-            return fc, gate
-
-        return halves
+            return lambda x: torch.cat((fc(x), gate(x)), dim=1)
+        return self._packed(slot.fc, slot.both.module, out=slot.both.out)
 
     def experts(self, module: str) -> list[Linear]:
         """A stack of experts, one linear layer for each."""
@@ -102,6 +96,9 @@ class Loader:
 
 def rms_norm(weight: Tensor, epsilon: float) -> Norm:
     """x / rms(x) * weight."""
+    kernels = native_for(weight.device, weight.dtype)
+    if kernels is not None:
+        return lambda x: kernels.rms_norm(x, weight, epsilon)
     return lambda x: functional.rms_norm(x, weight.shape, weight, epsilon)
 
 

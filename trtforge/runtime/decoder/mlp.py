@@ -2,9 +2,10 @@
 
 from torch import Tensor
 
-from trtforge.runtime.architecture.activations import Activation, activation_of
+from trtforge.runtime.architecture.activations import NATIVE_ACTIVATIONS, Activation, activation_of
 from trtforge.runtime.decoder.loader import Loader
 from trtforge.runtime.linears.linear import Linear
+from trtforge.runtime.native.library import native_for
 
 
 def load_mlp(loader: Loader, name: str) -> Linear:
@@ -15,13 +16,8 @@ def load_mlp(loader: Loader, name: str) -> Linear:
     match network.mlp:
         case "gated":
             # TensorRT-LLM's `fc` is what Hugging Face calls gate_proj, its `gate` is up_proj.
-            pair = loader.pair(f"{name}.fc", f"{name}.gate")
-
-            def gated(x: Tensor) -> Tensor:
-                fc, gate = pair(x)
-                return proj(act(fc).mul_(gate))
-
-            return gated
+            fc_gate = gated_halves(loader.pair(f"{name}.fc", f"{name}.gate"), act, activated=0)
+            return lambda x: proj(fc_gate(x))
         case "up_gate":
             up_gate = gated_halves(loader.linear(f"{name}.fc"), act)
             return lambda x: proj(up_gate(x))
@@ -30,11 +26,16 @@ def load_mlp(loader: Loader, name: str) -> Linear:
             return lambda x: proj(act(fc(x)))
 
 
-def gated_halves(fc: Linear, act: Activation) -> Linear:
-    """act(gate) * up, where one layer computes [up; gate]."""
+def gated_halves(both: Linear, act: Activation, activated: int = 1) -> Linear:
+    """act(one half) * other half, where one layer computes both. `activated`: index of the half that is activated."""
+    name = NATIVE_ACTIVATIONS.get(act)
 
     def inner(x: Tensor) -> Tensor:
-        up, gate = fc(x).chunk(2, dim=-1)
-        return act(gate).mul_(up)
+        halves = both(x)
+        kernels = native_for(halves.device, halves.dtype) if name else None
+        if name and kernels is not None:
+            return kernels.gate(halves, name, activated)
+        parts = halves.chunk(2, dim=-1)
+        return act(parts[activated]).mul_(parts[1 - activated])
 
     return inner

@@ -20,6 +20,8 @@ class FusedScores:
     scale: float
     queries_at_once: int = 1024
     needs_mask: bool = False
+    cap: None = None
+    alibi: None = None
 
     def one_query(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
         """Queries (rows, kv_heads, group, size), one token a row; keys and values (rows, kv_heads, slots, size).

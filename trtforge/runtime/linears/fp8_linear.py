@@ -5,7 +5,7 @@ from torch import Tensor
 
 from trtforge.models.transforms import quantize_fp8
 from trtforge.runtime.linears.float8 import from_e4m3, round_to_e4m3
-from trtforge.runtime.linears.linear import Linear, Matrix, Placement, Stored, load_bias, with_bias
+from trtforge.runtime.linears.linear import Linear, Placement, Stored, load_bias, matrix, with_bias
 from trtforge.runtime.linears.weights import Weights
 
 
@@ -26,13 +26,13 @@ class Fp8Dense:
         return with_bias(packed, stored, dtype)
 
     def load(self, weights: Weights, prefix: str, shape: tuple[int, int], place: Placement, *, bias: bool) -> Linear:
-        matrix = Matrix(weights.take(f"{prefix}.weight", *shape).to(place.device, place.dtype))
+        multiply = matrix(weights.take(f"{prefix}.weight", *shape).to(place.device, place.dtype))
         activation_scale = weights.take_scalar(f"{prefix}.activation_scaling_factor").to(place.device)
         output_scale = float(weights.take_scalar(f"{prefix}.output_scaling_factor"))
         vector = load_bias(weights, prefix, shape, place, bias)
 
         def linear(x: Tensor) -> Tensor:
-            y = matrix(round_to_e4m3(x, activation_scale).to(x.dtype)).mul_(output_scale)
+            y = multiply(round_to_e4m3(x, activation_scale).to(x.dtype)).mul_(output_scale)
             return y if vector is None else y.add_(vector)
 
         return linear

@@ -9,7 +9,7 @@ from torch import Tensor
 from trtforge.core.number_limits import FP8_MAX
 from trtforge.models.transforms import FP8_ROW_SCALE_MIN
 from trtforge.runtime.linears.float8 import from_e4m3, round_to_e4m3
-from trtforge.runtime.linears.linear import Linear, Matrix, Placement, Stored, load_bias, with_bias
+from trtforge.runtime.linears.linear import Linear, Placement, Stored, load_bias, matrix, with_bias
 from trtforge.runtime.linears.weights import Weights
 
 
@@ -25,13 +25,13 @@ class Fp8RowwiseDense:
         return with_bias(packed, stored, dtype)
 
     def load(self, weights: Weights, prefix: str, shape: tuple[int, int], place: Placement, *, bias: bool) -> Linear:
-        matrix = Matrix(weights.take(f"{prefix}.weight", *shape).to(place.device, wide(place.dtype)))
+        multiply = matrix(weights.take(f"{prefix}.weight", *shape).to(place.device, wide(place.dtype)))
         scales = weights.take(f"{prefix}.per_channel_scale", shape[0]).to(place.device)
         vector = load_bias(weights, prefix, shape, place, bias)
 
         def linear(x: Tensor) -> Tensor:
             tokens = token_scales(x)
-            y = matrix(round_to_e4m3(x, tokens).to(wide(x.dtype))) * tokens * scales
+            y = multiply(round_to_e4m3(x, tokens).to(wide(x.dtype))) * tokens * scales
             y = y.to(x.dtype)
             return y if vector is None else y.add_(vector)
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from trtforge.core.errors import ForgeError
 from trtforge.models.kernels import PACKED_GROUPS
 from trtforge.models.transforms import dequantize_int4, unpack_int4
-from trtforge.runtime.linears.linear import Linear, Matrix, Placement, Stored, load_bias, with_bias
+from trtforge.runtime.linears.linear import Linear, Placement, Stored, load_bias, matrix, with_bias
 from trtforge.runtime.linears.weights import Weights
 
 _TILE = 64  # outputs per tile of the CPU kernels' layout
@@ -22,15 +22,15 @@ class Int4Dense:
     def pack(self, stored: Stored, dtype: torch.dtype) -> dict[str, Tensor]:
         assert stored.weights_scale is not None
         values = dequantize_int4(unpack_int4(stored.weight.view(torch.int8)), stored.weights_scale.float())
-        return with_bias({"weight": values.to(dtype), **_prequant(stored, dtype)}, stored, dtype)
+        return with_bias({"weight": values.to(dtype), **packed_prequant(stored, dtype)}, stored, dtype)
 
     def load(self, weights: Weights, prefix: str, shape: tuple[int, int], place: Placement, *, bias: bool) -> Linear:
-        matrix = Matrix(
+        multiply = matrix(
             weights.take(f"{prefix}.weight", *shape).to(place.device, place.dtype),
             load_bias(weights, prefix, shape, place, bias),
         )
-        prequant = _load_prequant(weights, prefix, shape, place)
-        return matrix if prequant is None else lambda x: matrix(x * prequant)
+        prequant = load_prequant(weights, prefix, shape, place)
+        return multiply if prequant is None else lambda x: multiply(x * prequant)
 
 
 class Int4Packed:
@@ -65,14 +65,14 @@ class Int4Packed:
         scales = stored.weights_scale.t()
         scales_and_zeros = torch.stack((scales, torch.zeros_like(scales)), dim=2).to(dtype).contiguous()
         return with_bias(
-            {"weight": weight, "scales_and_zeros": scales_and_zeros, **_prequant(stored, dtype)}, stored, dtype
+            {"weight": weight, "scales_and_zeros": scales_and_zeros, **packed_prequant(stored, dtype)}, stored, dtype
         )
 
     def load(self, weights: Weights, prefix: str, shape: tuple[int, int], place: Placement, *, bias: bool) -> Linear:
         weight = weights.take(f"{prefix}.weight").to(place.device)
         scales_and_zeros = weights.take(f"{prefix}.scales_and_zeros").to(place.device)
         vector = load_bias(weights, prefix, shape, place, bias)
-        prequant = _load_prequant(weights, prefix, shape, place)
+        prequant = load_prequant(weights, prefix, shape, place)
         group = shape[1] // scales_and_zeros.shape[0]
         multiply = torch.ops.aten._weight_int4pack_mm if self._cuda else torch.ops.aten._weight_int4pack_mm_for_cpu
         expands = not self._cuda and torch.backends.cpu.get_cpu_capability() == _KNOWN_LAYOUT
@@ -109,10 +109,12 @@ def _expanded(weight: Tensor, scales_and_zeros: Tensor) -> Tensor:
     return values.view(-1, outputs)
 
 
-def _prequant(stored: Stored, dtype: torch.dtype) -> Mapping[str, Tensor]:
+def packed_prequant(stored: Stored, dtype: torch.dtype) -> Mapping[str, Tensor]:
+    """The pre-quantisation scale in the compute type, if the layer has one."""
     return {} if stored.prequant is None else {"prequant_scaling_factor": stored.prequant.to(dtype)}
 
 
-def _load_prequant(weights: Weights, prefix: str, shape: tuple[int, int], place: Placement) -> Tensor | None:
+def load_prequant(weights: Weights, prefix: str, shape: tuple[int, int], place: Placement) -> Tensor | None:
+    """What `packed_prequant` packed, on its device."""
     name = f"{prefix}.prequant_scaling_factor"
     return weights.take(name, shape[1]).to(place.device, place.dtype) if weights.has(name) else None

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from trtforge.runtime.linears.fp8_rowwise_linear import wide
 from trtforge.runtime.linears.int8 import round_to_int8
-from trtforge.runtime.linears.linear import Linear, Matrix, Placement, Stored, load_bias, with_bias
+from trtforge.runtime.linears.linear import Linear, Placement, Stored, load_bias, matrix, with_bias
 from trtforge.runtime.linears.weights import Weights
 
 
@@ -19,7 +19,7 @@ class Int8Dense:
 
     def load(self, weights: Weights, prefix: str, shape: tuple[int, int], place: Placement, *, bias: bool) -> Linear:
         weight = weights.take(f"{prefix}.weight", *shape).to(place.device, place.dtype)
-        return Matrix(weight, load_bias(weights, prefix, shape, place, bias))
+        return matrix(weight, load_bias(weights, prefix, shape, place, bias))
 
 
 class SmoothQuant:
@@ -62,5 +62,5 @@ class SmoothQuant:
         if self._integer:
             columns = weight.to(place.device).t()
             return lambda codes: torch._int_mm(codes, columns)
-        matrix = Matrix(weight.to(place.device, wide(place.dtype)))
-        return lambda codes: matrix(codes.to(wide(place.dtype)))
+        multiply = matrix(weight.to(place.device, wide(place.dtype)))
+        return lambda codes: multiply(codes.to(wide(place.dtype)))

@@ -12,11 +12,13 @@ from trtforge.runtime.architecture.spec import DecoderSpec
 from trtforge.runtime.linears.fp8_linear import Fp8Dense, Fp8ScaledMatmul
 from trtforge.runtime.linears.fp8_rowwise_linear import Fp8RowwiseDense
 from trtforge.runtime.linears.int4_linear import Int4Dense, Int4Packed
+from trtforge.runtime.linears.int4_native import Int4Native
 from trtforge.runtime.linears.int8 import multiplies_int8
 from trtforge.runtime.linears.int8_linear import Int8Dense, SmoothQuant
 from trtforge.runtime.linears.linear import Dense, Kernel
 from trtforge.runtime.linears.nvfp4_linear import Nvfp4Dense
 from trtforge.runtime.linears.w4a8_linear import W4A8
+from trtforge.runtime.native.library import native_for
 
 DTYPES: dict[str, torch.dtype] = {
     "float32": torch.float32,
@@ -59,7 +61,16 @@ def reference_kernels(algorithm: QuantFormat) -> Kernels:
 def choose_kernels(algorithm: QuantFormat, group_size: int, device: UsableDevice, dtype: ModelDtype) -> Kernels:
     """The fastest kernels for a device."""
     fp8_cores = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9)
-    name = kernel_for(algorithm, group_size, device, dtype, vnni=multiplies_int8(), fp8_cores=fp8_cores)
+    kernels = native_for(torch.device(device), DTYPES[dtype])
+    name = kernel_for(
+        algorithm,
+        group_size,
+        device,
+        dtype,
+        vnni=multiplies_int8(),
+        native=kernels is not None and kernels.multiplies,
+        fp8_cores=fp8_cores,
+    )
     capability = torch.backends.cpu.get_cpu_capability() if name in _CPU_PACKED else None
     return Kernels(quantized=name, cpu_capability=capability)
 
@@ -87,10 +98,14 @@ def kernel_of(spec: DecoderSpec, kernels: Kernels, module: str) -> Kernel:
             return SmoothQuant(integer=True)
         case "w4a8_dense":
             return W4A8(Int4Dense())
+        case "w4a8_native_cpu":
+            return W4A8(Int4Native())
         case "w4a8_packed_cpu":
             return W4A8(Int4Packed("cpu"))
         case "int4_dense":
             return Int4Dense()
+        case "int4_native_cpu":
+            return Int4Native()
         case "int4_packed_cpu":
             return Int4Packed("cpu")
         case "int4_packed_cuda":

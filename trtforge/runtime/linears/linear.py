@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from trtforge.runtime.linears.weights import Weights
+from trtforge.runtime.native.library import Native, native_for, pack_bfloat16
 
 
 @dataclass(frozen=True)
@@ -96,19 +97,27 @@ def load_bias(weights: Weights, prefix: str, shape: tuple[int, int], place: Plac
     return weights.take(name, shape[0]).to(place.device, place.dtype) if wanted and weights.has(name) else None
 
 
-class Matrix:
-    """y = x W^T + b. On CPU, bfloat16 weights are reordered once for oneDNN, which else would do so in each call."""
+def matrix(weight: Tensor, bias: Tensor | None = None) -> Linear:
+    """y = x W^T + b. On CPU, bfloat16 weights are reordered once for the kernels that multiply them."""
+    if weight.device.type == "cpu" and weight.dtype is torch.bfloat16:
+        kernels = native_for(weight.device, weight.dtype)
+        if kernels is not None and kernels.takes(weight):
+            return _native_matrix(kernels, weight, bias)
+        if _has_onednn_bfloat16():
+            reordered = torch.ops.mkldnn._reorder_linear_weight(weight)
+            return lambda x: _onednn(x, reordered, bias)
+    return lambda x: functional.linear(x, weight, bias)
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        self._bias = bias
-        self._blocked = weight.device.type == "cpu" and weight.dtype is torch.bfloat16 and _has_onednn_bfloat16()
-        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight) if self._blocked else weight
 
-    def __call__(self, x: Tensor) -> Tensor:
-        if self._blocked:
-            y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
-            return y
-        return functional.linear(x, self._weight, self._bias)
+def _native_matrix(kernels: Native, weight: Tensor, bias: Tensor | None) -> Linear:
+    packed, outputs = pack_bfloat16(weight), len(weight)
+    vector = None if bias is None else bias.float()
+    return lambda x: kernels.linear(x, packed, vector, outputs)
+
+
+def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    y: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return y
 
 
 def _has_onednn_bfloat16() -> bool:
@@ -123,4 +132,4 @@ class Dense:
 
     def load(self, weights: Weights, prefix: str, shape: tuple[int, int], place: Placement, *, bias: bool) -> Linear:
         weight = weights.take(f"{prefix}.weight", *shape).to(place.device, place.dtype)
-        return Matrix(weight, load_bias(weights, prefix, shape, place, bias))
+        return matrix(weight, load_bias(weights, prefix, shape, place, bias))

@@ -10,7 +10,7 @@ from torch import Tensor
 from trtforge.core.number_limits import E2M1_MAX, NVFP4_BLOCK
 from trtforge.runtime.linears.float8 import from_e4m3, round_to_e4m3
 from trtforge.runtime.linears.fp8_rowwise_linear import wide
-from trtforge.runtime.linears.linear import Linear, Matrix, Placement, Stored, load_bias, with_bias
+from trtforge.runtime.linears.linear import Linear, Placement, Stored, load_bias, matrix, with_bias
 from trtforge.runtime.linears.weights import Weights
 
 _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -33,13 +33,13 @@ class Nvfp4Dense:
         return with_bias(packed, stored, dtype)
 
     def load(self, weights: Weights, prefix: str, shape: tuple[int, int], place: Placement, *, bias: bool) -> Linear:
-        matrix = Matrix(weights.take(f"{prefix}.weight", *shape).to(place.device, wide(place.dtype)))
+        multiply = matrix(weights.take(f"{prefix}.weight", *shape).to(place.device, wide(place.dtype)))
         activation_scale = weights.take_scalar(f"{prefix}.activation_scaling_factor").to(place.device)
         output_scale = float(weights.take_scalar(f"{prefix}.output_scaling_factor"))
         vector = load_bias(weights, prefix, shape, place, bias)
 
         def linear(x: Tensor) -> Tensor:
-            y = (matrix(round_to_nvfp4(x, activation_scale).to(wide(x.dtype))) * output_scale).to(x.dtype)
+            y = (multiply(round_to_nvfp4(x, activation_scale).to(wide(x.dtype))) * output_scale).to(x.dtype)
             return y if vector is None else y.add_(vector)
 
         return linear

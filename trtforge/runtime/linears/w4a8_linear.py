@@ -12,15 +12,14 @@ from torch import Tensor
 
 from trtforge.runtime.linears.float8 import round_to_e4m3
 from trtforge.runtime.linears.fp8_rowwise_linear import wide
-from trtforge.runtime.linears.int4_linear import Int4Dense, Int4Packed
-from trtforge.runtime.linears.linear import Linear, Placement, Stored, load_bias, with_bias
+from trtforge.runtime.linears.linear import Kernel, Linear, Placement, Stored, load_bias, with_bias
 from trtforge.runtime.linears.weights import Weights
 
 
 class W4A8:
     """E4M3 activations, exact in the compute type, times INT4 weights, computed by a W4A16 kernel."""
 
-    def __init__(self, weights: Int4Dense | Int4Packed) -> None:
+    def __init__(self, weights: Kernel) -> None:
         self._weights = weights
 
     def pack(self, stored: Stored, dtype: torch.dtype) -> dict[str, Tensor]:

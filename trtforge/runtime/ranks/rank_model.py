@@ -45,7 +45,8 @@ class RankModel:
         device, dtype = self._place.device, self._place.dtype
         pads = device.type == "cpu" and dtype is not torch.float32
         windows = self._decoder.spec.windows
-        batch = Batch.of(step, self._source.tokens_per_block, device, dtype, windows=windows, pads=pads)
+        block, in_place = self._source.tokens_per_block, self._decoder.reads_in_place
+        batch = Batch.of(step, block, device, dtype, windows=windows, pads=pads, in_place=in_place)
         return self._decoder.forward(batch, self._cache)
 
 

@@ -1,0 +1,253 @@
+"""The CPU kernels against torch's operations in float32: every storage type, odd shapes, slices."""
+
+import ctypes
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional
+
+from trtforge.runtime.architecture.rotary import Rotation
+from trtforge.runtime.decoder.alibi import Alibi
+from trtforge.runtime.decoder.kv_cache import LayerCache, Scratch, storage_dtype
+from trtforge.runtime.decoder.scores import SoftmaxScores
+from trtforge.runtime.linears.int4_native import pack_words, unpack_words
+from trtforge.runtime.native import compiler, library
+from trtforge.runtime.native.compiler import CompileError, compiled
+from trtforge.runtime.native.library import Native, PagedHeads, PagedRows, native, pack_bfloat16
+
+TYPES = (torch.float32, torch.bfloat16)
+EXACT = {torch.float32: 2e-6, torch.bfloat16: 2**-8}
+
+
+@pytest.fixture(scope="module")
+def kernels() -> Native:
+    found = native()
+    assert found is not None, "these machines have a C++ compiler"
+    return found
+
+
+@pytest.fixture(scope="module")
+def emulated() -> Native:
+    """The kernels for AMX, with tile registers that are emulated."""
+    return Native(compiled(["TRTFORGE_EMULATE_AMX"]))
+
+
+def near(made: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
+    assert made.dtype is dtype
+    assert made.shape == expected.shape
+    error = float((made.float() - expected).abs().max() / expected.abs().max())
+    assert error <= EXACT[dtype], f"relative error {error}"
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("shape", [(1, 8), (7, 33), (40, 1024)])
+def test_rms_norm(kernels: Native, dtype: torch.dtype, shape: tuple[int, int]) -> None:
+    x, weight = torch.randn(shape).to(dtype), torch.randn(shape[1]).to(dtype)
+    expected = functional.rms_norm(x.float(), weight.shape, weight.float(), 1e-5)
+    near(kernels.rms_norm(x, weight, 1e-5), expected, dtype)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_rms_norm_of_some_heads(kernels: Native, dtype: torch.dtype) -> None:
+    heads, weight = torch.randn(5, 9, 16).to(dtype), torch.randn(16).to(dtype)
+    expected = functional.rms_norm(heads[:, 2:6].float(), weight.shape, weight.float(), 1e-6)
+    near(kernels.rms_norm(heads[:, 2:6], weight, 1e-6), expected, dtype)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_add_rms_norm(kernels: Native, dtype: torch.dtype) -> None:
+    x, change, weight = (torch.randn(6, 48).to(dtype) for _ in range(3))
+    total, normed = kernels.add_rms_norm(x, change, weight[0].contiguous(), 0.5, 1e-5)
+    near(total, x.float() + 0.5 * change.float(), dtype)
+    near(normed, functional.rms_norm(total.float(), (48,), weight[0].float(), 1e-5), dtype)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("dtype", TYPES)
+def test_rotate(kernels: Native, dtype: torch.dtype, interleaved: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Part of the elements of some heads, against the same rotation by torch."""
+    heads = torch.randn(4, 6, 20).to(dtype)
+    cos, sin = torch.randn(4, 1, 12).to(dtype), torch.randn(4, 1, 12).to(dtype)
+    expected = heads.float()
+    monkeypatch.setenv(library.VARIABLE, "torch")
+    Rotation(cos.float(), sin.float(), interleaved).turn(expected[:, 1:4])
+    kernels.rotate(heads[:, 1:4], cos, sin, interleaved=interleaved)
+    near(heads, expected, dtype)
+
+
+@pytest.mark.parametrize("activated", [0, 1])
+@pytest.mark.parametrize("name", library.ACTIVATIONS)
+@pytest.mark.parametrize("dtype", TYPES)
+def test_gate(kernels: Native, dtype: torch.dtype, name: str, activated: int) -> None:
+    halves = (torch.randn(9, 2 * 37) * 20).to(dtype)
+    parts = halves.float().chunk(2, dim=1)
+    active = parts[activated]
+    act = functional.silu(active) if name == "silu" else functional.gelu(active, approximate="tanh")
+    near(kernels.gate(halves, name, activated), act * parts[1 - activated], dtype)
+
+
+@settings(max_examples=40)
+@given(
+    rows=st.integers(1, 150),
+    tiles=st.integers(1, 4),
+    inputs=st.integers(1, 40).map(lambda pairs: 2 * pairs) | st.sampled_from([64, 96, 256]),
+    biased=st.booleans(),
+    seed=st.integers(0, 9),
+)
+def test_bfloat16_products(rows: int, tiles: int, inputs: int, biased: bool, seed: int) -> None:
+    for found in both_kinds():
+        torch.manual_seed(seed)
+        outputs = tiles * library.TILE
+        x, weight = torch.randn(rows, inputs).bfloat16(), torch.randn(outputs, inputs).bfloat16()
+        bias = torch.randn(outputs) if biased else None
+        assert found.takes(weight)
+        made = found.linear(x, pack_bfloat16(weight), bias, outputs)
+        near(made, functional.linear(x.float(), weight.float(), bias), torch.bfloat16)
+
+
+@settings(max_examples=40)
+@given(
+    rows=st.integers(1, 150),
+    tiles=st.integers(1, 3),
+    group=st.sampled_from([32, 64, 128, 256]),
+    groups=st.integers(1, 3),
+    seed=st.integers(0, 9),
+)
+def test_int4_products(rows: int, tiles: int, group: int, groups: int, seed: int) -> None:
+    for found in both_kinds():
+        torch.manual_seed(seed)
+        outputs, inputs = tiles * library.TILE, group * groups
+        codes = torch.randint(-8, 8, (outputs, inputs), dtype=torch.int8)
+        scales, bias, x = torch.rand(outputs, groups), torch.randn(outputs), torch.randn(rows, inputs).bfloat16()
+        by_tile = scales.view(tiles, library.TILE, groups).transpose(1, 2).contiguous()
+        weight = (codes.view(outputs, groups, group) * scales.unsqueeze(2)).flatten(1)
+        made = found.linear_int4(x, pack_words(codes), by_tile, bias)
+        near(made, functional.linear(x.float(), weight, bias), torch.bfloat16)
+        assert torch.equal(unpack_words(pack_words(codes)), codes)
+
+
+def both_kinds() -> list[Native]:
+    """The kernels as they are and with emulated tile registers; none on a processor without AVX512-BF16."""
+    found = [native(), Native(compiled(["TRTFORGE_EMULATE_AMX"]))]
+    return [kernels for kernels in found if kernels is not None and kernels.multiplies]
+
+
+def test_weights_that_do_not_fit_are_left_to_torch(kernels: Native) -> None:
+    assert not kernels.takes(torch.empty(33, 64))
+    assert not kernels.takes(torch.empty(32, 63))
+
+
+@settings(max_examples=60)
+@given(
+    heads=st.sampled_from([(1, 1), (4, 4), (4, 2), (6, 2), (14, 2), (8, 1)]),
+    size=st.sampled_from([16, 48, 64, 80, 128]),
+    dtype=st.sampled_from(TYPES),
+    format=st.sampled_from(["none", "int8", "fp8"]),
+    lengths=st.lists(st.integers(1, 90), min_size=1, max_size=5),
+    block=st.sampled_from([1, 16, 32]),
+    window=st.sampled_from([None, 1, 20]),
+    cap=st.sampled_from([None, 3.0]),
+    alibi=st.booleans(),
+    seed=st.integers(0, 9),
+)
+def test_paged_attention(
+    heads: tuple[int, int],
+    size: int,
+    dtype: torch.dtype,
+    format: str,
+    lengths: list[int],
+    block: int,
+    window: int | None,
+    cap: float | None,
+    alibi: bool,
+    seed: int,
+) -> None:
+    """Rows of several lengths whose blocks lie anywhere, against the softmax of each row by itself."""
+    torch.manual_seed(seed)
+    count, kv_heads = heads
+    columns = -(-max(lengths) // block)
+    tables = torch.randperm(len(lengths) * columns).view(len(lengths), columns)
+    scale = None if format == "none" else 0.05
+    storage = torch.zeros(tables.numel(), block, 2 * kv_heads, size, dtype=storage_dtype(format, dtype))  # type: ignore[arg-type]
+    cache = LayerCache(storage, scale, dtype, Scratch())
+    cache.write(torch.arange(tables.numel() * block), torch.randn(tables.numel() * block, 2 * kv_heads, size).to(dtype))
+    queries = torch.randn(len(lengths), count + 2 * kv_heads, size).to(dtype)
+    bias = Alibi(count, 0, count, 1.0, False, torch.device("cpu")) if alibi else None
+    scores = SoftmaxScores(size**-0.5, cap, bias)
+    slopes = None if bias is None else bias.slopes
+    out = torch.empty(len(lengths), count * size, dtype=dtype)
+    how = PagedHeads(count, kv_heads, size, 2 * kv_heads, size**-0.5, cap, window, slopes)
+    cache.attend(queries, PagedRows(tables, torch.tensor(lengths), block), how, out)
+    expected = []
+    for row, length in enumerate(lengths):
+        seen = cache.read(tables[row])[:length].float().transpose(0, 1)
+        mask = torch.zeros(1, 1, 1, length)
+        mask[..., : 0 if window is None else max(0, length - window)] = float("-inf")
+        grouped = queries[row, :count].float().view(1, kv_heads, -1, size)
+        expected.append(scores.one_query(grouped, seen[None, :kv_heads], seen[None, kv_heads:], mask).flatten())
+    made, wanted = out.float(), torch.stack(expected)
+    assert float((made - wanted).abs().max() / wanted.abs().max()) < (1e-5 if dtype is torch.float32 else 2**-7)
+
+
+def test_every_e4m3_number_is_read(kernels: Native) -> None:
+    """With one token, attention is that token's value."""
+    numbers = torch.arange(256, dtype=torch.uint8)
+    numbers[torch.tensor([127, 255])] = 0  # not-a-number
+    storage = torch.stack((torch.zeros(256, dtype=torch.uint8), numbers)).view(1, 1, 2, 256)
+    rows = PagedRows(torch.zeros(1, 1, dtype=torch.int64), torch.ones(1, dtype=torch.int64), 1)
+    out = torch.empty(1, 256)
+    kernels.attend(torch.zeros(1, 3, 256), rows, storage, 1.0, PagedHeads(1, 1, 256, 2, 1.0), out)
+    assert torch.equal(out[0], numbers.view(torch.float8_e4m3fn).float())
+
+
+def test_rows_go_to_their_slots(kernels: Native) -> None:
+    storage, heads = torch.zeros(10, 2, 16), torch.randn(3, 5, 16)
+    kernels.write_slots(storage, torch.tensor([7, 0, 4]), heads[:, 3:])
+    assert torch.equal(storage[[7, 0, 4]], heads[:, 3:])
+    assert float(storage[[1, 2, 3, 5, 6, 8, 9]].abs().max()) == 0
+
+
+def test_the_library_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRTFORGE_CACHE", str(tmp_path))
+    made = compiled()
+    written = made.stat().st_mtime_ns
+    assert made.parent == tmp_path / "kernels"
+    assert compiled() == made
+    assert made.stat().st_mtime_ns == written
+    assert [path.name for path in made.parent.iterdir()] == [made.name]
+    ctypes.CDLL(str(made)).has_matmul()
+
+
+def test_without_a_compiler_torch_computes(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    library._native.cache_clear()
+    assert native() is None
+    assert "there is no C++ compiler" in caplog.text
+    library._native.cache_clear()
+
+
+def test_a_compiler_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler_ = tmp_path / "c++"
+    compiler_.write_text('#!/bin/sh\n[ "$1" = --version ] && exit 0\necho "fatal error: no omp" >&2\nexit 1\n')
+    compiler_.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler_))
+    monkeypatch.setenv("TRTFORGE_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(CompileError, match="the compiler failed: fatal error: no omp"):
+        compiled()
+    assert list((tmp_path / "cache" / "kernels").iterdir()) == []
+
+
+def test_a_directory_that_others_can_write_to_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRTFORGE_CACHE", str(tmp_path))
+    (tmp_path / "kernels").mkdir()
+    (tmp_path / "kernels").chmod(0o777)
+    with pytest.raises(CompileError, match="writable by others"):
+        compiled()
+
+
+def test_the_sources_travel_with_the_package() -> None:
+    assert {path.suffix for path in compiler.SOURCES.iterdir()} == {".cpp", ".h"}

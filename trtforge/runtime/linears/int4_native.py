@@ -1,0 +1,82 @@
+"""INT4-AWQ linear layers for the CPU kernels: bfloat16 activations, integer weights, scales applied to float32 sums.
+
+The layout does not depend on the processor. One that lacks the kernels multiplies with dequantised weights.
+"""
+
+import torch
+from torch import Tensor
+
+from trtforge.core.errors import ForgeError
+from trtforge.models.kernels import PACKED_GROUPS
+from trtforge.models.transforms import unpack_int4
+from trtforge.runtime.linears.int4_linear import load_prequant, packed_prequant
+from trtforge.runtime.linears.linear import Linear, Placement, Stored, load_bias, matrix, with_bias
+from trtforge.runtime.linears.weights import Weights
+from trtforge.runtime.native.library import TILE, native_for
+
+_OFFSET = 8  # a stored nibble is its value plus this
+
+
+class Int4Native:
+    """`weight`: 16-bit words of four inputs as source/matmul.cpp describes; `scales`: (out / 32, groups, 32)."""
+
+    def pack(self, stored: Stored, dtype: torch.dtype) -> dict[str, Tensor]:
+        assert stored.weights_scale is not None
+        codes = unpack_int4(stored.weight.view(torch.int8))
+        outputs, inputs = codes.shape
+        _check(outputs, inputs, inputs // stored.weights_scale.shape[1])
+        scales = stored.weights_scale.float().view(outputs // TILE, TILE, -1).transpose(1, 2)
+        packed = {"weight": pack_words(codes), "scales": scales.contiguous()}
+        return with_bias(packed | dict(packed_prequant(stored, dtype)), stored, dtype)
+
+    def load(self, weights: Weights, prefix: str, shape: tuple[int, int], place: Placement, *, bias: bool) -> Linear:
+        words = weights.take(f"{prefix}.weight")
+        scales = weights.take(f"{prefix}.scales")
+        vector = load_bias(weights, prefix, shape, place, bias)
+        multiply = _linear(words, scales, vector, place)
+        prequant = load_prequant(weights, prefix, shape, place)
+        return multiply if prequant is None else lambda x: multiply(x * prequant)
+
+
+def _check(outputs: int, inputs: int, group: int) -> None:
+    hint = "Convert to fewer tensor-parallel ranks, or compile with `--compute-dtype float32`."
+    if outputs % TILE:
+        raise ForgeError(
+            f"an INT4 linear layer with {outputs} outputs on a rank: int4 kernels take multiples of {TILE}", hint=hint
+        )
+    if group not in PACKED_GROUPS:
+        raise ForgeError(
+            f"an INT4 linear layer with {inputs} inputs on a rank: int4 kernels take multiples of {PACKED_GROUPS[-1]}",
+            hint=hint,
+        )
+
+
+def _linear(words: Tensor, scales: Tensor, bias: Tensor | None, place: Placement) -> Linear:
+    kernels = native_for(place.device, place.dtype)
+    if kernels is None or not kernels.multiplies:
+        return matrix(_dequantised(words, scales).to(place.dtype), bias)
+    vector = None if bias is None else bias.float()
+    return lambda x: kernels.linear_int4(x, words, scales, vector)
+
+
+def pack_words(codes: Tensor) -> Tensor:
+    """int8 codes (out, in) from -8 to 7 to int16 words (out / 32, in / 4, 32)."""
+    outputs, inputs = codes.shape
+    # out = (tile, half, output), in = (quad, pair, which); nibble = (pair, half), word = (output, which)
+    parts = (codes.to(torch.int32) + _OFFSET).view(outputs // TILE, 2, TILE // 2, inputs // 4, 2, 2)
+    nibbles = parts.permute(0, 3, 2, 5, 4, 1).reshape(outputs // TILE, inputs // 4, TILE, 4)
+    return (nibbles << torch.arange(0, 16, 4, dtype=torch.int32)).sum(-1).to(torch.int16)
+
+
+def unpack_words(words: Tensor) -> Tensor:
+    """The inverse of `pack_words`."""
+    tiles, quads, _ = words.shape
+    nibbles = (words.to(torch.int32).unsqueeze(-1) >> torch.arange(0, 16, 4, dtype=torch.int32)) & 15
+    parts = nibbles.view(tiles, quads, TILE // 2, 2, 2, 2).permute(0, 5, 2, 1, 4, 3)
+    return (parts.reshape(tiles * TILE, quads * 4) - _OFFSET).to(torch.int8)
+
+
+def _dequantised(words: Tensor, scales: Tensor) -> Tensor:
+    codes = unpack_words(words).float()
+    by_group = codes.view(len(scales), TILE, scales.shape[1], -1) * scales.transpose(1, 2).unsqueeze(-1)
+    return by_group.view(codes.shape)

@@ -1,0 +1,135 @@
+"""Compiles the kernels for this processor, once: the library is kept for later processes.
+
+Its file name is the digest of the sources, the flags, the compiler's version and the processor's instruction sets.
+"""
+
+import hashlib
+import logging
+import os
+import shutil
+import stat
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from trtforge.core.cache import cache_directory
+from trtforge.machine.host import Host
+from trtforge.machine.processor import read_instruction_sets
+
+SOURCES = Path(__file__).parent / "source"
+FLAGS = (
+    "-std=c++17",
+    "-O3",
+    "-march=native",
+    "-fPIC",
+    "-fopenmp",
+    "-fvisibility=hidden",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+)
+_COMPILERS = ("c++", "g++", "clang++")
+_TIMEOUT = 300.0  # seconds for one source; it takes two
+_LOG = logging.getLogger(__name__)
+
+
+class CompileError(Exception):
+    """The kernels could not be compiled; the message says why."""
+
+
+def find_compiler() -> str | None:
+    """The C++ compiler: $CXX, or the first of c++, g++ and clang++ on PATH."""
+    chosen = os.environ.get("CXX")
+    return next((path for name in ((chosen,) if chosen else _COMPILERS) if (path := shutil.which(name))), None)
+
+
+def compiled(defines: Sequence[str] = ()) -> Path:
+    """The compiled library, which is built if it is not there yet. Raises CompileError.
+
+    `defines`: macros, for tests.
+    """
+    compiler = find_compiler()
+    if compiler is None:
+        raise CompileError("there is no C++ compiler (c++, g++ or clang++; CXX names another)")
+    flags = (*FLAGS, *(f"-D{name}" for name in defines))
+    directory = _directory()
+    library = directory / f"kernels-{_digest(compiler, flags)}.so"
+    if not library.exists():
+        _build(compiler, flags, library)
+    return library
+
+
+def _directory() -> Path:
+    """Where libraries are kept: a directory that nobody else can write to. Raises CompileError."""
+    base = cache_directory() or Path(tempfile.gettempdir()) / f"trtforge-{os.getuid()}"
+    directory = base / "kernels"
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = directory.stat()
+    except OSError as error:
+        raise CompileError(f"{directory}: {error.strerror}") from error
+    if found.st_uid != os.getuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise CompileError(f"{directory} belongs to another user or is writable by others")
+    return directory
+
+
+def _digest(compiler: str, flags: Sequence[str]) -> str:
+    sha = hashlib.sha256()
+    for source in sorted(SOURCES.iterdir()):
+        sha.update(source.name.encode() + b"\0" + source.read_bytes())
+    instructions = sorted(read_instruction_sets(Host()))
+    for text in (*flags, _run((compiler, "--version"), SOURCES), *instructions):
+        sha.update(text.encode() + b"\0")
+    return sha.hexdigest()[:32]
+
+
+def _build(compiler: str, flags: Sequence[str], library: Path) -> None:
+    """Compile all sources at once, link them and move the result to `library`, whole."""
+    with tempfile.TemporaryDirectory(prefix="trtforge-kernels-", dir=library.parent) as made:
+        directory = Path(made)
+        sources = sorted(SOURCES.glob("*.cpp"))
+        objects = [directory / f"{source.stem}.o" for source in sources]
+        running = [
+            subprocess.Popen(
+                (compiler, *flags, "-c", str(source), "-o", str(target)),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for source, target in zip(sources, objects, strict=True)
+        ]
+        for process in running:
+            _wait(process, running)
+        linked = directory / "kernels.so"
+        _run((compiler, "-shared", "-fopenmp", "-o", str(linked), *map(str, objects)), directory)
+        linked.replace(library)
+    _LOG.info("compiled the CPU kernels: %s", library)
+
+
+def _wait(process: "subprocess.Popen[str]", all_running: Sequence["subprocess.Popen[str]"]) -> None:
+    try:
+        _, errors = process.communicate(timeout=_TIMEOUT)
+    except subprocess.TimeoutExpired as error:
+        for each in all_running:
+            each.kill()
+            each.wait()
+        raise CompileError(f"the compiler took more than {_TIMEOUT:.0f} s") from error
+    if process.returncode != 0:
+        for each in all_running:
+            each.wait()
+        raise CompileError(f"the compiler failed: {_last_line(errors)}")
+
+
+def _run(command: Sequence[str], directory: Path) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_TIMEOUT, cwd=directory)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise CompileError(f"{command[0]}: {error}") from error
+    if done.returncode != 0:
+        raise CompileError(f"{command[0]} failed: {_last_line(done.stderr)}")
+    return done.stdout
+
+
+def _last_line(text: str) -> str:
+    lines = [line for line in text.splitlines() if "error" in line] or text.splitlines() or ["no message"]
+    return lines[0]

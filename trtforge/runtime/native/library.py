@@ -1,0 +1,261 @@
+"""The kernels as functions of tensors. Without a C++ compiler there are none, and torch's operations are used.
+
+TRTFORGE_KERNELS=torch turns them off.
+"""
+
+import ctypes
+import functools
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from trtforge.runtime.native.compiler import CompileError, compiled
+
+VARIABLE = "TRTFORGE_KERNELS"
+TYPES = {torch.float32: 0, torch.bfloat16: 1}
+CACHES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.uint8: 3}
+ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
+TILE = 32
+"""Outputs of a packed weight's tile."""
+WIDTH = 16
+"""Numbers that attention computes at once."""
+
+_LOG = logging.getLogger(__name__)
+_pointer, _integer, _float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+
+
+class _Linear(ctypes.Structure):
+    """`Linear` of source/matmul.cpp."""
+
+    _fields_ = (
+        *((name, _pointer) for name in ("x", "weight", "scales", "bias", "y")),
+        *((name, _integer) for name in ("rows", "inputs", "outputs", "group")),
+    )
+
+
+class _Paged(ctypes.Structure):
+    """`Paged` of source/attention.cpp."""
+
+    _fields_ = (
+        *((name, _pointer) for name in ("queries", "cache", "out", "tables", "lengths", "slopes")),
+        *((name, _integer) for name in ("rows", "columns", "block", "vectors", "stride")),
+        *((name, _integer) for name in ("heads", "kv_heads", "size", "window")),
+        *((name, _float) for name in ("scale", "cap", "cache_scale")),
+    )
+
+
+_ARGUMENTS: dict[str, Sequence[object]] = {
+    "rms_norm": (_integer, _pointer, _pointer, _pointer, _integer, _integer, _integer, _integer, _float),
+    "add_rms_norm": (_integer, *(_pointer,) * 5, _integer, _integer, _float, _float),
+    "rotate": (_integer, _pointer, _pointer, _pointer, *(_integer,) * 6),
+    "gate": (_integer, _integer, _integer, _pointer, _pointer, _integer, _integer),
+    "write_slots": (_pointer, _integer, _pointer, _integer, _integer, _pointer),
+    "paged_attention": (_integer, _integer, _pointer),
+    "linear_bfloat16": (_pointer,),
+    "linear_int4": (_pointer,),
+}
+
+
+@dataclass(frozen=True)
+class PagedRows:
+    """Single-token rows: int64 block numbers (rows, columns) and lengths (rows,), the token itself included."""
+
+    tables: Tensor
+    lengths: Tensor
+    block_size: int
+
+
+@dataclass(frozen=True)
+class PagedHeads:
+    """Attention of one layer. `slopes`: ALiBi's, float32 (heads,), scaled as the scores are. `vectors`: of a token."""
+
+    heads: int
+    kv_heads: int
+    size: int
+    vectors: int
+    scale: float
+    cap: float | None = None
+    window: int | None = None
+    slopes: Tensor | None = None
+
+
+class Native:
+    """The kernels. Tensors are on the CPU, float32 or bfloat16, and contiguous where nothing else is said."""
+
+    def __init__(self, library: Path) -> None:
+        self._library = ctypes.CDLL(str(library))
+        self.multiplies = bool(self._library.has_matmul())
+        """Whether `linear` works: the processor has AVX512-BF16."""
+        for name, arguments in _ARGUMENTS.items():
+            if self.multiplies or not name.startswith("linear_"):
+                function = getattr(self._library, name)
+                function.argtypes, function.restype = list(arguments), None
+
+    def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        """x / rms(x) * weight over the last dimension, of (..., size) or a slice of heads (tokens, heads, size)."""
+        y = torch.empty(x.shape, dtype=x.dtype)
+        size = x.shape[-1]
+        if x.dim() == 3 and x.stride(2) == 1 and x.stride(1) == size:
+            outer, stride, inner = x.shape[0], x.stride(0), x.shape[1]
+        else:
+            x = x.contiguous()
+            outer, stride, inner = x.numel() // size, size, 1
+        self._library.rms_norm(
+            TYPES[x.dtype], x.data_ptr(), weight.data_ptr(), y.data_ptr(), outer, stride, inner, size, epsilon
+        )
+        return y
+
+    def add_rms_norm(
+        self, x: Tensor, change: Tensor, weight: Tensor, scale: float, epsilon: float
+    ) -> tuple[Tensor, Tensor]:
+        """x + scale * change, and its RMS norm; x and change are (rows, size)."""
+        total, y = torch.empty_like(x), torch.empty_like(x)
+        pointers = (tensor.data_ptr() for tensor in (x, change, weight, total, y))
+        self._library.add_rms_norm(TYPES[x.dtype], *pointers, *x.shape, scale, epsilon)
+        return total, y
+
+    def rotate(self, heads: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> None:
+        """Rotate the first elements of (tokens, heads, size) in place; cos and sin are (tokens, 1, dim).
+
+        `heads` may be a slice of a tensor with more heads or larger ones.
+        """
+        tokens, count, _ = heads.shape
+        self._library.rotate(
+            TYPES[heads.dtype],
+            heads.data_ptr(),
+            cos.data_ptr(),
+            sin.data_ptr(),
+            tokens,
+            heads.stride(0),
+            count,
+            heads.stride(1),
+            cos.shape[-1],
+            interleaved,
+        )
+
+    def gate(self, halves: Tensor, activation: str, activated: int) -> Tensor:
+        """activation(one half) * other half, of (rows, 2 x size). `activated`: index of the activated half."""
+        rows, size = halves.shape[0], halves.shape[1] // 2
+        y = halves.new_empty(rows, size)
+        self._library.gate(
+            TYPES[halves.dtype], ACTIVATIONS[activation], activated, halves.data_ptr(), y.data_ptr(), rows, size
+        )
+        return y
+
+    def write_slots(self, storage: Tensor, slots: Tensor, values: Tensor) -> None:
+        """storage[slots] = values, of (slots, vectors, size) and (tokens, vectors, size), which may be a slice."""
+        element = values.element_size()
+        self._library.write_slots(
+            values.data_ptr(),
+            values.stride(0) * element,
+            slots.data_ptr(),
+            len(slots),
+            values.shape[1] * values.shape[2] * element,
+            storage.data_ptr(),
+        )
+
+    @staticmethod
+    def attends(size: int) -> bool:
+        """Whether `attend` takes heads of this size."""
+        return size % WIDTH == 0
+
+    def attend(
+        self, queries: Tensor, rows: PagedRows, storage: Tensor, cache_scale: float, how: PagedHeads, out: Tensor
+    ) -> None:
+        """Attention of single-token rows. queries (rows, heads or more, size) to out (rows, heads x size).
+
+        storage: the layer's cache; its values times `cache_scale` are keys and values.
+        """
+        given = _Paged(
+            queries=queries.data_ptr(),
+            cache=storage.data_ptr(),
+            out=out.data_ptr(),
+            tables=rows.tables.data_ptr(),
+            lengths=rows.lengths.data_ptr(),
+            slopes=None if how.slopes is None else how.slopes.data_ptr(),
+            rows=len(rows.lengths),
+            columns=rows.tables.shape[1],
+            block=rows.block_size,
+            vectors=how.vectors,
+            stride=queries.stride(0),
+            heads=how.heads,
+            kv_heads=how.kv_heads,
+            size=how.size,
+            window=how.window or 0,
+            scale=how.scale,
+            cap=how.cap or 0.0,
+            cache_scale=cache_scale,
+        )
+        self._library.paged_attention(TYPES[queries.dtype], CACHES[storage.dtype], ctypes.byref(given))
+
+    def takes(self, weight: Tensor) -> bool:
+        """Whether `linear` can compute this (out, in) weight."""
+        outputs, inputs = weight.shape
+        return self.multiplies and outputs % TILE == 0 and inputs % 2 == 0
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None, outputs: int) -> Tensor:
+        """x W^T + bias in bfloat16: x (..., inputs), weight as `pack_bfloat16` makes it, bias float32."""
+        return self._multiply(self._library.linear_bfloat16, x, weight, None, bias, outputs, 0)
+
+    def linear_int4(self, x: Tensor, words: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
+        """As `linear`, with `words` and float32 `scales` as `int4_native` packs them."""
+        tiles, groups, _ = scales.shape
+        group = x.shape[-1] // groups
+        return self._multiply(self._library.linear_int4, x, words, scales, bias, tiles * TILE, group)
+
+    @staticmethod
+    def _multiply(
+        function: "ctypes._NamedFuncPointer",
+        x: Tensor,
+        weight: Tensor,
+        scales: Tensor | None,
+        bias: Tensor | None,
+        outputs: int,
+        group: int,
+    ) -> Tensor:
+        x = x.contiguous()
+        y = x.new_empty(*x.shape[:-1], outputs)
+        inputs = x.shape[-1]
+        given = _Linear(
+            x=x.data_ptr(),
+            weight=weight.data_ptr(),
+            scales=None if scales is None else scales.data_ptr(),
+            bias=None if bias is None else bias.data_ptr(),
+            y=y.data_ptr(),
+            rows=x.numel() // inputs,
+            inputs=inputs,
+            outputs=outputs,
+            group=group,
+        )
+        function(ctypes.byref(given))
+        return y
+
+
+def pack_bfloat16(weight: Tensor) -> Tensor:
+    """(out, in) weights as `Native.linear` takes them: (out / 32, in / 2, 32, 2)."""
+    outputs, inputs = weight.shape
+    return weight.reshape(outputs // TILE, TILE, inputs // 2, 2).permute(0, 2, 1, 3).contiguous()
+
+
+def native_for(device: torch.device, dtype: torch.dtype) -> Native | None:
+    """The kernels for tensors on this device and of this dtype, if there are any."""
+    return native() if device.type == "cpu" and dtype in TYPES else None
+
+
+def native() -> Native | None:
+    """The kernels, compiled on first use; None if that is not possible or not wanted."""
+    return None if os.environ.get(VARIABLE) == "torch" else _native()
+
+
+@functools.lru_cache(maxsize=1)
+def _native() -> Native | None:
+    try:
+        return Native(compiled())
+    except (CompileError, OSError) as error:
+        _LOG.warning("the CPU kernels are not available, torch's slower ones are used: %s", error)
+        return None

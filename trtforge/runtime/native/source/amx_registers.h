@@ -1,0 +1,27 @@
+// The tile registers of a processor with AMX-BF16, by the compiler's intrinsics, which take literal numbers only.
+
+#pragma once
+
+#include <immintrin.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+namespace tile {
+
+// Linux grants a process the registers on request (Documentation/arch/x86/xstate.rst).
+static bool granted() {
+    constexpr long REQUEST = 0x1023, TILE_DATA = 18;
+    static const bool yes = syscall(SYS_arch_prctl, REQUEST, TILE_DATA) == 0;
+    return yes;
+}
+
+static inline void configure(const void* config) { _tile_loadconfig(config); }
+
+static inline void release() { _tile_release(); }
+
+}  // namespace tile
+
+#define TILE_ZERO(number) _tile_zero(number)
+#define TILE_LOAD(number, from, stride) _tile_loadd(number, from, stride)
+#define TILE_STORE(number, into, stride) _tile_stored(number, into, stride)
+#define TILE_MULTIPLY(c, a, b) _tile_dpbf16ps(c, a, b)  // c += a b

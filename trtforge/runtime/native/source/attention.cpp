@@ -1,0 +1,193 @@
+// Paged attention: one query token a row, keys and values read from the blocks where they are.
+//
+// Algorithm: Kwon et al. 2023 (PagedAttention), with a row's scores kept whole in float32.
+
+#include "vectors.h"
+
+#include <vector>
+
+// Storage type of the KV cache, as `library.CACHES` numbers them.
+enum Cache : int64_t { CACHE_FLOAT32 = 0, CACHE_BFLOAT16 = 1, CACHE_INT8 = 2, CACHE_E4M3 = 3 };
+
+// tables: (rows, columns) block numbers; lengths: tokens of each row, its own included. A token's slot holds `vectors`
+// vectors of `size`, a multiple of 16: keys before values, or one that is both. `stride`: from row to row of queries.
+// `window`: tokens that a query sees, 0 for all. `cap`: scores become cap * tanh(score / cap), 0 for none. `slopes`:
+// ALiBi's, one a query head, or null. Keys and values are the stored numbers times `cache_scale`.
+struct Paged {
+    const void* queries;
+    const void* cache;
+    void* out;
+    const int64_t* tables;
+    const int64_t* lengths;
+    const float* slopes;
+    int64_t rows, columns, block, vectors, stride, heads, kv_heads, size, window;
+    float scale, cap, cache_scale;
+};
+
+// The tokens that one row sees, [first, length), of one key and value head.
+template <typename C>
+struct Seen {
+    const C* cache;
+    const int64_t* table;
+    int64_t first, length, block, pitch;  // pitch: from slot to slot
+
+    int64_t count() const { return length - first; }
+
+    // Calls function(index of the first token, its vector, how many follow one another) for each block.
+    template <typename Function>
+    void runs(Function function) const {
+        for (int64_t at = first; at < length;) {
+            const int64_t offset = at % block, tokens = std::min(block - offset, length - at);
+            function(at - first, cache + (table[at / block] * block + offset) * pitch, tokens);
+            at += tokens;
+        }
+    }
+};
+
+constexpr int64_t AHEAD = 8;  // tokens; a slot is wider than what the processor prefetches by itself
+
+// Fetches `count` numbers into the cache; they need not exist.
+template <typename C>
+static inline void prefetch(const C* from, int64_t count) {
+    const char* bytes = (const char*)from;
+    for (int64_t at = 0; at < count * int64_t(sizeof(C)); at += 64) __builtin_prefetch(bytes + at);
+}
+
+// scores (G, seen tokens) = queries (G, size) times keys.
+template <int G, typename C>
+static void score(const float* queries, const Seen<C>& keys, int64_t size, float* scores) {
+    const int64_t count = keys.count();
+    keys.runs([&](int64_t index, const C* key, int64_t tokens) {
+        for (int64_t token = 0; token < tokens; ++token, key += keys.pitch) {
+            prefetch(key + AHEAD * keys.pitch, size);
+            Vector sums[G] = {};
+            for (int64_t d = 0; d < size; d += WIDTH) {
+                const Vector part = load(key + d);
+#pragma GCC unroll 4
+                for (int g = 0; g < G; ++g) sums[g] += load(queries + g * size + d) * part;
+            }
+            for (int g = 0; g < G; ++g) scores[g * count + index + token] = sum(sums[g]);
+        }
+    });
+}
+
+// out (G, W vectors of a value, `size` apart) = scores (G, seen tokens) times values.
+template <int G, int W, typename C>
+static void weigh(const float* scores, const Seen<C>& values, int64_t size, float* out) {
+    const int64_t count = values.count();
+    Vector sums[G][W] = {};
+    values.runs([&](int64_t index, const C* value, int64_t tokens) {
+        for (int64_t token = 0; token < tokens; ++token, value += values.pitch) {
+            prefetch(value + AHEAD * values.pitch, W * WIDTH);
+#pragma GCC unroll 4
+            for (int w = 0; w < W; ++w) {
+                const Vector part = load(value + w * WIDTH);
+#pragma GCC unroll 4
+                for (int g = 0; g < G; ++g) sums[g][w] += scores[g * count + index + token] * part;
+            }
+        }
+    });
+    for (int g = 0; g < G; ++g)
+        for (int w = 0; w < W; ++w) *(Vector*)(out + g * size + w * WIDTH) = sums[g][w];
+}
+
+// Softmax of a head's scores, times `factor`.
+static void normalise(float* scores, int64_t count, float factor) {
+    float largest = scores[0], total = 0.0f;
+#pragma omp simd reduction(max : largest)
+    for (int64_t i = 0; i < count; ++i) largest = std::max(largest, scores[i]);
+#pragma omp simd reduction(+ : total)
+    for (int64_t i = 0; i < count; ++i) {
+        scores[i] = exponential(scores[i] - largest);
+        total += scores[i];
+    }
+    for (int64_t i = 0; i < count; ++i) scores[i] *= factor / total;
+}
+
+// tanh(x) = 1 - 2 / (1 + exp(2x))
+static void cap_scores(float* scores, int64_t count, float cap) {
+    for (int64_t i = 0; i < count; ++i) scores[i] = cap - 2.0f * cap / (1.0f + exponential(2.0f / cap * scores[i]));
+}
+
+// G query heads from `head` on, which share one key and value head.
+template <int G, typename C>
+static void attend(const Paged& p, int64_t head, const float* queries, Seen<C> keys, float* scores, float* out) {
+    const int64_t count = keys.count(), size = p.size, kv_heads = p.kv_heads;
+    score<G>(queries, keys, size, scores);
+    for (int g = 0; g < G; ++g) {
+        float* of_head = scores + g * count;
+        if (p.cap > 0.0f) cap_scores(of_head, count, p.cap);
+        if (p.slopes)
+            for (int64_t i = 0; i < count; ++i) of_head[i] += p.slopes[head + g] * float(keys.first + i);
+        normalise(of_head, count, p.cache_scale);
+    }
+    Seen<C> values = keys;
+    if (p.vectors > kv_heads) values.cache += kv_heads * size;
+    int64_t d = 0;
+    for (; d + 4 * WIDTH <= size; d += 4 * WIDTH, values.cache += 4 * WIDTH) weigh<G, 4>(scores, values, size, out + d);
+    for (; d < size; d += WIDTH, values.cache += WIDTH) weigh<G, 1>(scores, values, size, out + d);
+}
+
+// One row's query heads that share key and value head `kv`, up to four at once.
+template <typename T, typename C>
+static void attend_group(const Paged& p, int64_t row, int64_t kv, std::vector<float>& memory) {
+    const int64_t group = p.heads / p.kv_heads, length = p.lengths[row], size = p.size;
+    const int64_t first = p.window > 0 ? std::max<int64_t>(0, length - p.window) : 0;
+    const Seen<C> keys = {(const C*)p.cache + kv * size, p.tables + row * p.columns, first,
+                          length, p.block, p.vectors * size};
+    memory.resize(size_t(2 * group * size + 4 * keys.count()));
+    float *queries = memory.data(), *sums = queries + group * size, *scores = sums + group * size;
+    const T* given = (const T*)p.queries + row * p.stride + kv * group * size;
+    for (int64_t i = 0; i < group * size; ++i) queries[i] = to_float(given[i]) * p.scale * p.cache_scale;
+    for (int64_t g = 0; g < group;) {
+        const int64_t head = kv * group + g, left = group - g;
+        if (left >= 4) {
+            attend<4, C>(p, head, queries + g * size, keys, scores, sums + g * size);
+            g += 4;
+        } else if (left >= 2) {
+            attend<2, C>(p, head, queries + g * size, keys, scores, sums + g * size);
+            g += 2;
+        } else {
+            attend<1, C>(p, head, queries + g * size, keys, scores, sums + g * size);
+            g += 1;
+        }
+    }
+    T* out = (T*)p.out + (row * p.heads + kv * group) * size;
+    for (int64_t i = 0; i < group * size; ++i) put(out + i, sums[i]);
+}
+
+template <typename T, typename C>
+static void attend_all(const Paged& p) {
+#pragma omp parallel
+    {
+        std::vector<float> memory;
+#pragma omp for collapse(2) schedule(dynamic, 1)
+        for (int64_t row = 0; row < p.rows; ++row)
+            for (int64_t kv = 0; kv < p.kv_heads; ++kv) attend_group<T, C>(p, row, kv, memory);
+    }
+}
+
+template <typename T>
+static void with_cache(const Paged& p, int64_t cache) {
+    switch (cache) {
+        case CACHE_FLOAT32: return attend_all<T, float>(p);
+        case CACHE_BFLOAT16: return attend_all<T, bfloat16>(p);
+        case CACHE_INT8: return attend_all<T, int8_t>(p);
+        case CACHE_E4M3: return attend_all<T, e4m3>(p);
+    }
+}
+
+// out: (rows, heads x size).
+EXPORT void paged_attention(int64_t type, int64_t cache, const Paged* p) {
+    if (type == FLOAT32)
+        with_cache<float>(*p, cache);
+    else
+        with_cache<bfloat16>(*p, cache);
+}
+
+// Copies (tokens, bytes), `stride` bytes from token to token, to the slots of the cache.
+EXPORT void write_slots(const char* values, int64_t stride, const int64_t* slots, int64_t tokens, int64_t bytes,
+                        char* cache) {
+    for (int64_t token = 0; token < tokens; ++token)
+        std::memcpy(cache + slots[token] * bytes, values + token * stride, size_t(bytes));
+}

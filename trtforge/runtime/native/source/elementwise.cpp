@@ -1,0 +1,121 @@
+// RMS norm, rotary embedding and gated activations, each one pass over its rows.
+
+#include "common.h"
+
+// Elements from which a second thread pays.
+constexpr int64_t PARALLEL_FROM = 16384;
+
+template <typename T>
+static void rms_norm_row(const T* x, const T* weight, T* y, int64_t size, float epsilon) {
+    float sum = 0.0f;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t i = 0; i < size; ++i) sum += to_float(x[i]) * to_float(x[i]);
+    const float factor = 1.0f / std::sqrt(sum / float(size) + epsilon);
+    for (int64_t i = 0; i < size; ++i) put(y + i, to_float(x[i]) * factor * to_float(weight[i]));
+}
+
+template <typename T>
+static void rms_norm_rows(const T* x, const T* weight, T* y, int64_t outer, int64_t stride, int64_t inner,
+                          int64_t size, float epsilon) {
+#pragma omp parallel for schedule(static) if (outer * inner * size >= PARALLEL_FROM)
+    for (int64_t row = 0; row < outer; ++row)
+        for (int64_t part = 0; part < inner; ++part)
+            rms_norm_row(x + row * stride + part * size, weight, y + (row * inner + part) * size, size, epsilon);
+}
+
+// y = x / rms(x) * weight over the last dimension. x: (outer, inner, size), `stride` elements from row to row of the
+// first dimension; y: the same, contiguous.
+EXPORT void rms_norm(int64_t type, const void* x, const void* weight, void* y, int64_t outer, int64_t stride,
+                     int64_t inner, int64_t size, float epsilon) {
+    if (type == FLOAT32)
+        rms_norm_rows((const float*)x, (const float*)weight, (float*)y, outer, stride, inner, size, epsilon);
+    else
+        rms_norm_rows((const bfloat16*)x, (const bfloat16*)weight, (bfloat16*)y, outer, stride, inner, size, epsilon);
+}
+
+template <typename T>
+static void add_rms_norm_rows(const T* x, const T* change, const T* weight, T* sum, T* y, int64_t rows, int64_t size,
+                              float scale, float epsilon) {
+#pragma omp parallel for schedule(static) if (rows * size >= PARALLEL_FROM)
+    for (int64_t row = 0; row < rows; ++row) {
+        const int64_t at = row * size;
+        for (int64_t i = at; i < at + size; ++i) put(sum + i, to_float(x[i]) + to_float(change[i]) * scale);
+        rms_norm_row(sum + at, weight, y + at, size, epsilon);
+    }
+}
+
+// sum = x + scale * change, and y the RMS norm of the sum. All (rows, size), contiguous.
+EXPORT void add_rms_norm(int64_t type, const void* x, const void* change, const void* weight, void* sum, void* y,
+                         int64_t rows, int64_t size, float scale, float epsilon) {
+    if (type == FLOAT32)
+        add_rms_norm_rows((const float*)x, (const float*)change, (const float*)weight, (float*)sum, (float*)y, rows,
+                          size, scale, epsilon);
+    else
+        add_rms_norm_rows((const bfloat16*)x, (const bfloat16*)change, (const bfloat16*)weight, (bfloat16*)sum,
+                          (bfloat16*)y, rows, size, scale, epsilon);
+}
+
+template <typename T>
+static void rotate_head(T* head, const T* cos, const T* sin, int64_t dim, bool interleaved) {
+    const int64_t half = dim / 2;
+    for (int64_t pair = 0; pair < half; ++pair) {
+        const int64_t i = interleaved ? 2 * pair : pair, j = interleaved ? i + 1 : i + half;
+        const float first = to_float(head[i]), second = to_float(head[j]);
+        put(head + i, first * to_float(cos[i]) + second * to_float(sin[i]));
+        put(head + j, second * to_float(cos[j]) + first * to_float(sin[j]));
+    }
+}
+
+template <typename T>
+static void rotate_rows(T* x, const T* cos, const T* sin, int64_t tokens, int64_t stride, int64_t heads, int64_t size,
+                        int64_t dim, bool interleaved) {
+#pragma omp parallel for schedule(static) if (tokens * heads * dim >= PARALLEL_FROM)
+    for (int64_t token = 0; token < tokens; ++token)
+        for (int64_t head = 0; head < heads; ++head)
+            rotate_head(x + token * stride + head * size, cos + token * dim, sin + token * dim, dim, interleaved);
+}
+
+// Rotates the first `dim` of `size` elements of every head in place. x: (tokens, heads, size), `stride` elements from
+// token to token; cos and sin: (tokens, dim), the sine of a pair's first element negated.
+EXPORT void rotate(int64_t type, void* x, const void* cos, const void* sin, int64_t tokens, int64_t stride,
+                   int64_t heads, int64_t size, int64_t dim, int64_t interleaved) {
+    if (type == FLOAT32)
+        rotate_rows((float*)x, (const float*)cos, (const float*)sin, tokens, stride, heads, size, dim, interleaved);
+    else
+        rotate_rows((bfloat16*)x, (const bfloat16*)cos, (const bfloat16*)sin, tokens, stride, heads, size, dim,
+                    interleaved);
+}
+
+struct Silu {
+    static float of(float x) { return x / (1.0f + exponential(-x)); }
+};
+
+// GELU by tanh: 0.5 x (1 + tanh(u)) = x / (1 + exp(-2u)).
+struct GeluTanh {
+    static float of(float x) {
+        const float u = 0.7978845608f * (x + 0.044715f * x * x * x);
+        return x / (1.0f + exponential(-2.0f * u));
+    }
+};
+
+template <typename Activation, typename T>
+static void gate_rows(const T* x, T* y, int64_t rows, int64_t size, int64_t activated) {
+#pragma omp parallel for schedule(static) if (rows * size >= PARALLEL_FROM)
+    for (int64_t row = 0; row < rows; ++row) {
+        const T* act = x + row * 2 * size + (activated ? size : 0);
+        const T* plain = x + row * 2 * size + (activated ? 0 : size);
+        for (int64_t i = 0; i < size; ++i) put(y + row * size + i, Activation::of(to_float(act[i])) * to_float(plain[i]));
+    }
+}
+
+// y = activation(one half of x) * other half. x: (rows, 2 x size); `activated`: index of the half that is activated.
+// `activation`: 0 SiLU, 1 GELU by tanh.
+EXPORT void gate(int64_t type, int64_t activation, int64_t activated, const void* x, void* y, int64_t rows,
+                 int64_t size) {
+    if (type == FLOAT32)
+        (activation == 0 ? gate_rows<Silu, float> : gate_rows<GeluTanh, float>)((const float*)x, (float*)y, rows, size,
+                                                                                activated);
+    else
+        (activation == 0 ? gate_rows<Silu, bfloat16> : gate_rows<GeluTanh, bfloat16>)(
+            (const bfloat16*)x, (bfloat16*)y, rows, size, activated);
+}
