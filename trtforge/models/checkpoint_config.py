@@ -3,11 +3,18 @@
 from trtforge.formats.trtllm import UNQUANTIZED_MODULES, CheckpointConfig, Quantization
 from trtforge.models.checkpoint_plan import Layout, shards_embedding
 from trtforge.models.exclusions import exclude_names, excluded_modules
-from trtforge.models.family import Facts, Family
+from trtforge.models.family import AbsorbedQuery, Facts, Family
 from trtforge.models.formats import CACHE_ALGORITHMS, FORMATS
 
 _WEIGHT_ONLY = ("*shared_expert_gate.weight",)
 """In weight-only formats the build quantises, by tensor name (TensorRT-LLM 1.x, models/modeling_utils.py)."""
+_LATENT = ("*fused_a", "*fused_a.weight")
+"""MLA's compression, which the weight-only formats would quantise and its converter does not (models/deepseek_v2)."""
+_ROWWISE = ("*ln_f", "*ln_embed")
+"""Norms without a quantised reader. 0.17 leaves them out only without a list; later releases add them to any list
+(`fp8_rowwise_quantize` in quantization/quantize.py)."""
+ALWAYS_EXCLUDED = frozenset({*_WEIGHT_ONLY, *_LATENT, *_ROWWISE})
+"""What conversion adds to TensorRT-LLM's defaults; everything else in the list was asked for."""
 
 
 def checkpoint_config(family: Family, facts: Facts, architecture: str, layout: Layout) -> CheckpointConfig:
@@ -59,8 +66,10 @@ def _exclude_modules(family: Family, facts: Facts, layout: Layout) -> list[str] 
             family, facts, layout.parallel, excluded.__contains__, who="exclude_modules leaves", hint=hint
         )
     if FORMATS[layout.quant].rounding is None:
-        return [*UNQUANTIZED_MODULES, *names, *(f"{name}.weight" for name in names), *_WEIGHT_ONLY]
-    return [*UNQUANTIZED_MODULES, *names]
+        latent = _LATENT if any(isinstance(row, AbsorbedQuery) for row in family.layer) else ()
+        return [*UNQUANTIZED_MODULES, *names, *(f"{name}.weight" for name in names), *_WEIGHT_ONLY, *latent]
+    rowwise = _ROWWISE if FORMATS[layout.quant].rounding == "fp8_rowwise" else ()
+    return [*UNQUANTIZED_MODULES, *rowwise, *names]
 
 
 def layout_of_checkpoint(config: CheckpointConfig) -> Layout | None:

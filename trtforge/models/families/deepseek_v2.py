@@ -1,7 +1,7 @@
 """DeepSeek-V2: multi-head latent attention (MLA) and a mixture of experts after the first dense layers.
 
-Source: tensorrt_llm/models/deepseek_v2/convert.py and config.py (0.17). `q_lora_rank` null (V2-Lite): queries are
-projected from the hidden state directly.
+Source: tensorrt_llm/models/deepseek_v2/convert.py and config.py (0.17 and its DeepSeek branch). `q_lora_rank` null
+(V2-Lite): queries are projected from the hidden state directly.
 """
 
 from typing import Any
@@ -89,7 +89,7 @@ def facts(config: HfConfig) -> Facts:
     require(config, "moe_layer_freq", 1, (1,), "TensorRT-LLM has experts in every layer after the dense ones")
     sizes, q_lora = _sizes(config), config.count("q_lora_rank") or None
     shared = sizes.of("shared_intermediate")
-    dense_layers = config.count("first_k_dense_replace")
+    dense_layers, moe = config.count("first_k_dense_replace"), _moe(config, shared)
     return Facts(
         sizes=sizes,
         tied_embeddings=config.flag("tie_word_embeddings"),
@@ -105,7 +105,8 @@ def facts(config: HfConfig) -> Facts:
             "q_lora_rank": q_lora,
             **{key: config.integer(key) for key in ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim")},
             "v_head_dim": config.integer("v_head_dim"),
-            "moe": _moe(config, shared),
+            "moe": moe,
+            **_flat(moe, config.count("n_shared_experts")),
             "moe_inter_size": sizes.of("moe_intermediate"),
             "topk_method": str(config.values.get("topk_method", "greedy")),
             "first_k_dense_replace": dense_layers,
@@ -164,6 +165,19 @@ def _moe(config: HfConfig, shared: int) -> dict[str, Any]:
             hint="TensorRT-LLM's engines support group_limited_greedy, or greedy with routed_scaling_factor 1.",
         )
     return moe_fields(experts, top_k, renormalize, shared)
+
+
+def _flat(moe: dict[str, Any], shared_experts: int) -> dict[str, Any]:
+    """The fields of `moe` as 0.17 and 0.18 read them, beside the object that later releases read."""
+    names = {
+        "moe_num_experts": "num_experts",
+        "moe_top_k": "top_k",
+        "moe_renorm_mode": "normalization_mode",
+        "moe_n_group": "device_limited_n_group",
+        "moe_topk_group": "device_limited_topk_group",
+        "moe_routed_scaling_factor": "device_limited_routed_scaling_factor",
+    }
+    return {name: moe[key] for name, key in names.items()} | {"moe_num_shared_experts": shared_experts}
 
 
 def _rotary_scaling(config: HfConfig) -> dict[str, Any] | None:

@@ -1,6 +1,7 @@
 """Qwen1.5-MoE and Qwen2-MoE: Qwen2 with experts and a shared expert (tensorrt_llm/models/qwen)."""
 
 from dataclasses import replace
+from typing import Any
 
 from trtforge.formats.hf import HfConfig
 from trtforge.models.families import qwen2
@@ -50,6 +51,14 @@ def sparse_layers(config: HfConfig, num_layers: int) -> frozenset[int]:
     return frozenset(i for i in range(num_layers) if i not in dense_layers and (i + 1) % step == 0)
 
 
+def dense_fields(config: HfConfig) -> dict[str, Any]:
+    """Which layers are dense, as TensorRT-LLM 1.0 reads it (models/qwen/config.py)."""
+    return {
+        "decoder_sparse_step": config.integer("decoder_sparse_step", 1),
+        "mlp_only_layers": list(config.items("mlp_only_layers")),
+    }
+
+
 def facts(config: HfConfig) -> Facts:
     """The facts of a Qwen2-MoE config.json."""
     base = qwen2.facts(config)
@@ -69,6 +78,7 @@ def facts(config: HfConfig) -> Facts:
             "moe": moe,
             "moe_intermediate_size": inner,
             "moe_shared_expert_intermediate_size": shared,
+            **dense_fields(config),
         },
         holding=holding(qkv_bias=bias),
         sparse_layers=sparse_layers(config, base.sizes.num_layers),

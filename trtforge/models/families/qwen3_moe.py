@@ -8,7 +8,7 @@ from dataclasses import replace
 from trtforge.formats.hf import HfConfig
 from trtforge.models.families import qwen3
 from trtforge.models.families.common import INPUT_NORM, POST_NORM, QK_NORM, dense, gated_mlp, moe_fields, qkv, router
-from trtforge.models.families.qwen2_moe import EXPERTS, expert_count, sparse_layers
+from trtforge.models.families.qwen2_moe import EXPERTS, dense_fields, expert_count, sparse_layers
 from trtforge.models.family import Facts
 
 LAYER = (
@@ -34,6 +34,7 @@ def facts(config: HfConfig) -> Facts:
         "moe": moe,
         "moe_intermediate_size": inner,
         "moe_shared_expert_intermediate_size": 0,
+        **dense_fields(config),
     }
     return replace(
         base,
