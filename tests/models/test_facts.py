@@ -9,7 +9,7 @@ import pytest
 from tests.families import TINY
 from trtforge.core.errors import ForgeError
 from trtforge.formats.hf import read_config
-from trtforge.models.registry import family_of
+from trtforge.models.registry import architectures, family_of, family_of_engine
 
 
 @pytest.mark.parametrize(
@@ -39,3 +39,12 @@ def test_values_of_the_wrong_kind_are_named(tmp_path: Path, family: str, changes
     with pytest.raises(ForgeError, match=message) as caught:
         read()
     assert caught.value.hint
+
+
+def test_tensorrt_llm_names_architectures_as_hugging_face_does() -> None:
+    for name in architectures():
+        family = family_of(name)
+        engine = family_of_engine(family.architectures[name])
+        assert engine is not None
+        assert engine.name == family.name
+    assert family_of_engine("MedusaForCausalLM") is None

@@ -15,8 +15,11 @@ from trtforge.compile.built_features import built_features, feature_notes
 from trtforge.core.errors import ForgeError
 from trtforge.core.features import FeaturesConfig
 from trtforge.core.recipe import EngineConfig
-from trtforge.formats.releases import Problem, Release, Section
+from trtforge.formats.releases import Release, Section
 from trtforge.formats.trtllm import CheckpointConfig
+from trtforge.plan.engine_rules import engine_problems
+from trtforge.plan.gpus import gpu_named
+from trtforge.plan.legality import Problem
 from trtforge.plan.limits import EngineLimits, derive_limits
 from trtforge.plan.paged_context import FP8_ATTENTION
 
@@ -119,7 +122,8 @@ def build_config(
     Raises ForgeError for settings that the release refuses, and for an explicitly requested feature that it would
     switch off.
     """
-    warnings = _warnings_of(_problems(checkpoint, release))
+    gpu = gpu_named(engine.target.gpu) if engine.target.gpu is not None else None
+    warnings = _warnings_of(engine_problems(checkpoint, release, gpu))
     features = built_features(checkpoint, engine, release, warnings)
     if features != engine.features:
         limits = derive_limits(checkpoint, engine.model_copy(update={"features": features}), limits.tokens_per_block)
@@ -170,34 +174,13 @@ def in_flight_batching(plan: BuildPlan) -> bool:
     )
 
 
-def _problems(checkpoint: CheckpointConfig, release: Release) -> Iterator[Problem | None]:
-    """Everything in config.json that the release may refuse; its nested objects refuse unknown keys."""
-    quantization = checkpoint.quantization
-    yield release.key_problem("architectures", checkpoint.architecture)
-    yield release.value_problem(release.field("plugin_config", "dtype"), checkpoint.dtype)
-    yield release.value_problem(release.flags()["--logits_dtype"], checkpoint.logits_dtype)
-    if quantization.quant_algo is not None:
-        yield release.key_problem("quant_algo", quantization.quant_algo)
-    if quantization.kv_cache_quant_algo is not None:
-        yield release.key_problem("kv_cache_quant_algo", quantization.kv_cache_quant_algo)
-    for key in checkpoint.mapping:
-        yield release.key_problem("mapping", key)
-    for key in quantization.model_dump():
-        yield release.key_problem("quantization", key)
-    moe = (checkpoint.model_extra or {}).get("moe")
-    for key in moe if isinstance(moe, dict) else ():
-        yield release.key_problem("moe", key)
-
-
-def _warnings_of(problems: Iterator[Problem | None]) -> list[str]:
-    """The inferred problems as warnings. Raises ForgeError for the first known problem."""
+def _warnings_of(problems: Iterator[Problem]) -> list[str]:
+    """The minor problems as warnings. Raises ForgeError for the first other one."""
     warnings = []
     for problem in problems:
-        if problem is None:
-            continue
         if problem.refuses:
-            raise ForgeError(problem.message, hint=problem.hint)
-        warnings.append(f"{problem.message} (inferred from other releases; trtllm-build decides). {problem.hint}")
+            raise ForgeError(problem.message, hint=problem.fix)
+        warnings.append(f"{problem.message}. {problem.fix}")
     return warnings
 
 

@@ -1,5 +1,6 @@
 """The convert stage: checks everything from metadata, then streams the rank files."""
 
+import logging
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -39,7 +40,10 @@ from trtforge.models.formats import FORMATS
 from trtforge.models.registry import family_of_checkpoint
 from trtforge.plan.accounting import check_sources
 from trtforge.plan.legality import require_legal
+from trtforge.plan.network_rules import unbuildable
 from trtforge.plan.ties import require_equal_heads
+
+_LOG = logging.getLogger(__name__)
 
 
 class ConvertConfig(Config):
@@ -158,7 +162,15 @@ def plan_conversion(config: ConvertConfig, source: Path, calibration: Path | Non
 
         check_values(plan.stored, checkpoint.tensors)
     description = checkpoint_config(family, facts, checkpoint.config.architecture, layout)
+    _warn_without_engine(description)
     return Conversion(checkpoint, calibrated, layout, plan, description)
+
+
+def _warn_without_engine(description: CheckpointConfig) -> None:
+    """Other backends run a checkpoint of which no TensorRT-LLM release builds an engine, so it is written."""
+    problem = unbuildable(description)
+    if problem is not None:
+        _LOG.warning(f"no TensorRT-LLM release builds an engine of this checkpoint: {problem.message}. {problem.fix}")
 
 
 def layout_of(config: ConvertConfig, source_dtype: str) -> Layout:

@@ -249,6 +249,12 @@ def release(version: str) -> Release:
     raise ForgeError(f"TensorRT-LLM {version} is not a known release", hint=f"Known releases: {known}.")
 
 
+@cache
+def engine_releases() -> tuple[Release, ...]:
+    """The newest release of every line with the engine backend, the oldest first."""
+    return tuple(release(line.newest) for line in _lines())
+
+
 def containers_of(wanted: Release) -> tuple[Container, ...]:
     """The containers with that release: those whose sources agree first, then the newest.
 

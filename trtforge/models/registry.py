@@ -81,6 +81,14 @@ def family_of(architecture: str) -> Family:
     return family
 
 
+def family_of_engine(architecture: str) -> Family | None:
+    """The family of TensorRT-LLM's architecture in a checkpoint's config.json; None for one that is not converted.
+
+    TensorRT-LLM names its architectures as Hugging Face does (`tests/models/test_facts.py` checks that).
+    """
+    return family_of(architecture) if architecture in _FAMILY_OF else None
+
+
 def family_of_checkpoint(checkpoint: HfCheckpoint) -> Family:
     """The family with the tensor names of this checkpoint: those of GPT-2 and Bloom often lack the base prefix."""
     family = family_of(checkpoint.config.architecture)

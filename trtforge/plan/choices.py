@@ -48,6 +48,12 @@ def _same_ranks(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, 
         yield Change("--tp", str(tp)), Change("--pp", str(request.pp * request.tp // tp))
 
 
+def _stages_as_ranks(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, ...]]:
+    """As many ranks without pipeline stages."""
+    request = evaluation.request
+    yield Change("--pp", "1"), Change("--tp", str(request.tp * request.pp))
+
+
 def _more_ranks(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, ...]]:
     """More GPUs, the fewest first: part of a server or whole servers, tensor parallelism within a server only."""
     request, sizes = evaluation.request, model.facts.sizes
@@ -144,6 +150,7 @@ _CANDIDATES: dict[str, _Candidates] = {
     "tp": _tensor_parallel,
     "pp": _pipeline,
     "same_ranks": _same_ranks,
+    "stages_as_ranks": _stages_as_ranks,
     "more_ranks": _more_ranks,
     "ep": _experts,
     "group": _group,
@@ -183,6 +190,9 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "gpu_kv_cache": ("kv_cache", "gpu"),
     "dtype": ("dtype", "gpu"),
     "release": ("release", "quant"),
+    "network_release": ("release",),
+    "network_format": ("quant", "release"),
+    "pipeline": ("stages_as_ranks", "pp"),
     "memory": ("more_ranks", "quant", "gpu"),
     "kv_pool": ("length", "kv_cache", "more_ranks", "quant"),
     "concurrency": ("kv_cache", "more_ranks", "concurrency"),

@@ -1,21 +1,23 @@
-"""TensorRT-LLM's rules beyond a legal layout: the GPU's formats, the release, kernels and padding of engines.
+"""Whether TensorRT-LLM builds an engine of a checkpoint: the one judgement that plan, convert and compile share.
 
-They do not apply to the embedded engine.
+Release, family, format, layout, sizes and GPU, from the checkpoint's config.json alone. `convert` asks
+plan.network_rules whether any release takes it. The rules do not apply to the embedded engine.
 """
 
 from collections.abc import Iterator
 
 from trtforge.core.device import BFLOAT16_SM
 from trtforge.core.parallel import Parallel
-from trtforge.formats.releases import Release, Section
-from trtforge.models.exclusions import rows_left
-from trtforge.models.family import Facts, Family, Linear, Split
-from trtforge.plan.formats import CACHES, WEIGHTS, CacheFormat, WeightFormat
+from trtforge.formats.releases import Problem as ReleaseProblem
+from trtforge.formats.releases import Release
+from trtforge.formats.trtllm import CheckpointConfig
+from trtforge.models.checkpoint_sizes import quantised_linears, sizes_of
+from trtforge.models.family import Family, Split
+from trtforge.models.registry import family_of_engine
+from trtforge.plan.formats import BY_ALGORITHM, CACHE_BY_ALGORITHM, CacheFormat, WeightFormat
 from trtforge.plan.gpus import GPUS_PER_SERVER, Gpu, refusal
-from trtforge.plan.kv import is_latent
 from trtforge.plan.legality import Problem
-from trtforge.plan.model import Model
-from trtforge.plan.request import Request
+from trtforge.plan.network_rules import network_problems, unquantised_rows
 
 HEAD_SIZES = (32, 48, 64, 80, 96, 104, 112, 128, 144, 160, 192, 224, 256)
 """`mmha_supported` in cpp/tensorrt_llm/kernels/decoderMaskedMultiheadAttention.cu."""
@@ -24,25 +26,28 @@ _INT4_COLUMN_BYTES = 32
 
 
 def engine_problems(
-    model: Model, request: Request, release: Release, parallel: Parallel, *, fits: bool
+    checkpoint: CheckpointConfig, release: Release, gpu: Gpu | None = None, *, fits: bool = True
 ) -> Iterator[Problem]:
-    """All problems of a request on TensorRT-LLM; `fits`: whether its layout is legal for the model."""
-    weights, cache = WEIGHTS[request.quant], CACHES[request.kv_cache]
-    if request.gpu is not None:
-        yield from gpu_problems(request.gpu, weights, cache, request.dtype)
-        yield from link_problems(request.gpu, parallel)
-    yield from release_problems(release, model.family.architectures[model.config.architecture], weights, cache)
-    yield from kernel_problems(model.facts)
-    if fits:
-        left = rows_left(model.family, model.facts, request.exclude_modules, model.stored)
-        yield from padding_problems(model.family, model.facts, parallel, weights, request.group_size, left)
-        yield from head_problems(model.facts.sizes.vocab, parallel.tp, weights)
+    """All problems of a checkpoint in TensorRT-LLM; `fits`: whether its layout is legal for the model."""
+    family = family_of_engine(checkpoint.architecture)
+    weights = BY_ALGORITHM.get(checkpoint.quantization.quant_algo)
+    cache = CACHE_BY_ALGORITHM.get(checkpoint.quantization.kv_cache_quant_algo)
+    if gpu is not None:
+        yield from gpu_problems(gpu, weights, cache, checkpoint.dtype)
+        yield from link_problems(gpu, checkpoint.parallel)
+    yield from release_problems(checkpoint, release)
+    yield from kernel_problems(checkpoint)
+    yield from network_problems(checkpoint, release)
+    if fits and weights is not None:
+        if family is not None:
+            yield from padding_problems(checkpoint, family, weights)
+        yield from head_problems(checkpoint.vocab_size, checkpoint.parallel.tp, weights)
 
 
-def gpu_problems(gpu: Gpu, weights: WeightFormat, cache: CacheFormat, dtype: str) -> Iterator[Problem]:
-    """Number formats for which the GPU has no kernels."""
+def gpu_problems(gpu: Gpu, weights: WeightFormat | None, cache: CacheFormat | None, dtype: str) -> Iterator[Problem]:
+    """Number formats for which the GPU has no kernels; None: a format that is not known."""
     for rule, format in (("gpu_format", weights), ("gpu_kv_cache", cache)):
-        if (why := refusal(gpu, format)) is not None:
+        if format is not None and (why := refusal(gpu, format)) is not None:
             yield Problem(rule, why, "Choose another format or another --gpu.")
     if dtype == "bfloat16" and gpu.sm < BFLOAT16_SM:
         # gptAttentionCommon.cpp; TensorRT-LLM issue #2210
@@ -50,20 +55,31 @@ def gpu_problems(gpu: Gpu, weights: WeightFormat, cache: CacheFormat, dtype: str
         yield Problem("dtype", message, "Use --dtype float16 and compare the quality, or another --gpu.")
 
 
-def release_problems(
-    release: Release, architecture: str, weights: WeightFormat, cache: CacheFormat
-) -> Iterator[Problem]:
+def release_problems(checkpoint: CheckpointConfig, release: Release) -> Iterator[Problem]:
     """What the release's engine builder does not support; only a warning if that is inferred."""
-    wanted: tuple[tuple[Section, str | None], ...] = (
-        ("architectures", architecture),
-        ("quant_algo", weights.algorithm),
-        ("kv_cache_quant_algo", cache.algorithm),
-    )
-    for section, name in wanted:
-        problem = release.key_problem(section, name) if name is not None else None
+    for problem in _unknown_to(release, checkpoint):
         if problem is not None:
-            doubt = "" if problem.refuses else " (inferred from its neighbours)"
+            doubt = "" if problem.refuses else " (inferred from other releases; trtllm-build decides)"
             yield Problem("release", problem.message + doubt, problem.hint, problem.refuses)
+
+
+def _unknown_to(release: Release, checkpoint: CheckpointConfig) -> Iterator[ReleaseProblem | None]:
+    """Everything in config.json that the release may refuse; its nested objects refuse unknown keys."""
+    quantization = checkpoint.quantization
+    yield release.key_problem("architectures", checkpoint.architecture)
+    yield release.value_problem(release.field("plugin_config", "dtype"), checkpoint.dtype)
+    yield release.value_problem(release.flags()["--logits_dtype"], checkpoint.logits_dtype)
+    if quantization.quant_algo is not None:
+        yield release.key_problem("quant_algo", quantization.quant_algo)
+    if quantization.kv_cache_quant_algo is not None:
+        yield release.key_problem("kv_cache_quant_algo", quantization.kv_cache_quant_algo)
+    for key in checkpoint.mapping:
+        yield release.key_problem("mapping", key)
+    for key in quantization.model_dump():
+        yield release.key_problem("quantization", key)
+    moe = (checkpoint.model_extra or {}).get("moe")
+    for key in moe if isinstance(moe, dict) else ():
+        yield release.key_problem("moe", key)
 
 
 def link_problems(gpu: Gpu, parallel: Parallel) -> Iterator[Problem]:
@@ -77,23 +93,16 @@ def link_problems(gpu: Gpu, parallel: Parallel) -> Iterator[Problem]:
         yield Problem("links", message, "Pipeline parallelism sends far less data.", refuses=False)
 
 
-def kernel_problems(facts: Facts) -> Iterator[Problem]:
+def kernel_problems(checkpoint: CheckpointConfig) -> Iterator[Problem]:
     """A head size without attention kernels."""
-    size = facts.sizes.head_size
-    if size not in HEAD_SIZES and not is_latent(facts.sizes):
+    size, latent = checkpoint.head_size, "kv_lora_rank" in (checkpoint.model_extra or {})
+    if size not in HEAD_SIZES and not latent:
         message = f"head size {size}: TensorRT-LLM's attention kernels support only {_listed(HEAD_SIZES)}"
         yield Problem("head_size", message, "Use the embedded engine (engine.backend: torch).")
 
 
-def padding_problems(
-    family: Family,
-    facts: Facts,
-    parallel: Parallel,
-    format: WeightFormat,
-    group_size: int,
-    left: frozenset[str] = frozenset(),
-) -> Iterator[Problem]:
-    """Linear layers that the engine pads, so that the checkpoint no longer fits; `left`: unquantised, never padded.
+def padding_problems(checkpoint: CheckpointConfig, family: Family, format: WeightFormat) -> Iterator[Problem]:
+    """Linear layers that the engine pads, so that the checkpoint no longer fits; unquantised ones are never padded.
 
     Inputs and outputs are padded to a multiple of tp x 64 (128 for W4A8), or of tp x group size if that is larger:
     `WeightOnlyGroupwiseQuantLinear` in quantization/layers.py. Groups of row-parallel inputs are checked in
@@ -101,15 +110,17 @@ def padding_problems(
     """
     if format.padded_to == 1:
         return
-    tp, multiple = parallel.tp, max(format.padded_to, group_size if format.grouped else 1) * parallel.tp
-    for row in family.layer:
-        if not isinstance(row, Linear) or not row.quantized or row.target in left:
+    tp, group = checkpoint.parallel.tp, checkpoint.quantization.group_size if format.grouped else 1
+    sizes, left = sizes_of(checkpoint), unquantised_rows(checkpoint, family)
+    multiple = max(format.padded_to, group) * tp
+    for row in quantised_linears(checkpoint, family):
+        if row.target in left:
             continue
-        inputs, name = facts.sizes.of(row.inputs), row.parts[0].module
-        out = sum(facts.sizes.of(part.out) for part in row.parts)
+        inputs, name = sizes.of(row.inputs), row.parts[0].module
+        out = sum(sizes.of(part.out) for part in row.parts)
         if row.split is Split.HEADS:  # KV heads are repeated where there are fewer than ranks
-            repeated = max(1, tp // facts.sizes.num_kv_heads)
-            out += sum(facts.sizes.of(part.out) * (repeated - 1) for part in row.parts if part.out == "kv")
+            repeated = max(1, tp // sizes.num_kv_heads)
+            out += sum(sizes.of(part.out) * (repeated - 1) for part in row.parts if part.out == "kv")
         for what, size in (("inputs", inputs), ("outputs", out)):
             by_group = format.grouped and row.split is Split.ROW and what == "inputs"
             if size % multiple and not by_group:

@@ -43,13 +43,13 @@ def evaluate(model: Model, request: Request) -> Evaluation:
     of_layout = problems(model.family, model.facts, layout) or tuple(_exclusion_problems(model, layout))
     found += of_layout
     warnings: list[str] = []
+    checkpoint = _checkpoint(model, request, layout, fits=not of_layout)
     if request.for_tensorrt is not False:
-        for problem in engine_problems(model, request, target, parallel, fits=not of_layout):
+        for problem in engine_problems(checkpoint, target, request.gpu, fits=not of_layout):
             if problem.refuses and request.for_tensorrt:
                 found.append(problem)
             else:
                 warnings.append(f"{problem.message}. {problem.fix}")
-    checkpoint = _checkpoint(model, request, layout)
     for problem in asked_features(model, request, checkpoint, target):
         if problem.refuses:
             found.append(problem)
@@ -131,9 +131,12 @@ def calibration_needs(model: Model, request: Request) -> int:
     return least_calibration(model.family, model.facts, whole, itemsize, WEIGHTS[request.quant])
 
 
-def _checkpoint(model: Model, request: Request, layout: Layout) -> CheckpointConfig:
-    plain = Layout(Parallel(), layout.dtype)
-    base = checkpoint_config(model.family, model.facts, model.config.architecture, plain)
+def _checkpoint(model: Model, request: Request, layout: Layout, *, fits: bool) -> CheckpointConfig:
+    """The config.json of the checkpoint; that of an illegal layout lacks what only a legal one has."""
+    family, architecture = model.family, model.config.architecture
+    if fits:
+        return checkpoint_config(family, model.facts, architecture, layout)
+    base = checkpoint_config(family, model.facts, architecture, Layout(Parallel(), layout.dtype))
     quantization = Quantization(
         quant_algo=WEIGHTS[request.quant].algorithm, kv_cache_quant_algo=CACHES[request.kv_cache].algorithm
     )

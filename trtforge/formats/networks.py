@@ -1,0 +1,93 @@
+"""What TensorRT-LLM's networks cannot load or compute: `release_data/networks.json`, looked up.
+
+Which traits a checkpoint has is for plan.network_rules.
+"""
+
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+from trtforge.core.config_model import Config
+from trtforge.core.json_text import REINSTALL, read_json_object
+from trtforge.core.recipe import QuantFormat
+from trtforge.formats.releases import Release
+
+_FILE = Path(__file__).parent / "release_data" / "networks.json"
+
+Trait = Literal[
+    "alibi", "dense_layers", "excluded_linears", "experts", "head_norm", "long_rope", "other_dense_prefix", "other_ffn",
+    "scaled_rope", "uneven_heads", "unscaled_rope",
+]  # fmt: skip
+"""What a checkpoint may have beyond its family, format and layout."""
+Rule = Literal["network", "network_exclusion", "network_format", "network_release", "pipeline"]
+"""Which choice avoids a limit: none, excluded layers, the format, the release, the layout."""
+
+
+class Limit(Config):
+    """What no checkpoint of these families can have, in a range of releases. `families` None: all of them.
+
+    `formats` and `layout` None: any. `when`: only checkpoints with that trait. `why` and `fix` are for users.
+    `refuses` False: the engine builds, and the user is warned.
+    """
+
+    name: str
+    rule: Rule
+    families: tuple[str, ...] | None
+    formats: tuple[QuantFormat, ...] | None
+    layout: Literal["pp"] | None
+    when: Trait | None
+    since: str | None
+    until: str | None
+    why: str
+    fix: str
+    sources: tuple[str, ...]
+    confidence: Literal["verified", "inferred"]
+    refuses: bool = True
+
+    def concerns(self, family: str, quant: str, *, pipeline: bool, traits: frozenset[Trait]) -> bool:
+        """Whether it covers the combination in some release."""
+        return (
+            (self.families is None or family in self.families)
+            and (self.formats is None or quant in self.formats)
+            and (self.layout is None or pipeline)
+            and (self.when is None or self.when in traits)
+        )
+
+    def covers(self, release: Release) -> bool:
+        """Whether it covers the release."""
+        return release.within(self.since, self.until)
+
+
+class Loads(Config):
+    """How it is known that all other combinations load in a range of releases."""
+
+    since: str
+    until: str | None
+    source: str
+
+
+class Networks(Config):
+    """The content of the file."""
+
+    schema_version: int
+    subject: str
+    how_to_read: str
+    sources: dict[str, str]
+    loads: tuple[Loads, ...]
+    limits: tuple[Limit, ...]
+
+    def limits_of(
+        self, family: str, quant: str, *, pipeline: bool = False, traits: frozenset[Trait] = frozenset()
+    ) -> tuple[Limit, ...]:
+        """The limits of a combination, each in its own releases."""
+        return tuple(x for x in self.limits if x.concerns(family, quant, pipeline=pipeline, traits=traits))
+
+    def source_of(self, release: Release) -> str:
+        """The source by which a combination without limits loads in a release."""
+        return next(known.source for known in self.loads if release.within(known.since, known.until))
+
+
+@cache
+def networks() -> Networks:
+    """The data file."""
+    return Networks.parse(read_json_object(_FILE, hint=REINSTALL), str(_FILE))

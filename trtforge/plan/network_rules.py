@@ -1,0 +1,98 @@
+"""Whether TensorRT-LLM's network of a checkpoint's family takes its format and layout, by formats.networks."""
+
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+
+from trtforge.formats.networks import Limit, Trait, networks
+from trtforge.formats.releases import Release, engine_releases
+from trtforge.formats.trtllm import UNQUANTIZED_MODULES, CheckpointConfig
+from trtforge.models.checkpoint_config import ALWAYS_EXCLUDED
+from trtforge.models.checkpoint_sizes import has_dense_layers
+from trtforge.models.family import Family
+from trtforge.models.registry import family_of_engine
+from trtforge.plan.formats import BY_ALGORITHM
+from trtforge.plan.legality import Problem
+
+
+def network_problems(checkpoint: CheckpointConfig, release: Release) -> Iterator[Problem]:
+    """The limits of the release's network; none for a family that trtforge does not know."""
+    for limit, family in _limits(checkpoint):
+        if limit.covers(release):
+            yield _problem(limit, family, f"TensorRT-LLM {release.version}: ")
+
+
+def unbuildable(checkpoint: CheckpointConfig) -> Problem | None:
+    """Why no release builds an engine of the checkpoint; None if one does. Sizes are judged by plan.engine_rules."""
+    limits = tuple((limit, family) for limit, family in _limits(checkpoint) if limit.refuses)
+    known = [each for each in engine_releases() if each.key_problem("architectures", checkpoint.architecture) is None]
+    if any(not any(limit.covers(release) for limit, _ in limits) for release in known):
+        return None
+    return next((_problem(limit, family, "") for limit, family in limits), None)
+
+
+def excluded_rows(checkpoint: CheckpointConfig, family: Family) -> frozenset[str]:
+    """TensorRT-LLM's names of the linear layers that config.json leaves unquantised in some decoder layer."""
+    return frozenset(name for name, layers in _excluded(checkpoint, family).items() if layers)
+
+
+def unquantised_rows(checkpoint: CheckpointConfig, family: Family) -> frozenset[str]:
+    """TensorRT-LLM's names of the linear layers that config.json leaves unquantised in every decoder layer."""
+    layers = _layers(checkpoint)
+    return frozenset(name for name, left in _excluded(checkpoint, family).items() if left == layers)
+
+
+def _excluded(checkpoint: CheckpointConfig, family: Family) -> dict[str, int]:
+    """For each linear layer that may be quantised, the number of decoder layers in which it is not."""
+    patterns = checkpoint.quantization.exclude_modules or ()
+    own = [p for p in patterns if p not in UNQUANTIZED_MODULES and p not in ALWAYS_EXCLUDED]
+    if not own:
+        return {}
+    return {
+        row.target: sum(
+            any(fnmatchcase(f"transformer.layers.{layer}.{row.target}", pattern) for pattern in own)
+            for layer in range(_layers(checkpoint))
+        )
+        for row in family.linears
+    }
+
+
+def _layers(checkpoint: CheckpointConfig) -> int:
+    """Decoder layers of a pipeline stage."""
+    return checkpoint.num_hidden_layers // checkpoint.parallel.pp
+
+
+def _limits(checkpoint: CheckpointConfig) -> Iterator[tuple[Limit, Family]]:
+    family = family_of_engine(checkpoint.architecture)
+    format = BY_ALGORITHM.get(checkpoint.quantization.quant_algo)
+    if family is None or format is None:
+        return
+    pipeline, traits = checkpoint.parallel.pp > 1, frozenset(_traits(checkpoint, family))
+    for limit in networks().limits_of(family.name, format.name, pipeline=pipeline, traits=traits):
+        yield limit, family
+
+
+def _problem(limit: Limit, family: Family, who: str) -> Problem:
+    return Problem(limit.rule, who + limit.why.format(family=family.name), limit.fix, limit.refuses)
+
+
+def _traits(checkpoint: CheckpointConfig, family: Family) -> Iterator[Trait]:
+    more = checkpoint.model_extra or {}
+    if checkpoint.position_embedding_type.startswith("alibi"):
+        yield "alibi"
+    if checkpoint.position_embedding_type == "long_rope":
+        yield "long_rope"
+    if checkpoint.qk_layernorm:
+        yield "head_norm"
+    if checkpoint.experts:
+        yield "experts"
+    if has_dense_layers(checkpoint):
+        yield "dense_layers"
+    if more.get("first_k_dense_replace", 1) != 1:
+        yield "other_dense_prefix"
+    yield "unscaled_rope" if checkpoint.rotary_scaling is None else "scaled_rope"
+    if more.get("v_head_dim") != more.get("qk_nope_head_dim"):
+        yield "uneven_heads"
+    if checkpoint.intermediate_size != 4 * checkpoint.hidden_size:
+        yield "other_ffn"
+    if excluded_rows(checkpoint, family):
+        yield "excluded_linears"
