@@ -12,14 +12,16 @@ from tests.compile.checkpoints import drafting, engine, llama
 from tests.compile.test_build_config import plan
 from tests.docs_cli import commands_of_the_program, exit_statuses
 from tests.docs_log import SUBJECTS, log_messages
+from tests.docs_networks import EXPERTS, engine_formats, families, network_limits, network_sources
 from trtforge.compile.build_config import BuildPlan
 from trtforge.compile.tensorrt_llm import commands
 from trtforge.core.assets import asset_directory
 from trtforge.core.errors import ForgeError
 from trtforge.core.recipe import Recipe, load_recipe
-from trtforge.formats.releases import read_release_data, release
+from trtforge.formats.networks import networks
+from trtforge.formats.releases import read_release_data
 from trtforge.models.formats import FORMATS
-from trtforge.models.registry import WITHOUT_ENGINES, architectures, family_of
+from trtforge.models.registry import WITHOUT_ENGINES
 from trtforge.plan.runtime_keys import runtime_keys
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -109,25 +111,6 @@ def _has(line: str, asked: dict[str, Any]) -> bool:
     return True
 
 
-def families() -> str:
-    rows = [
-        "| Hugging Face architecture | family | TensorRT-LLM architecture | engines since | TP | PP | EP |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for name in architectures():
-        family = family_of(name)
-        target = family.architectures[name]
-        experts = "yes" if family.experts else "–"
-        rows.append(f"| {name} | {family.name} | {target} | {first_release(target)} | yes | yes | {experts} |")
-    return "\n".join(rows)
-
-
-def first_release(architecture: str) -> str:
-    """The first release in our window whose engine builder knows the architecture."""
-    lines = [line["id"] for line in read_release_data("build-config")["versions"]]
-    return next(line for line in lines if release(line).key_problem("architectures", architecture) is None)
-
-
 def formats() -> str:
     rows = [
         "| format | TensorRT-LLM `quant_algo` | weights | inputs | calibration | experts |",
@@ -149,7 +132,8 @@ def formats() -> str:
         static = "static scale" if wanted.static_activations else ""
         dynamic = "a scale a token" if wanted.rounding == "fp8_rowwise" else ""
         seen = ", ".join(part for part in (inputs, static, dynamic) if part) or "the model's dtype"
-        needs, experts = ("yes" if flag else "–" for flag in (wanted.calibrated, wanted.experts))
+        refused = any(x.every_backend for x in networks().limits_of("mixtral", name, traits=EXPERTS))
+        needs, experts = ("yes" if flag else "–" for flag in (wanted.calibrated, not refused))
         rows.append(f"| `{name}` | {wanted.algorithm or '–'} | {stored} | {seen} | {needs} | {experts} |")
     return "\n".join(rows)
 
@@ -192,7 +176,14 @@ def containers() -> str:
 
 TABLES: dict[str, tuple[tuple[str, Callable[[], str]], ...]] = {
     "recipes.md": (("recipe-keys", recipe_keys), ("shipped-recipes", shipped_recipes), ("features", features)),
-    "formats.md": (("families", families), ("without-engines", without_engines), ("formats", formats)),
+    "formats.md": (
+        ("families", families),
+        ("without-engines", without_engines),
+        ("formats", formats),
+        ("engine-formats", engine_formats),
+        ("network-limits", network_limits),
+        ("network-sources", network_sources),
+    ),
     "quickstart-gpu.md": (("containers", containers),),
     "cli.md": (("exit-statuses", exit_statuses), ("commands", commands_of_the_program)),
     "troubleshooting.md": tuple((f"log-{subject}", partial(log_messages, subject)) for subject in SUBJECTS),

@@ -232,7 +232,7 @@ def test_what_a_release_was_seen_not_to_have_is_refused(
 @pytest.mark.parametrize(
     ("version", "checkpoint", "message"),
     [
-        ("0.20.0", llama(architecture="Qwen3ForCausalLM"), "architectures: Qwen3ForCausalLM was added in 1.0.0"),
+        ("0.20.0", llama(architecture="MptForCausalLM"), "architectures: MptForCausalLM was added in 1.0.0"),
         ("1.0.0", llama("NVFP4_AWQ"), "quant_algo: NVFP4_AWQ was added in 1.2.1"),
         ("1.2.1", llama(mapping={"tp_size": 1, "auto_parallel": 0}), "mapping: auto_parallel was removed after 1.1.0"),
         ("1.2.1", llama(logits_dtype="bfloat16"), "--logits_dtype cannot be bfloat16"),

@@ -11,6 +11,7 @@ from jsonschema import Draft202012Validator
 from tests.compile.upstream import schema
 from tests.recipes.shipped import SHIPPED
 from trtforge.compile.stage import CompileOptions
+from trtforge.core.errors import ForgeError
 from trtforge.core.recipe import load_recipe
 from trtforge.formats.releases import release
 from trtforge.pipeline.dry_run import dry_run
@@ -19,6 +20,8 @@ from trtforge.pipeline.stages import selected
 from trtforge.plan.known import known_config
 
 RELEASES = ("0.17", "0.20", "1.0", "1.1", "1.2.1")
+TOO_EARLY = {("qwen3-8b-fp8", "0.17"), ("qwen3-8b-fp8", "0.20")}
+"""Releases without the recipe's architecture."""
 
 
 @pytest.fixture(autouse=True)
@@ -42,6 +45,11 @@ def planned(name: str, version: str, *overrides: str) -> dict[str, Any]:
 @pytest.mark.parametrize("name", SHIPPED)
 def test_every_recipe_builds_with_every_release(name: str, version: str) -> None:
     recipe, target = load_recipe(SHIPPED[name]), release(version)
+    if (name, version) in TOO_EARLY:
+        with pytest.raises(ForgeError, match=r"Qwen3ForCausalLM was added in 1\.0\.0") as refused:
+            planned(name, version)
+        assert "--set engine.target.tensorrt_llm=1.2.1" in refused.value.hint
+        return
     found = planned(name, version)
     deployment, engine = found["deployment"], found["stages"]["compile"]
     assert deployment["facts"] == "config.json facts that ship with trtforge"
@@ -59,13 +67,7 @@ def test_every_recipe_builds_with_every_release(name: str, version: str) -> None
         recipe.engine.max_seq_len,
     )
     config = found["stages"]["convert"]["config"]
-    unknown = target.key_problem("architectures", config["architecture"])
-    assert [warning for warning in engine["warnings"] if "was added in" in warning] == (
-        []
-        if unknown is None
-        else [f"{unknown.message} (inferred from other releases; trtllm-build decides). {unknown.hint}"]
-    )
-    assert unknown is None or unknown.hint == "Target 1.0.0."
+    assert target.key_problem("architectures", config["architecture"]) is None
     for section in ("mapping", "quantization"):
         assert all(target.key_problem(section, key) is None for key in config[section])
 

@@ -88,10 +88,11 @@ def test_w4a8_pads_to_larger_blocks_than_w4a16() -> None:
     assert evaluate(model, asked(model, quant="int4_awq", group_size=64, gpu="h100-80gb")).legal
 
 
-def test_what_a_release_is_only_inferred_to_lack_is_a_warning() -> None:
-    found = judged("Qwen/Qwen3-8B", target_version="0.17.0")
-    assert found.legal
-    assert any("was added in 1.0.0 (inferred" in warning for warning in found.warnings)
+@pytest.mark.parametrize("version", ["0.17.0", "0.21.0"])
+def test_a_family_is_refused_before_the_release_that_added_it(version: str) -> None:
+    (problem,) = judged("Qwen/Qwen3-8B", target_version=version).problems
+    assert problem.message == f"TensorRT-LLM {version}: architectures: Qwen3ForCausalLM was added in 1.0.0"
+    assert problem.fix == "Target 1.0.0."
 
 
 def test_attention_biases_and_an_fp8_cache_are_warned_of() -> None:

@@ -19,7 +19,7 @@ Trait = Literal[
     "scaled_rope", "uneven_heads", "unscaled_rope",
 ]  # fmt: skip
 """What a checkpoint may have beyond its family, format and layout."""
-Rule = Literal["network", "network_exclusion", "network_format", "network_release", "pipeline"]
+Rule = Literal["network", "network_exclusion", "network_format", "network_release", "pipeline", "quant"]
 """Which choice avoids a limit: none, excluded layers, the format, the release, the layout."""
 
 
@@ -27,7 +27,7 @@ class Limit(Config):
     """What no checkpoint of these families can have, in a range of releases. `families` None: all of them.
 
     `formats` and `layout` None: any. `when`: only checkpoints with that trait. `why` and `fix` are for users.
-    `refuses` False: the engine builds, and the user is warned.
+    `refuses` False: the engine builds, and the user is warned. `every_backend`: conversion refuses it too.
     """
 
     name: str
@@ -43,6 +43,11 @@ class Limit(Config):
     sources: tuple[str, ...]
     confidence: Literal["verified", "inferred"]
     refuses: bool = True
+    every_backend: bool = False
+
+    def says(self, family: str, quant: str) -> str:
+        """The reason, for a family and a format."""
+        return self.why.format(family=family, format=quant)
 
     def concerns(self, family: str, quant: str, *, pipeline: bool, traits: frozenset[Trait]) -> bool:
         """Whether it covers the combination in some release."""

@@ -17,14 +17,12 @@ class NumberFormat:
     """A format of the decoder's linear layers.
 
     `rounding` None: conversion does not quantise weights. `static_activations`: inputs have a calibrated, static scale.
-    `experts`: whether TensorRT-LLM's mixture of experts supports the format (tensorrt_llm/layers/moe.py, 1.2).
     """
 
     algorithm: str | None
     rounding: Rounding | None = None
     smoothing: Smoothing | None = None
     static_activations: bool = False
-    experts: bool = False
 
     @property
     def calibrated(self) -> bool:
@@ -33,14 +31,14 @@ class NumberFormat:
 
 
 FORMATS: dict[QuantFormat, NumberFormat] = {
-    "none": NumberFormat(None, experts=True),
-    "fp8": NumberFormat("FP8", "fp8", static_activations=True, experts=True),
+    "none": NumberFormat(None),
+    "fp8": NumberFormat("FP8", "fp8", static_activations=True),
     "fp8_rowwise": NumberFormat("FP8_PER_CHANNEL_PER_TOKEN", "fp8_rowwise"),
-    "int4_awq": NumberFormat("W4A16_AWQ", "int4", "awq", experts=True),
+    "int4_awq": NumberFormat("W4A16_AWQ", "int4", "awq"),
     "w4a8_awq": NumberFormat("W4A8_AWQ", "int4", "awq", static_activations=True),
     "int8_sq": NumberFormat("W8A8_SQ_PER_CHANNEL", "int8", "smoothquant", static_activations=True),
-    "int8_wo": NumberFormat("W8A16", experts=True),
-    "int4_wo": NumberFormat("W4A16", experts=True),
+    "int8_wo": NumberFormat("W8A16"),
+    "int4_wo": NumberFormat("W4A16"),
     "nvfp4": NumberFormat("NVFP4", "nvfp4", static_activations=True),
 }
 CACHE_ALGORITHMS: dict[KvCacheFormat, str | None] = {"none": None, "fp8": "FP8", "int8": "INT8"}

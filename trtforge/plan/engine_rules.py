@@ -37,7 +37,7 @@ def engine_problems(
         yield from link_problems(gpu, checkpoint.parallel)
     yield from release_problems(checkpoint, release)
     yield from kernel_problems(checkpoint)
-    yield from network_problems(checkpoint, release)
+    yield from network_problems(checkpoint, release, converted=fits)
     if fits and weights is not None:
         if family is not None:
             yield from padding_problems(checkpoint, family, weights)
@@ -56,17 +56,23 @@ def gpu_problems(gpu: Gpu, weights: WeightFormat | None, cache: CacheFormat | No
 
 
 def release_problems(checkpoint: CheckpointConfig, release: Release) -> Iterator[Problem]:
-    """What the release's engine builder does not support; only a warning if that is inferred."""
-    for problem in _unknown_to(release, checkpoint):
+    """What the release's engine builder does not support; only a warning if that is inferred.
+
+    An architecture that trtforge converts is refused all the same: the data says which release added it.
+    """
+    unknown = release.key_problem("architectures", checkpoint.architecture)
+    if unknown is not None and family_of_engine(checkpoint.architecture) is not None:
+        yield Problem("release", unknown.message, unknown.hint)
+        unknown = None
+    for problem in (unknown, *_unknown_to(release, checkpoint)):
         if problem is not None:
             doubt = "" if problem.refuses else " (inferred from other releases; trtllm-build decides)"
             yield Problem("release", problem.message + doubt, problem.hint, problem.refuses)
 
 
 def _unknown_to(release: Release, checkpoint: CheckpointConfig) -> Iterator[ReleaseProblem | None]:
-    """Everything in config.json that the release may refuse; its nested objects refuse unknown keys."""
+    """Everything else in config.json that the release may refuse; its nested objects refuse unknown keys."""
     quantization = checkpoint.quantization
-    yield release.key_problem("architectures", checkpoint.architecture)
     yield release.value_problem(release.field("plugin_config", "dtype"), checkpoint.dtype)
     yield release.value_problem(release.flags()["--logits_dtype"], checkpoint.logits_dtype)
     if quantization.quant_algo is not None:

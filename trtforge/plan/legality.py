@@ -8,13 +8,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from trtforge.core.errors import ForgeError, Repair
+from trtforge.formats.networks import Trait, networks
 from trtforge.models.checkpoint_plan import Layout, shards_embedding
 from trtforge.models.exclusions import rows_left
 from trtforge.models.family import AbsorbedQuery, Facts, Family, Linear, Split
-from trtforge.models.formats import FORMATS
 from trtforge.plan.formats import WEIGHTS
-
-_EXPERT_FORMATS = tuple(name for name, wanted in FORMATS.items() if wanted.experts and name != "none")
 
 
 @dataclass(frozen=True)
@@ -68,6 +66,7 @@ def _problems(family: Family, facts: Facts, layout: Layout) -> Iterator[Problem]
     if sizes.num_layers % parallel.pp:
         fix = f"Choose a --pp that divides {sizes.num_layers}: {_listed(_divisors(sizes.num_layers))}."
         yield Problem("layers", f"{sizes.num_layers} layers cannot be split over pp {parallel.pp}", fix)
+    yield from _format_problems(family, facts, layout)
     yield from _expert_problems(family, facts, layout)
     if shards_embedding(family, layout) and layout.embedding_sharding_dim == 1 and sizes.hidden % tp:
         message = f"hidden size {sizes.hidden} cannot be split over tp {tp} for the parallel embedding"
@@ -76,14 +75,16 @@ def _problems(family: Family, facts: Facts, layout: Layout) -> Iterator[Problem]
     yield from _linear_problems(family, facts, layout)
 
 
+def _format_problems(family: Family, facts: Facts, layout: Layout) -> Iterator[Problem]:
+    """Formats that no network of the family has, in any release and on any backend."""
+    traits: frozenset[Trait] = frozenset({"experts"} if facts.sparse_layers else ())
+    for limit in networks().limits_of(family.name, layout.quant, traits=traits) if not layout.source else ():
+        if limit.every_backend:
+            yield Problem(limit.rule, limit.says(family.name, layout.quant), limit.fix)
+
+
 def _latent_problems(family: Family, layout: Layout) -> Iterator[Problem]:
-    """TensorRT-LLM's MLA engines support weight-only formats only (models/deepseek_v2/convert.py, 1.2)."""
-    if not any(isinstance(row, AbsorbedQuery) for row in family.layer) or layout.source:
-        return
-    if FORMATS[layout.quant].rounding is not None:
-        message = f"TensorRT-LLM's multi-head latent attention ({family.name}) does not support {layout.quant}"
-        yield Problem("quant", message, "Choose --quant int8_wo or int4_wo, or none.")
-    if layout.kv_cache != "none":
+    if any(isinstance(row, AbsorbedQuery) for row in family.layer) and layout.kv_cache != "none":
         message = f"{family.name} caches compressed keys and values: a quantised KV cache is not supported"
         yield Problem("kv_cache", message, "Use --kv-cache none.")
 
@@ -104,10 +105,7 @@ def _expert_problems(family: Family, facts: Facts, layout: Layout) -> Iterator[P
         legal = [n for n in _divisors(tp) if experts % n == 0 and inner % (tp // n) == 0]
         message = f"an expert's intermediate size {inner} cannot be split over {tp // ep} ranks (tp {tp}, ep {ep})"
         yield Problem("experts", message, f"Choose --ep from {_listed(legal)}, or another --tp.")
-    if not layout.source and not FORMATS[layout.quant].experts:
-        message = f"TensorRT-LLM's mixture of experts ({family.name}) does not support {layout.quant}"
-        yield Problem("quant", message, f"Choose --quant from {', '.join(_EXPERT_FORMATS)}.")
-    elif inner % (tp // ep) == 0:
+    if inner % (tp // ep) == 0 and not any(_format_problems(family, facts, layout)):
         yield from _expert_group_problems(family, facts, layout)
 
 

@@ -14,11 +14,14 @@ from trtforge.plan.formats import BY_ALGORITHM
 from trtforge.plan.legality import Problem
 
 
-def network_problems(checkpoint: CheckpointConfig, release: Release) -> Iterator[Problem]:
-    """The limits of the release's network; none for a family that trtforge does not know."""
+def network_problems(checkpoint: CheckpointConfig, release: Release, *, converted: bool = True) -> Iterator[Problem]:
+    """The limits of the release's network; none for a family that trtforge does not know.
+
+    `converted` False: without those that conversion refuses (plan.legality).
+    """
     for limit, family in _limits(checkpoint):
-        if limit.covers(release):
-            yield _problem(limit, family, f"TensorRT-LLM {release.version}: ")
+        if limit.covers(release) and (converted or not limit.every_backend):
+            yield _problem(limit, family, checkpoint, f"TensorRT-LLM {release.version}: ")
 
 
 def unbuildable(checkpoint: CheckpointConfig) -> Problem | None:
@@ -27,7 +30,7 @@ def unbuildable(checkpoint: CheckpointConfig) -> Problem | None:
     known = [each for each in engine_releases() if each.key_problem("architectures", checkpoint.architecture) is None]
     if any(not any(limit.covers(release) for limit, _ in limits) for release in known):
         return None
-    return next((_problem(limit, family, "") for limit, family in limits), None)
+    return next((_problem(limit, family, checkpoint, "") for limit, family in limits), None)
 
 
 def excluded_rows(checkpoint: CheckpointConfig, family: Family) -> frozenset[str]:
@@ -66,13 +69,19 @@ def _limits(checkpoint: CheckpointConfig) -> Iterator[tuple[Limit, Family]]:
     format = BY_ALGORITHM.get(checkpoint.quantization.quant_algo)
     if family is None or format is None:
         return
-    pipeline, traits = checkpoint.parallel.pp > 1, frozenset(_traits(checkpoint, family))
+    pipeline, traits = checkpoint.parallel.pp > 1, traits_of(checkpoint, family)
     for limit in networks().limits_of(family.name, format.name, pipeline=pipeline, traits=traits):
         yield limit, family
 
 
-def _problem(limit: Limit, family: Family, who: str) -> Problem:
-    return Problem(limit.rule, who + limit.why.format(family=family.name), limit.fix, limit.refuses)
+def _problem(limit: Limit, family: Family, checkpoint: CheckpointConfig, who: str) -> Problem:
+    format = BY_ALGORITHM[checkpoint.quantization.quant_algo]
+    return Problem(limit.rule, who + limit.says(family.name, format.name), limit.fix, limit.refuses)
+
+
+def traits_of(checkpoint: CheckpointConfig, family: Family) -> frozenset[Trait]:
+    """What limits may depend on beyond family, format and layout."""
+    return frozenset(_traits(checkpoint, family))
 
 
 def _traits(checkpoint: CheckpointConfig, family: Family) -> Iterator[Trait]:
