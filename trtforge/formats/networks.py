@@ -16,7 +16,7 @@ _FILE = Path(__file__).parent / "release_data" / "networks.json"
 
 Trait = Literal[
     "alibi", "dense_layers", "excluded_linears", "experts", "head_norm", "long_rope", "other_dense_prefix", "other_ffn",
-    "scaled_rope", "uneven_heads", "unscaled_rope",
+    "quantised_final_norm", "scaled_rope", "uneven_heads", "unscaled_rope",
 ]  # fmt: skip
 """What a checkpoint may have beyond its family, format and layout."""
 Rule = Literal["network", "network_exclusion", "network_format", "network_release", "pipeline", "quant"]

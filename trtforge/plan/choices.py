@@ -190,7 +190,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "gpu_kv_cache": ("kv_cache", "gpu"),
     "dtype": ("dtype", "gpu"),
     "release": ("release", "quant"),
-    "network_release": ("release",),
+    "network_release": ("release", "quant"),
     "network_format": ("quant", "release"),
     "pipeline": ("stages_as_ranks", "pp"),
     "memory": ("more_ranks", "quant", "gpu"),

@@ -103,5 +103,8 @@ def _traits(checkpoint: CheckpointConfig, family: Family) -> Iterator[Trait]:
         yield "uneven_heads"
     if checkpoint.intermediate_size != 4 * checkpoint.hidden_size:
         yield "other_ffn"
+    patterns = checkpoint.quantization.exclude_modules
+    if patterns is not None and not any(fnmatchcase("transformer.ln_f", pattern) for pattern in patterns):
+        yield "quantised_final_norm"
     if excluded_rows(checkpoint, family):
         yield "excluded_linears"
