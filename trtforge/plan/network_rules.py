@@ -1,7 +1,8 @@
 """Whether TensorRT-LLM's network of a checkpoint's family takes its format and layout, by formats.networks."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
+from functools import lru_cache
 
 from trtforge.formats.networks import Limit, Trait, networks
 from trtforge.formats.releases import Release, engine_releases
@@ -44,18 +45,24 @@ def unquantised_rows(checkpoint: CheckpointConfig, family: Family) -> frozenset[
     return frozenset(name for name, left in _excluded(checkpoint, family).items() if left == layers)
 
 
-def _excluded(checkpoint: CheckpointConfig, family: Family) -> dict[str, int]:
+def _excluded(checkpoint: CheckpointConfig, family: Family) -> Mapping[str, int]:
     """For each linear layer that may be quantised, the number of decoder layers in which it is not."""
     patterns = checkpoint.quantization.exclude_modules or ()
-    own = [p for p in patterns if p not in UNQUANTIZED_MODULES and p not in ALWAYS_EXCLUDED]
-    if not own:
+    own = tuple(p for p in patterns if p not in UNQUANTIZED_MODULES and p not in ALWAYS_EXCLUDED)
+    return _matched(own, tuple(row.target for row in family.linears), _layers(checkpoint))
+
+
+@lru_cache(maxsize=32)
+def _matched(patterns: tuple[str, ...], names: tuple[str, ...], layers: int) -> Mapping[str, int]:
+    """For each name, the number of decoder layers in which a pattern matches it; planning asks many times."""
+    if not patterns:
         return {}
     return {
-        row.target: sum(
-            any(fnmatchcase(f"transformer.layers.{layer}.{row.target}", pattern) for pattern in own)
-            for layer in range(_layers(checkpoint))
+        name: sum(
+            any(fnmatchcase(f"transformer.layers.{layer}.{name}", pattern) for pattern in patterns)
+            for layer in range(layers)
         )
-        for row in family.linears
+        for name in names
     }
 
 
