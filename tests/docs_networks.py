@@ -70,6 +70,23 @@ def engine_formats() -> str:
     return "\n".join(rows)
 
 
+WHEN: dict[Trait | None, str] = {
+    None: "",
+    "alibi": " with ALiBi",
+    "dense_layers": " with dense layers",
+    "excluded_linears": " with `exclude_modules`",
+    "experts": "",
+    "head_norm": " with `use_qk_norm`",
+    "long_rope": " with LongRoPE",
+    "other_dense_prefix": " with another number of dense layers",
+    "other_ffn": " with another FFN",
+    "quantised_final_norm": " of earlier conversions",
+    "scaled_rope": " with `rope_scaling`",
+    "uneven_heads": " with other head sizes",
+    "unscaled_rope": " without yarn",
+}
+
+
 def network_limits() -> str:
     """The limits, with their sources."""
     rows = ["| families | formats, layout | releases | reason | source |", "|---|---|---|---|---|"]
@@ -77,12 +94,12 @@ def network_limits() -> str:
         what = [f"`{name}`" for name in limit.formats or ()] + (["pp"] if limit.layout else [])
         ends = {(True, True): "all", (False, True): f"{limit.since} on", (True, False): f"to {limit.until}"}
         releases = ends.get((limit.since is None, limit.until is None), f"{limit.since} to {limit.until}")
-        why = limit.why.replace("{family}", "the").replace("({family})", "").replace("{format}", "it")
+        why = limit.why.replace(" ({family})", "").replace("the {family}", "the").replace("{family}", "the family")
+        why = why.replace("{format}", "the format")
         mark = "" if limit.refuses else " (a warning)"
-        rows.append(
-            f"| {', '.join(limit.families or ('all',))} | {', '.join(what) or 'all'} | {releases} | {why}{mark} | "
-            f"{', '.join(limit.sources)} |"
-        )
+        who = ", ".join(limit.families or ("all",)) + WHEN[limit.when]
+        which = ", ".join(what) or "all"
+        rows.append(f"| {who} | {which} | {releases} | {why}{mark} | {', '.join(limit.sources)} |")
     return "\n".join(rows)
 
 

@@ -19,7 +19,7 @@ from trtforge.plan.evaluation import Evaluation
 from trtforge.plan.fixes import fixes
 from trtforge.plan.network_rules import network_problems, unbuildable
 
-ROWWISE = "TensorRT-LLM's row-wise FP8 attention (Fp8RowwiseAttention)"
+ROWWISE = "row-wise FP8 attention (Fp8RowwiseAttention)"
 ELSE = "the engine would compute something else"
 
 
@@ -36,10 +36,8 @@ def judged(
 
 
 PIPELINE = {
-    "bloom": "TensorRT-LLM's bloom network has no pipeline stages: every rank holds the embedding, the final norm and "
-    "the head",
-    "gptj": "TensorRT-LLM's gptj network loads by pipeline stages, but its forward pass neither sends nor receives "
-    "hidden states",
+    "bloom": "the bloom network has no pipeline stages: every rank holds the embedding, the final norm and the head",
+    "gptj": "the gptj network loads by pipeline stages, but its forward pass neither sends nor receives hidden states",
 }
 
 
@@ -101,7 +99,7 @@ def test_rowwise_fp8_cannot_leave_single_layers_out() -> None:
         "TensorRT-LLM 1.2.1: row-wise FP8 replaces whole attention, MLP and norm modules, so single linear layers "
         "cannot be left out"
     )
-    assert problem.fix == "Leave exclude_modules out, or use --quant fp8."
+    assert problem.fix == "Leave exclude_modules out, or convert with --quant fp8."
     assert judged("llama", "1.2.1", {}, quant="fp8", **excluded)[0].legal
 
 
@@ -131,25 +129,25 @@ def test_rowwise_fp8_cannot_leave_single_layers_out() -> None:
         ),
         (
             "deepseek_v2", {"first_k_dense_replace": 0}, "0.17.0", {},
-            "TensorRT-LLM's deepseek_v2 network has experts in every layer but the first, whatever "
+            "the deepseek_v2 network has experts in every layer but the first, whatever "
             "first_k_dense_replace says",
             "Serve the Hugging Face checkpoint with engine.backend: llmapi.",
         ),
         (
             "deepseek_v2", {"rope_scaling": None}, "0.17.0", {},
-            "TensorRT-LLM's deepseek_v2 network takes its positions from rope_scaling of type yarn, which this "
+            "the deepseek_v2 network takes its positions from rope_scaling of type yarn, which this "
             "config.json lacks",
             "Serve the Hugging Face checkpoint with engine.backend: llmapi.",
         ),
         (
             "deepseek_v2", {"v_head_dim": 64}, "0.17.0", {},
-            "TensorRT-LLM's deepseek_v2 network has values as wide as the keys' part without positions (v_head_dim = "
+            "the deepseek_v2 network has values as wide as the keys' part without positions (v_head_dim = "
             "qk_nope_head_dim)",
             "Serve the Hugging Face checkpoint with engine.backend: llmapi.",
         ),
         (
             "gpt_neox", {"intermediate_size": 768}, "1.2.1", {},
-            "TensorRT-LLM's gpt_neox network has an FFN of four times the hidden size, whatever config.json says",
+            "the gpt_neox network has an FFN of four times the hidden size, whatever config.json says",
             "Use engine.backend: torch.",
         ),
     ],
@@ -175,7 +173,7 @@ def test_scaled_positions_of_gemma_3_are_warned_of() -> None:
     assert scaled.legal
     (warning,) = [text for text in scaled.warnings if "sliding-window" in text]
     assert "the engine scales the positions of sliding-window layers by rope_scaling too" in warning
-    assert "transformers only those of the others" in warning
+    assert "transformers only those of the other layers" in warning
     assert not any("sliding-window" in text for text in judged("gemma3", "1.2.1", {})[0].warnings)
 
 
@@ -185,7 +183,7 @@ def test_scaled_positions_of_gemma_3_are_warned_of() -> None:
         ("llama", "none", 2, None),
         ("mixtral", "int4_awq", 1, None),
         ("gpt2", "fp8_rowwise", 1, None),
-        ("bloom", "none", 2, "TensorRT-LLM's bloom network has no pipeline stages"),
+        ("bloom", "none", 2, "the bloom network has no pipeline stages"),
         ("qwen3", "fp8_rowwise", 1, f"{ROWWISE} has no norms of queries and keys, which qwen3 needs"),
         ("deepseek_v2", "none", 1, None),
         ("deepseek_v2", "int8_wo", 1, "the network of later releases declares attention.k_b_proj_trans"),
@@ -243,5 +241,5 @@ def test_convert_warns_of_a_checkpoint_that_only_other_backends_run(
     plan_conversion(ConvertConfig(pp=2), tmp_path / "hf")
     (message,) = caplog.messages
     assert message.startswith(
-        "no TensorRT-LLM release builds an engine of this checkpoint: TensorRT-LLM's opt network has no pipeline stages"
+        "no TensorRT-LLM release builds an engine of this checkpoint: the opt network has no pipeline stages"
     )

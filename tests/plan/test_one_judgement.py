@@ -112,7 +112,7 @@ def test_a_combination_is_legal_for_all_or_refused_by_all(
         ),
         (
             "gpt_neox", {"intermediate_size": 1536}, "1.2.1", "none", 1, 1,
-            "TensorRT-LLM 1.2.1: TensorRT-LLM's gpt_neox network has an FFN of four times the hidden size, whatever "
+            "TensorRT-LLM 1.2.1: the gpt_neox network has an FFN of four times the hidden size, whatever "
             "config.json says",
         ),
         (
