@@ -97,10 +97,16 @@ static inline void unpack(const uint16_t* w, __m512i table, __m512i (&values)[4]
     values[3] = _mm512_permutexvar_epi16(_mm512_srli_epi16(words, 12), table);
 }
 
-// As `multiply`, over 4 x `count` inputs in 4 bits, without their scales. `count` is even.
-template <int M>
+static inline void store_values(const __m512i (&values)[4], bfloat16* into) {
+    for (int part = 0; part < 4; ++part) _mm512_store_si512(into + part * 32, values[part]);
+}
+
+// As `multiply`, over 4 x `count` inputs in 4 bits, without their scales. `count` is even. If KEEP, the weights are
+// stored in `expanded` as a bfloat16 tile; between the products that costs little.
+template <int M, bool KEEP>
 static inline __attribute__((always_inline)) void multiply_int4(const bfloat16* x, int64_t stride, const uint16_t* w,
-                                                                int64_t count, __m512i table, Sums* out) {
+                                                                int64_t count, bfloat16* expanded, Sums* out) {
+    const __m512i table = _mm512_load_si512(NIBBLES);
     constexpr int U = UNROLL<M>;
     __m512 sums[U][M][2] = {};
     for (int64_t at = 0; at < count; at += 2)
@@ -108,6 +114,7 @@ static inline __attribute__((always_inline)) void multiply_int4(const bfloat16* 
         for (int s = 0; s < 2; ++s) {
             __m512i values[4];
             unpack(w + (at + s) * 32, table, values);
+            if (KEEP) store_values(values, expanded + (at + s) * 128);
 #pragma GCC unroll 2
             for (int half = 0; half < 2; ++half) {
                 const int u = (2 * s + half) % U;
@@ -158,11 +165,10 @@ static void few_rows(const Linear& l, const bfloat16* x, const bfloat16* w, cons
 
 template <int M>
 static void few_rows_int4(const Linear& l, const uint16_t* w, const float* scales, const float* bias, bfloat16* y) {
-    const __m512i table = _mm512_load_si512(NIBBLES);
     __m512 totals[M][2] = {};
     for (int64_t first = 0; first < l.inputs; first += l.group, scales += TILE) {
         Sums out[M];
-        multiply_int4<M>(l.x + first, l.inputs, w + first * 8, l.group / 4, table, out);
+        multiply_int4<M, false>(l.x + first, l.inputs, w + first * 8, l.group / 4, nullptr, out);
         const __m512 low = _mm512_loadu_ps(scales), high = _mm512_loadu_ps(scales + 16);
         for (int m = 0; m < M; ++m) {
             totals[m][0] = _mm512_fmadd_ps(out[m][0], low, totals[m][0]);
@@ -173,13 +179,26 @@ static void few_rows_int4(const Linear& l, const uint16_t* w, const float* scale
 }
 
 template <int M>
+static inline void store_sums(const Sums* from, float* sums) {
+    for (int m = 0; m < M; ++m) {
+        _mm512_store_ps(sums + m * TILE, from[m][0]);
+        _mm512_store_ps(sums + m * TILE + 16, from[m][1]);
+    }
+}
+
+template <int M>
 static void sums_of(const bfloat16* x, int64_t stride, const bfloat16* w, int64_t inputs, float* sums) {
     Sums out[M];
     multiply<M>(x, stride, w, inputs / 2, out);
-    for (int m = 0; m < M; ++m) {
-        _mm512_store_ps(sums + m * TILE, out[m][0]);
-        _mm512_store_ps(sums + m * TILE + 16, out[m][1]);
-    }
+    store_sums<M>(out, sums);
+}
+
+template <int M>
+static void sums_of_int4(const bfloat16* x, int64_t stride, const uint16_t* w, int64_t inputs, bfloat16* expanded,
+                         float* sums) {
+    Sums out[M];
+    multiply_int4<M, true>(x, stride, w, inputs / 4, expanded, out);
+    store_sums<M>(out, sums);
 }
 
 // The next of `parts` parts of `rows` that are as equal as possible.
@@ -187,14 +206,34 @@ static inline int64_t share(int64_t rows, int64_t parts) { return (rows + parts 
 
 static inline int64_t panels(int64_t rows) { return (rows + PANEL - 1) / PANEL; }
 
+static inline int64_t parts(int64_t rows) { return (rows + ROWS - 1) / ROWS; }
+
 // sums (rows, 32) = x times one bfloat16 tile, up to PANEL rows.
 static void panel(const bfloat16* x, int64_t stride, int64_t rows, const bfloat16* w, int64_t inputs, float* sums) {
     if (amx::suits(rows, inputs)) return amx::panel(x, stride, rows, w, inputs, sums);
-    for (int64_t done = 0, left = (rows + ROWS - 1) / ROWS; left > 0; --left) {
-        const int64_t count = share(rows - done, left);
+    for (int64_t done = 0, left = parts(rows), count; left > 0; --left, done += count) {
+        count = share(rows - done, left);
         FOR_ROWS(count, sums_of, x + done * stride, stride, w, inputs, sums + done * TILE);
-        done += count;
     }
+}
+
+// As `panel`, of a tile in 4 bits without its scales, which the first rows expand for the others.
+static void panel_int4(const bfloat16* x, int64_t stride, int64_t rows, const uint16_t* w, int64_t inputs,
+                       float* sums) {
+    alignas(64) bfloat16 expanded[LARGEST_GROUP * TILE];
+    int64_t first = 0;
+    if (amx::suits(rows, inputs)) {
+        const __m512i table = _mm512_load_si512(NIBBLES);
+        for (int64_t quad = 0; quad < inputs / 4; ++quad) {
+            __m512i values[4];
+            unpack(w + quad * 32, table, values);
+            store_values(values, expanded + quad * 128);
+        }
+    } else {
+        first = share(rows, parts(rows));
+        FOR_ROWS(first, sums_of_int4, x, stride, w, inputs, expanded, sums);
+    }
+    panel(x + first * stride, stride, rows - first, expanded, inputs, sums + first * TILE);
 }
 
 static void put_panel(const Linear& l, const float* sums, int64_t rows, const float* bias, bfloat16* y) {
@@ -215,27 +254,28 @@ static void tile_bfloat16(const Linear& l, const bfloat16* w, const float* bias,
     }
 }
 
-// Many rows: every group is expanded to bfloat16 once for a panel of rows.
+// totals (rows, 32) += sums times their outputs' scales; `fresh`: totals holds nothing yet.
+static void add_scaled(const float* sums, const float* scales, int64_t rows, bool fresh, float* totals) {
+    for (int half = 0; half < 2; ++half) {
+        const __m512 factors = _mm512_loadu_ps(scales + half * 16);
+        for (int64_t at = half * 16; at < rows * TILE; at += TILE) {
+            const __m512 before = fresh ? _mm512_setzero_ps() : _mm512_load_ps(totals + at);
+            _mm512_store_ps(totals + at, _mm512_fmadd_ps(_mm512_load_ps(sums + at), factors, before));
+        }
+    }
+}
+
 static void tile_int4(const Linear& l, const uint16_t* w, const float* scales, const float* bias, bfloat16* y) {
     if (l.rows <= ROWS) {
         FOR_ROWS(l.rows, few_rows_int4, l, w, scales, bias, y);
         return;
     }
     alignas(64) float sums[PANEL * TILE], totals[PANEL * TILE];
-    alignas(64) bfloat16 expanded[LARGEST_GROUP * TILE];
-    const __m512i table = _mm512_load_si512(NIBBLES);
     for (int64_t start = 0, left = panels(l.rows), rows; left > 0; --left, start += rows) {
         rows = share(l.rows - start, left);
         for (int64_t first = 0; first < l.inputs; first += l.group) {
-            for (int64_t quad = 0; quad < l.group / 4; ++quad) {
-                __m512i values[4];
-                unpack(w + (first / 4 + quad) * 32, table, values);
-                for (int part = 0; part < 4; ++part) _mm512_store_si512(expanded + quad * 128 + part * 32, values[part]);
-            }
-            panel(l.x + start * l.inputs + first, l.inputs, rows, expanded, l.group, sums);
-            const float* of_group = scales + first / l.group * TILE;
-            for (int64_t i = 0; i < rows * TILE; ++i)
-                totals[i] = (first ? totals[i] : 0.0f) + sums[i] * of_group[i % TILE];
+            panel_int4(l.x + start * l.inputs + first, l.inputs, rows, w + first * 8, l.group, sums);
+            add_scaled(sums, scales + first / l.group * TILE, rows, first == 0, totals);
         }
         put_panel(l, totals, rows, bias, y + start * l.outputs);
     }
