@@ -7,6 +7,8 @@ STAMP := $(VENV)/.installed
 CLIENTS := build/clients
 # The CPU build where the package index offers one; a range would fetch gigabytes of CUDA libraries.
 TORCH ?= torch==2.13.0
+# A file's tests stay together: many share what is made once. Files come in the order of tests/conftest.py.
+PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-clients test-gpu check coverage bench assault soak clean
@@ -25,8 +27,8 @@ $(STAMP): pyproject.toml
 demo: install ## Build the demo model in INT4-AWQ, serve it with Triton, stream one answer.
 	$(BIN)/python recipes/run_demo.py
 
-test: install ## All tests that need no GPU.
-	$(BIN)/python -m pytest -m "not gpu"
+test: install ## All tests that need no GPU, in two processes.
+	$(BIN)/python -m pytest $(PARALLEL) -m "not gpu"
 
 test-clients: $(CLIENTS)/.installed ## Other projects' clients and test suites against OpenAI's API, in an environment of their own.
 	$(CLIENTS)/bin/python -m pytest -o asyncio_mode=auto -o asyncio_default_test_loop_scope=session tests/clients
@@ -49,7 +51,7 @@ check: install ## Lint, types and layering.
 
 coverage: install ## Branch coverage of the tests, child processes included (half an hour).
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest -q -m "not gpu"
+	$(BIN)/coverage run -m pytest $(PARALLEL) -q -m "not gpu"
 	$(BIN)/coverage combine -q
 	$(BIN)/coverage report
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.patience import PATIENCE
+
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 MISSING = "these tests look at pages in Chromium: install it (Debian, Ubuntu: apt-get install chromium)"
 _OPTIONS = (
@@ -28,7 +30,6 @@ _OPTIONS = (
     "--remote-debugging-pipe",
 )
 _READS, _WRITES = 3, 4  # the descriptors that Chromium uses
-_SECONDS = 60
 
 
 def find() -> str | None:
@@ -107,7 +108,7 @@ class Browser:
 
     def _read(self) -> dict[str, Any]:
         while b"\0" not in self._rest:
-            ready, _, _ = select.select([self.replies], [], [], _SECONDS)
+            ready, _, _ = select.select([self.replies], [], [], PATIENCE)
             assert ready, "the browser does not answer"
             more = os.read(self.replies, 1 << 16)
             assert more, "the browser ended"

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from safetensors.torch import save_file
 
 from tests.golden.make_hf import write_case
 
-# These machines are shared: how long an example takes says nothing.
-settings.register_profile("trtforge", deadline=None)
+# These machines are shared: how long an example, or drawing one, takes says nothing.
+settings.register_profile("trtforge", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("trtforge")
 
 # A shell that starts the tests in the background lets them ignore interruptions, and all that they start.

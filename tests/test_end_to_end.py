@@ -20,6 +20,8 @@ import torch
 from tritonclient import grpc as triton
 
 from tests.conftest import DEMO_MODEL
+from tests.patience import PATIENCE
+from tests.ports import free_ports
 
 NEW_TOKENS = 32
 END_IDS = (1, 3)  # of the demo model's generation_config.json
@@ -81,16 +83,6 @@ class Service:
         return f"127.0.0.1:{self.grpc}"
 
 
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
-
-
 @contextmanager
 def serving(repository: Path) -> Iterator[Service]:
     """`trtforge serve`, ended with SIGTERM; nothing may be left of it."""
@@ -131,7 +123,7 @@ def responses(service: Service, model: str, inputs: list[triton.InferInput]) -> 
         client.start_stream(lambda result, error: answers.put((result, error)))
         client.async_stream_infer(model, inputs, enable_empty_final_response=True)
         while True:
-            result, error = answers.get(timeout=120)
+            result, error = answers.get(timeout=PATIENCE)
             if error is not None:
                 raise error
             final = result.get_response().parameters["triton_final_response"].bool_param

@@ -16,8 +16,9 @@ from tests.assault.ladder import gone_since
 from tests.assault.messages import PROMPTS, leaks, text_request
 from tests.assault.report import Report
 from tests.assault.repositories import is_exact
-from tests.assault.server import Server, eventually, serving
+from tests.assault.server import Server, serving
 from tests.assault.works import broken_models
+from tests.patience import eventually
 
 STREAM_TOKENS = 200
 """Of a good stream beside malformed requests."""

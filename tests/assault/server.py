@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +19,12 @@ from typing import IO
 import httpx
 
 from tests.assault.tree import Tree
-from tests.serve.conftest import free_ports
+from tests.ports import free_ports
 from trtforge.machine.processes import end_with_parent
 
 _SHARED_MEMORY = Path("/dev/shm")
+_NUMBER = re.compile(r"(?<![a-z0-9])\d+(?![a-z0-9])")
+"""Of a process id in the name of shared memory; digits within a word are random."""
 _GAUGE = re.compile(r"^(nv_trt_llm_\w+)\{(.*)\} (\S+)$", re.MULTILINE)
 
 
@@ -163,7 +165,7 @@ class Server:
         processes = [f"process {pid} {name}" for pid, name in self.tree.alive().items()]
         ports = [f"port {name} {port}" for name, port in self.ports.items() if listens(port)]
         known = {str(pid) for pid, _ in self.tree.known} | {str(self.process.pid)}
-        shared = [str(path) for path in _SHARED_MEMORY.iterdir() if known & set(re.findall(r"\d+", path.name))]
+        shared = [str(path) for path in _SHARED_MEMORY.iterdir() if known & set(_NUMBER.findall(path.name))]
         files = [str(path) for path in self.directory.iterdir()]
         return [*processes, *ports, *shared, *files]
 
@@ -207,13 +209,3 @@ def listens(port: int) -> bool:
     with socket.socket() as probe:
         probe.settimeout(1)
         return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
-def eventually(check: Callable[[], bool], seconds: float) -> bool:
-    """Whether `check` comes true in time."""
-    until = time.monotonic() + seconds
-    while not check():
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.05)
-    return True

@@ -14,6 +14,7 @@ from tests.assault.report import Report
 from tests.assault.repositories import build
 from tests.assault.server import Server
 from tests.assault.works import broken_models
+from tests.patience import PATIENCE
 
 _TOKENS = 16
 
@@ -34,7 +35,7 @@ def started() -> Iterator[list[Server]]:
 @pytest.fixture
 def server(repository: Path, started: list[Server]) -> Server:
     """The server of the test before if it is fit, else another one: a failure is of one test."""
-    if not (started and started[-1].running and not asyncio.run(broken_models(started[-1].grpc, 10))):
+    if not (started and started[-1].running and not asyncio.run(broken_models(started[-1].grpc, PATIENCE))):
         for one in started:
             one.close()
         started.append(Server(repository))
@@ -66,7 +67,7 @@ def test_clients_that_leave_harm_nobody(server: Server) -> None:
 
 def test_malformed_requests_are_explained_and_harm_nobody(server: Server) -> None:
     report = Report("malformed")
-    options = malformed.Options(every=4, slow=False)
+    options = malformed.Options(every=4, slow=False, within=PATIENCE)
     expected = asyncio.run(lone_runs(server.grpc, malformed.STREAM_TOKENS, PROMPTS[:1]))[PROMPTS[0]]
     asyncio.run(malformed.attack(server, report, expected, options))
     require(report)
@@ -74,7 +75,7 @@ def test_malformed_requests_are_explained_and_harm_nobody(server: Server) -> Non
 
 def test_a_killed_process_is_heard_of_and_leaves_nothing(repository: Path) -> None:
     """How fast is judged by `make assault`; here, that nobody waits for ever."""
-    options = kills.Options(hear_kill=30)
+    options = kills.Options(hear_kill=PATIENCE)
     seen = kills.one(repository, "stub tensorrt_llm", signal.SIGKILL, True, options)
     assert isinstance(seen, kills.Seen), seen
     assert seen.heard is not None

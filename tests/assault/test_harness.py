@@ -19,8 +19,8 @@ from tritonclient.grpc import service_pb2
 from tests.assault import departures, h2, http1, malformed_grpc, malformed_http, soak
 from tests.assault.messages import Reply, is_refusal, leaks, reply_of, text_request
 from tests.assault.report import Report
-from tests.assault.server import eventually
 from tests.assault.tree import Tree
+from tests.patience import PATIENCE, eventually
 
 
 @pytest.mark.parametrize(
@@ -144,21 +144,21 @@ def test_a_response_is_read_as_it_comes(sent: bytes, status: int, body: bytes) -
         thread.start()
         url = f"127.0.0.1:{listener.getsockname()[1]}"
         response = asyncio.run(http1.exchange(url, http1.request_bytes("/"), 10))
-        thread.join(timeout=10)
+        thread.join(timeout=PATIENCE)
     assert (response.status, response.body) == (status, body)
 
 
 def test_a_tree_keeps_children_that_lost_their_parent() -> None:
-    command = f"{sys.executable} -c 'import time; time.sleep(60)' & echo $!; wait"
+    command = f"{sys.executable} -c 'import time; time.sleep(600)' & echo $!; wait"
     parent = subprocess.Popen(["sh", "-c", command], stdout=subprocess.PIPE, text=True, start_new_session=True)
     assert parent.stdout is not None
     child = int(parent.stdout.readline())
     try:
         tree = Tree(parent.pid)
-        assert eventually(lambda: {parent.pid, child} <= tree.sample().keys(), 10)
+        assert eventually(lambda: {parent.pid, child} <= tree.sample().keys())
         parent.kill()
         parent.wait()
         assert list(tree.alive()) == [child]
     finally:
         os.kill(child, signal.SIGKILL)
-    assert eventually(lambda: not tree.alive(), 10)
+    assert eventually(lambda: not tree.alive())

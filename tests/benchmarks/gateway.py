@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import httpx
 
 from tests.benchmarks.http_load import MAX_TOKENS
-from tests.serve.conftest import free_ports
+from tests.ports import free_ports
 
 ALONE, BUSY = 300, 2000
 CONNECTIONS = 32

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 from tests.conftest import DEMO_MODEL, MakeHf
+from tests.patience import PATIENCE
 from trtforge.cli.gate import parse_gate
 from trtforge.core.errors import ForgeError
 
 
 def trtforge(*words: str | Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "trtforge", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE)
 
 
 def test_version_is_json() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.patience import PATIENCE
 from tests.serve.conftest import Running, fake_repository, server
 from trtforge.cli.chat import Repl
 from trtforge.core.errors import ForgeError
@@ -32,7 +33,7 @@ def conversation(server: Running, **values: Any) -> Conversation:
 def chat(url: str, text: str, *options: str) -> subprocess.CompletedProcess[str]:
     """The program with `text` on its standard input."""
     command = [sys.executable, "-m", "trtforge", "chat", "--url", url, "--max-tokens", "5", *options]
-    return subprocess.run(command, input=text, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, input=text, capture_output=True, text=True, timeout=PATIENCE)
 
 
 def test_answers_become_part_of_the_conversation(server: Running, tmp_path: Path) -> None:
@@ -179,7 +180,7 @@ def test_without_a_server_it_says_so() -> None:
 
 
 def test_a_real_terminal_streams_and_survives_ctrl_c(server: Running) -> None:
-    command = [sys.executable, "-m", "trtforge", "chat", "--url", server.grpc, "--max-tokens", "4000"]
+    command = [sys.executable, "-m", "trtforge", "chat", "--url", server.grpc, "--max-tokens", "100000"]
     parent, child = pty.openpty()
     process = subprocess.Popen(command, stdin=child, stdout=child, stderr=child, start_new_session=True)
     os.close(child)
@@ -187,7 +188,7 @@ def test_a_real_terminal_streams_and_survives_ctrl_c(server: Running) -> None:
 
     def until(text: bytes, after: bytes = b"") -> None:
         nonlocal seen
-        end = time.monotonic() + 30
+        end = time.monotonic() + PATIENCE
         while text not in seen.partition(after)[2] if after else text not in seen:
             assert time.monotonic() < end, seen
             if select.select([parent], [], [], 0.1)[0]:
@@ -201,7 +202,7 @@ def test_a_real_terminal_streams_and_survives_ctrl_c(server: Running) -> None:
         process.send_signal(signal.SIGINT)
         until(b"the message and its answer are forgotten")
         os.write(parent, b"/exit\n")
-        assert process.wait(30) == 0
+        assert process.wait(PATIENCE) == 0
     finally:
         process.kill()
         os.close(parent)

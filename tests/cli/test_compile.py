@@ -15,6 +15,7 @@ import pytest
 
 from tests.compile.trtllm import Trtllm, write_checkpoint
 from tests.conftest import DEMO_MODEL
+from tests.patience import PATIENCE
 from trtforge.cli.app import main
 from trtforge.machine.processes import lives_in
 
@@ -49,7 +50,7 @@ def start(trtllm: Trtllm, tmp_path: Path, *words: str | Path, **variables: str) 
 
 def run(trtllm: Trtllm, tmp_path: Path, *words: str | Path, **variables: str) -> tuple[int, str, str]:
     process = start(trtllm, tmp_path, *words, **variables)
-    stdout, stderr = process.communicate(timeout=120)
+    stdout, stderr = process.communicate(timeout=PATIENCE)
     return process.returncode, stdout, stderr
 
 
@@ -110,7 +111,7 @@ def test_a_signal_ends_every_rank_and_keeps_the_finished(
         assert process.poll() is None, process.communicate()
         time.sleep(0.02)
     process.send_signal(number)
-    _, stderr = process.communicate(timeout=60)
+    _, stderr = process.communicate(timeout=PATIENCE)
     assert process.returncode == status
     words = f"trtforge compile {tmp_path / 'checkpoint'} {tmp_path / 'engine'} --backend tensorrt_llm"
     assert f"interrupted by {number.name}: {words}\n" in stderr
@@ -134,7 +135,7 @@ def test_a_kill_ends_every_rank_and_the_next_run_goes_on(tmp_path: Path, trtllm:
         assert process.poll() is None, process.communicate()
         time.sleep(0.02)
     process.kill()
-    process.communicate(timeout=60)
+    process.communicate(timeout=PATIENCE)
     (leader,) = (call["pid"] for call in trtllm.calls("build") if call["rank"] == 1)
     while lives_in(leader, leader):
         time.sleep(0.02)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.test_app import trtforge
+from tests.patience import PATIENCE
 
 LOG = """\
 [1,1]<stderr>:[TensorRT-LLM][ERROR] Assertion failed: MPI size 1 != TP size 2 * PP size 1
@@ -55,7 +56,7 @@ def test_log_is_explained(tmp_path: Path) -> None:
 
 def test_log_from_standard_input_as_json() -> None:
     command = [sys.executable, "-m", "trtforge", "doctor", "--log", "-", "--json"]
-    done = subprocess.run(command, input=LOG, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, input=LOG, capture_output=True, text=True, check=False, timeout=PATIENCE)
     found = json.loads(done.stdout)
     assert done.returncode == 1
     assert (found["log"], found["error"], found["recognised"]) == ("standard input", True, True)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import DEMO_MODEL
+from tests.patience import PATIENCE
 from trtforge.compile.stage import compile_engine
 from trtforge.convert.stage import ConvertConfig, convert
 from trtforge.core.recipe import EngineConfig
@@ -33,7 +34,7 @@ def wait(*arguments, **keywords):
     if left >= 0:
         return original(*arguments, **keywords)
     Path(begun).touch()
-    time.sleep(120)
+    time.sleep(600)
 setattr(owner, last, wait)
 sys.argv = ["trtforge", *words]
 from trtforge.cli.app import main
@@ -67,7 +68,7 @@ def interrupted(directory: Path, place: str, number: signal.Signals, *words: obj
         assert process.poll() is None, process.communicate()
         time.sleep(0.02)
     process.send_signal(number)
-    stdout, stderr = process.communicate(timeout=60)
+    stdout, stderr = process.communicate(timeout=PATIENCE)
     assert session_processes(process.pid) == {}
     begun.unlink()
     return Ended(process.returncode, stdout, stderr)
@@ -262,7 +263,7 @@ def test_an_import_is_interrupted_at_its_end_and_cleans_up(tmp_path: Path, outco
 def test_a_second_interruption_ends_an_import_that_hangs(tmp_path: Path) -> None:
     (tmp_path / "hanging.py").write_text(
         "import os, signal, time\nfor _ in 'ab':\n    os.kill(os.getpid(), signal.SIGINT)\n"
-        "    print('hangs', flush=True)\ntime.sleep(120)\n"
+        "    print('hangs', flush=True)\ntime.sleep(600)\n"
     )
     done = running("try:\n    import hanging\nfinally:\n    print('cleaned up')", tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (130, "hangs\n", "interrupted\n")

@@ -7,12 +7,13 @@ from pathlib import Path
 import psutil
 
 from tests.conftest import DEMO_MODEL
+from tests.patience import PATIENCE
 
 
 def trtforge(*words: str | Path, text: str = "", cwd: Path) -> subprocess.CompletedProcess[str]:
     """The program, in a session of its own."""
     command = [sys.executable, "-m", "trtforge", *map(str, words)]
-    return subprocess.run(command, input=text, capture_output=True, text=True, cwd=cwd, timeout=240)
+    return subprocess.run(command, input=text, capture_output=True, text=True, cwd=cwd, timeout=2 * PATIENCE)
 
 
 def test_a_model_answers_in_one_command(tmp_path: Path) -> None:

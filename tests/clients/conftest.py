@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.assault.repositories import build
-from tests.assault.server import Server, eventually, serving
+from tests.assault.server import Server, serving
+from tests.patience import eventually
 
 
 @dataclass(frozen=True)
@@ -32,5 +33,5 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """The demo model in float32."""
     repository = build("demo-fp32", tmp_path_factory.mktemp("served"))
     with serving(repository) as server:
-        assert eventually(lambda: len(server.output) > 1, 30)
+        assert eventually(lambda: len(server.output) > 1)
         yield Served(server, server.output[1].removeprefix("openai="), repository)

@@ -3,12 +3,12 @@
 import multiprocessing
 import os
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.patience import eventually
 from trtforge.core.artifact import produce, require_space
 from trtforge.core.errors import ForgeError
 from trtforge.core.locks import take_lock
@@ -184,10 +184,7 @@ def test_who_waits_for_the_same_output_says_so(tmp_path: Path, caplog: pytest.Lo
     descriptor = take_lock(tmp_path / ".out.lock")
     thread = threading.Thread(target=produce, args=(tmp_path / "out", identity(), writer("x")), daemon=True)
     thread.start()
-    until = time.monotonic() + 30
-    while not caplog.messages:
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    assert eventually(lambda: bool(caplog.messages))
     assert caplog.messages == [f"another process is writing {tmp_path / 'out'}: waiting for it"]
     assert not (tmp_path / "out").exists()
     os.close(descriptor)

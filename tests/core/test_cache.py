@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import eventually
 from trtforge.core.artifact import produce
 from trtforge.core.cache import Cache, cache_directory, cache_for
 from trtforge.core.cache_entry import About
@@ -200,21 +201,16 @@ def _produce_saying(out: Path, cache: Cache, log: Path, said: Path) -> None:
     _produce(out, cache, log)
 
 
-def eventually(check: Callable[[], bool]) -> None:
-    until = time.monotonic() + 60
-    while not check():
-        assert time.monotonic() < until
-        time.sleep(0.01)
-
-
 def test_killed_builder_lets_the_next_one_build(tmp_path: Path, cache: Cache) -> None:
     builder = FORK.Process(target=_hang, args=(tmp_path / "a", cache, tmp_path / "ready"), daemon=True)
     builder.start()
-    eventually((tmp_path / "ready").exists)
+    assert eventually((tmp_path / "ready").exists)
     said = tmp_path / "said"
     waiting = FORK.Process(target=_produce_saying, args=(tmp_path / "b", cache, tmp_path / "log", said), daemon=True)
     waiting.start()
-    eventually(lambda: said.exists() and "another process is building this engine: waiting for it" in said.read_text())
+    assert eventually(
+        lambda: said.exists() and "another process is building this engine: waiting for it" in said.read_text()
+    )
     assert builder.pid is not None
     os.kill(builder.pid, signal.SIGKILL)
     builder.join()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE
 from trtforge.core.locks import take_free_lock, take_lock
 
 
@@ -36,9 +37,9 @@ def test_who_waits_says_so_and_gets_it_in_the_end(tmp_path: Path) -> None:
     thread = threading.Thread(target=second, daemon=True)
     with held(tmp_path / "lock"):
         thread.start()
-        assert waiting.wait(30)
+        assert waiting.wait(PATIENCE)
         assert not got.is_set()
-    assert got.wait(30)
+    assert got.wait(PATIENCE)
 
 
 def test_shared_lock_is_held_by_several_and_excludes_the_other_kind(tmp_path: Path) -> None:
@@ -63,9 +64,9 @@ def test_lock_of_an_unlinked_file_counts_for_nothing(tmp_path: Path) -> None:
     thread = threading.Thread(target=second, daemon=True)
     with held(path):
         thread.start()
-        assert waiting.wait(30)
+        assert waiting.wait(PATIENCE)
         path.unlink()
-    assert got.wait(30)
+    assert got.wait(PATIENCE)
     assert inodes[0][0] == inodes[0][1]
 
 

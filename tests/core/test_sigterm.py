@@ -8,6 +8,7 @@ import threading
 
 import pytest
 
+from tests.patience import PATIENCE
 from trtforge.machine.processes import SIGTERM_STATUS, ended_by_sigterm
 
 CLEANS = """
@@ -16,12 +17,12 @@ from trtforge.machine.processes import ended_by_sigterm
 with ended_by_sigterm():
     try:
         os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(60)
+        time.sleep(600)
     finally:
         print("cleared", flush=True)
         if {twice}:
             os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(60)
+            time.sleep(600)
 """
 
 
@@ -36,7 +37,7 @@ def test_it_is_an_exit_and_the_handler_is_put_back() -> None:
 @pytest.mark.parametrize(("twice", "status"), [(False, 143), (True, -signal.SIGTERM)])
 def test_a_second_one_ends_at_once(twice: bool, status: int) -> None:
     program = [sys.executable, "-c", CLEANS.format(twice=twice)]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=50, check=False)
+    done = subprocess.run(program, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert (done.returncode, done.stdout) == (status, "cleared\n")
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE, eventually
 from trtforge.core.errors import ForgeError, RequestError
 from trtforge.engine_process.admission import QueueLimits
 from trtforge.engine_process.client import EngineClient
@@ -84,15 +85,6 @@ class Kept:
                 self.ends[place] = update.failure or update.finish_reason
 
 
-def eventually(check: Callable[[], bool]) -> bool:
-    until = time.monotonic() + 10
-    while not check():
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.005)
-    return True
-
-
 @dataclass
 class Place:
     engine: ManualEngine
@@ -115,7 +107,7 @@ def place(tmp_path: Path, limits: QueueLimits) -> Iterator[Place]:
     thread.start()
     yield Place(engine, path, server, thread, failures)
     server.stop()
-    thread.join(10)
+    thread.join(PATIENCE)
     assert not thread.is_alive()
     assert not path.exists()
 
@@ -223,7 +215,7 @@ def test_an_error_of_a_request_is_an_invalid_argument_and_one_of_the_engine_ends
     late = ask(client)
     assert eventually(lambda: len(late.ends) == 1)
     assert late.ends[0].message == said  # type: ignore[attr-defined]
-    place.thread.join(10)
+    place.thread.join(PATIENCE)
     assert place.failures == [place.engine.failure]
 
 
@@ -287,7 +279,7 @@ def test_what_is_no_protocol_loses_its_connection_only(place: Place, client: Eng
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stranger:
         stranger.connect(str(place.path))
         stranger.sendall(b"GET / HTTP/1.1\r\n\r\n" * 3)
-        stranger.settimeout(10)
+        stranger.settimeout(PATIENCE)
         assert stranger.recv(10) == b""
     kept = ask(client)
     assert eventually(lambda: len(place.engine.requests) == 1)

@@ -41,7 +41,8 @@ OLD = frozenset(("text_input", "max_tokens", "stop_words", "top_p", "temperature
 class FakeBackend:
     """One model. `words` None: the prompt's own words, over and over; a token is a word with the space before it.
 
-    `error`: raised instead of the piece of this number. `old`: reports nothing but text.
+    `error`: raised instead of the piece of this number. `old`: reports nothing but text. `held`: no piece comes while
+    it is true.
     """
 
     words: tuple[str, ...] | None = None
@@ -50,6 +51,7 @@ class FakeBackend:
     error_at: int = 0
     old: bool = False
     delay: float = 0.0
+    held: bool = False
     requests: list[TextRequest] = field(default_factory=list)
     running: int = 0
     cancelled: int = 0
@@ -76,6 +78,8 @@ class FakeBackend:
             pieces = self._streamed(request) if request.stream else self._whole(request)
             for number, piece in enumerate(pieces):
                 await asyncio.sleep(self.delay)
+                while self.held:
+                    await asyncio.sleep(0.01)
                 if self.error is not None and number == self.error_at:
                     ended = True
                     raise self.error

@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 import httpx
 import uvicorn
 
+from tests.patience import PATIENCE, eventually
 from trtforge.core.api_keys import ApiKeys
 from trtforge.gateway.app import make_app
 from trtforge.gateway.backend import Backend
@@ -40,8 +40,8 @@ class Gateway:
         """The answer to a POST of JSON, or of `content`."""
         url = f"{self.url}/{path}"
         if content is not None:
-            return httpx.post(url, content=content, timeout=20)
-        return httpx.post(url, json=json, timeout=20)
+            return httpx.post(url, content=content, timeout=PATIENCE)
+        return httpx.post(url, json=json, timeout=PATIENCE)
 
 
 @contextmanager
@@ -59,12 +59,9 @@ def running(
     )
     thread = threading.Thread(target=lambda: asyncio.run(server.serve()), daemon=True)
     thread.start()
-    until = time.monotonic() + 20
-    while not server.started:
-        assert time.monotonic() < until
-        time.sleep(0.005)
+    assert eventually(lambda: server.started)
     try:
         yield Gateway(server.servers[0].sockets[0].getsockname()[1], service)
     finally:
         server.should_exit = True
-        thread.join(20)
+        thread.join(PATIENCE)

@@ -8,6 +8,7 @@ import pytest
 from tests.gateway.fake import FakeBackend
 from tests.gateway.strict import chat_chunks, chat_of, completion_chunks, completion_of, events, model_of
 from tests.gateway.support import Gateway, running
+from tests.patience import PATIENCE
 
 USER = {"role": "user", "content": "one two three"}
 CHAT, COMPLETIONS = "chat/completions", "completions"
@@ -167,11 +168,11 @@ def test_a_server_that_does_not_count_gives_no_usage() -> None:
 def test_models(gateway: Gateway) -> None:
     import httpx
 
-    values = httpx.get(f"{gateway.url}/models").json()
+    values = httpx.get(f"{gateway.url}/models", timeout=PATIENCE).json()
     assert values["object"] == "list"
     assert [model_of(each).id for each in values["data"]] == ["demo"]
-    assert model_of(httpx.get(f"{gateway.url}/models/ensemble").json()).id == "demo"
-    missing = httpx.get(f"{gateway.url}/models/a/b")
+    assert model_of(httpx.get(f"{gateway.url}/models/ensemble", timeout=PATIENCE).json()).id == "demo"
+    missing = httpx.get(f"{gateway.url}/models/a/b", timeout=PATIENCE)
     assert (missing.status_code, missing.json()["error"]["code"]) == (404, "model_not_found")
 
 
@@ -180,13 +181,13 @@ def test_health_and_metrics() -> None:
 
     fake = FakeBackend(is_ready=False)
     with running([fake]) as gateway:
-        assert httpx.get(f"{gateway.root}/health").status_code == 200
-        assert httpx.get(f"{gateway.root}/health/ready").status_code == 503
+        assert httpx.get(f"{gateway.root}/health", timeout=PATIENCE).status_code == 200
+        assert httpx.get(f"{gateway.root}/health/ready", timeout=PATIENCE).status_code == 503
         fake.is_ready = True
-        assert httpx.get(f"{gateway.root}/health/ready").json() == {"ready": True}
+        assert httpx.get(f"{gateway.root}/health/ready", timeout=PATIENCE).json() == {"ready": True}
         gateway.post(COMPLETIONS, model="ensemble", prompt="one two", max_tokens=3)
         gateway.post(COMPLETIONS, model="ensemble", prompt="one two", max_tokens=-3)
-        text = httpx.get(f"{gateway.root}/metrics").text
+        text = httpx.get(f"{gateway.root}/metrics", timeout=PATIENCE).text
     figures = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
     name = "trtforge_gateway_"
     assert figures[f'{name}requests_total{{endpoint="completions",status="200"}}'] == "1.0"

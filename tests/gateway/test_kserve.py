@@ -9,7 +9,8 @@ import pytest
 
 from tests.gateway.fake import FakeBackend
 from tests.gateway.kserve_server import Servicer, serving
-from tests.serve.conftest import eventually, free_ports
+from tests.patience import PATIENCE, eventually
+from tests.ports import free_ports
 from trtforge.gateway.backend import GONE, BackendError, ServedModel
 from trtforge.gateway.errors import ApiError, of_backend
 from trtforge.gateway.kserve import KServeBackend
@@ -23,7 +24,7 @@ def run(address: str, act: Callable[[KServeBackend], Awaitable[object]], *names:
     async def whole() -> object:
         backend = KServeBackend(address, names)
         try:
-            return await asyncio.wait_for(act(backend), 20)  # type: ignore[arg-type]
+            return await asyncio.wait_for(act(backend), PATIENCE)  # type: ignore[arg-type]
         finally:
             await backend.close()
 
@@ -157,7 +158,7 @@ def test_a_closed_iterator_cancels_the_call() -> None:
 
     with serving(Servicer(fake)) as address:
         run(address, leave)
-        assert eventually(lambda: fake.running == 0, 5)
+        assert eventually(lambda: fake.running == 0)
     assert fake.cancelled == 1
 
 

@@ -8,6 +8,7 @@ from typing import TypeVar
 import pytest
 
 from tests.gateway.fake import FakeBackend
+from tests.patience import PATIENCE
 from trtforge.gateway.backend import GONE, BackendError
 from trtforge.gateway.request import Piece, TextRequest
 from trtforge.gateway.router import Router
@@ -19,7 +20,7 @@ LOST = BackendError("the model server cannot be reached", GONE)
 
 def run(work: Awaitable[Result]) -> Result:
     async def bounded() -> Result:
-        return await asyncio.wait_for(work, 20)
+        return await asyncio.wait_for(work, PATIENCE)
 
     return asyncio.run(bounded())
 

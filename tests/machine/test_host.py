@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE
 from trtforge.machine.host import Host, Installed, RunError, run_program, space_of
 from trtforge.machine.nvml import Nvml, load_nvml
 
@@ -32,7 +33,7 @@ def test_management_library_has_what_is_asked_of_it() -> None:
 
 
 def test_program_answers() -> None:
-    assert run_program([sys.executable, "-c", "print('$HOME; true')"], timeout=20) == "$HOME; true\n"
+    assert run_program([sys.executable, "-c", "print('$HOME; true')"], timeout=PATIENCE) == "$HOME; true\n"
 
 
 @pytest.mark.parametrize(
@@ -45,7 +46,7 @@ def test_program_answers() -> None:
 )
 def test_program_that_fails_says_why(command: list[str], said: str) -> None:
     with pytest.raises(RunError, match=said):
-        run_program(command, timeout=20)
+        run_program(command, timeout=PATIENCE)
 
 
 def test_program_that_hangs_is_ended() -> None:

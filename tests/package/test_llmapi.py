@@ -15,6 +15,7 @@ from tests.compile.checkpoints import engine as settings
 from tests.conftest import DEMO_MODEL
 from tests.package import fake_tensorrt_llm
 from tests.package.test_stage import facts_of, model_config, parameters
+from tests.patience import PATIENCE
 from trtforge.compile.stage import CompileOptions, compile_engine
 from trtforge.core.assets import asset_directory
 from trtforge.core.errors import ForgeError
@@ -124,9 +125,9 @@ def run(llm: Any, request: GenerationRequest, on_output: Callable[[Output], None
         outputs.put(output)
 
     llm.submit(request, seen)
-    found = [outputs.get(timeout=10)]
+    found = [outputs.get(timeout=PATIENCE)]
     while found[-1].finish_reason is None:
-        found.append(outputs.get(timeout=10))
+        found.append(outputs.get(timeout=PATIENCE))
     return found
 
 
@@ -206,7 +207,7 @@ def test_a_request_that_is_cancelled_before_it_starts_is_aborted(
         llm.cancel("b")
 
     run(llm, GenerationRequest("a", (5,), 1), submit_and_cancel)
-    assert outputs.get(timeout=10).finish_reason == ("error" if bad_words else "cancelled")
+    assert outputs.get(timeout=PATIENCE).finish_reason == ("error" if bad_words else "cancelled")
     assert [made.aborted for made in fake_tensorrt_llm.MADE[-1].requests] == ([False] if bad_words else [False, True])
     assert run(llm, GenerationRequest("b", (5,), 2))[-1].finish_reason == "length"
 

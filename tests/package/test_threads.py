@@ -2,12 +2,12 @@
 
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from tests.patience import PATIENCE, eventually
 from trtforge.core.assets import asset_directory
 
 
@@ -31,12 +31,10 @@ def test_background_runs_in_order_and_refuses_what_is_too_much() -> None:
         done.append(0)
 
     assert background.submit(first)
-    assert begun.wait(10)
+    assert begun.wait(PATIENCE)
     assert [background.submit(lambda number=number: done.append(number)) for number in (1, 2, 3)] == [True, True, False]
     gate.set()
-    until = time.monotonic() + 10
-    while len(done) < 3 and time.monotonic() < until:
-        time.sleep(0.001)
+    assert eventually(lambda: len(done) == 3)
     background.close()
     assert done == [0, 1, 2]
 
@@ -59,14 +57,11 @@ def test_watcher_reports_a_cancelled_request_once_and_asks_no_finished_one() -> 
     watcher: Any = Watcher(2, seen.append)
     for request in requests:
         watcher.add(request)
-    until = time.monotonic() + 10
-    while min(request.asked for request in requests) < 2 and time.monotonic() < until:
-        time.sleep(0.002)
+    assert eventually(lambda: min(request.asked for request in requests) >= 2)
     requests[0].done = True
     for request in requests[1:4]:
         request.gone = True
-    while len(seen) < 3 and time.monotonic() < until:
-        time.sleep(0.002)
+    assert eventually(lambda: len(seen) == 3)
     watcher.close()
     assert set(seen) == set(requests[1:4])
     assert len(seen) == 3

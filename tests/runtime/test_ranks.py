@@ -3,7 +3,6 @@ import queue
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
+from tests.patience import PATIENCE, eventually
 from tests.runtime.checkpoints import Layout, tiny_llama, write_checkpoint, write_engine
 from tests.runtime.conftest import greedy
 from tests.runtime.runner import open_runner
@@ -76,17 +76,17 @@ def test_a_dead_rank_ends_every_request_with_its_name(two_ranks: Path) -> None:
     outputs: queue.SimpleQueue[Output] = queue.SimpleQueue()
     with Engine.load(two_ranks) as engine:
         engine.submit(GenerationRequest("a", (1, 2, 3), 100), outputs.put)
-        outputs.get(timeout=60)
+        outputs.get(timeout=PATIENCE)
         os.kill(engine.worker_pids[0], signal.SIGKILL)
         engine.submit(GenerationRequest("b", (1, 2, 3), 180), outputs.put)
         ended = {}
         while len(ended) < 2:
-            output = outputs.get(timeout=60)
+            output = outputs.get(timeout=PATIENCE)
             if output.finish_reason:
                 ended[output.request_id] = output
         assert "rank 1 ended" in str(ended["b"].error)
         engine.submit(GenerationRequest("c", (1, 2, 3), 4), outputs.put)
-        assert "rank 1 ended" in str(outputs.get(timeout=60).error)
+        assert "rank 1 ended" in str(outputs.get(timeout=PATIENCE).error)
 
 
 def test_a_rank_that_cannot_load_says_why(two_ranks: Path) -> None:
@@ -108,10 +108,7 @@ def test_ranks_end_when_their_parent_is_killed(two_ranks: Path) -> None:
     assert worker.is_running()
     parent.kill()
     parent.wait()
-    deadline = time.monotonic() + 30
-    while worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE
+    assert eventually(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE)
 
 
 def test_the_ranks_listen_on_the_loopback_interface_only(two_ranks: Path) -> None:

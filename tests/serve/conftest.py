@@ -4,11 +4,9 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +17,9 @@ import pytest
 
 from tests.conftest import DEMO_MODEL
 from tests.package.engines import torch_engine
+from tests.patience import PATIENCE
+from tests.ports import free_ports
+from tests.serve.fake_engine import SLOW_WHILE
 from trtforge.core.assets import asset_directory
 from trtforge.machine.processes import session_processes
 from trtforge.package.config import PackageConfig
@@ -61,7 +62,7 @@ class Running:
         if line.startswith("openai="):  # of the start before
             line = self.process.stdout.readline().strip()
         if line != self.ready_line:
-            pytest.fail(f"{line!r}: {self.process.communicate(timeout=30)}")
+            pytest.fail(f"{line!r}: {self.process.communicate(timeout=PATIENCE)}")
 
     def triton(self) -> int:
         """The process id of the Triton server itself."""
@@ -94,7 +95,7 @@ class Running:
         """SIGTERM, and its exit status."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(timeout=60)
+        return self.process.wait(timeout=PATIENCE)
 
 
 class Start(Protocol):
@@ -103,31 +104,10 @@ class Start(Protocol):
     def __call__(self, repository: Path, **options: object) -> Running: ...
 
 
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on now."""
-    sockets = [socket.socket() for _ in range(count)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    ports: list[int] = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
-
-
 def left_behind(process: int) -> list[str]:
     """What a server of ours would have left: runtime directories and shared memory."""
     places = (Path(os.environ.get("TMPDIR", "/tmp")), Path("/dev/shm"))
     return [str(path) for place in places for path in place.glob(f"trtforge-serve-{process}-*")]
-
-
-def eventually(check: Callable[[], bool], seconds: float = 20.0) -> bool:
-    """Whether `check` comes true in time."""
-    until = time.monotonic() + seconds
-    while not check():
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.05)
-    return True
 
 
 def package_with_fake_engine(directory: Path, config: PackageConfig, files: dict[str, bytes] | None = None) -> Path:
@@ -153,7 +133,7 @@ def start_server(repository: Path, **options: object) -> Running:
     """Start `repository` on free ports; without OpenAI's API unless `openai` says so."""
     ports = free_ports(3)
     named = dict(zip(("http_port", "grpc_port", "metrics_port"), ports, strict=True))
-    config = {"ready_timeout": 60, "drain_timeout": 5, "openai": False, **named, **options}
+    config = {"ready_timeout": PATIENCE, "drain_timeout": 5, "openai": False, **named, **options}
     process = subprocess.Popen(
         [sys.executable, "-c", _MAIN, str(repository), json.dumps(config)],
         stdout=subprocess.PIPE,
@@ -175,6 +155,15 @@ def start() -> Iterator[Start]:
     yield run
     for server in started:
         server.end()
+
+
+@pytest.fixture
+def slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Servers that this test starts generate slowly until it removes this file: what should be running still runs."""
+    path = tmp_path / "slow"
+    path.touch()
+    monkeypatch.setenv(SLOW_WHILE, str(path))
+    return path
 
 
 @pytest.fixture(scope="session")

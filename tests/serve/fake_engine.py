@@ -20,6 +20,8 @@ LONGEST_PROMPT = 200
 BLOCKS = 100
 HANGING = 123_456
 """A request for this many tokens stops the engine for ever."""
+SLOW_WHILE = "TRTFORGE_TESTS_SLOW_WHILE"
+"""Variable with the path of a file: while it exists, a step takes half a second."""
 
 
 @dataclass
@@ -81,6 +83,7 @@ class Engine:
         self._lock = threading.Lock()
         self._iterations = 0
         self._after_steps: list[Callable[[], None]] = []
+        self._slow = Path(os.environ.get(SLOW_WHILE, "/nonexistent"))
         threading.Thread(target=self._run, daemon=True).start()
 
     def submit(self, request: GenerationRequest, on_output: Callable[[Output], None]) -> None:
@@ -118,7 +121,7 @@ class Engine:
 
     def _run(self) -> None:
         while True:
-            time.sleep(0.005)
+            time.sleep(0.5 if self._slow.exists() else 0.005)
             self._iterations += 1
             with self._lock:
                 running = dict(self._running)

@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from tests.serve.conftest import free_ports
+from tests.ports import free_ports
 from trtforge.core.errors import ForgeError
 from trtforge.serve.client import Protocol, Sampling, generate, stream_text
 from trtforge.serve.probe import probe

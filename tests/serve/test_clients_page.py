@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.assault.repositories import build
-from tests.assault.server import Server, eventually, serving
+from tests.assault.server import Server, serving
+from tests.patience import PATIENCE, eventually
 
 PAGE = Path(__file__).parents[2] / "docs" / "clients.md"
 _BLOCK = re.compile(r"^```(?P<kind>sh|python)(?P<marks>(?: \w+)*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -44,7 +45,7 @@ SNIPPETS = [each for each in snippets() if "clients" not in each.marks or find_s
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with serving(build("demo-fp32", tmp_path_factory.mktemp("clients"))) as running:
-        assert eventually(lambda: "try:" in running.errors[:-3], 30)
+        assert eventually(lambda: "try:" in running.errors[:-3])
         yield running
 
 
@@ -55,7 +56,7 @@ def run(server: Server, snippet: Snippet) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-c", text] if snippet.kind == "python" else ["sh", "-e", "-c", text]
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     environment = os.environ | {"PATH": path}
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, env=environment)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE, env=environment)
 
 
 def test_the_page_has_a_snippet_for_each_client() -> None:

@@ -3,12 +3,12 @@
 import os
 import subprocess
 
-from tests.serve.conftest import eventually
+from tests.patience import eventually
 from trtforge.serve.deaths import DeathOrder
 
 
 def test_the_order_of_ends_is_kept() -> None:
-    processes = [subprocess.Popen(["sleep", "60"]) for _ in range(4)]
+    processes = [subprocess.Popen(["sleep", "600"]) for _ in range(4)]
     order = DeathOrder(process.pid for process in processes)
     first, second, third, survivor = (processes[index] for index in (2, 0, 3, 1))
     for place, process in enumerate((first, second, third)):

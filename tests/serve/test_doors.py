@@ -12,6 +12,7 @@ import tritonclient.grpc as grpc
 import tritonclient.http as http
 from tritonclient.utils import InferenceServerException
 
+from tests.patience import PATIENCE
 from tests.serve.conftest import Running, Start
 from trtforge.core.errors import ForgeError
 from trtforge.machine.processes import session_processes
@@ -104,10 +105,10 @@ def test_keys_are_asked_for_and_secrets_stay_out(
     running.wait_ready()
     url = f"http://{running.http}/v2/models/ensemble/generate"
     body = {"text_input": "a", "max_tokens": 2}
-    assert httpx.get(f"http://{running.http}/v2/health/ready").status_code == 200
-    assert httpx.post(url, json=body).status_code == 401
-    assert httpx.post(url, json=body, headers={"authorization": f"Bearer {KEY}x"}).status_code == 401
-    assert httpx.post(url, json=body, headers={"authorization": f"Bearer {KEY}"}).status_code == 200
+    assert httpx.get(f"http://{running.http}/v2/health/ready", timeout=PATIENCE).status_code == 200
+    assert httpx.post(url, json=body, timeout=PATIENCE).status_code == 401
+    assert httpx.post(url, json=body, headers={"authorization": f"Bearer {KEY}x"}, timeout=PATIENCE).status_code == 401
+    assert httpx.post(url, json=body, headers={"authorization": f"Bearer {KEY}"}, timeout=PATIENCE).status_code == 200
     monkeypatch.setenv("TRTFORGE_API_KEY", KEY)
     probe("ready", running.http)
     assert generate(running.grpc, "ensemble", "a", Sampling(max_tokens=2)).output_tokens == 2

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import DEMO_MODEL
+from tests.patience import PATIENCE
 from tests.serve.conftest import Start
 from tests.serve.test_supervision import assert_nothing_left
 from trtforge.compile.stage import compile_engine
@@ -40,6 +41,6 @@ def test_a_lost_rank_ends_the_idle_server_and_is_named(repository: Path, start: 
     ]
     assert len(ranks) == 1
     os.kill(ranks[0], signal.SIGKILL)
-    assert server.process.wait(timeout=30) == 1
+    assert server.process.wait(timeout=PATIENCE) == 1
     assert "rank 1 ended" in server.process.communicate()[1]
     assert_nothing_left(server, triton)

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import httpx
 
-from tests.serve.conftest import eventually, free_ports
+from tests.patience import PATIENCE, eventually
+from tests.ports import free_ports
 from trtforge.serve.front_process import FrontCommand
 
 
@@ -38,10 +39,10 @@ def test_it_answers_before_triton_does_and_stops_when_told(tmp_path: Path) -> No
     wanted = command(tmp_path)
     with running(wanted) as front:
         assert eventually(lambda: listens(wanted))
-        answer = httpx.get(f"http://127.0.0.1:{wanted.port}/v2/health/ready")
+        answer = httpx.get(f"http://127.0.0.1:{wanted.port}/v2/health/ready", timeout=PATIENCE)
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
         front.send_signal(signal.SIGTERM)
-        assert front.communicate(timeout=20)[0] == ""
+        assert front.communicate(timeout=PATIENCE)[0] == ""
         assert front.returncode == 0
 
 
@@ -51,14 +52,14 @@ def test_a_port_in_use_is_said(tmp_path: Path) -> None:
         other.listen()
         port = other.getsockname()[1]
         with running(command(tmp_path, port=port)) as front:
-            said = front.communicate(timeout=20)[0]
+            said = front.communicate(timeout=PATIENCE)[0]
             assert front.returncode == 1
     assert said.startswith(f"error: the front cannot listen on 127.0.0.1:{port}: ")
 
 
 def test_keys_that_cannot_be_read_are_said(tmp_path: Path) -> None:
     with running(command(tmp_path, api_key_file=tmp_path / "none")) as front:
-        said = front.communicate(timeout=20)[0]
+        said = front.communicate(timeout=PATIENCE)[0]
         assert front.returncode == 1
     assert "error: the API keys cannot be read" in said
 

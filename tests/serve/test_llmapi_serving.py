@@ -13,7 +13,8 @@ from tokenizers import Tokenizer
 from tests.compile.checkpoints import engine as settings
 from tests.conftest import DEMO_MODEL
 from tests.package import fake_tensorrt_llm
-from tests.serve.conftest import Running, free_ports
+from tests.ports import free_ports
+from tests.serve.conftest import Running
 from tests.serve.test_serving import PROMPT, echoed
 from tests.serve.test_text_tensors import post
 from trtforge.compile.stage import compile_engine
@@ -32,7 +33,7 @@ import trtforge.serve.stage as stage
 from trtforge.serve.config import ServeConfig
 stage.require_runnable = lambda launch, facts: None
 ports = dict(zip(("http_port", "grpc_port", "metrics_port"), map(int, sys.argv[2:5])))
-sys.exit(stage.serve(ServeConfig(**ports, launcher="local", ready_timeout=60, drain_timeout=5), Path(sys.argv[1])))
+sys.exit(stage.serve(ServeConfig(**ports, launcher="local", ready_timeout=150, drain_timeout=5), Path(sys.argv[1])))
 """
 
 

@@ -9,6 +9,7 @@ import httpx
 import pytest
 from tokenizers import Tokenizer
 
+from tests.patience import PATIENCE
 from tests.serve.conftest import Running
 from tests.serve.malformed import ALL, FATAL, Malformed
 from tests.serve.test_serving import PROMPT, echoed
@@ -35,7 +36,7 @@ class Answer:
 
 def ask(server: Running, request: Malformed) -> Answer:
     host, _, port = server.http.rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=60) as connection:
+    with socket.create_connection((host, int(port)), timeout=PATIENCE) as connection:
         connection.sendall(request.data)
         response = b""
         while b"\r\n\r\n" not in response:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.serve.conftest import free_ports
+from tests.ports import free_ports
 from trtforge.core.errors import ForgeError
 from trtforge.serve.probe import is_serving, probe
 from trtforge.serve.request import refused

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.serve.conftest import eventually
+from tests.patience import eventually
 from trtforge.machine.processes import session_processes
 from trtforge.serve.reap import Remains
 
@@ -19,7 +19,7 @@ from trtforge.serve.reaper import Reaper
 directory = tempfile.mkdtemp(prefix="trtforge-serve-0-")
 pathlib.Path(sys.argv[1]).write_text("here")
 with Reaper() as reaper:
-    child = subprocess.Popen(["sh", "-c", "trap '' TERM; sleep 60 & wait"], start_new_session=True, stdout=sys.stderr)
+    child = subprocess.Popen(["sh", "-c", "trap '' TERM; sleep 600 & wait"], start_new_session=True, stdout=sys.stderr)
     reaper.tell(Remains((child.pid,), (directory,), (("rm", sys.argv[1]),)))
     print(child.pid, reaper.pid, directory, flush=True)
     for line in sys.stdin:

@@ -10,7 +10,8 @@ import pytest
 from tokenizers import Tokenizer
 
 from tests.conftest import DEMO_MODEL
-from tests.serve.conftest import Running, eventually
+from tests.patience import PATIENCE, eventually
+from tests.serve.conftest import Running
 from tests.serve.fake_engine import LONGEST_PROMPT
 from trtforge.core.errors import ForgeError
 from trtforge.serve.client import Protocol, Sampling, generate, stream_text
@@ -35,14 +36,14 @@ def url_of(server: Running, protocol: Protocol) -> str:
 
 
 def active_requests(server: Running) -> int:
-    metrics = httpx.get(f"http://{server.metrics}/metrics").text
+    metrics = httpx.get(f"http://{server.metrics}/metrics", timeout=PATIENCE).text
     found = re.search(r'nv_trt_llm_request_metrics\{.*request_type="active".*\} (\d+)', metrics)
     assert found is not None
     return int(found[1])
 
 
 def post(server: Running, model: str, **inputs: object) -> httpx.Response:
-    return httpx.post(f"http://{server.http}/v2/models/{model}/generate", json=inputs)
+    return httpx.post(f"http://{server.http}/v2/models/{model}/generate", json=inputs, timeout=PATIENCE)
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
@@ -214,6 +215,7 @@ def test_several_sequences_come_back_as_text(server: Running) -> None:
     lines = httpx.post(
         f"http://{server.http}/v2/models/ensemble/generate_stream",
         json={"text_input": "one two", "max_tokens": 3, "num_return_sequences": 2},
+        timeout=PATIENCE,
     ).text
     assert lines.count('"text_output":"one two"') == 2
     assert '"sequence_index":1' in lines

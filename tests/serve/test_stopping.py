@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.serve.conftest import Running, Start, eventually
+from tests.patience import PATIENCE, eventually
+from tests.serve.conftest import Running, Start
 from tests.serve.fake_engine import HANGING
 from tests.serve.test_supervision import assert_nothing_left
 from tests.serve.test_watching import errors_of
@@ -38,23 +39,31 @@ def stream(server: Running, tokens: int, started: threading.Semaphore) -> str:
     return text
 
 
-def stop_with_streams(server: Running, count: int, tokens: int, number: signal.Signals) -> list[str]:
-    """What the streams got when the server is stopped while they all run."""
+def stop_with_streams(
+    server: Running, count: int, tokens: int, number: signal.Signals, slow: Path | None = None
+) -> list[str]:
+    """What the streams got when the server is stopped while they all run. `slow` is removed once it drains."""
     started = threading.Semaphore(0)
     with ThreadPoolExecutor(count) as pool:
         answers = [pool.submit(stream, server, tokens, started) for _ in range(count)]
         for _ in range(count):
-            assert started.acquire(timeout=60)
+            assert started.acquire(timeout=PATIENCE)
+        control = engine_of(server)
         server.process.send_signal(number)
+        if slow is not None:
+            assert eventually(lambda: control.status().state == "draining")
+            slow.unlink()
         return [answer.result() for answer in answers]
 
 
 @pytest.mark.parametrize(("count", "number"), [(20, signal.SIGTERM), (50, signal.SIGINT)])
-def test_streams_finish_while_draining(fake_repository: Path, start: Start, count: int, number: signal.Signals) -> None:
-    server = start(fake_repository, drain_timeout=60)
+def test_streams_finish_while_draining(
+    fake_repository: Path, start: Start, slow: Path, count: int, number: signal.Signals
+) -> None:
+    server = start(fake_repository, drain_timeout=PATIENCE)
     server.wait_ready()
     session = server.triton()
-    answers = stop_with_streams(server, count, 700, number)
+    answers = stop_with_streams(server, count, 400, number, slow)
     assert len(set(answers)) == 1
     assert answers[0].startswith("one two three")
     assert errors_of(server, 0).splitlines()[-1] == f"stopped: {count} requests finished while draining, 0 cut"
@@ -73,17 +82,18 @@ def test_streams_that_take_too_long_are_told_and_counted(fake_repository: Path, 
     assert_nothing_left(server, session)
 
 
-def test_new_requests_are_refused_while_draining(fake_repository: Path, start: Start) -> None:
-    server = start(fake_repository, drain_timeout=60)
+def test_new_requests_are_refused_while_draining(fake_repository: Path, start: Start, slow: Path) -> None:
+    server = start(fake_repository, drain_timeout=PATIENCE)
     server.wait_ready()
     started = threading.Semaphore(0)
     with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(stream, server, 1500, started)
-        assert started.acquire(timeout=30)
+        running = pool.submit(stream, server, 400, started)
+        assert started.acquire(timeout=PATIENCE)
         server.process.send_signal(signal.SIGTERM)
         assert eventually(lambda: engine_of(server).status().state == "draining")
         with pytest.raises(ForgeError, match="UNAVAILABLE: the server is shutting down"):
             generate(server.grpc, "ensemble", "one", Sampling(max_tokens=1))
+        slow.unlink()
         assert running.result().startswith("one two three")
     assert errors_of(server, 0).splitlines()[-1] == "stopped: 1 request finished while draining, 0 cut"
 
@@ -96,7 +106,7 @@ def test_a_second_signal_counts_what_it_cut(fake_repository: Path, start: Start)
     with ThreadPoolExecutor(3) as pool:
         streams = [pool.submit(stream, server, 1_000_000, started) for _ in range(3)]
         for _ in streams:
-            assert started.acquire(timeout=30)
+            assert started.acquire(timeout=PATIENCE)
         control = engine_of(server)
         server.process.send_signal(signal.SIGTERM)
         assert eventually(lambda: control.status().state == "draining")
@@ -116,7 +126,7 @@ def test_the_engine_process_is_missed(fake_repository: Path, start: Start, numbe
     with ThreadPoolExecutor(4) as pool:
         streams = [pool.submit(stream, server, 1_000_000, started) for _ in range(4 if busy else 0)]
         for _ in streams:
-            assert started.acquire(timeout=30)
+            assert started.acquire(timeout=PATIENCE)
         os.kill(engine, number)
         assert all(answer.result().startswith("error: ") for answer in streams)
     said = "ended" if number is signal.SIGKILL else "is stopped"

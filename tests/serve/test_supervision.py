@@ -3,14 +3,17 @@
 import os
 import signal
 import socket
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from itertools import islice
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import DEMO_MODEL
 from tests.package.engines import torch_engine
-from tests.serve.conftest import Running, Start, eventually, free_ports, left_behind, package_with_fake_engine
+from tests.patience import PATIENCE, eventually
+from tests.ports import free_ports
+from tests.serve.conftest import Running, Start, left_behind, package_with_fake_engine
 from trtforge.core.errors import ForgeError
 from trtforge.machine.processes import session_processes
 from trtforge.package.config import PackageConfig
@@ -32,14 +35,14 @@ def assert_nothing_left(server: Running, triton: int) -> None:
 
 
 def test_sigterm_drains_and_leaves_nothing(fake_repository: Path, start: Start) -> None:
-    server = start(fake_repository)
+    server = start(fake_repository, drain_timeout=PATIENCE)
     server.wait_ready()
     triton = server.triton()
     pieces = stream_text(server.grpc, "ensemble", "one two three", Sampling(max_tokens=200))
     first = next(pieces)
     server.process.send_signal(signal.SIGTERM)
     assert len((first + "".join(pieces)).split()) > 50
-    assert server.process.wait(timeout=30) == 0
+    assert server.process.wait(timeout=PATIENCE) == 0
     assert_nothing_left(server, triton)
 
 
@@ -49,7 +52,7 @@ def test_a_lost_model_process_ends_the_server(fake_repository: Path, start: Star
     triton = server.triton()
     model = server.model_process("tensorrt_llm")
     os.kill(model, signal.SIGKILL)
-    assert server.process.wait(timeout=30) == 1
+    assert server.process.wait(timeout=PATIENCE) == 1
     assert f"error: the process of model tensorrt_llm (process {model}) ended" in server.process.communicate()[1]
     assert_nothing_left(server, triton)
 
@@ -64,7 +67,7 @@ def test_killed_launcher_takes_the_server_along(fake_repository: Path, start: St
     assert all(is_free(address) for address in (server.http, server.grpc, server.metrics))
 
 
-def test_streaming_off_serves_whole_answers_and_a_bounded_queue(tmp_path: Path, start: Start) -> None:
+def test_streaming_off_serves_whole_answers_and_a_bounded_queue(tmp_path: Path, start: Start, slow: Path) -> None:
     config = PackageConfig.parse({"serving": {"streaming": False, "max_queue_size": 2}, "name_prefix": "my-"}, "test")
     server = start(package_with_fake_engine(tmp_path, config))
     server.wait_ready()
@@ -75,27 +78,23 @@ def test_streaming_off_serves_whole_answers_and_a_bounded_queue(tmp_path: Path, 
 
     def ask(number: int) -> str:
         try:
-            return generate(
-                server.grpc, "my-ensemble", "one two", Sampling(max_tokens=800)
-            ).text  # long enough that all are there at once
+            return generate(server.grpc, "my-ensemble", "one two", Sampling(max_tokens=400)).text
         except ForgeError as error:
             return error.message
 
     with ThreadPoolExecutor(80) as pool:
-        answers = list(pool.map(ask, range(80)))
-    refused = [
-        answer
-        for answer in answers
-        if "UNAVAILABLE: the queue is full: 66 sequences run or wait, at most 66 may" in answer
-    ]
-    assert refused
-    assert len({answer for answer in answers if answer not in refused}) == 1
+        answers = [pool.submit(ask, number) for number in range(80)]
+        refused = {done.result() for done in islice(as_completed(answers), 80 - 66)}
+        slow.unlink()
+    full = "UNAVAILABLE: the queue is full: 66 sequences run or wait, at most 66 may"
+    assert all(full in answer for answer in refused)
+    assert len({answer.result() for answer in answers} - refused) == 1
 
 
 def test_engine_that_does_not_load_shows_its_own_error(tmp_path: Path, start: Start) -> None:
     files = {"rank0.safetensors": b"weights", "broken": b""}
     server = start(package_with_fake_engine(tmp_path, PackageConfig(), files))
-    assert server.process.wait(timeout=60) == 1
+    assert server.process.wait(timeout=PATIENCE) == 1
     errors = server.process.communicate()[1]
     assert "the Triton server ended while starting with status" in errors
     assert "rank 0 ended: out of memory (hint: Lower max_batch_size.)" in errors

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 from tests.conftest import DEMO_MODEL
+from tests.patience import PATIENCE
 from tests.serve.conftest import Running
 
 MODELS = pytest.mark.parametrize("model", ["ensemble", "tensorrt_llm_bls"])
@@ -24,7 +25,7 @@ def tokenizer() -> Any:
 
 
 def post(server: Running, model: str, **inputs: object) -> httpx.Response:
-    return httpx.post(f"http://{server.http}/v2/models/{model}/generate", json=inputs)
+    return httpx.post(f"http://{server.http}/v2/models/{model}/generate", json=inputs, timeout=PATIENCE)
 
 
 def streamed(server: Running, model: str, **inputs: Any) -> list[dict[str, Any]]:

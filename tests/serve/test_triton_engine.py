@@ -8,7 +8,8 @@ import pytest
 from tokenizers import Tokenizer
 
 from tests.conftest import DEMO_MODEL
-from tests.serve.conftest import Running, eventually, package_with_fake_engine, start_server
+from tests.patience import PATIENCE, eventually
+from tests.serve.conftest import Running, package_with_fake_engine, start_server
 from tests.serve.fake_engine import LONGEST_PROMPT
 from tests.serve.test_serving import PROMPT, active_requests, echoed, post
 from trtforge.core.errors import ForgeError
@@ -83,6 +84,7 @@ def test_several_sequences_come_back_whole(running: Running) -> None:
     lines = httpx.post(
         f"http://{running.http}/v2/models/ensemble/generate_stream",
         json={"text_input": "one two", "max_tokens": 3, "num_return_sequences": 2},
+        timeout=PATIENCE,
     ).text
     assert lines.count('"text_output":"one two"') == 2
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.serve.conftest import Running, Start, eventually, left_behind
+from tests.patience import PATIENCE, eventually
+from tests.serve.conftest import Running, Start, left_behind
 from tests.serve.test_supervision import assert_nothing_left
 from trtforge.machine.processes import session_processes
 from trtforge.serve.client import Sampling, generate
@@ -32,7 +33,7 @@ VICTIMS = [pytest.param(triton, "the Triton server", id="triton")] + [
 
 
 def errors_of(server: Running, status: int) -> str:
-    assert server.process.wait(timeout=30) == status
+    assert server.process.wait(timeout=PATIENCE) == status
     return str(server.process.communicate()[1])
 
 
@@ -71,7 +72,7 @@ def test_a_launcher_that_was_stopped_blames_nobody(fake_repository: Path, start:
     with pytest.raises(subprocess.TimeoutExpired):
         server.process.wait(timeout=3)
     server.process.terminate()
-    assert server.process.wait(timeout=30) == 0
+    assert server.process.wait(timeout=PATIENCE) == 0
 
 
 def test_a_signal_while_starting_ends_it(fake_repository: Path, start: Start) -> None:
@@ -104,8 +105,8 @@ def test_a_connection_that_is_kept_open_does_not_hold_up_the_end(fake_repository
     server = start(fake_repository, drain_timeout=1)
     server.wait_ready()
     session = server.triton()
-    with httpx.Client(base_url=f"http://{server.http}", trust_env=False) as client:
+    with httpx.Client(base_url=f"http://{server.http}", trust_env=False, timeout=PATIENCE) as client:
         assert client.get("/v2/health/live").status_code == 200
         server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(timeout=30) in (0, 1)
+        assert server.process.wait(timeout=PATIENCE) in (0, 1)
     assert_nothing_left(server, session)

@@ -8,7 +8,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.serve.conftest import free_ports
+from tests.patience import PATIENCE
+from tests.ports import free_ports
 from trtforge.serve.address import Address
 from trtforge.serve.front.handler import Policy
 from trtforge.serve.front.keys import Keys
@@ -81,7 +82,7 @@ class Running:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         try:
             writer.write(data)
-            return await asyncio.wait_for(read_answer(reader), 20)
+            return await asyncio.wait_for(read_answer(reader), PATIENCE)
         finally:
             writer.close()
 
@@ -135,7 +136,7 @@ async def running(
         port = free_ports(1)[0]
         front = Front(Policy(Address(path), opened, keys, limits), "127.0.0.1", port)
         serving = asyncio.ensure_future(front.run())
-        for _ in range(200):
+        while not serving.done():
             try:
                 _, writer = await asyncio.open_connection("127.0.0.1", port)
             except OSError:
@@ -148,6 +149,6 @@ async def running(
         finally:
             front.stop()
             front.stop()
-            await asyncio.wait_for(serving, 20)
+            await asyncio.wait_for(serving, PATIENCE)
             if server is not None:
                 server.close()
