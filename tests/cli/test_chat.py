@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 
 from tests.patience import PATIENCE
-from tests.serve.conftest import Running, fake_repository, server
+from tests.serve.conftest import Running, Start, fake_repository, server, slow, start
 from trtforge.cli.chat import Repl
 from trtforge.core.errors import ForgeError
 from trtforge.serve.conversation import Conversation
 from trtforge.serve.request import Generated, Sampling
 
-__all__ = ["fake_repository", "server"]  # fixtures
+__all__ = ["fake_repository", "server", "slow", "start"]  # fixtures
 
 USER = {"role": "user", "content": "one two"}
 
@@ -179,8 +179,11 @@ def test_without_a_server_it_says_so() -> None:
     assert "Traceback" not in found.stderr
 
 
-def test_a_real_terminal_streams_and_survives_ctrl_c(server: Running) -> None:
-    command = [sys.executable, "-m", "trtforge", "chat", "--url", server.grpc, "--max-tokens", "100000"]
+@pytest.mark.usefixtures("slow")
+def test_a_real_terminal_streams_and_survives_ctrl_c(fake_repository: Path, start: Start) -> None:
+    server = start(fake_repository)
+    server.wait_ready()
+    command = [sys.executable, "-m", "trtforge", "chat", "--url", server.grpc, "--max-tokens", "4000"]
     parent, child = pty.openpty()
     process = subprocess.Popen(command, stdin=child, stdout=child, stderr=child, start_new_session=True)
     os.close(child)
@@ -196,9 +199,9 @@ def test_a_real_terminal_streams_and_survives_ctrl_c(server: Running) -> None:
 
     try:
         until(b">>> ")
-        os.write(parent, b"zebra\n")
+        os.write(parent, b"stripes " * 30 + b"zebra\n")
         until(b"zebra\r\n")
-        until(b"zebra", after=b"zebra\r\n")  # the fake engine repeats its prompt
+        until(b"stripes", after=b"zebra\r\n")  # the fake engine repeats its prompt, slowly
         process.send_signal(signal.SIGINT)
         until(b"the message and its answer are forgotten")
         os.write(parent, b"/exit\n")
