@@ -27,8 +27,38 @@ SMALL_TOKENIZER = (
 )
 """The shortest tokenizer.json that can be loaded."""
 
+LONGEST = (
+    "tests/test_end_to_end.py",
+    "tests/serve/test_watching.py",
+    "tests/assault/test_assault.py",
+    "tests/serve/test_stopping.py",
+    "tests/serve/test_chat.py",
+    "tests/serve/test_openai.py",
+    "tests/cli/test_app.py",
+    "tests/cli/test_interruption.py",
+    "tests/pipeline/test_sensitivity.py",
+    "tests/serve/test_supervision.py",
+    "tests/runtime/test_families.py",
+    "tests/runtime/test_ranks.py",
+    "tests/serve/test_gateway_process.py",
+    "tests/calibrate/test_memory.py",
+    "tests/calibrate/test_layouts.py",
+    "tests/cli/test_real_terminal.py",
+    "tests/cli/test_chat.py",
+    "tests/cli/test_run.py",
+    "tests/test_layering.py",
+)
+"""Files that take a minute and more where several processes run the tests, the longest first."""
+
 MakeHf = Callable[..., Path]
 Edit = Callable[[Path, Callable[[dict[str, torch.Tensor]], object]], None]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of several processes, none shall begin a long file when the others are done: they come first."""
+    if hasattr(config, "workerinput"):  # of pytest-xdist
+        place = {path: number for number, path in enumerate(LONGEST)}
+        items.sort(key=lambda item: place.get(item.nodeid.partition("::")[0], len(LONGEST)))
 
 
 @pytest.fixture
