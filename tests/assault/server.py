@@ -154,7 +154,7 @@ class Server:
             self.process.send_signal(number)
         return self.wait_end(seconds)
 
-    def left_over(self, seconds: float = 3.0) -> list[str]:
+    def left_over(self, seconds: float = 30.0) -> list[str]:
         """What an ended server left of processes, ports, files and shared memory, once the time is over."""
         until = time.monotonic() + seconds
         while (left := self._left()) and time.monotonic() < until:

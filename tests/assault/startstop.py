@@ -19,10 +19,13 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 @dataclass(frozen=True)
 class Options:
-    """`times`: starts and stops; `longest`: seconds that a stop may take; `streams`: open when a busy server stops."""
+    """`times`: starts and stops; `longest`: seconds that a stop may take, `drained`: one that lets streams finish;
+    `streams`: open when a busy server stops.
+    """
 
     times: int = 100
     longest: float = 5.0
+    drained: float = 60.0
     streams: int = 50
 
 
@@ -95,7 +98,7 @@ def with_streams(
         else:
             counted = str(cut) in re.findall(r"\d+", " ".join([last, *stopped.errors[-3:]]))
             report.check(f"{what}: the last lines count the {cut} that were cut", counted, stopped.errors[-3:])
-        longest = 60.0 if drain is None else drain + options.longest
+        longest = options.drained if drain is None else drain + options.longest
         judge_stop(report, what, server, stopped, longest, 0 if cut == 0 else 1)
 
 
