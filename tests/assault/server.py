@@ -23,6 +23,8 @@ from tests.ports import free_ports
 from trtforge.machine.processes import end_with_parent
 
 _SHARED_MEMORY = Path("/dev/shm")
+_KERNELS = Path(tempfile.gettempdir()) / f"trtforge-{os.getuid()}"
+"""Where compiled kernels are kept without a cache: all servers use the same, and none leaves its own."""
 _NUMBER = re.compile(r"(?<![a-z0-9])\d+(?![a-z0-9])")
 """Of a process id in the name of shared memory; digits within a word are random."""
 _GAUGE = re.compile(r"^(nv_trt_llm_\w+)\{(.*)\} (\S+)$", re.MULTILINE)
@@ -62,6 +64,8 @@ class Server:
         self.repository = repository
         self.ports = dict(zip(("http", "grpc", "metrics"), free_ports(3), strict=True))
         self.directory = Path(tempfile.mkdtemp(prefix="assault-"))
+        _KERNELS.mkdir(mode=0o700, exist_ok=True)
+        (self.directory / _KERNELS.name).symlink_to(_KERNELS)
         self.output: list[str] = []
         self.errors: list[str] = []
         self._ready = threading.Event()
@@ -166,7 +170,7 @@ class Server:
         ports = [f"port {name} {port}" for name, port in self.ports.items() if listens(port)]
         known = {str(pid) for pid, _ in self.tree.known} | {str(self.process.pid)}
         shared = [str(path) for path in _SHARED_MEMORY.iterdir() if known & set(_NUMBER.findall(path.name))]
-        files = [str(path) for path in self.directory.iterdir()]
+        files = [str(path) for path in self.directory.iterdir() if path.name != _KERNELS.name]
         return [*processes, *ports, *shared, *files]
 
     def close(self) -> None:
