@@ -4,6 +4,7 @@
 not match the recipe.
 """
 
+import json
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -60,6 +61,19 @@ def check_config(directory: Path, plan: BuildPlan, model: CheckpointConfig) -> N
         ("lora_config", found.get("lora_config", {}), decided["lora_config"], plan.lora_settings),
     ):
         _require_all(where, built_fields, {name: wanted[name] for name in names}, raised=raised, dtype=model.dtype)
+
+
+def add_runtime_defaults(directory: Path, plan: BuildPlan) -> None:
+    """Write the plan's runtime defaults into the engine's config.json, which TensorRT-LLM has just written.
+
+    They are not given to the build: whether every release can write the object that it makes of them is not known.
+    """
+    if not plan.runtime_defaults:
+        return
+    _, values = read_engine_config(directory)
+    pretrained = {**values["pretrained_config"], "runtime_defaults": plan.runtime_defaults}
+    text = json.dumps({**values, "pretrained_config": pretrained}, indent=4)
+    (directory / CONFIG_FILE).write_text(text, encoding="utf-8")
 
 
 def _require_all(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from trtforge.compile.build_site import BUILD_CONFIG, ENGINE, lanes
 from trtforge.compile.engine_build import EngineBuild, rank_directory
-from trtforge.compile.engine_files import check_config, check_rank, engine_file
+from trtforge.compile.engine_files import add_runtime_defaults, check_config, check_rank, engine_file
 from trtforge.compile.inside.rank import STEP_FILE, STEPS
 from trtforge.compile.jobs import Job, Observer, run_jobs
 from trtforge.compile.timing_cache import TimingCache
@@ -85,6 +85,7 @@ class _Ranks(Observer[RankJob]):
         names = check_rank(made, job.rank)
         if job.rank == 0:
             check_config(made, self._build.plan, self._build.model)
+            add_runtime_defaults(made, self._build.plan)
         taken = {}
         for name in names:
             place = self._directory / name
