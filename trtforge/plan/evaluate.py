@@ -9,7 +9,8 @@ from trtforge.core.dtypes import dtype_named
 from trtforge.core.errors import ForgeError
 from trtforge.core.parallel import Parallel
 from trtforge.core.recipe import KvCacheFormat, QuantFormat
-from trtforge.formats.llmapi import LlmArgs, require_llm_api
+from trtforge.formats.attention_windows import attention_windows, pools_of
+from trtforge.formats.llmapi import LlmArgs, applies_windows, require_llm_api
 from trtforge.formats.releases import Release, release
 from trtforge.formats.triton import newest_release
 from trtforge.formats.trtllm import CheckpointConfig, Quantization
@@ -27,6 +28,7 @@ from trtforge.plan.model import Model
 from trtforge.plan.paged_context import paged_context
 from trtforge.plan.peaks import calibration_problems, least_calibration
 from trtforge.plan.request import Request
+from trtforge.plan.windows import CacheWindows
 
 
 def evaluate(model: Model, request: Request) -> Evaluation:
@@ -61,7 +63,26 @@ def evaluate(model: Model, request: Request) -> Evaluation:
     evaluation = Evaluation(request, tuple(found), tuple(warnings), limits)
     if of_layout or limits is None:
         return evaluation
-    return with_memory(model, evaluation, limits, layout)
+    windows = _windows(model, request, checkpoint, target, limits)
+    if windows is not None and for_llm_api and not applies_windows(model.config.architecture, _version(request)):
+        windows = None
+    return with_memory(model, evaluation, limits, layout, windows)
+
+
+def _version(request: Request) -> str:
+    return request.engine.target.tensorrt_llm
+
+
+def _windows(
+    model: Model, request: Request, checkpoint: CheckpointConfig, target: Release, limits: EngineLimits
+) -> CacheWindows | None:
+    """The windows that the KV cache uses; None for the embedded engine, which keeps all tokens of every layer."""
+    found = attention_windows(checkpoint)
+    if request.engine.backend == "torch" or not any(found):
+        return None
+    longest = limits.max_seq_len + limits.spare_tokens
+    layers = tuple(min(window or longest, longest) for window in found)
+    return CacheWindows(layers, pools_of(target), longest, request.pp) if min(layers) < longest else None
 
 
 def _llm_api_problems(checkpoint: CheckpointConfig, request: Request, parallel: Parallel) -> Iterator[Problem]:
