@@ -80,7 +80,7 @@ def _memory(result: "Plan") -> None:
         ]
         _print_columns("GPU memory", ["part", "fullest GPU", "all GPUs"], rows, right=(1, 2))
         if memory.over_all("host"):
-            show.line(f"host memory: {show.size(memory.over_all('host'))} for adapters and streamed weights")
+            show.line(f"host memory: {show.size(memory.over_all('host'))} for adapters, streamed weights and KV blocks")
     show.line(f"model: {show.size(result.weights)} of weights, {result.kv_per_token:,} bytes of KV cache per token")
 
 

@@ -90,8 +90,15 @@ class RepositoryFacts(Config):
     streaming: bool = True
     max_batch_size: int = 1
     concurrency: int = Field(1, description="Threads of a text model, in repositories packaged by trtforge 0.1.")
+    instances: int = Field(1, description="Instances of the engine, each on GPUs of its own.")
+    participants: tuple[tuple[int, ...], ...] = Field((), description="MPI ranks of the instances; empty: not chosen.")
     engine_path: str = Field(description="gpt_model_path as config.pbtxt has it.")
     target: EngineTarget = Field(EngineTarget(), description="What a TensorRT-LLM engine was built with and for.")
+
+    @property
+    def orchestrated(self) -> bool:
+        """Whether one server starts or leads the ranks (orchestrator mode), instead of being one of them."""
+        return self.backend == "tensorrt_llm" and (self.instances > 1 or bool(self.participants))
 
     def model(self, role: ModelRole) -> str:
         """The name under which a model is served."""

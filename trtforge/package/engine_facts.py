@@ -26,7 +26,7 @@ class EngineFacts:
     `release`: the TensorRT-LLM release whose interface it is served with; `served_by`: the release that runs it.
     `features`: what it was compiled for; determines keys that an engine's config.json lacks. `target`: the versions and
     GPU that TensorRT built it with and for, empty for other backends. `windows`: sliding windows as the executor of a
-    TensorRT engine takes them; empty without any. `llm_args`: an llmapi engine's arguments.
+    TensorRT engine takes them; empty without any. `layers`: None if not known. `llm_args`: of an llmapi engine.
     """
 
     backend: ResolvedBackend
@@ -44,6 +44,7 @@ class EngineFacts:
     features: FeaturesConfig
     target: EngineTarget
     windows: tuple[int, ...] = ()
+    layers: int | None = None
     llm_args: LlmArgs | None = None
 
 
@@ -91,6 +92,7 @@ def read_engine(directory: Path, manifest: Manifest, built_for: FeaturesConfig |
         features=features,
         target=_target(values, manifest) if forge is None else EngineTarget(),
         windows=_windows(model, build, path),
+        layers=model.num_hidden_layers,
     )
     _check_ranks(directory, facts, model)
     return facts

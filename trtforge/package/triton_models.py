@@ -49,6 +49,7 @@ class ModelSpec:
     outputs: tuple[Tensor, ...]
     parameters: Mapping[str, str]
     code: ModelCode = "1"
+    instances: int = 1
 
 
 def repository_facts(config: PackageConfig, engine: EngineFacts) -> RepositoryFacts:
@@ -62,6 +63,8 @@ def repository_facts(config: PackageConfig, engine: EngineFacts) -> RepositoryFa
         prefix=config.name_prefix,
         streaming=config.serving.streaming,
         max_batch_size=engine.max_batch_size,
+        instances=max(1, len(config.serving.instances)),
+        participants=config.serving.participants,
         target=engine.target,
         engine_path=ENGINE_DIRECTORY if engine.backend == "torch" else f"{config.serving_root.rstrip('/')}/{name}",
     )
@@ -98,6 +101,7 @@ def model_specs(config: PackageConfig, engine: EngineFacts, tokenizer: Tokenizer
             outputs=_tensors(role, "outputs", engine, dtypes, tokenizer),
             parameters=values[role],
             code=model_code(role, engine.backend),
+            instances=max(1, len(config.serving.instances)) if role == "tensorrt_llm" else 1,
         )
         for role in ROLES
     )

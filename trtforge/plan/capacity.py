@@ -63,6 +63,8 @@ def _with_features(
 ) -> tuple[Memory, tuple[Problem, ...]]:
     """Memory on TensorRT-LLM: features, the KV pool in what is left, then the adapter cache."""
     features, facts = request.engine.features, model.facts
+    offloaded = request.serving.kv_cache_host_memory_bytes or 0
+    memory = replace(memory, stages=tuple(replace(rank, host=rank.host + offloaded) for rank in memory.stages))
     if features.beyond_paging:
         memory = with_features(memory, facts, held, limits, features, request.draft)
     memory = with_pool(memory, _pool_tokens(request, memory, limits))

@@ -28,6 +28,7 @@ from trtforge.plan.model import Model
 from trtforge.plan.paged_context import paged_context
 from trtforge.plan.peaks import calibration_problems, least_calibration
 from trtforge.plan.request import Request
+from trtforge.plan.serving_rules import ServedEngine, serving_problems
 from trtforge.plan.windows import CacheWindows
 
 
@@ -57,6 +58,11 @@ def evaluate(model: Model, request: Request) -> Evaluation:
             found.append(problem)
         else:
             warnings.append(f"{problem.message}. {problem.fix}")
+    for problem in _serving_problems(request, target, parallel, checkpoint):
+        if problem.refuses:
+            found.append(problem)
+        else:
+            warnings.append(f"{problem.message}. {problem.fix}")
     if for_llm_api:
         found += _llm_api_problems(checkpoint, request, parallel)
     limits = _limits(checkpoint, request, target, found, warnings)
@@ -77,12 +83,27 @@ def _windows(
     model: Model, request: Request, checkpoint: CheckpointConfig, target: Release, limits: EngineLimits
 ) -> CacheWindows | None:
     """The windows that the KV cache uses; None for the embedded engine, which keeps all tokens of every layer."""
+    asked = request.serving.max_attention_window_size
     found = attention_windows(checkpoint)
+    if asked is not None:
+        found = tuple(asked[layer % len(asked)] for layer in range(checkpoint.num_hidden_layers))
     if request.engine.backend == "torch" or not any(found):
         return None
     longest = limits.max_seq_len + limits.spare_tokens
     layers = tuple(min(window or longest, longest) for window in found)
     return CacheWindows(layers, pools_of(target), longest, request.pp) if min(layers) < longest else None
+
+
+def _serving_problems(
+    request: Request, target: Release, parallel: Parallel, checkpoint: CheckpointConfig
+) -> Iterator[Problem]:
+    backend = request.engine.backend
+    if backend == "auto" and request.for_tensorrt:
+        backend = "tensorrt_llm"
+    if backend != "auto":
+        features, layers = request.engine.features, checkpoint.num_hidden_layers
+        engine = ServedEngine(backend, target, features, parallel.world_size, layers)
+        yield from serving_problems(request.serving, engine)
 
 
 def _llm_api_problems(checkpoint: CheckpointConfig, request: Request, parallel: Parallel) -> Iterator[Problem]:
