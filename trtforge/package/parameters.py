@@ -1,6 +1,6 @@
 """The parameters of the models' config.pbtxt, and an LLM API model's arguments: from settings, engine and tokenizer."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +30,14 @@ def text_parameters(
     flow: TextFlow,
     preprocessing: Mapping[str, str],
     tokenizer: TokenizerAssets,
+    bfloat16_inputs: Sequence[str],
     *,
     by_text: bool,
 ) -> Mapping[str, str]:
-    """A text model tokenizes itself, so it has the parameters of preprocessing too."""
+    """A text model tokenizes itself, so it has the parameters of preprocessing too.
+
+    `bfloat16_inputs`: inputs of the engine model that are bfloat16.
+    """
     return {
         **preprocessing,
         "tokenizer_dir": TOKENIZER_DIRECTORY,
@@ -42,6 +46,7 @@ def text_parameters(
         "stop_words_as_text": _boolean(by_text),
         "engine_end_ids": _boolean(facts.backend != "tensorrt_llm"),
         "engine_scores": _boolean(facts.backend != "tensorrt_llm"),
+        "bfloat16_inputs": ",".join(bfloat16_inputs),
         "chat_template": _boolean(tokenizer.chat is not None),
         "cancellation_check_period_ms": str(_CANCELLATION_PERIOD_MS),
         "text_to_preprocessing": _pairs(flow.text_to_preprocessing),
