@@ -57,12 +57,15 @@ def test_clients_see_the_five_models_of_an_engine(engine: Path, tmp_path: Path) 
     assert (facts.backend, facts.device, facts.world_size, facts.tensorrt_llm) == ("llmapi", "cuda", 2, "1.3.0")
 
 
-def test_settings_of_the_executor_that_the_llm_api_has_too_are_its_arguments(engine: Path, tmp_path: Path) -> None:
+def test_settings_of_the_executor_that_the_llm_api_has_too_are_its_arguments(
+    engine: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     windows = {"max_attention_window_size": 256, "sink_token_length": 4}
     repository = packaged(engine, tmp_path / "a", kv_cache_host_memory_bytes="1GiB", **windows)
     cache = arguments_of(repository)["kv_cache_config"]
     assert (cache["max_attention_window"], cache["sink_token_length"], cache["host_cache_size"]) == ([256], 4, 1 << 30)
     assert "max_attention_window_size" not in parameters(model_config(repository, "tensorrt_llm"))
+    assert "no source says that this network of the PyTorch backend applies a window" in caplog.text
 
 
 @pytest.mark.parametrize("key", ["cuda_graph_mode", "normalize_log_probs", "speculative_decoding_fast_logits"])

@@ -193,6 +193,7 @@ def test_guided_decoding_gets_the_tokenizer(tmp_path: Path) -> None:
 def test_the_repository_says_that_a_server_leads_its_instances(tmp_path: Path) -> None:
     several = facts_of(packaged(tmp_path, tp2(tmp_path, "1.2.1"), gpu_device_ids="0,1;2,3", participant_ids="1,2;3,4"))
     assert (several.instances, several.participants, several.orchestrated) == (2, ((1, 2), (3, 4)), True)
+    assert (several.gpus, several.gpu_count) == (((0, 1), (2, 3)), 4)
 
 
 @pytest.fixture(scope="module")

@@ -64,6 +64,12 @@ def test_a_backend_that_is_not_chosen_is_not_judged() -> None:
     assert messages(found) == []
 
 
+def test_the_memory_of_cuda_graphs_is_said_to_be_unknown() -> None:
+    assert any(
+        "memory of the graphs is not known" in warning for warning in planned({"cuda_graph_mode": True}).warnings
+    )
+
+
 def test_a_known_issue_is_a_warning() -> None:
     found = planned({"sink_token_length": 4})
     assert messages(found) == []

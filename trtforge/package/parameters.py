@@ -138,7 +138,9 @@ def require_servable(config: PackageConfig, engine: EngineFacts) -> Iterator[str
     """Warnings about the serving settings. Raises ForgeError for one that this engine or its release does not have."""
     reuse = _feature("kv_reuse", config.kv_reuse, engine.features.kv_reuse, engine)
     features = engine.features.model_copy(update={"kv_reuse": reuse})
-    served = ServedEngine(engine.backend, engine.release, features, engine.world_size, engine.layers)
+    served = ServedEngine(
+        engine.backend, engine.release, features, engine.world_size, engine.layers, engine.has_windows
+    )
     for problem in serving_problems(config.serving, served):
         if problem.refuses:
             raise ForgeError(problem.message, hint=problem.fix)

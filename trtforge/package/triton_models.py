@@ -64,7 +64,7 @@ def repository_facts(config: PackageConfig, engine: EngineFacts) -> RepositoryFa
         prefix=config.name_prefix,
         streaming=config.serving.streaming,
         max_batch_size=engine.max_batch_size,
-        instances=max(1, len(config.serving.instances)),
+        gpus=config.serving.instances,
         participants=config.serving.participants,
         target=engine.target,
         engine_path=ENGINE_DIRECTORY if engine.backend == "torch" else f"{config.serving_root.rstrip('/')}/{name}",

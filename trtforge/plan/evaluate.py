@@ -102,8 +102,12 @@ def _serving_problems(
         backend = "tensorrt_llm"
     if backend != "auto":
         features, layers = request.engine.features, checkpoint.num_hidden_layers
-        engine = ServedEngine(backend, target, features, parallel.world_size, layers)
+        windows = backend != "llmapi" or applies_windows(checkpoint.architecture, _version(request))
+        engine = ServedEngine(backend, target, features, parallel.world_size, layers, windows)
         yield from serving_problems(request.serving, engine)
+    if request.serving.cuda_graph_mode:
+        message = "serving.cuda_graph_mode: the GPU memory of the graphs is not known, so it is not in the plan"
+        yield Problem("serving", message, "Lower serving.kv_cache_fraction if the server needs more.", refuses=False)
 
 
 def _llm_api_problems(checkpoint: CheckpointConfig, request: Request, parallel: Parallel) -> Iterator[Problem]:

@@ -27,13 +27,17 @@ _LEAVE_OUT = "Leave it out of serving."
 
 @dataclass(frozen=True)
 class ServedEngine:
-    """What the rules need to know of an engine. `release`: that serves it; `layers` None: not known."""
+    """What the rules need to know of an engine. `release`: that serves it; `layers` None: not known.
+
+    `has_windows`: whether the network can attend to a window instead of all tokens.
+    """
 
     backend: ResolvedBackend
     release: Release
     features: FeaturesConfig
     world_size: int
     layers: int | None = None
+    has_windows: bool = True
 
     @property
     def kv_reuse(self) -> bool:
@@ -51,6 +55,10 @@ def serving_problems(serving: ServingConfig, engine: ServedEngine) -> Iterator[P
     if windows is not None and layers is not None and len(windows) not in (1, layers):
         message = f"max_attention_window_size has {len(windows)} windows, the model {layers} layers"
         yield _problem(message, "Give one window, or one a layer.")
+    if windows is not None and not engine.has_windows:
+        message = "max_attention_window_size: no source says that this network of the PyTorch backend applies a window"
+        fix = "Compare answers beyond the window: the KV cache frees what is behind it."
+        yield _problem(message, fix, refuses=False)
 
 
 def _availability(key: str, engine: ServedEngine) -> Iterator[Problem]:

@@ -40,7 +40,7 @@ def check_gpus(facts: RepositoryFacts, launch: Launch, load: LoadNvml = load_nvm
         return
     chosen = None if launch.launcher == "docker" else os.environ.get(VISIBLE_DEVICES)  # a container gets all GPUs
     gpus = visible_gpus(load, chosen)
-    needed = facts.world_size // max(1, len(launch.hostfile))
+    needed = facts.world_size // len(launch.hostfile) if launch.hostfile else facts.gpu_count
     if gpus is None:
         _LOG.warning("the engine is not checked against the GPUs: listing them needs nvidia-ml-py")
         return

@@ -99,6 +99,5 @@ def mpi_command(
 
 def _several_models(facts: RepositoryFacts) -> tuple[str, ...]:
     """Memory that the server itself does not need: its pools would take it from the ranks on the same GPUs."""
-    gpus = range(facts.world_size * facts.instances)
-    pools = (f"--cuda-memory-pool-byte-size={gpu}:0" for gpu in gpus)
+    pools = (f"--cuda-memory-pool-byte-size={gpu}:0" for gpu in range(facts.gpu_count))
     return ("--pinned-memory-pool-byte-size=0", "--enable-peer-access=false", *pools)
