@@ -3,9 +3,11 @@
 from collections import Counter
 from typing import Any
 
+from trtforge.core.serving import ServingConfig
 from trtforge.formats.attention_windows import pools_of
 from trtforge.formats.releases import CONFIDENCES, Section, read_release_data, release
-from trtforge.formats.triton import parameters
+from trtforge.formats.triton import parameter_problem, parameters
+from trtforge.plan.serving_rules import LLM_ARGUMENTS
 
 _SECTIONS: tuple[Section, ...] = ("build_config", "plugin_config", "lora_config", "mapping", "quantization", "moe")
 _PUBLISHED = ("verified", "verified_near", "inferred", "unplaced")
@@ -31,6 +33,18 @@ def releases() -> str:
             f"{line['status']} ({', '.join(line['sources'])})",
         )
         rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+def serving_settings() -> str:
+    """The settings of TensorRT-LLM's executor, their argument of the LLM API, and the releases that have them."""
+    lines = [str(line["id"]) for line in read_release_data("build-config")["versions"]]
+    rows = [f"| `serving` key | LLM API | {' | '.join(lines)} |", "|---|---|" + "---|" * len(lines)]
+    names = list(ServingConfig.model_fields)
+    for key in names[names.index("max_attention_window_size") :]:
+        argument = f"`{LLM_ARGUMENTS[key]}`" if key in LLM_ARGUMENTS else "–"
+        had = ("yes" if parameter_problem("tensorrt_llm", key, release(line)) is None else "–" for line in lines)
+        rows.append(f"| `{key}` | {argument} | {' | '.join(had)} |")
     return "\n".join(rows)
 
 

@@ -12,7 +12,7 @@ from tests.compile.checkpoints import drafting, engine, llama
 from tests.compile.test_build_config import plan
 from tests.docs_cli import commands_of_the_program, exit_statuses
 from tests.docs_log import SUBJECTS, log_messages
-from tests.docs_releases import releases, sources
+from tests.docs_releases import releases, serving_settings, sources
 from trtforge.compile.build_config import BuildPlan
 from trtforge.compile.tensorrt_llm import commands
 from trtforge.core.assets import asset_directory
@@ -192,7 +192,12 @@ def containers() -> str:
 
 
 TABLES: dict[str, tuple[tuple[str, Callable[[], str]], ...]] = {
-    "recipes.md": (("recipe-keys", recipe_keys), ("shipped-recipes", shipped_recipes), ("features", features)),
+    "recipes.md": (
+        ("recipe-keys", recipe_keys),
+        ("shipped-recipes", shipped_recipes),
+        ("features", features),
+        ("serving-settings", serving_settings),
+    ),
     "formats.md": (("families", families), ("without-engines", without_engines), ("formats", formats)),
     "engines.md": (("releases", releases), ("release-sources", sources)),
     "quickstart-gpu.md": (("containers", containers),),
