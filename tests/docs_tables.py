@@ -13,6 +13,7 @@ from tests.compile.test_build_config import plan
 from tests.docs_cli import commands_of_the_program, exit_statuses
 from tests.docs_log import SUBJECTS, log_messages
 from tests.docs_networks import EXPERTS, engine_formats, families, network_limits, network_sources
+from tests.docs_releases import releases, serving_settings, sources
 from trtforge.compile.build_config import BuildPlan
 from trtforge.compile.tensorrt_llm import commands
 from trtforge.core.assets import asset_directory
@@ -175,7 +176,12 @@ def containers() -> str:
 
 
 TABLES: dict[str, tuple[tuple[str, Callable[[], str]], ...]] = {
-    "recipes.md": (("recipe-keys", recipe_keys), ("shipped-recipes", shipped_recipes), ("features", features)),
+    "recipes.md": (
+        ("recipe-keys", recipe_keys),
+        ("shipped-recipes", shipped_recipes),
+        ("features", features),
+        ("serving-settings", serving_settings),
+    ),
     "formats.md": (
         ("families", families),
         ("without-engines", without_engines),
@@ -184,6 +190,7 @@ TABLES: dict[str, tuple[tuple[str, Callable[[], str]], ...]] = {
         ("network-limits", network_limits),
         ("network-sources", network_sources),
     ),
+    "engines.md": (("releases", releases), ("release-sources", sources)),
     "quickstart-gpu.md": (("containers", containers),),
     "cli.md": (("exit-statuses", exit_statuses), ("commands", commands_of_the_program)),
     "troubleshooting.md": tuple((f"log-{subject}", partial(log_messages, subject)) for subject in SUBJECTS),

@@ -47,6 +47,7 @@ class TritonEngine:
     def __init__(self, config: ModelConfig) -> None:
         self._model = config.text("tensorrt_llm_model_name")
         self._outputs = [_OUTPUT_IDS, _LENGTH, *(name for name, _ in config.pairs("engine_to_text"))]
+        self._bfloat16 = frozenset(name for name in config.text("bfloat16_inputs").split(",") if name)
         self._streams = config.decoupled
         self._loop = asyncio.new_event_loop()
         self._channel: Any = None
@@ -102,7 +103,7 @@ class TritonEngine:
         self, inputs: Mapping[str, NDArray[Any]], request_id: str
     ) -> AsyncIterator[dict[str, NDArray[Any]]]:
         """The tensors of each response. Raises EngineError, and what grpc raises."""
-        request = infer_request(self._model, request_id, inputs, self._outputs)
+        request = infer_request(self._model, request_id, inputs, self._outputs, self._bfloat16)
         if not self._streams:
             infer = self._method("unary_unary", "ModelInfer", ModelInferResponse)
             yield arrays_of(await infer(request))

@@ -98,7 +98,7 @@ def test_a_failed_stage_says_so(run: Any, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_gate_that_fails_is_shown_with_its_limit(run: Any, tmp_path: Path) -> None:
-    words = ["build", "demo-fp32", "--out", tmp_path / "out", "--set", "model.dtype=float16", *FEW]
+    words = ["build", "demo-fp32", "--out", tmp_path / "out", "--set", "quantization.format=int8_wo", *FEW]
     status, printed, said = run(*words, "--set", "gate.kl_mean=0")
     assert status == 1
     assert lines_of_log(said)[-1] == ("verify", "failed")

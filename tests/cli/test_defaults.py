@@ -35,7 +35,17 @@ CASES: list[tuple[Callable[..., Any], type[BaseModel], Mapping[str, str], set[st
         serve,
         ServeConfig,
         {},
-        {"http_port", "grpc_port", "metrics_port", "host", "launcher", "ready_timeout", "drain_timeout", "restart"},
+        {
+            "http_port",
+            "grpc_port",
+            "metrics_port",
+            "host",
+            "launcher",
+            "nodes",
+            "ready_timeout",
+            "drain_timeout",
+            "restart",
+        },
     ),
 ]
 

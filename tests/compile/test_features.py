@@ -177,7 +177,6 @@ def test_what_does_not_go_together_is_refused(
 @pytest.mark.parametrize(
     ("checkpoint", "features", "warning"),
     [
-        (llama(), {"lora": True}, "LoRA weights reach Triton as TYPE_FP16"),
         (llama("NVFP4", dtype="float16"), {"lora": True}, "is untested with NVFP4 layers"),
         (
             llama(dtype="float16", architecture="FalconForCausalLM"),

@@ -7,15 +7,19 @@ from typing import Any
 
 import pytest
 
-from tests.compile.checkpoints import engine
+from tests.compile.checkpoints import engine, llama
 from tests.compile.engines import build, files, names
 from tests.compile.trtllm import MACHINE, Trtllm, write_checkpoint
+from trtforge.compile.build_config import build_config
+from trtforge.compile.engine_agreement import check_config
 from trtforge.compile.machine import Machine
 from trtforge.compile.stage import CompileOptions, compile_engine, plan_engine
 from trtforge.core.errors import ForgeError, LoggedError
 from trtforge.core.manifest import open_artifact
 from trtforge.formats.engine_target import EngineTarget
+from trtforge.formats.releases import release
 from trtforge.formats.trtllm import read_engine_config
+from trtforge.plan.limits import derive_limits
 
 
 def test_an_engine_of_one_rank(tmp_path: Path, trtllm: Trtllm) -> None:
@@ -89,7 +93,11 @@ def test_a_build_for_another_cuda_is_of_the_same_release(tmp_path: Path, trtllm:
             {"changes": {"0": {"plugin_config.use_paged_context_fmha": False}}},
             r"with plugin_config\.use_paged_context_fmha false, not true",
         ),
-        ({"changes": {"0": {"plugin_config.gemm_plugin": None}}}, r"with plugin_config\.gemm_plugin none, not auto"),
+        (
+            {"changes": {"0": {"plugin_config.remove_input_padding": "disable"}}},
+            r"remove_input_padding disable, not true",
+        ),
+        ({"changes": {"0": {"max_input_len": None}}}, r"with build_config\.max_input_len none, not"),
         (
             {"changes": {"0": {"kv_cache_type": "CONTINUOUS"}}},
             r"kv_cache_type continuous, not PAGED",
@@ -127,6 +135,46 @@ def test_what_a_release_makes_of_auto_and_of_draft_tokens_agrees(tmp_path: Path,
     trtllm.behaves(changes={"0": {**changes, "max_seq_len": 4000}})
     with pytest.raises(ForgeError, match=r"max_seq_len 4000, not 4096"):
         build(tmp_path, force=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "warning"),
+    [
+        ({"kv_cache_type": "KVCacheType.PAGED"}, None),
+        ({"plugin_config.use_paged_context_fmha": "enable", "plugin_config.gemm_plugin": "AUTO"}, None),
+        ({"speculative_decoding_mode": "NONE", "max_draft_len": None}, None),
+        ({"plugin_config.gemm_plugin": None}, "plugin_config.gemm_plugin: the engine was built with none, not auto"),
+        ({"plugin_config.context_fmha": "disable"}, "plugin_config.context_fmha: the engine was built with disable"),
+        ({"max_num_tokens": 9000}, "max_num_tokens: the engine was built with 9000, above the plan's 8192"),
+    ],
+)
+def test_other_spellings_and_kernels_are_no_reason_to_refuse_an_engine(
+    tmp_path: Path,
+    trtllm: Trtllm,
+    caplog: pytest.LogCaptureFixture,
+    changes: dict[str, Any],
+    warning: str | None,
+) -> None:
+    write_checkpoint(tmp_path / "checkpoint")
+    trtllm.behaves(changes={"0": changes})
+    build(tmp_path)
+    said = [record.getMessage() for record in caplog.records if "config." in record.getMessage()]
+    assert [warning in text for text in said if warning is not None] == ([] if warning is None else [True])
+    assert bool(said) is (warning is not None)
+
+
+@pytest.mark.parametrize("key", ["paged_kv_cache", "use_fused_mlp"])
+def test_a_field_that_a_release_leaves_out_is_a_warning(key: str, tmp_path: Path) -> None:
+    model, settings = llama(), engine(max_batch_size=8, max_seq_len=4096)
+    plan = build_config(model, settings, derive_limits(model, settings, 32), release("1.2.1"))
+    written = plan.to_json()
+    assert isinstance(written["plugin_config"], dict)
+    del written["plugin_config"][key]
+    config = {"version": "1.2.1", "pretrained_config": model.model_dump(mode="json"), "build_config": written}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert check_config(tmp_path, plan, model) == (
+        f"plugin_config.{key}: the engine's config.json does not say it, the plan is true",
+    )
 
 
 def test_managed_weights_and_adapters_belong_to_the_engine(tmp_path: Path, trtllm: Trtllm) -> None:

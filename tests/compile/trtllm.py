@@ -81,17 +81,19 @@ def _schema(version: str) -> dict[str, Any]:
     }
 
 
-def write_checkpoint(directory: Path, quant: str | None = None, **parallel: int) -> Path:
-    """A checkpoint artifact of Llama 3 8B's configuration with a few bytes for weights."""
+def write_checkpoint(
+    directory: Path, quant: str | None = None, changes: Mapping[str, Any] | None = None, **parallel: int
+) -> Path:
+    """A checkpoint artifact of Llama 3 8B's configuration, with `changes`, and a few bytes for weights."""
     layout = Parallel(**parallel)
 
     def write(out: Path) -> dict:
-        (out / "config.json").write_text(llama(quant, mapping=layout.mapping()).to_json())
+        (out / "config.json").write_text(llama(quant, mapping=layout.mapping(), **(changes or {})).to_json())
         for rank in layout.ranks:
             (out / f"rank{rank.index}.safetensors").write_text(f"rank {rank.index}")
         (out / "tokenizer").mkdir()
         (out / "tokenizer/tokenizer.json").write_text(SMALL_TOKENIZER)
         return {}
 
-    produce(directory, Identity(stage="checkpoint", config=parallel), write)
+    produce(directory, Identity(stage="checkpoint", config={**parallel, **(changes or {})}), write)
     return directory

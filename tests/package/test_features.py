@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tritonclient.grpc import model_config_pb2
 
 from tests.conftest import DEMO_MODEL
 from tests.package.engines import engine_config, tensorrt_engine, torch_engine, write_engine
@@ -167,3 +168,28 @@ def test_every_key_is_one_that_the_release_reads_with_a_value_that_it_takes(vers
         for key in runtime_keys(FeaturesConfig.parse(method | {"weights_on_gpu": 0.5}, "test")):
             assert key.key in known or (version == "0.17.0" and key.feature == "lookahead")
             assert allowed[key.key] is None or key.value in allowed[key.key]
+
+
+@pytest.mark.parametrize("version", RELEASES)
+@pytest.mark.parametrize(
+    ("dtype", "expected"), [("float16", "TYPE_FP16"), ("bfloat16", "TYPE_BF16"), ("float32", "TYPE_FP32")]
+)
+def test_adapters_have_the_engines_type(dtype: str, expected: str, version: str, tmp_path: Path) -> None:
+    config = engine_config(version=version)
+    config["pretrained_config"]["dtype"] = dtype
+    repository = package(PackageConfig(), write_engine(tmp_path / "engine", config), DEMO_MODEL, tmp_path / "out").path
+    types = inputs(repository, "tensorrt_llm")
+    assert types["lora_weights"] == expected
+    converted = {name for name, kind in types.items() if kind == "TYPE_BF16"}
+    for role in ("ensemble", "tensorrt_llm_bls"):
+        of_text = inputs(repository, role)
+        assert of_text["lora_weights"] == "TYPE_FP16"
+        assert "TYPE_BF16" not in of_text.values()
+        named = read_parameters(model_config(repository, role))["bfloat16_inputs"]
+        assert {name for name in named.split(",") if name} == converted
+
+
+def inputs(repository: Path, role: str) -> dict[str, str]:
+    """Data types by name."""
+    declared = model_config(repository, role).input
+    return {tensor.name: model_config_pb2.DataType.Name(tensor.data_type) for tensor in declared}

@@ -60,3 +60,18 @@ def test_a_response_of_tritons_is_read() -> None:
     ]
     failed = service_pb2.ModelStreamInferResponse(error_message="no")
     assert ModelStreamInferResponse.FromString(failed.SerializeToString()).error_message == "no"
+
+
+def test_bfloat16_is_rounded_to_the_nearest() -> None:
+    import torch
+    from kserve_messages import infer_request
+
+    generator = np.random.default_rng(0)
+    values = generator.standard_normal((1, 3, 50)).astype(np.float16)
+    values[0, 0, :4] = [0, 65504, -1e-7, np.float16(1.00390625)]
+    request = infer_request("tensorrt_llm", "7", {"lora_weights": values}, [], {"lora_weights"})
+    read = service_pb2.ModelInferRequest.FromString(request.SerializeToString())
+    (sent,) = read.inputs
+    assert (sent.name, sent.datatype, list(sent.shape)) == ("lora_weights", "BF16", [1, 3, 50])
+    expected = torch.from_numpy(values.astype(np.float32)).to(torch.bfloat16).view(torch.uint16).numpy()
+    assert np.frombuffer(read.raw_input_contents[0], "<u2").tolist() == expected.ravel().tolist()

@@ -58,6 +58,23 @@ def test_clients_see_the_five_models_of_an_engine(engine: Path, tmp_path: Path) 
     assert (facts.backend, facts.device, facts.world_size, facts.tensorrt_llm) == ("llmapi", "cuda", 2, "1.3.0")
 
 
+def test_settings_of_the_executor_that_the_llm_api_has_too_are_its_arguments(
+    engine: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    windows = {"max_attention_window_size": 256, "sink_token_length": 4}
+    repository = packaged(engine, tmp_path / "a", kv_cache_host_memory_bytes="1GiB", **windows)
+    cache = arguments_of(repository)["kv_cache_config"]
+    assert (cache["max_attention_window"], cache["sink_token_length"], cache["host_cache_size"]) == ([256], 4, 1 << 30)
+    assert "max_attention_window_size" not in parameters(model_config(repository, "tensorrt_llm"))
+    assert "no source says that this network of the PyTorch backend applies a window" in caplog.text
+
+
+@pytest.mark.parametrize("key", ["cuda_graph_mode", "normalize_log_probs", "speculative_decoding_fast_logits"])
+def test_settings_that_the_llm_api_lacks_are_refused(key: str, engine: Path, tmp_path: Path) -> None:
+    with pytest.raises(ForgeError, match=rf"serving\.{key}: the LLM API has no such setting"):
+        packaged(engine, tmp_path / "a", **{key: True})
+
+
 def test_the_arguments_are_the_engines_and_the_serving_settings(engine: Path, tmp_path: Path) -> None:
     found = arguments_of(packaged(engine, tmp_path / "a"))
     assert found["model"] == "engine"

@@ -18,7 +18,8 @@ def test_format_is_refused(gpu: str, algorithm: str | None, cache: str | None) -
 
 @pytest.mark.parametrize(
     ("gpu", "algorithm", "cache"),
-    [("l40s", "FP8", "FP8"), ("H100-80GB", "FP8", "FP8"), ("a100-80gb", "W4A16_AWQ", None), ("b200", "FP8", "FP8")],
+    [("l40s", "FP8", "FP8"), ("H100-80GB", "FP8", "FP8"), ("a100-80gb", "W4A16_AWQ", None), ("b200", "FP8", "FP8")]
+    + [(gpu, "NVFP4", "FP8") for gpu in ("b300", "gb300", "gb10", "rtx-pro-6000")],
 )
 def test_format_is_accepted(gpu: str, algorithm: str | None, cache: str | None) -> None:
     require_formats(gpu_named(gpu), Quantization(quant_algo=algorithm, kv_cache_quant_algo=cache))
@@ -45,6 +46,9 @@ def test_unknown_gpu_names_the_nearest() -> None:
         ("rtx_a6000", "rtx-a6000"),
         ("H100 NVL", "h100-nvl"),
         ("t4", "t4"),
+        ("B300", "b300"),
+        ("GH200 144GB", "gh200-144gb"),
+        ("RTX PRO 6000", "rtx-pro-6000"),
     ],
 )
 def test_short_names_mean_the_usual_variant(given: str, name: str) -> None:
@@ -74,6 +78,12 @@ def test_aliases_are_no_names_and_lead_to_names() -> None:
         ("Tesla V100-SXM2-16GB", 15.7, "v100-16gb"),
         ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 94.9, "rtx-pro-6000"),
         ("NVIDIA GeForce RTX 5090", 31.3, "rtx-5090"),
+        ("NVIDIA B300 SXM6 AC", 268.0, "b300"),
+        ("NVIDIA GB300", 276.5, "gb300"),
+        ("NVIDIA H20", 95.1, "h20"),
+        ("NVIDIA GH200 144G HBM3e", 140.0, "gh200-144gb"),
+        ("NVIDIA GB10", 119.6, "gb10"),
+        ("NVIDIA L20", 44.5, "l20"),
         ("NVIDIA GeForce RTX 5090 Laptop GPU", 23.9, None),
         ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", 9.75, None),
         ("NVIDIA GeForce GTX 1080", 7.9, None),

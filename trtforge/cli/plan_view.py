@@ -80,7 +80,7 @@ def _memory(result: "Plan") -> None:
         ]
         _print_columns("GPU memory", ["part", "fullest GPU", "all GPUs"], rows, right=(1, 2))
         if memory.over_all("host"):
-            show.line(f"host memory: {show.size(memory.over_all('host'))} for adapters and streamed weights")
+            show.line(f"host memory: {show.size(memory.over_all('host'))} for adapters, streamed weights and KV blocks")
     show.line(f"model: {show.size(result.weights)} of weights, {result.kv_per_token:,} bytes of KV cache per token")
 
 
@@ -96,6 +96,11 @@ def _capacity(result: "Plan") -> None:
         f"KV cache{asked}: {memory.kv_tokens:,} tokens = {full} or {evaluation.typical_requests:,} of "
         f"{typical.length:,} tokens; max_batch_size is {limits.max_batch_size:,}"
     )
+    if memory.windows is not None:
+        kept = memory.windows.as_json()["layers"]
+        show.line("sliding windows: " + ", ".join(f"{n} layers keep {int(w):,} tokens" for w, n in kept.items()))
+    elif evaluation.embedded is not None and result.model.facts.config.get("sliding_window"):
+        show.line("sliding windows: the embedded engine keeps the KV cache of all tokens in every layer")
     show.line(f"longest prompt: {evaluation.longest_prompt:,} tokens")
 
 

@@ -72,11 +72,28 @@ def serve(
         str,
         typer.Option(
             metavar="LAUNCHER",
-            autocompletion=completion.words("auto", "local", "docker", "mpi"),
+            autocompletion=completion.words("auto", "local", "docker", "mpi", "orchestrator", "slurm"),
             rich_help_panel=_LIFECYCLE,
-            help="How Triton is started: auto, local, docker or mpi.",
+            help="How Triton is started: auto, local, docker, mpi, orchestrator (it starts its ranks itself) or slurm "
+            "(with --dry-run: a batch script).",
         ),
     ] = "auto",
+    hosts: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST,...",
+            rich_help_panel=_LIFECYCLE,
+            help="With --launcher mpi: hosts that the ranks are divided over, this machine first. Each needs the "
+            "repository at the path that it was packaged for.",
+            show_default=False,
+        ),
+    ] = None,
+    nodes: Annotated[
+        int,
+        typer.Option(
+            min=1, metavar="N", rich_help_panel=_LIFECYCLE, help="With --launcher slurm: nodes for the ranks."
+        ),
+    ] = 1,
     ready_timeout: Annotated[
         float,
         typer.Option(
@@ -128,6 +145,8 @@ def serve(
             "open": parse_doors(open or ()),
             "api_key_file": api_key_file,
             "launcher": launcher,
+            "hosts": [host.strip() for host in hosts.split(",")] if hosts else (),
+            "nodes": nodes,
             "ready_timeout": ready_timeout,
             "drain_timeout": drain_timeout,
             "restart": restart,

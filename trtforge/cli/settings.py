@@ -5,7 +5,7 @@ from typing import Any
 
 from trtforge.core.config_model import parse_value
 from trtforge.core.errors import ForgeError
-from trtforge.core.recipe import ServingConfig
+from trtforge.core.serving import ServingConfig
 
 
 def serving_settings(words: Sequence[str]) -> ServingConfig:

@@ -15,6 +15,7 @@ from trtforge.compile.built_features import built_features, feature_notes
 from trtforge.core.errors import ForgeError
 from trtforge.core.features import FeaturesConfig
 from trtforge.core.recipe import EngineConfig
+from trtforge.formats.attention_windows import attention_windows, executor_windows
 from trtforge.formats.releases import Release, Section
 from trtforge.formats.trtllm import CheckpointConfig
 from trtforge.plan.engine_rules import engine_problems
@@ -26,6 +27,12 @@ from trtforge.plan.paged_context import FP8_ATTENTION
 _FUSED_MLP = frozenset({None, "FP8"})
 _GEMM_PLUGIN = {"FP8": None, "NVFP4": "nvfp4"}
 """Other formats: `auto`, the model's dtype. FP8: TensorRT's own kernels are faster (performance tuning guide)."""
+
+WINDOWS_NOTE = (
+    "TensorRT engines contain no sliding windows: trtforge writes them into the engine's config.json "
+    "(pretrained_config.runtime_defaults.max_attention_window) and into "
+    "config.pbtxt. An engine of trtllm-build lacks them."
+)
 
 _FEATURE_FIELDS = frozenset({"lora_plugin", "multiple_profiles"})
 _NUM_TOKENS_ADVICE = 16384
@@ -61,7 +68,8 @@ class BuildPlan:
     """The build settings of one engine.
 
     `limits` and `features` are those of the engine; where they are below the recipe's defaults, `warnings` explains
-    it. `notes` explain settings without a disadvantage. `logits_dtype` is the checkpoint's.
+    it. `notes` explain settings without a disadvantage. `logits_dtype` is the checkpoint's. `windows`: its sliding
+    windows as the executor takes them; empty without any.
     """
 
     release: Release
@@ -73,6 +81,16 @@ class BuildPlan:
     notes: tuple[str, ...]
     kv_cache_type: str = "PAGED"
     strongly_typed: bool = True
+    windows: tuple[int, ...] = ()
+
+    @property
+    def runtime_defaults(self) -> dict[str, JsonValue]:
+        """What the engine's config.json tells the executor besides the build; empty if there is nothing to tell.
+
+        Source: `runtime_defaults` in tensorrt_llm/models/modeling_utils.py (0.17 to 1.2), read by the executor's
+        `KvCacheConfig::fillEmptyFieldsFromRuntimeDefaults`.
+        """
+        return {"max_attention_window": list(self.windows)} if self.windows else {}
 
     @property
     def build_settings(self) -> dict[str, JsonValue]:
@@ -136,6 +154,7 @@ def build_config(
     notes = feature_notes(engine.features, features, limits)
     paged = features.kv_reuse or features.chunked_context or features.eagle is not None
     gemm_plugin = _GEMM_PLUGIN.get(algorithm, "auto") if algorithm else "auto"
+    windows = executor_windows(attention_windows(checkpoint), limits.max_seq_len + limits.spare_tokens)
     partly_unquantised = algorithm is not None and _excludes(checkpoint, "mlp.fc", "mlp.gate")
     plugins = PluginPlan(
         dtype=checkpoint.dtype,
@@ -158,7 +177,8 @@ def build_config(
         logits_dtype=checkpoint.logits_dtype,
         features=features,
         warnings=(*limits.warnings, *warnings),
-        notes=tuple(notes),
+        notes=(*notes, *([WINDOWS_NOTE] if windows else [])),
+        windows=windows,
     )
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from trtforge.compile.llmapi_windows import Windows
 from trtforge.core.errors import ForgeError
 from trtforge.core.parallel import Parallel
 from trtforge.core.recipe import EngineConfig
@@ -89,8 +90,8 @@ def plan_for_checkpoint(model: CheckpointConfig, config: EngineConfig) -> Llmapi
     require_format(model)
     cache = model.quantization.kv_cache_quant_algo == "FP8"
     warnings = (_SCALES_ARE_ONE,) if cache and model.quantization.quant_algo is None else ()
-    plan = _plan(model, model.parallel, config, "checkpoint", fp8_cache=cache)
-    return replace(plan, warnings=warnings)
+    plan = _plan(model, model.parallel, config, "checkpoint", Windows.of_checkpoint(model), fp8_cache=cache)
+    return replace(plan, warnings=(*warnings, *plan.warnings))
 
 
 def plan_for_hugging_face(directory: Path, parallel: Parallel, config: EngineConfig) -> LlmapiPlan:
@@ -102,13 +103,15 @@ def plan_for_hugging_face(directory: Path, parallel: Parallel, config: EngineCon
     found = read_config(directory)
     _require_split(found, parallel)
     warnings = _require_stored_formats(found, gpu_named(config.target.gpu)) if config.target.gpu is not None else ()
-    return replace(_plan(_HfPositions.of(found), parallel, config, "hugging_face", fp8_cache=False), warnings=warnings)
+    windows = Windows.of_hugging_face(found, _text_config(found))
+    plan = _plan(_HfPositions.of(found), parallel, config, "hugging_face", windows, fp8_cache=False)
+    return replace(plan, warnings=(*warnings, *plan.warnings))
 
 
 def _text_config(config: HfConfig) -> HfConfig:
     """The language model's part of a multimodal config, or the config itself."""
-    values = config.values.get("text_config") or config.values
-    return HfConfig(values, config.path) if isinstance(values, dict) else config
+    values = config.values.get("text_config")
+    return HfConfig(values, config.path) if values and isinstance(values, dict) else config
 
 
 def _require_split(config: HfConfig, parallel: Parallel) -> None:
@@ -156,6 +159,7 @@ def _plan(
     parallel: Parallel,
     config: EngineConfig,
     made_from: Origin,
+    windows: Windows,
     *,
     fp8_cache: bool,
 ) -> LlmapiPlan:
@@ -170,6 +174,8 @@ def _plan(
             f"max_beam_width {limits.max_beam_width}: the llmapi backend has no beam search",
             hint="Use max_beam_width 1, or the tensorrt_llm backend.",
         )
+    target = config.target.tensorrt_llm
+    applied, warnings = windows.applied(target, limits.max_seq_len)
     args = LlmArgs(
         tensor_parallel_size=parallel.tp,
         pipeline_parallel_size=parallel.pp,
@@ -184,9 +190,10 @@ def _plan(
         enable_chunked_prefill=config.features.chunked_context,
         kv_cache_config=KvCacheArgs(
             enable_block_reuse=config.features.kv_reuse,
+            max_attention_window=applied,
             tokens_per_block=limits.tokens_per_block,
             dtype="fp8" if fp8_cache else "auto",
         ),
     )
-    require_llm_api(config.target.tensorrt_llm, args)
-    return LlmapiPlan(args, config.target.tensorrt_llm, limits, made_from)
+    require_llm_api(target, args)
+    return LlmapiPlan(args, target, limits, made_from, warnings)

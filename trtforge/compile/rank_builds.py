@@ -1,6 +1,7 @@
 """Build the ranks of one engine, each in its own directory, and move finished ranks into the engine."""
 
 import json
+import logging
 import os
 import shutil
 from collections.abc import Mapping, Sequence
@@ -9,14 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trtforge.compile.build_site import BUILD_CONFIG, ENGINE, lanes
+from trtforge.compile.engine_agreement import check_config
 from trtforge.compile.engine_build import EngineBuild, rank_directory
-from trtforge.compile.engine_files import check_config, check_rank, engine_file
+from trtforge.compile.engine_files import add_runtime_defaults, check_rank, engine_file
 from trtforge.compile.inside.rank import STEP_FILE, STEPS
 from trtforge.compile.jobs import Job, Observer, run_jobs
 from trtforge.compile.timing_cache import TimingCache
 from trtforge.core.manifest import FileRecord, record_of
 from trtforge.core.partial import Finished, Group
 from trtforge.core.progress import Bar, Progress
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -84,7 +88,9 @@ class _Ranks(Observer[RankJob]):
         made = job.directory / ENGINE
         names = check_rank(made, job.rank)
         if job.rank == 0:
-            check_config(made, self._build.plan, self._build.model)
+            for warning in check_config(made, self._build.plan, self._build.model):
+                _LOG.warning(warning)
+            add_runtime_defaults(made, self._build.plan)
         taken = {}
         for name in names:
             place = self._directory / name

@@ -30,6 +30,7 @@ def build_engine(build: EngineBuild, *, force: bool, progress: Progress) -> Prod
             "backend": "tensorrt_llm",
             "build_config": build.build_config,
             "features": build.plan.features.model_dump(mode="json"),
+            **({"runtime_defaults": build.plan.runtime_defaults} if build.plan.runtime_defaults else {}),
         },
         inputs={"checkpoint": build.digest},
         versions={"trtforge": __version__, **asked.target.versions},

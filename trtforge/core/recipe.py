@@ -9,6 +9,8 @@ from trtforge.core import defaults
 from trtforge.core.config_model import Config, LineOf, Location, holds_none, holds_text, parse_value
 from trtforge.core.errors import ForgeError, UsageError
 from trtforge.core.features import FeaturesConfig
+from trtforge.core.serving import SchedulerPolicy as SchedulerPolicy
+from trtforge.core.serving import ServingConfig
 from trtforge.core.sizes import Bytes
 from trtforge.core.yaml_text import line_of, read_yaml, read_yaml_text
 
@@ -24,7 +26,6 @@ ResolvedBackend = Literal["tensorrt_llm", "torch", "llmapi"]
 EngineBackend = Literal["tensorrt_llm", "torch"]
 """A backend that `auto` can resolve to."""
 Device = Literal["auto", "cpu", "cuda"]
-SchedulerPolicy = Literal["guaranteed_no_evict", "max_utilization"]
 GroupSize = Literal[64, 128]
 
 
@@ -112,22 +113,6 @@ class EngineConfig(Config):
         if value is not None and value & (value - 1):
             raise ValueError("tokens_per_block must be a power of two")
         return value
-
-
-class ServingConfig(Config):
-    """How Triton serves the engine."""
-
-    streaming: bool = Field(True, description="Decoupled responses: tokens are sent as they are generated.")
-    scheduler: SchedulerPolicy = Field("guaranteed_no_evict", description="When a waiting request may start.")
-    kv_cache_fraction: float = Field(0.9, gt=0, le=1, description="Fraction of the free memory for the KV cache.")
-    kv_cache_tokens: int | None = Field(None, ge=1, description="Maximum tokens in the KV cache.")
-    max_queue_size: int = Field(
-        2048, ge=0, description="Maximum number of waiting requests; more are refused at once. 0 means 2048."
-    )
-    max_queue_seconds: float | None = Field(
-        None, gt=0, description="Maximum waiting time of a request before it is refused; null means no limit."
-    )
-    exclude_input_in_output: bool = Field(True, description="Return the output without the prompt.")
 
 
 LIMITS = ("perplexity_increase", "top1_agreement", "kl_mean")

@@ -1,9 +1,14 @@
 """The sliding windows of a checkpoint's or engine's config.json, and how TensorRT-LLM's executor takes them."""
 
 from collections.abc import Sequence
+from typing import Literal, cast
 
 from trtforge.formats.checkpoint_keys import integer, numbers
+from trtforge.formats.releases import Release, read_release_data
 from trtforge.formats.trtllm import CheckpointConfig
+
+Pools = Literal["one", "weighted", "equal"]
+"""How the KV cache's memory is divided among layers with different windows: see `release_data/kv-windows.json`."""
 
 
 def attention_window(config: CheckpointConfig, layer: int) -> int | None:
@@ -35,3 +40,9 @@ def executor_windows(windows: Sequence[int | None], max_seq_len: int) -> tuple[i
     if all(size == max_seq_len for size in sizes):
         return ()
     return sizes[:1] if len(set(sizes)) == 1 else sizes
+
+
+def pools_of(release: Release) -> Pools:
+    """How a release divides the KV cache's memory among layers with different windows."""
+    entries = read_release_data("kv-windows")["pools"]
+    return cast(Pools, next(entry["pools"] for entry in entries if release.within(entry["since"], entry["until"])))

@@ -28,7 +28,7 @@ class _File(Config):
 
 
 def known_issues(feature: str, release: Release) -> tuple[KnownIssue, ...]:
-    """The known issues of a feature, by its name in `engine.features`, in a release."""
+    """The known issues of a feature, by its name in `engine.features` or `serving`, in a release."""
     return tuple(one for one in _issues() if one.feature == feature and release.within(one.since, one.until))
 
 

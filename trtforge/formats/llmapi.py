@@ -149,6 +149,16 @@ def require_llm_api(version: str, args: LlmArgs) -> None:
             )
 
 
+def applies_windows(architecture: str, version: str) -> bool:
+    """Whether a release's PyTorch backend applies the sliding windows of this Hugging Face architecture."""
+    data = read_release_data("llmapi")
+    line = ".".join(version.split(".")[:2])
+    return any(
+        entry["architecture"] == architecture and line in data["lines"] and _within(data["lines"], line, entry)
+        for entry in data["windowed_networks"]
+    )
+
+
 def _dotted(values: Mapping[str, Any]) -> Iterator[str]:
     for key, value in values.items():
         if key == "triton_config":

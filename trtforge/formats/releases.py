@@ -273,7 +273,7 @@ def containers_with(version: str) -> tuple[Container, ...]:
 
 @cache
 def read_release_data(
-    name: Literal["build-config", "containers", "triton-model-config", "llmapi"],
+    name: Literal["build-config", "containers", "triton-model-config", "llmapi", "kv-windows"],
 ) -> Mapping[str, Any]:
     """The content of a data file."""
     path = Path(__file__).parent / "release_data" / f"{name}.json"

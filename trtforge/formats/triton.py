@@ -90,8 +90,25 @@ class RepositoryFacts(Config):
     streaming: bool = True
     max_batch_size: int = 1
     concurrency: int = Field(1, description="Threads of a text model, in repositories packaged by trtforge 0.1.")
+    gpus: tuple[tuple[int, ...], ...] = Field((), description="GPUs of the instances; empty: not chosen.")
+    participants: tuple[tuple[int, ...], ...] = Field((), description="MPI ranks of the instances; empty: not chosen.")
     engine_path: str = Field(description="gpt_model_path as config.pbtxt has it.")
     target: EngineTarget = Field(EngineTarget(), description="What a TensorRT-LLM engine was built with and for.")
+
+    @property
+    def instances(self) -> int:
+        """Instances of the engine."""
+        return max(1, len(self.gpus))
+
+    @property
+    def gpu_count(self) -> int:
+        """GPUs that the server must see: as many as the ranks of an instance, or up to the highest one chosen."""
+        return 1 + max((gpu for instance in self.gpus for gpu in instance), default=self.world_size - 1)
+
+    @property
+    def orchestrated(self) -> bool:
+        """Whether one server starts or leads the ranks (orchestrator mode), instead of being one of them."""
+        return self.backend == "tensorrt_llm" and (self.instances > 1 or bool(self.participants))
 
     def model(self, role: ModelRole) -> str:
         """The name under which a model is served."""

@@ -8,7 +8,7 @@ API's arguments (tensorrt_llm/llmapi/llm_args.py, 1.2 and 1.3).
 from dataclasses import dataclass
 from typing import Literal
 
-from trtforge.core.recipe import ServingConfig
+from trtforge.core.serving import ServingConfig
 
 Kind = Literal["integer", "number", "flag", "integers", "words", "text", "scheduler", "fp8", "present"]
 """How a value is read: `integers` and `words` are comma-separated or lists, `fp8` is a KV cache algorithm, `present`

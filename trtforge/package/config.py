@@ -6,7 +6,7 @@ from pydantic import Field, field_validator
 
 from trtforge.core.config_model import Config
 from trtforge.core.features import FeaturesConfig
-from trtforge.core.recipe import ServingConfig
+from trtforge.core.serving import ServingConfig
 from trtforge.package.target import PackageTarget
 
 _PREFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")

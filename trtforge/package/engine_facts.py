@@ -13,7 +13,7 @@ from trtforge.core.recipe import ResolvedBackend
 from trtforge.formats.attention_windows import attention_windows, executor_windows
 from trtforge.formats.engine_target import EngineTarget
 from trtforge.formats.hf import HfConfig, read_config
-from trtforge.formats.llmapi import MODEL_FILE, LlmArgs, read_llm_args
+from trtforge.formats.llmapi import MODEL_FILE, LlmArgs, applies_windows, read_llm_args
 from trtforge.formats.releases import Release, release
 from trtforge.formats.triton import newest_release
 from trtforge.formats.trtllm import CONFIG_FILE, CheckpointConfig, rank_file, read_engine_config
@@ -26,7 +26,8 @@ class EngineFacts:
     `release`: the TensorRT-LLM release whose interface it is served with; `served_by`: the release that runs it.
     `features`: what it was compiled for; determines keys that an engine's config.json lacks. `target`: the versions and
     GPU that TensorRT built it with and for, empty for other backends. `windows`: sliding windows as the executor of a
-    TensorRT engine takes them; empty without any. `llm_args`: an llmapi engine's arguments.
+    TensorRT engine takes them; empty without any. `layers`: None if not known. `llm_args`: of an llmapi engine.
+    `has_windows`: whether its network can attend to windows.
     """
 
     backend: ResolvedBackend
@@ -44,7 +45,9 @@ class EngineFacts:
     features: FeaturesConfig
     target: EngineTarget
     windows: tuple[int, ...] = ()
+    layers: int | None = None
     llm_args: LlmArgs | None = None
+    has_windows: bool = True
 
 
 def open_engine(directory: Path) -> Manifest:
@@ -91,6 +94,7 @@ def read_engine(directory: Path, manifest: Manifest, built_for: FeaturesConfig |
         features=features,
         target=_target(values, manifest) if forge is None else EngineTarget(),
         windows=_windows(model, build, path),
+        layers=model.num_hidden_layers,
     )
     _check_ranks(directory, facts, model)
     return facts
@@ -153,11 +157,13 @@ def _llmapi_engine(directory: Path, manifest: Manifest) -> EngineFacts:
         )
     text = config.values.get("text_config")
     text_config = HfConfig(text, config.path) if isinstance(text, dict) else config
+    served_by = str(manifest.identity.config.get("target", newest_release().version))
+    architectures = config.items("architectures")
     return EngineFacts(
         backend="llmapi",
         device="cuda",
         release=newest_release(),
-        served_by=str(manifest.identity.config.get("target", newest_release().version)),
+        served_by=served_by,
         vocab_size=text_config.integer("vocab_size"),
         dtype=text_config.dtype,
         logits_dtype="float32",
@@ -172,6 +178,7 @@ def _llmapi_engine(directory: Path, manifest: Manifest) -> EngineFacts:
         ),
         target=EngineTarget(),
         llm_args=args,
+        has_windows=any(applies_windows(str(name), served_by) for name in architectures),
     )
 
 

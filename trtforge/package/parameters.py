@@ -1,21 +1,26 @@
 """The parameters of the models' config.pbtxt, and an LLM API model's arguments: from settings, engine and tokenizer."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from trtforge.core.errors import ForgeError
-from trtforge.core.recipe import ServingConfig
+from trtforge.core.serving import ServingConfig
 from trtforge.engine_process.admission import DEFAULT_QUEUE_SIZE
 from trtforge.formats.hf import TOKENIZER_DIRECTORY
+from trtforge.formats.known_issues import known_issues
 from trtforge.formats.llmapi import LlmArgs
 from trtforge.formats.triton import RepositoryFacts, TextFlow, parameters
 from trtforge.package.config import PackageConfig
 from trtforge.package.engine_facts import EngineFacts
 from trtforge.package.tokenizer import TokenizerAssets
 from trtforge.plan.runtime_keys import runtime_keys
+from trtforge.plan.serving_rules import LLM_ARGUMENTS, ServedEngine, serving_problems
 
 ENGINE_DIRECTORY = "engine"
 """Where a repository keeps the engine, below the version of its engine model."""
+TOKENIZER_INFO_FILE = "xgrammar_tokenizer_info.json"
+"""What guided decoding needs of the tokenizer, beside the engine."""
 _CANCELLATION_PERIOD_MS = 100
 
 
@@ -25,10 +30,14 @@ def text_parameters(
     flow: TextFlow,
     preprocessing: Mapping[str, str],
     tokenizer: TokenizerAssets,
+    bfloat16_inputs: Sequence[str],
     *,
     by_text: bool,
 ) -> Mapping[str, str]:
-    """A text model tokenizes itself, so it has the parameters of preprocessing too."""
+    """A text model tokenizes itself, so it has the parameters of preprocessing too.
+
+    `bfloat16_inputs`: inputs of the engine model that are bfloat16.
+    """
     return {
         **preprocessing,
         "tokenizer_dir": TOKENIZER_DIRECTORY,
@@ -37,6 +46,7 @@ def text_parameters(
         "stop_words_as_text": _boolean(by_text),
         "engine_end_ids": _boolean(facts.backend != "tensorrt_llm"),
         "engine_scores": _boolean(facts.backend != "tensorrt_llm"),
+        "bfloat16_inputs": ",".join(bfloat16_inputs),
         "chat_template": _boolean(tokenizer.chat is not None),
         "cancellation_check_period_ms": str(_CANCELLATION_PERIOD_MS),
         "text_to_preprocessing": _pairs(flow.text_to_preprocessing),
@@ -91,8 +101,6 @@ def engine_parameters(
     }
     if serving.kv_cache_tokens is not None:
         values["max_tokens_in_paged_kv_cache"] = str(serving.kv_cache_tokens)
-    if engine.windows and engine.backend == "tensorrt_llm":
-        values["max_attention_window_size"] = ",".join(map(str, engine.windows))
     if engine.backend != "tensorrt_llm":
         return values | {
             "end_ids": ",".join(map(str, tokenizer.end_ids)),
@@ -100,6 +108,7 @@ def engine_parameters(
             "max_queue_size": str(queue_size(serving)),
             "max_queue_seconds": "" if serving.max_queue_seconds is None else str(serving.max_queue_seconds),
         }
+    values |= dict(_executor_parameters(serving, engine, facts))
     known = parameters("tensorrt_llm", engine.release)
     missing = set(values) - {parameter.key for parameter in known}
     if missing:
@@ -112,6 +121,34 @@ def engine_parameters(
         for parameter in known
         if parameter.key in values or parameter.required
     }
+
+
+def _executor_parameters(
+    serving: ServingConfig, engine: EngineFacts, facts: RepositoryFacts
+) -> Iterator[tuple[str, str]]:
+    """The settings that only TensorRT-LLM's executor has; a window that the recipe asks for replaces the model's."""
+    if engine.windows:
+        yield "max_attention_window_size", _spelled(engine.windows)
+    yield from ((key, _spelled(value)) for key, value in serving.executor_settings.items())
+    if serving.guided_decoding_backend is not None:
+        yield "xgrammar_tokenizer_info_path", str(Path(facts.engine_path).parent / TOKENIZER_INFO_FILE)
+
+
+def require_servable(config: PackageConfig, engine: EngineFacts) -> Iterator[str]:
+    """Warnings about the serving settings. Raises ForgeError for one that this engine or its release does not have."""
+    reuse = _feature("kv_reuse", config.kv_reuse, engine.features.kv_reuse, engine)
+    features = engine.features.model_copy(update={"kv_reuse": reuse})
+    served = ServedEngine(
+        engine.backend, engine.release, features, engine.world_size, engine.layers, engine.has_windows
+    )
+    for problem in serving_problems(config.serving, served):
+        if problem.refuses:
+            raise ForgeError(problem.message, hint=problem.fix)
+        yield f"{problem.message}. {problem.fix}"
+    if engine.backend == "tensorrt_llm" and reuse and len(set(engine.windows)) > 1:
+        for issue in known_issues("windows_with_kv_reuse", engine.release):
+            off = "Compile it with --feature kv_reuse=false if that happens."
+            yield f"TensorRT-LLM {engine.release.version}: {issue.says} ({issue.source}). {off}"
 
 
 def serving_args(config: PackageConfig, engine: EngineFacts) -> LlmArgs | None:
@@ -133,6 +170,7 @@ def serving_args(config: PackageConfig, engine: EngineFacts) -> LlmArgs | None:
         values["kv_cache_config.free_gpu_memory_fraction"] = serving.kv_cache_fraction
     if serving.kv_cache_tokens is not None:
         values["kv_cache_config.max_tokens"] = serving.kv_cache_tokens
+    values |= {LLM_ARGUMENTS[key]: value for key, value in serving.executor_settings.items()}
     if "scheduler" in given or engine.llm_args.scheduler_config.capacity_scheduler_policy is None:
         values["scheduler_config.capacity_scheduler_policy"] = serving.scheduler.upper()
     return engine.llm_args.with_values(values, "serving")
@@ -151,6 +189,13 @@ def _feature(name: str, wanted: bool | None, built: bool, engine: EngineFacts) -
 def queue_size(serving: ServingConfig) -> int:
     """The most requests that wait for the engine."""
     return serving.max_queue_size or DEFAULT_QUEUE_SIZE
+
+
+def _spelled(value: Any) -> str:
+    """A value of config.pbtxt: the C++ backend reads lists with commas, and booleans only as true and false."""
+    if isinstance(value, bool):
+        return _boolean(value)
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def _boolean(value: bool) -> str:

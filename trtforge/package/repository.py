@@ -13,7 +13,7 @@ from trtforge.formats.hf import TOKENIZER_DIRECTORY
 from trtforge.formats.llmapi import MODEL_FILE, LlmArgs
 from trtforge.formats.tokenizer import TOKENIZER_FILE, load_tokenizer
 from trtforge.formats.triton import CONFIG_FILE, ModelRole
-from trtforge.package.parameters import ENGINE_DIRECTORY
+from trtforge.package.parameters import ENGINE_DIRECTORY, TOKENIZER_INFO_FILE
 from trtforge.package.render import render_config
 from trtforge.package.tokenizer import CHAT_FILE, TokenizerAssets
 from trtforge.package.triton_models import TEXT_ROLES, ModelCode, ModelSpec
@@ -91,7 +91,7 @@ _OWN_MODULES = (
 
 @dataclass(frozen=True)
 class RepositoryWriter:
-    """Writes one repository from the templates in `templates`."""
+    """Writes one repository from the templates in `templates`. `guided`: with what guided decoding needs."""
 
     templates: Path
     models: tuple[ModelSpec, ...]
@@ -99,6 +99,7 @@ class RepositoryWriter:
     engine_manifest: Manifest
     tokenizer: TokenizerAssets
     llm_args: LlmArgs | None = None
+    guided: bool = False
 
     def write(self, out: Path) -> dict[str, Record]:
         """Write everything below `out`; returns the records of the files whose digests are already known."""
@@ -111,6 +112,8 @@ class RepositoryWriter:
                 self._write_code(model, version)
             if model.role == "tensorrt_llm":
                 records |= self._link_engine(version / ENGINE_DIRECTORY, out)
+                if self.guided:
+                    self.tokenizer.write_guidance(version / TOKENIZER_INFO_FILE)
         self._write_tokenizers(out)
         return records
 

@@ -12,7 +12,7 @@ from trtforge.core.manifest import FileRecord, Identity
 from trtforge.formats.adapter import resolved_features
 from trtforge.package.config import PackageConfig
 from trtforge.package.engine_facts import open_engine, read_engine
-from trtforge.package.parameters import serving_args
+from trtforge.package.parameters import require_servable, serving_args
 from trtforge.package.repository import RepositoryWriter, own_modules, template_files
 from trtforge.package.target import check_target
 from trtforge.package.tokenizer import find_tokenizer, read_tokenizer
@@ -33,7 +33,7 @@ def package(config: PackageConfig, engine: Path, tokenizer: Path | None, out: Pa
     if config.features is not None:
         config = config.model_copy(update={"features": resolved_features(config.features)})
     facts = read_engine(engine, manifest, config.features)
-    for warning in check_target(facts, config.target):
+    for warning in (*check_target(facts, config.target), *require_servable(config, facts)):
         _LOG.warning(warning)
     assets = read_tokenizer(find_tokenizer(tokenizer, engine), facts.vocab_size)
     models = model_specs(config, facts, assets)
@@ -59,7 +59,8 @@ def package(config: PackageConfig, engine: Path, tokenizer: Path | None, out: Pa
         },
         versions={"trtforge": __version__},
     )
-    writer = RepositoryWriter(templates, models, engine, manifest, assets, llm_args)
+    guided = config.serving.guided_decoding_backend is not None
+    writer = RepositoryWriter(templates, models, engine, manifest, assets, llm_args, guided=guided)
 
     def write(directory: Path) -> Mapping[str, FileRecord]:
         return writer.write(directory)

@@ -11,7 +11,7 @@ from trtforge.core.errors import ForgeError
 from trtforge.formats.chat_template import ChatTemplate, read_chat_template, syntax_error
 from trtforge.formats.hf import TOKENIZER_DIRECTORY, tokenizer_files
 from trtforge.formats.special_tokens import read_special_tokens
-from trtforge.formats.tokenizer import SLOW_FILES, TOKENIZER_FILE, require_tokenizer
+from trtforge.formats.tokenizer import SLOW_FILES, TOKENIZER_FILE, load_tokenizer, require_tokenizer
 
 CHAT_FILE = "chat.json"
 _LOG = logging.getLogger(__name__)
@@ -45,6 +45,24 @@ class TokenizerAssets:
         """Write the chat template in the form that models read, if there is one."""
         if self.chat is not None:
             target.write_text(json.dumps(self.chat.as_json(), ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+
+    def write_guidance(self, target: Path) -> None:
+        """Write the tokenizer as the executor's guided decoding reads it.
+
+        Source: `getGuidedDecodingConfigFromParams` in model_instance_state.cc; TensorRT-LLM's
+        examples/generate_xgrammar_tokenizer_info.py writes the same.
+        """
+        with tempfile.TemporaryDirectory() as scratch:
+            path = Path(scratch) / TOKENIZER_FILE
+            self.write(TOKENIZER_FILE, path)
+            tokenizer = load_tokenizer(path)
+        by_id = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
+        info = {
+            "encoded_vocab": [token for token, _ in by_id],
+            "tokenizer_str": tokenizer.to_str(),
+            "stop_token_ids": list(self.end_ids),
+        }
+        target.write_text(json.dumps(info, ensure_ascii=False) + "\n", encoding="utf-8")
 
     def write(self, name: str, target: Path) -> None:
         """Write one of `files` to `target`."""

@@ -1,7 +1,7 @@
 """The five Triton models of a repository as data: their names, tensors and parameters."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from trtforge.formats.hf import TOKENIZER_DIRECTORY
@@ -32,6 +32,7 @@ ModelCode = Literal["1", "llmapi", "triton"]
 """Directory of a role's model.py: the default, for the LLM API, or for an engine model that Triton itself runs."""
 TEXT_ROLES: tuple[ModelRole, ...] = ("ensemble", "tensorrt_llm_bls")
 """The models that take text, or messages, and return text."""
+_BFLOAT16 = "TYPE_BF16"
 _DTYPES = {"float16": "TYPE_FP16", "bfloat16": "TYPE_BF16", "float32": "TYPE_FP32"}
 
 
@@ -49,6 +50,7 @@ class ModelSpec:
     outputs: tuple[Tensor, ...]
     parameters: Mapping[str, str]
     code: ModelCode = "1"
+    instances: int = 1
 
 
 def repository_facts(config: PackageConfig, engine: EngineFacts) -> RepositoryFacts:
@@ -62,6 +64,8 @@ def repository_facts(config: PackageConfig, engine: EngineFacts) -> RepositoryFa
         prefix=config.name_prefix,
         streaming=config.serving.streaming,
         max_batch_size=engine.max_batch_size,
+        gpus=config.serving.instances,
+        participants=config.serving.participants,
         target=engine.target,
         engine_path=ENGINE_DIRECTORY if engine.backend == "torch" else f"{config.serving_root.rstrip('/')}/{name}",
     )
@@ -75,12 +79,13 @@ def model_specs(config: PackageConfig, engine: EngineFacts, tokenizer: Tokenizer
     )
     flow = text_flow(engine.release)
     preprocessing = preprocessing_parameters(config, engine, tokenizer)
+    bfloat16 = [t.name for t in _tensors("tensorrt_llm", "inputs", engine, dtypes, tokenizer) if t.dtype == _BFLOAT16]
     values: Mapping[ModelRole, Mapping[str, str]] = {
-        "ensemble": text_parameters(config, facts, flow, preprocessing, tokenizer, by_text=False),
+        "ensemble": text_parameters(config, facts, flow, preprocessing, tokenizer, bfloat16, by_text=False),
         "preprocessing": preprocessing,
         "tensorrt_llm": engine_parameters(config, engine, facts, tokenizer),
         "postprocessing": {"tokenizer_dir": TOKENIZER_DIRECTORY, "vocab_size": str(engine.vocab_size)},
-        "tensorrt_llm_bls": text_parameters(config, facts, flow, preprocessing, tokenizer, by_text=True),
+        "tensorrt_llm_bls": text_parameters(config, facts, flow, preprocessing, tokenizer, bfloat16, by_text=True),
     }
     return tuple(
         ModelSpec(
@@ -98,6 +103,7 @@ def model_specs(config: PackageConfig, engine: EngineFacts, tokenizer: Tokenizer
             outputs=_tensors(role, "outputs", engine, dtypes, tokenizer),
             parameters=values[role],
             code=model_code(role, engine.backend),
+            instances=max(1, len(config.serving.instances)) if role == "tensorrt_llm" else 1,
         )
         for role in ROLES
     )
@@ -106,8 +112,21 @@ def model_specs(config: PackageConfig, engine: EngineFacts, tokenizer: Tokenizer
 def _tensors(
     role: ModelRole, direction: Direction, engine: EngineFacts, dtypes: DtypeChoices, tokenizer: TokenizerAssets
 ) -> tuple[Tensor, ...]:
+    """A model's tensors. Adapters have the engine's type, which the executor requires of them.
+
+    Text models take float16 in place of bfloat16, which numpy lacks, and convert it. Sources: TensorRT-LLM issue #2434
+    (`loraValidateRequestTensors` in cpp/tensorrt_llm/runtime/loraUtils.cpp), tensorrtllm_backend issue #403.
+    """
+    if role in TEXT_ROLES:
+        if dtypes.prompt_table == _BFLOAT16:
+            dtypes = replace(dtypes, prompt_table="TYPE_FP16")
+        declared = tensors(role, direction, engine.release, dtypes)
+        return with_text_tensors(declared, direction, chat=tokenizer.chat is not None)
     declared = tensors(role, direction, engine.release, dtypes)
-    return with_text_tensors(declared, direction, chat=tokenizer.chat is not None) if role in TEXT_ROLES else declared
+    if engine.backend != "tensorrt_llm":
+        return declared
+    own = _DTYPES.get(engine.dtype, "TYPE_FP16")
+    return tuple(replace(tensor, dtype=own) if tensor.name == "lora_weights" else tensor for tensor in declared)
 
 
 def model_code(role: ModelRole, backend: str) -> ModelCode:

@@ -20,16 +20,22 @@ from trtforge.plan.model import Model
 from trtforge.plan.request import Request
 from trtforge.plan.roofline import Workload
 from trtforge.plan.weights import Stored
+from trtforge.plan.windows import CacheWindows
 
 
-def with_memory(model: Model, evaluation: Evaluation, limits: EngineLimits, layout: Layout) -> Evaluation:
-    """`evaluation` of a legal layout with its memory and the problems that follow from it."""
+def with_memory(
+    model: Model, evaluation: Evaluation, limits: EngineLimits, layout: Layout, windows: CacheWindows | None = None
+) -> Evaluation:
+    """`evaluation` of a legal layout with its memory and the problems that follow from it.
+
+    `windows`: the sliding windows behind which the backend frees KV blocks.
+    """
     request = evaluation.request
     itemsize = dtype_named(request.dtype).size
     stored = Stored(WEIGHTS[request.quant], itemsize, request.group_size)
     whole = model.whole(request.dtype, layout.exclude_modules)
     held = Held(model.weights(layout), whole, stored, CACHES[request.kv_cache])
-    planned = memory_of(model.facts, held, layout.parallel, limits)
+    planned = replace(memory_of(model.facts, held, layout.parallel, limits), windows=windows)
     embedded = Embedded.of(request, Processor.of(Host())) if request.engine.backend == "torch" else None
     more: tuple[Problem, ...] = ()
     if embedded is not None:
@@ -57,6 +63,8 @@ def _with_features(
 ) -> tuple[Memory, tuple[Problem, ...]]:
     """Memory on TensorRT-LLM: features, the KV pool in what is left, then the adapter cache."""
     features, facts = request.engine.features, model.facts
+    offloaded = request.serving.kv_cache_host_memory_bytes or 0
+    memory = replace(memory, stages=tuple(replace(rank, host=rank.host + offloaded) for rank in memory.stages))
     if features.beyond_paging:
         memory = with_features(memory, facts, held, limits, features, request.draft)
     memory = with_pool(memory, _pool_tokens(request, memory, limits))
@@ -67,8 +75,11 @@ def _with_features(
 def _pool_tokens(request: Request, memory: Memory, limits: EngineLimits) -> int:
     """Tokens of the KV pool: as many as fit the GPU; without a GPU, all concurrent requests at full length."""
     block = limits.tokens_per_block
-    if request.gpu is None:
-        tokens = (request.concurrency or 1) * blocks_of(limits.max_seq_len + limits.spare_tokens, block) * block
+    length, requests = limits.max_seq_len + limits.spare_tokens, request.concurrency or 1
+    if request.gpu is None and memory.windows is not None:
+        tokens = memory.windows.tokens_for(requests, length, block)
+    elif request.gpu is None:
+        tokens = requests * blocks_of(length, block) * block
     else:
         tokens = tokens_on(memory, int(request.gpu.memory), request.serving.kv_cache_fraction, block)
     most = request.serving.kv_cache_tokens
@@ -81,7 +92,7 @@ def _pool_problems(
     """A pool that is too small for one request of full length, or for the requested concurrency."""
     request, memory = evaluation.request, evaluation.memory
     assert memory is not None
-    if limits.max_seq_len + limits.spare_tokens > memory.kv_tokens:
+    if limits.max_seq_len + limits.spare_tokens > memory.longest(limits.tokens_per_block):
         message = (
             f"the KV pool of {memory.kv_tokens} tokens does not hold one request of max_seq_len {limits.max_seq_len}"
         )

@@ -9,7 +9,8 @@ from trtforge.core.dtypes import dtype_named
 from trtforge.core.errors import ForgeError
 from trtforge.core.parallel import Parallel
 from trtforge.core.recipe import KvCacheFormat, QuantFormat
-from trtforge.formats.llmapi import LlmArgs, require_llm_api
+from trtforge.formats.attention_windows import attention_windows, pools_of
+from trtforge.formats.llmapi import LlmArgs, applies_windows, require_llm_api
 from trtforge.formats.releases import Release, release
 from trtforge.formats.triton import newest_release
 from trtforge.formats.trtllm import CheckpointConfig, Quantization
@@ -27,6 +28,8 @@ from trtforge.plan.model import Model
 from trtforge.plan.paged_context import paged_context
 from trtforge.plan.peaks import calibration_problems, least_calibration
 from trtforge.plan.request import Request
+from trtforge.plan.serving_rules import ServedEngine, serving_problems
+from trtforge.plan.windows import CacheWindows
 
 
 def evaluate(model: Model, request: Request) -> Evaluation:
@@ -55,13 +58,56 @@ def evaluate(model: Model, request: Request) -> Evaluation:
             found.append(problem)
         else:
             warnings.append(f"{problem.message}. {problem.fix}")
+    for problem in _serving_problems(request, target, parallel, checkpoint):
+        if problem.refuses:
+            found.append(problem)
+        else:
+            warnings.append(f"{problem.message}. {problem.fix}")
     if for_llm_api:
         found += _llm_api_problems(checkpoint, request, parallel)
     limits = _limits(checkpoint, request, target, found, warnings)
     evaluation = Evaluation(request, tuple(found), tuple(warnings), limits)
     if of_layout or limits is None:
         return evaluation
-    return with_memory(model, evaluation, limits, layout)
+    windows = _windows(model, request, checkpoint, target, limits)
+    if windows is not None and for_llm_api and not applies_windows(model.config.architecture, _version(request)):
+        windows = None
+    return with_memory(model, evaluation, limits, layout, windows)
+
+
+def _version(request: Request) -> str:
+    return request.engine.target.tensorrt_llm
+
+
+def _windows(
+    model: Model, request: Request, checkpoint: CheckpointConfig, target: Release, limits: EngineLimits
+) -> CacheWindows | None:
+    """The windows that the KV cache uses; None for the embedded engine, which keeps all tokens of every layer."""
+    asked = request.serving.max_attention_window_size
+    found = attention_windows(checkpoint)
+    if asked is not None:
+        found = tuple(asked[layer % len(asked)] for layer in range(checkpoint.num_hidden_layers))
+    if request.engine.backend == "torch" or not any(found):
+        return None
+    longest = limits.max_seq_len + limits.spare_tokens
+    layers = tuple(min(window or longest, longest) for window in found)
+    return CacheWindows(layers, pools_of(target), longest, request.pp) if min(layers) < longest else None
+
+
+def _serving_problems(
+    request: Request, target: Release, parallel: Parallel, checkpoint: CheckpointConfig
+) -> Iterator[Problem]:
+    backend = request.engine.backend
+    if backend == "auto" and request.for_tensorrt:
+        backend = "tensorrt_llm"
+    if backend != "auto":
+        features, layers = request.engine.features, checkpoint.num_hidden_layers
+        windows = backend != "llmapi" or applies_windows(checkpoint.architecture, _version(request))
+        engine = ServedEngine(backend, target, features, parallel.world_size, layers, windows)
+        yield from serving_problems(request.serving, engine)
+    if request.serving.cuda_graph_mode:
+        message = "serving.cuda_graph_mode: the GPU memory of the graphs is not known, so it is not in the plan"
+        yield Problem("serving", message, "Lower serving.kv_cache_fraction if the server needs more.", refuses=False)
 
 
 def _llm_api_problems(checkpoint: CheckpointConfig, request: Request, parallel: Parallel) -> Iterator[Problem]:

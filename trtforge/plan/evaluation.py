@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 from trtforge.plan.embedded import Embedded
-from trtforge.plan.kv import requests_that_fit
 from trtforge.plan.legality import Problem
 from trtforge.plan.limits import EngineLimits
 from trtforge.plan.memory import Held, Memory
@@ -49,7 +48,7 @@ class Evaluation:
         """Tokens of the longest prompt: it must leave room for an answer in the engine and in the KV pool."""
         if self.limits is None or self.memory is None:
             return None if self.limits is None else self.limits.longest_prompt
-        return max(0, min(self.limits.longest_prompt, self.memory.kv_tokens - 1))
+        return max(0, min(self.limits.longest_prompt, self.memory.longest(self.limits.tokens_per_block) - 1))
 
     def roofline(self, model: Model) -> Roofline | None:
         """The time model; None without a GPU or for an illegal request."""
@@ -61,4 +60,4 @@ class Evaluation:
     def _requests(self, length: int) -> int | None:
         if self.limits is None or self.memory is None:
             return None
-        return requests_that_fit(self.memory.kv_tokens, length + self.limits.spare_tokens, self.limits.tokens_per_block)
+        return self.memory.requests(length + self.limits.spare_tokens, self.limits.tokens_per_block)

@@ -36,7 +36,7 @@ def with_features(
                 draft=drafts.fixed,
                 logits=rank.logits + (logits_bytes(facts.sizes.vocab, limits.max_num_tokens) if prompts else 0),
                 lora=workspace_bytes(lora, limits.max_num_tokens, itemsize) if lora else 0,
-                host=streamed + (lora.host_memory if lora else 0),
+                host=rank.host + streamed + (lora.host_memory if lora else 0),
                 kv_per_token=rank.kv_per_token + drafts.kv_per_token,
             )
         )

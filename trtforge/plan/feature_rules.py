@@ -231,11 +231,6 @@ def _lora_problems(checkpoint: CheckpointConfig, engine: EngineConfig) -> Iterat
     if "attn_qkv" in lora.modules and "attn_q" in lora.modules:
         message = "engine.features.lora.modules: attn_qkv already contains attn_q, attn_k and attn_v"
         yield Problem("lora", message, "Use either attn_qkv or the single modules, as the adapters were trained.")
-    if checkpoint.dtype != "float16":
-        message = (
-            f"LoRA weights reach Triton as TYPE_FP16, but TensorRT-LLM requires the engine's dtype {checkpoint.dtype}"
-        )
-        yield Problem("lora", message, "Convert the model with model.dtype: float16.", refuses=False)
 
 
 def _streaming_problems(checkpoint: CheckpointConfig, engine: EngineConfig) -> Iterator[Problem]:

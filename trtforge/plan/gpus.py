@@ -99,6 +99,8 @@ GPUS = (
     # NVIDIA Ada GPU Architecture whitepaper, appendix A (FP32 accumulate): 165.2 TFLOPS, FP8 330.3, INT8 660.6,
     # 1,008 GB/s
     Gpu("rtx-4090", 89, 23.6 * _GIB, 1008 * _G, _PCIE_4, 165.2 * _T, 660.6 * _T, 330.3 * _T),
+    # NVIDIA L20 product brief, 2023: 119.5 TFLOPS, FP8 and INT8 239, 864 GB/s
+    Gpu("l20", 89, 44.5 * _GIB, 864 * _G, _PCIE_4, 119.5 * _T, 239 * _T, 239 * _T),
     # NVIDIA RTX 6000 Ada datasheet, 2023: 1,457 TFLOPS FP8 sparse, 960 GB/s
     Gpu("rtx-6000-ada", 89, 47.4 * _GIB, 960 * _G, _PCIE_4, 364.2 * _T, 728.5 * _T, 728.5 * _T),
     # NVIDIA H100 datasheet, 2024: SXM 1,979 TFLOPS sparse, FP8 and INT8 3,958, 3.35 TB/s, NVLink 900 GB/s;
@@ -108,12 +110,25 @@ GPUS = (
     Gpu("h100-pcie", 90, 79.1 * _GIB, 2000 * _G, _BRIDGE_H100, 756.5 * _T, 1513 * _T, 1513 * _T),
     # NVIDIA H200 datasheet, 2024 (SXM): FLOP/s of the H100 SXM, 4.8 TB/s, NVLink 900 GB/s
     Gpu("h200", 90, 139.8 * _GIB, 4800 * _G, _H100, 989.5 * _T, 1979 * _T, 1979 * _T),
-    # NVIDIA GH200 Grace Hopper datasheet, 2023: 96 GB HBM3, up to 4 TB/s, FLOP/s of the H100 SXM
+    # NVIDIA H20 product brief, 2023: 148 TFLOPS, FP8 and INT8 296, 96 GB, 4 TB/s, NVLink 900 GB/s
+    Gpu("h20", 90, 95.1 * _GIB, 4000 * _G, _H100, 148 * _T, 296 * _T, 296 * _T),
+    # NVIDIA GH200 Grace Hopper datasheet, 2023: 96 GB HBM3, up to 4 TB/s, or 144 GB HBM3e, up to 4.9 TB/s, FLOP/s of
+    # the H100 SXM
     Gpu("gh200-96gb", 90, 94.5 * _GIB, 4000 * _G, _PCIE_5, 989.5 * _T, 1979 * _T, 1979 * _T),
+    Gpu("gh200-144gb", 90, 140.0 * _GIB, 4900 * _G, _PCIE_5, 989.5 * _T, 1979 * _T, 1979 * _T),
     # NVIDIA DGX B200 datasheet, 2024, an eighth: FP8 72 and FP4 144 PFLOPS sparse, 64 TB/s, NVLink 14.4 TB/s
     Gpu("b200", 100, 178.3 * _GIB, 8000 * _G, _B200, 2250 * _T, 4500 * _T, 4500 * _T, 9000 * _T),
     # NVIDIA GB200 NVL72 datasheet, 2024, a 72nd: FP8 720 and FP4 1,440 PFLOPS sparse, 576 TB/s, NVLink 130 TB/s
     Gpu("gb200", 100, 184.0 * _GIB, 8000 * _G, _NVL72, 2500 * _T, 5000 * _T, 5000 * _T, 10000 * _T),
+    # NVIDIA DGX B300 and HGX B300 datasheets, 2025, an eighth: FP4 108 PFLOPS dense, FP8 72 sparse, 64 TB/s, NVLink
+    # 14.4 TB/s; INT8 as GB300, whose sheet has it
+    Gpu("b300", 103, 268.0 * _GIB, 8000 * _G, _B200, 2250 * _T, 165 * _T, 4500 * _T, 13500 * _T),
+    # NVIDIA GB300 NVL72 datasheet, 2025, a 72nd: FP4 1,080 PFLOPS dense, FP8 720 sparse, INT8 24 POPS sparse, 576 TB/s,
+    # NVLink 130 TB/s
+    Gpu("gb300", 103, 276.0 * _GIB, 8000 * _G, _NVL72, 2500 * _T, 165 * _T, 5000 * _T, 15000 * _T),
+    # NVIDIA DGX Spark datasheet, 2025: FP4 1 PFLOPS sparse, 128 GB shared with the CPU, 273 GB/s; the other rates by
+    # the ratios of Blackwell
+    Gpu("gb10", 121, 119.6 * _GIB, 273 * _G, _PCIE_5, 125 * _T, 250 * _T, 250 * _T, 500 * _T),
     # NVIDIA RTX PRO 6000 Blackwell Server Edition datasheet, 2025: FP4 4 and FP8 2 PFLOPS sparse, 1,597 GB/s
     Gpu("rtx-pro-6000", 120, 94.9 * _GIB, 1597 * _G, _PCIE_5, 500 * _T, 1000 * _T, 1000 * _T, 2000 * _T),
     # NVIDIA RTX Blackwell GPU Architecture whitepaper, appendix A (FP32 accumulate): 209.5 TFLOPS, FP8 419, INT8 838,

@@ -11,9 +11,10 @@ from typing import Any
 from trtforge.core.parallel import Parallel
 from trtforge.models.family import Facts
 from trtforge.plan.formats import CacheFormat
-from trtforge.plan.kv import bytes_per_token, is_latent, pool_tokens
+from trtforge.plan.kv import bytes_per_token, is_latent, pool_tokens, requests_that_fit
 from trtforge.plan.limits import EngineLimits
 from trtforge.plan.weights import RankWeights, Stored
+from trtforge.plan.windows import CacheWindows
 
 _MIB, _GIB = 1 << 20, 1 << 30
 RUNTIME_BYTES = int(1.6 * _GIB)
@@ -62,13 +63,27 @@ class RankMemory:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of a deployment. `weights` and `kv_per_token`: of the unsplit model; `stages`: of a rank of each stage."""
+    """Bytes of a deployment. `weights` and `kv_per_token`: of the unsplit model; `stages`: of a rank of each stage.
+
+    `windows`: sliding windows behind which the backend frees blocks; None: every layer keeps all tokens.
+    """
 
     weights: int
     kv_per_token: int
     kv_tokens: int
     stages: tuple[RankMemory, ...]
     parallel: Parallel
+    windows: CacheWindows | None = None
+
+    def requests(self, length: int, tokens_per_block: int) -> int:
+        """Requests of `length` tokens, prompt and answer, that the KV pool holds at once."""
+        if self.windows is None:
+            return requests_that_fit(self.kv_tokens, length, tokens_per_block)
+        return self.windows.requests(self.kv_tokens, length, tokens_per_block)
+
+    def longest(self, tokens_per_block: int) -> int:
+        """Tokens of the longest sequence that the KV pool holds."""
+        return self.kv_tokens if self.windows is None else self.windows.longest(self.kv_tokens, tokens_per_block)
 
     @property
     def fullest(self) -> RankMemory:

@@ -68,6 +68,7 @@ class Plan:
     def as_json(self) -> dict[str, Any]:
         """In bytes, tokens and milliseconds. null: unknown because the layout is illegal."""
         evaluation = self.evaluation
+        windows = evaluation.memory.windows if evaluation.memory else None
         return {
             "model": self.model.name,
             "family": self.model.family.name,
@@ -87,6 +88,7 @@ class Plan:
             "embedded": asdict(evaluation.embedded) if evaluation.embedded else None,
             "memory": self._memory(),
             "kv_tokens": evaluation.memory.kv_tokens if evaluation.memory else None,
+            "kv_windows": windows.as_json() if windows else None,
             "max_concurrency": evaluation.full_length_requests,
             "longest_prompt": evaluation.longest_prompt,
             "concurrency": self._concurrency(),

@@ -9,7 +9,8 @@ from typing import Any, Literal
 from trtforge.core.config_model import parse_value
 from trtforge.core.dtypes import ModelDtype, model_dtype
 from trtforge.core.errors import Repair, UsageError
-from trtforge.core.recipe import CalibrationConfig, EngineConfig, GateConfig, Recipe, ServingConfig
+from trtforge.core.recipe import CalibrationConfig, EngineConfig, GateConfig, Recipe
+from trtforge.core.serving import ServingConfig
 from trtforge.formats.adapter import resolved_lora
 from trtforge.plan.formats import CACHES, WEIGHTS
 from trtforge.plan.gpus import Gpu, gpu_named

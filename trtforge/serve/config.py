@@ -1,17 +1,18 @@
 """How a repository is served: where it listens, how it is started and how long that may take."""
 
+import re
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from trtforge.core import defaults
 from trtforge.core.config_model import Config
 from trtforge.serve.doors import Door
 
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
-Launcher = Literal["auto", "local", "docker", "mpi"]
-ResolvedLauncher = Literal["local", "docker", "mpi"]
+Launcher = Literal["auto", "local", "docker", "mpi", "orchestrator", "slurm"]
+ResolvedLauncher = Literal["local", "docker", "mpi", "orchestrator", "slurm"]
 """A launcher after `auto` is resolved."""
 Restart = Literal["never", "on-failure"]
 
@@ -28,8 +29,12 @@ class ServeConfig(Config):
     )
     host: str = Field(defaults.LOOPBACK, description="Address to listen on.")
     launcher: Launcher = Field(
-        "auto", description="local: tritonserver on this machine; docker: NVIDIA's image; mpi: one rank per GPU."
+        "auto",
+        description="local: tritonserver on this machine; docker: NVIDIA's image; mpi: one rank per GPU; orchestrator: "
+        "a server that starts its ranks; slurm: print a batch script.",
     )
+    hosts: tuple[str, ...] = Field((), description="mpi: hosts that the ranks are divided over, this machine first.")
+    nodes: int = Field(1, ge=1, description="slurm: nodes that the ranks are divided over.")
     open: tuple[Door, ...] = Field((), description="Endpoint groups to open; all are closed by default.")
     api_key_file: Path | None = Field(None, description="API keys, one per line; HTTP clients must send one.")
     ready_timeout: float = Field(
@@ -41,6 +46,16 @@ class ServeConfig(Config):
     restart: Restart = Field("never", description="on-failure: restart a failed server, with backoff.")
     dry_run: bool = Field(False, description="Print command and environment, start nothing.")
     verbose: bool = Field(False, description="Show the server's log on stderr.")
+
+    @field_validator("hosts")
+    @classmethod
+    def _are_names(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
+        for host in hosts:
+            if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", host):
+                raise ValueError(f"{host!r} is not a host name")
+        if len(set(hosts)) < len(hosts):
+            raise ValueError("a host stands twice")
+        return hosts
 
     @property
     def ports(self) -> dict[str, int]:

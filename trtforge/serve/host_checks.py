@@ -40,15 +40,16 @@ def check_gpus(facts: RepositoryFacts, launch: Launch, load: LoadNvml = load_nvm
         return
     chosen = None if launch.launcher == "docker" else os.environ.get(VISIBLE_DEVICES)  # a container gets all GPUs
     gpus = visible_gpus(load, chosen)
+    needed = facts.world_size // len(launch.hostfile) if launch.hostfile else facts.gpu_count
     if gpus is None:
         _LOG.warning("the engine is not checked against the GPUs: listing them needs nvidia-ml-py")
         return
-    if len(gpus) < facts.world_size:
+    if len(gpus) < needed:
         raise ForgeError(
-            f"the engine has {facts.world_size} ranks, {len(gpus)} GPUs are visible here",
+            f"the engine has {needed} ranks, {len(gpus)} GPUs are visible here",
             hint="Serve it with a GPU per rank (CUDA_VISIBLE_DEVICES may hide some), or convert with a lower --tp.",
         )
-    for warning in dict.fromkeys(_warnings(facts, gpus[: facts.world_size])):
+    for warning in dict.fromkeys(_warnings(facts, gpus[:needed])):
         _LOG.warning(warning)
 
 

@@ -1,7 +1,7 @@
 """One server's view of a repository: symbolic links in the server's runtime directory.
 
 Python writes compiled modules beside the sources, which must not change the artifact. And a TensorRT-LLM config.pbtxt
-holds the engine's path inside the container, which differs here.
+holds the paths of its files inside the container, which differ here.
 """
 
 from pathlib import Path
@@ -25,5 +25,5 @@ def _write_config(model: Path, target: Path, facts: RepositoryFacts) -> None:
         target.symlink_to((model / CONFIG_FILE).resolve())
         return
     text = (model / CONFIG_FILE).read_text(encoding="utf-8")
-    engine = (model / "1" / Path(facts.engine_path).name).resolve()
-    target.write_text(text.replace(f'"{facts.engine_path}"', f'"{engine}"'), encoding="utf-8")
+    packaged, here = Path(facts.engine_path).parent, (model / "1").resolve()
+    target.write_text(text.replace(f'"{packaged}/', f'"{here}/'), encoding="utf-8")

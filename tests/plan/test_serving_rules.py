@@ -1,0 +1,76 @@
+"""Serving settings in a plan: refused by name before anything is built, and their memory."""
+
+from typing import Any
+
+import pytest
+
+from tests.plan.models import LLAMA_8B, asked, known
+from trtforge.plan.evaluate import evaluate
+from trtforge.plan.evaluation import Evaluation
+
+GIB = 1 << 30
+
+
+def planned(
+    serving: dict[str, Any], backend: str = "tensorrt_llm", version: str = "1.2.1", **options: Any
+) -> Evaluation:
+    model = known(LLAMA_8B)
+    engine = {"backend": backend, "max_seq_len": 32768, "target": {"tensorrt_llm": version}}
+    recipe = {"engine": engine, "serving": serving}
+    return evaluate(model, asked(model, recipe=recipe, **({"gpu": "h100-80gb"} | options)))
+
+
+def messages(found: Evaluation) -> list[str]:
+    return [problem.message for problem in found.problems if problem.rule == "serving"]
+
+
+def test_offloaded_kv_blocks_take_host_memory_of_every_rank() -> None:
+    plain, offloaded = planned({}, tp=2), planned({"kv_cache_host_memory_bytes": "16GiB"}, tp=2)
+    assert plain.memory is not None
+    assert offloaded.memory is not None
+    assert offloaded.memory.as_json()["host"] == plain.memory.as_json()["host"] + 2 * 16 * GIB
+    assert offloaded.memory.fullest.total == plain.memory.fullest.total
+
+
+def test_a_window_that_serving_asks_for_bounds_what_requests_keep() -> None:
+    plain, windowed = planned({}), planned({"max_attention_window_size": 4096})
+    assert plain.memory is not None
+    assert windowed.memory is not None
+    assert windowed.memory.kv_tokens == plain.memory.kv_tokens
+    assert windowed.full_length_requests == plain.memory.kv_tokens // 32 // (4096 // 32 + 1)
+
+
+@pytest.mark.parametrize(
+    ("serving", "where", "message"),
+    [
+        ({"enable_trt_overlap": True, "cuda_graph_mode": True}, {"version": "1.1.0"}, "was added in 1.2.1"),
+        ({"num_nodes": 1}, {"version": "0.17.0"}, "num_nodes was added in 0.19.0"),
+        ({"cuda_graph_mode": True}, {"backend": "torch"}, "cuda_graph_mode: the embedded engine has no such setting"),
+        ({"cuda_graph_mode": True}, {"backend": "llmapi"}, "cuda_graph_mode: the LLM API has no such setting"),
+        ({"gpu_device_ids": "0"}, {"tp": 2}, "an instance has 1 ids, the engine 2 ranks"),
+        ({"lora_prefetch_dir": "/a"}, {}, "the engine takes no adapters"),
+    ],
+)
+def test_what_a_backend_or_release_lacks_is_refused(
+    serving: dict[str, Any], where: dict[str, Any], message: str
+) -> None:
+    (found,) = messages(planned(serving, **where))
+    assert message in found
+
+
+def test_a_backend_that_is_not_chosen_is_not_judged() -> None:
+    model = known(LLAMA_8B)
+    found = evaluate(model, asked(model, recipe={"serving": {"cuda_graph_mode": True}}))
+    assert messages(found) == []
+
+
+def test_the_memory_of_cuda_graphs_is_said_to_be_unknown() -> None:
+    assert any(
+        "memory of the graphs is not known" in warning for warning in planned({"cuda_graph_mode": True}).warnings
+    )
+
+
+def test_a_known_issue_is_a_warning() -> None:
+    found = planned({"sink_token_length": 4})
+    assert messages(found) == []
+    assert any("sink tokens are not kept" in warning for warning in found.warnings)

@@ -1,0 +1,124 @@
+"""Which serving settings a backend and a release have, and what they need of the engine.
+
+Sources: triton_backend/inflight_batcher_llm/src/model_instance_state.cc (0.19), docs/model_config.md of
+tensorrtllm_backend, and the parameters of each release in `formats/release_data/triton-model-config.json`.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from trtforge.core.features import FeaturesConfig
+from trtforge.core.recipe import ResolvedBackend
+from trtforge.core.serving import ServingConfig
+from trtforge.formats.known_issues import known_issues
+from trtforge.formats.releases import Release
+from trtforge.formats.triton import parameter_problem
+from trtforge.plan.legality import Problem
+
+LLM_ARGUMENTS: Mapping[str, str] = {
+    "max_attention_window_size": "kv_cache_config.max_attention_window",
+    "sink_token_length": "kv_cache_config.sink_token_length",
+    "kv_cache_host_memory_bytes": "kv_cache_config.host_cache_size",
+}
+"""The LLM API's arguments for settings of the engine executor; it has no others."""
+
+_LEAVE_OUT = "Leave it out of serving."
+
+
+@dataclass(frozen=True)
+class ServedEngine:
+    """What the rules need to know of an engine. `release`: that serves it; `layers` None: not known.
+
+    `has_windows`: whether the network can attend to a window instead of all tokens.
+    """
+
+    backend: ResolvedBackend
+    release: Release
+    features: FeaturesConfig
+    world_size: int
+    layers: int | None = None
+    has_windows: bool = True
+
+    @property
+    def kv_reuse(self) -> bool:
+        """Whether requests share KV blocks."""
+        return self.features.kv_reuse
+
+
+def serving_problems(serving: ServingConfig, engine: ServedEngine) -> Iterator[Problem]:
+    """Settings that the backend or the release does not have, and settings that contradict the engine or each other."""
+    for key in serving.executor_settings:
+        yield from _availability(key, engine)
+    yield from _instances(serving, engine)
+    yield from _needs(serving, engine)
+    windows, layers = serving.max_attention_window_size, engine.layers
+    if windows is not None and layers is not None and len(windows) not in (1, layers):
+        message = f"max_attention_window_size has {len(windows)} windows, the model {layers} layers"
+        yield _problem(message, "Give one window, or one a layer.")
+    if windows is not None and not engine.has_windows:
+        message = "max_attention_window_size: no source says that this network of the PyTorch backend applies a window"
+        fix = "Compare answers beyond the window: the KV cache frees what is behind it."
+        yield _problem(message, fix, refuses=False)
+
+
+def _availability(key: str, engine: ServedEngine) -> Iterator[Problem]:
+    if engine.backend == "torch":
+        yield _problem(f"{key}: the embedded engine has no such setting", _LEAVE_OUT)
+    elif engine.backend == "llmapi":
+        if key not in LLM_ARGUMENTS:
+            yield _problem(f"{key}: the LLM API has no such setting", _LEAVE_OUT)
+    else:
+        missing = parameter_problem("tensorrt_llm", key, engine.release)
+        if missing is not None:
+            yield _problem(missing.message, missing.hint)
+        for issue in known_issues(key, engine.release):
+            message = f"{key}: TensorRT-LLM {engine.release.version}: {issue.says} ({issue.source})"
+            yield _problem(message, "Test it before relying on it, or target another release.", refuses=False)
+
+
+def _instances(serving: ServingConfig, engine: ServedEngine) -> Iterator[Problem]:
+    """Each instance needs a GPU, and in orchestrator mode an MPI rank, for each rank of the engine."""
+    for key, groups in (("gpu_device_ids", serving.instances), ("participant_ids", serving.participants)):
+        for group in groups:
+            if len(group) != engine.world_size:
+                message = f"{key}: an instance has {len(group)} ids, the engine {engine.world_size} ranks"
+                yield _problem(message, "Give an id for each rank, with a semicolon between instances.")
+                break
+            if len(set(group)) != len(group):
+                yield _problem(f"{key}: an id stands twice in an instance", "Give each rank its own.")
+                break
+    gpus = [gpu for group in serving.instances for gpu in set(group)]
+    if len(set(gpus)) < len(gpus) and serving.kv_cache_tokens is None:
+        message = "gpu_device_ids: instances share a GPU, and each would take kv_cache_fraction of its free memory"
+        yield _problem(message, "Set kv_cache_tokens, which bounds the KV cache of each instance.")
+    ranks = [rank for group in serving.participants for rank in group]
+    if 0 in ranks:
+        yield _problem("participant_ids: MPI rank 0 is the orchestrator", "Begin with rank 1.")
+    if len(set(ranks)) < len(ranks) and len(set(serving.participants)) == len(serving.participants):
+        yield _problem("participant_ids: instances share an MPI rank", "Give each instance its own ranks.")
+    if serving.instances and serving.participants and len(serving.instances) != len(serving.participants):
+        message = f"gpu_device_ids has {len(serving.instances)} instances, participant_ids {len(serving.participants)}"
+        yield _problem(message, "Give both the same instances.")
+
+
+def _needs(serving: ServingConfig, engine: ServedEngine) -> Iterator[Problem]:
+    """Settings without effect unless something else is set."""
+    if serving.kv_cache_host_memory_bytes is not None and not engine.kv_reuse:
+        message = "kv_cache_host_memory_bytes: only blocks that requests share are kept on the host, kv_reuse is off"
+        yield _problem(message, "Set engine.features.kv_reuse to true, or leave it out of serving.")
+    if serving.cuda_graph_cache_size is not None and not serving.cuda_graph_mode:
+        yield _problem("cuda_graph_cache_size: cuda_graph_mode is off", "Set cuda_graph_mode to true.")
+    if serving.enable_trt_overlap and not serving.cuda_graph_mode:
+        yield _problem("enable_trt_overlap: cuda_graph_mode is off", "Set cuda_graph_mode to true.")
+    if serving.lora_prefetch_dir is not None and engine.features.lora is None:
+        yield _problem("lora_prefetch_dir: the engine takes no adapters", "Compile it with engine.features.lora.")
+    if serving.speculative_decoding_fast_logits and serving.participant_ids is None:
+        message = "speculative_decoding_fast_logits: the backend ignores it unless participant_ids is set"
+        yield _problem(message, "Set participant_ids: the ranks are then started beforehand (orchestrator mode).")
+    nodes = serving.num_nodes
+    if nodes is not None and nodes > engine.world_size * max(1, len(serving.instances)):
+        yield _problem(f"num_nodes {nodes}: the engine has {engine.world_size} ranks", "Use fewer nodes.")
+
+
+def _problem(message: str, fix: str, *, refuses: bool = True) -> Problem:
+    return Problem("serving", f"serving.{message}", fix, refuses=refuses)

@@ -1,0 +1,76 @@
+"""Requests that a KV cache holds if layers with sliding windows keep only the blocks within their window.
+
+The embedded engine keeps all blocks of all layers; TensorRT-LLM's executor frees those behind a window. How it divides
+the memory among windows differs between releases (`formats/attention_windows.py`).
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from math import ceil
+from typing import Any
+
+from trtforge.formats.attention_windows import Pools
+from trtforge.plan.kv import blocks_of
+
+SPARE_BLOCKS = 1
+"""Blocks of a sequence beyond its window: the oldest is freed only when all of its tokens are behind the window
+(`kSWAExtraBlock` in batch_manager/kvCacheManager.h)."""
+
+
+@dataclass(frozen=True)
+class CacheWindows:
+    """The windows of a model's layers, in tokens: `max_seq_len` for a layer without one. `stages`: of the pipeline."""
+
+    layers: tuple[int, ...]
+    pools: Pools
+    max_seq_len: int
+    stages: int = 1
+
+    def requests(self, tokens: int, length: int, tokens_per_block: int) -> int:
+        """Requests of `length` tokens that fit a cache of `tokens`, counted as if all layers kept all tokens."""
+        return min(
+            int(tokens * share / tokens_per_block) // self._blocks(window, length, tokens_per_block)
+            for window, share in self._shares()
+        )
+
+    def tokens_for(self, requests: int, length: int, tokens_per_block: int) -> int:
+        """The smallest cache, counted so, that holds that many requests of `length` tokens."""
+        blocks = max(
+            requests * self._blocks(window, length, tokens_per_block) / share for window, share in self._shares()
+        )
+        return ceil(blocks) * tokens_per_block
+
+    def longest(self, tokens: int, tokens_per_block: int) -> int:
+        """Tokens of the longest sequence that fits a cache of `tokens`, at most `max_seq_len`."""
+        found = self.max_seq_len
+        for window, share in self._shares():
+            blocks = int(tokens * share / tokens_per_block)
+            if blocks < self._blocks(window, self.max_seq_len, tokens_per_block):
+                found = min(found, blocks * tokens_per_block, max(window, 1))
+        return found
+
+    def _blocks(self, window: int, length: int, tokens_per_block: int) -> int:
+        """Blocks that a sequence of `length` tokens keeps in a layer with this window."""
+        kept = blocks_of(min(length, window), tokens_per_block)
+        return kept + SPARE_BLOCKS if length > window else kept
+
+    def as_json(self) -> dict[str, Any]:
+        """`layers`: how many layers have which window."""
+        counted = sorted(Counter(self.layers).items())
+        return {"pools": self.pools, "layers": {str(window): count for window, count in counted}}
+
+    def _shares(self) -> Iterator[tuple[int, Fraction]]:
+        """Windows of each stage, and tokens of a window's pool for each token of a cache where layers keep all."""
+        size = len(self.layers) // self.stages
+        for stage in range(self.stages):
+            counted = Counter(self.layers[stage * size : (stage + 1) * size])
+            if self.pools == "one":
+                yield max(counted), Fraction(1)
+                continue
+            weight = sum(window * count for window, count in counted.items())
+            for window, count in counted.items():
+                weighted = self.pools == "weighted"
+                share = Fraction(window * count, weight) if weighted else Fraction(1, len(counted))
+                yield window, share * size / count

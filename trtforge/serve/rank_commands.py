@@ -1,0 +1,103 @@
+"""mpirun's command for an engine of several ranks, on one host or several: leader mode and orchestrator mode.
+
+Leader mode: one server a rank, of which the first listens. Orchestrator mode: a server that starts its ranks by
+MPI_Comm_spawn, as several instances or models on a host need it; with `participant_ids` they are started beforehand.
+Source: triton_backend/scripts/launch_triton_server.py.
+"""
+
+from pathlib import Path
+
+from trtforge.core.errors import ForgeError
+from trtforge.formats.triton import RepositoryFacts
+from trtforge.serve.config import Launcher, ServeConfig
+from trtforge.serve.server_arguments import Listening, server_arguments, worker_arguments
+
+_ORCHESTRATOR = "TRTLLM_ORCHESTRATOR"
+_SPAWN = "TRTLLM_ORCHESTRATOR_SPAWN_PROCESSES"
+_NO_BYTECODE = {"PYTHONDONTWRITEBYTECODE": "1"}
+"""Over several hosts the models' code is read from the artifact itself, which must not change."""
+
+
+def packaged_root(facts: RepositoryFacts) -> Path:
+    """Where the repository must be on the machine that serves it, as it was packaged."""
+    return Path(facts.engine_path).parents[2]
+
+
+def processes(facts: RepositoryFacts, *, orchestrated: bool) -> int:
+    """MPI processes that the launcher starts."""
+    if not orchestrated:
+        return facts.world_size
+    ranks = {rank for group in facts.participants for rank in group}
+    return 1 + max(ranks) if ranks else 1
+
+
+def nodes_of(config: ServeConfig) -> int:
+    """Nodes that the ranks are divided over."""
+    return len(config.hosts) or config.nodes
+
+
+def require_cluster(config: ServeConfig, facts: RepositoryFacts, launcher: Launcher) -> None:
+    """Raises ForgeError for hosts or nodes that this launcher does not take, or that do not divide the ranks."""
+    if config.hosts and launcher != "mpi":
+        raise ForgeError("--hosts applies only to --launcher mpi", hint="Add --launcher mpi, or leave --hosts out.")
+    if config.nodes > 1 and launcher != "slurm":
+        raise ForgeError(
+            "--nodes applies only to --launcher slurm", hint="Name the hosts with --hosts A,B, or use --launcher slurm."
+        )
+    nodes = nodes_of(config)
+    if facts.world_size % nodes:
+        raise ForgeError(
+            f"{facts.world_size} ranks cannot be divided over {nodes} nodes",
+            hint="Use a number of nodes that divides the ranks.",
+        )
+    if launcher in ("slurm", "orchestrator") and facts.backend == "torch":
+        return  # the launcher itself is refused
+    if launcher == "slurm" and facts.orchestrated:
+        raise ForgeError(
+            "--launcher slurm starts a server a rank, and this repository's server leads several instances",
+            hint="Use --launcher orchestrator, or package it without gpu_device_ids and participant_ids.",
+        )
+
+
+def hostfile(config: ServeConfig, facts: RepositoryFacts) -> tuple[str, ...]:
+    """The lines of a hostfile for the hosts; empty for this machine."""
+    return tuple(f"{host} slots={facts.world_size // len(config.hosts)}" for host in config.hosts)
+
+
+def rank_environment(facts: RepositoryFacts, config: ServeConfig, *, orchestrated: bool) -> dict[str, str]:
+    """Variables that the ranks need."""
+    spawning = {_SPAWN: "0"} if facts.participants else {}
+    return (_NO_BYTECODE if config.hosts else {}) | ({_ORCHESTRATOR: "1"} | spawning if orchestrated else {})
+
+
+def mpi_command(
+    config: ServeConfig,
+    facts: RepositoryFacts,
+    repository: Path,
+    prefix: str,
+    listening: Listening,
+    *,
+    orchestrated: bool = False,
+) -> tuple[str, ...]:
+    """The command that starts all servers. mpirun ends all of them when one ends."""
+    command = ["mpirun", "--allow-run-as-root"]
+    if config.hosts:
+        slots = facts.world_size // len(config.hosts)
+        command += ["--host", ",".join(f"{host}:{slots}" for host in config.hosts), "--map-by", "slot"]
+        names = {"TRTFORGE_GRPC_URL", *rank_environment(facts, config, orchestrated=orchestrated)}
+        command += [word for name in sorted(names) for word in ("-x", name)]
+    for rank in range(processes(facts, orchestrated=orchestrated)):
+        command += ["-n", "1", "tritonserver"]
+        if rank == 0:
+            command += server_arguments(config, facts, repository, f"{prefix}_{rank}", listening)
+            command += _several_models(facts) if orchestrated else ()
+        else:
+            command += worker_arguments(facts, repository, f"{prefix}_{rank}")
+        command.append(":")
+    return tuple(command[:-1])
+
+
+def _several_models(facts: RepositoryFacts) -> tuple[str, ...]:
+    """Memory that the server itself does not need: its pools would take it from the ranks on the same GPUs."""
+    pools = (f"--cuda-memory-pool-byte-size={gpu}:0" for gpu in range(facts.gpu_count))
+    return ("--pinned-memory-pool-byte-size=0", "--enable-peer-access=false", *pools)

@@ -1,0 +1,92 @@
+"""Options of the Triton servers of a repository: of the one that listens, and of those that only run ranks."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from trtforge.formats.triton import RepositoryFacts
+from trtforge.formats.triton_holes import has_option
+from trtforge.serve.config import ServeConfig
+from trtforge.serve.doors import door_arguments, new_secret
+from trtforge.serve.front_process import FrontCommand, http_arguments, private_http
+
+_SPARE_THREADS = 32
+_BODY_LIMIT = "http-max-input-size"
+_BODY_BYTES = 8 * 1024 * 1024
+_KEEPALIVE = ("--grpc-keepalive-time=30000", "--grpc-keepalive-timeout=10000")
+"""Milliseconds: a client that vanished without closing is noticed after 40 s; Triton's default is 2 hours."""
+_EXIT_MARGIN = 10  # seconds
+
+
+@dataclass(frozen=True)
+class Listening:
+    """Triton's HTTP options and the secret that closes its doors. `front` None: clients reach Triton directly."""
+
+    http: tuple[str, ...]
+    secret: str
+    front: FrontCommand | None = None
+
+
+def behind_front(config: ServeConfig, runtime: Path) -> Listening:
+    upstream = private_http(runtime)
+    keys = None if config.api_key_file is None else config.api_key_file.absolute()
+    front = FrontCommand(config.host, config.http_port, upstream, config.open, keys)
+    return Listening(http_arguments(upstream, config.http_port), new_secret(), front)
+
+
+def server_arguments(
+    config: ServeConfig, facts: RepositoryFacts, repository: Path, prefix: str, listening: Listening
+) -> tuple[str, ...]:
+    """Options of the Triton server that listens. `prefix`: of its shared memory names."""
+    return (
+        f"--model-repository={repository}",
+        *listening.http,
+        f"--grpc-address={config.grpc_host}",
+        f"--grpc-port={config.grpc_port}",
+        *_KEEPALIVE,
+        f"--metrics-address={config.host}",
+        f"--metrics-port={config.metrics_port}",
+        *door_arguments(config.open, listening.secret, http=listening.front is None),
+        *(("--allow-gpu-metrics=false",) if facts.device == "cpu" else ()),
+        *_common_arguments(facts, prefix),
+        # Later than `trtforge serve` ends a slow server, so that Triton does not exit in the middle of unloading.
+        f"--exit-timeout-secs={math.ceil(config.drain_timeout) + _EXIT_MARGIN}",
+    )
+
+
+def model_environment(config: ServeConfig) -> dict[str, str]:
+    """Variables for the models: text models call an engine model that Triton itself runs at this address."""
+    return {"TRTFORGE_GRPC_URL": config.grpc_address}
+
+
+def _common_arguments(facts: RepositoryFacts, prefix: str) -> tuple[str, ...]:
+    """Options of every server of a repository.
+
+    In repositories packaged by trtforge 0.1 a request that waits for its first token holds a thread of the Python
+    backend, which has 32 threads by default.
+    """
+    return (
+        "--disable-auto-complete-config",
+        f"--backend-config=python,shm-region-prefix-name={prefix}_",
+        f"--backend-config=python,thread-pool-size={facts.concurrency + _SPARE_THREADS}",
+    )
+
+
+def worker_arguments(facts: RepositoryFacts, repository: Path, prefix: str) -> tuple[str, ...]:
+    """Options of a server that only runs a rank of the engine; nobody reaches it."""
+    return (
+        f"--model-repository={repository}",
+        "--model-control-mode=explicit",
+        f"--load-model={facts.model('tensorrt_llm')}",
+        "--allow-http=false",
+        "--allow-grpc=false",
+        "--allow-metrics=false",
+        *_common_arguments(facts, prefix),
+    )
+
+
+def without_front(config: ServeConfig, triton: str) -> Listening:
+    """Triton's own HTTP, with a limit on body size if the image's release has that option."""
+    limit = (f"--{_BODY_LIMIT}={_BODY_BYTES}",) if has_option(triton, _BODY_LIMIT) else ()
+    http = (f"--http-address={config.host}", f"--http-port={config.http_port}", *limit)
+    return Listening(http, new_secret())

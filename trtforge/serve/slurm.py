@@ -1,0 +1,91 @@
+"""A batch script for Slurm: `srun --mpi=pmix` starts a server a rank, or for the LLM API trtllm-llmapi-launch.
+
+Sources: examples/llm-api/llm_mgmn_trtllm_serve.sh and docs of TensorRT-LLM for srun and trtllm-llmapi-launch;
+--container-image and --container-mounts are options of the plug-in pyxis.
+"""
+
+import shlex
+from collections.abc import Iterable
+from pathlib import Path
+
+from trtforge.core.errors import ForgeError
+from trtforge.formats.releases import Container
+from trtforge.formats.triton import RepositoryFacts
+from trtforge.serve.config import ServeConfig
+from trtforge.serve.rank_commands import nodes_of, packaged_root
+from trtforge.serve.server_arguments import Listening, model_environment, server_arguments, worker_arguments
+
+_RANK = "REPLACED_BY_THE_RANK"
+_DOOR = "TRTFORGE_DOOR"
+"""The variable of the random value that opens closed endpoints, made anew by each run of the script."""
+
+
+def slurm_script(
+    config: ServeConfig,
+    repository: Path,
+    facts: RepositoryFacts,
+    listening: Listening,
+    prefix: str,
+    container: Container | None,
+) -> str:
+    """The text of the script, for `sbatch`. Raises ForgeError for API keys, which only the HTTP front checks."""
+    if config.api_key_file is not None:
+        raise ForgeError(
+            "--launcher slurm does not support --api-key-file: clients reach Triton's own HTTP, which checks no keys",
+            hint="Put a gateway that checks keys in front of it.",
+        )
+    root, nodes = packaged_root(facts), nodes_of(config)
+    tasks = facts.world_size // nodes
+    listener = ("tritonserver", *server_arguments(config, facts, root, f"{prefix}_0", listening))
+    wanted = {"job-name": "trtforge", "nodes": nodes, "ntasks": facts.world_size}
+    wanted |= {"ntasks-per-node": tasks, "gpus-per-node": tasks}
+    # One task that fails ends all of them.
+    srun = ("srun", "--mpi=pmix", "--kill-on-bad-exit=1", *_container_options(container, repository, root))
+    lines = [
+        "#!/bin/bash",
+        *(f"#SBATCH --{name}={value}" for name, value in wanted.items()),
+        "",
+        *(f"export {name}={shlex.quote(value)}" for name, value in sorted(_environment(config).items())),
+        f"export {_DOOR}=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \\n')",
+        "",
+        *(f"{'' if word == 'srun' else '  '}{word} \\" for word in srun),
+    ]
+    if facts.backend == "llmapi":
+        lines += [f"  trtllm-llmapi-launch {_joined(listener, '    ')}", ""]
+        return "\n".join(lines).replace(listening.secret, f"${{{_DOOR}}}")
+    worker = ("tritonserver", *worker_arguments(facts, root, f"{prefix}_{_RANK}"))
+    ranks = [
+        'if [ "$SLURM_PROCID" -eq 0 ]; then',
+        f"  exec {_joined(listener, '    ')}",
+        "else",
+        f"  exec {_joined(worker, '    ')}".replace(_RANK, "${SLURM_PROCID}"),
+        "fi",
+    ]
+    return "\n".join([*lines, "  bash -c '", *ranks, "'", ""]).replace(listening.secret, f"${{{_DOOR}}}")
+
+
+def _environment(config: ServeConfig) -> dict[str, str]:
+    return model_environment(config) | {"PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def _container_options(container: Container | None, repository: Path, root: Path) -> Iterable[str]:
+    """Options that run the tasks in the release's image, with the repository where it was packaged for."""
+    if container is None:
+        return
+    registry, _, image = container.image.partition("/")
+    yield f"--container-image={shlex.quote(f'{registry}#{image}')}"
+    yield f"--container-mounts={shlex.quote(f'{repository.resolve()}:{root}:ro')}"
+
+
+def _joined(command: Iterable[str], indent: str) -> str:
+    """A command, one word a line. Words with a meaning for a shell get double quotes: single ones hold the script."""
+    return f" \\\n{indent}".join(_quoted(word) for word in command)
+
+
+def _quoted(word: str) -> str:
+    if "'" in word:
+        raise ForgeError(f"{word}: a batch script cannot have a quote in an argument", hint="Use a path without it.")
+    if shlex.quote(word) == word:
+        return word
+    escaped = "".join(f"\\{character}" if character in '"\\$`' else character for character in word)
+    return f'"{escaped}"'
