@@ -12,7 +12,8 @@ import pytest
 from openai import OpenAI
 
 from tests.assault.repositories import build
-from tests.assault.server import Server, eventually, serving
+from tests.assault.server import Server, serving
+from tests.patience import PATIENCE, eventually
 
 MESSAGES = [{"role": "user", "content": "What is a list?"}]
 
@@ -20,9 +21,9 @@ MESSAGES = [{"role": "user", "content": "What is a list?"}]
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server with room for two requests: one that runs, one that waits."""
-    small = ("engine.max_batch_size=1", "serving.max_queue_size=1")
+    small = ("engine.max_batch_size=1", "serving.max_queue_size=1", "engine.max_seq_len=2048")  # long answers
     with serving(build("demo-fp32", tmp_path_factory.mktemp("full"), *small)) as running:
-        assert eventually(lambda: len(running.output) > 1, 30)
+        assert eventually(lambda: len(running.output) > 1)
         yield running
 
 
@@ -33,7 +34,7 @@ def address(server: Server) -> str:
 
 def client(server: Server, retries: int = 0) -> OpenAI:
     """OpenAI's own client."""
-    return OpenAI(base_url=address(server), api_key="none", max_retries=retries, timeout=60)
+    return OpenAI(base_url=address(server), api_key="none", max_retries=retries, timeout=PATIENCE)
 
 
 @contextmanager
@@ -52,9 +53,9 @@ def full(server: Server) -> Iterator[None]:
     with socket.create_connection(("127.0.0.1", port)) as one, socket.create_connection(("127.0.0.1", port)) as other:
         for each in (one, other):
             each.sendall((head + body).encode())
-        assert eventually(lambda: held() == (2, 1), 20), held()
+        assert eventually(lambda: held() == (2, 1)), held()
         yield
-    assert eventually(lambda: held() == (0, 0), 20), held()
+    assert eventually(lambda: held() == (0, 0)), held()
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -63,7 +64,7 @@ def test_a_full_queue_is_a_rate_limit(server: Server, path: str, stream: bool) -
     prompt = {"messages": MESSAGES} if path == "chat/completions" else {"prompt": "Return"}
     body = {"model": "ensemble", "max_tokens": 4, "stream": stream, **prompt}
     with full(server):
-        response = httpx.post(f"{address(server)}/{path}", json=body, timeout=60)
+        response = httpx.post(f"{address(server)}/{path}", json=body, timeout=PATIENCE)
         assert (response.status_code, response.headers["content-type"]) == (429, "application/json")
         error = response.json()["error"]
         assert (error["type"], error["code"], error["param"]) == ("rate_limit_error", "rate_limit_exceeded", None)
@@ -74,7 +75,7 @@ def test_a_full_queue_is_a_rate_limit(server: Server, path: str, stream: bool) -
         with pytest.raises(openai.RateLimitError) as caught:
             client(server).post(f"/{path}", body=body, cast_to=object)
         assert (caught.value.status_code, caught.value.code) == (429, "rate_limit_exceeded")
-    assert httpx.post(f"{address(server)}/{path}", json=body, timeout=60).status_code == 200
+    assert httpx.post(f"{address(server)}/{path}", json=body, timeout=PATIENCE).status_code == 200
 
 
 def test_the_client_comes_again_and_gets_its_answer(server: Server) -> None:
@@ -85,12 +86,12 @@ def test_the_client_comes_again_and_gets_its_answer(server: Server) -> None:
         return answer.choices[0].text
 
     def refusals() -> float:
-        text = httpx.get(f"{address(server).removesuffix('/v1')}/metrics").text
+        text = httpx.get(f"{address(server).removesuffix('/v1')}/metrics", timeout=PATIENCE).text
         return sum(float(line.split()[-1]) for line in text.splitlines() if '"429"' in line)
 
     with ThreadPoolExecutor(1) as pool:
         with full(server):
             before = refusals()
             answer = pool.submit(ask)
-            assert eventually(lambda: refusals() > before, 20)
+            assert eventually(lambda: refusals() > before)
         assert answer.result() == ask() != ""
