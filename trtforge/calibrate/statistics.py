@@ -22,21 +22,26 @@ class InputStatistics:
     ‖S Dᵀ‖² estimates the output error ‖X Dᵀ‖² of a weight error D (out, in): exact until rows are shared, then a few
     per cent off, nearly the same for every D (count sketch: Charikar, Chen and Farach-Colton, 2002; of matrices:
     Clarkson and Woodruff, 2013). Updating it takes no matrix product, and its memory is linear in the width, a Gram
-    matrix's quadratic.
+    matrix's quadratic. Compensated rounding needs the Gram matrix itself, `gram` (in, in): with fewer rows than inputs
+    a sketch has directions without any error.
     """
 
     channel_amax: Tensor
     absolute_sum: Tensor
     sketch: Tensor | None
+    gram: Tensor | None = None
     tokens: int = field(default=0)
 
     @classmethod
-    def empty(cls, features: int, device: torch.device, *, sketch: bool) -> "InputStatistics":
+    def empty(
+        cls, features: int, device: torch.device, *, sketch: bool = False, gram: bool = False
+    ) -> "InputStatistics":
         """Statistics before any data."""
         return cls(
             channel_amax=torch.zeros(features, device=device),
             absolute_sum=torch.zeros(features, device=device),
             sketch=torch.zeros(0, features, device=device) if sketch else None,
+            gram=torch.zeros(features, features, device=device) if gram else None,
         )
 
     def update(self, inputs: Tensor) -> None:
@@ -45,8 +50,11 @@ class InputStatistics:
             rows = rows.float()
             magnitudes = rows.abs()
             torch.maximum(self.channel_amax, magnitudes.amax(dim=0), out=self.channel_amax)
-            if self.sketch is not None:
+            if self.sketch is not None or self.gram is not None:
                 self.absolute_sum += magnitudes.sum(dim=0)
+            if self.gram is not None:
+                self.gram.addmm_(rows.T, rows)
+            if self.sketch is not None:
                 self.sketch = _grown(self.sketch, self.tokens + len(rows))
                 _add_signed(self.sketch, rows, self.tokens)
             self.tokens += len(rows)
@@ -79,14 +87,25 @@ class InputStatistics:
         """
         return difference.square_() @ self.square_sum
 
+    def take_gram(self) -> Tensor:
+        """The Gram matrix, for the caller to overwrite: no error can be computed any more."""
+        assert self.gram is not None, "the format needs no Gram matrix"
+        gram, self.gram = self.gram, None
+        self.__dict__.pop("_products", None)
+        return gram
+
     @cached_property
     def square_sum(self) -> Tensor:
-        """(in,) Σx², estimated from the sketch."""
+        """(in,) Σx², estimated from the sketch if there is no Gram matrix."""
+        if self.gram is not None:
+            return self.gram.diagonal().clone()
         return self.rows.square().sum(dim=0)
 
     @cached_property
     def _products(self) -> Tensor:
-        """SᵀS (in, in) if the sketch has at least `in` rows, else Sᵀ (in, rows)."""
+        """XᵀX, or SᵀS (in, in) if the sketch has at least `in` rows, else Sᵀ (in, rows)."""
+        if self.gram is not None:
+            return _to_search_dtype(self.gram)
         rows = _to_search_dtype(self.rows)
         return _to_search_dtype(rows.T @ rows) if len(rows) >= rows.shape[1] else rows.T
 

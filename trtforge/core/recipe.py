@@ -26,6 +26,8 @@ EngineBackend = Literal["tensorrt_llm", "torch"]
 Device = Literal["auto", "cpu", "cuda"]
 SchedulerPolicy = Literal["guaranteed_no_evict", "max_utilization"]
 GroupSize = Literal[64, 128]
+RoundingMethod = Literal["nearest", "compensated"]
+RoundingChoice = Literal["auto", "nearest", "compensated"]
 
 
 class ModelConfig(Config):
@@ -64,6 +66,11 @@ class QuantizationConfig(Config):
         (), description="Linear layers to leave unquantised: Hugging Face names; * matches anything."
     )
     awq_clip: bool = Field(False, description="AWQ: also search the clipping range of each group.")
+    rounding: RoundingChoice = Field(
+        "auto",
+        description="Rounding of INT4 weights: nearest (as ModelOpt), compensated (later columns make up for errors), "
+        "or auto: compensated for int4_awq, nearest for w4a8_awq.",
+    )
     memory: Bytes | None = Field(
         None, description="Memory limit of calibration, such as 16GB; hidden states are kept on disk."
     )
