@@ -144,8 +144,11 @@ def judged(formats: Sequence[quality.Quality], builds: Sequence[quality.BuildQua
     found = tuple(
         FormatQuality(
             format=each.format,
+            rounding=each.rounding,
             increase=round(each.increase, 4),
-            modelopt=None if each.peer is None else round(each.peer, 4),
+            modelopt=None if each.peer is None else round(each.peer.increase, 4),
+            kl=float(f"{each.kl:.3g}"),
+            modelopt_kl=None if each.peer is None else float(f"{each.peer.kl:.3g}"),
             top1=round(each.top1, 4),
         )
         for each in formats
