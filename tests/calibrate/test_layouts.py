@@ -16,7 +16,9 @@ from trtforge.calibrate.stage import CalibrateConfig, calibrate
 from trtforge.convert.stage import ConvertConfig, convert
 from trtforge.formats.calibration import open_calibration
 from trtforge.formats.corpus import token_windows
+from trtforge.formats.tensor_files import load_tensors
 from trtforge.models.formats import FORMATS
+from trtforge.models.transforms import dequantize_int4, unpack_int4
 
 WINDOWS = [
     list(window)
@@ -67,8 +69,13 @@ def test_compensated_experts_agree_in_every_layout(tmp_path: Path) -> None:
     data = {"data": str(tmp_path / "ids.safetensors"), "samples": 8, "sequence_length": 64}
     settings = {"format": "int4_awq", "group_size": 64, "data": data}
     calibration = calibrate(CalibrateConfig.parse(settings, "test"), tmp_path / "hf", tmp_path / "calibration").path
-    found = open_calibration(calibration)
-    assert any(".experts." in module for module in found.rounded)
+    found, source = open_calibration(calibration), load_tensors(tmp_path / "hf" / "model.safetensors")
+    assert sum(".experts." in module for module in found.rounded) == 2 * 4 * 3
+    for module, rounded in found.rounded.items():
+        codes = load_tensors(rounded.codes.file)
+        steps = codes[f"{module}.scales"]
+        restored = dequantize_int4(unpack_int4(codes[f"{module}.codes"]), steps) * found.pre_quant_scale(module)
+        assert error(restored, source[f"{module}.weight"]) < 0.3, module
     scales = [found.pre_quant_scale(f"model.layers.0.block_sparse_moe.experts.{e}.w1") for e in range(4)]
     assert all(torch.equal(scale, scales[0]) for scale in scales)
 
