@@ -13,7 +13,8 @@ NONE = "–"
 WAYS = {
     "fp8": "`trtforge calibrate`, fp8",
     "modelopt_fp8": "ModelOpt, fp8, float32",
-    "int4_awq": "`trtforge calibrate`, int4_awq",
+    "int4_awq": "`trtforge calibrate`, int4_awq, nearest",
+    "int4_awq_compensated": "`trtforge calibrate`, int4_awq, compensated",
     "modelopt_int4_awq": "ModelOpt, int4_awq, float32",
     "modelopt_int4_awq_bfloat16": "ModelOpt, int4_awq, bfloat16",
 }
@@ -58,7 +59,7 @@ def summary(record: Record) -> str:
             "reads only the headers",
         ),
         (
-            "calibrate INT4-AWQ",
+            "calibrate INT4-AWQ, nearest rounding",
             f"{min(single):.1f} to {max(single):.1f} times as fast",
             "ModelOpt in float32, a window at a time as TensorRT-LLM calls it",
         ),

@@ -111,7 +111,7 @@ def calibrated(found: Sequence[calibration.Timed], model: str, window: int, runs
                 tokens=run.tokens,
                 seconds=rounded(run.seconds),
                 passes=round(passes, 2) if ours else None,
-                passes_bfloat16=round(in_bfloat16, 1) if run.kind == "int4_awq" else None,
+                passes_bfloat16=round(in_bfloat16, 1) if run.kind.startswith("int4_awq") else None,
                 times=round(run.seconds / seconds[peer_of, run.tokens], 1)
                 if run.kind.startswith(calibration.PEER_AWQ)
                 else None,
