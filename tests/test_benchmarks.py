@@ -7,7 +7,7 @@ from tests.benchmarks.calibration import Timed, extrapolate
 from tests.benchmarks.conversion import Conversion
 from tests.benchmarks.conversion import Measured as Converted
 from tests.benchmarks.markdown import pages
-from tests.benchmarks.quality import BuildQuality, Quality
+from tests.benchmarks.quality import BuildQuality, Peer, Quality
 from tests.benchmarks.record import Record, read_record, with_calibration
 from tests.benchmarks.serving import CLIENT, Measured, Run
 
@@ -52,7 +52,8 @@ def test_every_benchmark_can_be_recorded_and_shown() -> None:
         "conversion": recording.converted(Conversion(4_000_000_000, ways, ways[0]), 1),
         "inflight": recording.batched({"demo": variants}, 1),
         "quality": recording.judged(
-            [Quality("int4_awq", 0.01234, 0.9, None)], [BuildQuality("demo-int4awq", "", 61.0, 60.0, 100, 3.5)]
+            [Quality("int4_awq", "compensated", 0.01234, 0.00321, 0.9, Peer(0.02, 0.0042))],
+            [BuildQuality("demo-int4awq", "", 61.0, 60.0, 100, 3.5)],
         ),
     }
     shown = pages(Record.model_validate(record.model_copy(update=measured).model_dump()))
@@ -61,7 +62,7 @@ def test_every_benchmark_can_be_recorded_and_shown() -> None:
         "500 tokens/s | 1,000 tokens/s | 50 %",
         "| 2.00 |",
         "in-flight 3.00 times",
-        "+1.23 %",
+        "int4_awq, compensated | +1.23 % | +2.00 % | 3.21e-03 | 4.20e-03 | 90.00 %",
         "+1.67 %",
         "0.50 | 70 MB",
     ):

@@ -151,11 +151,12 @@ def _quality(console: Console, arguments: argparse.Namespace, record: Record) ->
         found = quality.measure(Path(directory))
         builds = quality.measure_builds(Path(directory))
     table = Table(title="Perplexity of the demo model's held-out text, against float32", title_justify="left")
-    for column in ("format", "increase", "ModelOpt's", "top-1 agreement"):
-        table.add_column(column, justify="left" if column == "format" else "right")
+    for column in ("format", "rounding", "increase", "ModelOpt's", "mean KL", "ModelOpt's KL", "top-1 agreement"):
+        table.add_column(column, justify="left" if column in ("format", "rounding") else "right")
     for each in found:
-        peer = "-" if each.peer is None else f"{each.peer:+.2%}"
-        table.add_row(each.format, f"{each.increase:+.2%}", peer, f"{each.top1:.2%}")
+        peer = ("-", "-") if each.peer is None else (f"{each.peer.increase:+.2%}", f"{each.peer.kl:.2e}")
+        figures = (f"{each.increase:+.2%}", peer[0], f"{each.kl:.2e}", peer[1], f"{each.top1:.2%}")
+        table.add_row(each.format, each.rounding or "", *figures)
     console.print(table)
     table = Table(title="Perplexity by the reports of the demo builds", title_justify="left")
     for column in ("recipe", "perplexity", "reference", "linears"):

@@ -24,13 +24,14 @@ from trtforge.core.assets import asset_directory
 
 LAYERS, VOCAB, BATCH = 14, 16384, 8
 DEMO_VOCAB = 2048
-PEER_AWQ, OURS = "modelopt_int4_awq", ("fp8", "int4_awq")
+PEER_AWQ, OURS = "modelopt_int4_awq", ("fp8", "int4_awq", "int4_awq_compensated")
 TOKENS, WINDOWS = (4096, 32768), (512,)
 WAYS = (
     ("forward", BATCH),
     ("forward_bfloat16", BATCH),
     ("fp8", BATCH),
     ("int4_awq", BATCH),
+    ("int4_awq_compensated", BATCH),
     ("modelopt_fp8", BATCH),
     (PEER_AWQ, BATCH),
     (PEER_AWQ, 1),

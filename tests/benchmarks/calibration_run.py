@@ -2,8 +2,8 @@
 
 `seconds`; `rss`, the peak of the whole process in bytes; `passes`, for ModelOpt: the seconds of every batch of each
 pass over the data. Imports and, for the peers, loading the model are outside of the time; ours reads the checkpoint
-inside of it. KIND: fp8 or int4_awq; or forward, modelopt_fp8 or modelopt_int4_awq, which compute in float32 unless
-_bfloat16 follows. BATCH: windows of a forward pass.
+inside of it. KIND: fp8, int4_awq (rounded to the nearest, as by ModelOpt) or int4_awq_compensated; or forward,
+modelopt_fp8 or modelopt_int4_awq, which compute in float32 unless _bfloat16 follows. BATCH: windows of a forward pass.
 """
 
 import json
@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.benchmarks.calibration import OURS
 from trtforge.machine.usage import peak_memory
 
 
@@ -19,7 +20,7 @@ def main() -> None:
     """Run and print."""
     kind, model, ids, out, batch = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[4]), sys.argv[5]
     passes: list[list[float]] = []
-    ours = kind in ("fp8", "int4_awq")
+    ours = kind in OURS
     run = _ours(kind, model, ids, out, int(batch)) if ours else _peer(kind, model, ids, int(batch), passes)
     start = time.perf_counter()
     run()
@@ -40,7 +41,9 @@ def _ours(kind: str, model: Path, ids: Path, out: Path, batch: int) -> Callable[
     with safe_open(ids, "pt") as file:
         _, window = file.get_slice("input_ids").get_shape()
     data = CalibrationConfig(data=str(ids), samples=10**6, sequence_length=window, batch_size=batch)
-    config = CalibrateConfig.model_validate({"format": kind, "data": data})
+    quant, compensated = kind.removesuffix("_compensated"), kind.endswith("_compensated")
+    rounding = "compensated" if compensated else "nearest"
+    config = CalibrateConfig.model_validate({"format": quant, "rounding": rounding, "data": data})
     return lambda: calibrate(config, model, out, force=True)
 
 

@@ -13,7 +13,8 @@ NONE = "–"
 WAYS = {
     "fp8": "`trtforge calibrate`, fp8",
     "modelopt_fp8": "ModelOpt, fp8, float32",
-    "int4_awq": "`trtforge calibrate`, int4_awq",
+    "int4_awq": "`trtforge calibrate`, int4_awq, nearest",
+    "int4_awq_compensated": "`trtforge calibrate`, int4_awq, compensated",
     "modelopt_int4_awq": "ModelOpt, int4_awq, float32",
     "modelopt_int4_awq_bfloat16": "ModelOpt, int4_awq, bfloat16",
 }
@@ -35,7 +36,7 @@ def summary(record: Record) -> str:
     memory = next((model.memory for model in record.calibration if model.memory), None)
     copy, ours, *_, peer_tp1, peer_tp8 = record.conversion.ways
     ours_tp8 = record.conversion.ways[2]
-    quality = {each.format: each for each in record.quality.formats}["int4_awq"]
+    quality = next(each for each in record.quality.formats if each.format == "int4_awq")  # its default rounding
     built = {each.recipe: each for each in record.quality.builds}["demo-int4awq"]
     batching = record.inflight.engines[0]
     served = record.serving.engines
@@ -58,7 +59,7 @@ def summary(record: Record) -> str:
             "reads only the headers",
         ),
         (
-            "calibrate INT4-AWQ",
+            "calibrate INT4-AWQ, nearest rounding",
             f"{min(single):.1f} to {max(single):.1f} times as fast",
             "ModelOpt in float32, a window at a time as TensorRT-LLM calls it",
         ),
@@ -242,14 +243,20 @@ def _builds(record: Record) -> str:
 def _formats(record: Record) -> str:
     rows = [
         (
-            each.format,
+            each.format + (f", {each.rounding}" if each.rounding else ""),
             _percent(each.increase),
             NONE if each.modelopt is None else _percent(each.modelopt),
+            _divergence(each.kl),
+            _divergence(each.modelopt_kl),
             f"{each.top1 * 100:.2f} %",
         )
         for each in record.quality.formats
     ]
-    return _table(("format", "increase", "ModelOpt's", "top-1 agreement"), rows)
+    return _table(("format", "increase", "ModelOpt's", "mean KL", "ModelOpt's", "top-1 agreement"), rows)
+
+
+def _divergence(nats: float | None) -> str:
+    return NONE if nats is None else f"{nats:.2e}"
 
 
 BLOCKS = {

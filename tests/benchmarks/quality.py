@@ -1,11 +1,12 @@
 """Quality of every format on the demo model's held-out text: ours, and NVIDIA ModelOpt's own simulation of its own.
 
-Perplexity of the same windows; ModelOpt quantises the same model with the same token ids and runs its fake-quantised
-modules in `transformers`.
+Perplexity and KL divergence on the same windows; ModelOpt quantises the same model with the same token ids and runs its
+fake-quantised modules in `transformers`.
 """
 
 import copy
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from trtforge.calibrate.stage import CalibrateConfig, calibrate
 from trtforge.convert.stage import ConvertConfig, convert
 from trtforge.core.assets import asset_directory
 from trtforge.core.progress import for_this_terminal
-from trtforge.core.recipe import GateConfig, load_recipe
+from trtforge.core.recipe import GateConfig, QuantFormat, RoundingMethod, load_recipe
 from trtforge.formats.corpus import token_windows
 from trtforge.models.formats import FORMATS
 from trtforge.pipeline.build import Build
@@ -29,32 +30,47 @@ BUILDS = {"demo-fp32": "", "demo-fp8": "FP8 KV cache too", "demo-int4awq": "grou
 
 
 @dataclass(frozen=True)
+class Peer:
+    """ModelOpt's relative increase of perplexity over float32, and its mean KL divergence from it in nats."""
+
+    increase: float
+    kl: float
+
+
+@dataclass(frozen=True)
 class Quality:
-    """Relative increase of perplexity over float32; `peer` None where ModelOpt has no such format on a CPU."""
+    """Relative increase of perplexity over float32 and mean KL divergence from it, in nats.
+
+    `rounding` None where the format has one only; `peer` None where ModelOpt has no such format on a CPU.
+    """
 
     format: str
+    rounding: RoundingMethod | None
     increase: float
+    kl: float
     top1: float
-    peer: float | None
+    peer: Peer | None
 
 
-def measure(directory: Path) -> list[Quality]:
-    """Every format of the registry."""
+def measure(directory: Path, formats: Collection[QuantFormat] = tuple(FORMATS)) -> list[Quality]:
+    """Every format, with each rounding that it has, the default first."""
     model = asset_directory("recipes") / "demo-model"
     gate = GateConfig(samples=SAMPLES, sequence_length=LENGTH, data=str(model / "heldout.txt"))
-    peers = _peers(model, gate)
+    peers = _peers(model, gate, formats)
     found = []
-    for name, wanted in FORMATS.items():
-        if name == "none":
-            continue
-        calibration = None
-        if wanted.calibrated:
-            config = CalibrateConfig.model_validate({"format": name, "group_size": GROUP})
-            calibration = calibrate(config, model, directory / f"{name}-calibration").path
-        converted = ConvertConfig.model_validate({"quant": name, "group_size": GROUP})
-        checkpoint = convert(converted, model, directory / name, calibration=calibration).path
-        result = verify(checkpoint, model, gate)
-        found.append(Quality(name, result.perplexity.increase, result.top1_agreement, peers.get(name)))
+    for name in formats:
+        methods = FORMATS[name].methods
+        for method in methods if name != "none" else ():
+            calibration = None
+            if FORMATS[name].calibrated:
+                settings = {"format": name, "group_size": GROUP, "rounding": method}
+                config = CalibrateConfig.model_validate(settings)
+                calibration = calibrate(config, model, directory / f"{name}-{method}-calibration").path
+            converted = ConvertConfig.model_validate({"quant": name, "group_size": GROUP})
+            checkpoint = convert(converted, model, directory / f"{name}-{method}", calibration=calibration).path
+            result = verify(checkpoint, model, gate)
+            figures = (result.perplexity.increase, result.kl_mean, result.top1_agreement)
+            found.append(Quality(name, method if len(methods) > 1 else None, *figures, peers.get(name)))
     return found
 
 
@@ -85,7 +101,7 @@ def measure_builds(directory: Path) -> list[BuildQuality]:
     return found
 
 
-def _peers(model: Path, gate: GateConfig) -> dict[str, float]:
+def _peers(model: Path, gate: GateConfig, formats: Collection[QuantFormat]) -> dict[str, Peer]:
     import modelopt.torch.quantization as mtq
     from transformers import AutoModelForCausalLM
 
@@ -106,11 +122,11 @@ def _peers(model: Path, gate: GateConfig) -> dict[str, float]:
         gate.data, model, samples=SAMPLES, length=LENGTH, vocab_size=vocab, seed=0, part="held_out"
     ).windows
     with torch.no_grad():
-        reference = _perplexity(loaded, held)
         found = {}
-        for name, preset in presets.items():
-            quantized = mtq.quantize(copy.deepcopy(loaded), _grouped(preset), lambda m: [m(ids) for ids in batches])
-            found[name] = _perplexity(quantized, held) / reference - 1
+        for name in presets.keys() & set(formats):
+            preset = _grouped(presets[name])
+            quantized = mtq.quantize(copy.deepcopy(loaded), preset, lambda m: [m(ids) for ids in batches])
+            found[name] = _compared(quantized, loaded, held)
     return found
 
 
@@ -125,11 +141,13 @@ def _grouped(preset: dict[str, Any]) -> dict[str, Any]:
     return changed
 
 
-def _perplexity(model: torch.nn.Module, windows: tuple[tuple[int, ...], ...]) -> float:
-    total = count = 0.0
+def _compared(model: torch.nn.Module, reference: torch.nn.Module, windows: tuple[tuple[int, ...], ...]) -> Peer:
+    """Perplexity over the next tokens and KL divergence at every token, as `verify` measures them."""
+    loss = divergence = 0.0
     for window in windows:
         ids = torch.tensor(window)
-        logits = model(ids.unsqueeze(0)).logits[0, :-1].float()
-        total += float(torch.nn.functional.cross_entropy(logits, ids[1:], reduction="sum"))
-        count += len(window) - 1
-    return math.exp(total / count)
+        theirs, wanted = (each(ids.unsqueeze(0)).logits[0].float().log_softmax(-1) for each in (model, reference))
+        loss += float((wanted - theirs)[:-1].gather(1, ids[1:, None]).sum())
+        divergence += float(torch.nn.functional.kl_div(theirs, wanted, reduction="sum", log_target=True))
+    tokens, predicted = sum(map(len, windows)), sum(len(window) - 1 for window in windows)
+    return Peer(math.exp(loss / predicted) - 1, divergence / tokens)

@@ -167,11 +167,17 @@ class Built(Config):
 
 
 class FormatQuality(Config):
-    """Increase of perplexity over float32, as a fraction; None where ModelOpt has no such format on a CPU."""
+    """Increase of perplexity over float32, as a fraction, and mean KL divergence from it in nats.
+
+    None where ModelOpt has no such format on a CPU, or where a divergence was not recorded.
+    """
 
     format: str
+    rounding: str | None = None
     increase: float
     modelopt: float | None = None
+    kl: float | None = None
+    modelopt_kl: float | None = None
     top1: float
 
 

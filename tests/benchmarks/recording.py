@@ -111,7 +111,7 @@ def calibrated(found: Sequence[calibration.Timed], model: str, window: int, runs
                 tokens=run.tokens,
                 seconds=rounded(run.seconds),
                 passes=round(passes, 2) if ours else None,
-                passes_bfloat16=round(in_bfloat16, 1) if run.kind == "int4_awq" else None,
+                passes_bfloat16=round(in_bfloat16, 1) if run.kind.startswith("int4_awq") else None,
                 times=round(run.seconds / seconds[peer_of, run.tokens], 1)
                 if run.kind.startswith(calibration.PEER_AWQ)
                 else None,
@@ -144,8 +144,11 @@ def judged(formats: Sequence[quality.Quality], builds: Sequence[quality.BuildQua
     found = tuple(
         FormatQuality(
             format=each.format,
+            rounding=each.rounding,
             increase=round(each.increase, 4),
-            modelopt=None if each.peer is None else round(each.peer, 4),
+            modelopt=None if each.peer is None else round(each.peer.increase, 4),
+            kl=float(f"{each.kl:.3g}"),
+            modelopt_kl=None if each.peer is None else float(f"{each.peer.kl:.3g}"),
             top1=round(each.top1, 4),
         )
         for each in formats

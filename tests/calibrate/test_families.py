@@ -102,12 +102,17 @@ def test_experts_are_measured_one_by_one(tmp_path: Path, name: str) -> None:
         assert key.endswith(("weight_amax", "input_amax", "dead_channels"))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_resuming_gives_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "compensated"), [(torch.float32, False), (torch.bfloat16, False), (torch.float32, True)]
+)
+def test_resuming_gives_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, compensated: bool
+) -> None:
     """Killed after any layer, with hidden states saved after each."""
     TINY["llama"]().to(dtype).save_pretrained(tmp_path / "hf")
-    batches = [torch.randint(0, 131, (windows, 24), generator=torch.Generator().manual_seed(1)) for windows in (2, 1)]
+    batches = [torch.randint(0, 131, (windows, 48), generator=torch.Generator().manual_seed(1)) for windows in (2, 1)]
     wanted: dict[str, Any] = {"dtype": dtype, "awq": True, "group_size": 32, "clip": True, "budget": 15_000}
+    wanted["compensated"] = compensated
     whole, _ = walk(tmp_path / "hf", tmp_path / "whole", batches, **wanted)
     monkeypatch.setattr("trtforge.calibrate.walk._SECONDS_BETWEEN_SAVES", -1.0)
 
@@ -118,11 +123,11 @@ def test_resuming_gives_the_same_bytes(tmp_path: Path, monkeypatch: pytest.Monke
     for victim in range(4):
         computed: list[int] = []
 
-        def kept(self: Walk, layer: int, tensors: dict[str, torch.Tensor], victim: int = victim) -> None:
+        def kept(self: Walk, layer: int, *results: dict[str, torch.Tensor], victim: int = victim) -> None:
             computed.append(layer)  # noqa: B023
             if layer == victim and len(computed) == victim + 1:  # noqa: B023
                 raise Killed
-            keep(self, layer, tensors)
+            keep(self, layer, *results)
 
         monkeypatch.setattr(Walk, "_keep", kept)
         with pytest.raises(Killed):
@@ -132,6 +137,13 @@ def test_resuming_gives_the_same_bytes(tmp_path: Path, monkeypatch: pytest.Monke
         assert computed[computed.index(-1) + 1 :] == list(range(victim, 4))
         assert found.keys() == whole.keys()
         assert all(torch.equal(found[key], whole[key]) for key in whole)
+        assert codes(tmp_path / f"partial{victim}") == codes(tmp_path / "whole")
+    assert len(codes(tmp_path / "whole")) == (4 if compensated else 0)
+
+
+def codes(directory: Path) -> dict[str, bytes]:
+    """The files of compensated rounding."""
+    return {path.name: path.read_bytes() for path in directory.glob("codes-*.safetensors")}
 
 
 def test_states_that_cannot_be_saved_end_nothing(

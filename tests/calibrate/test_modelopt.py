@@ -67,7 +67,8 @@ class Pair:
 
     def ours(self, model: str, quant: str, kv_cache: str = "none") -> Path:
         data = CalibrationConfig(data=str(self._root / "ids.safetensors"), samples=8, sequence_length=64)
-        config = CalibrateConfig.model_validate({"format": quant, "kv_cache": kv_cache, "data": data})
+        settings = {"format": quant, "kv_cache": kv_cache, "data": data, "rounding": "nearest"}
+        config = CalibrateConfig.model_validate(settings)
         return calibrate(config, self.source(model), self._root / f"{model}-{quant}-{kv_cache}").path
 
     def theirs(self, model: str, quant: str, *, fp8_kv: bool = False) -> Any:

@@ -90,7 +90,8 @@ def test_fp8_scales_are_shared_as_tensorrt_llm_shares_them(make_hf: MakeHf, ids:
 
 def test_int4_weights_stand_for_the_original(make_hf: MakeHf, ids: Path, tmp_path: Path) -> None:
     source = make_hf(**SHAPE)
-    calibration = calibrate(config(ids, "int4_awq", group_size=64), source, tmp_path / "calibration").path
+    nearest = config(ids, "int4_awq", group_size=64, rounding="nearest")
+    calibration = calibrate(nearest, source, tmp_path / "calibration").path
     out = convert(ConvertConfig(quant="int4_awq"), source, tmp_path / "out", calibration=calibration).path
     rank, original = load_file(out / "rank0.safetensors"), load_file(source / "model.safetensors")
     layer = "transformer.layers.1."
@@ -109,13 +110,23 @@ def test_int4_weights_stand_for_the_original(make_hf: MakeHf, ids: Path, tmp_pat
 LAYOUTS = {"tp1": {}, "tp2": {"tp": 2}, "tp4": {"tp": 4}, "pp2": {"pp": 2}}
 
 
-@pytest.mark.parametrize("quant", ["fp8", "int4_awq", "w4a8_awq", "int8_sq", "nvfp4"])
-def test_one_calibration_serves_every_layout(make_hf: MakeHf, ids: Path, tmp_path: Path, quant: str) -> None:
+@pytest.mark.parametrize(
+    ("quant", "rounding"),
+    [
+        *((quant, "nearest") for quant in ("fp8", "int4_awq", "w4a8_awq", "int8_sq", "nvfp4")),
+        ("int4_awq", "compensated"),
+        ("w4a8_awq", "compensated"),
+    ],
+)
+def test_one_calibration_serves_every_layout(
+    make_hf: MakeHf, ids: Path, tmp_path: Path, quant: str, rounding: str
+) -> None:
     """Every tensor of every layout, put together, is that of a single rank, byte for byte."""
     source = make_hf(
         **SHAPE | {"num_key_value_heads": 4, "intermediate_size": 256, "hidden_size": 256, "vocab_size": 128}
     )
-    calibration = calibrate(config(ids, quant, group_size=64, kv_cache="int8"), source, tmp_path / "calibration").path
+    settings = config(ids, quant, group_size=64, kv_cache="int8", rounding=rounding)
+    calibration = calibrate(settings, source, tmp_path / "calibration").path
     outs = {
         name: convert(
             ConvertConfig(quant=quant, kv_cache="int8", **split), source, tmp_path / name, calibration=calibration

@@ -101,6 +101,10 @@ def test_unknown_format_is_named(make_hf: MakeHf, tmp_path: Path) -> None:
         (("calibrate", "a", "b", "--quant", "int8_wo"), "error: --quant int8_wo needs no calibration\nhint: Run `trtf"),
         (("calibrate", "a", "b", "--quant", "none"), "error: --quant none without --kv-cache: nothing needs a cali"),
         (("calibrate", "a", "b", "--quant", "fp8", "--awq-clip"), "error: --awq-clip applies only to AWQ formats"),
+        (
+            ("calibrate", "a", "b", "--quant", "fp8", "--rounding", "compensated"),
+            "error: rounding compensated is not available for fp8, only for int4_awq and w4a8_awq",
+        ),
         (("calibrate", "a", "b", "--quant", "fp8", "--group-size", "64"), "error: --group-size applies only to AWQ"),
         (("verify", "a", "--against", "b", "--gate", "perplexity_increas=1"), "error: --gate: unknown key perplexity_"),
         (("verify", "a", "--against", "b", "--gate", "top1_agreement=93"), "error: --gate: top1_agreement: Input sh"),

@@ -19,7 +19,12 @@ from trtforge.core.recipe import CalibrationConfig, EngineConfig, GateConfig, Ta
 from trtforge.serve.config import ServeConfig
 
 CASES: list[tuple[Callable[..., Any], type[BaseModel], Mapping[str, str], set[str]]] = [
-    (calibrate, CalibrateConfig, {"quant": "format"}, {"kv_cache", "group_size", "awq_clip", "memory", "device"}),
+    (
+        calibrate,
+        CalibrateConfig,
+        {"quant": "format"},
+        {"kv_cache", "group_size", "awq_clip", "rounding", "memory", "device"},
+    ),
     (
         calibrate,
         CalibrationConfig,

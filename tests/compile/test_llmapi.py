@@ -66,7 +66,8 @@ class Models:
 
     def _calibration(self, family: str, quant: str, kv_cache: str) -> Path:
         data = CalibrationConfig(data=str(self._root / "ids.safetensors"), samples=8, sequence_length=64)
-        config = CalibrateConfig.model_validate({"format": quant, "kv_cache": kv_cache, "data": data})
+        settings = {"format": quant, "kv_cache": kv_cache, "data": data, "rounding": "nearest"}
+        config = CalibrateConfig.model_validate(settings)
         return calibrate(config, self.source(family), self._root / f"{family}-{quant}-{kv_cache}-calibration").path
 
 

@@ -26,6 +26,8 @@ GOOD = {
     "m.clip_ratio": [0.5, 1.0],
     "m.alpha": [0.0],
     "m.output_error": [0.0],
+    "m.nearest_error": [0.0],
+    "m.tokens": [0.0],
     "m.input_channel_amax": [2.0, 0.0],
     "m.weight_column_amax": [0.5, 0.0],
     "layers.0.kv_amax": [3.0],
@@ -85,6 +87,51 @@ def test_convert_refuses_them(make_hf: MakeHf, ids: Path, tmp_path: Path, kind: 
     with pytest.raises(ForgeError, match=rf"{name}(\[0\])? is {value:g}, not "):
         convert(asked, source, tmp_path / "out", calibration=made)
     assert not list(tmp_path.glob("*out*"))
+
+
+@pytest.mark.parametrize("damage", ["scale", "shape"])
+def test_codes_that_no_calibration_writes_are_refused(make_hf: MakeHf, ids: Path, tmp_path: Path, damage: str) -> None:
+    source = make_hf(**SHAPE, num_hidden_layers=1)
+    made = calibrate(config(ids, "int4_awq"), source, tmp_path / "calibration").path
+    file = made / "codes-00000.safetensors"
+    found, name = load_file(file), "model.layers.0.mlp.down_proj.scales"
+    if damage == "scale":
+        found[name][3, 1] = 0.0
+    else:
+        found[name] = found[name][:, :1].clone()
+    save_file(found, file)
+    manifest = read_manifest(made)
+    assert manifest is not None
+    files = {path.name: record_of(path) for path in (made / FILE, file)}
+    Manifest(identity=manifest.identity, files=files).write(made)
+
+    with pytest.raises(ForgeError) as refused:
+        convert(ConvertConfig(quant="int4_awq"), source, tmp_path / "out", calibration=made)
+    expected = {
+        "scale": f"{file}: {name} holds a scale that is not a finite number above zero",
+        "shape": f"{file}: {name} has the shape [128, 1], not [128, 2]",
+    }
+    assert refused.value.message == expected[damage]
+    assert "calibrate again with --force" in refused.value.hint
+    assert not list(tmp_path.glob("*out*"))
+
+
+@pytest.mark.parametrize("method", ["compensated", "nearest"])
+def test_int4_weights_of_zeros_are_calibrated_and_converted(
+    make_hf: MakeHf, ids: Path, tmp_path: Path, method: str
+) -> None:
+    """The down projection's inputs are zero too."""
+    source = make_hf(**SHAPE, num_hidden_layers=1)
+    weights = load_file(source / "model.safetensors")
+    weights["model.layers.0.mlp.up_proj.weight"].zero_()
+    save_file(weights, source / "model.safetensors", metadata={"format": "pt"})
+    made = calibrate(config(ids, "int4_awq", rounding=method), source, tmp_path / "calibration").path
+    out = convert(ConvertConfig(quant="int4_awq"), source, tmp_path / "out", calibration=made).path
+    rank = load_file(out / "rank0.safetensors")
+    assert all(tensor.float().isfinite().all() for tensor in rank.values())
+    assert not rank["transformer.layers.0.mlp.gate.weight"].any()
+    rounded = open_calibration(made).rounded
+    assert len(rounded) == (6 if method == "compensated" else 0)
 
 
 def test_a_weight_of_zeros_is_calibrated_and_converted(make_hf: MakeHf, ids: Path, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from tests.conftest import DEMO_MODEL, MakeHf
 from tests.recipes.shipped import SHIPPED
 from trtforge.core.assets import asset_directory
-from trtforge.core.errors import ForgeError
+from trtforge.core.errors import ForgeError, UsageError
 from trtforge.core.progress import Silent
 from trtforge.core.recipe import Recipe, load_recipe
 from trtforge.machine.host import Host
@@ -99,6 +99,14 @@ def test_a_build_is_refused_before_its_first_stage(first: StageName, tmp_path: P
         build.run(selected(build.recipe, first, "package"), started.append)
     assert started == []
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("format_", ["fp8", "int4_wo", "none"])
+def test_a_rounding_that_the_format_lacks_is_refused(format_: str) -> None:
+    asked = {"format": format_, "rounding": "compensated"}
+    recipe = Recipe.parse({"name": "x", "model": {"source": str(DEMO_MODEL)}, "quantization": asked}, "test")
+    with pytest.raises(UsageError, match=f"rounding compensated is not available for {format_}, only for int4_awq and"):
+        preflight(recipe)
 
 
 @pytest.mark.parametrize(

@@ -7,16 +7,18 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tests.conftest import DEMO_MODEL
+from tests.conftest import DEMO_MODEL, MakeHf
+from trtforge.calibrate.stage import CalibrateConfig, calibrate
 from trtforge.core.manifest import Identity, Manifest
 from trtforge.core.progress import Silent
 from trtforge.core.recipe import Recipe, load_recipe
-from trtforge.formats.calibration import FILE
+from trtforge.formats.calibration import FILE, open_calibration, rounding_warnings
 from trtforge.pipeline.build import Build
 from trtforge.pipeline.paths import Paths
-from trtforge.pipeline.record import Facts
+from trtforge.pipeline.record import Facts, RoundingRecord
 from trtforge.pipeline.report import BuildReport, write_report
 from trtforge.pipeline.report_facts import calibrated_layers, planned_facts, sensitivity_file, with_artifacts
+from trtforge.pipeline.report_words import rounding
 from trtforge.pipeline.summary import light_model, model_record
 
 ROOT = DEMO_MODEL.parent
@@ -52,6 +54,50 @@ def test_the_largest_figures_of_each_layer_are_read(tmp_path: Path) -> None:
     assert (first.output_error, first.output_error_of) == (0.25, "self_attn.o_proj")
     assert (second.layer, second.input_amax, second.output_error) == (1, 2.0, None)
     assert calibrated_layers(tmp_path) == ()
+
+
+def test_how_weights_were_rounded_is_reported(make_hf: MakeHf, tmp_path: Path) -> None:
+    """200 tokens are fewer than the 256 inputs of the down projections."""
+    source = make_hf(hidden_size=128, intermediate_size=256, num_attention_heads=4, num_key_value_heads=2)
+    ids = torch.randint(0, 97, (8, 25), generator=torch.Generator().manual_seed(1))
+    save_file({"input_ids": ids}, tmp_path / "ids.safetensors")
+    data = {"data": str(tmp_path / "ids.safetensors"), "samples": 8, "sequence_length": 25}
+    for method in ("compensated", "nearest"):
+        settings = {"format": "int4_awq", "rounding": method, "data": data}
+        calibrate(CalibrateConfig.parse(settings, "test"), source, tmp_path / method / "calibration")
+    calibrate(CalibrateConfig.parse({"format": "fp8", "data": data}, "test"), source, tmp_path / "fp8" / "calibration")
+
+    found = facts_of(tmp_path / "compensated")
+    assert found.rounding is not None
+    assert (found.rounding.method, found.rounding.compensated, found.rounding.nearest) == ("compensated", 14, 0)
+    assert found.rounding.fewest_tokens == 200
+    assert 0 < (found.rounding.error_left or 0) < 0.9
+    (warning,) = found.warnings
+    assert warning.startswith("fewer tokens than inputs reached model.layers.0.mlp.down_proj, model.layers.1.mlp.down")
+    assert open_calibration(tmp_path / "compensated" / "calibration").warnings == found.warnings
+    words = f"14 linear layers rounded with compensation, which leaves {found.rounding.error_left:.2%} of the output"
+    assert rounding(found.rounding).startswith(words)
+
+    plain = facts_of(tmp_path / "nearest")
+    assert (plain.rounding, plain.warnings) == (RoundingRecord(method="nearest"), ())
+    assert facts_of(tmp_path / "fp8").rounding is None
+
+
+def facts_of(build: Path) -> Facts:
+    """The facts of a build that has a calibration only."""
+    paths = Paths(build)
+    return with_artifacts(Facts(), paths, [str(paths.calibration)], "now")
+
+
+def test_layers_left_to_the_nearest_are_said() -> None:
+    record = RoundingRecord(method="compensated", compensated=7, nearest=2)
+    assert rounding(record) == "7 linear layers rounded with compensation; 2 rounded to the nearest"
+    few, fewer = {"a": 100.0, "b": 127.0, "c": 128.0, "d": 128.0}, {"a": 64, "b": 64, "c": 128, "d": 256}
+    assert list(rounding_warnings(few, fewer)) == [
+        "fewer than 128 tokens reached a, b: rounded to the nearest, without compensation; calibrate with more samples",
+        "fewer tokens than inputs reached d: compensated rounding may fit the samples instead of the model; calibrate "
+        "with more samples",
+    ]
 
 
 def test_a_plan_with_a_gpu_gives_memory_and_estimates() -> None:

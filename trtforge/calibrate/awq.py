@@ -106,6 +106,11 @@ def _differences(rows: Tensor, scales: Tensor, group_size: int) -> Iterator[Tens
         yield quantization_error(rows, part, group_size)
 
 
+def sampled_rows(rows: int) -> Tensor:
+    """The at most 256 rows of a weight with `rows` whose errors are reported."""
+    return _shuffled(rows)[:_ROWS]
+
+
 def _shuffled(rows: int) -> Tensor:
     """(rows,) the row indices in a random order that is the same in every run."""
     return torch.randperm(rows, generator=torch.Generator().manual_seed(0))

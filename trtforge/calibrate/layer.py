@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from trtforge.calibrate.awq import AwqChoice, clip_ratios, search
 from trtforge.calibrate.experts import watch_experts
+from trtforge.calibrate.rounding import Input, Rounded, round_linears
 from trtforge.calibrate.statistics import InputStatistics
 from trtforge.core.errors import ForgeError
 from trtforge.models.family import Experts, Facts, Family, Linear
@@ -18,7 +19,8 @@ from trtforge.models.family import Experts, Facts, Family, Linear
 class Needs:
     """What the weight and KV cache formats need from calibration. `group_size`: of AWQ.
 
-    `magnitudes`: the amax of each linear's input becomes a scaling factor.
+    `magnitudes`: the amax of each linear's input becomes a scaling factor. `compensated`: weights are rounded here,
+    with compensation; `clip` has no effect then, because ranges are always searched.
     """
 
     magnitudes: bool = True
@@ -26,6 +28,7 @@ class Needs:
     kv_cache: bool = False
     awq: bool = False
     clip: bool = False
+    compensated: bool = False
     group_size: int = 128
 
     @property
@@ -72,18 +75,30 @@ class LayerObserver:
         for undo in self._undo:
             undo()
 
-    def results(self) -> dict[str, Tensor]:
+    def results(self) -> Rounded:
         """Calibration tensors by name within the layer (formats.calibration). A fused module is measured once.
 
         Raises ForgeError naming a linear whose input is NaN or infinite.
         """
-        found: dict[str, Tensor] = {}
+        found = Rounded()
         seen: set[str] = set()
         for name, weight, statistics in self._weights():
             if name not in seen:
                 seen.add(name)
-                self._measure(name, weight, statistics, found)
+                self._measure(name, weight, statistics, found.tensors)
+        if self._needs.compensated:
+            for inputs in self._inputs():
+                self._round(inputs, found)
         return found
+
+    def _round(self, inputs: list[Input], found: Rounded) -> None:
+        rounded = round_linears(inputs, self._needs.group_size)
+        found.codes |= rounded.codes
+        for name, tensor in rounded.tensors.items():
+            if not name.endswith(".weight_column_amax"):
+                found.tensors[name] = tensor
+            elif self._needs.channels:  # what the codes stand for may be larger than the weight
+                found.tensors[name] = torch.maximum(found.tensors[name], tensor)
 
     def _measure(self, name: str, weight: Tensor, statistics: InputStatistics, tensors: dict[str, Tensor]) -> None:
         needs = self._needs
@@ -100,7 +115,7 @@ class LayerObserver:
             tensors[f"{name}.input_channel_amax"] = statistics.channel_amax.clone()
             tensors[f"{name}.weight_column_amax"] = magnitudes.amax(dim=0)
         del magnitudes  # as large as the weight
-        if needs.awq:
+        if needs.awq and not needs.compensated:
             if statistics.tokens == 0:  # an expert that no token reached
                 choice = AwqChoice(0.0, torch.ones_like(statistics.channel_amax), 0.0)
             else:
@@ -121,10 +136,44 @@ class LayerObserver:
         for experts in self._experts:
             yield from self._expert_weights(experts)
 
-    def _expert_weights(self, row: Experts) -> Iterator[tuple[str, Tensor, InputStatistics]]:
+    def _inputs(self) -> Iterator[list[Input]]:
+        """The inputs of the linears, those together whose linears share a pre-quantisation scale.
+
+        All linears that read one input share one, also those that TensorRT-LLM's layers do not join: so the codes are
+        right for every layout (models.checkpoint_plan, `shared_pre_quant_scale`).
+        """
+        for row in self._linears:
+            if row.shares_input is None:
+                readers = (row, *(other for other in self._linears if other.shares_input == row.target))
+                parts = {part.module: each for each in readers if each.quantized for part in each.parts}
+                if parts:
+                    yield [self._input(self._statistics[row.target], parts)]
+        for experts in self._experts:
+            yield [self._expert_input(experts, expert) for expert in range(len(self._expert_tensor(experts)))]
+
+    def _input(self, statistics: InputStatistics, parts: Mapping[str, Linear]) -> Input:
+        def weight() -> Tensor:
+            matrices = [_weight(self._module(name), row) for name, row in parts.items()]
+            return matrices[0] if len(matrices) == 1 else torch.cat(matrices)
+
+        weights: list[Tensor] = [self._module(name).weight for name in parts]  # type: ignore[misc]
+        outputs = [stored.shape[1 if row.conv1d else 0] for stored, row in zip(weights, parts.values(), strict=True)]
+        return Input(statistics, tuple(parts), tuple(outputs), weight)
+
+    def _expert_input(self, row: Experts, expert: int) -> Input:
+        stored = self._expert_tensor(row)[expert]
+        names = tuple(part.module.format(expert) for part in reversed(row.parts))
+        heights = (len(stored) // len(names),) * len(names)
+        return Input(self._of_expert(row.target, expert, stored.shape[1], stored.device), names, heights, stored.float)
+
+    def _expert_tensor(self, row: Experts) -> Tensor:
+        """(experts, out, in): gate and up, or down, of all experts."""
         stacked = self._layer.get_submodule("mlp.experts")
         tensor: Tensor = getattr(stacked, "gate_up_proj" if row.target == "mlp.fc" else "down_proj")
-        for expert, stored in enumerate(tensor.detach()):
+        return tensor.detach()
+
+    def _expert_weights(self, row: Experts) -> Iterator[tuple[str, Tensor, InputStatistics]]:
+        for expert, stored in enumerate(self._expert_tensor(row)):
             matrix = stored.float()
             statistics = self._of_expert(row.target, expert, matrix.shape[1], matrix.device)
             for part, piece in zip(reversed(row.parts), matrix.chunk(len(row.parts)), strict=True):
@@ -138,7 +187,8 @@ class LayerObserver:
         self._of_expert("mlp.proj", expert, inner.shape[1], inner.device).update(inner)
 
     def _empty(self, features: int, device: torch.device) -> InputStatistics:
-        return InputStatistics.empty(features, device, sketch=self._needs.awq)
+        compensated = self._needs.compensated
+        return InputStatistics.empty(features, device, sketch=self._needs.awq and not compensated, gram=compensated)
 
     def _module(self, name: str) -> nn.Module:
         renamed: Mapping[str, str] = {theirs: ours for ours, theirs in self._family.modules_renamed.items()}

@@ -19,14 +19,14 @@ from trtforge.core.errors import ForgeError
 from trtforge.core.manifest import FileRecord, Identity
 from trtforge.core.parallel import Parallel
 from trtforge.core.progress import Progress, Silent
-from trtforge.core.recipe import CalibrationConfig, Device, GroupSize, KvCacheFormat
+from trtforge.core.recipe import CalibrationConfig, Device, GroupSize, KvCacheFormat, RoundingChoice
 from trtforge.core.sizes import Bytes
 from trtforge.formats.calibration import FILE
 from trtforge.formats.corpus import TokenWindows, token_windows
 from trtforge.formats.hf import open_checkpoint
 from trtforge.formats.quantization_config import require_unquantized
 from trtforge.models.checkpoint_plan import Layout, checkpoint_plan
-from trtforge.models.formats import FORMATS
+from trtforge.models.formats import FORMATS, rounding_method
 from trtforge.models.registry import family_of_checkpoint
 from trtforge.plan.accounting import check_sources
 from trtforge.plan.legality import require_legal
@@ -50,6 +50,7 @@ class CalibrateConfig(Config):
     group_size: GroupSize = Field(defaults.GROUP_SIZE, description="INT4-AWQ: weights that share a scale.")
     data: CalibrationConfig = CalibrationConfig()
     awq_clip: bool = Field(False, description="AWQ: also search the clip threshold of each block of a weight.")
+    rounding: RoundingChoice = Field("auto", description="Rounding of INT4 weights; auto: compensated for int4_awq.")
     memory: Bytes | None = Field(None, description="Memory to stay under, such as 16GB; hidden states go to disk.")
     device: Device = Field("auto", description="Where the model runs; auto takes a GPU where there is one.")
 
@@ -61,8 +62,9 @@ def calibrate(
 
     Raises ForgeError, before the model runs, for an unknown architecture, tensors that do not match config.json, an LM
     head that differs from the embedding it is tied to, a group size that fits no layout, and data that is missing,
-    empty or of another vocabulary.
+    empty or of another vocabulary; for a rounding that the format does not have (UsageError).
     """
+    rounding_method(config.format, config.rounding)
     checkpoint = open_checkpoint(source)
     require_unquantized(checkpoint.config, "its scales are fixed, a calibration would change nothing")
     family = family_of_checkpoint(checkpoint)
@@ -96,7 +98,7 @@ def calibrate(
 
         require_equal_heads(checkpoint, plan.ties)
         walk = Walk(checkpoint, family, facts, needs, torch.device(device), TORCH[dtype], directory)
-        budget = hidden_budget(config.memory, family, facts, dtype, config.format) if config.memory else None
+        budget = hidden_budget(config.memory, family, facts, dtype, needs, config.format) if config.memory else None
         batches = list(_batches(windows, data.batch_size))
         with (
             torch.inference_mode(),
@@ -149,6 +151,7 @@ def needs_of(config: CalibrateConfig) -> "Needs":
         kv_cache=config.kv_cache != "none",
         awq=wanted.smoothing == "awq",
         clip=wanted.smoothing == "awq" and config.awq_clip,
+        compensated=rounding_method(config.format, config.rounding) == "compensated",
         channels=wanted.smoothing is not None and wanted.static_activations,
         group_size=config.group_size,
     )
@@ -174,6 +177,7 @@ def _identity(
             "kv_cache": config.kv_cache,
             "group_size": config.group_size,
             "awq_clip": config.awq_clip,
+            "rounding": rounding_method(config.format, config.rounding),
             "device": device,
             "forward_dtype": dtype,
             "search_dtype": search_dtype(device) if needs_of(config).awq else None,

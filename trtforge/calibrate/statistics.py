@@ -11,6 +11,9 @@ from trtforge.models.transforms import TORCH
 from trtforge.plan.peaks import SKETCH_ROWS
 
 _TOKENS = 1024  # processed at once
+_EXACT = 4  # tokens for each input that go into a Gram matrix one by one
+_MOST_FOLDED = 8  # tokens that later become one row
+_BLOCKS = 4  # of columns, in which the upper half of a Gram matrix is computed
 
 
 @dataclass
@@ -22,21 +25,27 @@ class InputStatistics:
     ‖S Dᵀ‖² estimates the output error ‖X Dᵀ‖² of a weight error D (out, in): exact until rows are shared, then a few
     per cent off, nearly the same for every D (count sketch: Charikar, Chen and Farach-Colton, 2002; of matrices:
     Clarkson and Woodruff, 2013). Updating it takes no matrix product, and its memory is linear in the width, a Gram
-    matrix's quadratic.
+    matrix's quadratic. Compensated rounding takes a Gram matrix `gram` (in, in) instead, of which only the blocks on
+    and above the diagonal are up to date: with fewer rows than inputs a sketch has directions without any error. It is
+    exact for the first _EXACT tokens for each input, later ones are sketched (`_folded`).
     """
 
     channel_amax: Tensor
     absolute_sum: Tensor
     sketch: Tensor | None
+    gram: Tensor | None = None
     tokens: int = field(default=0)
 
     @classmethod
-    def empty(cls, features: int, device: torch.device, *, sketch: bool) -> "InputStatistics":
+    def empty(
+        cls, features: int, device: torch.device, *, sketch: bool = False, gram: bool = False
+    ) -> "InputStatistics":
         """Statistics before any data."""
         return cls(
             channel_amax=torch.zeros(features, device=device),
             absolute_sum=torch.zeros(features, device=device),
             sketch=torch.zeros(0, features, device=device) if sketch else None,
+            gram=torch.zeros(features, features, device=device) if gram else None,
         )
 
     def update(self, inputs: Tensor) -> None:
@@ -45,8 +54,11 @@ class InputStatistics:
             rows = rows.float()
             magnitudes = rows.abs()
             torch.maximum(self.channel_amax, magnitudes.amax(dim=0), out=self.channel_amax)
-            if self.sketch is not None:
+            if self.sketch is not None or self.gram is not None:
                 self.absolute_sum += magnitudes.sum(dim=0)
+            if self.gram is not None:
+                _add_products(self.gram, _folded(rows, self.tokens))
+            if self.sketch is not None:
                 self.sketch = _grown(self.sketch, self.tokens + len(rows))
                 _add_signed(self.sketch, rows, self.tokens)
             self.tokens += len(rows)
@@ -79,16 +91,56 @@ class InputStatistics:
         """
         return difference.square_() @ self.square_sum
 
+    def take_gram(self) -> Tensor:
+        """The Gram matrix, for the caller to overwrite: no error can be computed any more."""
+        assert self.gram is not None, "the format needs no Gram matrix"
+        _mirror(self.gram)
+        gram, self.gram = self.gram, None
+        self.__dict__.pop("_products", None)
+        return gram
+
     @cached_property
     def square_sum(self) -> Tensor:
-        """(in,) Σx², estimated from the sketch."""
+        """(in,) Σx², estimated from the sketch if there is no Gram matrix."""
+        if self.gram is not None:
+            return self.gram.diagonal().clone()
         return self.rows.square().sum(dim=0)
 
     @cached_property
     def _products(self) -> Tensor:
-        """SᵀS (in, in) if the sketch has at least `in` rows, else Sᵀ (in, rows)."""
+        """XᵀX, or SᵀS (in, in) if the sketch has at least `in` rows, else Sᵀ (in, rows)."""
+        if self.gram is not None:
+            _mirror(self.gram)
+            return _to_search_dtype(self.gram)
         rows = _to_search_dtype(self.rows)
         return _to_search_dtype(rows.T @ rows) if len(rows) >= rows.shape[1] else rows.T
+
+
+def _folded(rows: Tensor, seen: int) -> Tensor:
+    """Fewer rows with the same expected Gram matrix, once `seen` tokens are many for the width: signed sums of rows.
+
+    The matrix products of a Gram matrix then grow with the logarithm of the tokens.
+    """
+    count = min(_MOST_FOLDED, seen // (_EXACT * rows.shape[1]))
+    height = len(rows) // count if count > 1 else 0
+    if height == 0:
+        return rows
+    together = (rows * _signs(seen, len(rows), rows.device))[: count * height].unflatten(0, (count, height))
+    return torch.cat((together.sum(dim=0), rows[count * height :]))
+
+
+def _add_products(gram: Tensor, rows: Tensor) -> None:
+    """Add rowsᵀ rows on and above the diagonal blocks."""
+    for columns in torch.arange(rows.shape[1]).chunk(_BLOCKS):
+        start, stop = int(columns[0]), int(columns[-1]) + 1
+        gram[:stop, start:stop].addmm_(rows[:, :stop].T, rows[:, start:stop])
+
+
+def _mirror(gram: Tensor) -> None:
+    """Fill what is below the diagonal blocks."""
+    for columns in torch.arange(len(gram)).chunk(_BLOCKS):
+        start, stop = int(columns[0]), int(columns[-1]) + 1
+        gram[start:stop, :start] = gram[:start, start:stop].T
 
 
 def _to_search_dtype(matrix: Tensor) -> Tensor:

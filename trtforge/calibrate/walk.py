@@ -17,6 +17,7 @@ from trtforge.core.errors import ForgeError
 from trtforge.core.manifest import record_of
 from trtforge.core.partial import Finished, Group
 from trtforge.core.progress import Bar
+from trtforge.formats.calibration import codes_file
 from trtforge.formats.hf import HfCheckpoint
 from trtforge.formats.tensor_files import load_tensors
 from trtforge.models.family import Facts, Family
@@ -76,12 +77,13 @@ class Walk:
                 with observer:
                     layer.run(passed)
                 prefix = f"{self._family.layer_prefix}.{layer.index}."
-                tensors = {prefix + name: tensor for name, tensor in observer.results().items()}
+                results = observer.results()
+                tensors = {prefix + name: tensor for name, tensor in results.tensors.items()}
                 if self._needs.kv_cache:
                     amax = tensors[f"layers.{layer.index}.kv_amax"] = self._stream.cache.take()
                     _require_scale(amax, layer.index, self._dtype)
-                self._keep(layer.index, tensors)
-                del observer, tensors
+                self._keep(layer.index, tensors, {prefix + name: tensor for name, tensor in results.codes.items()})
+                del observer, tensors, results
                 bar.advance(1 - of_pass)
                 if time.monotonic() - saved > _SECONDS_BETWEEN_SAVES:
                     self._save(hidden, layer.index + 1)
@@ -91,10 +93,15 @@ class Walk:
             self._stream.close()
         return self._collect()
 
-    def _keep(self, layer: int, tensors: dict[str, Tensor]) -> None:
-        path = self._directory / _results(layer)
-        write_tensors(path, {name: tensor.float().cpu().contiguous() for name, tensor in tensors.items()})
-        self._finished.add(Group(made_from="", files={path.name: record_of(path)}))
+    def _keep(self, layer: int, tensors: dict[str, Tensor], codes: dict[str, Tensor]) -> None:
+        """Write a layer's results; its codes stay in a file of their own, which conversion reads by rows."""
+        contents = {_results(layer): {name: tensor.float() for name, tensor in tensors.items()}}
+        if self._needs.compensated:
+            contents[codes_file(layer)] = codes
+        for name, kept in contents.items():
+            write_tensors(self._directory / name, {key: kept[key].cpu().contiguous() for key in sorted(kept)})
+        files = {name: record_of(self._directory / name) for name in contents}
+        self._finished.add(Group(made_from="", files=files))
 
     def _save(self, hidden: HiddenStates, next_layer: int) -> None:
         """Save the hidden states for a resumed run. A full disk only causes a warning."""
@@ -115,10 +122,13 @@ class Walk:
         if group is None:
             return 0
         first = int(group.made_from)
-        if any(self._finished.group([_results(layer)]) is None for layer in range(first)):
+        if any(self._finished.group(self._files(layer)) is None for layer in range(first)):
             return 0
         hidden.restore(self._directory / _SAVED)
         return first
+
+    def _files(self, layer: int) -> list[str]:
+        return [_results(layer), codes_file(layer)] if self._needs.compensated else [_results(layer)]
 
     def _collect(self) -> dict[str, Tensor]:
         """The results of all layers in order of name. Deletes their files, which are not part of the artifact."""

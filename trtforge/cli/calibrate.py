@@ -51,6 +51,16 @@ def calibrate(
         bool,
         typer.Option("--awq-clip", rich_help_panel=_FORMAT, help="AWQ: also search the clipping range of each group."),
     ] = False,
+    rounding: Annotated[
+        str,
+        typer.Option(
+            metavar="METHOD",
+            autocompletion=completion.roundings,
+            rich_help_panel=_FORMAT,
+            help="Rounding of INT4 weights: nearest (as ModelOpt), compensated (later columns make up for errors), or "
+            "auto: compensated for int4_awq, nearest for w4a8_awq.",
+        ),
+    ] = "auto",
     data: Annotated[
         str,
         typer.Option(
@@ -134,6 +144,7 @@ def calibrate(
             "kv_cache": kv_cache,
             "group_size": group_size,
             "awq_clip": awq_clip,
+            "rounding": rounding,
             "memory": memory,
             "device": device,
             "data": sampling,
@@ -194,13 +205,14 @@ def _require_calibrated(quant: str, hf_dir: str) -> None:
 
 def _require_consistent(config: "CalibrateConfig", gate: str | None, *, sensitivity: bool) -> None:
     """Raise UsageError for options that exclude one another."""
-    from trtforge.models.formats import FORMATS
+    from trtforge.models.formats import FORMATS, rounding_method
 
     if config.format == "none" and config.kv_cache == "none":
         raise UsageError("--quant none without --kv-cache: nothing needs a calibration", hint="Give one of them.")
     if FORMATS[config.format].smoothing != "awq" and (config.awq_clip or config.group_size != 128):
         option = "--awq-clip" if config.awq_clip else "--group-size"
         raise UsageError(f"{option} applies only to AWQ formats, not to --quant {config.format}", hint="Leave it out.")
+    rounding_method(config.format, config.rounding)
     if gate is not None and not sensitivity:
         raise UsageError("--gate without --sensitivity", hint="To check a checkpoint, run `trtforge verify --gate`.")
     if sensitivity and config.memory is not None:

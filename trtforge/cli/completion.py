@@ -49,6 +49,13 @@ def dtypes(incomplete: str) -> list[str]:
     return _starting(get_args(DtypeChoice), incomplete)
 
 
+def roundings(incomplete: str) -> list[str]:
+    """How weights can be rounded."""
+    from trtforge.core.recipe import RoundingChoice
+
+    return _starting(get_args(RoundingChoice), incomplete)
+
+
 def devices(incomplete: str) -> list[str]:
     """Devices of the torch backend."""
     from trtforge.core.recipe import Device

@@ -19,6 +19,7 @@ _KEYS = {
     "--kv-cache": "quantization.kv_cache",
     "--group-size": "quantization.group_size",
     "--awq-clip": "quantization.awq_clip",
+    "--rounding": "quantization.rounding",
     "--exclude-module": "quantization.exclude_modules",
     "--memory": "quantization.memory",
     "--data": "quantization.calibration.data",

@@ -1,13 +1,17 @@
-"""Quantises slabs of a weight: divides by the smoothing vector, computes row and block scales, rounds."""
+"""Quantises slabs of a weight: divides by the smoothing vector, computes row and block scales, rounds.
+
+Where the calibration has codes (compensated rounding), these are taken instead."""
 
 import torch
 from torch import Tensor
 
 from trtforge.convert.encode import Bytes, Part, as_bytes, as_tensor
+from trtforge.convert.rounded import require_fit, rounded_part
 from trtforge.convert.smoothing import folding_vector, needed
 from trtforge.core.dtypes import Dtype
-from trtforge.formats.calibration import Calibration
-from trtforge.models.content import Quantized
+from trtforge.formats.calibration import Calibration, RoundedWeight
+from trtforge.formats.shards import RowReader
+from trtforge.models.content import Piece, Quantized
 from trtforge.models.split import Cut
 from trtforge.models.transforms import (
     fp8_row_scales,
@@ -37,6 +41,14 @@ class Quantizer:
         if content.rounding in ("fp8", "nvfp4"):
             scale = fp8_scale if content.rounding == "fp8" else nvfp4_global_scale
             self._global = [scale(self._weight_amax(modules)) for modules in content.scaled_with]
+        self._reader = RowReader()
+        self._rounded = [self._compensated(piece) for piece in content.pieces]
+
+    def __enter__(self) -> "Quantizer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._reader.close()
 
     def row_scales(self, slab: Part, dtype: Dtype) -> Tensor | None:
         """(rows,) float32 scales of whole rows; None for formats without row scales."""
@@ -52,6 +64,10 @@ class Quantizer:
         self, piece: int, part: Part, dtype: Dtype, cut: Cut, rows: range, row_scales: Tensor | None
     ) -> tuple[Bytes, Bytes | None]:
         """A rank's codes for the rows `rows` of a piece, and their row or block scales (None for per-tensor FP8)."""
+        rounded = self._rounded[piece]
+        if rounded is not None:
+            codes, block_scales = rounded_part(self._reader, rounded, rows, cut, self._content.group_size)
+            return as_bytes(codes), as_bytes(block_scales)
         columns = slice(cut.cols.start, cut.cols.stop)
         weight = self._folded(part, dtype, columns)
         match self._content.rounding:
@@ -83,6 +99,15 @@ class Quantizer:
             return scales
         group = self._content.group_size
         return scales * ratios[rows.start : rows.stop, cut.cols.start // group : cut.cols.stop // group]
+
+    def _compensated(self, piece: Piece) -> RoundedWeight | None:
+        """The codes that the calibration has of a piece. Raises ForgeError if they are of another shape."""
+        if self._content.rounding != "int4":
+            return None
+        found = needed(self._calibration).rounded.get(piece.source.removesuffix(".weight"))
+        if found is not None:
+            require_fit(piece, found, self._content.group_size)
+        return found
 
     def _weight_amax(self, modules: tuple[str, ...]) -> Tensor:
         calibration = needed(self._calibration)

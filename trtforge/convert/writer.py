@@ -45,6 +45,7 @@ from trtforge.models.split import Cut
 
 if TYPE_CHECKING:
     from trtforge.convert.encode import Encode
+    from trtforge.convert.quantize import Quantizer
 
 
 @dataclass(frozen=True)
@@ -207,12 +208,22 @@ class _Execution:
     def _quantized(self, content: Quantized) -> None:
         from trtforge.convert.quantize import Quantizer
 
-        quantizer = Quantizer(content, self.calibration, self.dtype)
         # One allocation: small arrays kept from every slab would fragment the heap and hold the memory of the slabs.
         size = content.scales.nbytes if content.scales else 0
         held, filled = [np.empty(size, np.uint8) for _ in self.writers], [0] * len(self.writers)
         if content.scales:
             self.scales[content.scales.name] = held
+        with Quantizer(content, self.calibration, self.dtype) as quantizer:
+            for rank, codes, scales in self._encoded(content, quantizer):
+                if scales is not None:
+                    held[rank][filled[rank] : filled[rank] + scales.size] = scales
+                    filled[rank] += scales.size
+                self._emit(codes, rank)
+
+    def _encoded(
+        self, content: Quantized, quantizer: "Quantizer"
+    ) -> Iterator[tuple[int, NDArray[np.uint8], NDArray[np.uint8] | None]]:
+        """Rank, codes and scales of every rank and slab of a target."""
         for number, piece in enumerate(content.pieces):
             dtype = self.sources[piece.source].spec.dtype
             for read in piece_reads(piece, self.sources):
@@ -223,11 +234,7 @@ class _Execution:
                     part, own = slab[inside, cut.cols.start : cut.cols.stop], None
                     if row_scales is not None:
                         own = row_scales[inside]
-                    codes, scales = quantizer.encode(number, part, dtype, cut, rows, own)
-                    if scales is not None:
-                        held[rank][filled[rank] : filled[rank] + scales.size] = scales
-                        filled[rank] += scales.size
-                    self._emit(codes, rank)
+                    yield rank, *quantizer.encode(number, part, dtype, cut, rows, own)
 
     def _absorbed(self, content: Absorbed, dtype: Dtype) -> None:
         from trtforge.convert.encode import absorbed

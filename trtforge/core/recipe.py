@@ -27,6 +27,8 @@ EngineBackend = Literal["tensorrt_llm", "torch"]
 """A backend that `auto` can resolve to."""
 Device = Literal["auto", "cpu", "cuda"]
 GroupSize = Literal[64, 128]
+RoundingMethod = Literal["nearest", "compensated"]
+RoundingChoice = Literal["auto", "nearest", "compensated"]
 
 
 class ModelConfig(Config):
@@ -65,6 +67,11 @@ class QuantizationConfig(Config):
         (), description="Linear layers to leave unquantised: Hugging Face names; * matches anything."
     )
     awq_clip: bool = Field(False, description="AWQ: also search the clipping range of each group.")
+    rounding: RoundingChoice = Field(
+        "auto",
+        description="Rounding of INT4 weights: nearest (as ModelOpt), compensated (later columns make up for errors), "
+        "or auto: compensated for int4_awq, nearest for w4a8_awq.",
+    )
     memory: Bytes | None = Field(
         None, description="Memory limit of calibration, such as 16GB; hidden states are kept on disk."
     )

@@ -1,7 +1,7 @@
 """The calibration artifact: statistics of each linear of the unsplit model, valid for every parallel layout."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,14 +9,34 @@ from trtforge.core.errors import ForgeError
 from trtforge.core.manifest import FILE_NAME, Manifest, open_artifact
 from trtforge.core.number_limits import FP8_MAX
 from trtforge.formats.calibration_values import require_scales
+from trtforge.formats.shards import StoredTensor, read_header
 from trtforge.formats.tensor_files import load_tensors
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 FILE = "calibration.safetensors"
+LEAST_TOKENS = 128
+"""Tokens of an input below which compensated rounding leaves its linears to the nearest codes."""
 _RISKY_KV = 0.5  # of E4M3's maximum; ModelOpt warns above it (export/quant_utils.py, `get_kv_cache_scaling_factor`)
 _SHOWN = 3
+
+
+def codes_file(layer: int) -> str:
+    """The file with the codes and scales of a layer's linears that were rounded with compensation."""
+    return f"codes-{layer:05d}.safetensors"
+
+
+@dataclass(frozen=True)
+class RoundedWeight:
+    """An INT4 weight (out, in), rounded with compensation, of the unsplit model.
+
+    `codes`: (out / 2, in) int8, two outputs a byte as in rank files (models.transforms, `pack_int4`). `scales`: (out,
+    in / group) float32.
+    """
+
+    codes: StoredTensor
+    scales: StoredTensor
 
 
 @dataclass(frozen=True)
@@ -27,11 +47,14 @@ class Calibration:
     (int8_sq, w4a8_awq); `.pre_quant_scale` (in,), AWQ's, with its `.alpha` (1,) and `.output_error` (1,), relative to
     the output's energy; `.clip_ratio` (out, in / group), a block's clipping threshold / its amax; `.dead_channels`
     (1,), number of inputs that were always zero; `.zero_weight` (1,), present if a weight is all zeros;
-    `layers.<i>.kv_amax` (1,), amax of keys and values.
+    `layers.<i>.kv_amax` (1,), amax of keys and values. With compensated rounding also `.tokens` (1,) of the input and
+    `.nearest_error` (1,), what `.output_error` would be if AWQ rounded to the nearest.
     """
 
     manifest: Manifest
     tensors: dict[str, "Tensor"]
+    rounded: Mapping[str, RoundedWeight] = field(default_factory=dict)
+    """By module: weights whose codes were found here; conversion rounds the others to the nearest."""
 
     @property
     def quant(self) -> str:
@@ -110,8 +133,26 @@ def _warnings(calibration: Calibration) -> Iterator[str]:
     if dead:
         yield f"inputs that were always zero: {_listed(dead)}; calibrate with more or other data to check them"
     edge = [name.removesuffix(".alpha") for name, value in tensors.items() if _at_edge(name, value)]
+    tokens = {name.removesuffix(".tokens"): float(value) for name, value in tensors.items() if name.endswith(".tokens")}
+    yield from rounding_warnings(tokens, {module: len(tensors[f"{module}.pre_quant_scale"]) for module in tokens})
     if edge:
         yield f"AWQ chose its largest exponent, 1, in {_listed(edge)}: few channels dominate; verify the quality"
+
+
+def rounding_warnings(tokens: Mapping[str, float], widths: Mapping[str, int]) -> Iterator[str]:
+    """Of compensated rounding, given each linear's tokens and inputs: linears left out, too few tokens for a width."""
+    left = [module for module, seen in tokens.items() if seen < LEAST_TOKENS]
+    if left:
+        yield (
+            f"fewer than {LEAST_TOKENS} tokens reached {_listed(left)}: rounded to the nearest, without compensation; "
+            "calibrate with more samples"
+        )
+    few = [module for module, seen in tokens.items() if LEAST_TOKENS <= seen < widths[module]]
+    if few:
+        yield (
+            f"fewer tokens than inputs reached {_listed(few)}: compensated rounding may fit the samples instead of the "
+            "model; calibrate with more samples"
+        )
 
 
 def _is(name: str, kind: str, value: "Tensor") -> bool:
@@ -132,4 +173,16 @@ def open_calibration(directory: Path) -> Calibration:
     manifest = open_artifact(directory, "calibration")
     tensors = load_tensors(directory / FILE)
     require_scales(directory / FILE, tensors)
-    return Calibration(manifest, tensors)
+    return Calibration(manifest, tensors, rounded_weights(directory, manifest))
+
+
+def rounded_weights(directory: Path, manifest: Manifest) -> dict[str, RoundedWeight]:
+    """The weights that a calibration rounded with compensation, by module, from the headers of their files."""
+    stored = {
+        tensor.spec.name: tensor
+        for name in sorted(manifest.files)
+        if name.startswith("codes-")
+        for tensor in read_header(directory / name)
+    }
+    modules = [name.removesuffix(".codes") for name in stored if name.endswith(".codes")]
+    return {module: RoundedWeight(stored[f"{module}.codes"], stored[f"{module}.scales"]) for module in modules}

@@ -28,7 +28,14 @@ def require_scales(file: Path, tensors: Mapping[str, "Tensor"]) -> None:
                 _require_magnitudes(file, name, values, zero=_above_zero(tensors.get(f"{module}.dead_channels")))
             case "weight_amax":
                 _require_magnitudes(file, name, values, zero=_above_zero(tensors.get(f"{module}.zero_weight")))
-            case "input_channel_amax" | "weight_column_amax" | "dead_channels" | "output_error":
+            case (
+                "input_channel_amax"
+                | "weight_column_amax"
+                | "dead_channels"
+                | "output_error"
+                | "nearest_error"
+                | "tokens"
+            ):
                 _require_magnitudes(file, name, values, zero=True)
             case "pre_quant_scale" | "kv_amax" | "zero_weight":
                 _require_magnitudes(file, name, values, zero=False)

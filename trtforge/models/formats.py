@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from trtforge.core.errors import UsageError
 from trtforge.core.number_limits import FP8_MAX, INT8_MAX
-from trtforge.core.recipe import KvCacheFormat, QuantFormat
+from trtforge.core.recipe import KvCacheFormat, QuantFormat, RoundingChoice, RoundingMethod
 
 Rounding = Literal["fp8", "fp8_rowwise", "int4", "int8", "nvfp4"]
 """How the weights of a format are rounded."""
@@ -17,12 +18,14 @@ class NumberFormat:
     """A format of the decoder's linear layers.
 
     `rounding` None: conversion does not quantise weights. `static_activations`: inputs have a calibrated, static scale.
+    `methods`: how its weights can be rounded, the default first.
     """
 
     algorithm: str | None
     rounding: Rounding | None = None
     smoothing: Smoothing | None = None
     static_activations: bool = False
+    methods: tuple[RoundingMethod, ...] = ("nearest",)
 
     @property
     def calibrated(self) -> bool:
@@ -34,8 +37,8 @@ FORMATS: dict[QuantFormat, NumberFormat] = {
     "none": NumberFormat(None),
     "fp8": NumberFormat("FP8", "fp8", static_activations=True),
     "fp8_rowwise": NumberFormat("FP8_PER_CHANNEL_PER_TOKEN", "fp8_rowwise"),
-    "int4_awq": NumberFormat("W4A16_AWQ", "int4", "awq"),
-    "w4a8_awq": NumberFormat("W4A8_AWQ", "int4", "awq", static_activations=True),
+    "int4_awq": NumberFormat("W4A16_AWQ", "int4", "awq", methods=("compensated", "nearest")),
+    "w4a8_awq": NumberFormat("W4A8_AWQ", "int4", "awq", static_activations=True, methods=("nearest", "compensated")),
     "int8_sq": NumberFormat("W8A8_SQ_PER_CHANNEL", "int8", "smoothquant", static_activations=True),
     "int8_wo": NumberFormat("W8A16"),
     "int4_wo": NumberFormat("W4A16"),
@@ -44,3 +47,17 @@ FORMATS: dict[QuantFormat, NumberFormat] = {
 CACHE_ALGORITHMS: dict[KvCacheFormat, str | None] = {"none": None, "fp8": "FP8", "int8": "INT8"}
 CACHE_BOUNDS: dict[KvCacheFormat, float] = {"fp8": FP8_MAX, "int8": INT8_MAX}
 """Largest magnitude that a KV cache element can hold."""
+
+
+def rounding_method(quant: QuantFormat, choice: RoundingChoice) -> RoundingMethod:
+    """How the weights of a format are rounded if `choice` is asked for. Raises UsageError if the format has no such."""
+    methods = FORMATS[quant].methods
+    if choice == "auto":
+        return methods[0]
+    if choice not in methods:
+        able = " and ".join(name for name, known in FORMATS.items() if choice in known.methods)
+        raise UsageError(
+            f"rounding {choice} is not available for {quant}, only for {able}",
+            hint="Leave --rounding out (quantization.rounding in a recipe).",
+        )
+    return choice

@@ -36,5 +36,7 @@ def diagnosis_command(recipe: Recipe, paths: Paths) -> str:
     words += ["--device", recipe.engine.device]
     if FORMATS[quant.format].smoothing == "awq":
         words += ["--group-size", str(quant.group_size), *(["--awq-clip"] if quant.awq_clip else [])]
+    if quant.rounding != "auto":
+        words += ["--rounding", quant.rounding]
     limits += [f"data={gate.data}", f"samples={gate.samples}", f"sequence_length={gate.sequence_length}"]
     return join(["trtforge", *words, "--gate", ",".join(limits)])

@@ -11,6 +11,7 @@ from trtforge.core.recipe import Recipe
 from trtforge.formats.hf import cached_source
 from trtforge.machine.host import Host
 from trtforge.machine.memory import read_memory
+from trtforge.models.formats import rounding_method
 from trtforge.plan.evaluate import evaluate
 from trtforge.plan.evaluation import Evaluation
 from trtforge.plan.fixes import fixes
@@ -55,9 +56,11 @@ class Preflight:
 def preflight(recipe: Recipe) -> Preflight:
     """Check a recipe from metadata: layout, formats, limits, release, and the memory of its target GPU.
 
-    Raises ForgeError with the first violated rule and the nearest legal choice. TensorRT-LLM's own rules apply to the
-    tensorrt_llm backend, and to `auto` if the recipe has a target.
+    Raises ForgeError with the first violated rule and the nearest legal choice, UsageError for a rounding that the
+    format does not have. TensorRT-LLM's own rules apply to the tensorrt_llm backend, and to `auto` if the recipe has a
+    target.
     """
+    rounding_method(recipe.quantization.format, recipe.quantization.rounding)
     model = _model_of(recipe)
     evaluation = evaluate(model, request_of(recipe, model, {}))
     for problem in evaluation.problems:

@@ -9,6 +9,7 @@ from trtforge.core.config_model import Config
 from trtforge.core.errors import ForgeError, Repair
 from trtforge.core.json_text import read_json_object
 from trtforge.core.nearest import nearest_directory
+from trtforge.core.recipe import RoundingMethod
 from trtforge.pipeline.paths import REPORT_FILE
 from trtforge.pipeline.stages import StageName
 
@@ -133,6 +134,20 @@ class CalibratedLayer(_Part):
     input_amax_of: str | None = None
 
 
+class RoundingRecord(_Part):
+    """How a calibration rounded weights. `compensated` and `nearest`: numbers of linear layers.
+
+    `error_left`: mean of the compensated layers' output error / that of rounding to the nearest. `fewest_tokens` of the
+    data reached a layer.
+    """
+
+    method: RoundingMethod
+    compensated: int = 0
+    nearest: int = 0
+    error_left: float | None = None
+    fewest_tokens: int | None = None
+
+
 class DamageRecord(_Part):
     """The error of a decoder layer's output if only these linear layers are quantised."""
 
@@ -154,6 +169,7 @@ class Facts(_Part):
     estimates: EstimatesRecord | None = None
     engine_bytes: int | None = None
     calibration: tuple[CalibratedLayer, ...] = ()
+    rounding: RoundingRecord | None = None
     sensitivity: tuple[DamageRecord, ...] = ()
     versions: dict[str, str] = Field(default_factory=dict)
     warnings: tuple[str, ...] = ()

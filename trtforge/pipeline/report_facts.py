@@ -25,6 +25,7 @@ from trtforge.pipeline.record import (
     ModelRecord,
     PointRecord,
 )
+from trtforge.pipeline.report_rounding import rounding_of
 from trtforge.pipeline.summary import deployment_of, light_model, model_record
 from trtforge.plan.evaluate import evaluate
 from trtforge.plan.evaluation import Evaluation
@@ -127,6 +128,8 @@ def with_artifacts(facts: Facts, paths: Paths, artifacts: Sequence[str], finishe
     with suppress(ForgeError):  # a calibration of an earlier run may be damaged; this run did not need it
         if str(paths.calibration) in artifacts or _belongs(paths):
             found["calibration"] = calibrated_layers(paths.calibration)
+            found["rounding"], warnings = rounding_of(paths.calibration)
+            found["warnings"] = (*facts.warnings, *warnings)
             found["sensitivity"] = _sensitivity(paths.calibration)
     return facts.model_copy(update=found)
 

@@ -17,7 +17,7 @@ from trtforge.core import figures
 from trtforge.pipeline import charts
 from trtforge.pipeline.compare import Compared, conditions
 from trtforge.pipeline.record import GpuRecord, QualityRecord, Record
-from trtforge.pipeline.report_words import data_used, formats, layout, metrics, outcome, verdict
+from trtforge.pipeline.report_words import data_used, formats, layout, metrics, outcome, rounding, verdict
 
 _PARTS = {
     "weights": "weights",
@@ -78,6 +78,7 @@ def _of_page(record: Record) -> dict[str, Any]:
         "data_used": data_used(record.gate, quality.tokens if quality else None) if record.gate else None,
         "layer_errors": _layer_errors(quality),
         "output_errors": _calibrated(record, "output_error"),
+        "rounding": rounding(record.rounding) if record.rounding else None,
         "inputs": _calibrated(record, "input_amax"),
         "sensitivity": record.sensitivity[:20],
         "sensitivity_shares": charts.shares([damage.error for damage in record.sensitivity[:20]]),

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from trtforge.core import figures
-from trtforge.pipeline.record import DeploymentRecord, GateRecord, QualityRecord, StageRecord
+from trtforge.pipeline.record import DeploymentRecord, GateRecord, QualityRecord, RoundingRecord, StageRecord
 
 
 @dataclass(frozen=True)
@@ -99,3 +99,13 @@ def data_used(gate: GateRecord, tokens: int | None = None) -> str:
     """The data of the quality gate."""
     words = f"{gate.samples} samples of {gate.sequence_length} tokens"
     return words if tokens is None else f"{words}, {tokens:,} compared"
+
+
+def rounding(record: RoundingRecord) -> str:
+    """How the weights were rounded, and what that leaves of the error."""
+    if record.method == "nearest":
+        return "weights rounded to the nearest code"
+    layers = f"{record.compensated} linear layers rounded with compensation"
+    if record.error_left is not None:
+        layers += f", which leaves {figures.share(record.error_left)} of the output error of rounding to the nearest"
+    return f"{layers}; {record.nearest} rounded to the nearest" if record.nearest else layers

@@ -3,7 +3,7 @@
 from trtforge.calibrate.stage import CalibrateConfig
 from trtforge.convert.stage import ConvertConfig
 from trtforge.core.recipe import Recipe
-from trtforge.models.formats import FORMATS
+from trtforge.models.formats import FORMATS, rounding_method
 
 
 def calibrate_config(recipe: Recipe) -> CalibrateConfig:
@@ -13,6 +13,7 @@ def calibrate_config(recipe: Recipe) -> CalibrateConfig:
         {
             "format": quant.format if FORMATS[quant.format].calibrated else "none",
             "awq_clip": quant.awq_clip,
+            "rounding": rounding_method(quant.format, quant.rounding),
             "memory": quant.memory,
             "kv_cache": quant.kv_cache,
             "group_size": quant.group_size,
