@@ -42,6 +42,12 @@ class Decoder:
         coarse = spec.network.coarse_alibi and spec.position in ("alibi", "scaled_alibi")
         return kernels is not None and not coarse and kernels.attends(spec.cached[-1])
 
+    @property
+    def takes_any_rows(self) -> bool:
+        """Whether products take any number of rows, without a kernel compiled for each."""
+        kernels = native_for(self.place.device, self.place.dtype)
+        return kernels is not None and kernels.multiplies
+
     def new_cache(self, num_blocks: int, tokens_per_block: int) -> list[LayerCache]:
         """An empty cache for every layer. Zeroed, because masked values must be finite too."""
         spec = self.spec

@@ -15,7 +15,7 @@ from trtforge.runtime.architecture.rotary import Rotation
 from trtforge.runtime.architecture.spec_parts import LatentSpec
 from trtforge.runtime.decoder.attention import Attention, Batch
 from trtforge.runtime.decoder.kv_cache import LayerCache
-from trtforge.runtime.decoder.loader import Loader, Norm, rms_norm
+from trtforge.runtime.decoder.loader import Loader, Norm, RmsNorm
 from trtforge.runtime.decoder.scores import FusedScores
 from trtforge.runtime.linears.linear import Linear
 
@@ -62,8 +62,8 @@ def load_latent(loader: Loader, name: str, layer: LayerSpec) -> LatentAttention:
     return LatentAttention(
         sizes=sizes,
         fused_a=loader.linear(f"{name}.fused_a"),
-        query_norm=rms_norm(loader.tensor(f"{name}.q_a_layernorm.weight"), _EPSILON) if sizes.q_rank else None,
-        latent_norm=rms_norm(loader.tensor(f"{name}.kv_a_layernorm.weight"), _EPSILON),
+        query_norm=RmsNorm(loader.tensor(f"{name}.q_a_layernorm.weight"), _EPSILON) if sizes.q_rank else None,
+        latent_norm=RmsNorm(loader.tensor(f"{name}.kv_a_layernorm.weight"), _EPSILON),
         query=loader.tensor(f"{name}.q_b_proj"),
         keys=keys.unflatten(0, (spec.num_heads, -1)),
         values=values.unflatten(0, (spec.num_heads, -1)),

@@ -12,7 +12,7 @@ from trtforge.runtime.decoder.attention import Batch
 from trtforge.runtime.decoder.grouped_query import load_grouped_query
 from trtforge.runtime.decoder.kv_cache import LayerCache
 from trtforge.runtime.decoder.latent import load_latent
-from trtforge.runtime.decoder.loader import Loader, Norm
+from trtforge.runtime.decoder.loader import Loader, Norm, RmsNorm
 from trtforge.runtime.decoder.mlp import load_mlp
 from trtforge.runtime.decoder.moe import load_moe
 from trtforge.runtime.linears.linear import Linear
@@ -42,8 +42,8 @@ class Layer:
         match self.kind:
             case "sequential":
                 change = self.attention(self.input_norm(hidden), batch, rotations, cache)
-                hidden = self._add(hidden, change, self.after_attention)
-                return self._add(hidden, self.mlp(self._mlp_input(hidden)), self.after_mlp)
+                hidden, normed = self._after_attention(hidden, change)
+                return self._add(hidden, self.mlp(normed), self.after_mlp)
             case "parallel":
                 normed = self.input_norm(hidden)
                 mlp_input = normed if self.mlp_norm is None else self.mlp_norm(hidden)
@@ -51,6 +51,15 @@ class Layer:
             case "post_norm":
                 hidden = self.input_norm(hidden + self.attention(hidden, batch, rotations, cache))
                 return self._mlp_input(hidden + self.mlp(hidden))
+
+    def _after_attention(self, hidden: Tensor, change: Tensor) -> tuple[Tensor, Tensor]:
+        """The residual after attention, and its norm."""
+        if self.after_attention is None and isinstance(self.mlp_norm, RmsNorm):
+            found = self.mlp_norm.of_sum(hidden, change, self.scale)
+            if found is not None:
+                return found
+        hidden = self._add(hidden, change, self.after_attention)
+        return hidden, self._mlp_input(hidden)
 
     def _mlp_input(self, hidden: Tensor) -> Tensor:
         assert self.mlp_norm is not None

@@ -85,7 +85,7 @@ class Loader:
         """A norm over the last dimension, of the network's kind."""
         weight = self.tensor(f"{name}.weight")
         if self.spec.network.norm == "rms":
-            return rms_norm(weight, self.spec.norm_epsilon)
+            return RmsNorm(weight, self.spec.norm_epsilon)
         bias = self.tensor(f"{name}.bias") if f"{name}.bias" in self.tensors else None
         return _layer_norm(weight, bias, self.spec.norm_epsilon)
 
@@ -94,12 +94,24 @@ class Loader:
         return kernel.load(self.weights, name, (out or slot.out, slot.inputs), self.place, bias=bias)
 
 
-def rms_norm(weight: Tensor, epsilon: float) -> Norm:
+class RmsNorm:
     """x / rms(x) * weight."""
-    kernels = native_for(weight.device, weight.dtype)
-    if kernels is not None:
-        return lambda x: kernels.rms_norm(x, weight, epsilon)
-    return lambda x: functional.rms_norm(x, weight.shape, weight, epsilon)
+
+    def __init__(self, weight: Tensor, epsilon: float) -> None:
+        self._weight = weight
+        self._epsilon = epsilon
+        self._kernels = native_for(weight.device, weight.dtype)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self._kernels is not None:
+            return self._kernels.rms_norm(x, self._weight, self._epsilon)
+        return functional.rms_norm(x, self._weight.shape, self._weight, self._epsilon)
+
+    def of_sum(self, x: Tensor, change: Tensor, scale: float) -> tuple[Tensor, Tensor] | None:
+        """x + scale * change and its norm, in one pass; None where no kernel computes both."""
+        if self._kernels is None or not (x.is_contiguous() and change.is_contiguous()):
+            return None
+        return self._kernels.add_rms_norm(x, change, self._weight, scale, self._epsilon)
 
 
 def _layer_norm(weight: Tensor, bias: Tensor | None, epsilon: float) -> Norm:

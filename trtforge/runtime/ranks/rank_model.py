@@ -43,7 +43,7 @@ class RankModel:
     def execute(self, step: Step) -> Tensor | None:
         """float32 logits of the wanted rows on rank 0; None on other ranks, and if no row is wanted."""
         device, dtype = self._place.device, self._place.dtype
-        pads = device.type == "cpu" and dtype is not torch.float32
+        pads = device.type == "cpu" and dtype is not torch.float32 and not self._decoder.takes_any_rows
         windows = self._decoder.spec.windows
         block, in_place = self._source.tokens_per_block, self._decoder.reads_in_place
         batch = Batch.of(step, block, device, dtype, windows=windows, pads=pads, in_place=in_place)
