@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.assault.repositories import build as build_repository
-from tests.benchmarks import calibration, conversion, gateway, inflight, planning, quality, recording, serving
+from tests.benchmarks import calibration, conversion, decode, gateway, inflight, planning, quality, recording, serving
 from tests.benchmarks.markdown import pages
 from tests.benchmarks.record import Record, read_record, with_attacks, with_calibration, write_record
 from trtforge.core.assets import asset_directory
@@ -35,6 +35,7 @@ def main() -> None:
         "calibration": _calibration,
         "quality": _quality,
         "inflight": _inflight_batching,
+        "decode": _decode,
         "serving": _serving,
         "gateway": _gateway,
     }
@@ -192,6 +193,19 @@ def _show_inflight(console: Console, name: str, results: list[inflight.Measured]
         ratio = "" if result is best else f"{best.rate / result.rate:.2f} times as fast"
         table.add_row(result.batching, str(result.steps), f"{result.rate:.0f}", ratio)
     console.print(table)
+
+
+def _decode(console: Console, arguments: argparse.Namespace, record: Record) -> Record:
+    with tempfile.TemporaryDirectory(prefix="trtforge-bench-") as directory:
+        found = decode.measure(Path(directory), RUNS)
+    title = f"A random Llama of 200 M, tokens a second (median of {RUNS} runs in turns)"
+    table = Table(title=title, title_justify="left")
+    for column in ("way", *(f"{batch} in flight" for batch in decode.BATCHES), "prompts"):
+        table.add_column(column, justify="left" if column == "way" else "right")
+    for each in found:
+        table.add_row(each.way, *(f"{rate:.1f}" for rate in each.decode.values()), f"{each.prefill:.0f}")
+    console.print(table)
+    return record.model_copy(update={"decode": recording.decoded(found, RUNS)})
 
 
 def _serving(console: Console, arguments: argparse.Namespace, record: Record) -> Record:

@@ -135,6 +135,15 @@ def _serving(record: Record) -> str:
     return f"{_where(serving)}{table}\n\n{_wrapped(notes)}"
 
 
+def _decode(record: Record) -> str:
+    found = record.decode
+    if found is None:
+        return "Not recorded yet: `python -m tests.benchmarks decode` measures and records it."
+    batches = list(found.ways[0].decode)
+    rows = [(way.way, *(f"{way.decode[batch]:g}" for batch in batches), f"{way.prefill:,}") for way in found.ways]
+    return _where(found) + _table(("tokens/s", *(f"{batch} in flight" for batch in batches), "prompts"), rows)
+
+
 def _gateway(record: Record) -> str:
     found = record.gateway
     if found is None:
@@ -262,6 +271,7 @@ def _divergence(nats: float | None) -> str:
 BLOCKS = {
     "inflight": _inflight,
     "serving": _serving,
+    "decode": _decode,
     "gateway": _gateway,
     "attacks": _attacks,
     "conversion": _conversion,

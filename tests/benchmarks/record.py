@@ -48,6 +48,20 @@ class InFlight(Measured):
     engines: tuple[InFlightEngine, ...]
 
 
+class DecodeWay(Config):
+    """Tokens a second while decoding, by the number of requests in flight, and of prompts."""
+
+    way: str
+    decode: dict[int, float]
+    prefill: int
+
+
+class Decode(Measured):
+    """The embedded engine on a random Llama of 200 M parameters."""
+
+    ways: tuple[DecodeWay, ...]
+
+
 class ServedEngine(Config):
     """One engine through Triton and in process: tokens a second, and the median first token in ms."""
 
@@ -198,6 +212,7 @@ class Record(Config):
     calibration: tuple[Calibration, ...]
     quality: Quality
     inflight: InFlight
+    decode: Decode | None = None
     serving: Serving
     gateway: Gateway | None = None
     attacks: tuple[Attack, ...] = ()

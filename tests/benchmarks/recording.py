@@ -10,7 +10,7 @@ from typing import TypedDict
 
 import torch
 
-from tests.benchmarks import calibration, conversion, gateway, inflight, planning, quality, serving
+from tests.benchmarks import calibration, conversion, decode, gateway, inflight, planning, quality, serving
 from tests.benchmarks.record import (
     Attack,
     Built,
@@ -19,6 +19,8 @@ from tests.benchmarks.record import (
     CalibrationMemory,
     Command,
     Conversion,
+    Decode,
+    DecodeWay,
     FormatQuality,
     Gateway,
     GatewayWay,
@@ -68,6 +70,19 @@ def attacked(path: Path) -> tuple[Attack, ...]:
             rows=(before.rows if before else ()) + tuple(report["rows"]),
         )
     return tuple(found.values())
+
+
+def decoded(found: Sequence[decode.Measured], runs: int) -> Decode:
+    """The benchmark `decode`."""
+    ways = tuple(
+        DecodeWay(
+            way=each.way,
+            decode={batch: rounded(rate) for batch, rate in each.decode.items()},
+            prefill=round(each.prefill),
+        )
+        for each in found
+    )
+    return Decode(**_place(f"transformers {_release('transformers')}"), runs=runs, ways=ways)
 
 
 def planned(found: Sequence[planning.Timed], runs: int) -> Planning:

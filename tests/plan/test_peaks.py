@@ -3,6 +3,7 @@
 import pytest
 
 from tests.plan.models import LLAMA_8B, LLAMA_70B, LLAMA_405B, MIXTRAL, asked, known
+from trtforge.plan.model import Model
 from trtforge.plan.peaks import CALIBRATION_BYTES, LAYER_COPIES, quantise_peak, shared_memory
 from trtforge.plan.planner import Plan, plan
 
@@ -18,20 +19,34 @@ def test_quantising_a_whole_model_takes_one_and_a_half_times_its_size() -> None:
 
 def test_layer_by_layer_takes_a_fraction() -> None:
     model = known(LLAMA_70B)
-    for quant in ("fp8", "int4_awq"):
-        peaks = plan(model, asked(model, quant=quant), "throughput").peaks
+    for quant, rounding, share in (("fp8", "auto", 0.1), ("int4_awq", "nearest", 0.1), ("int4_awq", "auto", 0.2)):
+        recipe = {"quantization": {"format": quant, "rounding": rounding}}
+        peaks = plan(model, asked(model, recipe=recipe), "throughput").peaks
         assert peaks.calibration_gpu is not None
         assert peaks.quantise_at_once_gpu is not None
-        assert peaks.calibration_gpu < 0.1 * peaks.quantise_at_once_gpu
+        assert peaks.calibration_gpu < share * peaks.quantise_at_once_gpu
+
+
+def calibration_of(model: Model, quant: str, rounding: str = "auto") -> int:
+    recipe = {"quantization": {"format": quant, "rounding": rounding}}
+    found = plan(model, asked(model, recipe=recipe), "throughput").peaks.calibration_gpu
+    assert found is not None
+    return found
 
 
 def test_the_awq_search_needs_sketches_of_the_inputs() -> None:
     model = known(LLAMA_8B)
-    fp8, awq = (plan(model, asked(model, quant=quant), "throughput").peaks for quant in ("fp8", "int4_awq"))
-    assert awq.calibration_gpu is not None
-    assert fp8.calibration_gpu is not None
     sketches = 4 * 2039 * (3 * 4096 + 14336)
-    assert awq.calibration_gpu - fp8.calibration_gpu == sketches + 3 * 4 * 4096 * 14336
+    more = calibration_of(model, "int4_awq", "nearest") - calibration_of(model, "fp8")
+    assert more == sketches + 3 * 4 * 4096 * 14336
+
+
+def test_compensated_rounding_needs_gram_matrices_of_the_inputs() -> None:
+    """One of each input, four more of the largest, and four copies of the largest weight."""
+    model = known(LLAMA_8B)
+    floats = 3 * 4096**2 + 14336**2 + 4 * (14336**2 + 4096 * 14336)
+    more = calibration_of(model, "int4_awq") - calibration_of(model, "fp8")
+    assert more == 4 * floats + 3 * 4 * 4096 * 14336
 
 
 def limited(memory: int | None) -> Plan:
@@ -74,12 +89,10 @@ def test_without_quantisation_nothing_is_calibrated() -> None:
 
 def test_every_expert_has_its_own_sketches() -> None:
     model = known(MIXTRAL)
-    fp8, awq = (plan(model, asked(model, quant=quant), "throughput").peaks for quant in ("fp8", "int4_awq"))
-    assert awq.calibration_gpu is not None
-    assert fp8.calibration_gpu is not None
     attention, experts = 2 * 4096, 8 * (4096 + 14336)
     largest = 2 * 14336 * 4096  # gate and up of one expert
-    assert awq.calibration_gpu - fp8.calibration_gpu == 4 * (2039 * (attention + experts) + 3 * largest)
+    more = calibration_of(model, "int4_awq", "nearest") - calibration_of(model, "fp8")
+    assert more == 4 * (2039 * (attention + experts) + 3 * largest)
 
 
 def test_verification_holds_a_layer_of_two_models_in_float32() -> None:

@@ -174,7 +174,8 @@ def _format_problems(model: Model, request: Request) -> Iterator[Problem]:
 def calibration_needs(model: Model, request: Request) -> int:
     """The least bytes of the request's calibration, without the program itself."""
     whole, itemsize = model.whole(request.dtype), dtype_named(request.dtype).size
-    return least_calibration(model.family, model.facts, whole, itemsize, WEIGHTS[request.quant])
+    wanted, compensated = WEIGHTS[request.quant], request.compensated
+    return least_calibration(model.family, model.facts, whole, itemsize, wanted, compensated=compensated)
 
 
 def _checkpoint(model: Model, request: Request, layout: Layout, *, fits: bool) -> CheckpointConfig:

@@ -27,6 +27,8 @@ CALIBRATION_BYTES = 112 * _MIB
 SKETCH_ROWS = 2039
 """Rows of AWQ's sketch of an input. A prime, so that tokens recurring in every sequence spread over the rows."""
 
+_COPIES = 4  # of the largest Gram matrix and of the largest weights, while these are rounded with compensation
+
 BUILD_HOST_COPIES = 2
 """trtllm-build holds a rank's weights in host memory, and the serialised engine until it is written."""
 
@@ -81,19 +83,21 @@ def peaks(
     memory: Memory | None,
     *,
     quantised: bool,
+    compensated: bool = False,
     limit: int | None = None,
 ) -> Peaks:
     """The peaks for the deployment `held`; `memory`: of its ranks. `quantised`: the source is already quantised.
 
-    `limit`: bytes that calibration may use.
+    `compensated`: calibration rounds with compensation. `limit`: bytes that calibration may use.
     """
     stored, whole = held.stored, held.whole
     batch = activation_bytes(facts, Parallel(), stored.itemsize, data.batch_size * data.sequence_length)
     calibration = None
     if not quantised and (stored.format.calibrated or held.cache.calibrated):
-        needed = least_calibration(family, facts, whole, stored.itemsize, stored.format)
+        needed = least_calibration(family, facts, whole, stored.itemsize, stored.format, compensated=compensated)
         calibration = batch + _hidden_states(facts, stored, data, limit, needed)
-        calibration += largest_layer(whole, stored.itemsize) + _search_work(family, facts, whole, stored.format)
+        calibration += largest_layer(whole, stored.itemsize)
+        calibration += _search_work(family, facts, whole, stored.format, compensated=compensated)
     at_once = None
     plain = Stored(format=WEIGHTS["none"], itemsize=stored.itemsize)
     if not quantised and stored.format.bits is not None:
@@ -115,12 +119,14 @@ def largest_layer(whole: RankWeights, itemsize: int) -> int:
     return max(kind.nbytes(plain) for kind in whole.kinds)
 
 
-def least_calibration(family: Family, facts: Facts, whole: RankWeights, itemsize: int, wanted: WeightFormat) -> int:
+def least_calibration(
+    family: Family, facts: Facts, whole: RankWeights, itemsize: int, wanted: WeightFormat, *, compensated: bool
+) -> int:
     """The least bytes of calibration to a format, with all hidden states on disk, without the program itself.
 
-    `itemsize`: bytes of the dtype of `whole`. A lower `--memory` is refused.
+    `itemsize`: bytes of the dtype of `whole`. `compensated`: how weights are rounded. A lower `--memory` is refused.
     """
-    work = _search_work(family, facts, whole, wanted)
+    work = _search_work(family, facts, whole, wanted, compensated=compensated)
     return LAYER_COPIES * largest_layer(whole, itemsize) + work + CALIBRATION_BYTES
 
 
@@ -140,14 +146,40 @@ def _hidden_states(facts: Facts, stored: Stored, data: CalibrationConfig, limit:
     return states if limit is None else min(states, max(0, limit - needed))
 
 
-def _search_work(family: Family, facts: Facts, whole: RankWeights, wanted: WeightFormat) -> int:
-    """Bytes of AWQ's search: a float32 sketch of each input of a layer, three float32 copies of its largest weight."""
+def _search_work(family: Family, facts: Facts, whole: RankWeights, wanted: WeightFormat, *, compensated: bool) -> int:
+    """Bytes of AWQ's search: a float32 sketch of each input of a layer, three float32 copies of its largest weight.
+
+    Compensated rounding keeps Gram matrices instead of sketches.
+    """
     if not wanted.grouped or wanted.group_size is not None:
         return 0
     inputs = [facts.sizes.of(row.inputs) for row in family.linears if row.shares_input is None]
     inputs.append(max(sum(m.count * m.inputs for m in kind.matrices if m.expert) for kind in whole.kinds))
     largest = max((m.out * m.inputs for kind in whole.kinds for m in kind.matrices if m.formatted), default=0)
+    if compensated:
+        return _compensation_work(family, facts) + _FLOAT32 * 3 * largest
     return _FLOAT32 * (SKETCH_ROWS * sum(inputs) + 3 * largest)
+
+
+def _compensation_work(family: Family, facts: Facts) -> int:
+    """Bytes of compensated rounding: float32 Gram matrices of a layer's inputs, and copies of the largest one and of the
+    largest weight.
+    """
+    sizes = facts.sizes
+    leaders = [row for row in family.linears if row.shares_input is None]
+    widths = [sizes.of(row.inputs) for row in leaders]
+    weights = [
+        sizes.of(leader.inputs) * sizes.of(part.out)
+        for leader in leaders
+        for row in family.linears
+        if leader.target in (row.target, row.shares_input)
+        for part in row.parts
+    ]
+    for row in family.experts:
+        widths += [sizes.of(row.inputs)] * sizes.of("experts")
+        weights += [sizes.of(row.inputs) * sum(sizes.of(part.out) for part in row.parts)]
+    grams = sum(width * width for width in widths)
+    return _FLOAT32 * (grams + _COPIES * (max(widths) ** 2 + max(weights, default=0)))
 
 
 def quantise_peak(source_bytes: int, bits: int) -> int:

@@ -149,6 +149,7 @@ class Plan:
             request.gate,
             built,
             quantised=quantised,
+            compensated=request.compensated,
             limit=request.calibration_memory,
         )
 

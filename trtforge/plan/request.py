@@ -9,9 +9,10 @@ from typing import Any, Literal
 from trtforge.core.config_model import parse_value
 from trtforge.core.dtypes import ModelDtype, model_dtype
 from trtforge.core.errors import Repair, UsageError
-from trtforge.core.recipe import CalibrationConfig, EngineConfig, GateConfig, Recipe
+from trtforge.core.recipe import CalibrationConfig, EngineConfig, GateConfig, Recipe, RoundingChoice
 from trtforge.core.serving import ServingConfig
 from trtforge.formats.adapter import resolved_lora
+from trtforge.models.formats import FORMATS
 from trtforge.plan.formats import CACHES, WEIGHTS
 from trtforge.plan.gpus import Gpu, gpu_named
 from trtforge.plan.model import Model, find_model
@@ -88,6 +89,13 @@ class Request:
     draft: Model | None = None
     calibration_memory: int | None = None
     exclude_modules: tuple[str, ...] = ()
+    rounding: RoundingChoice = "auto"
+
+    @property
+    def compensated(self) -> bool:
+        """Whether calibration rounds with compensation."""
+        methods = FORMATS[WEIGHTS[self.quant].name].methods
+        return (methods[0] if self.rounding == "auto" else self.rounding) == "compensated"
 
     @property
     def gpu(self) -> Gpu | None:
@@ -184,6 +192,7 @@ def request_of(recipe: Recipe, model: Model, options: Mapping[Option, Any], typi
         draft=None if draft is None else find_model(draft),
         calibration_memory=quant.memory,
         exclude_modules=quant.exclude_modules,
+        rounding=quant.rounding,
     )
     given = [Change(name, str(value)) for name, value in options.items() if value is not None and name != "--dtype"]
     request = request.changed(*given)
