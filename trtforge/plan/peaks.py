@@ -162,8 +162,8 @@ def _search_work(family: Family, facts: Facts, whole: RankWeights, wanted: Weigh
 
 
 def _compensation_work(family: Family, facts: Facts) -> int:
-    """Bytes of compensated rounding: float32 Gram matrices of a layer's inputs, and copies of the largest one and of the
-    largest weight.
+    """Bytes of compensated rounding: float32 Gram matrices of a layer's inputs, and copies of the largest one and of
+    the largest weight.
     """
     sizes = facts.sizes
     leaders = [row for row in family.linears if row.shares_input is None]
