@@ -28,7 +28,9 @@ def test_other_limits_judge_the_same_metrics_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "build"
-    build = ["build", "demo-fp32", "--out", str(out), "--quiet", "--set", "model.dtype=float16", *FEW]
+    quantised = ("quantization.format=int8_wo", "gate.perplexity_increase=1", "gate.top1_agreement=0.5")
+    settings = [word for setting in quantised for word in ("--set", setting)]
+    build = ["build", "demo-fp32", "--out", str(out), "--quiet", *settings, *FEW]
 
     def report() -> Any:
         return json.loads((out / "report.json").read_text())
