@@ -1,6 +1,8 @@
 """The CPU kernels against torch's operations in float32: every storage type, odd shapes, slices."""
 
 import ctypes
+import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -10,11 +12,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
+from trtforge.models.transforms import pack_int4
 from trtforge.runtime.architecture.rotary import Rotation
 from trtforge.runtime.decoder.alibi import Alibi
 from trtforge.runtime.decoder.kv_cache import LayerCache, Scratch, storage_dtype
 from trtforge.runtime.decoder.scores import SoftmaxScores
-from trtforge.runtime.linears.int4_native import pack_words, unpack_words
+from trtforge.runtime.linears.int4_native import Int4Native, _warn_of_dequantising, pack_words, unpack_words
+from trtforge.runtime.linears.linear import Placement, Stored
+from trtforge.runtime.linears.weights import Weights
 from trtforge.runtime.native import compiler, library
 from trtforge.runtime.native.compiler import CompileError, compiled
 from trtforge.runtime.native.library import Native, PagedHeads, PagedRows, native, pack_bfloat16
@@ -230,6 +235,24 @@ def test_without_a_compiler_torch_computes(monkeypatch: pytest.MonkeyPatch, capl
     library._native.cache_clear()
 
 
+def test_int4_weights_without_kernels_are_dequantised(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    torch.manual_seed(0)
+    codes, scales = torch.randint(-8, 8, (64, 64), dtype=torch.int8), torch.rand(64, 2)
+    weight = (codes.view(64, 2, 32) * scales.unsqueeze(2)).flatten(1)
+    packed = Int4Native().pack(Stored(pack_int4(codes), weights_scale=scales), torch.bfloat16)
+    monkeypatch.setenv(library.VARIABLE, "torch")
+    _warn_of_dequantising.cache_clear()
+    place = Placement(torch.device("cpu"), torch.bfloat16)
+    linear = Int4Native().load(
+        Weights.of({f"x.{name}": t for name, t in packed.items()}), "x", (64, 64), place, bias=True
+    )
+    x = torch.randn(5, 64).bfloat16()
+    near(linear(x), functional.linear(x.float(), weight.bfloat16().float()), torch.bfloat16)
+    assert "held in 16 bits" in caplog.text
+
+
 def test_a_compiler_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiler_ = tmp_path / "c++"
     compiler_.write_text('#!/bin/sh\n[ "$1" = --version ] && exit 0\necho "fatal error: no omp" >&2\nexit 1\n')
@@ -241,11 +264,26 @@ def test_a_compiler_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert list((tmp_path / "cache" / "kernels").iterdir()) == []
 
 
-def test_a_directory_that_others_can_write_to_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRTFORGE_CACHE", str(tmp_path))
-    (tmp_path / "kernels").mkdir()
-    (tmp_path / "kernels").chmod(0o777)
+@pytest.mark.parametrize("cache", ["directory", "off"])
+def test_a_directory_that_others_can_write_to_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: str
+) -> None:
+    """Neither the cache's nor, without a cache, the one for temporary files."""
+    open_to_all = tmp_path / ("kernels" if cache == "directory" else f"trtforge-{os.getuid()}")
+    open_to_all.mkdir()
+    open_to_all.chmod(0o777)
+    monkeypatch.setenv("TRTFORGE_CACHE", str(tmp_path) if cache == "directory" else "off")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with pytest.raises(CompileError, match="writable by others"):
+        compiled()
+    assert list(open_to_all.iterdir()) == []
+
+
+def test_a_link_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    (tmp_path / "kernels").symlink_to(tmp_path / "elsewhere")
+    monkeypatch.setenv("TRTFORGE_CACHE", str(tmp_path))
+    with pytest.raises(CompileError, match="is a link"):
         compiled()
 
 

@@ -3,6 +3,9 @@
 The layout does not depend on the processor. One that lacks the kernels multiplies with dequantised weights.
 """
 
+import functools
+import logging
+
 import torch
 from torch import Tensor
 
@@ -14,6 +17,7 @@ from trtforge.runtime.linears.linear import Linear, Placement, Stored, load_bias
 from trtforge.runtime.linears.weights import Weights
 from trtforge.runtime.native.library import TILE, native_for
 
+_LOG = logging.getLogger(__name__)
 _OFFSET = 8  # a stored nibble is its value plus this
 
 
@@ -54,9 +58,18 @@ def _check(outputs: int, inputs: int, group: int) -> None:
 def _linear(words: Tensor, scales: Tensor, bias: Tensor | None, place: Placement) -> Linear:
     kernels = native_for(place.device, place.dtype)
     if kernels is None or not kernels.multiplies:
+        _warn_of_dequantising()
         return matrix(_dequantised(words, scales).to(place.dtype), bias)
     vector = None if bias is None else bias.float()
     return lambda x: kernels.linear_int4(x, words, scales, vector)
+
+
+@functools.lru_cache(maxsize=1)
+def _warn_of_dequantising() -> None:
+    _LOG.warning(
+        "the engine's INT4 weights are held in 16 bits: its kernels need a CPU with AVX512-BF16 and a C++ compiler; "
+        "`trtforge compile` on this machine packs them for it"
+    )
 
 
 def pack_words(codes: Tensor) -> Tensor:

@@ -61,15 +61,20 @@ def compiled(defines: Sequence[str] = ()) -> Path:
 
 def _directory() -> Path:
     """Where libraries are kept: a directory that nobody else can write to. Raises CompileError."""
-    base = cache_directory() or Path(tempfile.gettempdir()) / f"trtforge-{os.getuid()}"
-    directory = base / "kernels"
+    base = cache_directory()
+    if base is None:  # anyone may have made this directory before
+        base = _private(Path(tempfile.gettempdir()) / f"trtforge-{os.getuid()}")
+    return _private(base / "kernels")
+
+
+def _private(directory: Path) -> Path:
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = directory.stat()
+        found = directory.lstat()
     except OSError as error:
         raise CompileError(f"{directory}: {error.strerror}") from error
-    if found.st_uid != os.getuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise CompileError(f"{directory} belongs to another user or is writable by others")
+    if found.st_uid != os.getuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) or not stat.S_ISDIR(found.st_mode):
+        raise CompileError(f"{directory} is a link, belongs to another user or is writable by others")
     return directory
 
 
