@@ -15,7 +15,7 @@ from trtforge.runtime.decoder.logits import finished_logits, load_logits
 from trtforge.runtime.linears.kernels import Kernels
 from trtforge.runtime.linears.linear import Placement
 from trtforge.runtime.linears.weights import Weights
-from trtforge.runtime.native.library import native_for
+from trtforge.runtime.native.library import TILE, native_for
 
 
 class Decoder:
@@ -27,6 +27,7 @@ class Decoder:
         self.spec = spec
         self.place = place
         self._ranks = ranks
+        self._quantized = kernels.quantized
         self._rotaries = [Rotary(rotary, longest, place.device) for rotary in spec.rotaries]
         loader = Loader.of(spec, kernels, weights, place, ranks)
         self._layers = [load_layer(loader, index) for index in range(spec.num_layers)]
@@ -44,9 +45,10 @@ class Decoder:
 
     @property
     def takes_any_rows(self) -> bool:
-        """Whether products take any number of rows, without a kernel compiled for each."""
-        kernels = native_for(self.place.device, self.place.dtype)
-        return kernels is not None and kernels.multiplies
+        """Whether products take any number of rows, without a kernel that oneDNN compiles for each."""
+        kernels, spec = native_for(self.place.device, self.place.dtype), self.spec
+        by_torch = spec.latent is not None or self._quantized == "int8_sq_cpu" or spec.vocab_share % TILE != 0
+        return kernels is not None and kernels.multiplies and not by_torch
 
     def new_cache(self, num_blocks: int, tokens_per_block: int) -> list[LayerCache]:
         """An empty cache for every layer. Zeroed, because masked values must be finite too."""

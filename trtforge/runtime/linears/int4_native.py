@@ -34,8 +34,15 @@ class Int4Native:
         return with_bias(packed | dict(packed_prequant(stored, dtype)), stored, dtype)
 
     def load(self, weights: Weights, prefix: str, shape: tuple[int, int], place: Placement, *, bias: bool) -> Linear:
-        words = weights.take(f"{prefix}.weight")
+        outputs, inputs = shape
+        words = weights.take(f"{prefix}.weight", outputs // TILE, inputs // 4, TILE)
         scales = weights.take(f"{prefix}.scales")
+        _check(outputs, inputs, inputs // max(1, scales.shape[1]))
+        if scales.shape != (outputs // TILE, scales.shape[1], TILE) or scales.dtype is not torch.float32:
+            raise ForgeError(
+                f"{weights.where}: {prefix}.scales has {scales.dtype} numbers of shape {tuple(scales.shape)}",
+                hint="The engine is damaged: compile the checkpoint again.",
+            )
         vector = load_bias(weights, prefix, shape, place, bias)
         multiply = _linear(words, scales, vector, place)
         prequant = load_prequant(weights, prefix, shape, place)
@@ -57,7 +64,7 @@ def _check(outputs: int, inputs: int, group: int) -> None:
 
 def _linear(words: Tensor, scales: Tensor, bias: Tensor | None, place: Placement) -> Linear:
     kernels = native_for(place.device, place.dtype)
-    if kernels is None or not kernels.multiplies:
+    if kernels is None or not kernels.multiplies or place.dtype is not torch.bfloat16:
         _warn_of_dequantising()
         return matrix(_dequantised(words, scales).to(place.dtype), bias)
     vector = None if bias is None else bias.float()

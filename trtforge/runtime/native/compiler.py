@@ -28,7 +28,7 @@ FLAGS = (
     "-fno-math-errno",
     "-fno-trapping-math",
 )
-_COMPILERS = ("c++", "g++", "clang++")
+_COMPILERS = ("c++", "g++")
 _TIMEOUT = 300.0  # seconds for one source; it takes two
 _LOG = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class CompileError(Exception):
 
 
 def find_compiler() -> str | None:
-    """The C++ compiler: $CXX, or the first of c++, g++ and clang++ on PATH."""
+    """The C++ compiler: $CXX, or the first of c++ and g++ on PATH. It must use the OpenMP library that torch uses."""
     chosen = os.environ.get("CXX")
     return next((path for name in ((chosen,) if chosen else _COMPILERS) if (path := shutil.which(name))), None)
 
@@ -50,7 +50,7 @@ def compiled(defines: Sequence[str] = ()) -> Path:
     """
     compiler = find_compiler()
     if compiler is None:
-        raise CompileError("there is no C++ compiler (c++, g++ or clang++; CXX names another)")
+        raise CompileError("there is no C++ compiler (c++ or g++; CXX names another)")
     flags = (*FLAGS, *(f"-D{name}" for name in defines))
     directory = _directory()
     library = directory / f"kernels-{_digest(compiler, flags)}.so"
@@ -62,9 +62,13 @@ def compiled(defines: Sequence[str] = ()) -> Path:
 def _directory() -> Path:
     """Where libraries are kept: a directory that nobody else can write to. Raises CompileError."""
     base = cache_directory()
-    if base is None:  # anyone may have made this directory before
-        base = _private(Path(tempfile.gettempdir()) / f"trtforge-{os.getuid()}")
-    return _private(base / "kernels")
+    if base is not None:
+        try:
+            return _private(base / "kernels")
+        except CompileError as error:  # a cache that several users share, or that is read-only
+            _LOG.info("the CPU kernels are not kept in the cache: %s", error)
+    # Anyone may have made this directory before.
+    return _private(_private(Path(tempfile.gettempdir()) / f"trtforge-{os.getuid()}") / "kernels")
 
 
 def _private(directory: Path) -> Path:
@@ -73,6 +77,8 @@ def _private(directory: Path) -> Path:
         found = directory.lstat()
     except OSError as error:
         raise CompileError(f"{directory}: {error.strerror}") from error
+    if not os.access(directory, os.W_OK):
+        raise CompileError(f"{directory} is not writable")
     if found.st_uid != os.getuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) or not stat.S_ISDIR(found.st_mode):
         raise CompileError(f"{directory} is a link, belongs to another user or is writable by others")
     return directory

@@ -72,7 +72,10 @@ class PagedRows:
 
 @dataclass(frozen=True)
 class PagedHeads:
-    """Attention of one layer. `slopes`: ALiBi's, float32 (heads,), scaled as the scores are. `vectors`: of a token."""
+    """Attention of one layer. `slopes`: ALiBi's, float32 (heads,), scaled as the scores are.
+
+    `vectors`: cached for each token: keys and values of all KV heads, or 1 latent vector.
+    """
 
     heads: int
     kv_heads: int
@@ -140,6 +143,7 @@ class Native:
 
     def gate(self, halves: Tensor, activation: str, activated: int) -> Tensor:
         """activation(one half) * other half, of (rows, 2 x size). `activated`: index of the activated half."""
+        halves = halves.contiguous()
         rows, size = halves.shape[0], halves.shape[1] // 2
         y = halves.new_empty(rows, size)
         self._library.gate(
@@ -218,6 +222,8 @@ class Native:
         outputs: int,
         group: int,
     ) -> Tensor:
+        if x.dtype is not torch.bfloat16:
+            raise TypeError(f"the products are for bfloat16, not {x.dtype}")
         x = x.contiguous()
         y = x.new_empty(*x.shape[:-1], outputs)
         inputs = x.shape[-1]

@@ -59,6 +59,7 @@ class Session {
 static inline void products(const bfloat16* low, const bfloat16* high, int64_t stride, const bfloat16* w,
                             int64_t inputs, float* first, float* second) {
     const int bytes = int(stride * 2), pitch = 128;
+    tile::stores_are_done();
     TILE_ZERO(0);
     TILE_ZERO(1);
     TILE_ZERO(2);

@@ -15,7 +15,13 @@ static bool granted() {
     return yes;
 }
 
-static inline void configure(const void* config) { _tile_loadconfig(config); }
+// The intrinsics do not tell the compiler which memory they read: nothing may be stored later than it stands here.
+static inline void stores_are_done() { __asm__ volatile("" ::: "memory"); }
+
+static inline void configure(const void* config) {
+    __asm__ volatile("" ::"r"(config) : "memory");
+    _tile_loadconfig(config);
+}
 
 static inline void release() { _tile_release(); }
 

@@ -33,7 +33,7 @@ struct Seen {
 
     int64_t count() const { return length - first; }
 
-    // Calls function(index of the first token, its vector, how many follow one another) for each block.
+    // Calls function(index of the first token, its vector, how many tokens lie contiguously from there).
     template <typename Function>
     void runs(Function function) const {
         for (int64_t at = first; at < length;) {
@@ -128,32 +128,30 @@ static void attend(const Paged& p, int64_t head, const float* queries, Seen<C> k
     for (; d < size; d += WIDTH, values.cache += WIDTH) weigh<G, 1>(scores, values, size, out + d);
 }
 
-// One row's query heads that share key and value head `kv`, up to four at once.
+constexpr int64_t AT_ONCE = 4;  // query heads
+
+static inline int64_t chunks(const Paged& p) { return (p.heads / p.kv_heads + AT_ONCE - 1) / AT_ONCE; }
+
+// Up to four of the query heads that share key and value head `kv` in one row.
 template <typename T, typename C>
-static void attend_group(const Paged& p, int64_t row, int64_t kv, std::vector<float>& memory) {
+static void attend_chunk(const Paged& p, int64_t row, int64_t kv, int64_t chunk, std::vector<float>& memory) {
     const int64_t group = p.heads / p.kv_heads, length = p.lengths[row], size = p.size;
     const int64_t first = p.window > 0 ? std::max<int64_t>(0, length - p.window) : 0;
+    const int64_t head = kv * group + chunk * AT_ONCE, count = std::min(AT_ONCE, group - chunk * AT_ONCE);
     const Seen<C> keys = {(const C*)p.cache + kv * size, p.tables + row * p.columns, first,
                           length, p.block, p.vectors * size};
-    memory.resize(size_t(2 * group * size + 4 * keys.count()));
-    float *queries = memory.data(), *sums = queries + group * size, *scores = sums + group * size;
-    const T* given = (const T*)p.queries + row * p.stride + kv * group * size;
-    for (int64_t i = 0; i < group * size; ++i) queries[i] = to_float(given[i]) * p.scale * p.cache_scale;
-    for (int64_t g = 0; g < group;) {
-        const int64_t head = kv * group + g, left = group - g;
-        if (left >= 4) {
-            attend<4, C>(p, head, queries + g * size, keys, scores, sums + g * size);
-            g += 4;
-        } else if (left >= 2) {
-            attend<2, C>(p, head, queries + g * size, keys, scores, sums + g * size);
-            g += 2;
-        } else {
-            attend<1, C>(p, head, queries + g * size, keys, scores, sums + g * size);
-            g += 1;
-        }
+    memory.resize(size_t(2 * count * size + AT_ONCE * keys.count()));
+    float *queries = memory.data(), *sums = queries + count * size, *scores = sums + count * size;
+    const T* given = (const T*)p.queries + row * p.stride + head * size;
+    for (int64_t i = 0; i < count * size; ++i) queries[i] = to_float(given[i]) * p.scale * p.cache_scale;
+    switch (count) {
+        case 1: attend<1, C>(p, head, queries, keys, scores, sums); break;
+        case 2: attend<2, C>(p, head, queries, keys, scores, sums); break;
+        case 3: attend<3, C>(p, head, queries, keys, scores, sums); break;
+        default: attend<4, C>(p, head, queries, keys, scores, sums); break;
     }
-    T* out = (T*)p.out + (row * p.heads + kv * group) * size;
-    for (int64_t i = 0; i < group * size; ++i) put(out + i, sums[i]);
+    T* out = (T*)p.out + (row * p.heads + head) * size;
+    for (int64_t i = 0; i < count * size; ++i) put(out + i, sums[i]);
 }
 
 template <typename T, typename C>
@@ -161,9 +159,10 @@ static void attend_all(const Paged& p) {
 #pragma omp parallel
     {
         std::vector<float> memory;
-#pragma omp for collapse(2) schedule(dynamic, 1)
+#pragma omp for collapse(3) schedule(dynamic, 1)
         for (int64_t row = 0; row < p.rows; ++row)
-            for (int64_t kv = 0; kv < p.kv_heads; ++kv) attend_group<T, C>(p, row, kv, memory);
+            for (int64_t kv = 0; kv < p.kv_heads; ++kv)
+                for (int64_t chunk = 0; chunk < chunks(p); ++chunk) attend_chunk<T, C>(p, row, kv, chunk, memory);
     }
 }
 

@@ -104,7 +104,8 @@ static void gate_rows(const T* x, T* y, int64_t rows, int64_t size, int64_t acti
     for (int64_t row = 0; row < rows; ++row) {
         const T* act = x + row * 2 * size + (activated ? size : 0);
         const T* plain = x + row * 2 * size + (activated ? 0 : size);
-        for (int64_t i = 0; i < size; ++i) put(y + row * size + i, Activation::of(to_float(act[i])) * to_float(plain[i]));
+        T* out = y + row * size;
+        for (int64_t i = 0; i < size; ++i) put(out + i, Activation::of(to_float(act[i])) * to_float(plain[i]));
     }
 }
 

@@ -2,8 +2,12 @@
 //
 // Weights are packed in tiles of 32 outputs. bfloat16: (outputs / 32, inputs / 2, 32, 2), so that one vector holds two
 // inputs of 16 outputs, which VDPBF16PS (AVX512-BF16) and TDPBF16PS (AMX) multiply with two activations. 4 bits:
-// (outputs / 32, inputs / 4, 32) 16-bit words; word l holds, from its low nibble on, inputs 4q + (l & 1) and 4q + 2 +
-// (l & 1), of outputs l / 2 and l / 2 + 16 in turn. A nibble is its value plus 8; VPERMW looks its bfloat16 up.
+// (outputs / 32, inputs / 4, 32) 16-bit words of four nibbles. In quad q, word l has o = l / 2, i = 4q + l % 2:
+//
+//   nibble (from the low one)   0       1            2           3
+//   input, output               i, o    i, o + 16    i + 2, o    i + 2, o + 16
+//
+// A nibble is its value plus 8; VPERMW looks its bfloat16 up.
 
 #include "common.h"
 
@@ -129,7 +133,7 @@ static inline __attribute__((always_inline)) void multiply_int4(const bfloat16* 
     add_up<M, U>(sums, out);
 }
 
-// The rest of a function template's arguments after the number of rows, 1 to ROWS.
+// Calls function<count>(...), with a count of 1 to ROWS as a compile-time constant.
 #define FOR_ROWS(count, function, ...)                    \
     switch (count) {                                      \
         case 1: function<1>(__VA_ARGS__); break;          \
@@ -201,7 +205,7 @@ static void sums_of_int4(const bfloat16* x, int64_t stride, const uint16_t* w, i
     store_sums<M>(out, sums);
 }
 
-// The next of `parts` parts of `rows` that are as equal as possible.
+// Rows of the next part where `rows` are split into `parts` nearly equal ones.
 static inline int64_t share(int64_t rows, int64_t parts) { return (rows + parts - 1) / parts; }
 
 static inline int64_t panels(int64_t rows) { return (rows + PANEL - 1) / PANEL; }
@@ -283,17 +287,20 @@ static void tile_int4(const Linear& l, const uint16_t* w, const float* scales, c
 
 EXPORT void linear_bfloat16(const Linear* given) {
     const Linear& l = *given;
+    if (l.rows == 0) return;
 #pragma omp parallel
     {
         amx::Session session(l.rows, l.inputs);
 #pragma omp for schedule(static)
         for (int64_t first = 0; first < l.outputs; first += TILE)
-            tile_bfloat16(l, (const bfloat16*)l.weight + first * l.inputs, l.bias ? l.bias + first : nullptr, l.y + first);
+            tile_bfloat16(l, (const bfloat16*)l.weight + first * l.inputs, l.bias ? l.bias + first : nullptr,
+                          l.y + first);
     }
 }
 
 EXPORT void linear_int4(const Linear* given) {
     const Linear& l = *given;
+    if (l.rows == 0) return;
 #pragma omp parallel
     {
         amx::Session session(l.rows, l.group);
