@@ -1,6 +1,7 @@
 """What was measured, as the record has it: medians, rounded."""
 
 import json
+import os
 import platform
 import statistics
 from collections.abc import Mapping, Sequence
@@ -34,6 +35,8 @@ from tests.benchmarks.record import (
     Way,
     rounded,
 )
+from trtforge.machine.host import Host
+from trtforge.machine.processor import processor_name
 
 MODELS = {"demo": "The demo model", "large": "A random Llama of 200 M"}
 _MB = 1e6
@@ -47,12 +50,7 @@ class _Place(TypedDict):
 
 def machine() -> str:
     """Cores and their name."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"{len(names)} cores of {names[0]}" if names else platform.processor()
+    return f"{os.cpu_count()} cores of {processor_name(Host()) or platform.processor()}"
 
 
 def attacked(path: Path) -> tuple[Attack, ...]:

@@ -20,9 +20,9 @@ from trtforge.runtime.decoder.scores import SoftmaxScores
 from trtforge.runtime.linears.int4_native import Int4Native, _warn_of_dequantising, pack_words, unpack_words
 from trtforge.runtime.linears.linear import Placement, Stored
 from trtforge.runtime.linears.weights import Weights
-from trtforge.runtime.native import compiler, library
+from trtforge.runtime.native import bindings, compiler
+from trtforge.runtime.native.bindings import Native, PagedHeads, PagedRows, native, pack_bfloat16
 from trtforge.runtime.native.compiler import CompileError, compiled
-from trtforge.runtime.native.library import Native, PagedHeads, PagedRows, native, pack_bfloat16
 
 TYPES = (torch.float32, torch.bfloat16)
 EXACT = {torch.float32: 2e-6, torch.bfloat16: 2**-8}
@@ -73,19 +73,18 @@ def test_add_rms_norm(kernels: Native, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("dtype", TYPES)
-def test_rotate(kernels: Native, dtype: torch.dtype, interleaved: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rotate(kernels: Native, dtype: torch.dtype, interleaved: bool) -> None:
     """Part of the elements of some heads, against the same rotation by torch."""
     heads = torch.randn(4, 6, 20).to(dtype)
     cos, sin = torch.randn(4, 1, 12).to(dtype), torch.randn(4, 1, 12).to(dtype)
     expected = heads.float()
-    monkeypatch.setenv(library.VARIABLE, "torch")
     Rotation(cos.float(), sin.float(), interleaved).turn(expected[:, 1:4])
     kernels.rotate(heads[:, 1:4], cos, sin, interleaved=interleaved)
     near(heads, expected, dtype)
 
 
 @pytest.mark.parametrize("activated", [0, 1])
-@pytest.mark.parametrize("name", library.ACTIVATIONS)
+@pytest.mark.parametrize("name", bindings.ACTIVATIONS)
 @pytest.mark.parametrize("dtype", TYPES)
 def test_gate(kernels: Native, dtype: torch.dtype, name: str, activated: int) -> None:
     halves = (torch.randn(9, 2 * 37) * 20).to(dtype)
@@ -106,7 +105,7 @@ def test_gate(kernels: Native, dtype: torch.dtype, name: str, activated: int) ->
 def test_bfloat16_products(rows: int, tiles: int, inputs: int, biased: bool, seed: int) -> None:
     for found in both_kinds():
         torch.manual_seed(seed)
-        outputs = tiles * library.TILE
+        outputs = tiles * bindings.TILE
         x, weight = torch.randn(rows, inputs).bfloat16(), torch.randn(outputs, inputs).bfloat16()
         bias = torch.randn(outputs) if biased else None
         assert found.takes(weight)
@@ -125,10 +124,10 @@ def test_bfloat16_products(rows: int, tiles: int, inputs: int, biased: bool, see
 def test_int4_products(rows: int, tiles: int, group: int, groups: int, seed: int) -> None:
     for found in both_kinds():
         torch.manual_seed(seed)
-        outputs, inputs = tiles * library.TILE, group * groups
+        outputs, inputs = tiles * bindings.TILE, group * groups
         codes = torch.randint(-8, 8, (outputs, inputs), dtype=torch.int8)
         scales, bias, x = torch.rand(outputs, groups), torch.randn(outputs), torch.randn(rows, inputs).bfloat16()
-        by_tile = scales.view(tiles, library.TILE, groups).transpose(1, 2).contiguous()
+        by_tile = scales.view(tiles, bindings.TILE, groups).transpose(1, 2).contiguous()
         weight = (codes.view(outputs, groups, group) * scales.unsqueeze(2)).flatten(1)
         made = found.linear_int4(x, pack_words(codes), by_tile, bias)
         near(made, functional.linear(x.float(), weight, bias), torch.bfloat16)
@@ -217,6 +216,17 @@ def test_every_e4m3_number_is_read(kernels: Native) -> None:
     assert torch.equal(out[0], numbers.view(torch.float8_e4m3fn).float())
 
 
+@pytest.mark.parametrize("cap", [None, 3.0])
+def test_scores_that_are_no_numbers_are_not_hidden(kernels: Native, cap: float | None) -> None:
+    queries, storage = torch.zeros(2, 3, 16), torch.ones(1, 16, 2, 16)
+    queries[0, 0, 5] = float("nan")
+    rows = PagedRows(torch.zeros(2, 1, dtype=torch.int64), torch.full((2,), 3), 16)
+    out = torch.empty(2, 16)
+    kernels.attend(queries, rows, storage, 1.0, PagedHeads(1, 1, 16, 2, 1.0, cap), out)
+    assert out[0].isnan().all()
+    assert torch.allclose(out[1], torch.ones(16))
+
+
 def test_rows_go_to_their_slots(kernels: Native) -> None:
     storage, heads = torch.zeros(10, 2, 16), torch.randn(3, 5, 16)
     kernels.write_slots(storage, torch.tensor([7, 0, 4]), heads[:, 3:])
@@ -237,10 +247,10 @@ def test_the_library_is_compiled_once(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_without_a_compiler_torch_computes(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
-    library._native.cache_clear()
+    bindings._native.cache_clear()
     assert native() is None
     assert "there is no C++ compiler" in caplog.text
-    library._native.cache_clear()
+    bindings._native.cache_clear()
 
 
 def test_int4_weights_without_kernels_are_dequantised(
@@ -250,7 +260,7 @@ def test_int4_weights_without_kernels_are_dequantised(
     codes, scales = torch.randint(-8, 8, (64, 64), dtype=torch.int8), torch.rand(64, 2)
     weight = (codes.view(64, 2, 32) * scales.unsqueeze(2)).flatten(1)
     packed = Int4Native().pack(Stored(pack_int4(codes), weights_scale=scales), torch.bfloat16)
-    monkeypatch.setenv(library.VARIABLE, "torch")
+    monkeypatch.setenv(bindings.VARIABLE, "torch")
     _warn_of_dequantising.cache_clear()
     place = Placement(torch.device("cpu"), torch.bfloat16)
     linear = Int4Native().load(

@@ -1,6 +1,5 @@
 """What `trtforge build`, `run` and `init` work on: a recipe, or one that is derived for a model."""
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,6 +10,7 @@ import typer
 
 from trtforge.core.assets import asset_directory
 from trtforge.core.errors import ForgeError, UsageError
+from trtforge.core.replace import replace_text
 
 if TYPE_CHECKING:
     from trtforge.core.recipe import Recipe
@@ -95,7 +95,6 @@ class Chosen:
         from trtforge.pipeline.derivation import is_unedited
 
         path = self.out / RECIPE_FILE
-        draft = path.with_name(f".{path.name}.partial")
         try:
             if path.exists() and not is_unedited(path.read_text(encoding="utf-8", errors="replace")):
                 raise ForgeError(
@@ -103,8 +102,7 @@ class Chosen:
                     hint=f"Build it with `trtforge build {quote(str(path))}`, or choose another --out.",
                 )
             self.out.mkdir(parents=True, exist_ok=True)
-            draft.write_text(self.text, encoding="utf-8")
-            os.replace(draft, path)
+            replace_text(path, self.text)
         except OSError as error:
             raise ForgeError(f"{path}: {error.strerror}", hint="Choose another --out.") from None
         return path

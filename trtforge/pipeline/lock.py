@@ -4,7 +4,6 @@ It is meant to be committed: no times, host names or absolute paths. The next bu
 model and of datasets, and warns of other differences; `--locked` refuses them.
 """
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from trtforge.core.config_model import Config
 from trtforge.core.errors import AbsentFile, ForgeError
 from trtforge.core.locks import locked_by
 from trtforge.core.recipe import Recipe
+from trtforge.core.replace import replace_text
 from trtforge.core.yaml_text import read_yaml
 from trtforge.formats.hub_data import pinned_to
 
@@ -92,10 +92,8 @@ def write_locked(path: Path, recipe: str, build: LockedBuild) -> None:
     try:
         with locked_by(path.with_name(f".{path.name}.lock")):
             lock = _Lock(recipes={**_read(path).recipes, recipe: build})
-            draft = path.with_name(f".{path.name}.partial")
             text = yaml.safe_dump(lock.model_dump(mode="json", exclude_none=True), width=120)
-            draft.write_text(_HEADER + text, encoding="utf-8")
-            os.replace(draft, path)
+            replace_text(path, _HEADER + text)
     except OSError as error:
         raise ForgeError(f"{path}: {error.strerror}", hint="Choose another file with --lock.") from None
 

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from typing import Any
 from trtforge.core.artifact import Origin, Produced
 from trtforge.core.dtypes import dtype_named
 from trtforge.core.errors import ForgeError
+from trtforge.core.replace import replace_text
 from trtforge.formats.shards import read_header
 from trtforge.formats.trtllm import rank_file, read_checkpoint_config
 from trtforge.machine.usage import Usage
@@ -121,10 +121,8 @@ def write_report(path: Path, report: BuildReport) -> None:
 
 def _replace(path: Path, text: str) -> None:
     """Replace a file in one step."""
-    draft = path.with_name(f".{path.name}.partial")
     try:
-        draft.write_text(text, encoding="utf-8")
-        os.replace(draft, path)
+        replace_text(path, text)
     except OSError as error:
         raise ForgeError(f"{path}: {error.strerror}", hint="Free space or choose another --out.") from None
 

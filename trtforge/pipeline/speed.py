@@ -12,6 +12,7 @@ from trtforge.core.config_model import Config
 from trtforge.core.errors import ForgeError
 from trtforge.core.json_text import read_json_object
 from trtforge.core.manifest import read_manifest
+from trtforge.core.replace import replace_text
 from trtforge.machine.host import Host
 from trtforge.machine.processor import processor_name
 from trtforge.pipeline.paths import Paths
@@ -46,10 +47,8 @@ def keep_speed(build: Path, speed: Speed, machine: str, busy: float | None) -> P
         trtforge=__version__,
         measured=datetime.now(timezone.utc).isoformat(timespec="seconds"),
     )
-    draft = paths.speed.with_name(f".{paths.speed.name}.partial")
     try:
-        draft.write_text(found.model_dump_json(indent=2) + "\n", encoding="utf-8")
-        os.replace(draft, paths.speed)
+        replace_text(paths.speed, found.model_dump_json(indent=2) + "\n")
     except OSError as error:
         raise ForgeError(f"{paths.speed}: {error.strerror}", hint="Make the build directory writable.") from None
     return paths.speed

@@ -28,7 +28,7 @@ ACTIVATIONS: dict[str, Activation] = {
 }
 
 NATIVE_ACTIVATIONS: dict[Activation, str] = {functional.silu: "silu", _tanh_gelu: "gelu_tanh"}
-"""Their names in `native.library`."""
+"""Their names in `native.bindings`."""
 
 
 def activation_of(hidden_act: str, *, exact_gelu: bool) -> Activation:

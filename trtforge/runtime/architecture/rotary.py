@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from trtforge.core.errors import ForgeError
-from trtforge.runtime.native.library import native_for
+from trtforge.runtime.native.bindings import Native, native_for
 
 
 @dataclass(frozen=True)
@@ -48,12 +48,12 @@ class Rotation:
     cos: Tensor
     sin: Tensor
     interleaved: bool
+    kernels: Native | None = None
 
     def turn(self, heads: Tensor) -> None:
         """Rotate the first `dim` elements of (tokens, heads, size) in place."""
-        kernels = native_for(heads.device, heads.dtype)
-        if kernels is not None:
-            kernels.rotate(heads, self.cos, self.sin, interleaved=self.interleaved)
+        if self.kernels is not None:
+            self.kernels.rotate(heads, self.cos, self.sin, interleaved=self.interleaved)
             return
         part = heads[..., : self.cos.shape[-1]]
         if self.interleaved:
@@ -82,7 +82,8 @@ class Rotary:
         angles = positions.float().unsqueeze(1) * frequencies
         cos, sin = angles.cos() * factor, angles.sin() * factor
         join = _interleaved if self._spec.interleaved else _halves
-        return Rotation(join(cos, cos).to(dtype), join(-sin, sin).to(dtype), self._spec.interleaved)
+        kernels = native_for(self._device, dtype)
+        return Rotation(join(cos, cos).to(dtype), join(-sin, sin).to(dtype), self._spec.interleaved, kernels)
 
     def _frequencies(self, longest: int) -> tuple[Tensor, float]:
         frequencies, factor = inverse_frequencies(self._spec, longest)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from trtforge.runtime.decoder.kv_cache import LayerCache
 from trtforge.runtime.decoder.scores import Scores
-from trtforge.runtime.native.library import PagedHeads, PagedRows
+from trtforge.runtime.native.bindings import PagedHeads, PagedRows
 from trtforge.runtime.scheduling.batch import Ints, Step, buckets, padded_rows
 
 

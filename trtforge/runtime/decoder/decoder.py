@@ -15,7 +15,7 @@ from trtforge.runtime.decoder.logits import finished_logits, load_logits
 from trtforge.runtime.linears.kernels import Kernels
 from trtforge.runtime.linears.linear import Placement
 from trtforge.runtime.linears.weights import Weights
-from trtforge.runtime.native.library import TILE, native_for
+from trtforge.runtime.native.bindings import TILE, native_for
 
 
 class Decoder:
@@ -27,6 +27,7 @@ class Decoder:
         self.spec = spec
         self.place = place
         self._ranks = ranks
+        self._native = native_for(place.device, place.dtype)
         self._quantized = kernels.quantized
         self._rotaries = [Rotary(rotary, longest, place.device) for rotary in spec.rotaries]
         loader = Loader.of(spec, kernels, weights, place, ranks)
@@ -39,14 +40,14 @@ class Decoder:
     @property
     def reads_in_place(self) -> bool:
         """Whether the CPU kernels compute attention of single-token rows."""
-        spec, kernels = self.spec, native_for(self.place.device, self.place.dtype)
+        spec, kernels = self.spec, self._native
         coarse = spec.network.coarse_alibi and spec.position in ("alibi", "scaled_alibi")
         return kernels is not None and not coarse and kernels.attends(spec.cached[-1])
 
     @property
     def takes_any_rows(self) -> bool:
         """Whether products take any number of rows, without a kernel that oneDNN compiles for each."""
-        kernels, spec = native_for(self.place.device, self.place.dtype), self.spec
+        spec, kernels = self.spec, self._native
         by_torch = spec.latent is not None or self._quantized == "int8_sq_cpu" or spec.vocab_share % TILE != 0
         return kernels is not None and kernels.multiplies and not by_torch
 

@@ -11,7 +11,7 @@ from trtforge.core.recipe import KvCacheFormat
 from trtforge.models.transforms import quantize_fp8
 from trtforge.runtime.linears.float8 import from_e4m3
 from trtforge.runtime.linears.int8 import round_to_int8
-from trtforge.runtime.native.library import PagedHeads, PagedRows, native_for
+from trtforge.runtime.native.bindings import PagedHeads, PagedRows, native_for
 
 
 def storage_dtype(format_: KvCacheFormat, dtype: torch.dtype) -> torch.dtype:
@@ -44,6 +44,7 @@ class LayerCache:
         self._slots = storage.view(-1, *storage.shape[2:])
         self._scale = scale
         self._dtype = dtype
+        self._kernels = native_for(storage.device, dtype)
         self.exact = scale is None
 
     def write(self, slots: Tensor, values: Tensor) -> None:
@@ -51,7 +52,7 @@ class LayerCache:
         if self._scale is not None:
             integers = self._blocks.dtype is torch.int8
             values = round_to_int8(values, self._scale) if integers else _e4m3_bytes(values, self._scale)
-        kernels = native_for(values.device, values.dtype) if self.exact else None
+        kernels = self._kernels if self.exact else None
         if kernels is not None and values.stride(2) == 1 and values.stride(1) == values.shape[2]:
             kernels.write_slots(self._slots, slots, values)
         else:
@@ -59,9 +60,8 @@ class LayerCache:
 
     def attend(self, queries: Tensor, rows: PagedRows, heads: PagedHeads, out: Tensor) -> None:
         """Attention of single-token rows in place, by the CPU kernels."""
-        kernels = native_for(queries.device, queries.dtype)
-        assert kernels is not None, "the rows are only for kernels that exist"
-        kernels.attend(queries, rows, self._blocks, 1.0 if self._scale is None else self._scale, heads, out)
+        assert self._kernels is not None, "the rows are only for kernels that exist"
+        self._kernels.attend(queries, rows, self._blocks, 1.0 if self._scale is None else self._scale, heads, out)
 
     def read(self, blocks: Tensor) -> Tensor:
         """(tokens, vectors, size) of these blocks, in the compute type; valid until the next read."""

@@ -14,7 +14,7 @@ from trtforge.runtime.linears.kernels import Kernels, kernel_of
 from trtforge.runtime.linears.linear import Linear, Placement
 from trtforge.runtime.linears.packing import sparse_layers
 from trtforge.runtime.linears.weights import Weights
-from trtforge.runtime.native.library import native_for
+from trtforge.runtime.native.bindings import native_for
 
 Norm = Callable[[Tensor], Tensor]
 

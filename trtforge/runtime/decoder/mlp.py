@@ -4,8 +4,8 @@ from torch import Tensor
 
 from trtforge.runtime.architecture.activations import NATIVE_ACTIVATIONS, Activation, activation_of
 from trtforge.runtime.decoder.loader import Loader
-from trtforge.runtime.linears.linear import Linear
-from trtforge.runtime.native.library import native_for
+from trtforge.runtime.linears.linear import Linear, Placement
+from trtforge.runtime.native.bindings import native_for
 
 
 def load_mlp(loader: Loader, name: str) -> Linear:
@@ -16,23 +16,22 @@ def load_mlp(loader: Loader, name: str) -> Linear:
     match network.mlp:
         case "gated":
             # TensorRT-LLM's `fc` is what Hugging Face calls gate_proj, its `gate` is up_proj.
-            fc_gate = gated_halves(loader.pair(f"{name}.fc", f"{name}.gate"), act, activated=0)
+            fc_gate = gated_halves(loader.place, loader.pair(f"{name}.fc", f"{name}.gate"), act, activated=0)
             return lambda x: proj(fc_gate(x))
         case "up_gate":
-            up_gate = gated_halves(loader.linear(f"{name}.fc"), act)
+            up_gate = gated_halves(loader.place, loader.linear(f"{name}.fc"), act)
             return lambda x: proj(up_gate(x))
         case "plain":
             fc = loader.linear(f"{name}.fc")
             return lambda x: proj(act(fc(x)))
 
 
-def gated_halves(both: Linear, act: Activation, activated: int = 1) -> Linear:
+def gated_halves(place: Placement, both: Linear, act: Activation, activated: int = 1) -> Linear:
     """act(one half) * other half, where one layer computes both. `activated`: index of the half that is activated."""
-    name = NATIVE_ACTIVATIONS.get(act)
+    name, kernels = NATIVE_ACTIVATIONS.get(act), native_for(place.device, place.dtype)
 
     def inner(x: Tensor) -> Tensor:
         halves = both(x)
-        kernels = native_for(halves.device, halves.dtype) if name else None
         if name and kernels is not None:
             return kernels.gate(halves, name, activated)
         parts = halves.chunk(2, dim=-1)

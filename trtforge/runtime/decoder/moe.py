@@ -21,7 +21,7 @@ def load_moe(loader: Loader, name: str) -> Linear:
     assert moe is not None, "a layer with a router in a model without experts"
     act = activation_of(spec.hidden_act, exact_gelu=spec.network.exact_gelu)
     router = loader.tensor(f"{name}.router.weight")
-    ups = [gated_halves(fc, act) for fc in loader.experts(f"{name}.fc")]
+    ups = [gated_halves(loader.place, fc, act) for fc in loader.experts(f"{name}.fc")]
     downs = loader.experts(f"{name}.proj")
     shared = _shared(loader, f"{name}.shared_expert") if moe.shared_size else None
 
@@ -60,7 +60,8 @@ def route(moe: MoeSpec, logits: Tensor) -> tuple[Tensor, Tensor]:
 def _shared(loader: Loader, name: str) -> Linear:
     """The shared expert: this rank's part of the sum."""
     spec = loader.spec
-    up = gated_halves(loader.linear(f"{name}.fc"), activation_of(spec.hidden_act, exact_gelu=spec.network.exact_gelu))
+    act = activation_of(spec.hidden_act, exact_gelu=spec.network.exact_gelu)
+    up = gated_halves(loader.place, loader.linear(f"{name}.fc"), act)
     down = loader.linear(f"{name}.proj")
     if not spec.network.shared_expert_gate:
         return lambda x: down(up(x))

@@ -18,7 +18,7 @@ from trtforge.runtime.linears.int8_linear import Int8Dense, SmoothQuant
 from trtforge.runtime.linears.linear import Dense, Kernel
 from trtforge.runtime.linears.nvfp4_linear import Nvfp4Dense
 from trtforge.runtime.linears.w4a8_linear import W4A8
-from trtforge.runtime.native.library import native_for
+from trtforge.runtime.native.bindings import native_for
 
 DTYPES: dict[str, torch.dtype] = {
     "float32": torch.float32,

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from trtforge.runtime.linears.weights import Weights
-from trtforge.runtime.native.library import Native, native_for, pack_bfloat16
+from trtforge.runtime.native.bindings import Native, native_for, pack_bfloat16
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""CPU kernels in C++, compiled for the processor they run on; see `library`."""
+"""CPU kernels in C++, compiled for the processor they run on; see `bindings`."""

@@ -11,6 +11,8 @@ import stat
 import subprocess
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from trtforge.core.cache import cache_directory
@@ -99,48 +101,30 @@ def _build(compiler: str, flags: Sequence[str], library: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="trtforge-kernels-", dir=library.parent) as made:
         directory = Path(made)
         sources = sorted(SOURCES.glob("*.cpp"))
-        objects = [directory / f"{source.stem}.o" for source in sources]
-        running = [
-            subprocess.Popen(
-                (compiler, *flags, "-c", str(source), "-o", str(target)),
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for source, target in zip(sources, objects, strict=True)
+        objects = [f"{source.stem}.o" for source in sources]
+        commands = [
+            (compiler, *flags, "-c", str(source), "-o", target) for source, target in zip(sources, objects, strict=True)
         ]
-        for process in running:
-            _wait(process, running)
+        with ThreadPoolExecutor(len(commands)) as pool:
+            list(pool.map(partial(_run, directory=directory), commands))
         linked = directory / "kernels.so"
-        _run((compiler, "-shared", "-fopenmp", "-o", str(linked), *map(str, objects)), directory)
+        _run((compiler, "-shared", "-fopenmp", "-o", str(linked), *objects), directory)
         linked.replace(library)
     _LOG.info("compiled the CPU kernels: %s", library)
-
-
-def _wait(process: "subprocess.Popen[str]", all_running: Sequence["subprocess.Popen[str]"]) -> None:
-    try:
-        _, errors = process.communicate(timeout=_TIMEOUT)
-    except subprocess.TimeoutExpired as error:
-        for each in all_running:
-            each.kill()
-            each.wait()
-        raise CompileError(f"the compiler took more than {_TIMEOUT:.0f} s") from error
-    if process.returncode != 0:
-        for each in all_running:
-            each.wait()
-        raise CompileError(f"the compiler failed: {_last_line(errors)}")
 
 
 def _run(command: Sequence[str], directory: Path) -> str:
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_TIMEOUT, cwd=directory)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise CompileError(f"{command[0]}: {error}") from error
+    except subprocess.TimeoutExpired as error:
+        raise CompileError(f"the compiler took more than {_TIMEOUT:.0f} s") from error
+    except OSError as error:
+        raise CompileError(f"{command[0]}: {error.strerror}") from error
     if done.returncode != 0:
-        raise CompileError(f"{command[0]} failed: {_last_line(done.stderr)}")
+        raise CompileError(f"the compiler failed: {_first_error(done.stderr)}")
     return done.stdout
 
 
-def _last_line(text: str) -> str:
+def _first_error(text: str) -> str:
     lines = [line for line in text.splitlines() if "error" in line] or text.splitlines() or ["no message"]
     return lines[0]

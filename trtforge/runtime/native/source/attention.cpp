@@ -6,7 +6,7 @@
 
 #include <vector>
 
-// Storage type of the KV cache, as `library.CACHES` numbers them.
+// Storage type of the KV cache, as `bindings.CACHES` numbers them.
 enum Cache : int64_t { CACHE_FLOAT32 = 0, CACHE_BFLOAT16 = 1, CACHE_INT8 = 2, CACHE_E4M3 = 3 };
 
 // tables: (rows, columns) block numbers; lengths: tokens of each row, its own included. A token's slot holds `vectors`

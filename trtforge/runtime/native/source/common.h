@@ -11,7 +11,7 @@
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
-// Storage type of activations, as `library.TYPES` numbers them.
+// Storage type of activations, as `bindings.TYPES` numbers them.
 enum Type : int64_t { FLOAT32 = 0, BFLOAT16 = 1 };
 
 struct bfloat16 {
@@ -44,8 +44,9 @@ static inline void put(bfloat16* into, float value) {
 }
 
 // exp(x), with a relative error below 2e-7: 2^n times a polynomial of the rest (Cephes, expf). Loops over it vectorise.
+// Not-a-number stays one: std::min and std::max return their first argument if it is one.
 static inline float exponential(float x) {
-    x = std::min(88.0f, std::max(-87.0f, x));
+    x = std::min(std::max(x, -87.0f), 88.0f);
     const float n = std::floor(x * 1.44269504f + 0.5f);
     const float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
     float p = 1.9875691500e-4f;

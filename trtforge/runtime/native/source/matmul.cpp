@@ -285,30 +285,31 @@ static void tile_int4(const Linear& l, const uint16_t* w, const float* scales, c
     }
 }
 
-EXPORT void linear_bfloat16(const Linear* given) {
-    const Linear& l = *given;
+// Calls compute(first output, its bias, its first result) for every tile. `depth`: inputs of one product of a panel.
+template <class Compute>
+static void for_each_tile(const Linear& l, int64_t depth, Compute compute) {
     if (l.rows == 0) return;
 #pragma omp parallel
     {
-        amx::Session session(l.rows, l.inputs);
+        amx::Session session(l.rows, depth);
 #pragma omp for schedule(static)
         for (int64_t first = 0; first < l.outputs; first += TILE)
-            tile_bfloat16(l, (const bfloat16*)l.weight + first * l.inputs, l.bias ? l.bias + first : nullptr,
-                          l.y + first);
+            compute(first, l.bias ? l.bias + first : nullptr, l.y + first);
     }
+}
+
+EXPORT void linear_bfloat16(const Linear* given) {
+    const Linear& l = *given;
+    for_each_tile(l, l.inputs, [&l](int64_t first, const float* bias, bfloat16* y) {
+        tile_bfloat16(l, (const bfloat16*)l.weight + first * l.inputs, bias, y);
+    });
 }
 
 EXPORT void linear_int4(const Linear* given) {
     const Linear& l = *given;
-    if (l.rows == 0) return;
-#pragma omp parallel
-    {
-        amx::Session session(l.rows, l.group);
-#pragma omp for schedule(static)
-        for (int64_t first = 0; first < l.outputs; first += TILE)
-            tile_int4(l, (const uint16_t*)l.weight + first * l.inputs / 4, l.scales + first * (l.inputs / l.group),
-                      l.bias ? l.bias + first : nullptr, l.y + first);
-    }
+    for_each_tile(l, l.group, [&l](int64_t first, const float* bias, bfloat16* y) {
+        tile_int4(l, (const uint16_t*)l.weight + first * l.inputs / 4, l.scales + first * (l.inputs / l.group), bias, y);
+    });
 }
 
 #endif
