@@ -125,6 +125,17 @@ def test_unknown_formats_gpus_and_releases_are_named() -> None:
         judged(LLAMA_8B, target_version="1.3.0")
 
 
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("awq", "int4_awq"), ("INT4", "int4_awq"), ("w4a8", "w4a8_awq"), ("bf16", "none"), ("int8_qs", "int8_sq")],
+)
+def test_formats_by_the_names_that_others_give_them(name: str, meant: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        judged(LLAMA_8B, quant=name)
+    assert raised.value.hint is not None
+    assert raised.value.hint.startswith(f"Did you mean {meant}? Formats: none, fp8,")
+
+
 def test_headers_tell_of_weights_that_are_not_what_config_says(
     golden_hf: Path, edit_config: Callable[..., None]
 ) -> None:

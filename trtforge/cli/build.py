@@ -170,13 +170,15 @@ def build_formats(asked: Mapping[str, Chosen], how: How) -> None:
 
 def build_chosen(asked: Chosen, how: How) -> None:
     """Build one recipe and show its report, or its plan with `how.dry_run`. Raises ForgeError."""
-    from trtforge.cli.build_view import BuildView
+    from trtforge.cli.build_view import BuildView, print_header
     from trtforge.pipeline.stages import selected
 
     stages = selected(asked.recipe, how.first, how.last)
     with BuildView(quiet=how.quiet or how.json) as view:
         if not how.dry_run:
             view.header(asked.recipe, asked.out, asked.text)
+        elif not how.json:
+            print_header(asked.recipe, asked.out)
         _build(asked, how, stages, view)
 
 
@@ -204,7 +206,7 @@ def _build(asked: Chosen, how: How, stages: "tuple[StageName, ...]", view: "Buil
         from trtforge.pipeline.dry_run import dry_run
 
         planned = dry_run(chosen, paths, stages, options)
-        show.as_json(planned) if how.json else show_dry_run(chosen, planned, paths.out, asked.command)
+        show.as_json(planned) if how.json else show_dry_run(planned, asked.command)
         return
     asked.write()
     run = Build(chosen, paths.out, view.progress, force=how.force, named=asked.named, options=options)

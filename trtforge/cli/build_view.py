@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from trtforge.pipeline.report import StageReport
 
 _SCREEN_LINES = 24
+_HEADER_LINES = 5
 _LABEL = 12  # columns of a label before its text
 
 
@@ -203,16 +204,24 @@ def _quality_lines(report: "Record", room: int) -> Iterator[str]:
     yield f"{'gate':<{_LABEL}}{verdict(quality)}{earlier}"
 
 
-def show_dry_run(recipe: "Recipe", plan: Mapping[str, Any], out: Path, command: str) -> None:
-    """Print the plan of a build on one screen. `plan`: what --json prints; `command`: the build without --dry-run."""
+def print_header(recipe: "Recipe", out: Path) -> None:
+    """Print the header above the plan of a build; the plan itself follows after seconds of imports."""
+    print("\n".join(header_lines(recipe, out, show.width(sys.stdout))), flush=True)
+
+
+def show_dry_run(plan: Mapping[str, Any], command: str) -> None:
+    """Print the plan of a build below its header, both on one screen.
+
+    `plan`: what --json prints; `command`: the build without --dry-run.
+    """
     width = show.width(sys.stdout)
-    lines = [*header_lines(recipe, out, width), *_deployment_lines(plan["deployment"]), ""]
+    lines = [*_deployment_lines(plan["deployment"]), ""]
     lines += [f"  {stage:<{_LABEL - 2}}{_planned(stage, found)}" for stage, found in plan["stages"].items()]
     closing = ["", "nothing was written; every detail: --json", f"next: {command}"]
     stated = [*plan["deployment"]["warnings"], *plan["deployment"]["notes"]]
     warnings = [line for text in stated for line in show.wrapped(f"warning: {text}", width, "  ").splitlines()]
     used = sum(1 + line.count("\n") for line in (*lines, *closing))
-    if used + len(warnings) > _SCREEN_LINES:
+    if used + len(warnings) > _SCREEN_LINES - _HEADER_LINES:
         warnings = [f"{len(stated)} warnings: see --json"]
     print("\n".join([*lines, *warnings, *closing]))
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import get_args
 
 from trtforge.core.errors import ForgeError, UsageError
+from trtforge.core.nearest import nearest_format
 from trtforge.core.recipe import QuantFormat, Recipe
 from trtforge.pipeline.report import BuildReport
 
@@ -34,7 +35,9 @@ def check_formats(formats: Sequence[str]) -> None:
     known = get_args(QuantFormat)
     for name in formats:
         if name not in known:
-            raise UsageError(f"--quant: {name} is not a format", hint=f"Formats: {', '.join(known)}.")
+            nearest = nearest_format(name, known)
+            meant = f"Did you mean {nearest}? " if nearest else ""
+            raise UsageError(f"--quant: {name} is not a format", hint=f"{meant}Formats: {', '.join(known)}.")
         if list(formats).count(name) > 1:
             raise UsageError(f"--quant: {name} is given twice", hint="Give each format once.")
 

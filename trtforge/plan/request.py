@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from shlex import quote
 from typing import Any, Literal
 
 from trtforge.core.config_model import parse_value
 from trtforge.core.dtypes import ModelDtype, model_dtype
 from trtforge.core.errors import Repair, UsageError
+from trtforge.core.nearest import nearest_format
 from trtforge.core.recipe import CalibrationConfig, EngineConfig, GateConfig, Recipe, RoundingChoice
 from trtforge.core.serving import ServingConfig
 from trtforge.formats.adapter import resolved_lora
@@ -200,10 +200,10 @@ def request_of(recipe: Recipe, model: Model, options: Mapping[Option, Any], typi
         request = request.changed(Change("--gpu", request.gpu.name))  # an alias by its name
     for option, name, known in (("--quant", request.quant, WEIGHTS), ("--kv-cache", request.kv_cache, CACHES)):
         if name not in known:
-            nearest = get_close_matches(name, known, n=1, cutoff=0.4)
-            meant = f"Did you mean {nearest[0]}? " if nearest else ""
+            nearest = nearest_format(name, known)
+            meant = f"Did you mean {nearest}? " if nearest else ""
             error = UsageError(f"{option}: {name} is not a format", hint=f"{meant}Formats: {', '.join(known)}.")
-            raise error.repaired_by(Repair(name, nearest[0]) if nearest else None)
+            raise error.repaired_by(Repair(name, nearest) if nearest else None)
     return _as_stored(request, model)
 
 
