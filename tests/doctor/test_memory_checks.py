@@ -127,3 +127,14 @@ def test_cpu_without_vectors_is_slow(tmp_path: Path) -> None:
     assert one(report_on(make_host(tmp_path, nvml=CPU_ONLY, files=files)), "CPU").status == "warning"
     files = {"proc/cpuinfo": "Features\t: fp asimd sve i8mm bf16\n"}
     assert one(report_on(make_host(tmp_path, nvml=CPU_ONLY, files=files)), "CPU").found.endswith("asimd sve bf16 i8mm")
+
+
+def test_the_compiler_of_the_kernels(tmp_path: Path) -> None:
+    found = one(report_on(make_host(tmp_path / "with", nvml=CPU_ONLY)), "C++ compiler")
+    assert (found.status, found.found) == ("ok", f"{tmp_path / 'with' / 'bin' / 'c++'} compiles the CPU kernels")
+    report = report_on(make_host(tmp_path / "without", nvml=CPU_ONLY, compiler=False))
+    assert one(report, "C++ compiler").status == "warning"
+    assert one(report, "C++ compiler").todo == "Install g++ (Debian: `apt-get install g++`)."
+    named = make_host(tmp_path / "named", nvml=CPU_ONLY, environment={"CXX": "clang++"})
+    assert one(report_on(named), "C++ compiler").status == "warning"
+    assert "C++ compiler" not in {finding.name for finding in report_on(named, on_tensorrt()).findings}

@@ -194,6 +194,7 @@ def make_host(
     environment: Mapping[str, str] | None = None,
     files: Mapping[str, str] | None = None,
     cpus: int = 16,
+    compiler: bool = True,
 ) -> Host:
     """A machine that is fit for the embedded engine, with these differences. `nvml` None: nvidia-ml-py is missing."""
     defaults = {"proc/meminfo": MEMINFO, "proc/cpuinfo": CPUINFO, "proc/net/tcp": NO_SOCKETS, "proc/self/cgroup": ""}
@@ -206,6 +207,10 @@ def make_host(
         program = root / "bin" / name
         program.parent.mkdir(exist_ok=True)
         program.touch(mode=0o755)
+
+    (root / "bin").mkdir(exist_ok=True)
+    if compiler:
+        (root / "bin" / "c++").touch(mode=0o755)
 
     def load_nvml() -> Nvml:
         if nvml is None:

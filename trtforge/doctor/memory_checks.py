@@ -6,6 +6,7 @@ from pathlib import Path
 from trtforge.doctor.finding import Finding, Status, gib
 from trtforge.doctor.needs import Needs
 from trtforge.machine.cgroups import read_cpu_quota
+from trtforge.machine.compiler import find_compiler
 from trtforge.machine.host import Host, Space
 from trtforge.machine.memory import read_memory
 from trtforge.machine.processor import read_instruction_sets
@@ -21,11 +22,16 @@ _VECTORS = ("avx2", "asimd")
 
 
 def memory_findings(host: Host, needs: Needs, *, in_container: bool) -> Iterator[Finding]:
-    """Memory, shared memory, disk, CPU. `in_container`: the server gets a container with shared memory of its own."""
+    """Memory, shared memory, disk, CPU and its compiler.
+
+    `in_container`: the server gets a container with shared memory of its own.
+    """
     yield _memory(host, needs)
     yield _shared_memory(host, needs, in_container=in_container)
     yield _disk(host, needs)
     yield _cpu(host, needs)
+    if needs.backend == "torch" and not needs.gpus:
+        yield _compiler(host)
 
 
 def _memory(host: Host, needs: Needs) -> Finding:
@@ -97,6 +103,14 @@ def _cpu(host: Host, needs: Needs) -> Finding:
         todo = "Ranks on one processor wait for one another: lower tp and pp."
         return Finding("CPU", "warning", f"{found}; {needs.ranks} ranks share them", todo)
     return Finding("CPU", "ok", found)
+
+
+def _compiler(host: Host) -> Finding:
+    compiler = find_compiler(host)
+    if compiler is None:
+        found = "none: the embedded engine uses torch's kernels, which are slower"
+        return Finding("C++ compiler", "warning", found, "Install g++ (Debian: `apt-get install g++`).")
+    return Finding("C++ compiler", "ok", f"{compiler} compiles the CPU kernels")
 
 
 def _space(host: Host, directory: Path) -> Space | None:

@@ -6,7 +6,6 @@ Its file name is the digest of the sources, the flags, the compiler's version an
 import hashlib
 import logging
 import os
-import shutil
 import stat
 import subprocess
 import tempfile
@@ -16,6 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from trtforge.core.cache import cache_directory
+from trtforge.machine.compiler import find_compiler
 from trtforge.machine.host import Host
 from trtforge.machine.processor import read_instruction_sets
 
@@ -30,7 +30,6 @@ FLAGS = (
     "-fno-math-errno",
     "-fno-trapping-math",
 )
-_COMPILERS = ("c++", "g++")
 _TIMEOUT = 300.0  # seconds for one source; it takes two
 _LOG = logging.getLogger(__name__)
 
@@ -39,18 +38,12 @@ class CompileError(Exception):
     """The kernels could not be compiled; the message says why."""
 
 
-def find_compiler() -> str | None:
-    """The C++ compiler: $CXX, or the first of c++ and g++ on PATH. It must use the OpenMP library that torch uses."""
-    chosen = os.environ.get("CXX")
-    return next((path for name in ((chosen,) if chosen else _COMPILERS) if (path := shutil.which(name))), None)
-
-
 def compiled(defines: Sequence[str] = ()) -> Path:
     """The compiled library, which is built if it is not there yet. Raises CompileError.
 
-    `defines`: macros, for tests.
+    The compiler must use the OpenMP library that torch uses. `defines`: macros, for tests.
     """
-    compiler = find_compiler()
+    compiler = find_compiler(Host())
     if compiler is None:
         raise CompileError("there is no C++ compiler (c++ or g++; CXX names another)")
     flags = (*FLAGS, *(f"-D{name}" for name in defines))
