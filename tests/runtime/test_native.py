@@ -1,6 +1,7 @@
 """The CPU kernels against torch's operations in float32: every storage type, odd shapes, slices."""
 
 import ctypes
+import functools
 import os
 import tempfile
 from pathlib import Path
@@ -33,12 +34,6 @@ def kernels() -> Native:
     found = native()
     assert found is not None, "these machines have a C++ compiler"
     return found
-
-
-@pytest.fixture(scope="module")
-def emulated() -> Native:
-    """The kernels for AMX, with tile registers that are emulated."""
-    return Native(compiled(["TRTFORGE_EMULATE_AMX"]))
 
 
 def near(made: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
@@ -134,6 +129,7 @@ def test_int4_products(rows: int, tiles: int, group: int, groups: int, seed: int
         assert torch.equal(unpack_words(pack_words(codes)), codes)
 
 
+@functools.lru_cache(maxsize=1)
 def both_kinds() -> list[Native]:
     """The kernels as they are and with emulated tile registers; none on a processor without AVX512-BF16."""
     found = [native(), Native(compiled(["TRTFORGE_EMULATE_AMX"]))]
@@ -305,6 +301,28 @@ def test_a_temporary_directory_of_others_is_not_used(tmp_path: Path, monkeypatch
     (tmp_path / f"trtforge-{os.getuid()}").chmod(0o777)
     with pytest.raises(CompileError, match="writable by others"):
         compiled()
+
+
+def test_kernels_that_multiply_wrong_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[tuple[str, ...]] = []
+
+    def compiled_with(defines: tuple[str, ...]) -> Path:
+        tried.append(tuple(defines))
+        return compiled()
+
+    monkeypatch.setattr(bindings, "compiled", compiled_with)
+    monkeypatch.setattr(bindings, "multiplies_right", lambda _: len(tried) == 2)
+    assert bindings._native.__wrapped__() is not None
+    assert tried == [(), ("TRTFORGE_WITHOUT_AMX",)]
+    monkeypatch.setattr(bindings, "multiplies_right", lambda _: False)
+    assert bindings._native.__wrapped__() is None
+
+
+def test_a_wrong_product_is_noticed(kernels: Native, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert bindings.multiplies_right(kernels)
+    monkeypatch.setattr(kernels, "multiplies", True)
+    monkeypatch.setattr(kernels, "linear", lambda x, *_: torch.ones(len(x), 32))
+    assert not bindings.multiplies_right(kernels)
 
 
 def test_the_sources_travel_with_the_package() -> None:

@@ -21,14 +21,14 @@ class Alibi:
     ) -> None:
         self._slopes = torch.tensor(slopes(num_heads)[first : first + count], device=device).unsqueeze(1)
         self._scale = scale
-        self._coarse = coarse
+        self.coarse = coarse
         self.slopes = (self._slopes * scale).flatten()
         """float32 (heads,): a key's bias is its position times its head's slope, unless `coarse`."""
 
     def bias(self, keys: int) -> Tensor:
         """float32 (heads, keys) for keys at positions 0 to `keys` - 1."""
         positions = torch.arange(keys, device=self._slopes.device)
-        if self._coarse:
+        if self.coarse:
             return (self._slopes.bfloat16() * positions.bfloat16()).float().mul_(self._scale)
         return self._slopes * positions * self._scale
 

@@ -161,6 +161,12 @@ class Attention:
             slopes=None if scores.alibi is None else scores.alibi.slopes,
         )
 
+    @property
+    def _exact_bias(self) -> bool:
+        """Whether the bias is what the kernels compute from slopes."""
+        alibi = self.scores.alibi
+        return alibi is None or not alibi.coarse
+
     def __call__(self, heads: Tensor, batch: Batch, cache: LayerCache) -> Tensor:
         """(tokens, heads + cached vectors, head_size) to (tokens, heads x head_size); padding becomes zero."""
         tokens = len(batch.slots)
@@ -173,8 +179,13 @@ class Attention:
             cache.attend(heads, batch.paged, self._paged, out)
         for rows in batch.generation:
             out[rows.first : rows.end] = self._generate(heads[rows.first : rows.end, : self.num_heads], rows, cache)
+        in_place = self._exact_bias and cache.attends_context(self._paged)
         for row in batch.context:
-            out[row.first : row.end] = self._context(heads[row.first : row.end], row, cache)
+            own, into = heads[row.first : row.end], out[row.first : row.end]
+            if in_place:
+                cache.attend_context(own, row.start, row.blocks, self._paged, into)
+            else:
+                into.copy_(self._context(own, row, cache))
         return out
 
     def _generate(self, queries: Tensor, rows: GenerationRows, cache: LayerCache) -> Tensor:

@@ -63,6 +63,16 @@ class LayerCache:
         assert self._kernels is not None, "the rows are only for kernels that exist"
         self._kernels.attend(queries, rows, self._blocks, 1.0 if self._scale is None else self._scale, heads, out)
 
+    def attends_context(self, heads: PagedHeads) -> bool:
+        """Whether the CPU kernels compute attention of sequences in place."""
+        return self._kernels is not None and self._kernels.attends_context(self._dtype, heads)
+
+    def attend_context(self, queries: Tensor, start: int, blocks: Tensor, heads: PagedHeads, out: Tensor) -> None:
+        """Attention of a sequence's tokens from position `start` on, in place, by the CPU kernels."""
+        assert self._kernels is not None, "see attends_context"
+        scale = 1.0 if self._scale is None else self._scale
+        self._kernels.attend_context(queries, start, blocks, self._blocks, scale, heads, out)
+
     def read(self, blocks: Tensor) -> Tensor:
         """(tokens, vectors, size) of these blocks, in the compute type; valid until the next read."""
         values = self._scratch.gather(self._blocks, blocks).view(-1, *self._slots.shape[1:])

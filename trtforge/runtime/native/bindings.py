@@ -24,6 +24,9 @@ TILE = 32
 """Outputs of a packed weight's tile."""
 WIDTH = 16
 """Numbers that attention computes at once."""
+_KEYS = 64
+"""Keys of a block in context attention."""
+_MOST_CONTEXT_SIZE = 256
 
 _LOG = logging.getLogger(__name__)
 _pointer, _integer, _float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
@@ -49,6 +52,16 @@ class _Paged(ctypes.Structure):
     )
 
 
+class _Context(ctypes.Structure):
+    """`Context` of source/context.cpp."""
+
+    _fields_ = (
+        *((name, _pointer) for name in ("queries", "cache", "out", "table", "slopes", "packed")),
+        *((name, _integer) for name in ("count", "start", "block", "stride", "heads", "kv_heads", "size", "window")),
+        *((name, _float) for name in ("scale", "cap", "cache_scale")),
+    )
+
+
 _ARGUMENTS: dict[str, Sequence[object]] = {
     "rms_norm": (_integer, _pointer, _pointer, _pointer, _integer, _integer, _integer, _integer, _float),
     "add_rms_norm": (_integer, *(_pointer,) * 5, _integer, _integer, _float, _float),
@@ -56,9 +69,14 @@ _ARGUMENTS: dict[str, Sequence[object]] = {
     "gate": (_integer, _integer, _integer, _pointer, _pointer, _integer, _integer),
     "write_slots": (_pointer, _integer, _pointer, _integer, _integer, _pointer),
     "paged_attention": (_integer, _integer, _pointer),
+    "context_attention": (_integer, _pointer),
     "linear_bfloat16": (_pointer,),
     "linear_int4": (_pointer,),
 }
+
+
+_PRODUCTS = ("linear_bfloat16", "linear_int4", "context_attention")
+"""These need AVX512-BF16."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +113,7 @@ class Native:
         self.multiplies = bool(self._library.has_matmul())
         """Whether `linear` works: the processor has AVX512-BF16."""
         for name, arguments in _ARGUMENTS.items():
-            if self.multiplies or not name.startswith("linear_"):
+            if self.multiplies or name not in _PRODUCTS:
                 function = getattr(self._library, name)
                 function.argtypes, function.restype = list(arguments), None
 
@@ -197,6 +215,50 @@ class Native:
         )
         self._library.paged_attention(TYPES[queries.dtype], CACHES[storage.dtype], ctypes.byref(given))
 
+    def attends_context(self, dtype: torch.dtype, how: PagedHeads) -> bool:
+        """Whether `attend_context` takes these heads."""
+        fits = how.size % TILE == 0 and how.size <= _MOST_CONTEXT_SIZE and how.vectors == 2 * how.kv_heads
+        return self.multiplies and dtype is torch.bfloat16 and fits
+
+    def attend_context(
+        self,
+        queries: Tensor,
+        start: int,
+        table: Tensor,
+        storage: Tensor,
+        cache_scale: float,
+        how: PagedHeads,
+        out: Tensor,
+    ) -> None:
+        """Causal attention of a sequence's tokens from position `start` on, to themselves and those before.
+
+        queries (tokens, heads or more, size) to out (tokens, heads x size); table: int64 block numbers.
+        """
+        count = len(queries)
+        first = 0 if how.window is None else max(0, start - how.window + 1)
+        blocks = -(-(start + count) // _KEYS) - first // _KEYS
+        packed = queries.new_empty(blocks * _KEYS * 2 * how.kv_heads * how.size)
+        given = _Context(
+            queries=queries.data_ptr(),
+            cache=storage.data_ptr(),
+            out=out.data_ptr(),
+            table=table.data_ptr(),
+            slopes=None if how.slopes is None else how.slopes.data_ptr(),
+            packed=packed.data_ptr(),
+            count=count,
+            start=start,
+            block=storage.shape[1],
+            stride=queries.stride(0),
+            heads=how.heads,
+            kv_heads=how.kv_heads,
+            size=how.size,
+            window=how.window or 0,
+            scale=how.scale,
+            cap=how.cap or 0.0,
+            cache_scale=cache_scale,
+        )
+        self._library.context_attention(CACHES[storage.dtype], ctypes.byref(given))
+
     def takes(self, weight: Tensor) -> bool:
         """Whether `linear` can compute this (out, in) weight."""
         outputs, inputs = weight.shape
@@ -261,7 +323,20 @@ def native() -> Native | None:
 @functools.lru_cache(maxsize=1)
 def _native() -> Native | None:
     try:
-        return Native(compiled())
+        for defines in ((), ("TRTFORGE_WITHOUT_AMX",)):
+            kernels = Native(compiled(defines))
+            if multiplies_right(kernels):
+                return kernels
+        raise CompileError("this processor computes wrong products with them")
     except (CompileError, OSError) as error:
         _LOG.warning("the CPU kernels are not available, torch's slower ones are used: %s", error)
         return None
+
+
+def multiplies_right(kernels: Native) -> bool:
+    """Whether a product of 40 rows is exact: matrix registers depend on the operating system and on the hypervisor."""
+    if not kernels.multiplies:
+        return True
+    x = (torch.arange(40 * 64) % 7 - 3).view(40, 64).bfloat16()
+    weight = (torch.arange(32 * 64) % 5 - 2).view(32, 64).bfloat16()
+    return torch.equal(kernels.linear(x, pack_bfloat16(weight), None, 32).float(), x.float() @ weight.float().T)

@@ -1,4 +1,5 @@
-// Products of many rows by Intel's Advanced Matrix Extensions; without them `suits` is false.
+// Products of many rows by Intel's Advanced Matrix Extensions; without them, or with TRTFORGE_WITHOUT_AMX, `suits` is
+// false.
 //
 // A tile register holds 16 rows of 64 bytes. TDPBF16PS: C (16 x 16 float32) += A (16 rows x 32 inputs) times B (16
 // pairs of inputs x 16 outputs x 2). Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 1,
@@ -8,7 +9,7 @@
 
 #include "common.h"
 
-#if defined(__AMX_BF16__) || defined(TRTFORGE_EMULATE_AMX)
+#if (defined(__AMX_BF16__) && !defined(TRTFORGE_WITHOUT_AMX)) || defined(TRTFORGE_EMULATE_AMX)
 
 #if defined(TRTFORGE_EMULATE_AMX)
 #include "amx_emulation.h"

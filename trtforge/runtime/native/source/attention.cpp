@@ -6,9 +6,6 @@
 
 #include <vector>
 
-// Storage type of the KV cache, as `bindings.CACHES` numbers them.
-enum Cache : int64_t { CACHE_FLOAT32 = 0, CACHE_BFLOAT16 = 1, CACHE_INT8 = 2, CACHE_E4M3 = 3 };
-
 // tables: (rows, columns) block numbers; lengths: tokens of each row, its own included. A token's slot holds `vectors`
 // vectors of `size`, a multiple of 16: keys before values, or one that is both. `stride`: from row to row of queries.
 // `window`: tokens that a query sees, 0 for all. `cap`: scores become cap * tanh(score / cap), 0 for none. `slopes`:

@@ -1,6 +1,6 @@
 // RMS norm, rotary embedding and gated activations, each one pass over its rows.
 
-#include "common.h"
+#include "vectors.h"
 
 // Elements from which a second thread pays.
 constexpr int64_t PARALLEL_FROM = 16384;
@@ -87,13 +87,17 @@ EXPORT void rotate(int64_t type, void* x, const void* cos, const void* sin, int6
 }
 
 struct Silu {
-    static float of(float x) { return x / (1.0f + exponential(-x)); }
+    template <typename V>
+    static V of(V x) {
+        return x / (1.0f + exponential(-x));
+    }
 };
 
 // GELU by tanh: 0.5 x (1 + tanh(u)) = x / (1 + exp(-2u)).
 struct GeluTanh {
-    static float of(float x) {
-        const float u = 0.7978845608f * (x + 0.044715f * x * x * x);
+    template <typename V>
+    static V of(V x) {
+        const V u = 0.7978845608f * (x + 0.044715f * x * x * x);
         return x / (1.0f + exponential(-2.0f * u));
     }
 };
@@ -105,7 +109,9 @@ static void gate_rows(const T* x, T* y, int64_t rows, int64_t size, int64_t acti
         const T* act = x + row * 2 * size + (activated ? size : 0);
         const T* plain = x + row * 2 * size + (activated ? 0 : size);
         T* out = y + row * size;
-        for (int64_t i = 0; i < size; ++i) put(out + i, Activation::of(to_float(act[i])) * to_float(plain[i]));
+        int64_t i = 0;
+        for (; i + WIDTH <= size; i += WIDTH) put(out + i, Activation::of(load(act + i)) * load(plain + i));
+        for (; i < size; ++i) put(out + i, Activation::of(to_float(act[i])) * to_float(plain[i]));
     }
 }
 

@@ -1,0 +1,102 @@
+"""Context attention by the CPU kernels against the softmax of all scores in float32."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tests.runtime.test_native import both_kinds
+from trtforge.runtime.decoder.alibi import Alibi
+from trtforge.runtime.decoder.kv_cache import LayerCache, Scratch, storage_dtype
+from trtforge.runtime.native.bindings import Native, PagedHeads, native
+
+
+def expected(queries: Tensor, cached: Tensor, start: int, how: PagedHeads) -> Tensor:
+    """(tokens, heads x size) of queries (tokens, heads, size) and cached (keys, 2 x kv_heads, size), float32."""
+    count, keys, group = len(queries), len(cached), how.heads // how.kv_heads
+    of_keys, of_values = (part.repeat_interleave(group, 1) for part in cached.chunk(2, 1))
+    scores = torch.einsum("qhd,khd->hqk", queries, of_keys) * how.scale
+    if how.cap is not None:
+        scores = how.cap * torch.tanh(scores / how.cap)
+    if how.slopes is not None:
+        scores += how.slopes.view(-1, 1, 1) * torch.arange(keys)
+    behind = torch.arange(start, start + count).unsqueeze(1) - torch.arange(keys)
+    hidden = (behind < 0) | (behind >= (how.window or keys))
+    probabilities = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+    return torch.einsum("hqk,khd->qhd", probabilities, of_values).flatten(1)
+
+
+@settings(max_examples=60)
+@given(
+    heads=st.sampled_from([(1, 1), (4, 4), (4, 2), (6, 2), (14, 2), (5, 1), (8, 1)]),
+    size=st.sampled_from([32, 64, 96, 128, 256]),
+    format=st.sampled_from(["none", "int8", "fp8"]),
+    start=st.sampled_from([0, 1, 63, 64, 100, 200]),
+    count=st.integers(1, 150),
+    block=st.sampled_from([1, 16, 64, 128]),
+    window=st.sampled_from([None, 1, 20, 70, 130]),
+    cap=st.sampled_from([None, 3.0]),
+    alibi=st.booleans(),
+    seed=st.integers(0, 9),
+)
+def test_context_attention(
+    heads: tuple[int, int],
+    size: int,
+    format: str,
+    start: int,
+    count: int,
+    block: int,
+    window: int | None,
+    cap: float | None,
+    alibi: bool,
+    seed: int,
+) -> None:
+    """A sequence whose blocks lie anywhere, and whose first `start` tokens were computed before."""
+    for kernels in both_kinds():
+        torch.manual_seed(seed)
+        queries_of, kv_heads = heads
+        columns = -(-(start + count) // block)
+        table = torch.randperm(columns + 2)[:columns]
+        shape = (columns + 2, block, 2 * kv_heads, size)
+        storage = torch.zeros(shape, dtype=storage_dtype(format, torch.bfloat16))  # type: ignore[arg-type]
+        cache = LayerCache(storage, None if format == "none" else 0.05, torch.bfloat16, Scratch())
+        slots = torch.arange((columns + 2) * block)
+        cache.write(slots, torch.randn(len(slots), 2 * kv_heads, size).bfloat16())
+        given_heads = torch.randn(count, queries_of + 2 * kv_heads, size).bfloat16()
+        slopes = Alibi(queries_of, 0, queries_of, 1.0, False, torch.device("cpu")).slopes if alibi else None
+        how = PagedHeads(queries_of, kv_heads, size, 2 * kv_heads, size**-0.5, cap, window, slopes)
+        assert kernels.attends_context(torch.bfloat16, how)
+        out = torch.full((count, queries_of * size), float("nan"), dtype=torch.bfloat16)
+        kernels.attend_context(given_heads, start, table, storage, 1.0 if format == "none" else 0.05, how, out)
+        seen = cache.read(table)[: start + count].float()
+        wanted = expected(given_heads[:, :queries_of].float(), seen, start, how)
+        assert float((out.float() - wanted).abs().max() / wanted.abs().max()) < 2**-6
+
+
+@pytest.fixture(scope="module")
+def kernels() -> Native:
+    found = native()
+    assert found is not None, "these machines have a C++ compiler"
+    return found
+
+
+def test_what_the_kernel_takes(kernels: Native) -> None:
+    taken = PagedHeads(8, 2, 64, 4, 0.125)
+    assert kernels.attends_context(torch.bfloat16, taken) == kernels.multiplies
+    assert not kernels.attends_context(torch.float32, taken)
+    assert not kernels.attends_context(torch.bfloat16, PagedHeads(8, 2, 80, 4, 0.125))
+    assert not kernels.attends_context(torch.bfloat16, PagedHeads(8, 2, 512, 4, 0.125))
+    assert not kernels.attends_context(torch.bfloat16, PagedHeads(8, 1, 64, 1, 0.125)), "a latent vector"
+
+
+def test_scores_that_are_no_numbers_are_not_hidden() -> None:
+    for kernels in both_kinds():
+        queries, storage = torch.zeros(3, 3, 32).bfloat16(), torch.ones(1, 16, 2, 32).bfloat16()
+        queries[1, 0, 5] = float("nan")
+        out = torch.empty(3, 32).bfloat16()
+        kernels.attend_context(
+            queries, 0, torch.zeros(1, dtype=torch.int64), storage, 1.0, PagedHeads(1, 1, 32, 2, 1.0), out
+        )
+        assert out[1].isnan().all()
+        assert torch.equal(out[[0, 2]], torch.ones(2, 32).bfloat16())

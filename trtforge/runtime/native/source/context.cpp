@@ -1,0 +1,218 @@
+// Context attention: many query tokens of one sequence, keys and values read from the blocks where they are.
+//
+// Algorithm: Dao 2023 (FlashAttention-2): keys are taken in blocks, with a running maximum and sum of every row's
+// softmax. Queries times keys and probabilities times values are products of bfloat16 as in products.h: for each block
+// of keys two tiles of 32 keys, then a tile for every 32 numbers of a value.
+
+#include "products.h"
+#include "vectors.h"
+
+#include <limits>
+#include <utility>
+#include <vector>
+
+#if defined(HAS_PRODUCTS)
+
+constexpr int64_t KEYS = 64;     // of a block
+constexpr int64_t QUERIES = 64;  // tokens of a block: a panel of every head
+constexpr int64_t HEADS = 4;     // query heads that share a block of keys at once
+
+// table: block numbers; a token's slot holds 2 x `kv_heads` vectors of `size`, a multiple of 32: keys before values.
+// queries: (count, heads or more, size), `stride` from token to token, at positions from `start` on. `packed`: memory
+// for 2 x `kv_heads` x `size` numbers of all keys that are seen, rounded up to blocks at both ends. The rest as `Paged`
+// in attention.cpp.
+struct Context {
+    const bfloat16* queries;
+    const void* cache;
+    bfloat16* out;
+    const int64_t* table;
+    const float* slopes;
+    bfloat16* packed;
+    int64_t count, start, block, stride, heads, kv_heads, size, window;
+    float scale, cap, cache_scale;
+
+    int64_t first_seen(int64_t position) const { return window > 0 ? std::max<int64_t>(0, position - window + 1) : 0; }
+    int64_t first_block() const { return first_seen(start) / KEYS; }
+    int64_t end_block() const { return (start + count + KEYS - 1) / KEYS; }
+
+    // Where a block of one head's keys is packed; its values follow.
+    bfloat16* at(int64_t kv, int64_t key_block) const {
+        return packed + (kv * (end_block() - first_block()) + key_block - first_block()) * 2 * KEYS * size;
+    }
+};
+
+static inline void expand(const bfloat16* from, int64_t size, bfloat16* into) {
+    std::memcpy(into, from, size_t(size) * sizeof(bfloat16));
+}
+
+template <typename C>
+static inline void expand(const C* from, int64_t size, bfloat16* into) {
+    for (int64_t i = 0; i < size; i += WIDTH) put(into + i, load(from + i));
+}
+
+// keys (KEYS, size) to two tiles (size / 2, 32, 2).
+static void pack_keys(const bfloat16* keys, int64_t size, bfloat16* into) {
+    for (int64_t key = 0; key < KEYS; ++key) {
+        bfloat16* column = into + key / TILE * TILE * size + key % TILE * 2;
+        for (int64_t i = 0; i < size; i += 2) std::memcpy(column + i * TILE, keys + key * size + i, 4);
+    }
+}
+
+// values (KEYS, size) to size / 32 tiles (KEYS / 2, 32, 2).
+static void pack_values(const bfloat16* values, int64_t size, bfloat16* into) {
+    for (int64_t column = 0; column < size; column += TILE)
+        for (int64_t key = 0; key < KEYS; key += 2) {
+            const bfloat16 *even = values + key * size + column, *odd = even + size;
+            bfloat16* pair = into + column * KEYS + key * TILE;
+            for (int64_t d = 0; d < TILE; ++d) {
+                pair[2 * d] = even[d];
+                pair[2 * d + 1] = odd[d];
+            }
+        }
+}
+
+// Packs the keys and values of one head in one block; those beyond the sequence are zero.
+template <typename C>
+static void pack(const Context& c, int64_t kv, int64_t key_block, bfloat16* rows) {
+    const int64_t first = key_block * KEYS, tokens = std::min(KEYS, c.start + c.count - first);
+    for (int64_t part = 0; part < 2; ++part) {
+        for (int64_t token = 0; token < tokens; ++token) {
+            const int64_t position = first + token, slot = c.table[position / c.block] * c.block + position % c.block;
+            expand((const C*)c.cache + ((2 * slot + part) * c.kv_heads + kv) * c.size, c.size, rows + token * c.size);
+        }
+        std::memset((void*)(rows + tokens * c.size), 0, size_t((KEYS - tokens) * c.size) * sizeof(bfloat16));
+        bfloat16* into = c.at(kv, key_block) + part * KEYS * c.size;
+        part == 0 ? pack_keys(rows, c.size, into) : pack_values(rows, c.size, into);
+    }
+}
+
+// A thread's memory: of every head's rows the largest score, the sum of probabilities, and the weighted values.
+struct Running {
+    float largest[HEADS][QUERIES], total[HEADS][QUERIES];
+    std::vector<float> values;
+
+    float* of(int64_t head, int64_t size) { return values.data() + head * QUERIES * size; }
+
+    void start(int64_t heads, int64_t size) {
+        values.assign(size_t(heads * QUERIES * size), 0.0f);
+        std::fill(&largest[0][0], &largest[0][0] + HEADS * QUERIES, -std::numeric_limits<float>::infinity());
+        std::fill(&total[0][0], &total[0][0] + HEADS * QUERIES, 0.0f);
+    }
+};
+
+constexpr int PARTS = KEYS / WIDTH;
+
+// The scores of one row in one block: its products with both tiles, scaled, capped and biased; hidden keys get minus
+// infinity. `seen`: which keys of the block the row sees.
+static inline void scores_of(const Context& c, const float* low, const float* high, int64_t head, int64_t first_key,
+                             std::pair<int64_t, int64_t> seen, Vector (&scores)[PARTS]) {
+    const Integers counting = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const float factor = c.scale * c.cache_scale;
+    for (int part = 0; part < PARTS; ++part) {
+        const Integers index = counting + part * int(WIDTH);
+        Vector v = load((part < PARTS / 2 ? low : high) + part % (PARTS / 2) * WIDTH) * factor;
+        if (c.cap > 0.0f) v = c.cap - 2.0f * c.cap / (1.0f + exponential(2.0f / c.cap * v));
+        if (c.slopes) v += c.slopes[head] * __builtin_convertvector(index + int(first_key), Vector);
+        scores[part] = v;
+        if (seen.first == 0 && seen.second == KEYS) continue;
+        const Integers shown = (index >= int(seen.first)) & (index < int(seen.second));
+        scores[part] = shown ? v : Vector() - std::numeric_limits<float>::infinity();
+    }
+}
+
+// One row's probabilities in a block, before they are divided by their sum, in bfloat16. Returns the factor that
+// corrects what was summed before.
+static inline float probabilities(const Vector (&scores)[PARTS], float& largest, float& total, bfloat16* into) {
+    Vector best = scores[0], sums = {};
+    for (int part = 1; part < PARTS; ++part) best = best < scores[part] ? scores[part] : best;
+    const float before = largest;
+    largest = std::max(before, _mm512_reduce_max_ps((__m512)best));
+    for (int part = 0; part < PARTS; ++part) {
+        const Vector p = exponential(scores[part] - largest);
+        put(into + part * WIDTH, p);
+        sums += p;
+    }
+    const float correction = before == largest ? 1.0f : exponential(before - largest);
+    total = total * correction + sum(sums);
+    return correction;
+}
+
+// Adds one block of keys to `rows` query tokens of one head, the first at `position`.
+static void add_block(const Context& c, int64_t head, int64_t position, int64_t rows, const bfloat16* queries,
+                      int64_t key_block, const bfloat16* packed, float* largest, float* total, float* values) {
+    alignas(64) float low[QUERIES * TILE], high[QUERIES * TILE];
+    alignas(64) bfloat16 weights[QUERIES * KEYS];
+    float corrections[QUERIES];
+    const int64_t first_key = key_block * KEYS;
+    panel(queries, c.stride, rows, packed, c.size, low);
+    panel(queries, c.stride, rows, packed + TILE * c.size, c.size, high);
+    for (int64_t row = 0; row < rows; ++row) {
+        const int64_t from = std::max<int64_t>(0, c.first_seen(position + row) - first_key);
+        const int64_t end = std::min(KEYS, position + row + 1 - first_key);
+        corrections[row] = 1.0f;
+        if (from >= end) {
+            std::memset((void*)(weights + row * KEYS), 0, KEYS * sizeof(bfloat16));
+            continue;
+        }
+        Vector scores[PARTS];
+        scores_of(c, low + row * TILE, high + row * TILE, head, first_key, {from, end}, scores);
+        corrections[row] = probabilities(scores, largest[row], total[row], weights + row * KEYS);
+    }
+    for (int64_t column = 0; column < c.size; column += TILE) {
+        panel(weights, KEYS, rows, packed + (c.size + column) * KEYS, KEYS, low);
+        for (int64_t row = 0; row < rows; ++row) {
+            float* into = values + row * c.size + column;
+            for (int64_t d = 0; d < TILE; d += WIDTH)
+                put(into + d, load(into + d) * corrections[row] + load(low + row * TILE + d));
+        }
+    }
+}
+
+// Up to four of the query heads that share key and value head `kv`, for one block of queries.
+static void attend_block(const Context& c, int64_t kv, int64_t chunk, int64_t query_block, Running& running) {
+    const int64_t group = c.heads / c.kv_heads, first = query_block * QUERIES, rows = std::min(QUERIES, c.count - first);
+    const int64_t head = kv * group + chunk * HEADS, heads = std::min(HEADS, group - chunk * HEADS);
+    const int64_t position = c.start + first, size = c.size;
+    const amx::Session session(rows, size);
+    running.start(heads, size);
+    for (int64_t b = c.first_seen(position) / KEYS; b * KEYS < position + rows; ++b)
+        for (int64_t h = 0; h < heads; ++h)
+            add_block(c, head + h, position, rows, c.queries + first * c.stride + (head + h) * size, b, c.at(kv, b),
+                      running.largest[h], running.total[h], running.of(h, size));
+    for (int64_t h = 0; h < heads; ++h)
+        for (int64_t row = 0; row < rows; ++row) {
+            const float* values = running.of(h, size) + row * size;
+            bfloat16* out = c.out + ((first + row) * c.heads + head + h) * size;
+            const float factor = c.cache_scale / running.total[h][row];
+            for (int64_t d = 0; d < size; d += WIDTH) put(out + d, load(values + d) * factor);
+        }
+}
+
+template <typename C>
+static void attend_all(const Context& c) {
+    const int64_t blocks = (c.count + QUERIES - 1) / QUERIES, chunks = (c.heads / c.kv_heads + HEADS - 1) / HEADS;
+#pragma omp parallel
+    {
+        std::vector<bfloat16> rows(size_t(KEYS * c.size));
+        Running running;
+#pragma omp for collapse(2) schedule(static)
+        for (int64_t kv = 0; kv < c.kv_heads; ++kv)
+            for (int64_t b = c.first_block(); b < c.end_block(); ++b) pack<C>(c, kv, b, rows.data());
+        // The last queries see most keys: they come first, so that no thread is left alone with them.
+#pragma omp for collapse(3) schedule(dynamic, 1)
+        for (int64_t left = blocks; left > 0; --left)
+            for (int64_t kv = 0; kv < c.kv_heads; ++kv)
+                for (int64_t chunk = 0; chunk < chunks; ++chunk) attend_block(c, kv, chunk, left - 1, running);
+    }
+}
+
+// out: (count, heads x size). `cache`: its storage type, as `bindings.CACHES` numbers them, other than float32.
+EXPORT void context_attention(int64_t cache, const Context* c) {
+    switch (cache) {
+        case CACHE_BFLOAT16: return attend_all<bfloat16>(*c);
+        case CACHE_INT8: return attend_all<int8_t>(*c);
+        case CACHE_E4M3: return attend_all<e4m3>(*c);
+    }
+}
+
+#endif
