@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from responder import RequestFailed
 from word_lists import MOST_WORDS, words_of
 
-from trtforge.engine_process.requests import MOST_TOP_LOG_PROBS, GenerationRequest, SamplingParams
+from trtforge.engine_process.requests import GUIDE_KINDS, MOST_TOP_LOG_PROBS, GenerationRequest, Guide, SamplingParams
 
 _READ = frozenset(
     {
@@ -21,6 +21,8 @@ _READ = frozenset(
         "stop_words_list",
         "bad_words_list",
         "embedding_bias",
+        "guided_decoding_guide_type",
+        "guided_decoding_guide",
         "temperature",
         "runtime_top_k",
         "runtime_top_p",
@@ -132,6 +134,7 @@ def _request(values: InputValues, item: int, limits: RequestLimits, *, model_end
         end_ids=frozenset(limits.end_ids if model_end_ids else [end_id] if end_id >= 0 else []),
         stop_words=_words(values, "stop_words_list", item, limits.vocab_size),
         bad_words=_words(values, "bad_words_list", item, limits.vocab_size),
+        guide=_guide(values, item),
     )
 
 
@@ -177,6 +180,22 @@ def _bias(values: InputValues, item: int, vocab_size: int) -> tuple[float, ...]:
         raise RequestFailed(f"{values.shown('embedding_bias')} has {bias.size} values; the vocabulary has {vocab_size}")
     values.finite("embedding_bias")
     return tuple(bias.tolist())
+
+
+def _guide(values: InputValues, item: int) -> Guide | None:
+    """The guide of one prompt; an empty type is none."""
+    kind = values.text("guided_decoding_guide_type", item)
+    text = values.text("guided_decoding_guide", item)
+    if not kind:
+        if text:
+            raise RequestFailed(f"{values.shown('guided_decoding_guide')} needs guided_decoding_guide_type")
+        return None
+    for known in GUIDE_KINDS:
+        if kind == known:
+            if not text and known != "json":
+                raise RequestFailed(f"{values.shown('guided_decoding_guide')} is missing")
+            return Guide(known, text)
+    raise values.refused("guided_decoding_guide_type", kind, f"one of {', '.join(GUIDE_KINDS)}")
 
 
 def _words(values: InputValues, name: str, item: int, vocab_size: int) -> tuple[tuple[int, ...], ...]:

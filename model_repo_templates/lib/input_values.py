@@ -78,6 +78,14 @@ class InputValues:
         except UnicodeDecodeError as error:
             raise RequestFailed(f"{self.shown(name)} is not UTF-8: byte {error.start} of {len(error.object)}") from None
 
+    def text(self, name: str, item: int) -> str:
+        """The string of one prompt; empty if the input is absent. Raises RequestFailed for bad UTF-8."""
+        if name not in self:
+            return ""
+        self._of_item(name, item)
+        texts = self.texts(name, self._inputs[name].size)
+        return texts[item * len(texts) // len(self._inputs[name])]
+
     def refused(self, name: str, value: object, allowed: str) -> RequestFailed:
         """The error for a value out of range."""
         text = str(value)

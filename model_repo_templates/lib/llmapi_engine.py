@@ -93,6 +93,10 @@ class LlmApiEngine:
     async def _run(self, request: GenerationRequest, on_output: OnOutput) -> None:
         answer = Answer(request)
         try:
+            if request.guide is not None:
+                raise RequestError(
+                    "guided decoding is not supported with the LLM API", hint="Serve the model with another backend."
+                )
             result = self._llm.generate_async(list(request.prompt), sampling_params(request), streaming=True)
             self._running[request.request_id] = result
             if request.request_id in self._cancelled:

@@ -60,6 +60,7 @@ class TextModel(ABC):
         self._outputs = dict(config.pairs("engine_to_text"))
         self._known = {name for name, _ in (*self._to_preprocessing, *self._to_engine)} | set(OPTIONS)
         self._scores = config.flag("engine_scores", False)
+        self._guides = config.flag("guided_decoding", False)
         self._preprocessor = Preprocessor(config, {theirs: ours for ours, theirs in self._to_preprocessing})
         self._token_texts = TokenTexts(self._preprocessor.tokenizer)
         self._engine = self.connect(config, self._engine_names())
@@ -160,6 +161,8 @@ class TextModel(ABC):
         for name, value in inputs.items():
             if name not in self._known:
                 raise RequestFailed(f"{name} is not supported by this repository")
+            if name.startswith("guided_decoding_") and not self._guides:
+                raise RequestFailed(f"{name}: this repository was packaged without guided decoding")
             if value.shape[0] != 1:
                 raise RequestFailed(f"{name} holds {value.shape[0]} items; send a request for each")
 

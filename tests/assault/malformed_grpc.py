@@ -102,7 +102,7 @@ def _of_text_model(model: str) -> Iterator[Case]:
         ("are too many", numbers("FP32", (1, 2), 1.0, 2.0)),
     ):
         yield _changed(model, weights, "embedding_bias_weights", what, given)
-    yield _changed(model, base, "guided_decoding_guide_type", "is json", strings((1, 1), b"json"))
+    yield _changed(model, base, "guided_decoding_guide_type", "is xml", strings((1, 1), b"xml"))
     yield _changed(model, base, "max_tokens", "is INT64", numbers("INT64", (1, 1), 4))
     yield _changed(model, base, "text_input", "is INT32", numbers("INT32", (1, 1), 4))
     yield _changed(model, base, "temperature", "is FP64", numbers("FP64", (1, 1), 1.0))

@@ -15,7 +15,18 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.assault.repositories import build as build_repository
-from tests.benchmarks import calibration, conversion, decode, gateway, inflight, planning, quality, recording, serving
+from tests.benchmarks import (
+    calibration,
+    conversion,
+    decode,
+    gateway,
+    guidance,
+    inflight,
+    planning,
+    quality,
+    recording,
+    serving,
+)
 from tests.benchmarks.markdown import pages
 from tests.benchmarks.record import Record, read_record, with_attacks, with_calibration, write_record
 from trtforge.core.assets import asset_directory
@@ -35,6 +46,7 @@ def main() -> None:
         "calibration": _calibration,
         "quality": _quality,
         "inflight": _inflight_batching,
+        "guidance": _guidance,
         "decode": _decode,
         "serving": _serving,
         "gateway": _gateway,
@@ -182,6 +194,18 @@ def _inflight_batching(console: Console, arguments: argparse.Namespace, record: 
             found[name] = inflight.measure(build.paths.engine, vocab_size=2048, runs=RUNS)
         _show_inflight(console, name, found[name])
     return record.model_copy(update={"inflight": recording.batched(found, RUNS)})
+
+
+def _guidance(console: Console, arguments: argparse.Namespace, record: Record) -> Record:
+    """Printed only."""
+    with tempfile.TemporaryDirectory(prefix="trtforge-bench-") as directory:
+        recipe = load_recipe(asset_directory("recipes") / "demo-fp32.yaml")
+        build = Build(recipe, Path(directory), for_this_terminal())
+        build.run(("convert", "compile"), started=lambda stage: None)
+        found = guidance.measure(build.paths.engine, vocab_size=2048, runs=2 * RUNS + 1)
+    rates = ", ".join(f"{ours:.0f} of {theirs:.0f}" for ours, theirs in zip(found.guided, found.free, strict=True))
+    console.print(f"Guided decoding, demo model: {found.cost:.1%} slower (median; tokens a CPU second {rates})")
+    return record
 
 
 def _show_inflight(console: Console, name: str, results: list[inflight.Measured]) -> None:

@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from trtforge.engine_process.frames import BadFrame, Frame, FrameReader
 from trtforge.engine_process.messages import Submission, Update, decode_updates, encode_updates
 from trtforge.engine_process.requests import (
+    GUIDE_KINDS,
     ErrorCode,
     GenerationRequest,
+    Guide,
     Output,
     PromptLogProbs,
     RequestFailure,
@@ -35,6 +37,7 @@ REQUESTS = st.builds(
         return_log_probs=st.booleans(),
         embedding_bias=st.lists(FLOATS, max_size=5).map(tuple),
     ),
+    guide=st.none() | st.builds(Guide, st.sampled_from(GUIDE_KINDS), st.text(max_size=20)),
     end_ids=st.frozensets(TOKENS, max_size=3),
     stop_words=WORDS,
     bad_words=WORDS,
@@ -79,7 +82,7 @@ def test_requests_arrive_as_they_were_sent(requests: tuple[GenerationRequest, ..
     for before, after in zip(requests, found.requests, strict=True):
         bias = tuple(after.sampling.embedding_bias)
         assert bias == before.sampling.embedding_bias
-        assert before.prompt == after.prompt
+        assert (before.prompt, before.guide) == (after.prompt, after.guide)
         assert (before.end_ids, before.stop_words, before.bad_words) == (
             after.end_ids,
             after.stop_words,

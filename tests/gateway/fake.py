@@ -31,6 +31,8 @@ INPUTS = {
     "return_logprobs": "BOOL",
     "top_logprobs": "INT32",
     "return_prompt_logprobs": "BOOL",
+    "guided_decoding_guide_type": "BYTES",
+    "guided_decoding_guide": "BYTES",
 }
 OUTPUTS = ("text_output", "finish_reason", "num_input_tokens", "num_output_tokens", "logprobs", "prompt_logprobs")
 OLD = frozenset(("text_input", "max_tokens", "stop_words", "top_p", "temperature", "stream"))
@@ -132,6 +134,7 @@ def prompt_tokens(request: TextRequest) -> list[str]:
     """The tokens of a prompt."""
     if request.messages is not None:
         messages = json.loads(request.messages)
+        messages = messages["messages"] if isinstance(messages, dict) else messages
         text = " ".join(message["content"] for message in messages)
     elif isinstance(request.prompt, tuple):
         return [f" {token}" for token in request.prompt]

@@ -19,6 +19,7 @@ from trtforge.gateway.sampling_fields import MOST_TOKENS
 
 LIMITS = GatewayLimits()
 USER = {"role": "user", "content": "Hello"}
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
 SAMPLED = Sampling(temperature=1.0, top_p=1.0)
 
 
@@ -152,8 +153,12 @@ def test_fields_without_effect_are_ignored(given: Mapping[str, Any]) -> None:
         ({"messages": []}, "messages", "non-empty array, not an array of 0"),
         ({"messages": ["hi"]}, "messages[0]", "an object, not a string"),
         ({"messages": [{"role": "user"}]}, "messages[0].content", "not null"),
-        ({"messages": [{"role": "wizard", "content": "a"}]}, "messages[0].role", "system, developer, user, assistant"),
-        ({"messages": [{"role": "tool", "content": "a"}]}, "messages[0]", "tools are not available"),
+        (
+            {"messages": [{"role": "wizard", "content": "a"}]},
+            "messages[0].role",
+            "developer, user, assistant, tool",
+        ),
+        ({"messages": [{"role": "tool", "content": "a"}]}, "messages[0].tool_call_id", "must be a non-empty string"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
             "messages[0].content[0]",
@@ -174,12 +179,30 @@ def test_fields_without_effect_are_ignored(given: Mapping[str, Any]) -> None:
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "from 0 to 20"),
         ({"logit_bias": {"word": 1}}, "logit_bias", "must be token ids"),
         ({"logit_bias": {"1": 101}}, "logit_bias", "from -100 to 100"),
-        ({"response_format": {"type": "json_object"}}, "response_format", "guided decoding is not available"),
-        ({"response_format": {"type": "json_schema"}}, "response_format", "guided decoding is not available"),
-        ({"response_format": {"type": "xml"}}, "response_format", "must be text"),
-        ({"tools": [{"type": "function"}]}, "tools", "guided decoding is not available"),
-        ({"tool_choice": "required"}, "tool_choice", "guided decoding is not available"),
-        ({"functions": [{"name": "f"}]}, "functions", "guided decoding is not available"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "an object, not null"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "n"}}},
+            "response_format.json_schema.schema",
+            "an object, not null",
+        ),
+        ({"response_format": {"type": "xml"}}, "response_format", "must be text, json_object or json_schema"),
+        ({"tools": [{"type": "function"}]}, "tools[0]", "an object of type function with a function"),
+        ({"tools": [TOOL, TOOL]}, "tools[1].function.name", "two functions named weather"),
+        ({"tools": [{**TOOL, "function": {"name": "a b"}}]}, "tools[0].function.name", "1 to 64 letters"),
+        ({"tools": [TOOL] * 129}, "tools", "an array of at most 128 tools, not an array of 129"),
+        ({"tool_choice": "required"}, "tool_choice", "only allowed when tools are given"),
+        ({"tools": [TOOL], "tool_choice": "always"}, "tool_choice", "must be none, auto, required or an object"),
+        (
+            {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "sun"}}},
+            "tool_choice",
+            "not in tools",
+        ),
+        (
+            {"tools": [TOOL], "tool_choice": "required", "response_format": {"type": "json_object"}},
+            "response_format",
+            "cannot be combined",
+        ),
+        ({"functions": [{"name": "f"}]}, "functions", "functions is not supported; send tools"),
         ({"audio": {"voice": "x"}}, "audio", "not supported"),
         (
             {"temprature": 1},

@@ -8,12 +8,19 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Literal
 
 import httpx
+import jsonschema
 import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
-from openai.types.chat import ChatCompletionMessageParam
+from openai.types.chat import (
+    ChatCompletionMessageParam,
+    ChatCompletionNamedToolChoiceParam,
+    ChatCompletionToolParam,
+)
+from pydantic import BaseModel, Field
 from tokenizers import Tokenizer
 
 from tests.assault.repositories import build
@@ -139,6 +146,75 @@ def answered(served: Served, case: Case) -> tuple[str, str, int, int]:
         reason, usage = chunks[-1].choices[0].finish_reason, end.usage
     assert usage is not None
     return text, str(reason), usage.prompt_tokens, usage.completion_tokens
+
+
+WEATHER: ChatCompletionToolParam = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "The weather of a city.",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"enum": ["Rome", "Köln"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+            "required": ["city", "days"],
+        },
+    },
+}
+TIME: ChatCompletionToolParam = {"type": "function", "function": {"name": "time"}}
+
+
+class Listing(BaseModel):
+    """What an answer is asked to be."""
+
+    kind: Literal["list", "tuple"]
+    items: Annotated[list[Annotated[int, Field(ge=0, le=99)]], Field(max_length=3)]
+
+
+def test_the_openai_client_gets_answers_of_its_schema(served: Served) -> None:
+    client = served.client()
+    for temperature in (0.0, 1.0):
+        parsed = client.chat.completions.parse(
+            model="ensemble", messages=MESSAGES, response_format=Listing, temperature=temperature, seed=3
+        )
+        choice = parsed.choices[0]
+        assert choice.finish_reason == "stop"
+        assert isinstance(choice.message.parsed, Listing)
+    with client.chat.completions.stream(model="ensemble", messages=MESSAGES, response_format=Listing) as stream:
+        final = stream.get_final_completion()
+    assert isinstance(final.choices[0].message.parsed, Listing)
+    with pytest.raises(openai.BadRequestError, match=r"the guide of type json_schema is refused: Unsupported type"):
+        client.chat.completions.create(
+            model="ensemble",
+            messages=MESSAGES,
+            response_format={"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "nope"}}},
+        )
+
+
+def test_the_openai_client_gets_calls_of_its_tools(served: Served) -> None:
+    client = served.client()
+    tools = [WEATHER, TIME]
+    required = client.chat.completions.create(
+        model="ensemble", messages=MESSAGES, tools=tools, tool_choice="required", parallel_tool_calls=False, seed=5
+    )
+    (call,) = required.choices[0].message.tool_calls or []
+    assert call.type == "function"
+    assert call.function.name in ("weather", "time")
+    assert required.choices[0].finish_reason == "tool_calls"
+    choice: ChatCompletionNamedToolChoiceParam = {"type": "function", "function": {"name": "weather"}}
+    with client.chat.completions.stream(model="ensemble", messages=MESSAGES, tools=tools, tool_choice=choice) as stream:
+        (named,) = stream.get_final_completion().choices[0].message.tool_calls or []
+    assert named.function.name == "weather"
+    jsonschema.validate(json.loads(named.function.arguments), WEATHER["function"]["parameters"])
+    turns: list[ChatCompletionMessageParam] = [
+        *MESSAGES,
+        {
+            "role": "assistant",
+            "tool_calls": [{"id": call.id, "type": "function", "function": {"name": "time", "arguments": "{}"}}],
+        },
+        {"role": "tool", "tool_call_id": call.id, "content": "noon"},
+    ]
+    free = client.chat.completions.create(model="ensemble", messages=turns, tools=tools, max_tokens=8)
+    assert free.choices[0].message.content
 
 
 def test_200_mixed_requests_at_once_equal_the_engine(served: Served, tokenizer: Tokenizer) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trtforge.cli import show
+from trtforge.cli.guide import Grammar, JsonSchema, Regex, guide_of
 from trtforge.cli.options import (
     MaxTokens,
     Quiet,
@@ -56,6 +57,9 @@ def chat(
     top_k: TopK = None,
     top_p: TopP = None,
     seed: Seed = None,
+    json_schema: JsonSchema = None,
+    regex: Regex = None,
+    grammar: Grammar = None,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
@@ -72,7 +76,8 @@ def chat(
     from trtforge.serve.client import Sampling
     from trtforge.serve.endpoint import Endpoint
 
-    sampling = Sampling(max_tokens, temperature, top_k, top_p, seed, finish_reason=True)
+    guide = guide_of(json_schema, regex, grammar)
+    sampling = Sampling(max_tokens, temperature, top_k, top_p, seed, guide=guide, finish_reason=True)
     talk(Endpoint.of(url, "grpc").url, build, model, system, sampling, quiet=quiet)
 
 

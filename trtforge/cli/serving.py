@@ -9,6 +9,7 @@ import typer
 
 from trtforge.cli import completion, show
 from trtforge.cli.chat import served_build
+from trtforge.cli.guide import Grammar, JsonSchema, Regex, guide_of
 from trtforge.cli.options import ENDPOINTS, Json, MaxTokens, Seed, Stop, Temperature, TopK, TopP, Verbose, from_options
 from trtforge.core import defaults
 from trtforge.core.errors import UsageError
@@ -213,6 +214,9 @@ def infer(
     top_p: TopP = None,
     seed: Seed = None,
     stop: Stop = None,
+    json_schema: JsonSchema = None,
+    regex: Regex = None,
+    grammar: Grammar = None,
     json: Json = False,
     verbose: Verbose = False,
 ) -> None:
@@ -233,7 +237,9 @@ def infer(
     from trtforge.serve.request import Chat, answer_warnings, request_warnings
 
     endpoint = Endpoint.of(url, protocol)
-    sampling = Sampling(max_tokens, temperature, top_k, top_p, seed, stop=tuple(stop or ()), finish_reason=True)
+    guide = guide_of(json_schema, regex, grammar)
+    words = tuple(stop or ())
+    sampling = Sampling(max_tokens, temperature, top_k, top_p, seed, stop=words, guide=guide, finish_reason=True)
     for warning in request_warnings(sampling, model):
         show.warning(warning)
     text = prompt_text(prompt)
@@ -292,12 +298,17 @@ def generate(
     top_p: TopP = None,
     seed: Seed = None,
     stop: Stop = None,
+    json_schema: JsonSchema = None,
+    regex: Regex = None,
+    grammar: Grammar = None,
     json: Json = False,
     verbose: Verbose = False,
 ) -> None:
     """Run the embedded engine in this process, without a server.
 
     Example: trtforge generate build/demo-int4awq/engine "Return the number of"
+
+    Example: trtforge generate build/demo-int4awq/engine "Is a list mutable?" --regex "yes|no"
     """
     from trtforge.cli.places import artifact_at
     from trtforge.cli.prompt import prompt_text
@@ -310,8 +321,9 @@ def generate(
     for warning in request_warnings(asked):
         show.warning(warning)
     sampling = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
-    place = artifact_at(engine, "engine")
-    answer = generate_text(place, prompt_text(prompt), max_tokens=max_tokens, sampling=sampling, stop=words)
+    guide = guide_of(json_schema, regex, grammar)
+    place, text = artifact_at(engine, "engine"), prompt_text(prompt)
+    answer = generate_text(place, text, max_tokens=max_tokens, sampling=sampling, stop=words, guide=guide)
     if json:
         show.as_json(vars(answer))
     else:

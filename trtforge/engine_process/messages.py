@@ -13,6 +13,7 @@ from trtforge.engine_process.requests import (
     ErrorCode,
     FinishReason,
     GenerationRequest,
+    Guide,
     Output,
     PromptLogProbs,
     RequestFailure,
@@ -37,8 +38,9 @@ class Submission:
 
     @property
     def size(self) -> int:
-        """Bytes that the sequences' tokens and biases take in the channel."""
-        return 4 * sum(len(r.prompt) + len(r.sampling.embedding_bias) for r in self.requests)
+        """Bytes that the sequences' tokens, biases and guides take in the channel."""
+        guides = sum(len(request.guide.text) for request in self.requests if request.guide is not None)
+        return 4 * sum(len(r.prompt) + len(r.sampling.embedding_bias) for r in self.requests) + guides
 
     def encode(self) -> Frame:
         """The frame that asks for these sequences."""
@@ -58,6 +60,7 @@ class Submission:
                     "end_ids": sorted(request.end_ids),
                     "stop_words": request.stop_words,
                     "bad_words": request.bad_words,
+                    **({"guide": (request.guide.kind, request.guide.text)} if request.guide is not None else {}),
                 }
             )
             payload += array("i", request.prompt).tobytes() + bias.tobytes()
@@ -80,6 +83,7 @@ class Submission:
                         end_ids=frozenset(row["end_ids"]),
                         stop_words=tuple(map(tuple, row["stop_words"])),
                         bad_words=tuple(map(tuple, row["bad_words"])),
+                        guide=Guide(*row["guide"]) if "guide" in row else None,
                     )
                 )
         except (KeyError, TypeError, ValueError) as error:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Literal, Protocol
+from typing import Literal, Protocol, get_args
 
 from trtforge.core.errors import ForgeError
 
@@ -71,6 +71,21 @@ class SamplingParams:
         return self.greedy and not changed and not self.return_log_probs
 
 
+GuideKind = Literal["json", "json_schema", "regex", "ebnf_grammar", "structural_tag"]
+GUIDE_KINDS: tuple[GuideKind, ...] = get_args(GuideKind)
+
+
+@dataclass(frozen=True)
+class Guide:
+    """What an output must be, from its first token to its end id. `text`: the schema, expression or grammar.
+
+    The kinds are those of `guided_decoding_guide_type` of TensorRT-LLM's Triton backend; `json` has no text.
+    """
+
+    kind: GuideKind
+    text: str = ""
+
+
 @dataclass(frozen=True)
 class GenerationRequest:
     """A prompt and when to stop. An end id is not part of the output; a matched stop word is."""
@@ -82,6 +97,7 @@ class GenerationRequest:
     end_ids: frozenset[int] = frozenset()
     stop_words: tuple[tuple[int, ...], ...] = ()
     bad_words: tuple[tuple[int, ...], ...] = ()
+    guide: Guide | None = None
 
 
 MOST_TOP_LOG_PROBS = 20

@@ -221,6 +221,7 @@ class EngineServer:
             request.end_ids,
             request.stop_words,
             request.bad_words,
+            request.guide,
         )
         self._engine.submit(named, lambda output: self._on_output(sequence, output))
 

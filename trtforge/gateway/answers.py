@@ -14,6 +14,8 @@ from typing import Any, Protocol
 from trtforge.gateway.generation import Choice, Usage
 from trtforge.gateway.request import TokenScore, TopToken
 from trtforge.gateway.sequence import Delta
+from trtforge.gateway.tool_calls import HeldCalls, ToolCall, reason_of, split
+from trtforge.gateway.tools import ToolUse
 
 DONE = b"data: [DONE]\n\n"
 
@@ -32,31 +34,44 @@ class Answer(Protocol):
 
 
 class ChatAnswer:
-    """/v1/chat/completions. `with_usage`: every event but the last has a null usage, as OpenAI's have."""
+    """/v1/chat/completions. `with_usage`: every event but the last has a null usage, as OpenAI's have.
 
-    def __init__(self, model: str, *, with_usage: bool, logprobs: bool) -> None:
+    `use`: how the answers may call functions.
+    """
+
+    def __init__(self, model: str, *, with_usage: bool, logprobs: bool, use: ToolUse | None = None) -> None:
         self._head = _head("chatcmpl", model)
         self._logprobs = logprobs
         self._begin = _beginning(self._head | {"object": "chat.completion.chunk"})
         self._end = _ending(with_usage=with_usage)
         self._begun: set[int] = set()
+        self._use = use
+        self._held: dict[int, HeldCalls] = {}
 
     def whole(self, choices: Sequence[Choice], usage: Usage | None) -> bytes:
         """See Answer."""
-        found = [
-            {
-                "index": index,
-                "message": {"role": "assistant", "content": choice.text, "refusal": None},
-                "logprobs": self._scores(choice.logprobs),
-                "finish_reason": choice.finish_reason,
-            }
-            for index, choice in enumerate(choices)
-        ]
+        found = []
+        for index, choice in enumerate(choices):
+            text, calls = (choice.text, ()) if self._use is None else split(self._use, choice.text)
+            message: dict[str, object] = {"role": "assistant", "content": text, "refusal": None}
+            if calls:
+                message |= {"content": text or None, "tool_calls": [call.as_json() for call in calls]}
+            found.append(
+                {
+                    "index": index,
+                    "message": message,
+                    "logprobs": self._scores(choice.logprobs),
+                    "finish_reason": self._reason(choice.finish_reason, calls),
+                }
+            )
         return _encode(self._head | {"object": "chat.completion", "choices": found} | _usage(usage))
 
     def events(self, delta: Delta) -> bytes:
         """See Answer."""
         text = b""
+        calls: Sequence[ToolCall] = ()
+        if self._use is not None:
+            delta, calls = self._held.setdefault(delta.index, HeldCalls(self._use)).take(delta)
         if delta.text or delta.logprobs or delta.index not in self._begun:
             role = "" if delta.index in self._begun else '"role":"assistant",'
             self._begun.add(delta.index)
@@ -66,6 +81,11 @@ class ChatAnswer:
                 f'"logprobs":{scores},"finish_reason":null}}'
             )
             text = self._event(choice)
+        if calls:
+            listed = json.dumps([{"index": number, **call.as_json()} for number, call in enumerate(calls)])
+            text += self._event(
+                f'{{"index":{delta.index},"delta":{{"tool_calls":{listed}}},"logprobs":null,"finish_reason":null}}'
+            )
         if delta.finish_reason is not None:
             reason = json.dumps(delta.finish_reason)
             text += self._event(f'{{"index":{delta.index},"delta":{{}},"logprobs":null,"finish_reason":{reason}}}')
@@ -75,6 +95,9 @@ class ChatAnswer:
         """See Answer."""
         values = self._head | {"object": "chat.completion.chunk", "choices": []} | _usage(usage)
         return b"data: " + _encode(values) + b"\n\n"
+
+    def _reason(self, reason: str, calls: Sequence[ToolCall]) -> str:
+        return reason if self._use is None else reason_of(self._use, reason, calls)
 
     def _event(self, choice: str) -> bytes:
         return f"data: {self._begin}{choice}{self._end}\n\n".encode()

@@ -6,6 +6,8 @@ from typing import Protocol
 
 from trtforge.gateway.request import Piece, TextRequest
 
+GUIDE_TYPE = "guided_decoding_guide_type"
+"""The input that asks for guided decoding; releases of TensorRT-LLM before 0.19 do not have it."""
 GONE = "GONE"
 """Code of a backend that cannot be reached or that ended: another one may serve the request."""
 
@@ -31,6 +33,11 @@ class ServedModel:
     def is_text_model(self) -> bool:
         """Whether it takes and returns text."""
         return "text_input" in self.inputs and "text_output" in self.outputs
+
+    @property
+    def takes_guides(self) -> bool:
+        """Whether it has the inputs of guided decoding, which it may still refuse."""
+        return GUIDE_TYPE in self.inputs
 
 
 class Backend(Protocol):

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypedDict
 
+from trtforge.engine_process.requests import Guide
+
 Prompt = str | tuple[int, ...]
 
 
@@ -61,6 +63,7 @@ class TextRequest:
     logprobs: bool = False
     top_logprobs: int = 0
     prompt_logprobs: bool = False
+    guide: Guide | None = None
 
 
 @dataclass(slots=True)

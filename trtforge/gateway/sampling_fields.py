@@ -51,8 +51,6 @@ WITHOUT_EFFECT = frozenset(
 )
 """Fields of OpenAI's API that do not change an answer here: accepted and ignored."""
 
-_GUIDED = "guided decoding is not available for this engine"
-
 
 @dataclass(frozen=True)
 class Delivery:
@@ -109,24 +107,6 @@ def read_delivery(fields: Fields) -> Delivery:
         raise bad_request("stream_options is only allowed when stream is true", "stream_options")
     usage = Fields(options, ("include_usage", "include_obfuscation")).flag("include_usage")
     return Delivery(stream, usage)
-
-
-def refuse_guided(fields: Fields) -> None:
-    """Raises ApiError for fields that need guided decoding: JSON formats and tools."""
-    response_format = fields.object("response_format")
-    kind = response_format.get("type", "text")
-    if kind != "text":
-        known = kind in ("json_object", "json_schema")
-        reason = f"{_GUIDED}, so response_format can only be text" if known else "response_format.type must be text"
-        raise bad_request(reason, "response_format")
-    for name, choice_name in (("tools", "tool_choice"), ("functions", "function_call")):
-        choice = fields.get(choice_name)
-        if choice == "none" or (not fields.get(name) and choice in (None, "auto")):
-            continue
-        raise bad_request(
-            f"{name} cannot be called: {_GUIDED}; leave {name} out or send {choice_name} none",
-            name if fields.get(name) else choice_name,
-        )
 
 
 def _logit_bias(fields: Fields, limits: GatewayLimits) -> str | None:

@@ -36,7 +36,7 @@ class StopText:
         if starts:
             self.found, self._held = True, ""
             return seen[: min(starts)]
-        kept = max((_overlap(seen, word) for word in self._words), default=0)
+        kept = max((overlap(seen, word) for word in self._words), default=0)
         self._held = seen[len(seen) - kept :]
         return seen[: len(seen) - kept]
 
@@ -102,7 +102,7 @@ class AnswerSequence:
         return released
 
 
-def _overlap(text: str, word: str) -> int:
+def overlap(text: str, word: str) -> int:
     """Length of the longest end of `text` that is a beginning of `word`, but not the whole word."""
     for length in range(min(len(text), len(word) - 1), 0, -1):
         if text.endswith(word[:length]):

@@ -11,7 +11,7 @@ from typing import Any
 
 from trtforge.core.api_keys import ApiKeys
 from trtforge.gateway.answers import DONE, Answer, ChatAnswer, CompletionAnswer
-from trtforge.gateway.backend import BackendError
+from trtforge.gateway.backend import BackendError, ServedModel
 from trtforge.gateway.chat import read_chat
 from trtforge.gateway.completions import CompletionCall, read_completion
 from trtforge.gateway.errors import ApiError, of_backend, too_busy, unknown_model
@@ -108,9 +108,12 @@ class Service:
     async def _chat(self, exchange: Exchange, values: Mapping[str, Any], start: float) -> None:
         call = read_chat(values, self.limits)
         model, name = await self._named(call.name)
-        request = replace(call.request, model=model)
+        if call.request.guide is not None and not model.takes_guides:
+            raise call.structure.unguided()
+        request = replace(call.request, model=model.name)
         generations = Generations(self.router, (request,))
-        answer = ChatAnswer(name, with_usage=call.delivery.usage, logprobs=request.logprobs)
+        use = call.structure.use
+        answer = ChatAnswer(name, with_usage=call.delivery.usage, logprobs=request.logprobs, use=use)
         if call.delivery.stream:
             await self._stream(exchange, "chat", generations, answer, start, usage=call.delivery.usage)
         else:
@@ -121,7 +124,7 @@ class Service:
     async def _completion(self, exchange: Exchange, values: Mapping[str, Any], start: float) -> None:
         call = read_completion(values, self.limits)
         model, name = await self._named(call.name)
-        requests = tuple(replace(request, model=model) for request in call.requests)
+        requests = tuple(replace(request, model=model.name) for request in call.requests)
         generations = Generations(self.router, requests)
         answer = CompletionAnswer(
             name,
@@ -169,13 +172,13 @@ class Service:
         last = answer.usage_event(generations.usage) if usage else b""
         await exchange.events(last + DONE, more=False)
 
-    async def _named(self, name: str) -> tuple[str, str]:
-        """The name of a model in its repository, and the one for clients. Raises ApiError."""
+    async def _named(self, name: str) -> tuple[ServedModel, str]:
+        """A model, and its name for clients. Raises ApiError."""
         try:
             model = await self.router.named(name)
         except BackendError as error:
             raise unknown_model(name) if error.code == "NOT_FOUND" else of_backend(error) from None
-        return model.name, self.router.public_name(model)
+        return model, self.router.public_name(model)
 
     def _entry(self, name: str) -> Mapping[str, object]:
         return {"id": name, "object": "model", "created": self._created, "owned_by": "trtforge"}

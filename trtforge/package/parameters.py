@@ -46,6 +46,7 @@ def text_parameters(
         "stop_words_as_text": _boolean(by_text),
         "engine_end_ids": _boolean(facts.backend != "tensorrt_llm"),
         "engine_scores": _boolean(facts.backend != "tensorrt_llm"),
+        "guided_decoding": _boolean(facts.backend == "torch" or config.serving.guided_decoding_backend is not None),
         "bfloat16_inputs": ",".join(bfloat16_inputs),
         "chat_template": _boolean(tokenizer.chat is not None),
         "cancellation_check_period_ms": str(_CANCELLATION_PERIOD_MS),

@@ -13,6 +13,8 @@ import torch
 from trtforge.core.errors import ForgeError, RequestError
 from trtforge.core.recipe import SchedulerPolicy
 from trtforge.engine_process.requests import FinishReason, GenerationRequest, Output, TopLogProbs
+from trtforge.formats.hf import TOKENIZER_DIRECTORY
+from trtforge.runtime.guidance.guides import Guides, no_token_left
 from trtforge.runtime.prompt_scores import score_prompts
 from trtforge.runtime.ranks.rank_group import RankGroup
 from trtforge.runtime.ranks.source import Source, open_engine
@@ -78,12 +80,14 @@ class Engine:
             chunked_context=options.chunked_context,
             batching=options.batching,
         )
-        self._sampler = Sampler(source.config.vocab_size, torch.device(source.forge.device))
+        self._guides = Guides(source.directory / TOKENIZER_DIRECTORY, source.config.vocab_size)
+        self._sampler = Sampler(source.config.vocab_size, torch.device(source.forge.device), self._guides)
         self._wake = threading.Condition()
         self._submitted: deque[tuple[GenerationRequest, OnOutput]] = deque()
         self._cancelled: set[str] = set()
         self._cancelled_if_waiting: set[str] = set()
         self._pings: list[Callable[[], None]] = []
+        self._prepared: list[tuple[Sequence, ForgeError | None]] = []
         self._after_steps: tuple[Callable[[], None], ...] = ()
         self._closing = False
         self._failure: ForgeError | None = None
@@ -192,6 +196,7 @@ class Engine:
             self._wake.notify()
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout)
+        self._guides.close()
         has_workers = bool(self._ranks.worker_pids)
         self._ranks.close()
         if has_workers and threading.current_thread() is not self._thread:
@@ -227,13 +232,20 @@ class Engine:
             while not self._has_news and self._scheduler.idle:
                 self._wake.wait()
             submitted, cancelled = list(self._submitted), self._cancelled
-            if_waiting, pings = self._cancelled_if_waiting, self._pings
+            if_waiting, pings, prepared = self._cancelled_if_waiting, self._pings, self._prepared
             self._submitted.clear()
-            self._cancelled, self._cancelled_if_waiting, self._pings = set(), set(), []
+            self._cancelled, self._cancelled_if_waiting, self._pings, self._prepared = set(), set(), [], []
         for on_turn in pings:
             on_turn()
         for request, on_output in submitted:
             self._enter(request, on_output)
+        for sequence, error in prepared:
+            if sequence.finish_reason is not None:
+                self._guides.forget(sequence)
+            elif error is not None:
+                self._end(sequence, "error", error=error)
+            else:
+                self._scheduler.add(sequence)
         if if_waiting:
             cancelled |= if_waiting & {sequence.request.request_id for sequence in self._scheduler.waiting}
         for request_id in cancelled & self._sequences.keys():
@@ -245,7 +257,8 @@ class Engine:
 
     @property
     def _has_news(self) -> bool:
-        return bool(self._closing or self._submitted or self._cancelled or self._cancelled_if_waiting or self._pings)
+        cancelled = self._cancelled or self._cancelled_if_waiting
+        return bool(self._closing or self._submitted or cancelled or self._pings or self._prepared)
 
     def _enter(self, request: GenerationRequest, on_output: OnOutput) -> None:
         blocks = self._scheduler.blocks
@@ -264,7 +277,14 @@ class Engine:
         sequence = Sequence.of(request, self._arrivals, self._source.limits.max_seq_len, on_output)
         self._arrivals += 1
         self._sequences[request.request_id] = sequence
-        self._scheduler.add(sequence)
+        if request.guide is None or self._guides.prepare(sequence, self._on_prepared):
+            self._scheduler.add(sequence)
+
+    def _on_prepared(self, sequence: Sequence, error: ForgeError | None) -> None:
+        """Take a sequence whose guide was compiled, or refused; called on another thread."""
+        with self._wake:
+            self._prepared.append((sequence, error))
+            self._wake.notify()
 
     def _step(self) -> None:
         if self._scheduler.idle:
@@ -286,8 +306,11 @@ class Engine:
         sampled = self._sampler.sample(sampling, logits)
         log_probs = sampled.log_probs or [0.0] * len(sampling)
         tops = sampled.top or [()] * len(sampling)
+        for index in sampled.stuck:
+            self._end(sampling[index], "error", error=no_token_left())
         for sequence, token, log_prob, top in zip(sampling, sampled.tokens, log_probs, tops, strict=True):
-            self._hand_out(sequence, token, log_prob, top)
+            if sequence.finish_reason is None:
+                self._hand_out(sequence, token, log_prob, top)
 
     def _hand_out(self, sequence: Sequence, token: int, log_prob: float, top: TopLogProbs) -> None:
         reason = sequence.finish_with(token)

@@ -1,8 +1,8 @@
 """Next tokens from logits, for all rows of a step at once.
 
-The order is TensorRT-LLM's (penaltyKernels.cu, samplingTopKKernels.cu): bias, temperature, penalties over prompt and
-output, minimum length, bad words; then top_k, then top_p of the top_k tokens. Log probabilities are normalised over the
-whole vocabulary, before top_k and top_p.
+The order is TensorRT-LLM's (guidedDecoder.cpp, penaltyKernels.cu, samplingTopKKernels.cu): guide, bias, temperature,
+penalties over prompt and output, minimum length, bad words; then top_k, then top_p of the top_k tokens. Log
+probabilities are normalised over the whole vocabulary, or what the guide left of it, before top_k and top_p.
 """
 
 from dataclasses import dataclass
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from trtforge.engine_process.requests import TopLogProbs
+from trtforge.runtime.guidance.guides import Guides
 from trtforge.runtime.prompt_scores import top_log_probs
 from trtforge.runtime.scheduling.sequence import Sequence
 
@@ -20,45 +21,57 @@ _MINUS_INFINITY = float("-inf")
 
 @dataclass(frozen=True)
 class Sampled:
-    """One token per row; `log_probs` and `top` are set if any row asked for them."""
+    """One token per row; `log_probs` and `top` are set if any row asked for them.
+
+    `stuck`: rows whose guide and other options leave no token; theirs means nothing.
+    """
 
     tokens: list[int]
     log_probs: list[float] | None = None
     top: list[TopLogProbs] | None = None
+    stuck: frozenset[int] = frozenset()
 
 
 class Sampler:
     """Samples tokens. Keeps token counts and biases of unfinished sequences; call `forget` when a sequence ends."""
 
-    def __init__(self, vocab_size: int, device: torch.device) -> None:
+    def __init__(self, vocab_size: int, device: torch.device, guides: Guides | None = None) -> None:
         self._vocab_size = vocab_size
         self._device = device
+        self._guides = guides
         self._counts: dict[Sequence, Tensor] = {}
         self._biases: dict[Sequence, Tensor] = {}
 
     def sample(self, rows: list[Sequence], logits: Tensor) -> Sampled:
         """The next token of each row from its float32 logits (rows, vocabulary), which are changed in place."""
+        guided = self._guides.rows(rows) if self._guides is not None else []
+        if self._guides is not None and guided:
+            self._guides.mask(rows, guided, logits)
         if all(row.plain for row in rows):
-            return Sampled(_most_likely(logits).tolist())
+            tokens = _most_likely(logits)
+            return Sampled(tokens.tolist(), stuck=_stuck(guided, logits, tokens))
         self._change(rows, logits)
         tokens = _most_likely(logits)
         drawn = [index for index, row in enumerate(rows) if not row.request.sampling.greedy]
         if drawn:
             tokens[self._index(drawn)] = self._draw([rows[index] for index in drawn], logits[drawn])
         chosen: list[int] = tokens.tolist()
+        stuck = _stuck(guided, logits, tokens)
         for row, token in zip(rows, chosen, strict=True):
             if row in self._counts:
                 self._counts[row][token] += 1
         if not any(row.request.sampling.return_log_probs for row in rows):
-            return Sampled(chosen)
+            return Sampled(chosen, stuck=stuck)
         picked = logits.gather(1, tokens.unsqueeze(1)).squeeze(1)
         normalisers = logits.logsumexp(dim=1)
-        return Sampled(chosen, (picked - normalisers).tolist(), self._top(rows, logits, normalisers))
+        return Sampled(chosen, (picked - normalisers).tolist(), self._top(rows, logits, normalisers), stuck)
 
     def forget(self, sequence: Sequence) -> None:
         """Drop the state of a finished sequence."""
         self._counts.pop(sequence, None)
         self._biases.pop(sequence, None)
+        if self._guides is not None:
+            self._guides.forget(sequence)
 
     def _top(self, rows: list[Sequence], logits: Tensor, normalisers: Tensor) -> list[TopLogProbs] | None:
         """The most likely tokens of the rows that ask for them, with their log probabilities."""
@@ -67,7 +80,7 @@ class Sampler:
         if most == 0:
             return None
         top = top_log_probs(logits - normalisers.unsqueeze(1), most)
-        return [found[:count] for found, count in zip(top, counts, strict=True)]
+        return [_possible(found[:count]) for found, count in zip(top, counts, strict=True)]
 
     def _change(self, rows: list[Sequence], logits: Tensor) -> None:
         params = [row.request.sampling for row in rows]
@@ -138,6 +151,19 @@ class Sampler:
 def _most_likely(logits: Tensor) -> Tensor:
     """The first argmax of each row. On the CPU, numpy's vectorised argmax is twenty times as fast as torch's."""
     return logits.argmax(dim=1) if logits.is_cuda else torch.from_numpy(logits.numpy().argmax(axis=1))
+
+
+def _possible(top: TopLogProbs) -> TopLogProbs:
+    """Without tokens that a guide or bad words rule out."""
+    return top if not top or top[-1][1] > _MINUS_INFINITY else [each for each in top if each[1] > _MINUS_INFINITY]
+
+
+def _stuck(guided: list[int], logits: Tensor, tokens: Tensor) -> frozenset[int]:
+    """The rows of `guided` whose token has no probability, because none has."""
+    if not guided:
+        return frozenset()
+    chosen = logits.gather(1, tokens.unsqueeze(1)).squeeze(1)[guided].tolist()
+    return frozenset(index for index, logit in zip(guided, chosen, strict=True) if logit == _MINUS_INFINITY)
 
 
 def uniform(seeds: list[int], steps: list[int]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:

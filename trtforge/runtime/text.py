@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from trtforge.core.errors import ForgeError
 from trtforge.core.verified import open_to_run
-from trtforge.engine_process.requests import GenerationRequest, SamplingParams
+from trtforge.engine_process.requests import GenerationRequest, Guide, SamplingParams
 from trtforge.formats.hf import TOKENIZER_DIRECTORY
 from trtforge.formats.special_tokens import read_special_tokens, require_end_ids
 from trtforge.formats.tokenizer import load_tokenizer
@@ -29,7 +29,13 @@ class GeneratedText:
 
 
 def generate_text(
-    directory: Path, prompt: str, *, max_tokens: int, sampling: SamplingParams, stop: tuple[str, ...] = ()
+    directory: Path,
+    prompt: str,
+    *,
+    max_tokens: int,
+    sampling: SamplingParams,
+    stop: tuple[str, ...] = (),
+    guide: Guide | None = None,
 ) -> GeneratedText:
     """Load the engine, answer one prompt, close.
 
@@ -47,6 +53,7 @@ def generate_text(
         sampling=sampling,
         end_ids=frozenset(read_special_tokens(directory / TOKENIZER_DIRECTORY).end_ids),
         stop_words=tuple(tuple(tokenizer.encode(word, add_special_tokens=False).ids) for word in stop),
+        guide=guide,
     )
     start = time.perf_counter()
     (answer,) = generate(directory, [request])

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from trtforge.core.errors import ForgeError
+from trtforge.engine_process.requests import Guide
 from trtforge.formats.text_tensors import MESSAGES
 
 Message = Mapping[str, str]
@@ -44,6 +45,7 @@ class Sampling:
     min_tokens: int | None = None
     stop: tuple[str, ...] = ()
     bad: tuple[str, ...] = ()
+    guide: Guide | None = None
     finish_reason: bool = False
     counts: bool = True
 
@@ -71,6 +73,8 @@ class Sampling:
             "min_tokens": self.min_tokens,
             "stop_words": self.stop or None,
             "bad_words": self.bad or None,
+            "guided_decoding_guide_type": self.guide.kind if self.guide else None,
+            "guided_decoding_guide": (self.guide.text or None) if self.guide else None,
             "stream": stream,
             FINISH_REASON_INPUT: self.finish_reason or None,
             **dict.fromkeys(_COUNT_INPUTS, self.counts or None),

@@ -1,7 +1,7 @@
 """Validates requests before they are queued."""
 
 from trtforge.core.errors import RequestError
-from trtforge.engine_process.requests import MOST_TOP_LOG_PROBS, GenerationRequest, SamplingParams
+from trtforge.engine_process.requests import GUIDE_KINDS, MOST_TOP_LOG_PROBS, GenerationRequest, SamplingParams
 from trtforge.runtime.scheduling.scheduler import BatchLimits
 
 _MOST_SCORES = 20_000  # about 0.5 MB in a frame
@@ -50,7 +50,22 @@ def why_refused(
             f"the log probabilities of this prompt are {scores} values, an answer holds at most {_MOST_SCORES}",
             hint="Shorten the prompt, or ask for fewer alternatives at each token.",
         )
-    return _wrong_sampling(request.sampling, vocab_size)
+    return _wrong_guide(request) or _wrong_sampling(request.sampling, vocab_size)
+
+
+def _wrong_guide(request: GenerationRequest) -> RequestError | None:
+    if request.guide is None:
+        return None
+    if request.guide.kind not in GUIDE_KINDS:
+        return RequestError(
+            f"the guide is of type {request.guide.kind!r}", hint=f"Give one of {', '.join(GUIDE_KINDS)}."
+        )
+    if not request.end_ids:
+        return RequestError(
+            "guided decoding needs an end id, which ends an output where its guide does",
+            hint="Give end_id, or leave it out: then the model's own are taken.",
+        )
+    return None
 
 
 def _wrong_sampling(sampling: SamplingParams, vocab_size: int) -> RequestError | None:

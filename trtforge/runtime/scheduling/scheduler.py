@@ -120,7 +120,7 @@ class Scheduler:
                 self._padding.append(sequence)
             else:
                 self.blocks.release(sequence.table)
-        else:
+        elif sequence in self.waiting:  # else its grammar is still being compiled
             self.waiting.remove(sequence)
         if not self.running:
             for padding in self._padding:

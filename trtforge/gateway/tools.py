@@ -1,0 +1,160 @@
+"""The fields of a chat that ask for JSON or for calls of functions, as the guide that an answer follows."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from trtforge.engine_process.requests import Guide
+from trtforge.gateway.errors import ApiError, bad_request
+from trtforge.gateway.fields import Fields, wrong
+
+ANY_OBJECT = Guide("json_schema", '{"type": "object"}')
+_MOST_TOOLS = 128
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+_DEFINITIONS = ("$defs", "definitions")
+_UNGUIDED = "guided decoding is not available for this engine"
+
+
+@dataclass(frozen=True)
+class ToolUse:
+    """How an answer calls functions.
+
+    `auto`: the model may, in the form that its chat template teaches it; `required`: the answer is an array of calls;
+    `named`: the answer is the arguments of the one function. `several`: whether there may be more than one call.
+    """
+
+    mode: Literal["auto", "required", "named"]
+    names: Sequence[str]
+    several: bool = True
+
+
+@dataclass(frozen=True)
+class Structure:
+    """What a chat asks of its answer's form. `field`: the one that needs a guide; `tools`: those for the template."""
+
+    guide: Guide | None = None
+    field: str = ""
+    use: ToolUse | None = None
+    tools: Sequence[Mapping[str, Any]] = ()
+
+    def unguided(self) -> ApiError:
+        """The error for a model without guided decoding."""
+        if self.field == "response_format":
+            return bad_request(f"{_UNGUIDED}, so response_format can only be text", self.field)
+        return bad_request(f"{_UNGUIDED}, so tool_choice can only be auto or none", self.field)
+
+
+def read_structure(fields: Fields) -> Structure:
+    """The structure that a chat asks for. Raises ApiError."""
+    for name, choice_name in (("functions", "function_call"),):
+        if fields.get(name) or fields.get(choice_name) not in (None, "none", "auto"):
+            where = name if fields.get(name) else choice_name
+            raise bad_request(f"{where} is not supported; send tools and tool_choice", where)
+    guide = _response_format(fields)
+    tools = _tools(fields)
+    use = _use(fields, tools)
+    if use is None or use.mode == "auto":
+        return Structure(guide, "response_format" if guide else "", use, tools if use else ())
+    if guide is not None:
+        raise bad_request("response_format cannot be combined with a tool_choice that forces a call", "response_format")
+    schema = _arguments(tools[0]) if use.mode == "named" else _calls(tools, several=use.several)
+    return Structure(Guide("json_schema", json.dumps(schema, ensure_ascii=False)), "tool_choice", use, tools)
+
+
+def _response_format(fields: Fields) -> Guide | None:
+    given = fields.object("response_format")
+    match given.get("type", "text"):
+        case "text":
+            return None
+        case "json_object":
+            return ANY_OBJECT
+        case "json_schema":
+            described = given.get("json_schema")
+            if not isinstance(described, dict):
+                raise wrong("response_format.json_schema", "an object", described)
+            schema = described.get("schema")
+            if not isinstance(schema, dict):
+                raise wrong("response_format.json_schema.schema", "an object", schema)
+            return Guide("json_schema", json.dumps(schema, ensure_ascii=False))
+    raise bad_request("response_format.type must be text, json_object or json_schema", "response_format")
+
+
+def _tools(fields: Fields) -> list[Mapping[str, Any]]:
+    given = fields.get("tools")
+    if given is None or fields.get("tool_choice") == "none":
+        return []
+    if not isinstance(given, list) or len(given) > _MOST_TOOLS:
+        raise wrong("tools", f"an array of at most {_MOST_TOOLS} tools", given)
+    names = set()
+    for number, tool in enumerate(given):
+        name = _name_of(tool, f"tools[{number}]")
+        if name in names:
+            raise bad_request(f"tools has two functions named {name}", f"tools[{number}].function.name")
+        names.add(name)
+    return given
+
+
+def _name_of(tool: object, where: str) -> str:
+    if not isinstance(tool, dict) or tool.get("type") != "function" or not isinstance(tool.get("function"), dict):
+        raise bad_request(f"{where} must be an object of type function with a function", where)
+    function = tool["function"]
+    name, parameters = function.get("name"), function.get("parameters")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise bad_request(f"{where}.function.name must be 1 to 64 letters, digits, _ or -", f"{where}.function.name")
+    if parameters is not None and not isinstance(parameters, dict):
+        raise wrong(f"{where}.function.parameters", "an object", parameters)
+    return name
+
+
+def _use(fields: Fields, tools: list[Mapping[str, Any]]) -> ToolUse | None:
+    """How tools are used; of a named one all others are dropped."""
+    choice = fields.get("tool_choice")
+    names = [tool["function"]["name"] for tool in tools]
+    several = fields.get("parallel_tool_calls") is not False
+    if choice == "none" or (not tools and choice in (None, "auto")):
+        return None
+    if not tools:
+        raise bad_request("tool_choice is only allowed when tools are given", "tool_choice")
+    if choice in (None, "auto"):
+        return ToolUse("auto", names, several)
+    if choice == "required":
+        return ToolUse("required", names, several)
+    if not isinstance(choice, dict) or choice.get("type") != "function" or not isinstance(choice.get("function"), dict):
+        raise bad_request("tool_choice must be none, auto, required or an object that names a function", "tool_choice")
+    name = choice["function"].get("name")
+    if name not in names:
+        raise bad_request("tool_choice names a function that is not in tools", "tool_choice")
+    tools[:] = [tool for tool in tools if tool["function"]["name"] == name]
+    return ToolUse("named", (name,), several=False)
+
+
+def _arguments(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    parameters = tool["function"].get("parameters")
+    return {"type": "object", **parameters} if parameters else _NO_ARGUMENTS
+
+
+def _calls(tools: Sequence[Mapping[str, Any]], *, several: bool) -> Mapping[str, Any]:
+    """The schema of an array of calls. Definitions of the arguments move to its root, where references find them."""
+    shared: dict[str, dict[str, Any]] = {}
+    calls = []
+    for number, tool in enumerate(tools):
+        arguments = dict(_arguments(tool))
+        for key in _DEFINITIONS:
+            for name, schema in dict(arguments.pop(key, {})).items():
+                if shared.setdefault(key, {}).setdefault(name, schema) != schema:
+                    where = f"tools[{number}].function.parameters"
+                    raise bad_request(f"{where}: {key} has another {name} than the tools before", where)
+        properties = {"name": {"const": tool["function"]["name"]}, "arguments": arguments}
+        calls.append(
+            {
+                "type": "object",
+                "properties": properties,
+                "required": ["name", "arguments"],
+                "additionalProperties": False,
+            }
+        )
+    most = {} if several else {"maxItems": 1}
+    return {"type": "array", "items": {"anyOf": calls}, "minItems": 1, **most, **shared}

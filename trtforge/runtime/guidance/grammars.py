@@ -1,0 +1,157 @@
+"""Guides as grammars over one tokenizer's vocabulary: compiled once each, the latest kept."""
+
+import re
+import threading
+from collections import OrderedDict
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trtforge.core.errors import ForgeError, RequestError, first_line
+from trtforge.core.json_text import parse_json
+from trtforge.engine_process.requests import Guide
+from trtforge.formats.special_tokens import read_special_tokens
+from trtforge.formats.tokenizer import TOKENIZER_FILE, load_tokenizer
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+LONGEST_GUIDE = 128 << 10
+"""Characters of a guide."""
+_MOST_KEPT = 256
+_MOST_KEPT_BYTES = 256 << 20
+_DEEPEST = 200
+"""Brackets within one another, in a regular expression or a grammar."""
+_SOURCE = re.compile(r"^\[[\d:]+\] \S+: (Check failed: \(.*?\) is false: )?")
+"""Where in its own code xgrammar found an error."""
+_HINTS = {
+    "json": "Report this as a bug.",
+    "json_schema": "Correct the JSON schema; xgrammar takes most of draft 2020-12.",
+    "regex": "Correct the regular expression; back references and word boundaries are not supported.",
+    "ebnf_grammar": "Correct the grammar: rules `name ::= ...`, the first one named root.",
+    "structural_tag": "Correct the structural tag, an object with type structural_tag and a format.",
+}
+
+
+def require_xgrammar() -> None:
+    """Raises RequestError if the package is missing."""
+    if find_spec("xgrammar") is None:
+        raise RequestError(
+            "guided decoding needs the package xgrammar, which is not installed here",
+            hint="pip install 'trtforge[guided]'",
+        )
+
+
+class Grammars:
+    """Compiles guides; `found` and `compiled` may be called from different threads."""
+
+    def __init__(self, directory: Path, vocab_size: int) -> None:
+        """`directory`: with tokenizer.json."""
+        self._directory = directory
+        self._vocab_size = vocab_size
+        self._compiler: Any = None
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[Guide, Any] = OrderedDict()
+        self._kept_bytes = 0
+
+    def found(self, guide: Guide) -> Any:
+        """The compiled grammar (xgrammar.CompiledGrammar) of a guide that was compiled before; else None."""
+        with self._lock:
+            grammar = self._kept.get(guide)
+            if grammar is not None:
+                self._kept.move_to_end(guide)
+        return grammar
+
+    def compiled(self, guide: Guide) -> Any:
+        """The compiled grammar of a guide. Raises RequestError if it is wrong, ForgeError if there is no tokenizer."""
+        grammar = self.found(guide)
+        if grammar is not None:
+            return grammar
+        _check(guide)
+        try:
+            grammar = self._compile(guide)
+        except RuntimeError as error:  # of xgrammar: its own errors derive from it
+            said = _SOURCE.sub("", first_line(error))[:300].rstrip()
+            raise RequestError(f"the guide of type {guide.kind} is refused: {said}", hint=_HINTS[guide.kind]) from None
+        self._keep(guide, grammar)
+        return grammar
+
+    def _compile(self, guide: Guide) -> Any:
+        if self._compiler is None:
+            import xgrammar
+
+            self._compiler = xgrammar.GrammarCompiler(self._vocabulary(), max_threads=1, cache_enabled=False)
+        match guide.kind:
+            case "json":
+                return self._compiler.compile_builtin_json_grammar()
+            case "json_schema":
+                # White space is fixed: a model could go on with it for ever.
+                return self._compiler.compile_json_schema(guide.text, any_whitespace=False)
+            case "regex":
+                return self._compiler.compile_regex(guide.text)
+            case "ebnf_grammar":
+                return self._compiler.compile_grammar(guide.text)
+            case "structural_tag":
+                return self._compiler.compile_structural_tag(guide.text)
+
+    def _vocabulary(self) -> Any:
+        """The vocabulary as xgrammar.TokenizerInfo. Special tokens have no text, so that no grammar allows them."""
+        import xgrammar
+        from transformers import PreTrainedTokenizerFast
+
+        if not (self._directory / TOKENIZER_FILE).is_file():
+            raise RequestError(
+                "guided decoding needs the tokenizer, and this engine has none",
+                hint="Convert from a checkpoint directory that has tokenizer.json, then compile again.",
+            )
+        tokenizer = load_tokenizer(self._directory / TOKENIZER_FILE)
+        ends = list(read_special_tokens(self._directory).end_ids) or None
+        whole = xgrammar.TokenizerInfo.from_huggingface(
+            PreTrainedTokenizerFast(tokenizer_object=tokenizer), vocab_size=self._vocab_size, stop_token_ids=ends
+        )
+        return xgrammar.TokenizerInfo(
+            token_texts(tokenizer, self._vocab_size),
+            whole.vocab_type,
+            vocab_size=self._vocab_size,
+            stop_token_ids=ends,
+            add_prefix_space=whole.add_prefix_space,
+        )
+
+    def _keep(self, guide: Guide, grammar: Any) -> None:
+        """Keep a grammar, and drop the least recently used ones beyond the bounds."""
+        with self._lock:
+            self._kept[guide] = grammar
+            self._kept_bytes += grammar.memory_size_bytes
+            while len(self._kept) > _MOST_KEPT or (self._kept_bytes > _MOST_KEPT_BYTES and len(self._kept) > 1):
+                _, dropped = self._kept.popitem(last=False)
+                self._kept_bytes -= dropped.memory_size_bytes
+
+
+def token_texts(tokenizer: "Tokenizer", vocab_size: int) -> list[str]:
+    """The vocabulary by id, as the tokenizer spells it; empty for special and for unused tokens."""
+    texts = [""] * vocab_size
+    for text, token in tokenizer.get_vocab().items():
+        if token < vocab_size:
+            texts[token] = text
+    for token, added in tokenizer.get_added_tokens_decoder().items():
+        if added.special and token < vocab_size:
+            texts[token] = ""
+    return texts
+
+
+def _check(guide: Guide) -> None:
+    """Raises RequestError for guides that would exhaust a parser in C++."""
+    hint = _HINTS[guide.kind]
+    if len(guide.text) > LONGEST_GUIDE:
+        message = f"the guide has {len(guide.text)} characters, at most {LONGEST_GUIDE} are accepted"
+        raise RequestError(message, hint="Ask for a smaller structure.")
+    if guide.kind in ("json_schema", "structural_tag"):
+        try:
+            parse_json(guide.text, f"the guide of type {guide.kind}", hint=hint)
+        except ForgeError as error:
+            raise RequestError(error.message, hint=error.hint) from None
+    depth = 0
+    for character in guide.text if guide.kind in ("regex", "ebnf_grammar") else "":
+        depth += (character in "([{") - (character in ")]}")
+        if depth > _DEEPEST:
+            raise RequestError(f"the guide has more than {_DEEPEST} brackets within one another", hint=hint)

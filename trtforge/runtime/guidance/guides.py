@@ -1,0 +1,140 @@
+"""The grammars that running sequences follow: prepared off the engine's thread, applied to a step's logits at once."""
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trtforge.core.errors import ForgeError, RequestError
+from trtforge.runtime.guidance.grammars import Grammars, require_xgrammar
+from trtforge.runtime.scheduling.sequence import Sequence
+
+OnPrepared = Callable[[Sequence, ForgeError | None], None]
+_LOG = logging.getLogger(__name__)
+_CLOSE_TIMEOUT = 10.0  # seconds that a grammar's compilation may take before it is abandoned
+
+
+@dataclass(eq=False, slots=True)
+class _Place:
+    """Where a sequence is in its grammar: after `accepted` of its generated tokens. `lost`: one did not fit."""
+
+    matcher: Any
+    accepted: int = 0
+    lost: bool = False
+
+
+def no_token_left() -> RequestError:
+    """The error for a sequence whose next token would have no probability."""
+    return RequestError(
+        "no token is left that both the guide and the other options allow",
+        hint="Leave out bad words and min_tokens, or correct a guide that no output can follow.",
+    )
+
+
+class Guides:
+    """The guides of one engine's sequences. All but the compilation runs on the engine's thread.
+
+    A sequence's place follows from its tokens, so pauses change nothing.
+    """
+
+    def __init__(self, directory: Path, vocab_size: int) -> None:
+        """`directory`: of the tokenizer, which is read when the first guide comes."""
+        self._grammars = Grammars(directory, vocab_size)
+        self._vocab_size = vocab_size
+        self._places: dict[Sequence, _Place] = {}
+        self._masks = torch.empty(0)
+        self._batch: Any = None
+        self._work: queue.SimpleQueue[tuple[Sequence, OnPrepared] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def prepare(self, sequence: Sequence, on_prepared: OnPrepared) -> bool:
+        """Whether the sequence can run now; if not, `on_prepared` is called on another thread, with an error or None.
+
+        Compiling a large schema takes longer than many steps.
+        """
+        assert sequence.request.guide is not None
+        grammar = self._grammars.found(sequence.request.guide)
+        if grammar is not None:
+            self._begin(sequence, grammar)
+            return True
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._compile, name="trtforge-guides", daemon=True)
+            self._thread.start()
+        self._work.put((sequence, on_prepared))
+        return False
+
+    def rows(self, rows: list[Sequence]) -> list[int]:
+        """Indices of the rows that have a guide."""
+        return [index for index, row in enumerate(rows) if row.request.guide is not None]
+
+    def mask(self, rows: list[Sequence], guided: list[int], logits: Tensor) -> None:
+        """Set the logits (rows, vocabulary) of tokens that the grammars of the rows `guided` refuse to -infinity."""
+        from xgrammar import apply_token_bitmask_inplace
+
+        places = [self._places[rows[index]] for index in guided]
+        self._follow([rows[index] for index in guided], places)
+        masks = self._space(len(rows))
+        self._batch.batch_fill_next_token_bitmask([place.matcher for place in places], masks, guided)
+        for index, place in zip(guided, places, strict=True):
+            if place.lost:
+                masks[index] = 0
+        apply_token_bitmask_inplace(logits, masks.to(logits.device), vocab_size=self._vocab_size, indices=guided)
+
+    def forget(self, sequence: Sequence) -> None:
+        """Drop the state of a finished sequence."""
+        self._places.pop(sequence, None)
+
+    def close(self) -> None:
+        """End the thread. No sequence is prepared any more."""
+        if self._thread is not None:
+            self._work.put(None)
+            self._thread.join(_CLOSE_TIMEOUT)
+
+    def _compile(self) -> None:
+        while (work := self._work.get()) is not None:
+            sequence, on_prepared = work
+            error: ForgeError | None = None
+            try:
+                require_xgrammar()
+                assert sequence.request.guide is not None
+                self._begin(sequence, self._grammars.compiled(sequence.request.guide))
+            except ForgeError as failure:
+                error = RequestError(failure.message, hint=failure.hint)
+            except Exception as failure:
+                _LOG.exception("the guide of request %s failed", sequence.request.request_id)
+                error = RequestError(f"the guide cannot be compiled: {failure!r}"[:300], hint="See the server's log.")
+            on_prepared(sequence, error)
+
+    def _begin(self, sequence: Sequence, grammar: Any) -> None:
+        import xgrammar
+
+        matcher = xgrammar.GrammarMatcher(grammar, override_stop_tokens=sorted(sequence.request.end_ids))
+        self._places[sequence] = _Place(matcher)
+
+    def _follow(self, rows: list[Sequence], places: list[_Place]) -> None:
+        """Let the matchers accept what was generated since they were asked last: usually one token a row."""
+        if self._batch is None:
+            import xgrammar
+
+            self._batch = xgrammar.BatchGrammarMatcher()
+        behind = list(zip(rows, places, strict=True))
+        while behind := [(row, place) for row, place in behind if place.accepted < row.generated and not place.lost]:
+            tokens = [row.tokens[len(row.request.prompt) + place.accepted] for row, place in behind]
+            fits = self._batch.batch_accept_token([place.matcher for _, place in behind], tokens)
+            for (_, place), fit in zip(behind, fits, strict=True):
+                place.accepted += 1
+                place.lost = not fit
+
+    def _space(self, rows: int) -> Tensor:
+        """Room for the masks of `rows` rows: int32, a bit for each token."""
+        if len(self._masks) < rows:
+            from xgrammar import allocate_token_bitmask
+
+            self._masks = allocate_token_bitmask(max(rows, 2 * len(self._masks)), self._vocab_size)
+        return self._masks[:rows]
