@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.pipeline.records import full, written
+from tests.pipeline.test_compare import verified
 
 
 def test_compare_prints_json_and_a_page(run: Any, tmp_path: Path) -> None:
@@ -35,6 +36,24 @@ def test_many_builds_are_shown_in_blocks_that_fit(
     names = [word for line in out.splitlines() for word in line.split() if word.startswith("build-")]
     assert names == [f"build-{number}-of-a-long-name" for number in range(7)]
     assert "source" in out
+
+
+def test_differences_from_the_first_build_are_columns(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    builds = [verified(tmp_path / "a", 0.01), verified(tmp_path / "b", 0.03), verified(tmp_path / "c", 0.01)]
+    status, out, _ = run("compare", *builds, "--html", tmp_path / "page.html")
+    assert status == 0
+    rows = {line[:30].strip(): line[30:].split("  ") for line in out.splitlines()}
+    assert [word.strip() for word in rows["KL mean, against the first"] if word] == ["-", "+0.02 to +0.02", "+0 to +0"]
+    real = [word.strip() for word in rows["real differences"] if word]
+    assert real == ["-", "perplexity and KL", "none shown"]
+    assert "b against a: perplexity, against the first +2.02%" in (tmp_path / "page.html").read_text()
+    other = verified(tmp_path / "other", 0.03, text=4.0)
+    assert "other against a: verified on other text, so they do not compare\n" in run("compare", builds[0], other)[1]
+    found = json.loads(run("compare", *builds, "--json")[1])["differences"]
+    assert [each["kl_mean"]["real"] for each in found] == [True, False]
 
 
 def test_a_mistyped_build_is_named_with_the_command(run: Any, tmp_path: Path) -> None:

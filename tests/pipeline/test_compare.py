@@ -1,5 +1,6 @@
 """Builds side by side, from their reports."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,8 @@ import pytest
 from tests.pipeline.records import full, least, quality, written
 from trtforge.core.errors import ForgeError, UsageError
 from trtforge.pipeline.compare import compared
+from trtforge.pipeline.differences import differences
+from trtforge.verify.result import Blocks, Divergence, Perplexity, Verification
 
 
 def test_figures_of_two_builds(tmp_path: Path) -> None:
@@ -45,3 +48,57 @@ def test_what_is_no_build_is_refused(tmp_path: Path) -> None:
     (build / "report.json").write_text('{"recipe": "x"}')
     with pytest.raises(ForgeError, match=r"report\.json: 4 mistakes\n  stages is missing"):
         compared([build, build])
+
+
+def verified(directory: Path, added: float, *, text: float = 3.0, blocks: int = 64) -> Path:
+    """A build whose candidate is worse by `added` nats a token than the reference, a little more in even blocks."""
+    hardness = [text + 0.1 * (n % 7) for n in range(blocks)]
+    worse = [added + 0.01 * (n % 2) for n in range(blocks)]
+    nll = [100 * each for each in hardness]
+    kept = Blocks(
+        tokens=(100,) * blocks,
+        reference=tuple(nll),
+        candidate=tuple(one + 100 * two for one, two in zip(nll, worse, strict=True)),
+        divergence=tuple(100 * each for each in worse),
+    )
+    mean = sum(worse) / blocks
+    found = Verification(
+        perplexity=Perplexity(reference=20.0, candidate=21.0),
+        kl=Divergence(mean=mean, p99=3 * mean),
+        top1_agreement=0.9,
+        max_abs_logit_error=0.5,
+        tokens=100 * blocks,
+        tensors_checked=3,
+        blocks=kept,
+    )
+    build = written(directory, full(verification=found.as_json()))
+    metrics = {"verification": found.model_dump(mode="json"), "compression": 2.0}
+    (build / "verification").mkdir()
+    (build / "verification" / "verification.json").write_text(json.dumps(metrics))
+    return build
+
+
+def test_a_difference_beyond_the_interval_is_real(tmp_path: Path) -> None:
+    builds = [verified(tmp_path / "a", 0.01), verified(tmp_path / "b", 0.03), verified(tmp_path / "c", 0.01)]
+    worse, same = differences(compared(builds))
+    assert (worse.name, worse.baseline, same.name) == ("b", "a", "c")
+    assert worse.as_json()["kl_mean"] == {"interval": pytest.approx([0.02, 0.02]), "real": True}
+    assert same.as_json()["kl_mean"] == {"interval": [0.0, 0.0], "real": False}
+    assert worse.line == (
+        "b against a: perplexity, against the first +2.02% to +2.02%, "
+        "KL mean, against the first +0.02 to +0.02, real differences perplexity and KL"
+    )
+    assert list(same.figures.values()) == ["+0.00% to +0.00%", "+0 to +0", "none shown"]
+
+
+def test_what_does_not_compare_says_why(tmp_path: Path) -> None:
+    first, other = verified(tmp_path / "a", 0.01), verified(tmp_path / "b", 0.03, text=4.0)
+    (found,) = differences(compared([first, other]))
+    assert found.line == "b against a: verified on other text, so they do not compare"
+    few = [verified(tmp_path / name, 0.01, blocks=4) for name in ("c", "d")]
+    (found,) = differences(compared(few))
+    assert found.line == "d against c: too few tokens for an interval: give the gate more samples"
+    old = [first, written(tmp_path / "old", full())]
+    (found,) = differences(compared(old))
+    assert found.line == "old against a: the verification is of an older version: build again"
+    assert differences(compared([first, written(tmp_path / "least", least())])) == ()

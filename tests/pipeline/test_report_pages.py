@@ -40,13 +40,31 @@ def test_a_thousand_layers_stay_below_a_megabyte() -> None:
 def test_markdown_has_the_figures_beside_their_limits() -> None:
     text = build_markdown(full())
     assert text.startswith("## llama-3.1-8b-fp8: passed\n")
-    assert "| perplexity | 6.034 against 6.012 (+0.36%) | at most +2.00% | passed |" in text
+    assert "| perplexity | 6.034 against 6.012 (+0.36%) | - | at most +2.00% | passed |" in text
     assert "| calibrate | from the cache | - | - | 1.24 MB |" in text
     assert "| verify | passed | 6 min 28 s | 5.31 GB | - |" in text
     assert "| ranks 0 to 1 | 74.4 GB | 85 GB | 4.6 GB | 66 GB |" in text
     assert "TTFT (estimate)" in text
     assert "16.1 GB → 9.12 GB, 1.76 times smaller; quantised layers 1.99 times" in text
     assert text.endswith("Next: `trtforge serve build/llama-3.1-8b-fp8/repository`\n")
+
+
+def test_intervals_and_the_99th_percentile_stand_beside_the_figures() -> None:
+    perplexity = {"reference": 6.0, "candidate": 6.03, "increase": 0.005, "increase_interval": [0.0031, 0.0072]}
+    measured = quality(
+        perplexity=perplexity, kl_p99=0.0812, kl_p99_interval=[0.07, 0.1], kl_mean_interval=[0.005, 0.006]
+    )
+    record = full(verification=measured)
+    text = build_markdown(record)
+    assert "| perplexity | 6.030 against 6.000 (+0.50%) | +0.31% to +0.72% | at most +2.00% | passed |" in text
+    assert "| mean KL divergence | 0.00521 nats | 0.005 to 0.006 | no limit | no limit |" in text
+    assert "| 99th percentile of KL | 0.0812 nats | 0.07 to 0.1 | no limit | no limit |" in text
+    for said in ("+0.31% to +0.72%", "0.0812 nats", "0.07 to 0.1"):
+        assert said in build_page(record)
+    gate = full().gate
+    assert gate is not None
+    judged = metrics(record.verification, gate.model_copy(update={"kl_p99": 0.08}))  # type: ignore[arg-type]
+    assert [metric.passed for metric in judged] == [True, True, None, False]
 
 
 def test_tables_of_markdown_stand_alone() -> None:

@@ -7,7 +7,7 @@ import torch
 
 from trtforge.core.recipe import GateConfig
 from trtforge.verify.comparison import Comparison
-from trtforge.verify.result import Perplexity, Verification, failures
+from trtforge.verify.result import Divergence, Interval, Perplexity, Verification, failures
 
 
 def test_equal_models_agree_completely() -> None:
@@ -53,22 +53,27 @@ def test_windows_add_up() -> None:
         ({"perplexity_increase": 0.02, "top1_agreement": 0.9, "kl_mean": 0.1}, []),
         ({"perplexity_increase": 0.01}, ["perplexity_increase"]),
         ({"top1_agreement": 0.96, "kl_mean": 0.01}, ["top1_agreement", "kl_mean"]),
+        ({"kl_mean": 0.05, "kl_p99": 0.3}, []),
+        ({"kl_mean": 0.05, "kl_p99": 0.29}, ["kl_p99"]),
     ],
 )
 def test_gate_names_what_does_not_hold(gate: dict[str, float], broken: list[str]) -> None:
-    found = failures(GateConfig(**gate), perplexity_increase=0.015, top1_agreement=0.95, kl_mean=0.05)
+    found = failures(
+        GateConfig(**gate), perplexity_increase=0.015, top1_agreement=0.95, kl=Divergence(mean=0.05, p99=0.3)
+    )
     assert [failure.figure for failure in found] == broken
 
 
 def test_gate_does_not_hold_for_nan() -> None:
-    found = failures(GateConfig(perplexity_increase=1.0, kl_mean=1.0), float("nan"), 1.0, float("nan"))
-    assert [failure.figure for failure in found] == ["perplexity_increase", "kl_mean"]
+    nan = float("nan")
+    found = failures(GateConfig(perplexity_increase=1.0, kl_mean=1.0), nan, 1.0, Divergence(mean=nan, p99=nan))
+    assert [failure.figure for failure in found] == ["perplexity_increase", "kl_mean", "kl_p99"]
 
 
 def test_json_is_the_contract() -> None:
     result = Verification(
-        perplexity=Perplexity(reference=10.0, candidate=10.1),
-        kl_mean=0.1,
+        perplexity=Perplexity(reference=10.0, candidate=10.1, interval=Interval(low=0.005, high=0.015)),
+        kl=Divergence(mean=0.1, p99=0.4),
         top1_agreement=0.9,
         max_abs_logit_error=1.0,
         tokens=5,
@@ -76,7 +81,9 @@ def test_json_is_the_contract() -> None:
     )
     values = result.as_json()
     assert values["passed"] is True
-    assert values["perplexity"] == {"reference": 10.0, "candidate": 10.1, "increase": pytest.approx(0.01)}
+    perplexity = {"reference": 10.0, "candidate": 10.1, "increase": pytest.approx(0.01)}
+    assert values["perplexity"] == perplexity | {"increase_interval": [0.005, 0.015]}
+    assert (values["kl_mean"], values["kl_p99"], values["kl_p99_interval"]) == (0.1, 0.4, None)
     assert {"kl_mean", "top1_agreement", "max_abs_logit_error", "tokens", "tensors_checked"} <= set(values)
 
 
@@ -90,7 +97,8 @@ def test_nan_logits_are_seen_and_never_pass() -> None:
     found.add(logits, logits, torch.tensor([0, 1, 2, 3]))
     assert math.isnan(found.largest_error)
     assert math.isnan(found.candidate_perplexity)
-    assert failures(GateConfig(), float("nan"), 1.0, 0.0)
+    assert math.isnan(found.divergences.mean)
+    assert failures(GateConfig(), float("nan"), 1.0, Divergence(mean=0.0, p99=0.0))
 
 
 def test_json_of_a_broken_model_is_json() -> None:
@@ -99,13 +107,13 @@ def test_json_of_a_broken_model_is_json() -> None:
     nan = float("nan")
     result = Verification(
         perplexity=Perplexity(reference=10.0, candidate=nan),
-        kl_mean=nan,
+        kl=Divergence(mean=nan, p99=nan),
         top1_agreement=0.0,
         max_abs_logit_error=nan,
         tokens=5,
         tensors_checked=7,
-        failures=failures(GateConfig(), nan, 0.0, nan),
+        failures=failures(GateConfig(), nan, 0.0, Divergence(mean=nan, p99=nan)),
     )
     values = json.loads(json.dumps(result.as_json(), allow_nan=False))
     assert values["passed"] is False
-    assert values["perplexity"] == {"reference": 10.0, "candidate": None, "increase": None}
+    assert values["perplexity"] == {"reference": 10.0, "candidate": None, "increase": None, "increase_interval": None}

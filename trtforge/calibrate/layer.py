@@ -53,7 +53,7 @@ class LayerObserver:
 
     def __init__(self, layer: nn.Module, index: int, family: Family, facts: Facts, needs: Needs) -> None:
         self._layer, self._needs = layer, needs
-        self._family, self._prefix = family, f"{family.layer_prefix}.{index}"
+        self._family, self.prefix = family, f"{family.layer_prefix}.{index}"
         self._linears = [row for row in family.linears if facts.holds(row.when, index)]
         self._experts = [row for row in family.experts if facts.holds(row.when, index)]
         self._statistics: dict[str, InputStatistics] = {}
@@ -62,7 +62,7 @@ class LayerObserver:
     def __enter__(self) -> "LayerObserver":
         for row in self._linears:
             if row.shares_input is None:
-                module = self._module(row.parts[0].module)
+                module = self.module(row.parts[0].module)
                 weight: Tensor = module.weight  # type: ignore[assignment]
                 features = weight.shape[0 if row.conv1d else 1]
                 statistics = self._statistics[row.target] = self._empty(features, weight.device)
@@ -91,6 +91,18 @@ class LayerObserver:
                 self._round(inputs, found)
         return found
 
+    def dense(self) -> Iterator[tuple[str, Tensor, InputStatistics, Linear]]:
+        """Name within the layer, matrix (out, in) float32, input statistics and row of each linear but experts."""
+        for row in self._linears:
+            for part in row.parts:
+                statistics = self._statistics[row.shares_input or row.target]
+                yield part.module, _weight(self.module(part.module), row), statistics, row
+
+    def module(self, name: str) -> nn.Module:
+        """A module of the layer, by the name that the checkpoint gives it."""
+        renamed: Mapping[str, str] = {theirs: ours for ours, theirs in self._family.modules_renamed.items()}
+        return self._layer.get_submodule(renamed.get(name, name))
+
     def _round(self, inputs: list[Input], found: Rounded) -> None:
         rounded = round_linears(inputs, self._needs.group_size)
         found.codes |= rounded.codes
@@ -106,7 +118,7 @@ class LayerObserver:
         input_amax, weight_amax = statistics.amax.clone(), magnitudes.amax().reshape(1)
         if not input_amax.isfinite():
             dtype = next(self._layer.parameters()).dtype
-            raise nonfinite_activations(f"an input of {self._prefix}.{name}", dtype)
+            raise nonfinite_activations(f"an input of {self.prefix}.{name}", dtype)
         tensors[f"{name}.dead_channels"] = (statistics.channel_amax == 0).sum().float().reshape(1)
         tensors[f"{name}.input_amax"], tensors[f"{name}.weight_amax"] = input_amax, weight_amax
         if not weight_amax.any():
@@ -132,7 +144,7 @@ class LayerObserver:
         for row in self._linears:
             statistics = self._statistics[row.shares_input or row.target]
             for part in row.parts:
-                yield part.module, _weight(self._module(part.module), row), statistics
+                yield part.module, _weight(self.module(part.module), row), statistics
         for experts in self._experts:
             yield from self._expert_weights(experts)
 
@@ -153,10 +165,10 @@ class LayerObserver:
 
     def _input(self, statistics: InputStatistics, parts: Mapping[str, Linear]) -> Input:
         def weight() -> Tensor:
-            matrices = [_weight(self._module(name), row) for name, row in parts.items()]
+            matrices = [_weight(self.module(name), row) for name, row in parts.items()]
             return matrices[0] if len(matrices) == 1 else torch.cat(matrices)
 
-        weights: list[Tensor] = [self._module(name).weight for name in parts]  # type: ignore[misc]
+        weights: list[Tensor] = [self.module(name).weight for name in parts]  # type: ignore[misc]
         outputs = [stored.shape[1 if row.conv1d else 0] for stored, row in zip(weights, parts.values(), strict=True)]
         return Input(statistics, tuple(parts), tuple(outputs), weight)
 
@@ -189,10 +201,6 @@ class LayerObserver:
     def _empty(self, features: int, device: torch.device) -> InputStatistics:
         compensated = self._needs.compensated
         return InputStatistics.empty(features, device, sketch=self._needs.awq and not compensated, gram=compensated)
-
-    def _module(self, name: str) -> nn.Module:
-        renamed: Mapping[str, str] = {theirs: ours for ours, theirs in self._family.modules_renamed.items()}
-        return self._layer.get_submodule(renamed.get(name, name))
 
 
 def _weight(module: nn.Module, row: Linear) -> Tensor:

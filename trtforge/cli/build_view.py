@@ -187,16 +187,22 @@ def _result_lines(report: "Record", width: int) -> Iterator[str]:
 
 def _quality_lines(report: "Record", room: int) -> Iterator[str]:
     """Each metric beside its limit, the verdict, and the data."""
+    from trtforge.core.figures import ABSENT
     from trtforge.pipeline.report_words import data_used, metrics, verdict
 
     quality, gate = report.verification, report.gate
     assert quality is not None
-    names = {"perplexity": "perplexity", "top-1 agreement": "top-1", "mean KL divergence": "KL mean"}
+    names = {"top-1 agreement": "top-1", "mean KL divergence": "KL mean", "99th percentile of KL": "KL p99"}
+    found = [(names.get(metric.name, metric.name), metric) for metric in metrics(quality, gate)]
     rows = [
-        [names[metric.name], metric.value, "" if metric.passed is None else metric.limit, metric.verdict]
-        for metric in metrics(quality, gate)
+        [f"{name:<{_LABEL - 2}}", metric.value, "" if metric.passed is None else metric.limit, metric.verdict]
+        for name, metric in found
     ]
-    yield from show.columns([[f"{row[0]:<{_LABEL - 2}}", *row[1:]] for row in rows])
+    yield from show.columns(rows)
+    intervals = [f"{name} {metric.interval}" for name, metric in found if metric.interval != ABSENT]
+    if intervals:
+        yield f"{'95 %':<{_LABEL}}{intervals[0]}"
+        yield from (f"{'':<{_LABEL}}{interval}" for interval in intervals[1:])
     if gate is not None:
         used = f", {data_used(gate, quality.tokens)}"
         yield f"{'data':<{_LABEL}}{show.path(gate.data, max(room - len(used), 16))}{used}"
@@ -249,8 +255,8 @@ def _planned(stage: str, plan: Mapping[str, Any]) -> str:
             return f"{_count(len(ranks), 'rank')}, {figures.size(sum(rank['bytes'] for rank in ranks))}"
         case "verify":
             gate = plan["gate"]
-            said = {"perplexity_increase": "perplexity up to +{:g}", "top1_agreement": "top-1 from {:g}", "kl_mean":
-                    "KL up to {:g}"}  # fmt: skip
+            said = {"perplexity_increase": "perplexity up to +{:g}", "top1_agreement": "top-1 from {:g}",
+                    "kl_mean": "KL up to {:g}", "kl_p99": "KL of 99 % of the tokens up to {:g}"}  # fmt: skip
             limits = [words.format(gate[key]) for key, words in said.items() if gate[key] is not None]
             samples = f"{gate['samples']} samples of {gate['sequence_length']} tokens, {show.path(gate['data'], 36)}"
             return f"{', '.join(limits) or 'no limits'}\n{'':<{_LABEL}}{samples}"

@@ -90,6 +90,14 @@ def calibrate(
             help="Also rank the linear layers by quantisation error and propose which ones to exclude.",
         ),
     ] = False,
+    measure: Annotated[
+        bool,
+        typer.Option(
+            "--measure",
+            rich_help_panel=_SENSITIVITY,
+            help="Rank by running the model with each layer quantised alone, instead of predicting its error.",
+        ),
+    ] = False,
     gate: Annotated[
         str | None,
         typer.Option(
@@ -123,8 +131,8 @@ def calibrate(
 ) -> None:
     """Collect activation statistics, once for every parallel layout.
 
-    With --sensitivity each linear layer is also quantised alone, to find the smallest set of layers to exclude so
-    that the gate holds: give them to convert's --exclude-module, or to exclude_modules in a recipe.
+    With --sensitivity the error of quantising each linear layer alone is predicted, to find the smallest set of layers
+    to exclude so that the gate holds: give them to convert's --exclude-module, or to exclude_modules in a recipe.
 
     Example: trtforge calibrate ./llama ./calibration --quant int4_awq
     """
@@ -151,7 +159,7 @@ def calibrate(
         },
         "calibrate",
     )
-    _require_consistent(config, gate, sensitivity=sensitivity)
+    _require_consistent(config, gate, sensitivity=sensitivity, measure=measure)
     source, progress = resolve_source(hf_dir), for_this_terminal(quiet=quiet or json)
     limits = parse_gate(gate or DEFAULT_GATE, {})
     with progress.waiting("calibrate"):
@@ -166,7 +174,7 @@ def calibrate(
     from trtforge.pipeline.sensitivity import analyse
 
     with progress.waiting("sensitivity"):
-        found = analyse(config, source, out, limits, progress)
+        found = analyse(config, source, out, limits, progress, measured=measure)
     for name in found.proposal.exclude_modules if found.proposal else ():
         following += ["--exclude-module", name]
     if not json:
@@ -203,7 +211,7 @@ def _require_calibrated(quant: str, hf_dir: str) -> None:
         )
 
 
-def _require_consistent(config: "CalibrateConfig", gate: str | None, *, sensitivity: bool) -> None:
+def _require_consistent(config: "CalibrateConfig", gate: str | None, *, sensitivity: bool, measure: bool) -> None:
     """Raise UsageError for options that exclude one another."""
     from trtforge.models.formats import FORMATS, rounding_method
 
@@ -215,6 +223,8 @@ def _require_consistent(config: "CalibrateConfig", gate: str | None, *, sensitiv
     rounding_method(config.format, config.rounding)
     if gate is not None and not sensitivity:
         raise UsageError("--gate without --sensitivity", hint="To check a checkpoint, run `trtforge verify --gate`.")
+    if measure and not sensitivity:
+        raise UsageError("--measure without --sensitivity", hint="Give --sensitivity, or leave --measure out.")
     if sensitivity and config.memory is not None:
         raise UsageError(
             "--sensitivity with --memory: the analysis keeps all hidden states of the gate's samples in memory",

@@ -9,7 +9,7 @@ from trtforge.core.config_model import parse_value
 from trtforge.core.errors import AbsentFile, ForgeError, UsageError
 from trtforge.core.recipe import GateConfig, gate_from
 from trtforge.core.yaml_text import read_yaml
-from trtforge.verify.result import Verification
+from trtforge.verify.result import Interval, Verification
 
 _INLINE = "perplexity_increase=0.02,top1_agreement=0.95"
 
@@ -54,9 +54,11 @@ def show_verification(result: Verification, *, json_output: bool) -> None:
     perplexity = result.perplexity
     rows = [
         ["perplexity, reference", f"{perplexity.reference:.4f}"],
-        ["perplexity, converted", f"{perplexity.candidate:.4f} ({perplexity.increase:+.3%})"],
+        ["perplexity, converted", f"{perplexity.candidate:.4f}"],
+        ["increase of perplexity", f"{perplexity.increase:+.3%}{_between(perplexity.interval, '+.3%')}"],
         ["top-1 agreement", f"{result.top1_agreement:.2%}"],
-        ["mean KL divergence (nats)", f"{result.kl_mean:.3e}"],
+        ["mean KL divergence (nats)", f"{result.kl.mean:.3e}{_between(result.kl.mean_interval, '.3e')}"],
+        ["99th percentile of KL", f"{result.kl.p99:.3e}{_between(result.kl.p99_interval, '.3e')}"],
         ["largest logit error", f"{result.max_abs_logit_error:.3e}"],
         ["tokens", str(result.tokens)],
         ["tensors checked", str(result.tensors_checked)],
@@ -69,3 +71,8 @@ def show_verification(result: Verification, *, json_output: bool) -> None:
     for failure in result.failures:
         print(f"gate: {failure}")
     print("passed" if result.passed else "failed")
+
+
+def _between(interval: Interval | None, form: str) -> str:
+    """The 95 % interval in brackets; nothing with too few tokens for one."""
+    return "" if interval is None else f" (95 %: {interval.low:{form}} to {interval.high:{form}})"

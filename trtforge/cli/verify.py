@@ -40,7 +40,7 @@ def verify(
         typer.Option(
             metavar="FILE|KEY=V,...",
             rich_help_panel=_EVALUATION,
-            help="Limits: perplexity_increase, top1_agreement, kl_mean.",
+            help="Limits: perplexity_increase, top1_agreement, kl_mean, kl_p99.",
         ),
     ] = None,
     layers: Annotated[
@@ -53,7 +53,8 @@ def verify(
 ) -> None:
     """Compare converted weights with the Hugging Face model.
 
-    Reports perplexity, KL divergence and top-1 agreement. Exit status 1 if the gate does not hold.
+    Reports perplexity, KL divergence (mean and 99th percentile) and top-1 agreement, with 95 % intervals. Exit status 1
+    if the gate does not hold.
 
     Example: trtforge verify ./checkpoint --against ./llama --layers
     """

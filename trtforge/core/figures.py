@@ -1,5 +1,7 @@
 """Figures as people read them: sizes, durations, counts of parameters; None is a dash."""
 
+from collections.abc import Callable
+
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 _COUNTS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K"))
 ABSENT = "-"
@@ -66,3 +68,8 @@ def perplexity(value: float | None) -> str:
 def number(value: float | None, digits: int = 4) -> str:
     """A number with so many significant digits."""
     return ABSENT if value is None else f"{value:.{digits}g}"
+
+
+def interval(bounds: tuple[float, float] | None, figure: Callable[[float], str]) -> str:
+    """A 95 % interval, each end as `figure` writes it: 0.0021 to 0.0034."""
+    return ABSENT if bounds is None else " to ".join(map(figure, bounds))

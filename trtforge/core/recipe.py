@@ -122,7 +122,7 @@ class EngineConfig(Config):
         return value
 
 
-LIMITS = ("perplexity_increase", "top1_agreement", "kl_mean")
+LIMITS = ("perplexity_increase", "top1_agreement", "kl_mean", "kl_p99")
 """The keys of a gate that are limits; the others choose the samples."""
 
 
@@ -134,6 +134,9 @@ class GateConfig(Config):
         None, ge=0, le=1, description="Minimum share of positions with the same most probable token."
     )
     kl_mean: float | None = Field(None, ge=0, description="Maximum mean KL divergence from the reference, in nats.")
+    kl_p99: float | None = Field(
+        None, ge=0, description="Maximum 99th percentile of the KL divergence over the tokens, in nats."
+    )
     data: str = Field(defaults.CALIBRATION_DATA, description="See quantization.calibration.data.")
     samples: int = Field(defaults.GATE_SAMPLES, ge=1, description="Number of samples.")
     sequence_length: int = Field(defaults.GATE_TOKENS, ge=2, description="Tokens per sample.")

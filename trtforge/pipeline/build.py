@@ -25,13 +25,14 @@ from trtforge.package.stage import package
 from trtforge.package.target import PackageTarget
 from trtforge.pipeline.continuation import require_calibration_of, require_checkpoint_of, require_engine_of
 from trtforge.pipeline.diagnosis import diagnosis_command, ways_to_quality
+from trtforge.pipeline.metrics import METRICS_FILE, CheckpointMetrics
 from trtforge.pipeline.paths import Paths
 from trtforge.pipeline.preflight import Preflight, preflight, warn_of_verification
 from trtforge.pipeline.report import BuildReport, StageReport, weight_compression, write_report
 from trtforge.pipeline.report_facts import planned_facts
 from trtforge.pipeline.stage_configs import calibrate_config, convert_config
 from trtforge.pipeline.stages import STAGES, StageName, needs_calibration
-from trtforge.pipeline.verification import METRICS_FILE, CheckpointMetrics, known_metrics, verified
+from trtforge.pipeline.verification import known_metrics, verified
 from trtforge.plan.model import Model
 
 _SOURCE_STAGES = frozenset({"calibrate", "convert", "verify"})

@@ -35,7 +35,11 @@ class Compared:
     compression: float | None
     perplexity: float | None
     perplexity_increase: float | None
+    perplexity_interval: tuple[float, float] | None
     kl_mean: float | None
+    kl_mean_interval: tuple[float, float] | None
+    kl_p99: float | None
+    kl_p99_interval: tuple[float, float] | None
     top1_agreement: float | None
     gate: str
     seconds: float
@@ -63,7 +67,11 @@ class Compared:
             compression=record.compression,
             perplexity=quality.perplexity.candidate if quality else None,
             perplexity_increase=quality.perplexity.increase if quality else None,
+            perplexity_interval=quality.perplexity.increase_interval if quality else None,
             kl_mean=quality.kl_mean if quality else None,
+            kl_mean_interval=quality.kl_mean_interval if quality else None,
+            kl_p99=quality.kl_p99 if quality else None,
+            kl_p99_interval=quality.kl_p99_interval if quality else None,
             top1_agreement=quality.top1_agreement if quality else None,
             gate=verdict(quality),
             seconds=record.seconds,
@@ -96,7 +104,11 @@ class Compared:
             "quantised layers": f"{self.compression:.3g} times smaller" if quantised else figures.ABSENT,
             "perplexity": figures.perplexity(self.perplexity),
             "change": figures.change(self.perplexity_increase),
+            "change, 95 %": figures.interval(self.perplexity_interval, figures.change),
             "KL mean, nats": figures.number(self.kl_mean, 3),
+            "KL mean, 95 %": figures.interval(self.kl_mean_interval, _three_digits),
+            "KL p99, nats": figures.number(self.kl_p99, 3),
+            "KL p99, 95 %": figures.interval(self.kl_p99_interval, _three_digits),
             "top-1 agreement": figures.share(self.top1_agreement),
             "gate": self.gate,
             "build time": figures.duration(self.seconds),
@@ -110,6 +122,10 @@ class Compared:
     def as_json(self) -> dict[str, Any]:
         """For --json, in bytes, seconds and shares."""
         return asdict(self) | {"measured": self.measured.model_dump(mode="json") if self.measured else None}
+
+
+def _three_digits(value: float) -> str:
+    return figures.number(value, 3)
 
 
 def compared(builds: Sequence[Path]) -> tuple[Compared, ...]:

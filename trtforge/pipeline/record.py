@@ -31,11 +31,12 @@ class StageRecord(_Part):
 
 
 class PerplexityRecord(_Part):
-    """Perplexities and their relative difference; None for NaN and infinity."""
+    """Perplexities and their relative difference; None for NaN and infinity. Intervals are of 95 %."""
 
     reference: float | None
     candidate: float | None
     increase: float | None
+    increase_interval: tuple[float, float] | None = None
 
 
 class LayerRecord(_Part):
@@ -52,6 +53,9 @@ class QualityRecord(_Part):
     passed: bool
     perplexity: PerplexityRecord
     kl_mean: float | None
+    kl_mean_interval: tuple[float, float] | None = None
+    kl_p99: float | None = None
+    kl_p99_interval: tuple[float, float] | None = None
     top1_agreement: float
     max_abs_logit_error: float | None
     tokens: int
@@ -89,6 +93,7 @@ class GateRecord(_Part):
     perplexity_increase: float | None
     top1_agreement: float | None
     kl_mean: float | None
+    kl_p99: float | None = None
     data: str
     samples: int
     sequence_length: int

@@ -1,6 +1,5 @@
 """Floor 5: what a report says in words: metrics beside their limits, results of stages, formats and layout."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from trtforge.core import figures
@@ -9,10 +8,11 @@ from trtforge.pipeline.record import DeploymentRecord, GateRecord, QualityRecord
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric beside the gate's limit. `passed` is None without a limit."""
+    """A metric beside the gate's limit. `interval`: of 95 %, - if it is not known. `passed`: None without a limit."""
 
     name: str
     value: str
+    interval: str
     limit: str
     passed: bool | None
 
@@ -23,39 +23,46 @@ class Metric:
 
 
 def metrics(quality: QualityRecord, gate: GateRecord | None) -> tuple[Metric, ...]:
-    """The three metrics that a gate can limit; NaN and infinity fail."""
-    increase, divergence = quality.perplexity.increase, quality.kl_mean
-    perplexity = " against ".join(map(figures.perplexity, (quality.perplexity.candidate, quality.perplexity.reference)))
-    rows: list[tuple[str, float | None, str, Callable[[float], str], float | None, bool]] = [
-        (
+    """The metrics that a gate can limit; NaN and infinity fail. An older report may lack the 99th percentile."""
+    perplexity, increase = quality.perplexity, quality.perplexity.increase
+    against = " against ".join(map(figures.perplexity, (perplexity.candidate, perplexity.reference)))
+    limit = gate.perplexity_increase if gate else None
+    agreement = gate.top1_agreement if gate else None
+    found = [
+        Metric(
             "perplexity",
-            increase,
-            f"{perplexity} ({figures.change(increase)})",
-            lambda limit: f"at most {figures.change(limit)}",
-            gate.perplexity_increase if gate else None,
-            False,
+            f"{against} ({figures.change(increase)})",
+            figures.interval(perplexity.increase_interval, figures.change),
+            "no limit" if limit is None else f"at most {figures.change(limit)}",
+            _holds(increase, limit, least=False),
         ),
-        (
+        Metric(
             "top-1 agreement",
-            quality.top1_agreement,
             figures.share(quality.top1_agreement),
-            lambda limit: f"at least {figures.share(limit)}",
-            gate.top1_agreement if gate else None,
-            True,
+            figures.ABSENT,
+            "no limit" if agreement is None else f"at least {figures.share(agreement)}",
+            _holds(quality.top1_agreement, agreement, least=True),
         ),
-        (
-            "mean KL divergence",
-            divergence,
-            f"{figures.number(divergence, 3)} nats",
-            lambda limit: f"at most {figures.number(limit, 3)}",
-            gate.kl_mean if gate else None,
-            False,
-        ),
+        _divergence("mean KL divergence", quality.kl_mean, quality.kl_mean_interval, gate.kl_mean if gate else None),
     ]
-    return tuple(
-        Metric(name, text, "no limit" if limit is None else said(limit), _holds(value, limit, least=least))
-        for name, value, text, said, limit, least in rows
+    p99 = gate.kl_p99 if gate else None
+    if quality.kl_p99 is not None or p99 is not None:
+        found.append(_divergence("99th percentile of KL", quality.kl_p99, quality.kl_p99_interval, p99))
+    return tuple(found)
+
+
+def _divergence(name: str, value: float | None, interval: tuple[float, float] | None, limit: float | None) -> Metric:
+    return Metric(
+        name,
+        f"{_nats(value)} nats",
+        figures.interval(interval, _nats),
+        "no limit" if limit is None else f"at most {_nats(limit)}",
+        _holds(value, limit, least=False),
     )
+
+
+def _nats(value: float | None) -> str:
+    return figures.number(value, 3)
 
 
 def _holds(value: float | None, limit: float | None, *, least: bool) -> bool | None:

@@ -1,7 +1,7 @@
 """Floor 5: find the linear layers that must stay unquantised for a quality gate to hold.
 
-Layers are excluded in the order of the ranking; bisection finds how many, and each step converts and verifies a
-checkpoint.
+The ranking is predicted from second moments, or measured with each layer quantised alone. Layers are excluded in its
+order; bisection finds how many, and each step converts and verifies a checkpoint.
 """
 
 import json
@@ -11,6 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from trtforge.calibrate.sensitivity import predict_damages
 from trtforge.calibrate.stage import CalibrateConfig
 from trtforge.convert.stage import ConvertConfig, convert
 from trtforge.core.manifest import require_manifest
@@ -53,17 +54,27 @@ class Sensitivity:
 
 
 def analyse(
-    config: CalibrateConfig, source: Path, calibration: Path, gate: GateConfig, progress: Progress | None = None
+    config: CalibrateConfig,
+    source: Path,
+    calibration: Path,
+    gate: GateConfig,
+    progress: Progress | None = None,
+    *,
+    measured: bool = False,
 ) -> Sensitivity:
     """Rank the layers of `source` by the damage of quantisation, and find the fewest exclusions that meet the gate.
 
+    `measured`: run the model with each linear layer quantised alone, instead of predicting from second moments.
     Checkpoints are written beside the calibration, one at a time, and deleted.
     """
     shown, place = progress or Silent(), calibration.resolve()
     with TemporaryDirectory(prefix=f".{place.name}.", dir=place.parent) as directory:
         trials = _Trials(config, source, calibration, gate, Path(directory) / "checkpoint", shown)
         everything = trials.without(())
-        ranking = rank_linears(trials.checkpoint, source, gate, progress=shown)
+        if measured:
+            ranking = rank_linears(trials.checkpoint, source, gate, progress=shown)
+        else:
+            ranking = _predicted(config, source, calibration, gate, shown)
         if everything.verification.passed:
             return Sensitivity(ranking, everything, everything, everything)
         last = trials.without(ranking)
@@ -78,6 +89,14 @@ def analyse(
             else:
                 fails = middle
         return Sensitivity(ranking, everything, best, best)
+
+
+def _predicted(
+    config: CalibrateConfig, source: Path, calibration: Path, gate: GateConfig, progress: Progress
+) -> tuple[Damage, ...]:
+    found = predict_damages(calibration, source, gate, (config.format,), progress=progress)
+    damages = [Damage(modules=each.modules, error=each.damage[config.format]) for each in found]
+    return tuple(sorted(damages, key=lambda damage: -damage.error))
 
 
 def keep(found: Sensitivity, calibration: Path) -> Path:

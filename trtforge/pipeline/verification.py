@@ -13,7 +13,6 @@ from typing import Any
 
 from trtforge import __version__
 from trtforge.core.artifact import produce
-from trtforge.core.config_model import Config
 from trtforge.core.digest import file_digest, text_digest
 from trtforge.core.errors import ForgeError
 from trtforge.core.json_text import read_json_object
@@ -21,21 +20,10 @@ from trtforge.core.manifest import Identity, Manifest, check_files, open_artifac
 from trtforge.core.progress import Progress
 from trtforge.core.recipe import LIMITS, GateConfig
 from trtforge.formats.hub_data import PREFIX, commit_of
+from trtforge.pipeline.metrics import METRICS_FILE, CheckpointMetrics
 from trtforge.pipeline.report import weight_compression
 from trtforge.verify.result import Verification
 from trtforge.verify.stage import verify
-
-METRICS_FILE = "verification.json"
-
-
-class CheckpointMetrics(Config):
-    """What a verification found. `compression`: bytes of the linear layers in 16 bits / their bytes as quantised.
-
-    As stored, `verification` lists no failures.
-    """
-
-    verification: Verification
-    compression: float
 
 
 def verified(
@@ -85,7 +73,7 @@ def _identity(checkpoint: Manifest, gate: GateConfig) -> Identity:
     """What decides the metrics: the checkpoint, the samples, the content of their data and the computing programs."""
     return Identity(
         stage="verification",
-        config=gate.model_dump(mode="json", exclude={"data", *LIMITS}),
+        config=gate.model_dump(mode="json", exclude={"data", *LIMITS}) | {"metrics": sorted(Verification.model_fields)},
         inputs={"checkpoint": checkpoint.digest, "data": _content_of(gate.data)},
         versions={"trtforge": __version__, "transformers": version("transformers"), "torch": version("torch")},
     )

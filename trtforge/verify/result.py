@@ -5,19 +5,55 @@ import math
 from pydantic import Field
 
 from trtforge.core.config_model import Config
-from trtforge.core.recipe import GateConfig
+from trtforge.core.recipe import LIMITS, GateConfig
+
+
+class Interval(Config):
+    """A 95 % confidence interval (verify.bootstrap)."""
+
+    low: float
+    high: float
+
+    @property
+    def excludes_zero(self) -> bool:
+        """Whether a difference with this interval is more than chance."""
+        return self.low > 0 or self.high < 0
+
+
+class Blocks(Config):
+    """Sums over consecutive tokens, by block: negative log-likelihoods of both models and divergence, in nats."""
+
+    tokens: tuple[int, ...] = Field(default=())
+    reference: tuple[float, ...] = Field(default=())
+    candidate: tuple[float, ...] = Field(default=())
+    divergence: tuple[float, ...] = Field(default=())
+
+    def same_text(self, other: "Blocks") -> bool:
+        """Whether both are of the same reference on the same tokens, so that they can be compared in pairs."""
+        pairs = zip(self.reference, other.reference, strict=False)
+        return self.tokens == other.tokens and all(math.isclose(one, two, rel_tol=1e-3) for one, two in pairs)
 
 
 class Perplexity(Config):
-    """exp of the mean negative log-likelihood of the next token."""
+    """exp of the mean negative log-likelihood of the next token. `interval`: of the increase; None with few tokens."""
 
     reference: float
     candidate: float
+    interval: Interval | None = None
 
     @property
     def increase(self) -> float:
         """Relative: 0.01 is one per cent worse than the reference."""
         return self.candidate / self.reference - 1
+
+
+class Divergence(Config):
+    """KL divergence from the reference, in nats per token: mean and 99th percentile; no intervals with few tokens."""
+
+    mean: float
+    p99: float
+    mean_interval: Interval | None = None
+    p99_interval: Interval | None = None
 
 
 class Failure(Config):
@@ -50,23 +86,29 @@ class Damage(Config):
 
 
 class Verification(Config):
-    """The metrics. `kl_mean` in nats per token.
+    """The metrics. `kl`: KL divergence. `blocks`: what intervals of differences between verifications are made of.
 
     `tensors_checked`: tensors of all ranks; copied ones are compared bit for bit, all contribute to the logits.
     """
 
     perplexity: Perplexity
-    kl_mean: float
+    kl: Divergence
     top1_agreement: float
     max_abs_logit_error: float
     tokens: int
     tensors_checked: int
     failures: tuple[Failure, ...] = Field(default=())
     layers: tuple[LayerError, ...] = Field(default=())
+    blocks: Blocks = Blocks()
+
+    @property
+    def kl_mean(self) -> float:
+        """Mean KL divergence in nats per token."""
+        return self.kl.mean
 
     def judged_by(self, gate: GateConfig) -> "Verification":
         """The same metrics with the failures of `gate`."""
-        found = failures(gate, self.perplexity.increase, self.top1_agreement, self.kl_mean)
+        found = failures(gate, self.perplexity.increase, self.top1_agreement, self.kl)
         return self.model_copy(update={"failures": found})
 
     @property
@@ -82,8 +124,12 @@ class Verification(Config):
                 "reference": _number(self.perplexity.reference),
                 "candidate": _number(self.perplexity.candidate),
                 "increase": _number(self.perplexity.increase),
+                "increase_interval": _interval(self.perplexity.interval),
             },
-            "kl_mean": _number(self.kl_mean),
+            "kl_mean": _number(self.kl.mean),
+            "kl_mean_interval": _interval(self.kl.mean_interval),
+            "kl_p99": _number(self.kl.p99),
+            "kl_p99_interval": _interval(self.kl.p99_interval),
             "top1_agreement": self.top1_agreement,
             "max_abs_logit_error": _number(self.max_abs_logit_error),
             "tokens": self.tokens,
@@ -109,19 +155,28 @@ def _number(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
+def _interval(interval: Interval | None) -> list[float] | None:
+    return None if interval is None else [interval.low, interval.high]
+
+
 def failures(
-    gate: GateConfig, perplexity_increase: float, top1_agreement: float, kl_mean: float
+    gate: GateConfig, perplexity_increase: float, top1_agreement: float, kl: Divergence
 ) -> tuple[Failure, ...]:
     """The metrics that fail `gate`; non-finite values always fail."""
-    figures = {"perplexity_increase": perplexity_increase, "top1_agreement": top1_agreement, "kl_mean": kl_mean}
-    broken = [name for name, value in figures.items() if not math.isfinite(value)]
+    figures = {
+        "perplexity_increase": perplexity_increase,
+        "top1_agreement": top1_agreement,
+        "kl_mean": kl.mean,
+        "kl_p99": kl.p99,
+    }
+    assert tuple(figures) == LIMITS, "every limit of a gate has its figure"
+    broken = {name: value for name, value in figures.items() if not math.isfinite(value)}
     if broken:
-        return tuple(Failure(figure=name, value=figures[name], limit=getattr(gate, name) or 0.0) for name in broken)
-    found = []
-    if gate.perplexity_increase is not None and perplexity_increase > gate.perplexity_increase:
-        found.append(Failure(figure="perplexity_increase", value=perplexity_increase, limit=gate.perplexity_increase))
-    if gate.top1_agreement is not None and top1_agreement < gate.top1_agreement:
-        found.append(Failure(figure="top1_agreement", value=top1_agreement, limit=gate.top1_agreement))
-    if gate.kl_mean is not None and kl_mean > gate.kl_mean:
-        found.append(Failure(figure="kl_mean", value=kl_mean, limit=gate.kl_mean))
-    return tuple(found)
+        return tuple(
+            Failure(figure=name, value=value, limit=getattr(gate, name) or 0.0) for name, value in broken.items()
+        )
+    return tuple(
+        Failure(figure=name, value=figures[name], limit=limit)
+        for name, limit in gate.limits.items()
+        if (figures[name] < limit if name == "top1_agreement" else figures[name] > limit)
+    )

@@ -23,7 +23,7 @@ from trtforge.models.checkpoint_config import layout_of_checkpoint
 from trtforge.models.checkpoint_plan import checkpoint_plan
 from trtforge.models.exclusions import modules_excluded_by
 from trtforge.models.registry import family_of, family_of_checkpoint
-from trtforge.verify.result import Perplexity, Verification, failures
+from trtforge.verify.result import Verification, failures
 
 
 def verify(
@@ -103,15 +103,16 @@ def _compare(
     from trtforge.verify.layers import compare_by_layer
 
     comparison, by_layer = compare_by_layer(candidate, reference, windows.windows, progress, layers=layers)
-    perplexity = Perplexity(reference=comparison.reference_perplexity, candidate=comparison.candidate_perplexity)
-    agreement, divergence = comparison.agreements / comparison.tokens, comparison.divergence / comparison.tokens
+    perplexity, divergence = comparison.perplexity, comparison.divergences
+    agreement = comparison.agreements / comparison.tokens
     return Verification(
         perplexity=perplexity,
-        kl_mean=divergence,
+        kl=divergence,
         top1_agreement=agreement,
         max_abs_logit_error=comparison.largest_error,
         tokens=comparison.tokens,
         tensors_checked=tensors,
         failures=failures(gate, perplexity.increase, agreement, divergence),
         layers=by_layer,
+        blocks=comparison.blocks,
     )

@@ -1,0 +1,102 @@
+"""Floor 5: whether two builds of one model differ by more than chance: intervals paired over the evaluated tokens."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from trtforge.core import figures
+from trtforge.pipeline.compare import Compared
+from trtforge.pipeline.metrics import kept_blocks
+from trtforge.pipeline.paths import Paths
+from trtforge.verify.result import Interval
+
+TITLES = ("perplexity, against the first", "KL mean, against the first", "real differences")
+"""What `compare` says of a difference."""
+UNKNOWN = "the verification is of an older version: build again"
+_FEWEST = "too few tokens for an interval: give the gate more samples"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How build `name` differs from build `baseline`: 95 % intervals, and `reason` if there are none.
+
+    `perplexity`: of the relative increase; `kl_mean`: of the increase, in nats.
+    """
+
+    name: str
+    baseline: str
+    perplexity: Interval | None = None
+    kl_mean: Interval | None = None
+    reason: str | None = None
+
+    @property
+    def figures(self) -> dict[str, str]:
+        """As people read it, by title; `-` for what is not known."""
+        if self.perplexity is None or self.kl_mean is None:
+            return dict.fromkeys(TITLES, figures.ABSENT)
+        real = {"perplexity": self.perplexity, "KL": self.kl_mean}
+        said = [name for name, interval in real.items() if interval.excludes_zero]
+        texts = (
+            _said(self.perplexity, figures.change),
+            _said(self.kl_mean, _signed),
+            " and ".join(said) or "none shown",
+        )
+        return dict(zip(TITLES, texts, strict=True))
+
+    @property
+    def line(self) -> str:
+        """In a line."""
+        found = self.figures
+        if self.reason is not None:
+            return f"{self.name} against {self.baseline}: {self.reason}"
+        return f"{self.name} against {self.baseline}: " + ", ".join(f"{title} {text}" for title, text in found.items())
+
+    def as_json(self) -> dict[str, Any]:
+        """For --json. `real`: whether the interval excludes zero."""
+        return {
+            "build": self.name,
+            "baseline": self.baseline,
+            "perplexity": _json(self.perplexity),
+            "kl_mean": _json(self.kl_mean),
+            "reason": self.reason,
+        }
+
+
+def differences(builds: Sequence[Compared]) -> tuple[Difference, ...]:
+    """How each build differs from the first. Builds that were not verified are left out."""
+    first, *others = builds
+    return tuple(_difference(first, other) for other in others if None not in (first.kl_mean, other.kl_mean))
+
+
+def _difference(first: Compared, other: Compared) -> Difference:
+    one, two = (kept_blocks(Paths(_directory(build)).verification, build.kl_mean) for build in (first, other))
+    if one is None or two is None:
+        return Difference(other.name, first.name, reason=UNKNOWN)
+    if not one.same_text(two):
+        return Difference(other.name, first.name, reason="verified on other text, so they do not compare")
+    if find_spec("numpy") is None:
+        return Difference(other.name, first.name, reason="intervals need numpy: pip install 'trtforge[engine]'")
+    from trtforge.verify.bootstrap import divergence_difference, perplexity_difference
+
+    perplexity, divergence = perplexity_difference(one, two), divergence_difference(one, two)
+    reason = _FEWEST if perplexity is None or divergence is None else None
+    return Difference(other.name, first.name, perplexity, divergence, reason)
+
+
+def _directory(build: Compared) -> Path:
+    path = Path(build.build)
+    return path.parent if path.suffix == ".json" else path
+
+
+def _said(interval: Interval, figure: Callable[[float], str]) -> str:
+    return figures.interval((interval.low, interval.high), figure)
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.2g}"
+
+
+def _json(interval: Interval | None) -> dict[str, Any] | None:
+    return None if interval is None else {"interval": [interval.low, interval.high], "real": interval.excludes_zero}

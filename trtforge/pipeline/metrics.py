@@ -1,0 +1,30 @@
+"""Floor 5: the file in which a build keeps what its verification found."""
+
+from pathlib import Path
+
+from trtforge.core.config_model import Config
+from trtforge.core.errors import ForgeError
+from trtforge.core.json_text import read_json_object
+from trtforge.verify.result import Blocks, Verification
+
+METRICS_FILE = "verification.json"
+
+
+class CheckpointMetrics(Config):
+    """What a verification found. `compression`: bytes of the linear layers in 16 bits / their bytes as quantised.
+
+    As stored, `verification` lists no failures.
+    """
+
+    verification: Verification
+    compression: float
+
+
+def kept_blocks(verification: Path, kl_mean: float | None) -> Blocks | None:
+    """The sums by block of the verification in this directory, if it is the one that found `kl_mean`."""
+    try:
+        path = verification / METRICS_FILE
+        kept = CheckpointMetrics.parse(read_json_object(path, hint="Build again."), str(path)).verification
+    except ForgeError:
+        return None
+    return kept.blocks if kept.kl_mean == kl_mean else None
