@@ -9,7 +9,13 @@ from numpy.typing import NDArray
 from responder import RequestFailed
 from word_lists import MOST_WORDS, words_of
 
-from trtforge.engine_process.requests import MOST_TOP_LOG_PROBS, GenerationRequest, SamplingParams
+from trtforge.engine_process.requests import (
+    GUIDE_TYPES,
+    MOST_TOP_LOG_PROBS,
+    GenerationRequest,
+    Guide,
+    SamplingParams,
+)
 
 _READ = frozenset(
     {
@@ -41,6 +47,9 @@ _READ = frozenset(
         "stop",
     }
 )
+_GUIDE_TYPE, _GUIDE, _LORA = "guided_decoding_guide_type", "guided_decoding_guide", "lora_task_id"
+_MOST_GUIDE = 1 << 16
+"""Most characters of a schema, expression or grammar."""
 _OF_BEAM_SEARCH = frozenset({"len_penalty", "early_stopping", "beam_search_diversity_rate"})
 """Ignored, because they have no effect on a single beam, in TensorRT-LLM too."""
 
@@ -58,11 +67,22 @@ _UINT64_MAX = 2**64 - 1
 
 @dataclass(frozen=True)
 class RequestLimits:
-    """The limits that a request is checked against. `end_ids`: the model's own."""
+    """The limits that a request is checked against. `end_ids`: the model's own.
+
+    `guided`: whether answers can be guided; `lora_task_ids`: the adapters that the engine has.
+    """
 
     vocab_size: int
     max_batch_size: int
     end_ids: tuple[int, ...]
+    guided: bool = False
+    lora_task_ids: tuple[int, ...] = ()
+
+    @property
+    def inputs(self) -> frozenset[str]:
+        """The inputs that this engine reads."""
+        more = ({_GUIDE_TYPE, _GUIDE} if self.guided else set()) | ({_LORA} if self.lora_task_ids else set())
+        return _READ | more
 
 
 @dataclass(frozen=True)
@@ -86,7 +106,7 @@ def requested_sequences(
     `model_end_ids`: end at the model's own end ids instead of `end_id`; `names`: input names to show in errors.
     """
     values = InputValues(inputs, names)
-    _check_supported(values)
+    _check_supported(values, limits.inputs)
     prompts = len(values.array("input_lengths"))
     counts = [
         values.integer("num_return_sequences", item, 1, 1, max(1, limits.max_batch_size // prompts))
@@ -103,10 +123,10 @@ def requested_sequences(
     return found
 
 
-def _check_supported(values: InputValues) -> None:
+def _check_supported(values: InputValues, read: frozenset[str]) -> None:
     """Raises RequestFailed, naming the input, for inputs that this engine would ignore."""
     for name in values:
-        if name in _READ or name not in values:
+        if name in read or name not in values:
             continue
         if name in _OF_BEAM_SEARCH:
             values.finite(name)
@@ -132,7 +152,34 @@ def _request(values: InputValues, item: int, limits: RequestLimits, *, model_end
         end_ids=frozenset(limits.end_ids if model_end_ids else [end_id] if end_id >= 0 else []),
         stop_words=_words(values, "stop_words_list", item, limits.vocab_size),
         bad_words=_words(values, "bad_words_list", item, limits.vocab_size),
+        guide=_guide(values, item),
+        lora_task_id=_adapter(values, item, limits),
     )
+
+
+def _guide(values: InputValues, item: int) -> Guide | None:
+    kind, text = values.text(_GUIDE_TYPE, item), values.text(_GUIDE, item)
+    if kind is None:
+        if text is not None:
+            raise RequestFailed(f"{values.shown(_GUIDE_TYPE)} is missing: it says what {values.shown(_GUIDE)} is")
+        return None
+    found = next((name for name in GUIDE_TYPES if name == kind), None)
+    if found is None:
+        raise values.refused(_GUIDE_TYPE, kind, f"one of {', '.join(GUIDE_TYPES)}")
+    if not text and found != "json":
+        raise RequestFailed(f"{values.shown(_GUIDE)} is missing: {found} needs it")
+    if len(text or "") > _MOST_GUIDE:
+        raise values.refused(_GUIDE, f"{len(text or '')} characters", f"at most {_MOST_GUIDE}")
+    return Guide(found, text or "")
+
+
+def _adapter(values: InputValues, item: int, limits: RequestLimits) -> int | None:
+    if _LORA not in values:
+        return None
+    task = values.integer(_LORA, item, None, 0, _UINT64_MAX)
+    if task not in limits.lora_task_ids:
+        raise values.refused(_LORA, task, f"one of this engine's: {', '.join(map(str, limits.lora_task_ids))}")
+    return task
 
 
 def _prompt(values: InputValues, item: int, vocab_size: int) -> tuple[int, ...]:

@@ -66,6 +66,16 @@ class InputValues:
         if not np.isfinite(array).all():
             raise self.refused(name, array[~np.isfinite(array)].flat[0], "a finite number")
 
+    def text(self, name: str, item: int) -> str | None:
+        """A prompt's string; None if the input is absent. Raises RequestFailed for bad UTF-8."""
+        if name not in self:
+            return None
+        value = self._of_item(name, item).flat[0]
+        try:
+            return value.decode() if isinstance(value, bytes) else str(value)
+        except UnicodeDecodeError as error:
+            raise RequestFailed(f"{self.shown(name)} is not UTF-8: byte {error.start} of {len(error.object)}") from None
+
     def texts(self, name: str, most: int) -> list[str]:
         """The strings of an input, at most `most`; empty if it is absent. Raises RequestFailed, also for bad UTF-8."""
         if name not in self:

@@ -13,6 +13,7 @@ from trtforge.engine_process.requests import (
     ErrorCode,
     FinishReason,
     GenerationRequest,
+    Guide,
     Output,
     PromptLogProbs,
     RequestFailure,
@@ -58,6 +59,8 @@ class Submission:
                     "end_ids": sorted(request.end_ids),
                     "stop_words": request.stop_words,
                     "bad_words": request.bad_words,
+                    **({"guide": (request.guide.type, request.guide.text)} if request.guide is not None else {}),
+                    **({"lora": request.lora_task_id} if request.lora_task_id is not None else {}),
                 }
             )
             payload += array("i", request.prompt).tobytes() + bias.tobytes()
@@ -80,6 +83,8 @@ class Submission:
                         end_ids=frozenset(row["end_ids"]),
                         stop_words=tuple(map(tuple, row["stop_words"])),
                         bad_words=tuple(map(tuple, row["bad_words"])),
+                        guide=Guide(*row["guide"]) if "guide" in row else None,
+                        lora_task_id=row.get("lora"),
                     )
                 )
         except (KeyError, TypeError, ValueError) as error:

@@ -71,9 +71,25 @@ class SamplingParams:
         return self.greedy and not changed and not self.return_log_probs
 
 
+GuideType = Literal["json", "json_schema", "regex", "ebnf_grammar", "structural_tag"]
+GUIDE_TYPES: tuple[GuideType, ...] = ("json", "json_schema", "regex", "ebnf_grammar", "structural_tag")
+"""What an answer must be, by the names of TensorRT-LLM's Triton backend; only `json` has no text."""
+
+
+@dataclass(frozen=True)
+class Guide:
+    """What an answer must be: any JSON, or what the schema, expression, grammar or tag `text` allows."""
+
+    type: GuideType
+    text: str = ""
+
+
 @dataclass(frozen=True)
 class GenerationRequest:
-    """A prompt and when to stop. An end id is not part of the output; a matched stop word is."""
+    """A prompt and when to stop. An end id is not part of the output; a matched stop word is.
+
+    `lora_task_id`: the adapter to answer with; None: the model alone.
+    """
 
     request_id: str
     prompt: tuple[int, ...]
@@ -82,6 +98,8 @@ class GenerationRequest:
     end_ids: frozenset[int] = frozenset()
     stop_words: tuple[tuple[int, ...], ...] = ()
     bad_words: tuple[tuple[int, ...], ...] = ()
+    guide: Guide | None = None
+    lora_task_id: int | None = None
 
 
 MOST_TOP_LOG_PROBS = 20

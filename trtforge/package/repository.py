@@ -55,7 +55,10 @@ LIBRARIES: dict[ModelRole, Mapping[ModelCode, tuple[str, ...]]] = {
     "preprocessing": {
         "1": (*_PROCESS, "chat_template", "detokenizer", "input_values", "preprocessor", "word_lists"),
     },
-    "tensorrt_llm": {"1": _ENGINE_MODEL, "llmapi": (*_ENGINE_MODEL, "llmapi_engine", "llmapi_scores")},
+    "tensorrt_llm": {
+        "1": _ENGINE_MODEL,
+        "llmapi": (*_ENGINE_MODEL, "llmapi_arguments", "llmapi_engine", "llmapi_scores"),
+    },
     "postprocessing": {"1": (*_PROCESS, "detokenizer")},
     "tensorrt_llm_bls": {"1": _ENGINE_TEXT, "triton": (*_TEXT, "kserve_messages", "triton_engine")},
 }

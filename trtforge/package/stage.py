@@ -59,7 +59,7 @@ def package(config: PackageConfig, engine: Path, tokenizer: Path | None, out: Pa
         },
         versions={"trtforge": __version__},
     )
-    guided = config.serving.guided_decoding_backend is not None
+    guided = config.serving.guided_decoding_backend is not None and facts.backend == "tensorrt_llm"
     writer = RepositoryWriter(templates, models, engine, manifest, assets, llm_args, guided=guided)
 
     def write(directory: Path) -> Mapping[str, FileRecord]:
