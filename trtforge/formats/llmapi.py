@@ -23,6 +23,9 @@ from trtforge.core.yaml_text import read_yaml
 from trtforge.formats.releases import read_release_data
 
 MODEL_FILE = "model.yaml"
+SERVE_FILE = "trtllm_serve.yaml"
+"""The same arguments for trtllm-serve, beside model.yaml in a repository."""
+_OF_TRITON = ("model", "backend", "triton_config")
 SchedulerName = Literal["GUARANTEED_NO_EVICT", "MAX_UTILIZATION"]
 
 
@@ -163,6 +166,15 @@ class LlmArgs(Config):
     def to_yaml(self) -> str:
         """The exact text of model.yaml."""
         return yaml.safe_dump(self.to_json(), sort_keys=False)
+
+    def to_serve_yaml(self, directory: str) -> str:
+        """The exact text of trtllm_serve.yaml: without what its command line says, paths below `directory`."""
+        values = {key: value for key, value in self.to_json().items() if key not in _OF_TRITON}
+        speculation = values.get("speculative_config", {})
+        for key in ("speculative_model", "speculative_model_dir"):
+            if key in speculation:
+                speculation[key] = f"{directory}/{speculation[key]}"
+        return yaml.safe_dump(values, sort_keys=False)
 
     def with_values(self, values: Mapping[str, Any], where: str) -> "LlmArgs":
         """A copy with these dotted keys set. Raises ForgeError naming `where` for an invalid value."""
