@@ -3,10 +3,14 @@
 from collections import Counter
 from typing import Any
 
+from trtforge.core.errors import ForgeError
+from trtforge.core.features import FeaturesConfig
 from trtforge.core.serving import ServingConfig
 from trtforge.formats.attention_windows import pools_of
+from trtforge.formats.llmapi import LlmArgs, require_llm_api
 from trtforge.formats.releases import CONFIDENCES, Section, read_release_data, release
 from trtforge.formats.triton import parameter_problem, parameters
+from trtforge.plan.llm_api_arguments import feature_arguments
 from trtforge.plan.serving_rules import LLM_ARGUMENTS
 
 _SECTIONS: tuple[Section, ...] = ("build_config", "plugin_config", "lora_config", "mapping", "quantization", "moe")
@@ -46,6 +50,49 @@ def serving_settings() -> str:
         had = ("yes" if parameter_problem("tensorrt_llm", key, release(line)) is None else "–" for line in lines)
         rows.append(f"| `{key}` | {argument} | {' | '.join(had)} |")
     return "\n".join(rows)
+
+
+LLM_API_ASKED: dict[str, dict[str, Any]] = {
+    "draft": {"draft": {"model": "DRAFT", "tokens": 5}},
+    "eagle3": {"eagle3": {"model": "NETWORK"}},
+    "mtp": {"mtp": True},
+    "ngram": {"ngram": True},
+    "lora": {"lora": {"max_rank": 16, "modules": ["attn_q"]}},
+    "moe.backend": {"moe": {"backend": "CUTLASS"}},
+    "moe.backend: TRITON": {"moe": {"backend": "TRITON"}},
+    "moe.max_num_tokens": {"moe": {"max_num_tokens": 8192}},
+    "attention_dp": {"attention_dp": True},
+    "attention_dp.balance": {"attention_dp": {"balance": True}},
+    "cuda_graphs": {"cuda_graphs": {"batch_sizes": [1, 2, 4], "padding": True}},
+    "cuda_graphs: false": {"cuda_graphs": False},
+    "generation_logits": {"generation_logits": True},
+}
+
+
+def llm_api_features() -> str:
+    """The arguments that each feature sets for the newest release, and the releases that have it."""
+    lines = read_release_data("llmapi")["lines"]
+    rows = [f"| feature | arguments | {' | '.join(lines)} |", "|---|---|" + "---|" * len(lines)]
+    for name, asked in LLM_API_ASKED.items():
+        features = FeaturesConfig.parse(asked, name)
+        values = feature_arguments(features, lines[-1])
+        shown = [f"`{key}`" for key, value in values.items() if value is not None or key == "cuda_graph_config"]
+        had = ("yes" if _llm_api_has(line, features) else "–" for line in lines)
+        rows.append(f"| `{name}` | {', '.join(shown)} | {' | '.join(had)} |")
+    return "\n".join(rows)
+
+
+def llm_api_sources() -> str:
+    """What was read of each release's LLM API."""
+    return "\n".join(f"- {line}: {text}." for line, text in read_release_data("llmapi")["sources"]["lines"].items())
+
+
+def _llm_api_has(line: str, features: FeaturesConfig) -> bool:
+    try:
+        require_llm_api(line, LlmArgs().with_values(feature_arguments(features, line), "features"))
+    except ForgeError:
+        return False
+    return True
 
 
 def sources() -> str:

@@ -13,7 +13,7 @@ from tests.compile.test_build_config import plan
 from tests.docs_cli import commands_of_the_program, exit_statuses
 from tests.docs_log import SUBJECTS, log_messages
 from tests.docs_networks import EXPERTS, engine_formats, families, network_limits, network_sources
-from tests.docs_releases import releases, serving_settings, sources
+from tests.docs_releases import llm_api_features, llm_api_sources, releases, serving_settings, sources
 from trtforge.compile.build_config import BuildPlan
 from trtforge.compile.tensorrt_llm import commands
 from trtforge.core.assets import asset_directory
@@ -190,6 +190,7 @@ TABLES: dict[str, tuple[tuple[str, Callable[[], str]], ...]] = {
         ("network-limits", network_limits),
         ("network-sources", network_sources),
     ),
+    "llmapi.md": (("llm-api-features", llm_api_features), ("llm-api-sources", llm_api_sources)),
     "engines.md": (("releases", releases), ("release-sources", sources)),
     "quickstart-gpu.md": (("containers", containers),),
     "cli.md": (("exit-statuses", exit_statuses), ("commands", commands_of_the_program)),

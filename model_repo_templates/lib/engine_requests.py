@@ -21,8 +21,6 @@ _READ = frozenset(
         "stop_words_list",
         "bad_words_list",
         "embedding_bias",
-        "guided_decoding_guide_type",
-        "guided_decoding_guide",
         "temperature",
         "runtime_top_k",
         "runtime_top_p",
@@ -43,6 +41,9 @@ _READ = frozenset(
         "stop",
     }
 )
+_GUIDE_TYPE, _GUIDE, _LORA = "guided_decoding_guide_type", "guided_decoding_guide", "lora_task_id"
+_MOST_GUIDE = 1 << 16
+"""Most characters of a schema, expression or grammar."""
 _OF_BEAM_SEARCH = frozenset({"len_penalty", "early_stopping", "beam_search_diversity_rate"})
 """Ignored, because they have no effect on a single beam, in TensorRT-LLM too."""
 
@@ -60,11 +61,22 @@ _UINT64_MAX = 2**64 - 1
 
 @dataclass(frozen=True)
 class RequestLimits:
-    """The limits that a request is checked against. `end_ids`: the model's own."""
+    """The limits that a request is checked against. `end_ids`: the model's own.
+
+    `guided`: whether answers can be guided; `lora_task_ids`: the adapters that the engine has.
+    """
 
     vocab_size: int
     max_batch_size: int
     end_ids: tuple[int, ...]
+    guided: bool = True
+    lora_task_ids: tuple[int, ...] = ()
+
+    @property
+    def inputs(self) -> frozenset[str]:
+        """The inputs that this engine reads."""
+        more = ({_GUIDE_TYPE, _GUIDE} if self.guided else set()) | ({_LORA} if self.lora_task_ids else set())
+        return _READ | more
 
 
 @dataclass(frozen=True)
@@ -88,7 +100,7 @@ def requested_sequences(
     `model_end_ids`: end at the model's own end ids instead of `end_id`; `names`: input names to show in errors.
     """
     values = InputValues(inputs, names)
-    _check_supported(values)
+    _check_supported(values, limits.inputs)
     prompts = len(values.array("input_lengths"))
     counts = [
         values.integer("num_return_sequences", item, 1, 1, max(1, limits.max_batch_size // prompts))
@@ -105,10 +117,10 @@ def requested_sequences(
     return found
 
 
-def _check_supported(values: InputValues) -> None:
+def _check_supported(values: InputValues, read: frozenset[str]) -> None:
     """Raises RequestFailed, naming the input, for inputs that this engine would ignore."""
     for name in values:
-        if name in _READ or name not in values:
+        if name in read or name not in values:
             continue
         if name in _OF_BEAM_SEARCH:
             values.finite(name)
@@ -135,7 +147,17 @@ def _request(values: InputValues, item: int, limits: RequestLimits, *, model_end
         stop_words=_words(values, "stop_words_list", item, limits.vocab_size),
         bad_words=_words(values, "bad_words_list", item, limits.vocab_size),
         guide=_guide(values, item),
+        lora_task_id=_adapter(values, item, limits),
     )
+
+
+def _adapter(values: InputValues, item: int, limits: RequestLimits) -> int | None:
+    if _LORA not in values:
+        return None
+    task = values.integer(_LORA, item, None, 0, _UINT64_MAX)
+    if task not in limits.lora_task_ids:
+        raise values.refused(_LORA, task, f"one of this engine's: {', '.join(map(str, limits.lora_task_ids))}")
+    return task
 
 
 def _prompt(values: InputValues, item: int, vocab_size: int) -> tuple[int, ...]:
@@ -184,18 +206,19 @@ def _bias(values: InputValues, item: int, vocab_size: int) -> tuple[float, ...]:
 
 def _guide(values: InputValues, item: int) -> Guide | None:
     """The guide of one prompt; an empty type is none."""
-    kind = values.text("guided_decoding_guide_type", item)
-    text = values.text("guided_decoding_guide", item)
+    kind, text = values.text(_GUIDE_TYPE, item), values.text(_GUIDE, item)
     if not kind:
         if text:
-            raise RequestFailed(f"{values.shown('guided_decoding_guide')} needs guided_decoding_guide_type")
+            raise RequestFailed(f"{values.shown(_GUIDE_TYPE)} is missing: it says what {values.shown(_GUIDE)} is")
         return None
     for known in GUIDE_KINDS:
         if kind == known:
             if not text and known != "json":
-                raise RequestFailed(f"{values.shown('guided_decoding_guide')} is missing")
+                raise RequestFailed(f"{values.shown(_GUIDE)} is missing: {known} needs it")
+            if len(text) > _MOST_GUIDE:
+                raise values.refused(_GUIDE, f"{len(text)} characters", f"at most {_MOST_GUIDE}")
             return Guide(known, text)
-    raise values.refused("guided_decoding_guide_type", kind, f"one of {', '.join(GUIDE_KINDS)}")
+    raise values.refused(_GUIDE_TYPE, kind, f"one of {', '.join(GUIDE_KINDS)}")
 
 
 def _words(values: InputValues, name: str, item: int, vocab_size: int) -> tuple[tuple[int, ...], ...]:

@@ -15,9 +15,10 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from llmapi_arguments import adapters_of, guided_decoding, llm_arguments, lora_request, read_arguments
 from llmapi_scores import log_probs, prompt_log_probs, score_arguments, top_log_probs
 
-from trtforge.core.errors import ForgeError, RequestError
+from trtforge.core.errors import RequestError
 from trtforge.engine_process.admission import QueueLimits
 from trtforge.engine_process.host import host
 from trtforge.engine_process.requests import FinishReason, GenerationRequest, Output, PromptLogProbs, TopLogProbs
@@ -32,7 +33,8 @@ class LlmApiEngine:
         """`arguments`: those of `tensorrt_llm.LLM`, by its names; `max_running`: its batch size."""
         from tensorrt_llm import LLM
 
-        self._llm = LLM(**arguments)
+        self._llm = LLM(**llm_arguments(arguments))
+        self._adapters = adapters_of(arguments)
         self.max_running = max_running
         self.worker_pids: tuple[int, ...] = ()
         self._after_steps: list[Callable[[], None]] = []
@@ -93,11 +95,10 @@ class LlmApiEngine:
     async def _run(self, request: GenerationRequest, on_output: OnOutput) -> None:
         answer = Answer(request)
         try:
-            if request.guide is not None:
-                raise RequestError(
-                    "guided decoding is not supported with the LLM API", hint="Serve the model with another backend."
-                )
-            result = self._llm.generate_async(list(request.prompt), sampling_params(request), streaming=True)
+            lora = lora_request(request.lora_task_id, self._adapters)
+            result = self._llm.generate_async(
+                list(request.prompt), sampling_params(request), lora_request=lora, streaming=True
+            )
             self._running[request.request_id] = result
             if request.request_id in self._cancelled:
                 result.abort()
@@ -238,6 +239,7 @@ def sampling_params(request: GenerationRequest) -> Any:
         repetition_penalty=None if sampling.repetition_penalty == 1.0 else sampling.repetition_penalty,
         presence_penalty=sampling.presence_penalty or None,
         frequency_penalty=sampling.frequency_penalty or None,
+        guided_decoding=guided_decoding(request.guide),
         **score_arguments(sampling, frozenset(field.name for field in fields(SamplingParams))),
         return_perf_metrics=True,
         detokenize=False,
@@ -251,19 +253,6 @@ def _tensor(values: Any) -> Any:
     import torch
 
     return torch.tensor(values, dtype=torch.float32)
-
-
-def read_arguments(path: Path) -> Mapping[str, Any]:
-    """The arguments in a model.yaml, with paths relative to it. Raises ForgeError."""
-    import yaml
-
-    try:
-        arguments: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
-        raise ForgeError(f"{path}: not readable: {error}", hint="Package the engine again.") from None
-    arguments.pop("triton_config", None)
-    arguments["model"] = str(path.parent / arguments["model"])
-    return arguments
 
 
 def main() -> int:

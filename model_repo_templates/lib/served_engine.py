@@ -20,7 +20,13 @@ from trtforge.engine_process.requests import RequestFailure
 
 def request_limits(config: ModelConfig) -> RequestLimits:
     """The limits in a model's parameters."""
-    return RequestLimits(config.integer("vocab_size", 0), config.max_batch_size, config.integers("end_ids"))
+    return RequestLimits(
+        config.integer("vocab_size", 0),
+        config.max_batch_size,
+        config.integers("end_ids"),
+        guided=config.flag("guided_decoding", True),
+        lora_task_ids=config.integers("lora_task_ids"),
+    )
 
 
 class ServedEngine:

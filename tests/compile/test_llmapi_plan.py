@@ -43,6 +43,7 @@ def test_the_arguments_follow_from_checkpoint_and_limits() -> None:
     assert found["model_yaml"] == {
         "model": ".",
         "backend": "pytorch",
+        "trust_remote_code": False,
         "tensor_parallel_size": 4,
         "pipeline_parallel_size": 2,
         "moe_tensor_parallel_size": 2,
@@ -64,16 +65,16 @@ def test_features_that_are_off_are_off_in_the_arguments() -> None:
     assert found["kv_cache_config"] == {"enable_block_reuse": False, "dtype": "auto", "tokens_per_block": 64}
 
 
-@pytest.mark.parametrize("version", ["1.2.0", "1.2.1", "1.3.0", "1.3.0rc27"])
+@pytest.mark.parametrize("version", ["1.0.0", "1.1.0", "1.2.0", "1.2.1", "1.3.0", "1.3.0rc27"])
 def test_releases_with_and_without_engines_are_targets(version: str) -> None:
     assert planned(llama(), target={"tensorrt_llm": version})["tensorrt_llm"] == version
 
 
-@pytest.mark.parametrize("version", ["0.21.0", "1.1.0", "2.0.0"])
+@pytest.mark.parametrize("version", ["0.21.0", "2.0.0"])
 def test_releases_whose_llm_api_is_not_known_are_refused(version: str) -> None:
     with pytest.raises(ForgeError, match=f"TensorRT-LLM {version}: its LLM API is not known") as caught:
         planned(llama(), target={"tensorrt_llm": version})
-    assert caught.value.hint == "Known releases: 1.2.x, 1.3.x."
+    assert caught.value.hint == "Known releases: 1.0.x, 1.1.x, 1.2.x, 1.3.x."
 
 
 def test_the_engine_backend_still_ends_with_its_last_release() -> None:
@@ -296,14 +297,22 @@ def test_every_argument_is_in_the_releases_table() -> None:
                 **{"optimal_adapter_size": 8, "max_adapter_size": 64},
                 **{"device_cache_percent": 0.1, "host_cache_size": 1},
             },
+            "enable_attention_dp": True,
+            "attention_dp_config": {"enable_balance": True, "timeout_iters": 1, "batching_wait_iters": 1},
+            "moe_config": {"backend": "CUTLASS", "max_num_tokens": 1},
+            "cuda_graph_config": {"batch_sizes": [1], "max_batch_size": 1, "enable_padding": True},
+            "speculative_config": {
+                **{"decoding_type": "NGram", "max_draft_len": 1, "num_nextn_predict_layers": 1},
+                **{"max_matching_ngram_size": 1, "max_concurrency": 1},
+            },
             "triton_config": {},
         },
         "test",
     )
     unset = [key for key, value in full.model_dump().items() if value is None]
     assert unset == []
-    for version in ("1.2.1", "1.3.0"):
-        require_llm_api(version, full)
+    for version, key in (("1.2.1", "speculative_model_dir"), ("1.3.0", "speculative_model")):
+        require_llm_api(version, full.with_values({f"speculative_config.{key}": "draft"}, "test"))
 
 
 def test_it_builds_in_no_container() -> None:

@@ -19,6 +19,7 @@ LLM_ARGUMENTS = {
     "speculative_config", "max_batch_size", "max_input_len", "max_seq_len", "max_beam_width", "max_num_tokens",
     "load_format", "enable_chunked_prefill", "kv_cache_config", "stream_interval", "backend", "scheduler_config",
     "peft_cache_config", "gather_generation_logits", "iter_stats_max_iterations", "request_stats_max_iterations",
+    "enable_attention_dp", "attention_dp_config", "moe_config", "cuda_graph_config",
 }  # fmt: skip
 STEP_SECONDS = 0.005
 MADE: list["LLM"] = []
@@ -50,9 +51,30 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     return_perf_metrics: bool = False
+    guided_decoding: Any = None
     ignore_eos: bool = False
     detokenize: bool = True
     add_special_tokens: bool = True
+
+
+@dataclass(kw_only=True)
+class GuidedDecodingParams:
+    """tensorrt_llm.sampling_params."""
+
+    json: Any = None
+    regex: str | None = None
+    grammar: str | None = None
+    json_object: bool = False
+    structural_tag: str | None = None
+
+
+@dataclass
+class LoRARequest:
+    """tensorrt_llm.executor."""
+
+    lora_name: str
+    lora_int_id: int
+    lora_path: str = ""
 
 
 def likely(token: int, count: int) -> dict[int, SimpleNamespace]:
@@ -73,6 +95,8 @@ class CompletionOutput:
 
 class RequestOutput:
     """Answers with its prompt, over and over, one token a step."""
+
+    lora: Any = None
 
     def __init__(self, prompt: list[int], params: SamplingParams, reused: int = 0) -> None:
         self.prompt_token_ids, self.params, self.reused = prompt, params, reused
@@ -141,6 +165,7 @@ class LLM:
         known = any(inputs == made.prompt_token_ids for made in self.requests)
         # What an earlier request left is not computed again, so there are no logits of it.
         self.requests.append(RequestOutput(inputs, sampling_params, len(inputs) // 2 if reuses and known else 0))
+        self.requests[-1].lora = lora_request
         return self.requests[-1]
 
     def shutdown(self) -> None:

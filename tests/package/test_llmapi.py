@@ -5,9 +5,10 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
@@ -20,7 +21,8 @@ from trtforge.compile.stage import CompileOptions, compile_engine
 from trtforge.core.assets import asset_directory
 from trtforge.core.errors import ForgeError
 from trtforge.core.parallel import Parallel
-from trtforge.engine_process.requests import GenerationRequest, Output, SamplingParams
+from trtforge.engine_process.messages import Submission
+from trtforge.engine_process.requests import GenerationRequest, Guide, Output, SamplingParams
 from trtforge.formats.triton import ROLES
 from trtforge.package.config import PackageConfig
 from trtforge.package.stage import package
@@ -123,7 +125,8 @@ def test_an_engine_without_limits_is_refused(engine: Path, tmp_path: Path) -> No
 @pytest.fixture
 def llm(engine: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The engine of the model, with the fake LLM API below."""
-    monkeypatch.setitem(sys.modules, "tensorrt_llm", fake_tensorrt_llm)
+    for name in ("tensorrt_llm", "tensorrt_llm.executor", "tensorrt_llm.sampling_params"):
+        monkeypatch.setitem(sys.modules, name, fake_tensorrt_llm)
     monkeypatch.syspath_prepend(str(asset_directory("model_repo_templates") / "lib"))
     from llmapi_engine import LlmApiEngine  # type: ignore[import-not-found]
 
@@ -193,6 +196,83 @@ def test_sampling_is_as_the_engines_do_it(llm: Any) -> None:
     assert (params.temperature, params.top_k, params.seed, params.repetition_penalty) == (0.7, 8, 3, 1.2)
     assert (params.min_tokens, params.bad_token_ids, params.detokenize) == (2, [4], False)
     assert params.embedding_bias.tolist() == [0.5, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("guide", "expected"),
+    [
+        (Guide("json"), {"json_object": True}),
+        (Guide("json_schema", "{}"), {"json": "{}"}),
+        (Guide("regex", "a+"), {"regex": "a+"}),
+        (Guide("ebnf_grammar", "root ::= x"), {"grammar": "root ::= x"}),
+        (Guide("structural_tag", "<a>"), {"structural_tag": "<a>"}),
+    ],
+)
+def test_a_guide_is_the_apis_own(llm: Any, guide: Guide, expected: dict[str, Any]) -> None:
+    run(llm, GenerationRequest("a", (5,), 1, guide=guide))
+    assert last_params().guided_decoding == fake_tensorrt_llm.GuidedDecodingParams(**expected)
+    run(llm, GenerationRequest("b", (5,), 1))
+    assert last_params().guided_decoding is None
+
+
+def test_a_request_names_an_adapter_of_the_engine(llm: Any, tmp_path: Path) -> None:
+    llm._adapters = {2: str(tmp_path)}
+    run(llm, GenerationRequest("a", (5,), 1, lora_task_id=2))
+    assert fake_tensorrt_llm.MADE[-1].requests[-1].lora == fake_tensorrt_llm.LoRARequest("2", 2, str(tmp_path))
+    (failed,) = run(llm, GenerationRequest("b", (5,), 1, lora_task_id=3))
+    assert failed.error is not None
+    assert (failed.error.message, failed.error.hint) == (
+        "lora_task_id 3 is not an adapter of this model",
+        "Task ids: 2.",
+    )
+
+
+def test_adapters_and_draft_model_lie_beside_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(asset_directory("model_repo_templates") / "lib"))
+    from llmapi_arguments import adapters_of, read_arguments  # type: ignore[import-not-found]
+
+    (tmp_path / "engine" / "adapters" / "7").mkdir(parents=True)
+    (tmp_path / "model.yaml").write_text("model: engine\nspeculative_config: {speculative_model: engine/draft}\n")
+    found = read_arguments(tmp_path / "model.yaml")
+    assert found["speculative_config"]["speculative_model"] == str(tmp_path / "engine" / "draft")
+    assert adapters_of(found) == {7: str(tmp_path / "engine" / "adapters" / "7")}
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ({"guided_decoding_guide_type": "xml"}, "guided_decoding_guide_type is xml; it must be one of json, json_sch"),
+        ({"guided_decoding_guide_type": "regex"}, "guided_decoding_guide is missing: regex needs it"),
+        ({"guided_decoding_guide": "{}"}, "guided_decoding_guide_type is missing: it says what guided_decoding_guide"),
+        ({"lora_task_id": 5}, "lora_task_id is 5; it must be one of this engine's: 1, 2"),
+    ],
+)
+def test_guides_and_adapters_are_checked(inputs: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(asset_directory("model_repo_templates") / "lib"))
+    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", ModuleType("triton_python_backend_utils"))
+    from engine_requests import RequestLimits, requested_sequences  # type: ignore[import-not-found]
+    from responder import RequestFailed  # type: ignore[import-not-found]
+
+    base = {"input_ids": np.array([[5, 6]]), "input_lengths": np.array([[2]]), "request_output_len": np.array([[3]])}
+    given = {
+        name: np.array([[value.encode() if isinstance(value, str) else value]], dtype=object)
+        for name, value in inputs.items()
+    }
+    limits = RequestLimits(100, 8, (2,), guided=True, lora_task_ids=(1, 2))
+    with pytest.raises(RequestFailed) as caught:
+        requested_sequences(base | given, limits)
+    assert message in str(caught.value)
+    with pytest.raises(RequestFailed, match="is not supported by this engine"):
+        requested_sequences(base | given, RequestLimits(100, 8, (2,), guided=False))
+    legal = {
+        "guided_decoding_guide_type": np.array([[b"json_schema"]], dtype=object),
+        "guided_decoding_guide": np.array([[b"{}"]], dtype=object),
+        "lora_task_id": np.array([[2]], dtype=np.uint64),
+    }
+    (made,) = requested_sequences(base | legal, limits)
+    assert (made.request.guide, made.request.lora_task_id) == (Guide("json_schema", "{}"), 2)
+    sent = Submission.decode(Submission((made.request,)).encode()).requests[0]
+    assert (sent.guide, sent.lora_task_id) == (Guide("json_schema", "{}"), 2)
 
 
 def test_what_the_api_refuses_ends_that_request_only(llm: Any) -> None:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.conftest import DEMO_MODEL
 from tests.package.engines import tensorrt_engine
@@ -148,6 +149,43 @@ def llmapi_repository(tmp_path: Path, version: str, tp: int = 1) -> Path:
     options = CompileOptions(parallel=Parallel(tp=tp))
     engine = compile_engine(config, DEMO_MODEL, tmp_path / "engine", options).path
     return package(PackageConfig(), engine, None, tmp_path / "repository").path
+
+
+def test_a_release_without_triton_is_served_by_trtllm_serve_with_the_same_arguments(tmp_path: Path) -> None:
+    repository = llmapi_repository(tmp_path, "1.3.0", tp=2)
+    with pytest.raises(ForgeError, match=r"no known container has TensorRT-LLM 1\.3\.0") as refused:
+        plan(repository, launcher="docker")
+    assert "--launcher trtllm-serve --dry-run" in refused.value.hint
+    launch = plan(repository, launcher="trtllm-serve", http_port=8123)
+    words = list(launch.argv)
+    assert words[:3] == ["docker", "run", "--rm"]
+    image = words.index("nvcr.io/nvidia/tensorrt-llm/release:1.3.0")
+    assert words[image + 1 :] == [
+        *("trtllm-serve", "/models/tensorrt_llm/1/engine", "--host", "127.0.0.1", "--port", "8123"),
+        *("--extra_llm_api_options", "/models/tensorrt_llm/1/trtllm_serve.yaml"),
+    ]
+    assert f"{repository}:/models:ro" in words
+    written = yaml.safe_load((repository / "tensorrt_llm" / "1" / "trtllm_serve.yaml").read_text())
+    arguments = yaml.safe_load((repository / "tensorrt_llm" / "1" / "model.yaml").read_text())
+    assert written == {key: value for key, value in arguments.items() if key not in ("model", "backend")}
+    assert written["tensor_parallel_size"] == 2
+    with pytest.raises(ForgeError, match="--launcher trtllm-serve prints a command and starts nothing itself"):
+        require_runnable(launch, facts_of(repository))
+
+
+def test_trtllm_serve_over_nodes_is_a_batch_script(tmp_path: Path) -> None:
+    script = plan(llmapi_repository(tmp_path, "1.3.0", tp=4), launcher="trtllm-serve", nodes=2).describe()
+    assert "#SBATCH --nodes=2\n#SBATCH --ntasks=4\n#SBATCH --ntasks-per-node=2\n" in script
+    assert "--container-image='nvcr.io#nvidia/tensorrt-llm/release:1.3.0'" in script
+    assert "  trtllm-llmapi-launch trtllm-serve /models/tensorrt_llm/1/engine --host" in script
+
+
+def test_trtllm_serve_runs_the_llm_api_alone_and_checks_no_keys(tmp_path: Path) -> None:
+    with pytest.raises(ForgeError, match="cannot serve backend tensorrt_llm: it runs the LLM API"):
+        plan(tensorrt_repository(tmp_path), launcher="trtllm-serve")
+    (tmp_path / "keys").write_text("a\n")
+    with pytest.raises(ForgeError, match="trtllm-serve does not support --api-key-file"):
+        plan(llmapi_repository(tmp_path / "b", "1.3.0"), launcher="trtllm-serve", api_key_file=str(tmp_path / "keys"))
 
 
 def test_llmapi_runs_one_server_that_starts_its_own_ranks(tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ def test_an_error_of_one_request_reaches_only_that_one(server: Running, tokenize
         ({"beam_width": 4}, "beam_width is 4; this engine supports only 1"),
         ({"guided_decoding_guide_type": "xml"}, "guided_decoding_guide_type is xml; it must be one of json, json_sche"),
         ({"guided_decoding_guide_type": "regex"}, "guided_decoding_guide is missing"),
-        ({"guided_decoding_guide": "a|b"}, "guided_decoding_guide needs guided_decoding_guide_type"),
+        ({"guided_decoding_guide": "a|b"}, "guided_decoding_guide_type is missing: it says what"),
         ({"return_context_logits": True}, "return_context_logits is true; this engine supports only false"),
         ({"embedding_bias_words": ["a"]}, "embedding_bias_words has 1 words, embedding_bias_weights has 0"),
         ({"text_input": "x" * 200_000}, "text_input is a text of 200000 characters; it must be at most "),

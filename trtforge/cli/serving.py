@@ -92,7 +92,10 @@ def serve(
     nodes: Annotated[
         int,
         typer.Option(
-            min=1, metavar="N", rich_help_panel=_LIFECYCLE, help="With --launcher slurm: nodes for the ranks."
+            min=1,
+            metavar="N",
+            rich_help_panel=_LIFECYCLE,
+            help="With --launcher slurm or trtllm-serve: nodes for the ranks.",
         ),
     ] = 1,
     ready_timeout: Annotated[

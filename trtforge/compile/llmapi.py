@@ -11,16 +11,20 @@ from typing import Any, Literal
 
 from trtforge.compile.llmapi_windows import Windows
 from trtforge.core.errors import ForgeError
+from trtforge.core.features import FeaturesConfig
 from trtforge.core.parallel import Parallel
 from trtforge.core.recipe import EngineConfig
+from trtforge.formats.adapter import resolved_lora
 from trtforge.formats.hf import HfConfig, read_config
-from trtforge.formats.llmapi import MODEL_FILE, KvCacheArgs, LlmArgs, require_llm_api
+from trtforge.formats.llmapi import MODEL_FILE, KvCacheArgs, LlmArgs, has_argument, require_llm_api
 from trtforge.formats.quantization_config import read_quantized_source
 from trtforge.formats.trtllm import CheckpointConfig, Quantization
 from trtforge.models.formats import FORMATS
 from trtforge.models.hf_export_plan import require_format
 from trtforge.plan.gpus import Gpu, gpu_named, require_formats
 from trtforge.plan.limits import EngineLimits, Positions, derive_limits
+from trtforge.plan.llm_api_arguments import LlmApiModel, draft_source, feature_arguments, llm_api_problems
+from trtforge.plan.speculation import stored
 
 TOKENS_PER_BLOCK = 32
 """KvCacheConfig's default (tensorrt_llm/llmapi/llm_args.py, 1.2)."""
@@ -29,19 +33,26 @@ _SCALES_ARE_ONE = (
 )
 
 
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+
 Origin = Literal["checkpoint", "hugging_face"]
 """The source of an LLM API model."""
 
 
 @dataclass(frozen=True)
 class LlmapiPlan:
-    """The output, planned from metadata alone. `made_from`: the source of the weights."""
+    """The output, planned from metadata alone. `made_from`: the source of the weights.
+
+    `draft`: hub id or directory of the draft model, `adapters`: PEFT directories; both become part of the engine.
+    """
 
     args: LlmArgs
     target: str
     limits: EngineLimits
     made_from: Origin
     warnings: tuple[str, ...] = ()
+    draft: str | None = None
+    adapters: tuple[str, ...] = ()
 
     def with_args(self, values: Mapping[str, Any]) -> "LlmapiPlan":
         """A copy with other arguments, by dotted key."""
@@ -66,6 +77,8 @@ class LlmapiPlan:
             "in_flight_batching": True,
             "longest_prompt": self.limits.longest_prompt,
             "processes": self.args.world_size,
+            **({"draft": self.draft} if self.draft else {}),
+            **({"adapters": list(self.adapters)} if self.adapters else {}),
             "warnings": [*self.limits.warnings, *self.warnings],
         }
 
@@ -90,7 +103,9 @@ def plan_for_checkpoint(model: CheckpointConfig, config: EngineConfig) -> Llmapi
     require_format(model)
     cache = model.quantization.kv_cache_quant_algo == "FP8"
     warnings = (_SCALES_ARE_ONE,) if cache and model.quantization.quant_algo is None else ()
-    plan = _plan(model, model.parallel, config, "checkpoint", Windows.of_checkpoint(model), fp8_cache=cache)
+    facts = LlmApiModel(model.parallel.tp, model.experts > 0, stored(model, "num_nextn_predict_layers") or 0)
+    windows = Windows.of_checkpoint(model)
+    plan = _plan(model, model.parallel, config, "checkpoint", windows, facts, fp8_cache=cache)
     return replace(plan, warnings=(*warnings, *plan.warnings))
 
 
@@ -103,8 +118,9 @@ def plan_for_hugging_face(directory: Path, parallel: Parallel, config: EngineCon
     found = read_config(directory)
     _require_split(found, parallel)
     warnings = _require_stored_formats(found, gpu_named(config.target.gpu)) if config.target.gpu is not None else ()
-    windows = Windows.of_hugging_face(found, _text_config(found))
-    plan = _plan(_HfPositions.of(found), parallel, config, "hugging_face", windows, fp8_cache=False)
+    text = _text_config(found)
+    windows, facts = Windows.of_hugging_face(found, text), _facts(text, parallel)
+    plan = _plan(_HfPositions.of(found), parallel, config, "hugging_face", windows, facts, fp8_cache=False)
     return replace(plan, warnings=(*warnings, *plan.warnings))
 
 
@@ -112,6 +128,13 @@ def _text_config(config: HfConfig) -> HfConfig:
     """The language model's part of a multimodal config, or the config itself."""
     values = config.values.get("text_config")
     return HfConfig(values, config.path) if values and isinstance(values, dict) else config
+
+
+def _facts(text: HfConfig, parallel: Parallel) -> LlmApiModel:
+    """Experts and MTP layers, by the names that config.json has in the models of `transformers`."""
+    experts = any(text.values.get(name) for name in _EXPERTS)
+    layers = text.values.get("num_nextn_predict_layers", 0)
+    return LlmApiModel(parallel.tp, experts, layers if isinstance(layers, int) else None)
 
 
 def _require_split(config: HfConfig, parallel: Parallel) -> None:
@@ -160,21 +183,20 @@ def _plan(
     config: EngineConfig,
     made_from: Origin,
     windows: Windows,
+    facts: LlmApiModel,
     *,
     fp8_cache: bool,
 ) -> LlmapiPlan:
-    if config.features.beyond_paging:
-        raise ForgeError(
-            f"engine.features.{config.features.beyond_paging[0]}: not supported by the llmapi backend",
-            hint="Leave it out, or use the tensorrt_llm backend.",
-        )
+    target = config.target.tensorrt_llm
+    require_llm_api(target, LlmArgs())
+    features = _with_lora(config.features)
+    notes = _checked(config.model_copy(update={"features": features}), facts)
     limits = derive_limits(model, config, TOKENS_PER_BLOCK)
     if limits.max_beam_width > 1:
         raise ForgeError(
             f"max_beam_width {limits.max_beam_width}: the llmapi backend has no beam search",
             hint="Use max_beam_width 1, or the tensorrt_llm backend.",
         )
-    target = config.target.tensorrt_llm
     applied, warnings = windows.applied(target, limits.max_seq_len)
     args = LlmArgs(
         tensor_parallel_size=parallel.tp,
@@ -191,9 +213,32 @@ def _plan(
         kv_cache_config=KvCacheArgs(
             enable_block_reuse=config.features.kv_reuse,
             max_attention_window=applied,
-            tokens_per_block=limits.tokens_per_block,
+            tokens_per_block=_tokens_per_block(config, limits),
             dtype="fp8" if fp8_cache else "auto",
         ),
     )
+    args = args.with_values(feature_arguments(features, target), "engine.features")
     require_llm_api(target, args)
-    return LlmapiPlan(args, target, limits, made_from, warnings)
+    adapters = config.features.lora.adapters if config.features.lora is not None else ()
+    return LlmapiPlan(args, target, limits, made_from, (*warnings, *notes), draft_source(features), adapters)
+
+
+def _with_lora(features: FeaturesConfig) -> FeaturesConfig:
+    """The features with LoRA's rank and modules resolved. Raises ForgeError as `resolved_lora` does."""
+    return features if features.lora is None else features.model_copy(update={"lora": resolved_lora(features.lora)})
+
+
+def _checked(config: EngineConfig, facts: LlmApiModel) -> tuple[str, ...]:
+    """Warnings about the features. Raises ForgeError for one that the release or the model does not have."""
+    found = tuple(llm_api_problems(config, facts))
+    for problem in found:
+        if problem.refuses:
+            raise ForgeError(problem.message, hint=problem.fix)
+    return tuple(f"{problem.message}. {problem.fix}" for problem in found)
+
+
+def _tokens_per_block(config: EngineConfig, limits: EngineLimits) -> int | None:
+    """None where the release has no such argument and none is asked for: its blocks have TOKENS_PER_BLOCK tokens."""
+    key = "kv_cache_config.tokens_per_block"
+    had = has_argument(config.target.tensorrt_llm, key)
+    return limits.tokens_per_block if had or config.tokens_per_block is not None else None

@@ -4,7 +4,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from trtforge.compile.llmapi import LlmapiPlan
-from trtforge.compile.llmapi_sources import CheckpointSource, HuggingFaceSource, Source, identity_of, write_engine
+from trtforge.compile.llmapi_sources import (
+    Beside,
+    CheckpointSource,
+    HuggingFaceSource,
+    Source,
+    identity_of,
+    write_engine,
+)
 from trtforge.core.artifact import Produced, produce
 from trtforge.core.manifest import FileRecord, open_artifact
 from trtforge.core.progress import Progress, Silent
@@ -27,10 +34,12 @@ def write_llmapi_engine(
         require_tokenizer(checkpoint / TOKENIZER_DIRECTORY, model.vocab_size)
         source = CheckpointSource.open(checkpoint, manifest, model)
 
-    def write(directory: Path) -> Mapping[str, FileRecord]:
-        return write_engine(plan, source, directory, progress or Silent())
+    beside = Beside.open(plan)
 
-    return produce(out, identity_of(plan, source), write, force=force)
+    def write(directory: Path) -> Mapping[str, FileRecord]:
+        return write_engine(plan, source, beside, directory, progress or Silent())
+
+    return produce(out, identity_of(plan, source, beside), write, force=force)
 
 
 def _vocabulary(config: HfConfig) -> int | None:

@@ -16,6 +16,7 @@ from trtforge.core.errors import ForgeError
 from trtforge.core.manifest import FileRecord, Identity, Manifest
 from trtforge.core.partial import Finished
 from trtforge.core.progress import Progress
+from trtforge.formats.adapter import ADAPTER_FILES, ADAPTERS_DIRECTORY
 from trtforge.formats.hf import (
     CONFIG,
     INDEX,
@@ -26,6 +27,7 @@ from trtforge.formats.hf import (
     HfConfig,
     open_checkpoint,
     read_config,
+    resolve_source,
     tokenizer_files,
 )
 from trtforge.formats.hf_quant_config import HfQuantization
@@ -35,6 +37,7 @@ from trtforge.formats.trtllm import CheckpointConfig, rank_file
 from trtforge.models.hf_export_plan import hf_plan
 from trtforge.models.hf_tensors import HfPlan
 from trtforge.models.registry import family_of
+from trtforge.plan.llm_api_arguments import DRAFT_DIRECTORY
 
 
 @dataclass(frozen=True)
@@ -123,18 +126,60 @@ class HuggingFaceSource:
 Source = CheckpointSource | HuggingFaceSource
 
 
-def identity_of(plan: LlmapiPlan, source: Source) -> Identity:
+@dataclass(frozen=True)
+class Beside:
+    """What lies in an engine's directory beside the model: a draft model and LoRA adapters, by their directories."""
+
+    draft: HuggingFaceSource | None
+    adapters: tuple[Path, ...]
+
+    @classmethod
+    def open(cls, plan: LlmapiPlan) -> "Beside":
+        """Find the files. Raises ForgeError for a draft model that cannot be had, and for a damaged checkpoint."""
+        draft = None if plan.draft is None else HuggingFaceSource.open(resolve_source(plan.draft))
+        return cls(draft, tuple(map(Path, plan.adapters)))
+
+    @property
+    def inputs(self) -> dict[str, str]:
+        """Digests by name, the draft model's and the adapters' below their directories."""
+        draft = {} if self.draft is None else self.draft.inputs
+        files = {f"{place}/{path.name}": file_digest(path) for place, path in self._adapter_files()}
+        return {f"{DRAFT_DIRECTORY}/{name}": digest for name, digest in draft.items()} | files
+
+    def write(self, out: Path, progress: Progress) -> None:
+        """Write them below `out`. The task id of an adapter is its place in the recipe, from 1."""
+        if self.draft is not None:
+            (out / DRAFT_DIRECTORY).mkdir(exist_ok=True)
+            self.draft.write(out / DRAFT_DIRECTORY, progress)
+        for place, path in self._adapter_files():
+            (out / place).mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, out / place / path.name)
+
+    def _adapter_files(self) -> Iterator[tuple[str, Path]]:
+        for number, directory in enumerate(self.adapters, start=1):
+            for name in ADAPTER_FILES:
+                if not (directory / name).is_file():
+                    raise ForgeError(
+                        f"{directory} has no {name}", hint="Give the directory that PEFT saved, with safetensors."
+                    )
+                yield f"{ADAPTERS_DIRECTORY}/{number}", directory / name
+
+
+def identity_of(plan: LlmapiPlan, source: Source, beside: Beside) -> Identity:
     """What determines the engine's bytes."""
     return Identity(
         stage="engine",
         config=plan.identity() | {"target": plan.target},
-        inputs=source.inputs,
+        inputs=source.inputs | beside.inputs,
         versions={"trtforge": __version__},
     )
 
 
-def write_engine(plan: LlmapiPlan, source: Source, out: Path, progress: Progress) -> Mapping[str, FileRecord]:
+def write_engine(
+    plan: LlmapiPlan, source: Source, beside: Beside, out: Path, progress: Progress
+) -> Mapping[str, FileRecord]:
     """Write the artifact's files; returns the records of those whose digests are known."""
+    beside.write(out, progress)
     (out / MODEL_FILE).write_text(plan.args.to_yaml())
     return source.write(out, progress)
 

@@ -6,14 +6,26 @@ from pydantic import Field, field_validator, model_validator
 from typing_extensions import Self
 
 from trtforge.core.config_model import Config
+from trtforge.core.llm_api_features import (
+    AttentionDpFeature,
+    CudaGraphsFeature,
+    Eagle3Feature,
+    MoeFeature,
+    MtpFeature,
+    NgramFeature,
+)
 
 LoraModule = Literal[
     "attn_qkv", "attn_q", "attn_k", "attn_v", "attn_dense", "mlp_h_to_4h", "mlp_4h_to_h", "mlp_gate"
 ]  # fmt: skip
 """Linear layers that an adapter may change, by TensorRT-LLM's names (docs/source/advanced/lora.md)."""
 
-SpeculationMethod = Literal["draft", "medusa", "eagle", "lookahead"]
-SPECULATION: tuple[SpeculationMethod, ...] = ("draft", "medusa", "eagle", "lookahead")
+SpeculationMethod = Literal["draft", "medusa", "eagle", "lookahead", "eagle3", "mtp", "ngram"]
+SPECULATION: tuple[SpeculationMethod, ...] = ("draft", "medusa", "eagle", "lookahead", "eagle3", "mtp", "ngram")
+OF_THE_LLM_API = ("eagle3", "mtp", "ngram", "moe", "attention_dp", "cuda_graphs")
+"""Features of the llmapi backend alone."""
+OF_ENGINES = ("medusa", "eagle", "lookahead", "multiple_profiles", "weights_on_gpu", "context_logits")
+"""Features of TensorRT engines alone; the others are of both."""
 
 Choices = tuple[tuple[int, ...], ...]
 """A tree of draft tokens: for each node, the candidate ranks on the path to it."""
@@ -34,9 +46,14 @@ class LoraFeature(Config):
 
 
 class DraftFeature(Config):
-    """The engine verifies tokens that a smaller model drafts; the client passes them from one to the other."""
+    """The engine verifies tokens that a smaller model drafts.
 
-    model: str | None = Field(None, description="Draft model for `trtforge plan`: hub id or directory.")
+    The client passes them from one engine to the other; the LLM API runs both models itself.
+    """
+
+    model: str | None = Field(
+        None, description="Draft model: hub id or directory. For engines only `trtforge plan` reads it."
+    )
     tokens: int = Field(5, ge=1, description="Maximum draft tokens per iteration.")
 
 
@@ -111,6 +128,16 @@ class FeaturesConfig(Config):
     medusa: MedusaFeature | None = Field(None, description="Speculate with the checkpoint's Medusa heads.")
     eagle: EagleFeature | None = Field(None, description="Speculate with the checkpoint's EAGLE network.")
     lookahead: LookaheadFeature | None = Field(None, description="Speculate without any other model.")
+    eagle3: Eagle3Feature | None = Field(None, description="LLM API: speculate with an EAGLE-3 network.")
+    mtp: MtpFeature | None = Field(None, description="LLM API: speculate with the model's MTP layers.")
+    ngram: NgramFeature | None = Field(None, description="LLM API: speculate with n-grams of the text.")
+    moe: MoeFeature | None = Field(None, description="LLM API: how experts run.")
+    attention_dp: AttentionDpFeature | None = Field(
+        None, description="LLM API: data parallelism for attention, tensor or expert parallelism for the rest."
+    )
+    cuda_graphs: CudaGraphsFeature | None = Field(
+        None, description="LLM API: CUDA graphs; false: none; default: TensorRT-LLM's sizes."
+    )
     multiple_profiles: bool = Field(
         False, description="Tune kernels for several iteration sizes: faster engine, much longer build."
     )
@@ -120,7 +147,13 @@ class FeaturesConfig(Config):
     context_logits: bool = Field(False, description="Allow requests for the logits of the prompt.")
     generation_logits: bool = Field(False, description="Allow requests for the logits of the output.")
 
-    @field_validator("lora", "draft", "medusa", "eagle", "lookahead", mode="before")
+    @field_validator("cuda_graphs", mode="before")
+    @classmethod
+    def _graphs(cls, value: Any) -> Any:
+        """`false` is a setting here: without it TensorRT-LLM's default applies, which is on."""
+        return {"enabled": value} if isinstance(value, bool) else value
+
+    @field_validator("lora", "draft", "medusa", "eagle", "lookahead", "mtp", "ngram", "attention_dp", mode="before")
     @classmethod
     def _switch(cls, value: Any) -> Any:
         """`lookahead: true` enables a feature with its defaults, `false` disables it."""

@@ -213,8 +213,8 @@ def recipe_text(path: Path) -> str:
 def _sources(recipe: Recipe) -> tuple[str, ...]:
     features = recipe.engine.features
     adapters = features.lora.adapters if features.lora is not None else ()
-    draft = (features.draft.model,) if features.draft is not None and features.draft.model is not None else ()
-    return recipe.model.source, recipe.quantization.calibration.data, recipe.gate.data, *adapters, *draft
+    drafts = [each.model for each in (features.draft, features.eagle3) if each is not None and each.model is not None]
+    return recipe.model.source, recipe.quantization.calibration.data, recipe.gate.data, *adapters, *drafts
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -269,6 +269,9 @@ def _features_from(features: FeaturesConfig, base: Path) -> FeaturesConfig:
     if draft is not None and draft.model is not None:
         model = _resolve(draft.model, base)
         features = features.model_copy(update={"draft": draft.model_copy(update={"model": model})})
+    if features.eagle3 is not None:
+        network = features.eagle3.model_copy(update={"model": _resolve(features.eagle3.model, base)})
+        features = features.model_copy(update={"eagle3": network})
     return features
 
 

@@ -7,6 +7,7 @@ from pydantic import Field, field_validator
 from trtforge.core.config_model import Config
 from trtforge.core.sizes import Bytes
 
+GuidedBackend = Literal["xgrammar", "llguidance"]
 SchedulerPolicy = Literal["guaranteed_no_evict", "max_utilization"]
 _INSTANCES = r"^\d+(,\d+)*(;\d+(,\d+)*)*$"
 
@@ -41,8 +42,9 @@ class ServingConfig(Config):
     lora_prefetch_dir: str | None = Field(
         None, min_length=1, description="Directory on the server whose LoRA adapters are loaded at the start."
     )
-    guided_decoding_backend: Literal["xgrammar"] | None = Field(
-        None, description="Requests may give a JSON schema, a regular expression or a grammar."
+    guided_decoding_backend: GuidedBackend | None = Field(
+        None,
+        description="Requests may give a JSON schema, a regular expression or a grammar; llguidance: LLM API only.",
     )
     gpu_device_ids: str | None = Field(
         None, pattern=_INSTANCES, description='GPUs of the ranks; ";" separates instances of the model: "0,1;2,3".'

@@ -61,6 +61,7 @@ class Submission:
                     "stop_words": request.stop_words,
                     "bad_words": request.bad_words,
                     **({"guide": (request.guide.kind, request.guide.text)} if request.guide is not None else {}),
+                    **({"lora": request.lora_task_id} if request.lora_task_id is not None else {}),
                 }
             )
             payload += array("i", request.prompt).tobytes() + bias.tobytes()
@@ -84,6 +85,7 @@ class Submission:
                         stop_words=tuple(map(tuple, row["stop_words"])),
                         bad_words=tuple(map(tuple, row["bad_words"])),
                         guide=Guide(*row["guide"]) if "guide" in row else None,
+                        lora_task_id=row.get("lora"),
                     )
                 )
         except (KeyError, TypeError, ValueError) as error:

@@ -88,7 +88,10 @@ class Guide:
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """A prompt and when to stop. An end id is not part of the output; a matched stop word is."""
+    """A prompt and when to stop. An end id is not part of the output; a matched stop word is.
+
+    `lora_task_id`: the adapter to answer with; None: the model alone.
+    """
 
     request_id: str
     prompt: tuple[int, ...]
@@ -98,6 +101,7 @@ class GenerationRequest:
     stop_words: tuple[tuple[int, ...], ...] = ()
     bad_words: tuple[tuple[int, ...], ...] = ()
     guide: Guide | None = None
+    lora_task_id: int | None = None
 
 
 MOST_TOP_LOG_PROBS = 20

@@ -12,6 +12,10 @@ from trtforge.core.features import FeaturesConfig, LoraFeature, LoraModule
 from trtforge.core.json_text import read_json
 
 ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_FILES = (ADAPTER_CONFIG, "adapter_model.safetensors")
+ADAPTERS_DIRECTORY = "adapters"
+"""Where an engine of the LLM API keeps adapters, each in a directory whose name is its task id."""
+
 DEFAULT_RANK = 64
 DEFAULT_MODULES: tuple[LoraModule, ...] = ("attn_q", "attn_k", "attn_v")
 

@@ -5,6 +5,7 @@ looked up in `release_data/llmapi.json`.
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,12 +14,18 @@ from pydantic import Field
 
 from trtforge.core.config_model import Config
 from trtforge.core.errors import ForgeError
+from trtforge.core.features import SpeculationMethod
+from trtforge.core.llm_api_features import MoeBackend
 from trtforge.core.plausible import require_plausible
 from trtforge.core.recipe import DtypeChoice
+from trtforge.core.serving import GuidedBackend
 from trtforge.core.yaml_text import read_yaml
 from trtforge.formats.releases import read_release_data
 
 MODEL_FILE = "model.yaml"
+SERVE_FILE = "trtllm_serve.yaml"
+"""The same arguments for trtllm-serve, beside model.yaml in a repository."""
+_OF_TRITON = ("model", "backend", "triton_config")
 SchedulerName = Literal["GUARANTEED_NO_EVICT", "MAX_UTILIZATION"]
 
 
@@ -58,6 +65,51 @@ class PeftCacheArgs(Config):
     host_cache_size: int | None = Field(None, ge=0)
 
 
+class SpeculativeArgs(Config):
+    """`speculative_config`: one of the *DecodingConfig classes; `speculation_row` names it for a release."""
+
+    decoding_type: str | None = None
+    max_draft_len: int | None = Field(None, ge=1)
+    num_nextn_predict_layers: int | None = Field(None, ge=1)
+    max_matching_ngram_size: int | None = Field(None, ge=1)
+    max_concurrency: int | None = Field(None, ge=1)
+    speculative_model_dir: str | None = Field(None, description="Relative to the file's own directory.")
+    speculative_model: str | None = Field(None, description="Relative to the file's own directory.")
+
+    @property
+    def draft_model(self) -> str | None:
+        """The draft model's directory."""
+        return self.speculative_model or self.speculative_model_dir
+
+    @property
+    def draft_tokens(self) -> int:
+        """Draft tokens per iteration."""
+        return self.num_nextn_predict_layers or self.max_draft_len or 0
+
+
+class MoeArgs(Config):
+    """`moe_config`: MoeConfig."""
+
+    backend: MoeBackend | None = None
+    max_num_tokens: int | None = Field(None, ge=1)
+
+
+class AttentionDpArgs(Config):
+    """`attention_dp_config`: AttentionDpConfig."""
+
+    enable_balance: bool | None = None
+    timeout_iters: int | None = Field(None, ge=0)
+    batching_wait_iters: int | None = Field(None, ge=0)
+
+
+class CudaGraphArgs(Config):
+    """`cuda_graph_config`: CudaGraphConfig."""
+
+    batch_sizes: tuple[int, ...] | None = None
+    max_batch_size: int | None = Field(None, ge=1)
+    enable_padding: bool | None = None
+
+
 class TritonArgs(Config):
     """`triton_config`: what NVIDIA's own llmapi model (triton_backend/all_models/llmapi) reads; not an LLM argument."""
 
@@ -71,19 +123,21 @@ class LlmArgs(Config):
 
     model: str = "."
     backend: Literal["pytorch"] = "pytorch"
+    trust_remote_code: Literal[False] = False
     dtype: DtypeChoice | None = None
     tensor_parallel_size: int = Field(1, ge=1)
     pipeline_parallel_size: int = Field(1, ge=1)
     context_parallel_size: int | None = Field(None, ge=1)
     moe_tensor_parallel_size: int | None = Field(None, ge=1)
     moe_expert_parallel_size: int | None = Field(None, ge=1)
+    enable_attention_dp: bool | None = None
     max_batch_size: int | None = Field(None, ge=1)
     max_input_len: int | None = Field(None, ge=1)
     max_seq_len: int | None = Field(None, ge=2)
     max_num_tokens: int | None = Field(None, ge=1)
     max_beam_width: int | None = Field(None, ge=1)
     enable_chunked_prefill: bool | None = None
-    guided_decoding_backend: Literal["xgrammar", "llguidance"] | None = None
+    guided_decoding_backend: GuidedBackend | None = None
     gather_generation_logits: bool | None = None
     iter_stats_max_iterations: int | None = None
     request_stats_max_iterations: int | None = None
@@ -92,6 +146,10 @@ class LlmArgs(Config):
     kv_cache_config: KvCacheArgs = KvCacheArgs()
     scheduler_config: SchedulerArgs = SchedulerArgs()
     peft_cache_config: PeftCacheArgs = PeftCacheArgs()
+    speculative_config: SpeculativeArgs = SpeculativeArgs()
+    moe_config: MoeArgs = MoeArgs()
+    attention_dp_config: AttentionDpArgs = AttentionDpArgs()
+    cuda_graph_config: CudaGraphArgs | None = Field(CudaGraphArgs(), description="null: no CUDA graphs.")
     triton_config: TritonArgs | None = None
 
     @property
@@ -100,13 +158,23 @@ class LlmArgs(Config):
         return self.tensor_parallel_size * self.pipeline_parallel_size * (self.context_parallel_size or 1)
 
     def to_json(self) -> dict[str, Any]:
-        """What is written: no unset key, no empty object."""
+        """What is written: no unset key but `cuda_graph_config`, whose null turns graphs off; no empty object."""
         values = self.model_dump(mode="json", exclude_none=True)
-        return {key: value for key, value in values.items() if value != {}}
+        written = {key: value for key, value in values.items() if value != {}}
+        return written if self.cuda_graph_config is not None else {**written, "cuda_graph_config": None}
 
     def to_yaml(self) -> str:
         """The exact text of model.yaml."""
         return yaml.safe_dump(self.to_json(), sort_keys=False)
+
+    def to_serve_yaml(self, directory: str) -> str:
+        """The exact text of trtllm_serve.yaml: without what its command line says, paths below `directory`."""
+        values = {key: value for key, value in self.to_json().items() if key not in _OF_TRITON}
+        speculation = values.get("speculative_config", {})
+        for key in ("speculative_model", "speculative_model_dir"):
+            if key in speculation:
+                speculation[key] = f"{directory}/{speculation[key]}"
+        return yaml.safe_dump(values, sort_keys=False)
 
     def with_values(self, values: Mapping[str, Any], where: str) -> "LlmArgs":
         """A copy with these dotted keys set. Raises ForgeError naming `where` for an invalid value."""
@@ -132,21 +200,62 @@ def read_llm_args(directory: Path) -> LlmArgs:
 
 
 def require_llm_api(version: str, args: LlmArgs) -> None:
-    """Raises ForgeError for a release whose LLM API is not known, and for an argument that it does not have."""
+    """Raises ForgeError for a release whose LLM API is not known, and for an argument or value that it lacks."""
+    lines, line = _lines(), _line(version)
+    known = {entry["key"]: entry for entry in read_release_data("llmapi")["arguments"]}
+    for key, value in _dotted(args.to_json()):
+        entry = known[key]
+        if not _within(lines, line, entry):
+            later = lines.index(line) < lines.index(entry["since"])
+            raise ForgeError(
+                f"TensorRT-LLM {version} has no LLM argument {key}",
+                hint=f"It was added in {entry['since']}; leave it out." if later else "Leave it out.",
+            )
+        taken = entry.get("values", {}).get(line)
+        if taken is not None and value not in taken:
+            raise ForgeError(
+                f"TensorRT-LLM {version}: {key} cannot be {value}", hint=f"It takes {', '.join(map(str, taken))}."
+            )
+
+
+@dataclass(frozen=True)
+class SpeculationRow:
+    """How a release names a method of speculation. `model`: the key of its draft model; `tokens`: of its length."""
+
+    decoding_type: str
+    config_class: str
+    model: str | None
+    tokens: str
+
+
+def speculation_row(version: str, method: SpeculationMethod) -> SpeculationRow | None:
+    """How this release's LLM API names a method; None if it does not have it. Raises ForgeError for the release."""
+    lines, line = _lines(), _line(version)
+    for entry in read_release_data("llmapi")["speculation"]:
+        if entry["method"] == method and _within(lines, line, entry):
+            return SpeculationRow(entry["decoding_type"], entry["class"], entry["model"], entry["tokens"])
+    return None
+
+
+def has_argument(version: str, key: str) -> bool:
+    """Whether this release's LLM API has an argument. Raises ForgeError for an unknown release."""
+    lines, line = _lines(), _line(version)
+    entries = read_release_data("llmapi")["arguments"]
+    return any(entry["key"] == key and _within(lines, line, entry) for entry in entries)
+
+
+def _lines() -> list[str]:
     lines: list[str] = read_release_data("llmapi")["lines"]
-    line = ".".join(version.split(".")[:2])
+    return lines
+
+
+def _line(version: str) -> str:
+    line, lines = ".".join(version.split(".")[:2]), _lines()
     if line not in lines:
         raise ForgeError(
             f"TensorRT-LLM {version}: its LLM API is not known", hint=f"Known releases: {'.x, '.join(lines)}.x."
         )
-    known = {entry["key"]: entry for entry in read_release_data("llmapi")["arguments"]}
-    for key in _dotted(args.to_json()):
-        entry = known[key]
-        if not _within(lines, line, entry):
-            raise ForgeError(
-                f"TensorRT-LLM {version} has no LLM argument {key}",
-                hint=f"It was added in {entry['since']}; leave it out.",
-            )
+    return line
 
 
 def applies_windows(architecture: str, version: str) -> bool:
@@ -159,14 +268,14 @@ def applies_windows(architecture: str, version: str) -> bool:
     )
 
 
-def _dotted(values: Mapping[str, Any]) -> Iterator[str]:
+def _dotted(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for key, value in values.items():
         if key == "triton_config":
             continue
         if isinstance(value, dict):
-            yield from (f"{key}.{inner}" for inner in value)
+            yield from ((f"{key}.{inner}", each) for inner, each in value.items())
         else:
-            yield key
+            yield key, value
 
 
 def _within(lines: list[str], line: str, entry: Mapping[str, Any]) -> bool:

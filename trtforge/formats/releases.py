@@ -271,6 +271,11 @@ def containers_with(version: str) -> tuple[Container, ...]:
     return tuple(container for container in _containers() if container.tensorrt_llm == version)
 
 
+def release_image(version: str) -> str:
+    """TensorRT-LLM's own image of a release, which has trtllm-serve and no Triton."""
+    return f"{_REGISTRY}/{read_release_data('containers')['release_image']['name']}:{version}"
+
+
 @cache
 def read_release_data(
     name: Literal["build-config", "containers", "triton-model-config", "llmapi", "kv-windows"],

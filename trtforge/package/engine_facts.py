@@ -10,6 +10,7 @@ from trtforge.core.errors import ForgeError
 from trtforge.core.features import SPECULATION, FeaturesConfig
 from trtforge.core.manifest import Identity, Manifest, files_below, open_artifact, read_manifest, record_of
 from trtforge.core.recipe import ResolvedBackend
+from trtforge.formats.adapter import ADAPTERS_DIRECTORY
 from trtforge.formats.attention_windows import attention_windows, executor_windows
 from trtforge.formats.engine_target import EngineTarget
 from trtforge.formats.hf import HfConfig, read_config
@@ -27,7 +28,7 @@ class EngineFacts:
     `features`: what it was compiled for; determines keys that an engine's config.json lacks. `target`: the versions and
     GPU that TensorRT built it with and for, empty for other backends. `windows`: sliding windows as the executor of a
     TensorRT engine takes them; empty without any. `layers`: None if not known. `llm_args`: of an llmapi engine.
-    `has_windows`: whether its network can attend to windows.
+    `has_windows`: whether its network can attend to windows. `adapters`: task ids of an llmapi engine's LoRA adapters.
     """
 
     backend: ResolvedBackend
@@ -48,6 +49,7 @@ class EngineFacts:
     layers: int | None = None
     llm_args: LlmArgs | None = None
     has_windows: bool = True
+    adapters: tuple[int, ...] = ()
 
 
 def open_engine(directory: Path) -> Manifest:
@@ -179,7 +181,13 @@ def _llmapi_engine(directory: Path, manifest: Manifest) -> EngineFacts:
         target=EngineTarget(),
         llm_args=args,
         has_windows=any(applies_windows(str(name), served_by) for name in architectures),
+        adapters=_adapters(manifest),
     )
+
+
+def _adapters(manifest: Manifest) -> tuple[int, ...]:
+    names = {name.split("/")[1] for name in manifest.files if name.startswith(f"{ADAPTERS_DIRECTORY}/")}
+    return tuple(sorted(map(int, names)))
 
 
 def _check_ranks(directory: Path, facts: EngineFacts, model: CheckpointConfig) -> None:

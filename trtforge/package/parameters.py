@@ -33,7 +33,7 @@ def text_parameters(
     bfloat16_inputs: Sequence[str],
     *,
     by_text: bool,
-) -> Mapping[str, str]:
+) -> dict[str, str]:
     """A text model tokenizes itself, so it has the parameters of preprocessing too.
 
     `bfloat16_inputs`: inputs of the engine model that are bfloat16.
@@ -57,6 +57,14 @@ def text_parameters(
     }
 
 
+def llm_api_parameters(config: PackageConfig, engine: EngineFacts) -> dict[str, str]:
+    """What our models check requests to the LLM API against, in addition; empty for other backends."""
+    if engine.backend != "llmapi":
+        return {}
+    guided = {"guided_decoding": _boolean(config.serving.guided_decoding_backend is not None)}
+    return guided | ({"lora_task_ids": ",".join(map(str, engine.adapters))} if engine.adapters else {})
+
+
 def preprocessing_parameters(
     config: PackageConfig, engine: EngineFacts, tokenizer: TokenizerAssets
 ) -> Mapping[str, str]:
@@ -74,7 +82,7 @@ def preprocessing_parameters(
 
 def engine_parameters(
     config: PackageConfig, engine: EngineFacts, facts: RepositoryFacts, tokenizer: TokenizerAssets
-) -> Mapping[str, str]:
+) -> dict[str, str]:
     """TensorRT-LLM's parameters; the other engines read the same ones and four more.
 
     Its C++ backend accepts booleans only as `true` and `false` and silently ignores any other spelling.
@@ -174,6 +182,10 @@ def serving_args(config: PackageConfig, engine: EngineFacts) -> LlmArgs | None:
     values |= {LLM_ARGUMENTS[key]: value for key, value in serving.executor_settings.items()}
     if "scheduler" in given or engine.llm_args.scheduler_config.capacity_scheduler_policy is None:
         values["scheduler_config.capacity_scheduler_policy"] = serving.scheduler.upper()
+    for key in ("speculative_model", "speculative_model_dir"):
+        draft = getattr(engine.llm_args.speculative_config, key)
+        if draft is not None:
+            values[f"speculative_config.{key}"] = f"{ENGINE_DIRECTORY}/{draft}"
     return engine.llm_args.with_values(values, "serving")
 
 

@@ -10,7 +10,7 @@ import trtforge
 from trtforge.core.manifest import FILE_NAME, Manifest, record_of
 from trtforge.core.manifest import FileRecord as Record
 from trtforge.formats.hf import TOKENIZER_DIRECTORY
-from trtforge.formats.llmapi import MODEL_FILE, LlmArgs
+from trtforge.formats.llmapi import MODEL_FILE, SERVE_FILE, LlmArgs
 from trtforge.formats.tokenizer import TOKENIZER_FILE, load_tokenizer
 from trtforge.formats.triton import CONFIG_FILE, ModelRole
 from trtforge.package.parameters import ENGINE_DIRECTORY, TOKENIZER_INFO_FILE
@@ -55,7 +55,10 @@ LIBRARIES: dict[ModelRole, Mapping[ModelCode, tuple[str, ...]]] = {
     "preprocessing": {
         "1": (*_PROCESS, "chat_template", "detokenizer", "input_values", "preprocessor", "word_lists"),
     },
-    "tensorrt_llm": {"1": _ENGINE_MODEL, "llmapi": (*_ENGINE_MODEL, "llmapi_engine", "llmapi_scores")},
+    "tensorrt_llm": {
+        "1": _ENGINE_MODEL,
+        "llmapi": (*_ENGINE_MODEL, "llmapi_arguments", "llmapi_engine", "llmapi_scores"),
+    },
     "postprocessing": {"1": (*_PROCESS, "detokenizer")},
     "tensorrt_llm_bls": {"1": _ENGINE_TEXT, "triton": (*_TEXT, "kserve_messages", "triton_engine")},
 }
@@ -91,7 +94,10 @@ _OWN_MODULES = (
 
 @dataclass(frozen=True)
 class RepositoryWriter:
-    """Writes one repository from the templates in `templates`. `guided`: with what guided decoding needs."""
+    """Writes one repository from the templates in `templates`. `guided`: with what guided decoding needs.
+
+    `root`: path of the repository where it is served.
+    """
 
     templates: Path
     models: tuple[ModelSpec, ...]
@@ -100,6 +106,7 @@ class RepositoryWriter:
     tokenizer: TokenizerAssets
     llm_args: LlmArgs | None = None
     guided: bool = False
+    root: str = ""
 
     def write(self, out: Path) -> dict[str, Record]:
         """Write everything below `out`; returns the records of the files whose digests are already known."""
@@ -125,6 +132,8 @@ class RepositoryWriter:
             return
         if model.role == "tensorrt_llm":
             (version / MODEL_FILE).write_text(self.llm_args.to_yaml(), encoding="utf-8")
+            served = self.llm_args.to_serve_yaml(f"{self.root}/{model.name}/{VERSION}")
+            (version / SERVE_FILE).write_text(served, encoding="utf-8")
         if "served_engine" in LIBRARIES[model.role][model.code]:
             for module, path in own_modules().items():
                 target = version / module

@@ -59,8 +59,9 @@ def package(config: PackageConfig, engine: Path, tokenizer: Path | None, out: Pa
         },
         versions={"trtforge": __version__},
     )
-    guided = config.serving.guided_decoding_backend is not None
-    writer = RepositoryWriter(templates, models, engine, manifest, assets, llm_args, guided=guided)
+    guided = config.serving.guided_decoding_backend is not None and facts.backend == "tensorrt_llm"
+    root = config.serving_root.rstrip("/")
+    writer = RepositoryWriter(templates, models, engine, manifest, assets, llm_args, guided=guided, root=root)
 
     def write(directory: Path) -> Mapping[str, FileRecord]:
         return writer.write(directory)

@@ -21,6 +21,7 @@ from trtforge.package.engine_facts import EngineFacts
 from trtforge.package.parameters import (
     ENGINE_DIRECTORY,
     engine_parameters,
+    llm_api_parameters,
     preprocessing_parameters,
     queue_size,
     text_parameters,
@@ -78,14 +79,15 @@ def model_specs(config: PackageConfig, engine: EngineFacts, tokenizer: Tokenizer
         logits=_DTYPES.get(engine.logits_dtype, "TYPE_FP32"), prompt_table=_DTYPES.get(engine.dtype, "TYPE_FP16")
     )
     flow = text_flow(engine.release)
-    preprocessing = preprocessing_parameters(config, engine, tokenizer)
+    preprocessing, served = preprocessing_parameters(config, engine, tokenizer), llm_api_parameters(config, engine)
     bfloat16 = [t.name for t in _tensors("tensorrt_llm", "inputs", engine, dtypes, tokenizer) if t.dtype == _BFLOAT16]
     values: Mapping[ModelRole, Mapping[str, str]] = {
-        "ensemble": text_parameters(config, facts, flow, preprocessing, tokenizer, bfloat16, by_text=False),
+        "ensemble": text_parameters(config, facts, flow, preprocessing, tokenizer, bfloat16, by_text=False) | served,
         "preprocessing": preprocessing,
-        "tensorrt_llm": engine_parameters(config, engine, facts, tokenizer),
+        "tensorrt_llm": engine_parameters(config, engine, facts, tokenizer) | served,
         "postprocessing": {"tokenizer_dir": TOKENIZER_DIRECTORY, "vocab_size": str(engine.vocab_size)},
-        "tensorrt_llm_bls": text_parameters(config, facts, flow, preprocessing, tokenizer, bfloat16, by_text=True),
+        "tensorrt_llm_bls": text_parameters(config, facts, flow, preprocessing, tokenizer, bfloat16, by_text=True)
+        | served,
     }
     return tuple(
         ModelSpec(

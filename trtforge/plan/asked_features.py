@@ -3,14 +3,15 @@
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
-from trtforge.core.features import SPECULATION, SpeculationMethod
+from trtforge.core.features import OF_THE_LLM_API, SPECULATION, SpeculationMethod
 from trtforge.formats.releases import Release
 from trtforge.formats.trtllm import CheckpointConfig
 from trtforge.plan.feature_rules import feature_problems
 from trtforge.plan.legality import Problem
+from trtforge.plan.llm_api_arguments import LlmApiModel, llm_api_problems
 from trtforge.plan.model import Model
 from trtforge.plan.request import Request
-from trtforge.plan.speculation import DRAFTING_ARCHITECTURES
+from trtforge.plan.speculation import DRAFTING_ARCHITECTURES, stored
 
 BASES: Mapping[SpeculationMethod, tuple[str, ...]] = MappingProxyType(
     {
@@ -22,12 +23,20 @@ BASES: Mapping[SpeculationMethod, tuple[str, ...]] = MappingProxyType(
 
 
 def asked_features(model: Model, request: Request, checkpoint: CheckpointConfig, release: Release) -> Iterator[Problem]:
-    """Problems of the features. Without TensorRT engines only KV reuse and chunked context are supported."""
+    """Problems of the features. The embedded engine has only KV reuse and chunked context."""
     features = request.engine.features
+    if request.engine.backend == "llmapi":
+        layers = stored(checkpoint, "num_nextn_predict_layers") or 0
+        yield from llm_api_problems(request.engine, LlmApiModel(request.tp, checkpoint.experts > 0, layers))
+        yield from _estimate_problems(request)
+        if request.draft is not None:
+            yield from _draft_problems(model, request.draft, request)
+        return
     if request.for_tensorrt is False:
         for name in features.beyond_paging:
             message = f"engine.features.{name}: the {request.engine.backend} backend does not have it"
-            yield Problem("backend", message, "Leave it out, or use engine.backend: tensorrt_llm.")
+            having = "llmapi" if name in OF_THE_LLM_API else "tensorrt_llm"
+            yield Problem("backend", message, f"Leave it out, or use engine.backend: {having}.")
         return
     if not features.beyond_paging:
         return

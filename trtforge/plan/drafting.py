@@ -1,7 +1,8 @@
-"""Memory of speculative decoding: a draft model, Medusa heads or EAGLE's network, and their logits.
+"""Memory of speculative decoding: a draft model, Medusa heads, EAGLE's network or MTP layers, and their logits.
 
-Sources: tensorrt_llm/models/medusa/model.py and models/eagle/model.py (1.x). Draft tokens are verified in one step, so
-the target computes logits for each of them (cpp/tensorrt_llm/runtime/decodingInput.h).
+Sources: tensorrt_llm/models/medusa/model.py and models/eagle/model.py (1.x); for the LLM API
+_torch/models/modeling_speculative.py and modeling_deepseekv3.py (`DeepseekV3MTP`). Draft tokens are verified in one
+step, so the target computes logits for each of them (cpp/tensorrt_llm/runtime/decodingInput.h).
 """
 
 from dataclasses import dataclass
@@ -68,6 +69,10 @@ def drafter(features: FeaturesConfig, draft: Model | None, target: Target, stage
             kv_per_token=one // (target.facts.sizes.num_layers // parallel.pp),
             logits=logits,
         )
+    if (features.eagle3 is not None or features.mtp is not None) and last:
+        one = bytes_per_token(target.facts.sizes, target.cache_itemsize, parallel)
+        network = eagle3_bytes(target) if features.eagle3 is not None else mtp_bytes(target)
+        return Drafter(network, one // (target.facts.sizes.num_layers // parallel.pp), logits)
     if draft is not None:
         layout = Layout(parallel, "bfloat16" if target.itemsize == 2 else "float32")
         plain = Stored(WEIGHTS["none"], target.itemsize)
@@ -97,3 +102,25 @@ def eagle_bytes(target: Target) -> int:
     join = (2 * sizes.hidden * sizes.hidden + sizes.hidden) // tp
     tables = sizes.vocab * sizes.hidden + -(-sizes.vocab // tp) * sizes.hidden
     return target.ranks.kinds[0].nbytes(plain) + (join + tables) * target.itemsize
+
+
+def eagle3_bytes(target: Target) -> int:
+    """One EAGLE-3 network on one rank, at most: a decoder layer of the target's sizes whose query, key and value read
+    token embedding and hidden state, the projection of three hidden states to one, and an LM head for all tokens.
+
+    The networks that are published have LM heads for fewer tokens; the embedding is the target's.
+    """
+    sizes, tp = target.facts.sizes, target.parallel.tp
+    plain = Stored(WEIGHTS["none"], target.itemsize)
+    wider = sizes.hidden * (sizes.num_heads + 2 * sizes.num_kv_heads) * sizes.head_size // tp
+    join = 3 * sizes.hidden * sizes.hidden // tp
+    head = -(-sizes.vocab // tp) * sizes.hidden
+    return target.ranks.kinds[0].nbytes(plain) + (wider + join + head) * target.itemsize
+
+
+def mtp_bytes(target: Target) -> int:
+    """One MTP layer on one rank: a decoder layer like the last one, and the projection of token embedding and hidden
+    state; embedding and LM head are the target's. All draft tokens come from one layer."""
+    sizes, tp = target.facts.sizes, target.parallel.tp
+    plain = Stored(WEIGHTS["none"], target.itemsize)
+    return target.ranks.kinds[-1].nbytes(plain) + 2 * sizes.hidden * sizes.hidden // tp * target.itemsize

@@ -6,6 +6,7 @@ A feature itself is dropped only if nothing else helps: features that a backend 
 from collections.abc import Iterator
 
 from trtforge.core.dtypes import dtype_named
+from trtforge.core.features import OF_ENGINES, OF_THE_LLM_API
 from trtforge.plan.evaluation import Evaluation
 from trtforge.plan.lora import adapter_bytes
 from trtforge.plan.model import Model
@@ -24,13 +25,26 @@ def paging(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, ...]]
 
 
 def none_beyond_paging(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, ...]]:
-    """Only the features of the embedded engine and the LLM API."""
-    features = evaluation.request.engine.features
+    """Only the features that the backend has."""
+    features, backend = evaluation.request.engine.features, evaluation.request.engine.backend
+    dropped = {"llmapi": OF_ENGINES, "torch": features.beyond_paging}.get(backend, OF_THE_LLM_API)
     defaults = {name: field.default for name, field in type(features).model_fields.items()}
     words = {None: "null", False: "false"}
     yield tuple(
-        _set(f"{_FEATURES}.{name}", words.get(defaults[name], str(defaults[name]))) for name in features.beyond_paging
+        _set(f"{_FEATURES}.{name}", words.get(defaults[name], str(defaults[name])))
+        for name in features.beyond_paging
+        if name in dropped
     )
+
+
+def without_moe(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, ...]]:
+    """A dense model without settings for experts."""
+    yield (_set(f"{_FEATURES}.moe", "null"),)
+
+
+def without_attention_dp(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, ...]]:
+    """Attention split by heads, which with one GPU is the same."""
+    yield (_set(f"{_FEATURES}.attention_dp", "null"),)
 
 
 def speculation(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, ...]]:

@@ -6,7 +6,7 @@ starts. Here each is reported with its reason; the rules name their sources.
 
 from collections.abc import Iterator, Mapping
 
-from trtforge.core.features import EagleFeature, MedusaFeature
+from trtforge.core.features import OF_THE_LLM_API, EagleFeature, MedusaFeature
 from trtforge.core.recipe import EngineConfig
 from trtforge.formats.known_issues import known_issues
 from trtforge.formats.releases import Problem as ReleaseProblem
@@ -63,7 +63,13 @@ _LORA_ARCHITECTURES = (
 
 
 def feature_problems(checkpoint: CheckpointConfig, engine: EngineConfig, release: Release) -> Iterator[Problem]:
-    """Errors and warnings for the features of an engine."""
+    """Errors and warnings for the features of a TensorRT engine."""
+    others = [name for name in OF_THE_LLM_API if getattr(engine.features, name) is not None]
+    for name in others:
+        message = f"engine.features.{name}: TensorRT engines do not have it, only the LLM API does"
+        yield Problem("backend", message, "Leave it out, or use engine.backend: llmapi.")
+    if others:
+        return
     speculation = speculation_of(engine.features, checkpoint)
     yield from _lacking(engine, speculation, release)
     if speculation is not None:

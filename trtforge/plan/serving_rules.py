@@ -19,6 +19,7 @@ LLM_ARGUMENTS: Mapping[str, str] = {
     "max_attention_window_size": "kv_cache_config.max_attention_window",
     "sink_token_length": "kv_cache_config.sink_token_length",
     "kv_cache_host_memory_bytes": "kv_cache_config.host_cache_size",
+    "guided_decoding_backend": "guided_decoding_backend",
 }
 """The LLM API's arguments for settings of the engine executor; it has no others."""
 
@@ -48,7 +49,7 @@ class ServedEngine:
 def serving_problems(serving: ServingConfig, engine: ServedEngine) -> Iterator[Problem]:
     """Settings that the backend or the release does not have, and settings that contradict the engine or each other."""
     for key in serving.executor_settings:
-        yield from _availability(key, engine)
+        yield from _availability(key, serving, engine)
     yield from _instances(serving, engine)
     yield from _needs(serving, engine)
     windows, layers = serving.max_attention_window_size, engine.layers
@@ -61,13 +62,16 @@ def serving_problems(serving: ServingConfig, engine: ServedEngine) -> Iterator[P
         yield _problem(message, fix, refuses=False)
 
 
-def _availability(key: str, engine: ServedEngine) -> Iterator[Problem]:
+def _availability(key: str, serving: ServingConfig, engine: ServedEngine) -> Iterator[Problem]:
     if engine.backend == "torch":
         yield _problem(f"{key}: the embedded engine has no such setting", _LEAVE_OUT)
     elif engine.backend == "llmapi":
         if key not in LLM_ARGUMENTS:
             yield _problem(f"{key}: the LLM API has no such setting", _LEAVE_OUT)
     else:
+        if key == "guided_decoding_backend" and serving.guided_decoding_backend == "llguidance":
+            message = "guided_decoding_backend: engines have xgrammar, only the LLM API has llguidance"
+            yield _problem(message, "Use guided_decoding_backend: xgrammar.")
         missing = parameter_problem("tensorrt_llm", key, engine.release)
         if missing is not None:
             yield _problem(missing.message, missing.hint)

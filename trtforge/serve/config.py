@@ -11,8 +11,8 @@ from trtforge.core.config_model import Config
 from trtforge.serve.doors import Door
 
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
-Launcher = Literal["auto", "local", "docker", "mpi", "orchestrator", "slurm"]
-ResolvedLauncher = Literal["local", "docker", "mpi", "orchestrator", "slurm"]
+Launcher = Literal["auto", "local", "docker", "mpi", "orchestrator", "slurm", "trtllm-serve"]
+ResolvedLauncher = Literal["local", "docker", "mpi", "orchestrator", "slurm", "trtllm-serve"]
 """A launcher after `auto` is resolved."""
 Restart = Literal["never", "on-failure"]
 
@@ -31,10 +31,11 @@ class ServeConfig(Config):
     launcher: Launcher = Field(
         "auto",
         description="local: tritonserver on this machine; docker: NVIDIA's image; mpi: one rank per GPU; orchestrator: "
-        "a server that starts its ranks; slurm: print a batch script.",
+        "a server that starts its ranks; slurm: print a batch script; trtllm-serve: print the command of NVIDIA's "
+        "OpenAI server for the LLM API.",
     )
     hosts: tuple[str, ...] = Field((), description="mpi: hosts that the ranks are divided over, this machine first.")
-    nodes: int = Field(1, ge=1, description="slurm: nodes that the ranks are divided over.")
+    nodes: int = Field(1, ge=1, description="slurm, trtllm-serve: nodes that the ranks are divided over.")
     open: tuple[Door, ...] = Field((), description="Endpoint groups to open; all are closed by default.")
     api_key_file: Path | None = Field(None, description="API keys, one per line; HTTP clients must send one.")
     ready_timeout: float = Field(

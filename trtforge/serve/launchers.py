@@ -20,6 +20,7 @@ from trtforge.serve.installation import Installation, find_installation
 from trtforge.serve.rank_commands import hostfile, mpi_command, packaged_root, rank_environment, require_cluster
 from trtforge.serve.server_arguments import behind_front, model_environment, server_arguments, without_front
 from trtforge.serve.slurm import slurm_script
+from trtforge.serve.trtllm_serve import batch_script, docker_command, require_llm_api_repository
 
 _TRTLLM_BACKEND = Path("/opt/tritonserver/backends/tensorrtllm")
 _HIDDEN = "REPLACE_WITH_A_RANDOM_VALUE"
@@ -71,7 +72,7 @@ def plan_launch(
     """
     require_cluster(config, facts, config.launcher)
     launch = _planned(config, repository, facts, runtime)
-    if launch.script:
+    if launch.script or launch.launcher == "trtllm-serve":
         return launch
     return replace(launch, gateway=gateway_command(config, facts.model("ensemble"), required=openai_required))
 
@@ -82,6 +83,8 @@ def _planned(config: ServeConfig, repository: Path, facts: RepositoryFacts, runt
         return _docker(config, repository, facts, runtime)
     if launcher == "slurm":
         return _slurm(config, repository, facts, runtime)
+    if launcher == "trtllm-serve":
+        return _trtllm_serve(config, repository, facts, runtime)
     if launcher in ("mpi", "orchestrator"):
         return _mpi(config, facts, runtime, launcher)
     if facts.world_size > 1 and facts.backend == "tensorrt_llm":
@@ -109,6 +112,11 @@ def require_runnable(launch: Launch, facts: RepositoryFacts) -> None:
         raise ForgeError(
             "--launcher slurm prints a batch script and starts nothing itself",
             hint="Add --dry-run, write the output to a file and submit it with `sbatch FILE`.",
+        )
+    if launch.launcher == "trtllm-serve":
+        raise ForgeError(
+            "--launcher trtllm-serve prints a command and starts nothing itself: that server has none of Triton's APIs",
+            hint="Add --dry-run and run its output; with --nodes it is a script for `sbatch FILE`.",
         )
     if launch.launcher == "docker":
         if shutil.which("docker") is None:
@@ -182,13 +190,21 @@ def _slurm(config: ServeConfig, repository: Path, facts: RepositoryFacts, runtim
     return Launch(launcher="slurm", argv=("sbatch",), container=container, secret=listening.secret, script=script)
 
 
+def _trtllm_serve(config: ServeConfig, repository: Path, facts: RepositoryFacts, runtime: Path) -> Launch:
+    require_llm_api_repository(config, facts)
+    if config.nodes > 1:
+        return Launch(launcher="trtllm-serve", argv=("sbatch",), script=batch_script(config, repository, facts))
+    return Launch(launcher="trtllm-serve", argv=docker_command(config, repository, facts, runtime.name))
+
+
 def _docker(config: ServeConfig, repository: Path, facts: RepositoryFacts, runtime: Path) -> Launch:
     containers = _containers(facts)
     if not containers:
         raise ForgeError(
             f"no known container has TensorRT-LLM {facts.tensorrt_llm}",
-            hint="Build the engine for a release that a container carries, 1.2.1 for example, or serve it with "
-            "--launcher local inside an image that has Triton and that release.",
+            hint="Build the engine for a release that a container carries, 1.2.1 for example, serve it with "
+            "--launcher local inside an image that has Triton and that release, or without Triton: "
+            "--launcher trtllm-serve --dry-run prints the command.",
         )
     if config.api_key_file is not None:
         raise ForgeError(

@@ -40,9 +40,10 @@ def require_cluster(config: ServeConfig, facts: RepositoryFacts, launcher: Launc
     """Raises ForgeError for hosts or nodes that this launcher does not take, or that do not divide the ranks."""
     if config.hosts and launcher != "mpi":
         raise ForgeError("--hosts applies only to --launcher mpi", hint="Add --launcher mpi, or leave --hosts out.")
-    if config.nodes > 1 and launcher != "slurm":
+    if config.nodes > 1 and launcher not in ("slurm", "trtllm-serve"):
         raise ForgeError(
-            "--nodes applies only to --launcher slurm", hint="Name the hosts with --hosts A,B, or use --launcher slurm."
+            "--nodes applies only to --launcher slurm and trtllm-serve",
+            hint="Name the hosts with --hosts A,B, or use --launcher slurm.",
         )
     nodes = nodes_of(config)
     if facts.world_size % nodes:

@@ -35,15 +35,11 @@ def slurm_script(
             hint="Put a gateway that checks keys in front of it.",
         )
     root, nodes = packaged_root(facts), nodes_of(config)
-    tasks = facts.world_size // nodes
     listener = ("tritonserver", *server_arguments(config, facts, root, f"{prefix}_0", listening))
-    wanted = {"job-name": "trtforge", "nodes": nodes, "ntasks": facts.world_size}
-    wanted |= {"ntasks-per-node": tasks, "gpus-per-node": tasks}
     # One task that fails ends all of them.
     srun = ("srun", "--mpi=pmix", "--kill-on-bad-exit=1", *_container_options(container, repository, root))
     lines = [
-        "#!/bin/bash",
-        *(f"#SBATCH --{name}={value}" for name, value in wanted.items()),
+        *batch_header(facts.world_size, nodes),
         "",
         *(f"export {name}={shlex.quote(value)}" for name, value in sorted(_environment(config).items())),
         f"export {_DOOR}=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \\n')",
@@ -62,6 +58,13 @@ def slurm_script(
         "fi",
     ]
     return "\n".join([*lines, "  bash -c '", *ranks, "'", ""]).replace(listening.secret, f"${{{_DOOR}}}")
+
+
+def batch_header(tasks: int, nodes: int) -> list[str]:
+    """The first lines of a script for `sbatch`: a task a GPU, the same number on each node."""
+    wanted = {"job-name": "trtforge", "nodes": nodes, "ntasks": tasks}
+    wanted |= {"ntasks-per-node": tasks // nodes, "gpus-per-node": tasks // nodes}
+    return ["#!/bin/bash", *(f"#SBATCH --{name}={value}" for name, value in wanted.items())]
 
 
 def _environment(config: ServeConfig) -> dict[str, str]:

@@ -1,0 +1,85 @@
+"""The arguments of tensorrt_llm.LLM from model.yaml, and TensorRT-LLM's own objects for values that need them.
+
+Classes: tensorrt_llm/llmapi/llm_args.py (*DecodingConfig), tensorrt_llm/sampling_params.py (GuidedDecodingParams) and
+tensorrt_llm/executor/request.py (LoRARequest), 1.0 to 1.3.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from trtforge.core.errors import ForgeError, RequestError
+from trtforge.engine_process.requests import Guide, GuideKind
+
+_ADAPTERS = "adapters"
+_DRAFT_MODEL = ("speculative_model", "speculative_model_dir")
+_GUIDES: Mapping[GuideKind, str] = {
+    "json_schema": "json",
+    "regex": "regex",
+    "ebnf_grammar": "grammar",
+    "structural_tag": "structural_tag",
+}
+
+
+def read_arguments(path: Path) -> Mapping[str, Any]:
+    """The arguments in a model.yaml, with paths relative to it. Raises ForgeError."""
+    import yaml
+
+    try:
+        arguments: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError) as error:
+        raise ForgeError(f"{path}: not readable: {error}", hint="Package the engine again.") from None
+    arguments.pop("triton_config", None)
+    arguments["model"] = str(path.parent / arguments["model"])
+    speculation = arguments.get("speculative_config", {})
+    for key in _DRAFT_MODEL:
+        if key in speculation:
+            speculation[key] = str(path.parent / speculation[key])
+    return arguments
+
+
+def llm_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments for LLM. Up to 1.2 it takes no dictionary for speculative_config, so its class is made here."""
+    values = dict(arguments)
+    if "speculative_config" not in values:
+        return values
+    from tensorrt_llm.llmapi import llm_args
+
+    given = dict(values["speculative_config"])
+    method = given.pop("decoding_type")
+    name = f"{method.replace('_', '')}DecodingConfig"
+    made = getattr(llm_args, name, None)
+    if made is None:
+        raise ForgeError(f"this TensorRT-LLM has no {name}", hint="Serve it with the release that it was built for.")
+    values["speculative_config"] = made(**given)
+    return values
+
+
+def adapters_of(arguments: Mapping[str, Any]) -> Mapping[int, str]:
+    """The LoRA adapters beside the model, by task id."""
+    directory = Path(arguments["model"]) / _ADAPTERS
+    found = directory.iterdir() if directory.is_dir() else ()
+    return {int(path.name): str(path) for path in found if path.name.isdecimal()}
+
+
+def lora_request(task_id: int | None, adapters: Mapping[int, str]) -> Any:
+    """TensorRT-LLM's LoRARequest; None for the model without adapters. Raises RequestError for an unknown task id."""
+    if task_id is None:
+        return None
+    if task_id not in adapters:
+        known = ", ".join(map(str, sorted(adapters))) or "none"
+        raise RequestError(f"lora_task_id {task_id} is not an adapter of this model", hint=f"Task ids: {known}.")
+    from tensorrt_llm.executor import LoRARequest
+
+    return LoRARequest(str(task_id), task_id, adapters[task_id])
+
+
+def guided_decoding(guide: Guide | None) -> Any:
+    """TensorRT-LLM's GuidedDecodingParams; None without a guide."""
+    if guide is None:
+        return None
+    from tensorrt_llm.sampling_params import GuidedDecodingParams
+
+    if guide.kind == "json":
+        return GuidedDecodingParams(json_object=True)
+    return GuidedDecodingParams(**{_GUIDES[guide.kind]: guide.text})

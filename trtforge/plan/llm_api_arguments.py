@@ -1,0 +1,148 @@
+"""The arguments of TensorRT-LLM's LLM API that follow from features, and the rules of these features.
+
+Sources: tensorrt_llm/llmapi/llm_args.py and py_executor_creator.py; per release `formats/release_data/llmapi.json`.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trtforge.core.errors import ForgeError
+from trtforge.core.features import OF_ENGINES, SPECULATION, FeaturesConfig, SpeculationMethod
+from trtforge.core.recipe import EngineConfig
+from trtforge.formats.llmapi import LlmArgs, require_llm_api, speculation_row
+from trtforge.plan.legality import Problem
+
+DRAFT_DIRECTORY = "draft"
+"""Where an engine of the LLM API keeps its draft model."""
+GRAPH_BYTES = 200_000_000
+"""The most GPU memory of one CUDA graph, by the description of `cuda_graph_config`."""
+
+
+@dataclass(frozen=True)
+class LlmApiModel:
+    """What the rules need to know of a model. None: not known."""
+
+    tp: int
+    has_experts: bool | None = None
+    mtp_layers: int | None = None
+
+
+def feature_arguments(features: FeaturesConfig, version: str) -> Mapping[str, Any]:
+    """The arguments that the features set, by dotted key; `features.lora` is resolved.
+
+    Raises ForgeError for a method of speculation that the release does not have.
+    """
+    values: dict[str, Any] = {}
+    if features.generation_logits:
+        values["gather_generation_logits"] = True
+    lora, moe, attention, graphs = features.lora, features.moe, features.attention_dp, features.cuda_graphs
+    if lora is not None:
+        values |= {
+            "enable_lora": True,
+            "lora_config.max_lora_rank": lora.max_rank,
+            "lora_config.lora_target_modules": lora.modules,
+            "peft_cache_config.optimal_adapter_size": lora.max_rank,
+            "peft_cache_config.max_adapter_size": lora.max_rank,
+            "peft_cache_config.device_cache_percent": lora.gpu_fraction,
+            "peft_cache_config.host_cache_size": lora.host_memory,
+        }
+    if moe is not None:
+        values |= {"moe_config.backend": moe.backend, "moe_config.max_num_tokens": moe.max_num_tokens}
+    if attention is not None:
+        values["enable_attention_dp"] = True
+        if attention.balance:
+            values |= {
+                "attention_dp_config.enable_balance": True,
+                "attention_dp_config.timeout_iters": attention.timeout_iters,
+                "attention_dp_config.batching_wait_iters": attention.batching_wait_iters,
+            }
+    if graphs is not None and not graphs.enabled:
+        values["cuda_graph_config"] = None
+    elif graphs is not None:
+        values |= {
+            "cuda_graph_config.batch_sizes": graphs.batch_sizes,
+            "cuda_graph_config.max_batch_size": graphs.max_batch_size,
+            "cuda_graph_config.enable_padding": graphs.padding,
+        }
+    return values | _speculative(features, version)
+
+
+def _speculative(features: FeaturesConfig, version: str) -> dict[str, Any]:
+    method = _method(features)
+    if method is None or method in OF_ENGINES:
+        return {}
+    row = speculation_row(version, method)
+    if row is None:
+        raise ForgeError(f"TensorRT-LLM {version}: its LLM API has no {method}", hint="Leave it out.")
+    values: dict[str, Any] = {"decoding_type": row.decoding_type}
+    if row.model is not None:
+        values[row.model] = DRAFT_DIRECTORY
+    if features.draft is not None:
+        values |= {row.tokens: features.draft.tokens}
+    for found in (features.eagle3, features.mtp, features.ngram):
+        if found is not None:
+            values |= {row.tokens: found.draft_tokens, "max_concurrency": found.max_requests}
+    if features.ngram is not None:
+        values["max_matching_ngram_size"] = features.ngram.matching
+    return {f"speculative_config.{key}": value for key, value in values.items()}
+
+
+def draft_source(features: FeaturesConfig) -> str | None:
+    """The draft model's hub id or directory that becomes part of an engine of the LLM API; None without one."""
+    if features.draft is not None:
+        return features.draft.model
+    return features.eagle3.model if features.eagle3 is not None else None
+
+
+def llm_api_problems(engine: EngineConfig, model: LlmApiModel) -> Iterator[Problem]:
+    """Errors and warnings for the features of an engine of the LLM API; `engine.features.lora` is resolved."""
+    features, version = engine.features, engine.target.tensorrt_llm
+    for name in OF_ENGINES:
+        if name in features.beyond_paging:
+            message = f"engine.features.{name}: the llmapi backend does not have it"
+            yield Problem("backend", message, "Leave it out, or use engine.backend: tensorrt_llm.")
+    yield from _argument_problems(features, version)
+    yield from _speculation_problems(features, model)
+    if features.moe is not None and model.has_experts is False:
+        yield Problem("moe", "engine.features.moe: the model has no experts", "Leave it out.")
+    if features.attention_dp is not None and model.tp == 1:
+        message = "engine.features.attention_dp: tp is 1, so there is one GPU for every request's attention"
+        yield Problem("attention_dp", message, "Use a higher tp, or leave it out.")
+    elif features.attention_dp is not None:
+        message = "engine.features.attention_dp: memory and times are planned with attention split by heads"
+        fix = "Each GPU holds the attention weights of all heads, and the whole KV cache of its own requests."
+        yield Problem("attention_dp", message, fix, refuses=False)
+    graphs = features.cuda_graphs
+    largest = max(graphs.batch_sizes or (graphs.max_batch_size or 0,)) if graphs is not None else 0
+    if largest > engine.max_batch_size:
+        message = f"engine.features.cuda_graphs: batch size {largest} exceeds engine.max_batch_size"
+        yield Problem(
+            "cuda_graphs", message, f"TensorRT-LLM records none above {engine.max_batch_size}.", refuses=False
+        )
+    if graphs is not None and graphs.batch_sizes is not None:
+        most = len(graphs.batch_sizes) * GRAPH_BYTES // 10**6
+        message = f"engine.features.cuda_graphs: {len(graphs.batch_sizes)} graphs take up to {most} MB of GPU memory"
+        yield Problem(
+            "cuda_graphs", message, "Lower serving.kv_cache_fraction if the server needs more.", refuses=False
+        )
+
+
+def _argument_problems(features: FeaturesConfig, version: str) -> Iterator[Problem]:
+    try:
+        require_llm_api(version, LlmArgs().with_values(feature_arguments(features, version), "features"))
+    except ForgeError as error:
+        yield Problem("release", error.message, error.hint)
+
+
+def _speculation_problems(features: FeaturesConfig, model: LlmApiModel) -> Iterator[Problem]:
+    if features.draft is not None and features.draft.model is None:
+        message = "engine.features.draft: the LLM API runs the draft model itself, and draft.model is not set"
+        yield Problem("draft", message, "Set engine.features.draft.model.")
+    if features.mtp is not None and model.mtp_layers == 0:
+        message = "engine.features.mtp: the model has no MTP layers (num_nextn_predict_layers)"
+        yield Problem("speculation", message, "Use engine.features.ngram, which needs no weights.")
+
+
+def _method(features: FeaturesConfig) -> SpeculationMethod | None:
+    return next((name for name in SPECULATION if getattr(features, name) is not None), None)

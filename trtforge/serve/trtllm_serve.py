@@ -1,0 +1,66 @@
+"""NVIDIA's own server of the LLM API, for releases without a Triton image: trtllm-serve in TensorRT-LLM's image.
+
+It has OpenAI's API and none of Triton's, so trtforge prints its command, or a batch script, and starts nothing.
+Sources: TensorRT-LLM's quick-start guide (docker options), tests/unittest/api_stability/references/
+trtllm_serve_cli.yaml (options), examples/llm-api/llm_mgmn_trtllm_serve.sh (trtllm-llmapi-launch).
+"""
+
+from pathlib import Path
+
+from trtforge.core.errors import ForgeError
+from trtforge.formats.llmapi import SERVE_FILE
+from trtforge.formats.releases import release_image
+from trtforge.formats.triton import RepositoryFacts
+from trtforge.serve.config import ServeConfig
+from trtforge.serve.rank_commands import nodes_of, packaged_root
+from trtforge.serve.slurm import batch_header
+
+
+def require_llm_api_repository(config: ServeConfig, facts: RepositoryFacts) -> None:
+    """Raises ForgeError for a repository of another backend, and for what this server does not have."""
+    if facts.backend != "llmapi":
+        raise ForgeError(
+            f"--launcher trtllm-serve cannot serve backend {facts.backend}: it runs the LLM API",
+            hint="Use --launcher auto, or compile for `--backend llmapi`.",
+        )
+    if config.api_key_file is not None:
+        raise ForgeError(
+            "--launcher trtllm-serve does not support --api-key-file: trtllm-serve checks no keys",
+            hint="Put a gateway that checks keys in front of it.",
+        )
+
+
+def docker_command(config: ServeConfig, repository: Path, facts: RepositoryFacts, name: str) -> tuple[str, ...]:
+    """The command that runs the server in TensorRT-LLM's image; it starts a process for each GPU itself."""
+    return (
+        *("docker", "run", "--rm", "--name", name),
+        *("--gpus", "all", "--network", "host", "--ipc", "host"),
+        *("--ulimit", "memlock=-1", "--ulimit", "stack=67108864"),
+        *("--volume", f"{repository.resolve()}:{packaged_root(facts)}:ro"),
+        release_image(facts.tensorrt_llm),
+        *serve_command(config, facts),
+    )
+
+
+def serve_command(config: ServeConfig, facts: RepositoryFacts) -> tuple[str, ...]:
+    """trtllm-serve with the arguments that were packaged; they take precedence over its options' defaults."""
+    return (
+        *("trtllm-serve", facts.engine_path),
+        *("--host", config.host, "--port", str(config.http_port)),
+        *("--extra_llm_api_options", str(Path(facts.engine_path).parent / SERVE_FILE)),
+    )
+
+
+def batch_script(config: ServeConfig, repository: Path, facts: RepositoryFacts) -> str:
+    """The text of a script for `sbatch`: a task a GPU, of which the first listens."""
+    registry, _, image = release_image(facts.tensorrt_llm).partition("/")
+    lines = [
+        *batch_header(facts.world_size, nodes_of(config)),
+        "",
+        "srun --mpi=pmix --kill-on-bad-exit=1 \\",
+        f"  --container-image='{registry}#{image}' \\",
+        f"  --container-mounts='{repository.resolve()}:{packaged_root(facts)}:ro' \\",
+        f"  trtllm-llmapi-launch {' '.join(serve_command(config, facts))}",
+        "",
+    ]
+    return "\n".join(lines)
