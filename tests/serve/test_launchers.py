@@ -176,7 +176,7 @@ def test_a_release_without_triton_is_served_by_trtllm_serve_with_the_same_argume
 def test_trtllm_serve_over_nodes_is_a_batch_script(tmp_path: Path) -> None:
     script = plan(llmapi_repository(tmp_path, "1.3.0", tp=4), launcher="trtllm-serve", nodes=2).describe()
     assert "#SBATCH --nodes=2\n#SBATCH --ntasks=4\n#SBATCH --ntasks-per-node=2\n" in script
-    assert "--container-image='nvcr.io#nvidia/tensorrt-llm/release:1.3.0'" in script
+    assert "'--container-image=nvcr.io#nvidia/tensorrt-llm/release:1.3.0' \\\n" in script
     assert "  trtllm-llmapi-launch trtllm-serve /models/tensorrt_llm/1/engine --host" in script
 
 

@@ -5,6 +5,7 @@ Sources: TensorRT-LLM's quick-start guide (docker options), tests/unittest/api_s
 trtllm_serve_cli.yaml (options), examples/llm-api/llm_mgmn_trtllm_serve.sh (trtllm-llmapi-launch).
 """
 
+import shlex
 from pathlib import Path
 
 from trtforge.core.errors import ForgeError
@@ -54,13 +55,10 @@ def serve_command(config: ServeConfig, facts: RepositoryFacts) -> tuple[str, ...
 def batch_script(config: ServeConfig, repository: Path, facts: RepositoryFacts) -> str:
     """The text of a script for `sbatch`: a task a GPU, of which the first listens."""
     registry, _, image = release_image(facts.tensorrt_llm).partition("/")
-    lines = [
-        *batch_header(facts.world_size, nodes_of(config)),
-        "",
-        "srun --mpi=pmix --kill-on-bad-exit=1 \\",
-        f"  --container-image='{registry}#{image}' \\",
-        f"  --container-mounts='{repository.resolve()}:{packaged_root(facts)}:ro' \\",
-        f"  trtllm-llmapi-launch {' '.join(serve_command(config, facts))}",
-        "",
-    ]
-    return "\n".join(lines)
+    srun = ("srun", "--mpi=pmix", "--kill-on-bad-exit=1")
+    container = (
+        f"--container-image={registry}#{image}",
+        f"--container-mounts={repository.resolve()}:{packaged_root(facts)}:ro",
+    )
+    words = (*srun, *map(shlex.quote, container), f"trtllm-llmapi-launch {shlex.join(serve_command(config, facts))}")
+    return "\n".join([*batch_header(facts.world_size, nodes_of(config)), "", " \\\n  ".join(words), ""])
