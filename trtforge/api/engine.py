@@ -43,11 +43,12 @@ class Engine:
         chunked_context: bool | None = None,
         threads: int | None = None,
         max_batch_size: int | None = None,
+        trace: str | Path | None = None,
     ) -> "Engine":
         """Load an engine, or the one of a build directory; its files are compared with its manifest.
 
         `kv_cache_fraction`: of the free memory, unless `kv_cache_tokens` says how many; `kv_reuse` and
-        `chunked_context` None: as compiled. Raises ForgeError.
+        `chunked_context` None: as compiled; `trace`: a file that every iteration is written to. Raises ForgeError.
         """
         place = _engine_in(Path(directory))
         features = open_engine(place).forge.features
@@ -61,6 +62,7 @@ class Engine:
             chunked_context=features.chunked_context if chunked_context is None else chunked_context,
             threads=threads,
             max_batch_size=max_batch_size,
+            trace=None if trace is None else Path(trace),
         )
         return cls(Runtime.load(place, options), prompts)
 
