@@ -22,6 +22,7 @@ FLOORS = {
     "migrate": 4,
     "doctor": 4,
     "gateway": 4,
+    "api": 4,
     "compile": 4,
     "package": 4,
     "serve": 4,

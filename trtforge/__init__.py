@@ -1,3 +1,27 @@
-"""trtforge: a Hugging Face checkpoint in, a verified Triton model repository for TensorRT-LLM out."""
+"""trtforge: a Hugging Face checkpoint in, a verified Triton model repository for TensorRT-LLM out.
+
+The classes of the Python API are imported when they are asked for, because they need torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trtforge.api.answers import Answer, Piece, TokenScore, Usage
+    from trtforge.api.engine import Engine
+    from trtforge.api.prompts import Chat, SamplingParams, Tokens
 
 __version__ = "0.1.0"
+__all__ = ["Answer", "Chat", "Engine", "Piece", "SamplingParams", "TokenScore", "Tokens", "Usage", "__version__"]
+
+_PLACES = {
+    "Engine": "engine",
+    **dict.fromkeys(("Answer", "Piece", "TokenScore", "Usage"), "answers"),
+    **dict.fromkeys(("Chat", "SamplingParams", "Tokens"), "prompts"),
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.api.{_PLACES[name]}"), name)

@@ -4,8 +4,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.gateway.fake import score
+from trtforge.core.stop_text import StopText
 from trtforge.gateway.request import Piece, TextRequest
-from trtforge.gateway.sequence import AnswerSequence, Delta, StopText
+from trtforge.gateway.sequence import AnswerSequence, Delta
 
 PIECES = st.lists(st.text(alphabet="abc\u00e9", max_size=4), max_size=12)
 WORDS = st.lists(st.text(alphabet="abc\u00e9", min_size=1, max_size=4), min_size=1, max_size=3)

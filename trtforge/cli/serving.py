@@ -122,6 +122,15 @@ def serve(
             help="never, or on-failure: restart a failed server, with increasing pauses.",
         ),
     ] = "never",
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            rich_help_panel=_LIFECYCLE,
+            help="Write a trace of every iteration of the embedded engine, which https://ui.perfetto.dev shows.",
+            show_default=False,
+        ),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command; start nothing.")] = False,
     verbose: Verbose = False,
 ) -> None:
@@ -154,6 +163,7 @@ def serve(
             "ready_timeout": ready_timeout,
             "drain_timeout": drain_timeout,
             "restart": restart,
+            "trace": trace,
             "dry_run": dry_run,
             "verbose": verbose,
         },
@@ -304,6 +314,14 @@ def generate(
     json_schema: JsonSchema = None,
     regex: Regex = None,
     grammar: Grammar = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write a trace of every iteration, which https://ui.perfetto.dev shows.",
+            show_default=False,
+        ),
+    ] = None,
     json: Json = False,
     verbose: Verbose = False,
 ) -> None:
@@ -326,7 +344,7 @@ def generate(
     sampling = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     guide = guide_of(json_schema, regex, grammar)
     place, text = artifact_at(engine, "engine"), prompt_text(prompt)
-    answer = generate_text(place, text, max_tokens=max_tokens, sampling=sampling, stop=words, guide=guide)
+    answer = generate_text(place, text, max_tokens=max_tokens, sampling=sampling, stop=words, guide=guide, trace=trace)
     if json:
         show.as_json(vars(answer))
     else:

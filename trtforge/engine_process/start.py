@@ -9,6 +9,9 @@ from contextlib import suppress
 from trtforge.core.errors import ForgeError
 from trtforge.core.interpreter import python_environment, python_interpreter
 
+TRACE_VARIABLE = "TRTFORGE_TRACE"
+"""Names the file that an embedded engine writes its iterations to."""
+
 
 class EngineProcess:
     """A running engine process. It never outlives the process that started it."""

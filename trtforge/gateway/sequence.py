@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from trtforge.core.stop_text import StopText
 from trtforge.gateway.request import Piece, TextRequest, TokenScore
 
 CANCELLED = "cancelled"
@@ -17,33 +18,6 @@ class Delta:
     text: str = ""
     finish_reason: str | None = None
     logprobs: Sequence[TokenScore] = field(default=())
-
-
-class StopText:
-    """Releases text up to the first stop word; text that may be the beginning of one is held back."""
-
-    def __init__(self, words: Sequence[str]) -> None:
-        self._words = words
-        self._held = ""
-        self.found = False
-
-    def push(self, text: str) -> str:
-        """The text that can be released now."""
-        if self.found:
-            return ""
-        seen = self._held + text
-        starts = [start for word in self._words if (start := seen.find(word)) >= 0]
-        if starts:
-            self.found, self._held = True, ""
-            return seen[: min(starts)]
-        kept = max((overlap(seen, word) for word in self._words), default=0)
-        self._held = seen[len(seen) - kept :]
-        return seen[: len(seen) - kept]
-
-    def flush(self) -> str:
-        """The text held back, at the end of the sequence."""
-        held, self._held = self._held, ""
-        return held
 
 
 class AnswerSequence:
@@ -100,11 +74,3 @@ class AnswerSequence:
         while self._scores and (everything or self._scores[0][0] < end):
             released.append(self._scores.popleft()[1])
         return released
-
-
-def overlap(text: str, word: str) -> int:
-    """Length of the longest end of `text` that is a beginning of `word`, but not the whole word."""
-    for length in range(min(len(text), len(word) - 1), 0, -1):
-        if text.endswith(word[:length]):
-            return length
-    return 0

@@ -13,7 +13,8 @@ from typing import Any
 
 from trtforge.core.errors import ForgeError
 from trtforge.core.json_text import parse_json
-from trtforge.gateway.sequence import Delta, overlap
+from trtforge.core.stop_text import overlap
+from trtforge.gateway.sequence import Delta
 from trtforge.gateway.tools import ToolUse
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"

@@ -7,8 +7,10 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from time import perf_counter
 
 import torch
+from torch import Tensor
 
 from trtforge.core.errors import ForgeError, RequestError
 from trtforge.core.recipe import SchedulerPolicy
@@ -22,8 +24,9 @@ from trtforge.runtime.sampler import Sampler
 from trtforge.runtime.scheduling.admission import why_refused
 from trtforge.runtime.scheduling.batch import Step
 from trtforge.runtime.scheduling.blocks import BlockManager
-from trtforge.runtime.scheduling.scheduler import Batching, Scheduler
+from trtforge.runtime.scheduling.scheduler import Batching, Row, Scheduler
 from trtforge.runtime.scheduling.sequence import Sequence
+from trtforge.runtime.trace import PHASES, Trace
 
 OnOutput = Callable[[Output], None]
 _LOG = logging.getLogger(__name__)
@@ -33,7 +36,10 @@ _EXIT_TIMEOUT = 10.0  # seconds, likewise when the process exits; an output call
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """Options for loading an engine. `max_batch_size` lowers the engine's own limit; `batching` is for benchmarks."""
+    """Options for loading an engine. `max_batch_size` lowers the engine's own limit; `batching` is for benchmarks.
+
+    `trace`: a file that every iteration is written to.
+    """
 
     scheduler: SchedulerPolicy = "guaranteed_no_evict"
     kv_cache_fraction: float = 0.9
@@ -43,6 +49,7 @@ class EngineOptions:
     threads: int | None = None
     max_batch_size: int | None = None
     batching: Batching = "inflight"
+    trace: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -82,6 +89,7 @@ class Engine:
         )
         self._guides = Guides(source.directory / TOKENIZER_DIRECTORY, source.config.vocab_size)
         self._sampler = Sampler(source.config.vocab_size, torch.device(source.forge.device), self._guides)
+        self._trace = Trace(options.trace) if options.trace is not None else None
         self._wake = threading.Condition()
         self._submitted: deque[tuple[GenerationRequest, OnOutput]] = deque()
         self._cancelled: set[str] = set()
@@ -201,6 +209,8 @@ class Engine:
         self._ranks.close()
         if has_workers and threading.current_thread() is not self._thread:
             self._thread.join(timeout)  # a step that waited for a worker has failed by now
+        if self._trace is not None:
+            self._trace.close()
         atexit.unregister(self._at_exit)
 
     def __enter__(self) -> "Engine":
@@ -277,6 +287,8 @@ class Engine:
         sequence = Sequence.of(request, self._arrivals, self._source.limits.max_seq_len, on_output)
         self._arrivals += 1
         self._sequences[request.request_id] = sequence
+        if self._trace is not None:
+            self._trace.begin(sequence)
         if request.guide is None or self._guides.prepare(sequence, self._on_prepared):
             self._scheduler.add(sequence)
 
@@ -289,23 +301,33 @@ class Engine:
     def _step(self) -> None:
         if self._scheduler.idle:
             return
+        times = [perf_counter()]
         rows = self._scheduler.schedule()
+        times.append(perf_counter())
         assert rows, "the scheduler found nothing to do"
         logits = self._ranks.execute(Step.of_rows(rows))
+        times.append(perf_counter())
         self._iterations += 1
         self._scheduled = len(rows)
         for row in rows:
             self._scheduler.complete(row)
         sampling = [row.sequence for row in rows if row.samples]
         self._context_tokens += sum(row.count for row in rows if row.start < len(row.sequence.request.prompt))
-        if logits is None:
-            return
-        self._generated_tokens += len(sampling)
+        if logits is not None:
+            self._generated_tokens += len(sampling)
+            self._sample(rows, sampling, logits, times)
+        if self._trace is not None:
+            times += [perf_counter()] * (len(PHASES) + 1 - len(times))
+            self._trace.iteration(self._iterations, rows, times, len(sampling), self._scheduler)
+
+    def _sample(self, rows: list[Row], sampling: list[Sequence], logits: Tensor, times: list[float]) -> None:
+        """Sample a token for each sequence of `sampling` and hand it out; `times` gets the moment between."""
         if any(row.scores for row in rows):
             logits = score_prompts(rows, logits)
         sampled = self._sampler.sample(sampling, logits)
         log_probs = sampled.log_probs or [0.0] * len(sampling)
         tops = sampled.top or [()] * len(sampling)
+        times.append(perf_counter())
         for index in sampled.stuck:
             self._end(sampling[index], "error", error=no_token_left())
         for sequence, token, log_prob, top in zip(sampling, sampled.tokens, log_probs, tops, strict=True):
@@ -334,6 +356,8 @@ class Engine:
     ) -> None:
         """End a sequence with its last `output`, by default one without a token."""
         self._scheduler.finish(sequence, reason)
+        if self._trace is not None:
+            self._trace.end(sequence)
         self._sampler.forget(sequence)
         self._sequences.pop(sequence.request.request_id, None)
         _deliver(sequence.on_output, output or sequence.output(reason, error=error))

@@ -9,6 +9,7 @@ from trtforge.core.recipe import SchedulerPolicy
 from trtforge.engine_process.admission import DEFAULT_QUEUE_SIZE, QueueLimits
 from trtforge.engine_process.host import host
 from trtforge.engine_process.requests import RequestEngine
+from trtforge.engine_process.start import TRACE_VARIABLE
 from trtforge.runtime.engine import Engine, EngineOptions
 
 
@@ -26,13 +27,15 @@ class HostJob(Config):
     max_queue_seconds: float | None = None
 
     def options(self) -> EngineOptions:
-        """Options for loading the engine."""
+        """Options for loading the engine; those of one run of the server come by its environment."""
+        trace = os.environ.get(TRACE_VARIABLE)
         return EngineOptions(
             scheduler=self.scheduler,
             kv_cache_fraction=self.kv_cache_fraction,
             kv_cache_tokens=self.kv_cache_tokens,
             kv_reuse=self.kv_reuse,
             chunked_context=self.chunked_context,
+            trace=Path(trace) if trace else None,
         )
 
     def limits(self) -> QueueLimits:

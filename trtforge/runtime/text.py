@@ -11,6 +11,7 @@ from trtforge.engine_process.requests import GenerationRequest, Guide, SamplingP
 from trtforge.formats.hf import TOKENIZER_DIRECTORY
 from trtforge.formats.special_tokens import read_special_tokens, require_end_ids
 from trtforge.formats.tokenizer import load_tokenizer
+from trtforge.runtime.engine import EngineOptions
 from trtforge.runtime.generate import generate
 from trtforge.runtime.ranks.source import open_engine
 
@@ -36,12 +37,14 @@ def generate_text(
     sampling: SamplingParams,
     stop: tuple[str, ...] = (),
     guide: Guide | None = None,
+    trace: Path | None = None,
 ) -> GeneratedText:
-    """Load the engine, answer one prompt, close.
+    """Load the engine, answer one prompt, close. `trace`: a file that every iteration is written to.
 
     Raises ForgeError if the engine cannot be loaded, a file does not match the manifest, or the prompt is refused.
     """
-    vocab_size = open_engine(directory).config.vocab_size
+    source = open_engine(directory)
+    vocab_size, features = source.config.vocab_size, source.forge.features
     open_to_run(directory, "engine")
     tokenizer = _tokenizer(directory)
     require_end_ids(directory / TOKENIZER_DIRECTORY, vocab_size)
@@ -56,7 +59,8 @@ def generate_text(
         guide=guide,
     )
     start = time.perf_counter()
-    (answer,) = generate(directory, [request])
+    options = EngineOptions(kv_reuse=features.kv_reuse, chunked_context=features.chunked_context, trace=trace)
+    (answer,) = generate(directory, [request], options)
     if answer.error is not None:
         raise answer.error
     # Decoded with the prompt: a tokenizer may put the space between words into either token.

@@ -45,6 +45,7 @@ class ServeConfig(Config):
         defaults.DRAIN_TIMEOUT, ge=0, description="Seconds that running requests may take after SIGTERM."
     )
     restart: Restart = Field("never", description="on-failure: restart a failed server, with backoff.")
+    trace: Path | None = Field(None, description="File for a trace of the embedded engine's iterations.")
     dry_run: bool = Field(False, description="Print command and environment, start nothing.")
     verbose: bool = Field(False, description="Show the server's log on stderr.")
 

@@ -19,6 +19,19 @@ _LEAST_SM: Mapping[str, int] = {"int4_packed_cuda": 80, "fp8_scaled_mm": 89}
 """Lowest compute capability x 10 that torch's kernel supports: aten/src/ATen/native/cuda/int4mm.cu and Blas.cpp."""
 
 
+def check_trace(facts: RepositoryFacts, trace: Path | None) -> None:
+    """Raises ForgeError if a trace is asked of an engine that writes none, or cannot be written."""
+    if trace is None:
+        return
+    if facts.backend != "torch":
+        raise ForgeError(
+            f"--trace: an engine of backend {facts.backend} writes no trace",
+            hint="Use NVIDIA's Nsight Systems, or serve an engine of backend torch.",
+        )
+    if not trace.absolute().parent.is_dir():
+        raise ForgeError(f"--trace {trace}: its directory does not exist", hint="Name a file in one that does.")
+
+
 def check_embedded(facts: RepositoryFacts, repository: Path, load: LoadNvml = load_nvml) -> None:
     """Raises ForgeError if the embedded engine of `repository` cannot run here.
 

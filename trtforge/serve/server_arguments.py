@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+from trtforge.engine_process.start import TRACE_VARIABLE
 from trtforge.formats.triton import RepositoryFacts
 from trtforge.formats.triton_holes import has_option
 from trtforge.serve.config import ServeConfig
@@ -56,7 +57,8 @@ def server_arguments(
 
 def model_environment(config: ServeConfig) -> dict[str, str]:
     """Variables for the models: text models call an engine model that Triton itself runs at this address."""
-    return {"TRTFORGE_GRPC_URL": config.grpc_address}
+    traced = {} if config.trace is None else {TRACE_VARIABLE: str(config.trace.absolute())}
+    return {"TRTFORGE_GRPC_URL": config.grpc_address, **traced}
 
 
 def _common_arguments(facts: RepositoryFacts, prefix: str) -> tuple[str, ...]:

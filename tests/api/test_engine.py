@@ -1,0 +1,192 @@
+"""The Python API on the demo model; docs/python.md: every snippet runs."""
+
+import asyncio
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+from tests.conftest import DEMO_MODEL
+from tests.patience import PATIENCE, eventually
+from trtforge import Chat, Engine, Piece, SamplingParams, Tokens, Usage
+from trtforge.api.prompts import Prompts
+from trtforge.compile.stage import compile_engine
+from trtforge.convert.stage import ConvertConfig, convert
+from trtforge.core.errors import ForgeError, RequestError
+from trtforge.core.recipe import EngineConfig
+from trtforge.engine_process.requests import SamplingParams as EngineSampling
+from trtforge.runtime.text import generate_text
+
+PAGE = Path(__file__).parents[2] / "docs" / "python.md"
+SNIPPETS = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+PROMPT = "Return the number of"
+MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is a list?"}]
+
+
+@pytest.fixture(scope="module")
+def build(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A build directory, as far as the API needs one."""
+    place = tmp_path_factory.mktemp("api") / "build"
+    checkpoint = convert(ConvertConfig(dtype="float32"), DEMO_MODEL, place / "checkpoint").path
+    compile_engine(EngineConfig(backend="torch"), checkpoint, place / "engine")
+    return place
+
+
+@pytest.fixture(scope="module")
+def engine(build: Path) -> Iterator[Engine]:
+    with Engine.load(build) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
+
+
+def test_importing_the_package_loads_no_torch() -> None:
+    code = "import sys, trtforge; assert not {'torch', 'transformers', 'numpy'} & set(sys.modules); trtforge.Engine"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE)
+
+
+def test_an_answer_is_that_of_the_command(engine: Engine, build: Path, tokenizer: Tokenizer) -> None:
+    expected = generate_text(build / "engine", PROMPT, max_tokens=24, sampling=EngineSampling())
+    answer = engine.generate(PROMPT, SamplingParams(max_tokens=24))
+    assert (answer.text, answer.tokens) == (expected.text, expected.tokens)
+    assert answer.finish_reason == "length"
+    assert answer.usage.prompt_tokens == len(tokenizer.encode(PROMPT).ids)
+    assert answer.usage.completion_tokens == 24
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + 24
+    assert answer.log_probs == ()
+
+
+def test_streams_and_prompts_together_give_the_same(engine: Engine, tokenizer: Tokenizer) -> None:
+    params = [SamplingParams(max_tokens=30), SamplingParams(max_tokens=30, top_p=0.9, temperature=1.5, seed=4)]
+    ids = Tokens(tokenizer.encode(PROMPT).ids)
+    together = engine.generate([PROMPT, ids], params)
+    for answer, alone in zip(
+        together, (engine.generate(PROMPT, params[0]), engine.generate(ids, params[1])), strict=True
+    ):
+        assert (answer.text, answer.tokens, answer.finish_reason) == (alone.text, alone.tokens, alone.finish_reason)
+
+    async def streamed(prompt: str | Tokens, of: SamplingParams) -> list[Piece]:
+        return [piece async for piece in engine.astream(prompt, of)]
+
+    async def both() -> list[list[Piece]]:
+        return await asyncio.gather(streamed(PROMPT, params[0]), streamed(ids, params[1]))
+
+    for answer, pieces in zip(together, asyncio.run(both()), strict=True):
+        assert len(pieces) > 5
+        assert "".join(piece.text for piece in pieces) == answer.text
+        assert [piece.finish_reason for piece in pieces[:-1]] == [None] * (len(pieces) - 1)
+        assert pieces[-1].finish_reason == answer.finish_reason
+
+
+def test_messages_are_rendered_as_transformers_does(engine: Engine) -> None:
+    from transformers import AutoTokenizer
+
+    theirs = AutoTokenizer.from_pretrained(DEMO_MODEL)
+    text = theirs.apply_chat_template(MESSAGES, tokenize=False, add_generation_prompt=True)
+    ids = theirs(text, add_special_tokens=False)["input_ids"]
+    params = SamplingParams(max_tokens=12)
+    assert engine.generate(Chat(MESSAGES), params).tokens == engine.generate(Tokens(ids), params).tokens
+
+
+def test_text_ends_before_a_stop_word_wherever_tokens_end(engine: Engine) -> None:
+    whole = engine.generate(PROMPT, SamplingParams(max_tokens=40)).text
+    word = whole[len(whole) // 2 : len(whole) // 2 + 3]
+    answer = engine.generate(PROMPT, SamplingParams(max_tokens=40, stop=[word]))
+    assert answer.text == whole[: whole.index(word)]
+    assert answer.finish_reason == "stop"
+    assert engine.generate([PROMPT] * 2, SamplingParams(max_tokens=40, stop=[word]))[1].text == answer.text
+    assert eventually(lambda: engine.statistics().kv_blocks_used == 0)
+
+
+def test_scores_belong_to_the_tokens(engine: Engine, tokenizer: Tokenizer) -> None:
+    answer = engine.generate(PROMPT, SamplingParams(max_tokens=6, top_log_probs=3))
+    assert tuple(score.token for score in answer.log_probs) == answer.tokens
+    for score in answer.log_probs:
+        assert score.text == tokenizer.decode([score.token], skip_special_tokens=False)
+        assert [top.log_prob for top in score.top] == sorted((top.log_prob for top in score.top), reverse=True)
+        assert (score.top[0].token, score.top[0].log_prob) == (score.token, score.log_prob)  # greedy
+    assert answer.cumulative_log_prob == pytest.approx(sum(score.log_prob for score in answer.log_probs))
+
+
+def test_guided_answers_follow_their_schema(engine: Engine) -> None:
+    schema = {"type": "object", "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 9}}, "required": ["n"]}
+    for given in (schema, json.dumps(schema)):
+        assert json.loads(engine.generate(PROMPT, SamplingParams(json_schema=given)).text)["n"] in range(10)
+    assert engine.generate(PROMPT, SamplingParams(grammar='root ::= "a" "b"')).text == "ab"
+    with pytest.raises(RequestError, match="more than one of json_schema, regex and grammar"):
+        engine.generate(PROMPT, SamplingParams(regex="a", grammar="root ::= []"))
+
+
+def test_a_closed_stream_cancels_its_request(engine: Engine) -> None:
+    stream = engine.stream(PROMPT, SamplingParams(max_tokens=200, ignore_end=True))
+    next(stream)
+    stream.close()  # type: ignore[attr-defined]
+    assert engine.generate(PROMPT, SamplingParams(max_tokens=2)).usage.completion_tokens == 2
+    assert eventually(lambda: engine.statistics().active_requests == 0)
+
+
+def test_a_refusal_is_raised_and_ends_the_others(engine: Engine) -> None:
+    with pytest.raises(RequestError, match="the prompt is empty"):
+        engine.generate([PROMPT, Tokens([])], SamplingParams(max_tokens=200))
+    with pytest.raises(RequestError, match="there are 2 prompts and 1 SamplingParams"):
+        engine.generate([PROMPT, PROMPT], [SamplingParams()])
+    assert engine.generate(PROMPT, SamplingParams(max_tokens=1)).usage.completion_tokens == 1
+    assert eventually(lambda: engine.statistics().active_requests == 0)
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("{{ raise_exception('roles must alternate') }}", "refuses the messages: roles must alternate"),
+        (None, "has no chat template"),
+    ],
+)
+def test_messages_that_no_prompt_is_made_of_are_refused(tmp_path: Path, template: str | None, said: str) -> None:
+    shutil.copyfile(DEMO_MODEL / "tokenizer.json", tmp_path / "tokenizer.json")
+    if template is not None:
+        (tmp_path / "chat_template.jinja").write_text(template)
+    with pytest.raises(RequestError, match=said):
+        Prompts(tmp_path).request(Chat(MESSAGES), SamplingParams())
+
+
+def test_a_reused_prefix_is_counted(build: Path) -> None:
+    text = (DEMO_MODEL / "heldout.txt").read_text().replace("\f", " ")[:400]
+    with Engine.load(str(build / "engine"), kv_cache_tokens=1024, threads=1) as engine:
+        first, second = (engine.generate(text, SamplingParams(max_tokens=1)).usage for _ in range(2))
+    assert first == Usage(first.prompt_tokens, 1, 0)
+    assert 0 < second.reused_tokens < second.prompt_tokens
+    with pytest.raises(ForgeError, match="the engine is closed"):
+        engine.generate(PROMPT)
+
+
+def test_a_directory_that_is_no_engine_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ForgeError):
+        Engine.load(tmp_path)
+
+
+@pytest.mark.parametrize("number", range(len(SNIPPETS)))
+def test_the_pages_snippets_run(number: int, build: Path, tmp_path: Path) -> None:
+    (tmp_path / "build").mkdir()
+    (tmp_path / "build" / "demo-int4awq").symlink_to(build)
+    environment = {**os.environ, "PYTHONPATH": str(PAGE.parents[1])}
+    done = subprocess.run(
+        [sys.executable, "-c", SNIPPETS[number]],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE,
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.strip()) > 5

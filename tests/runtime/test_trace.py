@@ -1,0 +1,128 @@
+"""The trace of an engine's iterations: it can be read, and its sums are those of the answers."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.patience import PATIENCE
+from tests.runtime.checkpoints import write_engine
+from tests.runtime.test_engine import requests_for
+from trtforge.core.errors import ForgeError
+from trtforge.formats.triton import RepositoryFacts
+from trtforge.runtime.engine import Engine, EngineOptions
+from trtforge.runtime.generate import generate_with
+from trtforge.runtime.hosted import HostJob
+from trtforge.runtime.trace import PHASES
+from trtforge.serve.config import ServeConfig
+from trtforge.serve.embedded import check_trace
+from trtforge.serve.server_arguments import model_environment
+
+
+def events_of(path: Path, phase: str) -> list[dict[str, Any]]:
+    return [event for event in json.loads(path.read_text()) if event["ph"] == phase]
+
+
+@pytest.mark.parametrize(
+    ("options", "limits"),
+    [
+        (EngineOptions(), {}),
+        (EngineOptions(scheduler="max_utilization", kv_cache_tokens=128, kv_reuse=False), {"tokens_per_block": 4}),
+        (EngineOptions(chunked_context=True, kv_reuse=False), {"max_num_tokens": 16}),
+    ],
+    ids=["plain", "paused", "chunked"],
+)
+def test_the_sums_of_a_trace_are_those_of_the_answers(
+    checkpoint: Path, prompts: list[list[int]], tmp_path: Path, options: EngineOptions, limits: dict[str, int]
+) -> None:
+    path = tmp_path / "trace.json"
+    directory = write_engine(checkpoint, tmp_path / "engine", **limits)
+    traced = EngineOptions(**{**vars(options), "trace": path})
+    with Engine.load(directory, traced) as engine:
+        answers = generate_with(engine, requests_for(prompts, 12))
+        said = engine.statistics()
+    slices = events_of(path, "X")
+    iterations = [event for event in slices if event["name"].startswith("iteration ")]
+    assert [event["name"] for event in iterations] == [f"iteration {n + 1}" for n in range(said.iterations)]
+    assert sum(event["args"]["sampled"] for event in iterations) == sum(len(answer.tokens) for answer in answers)
+    assert sum(event["args"]["tokens"]["context"] for event in iterations) == said.context_tokens
+    if options.scheduler == "guaranteed_no_evict":
+        assert said.context_tokens == sum(map(len, prompts))
+        generated = sum(event["args"]["tokens"]["generation"] for event in iterations)
+        assert generated == sum(len(answer.tokens) - 1 for answer in answers)
+    assert iterations[-1]["args"]["pauses"] == said.paused_requests
+    for event in iterations:
+        blocks = event["args"]["blocks"]
+        assert blocks["used"] + blocks["free"] == said.kv_blocks_max
+    assert iterations[-1]["args"]["blocks"]["used"] == 0
+    assert iterations[-1]["args"]["sequences"] == {"running": 0, "waiting": 0}
+    for name in PHASES:
+        phases = [event for event in slices if event["name"] == name]
+        assert len(phases) == len(iterations)
+        for phase, whole in zip(phases, iterations, strict=True):
+            assert whole["ts"] <= phase["ts"]
+            assert phase["ts"] + phase["dur"] <= whole["ts"] + whole["dur"] + 0.5  # rounded to 0.1 us
+
+
+def test_each_request_has_a_span_with_its_counts(
+    engine_directory: Path, prompts: list[list[int]], tmp_path: Path
+) -> None:
+    path = tmp_path / "trace.json"
+    with Engine.load(engine_directory, EngineOptions(trace=path)) as engine:
+        generate_with(engine, requests_for(prompts, 5))
+    begun = {event["id"]: event for event in events_of(path, "b")}
+    ended = {event["id"]: event for event in events_of(path, "e")}
+    assert begun.keys() == ended.keys() == set(range(len(prompts)))
+    for number, prompt in enumerate(prompts):
+        assert begun[number]["name"] == ended[number]["name"] == f"request {number}"
+        assert begun[number]["args"] == {"prompt_tokens": len(prompt), "max_tokens": 5}
+        assert ended[number]["args"]["generated_tokens"] == 5
+        assert ended[number]["args"]["finish_reason"] == "length"
+        assert begun[number]["ts"] <= ended[number]["ts"]
+
+
+def test_the_trace_of_a_killed_engine_can_be_read(engine_directory: Path, tmp_path: Path) -> None:
+    """Viewers close the array themselves."""
+    path = tmp_path / "trace.json"
+    code = f"""
+import os
+from pathlib import Path
+from trtforge.engine_process.requests import GenerationRequest
+from trtforge.runtime.engine import Engine, EngineOptions
+from trtforge.runtime.generate import generate_with
+engine = Engine.load(Path({str(engine_directory)!r}), EngineOptions(trace=Path({str(path)!r})))
+generate_with(engine, [GenerationRequest("0", (1, 2, 3), 4)])
+generate_with(engine, [GenerationRequest("0", (1, 2, 3), 4)])
+os._exit(9)
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=PATIENCE).returncode == 9
+    names = [event["name"] for event in json.loads(path.read_text() + "]")]
+    assert "iteration 4" in names
+
+
+def test_a_server_hands_the_file_to_its_engine_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "trace.json"
+    monkeypatch.chdir(tmp_path)
+    for name, value in model_environment(ServeConfig(trace=Path("trace.json"))).items():
+        monkeypatch.setenv(name, value)
+    assert HostJob(engine="e", socket="s").options().trace == path
+    assert "TRTFORGE_TRACE" not in model_environment(ServeConfig())
+
+
+def test_a_server_refuses_a_trace_that_nobody_writes(tmp_path: Path) -> None:
+    facts = RepositoryFacts(backend="tensorrt_llm", device="cuda", tensorrt_llm="1.2.1", world_size=1, engine_path="e")
+    check_trace(facts, None)
+    with pytest.raises(ForgeError, match="--trace: an engine of backend tensorrt_llm writes no trace"):
+        check_trace(facts, tmp_path / "trace.json")
+    embedded = facts.model_copy(update={"backend": "torch"})
+    check_trace(embedded, tmp_path / "trace.json")
+    with pytest.raises(ForgeError, match=r"--trace .*trace\.json: its directory does not exist"):
+        check_trace(embedded, tmp_path / "missing" / "trace.json")
+
+
+def test_a_trace_that_cannot_be_written_is_refused(engine_directory: Path, tmp_path: Path) -> None:
+    with pytest.raises(ForgeError, match=r"--trace .*missing/trace\.json: No such file or directory"):
+        Engine.load(engine_directory, EngineOptions(trace=tmp_path / "missing" / "trace.json"))

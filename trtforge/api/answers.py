@@ -1,0 +1,143 @@
+"""Answers of the Python API: text, tokens, scores and counts, whole and in pieces."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from trtforge.core.stop_text import StopText
+from trtforge.engine_process.requests import FinishReason, GenerationRequest, Output
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tokenizers import Tokenizer
+
+EndReason = Literal["stop", "length", "cancelled"]
+"""`stop`: the model ended, or a stop word came; `length`: max_tokens, or the engine's max_seq_len."""
+_REASONS: dict[FinishReason, EndReason] = {
+    "end_id": "stop",
+    "stop_word": "stop",
+    "length": "length",
+    "cancelled": "cancelled",
+}
+
+
+@dataclass(frozen=True)
+class TokenScore:
+    """A token, its text and the natural logarithm of its probability; `top`: the most likely ones in its place."""
+
+    token: int
+    text: str
+    log_prob: float
+    top: "tuple[TokenScore, ...]" = ()
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Numbers of tokens. `reused_tokens`: of the prompt, whose keys and values earlier requests had left."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    reused_tokens: int
+
+    @property
+    def total_tokens(self) -> int:
+        """Of prompt and answer."""
+        return self.prompt_tokens + self.completion_tokens
+
+
+@dataclass(frozen=True)
+class Piece:
+    """New text and tokens of an answer; the last piece has a finish reason and the usage."""
+
+    text: str
+    tokens: tuple[int, ...] = ()
+    log_probs: tuple[TokenScore, ...] = ()
+    finish_reason: EndReason | None = None
+    usage: Usage | None = None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A whole answer. `tokens` may go on after a stop word, which `text` ends before."""
+
+    text: str
+    tokens: tuple[int, ...]
+    finish_reason: EndReason
+    usage: Usage
+    log_probs: tuple[TokenScore, ...] = ()
+
+    @property
+    def cumulative_log_prob(self) -> float:
+        """Sum of the tokens' log probabilities."""
+        return sum(score.log_prob for score in self.log_probs)
+
+
+class Assembly:
+    """Outputs of one request in, pieces out."""
+
+    def __init__(
+        self, request: GenerationRequest, stop: "Sequence[str]", tokenizer: "Tokenizer", block_tokens: int
+    ) -> None:
+        from tokenizers.decoders import DecodeStream
+
+        self._request = request
+        self._tokenizer = tokenizer
+        self._block_tokens = block_tokens
+        self._stream = DecodeStream(ids=list(request.prompt), skip_special_tokens=True)
+        self._stop = StopText(stop)
+        self._tokens: list[int] = []
+        self._decoded = ""
+        self.finished = False
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop word has come."""
+        return self._stop.found
+
+    def take(self, output: Output) -> Piece:
+        """The piece of an output. Raises its error."""
+        if output.error is not None:
+            raise output.error
+        text = "".join(self._stream.step(self._tokenizer, token) or "" for token in output.tokens)
+        self._tokens += output.tokens
+        self._decoded += text
+        text = self._stop.push(text)
+        if output.finish_reason is not None and not self._stop.found:
+            text += self._stop.push(self._rest()) + self._stop.flush()
+        reason = "stop" if self._stop.found else _REASONS.get(output.finish_reason) if output.finish_reason else None
+        self.finished = reason is not None
+        return Piece(text, output.tokens, self._scores(output), reason, self._usage(output) if reason else None)
+
+    def _rest(self) -> str:
+        """What decoding everything at once adds: characters of which a part has not come."""
+        prompt = list(self._request.prompt)
+        whole = self._tokenizer.decode([*prompt, *self._tokens])[len(self._tokenizer.decode(prompt)) :]
+        return whole[len(self._decoded) :] if whole.startswith(self._decoded) else ""
+
+    def _scores(self, output: Output) -> tuple[TokenScore, ...]:
+        tops = output.top_log_probs or ((),) * len(output.log_probs)
+        return tuple(
+            TokenScore(token, self._text(token), log_prob, tuple(TokenScore(t, self._text(t), p) for t, p in top))
+            for token, log_prob, top in zip(output.tokens, output.log_probs, tops, strict=False)
+        )
+
+    def _text(self, token: int) -> str:
+        return self._tokenizer.decode([token], skip_special_tokens=False)
+
+    def _usage(self, output: Output) -> Usage:
+        reused = min(output.reused_blocks * self._block_tokens, len(self._request.prompt))
+        return Usage(len(self._request.prompt), len(self._tokens), reused)
+
+
+def joined(pieces: "Sequence[Piece]") -> Answer:
+    """The answer that pieces make; the last one has the finish reason."""
+    last = pieces[-1]
+    assert last.finish_reason is not None
+    assert last.usage is not None
+    return Answer(
+        "".join(piece.text for piece in pieces),
+        tuple(token for piece in pieces for token in piece.tokens),
+        last.finish_reason,
+        last.usage,
+        tuple(score for piece in pieces for score in piece.log_probs),
+    )

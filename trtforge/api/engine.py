@@ -1,0 +1,186 @@
+"""The embedded engine as an object: load, generate, stream, close."""
+
+import asyncio
+import itertools
+import queue
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from pathlib import Path
+from typing import overload
+
+from trtforge.api.answers import Answer, Assembly, Piece, joined
+from trtforge.api.prompts import Prompt, Prompts, SamplingParams, named
+from trtforge.core.errors import RequestError
+from trtforge.core.manifest import FILE_NAME
+from trtforge.core.serving import SchedulerPolicy
+from trtforge.core.verified import open_to_run
+from trtforge.engine_process.requests import GenerationRequest, Output
+from trtforge.formats.hf import TOKENIZER_DIRECTORY
+from trtforge.runtime.engine import Engine as Runtime
+from trtforge.runtime.engine import EngineOptions, EngineStatistics
+from trtforge.runtime.ranks.source import open_engine
+
+_GREEDY = SamplingParams()
+
+
+class Engine:
+    """An engine of the torch backend in this process; requests run together. Methods may be called from any thread."""
+
+    def __init__(self, runtime: Runtime, prompts: Prompts) -> None:
+        self._runtime = runtime
+        self._prompts = prompts
+        self._block_tokens = runtime.statistics().tokens_per_block
+        self._numbers = itertools.count()
+
+    @classmethod
+    def load(
+        cls,
+        directory: str | Path,
+        *,
+        scheduler: SchedulerPolicy = "guaranteed_no_evict",
+        kv_cache_fraction: float = 0.9,
+        kv_cache_tokens: int | None = None,
+        kv_reuse: bool | None = None,
+        chunked_context: bool | None = None,
+        threads: int | None = None,
+        max_batch_size: int | None = None,
+        trace: str | Path | None = None,
+    ) -> "Engine":
+        """Load an engine, or the one of a build directory; its files are compared with its manifest.
+
+        `kv_cache_fraction`: of the free memory, unless `kv_cache_tokens` says how many; `kv_reuse` and
+        `chunked_context` None: as compiled; `trace`: a file that every iteration is written to. Raises ForgeError.
+        """
+        place = _engine_in(Path(directory))
+        features = open_engine(place).forge.features
+        open_to_run(place, "engine")
+        prompts = Prompts(place / TOKENIZER_DIRECTORY)
+        options = EngineOptions(
+            scheduler=scheduler,
+            kv_cache_fraction=kv_cache_fraction,
+            kv_cache_tokens=kv_cache_tokens,
+            kv_reuse=features.kv_reuse if kv_reuse is None else kv_reuse,
+            chunked_context=features.chunked_context if chunked_context is None else chunked_context,
+            threads=threads,
+            max_batch_size=max_batch_size,
+            trace=None if trace is None else Path(trace),
+        )
+        return cls(Runtime.load(place, options), prompts)
+
+    @overload
+    def generate(  # type: ignore[overload-overlap]
+        self, prompt: Prompt, params: SamplingParams = _GREEDY
+    ) -> Answer: ...
+
+    @overload
+    def generate(
+        self, prompt: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] = _GREEDY
+    ) -> list[Answer]: ...
+
+    def generate(
+        self, prompt: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] = _GREEDY
+    ) -> Answer | list[Answer]:
+        """The answer to a prompt, or to several at the same time, in their order.
+
+        `params`: for all prompts, or one for each. Raises RequestError if one of the requests is refused, and ends the
+        others.
+        """
+        if isinstance(prompt, str) or not isinstance(prompt, Sequence):
+            prompt, alone = (prompt,), True
+        else:
+            alone = False
+        each = [params] * len(prompt) if isinstance(params, SamplingParams) else list(params)
+        if len(each) != len(prompt):
+            message = f"there are {len(prompt)} prompts and {len(each)} SamplingParams"
+            raise RequestError(message, hint="Give one for all prompts, or one for each.")
+        requests = [self._request(one, of) for one, of in zip(prompt, each, strict=True)]
+        stops = [of.stop for of in each]
+        pieces: dict[str, list[Piece]] = {request.request_id: [] for request in requests}
+        for name, piece in self._pieces(requests, stops):
+            pieces[name].append(piece)
+        answers = [joined(found) for found in pieces.values()]
+        return answers[0] if alone else answers
+
+    def stream(self, prompt: Prompt, params: SamplingParams = _GREEDY) -> Iterator[Piece]:
+        """The pieces of an answer as they are generated. Closing the iterator cancels the request.
+
+        Raises RequestError.
+        """
+        for _, piece in self._pieces([self._request(prompt, params)], [params.stop]):
+            yield piece
+
+    async def astream(self, prompt: Prompt, params: SamplingParams = _GREEDY) -> AsyncIterator[Piece]:
+        """As `stream`, without blocking the event loop."""
+        loop = asyncio.get_running_loop()
+        outputs: asyncio.Queue[Output] = asyncio.Queue()
+        request = await asyncio.to_thread(self._request, prompt, params)
+        assembly = self._assembly(request, params.stop)
+        self._runtime.submit(request, lambda output: _hand_over(loop, outputs, output))
+        try:
+            while not assembly.finished:
+                yield assembly.take(await outputs.get())
+        finally:
+            self._runtime.cancel(request.request_id)
+
+    async def agenerate(self, prompt: Prompt, params: SamplingParams = _GREEDY) -> Answer:
+        """As `generate` for one prompt, without blocking the event loop."""
+        return joined([piece async for piece in self.astream(prompt, params)])
+
+    def statistics(self) -> EngineStatistics:
+        """Requests, KV blocks and tokens, now and so far."""
+        return self._runtime.statistics()
+
+    def close(self) -> None:
+        """Cancel what runs, and end the engine and its processes. May be called again."""
+        self._runtime.close()
+
+    def __enter__(self) -> "Engine":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _request(self, prompt: Prompt, params: SamplingParams) -> GenerationRequest:
+        return named(self._prompts.request(prompt, params), next(self._numbers))
+
+    def _assembly(self, request: GenerationRequest, stop: Sequence[str]) -> Assembly:
+        return Assembly(request, stop, self._prompts.tokenizer, self._block_tokens)
+
+    def _pieces(
+        self, requests: Sequence[GenerationRequest], stops: Sequence[Sequence[str]]
+    ) -> Iterator[tuple[str, Piece]]:
+        """Each piece with the name of its request, in the order of their arrival."""
+        outputs: queue.SimpleQueue[Output] = queue.SimpleQueue()
+        assemblies = {
+            request.request_id: self._assembly(request, stop) for request, stop in zip(requests, stops, strict=True)
+        }
+        try:
+            for request in requests:
+                self._runtime.submit(request, outputs.put)
+            unfinished = len(requests)
+            while unfinished:
+                output = outputs.get()
+                assembly = assemblies[output.request_id]
+                if assembly.finished:  # by a stop word
+                    continue
+                piece = assembly.take(output)
+                unfinished -= assembly.finished
+                if assembly.stopped:
+                    self._runtime.cancel(output.request_id)
+                yield output.request_id, piece
+        finally:
+            for name, assembly in assemblies.items():
+                if not assembly.finished:
+                    self._runtime.cancel(name)
+
+
+def _engine_in(place: Path) -> Path:
+    """The engine in a build directory, or the directory itself."""
+    inside = place / "engine"
+    return inside if not (place / FILE_NAME).is_file() and (inside / FILE_NAME).is_file() else place
+
+
+def _hand_over(loop: asyncio.AbstractEventLoop, outputs: "asyncio.Queue[Output]", output: Output) -> None:
+    """Called on the engine's thread; a loop that was closed meanwhile wants nothing."""
+    put: Callable[[Output], None] = outputs.put_nowait
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(put, output)

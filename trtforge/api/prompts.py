@@ -1,0 +1,163 @@
+"""Prompts and options of the Python API as requests to the engine."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trtforge.core.errors import ForgeError, RequestError, first_line
+from trtforge.engine_process.requests import GenerationRequest, Guide
+from trtforge.engine_process.requests import SamplingParams as EngineSampling
+from trtforge.formats.chat_template import read_chat_template
+from trtforge.formats.special_tokens import read_special_tokens
+from trtforge.formats.tokenizer import TOKENIZER_FILE, load_tokenizer
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+
+@dataclass(frozen=True)
+class Chat:
+    """Messages, each a mapping with `role` and `content`, which the tokenizer's chat template makes a prompt of.
+
+    `tools`: functions that the template describes to the model, as in OpenAI's API.
+    """
+
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]] = ()
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """A prompt of token ids."""
+
+    ids: Sequence[int]
+
+
+Prompt = str | Chat | Tokens
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """Options of a request: greedy unless `top_k` or `top_p` is given, as in TensorRT-LLM.
+
+    `stop`: the text ends before the first of these; `bad`: words that do not occur. `log_probs`: score each token, with
+    `top_log_probs` alternatives. `json_schema` (a schema, or its JSON text), `regex` or `grammar` (EBNF, with a rule
+    root): what the answer must be, by the package xgrammar.
+    """
+
+    max_tokens: int = 64
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    min_tokens: int = 0
+    stop: Sequence[str] = ()
+    bad: Sequence[str] = ()
+    ignore_end: bool = False
+    log_probs: bool = False
+    top_log_probs: int = 0
+    json_schema: Mapping[str, Any] | str | None = None
+    regex: str | None = None
+    grammar: str | None = None
+
+    def guide(self) -> Guide | None:
+        """The guide that is given. Raises RequestError for two."""
+        schema = self.json_schema
+        text = schema if isinstance(schema, str) or schema is None else json.dumps(schema, ensure_ascii=False)
+        given = [
+            guide
+            for guide in (
+                None if text is None else Guide("json_schema", text),
+                None if self.regex is None else Guide("regex", self.regex),
+                None if self.grammar is None else Guide("ebnf_grammar", self.grammar),
+            )
+            if guide is not None
+        ]
+        if len(given) > 1:
+            raise RequestError(
+                "more than one of json_schema, regex and grammar is given", hint="An answer follows one of them."
+            )
+        return given[0] if given else None
+
+    def sampling(self) -> EngineSampling:
+        """The part that the sampler reads."""
+        return EngineSampling(
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            seed=self.seed,
+            repetition_penalty=self.repetition_penalty,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            min_tokens=self.min_tokens,
+            return_log_probs=self.log_probs or self.top_log_probs > 0,
+            top_log_probs=self.top_log_probs,
+        )
+
+
+class Prompts:
+    """Makes requests of prompts with the tokenizer in an engine's directory."""
+
+    def __init__(self, directory: Path) -> None:
+        """`directory`: of the tokenizer. Raises ForgeError without tokenizer.json."""
+        if not (directory / TOKENIZER_FILE).is_file():
+            raise ForgeError(
+                f"{directory} has no {TOKENIZER_FILE}",
+                hint="Convert from a checkpoint directory that has it, then compile again.",
+            )
+        self.tokenizer: Tokenizer = load_tokenizer(directory / TOKENIZER_FILE)
+        self._directory = directory
+        self._end_ids = frozenset(read_special_tokens(directory).end_ids)
+
+    def request(self, prompt: Prompt, params: SamplingParams) -> GenerationRequest:
+        """The request of a prompt, without a name. Raises RequestError."""
+        return GenerationRequest(
+            request_id="",
+            prompt=tuple(self._ids(prompt)),
+            max_tokens=params.max_tokens,
+            sampling=params.sampling(),
+            end_ids=frozenset() if params.ignore_end else self._end_ids,
+            bad_words=tuple(tuple(self.tokenizer.encode(word, add_special_tokens=False).ids) for word in params.bad),
+            guide=params.guide(),
+        )
+
+    def _ids(self, prompt: Prompt) -> Sequence[int]:
+        if isinstance(prompt, Tokens):
+            return prompt.ids
+        if isinstance(prompt, Chat):
+            return self.tokenizer.encode(self._rendered(prompt), add_special_tokens=False).ids
+        return self.tokenizer.encode(prompt).ids
+
+    def _rendered(self, chat: Chat) -> str:
+        """The prompt of messages, in the sandbox of `transformers`."""
+        from jinja2 import TemplateError
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        found = read_chat_template(self._directory)
+        if found is None:
+            raise RequestError("the tokenizer has no chat template", hint="Give the prompt as text.")
+        try:
+            render: Any = render_jinja_template  # its annotations are not those of what it takes and returns
+            rendered, _ = render(
+                conversations=[list(chat.messages)],
+                tools=list(chat.tools) or None,
+                chat_template=(found.tool_template if chat.tools else None) or found.template,
+                add_generation_prompt=True,
+                **found.special_tokens,
+            )
+        except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
+            raise RequestError(
+                f"the chat template refuses the messages: {first_line(error)}",
+                hint="Give messages with role and content, in the order that the model was trained on.",
+            ) from None
+        return str(rendered[0])
+
+
+def named(request: GenerationRequest, number: int) -> GenerationRequest:
+    """A request with a name of its own in the engine."""
+    return replace(request, request_id=f"api-{number}")

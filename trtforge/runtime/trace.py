@@ -1,0 +1,107 @@
+"""A trace of every iteration of the engine, as JSON that Perfetto and Chrome's about:tracing read.
+
+Format: "Trace Event Format" (Google, 2016), an array of events: slices (X) for iterations and their phases, counters
+(C), and spans (b, e) of requests. Written as it happens, so that a trace of an engine that was killed can be read too.
+"""
+
+import json
+import threading
+import time
+from collections.abc import Sequence as Rows
+from pathlib import Path
+from typing import Any
+
+from trtforge.core.errors import ForgeError
+from trtforge.runtime.scheduling.scheduler import Row, Scheduler
+from trtforge.runtime.scheduling.sequence import Sequence
+
+PHASES = ("schedule", "forward", "sample", "emit")
+"""What an iteration does, one after the other."""
+_ENGINE, _REQUESTS = 1, 2
+"""Process ids in the trace: rows of the viewer."""
+
+
+class Trace:
+    """Writes one file; all but `close` on the engine's thread. Times are microseconds since the trace began."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises ForgeError if the file cannot be written."""
+        try:
+            self._file = path.open("w", encoding="utf-8")
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise ForgeError(f"--trace {path}: {reason}", hint="Name a file in a directory that exists.") from None
+        self._lock = threading.Lock()
+        self._start = time.perf_counter()
+        self._file.write("[\n")
+        self._file.write(_line(_name(_ENGINE, "engine")))
+        self._write(_name(_REQUESTS, "requests"))
+
+    def begin(self, sequence: Sequence) -> None:
+        """A request was accepted."""
+        request = sequence.request
+        self._request(sequence, "b", {"prompt_tokens": len(request.prompt), "max_tokens": request.max_tokens})
+
+    def end(self, sequence: Sequence) -> None:
+        """A request ended."""
+        self._request(
+            sequence,
+            "e",
+            {
+                "generated_tokens": sequence.generated,
+                "reused_blocks": sequence.reused_blocks,
+                "finish_reason": sequence.finish_reason,
+            },
+        )
+
+    def iteration(self, number: int, rows: Rows[Row], times: Rows[float], sampled: int, scheduler: Scheduler) -> None:
+        """An iteration that is over. `times`: perf_counter where each phase began and the last one ended.
+
+        `sampled`: tokens that were sampled, end ids included; the scheduler is in its state after the iteration.
+        """
+        marks = [round((moment - self._start) * 1e6, 1) for moment in times]
+        context = sum(row.count for row in rows if row.start < len(row.sequence.request.prompt))
+        blocks = scheduler.blocks
+        held = {"used": blocks.used_blocks, "free": blocks.free_blocks}
+        sequences = {"running": len(scheduler.running), "waiting": len(scheduler.waiting)}
+        tokens = {"context": context, "generation": sum(row.count for row in rows) - context}
+        slice_args = {"rows": len(rows), "sampled": sampled, "pauses": scheduler.pauses}
+        args = {**slice_args, "tokens": tokens, "blocks": held, "sequences": sequences}
+        events = [_slice(f"iteration {number}", marks[0], marks[-1], args)]
+        events += [_slice(name, marks[index], marks[index + 1], {}) for index, name in enumerate(PHASES)]
+        for name, values in (("tokens", tokens), ("KV blocks", held), ("sequences", sequences)):
+            events.append({"name": name, "ph": "C", "ts": marks[0], "pid": _ENGINE, "args": values})
+        self._write(*events)
+
+    def close(self) -> None:
+        """End the file. May be called again."""
+        with self._lock:
+            if not self._file.closed:
+                self._file.write("\n]\n")
+                self._file.close()
+
+    def _request(self, sequence: Sequence, phase: str, args: dict[str, Any]) -> None:
+        name = f"request {sequence.request.request_id}"
+        now = round((time.perf_counter() - self._start) * 1e6, 1)
+        event = {"name": name, "cat": "request", "ph": phase, "id": sequence.order, "ts": now, "pid": _REQUESTS}
+        self._write({**event, "tid": 1, "args": args})
+
+    def _write(self, *events: dict[str, Any]) -> None:
+        text = "".join(f",\n{_line(event)}" for event in events)
+        with self._lock:
+            if not self._file.closed:
+                self._file.write(text)
+                self._file.flush()
+
+
+def _slice(name: str, begin: float, end: float, args: dict[str, Any]) -> dict[str, Any]:
+    duration = round(max(0.0, end - begin), 1)
+    return {"name": name, "ph": "X", "ts": begin, "dur": duration, "pid": _ENGINE, "tid": 1, "args": args}
+
+
+def _name(pid: int, name: str) -> dict[str, Any]:
+    return {"name": "process_name", "ph": "M", "pid": pid, "args": {"name": name}}
+
+
+def _line(event: dict[str, Any]) -> str:
+    return json.dumps(event, separators=(",", ":"))
