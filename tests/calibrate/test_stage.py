@@ -116,6 +116,7 @@ LAYOUTS = {"tp1": {}, "tp2": {"tp": 2}, "tp4": {"tp": 4}, "pp2": {"pp": 2}}
         *((quant, "nearest") for quant in ("fp8", "int4_awq", "w4a8_awq", "int8_sq", "nvfp4")),
         ("int4_awq", "compensated"),
         ("w4a8_awq", "compensated"),
+        ("nvfp4", "compensated"),
     ],
 )
 def test_one_calibration_serves_every_layout(

@@ -11,20 +11,27 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trtforge.models.transforms import INT4_MAX
+from trtforge.calibrate.grids import Grid
+from trtforge.calibrate.precision import search_dtype
+from trtforge.models.transforms import TORCH
 
 DAMPING = 0.03  # of the mean diagonal of H; GPTQ's 0.01 was no better with many tokens and worse with few
 _MOST_DAMPING = 10  # times that, with fewer tokens than inputs, which leave directions of the input unseen
-RATIOS = tuple(round(1 - 0.0375 * step, 4) for step in range(9))  # of a group's amax, tried as its range
-_SPAN = 32  # columns after which the columns that follow in a group are corrected by a matrix product
+_BLOCK = 128  # columns that the errors of all columns before them correct in one matrix product
+_SPAN = 16  # columns within a group, likewise
+_TINY = torch.finfo(torch.float32).tiny
 _ATTEMPTS = 4  # each with ten times the damping of the one before
 
 
 @dataclass(frozen=True)
 class Factor:
-    """R of H = R Rᵀ, upper triangular (in, in) float32. `damping`: what was added to the diagonal of H."""
+    """R of H = R Rᵀ (in, in) float32, as `feedback` R / its `diagonal`: upper triangular with ones on the diagonal.
 
-    triangle: Tensor
+    `damping`: what was added to the diagonal of H.
+    """
+
+    feedback: Tensor
+    diagonal: Tensor
     damping: float
 
     @classmethod
@@ -45,67 +52,101 @@ class Factor:
             # The Cholesky factor of H with its rows and columns reversed, reversed again, is upper triangular.
             lower, failed = torch.linalg.cholesky_ex(gram.flip(0, 1))
             if not int(failed):
-                return cls(lower.flip(0, 1), added)
+                triangle = lower.flip(0, 1)
+                own = triangle.diagonal().clone()
+                return cls(triangle.div_(own), own, added)
         return None
 
     def errors(self, difference: Tensor) -> Tensor:
         """(out,) squared output errors of a weight error (out, in), by the damped Gram matrix."""
-        return (difference @ self.triangle).square_().sum(dim=1)
+        return (difference @ self.feedback).mul_(self.diagonal).square_().sum(dim=1)
+
+    def undamped_error(self, difference: Tensor) -> float:
+        """The squared output error of a weight error (out, in), by the Gram matrix itself."""
+        return max(0.0, float(self.errors(difference).sum() - self.damping * difference.square().sum()))
 
 
 @dataclass(frozen=True)
 class Compensated:
-    """INT4 `codes` (out, in) int8 and `scales` (out, in / group) float32 of a scaled weight.
+    """`levels` (out, in) int8 in `unit`s, and `steps` (out, in / group) float32, of a scaled weight.
 
     `errors` (out,): squared output errors, by the damped Gram matrix.
     """
 
-    codes: Tensor
-    scales: Tensor
+    levels: Tensor
+    steps: Tensor
     errors: Tensor
+    unit: float
+
+    @property
+    def values(self) -> Tensor:
+        """(out, in) float32 values of the scaled weight that the levels stand for."""
+        grouped = self.levels.float().unflatten(1, (self.steps.shape[1], -1))
+        values: Tensor = grouped.mul_(self.unit * self.steps.unsqueeze(2)).flatten(1)
+        return values
+
+    def of_rows(self, rows: Tensor) -> "Compensated":
+        """Some outputs."""
+        return Compensated(self.levels[rows], self.steps[rows], self.errors[rows], self.unit)
 
 
-def compensate(weight: Tensor, pre_quant_scale: Tensor, factor: Factor, group_size: int) -> Compensated:
+def compensate(weight: Tensor, pre_quant_scale: Tensor, factor: Factor, grid: Grid) -> Compensated:
     """Round `weight` (out, in) / `pre_quant_scale` (in,), whose inputs are multiplied by the latter.
 
-    `factor`: of the inputs before that multiplication.
+    `factor`: of the inputs before that multiplication. Scales (n, in) round the weight n times, to (n * out, in).
     """
-    columns = (weight / pre_quant_scale).T.contiguous()  # (in, out): a column of the weight is contiguous
-    own = factor.triangle.diagonal() * pre_quant_scale  # what the error of a column alone amounts to
-    differences = columns.neg()
-    codes = torch.empty_like(columns, dtype=torch.int8)
-    scales, errors = [], columns.new_zeros(columns.shape[1])
-    for start in range(0, len(columns), group_size):
-        stop = start + group_size
-        feedback = factor.triangle[:stop, start:stop] * pre_quant_scale[:stop, None] / own[start:stop]
-        wanted = torch.addmm(columns[start:stop], feedback[:start].T, differences[:start], alpha=-1)
-        weights = own[start:stop].square()
-        step = best_steps(wanted, weights)
-        for first in range(start, stop, _SPAN):
-            span, inside = slice(first, first + _SPAN), slice(first - start, first - start + _SPAN)
-            targets, within = wanted[inside], feedback[span, inside]
-            targets.addmm_(feedback[start:first, inside].T, differences[start:first], alpha=-1)
-            for index, column in enumerate(range(first, first + _SPAN)):
-                target = targets[index].addmv_(differences[first:column].T, within[:index, index], alpha=-1)
-                rounded = (target / step).round_().clamp_(-8, 7)
-                codes[column] = rounded
-                differences[column].addcmul_(rounded, step)
-            missed = (differences[span] + columns[span]).sub_(targets)
-            errors += weights[inside] @ missed.square_()
-        scales.append(step)
-    return Compensated(codes.T, torch.stack(scales, dim=1), errors)
+    scales = pre_quant_scale.reshape(-1, weight.shape[1]).T.unsqueeze(2)  # (in, n, 1)
+    columns = weight.T.repeat(1, scales.shape[1])  # (in, outputs): a column of the weight is contiguous
+    differences, levels = torch.empty_like(columns), torch.empty_like(columns, dtype=torch.int8)
+    done = torch.empty_like(columns, dtype=TORCH[search_dtype(columns.device.type)])  # the differences, once more
+    weights = factor.diagonal.square()
+    steps, errors = [], columns.new_zeros(columns.shape[1])
+    for begin in range(0, len(columns), _BLOCK):
+        end = min(begin + _BLOCK, len(columns))
+        back = factor.feedback[:end, begin:end]
+        targets = columns[begin:end] - back[:begin].T.to(done.dtype) @ done[:begin]
+        for start in range(begin, end, grid.group):
+            stop = start + grid.group
+            inside, group = slice(start - begin, stop - begin), slice(start, stop)
+            wanted = targets[inside]
+            if start > begin:
+                wanted.addmm_(back[begin:start, inside].T, differences[begin:start], alpha=-1)
+            step = _best_steps(wanted, scales[group], weights[group], grid)
+            quanta = (step.view(scales.shape[1], -1) * scales[group]).flatten(1).clamp_(min=_TINY)
+            found = _round_group(columns[group], wanted, quanta, back[group, inside], differences[group], grid)
+            levels[group] = found.div_(grid.unit)
+            steps.append(step)
+        missed = (differences[begin:end] + columns[begin:end]).sub_(targets)
+        errors += weights[begin:end] @ missed.square_()
+        done[begin:end] = differences[begin:end]
+    return Compensated(levels.T, torch.stack(steps, dim=1), errors, grid.unit)
 
 
-def best_steps(columns: Tensor, weights: Tensor) -> Tensor:
-    """(out,) the step of each output's group, given its `columns` (group, out) and the `weights` of their errors."""
-    amax = columns.abs().amax(dim=0)
-    least = torch.full_like(amax, torch.inf)
-    best = torch.ones_like(amax)
-    for ratio in RATIOS:  # 1.0 first: no clipping on a tie
-        steps = (amax * (ratio / INT4_MAX)).clamp_(min=torch.finfo(torch.float32).tiny)
-        error = (columns / steps).round_().clamp_(-8, 7).mul_(steps).sub_(columns)
-        loss = weights @ error.square_()
-        better = loss < least
-        least = torch.where(better, loss, least)
-        best = torch.where(better & (amax > 0), steps, best)
-    return best
+def _round_group(
+    columns: Tensor, targets: Tensor, quanta: Tensor, feedback: Tensor, differences: Tensor, grid: Grid
+) -> Tensor:
+    """The levels (group, out) of a group's `columns`, float32; fills in `differences` and corrects `targets`.
+
+    `quanta` (group, out): what a level of one stands for.
+    """
+    levels, negative = torch.empty_like(columns), columns.neg()
+    back = feedback.triu(1).T.contiguous()
+    differences.zero_()  # so that the columns to come add nothing to a product
+    for first in range(0, len(columns), _SPAN):
+        span = slice(first, min(first + _SPAN, len(columns)))
+        if first:
+            targets[span].addmm_(back[span, :first], differences[:first], alpha=-1)
+        done = differences[span].T
+        rows = (each[span].unbind() for each in (targets, quanta, levels, negative, differences, back[:, span]))
+        for target, quantum, level, minus, difference, earlier in zip(*rows, strict=True):
+            target.addmv_(done, earlier, alpha=-1)
+            grid.round_(torch.div(target, quantum, out=level))
+            torch.addcmul(minus, level, quantum, out=difference)
+    return levels
+
+
+def _best_steps(wanted: Tensor, scales: Tensor, weights: Tensor, grid: Grid) -> Tensor:
+    """(n * out,) steps of a group for `wanted` (group, n * out) weights, before they are divided by their scales."""
+    several = wanted.unflatten(1, (scales.shape[1], -1)) / scales
+    importance = weights.unsqueeze(1) * scales[:, :, 0].square()
+    return torch.cat([grid.best_steps(several[:, index], importance[:, index]) for index in range(scales.shape[1])])

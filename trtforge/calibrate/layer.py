@@ -9,10 +9,12 @@ from torch import Tensor, nn
 
 from trtforge.calibrate.awq import AwqChoice, clip_ratios, search
 from trtforge.calibrate.experts import watch_experts
+from trtforge.calibrate.grids import Grid, Int4Grid, Nvfp4Grid
 from trtforge.calibrate.rounding import Input, Rounded, round_linears
 from trtforge.calibrate.statistics import InputStatistics
 from trtforge.core.errors import ForgeError
 from trtforge.models.family import Experts, Facts, Family, Linear
+from trtforge.models.transforms import nvfp4_global_scale
 
 
 @dataclass(frozen=True)
@@ -20,7 +22,7 @@ class Needs:
     """What the weight and KV cache formats need from calibration. `group_size`: of AWQ.
 
     `magnitudes`: the amax of each linear's input becomes a scaling factor. `compensated`: weights are rounded here,
-    with compensation; `clip` has no effect then, because ranges are always searched.
+    with compensation, to INT4 or to NVFP4 (`nvfp4`); `clip` has no effect then, because ranges are always searched.
     """
 
     magnitudes: bool = True
@@ -29,6 +31,7 @@ class Needs:
     awq: bool = False
     clip: bool = False
     compensated: bool = False
+    nvfp4: bool = False
     group_size: int = 128
 
     @property
@@ -87,7 +90,7 @@ class LayerObserver:
                 seen.add(name)
                 self._measure(name, weight, statistics, found.tensors)
         if self._needs.compensated:
-            for inputs in self._inputs():
+            for inputs in self._inputs(found.tensors):
                 self._round(inputs, found)
         return found
 
@@ -104,13 +107,12 @@ class LayerObserver:
         return self._layer.get_submodule(renamed.get(name, name))
 
     def _round(self, inputs: list[Input], found: Rounded) -> None:
-        rounded = round_linears(inputs, self._needs.group_size)
+        rounded = round_linears(inputs, smoothed=self._needs.awq, columns=self._needs.channels)
         found.codes |= rounded.codes
         for name, tensor in rounded.tensors.items():
-            if not name.endswith(".weight_column_amax"):
-                found.tensors[name] = tensor
-            elif self._needs.channels:  # what the codes stand for may be larger than the weight
-                found.tensors[name] = torch.maximum(found.tensors[name], tensor)
+            if name.endswith(".weight_column_amax"):  # what the codes stand for may be larger than the weight
+                tensor = torch.maximum(found.tensors[name], tensor)
+            found.tensors[name] = tensor
 
     def _measure(self, name: str, weight: Tensor, statistics: InputStatistics, tensors: dict[str, Tensor]) -> None:
         needs = self._needs
@@ -148,8 +150,10 @@ class LayerObserver:
         for experts in self._experts:
             yield from self._expert_weights(experts)
 
-    def _inputs(self) -> Iterator[list[Input]]:
+    def _inputs(self, measured: Mapping[str, Tensor]) -> Iterator[list[Input]]:
         """The inputs of the linears, those together whose linears share a pre-quantisation scale.
+
+        `measured`: results so far.
 
         All linears that read one input share one, also those that TensorRT-LLM's layers do not join: so the codes are
         right for every layout (models.checkpoint_plan, `shared_pre_quant_scale`).
@@ -159,24 +163,39 @@ class LayerObserver:
                 readers = (row, *(other for other in self._linears if other.shares_input == row.target))
                 parts = {part.module: each for each in readers if each.quantized for part in each.parts}
                 if parts:
-                    yield [self._input(self._statistics[row.target], parts)]
+                    yield [self._input(self._statistics[row.target], parts, measured)]
         for experts in self._experts:
             yield [self._expert_input(experts, expert) for expert in range(len(self._expert_tensor(experts)))]
 
-    def _input(self, statistics: InputStatistics, parts: Mapping[str, Linear]) -> Input:
+    def _input(self, statistics: InputStatistics, parts: Mapping[str, Linear], measured: Mapping[str, Tensor]) -> Input:
         def weight() -> Tensor:
             matrices = [_weight(self.module(name), row) for name, row in parts.items()]
             return matrices[0] if len(matrices) == 1 else torch.cat(matrices)
 
         weights: list[Tensor] = [self.module(name).weight for name in parts]  # type: ignore[misc]
         outputs = [stored.shape[1 if row.conv1d else 0] for stored, row in zip(weights, parts.values(), strict=True)]
-        return Input(statistics, tuple(parts), tuple(outputs), weight)
+        grid: Grid = Int4Grid(self._needs.group_size)
+        if self._needs.nvfp4:
+            scales = [
+                self._tensor_scale(row, measured).expand(each)
+                for row, each in zip(parts.values(), outputs, strict=True)
+            ]
+            grid = Nvfp4Grid(torch.cat(scales))
+        return Input(statistics, tuple(parts), tuple(outputs), weight, grid)
+
+    def _tensor_scale(self, row: Linear, measured: Mapping[str, Tensor]) -> Tensor:
+        """(1,) NVFP4's scale of the tensors that share one with `row`."""
+        leader = row.shares_scale or row.target
+        sharing = [other for other in self._linears if (other.shares_scale or other.target) == leader]
+        amax = [measured[f"{part.module}.weight_amax"] for other in sharing for part in other.parts]
+        return nvfp4_global_scale(torch.stack(amax).amax(dim=0))
 
     def _expert_input(self, row: Experts, expert: int) -> Input:
         stored = self._expert_tensor(row)[expert]
         names = tuple(part.module.format(expert) for part in reversed(row.parts))
         heights = (len(stored) // len(names),) * len(names)
-        return Input(self._of_expert(row.target, expert, stored.shape[1], stored.device), names, heights, stored.float)
+        statistics = self._of_expert(row.target, expert, stored.shape[1], stored.device)
+        return Input(statistics, names, heights, stored.float, Int4Grid(self._needs.group_size))
 
     def _expert_tensor(self, row: Experts) -> Tensor:
         """(experts, out, in): gate and up, or down, of all experts."""

@@ -6,13 +6,15 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from trtforge.calibrate.awq import AwqChoice, quantization_error, sampled_rows, search
+from trtforge.calibrate.awq import ALPHAS, AwqChoice, relative_weight_magnitude, sampled_rows, search, smoothing_scales
 from trtforge.calibrate.compensation import Compensated, Factor, compensate
+from trtforge.calibrate.grids import Grid
 from trtforge.calibrate.statistics import InputStatistics
 from trtforge.formats.calibration import LEAST_TOKENS
-from trtforge.models.transforms import dequantize_int4, pack_int4
 
-_JUDGED_ROWS = 128  # outputs on which scales, and the two ways of rounding, are compared
+_JUDGED_ROWS = 128  # outputs on which scales are compared
+_REPORTED_ROWS = 64  # outputs of each linear whose errors are reported, and decide between the ways of rounding
+_ALPHA = 0.5  # the exponent of AWQ that is tried; others won nothing once errors were made up for
 _MAX_ELEMENTS = 1 << 24  # weight elements rounded at once
 
 
@@ -20,13 +22,14 @@ _MAX_ELEMENTS = 1 << 24  # weight elements rounded at once
 class Input:
     """An input and the linears that read it: their names within the layer, and their outputs.
 
-    `weight` returns their matrices, one below the other, (sum of `outputs`, in) float32.
+    `weight` returns their matrices, one below the other, (sum of `outputs`, in) float32; `grid`: of their outputs.
     """
 
     statistics: InputStatistics
     names: tuple[str, ...]
     outputs: tuple[int, ...]
     weight: Callable[[], Tensor]
+    grid: Grid
 
 
 @dataclass
@@ -37,27 +40,41 @@ class Rounded:
     codes: dict[str, Tensor] = field(default_factory=dict)
 
 
-def round_linears(inputs: Sequence[Input], group_size: int) -> Rounded:
-    """Round all linears of `inputs`, which share one pre-quantisation scale. Uses up the statistics.
+def round_linears(inputs: Sequence[Input], *, smoothed: bool = True, columns: bool = False) -> Rounded:
+    """Round all linears of `inputs`, which share one pre-quantisation scale if `smoothed`. Uses up the statistics.
 
-    One input: AWQ's scale or none, whichever leaves the smaller error after compensation. Several (a layer's experts):
-    the mean of their AWQ scales. Linears without codes in the result are to be rounded to the nearest: those of an
-    input with fewer tokens than LEAST_TOKENS, and those that compensation does not improve.
+    One input: no scale, or AWQ's for an exponent of 0.5, whichever leaves the smaller error after compensation. Several
+    (a layer's experts): the mean of the scales that AWQ finds. Linears without codes in the result are to be rounded to
+    the nearest: those of an input with fewer tokens than LEAST_TOKENS, and those that compensation does not improve.
+    `columns`: also the largest magnitude in each column of what the codes stand for.
     """
-    choices = [_awq(each, group_size) for each in inputs]
-    seen = [choice.pre_quant_scale for choice, own in zip(choices, inputs, strict=True) if own.statistics.tokens]
-    shared = _in_every_dtype(torch.stack(seen or [choices[0].pre_quant_scale]).mean(dim=0))
-    candidates = (shared,) if len(inputs) > 1 else (shared, torch.ones_like(shared))
     found = Rounded()
-    for own, choice in zip(inputs, choices, strict=True):
-        _round(own, choice, candidates, group_size, found)
+    shared = None
+    if smoothed and (len(inputs) > 1 or inputs[0].statistics.tokens < LEAST_TOKENS):
+        shared = _mean_of_awq(inputs)
+    for own in inputs:
+        _Linears(own, shared or _candidates(own, smoothed=smoothed)).round(found, smoothed=smoothed, columns=columns)
     return found
 
 
-def _awq(own: Input, group_size: int) -> AwqChoice:
-    if own.statistics.tokens == 0:  # an expert that no token reached
-        return AwqChoice(0.0, torch.ones_like(own.statistics.channel_amax), 0.0)
-    return search(own.weight(), own.statistics, group_size)
+def _mean_of_awq(inputs: Sequence[Input]) -> tuple[AwqChoice, ...]:
+    """One choice: the mean of the scales that AWQ finds for each input that has tokens, and of the exponents."""
+    seen = [own for own in inputs if own.statistics.tokens]
+    if not seen:
+        return (AwqChoice(0.0, torch.ones_like(inputs[0].statistics.channel_amax), 0.0),)
+    found = [search(own.weight(), own.statistics, own.grid.group) for own in seen]
+    scale = torch.stack([choice.pre_quant_scale for choice in found]).mean(dim=0)
+    alpha = sum(choice.alpha for choice in found) / len(found)
+    return (AwqChoice(alpha, _in_every_dtype(scale), 0.0),)
+
+
+def _candidates(own: Input, *, smoothed: bool) -> tuple[AwqChoice, ...]:
+    ones = AwqChoice(0.0, torch.ones_like(own.statistics.channel_amax), 0.0)
+    if not smoothed:
+        return (ones,)
+    importance = relative_weight_magnitude(own.weight(), own.grid.group)
+    factors = smoothing_scales(own.statistics.mean_magnitude, importance)[ALPHAS.index(_ALPHA)]
+    return (ones, AwqChoice(_ALPHA, _in_every_dtype(1 / factors), 0.0))
 
 
 def _in_every_dtype(scale: Tensor) -> Tensor:
@@ -65,65 +82,110 @@ def _in_every_dtype(scale: Tensor) -> Tensor:
     return scale.bfloat16().float()
 
 
-def _round(own: Input, choice: AwqChoice, candidates: tuple[Tensor, ...], group_size: int, found: Rounded) -> None:
-    statistics, weight = own.statistics, own.weight()
-    parts = dict(zip(own.names, weight.split(own.outputs), strict=True))
-    samples = {name: part[sampled_rows(len(part))] for name, part in parts.items()}
-    energies = {name: float(statistics.output_errors(rows).sum()) for name, rows in samples.items()}
-    plain = candidates[0]
-    nearest = {name: _nearest_error(statistics, rows, plain, group_size) for name, rows in samples.items()}
-    tokens = statistics.tokens
-    factor = Factor.of(statistics.take_gram(), tokens) if tokens >= LEAST_TOKENS else None
-    best = None if factor is None else _best_scale(weight, candidates, factor, group_size)
-    scale = plain if best is None else best
-    for name, part in parts.items():
-        error = nearest[name]
-        if best is not None and factor is not None:
-            rounded = _compensated(part, best, factor, group_size)
-            restored = dequantize_int4(rounded.codes, rounded.scales) * best
-            error = _sampled_error(rounded.errors, restored - part, factor)
-            found.codes[f"{name}.codes"], found.codes[f"{name}.scales"] = pack_int4(rounded.codes), rounded.scales
-            found.tensors[f"{name}.weight_column_amax"] = restored.abs().amax(dim=0)
-        energy = max(energies[name], torch.finfo(torch.float32).tiny)
-        found.tensors |= {
-            f"{name}.pre_quant_scale": scale.clone(),  # safetensors refuses tensors that share memory
-            f"{name}.alpha": torch.tensor([choice.alpha if scale is plain else 0.0]),
-            f"{name}.tokens": torch.tensor([float(tokens)]),
-            f"{name}.output_error": torch.tensor([error / energy]),
-            f"{name}.nearest_error": torch.tensor([nearest[name] / energy]),
+class _Linears:
+    """The linears of an input, whose pre-quantisation scale is one of `candidates`."""
+
+    def __init__(self, own: Input, candidates: tuple[AwqChoice, ...]) -> None:
+        self._own, self._candidates = own, candidates
+        self._weight = own.weight()
+        starts = [sum(own.outputs[:index]) for index in range(len(own.outputs))]
+        self._samples = {
+            name: first + sampled_rows(outputs)[:_REPORTED_ROWS]
+            for name, first, outputs in zip(own.names, starts, own.outputs, strict=True)
         }
 
+    def round(self, found: Rounded, *, smoothed: bool, columns: bool) -> None:
+        """Add the results to `found`."""
+        statistics, tokens = self._own.statistics, self._own.statistics.tokens
+        if tokens < LEAST_TOKENS:
+            self._report(self._candidates[0], lambda rows: float(statistics.output_errors(rows).sum()), found, smoothed)
+            return
+        factor = Factor.of(statistics.take_gram(), tokens)
+        if factor is None:  # inputs that were always zero: no rounding has an error
+            self._report(self._candidates[0], lambda rows: 0.0, found, smoothed)
+            return
+        energies, nearest = self._report(self._nearest(factor), factor.undamped_error, found, smoothed)
+        choice, rounded = self._best(factor)
+        errors = {name: self._error(rounded, choice, factor, rows) for name, rows in self._samples.items()}
+        if sum(errors.values()) >= sum(nearest.values()):
+            return
+        outputs = torch.arange(len(self._weight), device=self._weight.device).split(self._own.outputs)
+        for name, rows in zip(self._own.names, outputs, strict=True):
+            grid, mine = self._own.grid.of_rows(rows), rounded.of_rows(rows)
+            found.codes[f"{name}.codes"], found.codes[f"{name}.scales"] = grid.stored(mine.levels, mine.steps)
+            found.tensors[f"{name}.output_error"] = torch.tensor([errors[name] / energies[name]])
+            if columns:
+                found.tensors[f"{name}.weight_column_amax"] = (mine.values * choice.pre_quant_scale).abs_().amax(dim=0)
+            if smoothed:
+                found.tensors |= _scale_of(name, choice)
 
-def _nearest_error(statistics: InputStatistics, rows: Tensor, scale: Tensor, group_size: int) -> float:
-    difference = quantization_error(rows, (1 / scale).unsqueeze(0), group_size)[0]
-    return float(statistics.output_errors(difference).sum())
+    def _report(
+        self, choice: AwqChoice, error: Callable[[Tensor], float], found: Rounded, smoothed: bool
+    ) -> tuple[dict[str, float], dict[str, float]]:
+        """What rounding to the nearest with `choice` leaves; the energies of the outputs and their errors.
+
+        `error`: the output error of a weight error (rows, in).
+        """
+        energies, errors = {}, {}
+        for name, rows in self._samples.items():
+            energies[name] = max(error(self._weight[rows]), torch.finfo(torch.float32).tiny)
+            errors[name] = error(self._nearest_difference(rows, choice.pre_quant_scale))
+            left = torch.tensor([errors[name] / energies[name]])
+            found.tensors |= {
+                f"{name}.tokens": torch.tensor([float(self._own.statistics.tokens)]),
+                f"{name}.inputs": torch.tensor([float(self._weight.shape[1])]),
+                f"{name}.output_error": left.clone(),
+                f"{name}.nearest_error": left,
+            }
+            if smoothed:
+                found.tensors |= _scale_of(name, choice)
+        return energies, errors
+
+    def _error(self, rounded: Compensated, choice: AwqChoice, factor: Factor, rows: Tensor) -> float:
+        """The squared output error of some outputs, without the part of the damping."""
+        difference = rounded.of_rows(rows).values * choice.pre_quant_scale - self._weight[rows]
+        return max(0.0, float(rounded.errors[rows].sum() - factor.damping * difference.square().sum()))
+
+    def _best(self, factor: Factor) -> tuple[AwqChoice, Compensated]:
+        """The candidate with the smallest error after compensation, and what is rounded with it."""
+        choice = self._candidates[0]
+        if len(self._candidates) > 1:
+            judged = sampled_rows(len(self._weight))[:_JUDGED_ROWS]
+            scales = torch.stack([each.pre_quant_scale for each in self._candidates])
+            errors = compensate(self._weight[judged], scales, factor, self._own.grid.of_rows(judged)).errors
+            choice = self._candidates[int(errors.view(len(self._candidates), -1).sum(dim=1).argmin())]
+        return choice, _compensated(self._weight, choice.pre_quant_scale, factor, self._own.grid)
+
+    def _nearest(self, factor: Factor) -> AwqChoice:
+        """The candidate with the smallest error after rounding to the nearest."""
+        if len(self._candidates) == 1:
+            return self._candidates[0]
+        judged = sampled_rows(len(self._weight))[:_JUDGED_ROWS]
+        differences = (self._nearest_difference(judged, each.pre_quant_scale) for each in self._candidates)
+        errors = [float(factor.errors(difference).sum()) for difference in differences]
+        return self._candidates[errors.index(min(errors))]
+
+    def _nearest_difference(self, rows: Tensor, scale: Tensor) -> Tensor:
+        """The weight error (rows, in) of rounding some outputs to the nearest."""
+        weight = self._weight[rows]
+        return (self._own.grid.of_rows(rows).nearest(weight / scale) * scale).sub_(weight)
 
 
-def _sampled_error(errors: Tensor, difference: Tensor, factor: Factor) -> float:
-    """The sum of `errors` (out,) over the sampled rows of a weight error, without the part of the damping."""
-    rows = sampled_rows(len(errors))
-    return max(0.0, float(errors[rows].sum() - factor.damping * difference[rows].square().sum()))
+def _scale_of(name: str, choice: AwqChoice) -> dict[str, Tensor]:
+    return {
+        f"{name}.alpha": torch.tensor([choice.alpha]),
+        f"{name}.pre_quant_scale": choice.pre_quant_scale.clone(),  # safetensors refuses tensors that share memory
+    }
 
 
-def _best_scale(weight: Tensor, candidates: tuple[Tensor, ...], factor: Factor, group_size: int) -> Tensor | None:
-    """The scale with the smallest error after compensation; None if rounding to the nearest is as good."""
-    sample = weight[sampled_rows(len(weight))[:_JUDGED_ROWS]]
-    plain = quantization_error(sample, (1 / candidates[0]).unsqueeze(0), group_size)[0]
-    least, best = float(factor.errors(plain).sum()), None
-    for scale in candidates:
-        error = float(compensate(sample, scale, factor, group_size).errors.sum())
-        if error < least:
-            least, best = error, scale
-    return best
-
-
-def _compensated(weight: Tensor, scale: Tensor, factor: Factor, group_size: int) -> Compensated:
+def _compensated(weight: Tensor, scale: Tensor, factor: Factor, grid: Grid) -> Compensated:
     """`compensate`, some rows at a time to bound memory."""
-    parts = [
-        compensate(rows, scale, factor, group_size) for rows in weight.split(max(2, _MAX_ELEMENTS // weight.shape[1]))
-    ]
+    each = max(2, _MAX_ELEMENTS // weight.shape[1])
+    slices = [slice(first, first + each) for first in range(0, len(weight), each)]
+    parts = [compensate(weight[rows], scale, factor, grid.of_rows(rows)) for rows in slices]
     return Compensated(
-        torch.cat([part.codes for part in parts]),
-        torch.cat([part.scales for part in parts]),
+        torch.cat([part.levels for part in parts]),
+        torch.cat([part.steps for part in parts]),
         torch.cat([part.errors for part in parts]),
+        grid.unit,
     )

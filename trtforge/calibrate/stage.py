@@ -50,7 +50,7 @@ class CalibrateConfig(Config):
     group_size: GroupSize = Field(defaults.GROUP_SIZE, description="INT4-AWQ: weights that share a scale.")
     data: CalibrationConfig = CalibrationConfig()
     awq_clip: bool = Field(False, description="AWQ: also search the clip threshold of each block of a weight.")
-    rounding: RoundingChoice = Field("auto", description="Rounding of INT4 weights; auto: compensated for int4_awq.")
+    rounding: RoundingChoice = Field("auto", description="Rounding of 4-bit weights; auto: compensated.")
     memory: Bytes | None = Field(None, description="Memory to stay under, such as 16GB; hidden states go to disk.")
     device: Device = Field("auto", description="Where the model runs; auto takes a GPU where there is one.")
 
@@ -152,6 +152,7 @@ def needs_of(config: CalibrateConfig) -> "Needs":
         awq=wanted.smoothing == "awq",
         clip=wanted.smoothing == "awq" and config.awq_clip,
         compensated=rounding_method(config.format, config.rounding) == "compensated",
+        nvfp4=wanted.rounding == "nvfp4",
         channels=wanted.smoothing is not None and wanted.static_activations,
         group_size=config.group_size,
     )

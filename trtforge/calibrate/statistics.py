@@ -1,5 +1,6 @@
 """Statistics of the inputs of linears: magnitudes, and a sketch from which output errors are computed."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
@@ -13,7 +14,7 @@ from trtforge.plan.peaks import SKETCH_ROWS
 _TOKENS = 1024  # processed at once
 _EXACT = 4  # tokens for each input that go into a Gram matrix one by one
 _MOST_FOLDED = 8  # tokens that later become one row
-_BLOCKS = 4  # of columns, in which the upper half of a Gram matrix is computed
+_BLOCKS = 8  # of columns, in which the upper half of a Gram matrix is computed
 
 
 @dataclass
@@ -50,6 +51,7 @@ class InputStatistics:
 
     def update(self, inputs: Tensor) -> None:
         """Add activations (..., in)."""
+        half = inputs.dtype is torch.bfloat16 and search_dtype(inputs.device.type) == "bfloat16"
         for rows in inputs.detach().flatten(0, -2).split(_TOKENS):
             rows = rows.float()
             magnitudes = rows.abs()
@@ -57,7 +59,11 @@ class InputStatistics:
             if self.sketch is not None or self.gram is not None:
                 self.absolute_sum += magnitudes.sum(dim=0)
             if self.gram is not None:
-                _add_products(self.gram, _folded(rows, self.tokens))
+                folded = _folded(rows, self.tokens)
+                if half and self.tokens:
+                    _add_bfloat16_products(self.gram, folded.bfloat16(), len(rows) / self.tokens)
+                else:
+                    _add_products(self.gram, folded)
             if self.sketch is not None:
                 self.sketch = _grown(self.sketch, self.tokens + len(rows))
                 _add_signed(self.sketch, rows, self.tokens)
@@ -131,15 +137,30 @@ def _folded(rows: Tensor, seen: int) -> Tensor:
 
 def _add_products(gram: Tensor, rows: Tensor) -> None:
     """Add rowsᵀ rows on and above the diagonal blocks."""
-    for columns in torch.arange(rows.shape[1]).chunk(_BLOCKS):
-        start, stop = int(columns[0]), int(columns[-1]) + 1
+    for start, stop in _column_blocks(rows.shape[1]):
         gram[:stop, start:stop].addmm_(rows[:, :stop].T, rows[:, start:stop])
+
+
+def _add_bfloat16_products(gram: Tensor, rows: Tensor, share: float) -> None:
+    """The same in half the time, given bfloat16 rows.
+
+    The result of such a product is rounded to bfloat16. To round little, the product minus what the rows are expected
+    to add, `share` of the matrix so far, is computed; both are added to the float32 sums.
+    """
+    for start, stop in _column_blocks(rows.shape[1]):
+        sums = gram[:stop, start:stop]
+        expected = (sums * share).bfloat16()
+        sums.add_(torch.addmm(expected, rows[:, :stop].T, rows[:, start:stop], beta=-1)).add_(expected)
+
+
+def _column_blocks(width: int) -> Iterator[tuple[int, int]]:
+    for columns in torch.arange(width).chunk(_BLOCKS):
+        yield int(columns[0]), int(columns[-1]) + 1
 
 
 def _mirror(gram: Tensor) -> None:
     """Fill what is below the diagonal blocks."""
-    for columns in torch.arange(len(gram)).chunk(_BLOCKS):
-        start, stop = int(columns[0]), int(columns[-1]) + 1
+    for start, stop in _column_blocks(len(gram)):
         gram[start:stop, :start] = gram[:start, start:stop].T
 
 

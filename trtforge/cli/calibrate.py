@@ -57,8 +57,8 @@ def calibrate(
             metavar="METHOD",
             autocompletion=completion.roundings,
             rich_help_panel=_FORMAT,
-            help="Rounding of INT4 weights: nearest (as ModelOpt), compensated (later columns make up for errors), or "
-            "auto: compensated for int4_awq, nearest for w4a8_awq.",
+            help="Rounding of 4-bit weights: nearest (as ModelOpt), compensated (later columns make up for errors), or "
+            "auto: compensated.",
         ),
     ] = "auto",
     data: Annotated[

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from trtforge.convert.encode import Bytes, Part, as_bytes, as_tensor
-from trtforge.convert.rounded import require_fit, rounded_part
+from trtforge.convert.rounded import packing_of, require_fit, rounded_part
 from trtforge.convert.smoothing import folding_vector, needed
 from trtforge.core.dtypes import Dtype
 from trtforge.formats.calibration import Calibration, RoundedWeight
@@ -42,6 +42,7 @@ class Quantizer:
             scale = fp8_scale if content.rounding == "fp8" else nvfp4_global_scale
             self._global = [scale(self._weight_amax(modules)) for modules in content.scaled_with]
         self._reader = RowReader()
+        self._packing = packing_of(content.rounding, content.group_size)
         self._rounded = [self._compensated(piece) for piece in content.pieces]
 
     def __enter__(self) -> "Quantizer":
@@ -65,8 +66,8 @@ class Quantizer:
     ) -> tuple[Bytes, Bytes | None]:
         """A rank's codes for the rows `rows` of a piece, and their row or block scales (None for per-tensor FP8)."""
         rounded = self._rounded[piece]
-        if rounded is not None:
-            codes, block_scales = rounded_part(self._reader, rounded, rows, cut, self._content.group_size)
+        if rounded is not None and self._packing is not None:
+            codes, block_scales = rounded_part(self._reader, rounded, rows, cut, self._packing)
             return as_bytes(codes), as_bytes(block_scales)
         columns = slice(cut.cols.start, cut.cols.stop)
         weight = self._folded(part, dtype, columns)
@@ -102,11 +103,11 @@ class Quantizer:
 
     def _compensated(self, piece: Piece) -> RoundedWeight | None:
         """The codes that the calibration has of a piece. Raises ForgeError if they are of another shape."""
-        if self._content.rounding != "int4":
+        if self._packing is None:
             return None
         found = needed(self._calibration).rounded.get(piece.source.removesuffix(".weight"))
         if found is not None:
-            require_fit(piece, found, self._content.group_size)
+            require_fit(piece, found, self._packing)
         return found
 
     def _weight_amax(self, modules: tuple[str, ...]) -> Tensor:

@@ -69,8 +69,8 @@ class QuantizationConfig(Config):
     awq_clip: bool = Field(False, description="AWQ: also search the clipping range of each group.")
     rounding: RoundingChoice = Field(
         "auto",
-        description="Rounding of INT4 weights: nearest (as ModelOpt), compensated (later columns make up for errors), "
-        "or auto: compensated for int4_awq, nearest for w4a8_awq.",
+        description="Rounding of 4-bit weights: nearest (as ModelOpt), compensated (later columns make up for errors), "
+        "or auto: compensated.",
     )
     memory: Bytes | None = Field(
         None, description="Memory limit of calibration, such as 16GB; hidden states are kept on disk."

@@ -29,10 +29,10 @@ def codes_file(layer: int) -> str:
 
 @dataclass(frozen=True)
 class RoundedWeight:
-    """An INT4 weight (out, in), rounded with compensation, of the unsplit model.
+    """A weight (out, in), rounded with compensation, of the unsplit model, as in rank files (models.transforms).
 
-    `codes`: (out / 2, in) int8, two outputs a byte as in rank files (models.transforms, `pack_int4`). `scales`: (out,
-    in / group) float32.
+    INT4: `codes` (out / 2, in) int8, two outputs a byte, and `scales` (out, in / group) float32. NVFP4: `codes` (out,
+    in / 2) uint8, two inputs a byte, and `scales` (out, in / 16) float8_e4m3fn.
     """
 
     codes: StoredTensor
@@ -47,8 +47,8 @@ class Calibration:
     (int8_sq, w4a8_awq); `.pre_quant_scale` (in,), AWQ's, with its `.alpha` (1,) and `.output_error` (1,), relative to
     the output's energy; `.clip_ratio` (out, in / group), a block's clipping threshold / its amax; `.dead_channels`
     (1,), number of inputs that were always zero; `.zero_weight` (1,), present if a weight is all zeros;
-    `layers.<i>.kv_amax` (1,), amax of keys and values. With compensated rounding also `.tokens` (1,) of the input and
-    `.nearest_error` (1,), what `.output_error` would be if AWQ rounded to the nearest.
+    `layers.<i>.kv_amax` (1,), amax of keys and values. With compensated rounding also `.tokens` and `.inputs` (1,), how
+    many there were, and `.nearest_error` (1,), what `.output_error` would be if weights were rounded to the nearest.
     """
 
     manifest: Manifest
@@ -134,12 +134,13 @@ def _warnings(calibration: Calibration) -> Iterator[str]:
         yield f"inputs that were always zero: {_listed(dead)}; calibrate with more or other data to check them"
     edge = [name.removesuffix(".alpha") for name, value in tensors.items() if _at_edge(name, value)]
     tokens = {name.removesuffix(".tokens"): float(value) for name, value in tensors.items() if name.endswith(".tokens")}
-    yield from rounding_warnings(tokens, {module: len(tensors[f"{module}.pre_quant_scale"]) for module in tokens})
+    inputs = {name.removesuffix(".inputs"): float(value) for name, value in tensors.items() if name.endswith(".inputs")}
+    yield from rounding_warnings(tokens, inputs)
     if edge:
         yield f"AWQ chose its largest exponent, 1, in {_listed(edge)}: few channels dominate; verify the quality"
 
 
-def rounding_warnings(tokens: Mapping[str, float], widths: Mapping[str, int]) -> Iterator[str]:
+def rounding_warnings(tokens: Mapping[str, float], widths: Mapping[str, float]) -> Iterator[str]:
     """Of compensated rounding, given each linear's tokens and inputs: linears left out, too few tokens for a width."""
     left = [module for module, seen in tokens.items() if seen < LEAST_TOKENS]
     if left:
@@ -147,7 +148,7 @@ def rounding_warnings(tokens: Mapping[str, float], widths: Mapping[str, int]) ->
             f"fewer than {LEAST_TOKENS} tokens reached {_listed(left)}: rounded to the nearest, without compensation; "
             "calibrate with more samples"
         )
-    few = [module for module, seen in tokens.items() if LEAST_TOKENS <= seen < widths[module]]
+    few = [module for module, seen in tokens.items() if LEAST_TOKENS <= seen < widths.get(module, 0)]
     if few:
         yield (
             f"fewer tokens than inputs reached {_listed(few)}: compensated rounding may fit the samples instead of the "

@@ -38,11 +38,11 @@ FORMATS: dict[QuantFormat, NumberFormat] = {
     "fp8": NumberFormat("FP8", "fp8", static_activations=True),
     "fp8_rowwise": NumberFormat("FP8_PER_CHANNEL_PER_TOKEN", "fp8_rowwise"),
     "int4_awq": NumberFormat("W4A16_AWQ", "int4", "awq", methods=("compensated", "nearest")),
-    "w4a8_awq": NumberFormat("W4A8_AWQ", "int4", "awq", static_activations=True, methods=("nearest", "compensated")),
+    "w4a8_awq": NumberFormat("W4A8_AWQ", "int4", "awq", static_activations=True, methods=("compensated", "nearest")),
     "int8_sq": NumberFormat("W8A8_SQ_PER_CHANNEL", "int8", "smoothquant", static_activations=True),
     "int8_wo": NumberFormat("W8A16"),
     "int4_wo": NumberFormat("W4A16"),
-    "nvfp4": NumberFormat("NVFP4", "nvfp4", static_activations=True),
+    "nvfp4": NumberFormat("NVFP4", "nvfp4", static_activations=True, methods=("compensated", "nearest")),
 }
 CACHE_ALGORITHMS: dict[KvCacheFormat, str | None] = {"none": None, "fp8": "FP8", "int8": "INT8"}
 CACHE_BOUNDS: dict[KvCacheFormat, float] = {"fp8": FP8_MAX, "int8": INT8_MAX}

@@ -22,6 +22,8 @@ TORCH = {
 PRE_QUANT_SCALE_BOUNDS = (1e-4, 1e4)
 """Smallest and largest pre-quantization scale (ModelOpt model_calib.py)."""
 INT4_MAX = 7.0
+NVFP4_LEAST_SCALE = 2.0**-9
+"""The smallest E4M3 value: no block scale rounds to zero."""
 
 
 def fp8_scale(amax: Tensor) -> Tensor:
@@ -98,12 +100,12 @@ def nvfp4_global_scale(amax: Tensor) -> Tensor:
 def nvfp4_block_scales(weight: Tensor, global_scale: Tensor) -> Tensor:
     """(out, in / 16) float8_e4m3fn: amax of each block / (6 x global scale); 1 for an all-zero block.
 
-    At least 2^-9, the smallest E4M3 value, so that none rounds to zero (ModelOpt 0.47, qtensor/nvfp4_tensor.py).
+    At least NVFP4_LEAST_SCALE (ModelOpt 0.47, qtensor/nvfp4_tensor.py).
     """
     amax = weight.float().abs().unflatten(1, (-1, NVFP4_BLOCK)).amax(dim=2)
     scales = amax / (E2M1_MAX * global_scale)
     scales = torch.where(scales > 0, scales, torch.ones_like(scales))
-    return scales.clamp_(2.0**-9, FP8_MAX).to(torch.float8_e4m3fn)
+    return scales.clamp_(NVFP4_LEAST_SCALE, FP8_MAX).to(torch.float8_e4m3fn)
 
 
 def quantize_nvfp4(weight: Tensor, block_scales: Tensor, global_scale: Tensor) -> Tensor:

@@ -21,8 +21,8 @@ def rounding_of(calibration: Path) -> tuple[RoundingRecord | None, tuple[str, ..
     if codes_file(0) not in manifest.files:
         return RoundingRecord(method="nearest"), ()
     headers = {tensor.spec.name: tensor for tensor in read_header(calibration / FILE)}
-    tokens, errors, nearest = (_numbers(headers, kind) for kind in ("tokens", "output_error", "nearest_error"))
-    widths = {module: headers[f"{module}.pre_quant_scale"].spec.shape[0] for module in tokens}
+    kinds = ("tokens", "inputs", "output_error", "nearest_error")
+    tokens, widths, errors, nearest = (_numbers(headers, kind) for kind in kinds)
     compensated = rounded_weights(calibration, manifest)
     shares = [errors[module] / nearest[module] for module in compensated if nearest.get(module)]
     record = RoundingRecord(

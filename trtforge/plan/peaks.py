@@ -149,9 +149,9 @@ def _hidden_states(facts: Facts, stored: Stored, data: CalibrationConfig, limit:
 def _search_work(family: Family, facts: Facts, whole: RankWeights, wanted: WeightFormat, *, compensated: bool) -> int:
     """Bytes of AWQ's search: a float32 sketch of each input of a layer, three float32 copies of its largest weight.
 
-    Compensated rounding keeps Gram matrices instead of sketches.
+    Compensated rounding keeps Gram matrices instead of sketches, also for a format without AWQ.
     """
-    if not wanted.grouped or wanted.group_size is not None:
+    if not wanted.grouped or (wanted.group_size is not None and not compensated):
         return 0
     inputs = [facts.sizes.of(row.inputs) for row in family.linears if row.shares_input is None]
     inputs.append(max(sum(m.count * m.inputs for m in kind.matrices if m.expert) for kind in whole.kinds))

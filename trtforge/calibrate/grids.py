@@ -1,0 +1,146 @@
+"""The values that 4-bit weights of a format can have, and the search for the step of each group."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from trtforge.core.number_limits import E2M1_MAX, FP8_MAX, NVFP4_BLOCK
+from trtforge.models.transforms import (
+    INT4_MAX,
+    NVFP4_LEAST_SCALE,
+    dequantize_int4,
+    int4_scales,
+    pack_int4,
+    quantize_int4,
+    quantize_nvfp4,
+)
+from trtforge.runtime.linears.float8 import round_to_e4m3
+from trtforge.runtime.linears.nvfp4_linear import round_to_e2m1
+
+INT4_RATIOS = tuple(round(1 - 0.075 * step, 3) for step in range(5))  # of a group's amax, tried as its range
+NVFP4_RATIOS = (1.0, 0.94, 0.88, 0.82, 0.76, 1.125, 1.25, 1.375, 1.5)  # 1.5: the largest weight becomes 4, not 6
+_ROWS = 1024  # outputs whose steps are searched at once
+_TINY = torch.finfo(torch.float32).tiny
+
+
+class Grid(Protocol):
+    """Levels (multiples of a step) that a weight can have; `group` weights of an output share a step.
+
+    Levels are multiples of `unit`.
+    """
+
+    @property
+    def group(self) -> int: ...
+
+    @property
+    def unit(self) -> float: ...
+
+    def round_(self, values: Tensor) -> Tensor:
+        """`values`, overwritten by the nearest levels."""
+
+    def best_steps(self, columns: Tensor, weights: Tensor) -> Tensor:
+        """(out,) each output's step in a group of `columns` (group, out): the one with the least squared error, by the
+        `weights` (group,) of the columns."""
+
+    def nearest(self, weight: Tensor) -> Tensor:
+        """(out, in) `weight` rounded to the nearest, with the steps that the largest magnitudes of groups give."""
+
+    def stored(self, levels: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
+        """Codes and scales as in rank files, of `levels` (out, in) int8 in units and `steps` (out, in / group)."""
+
+    def of_rows(self, rows: slice | Tensor) -> "Grid":
+        """The grid of some outputs."""
+
+
+@dataclass(frozen=True)
+class Int4Grid:
+    """Integers from -8 to 7; float32 steps."""
+
+    group: int
+
+    @property
+    def unit(self) -> float:
+        return 1.0
+
+    def round_(self, values: Tensor) -> Tensor:
+        return values.round_().clamp_(-8, 7)
+
+    def best_steps(self, columns: Tensor, weights: Tensor) -> Tensor:
+        return torch.cat([self._best(part, weights) for part in columns.split(_ROWS, dim=1)])
+
+    def _best(self, columns: Tensor, weights: Tensor) -> Tensor:
+        amax = torch.maximum(columns.amax(dim=0), columns.amin(dim=0).neg_())
+        largest = columns * (INT4_MAX / amax.clamp(min=_TINY))  # 7 at the largest magnitude
+        scaled, rounded = torch.empty_like(largest), torch.empty_like(largest)
+        losses = []
+        for ratio in INT4_RATIOS:
+            torch.mul(largest, 1 / ratio, out=scaled)
+            torch.round(scaled, out=rounded)
+            losses.append(weights @ rounded.clamp_(-8, 7).sub_(scaled).square_() * ratio**2)
+        steps = amax * (_best_of(INT4_RATIOS, losses) / INT4_MAX)
+        return torch.where(amax > 0, steps.clamp_(min=_TINY), torch.ones_like(amax))
+
+    def nearest(self, weight: Tensor) -> Tensor:
+        steps = int4_scales(weight, self.group)
+        return dequantize_int4(quantize_int4(weight, steps), steps)
+
+    def stored(self, levels: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
+        return pack_int4(levels), steps
+
+    def of_rows(self, rows: slice | Tensor) -> "Int4Grid":
+        return self
+
+
+@dataclass(frozen=True)
+class Nvfp4Grid:
+    """E2M1 values; a step is an E4M3 block scale times its tensor's scale `tensor_scales` (out,)."""
+
+    tensor_scales: Tensor
+
+    @property
+    def group(self) -> int:
+        return NVFP4_BLOCK
+
+    @property
+    def unit(self) -> float:
+        return 0.5
+
+    def round_(self, values: Tensor) -> Tensor:
+        return values.copy_(round_to_e2m1(values))
+
+    def best_steps(self, columns: Tensor, weights: Tensor) -> Tensor:
+        amax = torch.maximum(columns.amax(dim=0), columns.amin(dim=0).neg_())
+        wanted = amax / (E2M1_MAX * self.tensor_scales)
+        least = torch.full_like(amax, torch.inf)
+        best = self.tensor_scales.clone()
+        for ratio in NVFP4_RATIOS:
+            steps = round_to_e4m3((wanted * ratio).clamp_(NVFP4_LEAST_SCALE, FP8_MAX), 1.0) * self.tensor_scales
+            loss = weights @ round_to_e2m1(columns / steps).mul_(steps).sub_(columns).square_()
+            better = (loss < least) & (amax > 0)
+            least, best = torch.where(better, loss, least), torch.where(better, steps, best)
+        return best
+
+    def nearest(self, weight: Tensor) -> Tensor:
+        amax = weight.abs().unflatten(1, (-1, NVFP4_BLOCK)).amax(dim=2)
+        wanted = amax / (E2M1_MAX * self.tensor_scales[:, None])
+        scales = round_to_e4m3(torch.where(wanted > 0, wanted, 1.0).clamp_(NVFP4_LEAST_SCALE, FP8_MAX), 1.0)
+        steps = (scales * self.tensor_scales[:, None]).unsqueeze(2)
+        values: Tensor = round_to_e2m1(weight.unflatten(1, (-1, NVFP4_BLOCK)) / steps).mul_(steps).flatten(1)
+        return values
+
+    def stored(self, levels: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
+        scales = (steps / self.tensor_scales[:, None]).to(torch.float8_e4m3fn)
+        one = torch.ones((), device=levels.device)
+        return quantize_nvfp4((levels.float() * self.unit).contiguous(), torch.ones_like(scales), one), scales
+
+    def of_rows(self, rows: slice | Tensor) -> "Nvfp4Grid":
+        return replace(self, tensor_scales=self.tensor_scales[rows])
+
+
+def _best_of(ratios: Sequence[float], losses: Sequence[Tensor]) -> Tensor:
+    """(out,) the ratio with the least loss; the first one, 1, on a tie."""
+    found = torch.stack(tuple(losses)).argmin(dim=0)
+    return torch.tensor(ratios, device=found.device)[found]
