@@ -63,6 +63,8 @@ def engine_formats() -> str:
     names = list(FORMATS)
     rows = [f"| family | {' | '.join(f'`{name}`' for name in names)} |", "|---|" + "---|" * len(names)]
     for name, what, traits in VARIANTS:
+        if not family_of(name).engines:
+            continue
         engines = in_releases(name, "none", TRAITS.get(name, frozenset()))
         cells = [in_releases(name, quant, traits) for quant in names]
         label = family_of(name).name + (f" ({what})" if what else "")

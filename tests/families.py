@@ -14,10 +14,13 @@ from transformers import (
     BloomConfig,
     CohereConfig,
     DeepseekV2Config,
+    DeepseekV3Config,
+    Exaone4Config,
     FalconConfig,
     Gemma2Config,
     Gemma3TextConfig,
     GemmaConfig,
+    Glm4MoeConfig,
     GPT2Config,
     GPTBigCodeConfig,
     GPTJConfig,
@@ -110,6 +113,9 @@ def _tiny(config: Callable[..., PreTrainedConfig], *, attention: str = "eager", 
                 parameter.add_(noise * 0.1)
             else:
                 parameter.copy_(noise * 0.15)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.copy_(torch.randn(buffer.shape, generator=generator) * 0.15)
     return model
 
 
@@ -222,5 +228,38 @@ TINY: dict[str, Callable[[], PreTrainedModel]] = {
         rope_parameters=_YARN | {"mscale": 0.707, "mscale_all_dim": 0.707},
     ),
     "deepseek_v2_lite": partial(_tiny, DeepseekV2Config, **_DEEPSEEK, q_lora_rank=None, topk_method="greedy"),
+    "deepseek_v3": partial(
+        _tiny,
+        DeepseekV3Config,
+        **_DEEPSEEK,
+        q_lora_rank=20,
+        n_group=4,
+        topk_group=2,
+        routed_scaling_factor=2.5,
+        rope_parameters=_YARN | {"mscale": 1.0, "mscale_all_dim": 1.0},
+    ),
+    "exaone4": partial(_tiny, Exaone4Config, **_GQA, head_dim=24, sliding_window=WINDOW, sliding_window_pattern=3),
+    "exaone4_no_window": partial(
+        _tiny,
+        Exaone4Config,
+        **_GQA | {"tie_word_embeddings": True},
+        sliding_window=None,
+        layer_types=["full_attention"] * 4,
+    ),
+    "glm4_moe": partial(
+        _tiny,
+        Glm4MoeConfig,
+        **_GQA,
+        head_dim=24,
+        moe_intermediate_size=32,
+        n_routed_experts=8,
+        num_experts_per_tok=3,
+        n_shared_experts=2,
+        n_group=2,
+        topk_group=1,
+        routed_scaling_factor=1.5,
+        attention_bias=True,
+        use_qk_norm=True,
+    ),
 }
 """By family, or family and variant: makes the model. The same one every time."""

@@ -21,7 +21,7 @@ from trtforge.runtime.ranks.source import open_model
 from trtforge.runtime.scheduling.batch import Step
 
 TOLERANCE = 1e-4
-MOE = ("mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v2_lite")
+MOE = ("mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v2_lite", "deepseek_v3", "glm4_moe")
 ODD = ("bloom", "gemma2", "gemma3", "mistral", "deepseek_v2", "qwen2_moe")
 """ALiBi, capped scores, windows, latent attention, experts."""
 

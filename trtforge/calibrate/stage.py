@@ -72,7 +72,7 @@ def calibrate(
     layout = Layout(Parallel(), "bfloat16", config.format, config.kv_cache, config.group_size)
     require_legal(family, facts, layout)
     plan = checkpoint_plan(family, facts, layout)
-    check_sources(checkpoint, family, plan)
+    check_sources(checkpoint, family, facts, plan)
     data = config.data
     windows = token_windows(
         data.data,

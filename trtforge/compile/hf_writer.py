@@ -5,6 +5,7 @@ reused.
 """
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -117,9 +118,9 @@ def _parts(tensor: HfTensor, reader: RowReader) -> Iterator[Slab]:
 
 
 def _shape(tensor: HfTensor) -> tuple[int, int]:
-    """Rows and columns of the tensor; a vector is one column."""
-    rows, columns = (*tensor.spec.shape, 1)[:2]
-    return rows, columns
+    """Rows and columns of the tensor; a vector is one column, further dimensions are part of the columns."""
+    rows, *others = tensor.spec.shape
+    return rows, math.prod(others)
 
 
 def _gather(content: Blocks, wanted: range, columns: int, reader: RowReader) -> Slab:

@@ -33,9 +33,9 @@ from trtforge.formats.hf import (
 from trtforge.formats.hf_quant_config import HfQuantization
 from trtforge.formats.llmapi import MODEL_FILE
 from trtforge.formats.shards import read_header
-from trtforge.formats.trtllm import CheckpointConfig, rank_file
+from trtforge.formats.trtllm import CARRIED_FILE, CheckpointConfig, rank_file
 from trtforge.models.hf_export_plan import hf_plan
-from trtforge.models.hf_tensors import HfPlan
+from trtforge.models.hf_tensors import HfPlan, copied
 from trtforge.models.registry import family_of
 from trtforge.plan.llm_api_arguments import DRAFT_DIRECTORY
 
@@ -65,7 +65,10 @@ class CheckpointSource:
             {tensor.spec.name: tensor for tensor in read_header(directory / rank_file(rank.index))}
             for rank in model.parallel.ranks
         ]
-        return cls(directory, manifest, model, hf, hf_plan(family, family.facts(hf), model, stored))
+        tensors = hf_plan(family, family.facts(hf), model, stored)
+        if (directory / CARRIED_FILE).is_file():
+            tensors += copied(read_header(directory / CARRIED_FILE))
+        return cls(directory, manifest, model, hf, tensors)
 
     @property
     def inputs(self) -> dict[str, str]:

@@ -10,6 +10,7 @@ from shlex import quote
 from pydantic import Field
 
 from trtforge import __version__
+from trtforge.convert.carried import carried_bytes, carried_tensors, write_carried
 from trtforge.core import defaults
 from trtforge.core.artifact import Produced, produce, require_space
 from trtforge.core.config_model import Config
@@ -32,6 +33,7 @@ from trtforge.formats.hf import (
     tokenizer_files,
 )
 from trtforge.formats.quantization_config import quantization_files, read_quantized_source
+from trtforge.formats.shards import StoredTensor
 from trtforge.formats.tokenizer import require_tokenizer
 from trtforge.formats.trtllm import CONFIG_FILE, CheckpointConfig
 from trtforge.models.checkpoint_config import checkpoint_config
@@ -105,7 +107,8 @@ def convert(
         require_tokenizer(source, conversion.description.vocab_size)
         require_equal_heads(checkpoint, conversion.plan.ties)
         stages = pipeline_stages(conversion.plan, conversion.layout)
-        require_space(directory, sum(stage.bytes for stage in stages) - Finished.read(directory).bytes)
+        needed = sum(stage.bytes for stage in stages) + carried_bytes(conversion.carried)
+        require_space(directory, needed - Finished.read(directory).bytes)
         (directory / CONFIG_FILE).write_text(conversion.description.to_json())
         (directory / SOURCE_DIRECTORY).mkdir()
         shutil.copyfile(checkpoint.config.path, directory / SOURCE_DIRECTORY / CONFIG_FILE)
@@ -113,13 +116,15 @@ def convert(
         for path in tokenizer:
             shutil.copyfile(path, directory / TOKENIZER_DIRECTORY / path.name)
         dtype = dtype_named(conversion.layout.dtype)
-        return write_checkpoint(
+        told = progress or Silent()
+        copies = write_carried(conversion.carried, checkpoint, directory, told)
+        return copies | write_checkpoint(
             stages,
             checkpoint,
             dtype,
             calibrated,
             directory,
-            progress or Silent(),
+            told,
             allow_nonfinite=config.allow_nonfinite,
         )
 
@@ -143,6 +148,7 @@ class Conversion:
     layout: Layout
     plan: CheckpointPlan
     description: CheckpointConfig
+    carried: tuple[StoredTensor, ...] = ()
 
 
 def plan_conversion(config: ConvertConfig, source: Path, calibration: Path | None = None) -> Conversion:
@@ -156,14 +162,14 @@ def plan_conversion(config: ConvertConfig, source: Path, calibration: Path | Non
         layout = replace(layout, group_size=calibrated.group_size)
     require_legal(family, facts, layout)
     plan = checkpoint_plan(family, facts, layout)
-    check_sources(checkpoint, family, plan)
+    check_sources(checkpoint, family, facts, plan)
     if layout.source:
         from trtforge.convert.repacking import check_values
 
         check_values(plan.stored, checkpoint.tensors)
     description = checkpoint_config(family, facts, checkpoint.config.architecture, layout)
     _warn_without_engine(description)
-    return Conversion(checkpoint, calibrated, layout, plan, description)
+    return Conversion(checkpoint, calibrated, layout, plan, description, carried_tensors(checkpoint, family, facts))
 
 
 def _warn_without_engine(description: CheckpointConfig) -> None:

@@ -35,6 +35,14 @@ def flag(config: CheckpointConfig, key: str, default: bool = False) -> bool:
     return value
 
 
+def text(config: CheckpointConfig, key: str) -> str:
+    """A string, empty if absent. Raises ForgeError if it is something else."""
+    value = getattr(config, key, None)
+    if value is not None and not isinstance(value, str):
+        raise _wrong(key, value, "text")
+    return value or ""
+
+
 def numbers(config: CheckpointConfig, key: str) -> tuple[float, ...] | None:
     """A list of numbers, None if absent. Raises ForgeError if it is something else."""
     value = getattr(config, key, None)

@@ -97,6 +97,10 @@ class CheckpointConfig(_Foreign):
         return json.dumps(self.model_dump(mode="json"), indent=2) + "\n"
 
 
+CARRIED_FILE = "carried.safetensors"
+"""Tensors of the source that only an LLM API model has, under their Hugging Face names."""
+
+
 def rank_file(index: int) -> str:
     """File name of a rank's weights in a checkpoint (and in a torch engine)."""
     return f"rank{index}.safetensors"

@@ -157,7 +157,9 @@ class _Planner:
             shape = (heads, *shape)
             cuts = head_cuts(lambda head: range(head, head + 1), heads, shape[1], self.tp)
         piece = Piece(source + row.source, shape, cuts)
-        return self._cast(prefix + row.target, (piece,), (cuts[0].height, *shape[1:]), stage, plus_one=row.plus_one)
+        return self._cast(
+            prefix + row.target, (piece,), (cuts[0].height, *shape[1:]), stage, plus_one=row.plus_one, dtype=row.dtype
+        )
 
     def _embedding(self, row: Embedding, stage: int) -> Target:
         rows, hidden = self.sizes.of(row.rows), self.sizes.hidden

@@ -137,6 +137,7 @@ class Vector:
     plus_one: bool = False
     when: Fact | None = None
     heads: Literal["q", "kv"] | None = None
+    dtype: ModelDtype | None = None
 
 
 @dataclass(frozen=True)
@@ -299,7 +300,9 @@ class Family:
     `dropped`: suffixes of source tensors to ignore (buffers that the network computes itself). `parallel_embedding`:
     whether TensorRT-LLM's network requires it. `base_prefix`: prefix that checkpoints of the base model, without LM
     head, omit from every name; `bare` moves it to `stripped`. `modules_renamed`: a layer's module names in
-    `transformers` 5, mapped to those in checkpoints where they differ.
+    `transformers` 5, mapped to those in checkpoints where they differ. `engines`: whether a TensorRT-LLM release builds
+    engines of it; without one, only its LLM API runs it. `carries_layers`: layers after the decoder's (multi-token
+    prediction), and `carried`: prefixes of the other tensors, that are copied into an LLM API model as they are.
     """
 
     name: str
@@ -313,6 +316,17 @@ class Family:
     base_prefix: str = ""
     stripped: str = ""
     modules_renamed: Mapping[str, str] = field(default_factory=dict)
+    engines: bool = True
+    carries_layers: bool = False
+    carried: tuple[str, ...] = ()
+
+    def carries(self, name: str, num_layers: int) -> bool:
+        """Whether a source tensor is copied instead of converted."""
+        if name.startswith(self.carried or ("\0",)):
+            return True
+        number = name.removeprefix(f"{self.layer_prefix}.").partition(".")[0]
+        behind = self.carries_layers and name.startswith(f"{self.layer_prefix}.") and number.isdecimal()
+        return behind and int(number) >= num_layers
 
     def bare(self) -> "Family":
         """The family with the tensor names of base model checkpoints."""

@@ -127,7 +127,8 @@ class _Inverse:
         first = parts[0]
         blocks = cover(tuple(self._block(part, part.target.name) for part in parts), source, _matrix(first))
         times = Blocks(self._vector_blocks(fold)) if fold else None
-        spec = TensorSpec(source, self.dtype, first.piece.shape)
+        exact = len(first.piece.shape) == 1 and first.target.dtype == FLOAT32
+        spec = TensorSpec(source, FLOAT32 if exact else self.dtype, first.piece.shape)
         return HfTensor(spec, Blocks(blocks, first.piece.transposed, first.plus_one, times))
 
     def _packed(

@@ -1,5 +1,7 @@
 """Tensors of a Hugging Face checkpoint, assembled from blocks of the tensors in TensorRT-LLM's rank files."""
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from trtforge.core.errors import ForgeError
@@ -66,6 +68,21 @@ class HfPlan:
 
     tensors: tuple[HfTensor, ...]
     unquantized: tuple[str, ...]
+
+    def __add__(self, other: "HfPlan") -> "HfPlan":
+        """The tensors of both."""
+        return HfPlan(self.tensors + other.tensors, tuple(sorted(self.unquantized + other.unquantized)))
+
+
+def copied(tensors: Iterable[StoredTensor]) -> HfPlan:
+    """Tensors that are already as Hugging Face has them; their matrices are not quantised."""
+    found, modules = [], []
+    for tensor in tensors:
+        rows, columns = tensor.spec.shape[0], math.prod(tensor.spec.shape[1:])
+        found.append(HfTensor(tensor.spec, Blocks((Block(range(rows), range(columns), tensor, 0),))))
+        if len(tensor.spec.shape) == 2:
+            modules.append(tensor.spec.name.removesuffix(".weight"))
+    return HfPlan(tuple(found), tuple(modules))
 
 
 def cover(blocks: tuple[Block, ...], name: str, shape: tuple[int, int]) -> tuple[Block, ...]:

@@ -10,6 +10,8 @@ _FAMILY_OF = {
     "BloomForCausalLM": "bloom",
     "CohereForCausalLM": "cohere",
     "DeepseekV2ForCausalLM": "deepseek_v2",
+    "DeepseekV3ForCausalLM": "deepseek_v3",
+    "Exaone4ForCausalLM": "exaone4",
     "FalconForCausalLM": "falcon",
     "GPT2LMHeadModel": "gpt2",
     "GPTBigCodeForCausalLM": "gpt_bigcode",
@@ -18,6 +20,7 @@ _FAMILY_OF = {
     "Gemma2ForCausalLM": "gemma2",
     "Gemma3ForCausalLM": "gemma3",
     "GemmaForCausalLM": "gemma",
+    "Glm4MoeForCausalLM": "glm4_moe",
     "GraniteForCausalLM": "granite",
     "LlamaForCausalLM": "llama",
     "MistralForCausalLM": "mistral",
@@ -36,12 +39,9 @@ _FAMILY_OF = {
 WITHOUT_ENGINES = (
     "Cohere2ForCausalLM",
     "DeepseekV32ForCausalLM",
-    "DeepseekV3ForCausalLM",
-    "Exaone4ForCausalLM",
     "ExaoneMoEForCausalLM",
     "Gemma3nForConditionalGeneration",
     "Gemma4ForConditionalGeneration",
-    "Glm4MoeForCausalLM",
     "GlmMoeDsaForCausalLM",
     "GptOssForCausalLM",
     "KimiK25ForConditionalGeneration",
@@ -51,7 +51,7 @@ WITHOUT_ENGINES = (
     "NemotronNASForCausalLM",
     "Qwen3NextForCausalLM",
 )
-"""Architectures that TensorRT-LLM's PyTorch backend serves and its engine builder does not support.
+"""Architectures without a table that TensorRT-LLM's PyTorch backend serves and its engine builder does not support.
 
 Sources: the engines' MODEL_MAP (tensorrt_llm/models/__init__.py, 1.2) and the documentation's table of models that
 the PyTorch backend supports (models/supported-models, 1.3).

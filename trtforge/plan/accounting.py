@@ -4,13 +4,13 @@ from trtforge.core.errors import ForgeError
 from trtforge.formats.hf import HfCheckpoint
 from trtforge.formats.shards import StoredTensor
 from trtforge.models.checkpoint_plan import CheckpointPlan
-from trtforge.models.family import Family
+from trtforge.models.family import Facts, Family
 from trtforge.models.prequantized_targets import FLOATS, Expected
 
 _SHOWN = 5
 
 
-def check_sources(checkpoint: HfCheckpoint, family: Family, plan: CheckpointPlan) -> None:
+def check_sources(checkpoint: HfCheckpoint, family: Family, facts: Facts, plan: CheckpointPlan) -> None:
     """Raises ForgeError naming the tensors that are missing, unexpected, of another shape or dtype."""
     stored = plan.stored.tensors
     required = set(plan.sources) | {name for name, expected in stored.items() if not expected.optional}
@@ -29,7 +29,7 @@ def check_sources(checkpoint: HfCheckpoint, family: Family, plan: CheckpointPlan
     unexpected = sorted(
         name
         for name in set(checkpoint.tensors) - set(plan.sources) - set(plan.ties) - set(stored)
-        if not name.endswith(family.dropped)
+        if not name.endswith(family.dropped) and not family.carries(name, facts.sizes.num_layers)
     )
     if unexpected:
         raise ForgeError(

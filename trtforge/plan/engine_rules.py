@@ -60,8 +60,13 @@ def release_problems(checkpoint: CheckpointConfig, release: Release) -> Iterator
 
     An architecture that trtforge converts is refused all the same: the data says which release added it.
     """
+    family = family_of_engine(checkpoint.architecture)
+    if family is not None and not family.engines:
+        message = f"TensorRT-LLM builds no engines for {checkpoint.architecture}: only its PyTorch backend runs it"
+        yield Problem("release", message, "Use engine.backend: llmapi.")
+        return
     unknown = release.key_problem("architectures", checkpoint.architecture)
-    if unknown is not None and family_of_engine(checkpoint.architecture) is not None:
+    if unknown is not None and family is not None:
         yield Problem("release", unknown.message, unknown.hint)
         unknown = None
     for problem in (unknown, *_unknown_to(release, checkpoint)):

@@ -106,7 +106,7 @@ def _with_headers(name: str, directory: Path) -> Model:
         stored = base.stored
         layout = replace(layout, quant=stored.format, group_size=stored.group_size, source=stored)
     try:
-        check_sources(checkpoint, family, checkpoint_plan(family, base.facts, layout))
+        check_sources(checkpoint, family, base.facts, checkpoint_plan(family, base.facts, layout))
     except ForgeError as error:
         complaint = error
     stored_bytes = sum(tensor.spec.nbytes for tensor in checkpoint.tensors.values())

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from trtforge.core.errors import ForgeError
 from trtforge.formats.hf import HfCheckpoint
 from trtforge.formats.shards import RowReader, StoredTensor
-from trtforge.models.family import Embedding, Experts, Family
+from trtforge.models.family import Embedding, Experts, Family, Vector
 from trtforge.models.torch_tensors import all_finite, read_tensor
 from trtforge.models.transforms import TORCH
 
@@ -29,12 +29,15 @@ class LayerWeights:
         self.directory, self.family, self.device, self.dtype = checkpoint.directory, family, device, dtype
         self._checkpoint = checkpoint
         self._reader = RowReader(checkpoint.contents.saw)
+        self._vectors = {row.source for row in family.layer if isinstance(row, Vector)}
         self._experts = {row.target: row for row in family.experts}
 
     def load(self, layer: nn.Module, index: int) -> nn.Module:
-        """`layer` with the weights of decoder layer `index`."""
+        """`layer` with the weights of decoder layer `index`, and the buffers that are stored, in their own type."""
         prefix = f"{self.family.layer_prefix}.{index}."
         state = {name: self._layer_tensor(name, prefix) for name, _ in layer.named_parameters()}
+        buffers = ((name, buffer) for name, buffer in layer.named_buffers() if name in self._vectors)
+        state |= {name: self._exact(prefix + name, buffer.dtype) for name, buffer in buffers}
         layer.load_state_dict(state, strict=False, assign=True)
         return layer
 
@@ -100,7 +103,10 @@ class LayerWeights:
         return torch.stack(found)
 
     def _tensor(self, name: str) -> Tensor:
-        return self._usable(self._as_stored(name), self._checkpoint.tensors[name])
+        return self._exact(name, self.dtype)
+
+    def _exact(self, name: str, dtype: torch.dtype) -> Tensor:
+        return self._usable(self._as_stored(name), self._checkpoint.tensors[name], dtype)
 
     def _as_stored(self, name: str) -> Tensor:
         if name not in self._checkpoint.tensors:
@@ -121,16 +127,16 @@ class LayerWeights:
             )
         return self._usable(torch.cat(parts), stored)
 
-    def _usable(self, tensor: Tensor, stored: StoredTensor) -> Tensor:
+    def _usable(self, tensor: Tensor, stored: StoredTensor, dtype: torch.dtype | None = None) -> Tensor:
         if not all_finite(tensor):
             raise ForgeError(
                 f"{stored.file}: {stored.spec.name} holds NaN or infinity", hint="Use an undamaged checkpoint."
             )
-        return tensor.to(self.device, self.dtype)
+        return tensor.to(self.device, dtype or self.dtype)
 
 
 def _release(module: nn.Module) -> None:
-    """Free the weights; buffers stay, because they are computed, not stored."""
+    """Free the weights; buffers stay, because they are computed, or small."""
     for part in module.modules():
         for name, parameter in part.named_parameters(recurse=False):
             setattr(part, name, nn.Parameter(parameter.to("meta"), requires_grad=False))

@@ -70,6 +70,16 @@ def router(module: str) -> Linear:
     )
 
 
+ROUTER_BIAS = Vector(
+    "mlp.e_score_correction_bias",
+    "mlp.gate.e_score_correction_bias",
+    "experts",
+    when="sparse_layer",
+    dtype="float32",
+)
+"""What is added to the experts' sigmoid scores for the choice among them."""
+
+
 def experts(gate: str, up: str, down: str) -> tuple[Experts, Experts]:
     """[up; gate] fused: the activation applies to the second half (tensorrt_llm/models/llama/convert.py)."""
     inner: Size = "moe_intermediate"

@@ -145,7 +145,8 @@ def _latent_attention(spec: DecoderSpec, latent: LatentSpec, name: str) -> Itera
     yield TensorSlot(f"{name}.kv_a_layernorm.weight", (latent.kv_rank,))
     yield TensorSlot(f"{name}.q_b_proj", (heads * latent.head_size, query_inputs))
     yield TensorSlot(f"{name}.kv_b_proj", (heads * (latent.nope_size + latent.value_size), latent.kv_rank))
-    yield TensorSlot(f"{name}.fused_q_proj", (heads * latent.cached_size, query_inputs))
+    if spec.network.absorbed_query:
+        yield TensorSlot(f"{name}.fused_q_proj", (heads * latent.cached_size, query_inputs))
     yield LinearSlot(f"{name}.dense", hidden, heads * latent.value_size)
 
 
@@ -165,6 +166,8 @@ def _mlp(spec: DecoderSpec, name: str) -> Iterator[Slot]:
 def _experts(spec: DecoderSpec, moe: MoeSpec, name: str) -> Iterator[Slot]:
     hidden = spec.hidden_size
     yield TensorSlot(f"{name}.router.weight", (moe.num_experts, hidden), exact=True)
+    if moe.sigmoid:
+        yield TensorSlot(f"{name}.e_score_correction_bias", (moe.num_experts,), exact=True)
     yield LinearSlot(f"{name}.fc", 2 * moe.expert_size, hidden, experts=moe.local)
     yield LinearSlot(f"{name}.proj", hidden, moe.expert_size, experts=moe.local)
     if moe.shared_size:

@@ -18,7 +18,7 @@ NormKind = Literal["rms", "layer", "layer_without_bias"]
 MlpKind = Literal["gated", "up_gate", "plain"]
 """gated: act(fc) * gate. up_gate: fc computes both, `gate` in its second half. plain: act(fc). Then proj."""
 
-ResidualKind = Literal["sequential", "parallel", "post_norm"]
+ResidualKind = Literal["sequential", "parallel", "post_norm", "output_norm"]
 """How attention and MLP join the residual stream."""
 HeadNorm = Literal["never", "always", "qk_layernorm"]
 """Whether queries and keys are normalised per head: fixed, or by the flag qk_layernorm in config.json."""
@@ -29,18 +29,20 @@ class Residual:
     """The residual connections of a layer's attention and MLP, and the names of its norms.
 
     sequential: h += attention(norm(h)), then h += mlp(norm(h)). parallel: both read h; without an `mlp_norm` the MLP
-    reads what attention reads. post_norm: h = norm(h + attention(h)), then h = norm(h + mlp(h)).
+    reads what attention reads. post_norm: h = norm(h + attention(h)), then h = norm(h + mlp(h)). output_norm:
+    h += norm(attention(h)), then h += norm(mlp(h)).
     """
 
     kind: ResidualKind
     mlp_norm: str | None = "post_layernorm"
     after_attention: str | None = None
     after_mlp: str | None = None
+    input_norm: str | None = "input_layernorm"
 
     @property
     def norms(self) -> tuple[str, ...]:
         """Names of a layer's norms."""
-        names = ("input_layernorm", self.mlp_norm, self.after_attention, self.after_mlp)
+        names = (self.input_norm, self.mlp_norm, self.after_attention, self.after_mlp)
         return tuple(name for name in names if name is not None)
 
 
@@ -52,6 +54,14 @@ SANDWICH = Residual(
     mlp_norm="pre_feedforward_layernorm",
     after_attention="post_layernorm",
     after_mlp="post_feedforward_layernorm",
+)
+
+OUTPUT_NORM = Residual(
+    "output_norm",
+    mlp_norm=None,
+    after_attention="post_layernorm",
+    after_mlp="post_feedforward_layernorm",
+    input_norm=None,
 )
 
 
@@ -82,7 +92,8 @@ class Network:
     scaled_embedding: embeddings are multiplied by sqrt(hidden_size). splits_positions: a parallel embedding splits
     the position table too. interleaved_rope: even and odd elements of a head are rotated together, independent of
     position_embedding_type. proj_bias_in_parts: the ranks' biases of mlp.proj are summed. coarse_alibi: the ALiBi
-    bias is computed in bfloat16, as in transformers. expert_size: the config.json key of an expert's inner size.
+    bias is computed in bfloat16, as in transformers. absorbed_query: latent attention's checkpoints hold the product of
+    query and key expansion too. expert_size: the config.json key of an expert's inner size.
     """
 
     norm: NormKind = "rms"
@@ -101,6 +112,7 @@ class Network:
     proj_bias_in_parts: bool = False
     coarse_alibi: bool = False
     latent_attention: bool = False
+    absorbed_query: bool = True
     expert_size: str = "intermediate_size"
     shared_expert_gate: bool = False
 
@@ -116,6 +128,7 @@ _GEMMA = replace(_LLAMA, scaled_embedding=True)
 _GEMMA2 = replace(_GEMMA, residual=SANDWICH)
 _GPT = Network(norm="layer", mlp="plain", qkv_bias="bias", dense_bias="bias", mlp_bias="bias", splits_positions=True)
 _BIASED = Network(norm="layer", mlp="plain", qkv_bias="always", dense_bias="always", mlp_bias="always")
+_DEEPSEEK = Network(latent_attention=True, interleaved_rope=True, expert_size="moe_inter_size")
 
 NETWORKS = {
     "LlamaForCausalLM": _LLAMA,
@@ -155,6 +168,9 @@ NETWORKS = {
         dense_bias="attn_bias",
         head_norm="qk_layernorm",
     ),
-    "DeepseekV2ForCausalLM": Network(latent_attention=True, interleaved_rope=True, expert_size="moe_inter_size"),
+    "DeepseekV2ForCausalLM": _DEEPSEEK,
+    "DeepseekV3ForCausalLM": replace(_DEEPSEEK, absorbed_query=False),
+    "Exaone4ForCausalLM": Network(residual=OUTPUT_NORM, head_norm="always"),
+    "Glm4MoeForCausalLM": Network(qkv_bias="attn_bias", head_norm="qk_layernorm", expert_size="moe_intermediate_size"),
 }
 """By `architecture` in config.json."""

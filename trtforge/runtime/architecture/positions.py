@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from trtforge.formats.attention_windows import attention_window
-from trtforge.formats.checkpoint_keys import integer, number, numbers
+from trtforge.formats.checkpoint_keys import flag, integer, number, numbers
 from trtforge.formats.trtllm import CheckpointConfig
 from trtforge.runtime.architecture.network import Network
 from trtforge.runtime.architecture.rotary import RotarySpec
@@ -26,15 +26,19 @@ POSITIONS: dict[str, Position] = {
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """What differs between layers: sliding window in tokens (None: no window) and index of the rotary embedding."""
+    """What differs between layers: sliding window in tokens (None: no window) and index of the rotary embedding (None:
+    queries and keys are not rotated)."""
 
     window: int | None
-    rotary: int
+    rotary: int | None
 
 
 def layer_spec(config: CheckpointConfig, layer: int) -> LayerSpec:
-    """Layer `layer` of the whole model. Layers with a window use a second rotary if rope_local_base_freq is set."""
+    """Layer `layer` of the whole model. Layers with a window use a second rotary if rope_local_base_freq is set, and
+    the only one if rope_in_windows_only is."""
     window = attention_window(config, layer)
+    if window is None and flag(config, "rope_in_windows_only"):
+        return LayerSpec(window, rotary=None)
     local = window is not None and number(config, "rope_local_base_freq", 0.0) > 0
     return LayerSpec(window, rotary=1 if local else 0)
 

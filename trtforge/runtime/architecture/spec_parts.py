@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from trtforge.core.errors import ForgeError
 from trtforge.core.parallel import Rank
-from trtforge.formats.checkpoint_keys import integer
+from trtforge.formats.checkpoint_keys import integer, text
 from trtforge.formats.trtllm import CheckpointConfig
 from trtforge.runtime.architecture.network import Network
 
@@ -17,7 +17,9 @@ class MoeSpec:
     """A mixture of experts: this rank has `local` experts from `first` on, with `expert_size` inner units each.
 
     Weights are softmax probabilities times `scaling`. With more than one of `groups`, only the experts of the
-    `top_groups` best groups are candidates. shared_size: inner units of the shared expert on this rank, 0 if none.
+    `top_groups` best groups are candidates. sigmoid: weights are independent sigmoids instead, a bias of each expert
+    takes part in the choice, and a group counts as the sum of its two best. shared_size: inner units of the shared
+    expert on this rank, 0 if none.
     """
 
     num_experts: int
@@ -30,6 +32,7 @@ class MoeSpec:
     top_groups: int
     scaling: float
     shared_size: int
+    sigmoid: bool = False
 
     @classmethod
     def of(cls, config: CheckpointConfig, network: Network, rank: Rank) -> "MoeSpec | None":
@@ -61,6 +64,7 @@ class MoeSpec:
             top_groups=int(moe.get("device_limited_topk_group") or 1) if limited else 1,
             scaling=float(moe.get("device_limited_routed_scaling_factor") or 1.0),
             shared_size=shared_size // parallel.tp,
+            sigmoid=text(config, "scoring_func") == "sigmoid",
         )
 
 

@@ -17,13 +17,13 @@ from trtforge.runtime.linears.linear import Linear
 
 @dataclass(frozen=True)
 class GroupedQueryAttention:
-    """`head_norms`: per-head norms of queries and of keys. `rotary`: index of the step's rotation for both."""
+    """`head_norms`: per-head norms of queries and of keys. `rotary`: index of the step's rotation for both, if any."""
 
     qkv: Linear
     dense: Linear
     attention: Attention
     head_norms: tuple[Norm, Norm] | None
-    rotary: int
+    rotary: int | None
 
     def __call__(self, x: Tensor, batch: Batch, rotations: tuple[Rotation, ...], cache: LayerCache) -> Tensor:
         """(tokens, hidden) to (tokens, hidden), summed over ranks."""
@@ -33,7 +33,7 @@ class GroupedQueryAttention:
             query_norm, key_norm = self.head_norms
             heads[:, :queries] = query_norm(heads[:, :queries])
             heads[:, queries : queries + keys] = key_norm(heads[:, queries : queries + keys])
-        if rotations:
+        if rotations and self.rotary is not None:
             rotations[self.rotary].turn(heads[:, : queries + keys])
         return self.dense(self.attention(heads, batch, cache))
 

@@ -71,5 +71,5 @@ def load_latent(loader: Loader, name: str, layer: LayerSpec) -> LatentAttention:
         attention=Attention(
             spec.num_heads, 1, sizes.cached_size, FusedScores(spec.softmax_scale), layer.window, latent=True
         ),
-        rotary=layer.rotary,
+        rotary=layer.rotary or 0,
     )

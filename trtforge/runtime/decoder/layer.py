@@ -29,7 +29,7 @@ class Layer:
     """`kind`: see `Residual`. `scale`: multiplier of what is added to the residual."""
 
     kind: ResidualKind
-    input_norm: Norm
+    input_norm: Norm | None
     attention: AttentionPart
     mlp_norm: Norm | None
     mlp: Linear
@@ -40,16 +40,19 @@ class Layer:
     def __call__(self, hidden: Tensor, batch: Batch, rotations: tuple[Rotation, ...], cache: LayerCache) -> Tensor:
         """(tokens, hidden) to (tokens, hidden)."""
         match self.kind:
+            case "output_norm":
+                hidden = self._add(hidden, self.attention(hidden, batch, rotations, cache), self.after_attention)
+                return self._add(hidden, self.mlp(hidden), self.after_mlp)
             case "sequential":
-                change = self.attention(self.input_norm(hidden), batch, rotations, cache)
+                change = self.attention(self._input(hidden), batch, rotations, cache)
                 hidden, normed = self._after_attention(hidden, change)
                 return self._add(hidden, self.mlp(normed), self.after_mlp)
             case "parallel":
-                normed = self.input_norm(hidden)
+                normed = self._input(hidden)
                 mlp_input = normed if self.mlp_norm is None else self.mlp_norm(hidden)
                 return hidden + self.attention(normed, batch, rotations, cache) + self.mlp(mlp_input)
             case "post_norm":
-                hidden = self.input_norm(hidden + self.attention(hidden, batch, rotations, cache))
+                hidden = self._input(hidden + self.attention(hidden, batch, rotations, cache))
                 return self._mlp_input(hidden + self.mlp(hidden))
 
     def _after_attention(self, hidden: Tensor, change: Tensor) -> tuple[Tensor, Tensor]:
@@ -60,6 +63,10 @@ class Layer:
                 return found
         hidden = self._add(hidden, change, self.after_attention)
         return hidden, self._mlp_input(hidden)
+
+    def _input(self, hidden: Tensor) -> Tensor:
+        assert self.input_norm is not None
+        return self.input_norm(hidden)
 
     def _mlp_input(self, hidden: Tensor) -> Tensor:
         assert self.mlp_norm is not None
@@ -83,7 +90,7 @@ def load_layer(loader: Loader, index: int) -> Layer:
 
     return Layer(
         kind=residual.kind,
-        input_norm=loader.norm(f"{name}.input_layernorm"),
+        input_norm=norm(residual.input_norm),
         attention=attention(loader, f"{name}.attention", spec.layers[index]),
         mlp_norm=norm(residual.mlp_norm),
         mlp=mlp(loader, f"{name}.mlp"),

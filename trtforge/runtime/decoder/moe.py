@@ -1,6 +1,6 @@
 """Mixture of experts: the router selects experts, each rank computes its own, and the outputs are summed over ranks.
 
-Numerics: transformers' mixtral, qwen2_moe, qwen3_moe and deepseek_v2; layout: tensorrt_llm/layers/moe.py.
+Numerics: transformers' mixtral, qwen2_moe, qwen3_moe, deepseek_v2 and deepseek_v3; layout: tensorrt_llm/layers/moe.py.
 """
 
 import torch
@@ -21,12 +21,13 @@ def load_moe(loader: Loader, name: str) -> Linear:
     assert moe is not None, "a layer with a router in a model without experts"
     act = activation_of(spec.hidden_act, exact_gelu=spec.network.exact_gelu)
     router = loader.tensor(f"{name}.router.weight")
+    bias = loader.tensor(f"{name}.e_score_correction_bias") if moe.sigmoid else None
     ups = [gated_halves(loader.place, fc, act) for fc in loader.experts(f"{name}.fc")]
     downs = loader.experts(f"{name}.proj")
     shared = _shared(loader, f"{name}.shared_expert") if moe.shared_size else None
 
     def mixture(x: Tensor) -> Tensor:
-        weights, chosen = route(moe, functional.linear(x.float(), router))
+        weights, chosen = route(moe, functional.linear(x.float(), router), bias)
         out = shared(x) if shared else torch.zeros_like(x)
         order = chosen.flatten().argsort()
         counts = torch.bincount(chosen.flatten(), minlength=moe.num_experts).tolist()
@@ -41,8 +42,13 @@ def load_moe(loader: Loader, name: str) -> Linear:
     return mixture
 
 
-def route(moe: MoeSpec, logits: Tensor) -> tuple[Tensor, Tensor]:
-    """(tokens, experts) router logits to the (tokens, top_k) weights and indices of the selected experts."""
+def route(moe: MoeSpec, logits: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """(tokens, experts) router logits to the (tokens, top_k) weights and indices of the selected experts.
+
+    `bias` (experts): added to sigmoid scores for the choice, not to the weights.
+    """
+    if bias is not None:
+        return _route_by_sigmoids(moe, logits.sigmoid(), bias)
     scores = logits.softmax(dim=-1)
     if moe.groups > 1:
         by_group = scores.unflatten(1, (moe.groups, -1))
@@ -54,6 +60,19 @@ def route(moe: MoeSpec, logits: Tensor) -> tuple[Tensor, Tensor]:
     weights, chosen = scores.topk(moe.top_k, dim=1)
     if moe.renormalize:
         weights = weights / weights.sum(dim=1, keepdim=True)
+    return weights * moe.scaling, chosen
+
+
+def _route_by_sigmoids(moe: MoeSpec, scores: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    ranked = scores + bias
+    by_group = ranked.unflatten(1, (moe.groups, -1))
+    best = by_group.topk(2, dim=2).values.sum(dim=2).topk(moe.top_groups, dim=1, sorted=False).indices
+    candidates = torch.zeros(len(scores), moe.groups, dtype=torch.bool, device=scores.device).scatter_(1, best, True)
+    ranked = by_group.masked_fill(~candidates.unsqueeze(2), -torch.inf).flatten(1)
+    chosen = ranked.topk(moe.top_k, dim=1).indices
+    weights = scores.gather(1, chosen)
+    if moe.renormalize:
+        weights = weights / (weights.sum(dim=1, keepdim=True) + 1e-20)
     return weights * moe.scaling, chosen
 
 

@@ -67,7 +67,7 @@ class Packing:
         """The packed tensors of one layer of the rank's stage."""
         part = _Part(self.spec, self._source, self._kernels, self._dtype)
         part.add(layer_slots(self.spec, index, self.sparse))
-        if self.spec.latent:
+        if self.spec.latent and self.spec.network.absorbed_query:
             part.absorb(f"{layer_name(index)}.attention", self._rounding)
         return part.packed
 

@@ -1,0 +1,114 @@
+"""Families that only the LLM API serves: quantised, exported, with what is carried along, and refused as engines."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import Exaone4Config, PreTrainedModel
+
+from tests.calibrate.test_modelopt import SIZES, _rounded
+from tests.compile.test_llmapi import IDS, LLMAPI, tensors_of
+from tests.families import TINY
+from tests.plan.models import asked
+from trtforge.calibrate.stage import CalibrateConfig, calibrate
+from trtforge.compile.stage import CompileOptions, compile_engine, engine_plan_for
+from trtforge.convert.stage import ConvertConfig, convert
+from trtforge.core.errors import ForgeError
+from trtforge.core.recipe import CalibrationConfig, EngineConfig
+from trtforge.formats.trtllm import CARRIED_FILE, read_checkpoint_config
+from trtforge.models.registry import family_of
+from trtforge.plan.evaluate import evaluate
+from trtforge.plan.model import find_model
+
+FAMILIES = ("deepseek_v3", "exaone4", "glm4_moe")
+WITH_MTP = ("deepseek_v3", "glm4_moe")
+
+
+def saved(name: str | PreTrainedModel, directory: Path) -> Path:
+    """A tiny model in bfloat16, and behind its layers one for multi-token prediction if its family has them."""
+    model = TINY[name]().bfloat16() if isinstance(name, str) else name
+    model.config.architectures = [type(model).__name__]
+    model.save_pretrained(directory)
+    if name in WITH_MTP:
+        tensors = load_file(directory / "model.safetensors")
+        generator = torch.Generator().manual_seed(7)
+        tensors["model.layers.4.eh_proj.weight"] = torch.randn(64, 128, generator=generator).bfloat16()
+        tensors["model.layers.4.enorm.weight"] = torch.randn(64, generator=generator)
+        save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+        values = json.loads((directory / "config.json").read_text())
+        (directory / "config.json").write_text(json.dumps({**values, "num_nextn_predict_layers": 1}))
+    return directory
+
+
+def quantised(name: str | PreTrainedModel, quant: str, tmp_path: Path, **layout: Any) -> tuple[Path, Path]:
+    """The checkpoint of TensorRT-LLM, and the model for the LLM API that is made of it."""
+    source = saved(name, tmp_path / "hf")
+    save_file({"input_ids": IDS}, tmp_path / "ids.safetensors")
+    data = CalibrationConfig(data=str(tmp_path / "ids.safetensors"), samples=8, sequence_length=64)
+    config = CalibrateConfig.model_validate({"format": quant, "data": data, "rounding": "nearest"})
+    calibration = calibrate(config, source, tmp_path / "calibration").path
+    made = convert(
+        ConvertConfig.parse({"quant": quant, **layout}, "test"), source, tmp_path / "ck", calibration=calibration
+    ).path
+    return made, compile_engine(LLMAPI, made, tmp_path / "engine").path
+
+
+@pytest.mark.parametrize(("name", "quant"), [*((name, "fp8") for name in FAMILIES), ("exaone4", "nvfp4")])
+def test_the_quantised_weights_are_near_the_models(name: str, quant: str, tmp_path: Path) -> None:
+    _, out = quantised(name, quant, tmp_path, tp=2)
+    found, source = tensors_of(out), tensors_of(tmp_path / "hf")
+    described = json.loads((out / "hf_quant_config.json").read_text())["quantization"]
+    assert described["quant_algo"] == {"fp8": "FP8", "nvfp4": "NVFP4"}[quant]
+    quantised_modules = {key.removesuffix(".weight_scale") for key in found if key.endswith(".weight_scale")}
+    assert "model.layers.1.self_attn.o_proj" in quantised_modules
+    matrices = {key.removesuffix(".weight") for key, tensor in source.items() if tensor.dim() == 2}
+    assert matrices - quantised_modules == set(described["exclude_modules"]) & matrices
+    if quant == "fp8":
+        for module in quantised_modules:
+            weight, original = f"{module}.weight", source[f"{module}.weight"].float()
+            made = found[weight].float() * found[f"{module}.weight_scale"]
+            assert float((made - original).norm() / original.norm()) < 0.05, module
+
+
+@pytest.mark.parametrize("name", WITH_MTP)
+def test_layers_for_multi_token_prediction_pass_through(name: str, tmp_path: Path) -> None:
+    checkpoint, out = quantised(name, "fp8", tmp_path, pp=2)
+    assert set(load_file(checkpoint / CARRIED_FILE)) == {"model.layers.4.eh_proj.weight", "model.layers.4.enorm.weight"}
+    found, source = tensors_of(out), tensors_of(tmp_path / "hf")
+    for tensor in ("model.layers.4.eh_proj.weight", "model.layers.4.enorm.weight"):
+        assert found[tensor].dtype is source[tensor].dtype
+        assert torch.equal(found[tensor], source[tensor])
+    bias = "model.layers.2.mlp.gate.e_score_correction_bias"
+    assert found[bias].dtype is torch.float32
+    assert torch.equal(found[bias], source[bias].float())
+    described = json.loads((out / "hf_quant_config.json").read_text())["quantization"]
+    assert "model.layers.4.eh_proj" in described["exclude_modules"]
+    assert json.loads((out / "config.json").read_text())["num_nextn_predict_layers"] == 1
+    config = EngineConfig.parse({"backend": "llmapi", "features": {"mtp": {"draft_tokens": 2}}}, "test")
+    plan = engine_plan_for(read_checkpoint_config(checkpoint), config, checkpoint, out, CompileOptions()).as_json()
+    assert plan["model_yaml"]["speculative_config"]["num_nextn_predict_layers"] == 2
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_no_release_builds_engines_of_them(name: str, tmp_path: Path) -> None:
+    source = saved(name, tmp_path / "hf")
+    assert not family_of(json.loads((source / "config.json").read_text())["architectures"][0]).engines
+    model = find_model(str(source))
+    engine = {"backend": "tensorrt_llm", "max_seq_len": 64, "max_batch_size": 2}
+    problem, *_ = evaluate(model, asked(model, recipe={"engine": engine}, dtype="float16")).problems
+    assert "TensorRT-LLM builds no engines for" in problem.message
+    assert problem.fix == "Use engine.backend: llmapi."
+    assert evaluate(model, asked(model, recipe={"engine": {**engine, "backend": "llmapi"}}, dtype="float16")).legal
+    made = convert(ConvertConfig(), source, tmp_path / "checkpoint").path
+    config = EngineConfig.parse({"backend": "tensorrt_llm"}, "test")
+    with pytest.raises(ForgeError, match="TensorRT-LLM builds no engines for"):
+        engine_plan_for(read_checkpoint_config(made), config, made, tmp_path / "x", CompileOptions())
+
+
+def test_awq_without_a_norm_before_attention_is_refused(tmp_path: Path) -> None:
+    made = _rounded(Exaone4Config, **SIZES, sliding_window=None, layer_types=["full_attention"] * 2)
+    with pytest.raises(ForgeError, match="cannot be folded into a normalisation"):
+        quantised(made.half(), "int4_awq", tmp_path, shared_pre_quant_scale=True)

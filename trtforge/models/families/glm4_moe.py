@@ -1,0 +1,102 @@
+"""GLM-4.5 and 4.6: heads of which half is rotated, and experts chosen by sigmoid scores after the first dense layers.
+
+Only TensorRT-LLM's PyTorch backend runs it (_torch/models/modeling_glm.py). Its MTP layers follow the decoder layers.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from trtforge.formats.hf import HfConfig
+from trtforge.models.families import llama
+from trtforge.models.families.common import (
+    EXPERT,
+    INPUT_NORM,
+    POST_NORM,
+    QK_NORM,
+    ROUTER_BIAS,
+    dense,
+    experts,
+    gated_mlp,
+    moe_fields,
+    qkv,
+    rotary,
+    router,
+    shared_expert,
+)
+from trtforge.models.family import Facts, Row, holding
+
+LAYER: tuple[Row, ...] = (
+    INPUT_NORM,
+    qkv(),
+    *QK_NORM,
+    dense(bias=None),
+    POST_NORM,
+    *gated_mlp(bias=None, when="dense_layer"),
+    router("mlp.gate"),
+    ROUTER_BIAS,
+    *experts(gate=f"{EXPERT}.gate_proj", up=f"{EXPERT}.up_proj", down=f"{EXPERT}.down_proj"),
+    *shared_expert("mlp.shared_experts"),
+)
+
+
+def facts(config: HfConfig) -> Facts:
+    """The facts of a GLM-4 MoE config.json."""
+    base = llama.facts(config)
+    inner, bias, norm = (
+        config.integer("moe_intermediate_size"),
+        config.flag("attention_bias"),
+        config.flag("use_qk_norm"),
+    )
+    shared = inner * config.count("n_shared_experts")
+    nested: dict[str, Any] = config.values.get("rope_parameters") or {}
+    fraction = HfConfig({**config.values, **nested}, config.path).number("partial_rotary_factor", 0.5, above=0)
+    dense_layers = config.count("first_k_dense_replace")
+    return replace(
+        base,
+        sizes=replace(
+            base.sizes,
+            more={
+                "experts": config.integer("n_routed_experts"),
+                "moe_intermediate": inner,
+                "shared_intermediate": shared,
+            },
+        ),
+        config={
+            **base.config,
+            **rotary(config, base.sizes, fraction),
+            "hidden_act": "swiglu",
+            "qk_layernorm": norm,
+            "moe_intermediate_size": inner,
+            "first_k_dense_replace": dense_layers,
+            "num_nextn_predict_layers": config.count("num_nextn_predict_layers"),
+            **sigmoid_moe(config, shared),
+        },
+        holding=holding(qkv_bias=bias, qk_norm=norm),
+        sparse_layers=frozenset(range(dense_layers, base.sizes.num_layers)),
+    )
+
+
+def sigmoid_moe(config: HfConfig, shared: int) -> dict[str, Any]:
+    """`moe` and how its experts are chosen: among the best groups, by sigmoid scores with a bias (noaux_tc)."""
+    limits = {
+        "n_group": config.count("n_group") or 1,
+        "topk_group": config.count("topk_group") or 1,
+        "scaling": config.number("routed_scaling_factor", 1.0),
+    }
+    top_k = config.integer("num_experts_per_tok")
+    renormalize = int(config.flag("norm_topk_prob", True))
+    return {
+        "moe": moe_fields(config.integer("n_routed_experts"), top_k, 3 + renormalize, shared, **limits),
+        "scoring_func": "sigmoid",
+    }
+
+
+FAMILY = replace(
+    llama.FAMILY,
+    name="glm4_moe",
+    architectures={"Glm4MoeForCausalLM": "Glm4MoeForCausalLM"},
+    layer=LAYER,
+    facts=facts,
+    engines=False,
+    carries_layers=True,
+)
