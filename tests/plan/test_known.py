@@ -29,6 +29,9 @@ PARAMETERS = {
     "Qwen/Qwen1.5-14B": 14_167_290_880,
     "Qwen/Qwen1.5-32B": 32_512_218_112,
     "Qwen/Qwen3-8B": 8_190_735_360,
+    "Qwen/Qwen3-32B": 32_762_123_264,
+    "Qwen/Qwen3-30B-A3B": 30_532_122_624,
+    "mistralai/Mistral-Small-24B-Instruct-2501": 23_572_403_200,
     "google/gemma-2-9b": 9_241_705_984,
     "microsoft/phi-4": 14_659_507_200,
 }

@@ -15,6 +15,7 @@ from trtforge.plan.model import find_model
 from trtforge.plan.planner import Plan, plan
 from trtforge.plan.request import request_of
 
+FOR_THE_LLM_API = ("glm-4.5-air-fp8",)
 REQUESTS = re.compile(r"# ([\d,]+) requests at once, each of up to ([\d,]+) tokens of prompt and ([\d,]+) of answer\.")
 MEMORY = re.compile(r"# Calibration takes ([\d.]+) GB of GPU memory, verification ([\d.]+) GB of host memory")
 
@@ -69,6 +70,12 @@ def test_the_models_that_people_ask_for_are_there() -> None:
         "qwen3-8b-fp8": ("Qwen/Qwen3-8B", "fp8", 1, 1),
         "gemma-2-9b-fp8": ("google/gemma-2-9b-it", "fp8", 1, 1),
         "phi-4-fp8": ("microsoft/phi-4", "fp8", 1, 1),
+        "llama-3.3-70b-fp8": ("meta-llama/Llama-3.3-70B-Instruct", "fp8", 4, 1),
+        "llama-3.3-70b-nvfp4": ("meta-llama/Llama-3.3-70B-Instruct", "nvfp4", 1, 1),
+        "qwen3-32b-fp8": ("Qwen/Qwen3-32B", "fp8", 2, 1),
+        "qwen3-30b-a3b-fp8": ("Qwen/Qwen3-30B-A3B", "fp8", 1, 1),
+        "mistral-small-3-fp8": ("mistralai/Mistral-Small-24B-Instruct-2501", "fp8", 1, 1),
+        "glm-4.5-air-fp8": ("zai-org/GLM-4.5-Air", "fp8", 4, 1),
     }
 
 
@@ -124,7 +131,7 @@ def test_calibration_gate_and_features_are_set(name: str) -> None:
     assert gate.top1_agreement is not None
     assert recipe.engine.features.kv_reuse
     assert recipe.engine.features.chunked_context
-    assert recipe.engine.backend == "tensorrt_llm"
+    assert recipe.engine.backend == ("llmapi" if name in FOR_THE_LLM_API else "tensorrt_llm")
 
 
 @pytest.mark.parametrize("name", SHIPPED)
