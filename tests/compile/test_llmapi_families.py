@@ -7,12 +7,20 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import Exaone4Config, PreTrainedModel
+from transformers import (
+    Exaone4Config,
+    Gemma3Config,
+    Gemma3ForConditionalGeneration,
+    Mistral3Config,
+    Mistral3ForConditionalGeneration,
+    PreTrainedModel,
+)
 
 from tests.calibrate.test_modelopt import SIZES, _rounded
 from tests.compile.test_llmapi import IDS, LLMAPI, tensors_of
 from tests.families import TINY
 from tests.plan.models import asked
+from tests.runtime.converted import computed, error
 from trtforge.calibrate.stage import CalibrateConfig, calibrate
 from trtforge.compile.stage import CompileOptions, compile_engine, engine_plan_for
 from trtforge.convert.stage import ConvertConfig, convert
@@ -45,6 +53,7 @@ def saved(name: str | PreTrainedModel, directory: Path) -> Path:
 
 def quantised(name: str | PreTrainedModel, quant: str, tmp_path: Path, **layout: Any) -> tuple[Path, Path]:
     """The checkpoint of TensorRT-LLM, and the model for the LLM API that is made of it."""
+    tmp_path.mkdir(exist_ok=True)
     source = saved(name, tmp_path / "hf")
     save_file({"input_ids": IDS}, tmp_path / "ids.safetensors")
     data = CalibrationConfig(data=str(tmp_path / "ids.safetensors"), samples=8, sequence_length=64)
@@ -112,3 +121,54 @@ def test_awq_without_a_norm_before_attention_is_refused(tmp_path: Path) -> None:
     made = _rounded(Exaone4Config, **SIZES, sliding_window=None, layer_types=["full_attention"] * 2)
     with pytest.raises(ForgeError, match="cannot be folded into a normalisation"):
         quantised(made.half(), "int4_awq", tmp_path, shared_pre_quant_scale=True)
+
+
+def with_vision(name: str) -> PreTrainedModel:
+    """A tiny multimodal model; every parameter random."""
+    if name == "gemma3_multimodal":
+        text = {**TINY["gemma3"]().config.to_dict(), "tie_word_embeddings": True}
+        vision = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
+        vision |= {"image_size": 28, "patch_size": 14}
+        ids = {"image_token_index": 5, "boi_token_index": 6, "eoi_token_index": 7}
+        model = Gemma3ForConditionalGeneration(
+            Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4, **ids)
+        )
+    else:
+        vision = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
+        vision |= {"image_size": 28, "patch_size": 14, "model_type": "pixtral"}
+        text = TINY["mistral"]().config.to_dict() | {"sliding_window": None}
+        model = Mistral3ForConditionalGeneration(
+            Mistral3Config(text_config=text, vision_config=vision, tie_word_embeddings=False)
+        )
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.1)
+    return model.float().eval()
+
+
+@pytest.mark.parametrize("name", ["gemma3_multimodal", "mistral3"])
+def test_the_language_part_is_converted_and_the_vision_part_copied(name: str, tmp_path: Path) -> None:
+    model = with_vision(name)
+    model.config.architectures = [type(model).__name__]
+    model.save_pretrained(tmp_path / "hf")
+    ids = torch.randint(8, 131, (1, 40), generator=torch.Generator().manual_seed(2))
+    with torch.inference_mode():
+        expected = model(input_ids=ids).logits[0]
+    for layout in ({}, {"tp": 2, "pp": 2}):
+        out = tmp_path / f"ck{len(layout)}"
+        made = convert(ConvertConfig.parse({"dtype": "float32", **layout}, "test"), tmp_path / "hf", out).path
+        assert error(computed(made, ids[0].tolist())[0], expected) < 1e-4
+    found, source = tensors_of(compile_engine(LLMAPI, made, tmp_path / "plain").path), tensors_of(tmp_path / "hf")
+    assert found.keys() == source.keys()
+    for key, tensor in source.items():
+        assert torch.allclose(found[key], tensor, rtol=0, atol=1e-6), key
+    _, out = quantised(model, "fp8", tmp_path / "q", tp=2)
+    found = tensors_of(out)
+    described = json.loads((out / "hf_quant_config.json").read_text())["quantization"]
+    assert "language_model.model.layers.0.mlp.up_proj.weight_scale" in found
+    vision = [key for key in source if key.startswith("vision_tower.") and source[key].dim() == 2]
+    assert vision
+    for key in vision:
+        assert torch.equal(found[key], source[key])
+        assert key.removesuffix(".weight") in described["exclude_modules"]

@@ -9,7 +9,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from tests.compile.upstream import schema
-from tests.recipes.shipped import SHIPPED
+from tests.recipes.shipped import FOR_THE_LLM_API, SHIPPED
 from trtforge.compile.stage import CompileOptions
 from trtforge.core.errors import ForgeError
 from trtforge.core.recipe import load_recipe
@@ -20,8 +20,13 @@ from trtforge.pipeline.stages import selected
 from trtforge.plan.known import known_config
 
 RELEASES = ("0.17", "0.20", "1.0", "1.1", "1.2.1")
-TOO_EARLY = {("qwen3-8b-fp8", "0.17"), ("qwen3-8b-fp8", "0.20")}
-"""Releases without the recipe's architecture."""
+TOO_EARLY = {
+    "qwen3-8b-fp8": "Qwen3ForCausalLM",
+    "qwen3-32b-fp8": "Qwen3ForCausalLM",
+    "qwen3-30b-a3b-fp8": "Qwen3MoeForCausalLM",
+}
+"""Recipes whose architecture 0.17 and 0.20 lack."""
+FOR_ENGINES = [name for name in SHIPPED if name not in FOR_THE_LLM_API]
 
 
 @pytest.fixture(autouse=True)
@@ -42,11 +47,11 @@ def planned(name: str, version: str, *overrides: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("version", RELEASES)
-@pytest.mark.parametrize("name", SHIPPED)
+@pytest.mark.parametrize("name", FOR_ENGINES)
 def test_every_recipe_builds_with_every_release(name: str, version: str) -> None:
     recipe, target = load_recipe(SHIPPED[name]), release(version)
-    if (name, version) in TOO_EARLY:
-        with pytest.raises(ForgeError, match=r"Qwen3ForCausalLM was added in 1\.0\.0") as refused:
+    if name in TOO_EARLY and version in ("0.17", "0.20"):
+        with pytest.raises(ForgeError, match=rf"{TOO_EARLY[name]} was added in 1\.0\.0") as refused:
             planned(name, version)
         assert "--set engine.target.tensorrt_llm=1.2.1" in refused.value.hint
         return
@@ -70,6 +75,16 @@ def test_every_recipe_builds_with_every_release(name: str, version: str) -> None
     assert target.key_problem("architectures", config["architecture"]) is None
     for section in ("mapping", "quantization"):
         assert all(target.key_problem(section, key) is None for key in config[section])
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1", "1.2.1", "1.3.0"])
+@pytest.mark.parametrize("name", FOR_THE_LLM_API)
+def test_recipes_for_the_llm_api_are_planned_for_every_release(name: str, version: str) -> None:
+    recipe, found = load_recipe(SHIPPED[name]), planned(name, version)
+    args = found["stages"]["compile"]["model_yaml"]
+    assert found["deployment"]["full_length_requests"] >= recipe.engine.max_batch_size
+    assert args["tensor_parallel_size"] == args["moe_expert_parallel_size"] == recipe.parallel.ep
+    assert (args["max_batch_size"], args["max_seq_len"]) == (recipe.engine.max_batch_size, recipe.engine.max_seq_len)
 
 
 def _require_in_flight_batching(values: dict[str, Any], plugins: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.recipes.shipped import SHIPPED
+from tests.recipes.shipped import FOR_THE_LLM_API, SHIPPED
 from trtforge.core.recipe import Recipe, load_recipe
 from trtforge.formats.hub_data import HubData
 from trtforge.plan.gpus import GPUS_PER_SERVER
@@ -15,7 +15,6 @@ from trtforge.plan.model import find_model
 from trtforge.plan.planner import Plan, plan
 from trtforge.plan.request import request_of
 
-FOR_THE_LLM_API = ("glm-4.5-air-fp8",)
 REQUESTS = re.compile(r"# ([\d,]+) requests at once, each of up to ([\d,]+) tokens of prompt and ([\d,]+) of answer\.")
 MEMORY = re.compile(r"# Calibration takes ([\d.]+) GB of GPU memory, verification ([\d.]+) GB of host memory")
 

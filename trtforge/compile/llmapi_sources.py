@@ -84,6 +84,9 @@ class CheckpointSource:
         config = dict(self.hf.values)
         config.pop("quantization_config", None)
         config["dtype" if "dtype" in config else "torch_dtype"] = self.model.dtype
+        if isinstance(text := config.get("text_config"), dict):
+            changed = {key: self.model.dtype for key in ("dtype", "torch_dtype") if key in text}
+            config["text_config"] = text | changed
         if self.model.quantization.quant_algo is not None:
             quantization = HfQuantization(self.model.quantization, self.tensors.unquantized)
             config["quantization_config"] = quantization.quantization_config()

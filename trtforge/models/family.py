@@ -303,6 +303,7 @@ class Family:
     `transformers` 5, mapped to those in checkpoints where they differ. `engines`: whether a TensorRT-LLM release builds
     engines of it; without one, only its LLM API runs it. `carries_layers`: layers after the decoder's (multi-token
     prediction), and `carried`: prefixes of the other tensors, that are copied into an LLM API model as they are.
+    `nested`: prefix of the language model's tensors in a multimodal checkpoint; config.json has it as text_config.
     """
 
     name: str
@@ -319,6 +320,7 @@ class Family:
     engines: bool = True
     carries_layers: bool = False
     carried: tuple[str, ...] = ()
+    nested: str = ""
 
     def carries(self, name: str, num_layers: int) -> bool:
         """Whether a source tensor is copied instead of converted."""
@@ -345,7 +347,7 @@ class Family:
     @property
     def layer_path(self) -> str:
         """Path of the decoder layers in the `transformers` model."""
-        return self.stripped + self.layer_prefix
+        return self.stripped + self.layer_prefix.removeprefix(self.nested)
 
     @property
     def linears(self) -> tuple[Linear, ...]:

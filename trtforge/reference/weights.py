@@ -46,7 +46,7 @@ class LayerWeights:
         """`base` with everything but its layers loaded; its names in the checkpoint start with `path`."""
         rows = [row for row in self.family.model if isinstance(row, Embedding)]
         table = next(row.source for row in rows if row.rows == "vocab" and row.tied is None)
-        prefix = f"{path}.".removeprefix(self.family.stripped)
+        prefix = self.family.nested + f"{path}.".removeprefix(self.family.stripped)
         state = {}
         for name, parameter in base.named_parameters():
             if parameter.is_meta and prefix + name != table:

@@ -126,6 +126,7 @@ _QWEN = Network(qkv_bias="attn_bias", mlp_bias="mlp_bias", expert_size="moe_inte
 _QWEN3 = replace(_QWEN, dense_bias="attn_bias", head_norm="always")
 _GEMMA = replace(_LLAMA, scaled_embedding=True)
 _GEMMA2 = replace(_GEMMA, residual=SANDWICH)
+_GEMMA3 = replace(_GEMMA2, head_norm="always")
 _GPT = Network(norm="layer", mlp="plain", qkv_bias="bias", dense_bias="bias", mlp_bias="bias", splits_positions=True)
 _BIASED = Network(norm="layer", mlp="plain", qkv_bias="always", dense_bias="always", mlp_bias="always")
 _DEEPSEEK = Network(latent_attention=True, interleaved_rope=True, expert_size="moe_inter_size")
@@ -142,7 +143,9 @@ NETWORKS = {
     "Qwen3MoeForCausalLM": _QWEN3,
     "GemmaForCausalLM": _GEMMA,
     "Gemma2ForCausalLM": _GEMMA2,
-    "Gemma3ForCausalLM": replace(_GEMMA2, head_norm="always"),
+    "Gemma3ForCausalLM": _GEMMA3,
+    "Gemma3ForConditionalGeneration": _GEMMA3,
+    "Mistral3ForConditionalGeneration": _LLAMA,
     "PhiForCausalLM": replace(_BIASED, residual=PARALLEL, lm_head_bias=True),
     "Phi3ForCausalLM": Network(mlp="up_gate"),
     "GPT2LMHeadModel": _GPT,

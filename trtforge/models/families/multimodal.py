@@ -1,0 +1,42 @@
+"""The language model inside a multimodal checkpoint, whose other tensors are copied into an LLM API model."""
+
+from dataclasses import replace
+
+from trtforge.core.errors import ForgeError
+from trtforge.formats.hf import HfConfig
+from trtforge.models.family import Embedding, Facts, Family, Row, Vector
+
+NESTED = "language_model."
+VISION = ("vision_tower.", "multi_modal_projector.")
+
+
+def language_part(base: Family, name: str, architecture: str) -> Family:
+    """`base` under the names of a multimodal checkpoint. Only TensorRT-LLM's PyTorch backend runs the whole."""
+
+    def facts(config: HfConfig) -> Facts:
+        """The facts of its text_config; the whole model has the LM head, so its own config says if that is tied."""
+        text = config.values.get("text_config")
+        if not isinstance(text, dict):
+            raise ForgeError(f"{config.path}: text_config is {text!r:.60}, not an object", hint="Fetch the file again.")
+        tied = config.values.get("tie_word_embeddings", text.get("tie_word_embeddings"))
+        values = {**text, "tie_word_embeddings": tied, "architectures": [architecture]}
+        return base.facts(HfConfig(values, config.path))
+
+    return replace(
+        base,
+        name=name,
+        architectures={architecture: architecture},
+        layer_prefix=NESTED + base.layer_prefix,
+        model=tuple(_nested(row) for row in base.model),
+        facts=facts,
+        engines=False,
+        carried=VISION,
+        nested=NESTED,
+    )
+
+
+def _nested(row: Row) -> Row:
+    if isinstance(row, Embedding):
+        return replace(row, source=NESTED + row.source, tied=NESTED + row.tied if row.tied else None)
+    assert isinstance(row, Vector), row
+    return replace(row, source=NESTED + row.source)
