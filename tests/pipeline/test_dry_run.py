@@ -82,8 +82,10 @@ def test_every_recipe_builds_with_every_release(name: str, version: str) -> None
 def test_recipes_for_the_llm_api_are_planned_for_every_release(name: str, version: str) -> None:
     recipe, found = load_recipe(SHIPPED[name]), planned(name, version)
     args = found["stages"]["compile"]["model_yaml"]
-    assert found["deployment"]["full_length_requests"] >= recipe.engine.max_batch_size
-    assert args["tensor_parallel_size"] == args["moe_expert_parallel_size"] == recipe.parallel.ep
+    if version in ("1.2.1", "1.3.0"):  # earlier ones are not known to free what is behind Gemma's windows
+        assert found["deployment"]["full_length_requests"] >= recipe.engine.max_batch_size
+    assert args["tensor_parallel_size"] == recipe.parallel.tp
+    assert args.get("moe_expert_parallel_size", 1) == recipe.parallel.ep
     assert (args["max_batch_size"], args["max_seq_len"]) == (recipe.engine.max_batch_size, recipe.engine.max_seq_len)
 
 

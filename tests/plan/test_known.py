@@ -33,6 +33,7 @@ PARAMETERS = {
     "Qwen/Qwen3-30B-A3B": 30_532_122_624,
     "mistralai/Mistral-Small-24B-Instruct-2501": 23_572_403_200,
     "google/gemma-2-9b": 9_241_705_984,
+    "google/gemma-3-27b-it": 27_009_346_304,  # without its vision part
     "microsoft/phi-4": 14_659_507_200,
 }
 

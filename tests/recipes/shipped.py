@@ -3,5 +3,5 @@
 from trtforge.core.assets import asset_directory
 
 SHIPPED = {path.stem: path for path in asset_directory("recipes").glob("*.yaml") if not path.stem.startswith("demo-")}
-FOR_THE_LLM_API = ("glm-4.5-air-fp8",)
+FOR_THE_LLM_API = ("glm-4.5-air-fp8", "gemma-3-27b-fp8")
 """Those that no TensorRT engine runs."""

@@ -75,6 +75,7 @@ def test_the_models_that_people_ask_for_are_there() -> None:
         "qwen3-30b-a3b-fp8": ("Qwen/Qwen3-30B-A3B", "fp8", 1, 1),
         "mistral-small-3-fp8": ("mistralai/Mistral-Small-24B-Instruct-2501", "fp8", 1, 1),
         "glm-4.5-air-fp8": ("zai-org/GLM-4.5-Air", "fp8", 4, 1),
+        "gemma-3-27b-fp8": ("google/gemma-3-27b-it", "fp8", 1, 1),
     }
 
 
