@@ -219,7 +219,13 @@ class LayerObserver:
 
     def _empty(self, features: int, device: torch.device) -> InputStatistics:
         compensated = self._needs.compensated
-        return InputStatistics.empty(features, device, sketch=self._needs.awq and not compensated, gram=compensated)
+        return InputStatistics.empty(
+            features,
+            device,
+            sketch=self._needs.awq and not compensated,
+            gram=compensated,
+            noise=compensated and self._needs.nvfp4,
+        )
 
 
 def _weight(module: nn.Module, row: Linear) -> Tensor:
