@@ -19,6 +19,7 @@ from tests.benchmarks import (
     calibration,
     conversion,
     decode,
+    domains,
     gateway,
     guidance,
     inflight,
@@ -28,7 +29,7 @@ from tests.benchmarks import (
     serving,
 )
 from tests.benchmarks.markdown import pages
-from tests.benchmarks.record import Record, read_record, with_attacks, with_calibration, write_record
+from tests.benchmarks.record import Record, read_record, with_attacks, with_calibration, with_domains, write_record
 from trtforge.core.assets import asset_directory
 from trtforge.core.progress import for_this_terminal
 from trtforge.core.recipe import load_recipe
@@ -45,6 +46,7 @@ def main() -> None:
         "conversion": _conversion,
         "calibration": _calibration,
         "quality": _quality,
+        "domains": _domains,
         "inflight": _inflight_batching,
         "guidance": _guidance,
         "decode": _decode,
@@ -61,6 +63,7 @@ def main() -> None:
     parser.add_argument(
         "--models", nargs="+", default=("demo", "large"), choices=("demo", "large"), help="to calibrate"
     )
+    parser.add_argument("--work", type=Path, help="where the second model of `domains` is kept, or already is")
     writing = parser.add_mutually_exclusive_group()
     writing.add_argument("--no-record", action="store_true", help="only print: write neither JSON nor Markdown")
     writing.add_argument("--markdown", action="store_true", help="measure nothing, write the tables of the JSON file")
@@ -179,6 +182,26 @@ def _quality(console: Console, arguments: argparse.Namespace, record: Record) ->
         table.add_row(built.recipe, f"{built.perplexity:.3f}", f"{built.reference:.3f}", smaller)
     console.print(table)
     return record.model_copy(update={"quality": recording.judged(found, builds)})
+
+
+def _domains(console: Console, arguments: argparse.Namespace, record: Record) -> Record:
+    with tempfile.TemporaryDirectory(prefix="trtforge-bench-") as name:
+        directory = arguments.work or Path(name)
+        for case in domains.models(directory):
+            found = domains.measure(case, directory)
+            table = Table(title=f"{case.name}, medians of {len(domains.SEEDS)} seeds", title_justify="left")
+            for column in ("format", "group", "way", "KL, own domain", "KL, other", "perplexity", "other"):
+                table.add_column(column)
+            measured = recording.compared(case, found)
+            for each in measured.ways:
+                divergences = (f"{each.kl.median:.2e}", f"{each.kl_other.median:.2e}")
+                increases = (f"{each.increase.median:+.2%}", f"{each.increase_other.median:+.2%}")
+                table.add_row(each.format, str(each.group), each.way, *divergences, *increases)
+            console.print(table)
+            record = record.model_copy(update={"domains": with_domains(record.domains, measured)})
+            if not arguments.no_record:
+                write_record(record)
+    return record
 
 
 def _inflight_batching(console: Console, arguments: argparse.Namespace, record: Record) -> Record:

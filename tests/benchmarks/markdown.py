@@ -2,10 +2,10 @@
 
 import re
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from tests.benchmarks.record import Calibrated, Calibration, Measured, Place, Record
+from tests.benchmarks.record import Calibrated, Calibration, Measured, Place, Record, Spread
 
 ROOT = Path(__file__).parents[2]
 PAGE, README = ROOT / "docs" / "benchmarks.md", ROOT / "README.md"
@@ -264,6 +264,34 @@ def _formats(record: Record) -> str:
     return _table(("format", "increase", "ModelOpt's", "mean KL", "ModelOpt's", "top-1 agreement"), rows)
 
 
+def _domains(record: Record) -> str:
+    def shown(spread: Spread, number: Callable[[float], str]) -> str:
+        if spread.least == spread.most:
+            return number(spread.median)
+        return f"{number(spread.median)} ({number(spread.least)} to {number(spread.most)})"
+
+    parts = []
+    for model in record.domains:
+        head = (
+            f"{model.model[0].upper()}{model.model[1:]}, {model.calibrated:,} tokens of calibration, {model.judged:,} "
+            f"judged of each kind, {model.runs} seeds: {model.machine}; {model.software}."
+        )
+        rows = [
+            (
+                each.format + (f", {each.group}" if "awq" in each.format else ""),
+                each.way,
+                shown(each.kl, _divergence),
+                shown(each.kl_other, _divergence),
+                shown(each.increase, _percent),
+                shown(each.increase_other, _percent),
+            )
+            for each in model.ways
+        ]
+        columns = ("format", "way", "KL, own domain", "KL, other", "perplexity, own", "perplexity, other")
+        parts.append(_wrapped(head) + "\n\n" + _table(columns, rows))
+    return "\n\n".join(parts)
+
+
 def _divergence(nats: float | None) -> str:
     return NONE if nats is None else f"{nats:.2e}"
 
@@ -279,6 +307,7 @@ BLOCKS = {
     "calibration": _calibration,
     "builds": _builds,
     "formats": _formats,
+    "domains": _domains,
 }
 
 

@@ -124,24 +124,24 @@ def _peers(model: Path, gate: GateConfig, formats: Collection[QuantFormat]) -> d
     with torch.no_grad():
         found = {}
         for name in presets.keys() & set(formats):
-            preset = _grouped(presets[name])
+            preset = with_groups(presets[name], GROUP)
             quantized = mtq.quantize(copy.deepcopy(loaded), preset, lambda m: [m(ids) for ids in batches])
-            found[name] = _compared(quantized, loaded, held)
+            found[name] = compared(quantized, loaded, held)
     return found
 
 
-def _grouped(preset: dict[str, Any]) -> dict[str, Any]:
-    """The demo model's sizes need groups of 64."""
+def with_groups(preset: dict[str, Any], group: int) -> dict[str, Any]:
+    """ModelOpt's preset with another group size than 128."""
     changed = copy.deepcopy(preset)
     for entry in changed["quant_cfg"]:
         configs = entry.get("cfg") or []
         for config in configs if isinstance(configs, list) else [configs]:
             if (config.get("block_sizes") or {}).get(-1) == 128:
-                config["block_sizes"][-1] = GROUP
+                config["block_sizes"][-1] = group
     return changed
 
 
-def _compared(model: torch.nn.Module, reference: torch.nn.Module, windows: tuple[tuple[int, ...], ...]) -> Peer:
+def compared(model: torch.nn.Module, reference: torch.nn.Module, windows: tuple[tuple[int, ...], ...]) -> Peer:
     """Perplexity over the next tokens and KL divergence at every token, as `verify` measures them."""
     loss = divergence = 0.0
     for window in windows:

@@ -204,6 +204,38 @@ class Quality(Measured):
     formats: tuple[FormatQuality, ...]
 
 
+class Spread(Config):
+    """Of several calibration seeds."""
+
+    median: float
+    least: float
+    most: float
+
+
+class DomainWay(Config):
+    """One way to quantise. Mean KL divergence in nats and increase of perplexity as a fraction, both against float32.
+
+    `group` 0: the format has none.
+    """
+
+    format: str
+    group: int
+    way: str
+    kl: Spread
+    kl_other: Spread
+    increase: Spread
+    increase_other: Spread
+
+
+class Domains(Measured):
+    """A model on held-out text of the calibration's domain and of another; `runs` calibrations."""
+
+    model: str
+    calibrated: int
+    judged: int
+    ways: tuple[DomainWay, ...]
+
+
 class Record(Config):
     """The whole file."""
 
@@ -211,6 +243,7 @@ class Record(Config):
     conversion: Conversion
     calibration: tuple[Calibration, ...]
     quality: Quality
+    domains: tuple[Domains, ...] = ()
     inflight: InFlight
     decode: Decode | None = None
     serving: Serving
@@ -240,6 +273,11 @@ def with_calibration(known: tuple[Calibration, ...], measured: Calibration) -> t
     by_model = {(each.model, each.window): each for each in known}
     by_model[measured.model, measured.window] = measured
     return tuple(by_model.values())
+
+
+def with_domains(known: tuple[Domains, ...], measured: Domains) -> tuple[Domains, ...]:
+    """`known` with one model's figures replaced, or added at the end."""
+    return tuple(({each.model: each for each in known} | {measured.model: measured}).values())
 
 
 def with_attacks(known: tuple[Attack, ...], reported: tuple[Attack, ...]) -> tuple[Attack, ...]:

@@ -11,7 +11,7 @@ from typing import TypedDict
 
 import torch
 
-from tests.benchmarks import calibration, conversion, decode, gateway, inflight, planning, quality, serving
+from tests.benchmarks import calibration, conversion, decode, domains, gateway, inflight, planning, quality, serving
 from tests.benchmarks.record import (
     Attack,
     Built,
@@ -22,6 +22,8 @@ from tests.benchmarks.record import (
     Conversion,
     Decode,
     DecodeWay,
+    Domains,
+    DomainWay,
     FormatQuality,
     Gateway,
     GatewayWay,
@@ -31,6 +33,7 @@ from tests.benchmarks.record import (
     Quality,
     ServedEngine,
     Serving,
+    Spread,
     Throughput,
     Way,
     rounded,
@@ -183,6 +186,35 @@ def judged(formats: Sequence[quality.Quality], builds: Sequence[quality.BuildQua
         perplexity=round(builds[0].reference, 3),
         builds=built,
         formats=found,
+    )
+
+
+def compared(case: domains.Domains, found: Sequence[domains.Found]) -> Domains:
+    """The benchmark `quality` in and out of a model's domain."""
+
+    def spread(values: Sequence[float]) -> Spread:
+        median, least, most = (float(f"{value:.3g}") for value in domains.spread(values))
+        return Spread(median=median, least=least, most=most)
+
+    ways = tuple(
+        DomainWay(
+            format=each.format,
+            group=each.group,
+            way=each.way,
+            kl=spread(each.kl[0]),
+            kl_other=spread(each.kl[1]),
+            increase=spread(each.increase[0]),
+            increase_other=spread(each.increase[1]),
+        )
+        for each in found
+    )
+    return Domains(
+        **_place(f"ModelOpt {_release('nvidia-modelopt')}"),
+        runs=len(domains.SEEDS),
+        model=case.name,
+        calibrated=domains.SAMPLES * domains.LENGTH,
+        judged=domains.JUDGED * domains.LENGTH,
+        ways=ways,
     )
 
 

@@ -20,7 +20,7 @@ from trtforge.models.transforms import (
     quantize_nvfp4,
     unpack_int4,
 )
-from trtforge.runtime.linears.nvfp4_linear import from_e2m1
+from trtforge.runtime.linears.nvfp4_linear import from_e2m1, round_to_nvfp4
 
 
 def correlated(seed: int, tokens: int, width: int) -> Tensor:
@@ -258,6 +258,31 @@ def test_an_nvfp4_block_of_zeros_has_a_scale() -> None:
     found = compensate(weight, torch.ones(32), factor_of(torch.eye(32)), grid)
     assert not found.levels[:, :16].any()
     assert torch.equal(grid.stored(found.levels, found.steps)[1][:, 0].float(), torch.ones(2))
+
+
+def test_weights_shrink_where_inputs_are_noisy() -> None:
+    """The outputs of noisy inputs come closer to those of the original weights and inputs."""
+    inputs, weight = correlated(16, 2000, 64), torch.randn(16, 64, generator=torch.Generator().manual_seed(16))
+    noise = torch.linspace(0.01, 0.1, 64) * len(inputs)
+    factor = Factor.of(inputs.T @ inputs, len(inputs), noise)
+    assert factor is not None
+    shrunk = factor.shrunk(weight, noise)
+    damped = inputs.T @ inputs + torch.diag(noise + factor.damping)
+    assert torch.allclose(shrunk, weight - (weight * noise) @ torch.linalg.inv(damped), atol=1e-4)
+    noisy = inputs + (noise / len(inputs)).sqrt() * torch.randn(2000, 64, generator=torch.Generator().manual_seed(17))
+    wanted = inputs @ weight.T
+    assert (noisy @ shrunk.T - wanted).square().sum() < 0.9 * (noisy @ weight.T - wanted).square().sum()
+
+
+def test_the_noise_of_nvfp4_inputs_is_what_rounding_leaves() -> None:
+    inputs = correlated(18, 2000, 64)
+    seen = InputStatistics.empty(64, torch.device("cpu"), gram=True, noise=True)
+    for rows in inputs.split(700):
+        seen.update(rows)
+    scale = nvfp4_global_scale(inputs.abs().amax())
+    errors = round_to_nvfp4(inputs, scale) * scale - inputs
+    assert seen.noise is not None
+    assert torch.allclose(seen.noise, errors.square().sum(dim=0), rtol=0.15)
 
 
 def test_linears_without_a_scale_for_their_inputs() -> None:

@@ -103,16 +103,23 @@ def test_experts_are_measured_one_by_one(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "compensated"), [(torch.float32, False), (torch.bfloat16, False), (torch.float32, True)]
+    ("dtype", "method"),
+    [
+        (torch.float32, "nearest"),
+        (torch.bfloat16, "nearest"),
+        (torch.float32, "compensated"),
+        (torch.bfloat16, "compensated"),
+        (torch.float32, "nvfp4"),
+    ],
 )
 def test_resuming_gives_the_same_bytes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, compensated: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, method: str
 ) -> None:
     """Killed after any layer, with hidden states saved after each."""
     TINY["llama"]().to(dtype).save_pretrained(tmp_path / "hf")
     batches = [torch.randint(0, 131, (windows, 48), generator=torch.Generator().manual_seed(1)) for windows in (2, 1)]
     wanted: dict[str, Any] = {"dtype": dtype, "awq": True, "group_size": 32, "clip": True, "budget": 15_000}
-    wanted["compensated"] = compensated
+    wanted |= {"awq": method != "nvfp4", "nvfp4": method == "nvfp4", "compensated": method != "nearest"}
     whole, _ = walk(tmp_path / "hf", tmp_path / "whole", batches, **wanted)
     monkeypatch.setattr("trtforge.calibrate.walk._SECONDS_BETWEEN_SAVES", -1.0)
 
@@ -138,7 +145,7 @@ def test_resuming_gives_the_same_bytes(
         assert found.keys() == whole.keys()
         assert all(torch.equal(found[key], whole[key]) for key in whole)
         assert codes(tmp_path / f"partial{victim}") == codes(tmp_path / "whole")
-    assert len(codes(tmp_path / "whole")) == (4 if compensated else 0)
+    assert len(codes(tmp_path / "whole")) == (0 if method == "nearest" else 4)
 
 
 def codes(directory: Path) -> dict[str, bytes]:

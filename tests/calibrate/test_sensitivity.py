@@ -37,13 +37,21 @@ def both_ways(
     return predicted, [each.damage[quant] for each in predicted], [measured[each.modules] for each in predicted]
 
 
-@pytest.mark.parametrize("quant", ["int4_awq", "fp8", "nvfp4"])
-def test_the_ranking_is_that_of_measuring(quant: QuantFormat, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("quant", "rounding", "least"),
+    [
+        ("int4_awq", "auto", 0.93),
+        ("fp8", "auto", 0.93),
+        ("nvfp4", "nearest", 0.93),
+        ("nvfp4", "compensated", 0.9),  # its weights depend on the errors of its inputs, which are taken as noise here
+    ],
+)
+def test_the_ranking_is_that_of_measuring(quant: QuantFormat, rounding: str, least: float, tmp_path: Path) -> None:
     gate = GateConfig(data=str(DEMO_MODEL / "heldout.txt"), samples=6, sequence_length=96)
     found, predicted, measured = both_ways(
-        DEMO_MODEL, quant, gate, tmp_path, data={"samples": 16, "sequence_length": 128}
+        DEMO_MODEL, quant, gate, tmp_path, rounding=rounding, data={"samples": 16, "sequence_length": 128}
     )
-    assert rank_correlation(predicted, measured) > 0.93
+    assert rank_correlation(predicted, measured) > least
     assert all(0.7 < one / other < 1.4 for one, other in zip(predicted, measured, strict=True))
     shapes = {stored.spec.name: stored.spec.shape for stored in read_header(DEMO_MODEL / "model.safetensors")}
     linears = [shape for name, shape in shapes.items() if name.endswith("_proj.weight")]

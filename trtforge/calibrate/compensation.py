@@ -27,7 +27,7 @@ _ATTEMPTS = 4  # each with ten times the damping of the one before
 class Factor:
     """R of H = R Rᵀ (in, in) float32, as `feedback` R / its `diagonal`: upper triangular with ones on the diagonal.
 
-    `damping`: what was added to the diagonal of H.
+    `damping`: what was added to the diagonal of H, in addition to the noise of the inputs.
     """
 
     feedback: Tensor
@@ -35,12 +35,14 @@ class Factor:
     damping: float
 
     @classmethod
-    def of(cls, gram: Tensor, tokens: int) -> "Factor | None":
+    def of(cls, gram: Tensor, tokens: int, noise: Tensor | None = None) -> "Factor | None":
         """The factor of the damped Gram matrix (in, in) of `tokens` inputs; None if none is positive definite.
 
-        Overwrites `gram`.
+        `noise` (in,): squared errors of the inputs, which add to the errors of the outputs. Overwrites `gram`.
         """
         diagonal = gram.diagonal()
+        if noise is not None:
+            diagonal.add_(noise)
         mean = float(diagonal.mean())
         if not 0 < mean < float("inf"):
             return None
@@ -61,8 +63,16 @@ class Factor:
         """(out,) squared output errors of a weight error (out, in), by the damped Gram matrix."""
         return (difference @ self.feedback).mul_(self.diagonal).square_().sum(dim=1)
 
+    def shrunk(self, weight: Tensor, noise: Tensor) -> Tensor:
+        """The weight (out, in) whose outputs of noisy inputs are closest to those of `weight`: W H (H + noise)⁻¹."""
+        rows = weight * noise
+        half = torch.linalg.solve_triangular(self.feedback.T, rows, upper=False, left=False, unitriangular=True)
+        half.div_(self.diagonal.square())
+        found: Tensor = torch.linalg.solve_triangular(self.feedback, half, upper=True, left=False, unitriangular=True)
+        return weight - found
+
     def undamped_error(self, difference: Tensor) -> float:
-        """The squared output error of a weight error (out, in), by the Gram matrix itself."""
+        """The squared output error of a weight error (out, in), without the part of the damping."""
         return max(0.0, float(self.errors(difference).sum() - self.damping * difference.square().sum()))
 
 

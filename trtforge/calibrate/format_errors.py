@@ -55,7 +55,11 @@ def weight_errors(linear: ObservedLinear, quant: QuantFormat, calibration: Calib
 
     `calibration`: of this format, or for fp8 of any. Raises ForgeError if it lacks what the format needs.
     """
-    return linear.statistics.output_errors(_restored(linear, quant, calibration) - linear.weight).clamp_(min=0.0)
+    restored, statistics = _restored(linear, quant, calibration), linear.statistics
+    errors = statistics.output_errors(restored - linear.weight)
+    if quant == "nvfp4" and statistics.noise is not None:  # of which compensated weights let less pass
+        errors += (restored.square() - linear.weight.square()) @ statistics.noise
+    return errors.clamp_(min=0.0)
 
 
 def input_rounding(modules: Modules, quant: QuantFormat, calibration: Calibration) -> Callable[[Tensor], Tensor]:
@@ -97,13 +101,22 @@ def _restored(linear: ObservedLinear, quant: QuantFormat, calibration: Calibrati
             scales = int8_row_scales(weight / vector)
             return quantize_int8(weight / vector, scales).float() * scales.unsqueeze(1) * vector
         case "nvfp4":
-            overall = nvfp4_global_scale(_largest(linear.modules, calibration))
-            blocks = nvfp4_block_scales(weight, overall)
-            values = from_e2m1(quantize_nvfp4(weight, blocks, overall)).unflatten(1, (-1, NVFP4_BLOCK))
-            restored: Tensor = (values * (blocks.float() * overall).unsqueeze(2)).flatten(1)
-            return restored
+            return _restored_nvfp4(linear, calibration)
         case _:
             raise AssertionError(f"{quant} has no calibration")
+
+
+def _restored_nvfp4(linear: ObservedLinear, calibration: Calibration) -> Tensor:
+    overall = nvfp4_global_scale(_largest(linear.modules, calibration))
+    rounded = calibration.rounded.get(linear.module)
+    if rounded is not None:
+        codes, blocks = _whole(rounded.codes), _whole(rounded.scales)
+    else:
+        blocks = nvfp4_block_scales(linear.weight, overall)
+        codes = quantize_nvfp4(linear.weight, blocks, overall)
+    values = from_e2m1(codes).unflatten(1, (-1, NVFP4_BLOCK))
+    restored: Tensor = (values * (blocks.float() * overall).unsqueeze(2)).flatten(1)
+    return restored
 
 
 def _restored_awq(linear: ObservedLinear, calibration: Calibration) -> Tensor:

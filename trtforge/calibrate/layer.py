@@ -22,7 +22,8 @@ class Needs:
     """What the weight and KV cache formats need from calibration. `group_size`: of AWQ.
 
     `magnitudes`: the amax of each linear's input becomes a scaling factor. `compensated`: weights are rounded here,
-    with compensation, to INT4 or to NVFP4 (`nvfp4`); `clip` has no effect then, because ranges are always searched.
+    with compensation, to INT4, or to NVFP4 if the noise of NVFP4 inputs is measured (`nvfp4`); `clip` has no effect
+    then, because ranges are always searched.
     """
 
     magnitudes: bool = True
@@ -219,7 +220,13 @@ class LayerObserver:
 
     def _empty(self, features: int, device: torch.device) -> InputStatistics:
         compensated = self._needs.compensated
-        return InputStatistics.empty(features, device, sketch=self._needs.awq and not compensated, gram=compensated)
+        return InputStatistics.empty(
+            features,
+            device,
+            sketch=self._needs.awq and not compensated,
+            gram=compensated,
+            noise=self._needs.nvfp4,
+        )
 
 
 def _weight(module: nn.Module, row: Linear) -> Tensor:

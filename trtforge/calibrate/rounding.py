@@ -83,11 +83,14 @@ def _in_every_dtype(scale: Tensor) -> Tensor:
 
 
 class _Linears:
-    """The linears of an input, whose pre-quantisation scale is one of `candidates`."""
+    """The linears of an input, whose pre-quantisation scale is one of `candidates`.
+
+    What is rounded with compensation is `_target`, the weight itself unless the inputs are noisy.
+    """
 
     def __init__(self, own: Input, candidates: tuple[AwqChoice, ...]) -> None:
         self._own, self._candidates = own, candidates
-        self._weight = own.weight()
+        self._weight = self._target = own.weight()
         starts = [sum(own.outputs[:index]) for index in range(len(own.outputs))]
         self._samples = {
             name: first + sampled_rows(outputs)[:_REPORTED_ROWS]
@@ -100,10 +103,12 @@ class _Linears:
         if tokens < LEAST_TOKENS:
             self._report(self._candidates[0], lambda rows: float(statistics.output_errors(rows).sum()), found, smoothed)
             return
-        factor = Factor.of(statistics.take_gram(), tokens)
+        factor = Factor.of(statistics.take_gram(), tokens, statistics.noise)
         if factor is None:  # inputs that were always zero: no rounding has an error
             self._report(self._candidates[0], lambda rows: 0.0, found, smoothed)
             return
+        if statistics.noise is not None:
+            self._target = factor.shrunk(self._weight, statistics.noise)
         energies, nearest = self._report(self._nearest(factor), factor.undamped_error, found, smoothed)
         choice, rounded = self._best(factor)
         errors = {name: self._error(rounded, choice, factor, rows) for name, rows in self._samples.items()}
@@ -128,7 +133,7 @@ class _Linears:
         """
         energies, errors = {}, {}
         for name, rows in self._samples.items():
-            energies[name] = max(error(self._weight[rows]), torch.finfo(torch.float32).tiny)
+            energies[name] = max(error(self._target[rows]), torch.finfo(torch.float32).tiny)
             errors[name] = error(self._nearest_difference(rows, choice.pre_quant_scale))
             left = torch.tensor([errors[name] / energies[name]])
             found.tensors |= {
@@ -143,7 +148,7 @@ class _Linears:
 
     def _error(self, rounded: Compensated, choice: AwqChoice, factor: Factor, rows: Tensor) -> float:
         """The squared output error of some outputs, without the part of the damping."""
-        difference = rounded.of_rows(rows).values * choice.pre_quant_scale - self._weight[rows]
+        difference = rounded.of_rows(rows).values * choice.pre_quant_scale - self._target[rows]
         return max(0.0, float(rounded.errors[rows].sum() - factor.damping * difference.square().sum()))
 
     def _best(self, factor: Factor) -> tuple[AwqChoice, Compensated]:
@@ -152,9 +157,9 @@ class _Linears:
         if len(self._candidates) > 1:
             judged = sampled_rows(len(self._weight))[:_JUDGED_ROWS]
             scales = torch.stack([each.pre_quant_scale for each in self._candidates])
-            errors = compensate(self._weight[judged], scales, factor, self._own.grid.of_rows(judged)).errors
+            errors = compensate(self._target[judged], scales, factor, self._own.grid.of_rows(judged)).errors
             choice = self._candidates[int(errors.view(len(self._candidates), -1).sum(dim=1).argmin())]
-        return choice, _compensated(self._weight, choice.pre_quant_scale, factor, self._own.grid)
+        return choice, _compensated(self._target, choice.pre_quant_scale, factor, self._own.grid)
 
     def _nearest(self, factor: Factor) -> AwqChoice:
         """The candidate with the smallest error after rounding to the nearest."""
@@ -167,8 +172,8 @@ class _Linears:
 
     def _nearest_difference(self, rows: Tensor, scale: Tensor) -> Tensor:
         """The weight error (rows, in) of rounding some outputs to the nearest."""
-        weight = self._weight[rows]
-        return (self._own.grid.of_rows(rows).nearest(weight / scale) * scale).sub_(weight)
+        nearest = self._own.grid.of_rows(rows).nearest(self._weight[rows] / scale) * scale
+        return nearest.sub_(self._target[rows])
 
 
 def _scale_of(name: str, choice: AwqChoice) -> dict[str, Tensor]:

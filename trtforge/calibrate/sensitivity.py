@@ -72,7 +72,7 @@ def predict_damages(
     states = HiddenStates([(1, len(window)) for window in windows], facts.sizes.hidden, torch.float32, cpu)
     stream = LayerStream(LayerWeights(checkpoint, family, cpu, torch.float32))
     groups = tuple(inseparable(family, facts))
-    needs, found = Needs(magnitudes=False, awq=True), list[Predicted]()
+    needs, found = Needs(magnitudes=False, awq=True, nvfp4="nvfp4" in formats), list[Predicted]()
     try:
         with torch.inference_mode(), (progress or Silent()).bar("Predicting", facts.sizes.num_layers, "layers") as bar:
             for loaded in stream.layers(batches, states):

@@ -146,13 +146,14 @@ def needs_of(config: CalibrateConfig) -> "Needs":
     from trtforge.calibrate.layer import Needs
 
     wanted = FORMATS[config.format]
+    compensated = rounding_method(config.format, config.rounding) == "compensated"
     return Needs(
         magnitudes=wanted.static_activations,
         kv_cache=config.kv_cache != "none",
         awq=wanted.smoothing == "awq",
         clip=wanted.smoothing == "awq" and config.awq_clip,
-        compensated=rounding_method(config.format, config.rounding) == "compensated",
-        nvfp4=wanted.rounding == "nvfp4",
+        compensated=compensated,
+        nvfp4=compensated and wanted.rounding == "nvfp4",
         channels=wanted.smoothing is not None and wanted.static_activations,
         group_size=config.group_size,
     )

@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from trtforge.calibrate.precision import search_dtype
+from trtforge.core.number_limits import E2M1_MAX, NVFP4_BLOCK
 from trtforge.models.transforms import TORCH
 from trtforge.plan.peaks import SKETCH_ROWS
+from trtforge.runtime.linears.nvfp4_linear import round_to_e2m1
 
 _TOKENS = 1024  # processed at once
 _EXACT = 4  # tokens for each input that go into a Gram matrix one by one
@@ -28,18 +30,26 @@ class InputStatistics:
     Clarkson and Woodruff, 2013). Updating it takes no matrix product, and its memory is linear in the width, a Gram
     matrix's quadratic. Compensated rounding takes a Gram matrix `gram` (in, in) instead, of which only the blocks on
     and above the diagonal are up to date: with fewer rows than inputs a sketch has directions without any error. It is
-    exact for the first _EXACT tokens for each input, later ones are sketched (`_folded`).
+    exact for the first _EXACT tokens for each input, later ones are sketched (`_folded`). For NVFP4 also `noise` (in,):
+    the squared errors that rounding the input to NVFP4 makes.
     """
 
     channel_amax: Tensor
     absolute_sum: Tensor
     sketch: Tensor | None
     gram: Tensor | None = None
+    noise: Tensor | None = None
     tokens: int = field(default=0)
 
     @classmethod
     def empty(
-        cls, features: int, device: torch.device, *, sketch: bool = False, gram: bool = False
+        cls,
+        features: int,
+        device: torch.device,
+        *,
+        sketch: bool = False,
+        gram: bool = False,
+        noise: bool = False,
     ) -> "InputStatistics":
         """Statistics before any data."""
         return cls(
@@ -47,6 +57,7 @@ class InputStatistics:
             absolute_sum=torch.zeros(features, device=device),
             sketch=torch.zeros(0, features, device=device) if sketch else None,
             gram=torch.zeros(features, features, device=device) if gram else None,
+            noise=torch.zeros(features, device=device) if noise else None,
         )
 
     def update(self, inputs: Tensor) -> None:
@@ -64,6 +75,8 @@ class InputStatistics:
                     _add_bfloat16_products(self.gram, folded.bfloat16(), len(rows) / self.tokens)
                 else:
                     _add_products(self.gram, folded)
+            if self.noise is not None:
+                self.noise += nvfp4_errors(rows).square_().sum(dim=0)
             if self.sketch is not None:
                 self.sketch = _grown(self.sketch, self.tokens + len(rows))
                 _add_signed(self.sketch, rows, self.tokens)
@@ -120,6 +133,14 @@ class InputStatistics:
             return _to_search_dtype(self.gram)
         rows = _to_search_dtype(self.rows)
         return _to_search_dtype(rows.T @ rows) if len(rows) >= rows.shape[1] else rows.T
+
+
+def nvfp4_errors(rows: Tensor) -> Tensor:
+    """(tokens, in) the errors of inputs in NVFP4, but for the rounding of their block scales to E4M3."""
+    blocks = rows.unflatten(1, (-1, NVFP4_BLOCK))
+    steps = (blocks.abs().amax(dim=2, keepdim=True) / E2M1_MAX).clamp_(min=torch.finfo(torch.float32).tiny)
+    errors: Tensor = round_to_e2m1(blocks / steps).mul_(steps).sub_(blocks).flatten(1)
+    return errors
 
 
 def _folded(rows: Tensor, seen: int) -> Tensor:
