@@ -108,7 +108,7 @@ def test_scheduling_does_not_change_guided_answers(
 ) -> None:
     config = EngineConfig.model_validate({"backend": "torch", **limits})
     directory = compile_engine(config, checkpoint, tmp_path / "engine").path
-    asked = [replace(each, max_tokens=100) for each in mixed(tokenizer, 24)]
+    asked = [replace(each, max_tokens=100) for each in mixed(tokenizer, 16)]
     with Engine.load(directory, options) as other:
         answers = generate_with(other, asked)
         assert (other.statistics().paused_requests > 0) == (options.scheduler == "max_utilization")
@@ -160,7 +160,8 @@ def test_an_answer_is_what_the_guide_describes(
 
 
 def test_json_without_a_schema_is_any_json(engine: Engine, tokenizer: Tokenizer) -> None:
-    asked = [request(tokenizer, Guide("json"), number, sampling=replace(SAMPLED, seed=number)) for number in range(6)]
+    sampled = [replace(SAMPLED, seed=number) for number in range(8)]
+    asked = [request(tokenizer, Guide("json"), each.seed or 0, sampling=each, max_tokens=120) for each in sampled]
     done = [answer for answer in generate_with(engine, asked) if answer.finish_reason == "end_id"]
     assert done
     for answer in done:

@@ -3,6 +3,7 @@
 import re
 import threading
 from collections import OrderedDict
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,9 @@ _MOST_KEPT = 256
 _MOST_KEPT_BYTES = 256 << 20
 _DEEPEST = 200
 """Brackets within one another, in a regular expression or a grammar."""
+_SPACE = 0x20
+_FREE_FORMATS = ("json-pointer", "relative-json-pointer")
+"""Formats whose strings may hold quotation marks."""
 _SOURCE = re.compile(r"^\[[\d:]+\] \S+: (Check failed: \(.*?\) is false: )?")
 """Where in its own code xgrammar found an error."""
 _HINTS = {
@@ -49,7 +53,7 @@ class Grammars:
         """`directory`: with tokenizer.json."""
         self._directory = directory
         self._vocab_size = vocab_size
-        self._compiler: Any = None
+        self._compilers: dict[bool, Any] = {}
         self._lock = threading.Lock()
         self._kept: OrderedDict[Guide, Any] = OrderedDict()
         self._kept_bytes = 0
@@ -70,29 +74,45 @@ class Grammars:
         _check(guide)
         try:
             grammar = self._compile(guide)
-        except RuntimeError as error:  # of xgrammar: its own errors derive from it
-            said = _SOURCE.sub("", first_line(error))[:300].rstrip()
-            raise RequestError(f"the guide of type {guide.kind} is refused: {said}", hint=_HINTS[guide.kind]) from None
+        except UnicodeError:  # a message that quotes a part of a character, or a guide that is no Unicode
+            raise _refused(guide, "it cannot be parsed") from None
+        except RuntimeError as error:  # xgrammar's own errors derive from it
+            raise _refused(guide, _SOURCE.sub("", first_line(error))[:300].rstrip(" .")) from None
         self._keep(guide, grammar)
         return grammar
 
     def _compile(self, guide: Guide) -> Any:
-        if self._compiler is None:
-            import xgrammar
-
-            self._compiler = xgrammar.GrammarCompiler(self._vocabulary(), max_threads=1, cache_enabled=False)
+        compiler = self._compiler(json_only=guide.kind in ("json", "json_schema"))
         match guide.kind:
             case "json":
-                return self._compiler.compile_builtin_json_grammar()
+                return compiler.compile_builtin_json_grammar()
             case "json_schema":
                 # White space is fixed: a model could go on with it for ever.
-                return self._compiler.compile_json_schema(guide.text, any_whitespace=False)
+                return compiler.compile_json_schema(guide.text, any_whitespace=False)
             case "regex":
-                return self._compiler.compile_regex(guide.text)
+                return compiler.compile_regex(guide.text)
             case "ebnf_grammar":
-                return self._compiler.compile_grammar(guide.text)
+                return compiler.compile_grammar(guide.text)
             case "structural_tag":
-                return self._compiler.compile_structural_tag(guide.text)
+                return compiler.compile_structural_tag(guide.text)
+
+    def _compiler(self, *, json_only: bool) -> Any:
+        """For JSON the vocabulary lacks control characters, which strings of bounded length would let through."""
+        if json_only not in self._compilers:
+            import xgrammar
+
+            whole = self._vocabulary()
+            vocabulary = xgrammar.TokenizerInfo(
+                [b"" if min(text, default=0) < _SPACE else text for text in whole.decoded_vocab],
+                xgrammar.VocabType.RAW,
+                vocab_size=self._vocab_size,
+                stop_token_ids=whole.stop_token_ids or None,
+                add_prefix_space=whole.add_prefix_space,
+            )
+            self._compilers[json_only] = xgrammar.GrammarCompiler(
+                vocabulary if json_only else whole, max_threads=1, cache_enabled=False
+            )
+        return self._compilers[json_only]
 
     def _vocabulary(self) -> Any:
         """The vocabulary as xgrammar.TokenizerInfo. Special tokens have no text, so that no grammar allows them."""
@@ -139,6 +159,22 @@ def token_texts(tokenizer: "Tokenizer", vocab_size: int) -> list[str]:
     return texts
 
 
+def _unescaped(value: Any) -> Iterator[str]:
+    """What of a schema would make strings that are not JSON: xgrammar 0.2 escapes nothing that a pattern matches."""
+    if isinstance(value, dict):
+        pattern, named = value.get("pattern"), value.get("format")
+        if isinstance(pattern, str) and ('"' in pattern or "\\\\" in pattern):
+            yield "a pattern with a quotation mark or a backslash of its own is not supported"
+        if named in _FREE_FORMATS:
+            yield f"the format {named} is not supported"
+    for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _unescaped(each)
+
+
+def _refused(guide: Guide, said: str) -> RequestError:
+    return RequestError(f"the guide of type {guide.kind} is refused: {said}", hint=_HINTS[guide.kind])
+
+
 def _check(guide: Guide) -> None:
     """Raises RequestError for guides that would exhaust a parser in C++."""
     hint = _HINTS[guide.kind]
@@ -147,9 +183,11 @@ def _check(guide: Guide) -> None:
         raise RequestError(message, hint="Ask for a smaller structure.")
     if guide.kind in ("json_schema", "structural_tag"):
         try:
-            parse_json(guide.text, f"the guide of type {guide.kind}", hint=hint)
+            values = parse_json(guide.text, f"the guide of type {guide.kind}", hint=hint)
         except ForgeError as error:
             raise RequestError(error.message, hint=error.hint) from None
+        for found in _unescaped(values):
+            raise _refused(guide, found)
     depth = 0
     for character in guide.text if guide.kind in ("regex", "ebnf_grammar") else "":
         depth += (character in "([{") - (character in ")]}")
