@@ -28,6 +28,17 @@ def test_generated_parts_are_those_of_the_code(name: str) -> None:
         assert with_table(text, marker, table()) == text, f"docs/{name}: run python -m tests.docs_tables"
 
 
+def test_the_readme_counts_the_architectures() -> None:
+    table = (DOCS / "formats.md").read_text().partition("<!-- families -->")[2].partition("<!-- end -->")[0]
+    rows = [row.split(" | ")[3] for row in table.strip().splitlines()[2:]]
+    counts = re.search(
+        r"(\d+) architectures convert for engines.*?; (\d+)\s+more", (ROOT / "README.md").read_text(), re.S
+    )
+    assert counts is not None
+    without = rows.count("–")
+    assert (int(counts[1]), int(counts[2])) == (len(rows) - without, without)
+
+
 def test_every_command_is_in_the_reference() -> None:
     headings = re.findall(r"^### trtforge (.+)$", (DOCS / "cli.md").read_text(), re.M)
     assert set(command_names()) <= set(headings)
