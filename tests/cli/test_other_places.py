@@ -112,3 +112,58 @@ def test_a_path_that_does_not_exist_is_no_hub_id(
     assert errors.startswith(f"error: {source}: no such directory\n")
     if source == "here/none":
         assert "Run `trtforge convert here/nine out`." in errors
+
+
+def test_a_checkpoint_of_others_is_taken_and_adopted(run: Any, build: Path, tmp_path: Path) -> None:
+    theirs, engine = tmp_path / "theirs", tmp_path / "engine"
+    shutil.copytree(build / "checkpoint", theirs)
+    (theirs / "forge.json").unlink()
+    options = ("--backend", "torch", "--max-seq-len", "64")
+    note = f"{theirs} is a foreign checkpoint: trtforge did not write it, and takes its files as they are; "
+
+    assert "foreign       it has no forge.json: `trtforge adopt` checks it and writes it\n" in run("inspect", theirs)[1]
+    planned = json.loads(run("compile", theirs, engine, *options, "--dry-run")[1])
+    assert planned["warnings"][0].startswith(note)
+    status, out, errors = run("compile", theirs, engine, *options, "--json")
+    assert (status, json.loads(out)["notes"]) == (0, planned["warnings"][:1])
+    assert f"warning: {note}" in errors
+    few = ("--samples", "1", "--seq-len", "16", "--data", DEMO_MODEL / "heldout.txt")
+    status, _, errors = run("verify", theirs, "--against", DEMO_MODEL, *few)
+    assert status == 0
+    assert f"note: {theirs} is foreign: the digests of its source are not recorded" in errors
+
+    status, out, _ = run("adopt", theirs, "--json")
+    found = json.loads(out)
+    assert status == 0
+    assert (found["stage"], found["cached"], found["next"]) == (
+        "checkpoint",
+        False,
+        f"trtforge compile {theirs} ENGINE",
+    )
+    assert [text.partition(":")[0] for text in found["unknown"]] == [
+        "the model that it was made from",
+        "the program that wrote it",
+    ]
+    again = json.loads(run("compile", theirs, engine, *options, "--json")[1])
+    assert again["cached"]
+    assert "notes" not in again
+    shown = json.loads(run("inspect", theirs, "--json")[1])
+    assert (shown["kind"], shown["foreign"], shown["digest"]) == ("checkpoint", True, found["digest"])
+    assert "foreign       adopted: its files have digests, its source is not recorded\n" in run("inspect", theirs)[1]
+    status, out, _ = run("adopt", theirs)
+    assert (status, out.splitlines()[0][-len("MB") :]) == (0, "MB")
+    assert "has its manifest already: " in out
+    assert run("generate", engine, "Hello", "--max-tokens", "2")[0] == 0
+
+
+def test_a_bad_checkpoint_is_not_adopted(run: Any, build: Path, tmp_path: Path) -> None:
+    theirs = tmp_path / "theirs"
+    shutil.copytree(build / "checkpoint", theirs)
+    for name in ("forge.json", "rank0.safetensors"):
+        (theirs / name).unlink()
+    status, out, errors = run("adopt", theirs)
+    assert (status, out) == (1, "")
+    assert errors.startswith(
+        f"error: {theirs}/rank0.safetensors is missing: config.json says 1 rank (tp 1, pp 1)\nhint: "
+    )
+    assert not (theirs / "forge.json").exists()

@@ -11,8 +11,9 @@ from tests.compile.checkpoints import engine, llama
 from tests.compile.engines import build
 from tests.compile.trtllm import MACHINE, Trtllm, write_checkpoint
 from trtforge.compile.build_config import BuildPlan, build_config
+from trtforge.formats.foreign import engine_manifest
 from trtforge.formats.releases import release
-from trtforge.package.engine_facts import open_engine, read_engine
+from trtforge.package.engine_facts import read_engine
 from trtforge.plan.limits import derive_limits
 
 EVERY_SECOND = {"sliding_window": 1024, "sliding_window_layers": list(range(0, 32, 2))}
@@ -45,7 +46,7 @@ def test_an_engine_tells_the_executor_its_windows(
     written = json.loads((built / "config.json").read_text())
     assert written["pretrained_config"].get("runtime_defaults") == expected
     assert written["build_config"]["max_seq_len"] == 4096
-    packaged = read_engine(built, open_engine(built)).windows
+    packaged = read_engine(built, engine_manifest(built)).windows
     assert list(packaged) == (expected or {}).get("max_attention_window", [])
 
 

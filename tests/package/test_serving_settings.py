@@ -17,10 +17,11 @@ from tests.package.test_stage import parameters as read_parameters
 from trtforge.core.errors import ForgeError
 from trtforge.core.recipe import load_recipe
 from trtforge.core.serving import ServingConfig
+from trtforge.formats.foreign import engine_manifest
 from trtforge.formats.releases import release
 from trtforge.formats.triton import parameters
 from trtforge.package.config import PackageConfig
-from trtforge.package.engine_facts import EngineFacts, open_engine, read_engine
+from trtforge.package.engine_facts import EngineFacts, read_engine
 from trtforge.package.parameters import engine_parameters, require_servable
 from trtforge.package.render import render_config
 from trtforge.package.stage import package
@@ -202,7 +203,7 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, EngineFacts]:
     found = {}
     for version in RELEASES:
         directory = tp2(tmp_path_factory.mktemp(version), version, lora={"max_rank": 16})
-        found[version] = read_engine(directory, open_engine(directory))
+        found[version] = read_engine(directory, engine_manifest(directory))
     return found
 
 

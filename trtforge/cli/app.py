@@ -14,6 +14,7 @@ import typer
 
 from trtforge import __version__
 from trtforge.cli import show
+from trtforge.cli.adopt import adopt
 from trtforge.cli.bench import bench
 from trtforge.cli.build import build
 from trtforge.cli.cache import cache
@@ -49,6 +50,7 @@ _COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
         "verify": verify,
         "compile": compile_,
         "package": package,
+        "adopt": adopt,
         "migrate": migrate,
     },
     "Serving": {

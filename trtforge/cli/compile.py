@@ -135,6 +135,7 @@ def compile_(
     from trtforge.core.parallel import Parallel
     from trtforge.core.progress import for_this_terminal
     from trtforge.core.recipe import EngineConfig
+    from trtforge.formats.foreign import foreign_note
 
     config = from_options(
         EngineConfig,
@@ -158,9 +159,12 @@ def compile_(
     options = CompileOptions(workers=workers, container=container, parallel=parallel)
     checkpoint = artifact_at(checkpoint, "checkpoint")
     if dry_run:
-        show.as_json(plan_engine(config, checkpoint, out, options).as_json())
+        planned = plan_engine(config, checkpoint, out, options).as_json()
+        show.as_json(planned | {"warnings": [*filter(None, [foreign_note(checkpoint)]), *planned["warnings"]]})
         return
     progress = for_this_terminal(quiet=quiet or json)
     with progress.waiting("compile"):
         result = compile_engine(config, checkpoint, out, options, force=force, progress=progress, warn=show.warning)
-    show.produced(result, json_output=json, next_command=join(["trtforge", "package", str(out), "REPOSITORY"]))
+    note = foreign_note(checkpoint)
+    next_command = join(["trtforge", "package", str(out), "REPOSITORY"])
+    show.produced(result, json_output=json, next_command=next_command, more={"notes": [note]} if note else None)

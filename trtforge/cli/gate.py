@@ -68,6 +68,8 @@ def show_verification(result: Verification, *, json_output: bool) -> None:
         found = [[str(layer.layer), f"{layer.error:.3e}", f"{layer.added:+.3e}"] for layer in result.layers]
         show.table("Error after each layer", ["layer", "relative error", "added"], found)
         print(f"layer {result.worst_layer} adds the largest error")
+    for text in result.notes:
+        show.note(text)
     for failure in result.failures:
         print(f"gate: {failure}")
     print("passed" if result.passed else "failed")

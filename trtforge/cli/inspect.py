@@ -82,6 +82,12 @@ def _lines(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if "tokenizer" in found:
         yield "tokenizer", "yes" if found["tokenizer"] else "no tokenizer.json"
         yield "chat template", "yes" if found["chat_template"] else "no"
+    if found.get("foreign"):
+        adopted = "adopted: its files have digests, its source is not recorded"
+        yield (
+            "foreign",
+            adopted if "digest" in found else "it has no forge.json: `trtforge adopt` checks it and writes it",
+        )
     yield from _files(found)
     if "problem" in found:
         yield "problem", found["problem"]

@@ -13,8 +13,9 @@ from trtforge.compile.llmapi_sources import (
     write_engine,
 )
 from trtforge.core.artifact import Produced, produce
-from trtforge.core.manifest import FileRecord, open_artifact
+from trtforge.core.manifest import FileRecord
 from trtforge.core.progress import Progress, Silent
+from trtforge.formats.foreign import checkpoint_manifest
 from trtforge.formats.hf import TOKENIZER_DIRECTORY, HfConfig
 from trtforge.formats.tokenizer import require_tokenizer
 from trtforge.formats.trtllm import read_checkpoint_config
@@ -29,7 +30,7 @@ def write_llmapi_engine(
         source = HuggingFaceSource.open(checkpoint)
         require_tokenizer(checkpoint, _vocabulary(source.checkpoint.config))
     else:
-        manifest = open_artifact(checkpoint, "checkpoint")
+        manifest = checkpoint_manifest(checkpoint)
         model = read_checkpoint_config(checkpoint)
         require_tokenizer(checkpoint / TOKENIZER_DIRECTORY, model.vocab_size)
         source = CheckpointSource.open(checkpoint, manifest, model)

@@ -17,6 +17,7 @@ from trtforge.core.manifest import FileRecord, Identity, Manifest
 from trtforge.core.partial import Finished
 from trtforge.core.progress import Progress
 from trtforge.formats.adapter import ADAPTER_FILES, ADAPTERS_DIRECTORY
+from trtforge.formats.foreign import is_foreign
 from trtforge.formats.hf import (
     CONFIG,
     INDEX,
@@ -57,7 +58,9 @@ class CheckpointSource:
         if not (source / CONFIG).is_file():
             raise ForgeError(
                 f"{directory} lacks {SOURCE_DIRECTORY}/{CONFIG}, the model's own configuration",
-                hint="It was written by an older trtforge: convert the model again with --force.",
+                hint="trtforge did not write it: give the Hugging Face checkpoint that it was made from."
+                if is_foreign(manifest)
+                else "It was written by an older trtforge: convert the model again with --force.",
             )
         hf = read_config(source)
         family = family_of(hf.architecture)

@@ -17,10 +17,10 @@ from trtforge.compile.torch import TorchPlan, torch_plan
 from trtforge.compile.torch_engine import build_torch_engine
 from trtforge.core.artifact import Produced
 from trtforge.core.errors import ForgeError, UsageError
-from trtforge.core.manifest import open_artifact
 from trtforge.core.parallel import Parallel
 from trtforge.core.progress import Progress, Silent
 from trtforge.core.recipe import EngineConfig, ResolvedBackend
+from trtforge.formats.foreign import checkpoint_manifest, foreign_note
 from trtforge.formats.hf import TOKENIZER_DIRECTORY
 from trtforge.formats.releases import release
 from trtforge.formats.tokenizer import require_tokenizer
@@ -112,11 +112,13 @@ def compile_engine(
 ) -> Produced:
     """Build the engine of `checkpoint` at `out` on `machine` (None: this one), or reuse it.
 
-    `warn` gets each warning of the plan before the work. The llmapi backend also accepts a Hugging Face checkpoint.
-    Raises ForgeError for a damaged checkpoint, impossible limits, or a machine that cannot build for the tensorrt_llm
-    backend; LoggedError if TensorRT-LLM fails to build a rank.
+    `warn` gets the note on a foreign checkpoint and each warning of the plan before the work. The llmapi backend also
+    accepts a Hugging Face checkpoint. Raises ForgeError for a damaged checkpoint, impossible limits, or a machine that
+    cannot build for the tensorrt_llm backend; LoggedError if TensorRT-LLM fails to build a rank.
     """
     options, progress, machine = options or CompileOptions(), progress or Silent(), machine or this_machine()
+    if (note := foreign_note(checkpoint)) is not None:
+        warn(note)
     if config.backend == "llmapi":
         llmapi_plan = plan_engine(config, checkpoint, out, options)
         assert isinstance(llmapi_plan, LlmapiPlan)
@@ -129,7 +131,7 @@ def compile_engine(
             hint=f"Run `trtforge convert {quote(str(checkpoint))} CHECKPOINT` and give its result; only the llmapi "
             "backend takes a Hugging Face checkpoint.",
         )
-    manifest = open_artifact(checkpoint, "checkpoint")
+    manifest = checkpoint_manifest(checkpoint)
     model = read_checkpoint_config(checkpoint)
     plan = engine_plan_for(model, config, checkpoint, out, options, machine=machine)
     require_tokenizer(checkpoint / TOKENIZER_DIRECTORY, model.vocab_size)

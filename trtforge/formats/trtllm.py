@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 from shlex import quote
+from types import MappingProxyType
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -30,6 +31,24 @@ UNQUANTIZED_MODULES = (
 """TensorRT-LLM's defaults (quantization/quantize.py); a list in config.json replaces them, so it must repeat them."""
 
 
+_ATTN_BIAS, _BIAS = MappingProxyType({"attn_bias": True}), MappingProxyType({"bias": True})
+_DEFAULTS: Mapping[str, Mapping[str, object]] = {
+    "QWenForCausalLM": _ATTN_BIAS,
+    "Qwen2ForCausalLM": _ATTN_BIAS,
+    "Qwen2MoeForCausalLM": _ATTN_BIAS,
+    "Qwen3ForCausalLM": _ATTN_BIAS,
+    "Qwen3MoeForCausalLM": _ATTN_BIAS,
+    "GPT2LMHeadModel": _BIAS,
+    "GPTBigCodeForCausalLM": _BIAS,
+    "Starcoder2ForCausalLM": _BIAS,
+    "NemotronForCausalLM": _BIAS,
+    "CohereForCausalLM": MappingProxyType({"output_multiplier_scale": 0.0625}),
+    "FalconForCausalLM": MappingProxyType({"parallel_attention": False}),
+}
+"""What TensorRT-LLM takes for absent fields, by architecture, where `CheckpointConfig` takes another value; other
+converters leave such fields out. Source: the config classes in tensorrt_llm/models/{qwen,gpt,commandr,falcon}."""
+
+
 class _Foreign(BaseModel):
     """A part of TensorRT-LLM's file: keys that we read are typed, unknown keys are kept."""
 
@@ -42,7 +61,7 @@ class Quantization(_Foreign):
     quant_algo: str | None = None
     kv_cache_quant_algo: str | None = None
     group_size: int = Field(128, ge=1)
-    smoothquant_val: float = 0.5
+    smoothquant_val: float | None = 0.5
     clamp_val: list[float] | None = None
     use_meta_recipe: bool = False
     has_zero_point: bool = False
@@ -184,10 +203,19 @@ def _read(directory: Path) -> dict[str, Any]:
 
 def _parse(values: Mapping[str, Any], directory: Path) -> CheckpointConfig:
     try:
-        return CheckpointConfig.model_validate(values)
+        return CheckpointConfig.model_validate(_completed(values))
     except ValidationError as error:
         problem = error.errors()[0]
         key = ".".join(str(part) for part in problem["loc"])
         raise ForgeError(
             f"{directory / CONFIG_FILE}: {key}: {problem['msg']}", hint="Make the directory again with trtforge."
         ) from None
+
+
+def _completed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values with what TensorRT-LLM takes for absent ones (`PretrainedConfig`, and the architecture's class)."""
+    heads, hidden = values.get("num_attention_heads"), values.get("hidden_size")
+    sizes: dict[str, object] = {}
+    if isinstance(heads, int) and isinstance(hidden, int) and heads > 0:
+        sizes = {"num_key_value_heads": heads, "head_size": hidden // heads, "intermediate_size": 4 * hidden}
+    return {**sizes, **_DEFAULTS.get(str(values.get("architecture")), {}), **values}

@@ -6,18 +6,10 @@ Layouts: NVIDIA ModelOpt 0.37 export/quant_utils.py and TensorRT-LLM 0.17 quanti
 import torch
 from torch import Tensor
 
+from trtforge.core.dtypes import DTYPES
 from trtforge.core.number_limits import E2M1_MAX, FP8_MAX, INT8_MAX, NVFP4_BLOCK
 
-TORCH = {
-    "float32": torch.float32,
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-    "float8_e4m3fn": torch.float8_e4m3fn,
-    "int64": torch.int64,
-    "int32": torch.int32,
-    "int8": torch.int8,
-    "uint8": torch.uint8,
-}
+TORCH: dict[str, torch.dtype] = {dtype.name: getattr(torch, dtype.name) for dtype in DTYPES}
 """torch's dtypes by TensorRT-LLM's names."""
 PRE_QUANT_SCALE_BOUNDS = (1e-4, 1e4)
 """Smallest and largest pre-quantization scale (ModelOpt model_calib.py)."""

@@ -8,7 +8,7 @@ from typing import Any
 from trtforge.core.device import UsableDevice
 from trtforge.core.errors import ForgeError
 from trtforge.core.features import SPECULATION, FeaturesConfig
-from trtforge.core.manifest import Identity, Manifest, files_below, open_artifact, read_manifest, record_of
+from trtforge.core.manifest import Manifest
 from trtforge.core.recipe import ResolvedBackend
 from trtforge.formats.adapter import ADAPTERS_DIRECTORY
 from trtforge.formats.attention_windows import attention_windows, executor_windows
@@ -50,18 +50,6 @@ class EngineFacts:
     llm_args: LlmArgs | None = None
     has_windows: bool = True
     adapters: tuple[int, ...] = ()
-
-
-def open_engine(directory: Path) -> Manifest:
-    """The manifest of an engine, every file checked; for an engine of trtllm-build, a new one of the existing files.
-
-    Raises ForgeError as `open_artifact` does.
-    """
-    if read_manifest(directory) is not None or not (directory / CONFIG_FILE).is_file():
-        return open_artifact(directory, "engine")
-    _, values = read_engine_config(directory)
-    identity = Identity(stage="engine", versions={"tensorrt_llm": str(values.get("version"))})
-    return Manifest(identity=identity, files={name: record_of(directory / name) for name in files_below(directory)})
 
 
 def read_engine(directory: Path, manifest: Manifest, built_for: FeaturesConfig | None = None) -> EngineFacts:

@@ -10,8 +10,9 @@ from trtforge.core.assets import asset_directory
 from trtforge.core.digest import file_digest
 from trtforge.core.manifest import FileRecord, Identity
 from trtforge.formats.adapter import resolved_features
+from trtforge.formats.foreign import engine_manifest
 from trtforge.package.config import PackageConfig
-from trtforge.package.engine_facts import open_engine, read_engine
+from trtforge.package.engine_facts import read_engine
 from trtforge.package.parameters import require_servable, serving_args
 from trtforge.package.repository import RepositoryWriter, own_modules, template_files
 from trtforge.package.target import check_target
@@ -29,7 +30,7 @@ def package(config: PackageConfig, engine: Path, tokenizer: Path | None, out: Pa
     written, for an incomplete engine, a missing or damaged tokenizer, an end id beyond the vocabulary, a setting that
     the engine cannot serve, and an engine that cannot run on `config.target`; logs warnings if it may not run there.
     """
-    manifest = open_engine(engine)
+    manifest = engine_manifest(engine)
     if config.features is not None:
         config = config.model_copy(update={"features": resolved_features(config.features)})
     facts = read_engine(engine, manifest, config.features)

@@ -9,6 +9,7 @@ from trtforge.core.manifest import FILE_NAME, Manifest, Stage, read_manifest
 from trtforge.core.nearest import nearest_directory
 from trtforge.core.recipe import QuantFormat, Recipe
 from trtforge.formats.chat_template import read_chat_template
+from trtforge.formats.foreign import is_foreign
 from trtforge.formats.hf import CONFIG, open_checkpoint, read_config
 from trtforge.formats.quantization_config import quantization_method
 from trtforge.formats.shards import read_header
@@ -86,13 +87,13 @@ def _artifact(directory: Path, manifest: Manifest) -> dict[str, Any]:
         return found | {"backend": "llmapi"} | weights
     if identity.stage in ("checkpoint", "engine"):
         found |= _trtllm(directory)
-    return found
+    return found | ({"foreign": True} if is_foreign(manifest) else {})
 
 
 def _foreign(directory: Path) -> dict[str, Any]:
     """A checkpoint or engine of TensorRT-LLM's that has no manifest."""
     what = "engine" if is_engine(directory) else "checkpoint"
-    return {"kind": f"TensorRT-LLM {what} that trtforge did not write"} | _trtllm(directory)
+    return {"kind": f"TensorRT-LLM {what} that trtforge did not write"} | _trtllm(directory) | {"foreign": True}
 
 
 def _trtllm(directory: Path) -> dict[str, Any]:

@@ -89,6 +89,7 @@ class Verification(Config):
     """The metrics. `kl`: KL divergence. `blocks`: what intervals of differences between verifications are made of.
 
     `tensors_checked`: tensors of all ranks; copied ones are compared bit for bit, all contribute to the logits.
+    `notes`: what is not known of a foreign checkpoint, and where its config.json differs from the model's.
     """
 
     perplexity: Perplexity
@@ -100,6 +101,7 @@ class Verification(Config):
     failures: tuple[Failure, ...] = Field(default=())
     layers: tuple[LayerError, ...] = Field(default=())
     blocks: Blocks = Blocks()
+    notes: tuple[str, ...] = Field(default=())
 
     @property
     def kl_mean(self) -> float:
@@ -135,6 +137,7 @@ class Verification(Config):
             "tokens": self.tokens,
             "tensors_checked": self.tensors_checked,
             "failures": [str(failure) for failure in self.failures],
+            "notes": list(self.notes),
             **({"layers": self._layers(), "worst_layer": self.worst_layer} if self.layers else {}),
         }
 

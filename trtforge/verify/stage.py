@@ -4,10 +4,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from trtforge.core.errors import ForgeError
-from trtforge.core.manifest import Manifest, open_artifact
+from trtforge.core.manifest import Manifest
 from trtforge.core.progress import Progress, Silent
 from trtforge.core.recipe import GateConfig
 from trtforge.formats.corpus import TokenWindows, needs_tokenizer, token_windows
+from trtforge.formats.foreign import checkpoint_manifest, engine_manifest, is_foreign
 from trtforge.formats.hf import TOKENIZER_DIRECTORY, HfCheckpoint, open_checkpoint
 from trtforge.formats.quantization_config import read_quantized_source
 from trtforge.formats.shards import read_header
@@ -23,6 +24,7 @@ from trtforge.models.checkpoint_config import layout_of_checkpoint
 from trtforge.models.checkpoint_plan import checkpoint_plan
 from trtforge.models.exclusions import modules_excluded_by
 from trtforge.models.registry import family_of, family_of_checkpoint
+from trtforge.verify.foreign import differing_fields, source_note
 from trtforge.verify.result import Verification, failures
 
 
@@ -33,14 +35,18 @@ def verify(
 
     `layers`: also report the error of every decoder layer's output.
 
-    Raises ForgeError for a damaged or foreign artifact, a damaged tokenizer and unusable data. A failed gate raises
+    Raises ForgeError for a damaged artifact, a damaged tokenizer and unusable data. A failed gate raises
     nothing: the result lists `failures`.
     """
+    from trtforge.runtime.ranks.source import open_model
+
     engine = is_engine(candidate)
-    manifest = open_artifact(candidate, "engine" if engine else "checkpoint")
+    if engine:
+        open_model(candidate)  # refuses an engine of TensorRT's before it is digested
+    manifest = engine_manifest(candidate) if engine else checkpoint_manifest(candidate)
     config = read_engine_config(candidate)[0] if engine else read_checkpoint_config(candidate)
     source = open_checkpoint(reference)
-    _require_same_model(config, manifest, source)
+    notes = _require_same_model(candidate, config, manifest, source)
     require_tokenizer(candidate / TOKENIZER_DIRECTORY, config.vocab_size)
     if needs_tokenizer(gate.data):
         require_tokenizer(reference, config.vocab_size)
@@ -56,19 +62,27 @@ def verify(
         part="held_out",
     )
     tensors = sum(len(read_header(candidate / rank_file(rank.index))) for rank in config.parallel.ranks)
-    return _compare(candidate, source, gate, windows, tensors, layers, progress or Silent())
+    found = _compare(candidate, source, gate, windows, tensors, layers, progress or Silent())
+    return found.model_copy(update={"notes": notes})
 
 
-def _require_same_model(config: CheckpointConfig, manifest: Manifest, reference: HfCheckpoint) -> None:
-    """Raises ForgeError if the candidate was made from another model (of an engine, only sizes are compared)."""
-    sizes = family_of(reference.config.architecture).facts(reference.config).sizes
+def _require_same_model(
+    candidate: Path, config: CheckpointConfig, manifest: Manifest, reference: HfCheckpoint
+) -> tuple[str, ...]:
+    """What is not known of a foreign checkpoint, and fields of its config.json that differ from the model's.
+
+    Raises ForgeError if the candidate was made from another model (of engines and foreign checkpoints, only sizes are
+    compared).
+    """
+    facts = family_of(reference.config.architecture).facts(reference.config)
+    sizes, foreign = facts.sizes, is_foreign(manifest)
     pairs = {
         "vocab_size": (config.vocab_size, sizes.vocab),
         "hidden_size": (config.hidden_size, sizes.hidden),
         "num_hidden_layers": (config.num_hidden_layers, sizes.num_layers),
     }
     differing = [key for key, (own, other) in pairs.items() if own != other]
-    if manifest.identity.stage == "checkpoint":
+    if manifest.identity.stage == "checkpoint" and not foreign:
         made_from = manifest.identity.inputs
         differing += [name for name, digest in reference.digests.items() if made_from.get(name) != digest]
     if differing:
@@ -76,6 +90,7 @@ def _require_same_model(config: CheckpointConfig, manifest: Manifest, reference:
             f"{reference.directory} is not the model that the candidate was made from: {differing[0]} differs",
             hint="Give the Hugging Face checkpoint that was converted as --against.",
         )
+    return (source_note(candidate), *differing_fields(config, facts)) if foreign else ()
 
 
 def _check_tensors(candidate: Path, config: CheckpointConfig, reference: HfCheckpoint, progress: Progress) -> None:

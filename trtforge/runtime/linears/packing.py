@@ -18,6 +18,7 @@ from trtforge.runtime.architecture.layout import (
     head_slots,
     layer_name,
     layer_slots,
+    rank_slots,
     router_name,
 )
 from trtforge.runtime.architecture.spec import DecoderSpec
@@ -44,6 +45,13 @@ def pack_rank(
     packed |= packing.embedding() | packing.head()
     source.finish()
     return {name: tensor.contiguous() for name, tensor in packed.items()}
+
+
+def require_rank(config: CheckpointConfig, index: int, source: Weights) -> None:
+    """Raises ForgeError as `pack_rank` does, from names, shapes and dtypes alone: `source` may hold no values."""
+    spec = DecoderSpec.of(config, index)
+    _Check(spec, source, Kernels(), DTYPES[config.dtype]).add(rank_slots(spec, sparse_layers(spec, source)))
+    source.finish()
 
 
 def sparse_layers(spec: DecoderSpec, weights: Weights) -> frozenset[int]:
@@ -111,7 +119,7 @@ class _Part:
                 for index, expert in enumerate(take_experts(self._spec, self._source, slot)):
                     self._add_linear(slot, expert, f"{slot.module}.{index}")
             case LinearSlot() if slot.module == LM_HEAD and self._is_tied(slot):
-                table = self._source.take(EMBEDDING, slot.out, slot.inputs)
+                table = self._source.take_floating(EMBEDDING, slot.out, slot.inputs)
                 self.packed[f"{LM_HEAD}.weight"] = table.to(self._dtype, copy=True)
             case LinearSlot():
                 self._add_linear(slot, take_linear(self._spec, self._source, slot), slot.module)
@@ -136,7 +144,7 @@ class _Part:
         if slot.shape == (1,):
             self.packed[slot.name] = self._source.take_scalar(slot.name)
         else:
-            tensor = self._source.take(slot.name, *slot.shape)
+            tensor = self._source.take_floating(slot.name, *slot.shape)
             self.packed[slot.name] = tensor.to(torch.float32 if slot.exact else self._dtype)
 
     def _add_linear(self, slot: LinearSlot, stored: Stored, name: str) -> None:
@@ -159,6 +167,17 @@ class _Part:
         tables = (table for table in embedding_slots(self._spec) if isinstance(table, TensorSlot))
         shape = next((table.shape for table in tables if table.name == EMBEDDING), None)
         return shape == (slot.out, slot.inputs) and not self._source.has(f"{LM_HEAD}.weight")
+
+
+class _Check(_Part):
+    """Takes every tensor and packs none."""
+
+    def _add_linear(self, slot: LinearSlot, stored: Stored, name: str) -> None:
+        pass
+
+    def _add_gated(self, slot: GatedSlot) -> None:
+        for part in (slot.fc, slot.gate):
+            take_linear(self._spec, self._source, part)
 
 
 def _fused_query(latent: LatentSpec, q_b_proj: Tensor, kv_b_proj: Tensor) -> Tensor:

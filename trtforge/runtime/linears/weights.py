@@ -1,9 +1,10 @@
 """Reads the tensors of one rank file one by one; missing, misshapen and unexpected tensors are errors."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from trtforge.core.errors import ForgeError
@@ -11,6 +12,21 @@ from trtforge.formats.shards import RowReader, read_header
 from trtforge.formats.tensor_files import map_tensors
 from trtforge.formats.trtllm import rank_file
 from trtforge.models.torch_tensors import read_tensor
+from trtforge.models.transforms import TORCH
+
+UNREAD = frozenset(
+    {
+        *("embed_positions", "embed_positions_for_gpt_attention", "rotary_inv_freq"),
+        *("embed_positions_local", "embed_positions_for_gpt_attention_local", "rotary_inv_freq_local"),
+        *("k_cache_scaling_factor", "v_cache_scaling_factor"),
+    }
+)
+"""Last parts of the names of tensors that other converters write and TensorRT-LLM's networks do not need.
+
+TensorRT-LLM's converters dump the tables that its networks compute from config.json (layers/attention.py). ModelOpt
+writes the scaling factors of keys and values beside their maximum, `kv_cache_scaling_factor`, which alone is read.
+"""
+_FLOATING = (torch.float16, torch.bfloat16, torch.float32)
 
 
 class _Reader(Protocol):
@@ -28,6 +44,20 @@ class _InMemory:
 
     def get_tensor(self, name: str) -> Tensor:
         return self._tensors[name]
+
+
+class _Headers:
+    """Tensors without values."""
+
+    def __init__(self, path: Path) -> None:
+        self._stored = {tensor.spec.name: tensor.spec for tensor in read_header(path)}
+
+    def keys(self) -> list[str]:
+        return list(self._stored)
+
+    def get_tensor(self, name: str) -> Tensor:
+        spec = self._stored[name]
+        return torch.empty(spec.shape, dtype=TORCH[spec.dtype.name], device="meta")
 
 
 class _Streamed:
@@ -71,6 +101,12 @@ class Weights:
         path = directory / rank_file(index)
         return cls(str(path), map_tensors(path))
 
+    @classmethod
+    def headers(cls, directory: Path, index: int) -> "Weights":
+        """Names, shapes and dtypes of a rank file, on the meta device."""
+        path = directory / rank_file(index)
+        return cls(str(path), _Headers(path))
+
     def has(self, name: str) -> bool:
         """Whether the rank has this tensor."""
         return name in self._names
@@ -91,14 +127,35 @@ class Weights:
             )
         return tensor
 
+    def take_as(self, name: str, dtypes: Collection[torch.dtype], *shape: int) -> Tensor:
+        """As `take`, of one of these dtypes. Raises ForgeError for another one."""
+        tensor = self.take(name, *shape)
+        if tensor.dtype not in dtypes:
+            wanted = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+            raise ForgeError(
+                f"{self.where}: {name} is {str(tensor.dtype).removeprefix('torch.')}, {wanted} is expected",
+                hint="config.json and the weights do not match: create the directory again.",
+            )
+        return tensor
+
+    def take_floating(self, name: str, *shape: int) -> Tensor:
+        """As `take`, of float16, bfloat16 or float32. Raises ForgeError for another dtype."""
+        return self.take_as(name, _FLOATING, *shape)
+
     def take_scalar(self, name: str) -> Tensor:
-        """A scaling factor as float32 (1,)."""
-        return self.take(name).float().reshape(1)
+        """A scaling factor, stored with or without a dimension, as float32 (1,)."""
+        tensor = self.take_floating(name)
+        if tensor.numel() != 1:
+            raise ForgeError(
+                f"{self.where}: {name} has shape {tuple(tensor.shape)}, one number is expected",
+                hint="config.json and the weights do not match: create the directory again.",
+            )
+        return tensor.float().reshape(1)
 
     def finish(self) -> None:
-        """Raises ForgeError naming tensors that were not taken."""
-        if self._left:
-            names = sorted(self._left)
+        """Raises ForgeError naming tensors that were not taken, apart from those that no network needs (`UNREAD`)."""
+        names = sorted(name for name in self._left if name.rpartition(".")[2] not in UNREAD)
+        if names:
             raise ForgeError(
                 f"{self.where}: {len(names)} unexpected tensors: {', '.join(names[:4])}",
                 hint="config.json and the weights do not match, or the embedded engine lacks this feature.",
