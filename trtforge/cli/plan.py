@@ -126,14 +126,15 @@ def plan(
 
     Only config.json and safetensors headers are read. Without --tp and --pp the fewest GPUs that hold the model are
     planned. An illegal configuration is reported with the nearest legal one, and the exit status is 1, or 0 if
-    --alternatives finds legal ones. Times are estimates.
+    --alternatives finds legal ones. Times are estimates. A TensorRT-LLM checkpoint is planned in its own layout and
+    formats.
 
     Example: trtforge plan Qwen/Qwen2.5-7B --gpu h100-80gb --tp 2 --quant fp8
 
     Example: trtforge plan mine.yaml --alternatives --goal latency
     """
     from trtforge.cli.plan_view import show_plan
-    from trtforge.plan.model import find_model
+    from trtforge.plan.checkpoint_model import model_to_plan
     from trtforge.plan.planner import plan as make
     from trtforge.plan.request import Option, request_of
     from trtforge.plan.roofline import Workload
@@ -143,7 +144,7 @@ def plan(
         raise UsageError(
             f"--group-size {group_size}: the group size must be 64 or 128", hint="Use --group-size 64 or 128."
         )
-    model = find_model(recipe.model.source, recipe.model.revision)
+    model = model_to_plan(recipe.model.source, recipe.model.revision)
     options: dict[Option, Any] = {
         "--tp": tp,
         "--pp": pp,

@@ -175,6 +175,14 @@ def is_engine(directory: Path) -> bool:
     return "pretrained_config" in _read(directory)
 
 
+def is_checkpoint(directory: Path) -> bool:
+    """Whether a directory is a TensorRT-LLM checkpoint."""
+    try:
+        return "architecture" in _read(directory)
+    except ForgeError:
+        return False
+
+
 def is_hugging_face(directory: Path) -> bool:
     """Whether a directory is a Hugging Face checkpoint, not one of TensorRT-LLM's."""
     try:

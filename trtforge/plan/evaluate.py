@@ -145,7 +145,7 @@ def _layout(model: Model, request: Request, parallel: Parallel) -> Layout:
 def _exclusion_problems(model: Model, layout: Layout) -> Iterator[Problem]:
     """Layers excluded in one pipeline stage but not in another: config.json has one list for all stages."""
     try:
-        if layout.source or layout.exclude_modules:
+        if model.checkpoint is None and (layout.source or layout.exclude_modules):
             checkpoint_config(model.family, model.facts, model.config.architecture, layout)
     except ForgeError as error:
         yield Problem("exclude_modules", error.message, error.hint)
@@ -164,7 +164,8 @@ def _format_problems(model: Model, request: Request) -> Iterator[Problem]:
         message = f"trtforge does not convert to {request.quant} yet"
         yield Problem("format", message, f"Formats: {', '.join(get_args(QuantFormat))}.")
     limit, measured = request.calibration_memory, (WEIGHTS[request.quant], CACHES[request.kv_cache])
-    if limit is not None and stored is None and any(format.calibrated for format in measured):
+    made = stored is not None or model.checkpoint is not None
+    if limit is not None and not made and any(format.calibrated for format in measured):
         yield from calibration_problems(calibration_needs(model, request), limit)
     if request.kv_cache not in get_args(KvCacheFormat):
         message = f"trtforge does not convert to an {request.kv_cache.upper()} KV cache yet"
@@ -181,6 +182,8 @@ def calibration_needs(model: Model, request: Request) -> int:
 def _checkpoint(model: Model, request: Request, layout: Layout, *, fits: bool) -> CheckpointConfig:
     """The config.json of the checkpoint; that of an illegal layout lacks what only a legal one has."""
     family, architecture = model.family, model.config.architecture
+    if model.checkpoint is not None:
+        return model.checkpoint
     if fits:
         return checkpoint_config(family, model.facts, architecture, layout)
     base = checkpoint_config(family, model.facts, architecture, Layout(Parallel(), layout.dtype))

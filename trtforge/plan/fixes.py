@@ -11,7 +11,7 @@ from trtforge.plan.evaluate import evaluate
 from trtforge.plan.evaluation import Evaluation
 from trtforge.plan.legality import Problem
 from trtforge.plan.model import Model
-from trtforge.plan.request import Change
+from trtforge.plan.request import FIXED, Change
 
 _MOST_CHANGES, _BEAM = 7, 8
 
@@ -64,6 +64,8 @@ def _nearest(
         for one in level:
             for further in candidates(model, one.evaluation, one.rule, without):
                 changes = (*one.changes, *further)
+                if model.checkpoint is not None and not FIXED.isdisjoint(change.option for change in further):
+                    continue
                 if frozenset(changes) in seen or len({change.key for change in changes}) < len(changes):
                     continue
                 seen.add(frozenset(changes))

@@ -10,6 +10,7 @@ from trtforge.core.parallel import Parallel
 from trtforge.formats.hf import INDEX, SINGLE, HfConfig, open_checkpoint, read_config, resolve_source
 from trtforge.formats.quantization_config import read_quantized_source
 from trtforge.formats.quantized_source import QuantizedSource
+from trtforge.formats.trtllm import CheckpointConfig
 from trtforge.models.checkpoint_plan import Layout, checkpoint_plan
 from trtforge.models.exclusions import excluded_modules, unquantized_rows
 from trtforge.models.family import Facts, Family
@@ -26,7 +27,8 @@ class Model:
     """A model of a known family. `stored`: the quantisation that it already has; `stored_bytes`: of its tensor files.
 
     `complaint`: how its weights contradict config.json; None if they agree or were not read. `shipped`: whether its
-    facts come from `known_models.json`.
+    facts come from `known_models.json`. `checkpoint`: config.json of a TensorRT-LLM checkpoint, whose layout and
+    formats are fixed; None for a Hugging Face model.
     """
 
     name: str
@@ -37,6 +39,7 @@ class Model:
     stored_bytes: int | None = None
     complaint: ForgeError | None = None
     shipped: bool = False
+    checkpoint: CheckpointConfig | None = None
     notes: tuple[str, ...] = ()
     _weights: dict[Layout, RankWeights] = field(default_factory=dict, compare=False, repr=False)
 
@@ -53,6 +56,13 @@ class Model:
         """
         parallel = Parallel(tp=layout.parallel.tp, ep=layout.parallel.ep)
         key = Layout(parallel, layout.dtype, exclude_modules=layout.exclude_modules)
+        if self.checkpoint is not None:
+            made = self.checkpoint
+            key = replace(
+                key,
+                parallel_embedding=made.use_parallel_embedding,
+                embedding_sharding_dim=made.embedding_sharding_dim,
+            )
         if key not in self._weights:
             found = rank_weights(self.family, self.facts, replace(key, exclude_modules=()))
             excludes = self._excludes(layout.exclude_modules)

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from trtforge.core.dtypes import dtype_named
+from trtforge.core.errors import UsageError
 from trtforge.core.parallel import Parallel
 from trtforge.plan import roofline as assumed
 from trtforge.plan.alternatives import Alternative, Goal, alternatives, fits_on, smallest_legal
@@ -139,7 +140,8 @@ class Plan:
         """Peak memory of the stages before serving."""
         evaluation, model = self.evaluation, self.model
         held = evaluation.held or self._held
-        request, quantised = evaluation.request, model.stored is not None
+        request = evaluation.request
+        quantised = model.stored is not None or model.checkpoint is not None
         built = None if evaluation.embedded else evaluation.memory  # the embedded engine needs no trtllm-build
         return peaks(
             model.family,
@@ -172,10 +174,17 @@ def plan(
 ) -> Plan:
     """Plan a deployment. Raises ForgeError for an unknown GPU or release.
 
-    `any_layout`: no layout was asked for, so the fewest GPUs are planned if the request's layout is not legal.
+    `any_layout`: no layout was asked for, so the fewest GPUs are planned if the request's layout is not legal. A
+    TensorRT-LLM checkpoint is planned as it is. Raises UsageError for alternatives of one.
     """
+    fixed = model.checkpoint is not None
+    if fixed and with_alternatives:
+        raise UsageError(
+            f"--alternatives: {model.name} is a checkpoint, whose layout and formats are fixed",
+            hint="Plan the Hugging Face model that it was made from.",
+        )
     evaluation, note = evaluate(model, request), None
-    if any_layout and request.gpu is not None and not evaluation.legal:
+    if any_layout and not fixed and request.gpu is not None and not evaluation.legal:
         found = smallest_legal(model, request)
         if found is not None:
             planned = found.request
@@ -189,7 +198,7 @@ def plan(
         evaluation=evaluation,
         fixes=fixes(model, evaluation),
         alternatives=alternatives(model, request, goal) if with_alternatives else (),
-        fits=fits_on(model, request) if request.gpu is None and request.for_tensorrt is not False else (),
+        fits=fits_on(model, request) if not fixed and request.gpu is None and request.for_tensorrt is not False else (),
         layout_note=note,
     )
 

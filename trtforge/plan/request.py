@@ -12,6 +12,9 @@ from trtforge.core.nearest import nearest_format
 from trtforge.core.recipe import CalibrationConfig, EngineConfig, GateConfig, Recipe, RoundingChoice
 from trtforge.core.serving import ServingConfig
 from trtforge.formats.adapter import resolved_lora
+from trtforge.formats.trtllm import CheckpointConfig
+from trtforge.models.checkpoint_config import layout_of_checkpoint
+from trtforge.models.exclusions import modules_excluded_by
 from trtforge.models.formats import FORMATS
 from trtforge.plan.formats import CACHES, WEIGHTS
 from trtforge.plan.gpus import Gpu, gpu_named
@@ -38,6 +41,9 @@ _SETTINGS: dict[Option, str] = {
     "--max-num-tokens": "engine.max_num_tokens",
     "--concurrency": "engine.max_batch_size",
 }
+
+FIXED: frozenset[Option] = frozenset({"--tp", "--pp", "--ep", "--quant", "--kv-cache", "--group-size", "--dtype"})
+"""What a TensorRT-LLM checkpoint decides."""
 
 TYPICAL_PROMPT, TYPICAL_OUTPUT = 1024, 256
 """Tokens of a typical request, unless given."""
@@ -204,7 +210,40 @@ def request_of(recipe: Recipe, model: Model, options: Mapping[Option, Any], typi
             meant = f"Did you mean {nearest}? " if nearest else ""
             error = UsageError(f"{option}: {name} is not a format", hint=f"{meant}Formats: {', '.join(known)}.")
             raise error.repaired_by(Repair(name, nearest) if nearest else None)
+    if model.checkpoint is not None:
+        return _as_made(request, model, model.checkpoint, options)
     return _as_stored(request, model)
+
+
+def _as_made(request: Request, model: Model, checkpoint: CheckpointConfig, options: Mapping[Option, Any]) -> Request:
+    """The request with the layout and the formats of a checkpoint. Raises UsageError for options that differ."""
+    parallel, quantization = checkpoint.parallel, checkpoint.quantization
+    layout = layout_of_checkpoint(checkpoint)
+    if layout is None:
+        algorithm = f"{quantization.quant_algo}, KV cache {quantization.kv_cache_quant_algo}"
+        raise UsageError(
+            f"{model.name}: its quantisation is not among the formats that trtforge plans: {algorithm}",
+            hint=f"`trtforge compile {quote(model.name)} ENGINE --dry-run` shows its engine.",
+        )
+    made: dict[Option, object] = {
+        "--tp": parallel.tp,
+        "--pp": parallel.pp,
+        "--ep": parallel.ep,
+        "--quant": layout.quant,
+        "--kv-cache": layout.kv_cache,
+        "--group-size": layout.group_size,
+        "--dtype": checkpoint.dtype,
+    }
+    for option, value in made.items():
+        asked = options.get(option)
+        if asked is not None and str(asked) != str(value):
+            raise UsageError(
+                f"{option} {asked}: {model.name} is a checkpoint, made with {option} {value}",
+                hint=f"Leave {option} out, or plan the Hugging Face model that it was made from.",
+            )
+    changes = [Change(option, str(value)) for option, value in made.items()]
+    excluded = modules_excluded_by(checkpoint, model.family, model.facts)
+    return replace(request.changed(*changes), exclude_modules=excluded)
 
 
 def _as_stored(request: Request, model: Model) -> Request:
