@@ -85,6 +85,8 @@ def _memory(result: "Plan") -> None:
 
 
 def _capacity(result: "Plan") -> None:
+    from trtforge.plan.instances import instances_of
+
     evaluation, memory = result.evaluation, result.evaluation.memory
     limits, typical = evaluation.limits, evaluation.typical
     if memory is None or limits is None or typical is None or not memory.kv_tokens:
@@ -101,6 +103,12 @@ def _capacity(result: "Plan") -> None:
         show.line("sliding windows: " + ", ".join(f"{n} layers keep {int(w):,} tokens" for w, n in kept.items()))
     elif evaluation.embedded is not None and result.model.facts.config.get("sliding_window"):
         show.line("sliding windows: the embedded engine keeps the KV cache of all tokens in every layer")
+    instances = instances_of(evaluation)
+    if instances is not None:
+        show.line(
+            f"{instances.count} instances on {instances.gpus} GPUs: {show.size(instances.per_gpu)} on the fullest, "
+            f"{show.size(instances.total)} in all; {instances.max_concurrency:,} requests of max_seq_len"
+        )
     show.line(f"longest prompt: {evaluation.longest_prompt:,} tokens")
 
 

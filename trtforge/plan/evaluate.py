@@ -22,6 +22,7 @@ from trtforge.plan.capacity import with_memory
 from trtforge.plan.engine_rules import engine_problems, gpu_problems, link_problems
 from trtforge.plan.evaluation import Evaluation
 from trtforge.plan.formats import CACHES, WEIGHTS
+from trtforge.plan.instances import instance_problems
 from trtforge.plan.legality import Problem, problems
 from trtforge.plan.limits import EngineLimits, derive_limits
 from trtforge.plan.model import Model
@@ -72,7 +73,8 @@ def evaluate(model: Model, request: Request) -> Evaluation:
     windows = _windows(model, request, checkpoint, target, limits)
     if windows is not None and for_llm_api and not applies_windows(model.config.architecture, _version(request)):
         windows = None
-    return with_memory(model, evaluation, limits, layout, windows)
+    planned = with_memory(model, evaluation, limits, layout, windows)
+    return replace(planned, problems=(*planned.problems, *instance_problems(planned)))
 
 
 def _version(request: Request) -> str:

@@ -13,6 +13,7 @@ from trtforge.plan.evaluate import evaluate
 from trtforge.plan.evaluation import Evaluation
 from trtforge.plan.fixes import Fix, fixes
 from trtforge.plan.formats import CACHES, WEIGHTS
+from trtforge.plan.instances import instances_of
 from trtforge.plan.kv import bytes_per_token
 from trtforge.plan.memory import Held
 from trtforge.plan.model import Model
@@ -70,6 +71,7 @@ class Plan:
         """In bytes, tokens and milliseconds. null: unknown because the layout is illegal."""
         evaluation = self.evaluation
         windows = evaluation.memory.windows if evaluation.memory else None
+        instances = instances_of(evaluation)
         return {
             "model": self.model.name,
             "family": self.model.family.name,
@@ -92,6 +94,7 @@ class Plan:
             "kv_windows": windows.as_json() if windows else None,
             "max_concurrency": evaluation.full_length_requests,
             "longest_prompt": evaluation.longest_prompt,
+            "instances": instances.as_json() if instances else None,
             "concurrency": self._concurrency(),
             "limits": None if evaluation.limits is None else evaluation.limits.build_fields,
             "peaks": asdict(self.peaks),
