@@ -123,7 +123,9 @@ def _listing(work: Path, scenario: Scenario) -> dict[str, tuple[int, int]]:
     found = {}
     for path in work.rglob("*"):
         parts = path.relative_to(work).parts
-        written = scenario.out is not None and parts[:2] in (("case", scenario.out), ("case", f".{scenario.out}.lock"))
+        relative = "/".join(parts[1:]) if parts[0] == "case" else ""
+        out = scenario.out
+        written = out is not None and (relative in (out, f".{out}.lock") or relative.startswith(f"{out}/"))
         if parts[0] != "logs" and not written and not path.is_dir():
             found["/".join(parts)] = (path.lstat().st_size, path.lstat().st_mtime_ns)
     return found

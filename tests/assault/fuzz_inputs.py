@@ -113,6 +113,8 @@ def _write_artifacts(base: Path) -> None:
         calibrate(config, hf, base / f"calibration_{name}", progress=quiet)
     convert(ConvertConfig(quant="fp8"), hf, base / "checkpoint", calibration=base / "calibration_fp8", progress=quiet)
     convert(ConvertConfig(tp=2), hf, base / "checkpoint_tp2", progress=quiet)
+    shutil.copytree(base / "checkpoint", base / "foreign")
+    (base / "foreign" / "forge.json").unlink()
     limits = {"max_batch_size": 4, "max_seq_len": 64, "max_num_tokens": 64, "tokens_per_block": 16}
     engine = EngineConfig.parse({"backend": "torch", "device": "cpu"} | limits, "fuzz")
     compile_engine(engine, base / "checkpoint", base / "engine", CompileOptions(), progress=quiet)

@@ -52,6 +52,7 @@ def _words(text: str, *more: str) -> tuple[str, ...]:
     return (*text.split(), *more)
 
 
+_FOREIGN = ("foreign/config.json", "foreign/config.json", "foreign/rank0.safetensors")
 SCENARIOS = (
     Scenario(_words("convert hf out --quiet"), ("hf",), _hf("hf"), "out", 8),
     Scenario(_words("convert hf out --tp 2 --quiet"), ("hf",), ("hf/config.json",), "out", 3),
@@ -96,6 +97,13 @@ SCENARIOS = (
         _words("compile checkpoint out --backend tensorrt_llm --dry-run"),
         ("checkpoint",), ("checkpoint/config.json", "checkpoint/forge.json"), "out", 3,
     ),
+    Scenario(_words("adopt foreign --quiet"), ("foreign",), (*_FOREIGN, "foreign/*/*"), "foreign/forge.json", 5),
+    Scenario(_words("compile foreign out", *_EMBEDDED), ("foreign",), _FOREIGN, "out", 4),
+    Scenario(
+        _words("verify foreign --against hf --data ids.safetensors", *_GATE),
+        ("foreign", "hf", "ids.safetensors"), _FOREIGN, None, 3,
+    ),
+    Scenario(_words("plan foreign --gpu l40s"), ("foreign",), _FOREIGN, None, 3),
     Scenario(_words("compile hf out", *_LLMAPI), ("hf",), (*_hf("hf"), *_TOKENIZER), "out", 3),
     Scenario(_words("package engine out --quiet"), ("engine",), ("engine/*", "engine/*/*"), "out", 5),
     Scenario(_words("package engine out --tokenizer hf --quiet"), ("engine", "hf"), _TOKENIZER, "out", 2),

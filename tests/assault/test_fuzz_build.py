@@ -65,7 +65,7 @@ def test_damage_is_decided_by_the_seed(name: str) -> None:
 def test_every_command_that_reads_files_is_run() -> None:
     commands = {scenario.words[0] for scenario in SCENARIOS}
     assert commands >= {"convert", "calibrate", "verify", "compile", "package", "inspect", "plan", "recipes", "doctor"}
-    assert commands >= {"generate", "build", "migrate", "serve"}
+    assert commands >= {"generate", "build", "migrate", "serve", "adopt"}
 
 
 def test_a_bad_option_is_refused() -> None:

@@ -72,3 +72,23 @@ def test_a_checkpoint_that_cannot_be_planned_is_refused(run: Any, made: Path, tm
     (tmp_path / "other" / "rank1.safetensors").unlink()
     status, _, errors = run("plan", tmp_path / "other")
     assert (status, "rank1.safetensors is missing" in errors) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (
+            {"moe": {"num_experts": 8, "top_k": 2}},
+            "config.json says 8 experts, the rank files hold 0 layers with routers",
+        ),
+        ({"moe": {"num_experts": 8}}, "config.json: moe.top_k is not a whole number from 1"),
+        ({"architecture": "DeepseekV2ForCausalLM"}, "config.json: kv_lora_rank is not a whole number from 1"),
+    ],
+)
+def test_what_a_family_needs_must_be_there(run: Any, made: Path, tmp_path: Path, values: Any, message: str) -> None:
+    shutil.copytree(made, tmp_path / "other")
+    stated = json.loads((made / "config.json").read_text())
+    (tmp_path / "other" / "config.json").write_text(json.dumps(stated | values))
+    status, out, errors = run("plan", tmp_path / "other")
+    assert (status, out) == (1, "")
+    assert message in errors

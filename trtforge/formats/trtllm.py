@@ -18,6 +18,7 @@ from trtforge.core.json_text import read_json_object
 from trtforge.core.nearest import nearest_directory
 from trtforge.core.parallel import Parallel
 from trtforge.core.plausible import require_plausible
+from trtforge.formats.checkpoint_values import require_values
 
 CONFIG_FILE = "config.json"
 UNQUANTIZED_MODULES = (
@@ -210,6 +211,7 @@ def _read(directory: Path) -> dict[str, Any]:
 
 
 def _parse(values: Mapping[str, Any], directory: Path) -> CheckpointConfig:
+    require_values(values, str(directory / CONFIG_FILE))
     try:
         return CheckpointConfig.model_validate(_completed(values))
     except ValidationError as error:

@@ -14,7 +14,7 @@ from trtforge.formats.hf import HfConfig
 from trtforge.formats.shards import StoredTensor, read_header
 from trtforge.formats.trtllm import CONFIG_FILE, CheckpointConfig, is_checkpoint, rank_file, read_checkpoint_config
 from trtforge.models.checkpoint_sizes import sizes_of
-from trtforge.models.family import Embedding, Experts, Fact, Facts, Family, Linear, Row, Size
+from trtforge.models.family import AbsorbedQuery, Embedding, Experts, Fact, Facts, Family, Linear, Row, Size
 from trtforge.models.registry import architectures, family_of_engine
 from trtforge.plan.model import MAIN, Model, find_model
 
@@ -40,17 +40,41 @@ def model_of_checkpoint(name: str, directory: Path) -> Model:
             hint=f"`trtforge compile` plans its engine with --dry-run. Supported: {', '.join(architectures())}.",
         )
     require_rank_files(directory, config.parallel)
+    _require_complete(config, family, directory)
     stored = [read_header(directory / rank_file(rank.index)) for rank in config.parallel.ranks]
+    facts = _facts(config, family, stored)
+    if bool(facts.sparse_layers) != (config.experts > 0):
+        found = f"{len(facts.sparse_layers)} layers with routers"
+        raise ForgeError(
+            f"{directory}: config.json says {config.experts} experts, the rank files hold {found}",
+            hint="config.json and the weights do not match: make the directory again.",
+        )
     values = {"architectures": [config.architecture], "torch_dtype": config.dtype}
     return Model(
         name,
         HfConfig(values, directory / CONFIG_FILE),
         family,
-        _facts(config, family, stored),
+        facts,
         stored_bytes=sum(tensor.spec.nbytes for tensors in stored for tensor in tensors),
         checkpoint=config,
         notes=tuple(filter(None, [foreign_note(directory)])),
     )
+
+
+def _require_complete(config: CheckpointConfig, family: Family, directory: Path) -> None:
+    """Raises ForgeError for fields that the family's sizes need and config.json lacks."""
+    more = config.model_extra or {}
+    latent = any(isinstance(row, AbsorbedQuery) for row in family.layer)
+    needed = ["kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"] if latent else []
+    missing = [key for key in needed if _number(more, key) < 1]
+    moe = more.get("moe")
+    if config.experts and not _number(moe if isinstance(moe, dict) else {}, "top_k"):
+        missing.append("moe.top_k")
+    if missing:
+        raise ForgeError(
+            f"{directory / CONFIG_FILE}: {missing[0]} is not a whole number from 1",
+            hint="Make the directory again.",
+        )
 
 
 def _facts(config: CheckpointConfig, family: Family, stored: list[tuple[StoredTensor, ...]]) -> Facts:

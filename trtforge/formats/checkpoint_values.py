@@ -1,0 +1,69 @@
+"""Checks the nested values of a checkpoint's config.json that size or scale something, whoever wrote them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from trtforge.core.errors import ForgeError
+from trtforge.core.plausible import LARGEST
+
+_WHOLE = {
+    "moe": (
+        "num_experts",
+        "top_k",
+        "normalization_mode",
+        "shared_expert_intermediate_size",
+        "device_limited_n_group",
+        "device_limited_topk_group",
+    )
+}
+_NUMBERS = {
+    "moe": ("device_limited_routed_scaling_factor",),
+    "rotary_scaling": (
+        "factor",
+        "low_freq_factor",
+        "high_freq_factor",
+        "original_max_position_embeddings",
+        "beta_fast",
+        "beta_slow",
+        "mscale",
+        "mscale_all_dim",
+        "attention_factor",
+    ),
+}
+_WORDS = {"rotary_scaling": ("type", "rope_type")}
+_POSITIVE = ("q_scaling", "query_pre_attn_scalar")
+_LARGEST = float(max(LARGEST.values()))
+
+
+def require_values(values: Mapping[str, Any], where: str) -> None:
+    """Raises ForgeError, naming `where` and the key, for a value of another type. Absent and null ones are accepted."""
+    for key in {*_WHOLE, *_NUMBERS, *_WORDS}:
+        part = values.get(key)
+        if part is None:
+            continue
+        if not isinstance(part, dict):
+            raise _wrong(where, key, part, "an object")
+        for name in _WHOLE.get(key, ()):
+            _require(part.get(name), f"{key}.{name}", where, whole=True)
+        for name in _NUMBERS.get(key, ()):
+            _require(part.get(name), f"{key}.{name}", where)
+        for name in _WORDS.get(key, ()):
+            if not isinstance(part.get(name), str | None):
+                raise _wrong(where, f"{key}.{name}", part[name], "a word")
+    for key in _POSITIVE:
+        value = values.get(key)
+        if isinstance(value, int | float) and value <= 0:
+            raise _wrong(where, key, value, "a number above zero")
+
+
+def _require(value: object, key: str, where: str, *, whole: bool = False) -> None:
+    kinds = int if whole else int | float
+    if value is None or (isinstance(value, kinds) and not isinstance(value, bool) and 0 <= value <= _LARGEST):
+        return
+    raise _wrong(where, key, value, "a whole number from zero on" if whole else "a number from zero on")
+
+
+def _wrong(where: str, key: str, value: object, expected: str) -> ForgeError:
+    return ForgeError(
+        f"{where}: {key} is {value!r:.60}, {expected} is expected", hint="Make the directory again with trtforge."
+    )
