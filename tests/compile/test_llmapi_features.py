@@ -230,7 +230,7 @@ def legal(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
     return version, features
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(legal())
 def test_every_legal_setting_is_accepted_with_its_value(given: tuple[str, dict[str, Any]]) -> None:
     version, features = given

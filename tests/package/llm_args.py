@@ -6,6 +6,7 @@ GPT-OSS support added. Other fields of these classes are left out: a key that on
 """
 
 from collections.abc import Mapping
+from functools import cache
 from types import ModuleType
 from typing import Any, Literal
 
@@ -87,6 +88,7 @@ def _checked(name: str) -> type[Strict]:
     return Checked
 
 
+@cache
 def classes(version: str) -> Mapping[str, type[Strict]]:
     """The classes of a release by name; `TorchLlmArgs` is the whole."""
     line = ".".join(version.split(".")[:2])
