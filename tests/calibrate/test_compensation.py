@@ -215,16 +215,6 @@ def test_a_gram_matrix_of_bfloat16_tokens_is_close(monkeypatch: pytest.MonkeyPat
     assert torch.linalg.matrix_norm(rounded, 2) > 2 * torch.linalg.matrix_norm(difference, 2)
 
 
-def test_a_weight_is_rounded_with_several_scales_at_once() -> None:
-    inputs, weight = correlated(14, 400, 64), torch.randn(8, 64, generator=torch.Generator().manual_seed(14))
-    factor, scales = factor_of(inputs), torch.stack((torch.ones(64), torch.rand(64) + 0.5))
-    together = compensate(weight, scales, factor, Int4Grid(32))
-    apart = [compensate(weight, scale, factor, Int4Grid(32)) for scale in scales]
-    assert torch.equal(together.levels, torch.cat([each.levels for each in apart]))
-    assert torch.allclose(together.steps, torch.cat([each.steps for each in apart]), rtol=1e-6)
-    assert torch.allclose(together.errors, torch.cat([each.errors for each in apart]))
-
-
 def nvfp4_grid(weight: Tensor) -> Nvfp4Grid:
     return Nvfp4Grid(nvfp4_global_scale(weight.abs().amax().reshape(1)).expand(len(weight)))
 

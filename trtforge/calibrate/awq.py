@@ -40,7 +40,7 @@ def search(weight: Tensor, statistics: InputStatistics, group_size: int) -> AwqC
     Phase 1 estimates the output errors of some rows as if the errors of a row's elements were independent, which takes
     no matrix product. Phase 2 computes exact errors of the remaining candidates, on more rows until one is best.
     """
-    importance = relative_weight_magnitude(weight, group_size)
+    importance = _relative_weight_magnitude(weight, group_size)
     scales = smoothing_scales(statistics.mean_magnitude, importance)
     tolerance = _TOLERANCE if weight.shape[1] < _WIDE else _TOLERANCE_OF_WIDE
     parts = _shuffled(len(weight)).split(_ROWS)
@@ -159,7 +159,7 @@ def clip_ratios(weight: Tensor, pre_quant_scale: Tensor, sketch: Tensor, group_s
     return chosen
 
 
-def relative_weight_magnitude(weight: Tensor, group_size: int) -> Tensor:
+def _relative_weight_magnitude(weight: Tensor, group_size: int) -> Tensor:
     """(in,) mean over rows of |W| / the amax of its block."""
     blocks = weight.abs().unflatten(1, (-1, group_size))
     largest = blocks.amax(dim=2, keepdim=True) + torch.finfo(torch.float32).tiny

@@ -103,10 +103,10 @@ class Compensated:
 def compensate(weight: Tensor, pre_quant_scale: Tensor, factor: Factor, grid: Grid) -> Compensated:
     """Round `weight` (out, in) / `pre_quant_scale` (in,), whose inputs are multiplied by the latter.
 
-    `factor`: of the inputs before that multiplication. Scales (n, in) round the weight n times, to (n * out, in).
+    `factor`: of the inputs before that multiplication.
     """
-    scales = pre_quant_scale.reshape(-1, weight.shape[1]).T.unsqueeze(2)  # (in, n, 1)
-    columns = weight.T.repeat(1, scales.shape[1])  # (in, outputs): a column of the weight is contiguous
+    scales = pre_quant_scale.unsqueeze(1)
+    columns = weight.T.contiguous()  # (in, out): a column of the weight is contiguous
     differences, levels = torch.empty_like(columns), torch.empty_like(columns, dtype=torch.int8)
     done = torch.empty_like(columns, dtype=TORCH[search_dtype(columns.device.type)])  # the differences, once more
     weights = factor.diagonal.square()
@@ -121,8 +121,8 @@ def compensate(weight: Tensor, pre_quant_scale: Tensor, factor: Factor, grid: Gr
             wanted = targets[inside]
             if start > begin:
                 wanted.addmm_(back[begin:start, inside].T, differences[begin:start], alpha=-1)
-            step = _best_steps(wanted, scales[group], weights[group], grid)
-            quanta = (step.view(scales.shape[1], -1) * scales[group]).flatten(1).clamp_(min=_TINY)
+            step = grid.best_steps(wanted / scales[group], weights[group] * pre_quant_scale[group].square())
+            quanta = (step * scales[group]).clamp_(min=_TINY)
             found = _round_group(columns[group], wanted, quanta, back[group, inside], differences[group], grid)
             levels[group] = found.div_(grid.unit)
             steps.append(step)
@@ -153,10 +153,3 @@ def _round_group(
             grid.round_(torch.div(target, quantum, out=level))
             torch.addcmul(minus, level, quantum, out=difference)
     return levels
-
-
-def _best_steps(wanted: Tensor, scales: Tensor, weights: Tensor, grid: Grid) -> Tensor:
-    """(n * out,) steps of a group for `wanted` (group, n * out) weights, before they are divided by their scales."""
-    several = wanted.unflatten(1, (scales.shape[1], -1)) / scales
-    importance = weights.unsqueeze(1) * scales[:, :, 0].square()
-    return torch.cat([grid.best_steps(several[:, index], importance[:, index]) for index in range(scales.shape[1])])

@@ -1,4 +1,4 @@
-"""Compensated rounding of the linears that read an input: which scale and which codes they get."""
+"""Compensated rounding of the linears that read an input: which codes they get, and with which scale."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -6,15 +6,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from trtforge.calibrate.awq import ALPHAS, AwqChoice, relative_weight_magnitude, sampled_rows, search, smoothing_scales
+from trtforge.calibrate.awq import AwqChoice, sampled_rows, search
 from trtforge.calibrate.compensation import Compensated, Factor, compensate
 from trtforge.calibrate.grids import Grid
 from trtforge.calibrate.statistics import InputStatistics
 from trtforge.formats.calibration import LEAST_TOKENS
 
-_JUDGED_ROWS = 128  # outputs on which scales are compared
 _REPORTED_ROWS = 64  # outputs of each linear whose errors are reported, and decide between the ways of rounding
-_ALPHA = 0.5  # the exponent of AWQ that is tried; others won nothing once errors were made up for
 _MAX_ELEMENTS = 1 << 24  # weight elements rounded at once
 
 
@@ -43,38 +41,29 @@ class Rounded:
 def round_linears(inputs: Sequence[Input], *, smoothed: bool = True, columns: bool = False) -> Rounded:
     """Round all linears of `inputs`, which share one pre-quantisation scale if `smoothed`. Uses up the statistics.
 
-    One input: no scale, or AWQ's for an exponent of 0.5, whichever leaves the smaller error after compensation. Several
-    (a layer's experts): the mean of the scales that AWQ finds. Linears without codes in the result are to be rounded to
-    the nearest: those of an input with fewer tokens than LEAST_TOKENS, and those that compensation does not improve.
+    It is one, unless several inputs share it (a layer's experts): then the mean of the scales that AWQ finds. Linears
+    without codes in the result are to be rounded to the nearest: those of an input with fewer tokens than LEAST_TOKENS,
+    and those that compensation does not improve.
     `columns`: also the largest magnitude in each column of what the codes stand for.
     """
     found = Rounded()
-    shared = None
+    choice = AwqChoice(0.0, torch.ones_like(inputs[0].statistics.channel_amax), 0.0)
     if smoothed and (len(inputs) > 1 or inputs[0].statistics.tokens < LEAST_TOKENS):
-        shared = _mean_of_awq(inputs)
+        choice = _mean_of_awq(inputs)
     for own in inputs:
-        _Linears(own, shared or _candidates(own, smoothed=smoothed)).round(found, smoothed=smoothed, columns=columns)
+        _Linears(own, choice).round(found, smoothed=smoothed, columns=columns)
     return found
 
 
-def _mean_of_awq(inputs: Sequence[Input]) -> tuple[AwqChoice, ...]:
-    """One choice: the mean of the scales that AWQ finds for each input that has tokens, and of the exponents."""
+def _mean_of_awq(inputs: Sequence[Input]) -> AwqChoice:
+    """The mean of the scales that AWQ finds for each input that has tokens, and of the exponents."""
     seen = [own for own in inputs if own.statistics.tokens]
     if not seen:
-        return (AwqChoice(0.0, torch.ones_like(inputs[0].statistics.channel_amax), 0.0),)
+        return AwqChoice(0.0, torch.ones_like(inputs[0].statistics.channel_amax), 0.0)
     found = [search(own.weight(), own.statistics, own.grid.group) for own in seen]
     scale = torch.stack([choice.pre_quant_scale for choice in found]).mean(dim=0)
     alpha = sum(choice.alpha for choice in found) / len(found)
-    return (AwqChoice(alpha, _in_every_dtype(scale), 0.0),)
-
-
-def _candidates(own: Input, *, smoothed: bool) -> tuple[AwqChoice, ...]:
-    ones = AwqChoice(0.0, torch.ones_like(own.statistics.channel_amax), 0.0)
-    if not smoothed:
-        return (ones,)
-    importance = relative_weight_magnitude(own.weight(), own.grid.group)
-    factors = smoothing_scales(own.statistics.mean_magnitude, importance)[ALPHAS.index(_ALPHA)]
-    return (ones, AwqChoice(_ALPHA, _in_every_dtype(1 / factors), 0.0))
+    return AwqChoice(alpha, _in_every_dtype(scale), 0.0)
 
 
 def _in_every_dtype(scale: Tensor) -> Tensor:
@@ -83,13 +72,13 @@ def _in_every_dtype(scale: Tensor) -> Tensor:
 
 
 class _Linears:
-    """The linears of an input, whose pre-quantisation scale is one of `candidates`.
+    """The linears of an input, with the pre-quantisation scale of `choice`.
 
     What is rounded with compensation is `_target`, the weight itself unless the inputs are noisy.
     """
 
-    def __init__(self, own: Input, candidates: tuple[AwqChoice, ...]) -> None:
-        self._own, self._candidates = own, candidates
+    def __init__(self, own: Input, choice: AwqChoice) -> None:
+        self._own, self._choice = own, choice
         self._weight = self._target = own.weight()
         starts = [sum(own.outputs[:index]) for index in range(len(own.outputs))]
         self._samples = {
@@ -101,17 +90,18 @@ class _Linears:
         """Add the results to `found`."""
         statistics, tokens = self._own.statistics, self._own.statistics.tokens
         if tokens < LEAST_TOKENS:
-            self._report(self._candidates[0], lambda rows: float(statistics.output_errors(rows).sum()), found, smoothed)
+            self._report(lambda rows: float(statistics.output_errors(rows).sum()), found, smoothed)
             return
         factor = Factor.of(statistics.take_gram(), tokens, statistics.noise)
         if factor is None:  # inputs that were always zero: no rounding has an error
-            self._report(self._candidates[0], lambda rows: 0.0, found, smoothed)
+            self._report(lambda rows: 0.0, found, smoothed)
             return
         if statistics.noise is not None:
             self._target = factor.shrunk(self._weight, statistics.noise)
-        energies, nearest = self._report(self._nearest(factor), factor.undamped_error, found, smoothed)
-        choice, rounded = self._best(factor)
-        errors = {name: self._error(rounded, choice, factor, rows) for name, rows in self._samples.items()}
+        energies, nearest = self._report(factor.undamped_error, found, smoothed)
+        scale = self._choice.pre_quant_scale
+        rounded = _compensated(self._target, scale, factor, self._own.grid)
+        errors = {name: self._error(rounded, factor, rows) for name, rows in self._samples.items()}
         if sum(errors.values()) >= sum(nearest.values()):
             return
         outputs = torch.arange(len(self._weight), device=self._weight.device).split(self._own.outputs)
@@ -120,21 +110,19 @@ class _Linears:
             found.codes[f"{name}.codes"], found.codes[f"{name}.scales"] = grid.stored(mine.levels, mine.steps)
             found.tensors[f"{name}.output_error"] = torch.tensor([errors[name] / energies[name]])
             if columns:
-                found.tensors[f"{name}.weight_column_amax"] = (mine.values * choice.pre_quant_scale).abs_().amax(dim=0)
-            if smoothed:
-                found.tensors |= _scale_of(name, choice)
+                found.tensors[f"{name}.weight_column_amax"] = (mine.values * scale).abs_().amax(dim=0)
 
     def _report(
-        self, choice: AwqChoice, error: Callable[[Tensor], float], found: Rounded, smoothed: bool
+        self, error: Callable[[Tensor], float], found: Rounded, smoothed: bool
     ) -> tuple[dict[str, float], dict[str, float]]:
-        """What rounding to the nearest with `choice` leaves; the energies of the outputs and their errors.
+        """What rounding to the nearest leaves; the energies of the outputs and their errors.
 
         `error`: the output error of a weight error (rows, in).
         """
         energies, errors = {}, {}
         for name, rows in self._samples.items():
             energies[name] = max(error(self._target[rows]), torch.finfo(torch.float32).tiny)
-            errors[name] = error(self._nearest_difference(rows, choice.pre_quant_scale))
+            errors[name] = error(self._nearest_difference(rows))
             left = torch.tensor([errors[name] / energies[name]])
             found.tensors |= {
                 f"{name}.tokens": torch.tensor([float(self._own.statistics.tokens)]),
@@ -143,44 +131,20 @@ class _Linears:
                 f"{name}.nearest_error": left,
             }
             if smoothed:
-                found.tensors |= _scale_of(name, choice)
+                found.tensors[f"{name}.alpha"] = torch.tensor([self._choice.alpha])
+                found.tensors[f"{name}.pre_quant_scale"] = self._choice.pre_quant_scale.clone()  # none shares memory
         return energies, errors
 
-    def _error(self, rounded: Compensated, choice: AwqChoice, factor: Factor, rows: Tensor) -> float:
+    def _error(self, rounded: Compensated, factor: Factor, rows: Tensor) -> float:
         """The squared output error of some outputs, without the part of the damping."""
-        difference = rounded.of_rows(rows).values * choice.pre_quant_scale - self._target[rows]
+        difference = rounded.of_rows(rows).values * self._choice.pre_quant_scale - self._target[rows]
         return max(0.0, float(rounded.errors[rows].sum() - factor.damping * difference.square().sum()))
 
-    def _best(self, factor: Factor) -> tuple[AwqChoice, Compensated]:
-        """The candidate with the smallest error after compensation, and what is rounded with it."""
-        choice = self._candidates[0]
-        if len(self._candidates) > 1:
-            judged = sampled_rows(len(self._weight))[:_JUDGED_ROWS]
-            scales = torch.stack([each.pre_quant_scale for each in self._candidates])
-            errors = compensate(self._target[judged], scales, factor, self._own.grid.of_rows(judged)).errors
-            choice = self._candidates[int(errors.view(len(self._candidates), -1).sum(dim=1).argmin())]
-        return choice, _compensated(self._target, choice.pre_quant_scale, factor, self._own.grid)
-
-    def _nearest(self, factor: Factor) -> AwqChoice:
-        """The candidate with the smallest error after rounding to the nearest."""
-        if len(self._candidates) == 1:
-            return self._candidates[0]
-        judged = sampled_rows(len(self._weight))[:_JUDGED_ROWS]
-        differences = (self._nearest_difference(judged, each.pre_quant_scale) for each in self._candidates)
-        errors = [float(factor.errors(difference).sum()) for difference in differences]
-        return self._candidates[errors.index(min(errors))]
-
-    def _nearest_difference(self, rows: Tensor, scale: Tensor) -> Tensor:
+    def _nearest_difference(self, rows: Tensor) -> Tensor:
         """The weight error (rows, in) of rounding some outputs to the nearest."""
+        scale = self._choice.pre_quant_scale
         nearest = self._own.grid.of_rows(rows).nearest(self._weight[rows] / scale) * scale
         return nearest.sub_(self._target[rows])
-
-
-def _scale_of(name: str, choice: AwqChoice) -> dict[str, Tensor]:
-    return {
-        f"{name}.alpha": torch.tensor([choice.alpha]),
-        f"{name}.pre_quant_scale": choice.pre_quant_scale.clone(),  # safetensors refuses tensors that share memory
-    }
 
 
 def _compensated(weight: Tensor, scale: Tensor, factor: Factor, grid: Grid) -> Compensated:
