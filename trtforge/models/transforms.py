@@ -15,6 +15,7 @@ TORCH = {
     "float8_e4m3fn": torch.float8_e4m3fn,
     "int64": torch.int64,
     "int32": torch.int32,
+    "int16": torch.int16,
     "int8": torch.int8,
     "uint8": torch.uint8,
 }
