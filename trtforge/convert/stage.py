@@ -35,7 +35,7 @@ from trtforge.formats.hf import (
 from trtforge.formats.quantization_config import quantization_files, read_quantized_source
 from trtforge.formats.shards import StoredTensor
 from trtforge.formats.tokenizer import require_tokenizer
-from trtforge.formats.trtllm import CONFIG_FILE, CheckpointConfig
+from trtforge.formats.trtllm import CONFIG_FILE, LAYERS_FILE, CheckpointConfig
 from trtforge.models.checkpoint_config import checkpoint_config
 from trtforge.models.checkpoint_plan import CheckpointPlan, Layout, checkpoint_plan
 from trtforge.models.formats import FORMATS
@@ -60,6 +60,10 @@ class ConvertConfig(Config):
     kv_cache: KvCacheFormat = Field("none", description="Format of the KV cache.")
     group_size: int = Field(defaults.GROUP_SIZE, description="INT4-AWQ group size; a calibration's takes precedence.")
     exclude_modules: tuple[str, ...] = Field((), description="Patterns of linear layers to leave unquantised.")
+    budget: float | None = Field(None, description="Of mixed precision: mean bits of a weight; `formats` keeps to it.")
+    formats: tuple[tuple[str, QuantFormat], ...] = Field(
+        (), description="Of mixed precision: linear layers by full name whose format is not `quant`."
+    )
     parallel_embedding: bool = Field(False, description="Shard the embedding table too.")
     embedding_sharding_dim: int = Field(0, ge=0, le=1, description="0 shards the vocabulary, 1 the hidden size.")
     shared_pre_quant_scale: bool = Field(False, description="AWQ: one scale for all linears that read one input.")
@@ -90,7 +94,7 @@ def convert(
     checkpoint, calibrated, tokenizer = conversion.checkpoint, conversion.calibration, tokenizer_files(source)
     identity = Identity(
         stage="checkpoint",
-        config=config.model_dump(mode="json")
+        config=config.model_dump(mode="json", exclude={"formats", "budget"} if config.budget is None else set())
         | {name: getattr(conversion.layout, name) for name in ("group_size", "dtype", "quant", "kv_cache")},
         inputs={CONFIG_FILE: file_digest(checkpoint.config.path)}
         | {path.name: file_digest(path) for path in quantization_files(source)}
@@ -110,6 +114,9 @@ def convert(
         needed = sum(stage.bytes for stage in stages) + carried_bytes(conversion.carried)
         require_space(directory, needed - Finished.read(directory).bytes)
         (directory / CONFIG_FILE).write_text(conversion.description.to_json())
+        layers = conversion.description.layers_json()
+        if layers is not None:
+            (directory / LAYERS_FILE).write_text(layers)
         (directory / SOURCE_DIRECTORY).mkdir()
         shutil.copyfile(checkpoint.config.path, directory / SOURCE_DIRECTORY / CONFIG_FILE)
         (directory / TOKENIZER_DIRECTORY).mkdir()
@@ -190,6 +197,7 @@ def layout_of(config: ConvertConfig, source_dtype: str) -> Layout:
         parallel_embedding=config.parallel_embedding,
         embedding_sharding_dim=config.embedding_sharding_dim,
         exclude_modules=config.exclude_modules,
+        formats=config.formats,
         shared_pre_quant_scale=config.shared_pre_quant_scale,
     )
 

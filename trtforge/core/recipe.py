@@ -11,7 +11,7 @@ from trtforge.core.errors import ForgeError, UsageError
 from trtforge.core.features import FeaturesConfig
 from trtforge.core.serving import SchedulerPolicy as SchedulerPolicy
 from trtforge.core.serving import ServingConfig
-from trtforge.core.sizes import Bytes
+from trtforge.core.sizes import Bits, Bytes
 from trtforge.core.yaml_text import line_of, read_yaml, read_yaml_text
 
 _COMPARE = "Compare with `trtforge recipes show demo-int4awq`."
@@ -65,6 +65,11 @@ class QuantizationConfig(Config):
     )
     exclude_modules: tuple[str, ...] = Field(
         (), description="Linear layers to leave unquantised: Hugging Face names; * matches anything."
+    )
+    budget: Bits | None = Field(
+        None,
+        description="int4_awq in mixed precision: mean bits of a weight, such as 4.5bits. The layers that suffer most "
+        "get fp8 or stay unquantised.",
     )
     awq_clip: bool = Field(False, description="AWQ: also search the clipping range of each group.")
     rounding: RoundingChoice = Field(

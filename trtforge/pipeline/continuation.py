@@ -17,7 +17,7 @@ from trtforge.pipeline.stage_configs import calibrate_config, convert_config
 from trtforge.pipeline.stages import needs_calibration
 
 _OF_CALIBRATION = ("format", "kv_cache", "group_size", "awq_clip", "rounding")
-_OF_CHECKPOINT = ("tp", "pp", "ep", "exclude_modules", "shared_pre_quant_scale")
+_OF_CHECKPOINT = ("tp", "pp", "ep", "exclude_modules", "budget", "shared_pre_quant_scale")
 
 
 def require_calibration_of(recipe: Recipe, directory: Path) -> None:

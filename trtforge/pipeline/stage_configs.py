@@ -36,6 +36,7 @@ def convert_config(recipe: Recipe) -> ConvertConfig:
         kv_cache=quant.kv_cache,
         group_size=quant.group_size,
         exclude_modules=quant.exclude_modules,
+        budget=quant.budget,
         allow_nonfinite=recipe.model.allow_nonfinite,
         shared_pre_quant_scale=recipe.engine.backend == "llmapi" and FORMATS[quant.format].smoothing == "awq",
     )

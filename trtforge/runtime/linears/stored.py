@@ -33,7 +33,7 @@ def take_experts(spec: DecoderSpec, source: Weights, slot: LinearSlot) -> list[S
 def _take(spec: DecoderSpec, source: Weights, slot: LinearSlot, lead: tuple[int, ...]) -> Stored:
     """The layer's tensors with leading dimensions `lead`; experts share one activation scale."""
     module, out, inputs = slot.module, slot.out, slot.inputs
-    match spec.algorithm if spec.quantized(module) else "none":
+    match spec.format_of(module):
         case "none":
             return Stored(source.take(f"{module}.weight", *lead, out, inputs))
         case "fp8":
