@@ -29,6 +29,8 @@ Device = Literal["auto", "cpu", "cuda"]
 GroupSize = Literal[64, 128]
 RoundingMethod = Literal["nearest", "compensated"]
 RoundingChoice = Literal["auto", "nearest", "compensated"]
+KvScaling = Literal["largest", "searched"]
+KvScalingChoice = Literal["auto", "largest", "searched"]
 
 
 class ModelConfig(Config):
@@ -60,6 +62,11 @@ class QuantizationConfig(Config):
 
     format: QuantFormat = Field("none", description="Format of the decoder's linear layers.")
     kv_cache: KvCacheFormat = Field("none", description="Format of the KV cache; none is the model's dtype.")
+    kv_scales: KvScalingChoice = Field(
+        "auto",
+        description="Scales of the KV cache: largest (of the largest magnitude, as ModelOpt), searched (by the error "
+        "of attention), or auto: searched for int8, largest for fp8.",
+    )
     group_size: GroupSize = Field(
         defaults.GROUP_SIZE, description="AWQ group size: weights along the input that share a scaling factor."
     )

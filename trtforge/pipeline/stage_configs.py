@@ -3,7 +3,7 @@
 from trtforge.calibrate.stage import CalibrateConfig
 from trtforge.convert.stage import ConvertConfig
 from trtforge.core.recipe import Recipe
-from trtforge.models.formats import FORMATS, rounding_method
+from trtforge.models.formats import FORMATS, kv_scaling, rounding_method
 
 
 def calibrate_config(recipe: Recipe) -> CalibrateConfig:
@@ -16,6 +16,7 @@ def calibrate_config(recipe: Recipe) -> CalibrateConfig:
             "rounding": rounding_method(quant.format, quant.rounding),
             "memory": quant.memory,
             "kv_cache": quant.kv_cache,
+            "kv_scales": kv_scaling(quant.kv_cache, quant.kv_scales),
             "group_size": quant.group_size,
             "data": quant.calibration,
             "device": recipe.engine.device,
