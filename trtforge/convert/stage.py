@@ -2,7 +2,7 @@
 
 import logging
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
@@ -92,16 +92,7 @@ def convert(
     watch = Watch(source)
     conversion = plan_conversion(config, source, calibration)
     checkpoint, calibrated, tokenizer = conversion.checkpoint, conversion.calibration, tokenizer_files(source)
-    identity = Identity(
-        stage="checkpoint",
-        config=config.model_dump(mode="json", exclude={"formats", "budget"} if config.budget is None else set())
-        | {name: getattr(conversion.layout, name) for name in ("group_size", "dtype", "quant", "kv_cache")},
-        inputs={CONFIG_FILE: file_digest(checkpoint.config.path)}
-        | {path.name: file_digest(path) for path in quantization_files(source)}
-        | {f"{TOKENIZER_DIRECTORY}/{path.name}": file_digest(path) for path in tokenizer}
-        | ({"calibration": calibrated.manifest.digest} if calibrated else {}),
-        versions={"trtforge": __version__},
-    )
+    identity = _identity(config, conversion, source, tokenizer)
     if calibrated is not None:
         _require_same_model(calibrated, checkpoint, {CONFIG_FILE: identity.inputs[CONFIG_FILE]})
 
@@ -144,6 +135,21 @@ def convert(
         return digests
 
     return produce(out, identity, write, force=force, late_inputs=weights)
+
+
+def _identity(config: ConvertConfig, conversion: "Conversion", source: Path, tokenizer: Sequence[Path]) -> Identity:
+    """What decides the checkpoint before its weights are read."""
+    calibrated = conversion.calibration
+    return Identity(
+        stage="checkpoint",
+        config=config.model_dump(mode="json", exclude={"formats", "budget"} if config.budget is None else set())
+        | {name: getattr(conversion.layout, name) for name in ("group_size", "dtype", "quant", "kv_cache")},
+        inputs={CONFIG_FILE: file_digest(conversion.checkpoint.config.path)}
+        | {path.name: file_digest(path) for path in quantization_files(source)}
+        | {f"{TOKENIZER_DIRECTORY}/{path.name}": file_digest(path) for path in tokenizer}
+        | ({"calibration": calibrated.manifest.digest} if calibrated else {}),
+        versions={"trtforge": __version__},
+    )
 
 
 @dataclass(frozen=True)

@@ -43,18 +43,13 @@ class RoundedWeight:
 class Calibration:
     """Tensors by Hugging Face module name, float32, on the CPU.
 
-        `<module>.input_amax` and `.weight_amax` (1,); `.input_channel_amax` and `.weight_column_amax` (in,), amax per input
-        (int8_sq, w4a8_awq); `.pre_quant_scale` (in,), AWQ's, with its `.alpha` (1,) and `.output_error` (1,), relative to
-        the output's energy; `.clip_ratio` (out, in / group), a block's clipping threshold / its amax; `.dead_channels`
-        (1,), number of inputs that were always zero; `.zero_weight` (1,), present if a weight is all zeros;
-    <<<<<<< HEAD
-        `layers.<i>.kv_amax` (1,), amax of keys and values. With compensated rounding also `.tokens` and `.inputs` (1,), how
-        many there were, and `.nearest_error` (1,), what `.output_error` would be if weights were rounded to the nearest.
-    =======
-        `layers.<i>.kv_amax` (1,), amax of keys and values, and `.kv_scale` (1,), the scale found by search. With
-        compensated rounding also `.tokens` (1,) of the input and `.nearest_error` (1,), what `.output_error` would be if
-        AWQ rounded to the nearest.
-    >>>>>>> c888349 (Search the scales of an INT8 KV cache by the error of attention)
+    `<module>.input_amax` and `.weight_amax` (1,); `.input_channel_amax` and `.weight_column_amax` (in,), amax per input
+    (int8_sq, w4a8_awq); `.pre_quant_scale` (in,), AWQ's, with its `.alpha` (1,) and `.output_error` (1,), relative to
+    the output's energy; `.clip_ratio` (out, in / group), a block's clipping threshold / its amax; `.dead_channels`
+    (1,), number of inputs that were always zero; `.zero_weight` (1,), present if a weight is all zeros;
+    `layers.<i>.kv_amax` (1,), amax of keys and values, and `.kv_scale` (1,), the scale found by search. With
+    compensated rounding also `.tokens` and `.inputs` (1,), how many there were, and `.nearest_error` (1,), what
+    `.output_error` would be if weights were rounded to the nearest.
     """
 
     manifest: Manifest
