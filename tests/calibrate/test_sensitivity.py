@@ -9,11 +9,12 @@ from transformers import AutoModelForCausalLM
 
 from tests.conftest import DEMO_MODEL
 from tests.convert.test_quantized_families import FAMILIES
-from trtforge.calibrate.sensitivity import Predicted, predict_damages
+from trtforge.calibrate.sensitivity import predict_damages
 from trtforge.calibrate.stage import CalibrateConfig, calibrate
 from trtforge.convert.stage import ConvertConfig, convert
 from trtforge.core.errors import ForgeError
 from trtforge.core.recipe import GateConfig, QuantFormat
+from trtforge.formats.damages import Predicted
 from trtforge.formats.shards import read_header
 from trtforge.verify.sensitivity import rank_linears
 

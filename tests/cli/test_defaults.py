@@ -23,7 +23,7 @@ CASES: list[tuple[Callable[..., Any], type[BaseModel], Mapping[str, str], set[st
         calibrate,
         CalibrateConfig,
         {"quant": "format"},
-        {"kv_cache", "group_size", "awq_clip", "rounding", "memory", "device"},
+        {"kv_cache", "kv_scales", "group_size", "awq_clip", "rounding", "memory", "device"},
     ),
     (
         calibrate,

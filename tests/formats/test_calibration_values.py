@@ -31,6 +31,7 @@ GOOD = {
     "m.input_channel_amax": [2.0, 0.0],
     "m.weight_column_amax": [0.5, 0.0],
     "layers.0.kv_amax": [3.0],
+    "layers.0.kv_scale": [0.02],
 }
 
 

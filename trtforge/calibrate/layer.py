@@ -13,6 +13,7 @@ from trtforge.calibrate.grids import Grid, Int4Grid, Nvfp4Grid
 from trtforge.calibrate.rounding import Input, Rounded, round_linears
 from trtforge.calibrate.statistics import InputStatistics
 from trtforge.core.errors import ForgeError
+from trtforge.core.recipe import KvCacheFormat
 from trtforge.models.family import Experts, Facts, Family, Linear
 from trtforge.models.transforms import nvfp4_global_scale
 
@@ -21,6 +22,7 @@ from trtforge.models.transforms import nvfp4_global_scale
 class Needs:
     """What the weight and KV cache formats need from calibration. `group_size`: of AWQ.
 
+    `kv_search`: the format for which scales of the KV cache are searched; none: the amax is enough.
     `magnitudes`: the amax of each linear's input becomes a scaling factor. `compensated`: weights are rounded here,
     with compensation, to INT4, or to NVFP4 if the noise of NVFP4 inputs is measured (`nvfp4`); `clip` has no effect
     then, because ranges are always searched.
@@ -29,6 +31,7 @@ class Needs:
     magnitudes: bool = True
     channels: bool = False
     kv_cache: bool = False
+    kv_search: KvCacheFormat = "none"
     awq: bool = False
     clip: bool = False
     compensated: bool = False
@@ -106,6 +109,13 @@ class LayerObserver:
         """A module of the layer, by the name that the checkpoint gives it."""
         renamed: Mapping[str, str] = {theirs: ours for ours, theirs in self._family.modules_renamed.items()}
         return self._layer.get_submodule(renamed.get(name, name))
+
+    @property
+    def attention(self) -> nn.Module:
+        """The module with the query, key and value projections; the whole layer if they are spread."""
+        row = next((row for row in self._linears if row.target == "attention.qkv"), None)
+        name = row.parts[0].module.rpartition(".")[0] if row else ""
+        return self.module(name) if name else self._layer
 
     def _round(self, inputs: list[Input], found: Rounded) -> None:
         rounded = round_linears(inputs, smoothed=self._needs.awq, columns=self._needs.channels)

@@ -19,6 +19,7 @@ from trtforge.core.progress import Progress, Silent
 from trtforge.core.recipe import GateConfig, QuantFormat
 from trtforge.formats.calibration import Calibration, open_calibration
 from trtforge.formats.corpus import token_windows
+from trtforge.formats.damages import Predicted
 from trtforge.formats.hf import open_checkpoint
 from trtforge.models.exclusions import inseparable
 from trtforge.models.registry import family_of_checkpoint
@@ -28,18 +29,6 @@ from trtforge.reference.weights import LayerWeights
 
 _WINDOWS = 16  # of the gate's data
 _PROBED = 2  # of them are disturbed
-
-
-@dataclass(frozen=True)
-class Predicted:
-    """Linear layers that are quantised together, and their number of `weights`.
-
-    `damage`: in each format, the relative error of the decoder layer's output if only they are quantised.
-    """
-
-    modules: tuple[str, ...]
-    weights: int
-    damage: Mapping[QuantFormat, float]
 
 
 def predict_damages(
@@ -146,7 +135,7 @@ def _noise(deviation: Tensor, generator: torch.Generator) -> Callable[..., Tenso
 def _predicted(
     linears: Sequence[ObservedLinear], formats: Sequence[QuantFormat], calibration: Calibration, probe: _Probe
 ) -> Predicted:
-    damage = {}
+    damage = dict[QuantFormat, float]()
     for quant in formats:
         disturbed = {}
         for linear in linears:

@@ -19,14 +19,21 @@ from trtforge.core.errors import ForgeError
 from trtforge.core.manifest import FileRecord, Identity
 from trtforge.core.parallel import Parallel
 from trtforge.core.progress import Progress, Silent
-from trtforge.core.recipe import CalibrationConfig, Device, GroupSize, KvCacheFormat, RoundingChoice
+from trtforge.core.recipe import (
+    CalibrationConfig,
+    Device,
+    GroupSize,
+    KvCacheFormat,
+    KvScalingChoice,
+    RoundingChoice,
+)
 from trtforge.core.sizes import Bytes
 from trtforge.formats.calibration import FILE
 from trtforge.formats.corpus import TokenWindows, token_windows
 from trtforge.formats.hf import open_checkpoint
 from trtforge.formats.quantization_config import require_unquantized
 from trtforge.models.checkpoint_plan import Layout, checkpoint_plan
-from trtforge.models.formats import FORMATS, rounding_method
+from trtforge.models.formats import FORMATS, kv_scaling, rounding_method
 from trtforge.models.registry import family_of_checkpoint
 from trtforge.plan.accounting import check_sources
 from trtforge.plan.legality import require_legal
@@ -47,6 +54,7 @@ class CalibrateConfig(Config):
 
     format: CalibratedFormat = Field(description="Format of the decoder's linear layers; none: KV cache only.")
     kv_cache: KvCacheFormat = Field("none", description="Format of the KV cache.")
+    kv_scales: KvScalingChoice = Field("auto", description="Scales of the KV cache; auto: searched for int8.")
     group_size: GroupSize = Field(defaults.GROUP_SIZE, description="INT4-AWQ: weights that share a scale.")
     data: CalibrationConfig = CalibrationConfig()
     awq_clip: bool = Field(False, description="AWQ: also search the clip threshold of each block of a weight.")
@@ -150,6 +158,7 @@ def needs_of(config: CalibrateConfig) -> "Needs":
     return Needs(
         magnitudes=wanted.static_activations,
         kv_cache=config.kv_cache != "none",
+        kv_search=config.kv_cache if kv_scaling(config.kv_cache, config.kv_scales) == "searched" else "none",
         awq=wanted.smoothing == "awq",
         clip=wanted.smoothing == "awq" and config.awq_clip,
         compensated=compensated,
@@ -188,7 +197,8 @@ def _identity(
             "documents": len(windows.document_lengths),
             "document_lengths": windows.length_histogram,
             "batch_size": config.data.batch_size,
-        },
+        }
+        | ({"kv_scales": "searched"} if needs_of(config).kv_search != "none" else {}),
         inputs=digests | {"data": windows.digest},
         versions=_versions(),
     )

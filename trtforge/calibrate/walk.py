@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from trtforge.calibrate.kv_scale import PROBED_BATCHES, search_scale
 from trtforge.calibrate.layer import LayerObserver, Needs, nonfinite_activations
 from trtforge.core.errors import ForgeError
 from trtforge.core.manifest import record_of
@@ -74,6 +75,8 @@ class Walk:
         try:
             for layer in self._stream.layers(batches, hidden, first):
                 observer = LayerObserver(layer.module, layer.index, self._family, self._facts, self._needs)
+                count = min(PROBED_BATCHES, len(hidden)) if self._needs.kv_search != "none" else 0
+                inputs = [hidden.get(batch).clone() for batch in range(count)]
                 with observer:
                     layer.run(passed)
                 prefix = f"{self._family.layer_prefix}.{layer.index}."
@@ -82,8 +85,12 @@ class Walk:
                 if self._needs.kv_cache:
                     amax = tensors[f"layers.{layer.index}.kv_amax"] = self._stream.cache.take()
                     _require_scale(amax, layer.index, self._dtype)
+                    if inputs:
+                        tensors[f"layers.{layer.index}.kv_scale"] = search_scale(
+                            layer, observer.attention, inputs, self._stream.cache, amax, self._needs.kv_search
+                        )
                 self._keep(layer.index, tensors, {prefix + name: tensor for name, tensor in results.codes.items()})
-                del observer, tensors, results
+                del observer, tensors, results, inputs
                 bar.advance(1 - of_pass)
                 if time.monotonic() - saved > _SECONDS_BETWEEN_SAVES:
                     self._save(hidden, layer.index + 1)

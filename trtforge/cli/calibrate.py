@@ -51,6 +51,16 @@ def calibrate(
         bool,
         typer.Option("--awq-clip", rich_help_panel=_FORMAT, help="AWQ: also search the clipping range of each group."),
     ] = False,
+    kv_scales: Annotated[
+        str,
+        typer.Option(
+            metavar="METHOD",
+            autocompletion=completion.words("auto", "largest", "searched"),
+            rich_help_panel=_FORMAT,
+            help="Scales of the KV cache: largest (of the largest magnitude, as ModelOpt), searched (by the error of "
+            "attention), or auto: searched for int8, largest for fp8.",
+        ),
+    ] = "auto",
     rounding: Annotated[
         str,
         typer.Option(
@@ -153,6 +163,7 @@ def calibrate(
             "group_size": group_size,
             "awq_clip": awq_clip,
             "rounding": rounding,
+            "kv_scales": kv_scales,
             "memory": memory,
             "device": device,
             "data": sampling,

@@ -2,13 +2,17 @@
 
 from pathlib import Path
 from shlex import join
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from trtforge.cli import completion, show
 from trtforge.cli.options import FORMAT_GROUP, Force, HfDirectory, Json, Out, Quiet, Verbose, from_options
 from trtforge.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from trtforge.convert.stage import ConvertConfig
+    from trtforge.core.progress import Silent, Terminal
 
 _PARALLELISM = "Parallelism"
 
@@ -88,6 +92,15 @@ def convert(
             help="Linear layers to leave unquantised, such as *.0.mlp.down_proj; repeatable.",
         ),
     ] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            metavar="BITS",
+            rich_help_panel=FORMAT_GROUP,
+            help="int4_awq in mixed precision: mean bits of a weight, such as 4.5bits; the layers that suffer most get "
+            "fp8 or stay unquantised.",
+        ),
+    ] = None,
     shared_pre_quant_scale: Annotated[
         bool,
         typer.Option(
@@ -145,8 +158,41 @@ def convert(
             "--shared-pre-quant-scale applies only to AWQ formats", hint="Leave it out, or give --quant int4_awq."
         )
     source, progress = resolve_source(hf_dir), for_this_terminal(quiet=quiet or json)
+    if budget is not None:
+        config = _budgeted(config, budget, source, calibration, progress)
     with progress.waiting("convert"):
         result = run(config, source, out, calibration=calibration, force=force, progress=progress)
     verify = ["verify", str(out), "--against", hf_dir]
     compile_ = ["compile", str(out), "ENGINE", "--backend", "tensorrt_llm"]
     show.produced(result, json_output=json, next_command=join(["trtforge", *(verify if cp == 1 else compile_)]))
+
+
+def _budgeted(
+    config: "ConvertConfig", budget: str, source: Path, calibration: Path | None, progress: "Terminal | Silent"
+) -> "ConvertConfig":
+    """The configuration with the formats that the budget affords."""
+    from trtforge.core.recipe import GateConfig
+    from trtforge.core.sizes import parse_bits
+    from trtforge.pipeline.mixed import choose_formats
+
+    bits = parse_bits(budget, "--budget")
+    if config.quant != "int4_awq" or calibration is None:
+        raise UsageError(
+            "--budget applies only to --quant int4_awq with its calibration",
+            hint="Give --quant int4_awq and --calibration DIR, or leave --budget out.",
+        )
+    if config.pp > 1:
+        raise UsageError(
+            "--budget with --pp: TensorRT-LLM numbers the layers of each pipeline stage from 0",
+            hint="Give --pp 1, or leave --budget out.",
+        )
+    with progress.waiting("formats"):
+        mixed = choose_formats(
+            bits,
+            source,
+            calibration,
+            GateConfig(),
+            exclude_modules=config.exclude_modules,
+            progress=progress,
+        )
+    return config.model_copy(update={"budget": bits, "formats": mixed.formats})

@@ -20,6 +20,8 @@ _KEYS = {
     "--group-size": "quantization.group_size",
     "--awq-clip": "quantization.awq_clip",
     "--rounding": "quantization.rounding",
+    "--kv-scales": "quantization.kv_scales",
+    "--budget": "quantization.budget",
     "--exclude-module": "quantization.exclude_modules",
     "--memory": "quantization.memory",
     "--data": "quantization.calibration.data",

@@ -16,7 +16,14 @@ from trtforge.core.parallel import Parallel
 from trtforge.core.recipe import EngineConfig
 from trtforge.formats.adapter import resolved_lora
 from trtforge.formats.hf import HfConfig, read_config
-from trtforge.formats.llmapi import MODEL_FILE, KvCacheArgs, LlmArgs, has_argument, require_llm_api
+from trtforge.formats.llmapi import (
+    MODEL_FILE,
+    KvCacheArgs,
+    LlmArgs,
+    has_argument,
+    require_llm_api,
+    require_mixed_precision,
+)
 from trtforge.formats.quantization_config import read_quantized_source
 from trtforge.formats.trtllm import CheckpointConfig, Quantization
 from trtforge.models.formats import FORMATS
@@ -101,6 +108,8 @@ class _HfPositions:
 def plan_for_checkpoint(model: CheckpointConfig, config: EngineConfig) -> LlmapiPlan:
     """The plan for a TensorRT-LLM checkpoint of this configuration. Raises ForgeError for an unsupported format."""
     require_format(model)
+    layers = model.quantization.quantized_layers or {}
+    require_mixed_precision(config.target.tensorrt_llm, {layer.quant_algo for layer in layers.values()})
     cache = model.quantization.kv_cache_quant_algo == "FP8"
     warnings = (_SCALES_ARE_ONE,) if cache and model.quantization.quant_algo is None else ()
     facts = LlmApiModel(model.parallel.tp, model.experts > 0, stored(model, "num_nextn_predict_layers") or 0)

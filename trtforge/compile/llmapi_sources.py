@@ -34,7 +34,7 @@ from trtforge.formats.hf import (
 from trtforge.formats.hf_quant_config import HfQuantization
 from trtforge.formats.llmapi import MODEL_FILE
 from trtforge.formats.shards import read_header
-from trtforge.formats.trtllm import CARRIED_FILE, CheckpointConfig, rank_file
+from trtforge.formats.trtllm import CARRIED_FILE, LAYERS_FILE, CheckpointConfig, rank_file
 from trtforge.models.hf_export_plan import hf_plan
 from trtforge.models.hf_tensors import HfPlan, copied
 from trtforge.models.registry import family_of
@@ -91,7 +91,10 @@ class CheckpointSource:
             changed = {key: self.model.dtype for key in ("dtype", "torch_dtype") if key in text}
             config["text_config"] = text | changed
         if self.model.quantization.quant_algo is not None:
-            quantization = HfQuantization(self.model.quantization, self.tensors.unquantized)
+            quantization = HfQuantization(self.model.quantization, self.tensors.unquantized, self.tensors.algorithms)
+            layers = quantization.quant_cfg()
+            if layers is not None:
+                _write_json(out / LAYERS_FILE, layers)
             config["quantization_config"] = quantization.quantization_config()
             _write_json(out / QUANTIZATION_FILES[0], quantization.hf_quant_config())
         _write_json(out / CONFIG, config)

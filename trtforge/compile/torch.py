@@ -58,7 +58,7 @@ class TorchPlan:
             "backend": "torch",
             "device": self.device,
             "compute_dtype": self.compute_dtype,
-            "kernels": self.kernels.model_dump(mode="json"),
+            "kernels": self.kernels.model_dump(mode="json", exclude={"fp8"} if self.kernels.fp8 is None else set()),
             "features": {"kv_reuse": self.kv_reuse, "chunked_context": self.chunked_context},
         }
 
@@ -109,7 +109,7 @@ def torch_plan(model: CheckpointConfig, config: EngineConfig, limits: EngineLimi
         limits=limits,
         device=device,
         compute_dtype=dtype,
-        kernels=choose_kernels(spec.algorithm, spec.group_size, device, dtype),
+        kernels=choose_kernels(spec.algorithm, spec.group_size, device, dtype, mixed=spec.layer_formats is not None),
         kv_reuse=config.features.kv_reuse,
         chunked_context=config.features.chunked_context,
     )

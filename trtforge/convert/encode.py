@@ -67,6 +67,9 @@ def computed(content: Content, calibration: Calibration | None, tp_rank: int, mo
             return as_bytes(vector if experts is None else vector.repeat(experts, 1))
         case KvScale(layer=layer, format=format):
             # ModelOpt's FP8 scales never go below 1 (export/postprocess.py), and TensorRT-LLM's converters write 1.
+            searched = calibration.kv_scale(layer, format) if calibration is not None else None
+            if searched is not None:
+                return as_bytes(searched)
             amax = calibration.kv_amax(layer) if calibration is not None else None
             scale = torch.ones(1) if amax is None else amax / CACHE_BOUNDS[format]
             return as_bytes(scale.clamp(min=1.0) if format == "fp8" else scale)

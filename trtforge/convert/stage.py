@@ -2,7 +2,7 @@
 
 import logging
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
@@ -35,7 +35,7 @@ from trtforge.formats.hf import (
 from trtforge.formats.quantization_config import quantization_files, read_quantized_source
 from trtforge.formats.shards import StoredTensor
 from trtforge.formats.tokenizer import require_tokenizer
-from trtforge.formats.trtllm import CONFIG_FILE, CheckpointConfig
+from trtforge.formats.trtllm import CONFIG_FILE, LAYERS_FILE, CheckpointConfig
 from trtforge.models.checkpoint_config import checkpoint_config
 from trtforge.models.checkpoint_plan import CheckpointPlan, Layout, checkpoint_plan
 from trtforge.models.formats import FORMATS
@@ -60,6 +60,10 @@ class ConvertConfig(Config):
     kv_cache: KvCacheFormat = Field("none", description="Format of the KV cache.")
     group_size: int = Field(defaults.GROUP_SIZE, description="INT4-AWQ group size; a calibration's takes precedence.")
     exclude_modules: tuple[str, ...] = Field((), description="Patterns of linear layers to leave unquantised.")
+    budget: float | None = Field(None, description="Of mixed precision: mean bits of a weight; `formats` keeps to it.")
+    formats: tuple[tuple[str, QuantFormat], ...] = Field(
+        (), description="Of mixed precision: linear layers by full name whose format is not `quant`."
+    )
     parallel_embedding: bool = Field(False, description="Shard the embedding table too.")
     embedding_sharding_dim: int = Field(0, ge=0, le=1, description="0 shards the vocabulary, 1 the hidden size.")
     shared_pre_quant_scale: bool = Field(False, description="AWQ: one scale for all linears that read one input.")
@@ -88,16 +92,7 @@ def convert(
     watch = Watch(source)
     conversion = plan_conversion(config, source, calibration)
     checkpoint, calibrated, tokenizer = conversion.checkpoint, conversion.calibration, tokenizer_files(source)
-    identity = Identity(
-        stage="checkpoint",
-        config=config.model_dump(mode="json")
-        | {name: getattr(conversion.layout, name) for name in ("group_size", "dtype", "quant", "kv_cache")},
-        inputs={CONFIG_FILE: file_digest(checkpoint.config.path)}
-        | {path.name: file_digest(path) for path in quantization_files(source)}
-        | {f"{TOKENIZER_DIRECTORY}/{path.name}": file_digest(path) for path in tokenizer}
-        | ({"calibration": calibrated.manifest.digest} if calibrated else {}),
-        versions={"trtforge": __version__},
-    )
+    identity = _identity(config, conversion, source, tokenizer)
     if calibrated is not None:
         _require_same_model(calibrated, checkpoint, {CONFIG_FILE: identity.inputs[CONFIG_FILE]})
 
@@ -110,6 +105,9 @@ def convert(
         needed = sum(stage.bytes for stage in stages) + carried_bytes(conversion.carried)
         require_space(directory, needed - Finished.read(directory).bytes)
         (directory / CONFIG_FILE).write_text(conversion.description.to_json())
+        layers = conversion.description.layers_json()
+        if layers is not None:
+            (directory / LAYERS_FILE).write_text(layers)
         (directory / SOURCE_DIRECTORY).mkdir()
         shutil.copyfile(checkpoint.config.path, directory / SOURCE_DIRECTORY / CONFIG_FILE)
         (directory / TOKENIZER_DIRECTORY).mkdir()
@@ -137,6 +135,21 @@ def convert(
         return digests
 
     return produce(out, identity, write, force=force, late_inputs=weights)
+
+
+def _identity(config: ConvertConfig, conversion: "Conversion", source: Path, tokenizer: Sequence[Path]) -> Identity:
+    """What decides the checkpoint before its weights are read."""
+    calibrated = conversion.calibration
+    return Identity(
+        stage="checkpoint",
+        config=config.model_dump(mode="json", exclude={"formats", "budget"} if config.budget is None else set())
+        | {name: getattr(conversion.layout, name) for name in ("group_size", "dtype", "quant", "kv_cache")},
+        inputs={CONFIG_FILE: file_digest(conversion.checkpoint.config.path)}
+        | {path.name: file_digest(path) for path in quantization_files(source)}
+        | {f"{TOKENIZER_DIRECTORY}/{path.name}": file_digest(path) for path in tokenizer}
+        | ({"calibration": calibrated.manifest.digest} if calibrated else {}),
+        versions={"trtforge": __version__},
+    )
 
 
 @dataclass(frozen=True)
@@ -190,6 +203,7 @@ def layout_of(config: ConvertConfig, source_dtype: str) -> Layout:
         parallel_embedding=config.parallel_embedding,
         embedding_sharding_dim=config.embedding_sharding_dim,
         exclude_modules=config.exclude_modules,
+        formats=config.formats,
         shared_pre_quant_scale=config.shared_pre_quant_scale,
     )
 

@@ -11,7 +11,7 @@ from trtforge.core.errors import ForgeError, UsageError
 from trtforge.core.features import FeaturesConfig
 from trtforge.core.serving import SchedulerPolicy as SchedulerPolicy
 from trtforge.core.serving import ServingConfig
-from trtforge.core.sizes import Bytes
+from trtforge.core.sizes import Bits, Bytes
 from trtforge.core.yaml_text import line_of, read_yaml, read_yaml_text
 
 _COMPARE = "Compare with `trtforge recipes show demo-int4awq`."
@@ -29,6 +29,8 @@ Device = Literal["auto", "cpu", "cuda"]
 GroupSize = Literal[64, 128]
 RoundingMethod = Literal["nearest", "compensated"]
 RoundingChoice = Literal["auto", "nearest", "compensated"]
+KvScaling = Literal["largest", "searched"]
+KvScalingChoice = Literal["auto", "largest", "searched"]
 
 
 class ModelConfig(Config):
@@ -60,11 +62,21 @@ class QuantizationConfig(Config):
 
     format: QuantFormat = Field("none", description="Format of the decoder's linear layers.")
     kv_cache: KvCacheFormat = Field("none", description="Format of the KV cache; none is the model's dtype.")
+    kv_scales: KvScalingChoice = Field(
+        "auto",
+        description="Scales of the KV cache: largest (of the largest magnitude, as ModelOpt), searched (by the error "
+        "of attention), or auto: searched for int8, largest for fp8.",
+    )
     group_size: GroupSize = Field(
         defaults.GROUP_SIZE, description="AWQ group size: weights along the input that share a scaling factor."
     )
     exclude_modules: tuple[str, ...] = Field(
         (), description="Linear layers to leave unquantised: Hugging Face names; * matches anything."
+    )
+    budget: Bits | None = Field(
+        None,
+        description="int4_awq in mixed precision: mean bits of a weight, such as 4.5bits. The layers that suffer most "
+        "get fp8 or stay unquantised.",
     )
     awq_clip: bool = Field(False, description="AWQ: also search the clipping range of each group.")
     rounding: RoundingChoice = Field(

@@ -1,4 +1,4 @@
-"""Sizes as people write them: 200GB, 64GiB, a number of bytes."""
+"""Sizes as people write them: 200GB, 64GiB, a number of bytes; 4.5bits of a weight."""
 
 import re
 from typing import Annotated, Any
@@ -38,3 +38,31 @@ Bytes = Annotated[
     WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string"}]}),
 ]
 """A field of a configuration: bytes, or a size in text."""
+
+_BITS = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?:bits?)?", re.IGNORECASE)
+
+
+def parse_bits(text: str, option: str) -> float:
+    """Bits of a weight such as 4.5bits. Raises UsageError naming the option."""
+    try:
+        return _bits_of(text)
+    except ValueError:
+        raise UsageError(f"{option} {text}: not a number of bits", hint="Give 4.5bits, or 4.5.") from None
+
+
+def _bits_of(value: object) -> float:
+    if isinstance(value, bool):
+        raise ValueError("not a number of bits: write 4.5bits, or 4.5")
+    match = _BITS.fullmatch(str(value).strip())
+    if match is None:
+        raise ValueError("not a number of bits: write 4.5bits, or 4.5")
+    return float(match["number"])
+
+
+Bits = Annotated[
+    float,
+    BeforeValidator(_bits_of),
+    Field(gt=0, le=16),
+    WithJsonSchema({"anyOf": [{"type": "number", "exclusiveMinimum": 0, "maximum": 16}, {"type": "string"}]}),
+]
+"""A field of a configuration: bits of a weight."""

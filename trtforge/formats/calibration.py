@@ -47,8 +47,9 @@ class Calibration:
     (int8_sq, w4a8_awq); `.pre_quant_scale` (in,), AWQ's, with its `.alpha` (1,) and `.output_error` (1,), relative to
     the output's energy; `.clip_ratio` (out, in / group), a block's clipping threshold / its amax; `.dead_channels`
     (1,), number of inputs that were always zero; `.zero_weight` (1,), present if a weight is all zeros;
-    `layers.<i>.kv_amax` (1,), amax of keys and values. With compensated rounding also `.tokens` and `.inputs` (1,), how
-    many there were, and `.nearest_error` (1,), what `.output_error` would be if weights were rounded to the nearest.
+    `layers.<i>.kv_amax` (1,), amax of keys and values, and `.kv_scale` (1,), the scale found by search. With
+    compensated rounding also `.tokens` and `.inputs` (1,), how many there were, and `.nearest_error` (1,), what
+    `.output_error` would be if weights were rounded to the nearest.
     """
 
     manifest: Manifest
@@ -98,6 +99,11 @@ class Calibration:
     def kv_amax(self, layer: int) -> "Tensor | None":
         """Largest key or value of a layer, (1,); None where the KV cache was not calibrated."""
         return self.tensors.get(f"layers.{layer}.kv_amax")
+
+    def kv_scale(self, layer: int, quant: str) -> "Tensor | None":
+        """The searched scale of a layer's KV cache in this format, (1,); None where it follows from the amax."""
+        searched_for = self.manifest.identity.config.get("kv_cache")
+        return self.tensors.get(f"layers.{layer}.kv_scale") if searched_for == quant else None
 
     @property
     def has_kv_cache(self) -> bool:

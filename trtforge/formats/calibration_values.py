@@ -37,7 +37,7 @@ def require_scales(file: Path, tensors: Mapping[str, "Tensor"]) -> None:
                 | "tokens"
             ):
                 _require_magnitudes(file, name, values, zero=True)
-            case "pre_quant_scale" | "kv_amax" | "zero_weight":
+            case "pre_quant_scale" | "kv_amax" | "kv_scale" | "zero_weight":
                 _require_magnitudes(file, name, values, zero=False)
             case "clip_ratio":
                 _require(file, name, values, (values > 0) & (values <= 1), "a ratio above 0 and at most 1")

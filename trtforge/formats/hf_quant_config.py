@@ -27,10 +27,14 @@ _SCHEMES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
 
 @dataclass(frozen=True)
 class HfQuantization:
-    """The quantisation of a checkpoint, and the modules excluded from it."""
+    """The quantisation of a checkpoint, and the modules excluded from it.
+
+    `algorithms`: of mixed precision, of the other modules.
+    """
 
     quantization: Quantization
     exclude_modules: Sequence[str]
+    algorithms: Mapping[str, str] | None = None
 
     def hf_quant_config(self) -> dict[str, Any]:
         """The content of hf_quant_config.json."""
@@ -39,11 +43,36 @@ class HfQuantization:
             "kv_cache_quant_algo": self.quantization.kv_cache_quant_algo,
         }
         if self.quantization.quant_algo == "W4A16_AWQ":
-            group_size = self.quantization.group_size
-            values |= {"group_size": group_size, "has_zero_point": False, "pre_quant_scale": True}
+            values |= self._awq()
         elif self.quantization.quant_algo == "NVFP4":
             values |= {"group_size": NVFP4_BLOCK}
+        layers = self._layers()
+        if layers is not None:
+            values |= {"quantized_layers": layers}
         return {"producer": _producer(), "quantization": values | {"exclude_modules": list(self.exclude_modules)}}
+
+    def quant_cfg(self) -> dict[str, Any] | None:
+        """The content of quant_cfg.json, which releases before 1.2 read the modules of mixed precision from."""
+        layers = self._layers()
+        if layers is None:
+            return None
+        return {
+            "quant_algo": self.quantization.quant_algo,
+            "kv_cache_quant_algo": self.quantization.kv_cache_quant_algo,
+            "quantized_layers": layers,
+        }
+
+    def _layers(self) -> dict[str, dict[str, Any]] | None:
+        """`quantized_layers` (`load_modelopt_quant_config` in tensorrt_llm/_torch/model_config.py)."""
+        if self.algorithms is None:
+            return None
+        return {
+            module: {"quant_algo": algorithm} | (self._awq() if algorithm == "W4A16_AWQ" else {})
+            for module, algorithm in self.algorithms.items()
+        }
+
+    def _awq(self) -> dict[str, Any]:
+        return {"group_size": self.quantization.group_size, "has_zero_point": False, "pre_quant_scale": True}
 
     def quantization_config(self) -> dict[str, Any]:
         """The `quantization_config` of config.json."""
@@ -53,6 +82,9 @@ class HfQuantization:
         if algorithm in _SCHEMES:
             values["config_groups"] = {"group_0": {**_SCHEMES[algorithm], "targets": ["Linear"]}}
         values |= {"ignore": list(self.exclude_modules), "quant_algo": algorithm}
+        layers = self._layers()
+        if layers is not None:
+            values["quantized_layers"] = layers
         if self.quantization.kv_cache_quant_algo == "FP8":
             values["kv_cache_scheme"] = {"dynamic": False, "num_bits": 8, "type": "float"}
         return values | {"producer": _producer(), "quant_method": "modelopt"}

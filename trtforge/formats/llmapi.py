@@ -4,7 +4,7 @@ The keys are those of tensorrt_llm/llmapi/llm_args.py, whose models forbid unkno
 looked up in `release_data/llmapi.json`.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -256,6 +256,18 @@ def _line(version: str) -> str:
             f"TensorRT-LLM {version}: its LLM API is not known", hint=f"Known releases: {'.x, '.join(lines)}.x."
         )
     return line
+
+
+def require_mixed_precision(version: str, algorithms: Collection[str]) -> None:
+    """Raises ForgeError for an algorithm that a release's PyTorch backend does not take for single layers."""
+    data, line = read_release_data("llmapi"), ".".join(version.split(".")[:2])
+    known = {entry["quant_algo"]: entry for entry in data["mixed_precision"]}
+    for algorithm in sorted(algorithms):
+        if algorithm not in known or line not in data["lines"] or not _within(data["lines"], line, known[algorithm]):
+            raise ForgeError(
+                f"TensorRT-LLM {version} is not known to run single layers in {algorithm}",
+                hint="Leave quantization.budget out, or use another engine.target.tensorrt_llm.",
+            )
 
 
 def applies_windows(architecture: str, version: str) -> bool:

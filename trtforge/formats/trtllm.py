@@ -10,7 +10,14 @@ from shlex import quote
 from types import MappingProxyType
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+)
 
 from trtforge.core.dtypes import ModelDtype
 from trtforge.core.errors import ForgeError, Repair
@@ -21,6 +28,9 @@ from trtforge.core.plausible import require_plausible
 from trtforge.formats.checkpoint_values import require_values
 
 CONFIG_FILE = "config.json"
+LAYERS_FILE = "quant_cfg.json"
+"""The formats of the linear layers of a checkpoint whose `quant_algo` is MIXED_PRECISION."""
+MIXED_PRECISION = "MIXED_PRECISION"
 UNQUANTIZED_MODULES = (
     "*lm_head",
     "*router",
@@ -56,8 +66,21 @@ class _Foreign(BaseModel):
     model_config = ConfigDict(frozen=True, extra="allow")
 
 
+class LayerQuantization(_Foreign):
+    """The format of one linear layer, in `quantized_layers`."""
+
+    quant_algo: str
+    group_size: int = Field(128, ge=1)
+    has_zero_point: bool = False
+    pre_quant_scale: bool = False
+
+
 class Quantization(_Foreign):
-    """The `quantization` object."""
+    """The `quantization` object.
+
+    `quantized_layers`: of MIXED_PRECISION, by TensorRT-LLM's names of the linear layers; the others are not quantised.
+    A checkpoint has it in quant_cfg.json, an engine in config.json (`LayerQuantConfig` in models/modeling_utils.py).
+    """
 
     quant_algo: str | None = None
     kv_cache_quant_algo: str | None = None
@@ -68,6 +91,13 @@ class Quantization(_Foreign):
     has_zero_point: bool = False
     pre_quant_scale: bool = False
     exclude_modules: list[str] | None = None
+    quantized_layers: dict[str, LayerQuantization] | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_layers(self, serialized: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """No release accepts `quantized_layers` as null."""
+        values: dict[str, Any] = serialized(self)
+        return {key: value for key, value in values.items() if key != "quantized_layers" or value is not None}
 
 
 class CheckpointConfig(_Foreign):
@@ -113,8 +143,24 @@ class CheckpointConfig(_Foreign):
         return found if isinstance(found, int) else 0
 
     def to_json(self) -> str:
-        """The exact text of config.json."""
-        return json.dumps(self.model_dump(mode="json"), indent=2) + "\n"
+        """The exact text of a checkpoint's config.json."""
+        values = self.model_dump(mode="json")
+        values["quantization"].pop("quantized_layers", None)
+        return json.dumps(values, indent=2) + "\n"
+
+    def layers_json(self) -> str | None:
+        """The exact text of quant_cfg.json; None if all layers have one format."""
+        quantization = self.quantization
+        if quantization.quantized_layers is None:
+            return None
+        values = {
+            "quant_algo": quantization.quant_algo,
+            "kv_cache_quant_algo": quantization.kv_cache_quant_algo,
+            "quantized_layers": {
+                name: layer.model_dump(mode="json") for name, layer in quantization.quantized_layers.items()
+            },
+        }
+        return json.dumps(values, indent=2) + "\n"
 
 
 CARRIED_FILE = "carried.safetensors"
@@ -140,6 +186,10 @@ def read_checkpoint_config(directory: Path) -> CheckpointConfig:
         raise ForgeError(
             f"{directory} is not a TensorRT-LLM checkpoint", hint="Run `trtforge convert HF_DIR OUT` first."
         )
+    quantization = values.get("quantization")
+    if isinstance(quantization, dict) and quantization.get("quant_algo") == MIXED_PRECISION:
+        found = read_json_object(directory / LAYERS_FILE, hint="Convert the model again.")
+        values["quantization"] = {**quantization, "quantized_layers": found.get("quantized_layers")}
     return _parse(values, directory)
 
 

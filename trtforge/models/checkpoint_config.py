@@ -1,10 +1,17 @@
 """The config.json of a checkpoint, from the family's facts and the layout."""
 
-from trtforge.formats.trtllm import UNQUANTIZED_MODULES, CheckpointConfig, Quantization
+from trtforge.core.recipe import QuantFormat
+from trtforge.formats.trtllm import (
+    MIXED_PRECISION,
+    UNQUANTIZED_MODULES,
+    CheckpointConfig,
+    LayerQuantization,
+    Quantization,
+)
 from trtforge.models.checkpoint_plan import Layout, shards_embedding
-from trtforge.models.exclusions import exclude_names, excluded_modules
+from trtforge.models.exclusions import exclude_names, excluded_modules, linear_names
 from trtforge.models.family import AbsorbedQuery, Facts, Family
-from trtforge.models.formats import CACHE_ALGORITHMS, FORMATS
+from trtforge.models.formats import CACHE_ALGORITHMS, FORMATS, algorithm_of
 
 _WEIGHT_ONLY = ("*shared_expert_gate.weight",)
 """In weight-only formats the build quantises, by tensor name (TensorRT-LLM 1.x, models/modeling_utils.py)."""
@@ -39,11 +46,12 @@ def checkpoint_config(family: Family, facts: Facts, architecture: str, layout: L
             **facts.config,
             "mapping": layout.parallel.mapping(),
             "quantization": Quantization(
-                quant_algo=FORMATS[layout.quant].algorithm,
+                quant_algo=MIXED_PRECISION if layout.formats else FORMATS[layout.quant].algorithm,
                 kv_cache_quant_algo=CACHE_ALGORITHMS[layout.kv_cache],
                 group_size=layout.group_size,
                 pre_quant_scale=FORMATS[layout.quant].smoothing == "awq",
                 exclude_modules=_exclude_modules(family, facts, layout),
+                quantized_layers=_quantized_layers(family, facts, layout),
             ),
         }
     )
@@ -72,10 +80,45 @@ def _exclude_modules(family: Family, facts: Facts, layout: Layout) -> list[str] 
     return [*UNQUANTIZED_MODULES, *rowwise, *names]
 
 
+def _quantized_layers(family: Family, facts: Facts, layout: Layout) -> dict[str, LayerQuantization] | None:
+    """The formats of the quantised linear layers of mixed precision, by TensorRT-LLM's names."""
+    if not layout.formats:
+        return None
+    assert layout.parallel.pp == 1, "layer numbers start at 0 in each pipeline stage (plan.legality)"
+    chosen, found = dict(layout.formats), {}
+    for name, modules in linear_names(family, facts):
+        quant = chosen.get(modules[0], layout.quant)
+        algorithm = FORMATS[quant].algorithm
+        if algorithm is not None:
+            grouped = FORMATS[quant].rounding == "int4"
+            found[name] = LayerQuantization(
+                quant_algo=algorithm,
+                group_size=layout.group_size,
+                pre_quant_scale=grouped and FORMATS[quant].smoothing == "awq",
+            )
+    return found
+
+
+def formats_in(config: CheckpointConfig, family: Family, facts: Facts) -> tuple[tuple[str, QuantFormat], ...]:
+    """The format of each linear layer of a mixed-precision checkpoint, by Hugging Face name; nothing for others."""
+    layers = config.quantization.quantized_layers
+    if layers is None:
+        return ()
+    by_algorithm = {wanted.algorithm: name for name, wanted in FORMATS.items()}
+    return tuple(
+        (module, by_algorithm[layers[name].quant_algo] if name in layers else "none")
+        for name, modules in linear_names(family, facts)
+        for module in modules
+    )
+
+
 def layout_of_checkpoint(config: CheckpointConfig) -> Layout | None:
-    """The layout that a checkpoint was written with; None if its quantisation is not among FORMATS."""
+    """The layout that a checkpoint was written with; None if its quantisation is not among FORMATS.
+
+    Of mixed precision it has the format of grouped layers, but not `formats`, which need the family.
+    """
     quantization = config.quantization
-    quant = next((name for name, wanted in FORMATS.items() if wanted.algorithm == quantization.quant_algo), None)
+    quant = next((name for name, wanted in FORMATS.items() if wanted.algorithm == algorithm_of(quantization)), None)
     kv_cache = next((n for n, algo in CACHE_ALGORITHMS.items() if algo == quantization.kv_cache_quant_algo), None)
     if quant is None or kv_cache is None:
         return None

@@ -45,6 +45,7 @@ class Layout:
 
     `exclude_modules`: patterns of Hugging Face names of linear layers that are not quantised.
     `shared_pre_quant_scale`: linears that read one input share a scale even if engines run them separately (gate, up).
+    `formats`: of mixed precision, linear layers by full Hugging Face name whose format is not `quant`.
     """
 
     parallel: Parallel
@@ -57,6 +58,7 @@ class Layout:
     shared_pre_quant_scale: bool = False
     source: QuantizedSource | None = None
     exclude_modules: tuple[str, ...] = ()
+    formats: tuple[tuple[str, QuantFormat], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,7 @@ class _Planner:
         self.format = FORMATS[layout.quant]
         self.rounds = self.format.rounding is not None and not self.stored
         self.excluded = excluded_modules(family, facts, layout.exclude_modules)
+        self.formats = dict(layout.formats)
 
     def targets(self) -> Iterator[Target]:
         pp = self.layout.parallel.pp
@@ -235,15 +238,16 @@ class _Planner:
         shape = (sum(piece.cuts[0].height for piece in weights), len(weights[0].cuts[0].cols))
         biased = row.bias is not None and self.facts.holds(row.bias)
         scaled = tuple(source + part.module for r in self._scaled_with(row) for part in r.parts)
+        wanted = FORMATS[self.formats.get(modules[0], self.layout.quant)]
         if self.stored and row.quantized and self.stored.takes(modules):
             yield from self.stored.linear(name, weights, scaled, stage, biased=biased)
-        elif row.quantized and self.rounds and not self.excluded.issuperset(modules):
-            shared = (scaled if self.format.rounding in ("fp8", "nvfp4") else modules,) * len(weights)
+        elif row.quantized and self.rounds and wanted.rounding and not self.excluded.issuperset(modules):
+            shared = (scaled if wanted.rounding in ("fp8", "nvfp4") else modules,) * len(weights)
             readers = modules
             if self.layout.shared_pre_quant_scale:
                 readers = tuple(source + part.module for r in self._reading_with(row) for part in r.parts)
             matrix = Matrix(name, weights, shape, shared, readers, ((shared[0],),) * self.tp)
-            yield from quantized_targets(matrix, self.format, self.layout.group_size, self.dtype, stage)
+            yield from quantized_targets(matrix, wanted, self.layout.group_size, self.dtype, stage)
         else:
             suffix = "" if row.bare else ".weight"
             yield self._cast(f"{name}{suffix}", weights, shape, stage, dtype=row.dtype)

@@ -70,6 +70,12 @@ def exclude_names(
     return found.pop()
 
 
+def linear_names(family: Family, facts: Facts) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Every linear layer of a model in one pipeline stage: its name in the rank file, its Hugging Face modules."""
+    for layer, name, row in _rows(family, facts, Parallel(), 0):
+        yield name, tuple(_modules(family, row, layer))
+
+
 def modules_excluded_by(config: CheckpointConfig, family: Family, facts: Facts) -> tuple[str, ...]:
     """The Hugging Face names of the linear layers that a checkpoint's config.json excludes."""
     patterns = config.quantization.exclude_modules or ()

@@ -5,7 +5,15 @@ from typing import Literal
 
 from trtforge.core.errors import UsageError
 from trtforge.core.number_limits import FP8_MAX, INT8_MAX
-from trtforge.core.recipe import KvCacheFormat, QuantFormat, RoundingChoice, RoundingMethod
+from trtforge.core.recipe import (
+    KvCacheFormat,
+    KvScaling,
+    KvScalingChoice,
+    QuantFormat,
+    RoundingChoice,
+    RoundingMethod,
+)
+from trtforge.formats.trtllm import MIXED_PRECISION, Quantization
 
 Rounding = Literal["fp8", "fp8_rowwise", "int4", "int8", "nvfp4"]
 """How the weights of a format are rounded."""
@@ -44,9 +52,26 @@ FORMATS: dict[QuantFormat, NumberFormat] = {
     "int4_wo": NumberFormat("W4A16"),
     "nvfp4": NumberFormat("NVFP4", "nvfp4", static_activations=True, methods=("compensated", "nearest")),
 }
+MIXED_FORMATS: tuple[QuantFormat, ...] = ("int4_awq", "fp8", "none")
+"""What mixed precision chooses from, the fewest bits first. One calibration, of the first, serves all."""
+BUDGETED = FORMATS[MIXED_FORMATS[0]].algorithm
 CACHE_ALGORITHMS: dict[KvCacheFormat, str | None] = {"none": None, "fp8": "FP8", "int8": "INT8"}
 CACHE_BOUNDS: dict[KvCacheFormat, float] = {"fp8": FP8_MAX, "int8": INT8_MAX}
 """Largest magnitude that a KV cache element can hold."""
+
+
+def kv_scaling(kv_cache: KvCacheFormat, choice: KvScalingChoice) -> KvScaling:
+    """How the scales of a KV cache are found if `choice` is asked for."""
+    if choice == "auto":
+        return "searched" if kv_cache == "int8" else "largest"
+    return choice if kv_cache != "none" else "largest"
+
+
+def algorithm_of(quantization: Quantization) -> str | None:
+    """The algorithm of a checkpoint's linear layers; of mixed precision the one with the fewest bits."""
+    if quantization.quant_algo != MIXED_PRECISION:
+        return quantization.quant_algo
+    return BUDGETED
 
 
 def rounding_method(quant: QuantFormat, choice: RoundingChoice) -> RoundingMethod:

@@ -12,7 +12,7 @@ from trtforge.core.dtypes import Dtype, dtype_named
 from trtforge.core.errors import ForgeError
 from trtforge.core.number_limits import NVFP4_BLOCK
 from trtforge.formats.shards import StoredTensor, TensorSpec
-from trtforge.formats.trtllm import CheckpointConfig
+from trtforge.formats.trtllm import MIXED_PRECISION, CheckpointConfig
 from trtforge.models.checkpoint_plan import CheckpointPlan, Layout, checkpoint_plan
 from trtforge.models.content import Cast
 from trtforge.models.family import Facts, Family
@@ -22,10 +22,11 @@ from trtforge.models.prequantized_targets import attention_module
 from trtforge.models.tensor_origins import Origin, origins
 
 FLOAT32 = dtype_named("float32")
-HF_ALGORITHMS = (None, "FP8", "FP8_PER_CHANNEL_PER_TOKEN", "W4A16_AWQ", "NVFP4")
+HF_ALGORITHMS = (None, "FP8", "FP8_PER_CHANNEL_PER_TOKEN", "W4A16_AWQ", "NVFP4", MIXED_PRECISION)
 """The algorithms that both layouts support."""
 
-
+_MIXED = {"float8_e4m3fn": "FP8", "uint8": "W4A16_AWQ"}
+"""Of mixed precision: algorithms by the dtype of the packed weight."""
 Stored = Sequence[Mapping[str, StoredTensor]]
 """The tensors of each rank file, by name."""
 
@@ -80,18 +81,22 @@ class _Inverse:
         found: dict[str, list[Origin]] = {}
         for origin in origins(plain, self.layout):
             found.setdefault(origin.piece.source, []).append(origin)
-        if self.config.quantization.quant_algo == "W4A16_AWQ":
+        if self.config.quantization.quant_algo in ("W4A16_AWQ", MIXED_PRECISION):
             self.vectors = pre_quants(self.family, self.facts, self.layout, self.stored)
         folded = {name: vector for vector in self.vectors.values() for name in vector.into}
         tensors: list[HfTensor] = []
-        unquantized = []
+        unquantized, algorithms = [], dict[str, str]()
         for source, parts in found.items():
             own = tuple(self._tensors(source, parts, folded.get(source)))
             tensors += own
             if len(own) == 1 and len(own[0].spec.shape) == 2:
                 unquantized.append(source.removesuffix(".weight"))
+            elif len(own) > 1:
+                weight = next(tensor.spec for tensor in own if tensor.spec.name == source)
+                algorithms[source.removesuffix(".weight")] = _MIXED.get(weight.dtype.name, "")
         tensors += self._kv_scales()
-        return HfPlan(tuple(tensors), tuple(sorted(unquantized)))
+        mixed = self.config.quantization.quant_algo == MIXED_PRECISION
+        return HfPlan(tuple(tensors), tuple(sorted(unquantized)), dict(sorted(algorithms.items())) if mixed else None)
 
     def _tensors(self, source: str, parts: list[Origin], fold: PreQuant | None) -> Iterator[HfTensor]:
         """The tensor of this name, or in a quantised checkpoint its packed form with its scaling factors."""

@@ -1,7 +1,7 @@
 """Tensors of a Hugging Face checkpoint, assembled from blocks of the tensors in TensorRT-LLM's rank files."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from trtforge.core.errors import ForgeError
@@ -64,14 +64,19 @@ class HfTensor:
 
 @dataclass(frozen=True)
 class HfPlan:
-    """All tensors in file order. `unquantized`: the modules whose matrix is not quantised, sorted."""
+    """All tensors in file order. `unquantized`: the modules whose matrix is not quantised, sorted.
+
+    `algorithms`: of mixed precision, of the quantised modules.
+    """
 
     tensors: tuple[HfTensor, ...]
     unquantized: tuple[str, ...]
+    algorithms: Mapping[str, str] | None = None
 
     def __add__(self, other: "HfPlan") -> "HfPlan":
         """The tensors of both."""
-        return HfPlan(self.tensors + other.tensors, tuple(sorted(self.unquantized + other.unquantized)))
+        unquantized = tuple(sorted(self.unquantized + other.unquantized))
+        return HfPlan(self.tensors + other.tensors, unquantized, self.algorithms)
 
 
 def copied(tensors: Iterable[StoredTensor]) -> HfPlan:

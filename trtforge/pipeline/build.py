@@ -9,7 +9,7 @@ from shlex import join, quote
 
 from trtforge.calibrate.stage import calibrate
 from trtforge.compile.stage import CompileOptions, compile_engine, engine_plan_for, require_buildable, warnings_of
-from trtforge.convert.stage import convert, layout_for
+from trtforge.convert.stage import ConvertConfig, convert, layout_for
 from trtforge.core.artifact import Produced
 from trtforge.core.errors import ForgeError
 from trtforge.core.progress import Progress
@@ -20,12 +20,14 @@ from trtforge.formats.trtllm import CheckpointConfig
 from trtforge.machine.usage import measured
 from trtforge.models.checkpoint_config import checkpoint_config
 from trtforge.models.checkpoint_plan import Layout
+from trtforge.models.exclusions import inseparable
 from trtforge.package.config import PackageConfig
 from trtforge.package.stage import package
 from trtforge.package.target import PackageTarget
 from trtforge.pipeline.continuation import require_calibration_of, require_checkpoint_of, require_engine_of
 from trtforge.pipeline.diagnosis import diagnosis_command, ways_to_quality
 from trtforge.pipeline.metrics import METRICS_FILE, CheckpointMetrics
+from trtforge.pipeline.mixed import choose_formats
 from trtforge.pipeline.paths import Paths
 from trtforge.pipeline.preflight import Preflight, preflight, warn_of_verification
 from trtforge.pipeline.report import BuildReport, StageReport, weight_compression, write_report
@@ -121,7 +123,7 @@ class Build:
             case "convert":
                 calibration = paths.calibration if needs_calibration(recipe) else None
                 return convert(
-                    convert_config(recipe),
+                    self._convert_config(report),
                     self.source,
                     paths.checkpoint,
                     calibration=calibration,
@@ -146,6 +148,22 @@ class Build:
                 target = PackageTarget(tensorrt_llm=built_for.tensorrt_llm, gpu=built_for.gpu)
                 packaging = PackageConfig(serving=recipe.serving, target=target)
                 return package(packaging, paths.engine, None, paths.repository, force=self.force)
+
+    def _convert_config(self, report: BuildReport) -> ConvertConfig:
+        """With a budget, the formats of the linear layers are chosen here."""
+        config, budget = convert_config(self.recipe), self.recipe.quantization.budget
+        if budget is None:
+            return config
+        mixed = choose_formats(
+            budget,
+            self.source,
+            self.paths.calibration,
+            self.recipe.gate,
+            exclude_modules=config.exclude_modules,
+            progress=self.progress,
+        )
+        report.facts = report.facts.model_copy(update={"mixed": mixed.record})
+        return config.model_copy(update={"formats": mixed.formats})
 
     @property
     def source(self) -> Path:
@@ -246,6 +264,9 @@ class GateError(ForgeError):
 def planned_checkpoint(recipe: Recipe, model: Model) -> tuple[Layout, CheckpointConfig]:
     """The layout and config.json of a recipe's checkpoint, from the model's metadata."""
     layout = layout_for(convert_config(recipe), model.config)
+    if recipe.quantization.budget is not None:  # which layers get another format is not known yet
+        first = next(iter(inseparable(model.family, model.facts)))[0]
+        layout = replace(layout, formats=((first, layout.quant),))
     return layout, checkpoint_config(model.family, model.facts, model.config.architecture, layout)
 
 

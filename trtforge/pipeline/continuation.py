@@ -16,14 +16,14 @@ from trtforge.models.formats import FORMATS
 from trtforge.pipeline.stage_configs import calibrate_config, convert_config
 from trtforge.pipeline.stages import needs_calibration
 
-_OF_CALIBRATION = ("format", "kv_cache", "group_size", "awq_clip", "rounding")
-_OF_CHECKPOINT = ("tp", "pp", "ep", "exclude_modules", "shared_pre_quant_scale")
+_OF_CALIBRATION = ("format", "kv_cache", "group_size", "awq_clip", "rounding", "kv_scales")
+_OF_CHECKPOINT = ("tp", "pp", "ep", "exclude_modules", "budget", "shared_pre_quant_scale")
 
 
 def require_calibration_of(recipe: Recipe, directory: Path) -> None:
     """Raise ForgeError if `recipe` needs a calibration and `directory` does not have it."""
     if needs_calibration(recipe):
-        found = _manifest(directory, "calibrate").identity.config
+        found = {"kv_scales": "largest"} | _manifest(directory, "calibrate").identity.config
         wanted = calibrate_config(recipe).model_dump(mode="json")
         _require_equal(directory, found, {key: wanted[key] for key in _OF_CALIBRATION}, "calibrate")
 

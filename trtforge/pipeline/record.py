@@ -153,6 +153,21 @@ class RoundingRecord(_Part):
     fewest_tokens: int | None = None
 
 
+class MixedRecord(_Part):
+    """Mixed precision: `budget` and chosen `bits` of a weight on average, `weights` by format.
+
+    Errors of the decoder's output relative to its norm: `predicted_error` of the choice, `uniform_error` with all
+    layers in the smallest format, and `least_error`, a lower bound for any choice within the budget.
+    """
+
+    budget: float
+    bits: float
+    weights: dict[str, int]
+    predicted_error: float
+    least_error: float
+    uniform_error: float
+
+
 class DamageRecord(_Part):
     """The error of a decoder layer's output if only these linear layers are quantised."""
 
@@ -175,6 +190,7 @@ class Facts(_Part):
     engine_bytes: int | None = None
     calibration: tuple[CalibratedLayer, ...] = ()
     rounding: RoundingRecord | None = None
+    mixed: MixedRecord | None = None
     sensitivity: tuple[DamageRecord, ...] = ()
     versions: dict[str, str] = Field(default_factory=dict)
     warnings: tuple[str, ...] = ()

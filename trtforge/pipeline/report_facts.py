@@ -174,8 +174,13 @@ def _number(reader: RowReader, tensor: StoredTensor) -> float:
 
 def sensitivity_file(calibration: Path) -> Path:
     """Where the ranking of a calibration's linear layers is kept, beside the calibration."""
+    return beside(calibration, "sensitivity")
+
+
+def beside(calibration: Path, what: str) -> Path:
+    """A file beside a calibration, named after it."""
     calibration = calibration.resolve()  # `.` has no name
-    return calibration.with_name(f"{calibration.name}-sensitivity.json")
+    return calibration.with_name(f"{calibration.name}-{what}.json")
 
 
 def _sensitivity(calibration: Path) -> tuple[DamageRecord, ...]:

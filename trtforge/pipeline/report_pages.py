@@ -18,7 +18,7 @@ from trtforge.pipeline import charts
 from trtforge.pipeline.compare import Compared, conditions
 from trtforge.pipeline.differences import differences
 from trtforge.pipeline.record import GpuRecord, QualityRecord, Record
-from trtforge.pipeline.report_words import data_used, formats, layout, metrics, outcome, rounding, verdict
+from trtforge.pipeline.report_words import data_used, formats, layout, metrics, mixed, outcome, rounding, verdict
 
 _PARTS = {
     "weights": "weights",
@@ -81,6 +81,7 @@ def _of_page(record: Record) -> dict[str, Any]:
         "layer_errors": _layer_errors(quality),
         "output_errors": _calibrated(record, "output_error"),
         "rounding": rounding(record.rounding) if record.rounding else None,
+        "mixed": mixed(record.mixed, quality) if record.mixed else None,
         "inputs": _calibrated(record, "input_amax"),
         "sensitivity": record.sensitivity[:20],
         "sensitivity_shares": charts.shares([damage.error for damage in record.sensitivity[:20]]),

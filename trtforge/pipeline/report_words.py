@@ -3,7 +3,14 @@
 from dataclasses import dataclass
 
 from trtforge.core import figures
-from trtforge.pipeline.record import DeploymentRecord, GateRecord, QualityRecord, RoundingRecord, StageRecord
+from trtforge.pipeline.record import (
+    DeploymentRecord,
+    GateRecord,
+    MixedRecord,
+    QualityRecord,
+    RoundingRecord,
+    StageRecord,
+)
 
 
 @dataclass(frozen=True)
@@ -116,3 +123,17 @@ def rounding(record: RoundingRecord) -> str:
     if record.error_left is not None:
         layers += f", which leaves {figures.share(record.error_left)} of the output error of rounding to the nearest"
     return f"{layers}; {record.nearest} rounded to the nearest" if record.nearest else layers
+
+
+def mixed(record: MixedRecord, quality: QualityRecord | None) -> str:
+    """The formats of mixed precision, and their predicted error beside the measured one."""
+    total = sum(record.weights.values())
+    shares = ", ".join(f"{name} {figures.share(count / total)}" for name, count in record.weights.items())
+    measured = quality.layers[-1].error if quality is not None and quality.layers else None
+    said = f", measured {figures.share(measured)}" if measured is not None else ""
+    return (
+        f"{record.bits:.4g} bits a weight, at most {record.budget:g}: {shares} of the weights; error of the decoder's "
+        f"output: predicted {figures.share(record.predicted_error)}{said}, "
+        f"at least {figures.share(record.least_error)} within the budget, "
+        f"{figures.share(record.uniform_error)} predicted with one format"
+    )

@@ -3,7 +3,7 @@
 from trtforge.calibrate.stage import CalibrateConfig
 from trtforge.convert.stage import ConvertConfig
 from trtforge.core.recipe import Recipe
-from trtforge.models.formats import FORMATS, rounding_method
+from trtforge.models.formats import FORMATS, kv_scaling, rounding_method
 
 
 def calibrate_config(recipe: Recipe) -> CalibrateConfig:
@@ -16,6 +16,7 @@ def calibrate_config(recipe: Recipe) -> CalibrateConfig:
             "rounding": rounding_method(quant.format, quant.rounding),
             "memory": quant.memory,
             "kv_cache": quant.kv_cache,
+            "kv_scales": kv_scaling(quant.kv_cache, quant.kv_scales),
             "group_size": quant.group_size,
             "data": quant.calibration,
             "device": recipe.engine.device,
@@ -36,6 +37,7 @@ def convert_config(recipe: Recipe) -> ConvertConfig:
         kv_cache=quant.kv_cache,
         group_size=quant.group_size,
         exclude_modules=quant.exclude_modules,
+        budget=quant.budget,
         allow_nonfinite=recipe.model.allow_nonfinite,
         shared_pre_quant_scale=recipe.engine.backend == "llmapi" and FORMATS[quant.format].smoothing == "awq",
     )

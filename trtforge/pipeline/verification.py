@@ -74,12 +74,12 @@ def _identity(checkpoint: Manifest, gate: GateConfig) -> Identity:
     return Identity(
         stage="verification",
         config=gate.model_dump(mode="json", exclude={"data", *LIMITS}) | {"metrics": sorted(Verification.model_fields)},
-        inputs={"checkpoint": checkpoint.digest, "data": _content_of(gate.data)},
+        inputs={"checkpoint": checkpoint.digest, "data": content_of(gate.data)},
         versions={"trtforge": __version__, "transformers": version("transformers"), "torch": version("torch")},
     )
 
 
-def _content_of(data: str) -> str:
+def content_of(data: str) -> str:
     """Hex BLAKE3 that stands for the text that `data` names now."""
     if Path(data).is_file():
         return file_digest(Path(data))

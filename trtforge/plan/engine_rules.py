@@ -10,7 +10,7 @@ from trtforge.core.device import BFLOAT16_SM
 from trtforge.core.parallel import Parallel
 from trtforge.formats.releases import Problem as ReleaseProblem
 from trtforge.formats.releases import Release
-from trtforge.formats.trtllm import CheckpointConfig
+from trtforge.formats.trtllm import MIXED_PRECISION, CheckpointConfig
 from trtforge.models.checkpoint_sizes import quantised_linears, sizes_of
 from trtforge.models.family import Family, Split
 from trtforge.models.registry import family_of_engine
@@ -37,11 +37,26 @@ def engine_problems(
         yield from link_problems(gpu, checkpoint.parallel)
     yield from release_problems(checkpoint, release)
     yield from kernel_problems(checkpoint)
+    yield from mixed_problems(checkpoint)
     yield from network_problems(checkpoint, release, converted=fits)
     if fits and weights is not None:
         if family is not None:
             yield from padding_problems(checkpoint, family, weights)
         yield from head_problems(checkpoint.vocab_size, checkpoint.parallel.tp, weights)
+
+
+def mixed_problems(checkpoint: CheckpointConfig) -> Iterator[Problem]:
+    """Mixed precision in TensorRT engines.
+
+    Of some releases `LayerQuantConfig` calls the module fnmatch as a function (tensorrt_llm/models/modeling_utils.py,
+    between 1.0 and 1.2), and no release was seen to build such an engine.
+    """
+    if checkpoint.quantization.quant_algo == MIXED_PRECISION:
+        yield Problem(
+            "mixed_precision",
+            "TensorRT engines of mixed precision are not supported: no release is known to build them",
+            "Use engine.backend llmapi or torch, or leave quantization.budget out.",
+        )
 
 
 def gpu_problems(gpu: Gpu, weights: WeightFormat | None, cache: CacheFormat | None, dtype: str) -> Iterator[Problem]:
@@ -86,7 +101,7 @@ def _unknown_to(release: Release, checkpoint: CheckpointConfig) -> Iterator[Rele
         yield release.key_problem("kv_cache_quant_algo", quantization.kv_cache_quant_algo)
     for key in checkpoint.mapping:
         yield release.key_problem("mapping", key)
-    for key in quantization.model_dump():
+    for key in quantization.model_dump(exclude={"quantized_layers"}):  # in a file of its own
         yield release.key_problem("quantization", key)
     moe = (checkpoint.model_extra or {}).get("moe")
     for key in moe if isinstance(moe, dict) else ():

@@ -198,8 +198,11 @@ _SINCE = {89: "Ada, Hopper", 100: "Blackwell"}
 
 def require_formats(gpu: Gpu, quantization: Quantization) -> None:
     """Raises ForgeError if TensorRT-LLM cannot run the checkpoint's number formats on this GPU."""
+    layers = quantization.quantized_layers or {}
+    mixed = sorted({layer.quant_algo for layer in layers.values()})
+    algorithms: list[str | None] = [*mixed] or [quantization.quant_algo]
     for format in (
-        BY_ALGORITHM.get(quantization.quant_algo),
+        *(BY_ALGORITHM.get(algorithm) for algorithm in algorithms),
         CACHE_BY_ALGORITHM.get(quantization.kv_cache_quant_algo),
     ):
         if format is not None and (why := refusal(gpu, format)) is not None:

@@ -83,12 +83,16 @@ class _StandIn(nn.Module):
 
 
 class CacheObserver(DynamicCache):
-    """Replaces the KV cache and stores nothing. `observes`: record the amax of all keys and values."""
+    """Replaces the KV cache and stores nothing. `observes`: record the amax of all keys and values.
+
+    `rounded`: what attention gets instead of the keys and values.
+    """
 
     def __init__(self, *, observes: bool) -> None:
         super().__init__()
         self._observes = observes
         self.amax = torch.zeros(1)
+        self.rounded: Callable[[Tensor], Tensor] | None = None
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -97,6 +101,8 @@ class CacheObserver(DynamicCache):
         if self._observes:
             largest = torch.maximum(key_states.abs().amax(), value_states.abs().amax())
             self.amax = torch.maximum(self.amax, largest.float().cpu())
+        if self.rounded is not None:
+            return self.rounded(key_states), self.rounded(value_states)
         return key_states, value_states
 
     def take(self) -> Tensor:

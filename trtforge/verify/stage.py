@@ -20,7 +20,7 @@ from trtforge.formats.trtllm import (
     read_checkpoint_config,
     read_engine_config,
 )
-from trtforge.models.checkpoint_config import layout_of_checkpoint
+from trtforge.models.checkpoint_config import formats_in, layout_of_checkpoint
 from trtforge.models.checkpoint_plan import checkpoint_plan
 from trtforge.models.exclusions import modules_excluded_by
 from trtforge.models.registry import family_of, family_of_checkpoint
@@ -100,8 +100,8 @@ def _check_tensors(candidate: Path, config: CheckpointConfig, reference: HfCheck
     family, layout = family_of_checkpoint(reference), layout_of_checkpoint(config)
     if layout is not None:
         source, facts = read_quantized_source(reference.config), family.facts(reference.config)
-        excluded = () if source else modules_excluded_by(config, family, facts)
-        layout = replace(layout, source=source, exclude_modules=excluded)
+        excluded = () if source or config.quantization.quantized_layers else modules_excluded_by(config, family, facts)
+        layout = replace(layout, source=source, exclude_modules=excluded, formats=formats_in(config, family, facts))
         plan = checkpoint_plan(family, facts, layout)
         check_tensors(candidate, reference, plan, layout, progress)
 

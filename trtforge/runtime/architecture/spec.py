@@ -1,5 +1,6 @@
 """What one rank of a decoder computes, as data derived from a checkpoint's config.json."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal
@@ -8,6 +9,7 @@ from trtforge.core.parallel import Rank
 from trtforge.core.recipe import KvCacheFormat, QuantFormat
 from trtforge.formats.checkpoint_keys import flag, number
 from trtforge.formats.trtllm import UNQUANTIZED_MODULES, CheckpointConfig
+from trtforge.models.formats import algorithm_of
 from trtforge.runtime.architecture.network import BiasRule, Network, Residual
 from trtforge.runtime.architecture.positions import POSITIONS, LayerSpec, Position, layer_spec, rotaries
 from trtforge.runtime.architecture.rotary import RotarySpec, yarn_mscale
@@ -58,6 +60,8 @@ class DecoderSpec:
     algorithm: QuantFormat
     group_size: int
     exclude_modules: tuple[str, ...]
+    layer_formats: Mapping[str, QuantFormat] | None
+    """Of mixed precision: the formats of linear layers, by name."""
     kv_format: KvCacheFormat
 
     @property
@@ -106,8 +110,16 @@ class DecoderSpec:
         inner = self.moe.expert_size * self.moe.top_k + self.moe.shared_size if self.moe else self.intermediate_size
         return self.hidden_size * (self.qkv_rows + self.num_heads * self.head_size + 3 * inner)
 
+    def format_of(self, module: str) -> QuantFormat:
+        """The format of a linear layer, by the name that its rank file gives it."""
+        if self.layer_formats is not None:
+            return self.layer_formats.get(module, "none")
+        return self.algorithm if self.quantized(module) else "none"
+
     def quantized(self, module: str) -> bool:
-        """Whether a linear layer (named without its rank's layer numbering) is quantised."""
+        """Whether a linear layer, by the name that its rank file gives it, is quantised."""
+        if self.layer_formats is not None:
+            return module in self.layer_formats
         if self.algorithm == "none":
             return False
         if self.algorithm in ("int8_wo", "int4_wo") and module.rpartition(".")[2] not in _WEIGHT_ONLY_LAYERS:
@@ -159,9 +171,12 @@ class DecoderSpec:
             residual_scale=number(config, "residual_multiplier", 1.0),
             embedding=_embedding_split(config),
             tied_embeddings=config.tie_word_embeddings,
-            algorithm=ALGORITHMS[quantization.quant_algo],
+            algorithm=ALGORITHMS[algorithm_of(quantization)],
             group_size=quantization.group_size,
             exclude_modules=tuple(UNQUANTIZED_MODULES if excluded is None else excluded),
+            layer_formats=None
+            if quantization.quantized_layers is None
+            else {name: ALGORITHMS[layer.quant_algo] for name, layer in quantization.quantized_layers.items()},
             kv_format=KV_FORMATS[quantization.kv_cache_quant_algo],
         )
 

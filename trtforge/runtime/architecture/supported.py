@@ -4,7 +4,7 @@ from trtforge.core.errors import ForgeError
 from trtforge.core.recipe import KvCacheFormat, QuantFormat
 from trtforge.formats.checkpoint_keys import flag
 from trtforge.formats.trtllm import CheckpointConfig
-from trtforge.models.formats import CACHE_ALGORITHMS, FORMATS
+from trtforge.models.formats import CACHE_ALGORITHMS, FORMATS, algorithm_of
 from trtforge.runtime.architecture.activations import ACTIVATIONS
 from trtforge.runtime.architecture.network import NETWORKS, Network
 from trtforge.runtime.architecture.positions import POSITIONS
@@ -41,7 +41,8 @@ def supported_network(config: CheckpointConfig) -> Network:
         (
             "quantization.quant_algo",
             quantization.quant_algo,
-            quantization.quant_algo in ALGORITHMS,
+            algorithm_of(quantization) in ALGORITHMS
+            and all(layer.quant_algo in ALGORITHMS for layer in (quantization.quantized_layers or {}).values()),
             ", ".join(name for name in ALGORITHMS if name),
         ),
         (

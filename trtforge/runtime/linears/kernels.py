@@ -32,11 +32,13 @@ _CPU_PACKED: frozenset[KernelName] = frozenset({"int4_packed_cpu", "w4a8_packed_
 class Kernels(Config):
     """The `kernels` object of an engine's config.json: how its quantised linear layers are computed.
 
-    `cpu_capability` is set where the packed layout depends on the CPU's instruction set.
+    `cpu_capability` is set where the packed layout depends on the CPU's instruction set. `fp8`: of mixed precision, how
+    layers in that format are computed.
     """
 
     quantized: KernelName = "dense"
     cpu_capability: str | None = None
+    fp8: KernelName | None = None
 
     def check(self) -> None:
         """Raises ForgeError if the weights were packed for another machine and do not work on this one."""
@@ -53,16 +55,25 @@ class Kernels(Config):
             )
 
 
-def reference_kernels(algorithm: QuantFormat) -> Kernels:
+def reference_kernels(algorithm: QuantFormat, *, mixed: bool = False) -> Kernels:
     """Kernels of plain arithmetic for any device and compute type, used to verify checkpoints."""
-    return Kernels(quantized=REFERENCE[algorithm])
+    return Kernels(quantized=REFERENCE[algorithm], fp8=REFERENCE["fp8"] if mixed else None)
 
 
-def choose_kernels(algorithm: QuantFormat, group_size: int, device: UsableDevice, dtype: ModelDtype) -> Kernels:
+def choose_kernels(
+    algorithm: QuantFormat, group_size: int, device: UsableDevice, dtype: ModelDtype, *, mixed: bool = False
+) -> Kernels:
     """The fastest kernels for a device."""
+    name = _fastest(algorithm, group_size, device, dtype)
+    capability = torch.backends.cpu.get_cpu_capability() if name in _CPU_PACKED else None
+    fp8 = _fastest("fp8", group_size, device, dtype) if mixed else None
+    return Kernels(quantized=name, cpu_capability=capability, fp8=fp8)
+
+
+def _fastest(algorithm: QuantFormat, group_size: int, device: UsableDevice, dtype: ModelDtype) -> KernelName:
     fp8_cores = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9)
     kernels = native_for(torch.device(device), DTYPES[dtype])
-    name = kernel_for(
+    return kernel_for(
         algorithm,
         group_size,
         device,
@@ -71,15 +82,13 @@ def choose_kernels(algorithm: QuantFormat, group_size: int, device: UsableDevice
         native=kernels is not None and kernels.multiplies,
         fp8_cores=fp8_cores,
     )
-    capability = torch.backends.cpu.get_cpu_capability() if name in _CPU_PACKED else None
-    return Kernels(quantized=name, cpu_capability=capability)
 
 
 def kernel_of(spec: DecoderSpec, kernels: Kernels, module: str) -> Kernel:
     """The kernel of one linear layer, by the name that a checkpoint gives it."""
     if not spec.quantized(module):
         return Dense()
-    match kernels.quantized:
+    match kernels.fp8 if kernels.fp8 and spec.format_of(module) == "fp8" else kernels.quantized:
         case "dense":
             return Dense()
         case "fp8_dense":

@@ -154,7 +154,7 @@ class _Part:
 
     def _add_gated(self, slot: GatedSlot) -> None:
         fc, gate = (take_linear(self._spec, self._source, part) for part in (slot.fc, slot.gate))
-        same_kind = self._spec.quantized(slot.fc.module) == self._spec.quantized(slot.gate.module)
+        same_kind = self._spec.format_of(slot.fc.module) == self._spec.format_of(slot.gate.module)
         both = merged((fc, gate)) if same_kind else None
         if both:
             self._add_linear(slot.fc, both, slot.both.module)

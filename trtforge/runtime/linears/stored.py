@@ -77,7 +77,7 @@ class _Tensors:
 def _take(spec: DecoderSpec, source: Weights, slot: LinearSlot, lead: tuple[int, ...]) -> Stored:
     """The layer's tensors with leading dimensions `lead`; experts share one activation scale."""
     module, out, inputs = slot.module, slot.out, slot.inputs
-    of = _Tensors(source, module, spec.algorithm if spec.quantized(module) else "none", lead)
+    of = _Tensors(source, module, spec.format_of(module), lead)
     match of.algorithm:
         case "none":
             return Stored(of.weight(out, inputs))

@@ -84,10 +84,11 @@ def open_model(directory: Path, device: UsableDevice | None = None, compute_dtyp
                 )
         return source
     config = read_checkpoint_config(directory)
+    spec = DecoderSpec.of(config, 0)
     forge = ForgeSection(
         device=device or "cpu",
         compute_dtype=compute_dtype or "float32",
-        kernels=reference_kernels(DecoderSpec.of(config, 0).algorithm),
+        kernels=reference_kernels(spec.algorithm, mixed=spec.layer_formats is not None),
     )
     longest = config.max_position_embeddings or 2048
     limits = BatchLimits(max_batch_size=32, max_num_tokens=8192, max_input_len=longest, max_seq_len=longest)

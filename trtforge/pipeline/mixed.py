@@ -1,0 +1,141 @@
+"""Floor 5: mixed precision: a format for each linear layer so that a checkpoint keeps to a budget of bits per weight.
+
+What the formats do to the layers is predicted once for a calibration and kept beside it, with the samples that it was
+predicted on; a choice for a budget then takes no time.
+"""
+
+import json
+import math
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from trtforge.core.config_model import Config
+from trtforge.core.errors import ForgeError, UsageError
+from trtforge.core.json_text import read_json_object
+from trtforge.core.manifest import require_manifest
+from trtforge.core.progress import Progress
+from trtforge.core.recipe import GateConfig, QuantFormat
+from trtforge.formats.damages import Damages, Predicted
+from trtforge.formats.hf import read_config
+from trtforge.models.exclusions import excluded_modules
+from trtforge.models.family import Facts, Family
+from trtforge.models.formats import MIXED_FORMATS
+from trtforge.models.registry import family_of
+from trtforge.pipeline.allocation import Option, allocate, counted
+from trtforge.pipeline.record import MixedRecord
+from trtforge.pipeline.report_facts import beside
+from trtforge.pipeline.verification import content_of
+
+_PLAIN, _FP8, _INT4 = 16.0, 8.0, 4.0  # bits of a weight; of INT4 without its groups' scales
+_SCALE = 32.0  # as checkpoints store it
+
+
+class Mixed(Config):
+    """A choice. `formats`: linear layers by full name whose format is not the first of MIXED_FORMATS."""
+
+    formats: tuple[tuple[str, QuantFormat], ...]
+    record: MixedRecord
+
+
+def choose_formats(
+    budget: float,
+    source: Path,
+    calibration: Path,
+    gate: GateConfig,
+    *,
+    exclude_modules: tuple[str, ...] = (),
+    progress: Progress,
+) -> Mixed:
+    """The formats with the least predicted damage whose weights have at most `budget` bits on average.
+
+    `gate`: the samples to predict on. Raises UsageError for a budget that is too small, ForgeError for a calibration
+    of another format and for a model with experts.
+    """
+    config = read_config(source)
+    family = family_of(config.architecture)
+    facts = family.facts(config)
+    require_mixable(family, facts)
+    excluded = excluded_modules(family, facts, exclude_modules)
+    manifest = require_manifest(calibration, "calibration")
+    found = manifest.identity.config.get("format")
+    if found != MIXED_FORMATS[0]:
+        raise ForgeError(
+            f"{calibration} was calibrated for {found}: a budget needs {MIXED_FORMATS[0]}, whose values serve fp8 too",
+            hint=f"Calibrate with --quant {MIXED_FORMATS[0]}.",
+        )
+    group_size = int(manifest.identity.config["group_size"])
+    groups = _predicted(manifest.digest, source, calibration, gate, progress)
+    weights = [group.weights for group in groups]
+    options = [_options(group, group_size, excluded) for group in groups]
+    allocation = allocate(options, budget * sum(weights))
+    if allocation is None:
+        least = sum(min(option.bits for option in each) for each in options) / sum(weights)
+        raise UsageError(
+            f"a budget of {budget:g} bits is too small: with {MIXED_FORMATS[0]} in groups of {group_size} wherever it "
+            f"is possible, a weight has {least:.4g} bits",
+            hint=f"Give a budget between {math.ceil(100 * least) / 100:g} and {_PLAIN:g} bits.",
+        )
+    formats = zip(groups, allocation.formats, strict=True)
+    return Mixed(
+        formats=tuple((name, quant) for group, quant in formats if quant != MIXED_FORMATS[0] for name in group.modules),
+        record=MixedRecord(
+            budget=budget,
+            bits=allocation.bits / sum(weights),
+            weights={str(quant): count for quant, count in counted(allocation.formats, weights).items()},
+            predicted_error=allocation.loss**0.5,
+            least_error=allocation.bound**0.5,
+            uniform_error=sum(group.damage[MIXED_FORMATS[0]] ** 2 for group in groups) ** 0.5,
+        ),
+    )
+
+
+def bits_of(quant: QuantFormat, group_size: int) -> float:
+    """Bits of a weight with its scales."""
+    return {"int4_awq": _INT4 + _SCALE / group_size, "fp8": _FP8}.get(quant, _PLAIN)
+
+
+def damages_file(calibration: Path) -> Path:
+    """Where the predicted damage of a calibration's linear layers is kept, beside the calibration."""
+    return beside(calibration, "damages")
+
+
+def require_mixable(family: Family, facts: Facts) -> None:
+    """Raises ForgeError for a model with experts, whose layers are not measured one by one."""
+    if facts.sparse_layers:
+        raise ForgeError(
+            f"a budget of bits is not supported for {family.name} with experts: a stack of experts has one format",
+            hint="Leave the budget out (quantization.budget in a recipe).",
+        )
+
+
+def _options(group: Predicted, group_size: int, excluded: Collection[str]) -> list[Option]:
+    """The formats that a group may have; format none does no damage."""
+    return [
+        Option(quant, bits_of(quant, group_size) * group.weights, group.damage.get(quant, 0.0) ** 2)
+        for quant in MIXED_FORMATS
+        if quant == "none" or group.modules[0] not in excluded
+    ]
+
+
+def _predicted(
+    digest: str, source: Path, calibration: Path, gate: GateConfig, progress: Progress
+) -> Sequence[Predicted]:
+    """The kept prediction if it is of this calibration and these samples, or a new one, which is kept if possible."""
+    samples = {"data": content_of(gate.data), "samples": gate.samples, "sequence_length": gate.sequence_length}
+    path = damages_file(calibration)
+    try:
+        kept = Damages.parse(read_json_object(path, hint=""), str(path))
+    except ForgeError:
+        kept = None
+    if kept is not None and (kept.calibration, kept.samples) == (digest, samples):
+        return kept.groups
+    from trtforge.calibrate.sensitivity import predict_damages
+
+    quantised = [quant for quant in MIXED_FORMATS if quant != "none"]
+    groups = predict_damages(calibration, source, gate, quantised, progress=progress)
+    new = Damages(calibration=digest, samples=samples, groups=groups)
+    try:
+        path.write_text(json.dumps(new.model_dump(mode="json"), indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ForgeError(f"{path}: {error.strerror}", hint="Free space or make its directory writable.") from None
+    return groups
