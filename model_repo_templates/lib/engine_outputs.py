@@ -54,6 +54,8 @@ class SequenceState:
     last_token_ns: int = 0
     reused_blocks: int = 0
     allocated_blocks: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
     finished: bool = False
 
     def take(self, update: Update) -> None:
@@ -66,6 +68,7 @@ class SequenceState:
         self.generated += len(update.tokens)
         self.cumulative_log_prob = update.cumulative_log_prob
         self.reused_blocks, self.allocated_blocks = update.reused_blocks, update.allocated_blocks
+        self.drafted_tokens, self.accepted_tokens = update.drafted_tokens, update.accepted_tokens
         self.finished = update.finish_reason is not None
 
     def sent(self) -> None:
@@ -105,13 +108,14 @@ class SequenceState:
             "kv_cache_alloc_new_blocks": self.allocated_blocks - self.reused_blocks,
             "kv_cache_reused_blocks": self.reused_blocks,
             "kv_cache_alloc_total_blocks": self.allocated_blocks,
-            "total_accepted_draft_tokens": 0,
-            "total_draft_tokens": 0,
+            "total_accepted_draft_tokens": self.accepted_tokens,
+            "total_draft_tokens": self.drafted_tokens,
         }
+        rate = self.accepted_tokens / self.drafted_tokens if self.drafted_tokens else 0.0
         return {
             **{name: np.array([[value]], dtype=np.int64) for name, value in times.items()},
             **{name: _int32([[value]]) for name, value in counts.items()},
-            "acceptance_rate": np.zeros((1, 1), dtype=np.float32),
+            "acceptance_rate": np.array([[rate]], dtype=np.float32),
         }
 
 

@@ -10,6 +10,7 @@ from tests.compile.checkpoints import drafting, engine, llama
 from tests.compile.test_build_config import plan, plugins
 from trtforge.compile.stage import CompileOptions, engine_plan_for
 from trtforge.compile.tensorrt_llm import commands
+from trtforge.compile.torch import TorchPlan
 from trtforge.core.errors import ForgeError
 from trtforge.core.parallel import Parallel
 from trtforge.formats.trtllm import CheckpointConfig
@@ -236,3 +237,13 @@ def test_the_embedded_engine_refuses_what_it_lacks(features: dict[str, Any]) -> 
         with pytest.raises(ForgeError, match=f"engine.features.{name}: not supported by the torch backend") as caught:
             engine_plan_for(llama(), config, Path("c"), Path("o"), CompileOptions())
         assert "the tensorrt_llm backend" in caught.value.hint
+
+
+def test_only_the_embedded_engine_looks_up_n_grams() -> None:
+    config = engine(backend="torch", device="cpu", features={"ngram": {"tokens": 4}})
+    found = engine_plan_for(llama(), config, Path("c"), Path("o"), CompileOptions())
+    assert isinstance(found, TorchPlan)
+    assert found.forge()["features"]["ngram"] == {"tokens": 4, "size": 3}
+    assert found.build_config()["max_draft_len"] == 4
+    with pytest.raises(ForgeError, match="ngram: the executor of TensorRT engines looks up no n-grams"):
+        plan("1.2.1", FLOAT16, engine(features={"ngram": True}))

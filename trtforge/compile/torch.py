@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from trtforge.core.device import UsableDevice, usable_device
 from trtforge.core.dtypes import ModelDtype
 from trtforge.core.errors import ForgeError
+from trtforge.core.features import FeaturesConfig
 from trtforge.core.recipe import EngineConfig
 from trtforge.formats.trtllm import CheckpointConfig, rank_file
 from trtforge.machine.host import Host
@@ -27,8 +28,7 @@ class TorchPlan:
     device: UsableDevice
     compute_dtype: ModelDtype
     kernels: "Kernels"
-    kv_reuse: bool
-    chunked_context: bool
+    features: FeaturesConfig
 
     def identity(self) -> dict[str, Any]:
         """What determines the engine's bytes."""
@@ -36,10 +36,12 @@ class TorchPlan:
 
     def build_config(self) -> dict[str, Any]:
         """The fields of TensorRT-LLM's BuildConfig that the runtime uses."""
-        paged_context = self.kv_reuse or self.chunked_context
+        paged_context = self.features.kv_reuse or self.features.chunked_context
+        speculation = self.limits.speculation
         return {
             **self.limits.build_fields,
             "kv_cache_type": "PAGED",
+            **({} if speculation is None else {"max_draft_len": speculation.draft_tokens}),
             "gather_context_logits": False,
             "plugin_config": {
                 "dtype": self.model.dtype,
@@ -59,7 +61,11 @@ class TorchPlan:
             "device": self.device,
             "compute_dtype": self.compute_dtype,
             "kernels": self.kernels.model_dump(mode="json"),
-            "features": {"kv_reuse": self.kv_reuse, "chunked_context": self.chunked_context},
+            "features": {
+                "kv_reuse": self.features.kv_reuse,
+                "chunked_context": self.features.chunked_context,
+                **self.features.model_dump(mode="json", include=set(self.features.beyond_paging)),
+            },
         }
 
     def config_json(self, target: str) -> str:
@@ -93,9 +99,10 @@ def torch_plan(model: CheckpointConfig, config: EngineConfig, limits: EngineLimi
             f"max_beam_width {limits.max_beam_width}: the torch backend has no beam search",
             hint="Use max_beam_width 1, or the tensorrt_llm backend.",
         )
-    if config.features.beyond_paging:
+    lacking = config.features.unsupported_by("torch")
+    if lacking:
         raise ForgeError(
-            f"engine.features.{config.features.beyond_paging[0]}: not supported by the torch backend",
+            f"engine.features.{lacking[0]}: not supported by the torch backend",
             hint="Leave it out, or use the tensorrt_llm backend.",
         )
     from trtforge.runtime.architecture.spec import DecoderSpec
@@ -110,8 +117,7 @@ def torch_plan(model: CheckpointConfig, config: EngineConfig, limits: EngineLimi
         device=device,
         compute_dtype=dtype,
         kernels=choose_kernels(spec.algorithm, spec.group_size, device, dtype),
-        kv_reuse=config.features.kv_reuse,
-        chunked_context=config.features.chunked_context,
+        features=config.features,
     )
 
 

@@ -20,15 +20,15 @@ LoraModule = Literal[
 ]  # fmt: skip
 """Linear layers that an adapter may change, by TensorRT-LLM's names (docs/source/advanced/lora.md)."""
 
-SpeculationMethod = Literal["draft", "medusa", "eagle", "lookahead", "eagle3", "mtp", "ngram"]
-SPECULATION: tuple[SpeculationMethod, ...] = ("draft", "medusa", "eagle", "lookahead", "eagle3", "mtp", "ngram")
-OF_THE_LLM_API = ("eagle3", "mtp", "ngram", "moe", "attention_dp", "cuda_graphs")
-"""Features of the llmapi backend alone."""
-OF_ENGINES = ("medusa", "eagle", "lookahead", "multiple_profiles", "weights_on_gpu", "context_logits")
-"""Features of TensorRT engines alone; the others are of both."""
+SpeculationMethod = Literal["draft", "medusa", "eagle", "lookahead", "ngram"]
+SPECULATION: tuple[SpeculationMethod, ...] = ("draft", "medusa", "eagle", "lookahead", "ngram")
 
 Choices = tuple[tuple[int, ...], ...]
 """A tree of draft tokens: for each node, the candidate ranks on the path to it."""
+
+
+EMBEDDED = frozenset({"ngram"})
+"""Features of the embedded engine beyond KV reuse and chunked context."""
 
 
 class LoraFeature(Config):
@@ -118,6 +118,13 @@ class LookaheadFeature(Config):
         return self.ngram - 2 + (self.window - 1 + self.verification) * (self.ngram - 1)
 
 
+class NgramFeature(Config):
+    """Draft tokens are what followed the last n-gram earlier in the prompt or the output (prompt lookup)."""
+
+    tokens: int = Field(8, ge=1, le=256, description="Maximum draft tokens per iteration.")
+    size: int = Field(3, ge=1, le=16, description="Longest n-gram that is looked up; shorter ones follow.")
+
+
 class FeaturesConfig(Config):
     """Features of the engine; build flags and runtime keys are derived from them."""
 
@@ -128,16 +135,7 @@ class FeaturesConfig(Config):
     medusa: MedusaFeature | None = Field(None, description="Speculate with the checkpoint's Medusa heads.")
     eagle: EagleFeature | None = Field(None, description="Speculate with the checkpoint's EAGLE network.")
     lookahead: LookaheadFeature | None = Field(None, description="Speculate without any other model.")
-    eagle3: Eagle3Feature | None = Field(None, description="LLM API: speculate with an EAGLE-3 network.")
-    mtp: MtpFeature | None = Field(None, description="LLM API: speculate with the model's MTP layers.")
-    ngram: NgramFeature | None = Field(None, description="LLM API: speculate with n-grams of the text.")
-    moe: MoeFeature | None = Field(None, description="LLM API: how experts run.")
-    attention_dp: AttentionDpFeature | None = Field(
-        None, description="LLM API: data parallelism for attention, tensor or expert parallelism for the rest."
-    )
-    cuda_graphs: CudaGraphsFeature | None = Field(
-        None, description="LLM API: CUDA graphs; false: none; default: TensorRT-LLM's sizes."
-    )
+    ngram: NgramFeature | None = Field(None, description="Speculate with tokens of the prompt; backend torch only.")
     multiple_profiles: bool = Field(
         False, description="Tune kernels for several iteration sizes: faster engine, much longer build."
     )
@@ -147,13 +145,7 @@ class FeaturesConfig(Config):
     context_logits: bool = Field(False, description="Allow requests for the logits of the prompt.")
     generation_logits: bool = Field(False, description="Allow requests for the logits of the output.")
 
-    @field_validator("cuda_graphs", mode="before")
-    @classmethod
-    def _graphs(cls, value: Any) -> Any:
-        """`false` is a setting here: without it TensorRT-LLM's default applies, which is on."""
-        return {"enabled": value} if isinstance(value, bool) else value
-
-    @field_validator("lora", "draft", "medusa", "eagle", "lookahead", "mtp", "ngram", "attention_dp", mode="before")
+    @field_validator("lora", "draft", "medusa", "eagle", "lookahead", "ngram", mode="before")
     @classmethod
     def _switch(cls, value: Any) -> Any:
         """`lookahead: true` enables a feature with its defaults, `false` disables it."""
@@ -165,6 +157,10 @@ class FeaturesConfig(Config):
         if len(methods) > 1:
             raise ValueError(f"{' and '.join(methods)}: an engine has only one speculative decoding method")
         return self
+
+    def unsupported_by(self, backend: str) -> tuple[str, ...]:
+        """The requested features that a backend other than tensorrt_llm lacks."""
+        return tuple(name for name in self.beyond_paging if backend == "llmapi" or name not in EMBEDDED)
 
     @property
     def beyond_paging(self) -> tuple[str, ...]:

@@ -116,6 +116,8 @@ class Update:
     failure: RequestFailure | None = None
     top_log_probs: list[TopLogProbs] = field(default_factory=list)
     prompt_log_probs: PromptLogProbs | None = None
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
     def add(self, output: Output) -> None:
         """Append an output."""
@@ -126,6 +128,7 @@ class Update:
         self.reused_blocks, self.allocated_blocks = output.reused_blocks, output.allocated_blocks
         self.top_log_probs += output.top_log_probs
         self.prompt_log_probs = self.prompt_log_probs or output.prompt_log_probs
+        self.drafted_tokens, self.accepted_tokens = output.drafted_tokens, output.accepted_tokens
 
     def merge(self, later: "Update") -> None:
         """Append a later update."""
@@ -136,6 +139,7 @@ class Update:
         self.reused_blocks, self.allocated_blocks = later.reused_blocks, later.allocated_blocks
         self.top_log_probs += later.top_log_probs
         self.prompt_log_probs = self.prompt_log_probs or later.prompt_log_probs
+        self.drafted_tokens, self.accepted_tokens = later.drafted_tokens, later.accepted_tokens
 
 
 def encode_updates(updates: Mapping[int, Update]) -> Frame:
@@ -162,11 +166,13 @@ def encode_updates(updates: Mapping[int, Update]) -> Frame:
 
 
 def _details(update: Update) -> Sequence[object]:
-    """The end of a row: nothing for most updates; else no failure, and the log probabilities few requests ask for."""
-    prompt = update.prompt_log_probs
-    if not update.top_log_probs and prompt is None:
+    """The end of a row: nothing for most updates; else no failure, the log probabilities that few requests ask for, and
+    the counts of drafts."""
+    prompt, drafted = update.prompt_log_probs, update.drafted_tokens
+    if not update.top_log_probs and prompt is None and not drafted:
         return ()
-    return (None, update.top_log_probs, None if prompt is None else (prompt.values, prompt.top))
+    scores = None if prompt is None else (prompt.values, prompt.top)
+    return (None, update.top_log_probs, scores, drafted, update.accepted_tokens)
 
 
 def decode_updates(frame: Frame) -> dict[int, Update]:
@@ -180,6 +186,7 @@ def decode_updates(frame: Frame) -> dict[int, Update]:
             elif more:
                 update.top_log_probs = more[1]
                 update.prompt_log_probs = None if more[2] is None else PromptLogProbs(*more[2])
+                update.drafted_tokens, update.accepted_tokens = more[3], more[4]
             updates[int(name)] = update
     except (KeyError, TypeError, ValueError) as error:
         raise BadFrame(f"updates that cannot be read: {error!r}") from None

@@ -125,7 +125,8 @@ class Output:
     """A request's tokens from one step; its last output has a `finish_reason`.
 
     `prompt_log_probs` comes once, with the first token.
-    `allocated_blocks`: KV blocks allocated to the request so far, `reused_blocks` included.
+    `allocated_blocks`: KV blocks allocated to the request so far, `reused_blocks` included. `drafted_tokens`: tokens
+    that speculative decoding proposed and the engine verified so far; `accepted_tokens` of them are in the output.
     """
 
     request_id: str
@@ -138,6 +139,8 @@ class Output:
     allocated_blocks: int = 0
     top_log_probs: tuple[TopLogProbs, ...] = ()
     prompt_log_probs: PromptLogProbs | None = None
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 class RequestEngine(Protocol):

@@ -16,9 +16,10 @@ MODES: Mapping[SpeculationMethod, str] = MappingProxyType(
         "medusa": "MEDUSA",
         "eagle": "EAGLE",
         "lookahead": "LOOKAHEAD_DECODING",
+        "ngram": "DRAFT_TOKENS_EXTERNAL",
     }
 )
-"""Members of TensorRT-LLM's `SpeculativeDecodingMode`, for the methods that engines have."""
+"""Members of TensorRT-LLM's `SpeculativeDecodingMode`; n-grams are looked up outside of its engine (examples/ngram)."""
 
 DRAFTING_ARCHITECTURES: Mapping[SpeculationMethod, str] = MappingProxyType(
     {"medusa": "MedusaForCausalLM", "eagle": "EagleForCausalLM"}
@@ -64,9 +65,9 @@ def speculation_of(features: FeaturesConfig, checkpoint: CheckpointConfig | None
         case "lookahead":
             assert features.lookahead is not None
             return Speculation(method, features.lookahead.draft_tokens)
-        case "eagle3" | "mtp" | "ngram":
-            found = getattr(features, method)
-            return Speculation(method, found.draft_tokens)
+        case "ngram":
+            assert features.ngram is not None
+            return Speculation(method, features.ngram.tokens)
         case "medusa":
             assert features.medusa is not None
             tokens = stored(checkpoint, "max_draft_len") or features.medusa.draft_tokens or TREE_TOKENS

@@ -6,6 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from itertools import accumulate, count
 from pathlib import Path
 from time import perf_counter
 
@@ -13,9 +14,11 @@ import torch
 from torch import Tensor
 
 from trtforge.core.errors import ForgeError, RequestError
+from trtforge.core.features import NgramFeature
 from trtforge.core.recipe import SchedulerPolicy
 from trtforge.engine_process.requests import FinishReason, GenerationRequest, Output, TopLogProbs
 from trtforge.formats.hf import TOKENIZER_DIRECTORY
+from trtforge.runtime.drafting import Drafter, open_drafter
 from trtforge.runtime.guidance.guides import Guides, no_token_left
 from trtforge.runtime.prompt_scores import score_prompts
 from trtforge.runtime.ranks.rank_group import RankGroup
@@ -38,7 +41,7 @@ _EXIT_TIMEOUT = 10.0  # seconds, likewise when the process exits; an output call
 class EngineOptions:
     """Options for loading an engine. `max_batch_size` lowers the engine's own limit; `batching` is for benchmarks.
 
-    `trace`: a file that every iteration is written to.
+    `speculation`: None for the method that the engine was compiled with.
     """
 
     scheduler: SchedulerPolicy = "guaranteed_no_evict"
@@ -49,7 +52,7 @@ class EngineOptions:
     threads: int | None = None
     max_batch_size: int | None = None
     batching: Batching = "inflight"
-    trace: Path | None = None
+    speculation: NgramFeature | None = None
 
 
 @dataclass(frozen=True)
@@ -69,12 +72,16 @@ class EngineStatistics:
     context_tokens: int
     generated_tokens: int
     paused_requests: int
+    drafted_tokens: int
+    accepted_tokens: int
 
 
 class Engine:
     """Generates tokens for many requests at once. All methods may be called from any thread."""
 
-    def __init__(self, source: Source, ranks: RankGroup, options: EngineOptions) -> None:
+    def __init__(
+        self, source: Source, ranks: RankGroup, options: EngineOptions, drafter: Drafter | None = None
+    ) -> None:
         blocks = BlockManager(ranks.num_blocks, source.tokens_per_block, reuse=options.kv_reuse)
         self._source = source
         self._ranks = ranks
@@ -101,7 +108,8 @@ class Engine:
         self._failure: ForgeError | None = None
         self._sequences: dict[str, Sequence] = {}
         self._arrivals = self._iterations = self._scheduled = 0
-        self._context_tokens = self._generated_tokens = 0
+        self._context_tokens = self._generated_tokens = self._drafted_tokens = self._accepted_tokens = 0
+        self._drafter = drafter
         self._thread = threading.Thread(target=self._run, name="trtforge-engine", daemon=True)
         self._thread.start()
         atexit.register(self._at_exit)
@@ -115,18 +123,20 @@ class Engine:
         source = open_engine(directory)
         features = source.forge.features
         options = options or EngineOptions(kv_reuse=features.kv_reuse, chunked_context=features.chunked_context)
+        if options.speculation is None:
+            options = replace(options, speculation=features.ngram)
         ranks = RankGroup(
             source,
             threads=options.threads,
             kv_cache_fraction=options.kv_cache_fraction,
             kv_cache_tokens=options.kv_cache_tokens,
         )
-        return cls(source, ranks, options)
+        return cls(source, ranks, options, open_drafter(options.speculation))
 
     @property
     def worker_pids(self) -> tuple[int, ...]:
         """Process ids of ranks 1 and up."""
-        return self._ranks.worker_pids
+        return self._ranks.worker_pids + (self._drafter.worker_pids if self._drafter is not None else ())
 
     @property
     def max_running(self) -> int:
@@ -188,6 +198,8 @@ class Engine:
             context_tokens=self._context_tokens,
             generated_tokens=self._generated_tokens,
             paused_requests=scheduler.pauses,
+            drafted_tokens=self._drafted_tokens,
+            accepted_tokens=self._accepted_tokens,
         )
 
     def close(self) -> None:
@@ -205,8 +217,10 @@ class Engine:
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout)
         self._guides.close()
-        has_workers = bool(self._ranks.worker_pids)
+        has_workers = bool(self.worker_pids)
         self._ranks.close()
+        if self._drafter is not None:
+            self._drafter.close()
         if has_workers and threading.current_thread() is not self._thread:
             self._thread.join(timeout)  # a step that waited for a worker has failed by now
         if self._trace is not None:
@@ -301,7 +315,8 @@ class Engine:
     def _step(self) -> None:
         if self._scheduler.idle:
             return
-        times = [perf_counter()]
+        if self._drafter is not None:
+            self._drafter.draft([sequence for sequence in self._scheduler.running if sequence.remaining == 1])
         rows = self._scheduler.schedule()
         times.append(perf_counter())
         assert rows, "the scheduler found nothing to do"
@@ -311,28 +326,44 @@ class Engine:
         self._scheduled = len(rows)
         for row in rows:
             self._scheduler.complete(row)
-        sampling = [row.sequence for row in rows if row.samples]
         self._context_tokens += sum(row.count for row in rows if row.start < len(row.sequence.request.prompt))
-        if logits is not None:
-            self._generated_tokens += len(sampling)
-            self._sample(rows, sampling, logits, times)
-        if self._trace is not None:
-            times += [perf_counter()] * (len(PHASES) + 1 - len(times))
-            self._trace.iteration(self._iterations, rows, times, len(sampling), self._scheduler)
-
-    def _sample(self, rows: list[Row], sampling: list[Sequence], logits: Tensor, times: list[float]) -> None:
-        """Sample a token for each sequence of `sampling` and hand it out; `times` gets the moment between."""
+        if logits is None:
+            return
         if any(row.scores for row in rows):
-            logits = score_prompts(rows, logits)
-        sampled = self._sampler.sample(sampling, logits)
-        log_probs = sampled.log_probs or [0.0] * len(sampling)
-        tops = sampled.top or [()] * len(sampling)
-        times.append(perf_counter())
-        for index in sampled.stuck:
-            self._end(sampling[index], "error", error=no_token_left())
-        for sequence, token, log_prob, top in zip(sampling, sampled.tokens, log_probs, tops, strict=True):
-            if sequence.finish_reason is None:
-                self._hand_out(sequence, token, log_prob, top)
+            score_prompts(rows, logits)
+        self._sample(rows, logits)
+
+    def _sample(self, rows: list[Row], logits: Tensor) -> None:
+        """Hand out the next token of each row that samples, and one more after each draft that is accepted."""
+        ends = accumulate(row.wanted for row in rows)
+        pending = [(row, end - 1 - len(row.drafts)) for row, end in zip(rows, ends, strict=True) if row.samples]
+        for depth in count():
+            if not pending:
+                break
+            sequences = [row.sequence for row, _ in pending]
+            own = logits if len(pending) == len(logits) else logits[[index for _, index in pending]]
+            sampled = self._sampler.sample(sequences, own, depth)
+            self._generated_tokens += len(pending)
+            log_probs = sampled.log_probs or [0.0] * len(pending)
+            tops = sampled.top or [()] * len(pending)
+            for index in sampled.stuck:
+                self._end(sequences[index], "error", error=no_token_left())
+            accepted = []
+            for (row, index), token, log_prob, top in zip(pending, sampled.tokens, log_probs, tops, strict=True):
+                hits = depth < len(row.drafts) and token == row.drafts[depth]
+                self._count_drafts(row, len(row.drafts) if depth == 0 else 0, int(hits))
+                if row.sequence.finish_reason is None:
+                    self._hand_out(row.sequence, token, log_prob, top)
+                if hits and row.sequence.finish_reason is None:
+                    self._scheduler.accept(row.sequence)
+                    accepted.append((row, index + 1))
+            pending = accepted
+
+    def _count_drafts(self, row: Row, drafted: int, accepted: int) -> None:
+        row.sequence.drafted += drafted
+        row.sequence.accepted += accepted
+        self._drafted_tokens += drafted
+        self._accepted_tokens += accepted
 
     def _hand_out(self, sequence: Sequence, token: int, log_prob: float, top: TopLogProbs) -> None:
         reason = sequence.finish_with(token)
@@ -359,6 +390,8 @@ class Engine:
         if self._trace is not None:
             self._trace.end(sequence)
         self._sampler.forget(sequence)
+        if self._drafter is not None:
+            self._drafter.forget(sequence)
         self._sequences.pop(sequence.request.request_id, None)
         _deliver(sequence.on_output, output or sequence.output(reason, error=error))
 

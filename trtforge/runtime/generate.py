@@ -22,6 +22,8 @@ class Generation:
     reused_blocks: int = 0
     top_log_probs: tuple[TopLogProbs, ...] = ()
     prompt_log_probs: PromptLogProbs | None = None
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 def generate(
@@ -60,5 +62,7 @@ def generate_with(engine: Engine, requests: Sequence[GenerationRequest]) -> list
                 reused_blocks=output.reused_blocks,
                 top_log_probs=tuple(top[index]),
                 prompt_log_probs=prompts.get(index),
+                drafted_tokens=output.drafted_tokens,
+                accepted_tokens=output.accepted_tokens,
             )
     return [done[index] for index in range(len(requests))]

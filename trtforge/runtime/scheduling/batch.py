@@ -19,7 +19,7 @@ _SPLIT_FROM = 48  # saved padding blocks that are worth another attention call i
 
 @dataclass(frozen=True)
 class Step:
-    """Single-token rows come first, shortest context first. Row i computes `counts[i]` tokens from `starts[i]` on.
+    """Single-token rows come first, about shortest context first. Row i computes `counts[i]` tokens from `starts[i]`.
 
     Logits are computed for its last `wanted[i]` tokens; `tables[i]` are its blocks, zero-padded to equal length.
     `length`: total length of the sequence of all rows, 0 if unknown; some rotary scalings depend on it.
@@ -34,10 +34,10 @@ class Step:
 
     @classmethod
     def of_rows(cls, rows: Rows[Row]) -> "Step":
-        """The step for the scheduler's rows, in their order."""
+        """The step for the scheduler's rows, in their order. A draft is a single-token row with the same blocks."""
         starts = np.array([row.start for row in rows], dtype=np.int64)
         counts = np.array([row.count for row in rows], dtype=np.int64)
-        wanted = np.array([row.wanted for row in rows], dtype=np.int64)
+        wanted = np.array([row.wanted - len(row.drafts) for row in rows], dtype=np.int64)
         tables = np.zeros((len(rows), max(len(row.sequence.table.blocks) for row in rows)), dtype=np.int64)
         tokens: list[int] = []
         for index, row in enumerate(rows):
@@ -45,8 +45,14 @@ class Step:
             tables[index, : len(blocks)] = blocks
             if row.count == 1:
                 tokens.append(row.sequence.tokens[row.start])
+                tokens.extend(row.drafts)
             else:
                 tokens.extend(row.sequence.tokens[row.start : row.start + row.count])
+        if any(row.drafts for row in rows):
+            copies = np.array([1 + len(row.drafts) for row in rows], dtype=np.int64)
+            firsts = np.repeat(copies.cumsum() - copies, copies)
+            starts = np.repeat(starts, copies) + np.arange(copies.sum()) - firsts
+            counts, wanted, tables = (np.repeat(each, copies, axis=0) for each in (counts, wanted, tables))
         return cls(starts, counts, wanted, tables, np.array(tokens, dtype=np.int64))
 
     def encode(self) -> Ints:

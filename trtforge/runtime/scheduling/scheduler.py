@@ -6,7 +6,7 @@ generation phase, then context chunks, first come first served.
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from trtforge.core.recipe import SchedulerPolicy
@@ -36,6 +36,7 @@ class Row:
     """Tokens [start, start + count) of a sequence; `samples`: the next token is sampled after the last one.
 
     `scores`: the logits of all its tokens are wanted, for the log probabilities of the prompt.
+    `drafts`: proposed tokens to compute after the last one, each with its logits.
     """
 
     sequence: Sequence
@@ -43,11 +44,12 @@ class Row:
     count: int
     samples: bool
     scores: bool = False
+    drafts: tuple[int, ...] = ()
 
     @property
     def wanted(self) -> int:
-        """Number of its last tokens whose logits are wanted."""
-        return self.count if self.scores else int(self.samples)
+        """Number of its last tokens, drafts included, whose logits are wanted."""
+        return self.count if self.scores else int(self.samples) + len(self.drafts)
 
 
 class Scheduler:
@@ -99,15 +101,22 @@ class Scheduler:
             budget -= self._add_context(sequence, budget, rows)
         if self.pauses == pauses:
             self._admit(budget, rows)
+        self._add_drafts(rows)
         return sorted(rows.values(), key=_packing_order)
 
     def complete(self, row: Row) -> None:
-        """Record that a row was computed: its keys and values are in the cache."""
-        sequence = row.sequence
-        if sequence.finish_reason is None:
-            sequence.computed = row.start + row.count
-            if sequence.computed // self.blocks.tokens_per_block > len(sequence.table.keys):
-                self.blocks.seal(sequence.table, sequence.tokens, sequence.computed)
+        """Record that a row was computed: its keys and values are in the cache. Drafts count when they are accepted."""
+        if row.sequence.finish_reason is None:
+            self._advance(row.sequence, row.start + row.count)
+
+    def accept(self, sequence: Sequence) -> None:
+        """Record that the token before the sequence's last one was a computed draft."""
+        self._advance(sequence, sequence.computed + 1)
+
+    def _advance(self, sequence: Sequence, computed: int) -> None:
+        sequence.computed = computed
+        if computed // self.blocks.tokens_per_block > len(sequence.table.keys):
+            self.blocks.seal(sequence.table, sequence.tokens, computed)
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
         """End a running or waiting sequence and free its blocks."""
@@ -169,6 +178,23 @@ class Scheduler:
         samples = count == sequence.remaining
         rows[sequence] = Row(sequence, sequence.computed, count, samples, scores=sequence.scores_prompt)
         return count
+
+    def _add_drafts(self, rows: dict[Sequence, Row]) -> None:
+        """Verify drafts as far as tokens and free blocks allow: nothing waits or is paused for them."""
+        budget = self.limits.max_num_tokens - sum(row.count for row in rows.values())
+        for sequence, row in rows.items():
+            if not sequence.draft.tokens:
+                continue
+            room = 0
+            if row.samples and row.count == 1 and not row.scores:
+                held = (len(sequence.table.blocks) + self.blocks.free_blocks) * self.blocks.tokens_per_block
+                room = max(0, min(budget, min(sequence.most_cached, held) - row.start - 1))
+            sequence.draft = sequence.draft.first(room)
+            drafts = sequence.draft.tokens
+            sequence.allocated_blocks += self.blocks.missing(sequence.table, row.start + 1 + len(drafts))
+            self.blocks.extend(sequence.table, row.start + 1 + len(drafts))
+            rows[sequence] = replace(row, drafts=drafts)
+            budget -= len(drafts)
 
     def _may_chunk(self, sequence: Sequence) -> bool:
         """Whether the context may be chunked.

@@ -2,16 +2,37 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from trtforge.core.errors import ForgeError
 from trtforge.engine_process.requests import FinishReason, GenerationRequest, Output, PromptLogProbs, TopLogProbs
 from trtforge.runtime.scheduling.blocks import BlockTable
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Proposed next tokens of a sequence, which a step verifies.
+
+    `distributions`: those that they were drawn from, float32 (tokens, vocabulary); None if each was certain.
+    """
+
+    tokens: tuple[int, ...] = ()
+    distributions: "Tensor | None" = None
+
+    def first(self, count: int) -> "Draft":
+        """The first `count` tokens."""
+        if count >= len(self.tokens):
+            return self
+        return Draft(self.tokens[:count], None if self.distributions is None else self.distributions[:count])
+
 
 @dataclass(eq=False, slots=True)
 class Sequence:
     """Mutable state, owned by the engine's thread. `order`: order of arrival; `limit`: maximum length of prompt and
-    output; `plain`: sampling is the argmax of the unmodified logits.
+    output; `plain`: sampling is the argmax of the unmodified logits; `draft`: proposed next tokens.
 
     The keys and values of the first `computed` tokens are in the cache; the others, which include the last generated
     token, are still to be computed.
@@ -24,6 +45,9 @@ class Sequence:
     tokens: list[int]
     plain: bool
     computed: int = 0
+    draft: Draft = Draft()
+    drafted: int = 0
+    accepted: int = 0
     table: BlockTable = field(default_factory=BlockTable)
     finish_reason: FinishReason | None = None
     cumulative_log_prob: float = 0.0
@@ -99,6 +123,8 @@ class Sequence:
             allocated_blocks=self.allocated_blocks,
             top_log_probs=(top,) if asked and sampling.top_log_probs else (),
             prompt_log_probs=prompt,
+            drafted_tokens=self.drafted,
+            accepted_tokens=self.accepted,
         )
 
     def _ends_with_stop_word(self) -> bool:
