@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from trtforge.core.device import UsableDevice, usable_device
 from trtforge.core.dtypes import ModelDtype
 from trtforge.core.errors import ForgeError
-from trtforge.core.features import FeaturesConfig
+from trtforge.core.features import DraftFeature, FeaturesConfig
 from trtforge.core.recipe import EngineConfig
-from trtforge.formats.trtllm import CheckpointConfig, rank_file
+from trtforge.formats.trtllm import CONFIG_FILE, CheckpointConfig, rank_file, read_engine_config
 from trtforge.machine.host import Host
 from trtforge.machine.processor import Processor, compute_dtype
 from trtforge.plan.limits import EngineLimits
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TorchPlan:
-    """An engine of the embedded runtime. `compute_dtype` is the dtype of its computations."""
+    """An engine of the embedded runtime. `compute_dtype` is the dtype of its computations; `draft`: the engine of its
+    draft model."""
 
     model: CheckpointConfig
     limits: EngineLimits
@@ -29,6 +30,7 @@ class TorchPlan:
     compute_dtype: ModelDtype
     kernels: "Kernels"
     features: FeaturesConfig
+    draft: Path | None = None
 
     def identity(self) -> dict[str, Any]:
         """What determines the engine's bytes."""
@@ -99,7 +101,12 @@ def torch_plan(model: CheckpointConfig, config: EngineConfig, limits: EngineLimi
             f"max_beam_width {limits.max_beam_width}: the torch backend has no beam search",
             hint="Use max_beam_width 1, or the tensorrt_llm backend.",
         )
-    lacking = config.features.unsupported_by("torch")
+    lacking, draft = config.features.unsupported_by("torch"), config.features.draft
+    if draft is not None and draft.engine is None:
+        raise ForgeError(
+            "engine.features.draft: not supported by the torch backend without the draft model's engine",
+            hint="Give that with engine.features.draft.engine, or use the tensorrt_llm backend.",
+        )
     if lacking:
         raise ForgeError(
             f"engine.features.{lacking[0]}: not supported by the torch backend",
@@ -117,8 +124,39 @@ def torch_plan(model: CheckpointConfig, config: EngineConfig, limits: EngineLimi
         device=device,
         compute_dtype=dtype,
         kernels=choose_kernels(spec.algorithm, spec.group_size, device, dtype),
-        features=config.features,
+        features=_without_paths(config.features),
+        draft=None if draft is None else _draft_engine(draft, model),
     )
+
+
+def _without_paths(features: FeaturesConfig) -> FeaturesConfig:
+    if features.draft is None:
+        return features
+    draft = features.draft.model_copy(update={"model": None, "engine": None})
+    return features.model_copy(update={"draft": draft})
+
+
+def _draft_engine(draft: DraftFeature, model: CheckpointConfig) -> Path:
+    """The engine of the draft model. Raises ForgeError if it cannot draft for `model`."""
+    directory = Path(draft.engine or "")
+    if not (directory / CONFIG_FILE).is_file():
+        raise ForgeError(
+            f"engine.features.draft.engine: {directory} is no engine",
+            hint="Give a directory that `trtforge compile CHECKPOINT ENGINE --backend torch` wrote.",
+        )
+    config, values = read_engine_config(directory)
+    if "forge" not in values or "draft" in values["forge"].get("features", {}):
+        raise ForgeError(
+            f"engine.features.draft.engine: {directory} is no engine of the torch backend without a draft model",
+            hint="Compile the draft model's checkpoint with `--backend torch`.",
+        )
+    if config.vocab_size != model.vocab_size:
+        raise ForgeError(
+            f"engine.features.draft.engine: its vocabulary has {config.vocab_size} tokens, the model's "
+            f"{model.vocab_size}",
+            hint="Draft with a smaller model of the same family.",
+        )
+    return directory
 
 
 def build_rank(plan: TorchPlan, checkpoint: Path, index: int, target: Path) -> None:

@@ -27,7 +27,7 @@ Choices = tuple[tuple[int, ...], ...]
 """A tree of draft tokens: for each node, the candidate ranks on the path to it."""
 
 
-EMBEDDED = frozenset({"ngram"})
+EMBEDDED = frozenset({"draft", "ngram"})
 """Features of the embedded engine beyond KV reuse and chunked context."""
 
 
@@ -48,11 +48,12 @@ class LoraFeature(Config):
 class DraftFeature(Config):
     """The engine verifies tokens that a smaller model drafts.
 
-    The client passes them from one engine to the other; the LLM API runs both models itself.
+    The embedded engine runs both; with TensorRT-LLM, the client passes the tokens from one to the other.
     """
 
-    model: str | None = Field(
-        None, description="Draft model: hub id or directory. For engines only `trtforge plan` reads it."
+    model: str | None = Field(None, description="Draft model for `trtforge plan`: hub id or directory.")
+    engine: str | None = Field(
+        None, description="Compiled engine of the draft model, which becomes part of the engine; backend torch only."
     )
     tokens: int = Field(5, ge=1, description="Maximum draft tokens per iteration.")
 

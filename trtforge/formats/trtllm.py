@@ -97,11 +97,11 @@ class CheckpointConfig(_Foreign):
         return json.dumps(self.model_dump(mode="json"), indent=2) + "\n"
 
 
-CARRIED_FILE = "carried.safetensors"
-"""Tensors of the source that only an LLM API model has, under their Hugging Face names."""
+DRAFT_DIRECTORY = "draft"
+"""Inside an engine of the embedded runtime: the engine of its draft model."""
 
 
-def rank_file(index: int) -> str:
+def rank_file(index: int | str) -> str:
     """File name of a rank's weights in a checkpoint (and in a torch engine)."""
     return f"rank{index}.safetensors"
 

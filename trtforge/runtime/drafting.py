@@ -6,6 +6,9 @@ from typing import Protocol
 from trtforge.core.features import NgramFeature
 from trtforge.runtime.scheduling.sequence import Draft, Sequence
 
+_SHORTEST = 2
+"""Tokens of the shortest n-gram that is looked up: single tokens recur by chance."""
+
 
 class Drafter(Protocol):
     """Proposes tokens. Used by the engine's thread only."""
@@ -91,12 +94,3 @@ def _repeated(tokens: list[int], start: int, count: int) -> tuple[int, ...]:
     """The tokens from `start` on; a repetition that reaches the end goes on in a circle."""
     period = len(tokens) - start
     return tuple(tokens[start + index % period] for index in range(count))
-
-
-_SHORTEST = 2
-"""Tokens of the shortest n-gram that is looked up: single tokens recur by chance."""
-
-
-def open_drafter(feature: NgramFeature | None) -> Drafter | None:
-    """The drafter of an engine's speculation; None without."""
-    return None if feature is None else NgramDrafter(feature)

@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 
 from trtforge.core.errors import ForgeError, RequestError
-from trtforge.core.features import NgramFeature
+from trtforge.core.features import DraftFeature, NgramFeature
 from trtforge.core.recipe import SchedulerPolicy
 from trtforge.engine_process.requests import FinishReason, GenerationRequest, Output, TopLogProbs
 from trtforge.formats.hf import TOKENIZER_DIRECTORY
-from trtforge.runtime.drafting import Drafter, open_drafter
+from trtforge.runtime.draft_model import open_drafter
+from trtforge.runtime.drafting import Drafter
 from trtforge.runtime.guidance.guides import Guides, no_token_left
 from trtforge.runtime.prompt_scores import score_prompts
 from trtforge.runtime.ranks.rank_group import RankGroup
@@ -52,7 +53,7 @@ class EngineOptions:
     threads: int | None = None
     max_batch_size: int | None = None
     batching: Batching = "inflight"
-    speculation: NgramFeature | None = None
+    speculation: NgramFeature | DraftFeature | None = None
 
 
 @dataclass(frozen=True)
@@ -124,14 +125,19 @@ class Engine:
         features = source.forge.features
         options = options or EngineOptions(kv_reuse=features.kv_reuse, chunked_context=features.chunked_context)
         if options.speculation is None:
-            options = replace(options, speculation=features.ngram)
+            options = replace(options, speculation=features.ngram or features.draft)
         ranks = RankGroup(
             source,
             threads=options.threads,
             kv_cache_fraction=options.kv_cache_fraction,
             kv_cache_tokens=options.kv_cache_tokens,
         )
-        return cls(source, ranks, options, open_drafter(options.speculation))
+        try:
+            drafter = open_drafter(options.speculation, source, ranks.threads)
+        except BaseException:
+            ranks.close()
+            raise
+        return cls(source, ranks, options, drafter)
 
     @property
     def worker_pids(self) -> tuple[int, ...]:

@@ -204,8 +204,18 @@ def verified_token(proposed: int, drawn_from: Tensor, wanted: Tensor, at: tuple[
     rest = (wanted.double() - drawn_from.double()).clamp_(min=0.0).cumsum(dim=0)
     if accepts or float(rest[-1]) == 0.0:
         return proposed
-    target = uniform([at[0]], [at[1]], stream=2)[0] * float(rest[-1])
-    return int(torch.searchsorted(rest, target, right=True).clamp_(max=int((rest < rest[-1]).sum())))
+    return _at(rest, uniform([at[0]], [at[1]], stream=2)[0])
+
+
+def drawn(distribution: Tensor, seed: int, step: int) -> int:
+    """A token of a draft from its distribution (vocabulary,)."""
+    return _at(distribution.double().cumsum(dim=0), uniform([seed], [step], stream=3)[0])
+
+
+def _at(cumulated: Tensor, share: float) -> int:
+    """The first token up to which more than this share of the weights lies."""
+    last = int((cumulated < cumulated[-1]).sum())
+    return min(int((cumulated <= share * float(cumulated[-1])).sum()), last)
 
 
 def uniform(seeds: list[int], steps: list[int], stream: int = 0) -> np.ndarray[tuple[int], np.dtype[np.float64]]:

@@ -102,7 +102,7 @@ class Scheduler:
         if self.pauses == pauses:
             self._admit(budget, rows)
         self._add_drafts(rows)
-        return sorted(rows.values(), key=_packing_order)
+        return sorted(rows.values(), key=packing_order)
 
     def complete(self, row: Row) -> None:
         """Record that a row was computed: its keys and values are in the cache. Drafts count when they are accepted."""
@@ -238,5 +238,6 @@ class Scheduler:
         return sum(self.blocks.missing(s.table, s.most_cached) for s in self.running)
 
 
-def _packing_order(row: Row) -> tuple[bool, int]:
+def packing_order(row: Row) -> tuple[bool, int]:
+    """Sorts the rows of a step: those of one token first, then by position."""
     return row.count > 1, row.start
