@@ -284,3 +284,15 @@ def test_a_draft_models_engine_is_checked_and_becomes_part_of_the_engine(tmp_pat
     for name, message in refusals.items():
         with pytest.raises(ForgeError, match=message):
             compile_engine(asked(tmp_path / name), target, tmp_path / "refused")
+
+
+def test_the_embedded_engine_searches_beams_without_speculation() -> None:
+    def planned(**limits: Any) -> Any:
+        config = engine(backend="torch", device="cpu", **limits)
+        return engine_plan_for(llama(), config, Path("c"), Path("o"), CompileOptions())
+
+    assert planned(max_beam_width=4, max_batch_size=8).build_config()["max_beam_width"] == 4
+    with pytest.raises(ForgeError, match=r"features\.ngram does not support beam search, and max_beam_width is 2"):
+        planned(max_beam_width=2, features={"ngram": True})
+    with pytest.raises(ForgeError, match="max_beam_width 4 is more than max_batch_size 2"):
+        planned(max_beam_width=4, max_batch_size=2)

@@ -96,10 +96,17 @@ class TorchPlan:
 
 def torch_plan(model: CheckpointConfig, config: EngineConfig, limits: EngineLimits) -> TorchPlan:
     """The plan for a checkpoint. Raises ForgeError for a feature that the embedded engine does not support."""
-    if limits.max_beam_width > 1:
+    if limits.max_beam_width > 1 and limits.speculation is not None:
         raise ForgeError(
-            f"max_beam_width {limits.max_beam_width}: the torch backend has no beam search",
-            hint="Use max_beam_width 1, or the tensorrt_llm backend.",
+            f"engine.features.{limits.speculation.method} does not support beam search, and max_beam_width is "
+            f"{limits.max_beam_width}",
+            hint="Use max_beam_width 1, or leave the feature out.",
+        )
+    if limits.max_beam_width > limits.max_batch_size:
+        raise ForgeError(
+            f"max_beam_width {limits.max_beam_width} is more than max_batch_size {limits.max_batch_size}: each beam is "
+            "a sequence of the batch",
+            hint=f"Use max_batch_size {limits.max_beam_width} or more.",
         )
     lacking, draft = config.features.unsupported_by("torch"), config.features.draft
     if draft is not None and draft.engine is None:

@@ -10,6 +10,8 @@ from typing import Any
 
 from trtforge.engine_process.frames import BadFrame, Frame
 from trtforge.engine_process.requests import (
+    Beam,
+    BeamParams,
     ErrorCode,
     FinishReason,
     GenerationRequest,
@@ -61,7 +63,7 @@ class Submission:
                     "stop_words": request.stop_words,
                     "bad_words": request.bad_words,
                     **({"guide": (request.guide.kind, request.guide.text)} if request.guide is not None else {}),
-                    **({"lora": request.lora_task_id} if request.lora_task_id is not None else {}),
+                    **({"beams": vars(request.beams)} if request.beams is not None else {}),
                 }
             )
             payload += array("i", request.prompt).tobytes() + bias.tobytes()
@@ -85,7 +87,7 @@ class Submission:
                         stop_words=tuple(map(tuple, row["stop_words"])),
                         bad_words=tuple(map(tuple, row["bad_words"])),
                         guide=Guide(*row["guide"]) if "guide" in row else None,
-                        lora_task_id=row.get("lora"),
+                        beams=BeamParams(**row["beams"]) if "beams" in row else None,
                     )
                 )
         except (KeyError, TypeError, ValueError) as error:
@@ -118,6 +120,7 @@ class Update:
     prompt_log_probs: PromptLogProbs | None = None
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    beams: Sequence[Beam] = ()
 
     def add(self, output: Output) -> None:
         """Append an output."""
@@ -129,6 +132,7 @@ class Update:
         self.top_log_probs += output.top_log_probs
         self.prompt_log_probs = self.prompt_log_probs or output.prompt_log_probs
         self.drafted_tokens, self.accepted_tokens = output.drafted_tokens, output.accepted_tokens
+        self.beams = output.beams
 
     def merge(self, later: "Update") -> None:
         """Append a later update."""
@@ -140,6 +144,7 @@ class Update:
         self.top_log_probs += later.top_log_probs
         self.prompt_log_probs = self.prompt_log_probs or later.prompt_log_probs
         self.drafted_tokens, self.accepted_tokens = later.drafted_tokens, later.accepted_tokens
+        self.beams = later.beams
 
 
 def encode_updates(updates: Mapping[int, Update]) -> Frame:
@@ -166,13 +171,14 @@ def encode_updates(updates: Mapping[int, Update]) -> Frame:
 
 
 def _details(update: Update) -> Sequence[object]:
-    """The end of a row: nothing for most updates; else no failure, the log probabilities that few requests ask for, and
-    the counts of drafts."""
+    """The end of a row: nothing for most updates; else no failure, the log probabilities that few requests ask for, the
+    counts of drafts, and beams."""
     prompt, drafted = update.prompt_log_probs, update.drafted_tokens
-    if not update.top_log_probs and prompt is None and not drafted:
+    if not update.top_log_probs and prompt is None and not drafted and not update.beams:
         return ()
     scores = None if prompt is None else (prompt.values, prompt.top)
-    return (None, update.top_log_probs, scores, drafted, update.accepted_tokens)
+    beams = [(list(b.tokens), list(b.log_probs), b.cumulative_log_prob, b.finish_reason) for b in update.beams]
+    return (None, update.top_log_probs, scores, drafted, update.accepted_tokens, beams)
 
 
 def decode_updates(frame: Frame) -> dict[int, Update]:
@@ -187,6 +193,7 @@ def decode_updates(frame: Frame) -> dict[int, Update]:
                 update.top_log_probs = more[1]
                 update.prompt_log_probs = None if more[2] is None else PromptLogProbs(*more[2])
                 update.drafted_tokens, update.accepted_tokens = more[3], more[4]
+                update.beams = [Beam(*beam) for beam in more[5]]
             updates[int(name)] = update
     except (KeyError, TypeError, ValueError) as error:
         raise BadFrame(f"updates that cannot be read: {error!r}") from None

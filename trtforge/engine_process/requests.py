@@ -87,6 +87,21 @@ class Guide:
 
 
 @dataclass(frozen=True)
+class BeamParams:
+    """Beam search, with TensorRT-LLM's names and defaults.
+
+    `width`: beams that are searched, of which the best `returned` are handed out. A finished beam's score is its
+    cumulative log probability / length ^ `length_penalty`. `early_stopping`: stop as soon as `width` beams are
+    finished, else only when no running beam can become better than them.
+    """
+
+    width: int
+    returned: int
+    length_penalty: float = 0.0
+    early_stopping: bool = True
+
+
+@dataclass(frozen=True)
 class GenerationRequest:
     """A prompt and when to stop. An end id is not part of the output; a matched stop word is.
 
@@ -101,7 +116,7 @@ class GenerationRequest:
     stop_words: tuple[tuple[int, ...], ...] = ()
     bad_words: tuple[tuple[int, ...], ...] = ()
     guide: Guide | None = None
-    lora_task_id: int | None = None
+    beams: BeamParams | None = None
 
 
 MOST_TOP_LOG_PROBS = 20
@@ -121,12 +136,23 @@ class PromptLogProbs:
 
 
 @dataclass(frozen=True, slots=True)
+class Beam:
+    """One result of a beam search. `cumulative_log_prob` includes that of an end id, `log_probs` does not."""
+
+    tokens: Sequence[int]
+    log_probs: Sequence[float]
+    cumulative_log_prob: float
+    finish_reason: FinishReason
+
+
+@dataclass(frozen=True, slots=True)
 class Output:
     """A request's tokens from one step; its last output has a `finish_reason`.
 
     `prompt_log_probs` comes once, with the first token.
     `allocated_blocks`: KV blocks allocated to the request so far, `reused_blocks` included. `drafted_tokens`: tokens
     that speculative decoding proposed and the engine verified so far; `accepted_tokens` of them are in the output.
+    `beams`: of a beam search, the best first, in its only output.
     """
 
     request_id: str
@@ -141,6 +167,7 @@ class Output:
     prompt_log_probs: PromptLogProbs | None = None
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    beams: tuple[Beam, ...] = ()
 
 
 class RequestEngine(Protocol):

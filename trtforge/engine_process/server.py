@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trtforge.core.errors import ForgeError, RequestError
@@ -213,16 +213,7 @@ class EngineServer:
             self._start(sequence, request)
 
     def _start(self, sequence: _Sequence, request: GenerationRequest) -> None:
-        named = GenerationRequest(
-            sequence.key,
-            request.prompt,
-            request.max_tokens,
-            request.sampling,
-            request.end_ids,
-            request.stop_words,
-            request.bad_words,
-            request.guide,
-        )
+        named = replace(request, request_id=sequence.key)
         self._engine.submit(named, lambda output: self._on_output(sequence, output))
 
     def _closed(self) -> RequestFailure | None:

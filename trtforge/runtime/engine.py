@@ -5,7 +5,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from itertools import accumulate, count
 from pathlib import Path
 from time import perf_counter
@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from trtforge.core.errors import ForgeError, RequestError
-from trtforge.core.features import DraftFeature, NgramFeature
-from trtforge.core.recipe import SchedulerPolicy
 from trtforge.engine_process.requests import FinishReason, GenerationRequest, Output, TopLogProbs
 from trtforge.formats.hf import TOKENIZER_DIRECTORY
+from trtforge.runtime.beams import BeamSearch, advance_searches
 from trtforge.runtime.draft_model import open_drafter
 from trtforge.runtime.drafting import Drafter
 from trtforge.runtime.guidance.guides import Guides, no_token_left
+from trtforge.runtime.options import EngineOptions, EngineStatistics
 from trtforge.runtime.prompt_scores import score_prompts
 from trtforge.runtime.ranks.rank_group import RankGroup
 from trtforge.runtime.ranks.source import Source, open_engine
@@ -28,53 +28,15 @@ from trtforge.runtime.sampler import Sampler
 from trtforge.runtime.scheduling.admission import why_refused
 from trtforge.runtime.scheduling.batch import Step
 from trtforge.runtime.scheduling.blocks import BlockManager
-from trtforge.runtime.scheduling.scheduler import Batching, Row, Scheduler
+from trtforge.runtime.scheduling.scheduler import Row, Scheduler
 from trtforge.runtime.scheduling.sequence import Sequence
 from trtforge.runtime.trace import PHASES, Trace
 
 OnOutput = Callable[[Output], None]
+__all__ = ["Engine", "EngineOptions", "EngineStatistics"]
 _LOG = logging.getLogger(__name__)
 _CLOSE_TIMEOUT = 30.0  # seconds that the running step may take before its ranks are ended
 _EXIT_TIMEOUT = 10.0  # seconds, likewise when the process exits; an output callback may also hang
-
-
-@dataclass(frozen=True)
-class EngineOptions:
-    """Options for loading an engine. `max_batch_size` lowers the engine's own limit; `batching` is for benchmarks.
-
-    `speculation`: None for the method that the engine was compiled with.
-    """
-
-    scheduler: SchedulerPolicy = "guaranteed_no_evict"
-    kv_cache_fraction: float = 0.9
-    kv_cache_tokens: int | None = None
-    kv_reuse: bool = True
-    chunked_context: bool = False
-    threads: int | None = None
-    max_batch_size: int | None = None
-    batching: Batching = "inflight"
-    speculation: NgramFeature | DraftFeature | None = None
-
-
-@dataclass(frozen=True)
-class EngineStatistics:
-    """A snapshot of the engine's gauges and counters."""
-
-    active_requests: int
-    scheduled_requests: int
-    waiting_requests: int
-    max_requests: int
-    kv_blocks_max: int
-    kv_blocks_used: int
-    kv_blocks_free: int
-    kv_blocks_reused: int
-    tokens_per_block: int
-    iterations: int
-    context_tokens: int
-    generated_tokens: int
-    paused_requests: int
-    drafted_tokens: int
-    accepted_tokens: int
 
 
 class Engine:
@@ -294,9 +256,10 @@ class Engine:
         blocks = self._scheduler.blocks
         error: ForgeError | None = why_refused(
             request,
-            self._source.limits,
+            self._scheduler.limits,
             vocab_size=self._source.config.vocab_size,
-            cache_tokens=blocks.num_blocks * blocks.tokens_per_block,
+            cache_blocks=blocks.num_blocks,
+            tokens_per_block=blocks.tokens_per_block,
             chunked_context=self._options.chunked_context,
         )
         if error is None and request.request_id in self._sequences:
@@ -305,6 +268,8 @@ class Engine:
             _deliver(on_output, Output(request.request_id, finish_reason="error", error=error))
             return
         sequence = Sequence.of(request, self._arrivals, self._source.limits.max_seq_len, on_output)
+        if request.beams is not None and request.beams.width > 1:
+            sequence.group = BeamSearch.of(request.beams, sequence)
         self._arrivals += 1
         self._sequences[request.request_id] = sequence
         if self._trace is not None:
@@ -322,12 +287,11 @@ class Engine:
         if self._scheduler.idle:
             return
         if self._drafter is not None:
-            self._drafter.draft([sequence for sequence in self._scheduler.running if sequence.remaining == 1])
+            self._drafter.draft([s for s in self._scheduler.running if s.remaining == 1 and s.group is None])
         rows = self._scheduler.schedule()
         times.append(perf_counter())
         assert rows, "the scheduler found nothing to do"
-        logits = self._ranks.execute(Step.of_rows(rows))
-        times.append(perf_counter())
+        logits = self._ranks.execute(Step.of_rows(rows, self._scheduler.blocks.take_copies()))
         self._iterations += 1
         self._scheduled = len(rows)
         for row in rows:
@@ -343,6 +307,12 @@ class Engine:
         """Hand out the next token of each row that samples, and one more after each draft that is accepted."""
         ends = accumulate(row.wanted for row in rows)
         pending = [(row, end - 1 - len(row.drafts)) for row, end in zip(rows, ends, strict=True) if row.samples]
+        searching = {row.sequence: index for row, index in pending if row.sequence.group is not None}
+        if searching:
+            for search in advance_searches(searching, logits, self._sampler, self._scheduler):
+                self._end(search.members[0], search.finished[0][1].finish_reason, output=search.output())
+            self._generated_tokens += len(searching)
+            pending = [(row, index) for row, index in pending if row.sequence not in searching]
         for depth in count():
             if not pending:
                 break
@@ -392,9 +362,8 @@ class Engine:
         error: ForgeError | None = None,
     ) -> None:
         """End a sequence with its last `output`, by default one without a token."""
-        self._scheduler.finish(sequence, reason)
-        if self._trace is not None:
-            self._trace.end(sequence)
+        for member in sequence.group.members if sequence.group is not None else [sequence]:
+            self._scheduler.finish(member, reason)
         self._sampler.forget(sequence)
         if self._drafter is not None:
             self._drafter.forget(sequence)

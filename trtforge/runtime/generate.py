@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trtforge.core.errors import ForgeError
-from trtforge.engine_process.requests import FinishReason, GenerationRequest, Output, PromptLogProbs, TopLogProbs
+from trtforge.engine_process.requests import Beam, FinishReason, GenerationRequest, Output, PromptLogProbs, TopLogProbs
 from trtforge.runtime.engine import Engine, EngineOptions
 
 
@@ -24,6 +24,7 @@ class Generation:
     prompt_log_probs: PromptLogProbs | None = None
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    beams: tuple[Beam, ...] = ()
 
 
 def generate(
@@ -64,5 +65,6 @@ def generate_with(engine: Engine, requests: Sequence[GenerationRequest]) -> list
                 prompt_log_probs=prompts.get(index),
                 drafted_tokens=output.drafted_tokens,
                 accepted_tokens=output.accepted_tokens,
+                beams=output.beams,
             )
     return [done[index] for index in range(len(requests))]

@@ -115,6 +115,11 @@ class Sampler:
         changed -= counts * self._column([p.frequency_penalty for p in params])
         logits[indices] = changed
 
+    def log_probs(self, rows: list[Sequence], logits: Tensor) -> Tensor:
+        """Log probabilities (rows, vocabulary) after bias, temperature, penalties and bans; changes `logits`."""
+        self._change(rows, logits)
+        return logits.log_softmax(dim=1)
+
     def distribution(self, row: Sequence, logits: Tensor) -> Tensor:
         """Probabilities (vocabulary,) that the next token is drawn from, of logits (vocabulary,), which are changed."""
         self._change([row], logits.unsqueeze(0))

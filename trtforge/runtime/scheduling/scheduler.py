@@ -29,6 +29,7 @@ class BatchLimits:
     max_num_tokens: int
     max_input_len: int
     max_seq_len: int
+    max_beam_width: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +88,14 @@ class Scheduler:
 
     def schedule(self) -> list[Row]:
         """The rows of the next step, single-token rows first, then by position; allocates their blocks."""
+        return self._scheduled() or self._scheduled()  # a group's last member may have been admitted without work
+
+    def _scheduled(self) -> list[Row]:
         pauses = self.pauses
         rows: dict[Sequence, Row] = {}
         contexts = [sequence for sequence in self.running if sequence.remaining > 1]
         if not (self._static and contexts):
-            for sequence in [sequence for sequence in self.running if sequence.remaining == 1]:
+            for sequence in [sequence for sequence in self.running if self._generates(sequence)]:
                 if self._allocate(sequence, len(sequence.tokens), rows):
                     rows[sequence] = Row(sequence, sequence.computed, 1, samples=True)
             for sequence in self._padding:
@@ -136,6 +140,18 @@ class Scheduler:
                 self.blocks.release(padding.table)
             self._padding.clear()
 
+    def fork(self, sequence: Sequence, others: list[Sequence]) -> None:
+        """Let new sequences with the same computed tokens share a running one's blocks; without room they wait."""
+        table = sequence.table
+        if (len(table.blocks) - len(table.keys)) * len(others) > self.blocks.free_blocks:
+            self.waiting.extendleft(reversed(others))
+            return
+        self.blocks.fork([table, *(other.table for other in others)], [0] * (1 + len(others)))
+        for other in others:
+            other.computed = sequence.computed
+        index = self.running.index(sequence) + 1
+        self.running[index:index] = others
+
     def holders(self) -> Iterable[Sequence]:
         """Every sequence that may hold blocks."""
         return [*self.running, *self.waiting, *self._padding]
@@ -143,15 +159,18 @@ class Scheduler:
     def _admit(self, budget: int, rows: dict[Sequence, Row]) -> None:
         if self._static and self.running:
             return
-        while self.waiting and len(self.running) < self._max_batch_size:
+        while self.waiting:
             sequence = self.waiting[0]
+            slots = len(self.running) + sum(each.members_to_come for each in (*self.running, sequence))
+            if slots >= self._max_batch_size:
+                return
             prefix = Prefix() if sequence.scores_prompt else self.blocks.find_prefix(sequence.tokens)
             context = len(sequence.tokens) - len(prefix.blocks) * self.blocks.tokens_per_block
             if not self._static and (budget < 1 or (budget < context and not self._may_chunk(sequence))):
                 return
             tokens = sequence.most_cached if self._guaranteed else len(sequence.tokens)
-            needed = self.blocks.blocks_for(tokens) - len(prefix.blocks) + prefix.idle
-            spare = 0 if self._guaranteed else len(self.running)
+            needed = self.blocks.blocks_for(tokens) * (1 + sequence.members_to_come) - len(prefix.blocks) + prefix.idle
+            spare = 0 if self._guaranteed or sequence.held_back else len(self.running)
             if needed + spare > self.blocks.free_blocks - self._reserved():
                 return
             self.waiting.popleft()
@@ -164,7 +183,7 @@ class Scheduler:
 
     def _add_context(self, sequence: Sequence, budget: int, rows: dict[Sequence, Row]) -> int:
         """Schedule the next chunk of a sequence's context; returns its number of tokens."""
-        count = min(sequence.remaining, budget)
+        count = min(sequence.remaining - sequence.held_back, budget)
         if sequence.scores_prompt:
             count = min(count, _MOST_SCORED - sum(row.count for row in rows.values() if row.scores))
         if count < sequence.remaining:
@@ -213,29 +232,40 @@ class Scheduler:
         missing = self.blocks.missing(sequence.table, tokens)
         while missing > self.blocks.free_blocks:
             assert not self._guaranteed, "guaranteed_no_evict ran out of reserved blocks"
-            newest = self.running[-1]
-            self._pause(newest)
-            rows.pop(newest, None)
-            if newest is sequence:
+            paused = self._pause(self.running[-1])
+            for member in paused:
+                rows.pop(member, None)
+            if sequence in paused:
                 return False
         if missing:
             self.blocks.extend(sequence.table, tokens)
             sequence.allocated_blocks += missing
         return True
 
-    def _pause(self, sequence: Sequence) -> None:
-        """Free a running sequence's blocks; its tokens are recomputed when blocks are free again."""
+    def _pause(self, sequence: Sequence) -> list[Sequence]:
+        """Free the blocks of a running sequence and its group; they are computed again when blocks are free."""
         self.pauses += 1
-        self.running.remove(sequence)
-        self.blocks.release(sequence.table)
-        sequence.computed = 0
-        self.waiting.appendleft(sequence)
+        members = sequence.group.members if sequence.group is not None else [sequence]
+        paused = [member for member in members if member in self.running]
+        for member in reversed(paused):
+            self.running.remove(member)
+            self.blocks.release(member.table)
+            member.computed = 0
+            self.waiting.appendleft(member)
+        return paused
+
+    def _generates(self, sequence: Sequence) -> bool:
+        """Whether only the last token is to be computed: of all members of its group too."""
+        if sequence.group is None:
+            return sequence.remaining == 1
+        return all(member.remaining == 1 and member in self.running for member in sequence.group.members)
 
     def _reserved(self) -> int:
         """Number of blocks that running sequences may still need."""
         if not self._guaranteed:
             return sum(self.blocks.missing(s.table, len(s.tokens)) for s in self.running)
-        return sum(self.blocks.missing(s.table, s.most_cached) for s in self.running)
+        missing = sum(self.blocks.missing(s.table, s.most_cached) for s in self.running)
+        return missing + sum(s.members_to_come * self.blocks.blocks_for(s.most_cached) for s in self.running)
 
 
 def packing_order(row: Row) -> tuple[bool, int]:

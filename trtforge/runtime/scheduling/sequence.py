@@ -30,6 +30,19 @@ class Draft:
 
 
 @dataclass(eq=False, slots=True)
+class Group:
+    """Sequences of one request that advance together: the first until the prompt is computed, then `width` members."""
+
+    width: int
+    members: "list[Sequence]" = field(default_factory=list)
+
+    @property
+    def formed(self) -> bool:
+        """Whether all members exist."""
+        return len(self.members) == self.width
+
+
+@dataclass(eq=False, slots=True)
 class Sequence:
     """Mutable state, owned by the engine's thread. `order`: order of arrival; `limit`: maximum length of prompt and
     output; `plain`: sampling is the argmax of the unmodified logits; `draft`: proposed next tokens.
@@ -56,6 +69,7 @@ class Sequence:
     prompt_log_probs: list[float] = field(default_factory=list)
     prompt_top: list[TopLogProbs] = field(default_factory=list)
     prompt_reported: bool = False
+    group: Group | None = None
 
     @classmethod
     def of(
@@ -65,6 +79,16 @@ class Sequence:
         limit = min(len(request.prompt) + request.max_tokens, max_seq_len)
         plain = request.sampling.plain and not request.bad_words
         return cls(request, order, limit, on_output, list(request.prompt), plain)
+
+    @property
+    def held_back(self) -> bool:
+        """Whether it is a member of a group, which samples only for all members together."""
+        return self.group is not None and self.group.formed
+
+    @property
+    def members_to_come(self) -> int:
+        """Sequences that will join it when its prompt is computed."""
+        return 0 if self.group is None else self.group.width - len(self.group.members)
 
     @property
     def scores_prompt(self) -> bool:
@@ -92,10 +116,17 @@ class Sequence:
         request = self.request
         if token in request.end_ids:
             return "end_id"
+        reason = self.why_ends(token)
         self.tokens.append(token)
-        if request.stop_words and self._ends_with_stop_word():
+        return reason
+
+    def why_ends(self, token: int) -> FinishReason | None:
+        """The finish reason if `token` came next."""
+        if token in self.request.end_ids:
+            return "end_id"
+        if self.request.stop_words and self.ends_with_stop_word(token):
             return "stop_word"
-        return "length" if len(self.tokens) >= self.limit else None
+        return "length" if len(self.tokens) + 1 >= self.limit else None
 
     def output(
         self,
@@ -127,8 +158,12 @@ class Sequence:
             accepted_tokens=self.accepted,
         )
 
-    def _ends_with_stop_word(self) -> bool:
-        made = self.generated
+    def ends_with_stop_word(self, token: int) -> bool:
+        """Whether the output, followed by `token`, ends with a stop word."""
+        made = self.generated + 1
         return any(
-            0 < len(word) <= made and tuple(self.tokens[-len(word) :]) == word for word in self.request.stop_words
+            0 < len(word) <= made
+            and word[-1] == token
+            and tuple(self.tokens[len(self.tokens) + 1 - len(word) :]) == word[:-1]
+            for word in self.request.stop_words
         )
