@@ -99,7 +99,7 @@ def requested_sequences(
     values = InputValues(inputs, names)
     _check_supported(values, limits.inputs)
     prompts = len(values.array("input_lengths"))
-    found = []
+    found: list[RequestedSequence] = []
     for item in range(prompts):
         request = _request(values, item, limits, model_end_ids=model_end_ids)
         count = 1  # a beam search returns several sequences in one
@@ -110,7 +110,8 @@ def requested_sequences(
         for index in range(count):
             # Sequences of one prompt differ in their seeds.
             own = request if not index or seed is None else _with_seed(request, seed + index)
-            found.append(RequestedSequence(item, index, own))
+            copy_of = str(len(found) - index) if index else None
+            found.append(RequestedSequence(item, index, replace(own, copy_of=copy_of)))
     return found
 
 

@@ -98,3 +98,11 @@ def test_acceptance_of_drafts_is_reported_with_performance() -> None:
     assert found["total_draft_tokens"].tolist() == [[8]]
     assert found["total_accepted_draft_tokens"].tolist() == [[2]]
     assert found["acceptance_rate"].tolist() == [[0.25]]
+
+
+def test_sequences_of_a_prompt_name_the_first_one() -> None:
+    found = asked(num_return_sequences=3, seed=7)
+    assert [each.request.copy_of for each in found] == [None, "0", "0"]
+    assert [each.request.sampling.seed for each in found] == [7, 8, 9]
+    sent = Submission(tuple(each.request for each in found), None, 40).encode()
+    assert [request.copy_of for request in Submission.decode(sent).requests] == [None, "0", "0"]

@@ -28,7 +28,7 @@ _DEFAULTS = {each.name: each.default for each in fields(SamplingParams)}
 
 @dataclass(frozen=True)
 class Submission:
-    """Sequences that are admitted or refused together.
+    """Sequences that are admitted or refused together. `copy_of` of a request is an index in `requests`.
 
     `timeout`: seconds until an unfinished sequence ends with DEADLINE_EXCEEDED; None is no limit. Sequence names are
     consecutive integers from `first` on, unique to the client. Decoded requests have their names as request ids.
@@ -63,6 +63,7 @@ class Submission:
                     "stop_words": request.stop_words,
                     "bad_words": request.bad_words,
                     **({"guide": (request.guide.kind, request.guide.text)} if request.guide is not None else {}),
+                    **({"copy_of": int(request.copy_of)} if request.copy_of is not None else {}),
                     **({"beams": vars(request.beams)} if request.beams is not None else {}),
                 }
             )
@@ -87,6 +88,7 @@ class Submission:
                         stop_words=tuple(map(tuple, row["stop_words"])),
                         bad_words=tuple(map(tuple, row["bad_words"])),
                         guide=Guide(*row["guide"]) if "guide" in row else None,
+                        copy_of=str(int(row["copy_of"])) if "copy_of" in row else None,
                         beams=BeamParams(**row["beams"]) if "beams" in row else None,
                     )
                 )

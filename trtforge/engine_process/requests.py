@@ -105,7 +105,7 @@ class BeamParams:
 class GenerationRequest:
     """A prompt and when to stop. An end id is not part of the output; a matched stop word is.
 
-    `lora_task_id`: the adapter to answer with; None: the model alone.
+    `copy_of`: id of an earlier request with the same prompt, whose KV blocks it shares from the start if possible.
     """
 
     request_id: str
@@ -117,6 +117,7 @@ class GenerationRequest:
     bad_words: tuple[tuple[int, ...], ...] = ()
     guide: Guide | None = None
     beams: BeamParams | None = None
+    copy_of: str | None = None
 
 
 MOST_TOP_LOG_PROBS = 20

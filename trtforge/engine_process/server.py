@@ -210,7 +210,8 @@ class EngineServer:
                 client.add(int(request.request_id), Update(finish_reason="error", failure=failure), urgent=True)
             client.flush()
         for sequence, request in sequences:
-            self._start(sequence, request)
+            original = None if request.copy_of is None else _key(client, submission.first + int(request.copy_of))
+            self._start(sequence, replace(request, copy_of=original))
 
     def _start(self, sequence: _Sequence, request: GenerationRequest) -> None:
         named = replace(request, request_id=sequence.key)

@@ -17,6 +17,7 @@ from trtforge.core.errors import ForgeError, RequestError
 from trtforge.engine_process.requests import FinishReason, GenerationRequest, Output, TopLogProbs
 from trtforge.formats.hf import TOKENIZER_DIRECTORY
 from trtforge.runtime.beams import BeamSearch, advance_searches
+from trtforge.runtime.copies import Copies
 from trtforge.runtime.draft_model import open_drafter
 from trtforge.runtime.drafting import Drafter
 from trtforge.runtime.guidance.guides import Guides, no_token_left
@@ -73,6 +74,7 @@ class Engine:
         self._arrivals = self._iterations = self._scheduled = 0
         self._context_tokens = self._generated_tokens = self._drafted_tokens = self._accepted_tokens = 0
         self._drafter = drafter
+        self._copies = Copies()
         self._thread = threading.Thread(target=self._run, name="trtforge-engine", daemon=True)
         self._thread.start()
         atexit.register(self._at_exit)
@@ -239,7 +241,8 @@ class Engine:
             else:
                 self._scheduler.add(sequence)
         if if_waiting:
-            cancelled |= if_waiting & {sequence.request.request_id for sequence in self._scheduler.waiting}
+            waiting = (*self._scheduler.waiting, *self._copies.waiting(self._scheduler))
+            cancelled |= if_waiting & {sequence.request.request_id for sequence in waiting}
         for request_id in cancelled & self._sequences.keys():
             self._end(self._sequences[request_id], "cancelled")
         if self._closing:
@@ -272,8 +275,8 @@ class Engine:
             sequence.group = BeamSearch.of(request.beams, sequence)
         self._arrivals += 1
         self._sequences[request.request_id] = sequence
-        if self._trace is not None:
-            self._trace.begin(sequence)
+        if self._copies.attached(sequence, self._sequences.get(request.copy_of or "")):
+            return
         if request.guide is None or self._guides.prepare(sequence, self._on_prepared):
             self._scheduler.add(sequence)
 
@@ -307,6 +310,7 @@ class Engine:
         """Hand out the next token of each row that samples, and one more after each draft that is accepted."""
         ends = accumulate(row.wanted for row in rows)
         pending = [(row, end - 1 - len(row.drafts)) for row, end in zip(rows, ends, strict=True) if row.samples]
+        pending += self._copies.joined(pending, self._scheduler)
         searching = {row.sequence: index for row, index in pending if row.sequence.group is not None}
         if searching:
             for search in advance_searches(searching, logits, self._sampler, self._scheduler):
@@ -362,6 +366,8 @@ class Engine:
         error: ForgeError | None = None,
     ) -> None:
         """End a sequence with its last `output`, by default one without a token."""
+        if self._copies.detached(sequence, self._scheduler):
+            sequence.finish_reason = reason
         for member in sequence.group.members if sequence.group is not None else [sequence]:
             self._scheduler.finish(member, reason)
         self._sampler.forget(sequence)

@@ -152,6 +152,26 @@ class Scheduler:
         index = self.running.index(sequence) + 1
         self.running[index:index] = others
 
+    def join(self, sequence: Sequence, copies: list[Sequence]) -> list[Sequence]:
+        """Let copies of a sequence whose prompt was computed just now share its blocks; those without room wait.
+
+        Returns those that run: they are where `sequence` is.
+        """
+        joined: list[Sequence] = []
+        shared, slots = len(sequence.table.keys), len(self.running) + sum(s.members_to_come for s in self.running)
+        free = self.blocks.free_blocks - self._reserved()
+        for copy in copies:
+            tokens = copy.most_cached if self._guaranteed else len(copy.tokens)
+            free -= self.blocks.blocks_for(tokens) - shared
+            if self._static or free < 0 or slots + len(joined) >= self._max_batch_size:
+                self.waiting = deque(sorted([*self.waiting, copy], key=lambda each: each.order))
+            else:
+                joined.append(copy)
+        self.fork(sequence, joined)
+        for copy in joined:
+            copy.reused_blocks, copy.allocated_blocks = shared, len(copy.table.blocks)
+        return joined
+
     def holders(self) -> Iterable[Sequence]:
         """Every sequence that may hold blocks."""
         return [*self.running, *self.waiting, *self._padding]
