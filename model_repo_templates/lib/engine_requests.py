@@ -31,6 +31,9 @@ _READ = frozenset(
         "temperature",
         "runtime_top_k",
         "runtime_top_p",
+        "runtime_top_p_min",
+        "runtime_top_p_decay",
+        "runtime_top_p_reset_ids",
         "seed",
         "repetition_penalty",
         "presence_penalty",
@@ -55,12 +58,11 @@ _READ = frozenset(
 _NEUTRAL: Mapping[str, float] = {
     "return_context_logits": 0,
     "return_generation_logits": 0,
-    "runtime_top_p_min": 0,
-    "runtime_top_p_decay": 1,
     "draft_acceptance_threshold": 0,
 }
 """Inputs that are accepted with their neutral value only."""
 _UINT64_MAX = 2**64 - 1
+_TOP_P_MIN = 1e-6
 
 
 @dataclass(frozen=True)
@@ -198,7 +200,18 @@ def _sampling(values: InputValues, item: int, vocab_size: int) -> SamplingParams
         top_log_probs=values.integer("top_logprobs", item, 0, 0, MOST_TOP_LOG_PROBS),
         prompt_log_probs=values.flag("return_prompt_logprobs", False),
         embedding_bias=_bias(values, item, vocab_size),
+        top_p_decay=_share(values, "runtime_top_p_decay", item, 1.0),
+        top_p_min=_share(values, "runtime_top_p_min", item, _TOP_P_MIN),
+        top_p_reset_id=values.integer("runtime_top_p_reset_ids", item, -1, -1, vocab_size - 1),
     )
+
+
+def _share(values: InputValues, name: str, item: int, default: float) -> float:
+    """A number greater than 0 and at most 1; 0 is the default."""
+    share = values.number(name, item, default, 0.0)
+    if share is not None and share > 1:
+        raise values.refused(name, share, "from 0 (the default) to 1")
+    return share or default
 
 
 def _bias(values: InputValues, item: int, vocab_size: int) -> tuple[float, ...]:

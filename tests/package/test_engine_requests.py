@@ -106,3 +106,15 @@ def test_sequences_of_a_prompt_name_the_first_one() -> None:
     assert [each.request.sampling.seed for each in found] == [7, 8, 9]
     sent = Submission(tuple(each.request for each in found), None, 40).encode()
     assert [request.copy_of for request in Submission.decode(sent).requests] == [None, "0", "0"]
+
+
+def test_top_p_may_decay() -> None:
+    (one,) = asked(runtime_top_p=0.9, runtime_top_p_decay=0.5, runtime_top_p_min=0.25, runtime_top_p_reset_ids=7)
+    sampling = one.request.sampling
+    assert (sampling.top_p_decay, sampling.top_p_min, sampling.top_p_reset_id) == (0.5, 0.25, 7)
+    (plain,) = asked(runtime_top_p=0.9, runtime_top_p_decay=1.0, runtime_top_p_min=0.0)
+    sampling = plain.request.sampling
+    assert (sampling.top_p_decay, sampling.top_p_min, sampling.top_p_reset_id) == (1.0, 1e-6, -1)
+    for given in ({"runtime_top_p_decay": 1.5}, {"runtime_top_p_min": -0.5}, {"runtime_top_p_reset_ids": 100}):
+        with pytest.raises(Exception, match=next(iter(given))):
+            asked(**given)

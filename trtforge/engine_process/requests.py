@@ -36,7 +36,8 @@ class SamplingParams:
     Names, order and defaults follow TensorRT-LLM (cpp/tensorrt_llm/kernels/penaltyKernels.cu and samplingTopKKernels):
     bias, temperature, penalties over prompt and output, then top_k, then top_p of the top_k tokens.
     `top_log_probs`: number of most likely tokens to report beside each token, with `return_log_probs` and
-    `prompt_log_probs`; the latter scores the prompt's own tokens.
+    `prompt_log_probs`; the latter scores the prompt's own tokens. After each token top_p is multiplied by
+    `top_p_decay`, down to `top_p_min`; after `top_p_reset_id` it is as at the beginning (computeToppDecay there).
     """
 
     temperature: float | None = None
@@ -51,6 +52,9 @@ class SamplingParams:
     top_log_probs: int = 0
     prompt_log_probs: bool = False
     embedding_bias: Sequence[float] = ()
+    top_p_decay: float = 1.0
+    top_p_min: float = 1e-6
+    top_p_reset_id: int = -1
 
     @property
     def greedy(self) -> bool:

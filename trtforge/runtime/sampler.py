@@ -158,7 +158,7 @@ class Sampler:
         values = values.masked_fill(ranks >= self._column(top_k), _MINUS_INFINITY)
         probabilities = values.softmax(dim=1)
         before = probabilities.cumsum(dim=1) - probabilities
-        top_p = self._column([p.top_p or 1.0 for p in params])
+        top_p = self._column([_top_p(row) for row in rows])
         return candidates, probabilities.masked_fill_((before >= top_p) & (ranks > 0), 0.0)
 
     def _count(self, row: Sequence) -> Tensor:
@@ -197,6 +197,16 @@ def _stuck(guided: list[int], logits: Tensor, tokens: Tensor) -> frozenset[int]:
         return frozenset()
     chosen = logits.gather(1, tokens.unsqueeze(1)).squeeze(1)[guided].tolist()
     return frozenset(index for index, logit in zip(guided, chosen, strict=True) if logit == _MINUS_INFINITY)
+
+
+def _top_p(row: Sequence) -> float:
+    """top_p at this position, which follows from the tokens alone."""
+    params = row.request.sampling
+    if not params.top_p or params.top_p_decay == 1.0:
+        return params.top_p or 1.0
+    made = row.tokens[len(row.request.prompt) :]
+    since = next((n for n, token in enumerate(reversed(made)) if token == params.top_p_reset_id), len(made))
+    return max(params.top_p * params.top_p_decay**since, params.top_p_min) if since else params.top_p
 
 
 def verified_token(proposed: int, drawn_from: Tensor, wanted: Tensor, at: tuple[int, int]) -> int:

@@ -94,6 +94,8 @@ def _wrong_sampling(sampling: SamplingParams, vocab_size: int) -> RequestError |
         ("temperature", sampling.temperature, sampling.temperature is None or sampling.temperature >= 0, "0 or more"),
         ("top_k", sampling.top_k, sampling.top_k is None or sampling.top_k >= 0, "0 or more"),
         ("top_p", sampling.top_p, sampling.top_p is None or 0 <= sampling.top_p <= 1, "between 0 and 1"),
+        ("top_p_decay", sampling.top_p_decay, 0 < sampling.top_p_decay <= 1, "greater than 0 and at most 1"),
+        ("top_p_min", sampling.top_p_min, 0 < sampling.top_p_min <= 1, "greater than 0 and at most 1"),
         (
             "top_log_probs",
             sampling.top_log_probs,
