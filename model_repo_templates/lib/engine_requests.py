@@ -55,6 +55,9 @@ _READ = frozenset(
         "stop",
     }
 )
+_GUIDE_TYPE, _GUIDE, _LORA = "guided_decoding_guide_type", "guided_decoding_guide", "lora_task_id"
+_MOST_GUIDE = 1 << 16
+"""Most characters of a schema, expression or grammar."""
 _NEUTRAL: Mapping[str, float] = {
     "return_context_logits": 0,
     "return_generation_logits": 0,
@@ -76,6 +79,14 @@ class RequestLimits:
     max_batch_size: int
     end_ids: tuple[int, ...]
     max_beam_width: int = 1
+    guided: bool = True
+    lora_task_ids: tuple[int, ...] = ()
+
+    @property
+    def inputs(self) -> frozenset[str]:
+        """The inputs that this engine reads."""
+        more = ({_GUIDE_TYPE, _GUIDE} if self.guided else set()) | ({_LORA} if self.lora_task_ids else set())
+        return _READ | more
 
 
 @dataclass(frozen=True)
@@ -144,6 +155,7 @@ def _request(values: InputValues, item: int, limits: RequestLimits, *, model_end
         stop_words=_words(values, "stop_words_list", item, limits.vocab_size),
         bad_words=_words(values, "bad_words_list", item, limits.vocab_size),
         guide=_guide(values, item),
+        lora_task_id=_adapter(values, item, limits),
         beams=_beams(values, item, limits.max_beam_width),
     )
 
@@ -167,6 +179,15 @@ def _beams(values: InputValues, item: int, most: int) -> BeamParams | None:
         raise RequestFailed(f"beam_search_diversity_rate is {diversity:g}; this engine supports only 0")
     returned = values.integer("num_return_sequences", item, width, 1, width)
     return BeamParams(width, returned, penalty, values.flag("early_stopping", True))
+
+
+def _adapter(values: InputValues, item: int, limits: RequestLimits) -> int | None:
+    if _LORA not in values:
+        return None
+    task = values.integer(_LORA, item, None, 0, _UINT64_MAX)
+    if task not in limits.lora_task_ids:
+        raise values.refused(_LORA, task, f"one of this engine's: {', '.join(map(str, limits.lora_task_ids))}")
+    return task
 
 
 def _prompt(values: InputValues, item: int, vocab_size: int) -> tuple[int, ...]:

@@ -84,7 +84,10 @@ def compare(directory: Path, name: str, model: Path, prompts: list[tuple[int, ..
     checkpoint = directory / f"{name}-checkpoint"
     _trtforge("convert", str(model), str(checkpoint))
     engines = {}
-    for way, words in (("plain", ()), ("ngram", ("--feature", "ngram"))):
+    for way, words in (
+        ("plain", ()),
+        ("ngram", ("--feature", "ngram.draft_tokens=8", "--feature", "ngram.matching=3")),
+    ):
         limits = ("--max-batch-size", "8", "--max-seq-len", "1024", "--compute-dtype", "bfloat16")
         _trtforge("compile", str(checkpoint), str(directory / f"{name}-{way}"), "--device", "cpu", *limits, *words)
         engines[way] = Engine.load(directory / f"{name}-{way}", EngineOptions(kv_reuse=False))

@@ -246,14 +246,12 @@ def test_the_embedded_engine_refuses_what_it_lacks(features: dict[str, Any]) -> 
         assert "the tensorrt_llm backend" in caught.value.hint
 
 
-def test_only_the_embedded_engine_looks_up_n_grams() -> None:
-    config = engine(backend="torch", device="cpu", features={"ngram": {"tokens": 4}})
+def test_the_embedded_engine_looks_up_n_grams() -> None:
+    config = engine(backend="torch", device="cpu", features={"ngram": {"draft_tokens": 4}})
     found = engine_plan_for(llama(), config, Path("c"), Path("o"), CompileOptions())
     assert isinstance(found, TorchPlan)
-    assert found.forge()["features"]["ngram"] == {"tokens": 4, "size": 3}
+    assert found.forge()["features"]["ngram"] == {"draft_tokens": 4, "matching": 2, "max_requests": None}
     assert found.build_config()["max_draft_len"] == 4
-    with pytest.raises(ForgeError, match="ngram: the executor of TensorRT engines looks up no n-grams"):
-        plan("1.2.1", FLOAT16, engine(features={"ngram": True}))
 
 
 def test_a_draft_models_engine_is_checked_and_becomes_part_of_the_engine(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def target() -> LlamaForCausalLM:
 def paired(target: LlamaForCausalLM, path: Path, layout: Layout = ONE, **limits: int) -> Path:
     """An engine with the engine of its draft model."""
     engine = write_engine(write_checkpoint(target, path / "target", layout), path / "engine", **limits)
-    write_engine(write_checkpoint(smaller(target, 2), path / "draft"), engine / "draft", **limits)
+    write_engine(write_checkpoint(smaller(target, 2), path / "draft"), engine / "draft_engine", **limits)
     return engine
 
 
@@ -101,7 +101,7 @@ def test_samples_have_the_targets_distribution(target: LlamaForCausalLM, tmp_pat
 
 def test_a_draft_model_like_the_target_is_always_right(target: LlamaForCausalLM, tmp_path: Path) -> None:
     engine = write_engine(write_checkpoint(target, tmp_path / "target"), tmp_path / "engine")
-    write_engine(write_checkpoint(target, tmp_path / "same"), engine / "draft")
+    write_engine(write_checkpoint(target, tmp_path / "same"), engine / "draft_engine")
     prompts = [[seed, 5, 9] for seed in range(6)]
     asked = requests_for(prompts, 21)
     sampled = [replace(each, sampling=SamplingParams(top_p=0.9, seed=seed)) for seed, each in enumerate(asked)]
@@ -118,7 +118,7 @@ def test_sequences_beyond_the_draft_models_length_go_on_without_drafts(
 ) -> None:
     engine = write_engine(write_checkpoint(target, tmp_path / "target"), tmp_path / "engine")
     draft = write_checkpoint(smaller(target, 1), tmp_path / "draft")
-    write_engine(draft, engine / "draft", max_seq_len=32, max_input_len=32)
+    write_engine(draft, engine / "draft_engine", max_seq_len=32, max_input_len=32)
     with Engine.load(engine, EngineOptions(speculation=DraftFeature(tokens=4))) as loaded:
         made = generate_with(loaded, requests_for(prompts))
     assert [generation.tokens for generation in made] == greedy(target, prompts, 24)
@@ -127,7 +127,7 @@ def test_sequences_beyond_the_draft_models_length_go_on_without_drafts(
 
 def test_a_draft_model_of_another_vocabulary_is_refused(target: LlamaForCausalLM, tmp_path: Path) -> None:
     engine = write_engine(write_checkpoint(target, tmp_path / "target"), tmp_path / "engine")
-    write_engine(write_checkpoint(tiny_llama(vocab_size=99), tmp_path / "other"), engine / "draft")
+    write_engine(write_checkpoint(tiny_llama(vocab_size=99), tmp_path / "other"), engine / "draft_engine")
     with pytest.raises(ForgeError, match="the draft model has 99 tokens in its vocabulary, the engine 131"):
         Engine.load(engine, EngineOptions(speculation=DraftFeature()))
 
@@ -139,7 +139,7 @@ def test_greedy_drafts_of_mixed_requests_keep_each_ones_tokens(target: LlamaForC
     made = []
     for options in (EngineOptions(speculation=DraftFeature(tokens=3)), None):
         if options is None:
-            (directory / "draft" / "config.json").unlink()
+            (directory / "draft_engine" / "config.json").unlink()
         with Engine.load(directory, options) as engine:
             made.append([generation.tokens for generation in generate_with(engine, asked)])
     assert made[0] == made[1]

@@ -11,7 +11,7 @@ from tests.runtime.checkpoints import Layout, write_checkpoint, write_engine
 from tests.runtime.conftest import greedy
 from tests.runtime.test_engine import Tokens, requests_for
 from tests.runtime.thread_ranks import ThreadRanks
-from trtforge.core.features import NgramFeature
+from trtforge.core.llm_api_features import NgramFeature
 from trtforge.core.recipe import SchedulerPolicy
 from trtforge.engine_process.requests import GenerationRequest, SamplingParams
 from trtforge.runtime.drafting import NgramDrafter
@@ -20,7 +20,7 @@ from trtforge.runtime.generate import generate, generate_with
 from trtforge.runtime.ranks.source import open_engine
 from trtforge.runtime.scheduling.sequence import Draft, Sequence
 
-NGRAMS = NgramFeature(tokens=5, size=3)
+NGRAMS = NgramFeature(draft_tokens=5, matching=3)
 
 
 class KeptRanks(ThreadRanks):
@@ -225,3 +225,12 @@ def test_sampled_tokens_of_a_seed_are_those_without_certain_drafts(engine_direct
     drafted = generate(engine_directory, asked, EngineOptions(speculation=NGRAMS))
     assert [each.tokens for each in drafted] == [each.tokens for each in without]
     assert sum(each.drafted_tokens for each in drafted) > 0
+
+
+def test_with_too_many_requests_nothing_is_drafted() -> None:
+    drafter = NgramDrafter(NgramFeature(draft_tokens=2, matching=2, max_requests=1))
+    rows = [sequence([1, 2, 3, 1, 2]) for _ in range(2)]
+    drafter.draft(rows)
+    assert [row.draft.tokens for row in rows] == [(), ()]
+    drafter.draft(rows[:1])
+    assert rows[0].draft.tokens == (3, 1)

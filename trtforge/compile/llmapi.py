@@ -187,12 +187,10 @@ def _plan(
     *,
     fp8_cache: bool,
 ) -> LlmapiPlan:
-    lacking = config.features.unsupported_by("llmapi")
-    if lacking:
-        raise ForgeError(
-            f"engine.features.{lacking[0]}: not supported by the llmapi backend",
-            hint="Leave it out, or use the tensorrt_llm backend.",
-        )
+    target = config.target.tensorrt_llm
+    require_llm_api(target, LlmArgs())
+    features = _with_lora(config.features)
+    notes = _checked(config.model_copy(update={"features": features}), facts)
     limits = derive_limits(model, config, TOKENS_PER_BLOCK)
     if limits.max_beam_width > 1:
         raise ForgeError(

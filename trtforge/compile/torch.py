@@ -108,7 +108,7 @@ def torch_plan(model: CheckpointConfig, config: EngineConfig, limits: EngineLimi
             "a sequence of the batch",
             hint=f"Use max_batch_size {limits.max_beam_width} or more.",
         )
-    lacking, draft = config.features.unsupported_by("torch"), config.features.draft
+    lacking, draft = config.features.unsupported_by_torch, config.features.draft
     if draft is not None and draft.engine is None:
         raise ForgeError(
             "engine.features.draft: not supported by the torch backend without the draft model's engine",

@@ -12,7 +12,7 @@ from trtforge.core.cache import cache_for
 from trtforge.core.manifest import FileRecord, Identity, open_artifact
 from trtforge.core.progress import Progress
 from trtforge.formats.hf import TOKENIZER_DIRECTORY
-from trtforge.formats.trtllm import CONFIG_FILE, DRAFT_DIRECTORY, rank_file
+from trtforge.formats.trtllm import CONFIG_FILE, DRAFT_ENGINE, rank_file
 
 
 def build_torch_engine(
@@ -35,9 +35,9 @@ def build_torch_engine(
         if (checkpoint / TOKENIZER_DIRECTORY).is_dir():  # so that the engine can be packaged without the checkpoint
             shutil.copytree(checkpoint / TOKENIZER_DIRECTORY, directory / TOKENIZER_DIRECTORY)
         if plan.draft is not None:
-            (directory / DRAFT_DIRECTORY).mkdir()
+            (directory / DRAFT_ENGINE).mkdir()
             for file in (plan.draft / CONFIG_FILE, *plan.draft.glob(rank_file("*"))):
-                shutil.copy(file, directory / DRAFT_DIRECTORY)
+                shutil.copy(file, directory / DRAFT_ENGINE)
         ranks = plan.model.parallel.ranks
         with progress.bar("Compiling", len(ranks), "ranks") as bar:
             for rank in ranks:

@@ -20,8 +20,14 @@ LoraModule = Literal[
 ]  # fmt: skip
 """Linear layers that an adapter may change, by TensorRT-LLM's names (docs/source/advanced/lora.md)."""
 
-SpeculationMethod = Literal["draft", "medusa", "eagle", "lookahead", "ngram"]
-SPECULATION: tuple[SpeculationMethod, ...] = ("draft", "medusa", "eagle", "lookahead", "ngram")
+SpeculationMethod = Literal["draft", "medusa", "eagle", "lookahead", "eagle3", "mtp", "ngram"]
+SPECULATION: tuple[SpeculationMethod, ...] = ("draft", "medusa", "eagle", "lookahead", "eagle3", "mtp", "ngram")
+OF_THE_LLM_API = ("eagle3", "mtp", "ngram", "moe", "attention_dp", "cuda_graphs")
+"""Features that TensorRT engines lack."""
+OF_ENGINES = ("medusa", "eagle", "lookahead", "multiple_profiles", "weights_on_gpu", "context_logits")
+"""Features of TensorRT engines alone; the others are of both."""
+EMBEDDED = frozenset({"draft", "ngram"})
+"""Features of the embedded engine beyond KV reuse and chunked context."""
 
 Choices = tuple[tuple[int, ...], ...]
 """A tree of draft tokens: for each node, the candidate ranks on the path to it."""
@@ -48,10 +54,12 @@ class LoraFeature(Config):
 class DraftFeature(Config):
     """The engine verifies tokens that a smaller model drafts.
 
-    The embedded engine runs both; with TensorRT-LLM, the client passes the tokens from one to the other.
+    The embedded engine and the LLM API run both models; with TensorRT engines, the client passes the tokens on.
     """
 
-    model: str | None = Field(None, description="Draft model for `trtforge plan`: hub id or directory.")
+    model: str | None = Field(
+        None, description="Draft model: hub id or directory. For engines only `trtforge plan` reads it."
+    )
     engine: str | None = Field(
         None, description="Compiled engine of the draft model, which becomes part of the engine; backend torch only."
     )
@@ -119,13 +127,6 @@ class LookaheadFeature(Config):
         return self.ngram - 2 + (self.window - 1 + self.verification) * (self.ngram - 1)
 
 
-class NgramFeature(Config):
-    """Draft tokens are what followed the last n-gram earlier in the prompt or the output (prompt lookup)."""
-
-    tokens: int = Field(8, ge=1, le=256, description="Maximum draft tokens per iteration.")
-    size: int = Field(3, ge=1, le=16, description="Longest n-gram that is looked up; shorter ones follow.")
-
-
 class FeaturesConfig(Config):
     """Features of the engine; build flags and runtime keys are derived from them."""
 
@@ -136,7 +137,16 @@ class FeaturesConfig(Config):
     medusa: MedusaFeature | None = Field(None, description="Speculate with the checkpoint's Medusa heads.")
     eagle: EagleFeature | None = Field(None, description="Speculate with the checkpoint's EAGLE network.")
     lookahead: LookaheadFeature | None = Field(None, description="Speculate without any other model.")
-    ngram: NgramFeature | None = Field(None, description="Speculate with tokens of the prompt; backend torch only.")
+    eagle3: Eagle3Feature | None = Field(None, description="LLM API: speculate with an EAGLE-3 network.")
+    mtp: MtpFeature | None = Field(None, description="LLM API: speculate with the model's MTP layers.")
+    ngram: NgramFeature | None = Field(None, description="LLM API and torch: speculate with n-grams of the text.")
+    moe: MoeFeature | None = Field(None, description="LLM API: how experts run.")
+    attention_dp: AttentionDpFeature | None = Field(
+        None, description="LLM API: data parallelism for attention, tensor or expert parallelism for the rest."
+    )
+    cuda_graphs: CudaGraphsFeature | None = Field(
+        None, description="LLM API: CUDA graphs; false: none; default: TensorRT-LLM's sizes."
+    )
     multiple_profiles: bool = Field(
         False, description="Tune kernels for several iteration sizes: faster engine, much longer build."
     )
@@ -146,7 +156,13 @@ class FeaturesConfig(Config):
     context_logits: bool = Field(False, description="Allow requests for the logits of the prompt.")
     generation_logits: bool = Field(False, description="Allow requests for the logits of the output.")
 
-    @field_validator("lora", "draft", "medusa", "eagle", "lookahead", "ngram", mode="before")
+    @field_validator("cuda_graphs", mode="before")
+    @classmethod
+    def _graphs(cls, value: Any) -> Any:
+        """`false` is a setting here: without it TensorRT-LLM's default applies, which is on."""
+        return {"enabled": value} if isinstance(value, bool) else value
+
+    @field_validator("lora", "draft", "medusa", "eagle", "lookahead", "mtp", "ngram", "attention_dp", mode="before")
     @classmethod
     def _switch(cls, value: Any) -> Any:
         """`lookahead: true` enables a feature with its defaults, `false` disables it."""
@@ -159,9 +175,10 @@ class FeaturesConfig(Config):
             raise ValueError(f"{' and '.join(methods)}: an engine has only one speculative decoding method")
         return self
 
-    def unsupported_by(self, backend: str) -> tuple[str, ...]:
-        """The requested features that a backend other than tensorrt_llm lacks."""
-        return tuple(name for name in self.beyond_paging if backend == "llmapi" or name not in EMBEDDED)
+    @property
+    def unsupported_by_torch(self) -> tuple[str, ...]:
+        """The requested features that the embedded engine lacks."""
+        return tuple(name for name in self.beyond_paging if name not in EMBEDDED)
 
     @property
     def beyond_paging(self) -> tuple[str, ...]:

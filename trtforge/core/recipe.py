@@ -213,8 +213,9 @@ def recipe_text(path: Path) -> str:
 def _sources(recipe: Recipe) -> tuple[str, ...]:
     features = recipe.engine.features
     adapters = features.lora.adapters if features.lora is not None else ()
-    named = (features.draft.model, features.draft.engine) if features.draft is not None else ()
-    drafts = tuple(source for source in named if source is not None)
+    named = [each.model for each in (features.draft, features.eagle3) if each is not None]
+    named += [features.draft.engine] if features.draft is not None else []
+    drafts = [source for source in named if source is not None]
     return recipe.model.source, recipe.quantization.calibration.data, recipe.gate.data, *adapters, *drafts
 
 
@@ -271,6 +272,9 @@ def _features_from(features: FeaturesConfig, base: Path) -> FeaturesConfig:
         named = {"model": draft.model, "engine": draft.engine}
         found = {name: _resolve(path, base) for name, path in named.items() if path is not None}
         features = features.model_copy(update={"draft": draft.model_copy(update=found)})
+    if features.eagle3 is not None:
+        network = features.eagle3.model_copy(update={"model": _resolve(features.eagle3.model, base)})
+        features = features.model_copy(update={"eagle3": network})
     return features
 
 

@@ -65,6 +65,7 @@ class Submission:
                     **({"guide": (request.guide.kind, request.guide.text)} if request.guide is not None else {}),
                     **({"copy_of": int(request.copy_of)} if request.copy_of is not None else {}),
                     **({"beams": vars(request.beams)} if request.beams is not None else {}),
+                    **({"lora": request.lora_task_id} if request.lora_task_id is not None else {}),
                 }
             )
             payload += array("i", request.prompt).tobytes() + bias.tobytes()
@@ -90,6 +91,7 @@ class Submission:
                         guide=Guide(*row["guide"]) if "guide" in row else None,
                         copy_of=str(int(row["copy_of"])) if "copy_of" in row else None,
                         beams=BeamParams(**row["beams"]) if "beams" in row else None,
+                        lora_task_id=row.get("lora"),
                     )
                 )
         except (KeyError, TypeError, ValueError) as error:

@@ -109,6 +109,7 @@ class BeamParams:
 class GenerationRequest:
     """A prompt and when to stop. An end id is not part of the output; a matched stop word is.
 
+    `lora_task_id`: the adapter to answer with; None: the model alone.
     `copy_of`: id of an earlier request with the same prompt, whose KV blocks it shares from the start if possible.
     """
 
@@ -120,6 +121,7 @@ class GenerationRequest:
     stop_words: tuple[tuple[int, ...], ...] = ()
     bad_words: tuple[tuple[int, ...], ...] = ()
     guide: Guide | None = None
+    lora_task_id: int | None = None
     beams: BeamParams | None = None
     copy_of: str | None = None
 

@@ -97,8 +97,12 @@ class CheckpointConfig(_Foreign):
         return json.dumps(self.model_dump(mode="json"), indent=2) + "\n"
 
 
-DRAFT_DIRECTORY = "draft"
+DRAFT_ENGINE = "draft_engine"
 """Inside an engine of the embedded runtime: the engine of its draft model."""
+
+
+CARRIED_FILE = "carried.safetensors"
+"""Tensors of the source that only an LLM API model has, under their Hugging Face names."""
 
 
 def rank_file(index: int | str) -> str:

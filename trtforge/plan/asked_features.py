@@ -33,11 +33,11 @@ def asked_features(model: Model, request: Request, checkpoint: CheckpointConfig,
             yield from _draft_problems(model, request.draft, request)
         return
     if request.for_tensorrt is False:
-        for name in features.unsupported_by(request.engine.backend):
+        for name in features.unsupported_by_torch:
             message = f"engine.features.{name}: the {request.engine.backend} backend does not have it"
-            yield Problem("backend", message, "Leave it out, or use engine.backend: tensorrt_llm.")
-        embedded = request.engine.backend != "llmapi"
-        if embedded and features.draft is not None and features.draft.engine is None:
+            having = "llmapi" if name in OF_THE_LLM_API else "tensorrt_llm"
+            yield Problem("backend", message, f"Leave it out, or use engine.backend: {having}.")
+        if features.draft is not None and features.draft.engine is None:
             message = "engine.features.draft: the torch backend needs the draft model's engine"
             yield Problem("draft", message, "Compile it, and set engine.features.draft.engine.")
         return

@@ -24,20 +24,27 @@ def paging(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, ...]]
     yield tuple(_set(f"{_FEATURES}.{name}", "false") for name in names)
 
 
-def only_supported(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, ...]]:
-    """Only the features of the embedded engine or the LLM API."""
-    features = evaluation.request.engine.features
+def none_beyond_paging(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, ...]]:
+    """Only the features that the backend has."""
+    features, backend = evaluation.request.engine.features, evaluation.request.engine.backend
+    dropped = {"llmapi": OF_ENGINES, "torch": features.unsupported_by_torch}.get(backend, OF_THE_LLM_API)
     defaults = {name: field.default for name, field in type(features).model_fields.items()}
     words = {None: "null", False: "false"}
     yield tuple(
         _set(f"{_FEATURES}.{name}", words.get(defaults[name], str(defaults[name])))
-        for name in features.unsupported_by(evaluation.request.engine.backend)
+        for name in features.beyond_paging
+        if name in dropped
     )
 
 
-def embedded(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, ...]]:
-    """The embedded engine, for features that only it has."""
-    yield (_set("engine.backend", "torch"),)
+def without_moe(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, ...]]:
+    """A dense model without settings for experts."""
+    yield (_set(f"{_FEATURES}.moe", "null"),)
+
+
+def without_attention_dp(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, ...]]:
+    """Attention split by heads, which with one GPU is the same."""
+    yield (_set(f"{_FEATURES}.attention_dp", "null"),)
 
 
 def speculation(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, ...]]:

@@ -171,10 +171,6 @@ def _speculation_problems(
     if engine.max_beam_width > 1:
         message = f"{name} does not support beam search, and engine.max_beam_width is {engine.max_beam_width}"
         yield Problem("speculation", message, "Use engine.max_beam_width: 1.")
-    if method == "ngram":
-        message = f"{name}: the executor of TensorRT engines looks up no n-grams"
-        yield Problem("ngram", message, "Use engine.backend: torch, or engine.features.lookahead.")
-        return
     if features.context_logits:
         message = f"{name}: an engine that verifies draft tokens cannot return context logits"
         yield Problem("speculation", message, "Set engine.features.context_logits: false.")

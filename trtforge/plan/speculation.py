@@ -19,7 +19,7 @@ MODES: Mapping[SpeculationMethod, str] = MappingProxyType(
         "ngram": "DRAFT_TOKENS_EXTERNAL",
     }
 )
-"""Members of TensorRT-LLM's `SpeculativeDecodingMode`; n-grams are looked up outside of its engine (examples/ngram)."""
+"""Members of TensorRT-LLM's `SpeculativeDecodingMode`, for the methods that engines have."""
 
 DRAFTING_ARCHITECTURES: Mapping[SpeculationMethod, str] = MappingProxyType(
     {"medusa": "MedusaForCausalLM", "eagle": "EagleForCausalLM"}
@@ -65,9 +65,9 @@ def speculation_of(features: FeaturesConfig, checkpoint: CheckpointConfig | None
         case "lookahead":
             assert features.lookahead is not None
             return Speculation(method, features.lookahead.draft_tokens)
-        case "ngram":
-            assert features.ngram is not None
-            return Speculation(method, features.ngram.tokens)
+        case "eagle3" | "mtp" | "ngram":
+            found = getattr(features, method)
+            return Speculation(method, found.draft_tokens)
         case "medusa":
             assert features.medusa is not None
             tokens = stored(checkpoint, "max_draft_len") or features.medusa.draft_tokens or TREE_TOKENS

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from trtforge.core.errors import ForgeError
-from trtforge.core.features import DraftFeature, NgramFeature
-from trtforge.formats.trtllm import DRAFT_DIRECTORY
+from trtforge.core.features import DraftFeature
+from trtforge.core.llm_api_features import NgramFeature
+from trtforge.formats.trtllm import DRAFT_ENGINE
 from trtforge.runtime.drafting import Drafter, NgramDrafter
 from trtforge.runtime.ranks.rank_group import RankGroup
 from trtforge.runtime.ranks.source import Source, open_engine
@@ -143,7 +144,7 @@ def open_drafter(feature: NgramFeature | DraftFeature | None, source: Source, th
     """The drafter of the engine `source`; None without speculation. Raises ForgeError if it cannot be loaded."""
     if feature is None or isinstance(feature, NgramFeature):
         return None if feature is None else NgramDrafter(feature)
-    own = open_engine(source.directory / DRAFT_DIRECTORY)
+    own = open_engine(source.directory / DRAFT_ENGINE)
     if own.config.vocab_size != source.config.vocab_size:
         raise ForgeError(
             f"the draft model has {own.config.vocab_size} tokens in its vocabulary, the engine "

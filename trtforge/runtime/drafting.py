@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from trtforge.core.features import NgramFeature
+from trtforge.core.llm_api_features import NgramFeature
 from trtforge.runtime.scheduling.sequence import Draft, Sequence
 
 _SHORTEST = 2
@@ -51,14 +51,15 @@ class NgramDrafter:
     worker_pids: tuple[int, ...] = ()
 
     def __init__(self, feature: NgramFeature) -> None:
-        self._tokens = feature.tokens
-        self._sizes = range(feature.size, min(feature.size, _SHORTEST) - 1, -1)
+        self._tokens, self._most = feature.draft_tokens, feature.max_requests
+        self._sizes = range(feature.matching, min(feature.matching, _SHORTEST) - 1, -1)
         self._seen: dict[Sequence, _Seen] = {}
 
     def draft(self, sequences: list[Sequence]) -> None:
         """See Drafter."""
+        too_many = self._most is not None and len(sequences) > self._most
         for sequence in sequences:
-            sequence.draft = Draft(self._following(sequence))
+            sequence.draft = Draft(() if too_many else self._following(sequence))
 
     def forget(self, sequence: Sequence) -> None:
         """See Drafter."""

@@ -18,6 +18,7 @@ from trtforge.engine_process.requests import FinishReason, GenerationRequest, Ou
 from trtforge.formats.hf import TOKENIZER_DIRECTORY
 from trtforge.runtime.beams import BeamSearch, advance_searches
 from trtforge.runtime.copies import Copies
+from trtforge.runtime.delivery import OnOutput, deliver
 from trtforge.runtime.draft_model import open_drafter
 from trtforge.runtime.drafting import Drafter
 from trtforge.runtime.guidance.guides import Guides, no_token_left
@@ -33,7 +34,6 @@ from trtforge.runtime.scheduling.scheduler import Row, Scheduler
 from trtforge.runtime.scheduling.sequence import Sequence
 from trtforge.runtime.trace import PHASES, Trace
 
-OnOutput = Callable[[Output], None]
 __all__ = ["Engine", "EngineOptions", "EngineStatistics"]
 _LOG = logging.getLogger(__name__)
 _CLOSE_TIMEOUT = 30.0  # seconds that the running step may take before its ranks are ended
@@ -124,7 +124,7 @@ class Engine:
                 self._wake.notify()
                 return
         error = self._failure or ForgeError("the engine is closed", hint="Load it again.")
-        _deliver(on_output, Output(request.request_id, finish_reason="error", error=error))
+        deliver(on_output, Output(request.request_id, finish_reason="error", error=error))
 
     def cancel(self, request_id: str, *, only_waiting: bool = False) -> None:
         """Cancel a request; an unknown id is ignored. `only_waiting`: only if it has not begun to run."""
@@ -268,13 +268,15 @@ class Engine:
         if error is None and request.request_id in self._sequences:
             error = RequestError(f"request id {request.request_id} is in use", hint="Give every request its own id.")
         if error is not None:
-            _deliver(on_output, Output(request.request_id, finish_reason="error", error=error))
+            deliver(on_output, Output(request.request_id, finish_reason="error", error=error))
             return
         sequence = Sequence.of(request, self._arrivals, self._source.limits.max_seq_len, on_output)
         if request.beams is not None and request.beams.width > 1:
             sequence.group = BeamSearch.of(request.beams, sequence)
         self._arrivals += 1
         self._sequences[request.request_id] = sequence
+        if self._trace is not None:
+            self._trace.begin(sequence)
         if self._copies.attached(sequence, self._sequences.get(request.copy_of or "")):
             return
         if request.guide is None or self._guides.prepare(sequence, self._on_prepared):
@@ -289,25 +291,33 @@ class Engine:
     def _step(self) -> None:
         if self._scheduler.idle:
             return
+        times = [perf_counter()]
         if self._drafter is not None:
             self._drafter.draft([s for s in self._scheduler.running if s.remaining == 1 and s.group is None])
         rows = self._scheduler.schedule()
         times.append(perf_counter())
         assert rows, "the scheduler found nothing to do"
         logits = self._ranks.execute(Step.of_rows(rows, self._scheduler.blocks.take_copies()))
+        times.append(perf_counter())
         self._iterations += 1
         self._scheduled = len(rows)
         for row in rows:
             self._scheduler.complete(row)
         self._context_tokens += sum(row.count for row in rows if row.start < len(row.sequence.request.prompt))
-        if logits is None:
-            return
+        before = self._generated_tokens
+        if logits is not None:
+            self._sample(rows, logits, times)
+        if self._trace is not None:
+            times += [perf_counter()] * (len(PHASES) + 1 - len(times))
+            self._trace.iteration(self._iterations, rows, times, self._generated_tokens - before, self._scheduler)
+
+    def _sample(self, rows: list[Row], logits: Tensor, times: list[float]) -> None:
+        """Hand out a token for each row that samples and each accepted draft; `times` gets when the first is known."""
         if any(row.scores for row in rows):
             score_prompts(rows, logits)
-        self._sample(rows, logits)
-
-    def _sample(self, rows: list[Row], logits: Tensor) -> None:
-        """Hand out the next token of each row that samples, and one more after each draft that is accepted."""
+        for row in rows:
+            row.sequence.drafted += len(row.drafts)
+            self._drafted_tokens += len(row.drafts)
         ends = accumulate(row.wanted for row in rows)
         pending = [(row, end - 1 - len(row.drafts)) for row, end in zip(rows, ends, strict=True) if row.samples]
         pending += self._copies.joined(pending, self._scheduler)
@@ -321,29 +331,27 @@ class Engine:
             if not pending:
                 break
             sequences = [row.sequence for row, _ in pending]
-            own = logits if len(pending) == len(logits) else logits[[index for _, index in pending]]
+            indices = [index for _, index in pending]
+            own = logits if indices == list(range(len(logits))) else logits[indices]
             sampled = self._sampler.sample(sequences, own, depth)
             self._generated_tokens += len(pending)
             log_probs = sampled.log_probs or [0.0] * len(pending)
             tops = sampled.top or [()] * len(pending)
             for index in sampled.stuck:
                 self._end(sequences[index], "error", error=no_token_left())
+            if depth == 0:
+                times.append(perf_counter())
             accepted = []
             for (row, index), token, log_prob, top in zip(pending, sampled.tokens, log_probs, tops, strict=True):
                 hits = depth < len(row.drafts) and token == row.drafts[depth]
-                self._count_drafts(row, len(row.drafts) if depth == 0 else 0, int(hits))
+                row.sequence.accepted += hits
+                self._accepted_tokens += hits
                 if row.sequence.finish_reason is None:
                     self._hand_out(row.sequence, token, log_prob, top)
                 if hits and row.sequence.finish_reason is None:
                     self._scheduler.accept(row.sequence)
                     accepted.append((row, index + 1))
             pending = accepted
-
-    def _count_drafts(self, row: Row, drafted: int, accepted: int) -> None:
-        row.sequence.drafted += drafted
-        row.sequence.accepted += accepted
-        self._drafted_tokens += drafted
-        self._accepted_tokens += accepted
 
     def _hand_out(self, sequence: Sequence, token: int, log_prob: float, top: TopLogProbs) -> None:
         reason = sequence.finish_with(token)
@@ -354,7 +362,7 @@ class Engine:
         output = sequence.output(reason, token, log_prob, top)
         if reason is not None:
             self._end(sequence, reason, output=output)
-        elif not _deliver(sequence.on_output, output):
+        elif not deliver(sequence.on_output, output):
             self._end(sequence, "cancelled")
 
     def _end(
@@ -370,11 +378,13 @@ class Engine:
             sequence.finish_reason = reason
         for member in sequence.group.members if sequence.group is not None else [sequence]:
             self._scheduler.finish(member, reason)
+        if self._trace is not None:
+            self._trace.end(sequence)
         self._sampler.forget(sequence)
         if self._drafter is not None:
             self._drafter.forget(sequence)
         self._sequences.pop(sequence.request.request_id, None)
-        _deliver(sequence.on_output, output or sequence.output(reason, error=error))
+        deliver(sequence.on_output, output or sequence.output(reason, error=error))
 
     def _fail(self, error: ForgeError) -> None:
         """End every request with `error`; later ones get it from `submit`."""
@@ -385,16 +395,6 @@ class Engine:
         for sequence in list(self._sequences.values()):
             self._end(sequence, "error", error=error)
         for request, on_output in submitted:
-            _deliver(on_output, Output(request.request_id, finish_reason="error", error=error))
+            deliver(on_output, Output(request.request_id, finish_reason="error", error=error))
         for on_step in self._after_steps:
             on_step()
-
-
-def _deliver(on_output: OnOutput, output: Output) -> bool:
-    """Call `on_output`; returns False if it raised, which must affect only its own request."""
-    try:
-        on_output(output)
-    except Exception:
-        _LOG.exception("the receiver of request %s failed", output.request_id)
-        return False
-    return True

@@ -1,8 +1,10 @@
 """Options for loading an engine, and the figures of a running one."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
-from trtforge.core.features import DraftFeature, NgramFeature
+from trtforge.core.features import DraftFeature
+from trtforge.core.llm_api_features import NgramFeature
 from trtforge.core.recipe import SchedulerPolicy
 from trtforge.runtime.scheduling.scheduler import Batching
 
@@ -11,7 +13,8 @@ from trtforge.runtime.scheduling.scheduler import Batching
 class EngineOptions:
     """Options for loading an engine. `max_batch_size` lowers the engine's own limit; `batching` is for benchmarks.
 
-    `speculation`: None for the method that the engine was compiled with.
+    `speculation`: None for the method that the engine was compiled with. `trace`: a file that every iteration is
+    written to.
     """
 
     scheduler: SchedulerPolicy = "guaranteed_no_evict"
@@ -23,6 +26,7 @@ class EngineOptions:
     max_batch_size: int | None = None
     batching: Batching = "inflight"
     speculation: NgramFeature | DraftFeature | None = None
+    trace: Path | None = None
 
 
 @dataclass(frozen=True)
