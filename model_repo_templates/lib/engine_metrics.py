@@ -37,10 +37,16 @@ _FAMILIES: tuple[tuple[str, str, str, Mapping[str, str]], ...] = (
         "inflight_batcher_specific_metric",
         {"total_context_tokens": "context_tokens", "paused_requests": "paused_requests"},
     ),
+    (
+        "trtforge_speculative_decoding",
+        "Draft tokens that speculative decoding verified, and accepted ones of these",
+        "draft_tokens",
+        {"drafted": "drafted_tokens", "accepted": "accepted_tokens"},
+    ),
     ("nv_trt_llm_general_metrics", "General TRT LLM metrics", "general_type", {"iteration_counter": "iterations"}),
 )
 """Family, help text, label, and the figure of each of the label's values; names: custom_metrics_reporter.cc of
-TensorRT-LLM's backend."""
+TensorRT-LLM's backend, which has none of speculation."""
 
 
 def _fraction(figures: _Figures) -> float:

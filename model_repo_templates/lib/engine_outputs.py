@@ -10,7 +10,7 @@ from input_values import InputValues
 from numpy.typing import ArrayLike, NDArray
 
 from trtforge.engine_process.messages import Update
-from trtforge.engine_process.requests import GenerationRequest
+from trtforge.engine_process.requests import Beam, GenerationRequest
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,9 @@ class SequenceState:
     last_token_ns: int = 0
     reused_blocks: int = 0
     allocated_blocks: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    beams: Sequence[Beam] = ()
     finished: bool = False
 
     def take(self, update: Update) -> None:
@@ -66,6 +69,11 @@ class SequenceState:
         self.generated += len(update.tokens)
         self.cumulative_log_prob = update.cumulative_log_prob
         self.reused_blocks, self.allocated_blocks = update.reused_blocks, update.allocated_blocks
+        self.drafted_tokens, self.accepted_tokens = update.drafted_tokens, update.accepted_tokens
+        self.beams = update.beams
+        self.generated += len(update.beams[0].tokens) if update.beams else 0
+        if update.beams:
+            self.last_token_ns = self.first_token_ns = time.monotonic_ns()
         self.finished = update.finish_reason is not None
 
     def sent(self) -> None:
@@ -76,8 +84,10 @@ class SequenceState:
         """The tensors that the request asked for besides tokens, with batch dimension."""
         tensors: dict[str, NDArray[Any]] = {}
         if wanted.log_probs:
-            tensors["cum_log_probs"] = np.array([[self.cumulative_log_prob]], dtype=np.float32)
-            tensors["output_log_probs"] = np.array([[self.log_probs]], dtype=np.float32)
+            totals = [beam.cumulative_log_prob for beam in self.beams] or [self.cumulative_log_prob]
+            each = [beam.log_probs for beam in self.beams] or [self.log_probs]
+            tensors["cum_log_probs"] = np.array([totals], dtype=np.float32)
+            tensors["output_log_probs"] = _padded(each, 0).astype(np.float32)
         if wanted.batch_index:
             tensors["batch_index"] = _int32([[self.item]])
         if wanted.sequence_index:
@@ -91,9 +101,17 @@ class SequenceState:
         return tensors
 
     def token_outputs(self, *, with_prompt: bool) -> dict[str, NDArray[Any]]:
-        """output_ids [1, 1, tokens] and sequence_length [1, 1]."""
-        ids: Sequence[int] = [*self.request.prompt, *self.tokens] if with_prompt else self.tokens
-        return {"output_ids": _int32([[ids]]).reshape(1, 1, len(ids)), "sequence_length": _int32([[len(ids)]])}
+        """output_ids [1, beams, tokens], padded with an end id, and sequence_length [1, beams]."""
+        prompt = self.request.prompt if with_prompt else ()
+        if not self.beams:
+            ids: Sequence[int] = [*prompt, *self.tokens] if prompt else self.tokens
+            return {"output_ids": _int32([[ids]]).reshape(1, 1, len(ids)), "sequence_length": _int32([[len(ids)]])}
+        rows = [[*prompt, *beam.tokens] for beam in self.beams]
+        padding = min(self.request.end_ids, default=0)
+        return {
+            "output_ids": _padded(rows, padding).astype(np.int32),
+            "sequence_length": _int32([[len(row) for row in rows]]),
+        }
 
     def _performance(self) -> Mapping[str, NDArray[Any]]:
         times = {
@@ -105,14 +123,22 @@ class SequenceState:
             "kv_cache_alloc_new_blocks": self.allocated_blocks - self.reused_blocks,
             "kv_cache_reused_blocks": self.reused_blocks,
             "kv_cache_alloc_total_blocks": self.allocated_blocks,
-            "total_accepted_draft_tokens": 0,
-            "total_draft_tokens": 0,
+            "total_accepted_draft_tokens": self.accepted_tokens,
+            "total_draft_tokens": self.drafted_tokens,
         }
+        rate = self.accepted_tokens / self.drafted_tokens if self.drafted_tokens else 0.0
         return {
             **{name: np.array([[value]], dtype=np.int64) for name, value in times.items()},
             **{name: _int32([[value]]) for name, value in counts.items()},
-            "acceptance_rate": np.zeros((1, 1), dtype=np.float32),
+            "acceptance_rate": np.array([[rate]], dtype=np.float32),
         }
+
+
+def _padded(rows: Sequence[Sequence[float]], padding: float) -> NDArray[np.float64]:
+    """[1, rows, longest row]."""
+    longest = max(map(len, rows))
+    padded = [[*row, *[padding] * (longest - len(row))] for row in rows]
+    return np.array([padded], dtype=np.float64).reshape(1, len(rows), longest)
 
 
 def _int32(values: ArrayLike) -> NDArray[np.int32]:

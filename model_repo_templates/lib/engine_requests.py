@@ -9,7 +9,14 @@ from numpy.typing import NDArray
 from responder import RequestFailed
 from word_lists import MOST_WORDS, words_of
 
-from trtforge.engine_process.requests import GUIDE_KINDS, MOST_TOP_LOG_PROBS, GenerationRequest, Guide, SamplingParams
+from trtforge.engine_process.requests import (
+    GUIDE_KINDS,
+    MOST_TOP_LOG_PROBS,
+    BeamParams,
+    GenerationRequest,
+    Guide,
+    SamplingParams,
+)
 
 _READ = frozenset(
     {
@@ -24,12 +31,19 @@ _READ = frozenset(
         "temperature",
         "runtime_top_k",
         "runtime_top_p",
+        "runtime_top_p_min",
+        "runtime_top_p_decay",
+        "runtime_top_p_reset_ids",
         "seed",
         "repetition_penalty",
         "presence_penalty",
         "frequency_penalty",
         "min_tokens",
         "num_return_sequences",
+        "beam_width",
+        "len_penalty",
+        "early_stopping",
+        "beam_search_diversity_rate",
         "return_log_probs",
         "return_prompt_logprobs",
         "top_logprobs",
@@ -44,19 +58,14 @@ _READ = frozenset(
 _GUIDE_TYPE, _GUIDE, _LORA = "guided_decoding_guide_type", "guided_decoding_guide", "lora_task_id"
 _MOST_GUIDE = 1 << 16
 """Most characters of a schema, expression or grammar."""
-_OF_BEAM_SEARCH = frozenset({"len_penalty", "early_stopping", "beam_search_diversity_rate"})
-"""Ignored, because they have no effect on a single beam, in TensorRT-LLM too."""
-
 _NEUTRAL: Mapping[str, float] = {
-    "beam_width": 1,
     "return_context_logits": 0,
     "return_generation_logits": 0,
-    "runtime_top_p_min": 0,
-    "runtime_top_p_decay": 1,
     "draft_acceptance_threshold": 0,
 }
 """Inputs that are accepted with their neutral value only."""
 _UINT64_MAX = 2**64 - 1
+_TOP_P_MIN = 1e-6
 
 
 @dataclass(frozen=True)
@@ -69,6 +78,7 @@ class RequestLimits:
     vocab_size: int
     max_batch_size: int
     end_ids: tuple[int, ...]
+    max_beam_width: int = 1
     guided: bool = True
     lora_task_ids: tuple[int, ...] = ()
 
@@ -102,18 +112,19 @@ def requested_sequences(
     values = InputValues(inputs, names)
     _check_supported(values, limits.inputs)
     prompts = len(values.array("input_lengths"))
-    counts = [
-        values.integer("num_return_sequences", item, 1, 1, max(1, limits.max_batch_size // prompts))
-        for item in range(prompts)
-    ]
-    found = []
-    for item, count in enumerate(counts):
+    found: list[RequestedSequence] = []
+    for item in range(prompts):
         request = _request(values, item, limits, model_end_ids=model_end_ids)
+        count = 1  # a beam search returns several sequences in one
+        if request.beams is None:
+            most = max(1, limits.max_batch_size // prompts)
+            count = values.integer("num_return_sequences", item, 1, 1, most)
         seed = request.sampling.seed
         for index in range(count):
             # Sequences of one prompt differ in their seeds.
             own = request if not index or seed is None else _with_seed(request, seed + index)
-            found.append(RequestedSequence(item, index, own))
+            copy_of = str(len(found) - index) if index else None
+            found.append(RequestedSequence(item, index, replace(own, copy_of=copy_of)))
     return found
 
 
@@ -121,9 +132,6 @@ def _check_supported(values: InputValues, read: frozenset[str]) -> None:
     """Raises RequestFailed, naming the input, for inputs that this engine would ignore."""
     for name in values:
         if name in read or name not in values:
-            continue
-        if name in _OF_BEAM_SEARCH:
-            values.finite(name)
             continue
         if name not in _NEUTRAL:
             raise RequestFailed(f"{values.shown(name)} is not supported by this engine")
@@ -148,7 +156,29 @@ def _request(values: InputValues, item: int, limits: RequestLimits, *, model_end
         bad_words=_words(values, "bad_words_list", item, limits.vocab_size),
         guide=_guide(values, item),
         lora_task_id=_adapter(values, item, limits),
+        beams=_beams(values, item, limits.max_beam_width),
     )
+
+
+def _beams(values: InputValues, item: int, most: int) -> BeamParams | None:
+    """The beam search that a request asks for. Its inputs have no effect on a single beam, in TensorRT-LLM too."""
+    penalty = values.number("len_penalty", item, 0.0) or 0.0
+    diversity = values.number("beam_search_diversity_rate", item, 0.0)
+    width = values.integer("beam_width", item, 1, -INT32_MAX, INT32_MAX)
+    if width != 1 and most == 1:
+        raise RequestFailed(f"{values.shown('beam_width')} is {width}; this engine supports only 1")
+    if not 1 <= width <= most:
+        raise values.refused("beam_width", width, f"a whole number from 1 to {most}")
+    if width == 1:
+        return None
+    if values.flag("streaming", False):
+        raise RequestFailed(
+            f"streaming is true and {values.shown('beam_width')} {width}: only one beam can be streamed"
+        )
+    if diversity:
+        raise RequestFailed(f"beam_search_diversity_rate is {diversity:g}; this engine supports only 0")
+    returned = values.integer("num_return_sequences", item, width, 1, width)
+    return BeamParams(width, returned, penalty, values.flag("early_stopping", True))
 
 
 def _adapter(values: InputValues, item: int, limits: RequestLimits) -> int | None:
@@ -191,7 +221,18 @@ def _sampling(values: InputValues, item: int, vocab_size: int) -> SamplingParams
         top_log_probs=values.integer("top_logprobs", item, 0, 0, MOST_TOP_LOG_PROBS),
         prompt_log_probs=values.flag("return_prompt_logprobs", False),
         embedding_bias=_bias(values, item, vocab_size),
+        top_p_decay=_share(values, "runtime_top_p_decay", item, 1.0),
+        top_p_min=_share(values, "runtime_top_p_min", item, _TOP_P_MIN),
+        top_p_reset_id=values.integer("runtime_top_p_reset_ids", item, -1, -1, vocab_size - 1),
     )
+
+
+def _share(values: InputValues, name: str, item: int, default: float) -> float:
+    """A number greater than 0 and at most 1; 0 is the default."""
+    share = values.number(name, item, default, 0.0)
+    if share is not None and share > 1:
+        raise values.refused(name, share, "from 0 (the default) to 1")
+    return share or default
 
 
 def _bias(values: InputValues, item: int, vocab_size: int) -> tuple[float, ...]:

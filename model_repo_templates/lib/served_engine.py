@@ -24,6 +24,7 @@ def request_limits(config: ModelConfig) -> RequestLimits:
         config.integer("vocab_size", 0),
         config.max_batch_size,
         config.integers("end_ids"),
+        max_beam_width=config.integer("max_beam_width", 1),
         guided=config.flag("guided_decoding", True),
         lora_task_ids=config.integers("lora_task_ids"),
     )

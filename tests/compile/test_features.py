@@ -1,5 +1,6 @@
 """What each feature makes of a build: the fields, the options, the notes, and the refusals by name."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -8,11 +9,18 @@ import pytest
 
 from tests.compile.checkpoints import drafting, engine, llama
 from tests.compile.test_build_config import plan, plugins
-from trtforge.compile.stage import CompileOptions, engine_plan_for
+from tests.runtime.checkpoints import tiny_llama
+from trtforge.compile.stage import CompileOptions, compile_engine, engine_plan_for
 from trtforge.compile.tensorrt_llm import commands
+from trtforge.compile.torch import TorchPlan
+from trtforge.convert.stage import ConvertConfig, convert
 from trtforge.core.errors import ForgeError
 from trtforge.core.parallel import Parallel
+from trtforge.core.recipe import EngineConfig
+from trtforge.engine_process.requests import GenerationRequest
 from trtforge.formats.trtllm import CheckpointConfig
+from trtforge.runtime.engine import Engine
+from trtforge.runtime.generate import generate_with
 
 FLOAT16 = llama(dtype="float16")
 
@@ -236,3 +244,53 @@ def test_the_embedded_engine_refuses_what_it_lacks(features: dict[str, Any]) -> 
         with pytest.raises(ForgeError, match=f"engine.features.{name}: not supported by the torch backend") as caught:
             engine_plan_for(llama(), config, Path("c"), Path("o"), CompileOptions())
         assert "the tensorrt_llm backend" in caught.value.hint
+
+
+def test_the_embedded_engine_looks_up_n_grams() -> None:
+    config = engine(backend="torch", device="cpu", features={"ngram": {"draft_tokens": 4}})
+    found = engine_plan_for(llama(), config, Path("c"), Path("o"), CompileOptions())
+    assert isinstance(found, TorchPlan)
+    assert found.forge()["features"]["ngram"] == {"draft_tokens": 4, "matching": 2, "max_requests": None}
+    assert found.build_config()["max_draft_len"] == 4
+
+
+def test_a_draft_models_engine_is_checked_and_becomes_part_of_the_engine(tmp_path: Path) -> None:
+    def checkpoint(name: str, **changes: int) -> Path:
+        tiny_llama(**changes).save_pretrained(tmp_path / f"{name}-hf")
+        return convert(ConvertConfig(dtype="float32"), tmp_path / f"{name}-hf", tmp_path / name).path
+
+    def asked(directory: Path | None) -> EngineConfig:
+        draft = {"draft": {"engine": str(directory), "model": "hub/id", "tokens": 3}} if directory else {}
+        return engine(backend="torch", device="cpu", max_batch_size=4, features=draft)
+
+    target = checkpoint("target")
+    compile_engine(asked(None), checkpoint("small", num_hidden_layers=2), tmp_path / "draft")
+    compile_engine(asked(None), checkpoint("other", vocab_size=99), tmp_path / "vocabulary")
+    compile_engine(asked(tmp_path / "draft"), target, tmp_path / "engine")
+    with Engine.load(tmp_path / "engine") as loaded:
+        (made,) = generate_with(loaded, [GenerationRequest("", (1, 2, 3), 12)])
+    assert (len(made.tokens), made.drafted_tokens > 0) == (12, True)
+    found = json.loads((tmp_path / "engine" / "config.json").read_text())
+    assert found["forge"]["features"]["draft"] == {"engine": None, "model": None, "tokens": 3}
+    assert found["build_config"]["max_draft_len"] == 3
+    refusals = {
+        "vocabulary": "its vocabulary has 99 tokens, the model's 131",
+        "target": "not an engine",
+        "nowhere": "nowhere is no engine",
+        "engine": "is no engine of the torch backend without a draft model",
+    }
+    for name, message in refusals.items():
+        with pytest.raises(ForgeError, match=message):
+            compile_engine(asked(tmp_path / name), target, tmp_path / "refused")
+
+
+def test_the_embedded_engine_searches_beams_without_speculation() -> None:
+    def planned(**limits: Any) -> Any:
+        config = engine(backend="torch", device="cpu", **limits)
+        return engine_plan_for(llama(), config, Path("c"), Path("o"), CompileOptions())
+
+    assert planned(max_beam_width=4, max_batch_size=8).build_config()["max_beam_width"] == 4
+    with pytest.raises(ForgeError, match=r"features\.ngram does not support beam search, and max_beam_width is 2"):
+        planned(max_beam_width=2, features={"ngram": True})
+    with pytest.raises(ForgeError, match="max_beam_width 4 is more than max_batch_size 2"):
+        planned(max_beam_width=4, max_batch_size=2)

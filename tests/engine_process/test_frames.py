@@ -126,6 +126,13 @@ def test_detailed_log_probs_arrive_as_they_were_sent() -> None:
     assert (found[5].top_log_probs, found[5].prompt_log_probs) == ([], None)
 
 
+def test_counts_of_drafts_arrive_and_the_later_ones_hold() -> None:
+    found = decode_updates(encode_updates({4: Update([1, 2], drafted_tokens=5, accepted_tokens=1), 5: Update([2])}))
+    found[4].merge(Update([3], drafted_tokens=8, accepted_tokens=3))
+    assert (found[4].tokens, found[4].drafted_tokens, found[4].accepted_tokens) == ([1, 2, 3], 8, 3)
+    assert (found[5].drafted_tokens, found[5].accepted_tokens) == (0, 0)
+
+
 @given(st.lists(st.lists(TOKENS, max_size=4), min_size=1, max_size=8), st.integers(0, 7))
 def test_merged_updates_tell_what_the_single_ones_told(steps: list[list[int]], cut: int) -> None:
     updates = [Update(), Update()]

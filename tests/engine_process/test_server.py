@@ -299,3 +299,12 @@ def test_a_ping_comes_back_and_says_when_nobody_is_there(place: Place, client: E
     assert "retry in" in kept.ends[0].message  # type: ignore[attr-defined]
     with pytest.raises(EngineUnreachable):
         EngineControl(tmp_path / "nobody.sock").status()
+
+
+def test_a_copy_names_its_original_as_the_engine_knows_it(place: Place, client: EngineClient) -> None:
+    for _ in range(2):
+        copies = (GenerationRequest("", (1, 2), 9), GenerationRequest("", (1, 2), 9, copy_of="0"))
+        client.submit(copies, Kept())
+    assert eventually(lambda: len(place.engine.requests) == 4)
+    found = [request for request, _ in place.engine.requests.values()]
+    assert [request.copy_of for request in found] == [None, found[0].request_id, None, found[2].request_id]

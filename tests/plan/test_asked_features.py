@@ -105,3 +105,8 @@ def test_the_build_holds_the_weights_that_will_stream() -> None:
     assert streamed is not None
     assert build_gpu_peak(whole) == build_gpu_peak(streamed)
     assert build_host_peak(whole) == build_host_peak(streamed)
+
+
+def test_n_grams_are_for_the_embedded_engine_and_the_llm_api() -> None:
+    assert judged(LLAMA_8B, {"ngram": True}, backend="torch").legal
+    assert not judged(LLAMA_8B, {"ngram": True}).legal

@@ -135,3 +135,27 @@ def test_uniform_numbers_depend_on_seed_and_step_and_fill_the_interval() -> None
     assert 0.99 < numbers.max() < 1
     assert abs(numbers.mean() - 0.5) < 0.02
     assert uniform([-1], [0]) == uniform([2**64 - 1], [0])
+
+
+@pytest.mark.parametrize(
+    ("made", "expected"),
+    [
+        ((), 0.8),
+        ((5,), 0.4),
+        ((5, 6), 0.3),  # not below top_p_min
+        ((5, 6, 9), 0.8),  # after the reset id
+        ((9, 5), 0.4),
+    ],
+)
+def test_top_p_decays_with_each_token_and_is_reset(made: tuple[int, ...], expected: float) -> None:
+    """Probabilities 0.02 x 50: the number of tokens that can be drawn tells top_p."""
+    params = SamplingParams(top_p=0.8, top_p_decay=0.5, top_p_min=0.3, top_p_reset_id=9)
+    seen = set()
+    for seed in range(600):
+        row = sequence(replace(params, seed=seed))
+        for token in made:
+            row.finish_with(token)
+        seen |= set(
+            Sampler(VOCAB, torch.device("cpu")).sample([row], torch.linspace(1e-3, 0, VOCAB).unsqueeze(0)).tokens
+        )
+    assert len(seen) == pytest.approx(expected * VOCAB, abs=1)

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 from trtforge.core.device import UsableDevice, usable_device
 from trtforge.core.dtypes import ModelDtype
 from trtforge.core.errors import ForgeError
+from trtforge.core.features import DraftFeature, FeaturesConfig
 from trtforge.core.recipe import EngineConfig
-from trtforge.formats.trtllm import CheckpointConfig, rank_file
+from trtforge.formats.trtllm import CONFIG_FILE, CheckpointConfig, rank_file, read_engine_config
 from trtforge.machine.host import Host
 from trtforge.machine.processor import Processor, compute_dtype
 from trtforge.plan.limits import EngineLimits
@@ -20,15 +21,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TorchPlan:
-    """An engine of the embedded runtime. `compute_dtype` is the dtype of its computations."""
+    """An engine of the embedded runtime. `compute_dtype` is the dtype of its computations; `draft`: the engine of its
+    draft model."""
 
     model: CheckpointConfig
     limits: EngineLimits
     device: UsableDevice
     compute_dtype: ModelDtype
     kernels: "Kernels"
-    kv_reuse: bool
-    chunked_context: bool
+    features: FeaturesConfig
+    draft: Path | None = None
 
     def identity(self) -> dict[str, Any]:
         """What determines the engine's bytes."""
@@ -36,10 +38,12 @@ class TorchPlan:
 
     def build_config(self) -> dict[str, Any]:
         """The fields of TensorRT-LLM's BuildConfig that the runtime uses."""
-        paged_context = self.kv_reuse or self.chunked_context
+        paged_context = self.features.kv_reuse or self.features.chunked_context
+        speculation = self.limits.speculation
         return {
             **self.limits.build_fields,
             "kv_cache_type": "PAGED",
+            **({} if speculation is None else {"max_draft_len": speculation.draft_tokens}),
             "gather_context_logits": False,
             "plugin_config": {
                 "dtype": self.model.dtype,
@@ -59,7 +63,11 @@ class TorchPlan:
             "device": self.device,
             "compute_dtype": self.compute_dtype,
             "kernels": self.kernels.model_dump(mode="json", exclude={"fp8"} if self.kernels.fp8 is None else set()),
-            "features": {"kv_reuse": self.kv_reuse, "chunked_context": self.chunked_context},
+            "features": {
+                "kv_reuse": self.features.kv_reuse,
+                "chunked_context": self.features.chunked_context,
+                **self.features.model_dump(mode="json", include=set(self.features.beyond_paging)),
+            },
         }
 
     def config_json(self, target: str) -> str:
@@ -88,14 +96,27 @@ class TorchPlan:
 
 def torch_plan(model: CheckpointConfig, config: EngineConfig, limits: EngineLimits) -> TorchPlan:
     """The plan for a checkpoint. Raises ForgeError for a feature that the embedded engine does not support."""
-    if limits.max_beam_width > 1:
+    if limits.max_beam_width > 1 and limits.speculation is not None:
         raise ForgeError(
-            f"max_beam_width {limits.max_beam_width}: the torch backend has no beam search",
-            hint="Use max_beam_width 1, or the tensorrt_llm backend.",
+            f"engine.features.{limits.speculation.method} does not support beam search, and max_beam_width is "
+            f"{limits.max_beam_width}",
+            hint="Use max_beam_width 1, or leave the feature out.",
         )
-    if config.features.beyond_paging:
+    if limits.max_beam_width > limits.max_batch_size:
         raise ForgeError(
-            f"engine.features.{config.features.beyond_paging[0]}: not supported by the torch backend",
+            f"max_beam_width {limits.max_beam_width} is more than max_batch_size {limits.max_batch_size}: each beam is "
+            "a sequence of the batch",
+            hint=f"Use max_batch_size {limits.max_beam_width} or more.",
+        )
+    lacking, draft = config.features.unsupported_by_torch, config.features.draft
+    if draft is not None and draft.engine is None:
+        raise ForgeError(
+            "engine.features.draft: not supported by the torch backend without the draft model's engine",
+            hint="Give that with engine.features.draft.engine, or use the tensorrt_llm backend.",
+        )
+    if lacking:
+        raise ForgeError(
+            f"engine.features.{lacking[0]}: not supported by the torch backend",
             hint="Leave it out, or use the tensorrt_llm backend.",
         )
     from trtforge.runtime.architecture.spec import DecoderSpec
@@ -110,9 +131,39 @@ def torch_plan(model: CheckpointConfig, config: EngineConfig, limits: EngineLimi
         device=device,
         compute_dtype=dtype,
         kernels=choose_kernels(spec.algorithm, spec.group_size, device, dtype, mixed=spec.layer_formats is not None),
-        kv_reuse=config.features.kv_reuse,
-        chunked_context=config.features.chunked_context,
+        features=_without_paths(config.features),
+        draft=None if draft is None else _draft_engine(draft, model),
     )
+
+
+def _without_paths(features: FeaturesConfig) -> FeaturesConfig:
+    if features.draft is None:
+        return features
+    draft = features.draft.model_copy(update={"model": None, "engine": None})
+    return features.model_copy(update={"draft": draft})
+
+
+def _draft_engine(draft: DraftFeature, model: CheckpointConfig) -> Path:
+    """The engine of the draft model. Raises ForgeError if it cannot draft for `model`."""
+    directory = Path(draft.engine or "")
+    if not (directory / CONFIG_FILE).is_file():
+        raise ForgeError(
+            f"engine.features.draft.engine: {directory} is no engine",
+            hint="Give a directory that `trtforge compile CHECKPOINT ENGINE --backend torch` wrote.",
+        )
+    config, values = read_engine_config(directory)
+    if "forge" not in values or "draft" in values["forge"].get("features", {}):
+        raise ForgeError(
+            f"engine.features.draft.engine: {directory} is no engine of the torch backend without a draft model",
+            hint="Compile the draft model's checkpoint with `--backend torch`.",
+        )
+    if config.vocab_size != model.vocab_size:
+        raise ForgeError(
+            f"engine.features.draft.engine: its vocabulary has {config.vocab_size} tokens, the model's "
+            f"{model.vocab_size}",
+            hint="Draft with a smaller model of the same family.",
+        )
+    return directory
 
 
 def build_rank(plan: TorchPlan, checkpoint: Path, index: int, target: Path) -> None:

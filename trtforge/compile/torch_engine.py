@@ -9,10 +9,10 @@ from trtforge.compile.about import about_engine
 from trtforge.compile.torch import TorchPlan, build_rank
 from trtforge.core.artifact import Produced, produce
 from trtforge.core.cache import cache_for
-from trtforge.core.manifest import FileRecord, Identity
+from trtforge.core.manifest import FileRecord, Identity, open_artifact
 from trtforge.core.progress import Progress
 from trtforge.formats.hf import TOKENIZER_DIRECTORY
-from trtforge.formats.trtllm import CONFIG_FILE, rank_file
+from trtforge.formats.trtllm import CONFIG_FILE, DRAFT_ENGINE, rank_file
 
 
 def build_torch_engine(
@@ -25,7 +25,8 @@ def build_torch_engine(
     identity = Identity(
         stage="engine",
         config=plan.identity() | {"target": target},
-        inputs={"checkpoint": digest},
+        inputs={"checkpoint": digest}
+        | ({} if plan.draft is None else {"draft": open_artifact(plan.draft, "engine").digest}),
         versions={"trtforge": __version__, "torch": _torch_version()},
     )
 
@@ -33,6 +34,10 @@ def build_torch_engine(
         (directory / CONFIG_FILE).write_text(plan.config_json(target=target))
         if (checkpoint / TOKENIZER_DIRECTORY).is_dir():  # so that the engine can be packaged without the checkpoint
             shutil.copytree(checkpoint / TOKENIZER_DIRECTORY, directory / TOKENIZER_DIRECTORY)
+        if plan.draft is not None:
+            (directory / DRAFT_ENGINE).mkdir()
+            for file in (plan.draft / CONFIG_FILE, *plan.draft.glob(rank_file("*"))):
+                shutil.copy(file, directory / DRAFT_ENGINE)
         ranks = plan.model.parallel.ranks
         with progress.bar("Compiling", len(ranks), "ranks") as bar:
             for rank in ranks:

@@ -23,12 +23,18 @@ LoraModule = Literal[
 SpeculationMethod = Literal["draft", "medusa", "eagle", "lookahead", "eagle3", "mtp", "ngram"]
 SPECULATION: tuple[SpeculationMethod, ...] = ("draft", "medusa", "eagle", "lookahead", "eagle3", "mtp", "ngram")
 OF_THE_LLM_API = ("eagle3", "mtp", "ngram", "moe", "attention_dp", "cuda_graphs")
-"""Features of the llmapi backend alone."""
+"""Features that TensorRT engines lack."""
 OF_ENGINES = ("medusa", "eagle", "lookahead", "multiple_profiles", "weights_on_gpu", "context_logits")
 """Features of TensorRT engines alone; the others are of both."""
+EMBEDDED = frozenset({"draft", "ngram"})
+"""Features of the embedded engine beyond KV reuse and chunked context."""
 
 Choices = tuple[tuple[int, ...], ...]
 """A tree of draft tokens: for each node, the candidate ranks on the path to it."""
+
+
+EMBEDDED = frozenset({"draft", "ngram"})
+"""Features of the embedded engine beyond KV reuse and chunked context."""
 
 
 class LoraFeature(Config):
@@ -48,11 +54,14 @@ class LoraFeature(Config):
 class DraftFeature(Config):
     """The engine verifies tokens that a smaller model drafts.
 
-    The client passes them from one engine to the other; the LLM API runs both models itself.
+    The embedded engine and the LLM API run both models; with TensorRT engines, the client passes the tokens on.
     """
 
     model: str | None = Field(
         None, description="Draft model: hub id or directory. For engines only `trtforge plan` reads it."
+    )
+    engine: str | None = Field(
+        None, description="Compiled engine of the draft model, which becomes part of the engine; backend torch only."
     )
     tokens: int = Field(5, ge=1, description="Maximum draft tokens per iteration.")
 
@@ -130,7 +139,7 @@ class FeaturesConfig(Config):
     lookahead: LookaheadFeature | None = Field(None, description="Speculate without any other model.")
     eagle3: Eagle3Feature | None = Field(None, description="LLM API: speculate with an EAGLE-3 network.")
     mtp: MtpFeature | None = Field(None, description="LLM API: speculate with the model's MTP layers.")
-    ngram: NgramFeature | None = Field(None, description="LLM API: speculate with n-grams of the text.")
+    ngram: NgramFeature | None = Field(None, description="LLM API and torch: speculate with n-grams of the text.")
     moe: MoeFeature | None = Field(None, description="LLM API: how experts run.")
     attention_dp: AttentionDpFeature | None = Field(
         None, description="LLM API: data parallelism for attention, tensor or expert parallelism for the rest."
@@ -165,6 +174,11 @@ class FeaturesConfig(Config):
         if len(methods) > 1:
             raise ValueError(f"{' and '.join(methods)}: an engine has only one speculative decoding method")
         return self
+
+    @property
+    def unsupported_by_torch(self) -> tuple[str, ...]:
+        """The requested features that the embedded engine lacks."""
+        return tuple(name for name in self.beyond_paging if name not in EMBEDDED)
 
     @property
     def beyond_paging(self) -> tuple[str, ...]:

@@ -225,7 +225,9 @@ def recipe_text(path: Path) -> str:
 def _sources(recipe: Recipe) -> tuple[str, ...]:
     features = recipe.engine.features
     adapters = features.lora.adapters if features.lora is not None else ()
-    drafts = [each.model for each in (features.draft, features.eagle3) if each is not None and each.model is not None]
+    named = [each.model for each in (features.draft, features.eagle3) if each is not None]
+    named += [features.draft.engine] if features.draft is not None else []
+    drafts = [source for source in named if source is not None]
     return recipe.model.source, recipe.quantization.calibration.data, recipe.gate.data, *adapters, *drafts
 
 
@@ -278,9 +280,10 @@ def _features_from(features: FeaturesConfig, base: Path) -> FeaturesConfig:
     if lora is not None and lora.adapters:
         adapters = tuple(_resolve(adapter, base) for adapter in lora.adapters)
         features = features.model_copy(update={"lora": lora.model_copy(update={"adapters": adapters})})
-    if draft is not None and draft.model is not None:
-        model = _resolve(draft.model, base)
-        features = features.model_copy(update={"draft": draft.model_copy(update={"model": model})})
+    if draft is not None:
+        named = {"model": draft.model, "engine": draft.engine}
+        found = {name: _resolve(path, base) for name, path in named.items() if path is not None}
+        features = features.model_copy(update={"draft": draft.model_copy(update=found)})
     if features.eagle3 is not None:
         network = features.eagle3.model_copy(update={"model": _resolve(features.eagle3.model, base)})
         features = features.model_copy(update={"eagle3": network})

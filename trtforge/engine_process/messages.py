@@ -10,6 +10,8 @@ from typing import Any
 
 from trtforge.engine_process.frames import BadFrame, Frame
 from trtforge.engine_process.requests import (
+    Beam,
+    BeamParams,
     ErrorCode,
     FinishReason,
     GenerationRequest,
@@ -26,7 +28,7 @@ _DEFAULTS = {each.name: each.default for each in fields(SamplingParams)}
 
 @dataclass(frozen=True)
 class Submission:
-    """Sequences that are admitted or refused together.
+    """Sequences that are admitted or refused together. `copy_of` of a request is an index in `requests`.
 
     `timeout`: seconds until an unfinished sequence ends with DEADLINE_EXCEEDED; None is no limit. Sequence names are
     consecutive integers from `first` on, unique to the client. Decoded requests have their names as request ids.
@@ -61,6 +63,8 @@ class Submission:
                     "stop_words": request.stop_words,
                     "bad_words": request.bad_words,
                     **({"guide": (request.guide.kind, request.guide.text)} if request.guide is not None else {}),
+                    **({"copy_of": int(request.copy_of)} if request.copy_of is not None else {}),
+                    **({"beams": vars(request.beams)} if request.beams is not None else {}),
                     **({"lora": request.lora_task_id} if request.lora_task_id is not None else {}),
                 }
             )
@@ -85,6 +89,8 @@ class Submission:
                         stop_words=tuple(map(tuple, row["stop_words"])),
                         bad_words=tuple(map(tuple, row["bad_words"])),
                         guide=Guide(*row["guide"]) if "guide" in row else None,
+                        copy_of=str(int(row["copy_of"])) if "copy_of" in row else None,
+                        beams=BeamParams(**row["beams"]) if "beams" in row else None,
                         lora_task_id=row.get("lora"),
                     )
                 )
@@ -116,6 +122,9 @@ class Update:
     failure: RequestFailure | None = None
     top_log_probs: list[TopLogProbs] = field(default_factory=list)
     prompt_log_probs: PromptLogProbs | None = None
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    beams: Sequence[Beam] = ()
 
     def add(self, output: Output) -> None:
         """Append an output."""
@@ -126,6 +135,8 @@ class Update:
         self.reused_blocks, self.allocated_blocks = output.reused_blocks, output.allocated_blocks
         self.top_log_probs += output.top_log_probs
         self.prompt_log_probs = self.prompt_log_probs or output.prompt_log_probs
+        self.drafted_tokens, self.accepted_tokens = output.drafted_tokens, output.accepted_tokens
+        self.beams = output.beams
 
     def merge(self, later: "Update") -> None:
         """Append a later update."""
@@ -136,6 +147,8 @@ class Update:
         self.reused_blocks, self.allocated_blocks = later.reused_blocks, later.allocated_blocks
         self.top_log_probs += later.top_log_probs
         self.prompt_log_probs = self.prompt_log_probs or later.prompt_log_probs
+        self.drafted_tokens, self.accepted_tokens = later.drafted_tokens, later.accepted_tokens
+        self.beams = later.beams
 
 
 def encode_updates(updates: Mapping[int, Update]) -> Frame:
@@ -162,11 +175,14 @@ def encode_updates(updates: Mapping[int, Update]) -> Frame:
 
 
 def _details(update: Update) -> Sequence[object]:
-    """The end of a row: nothing for most updates; else no failure, and the log probabilities few requests ask for."""
-    prompt = update.prompt_log_probs
-    if not update.top_log_probs and prompt is None:
+    """The end of a row: nothing for most updates; else no failure, the log probabilities that few requests ask for, the
+    counts of drafts, and beams."""
+    prompt, drafted = update.prompt_log_probs, update.drafted_tokens
+    if not update.top_log_probs and prompt is None and not drafted and not update.beams:
         return ()
-    return (None, update.top_log_probs, None if prompt is None else (prompt.values, prompt.top))
+    scores = None if prompt is None else (prompt.values, prompt.top)
+    beams = [(list(b.tokens), list(b.log_probs), b.cumulative_log_prob, b.finish_reason) for b in update.beams]
+    return (None, update.top_log_probs, scores, drafted, update.accepted_tokens, beams)
 
 
 def decode_updates(frame: Frame) -> dict[int, Update]:
@@ -180,6 +196,8 @@ def decode_updates(frame: Frame) -> dict[int, Update]:
             elif more:
                 update.top_log_probs = more[1]
                 update.prompt_log_probs = None if more[2] is None else PromptLogProbs(*more[2])
+                update.drafted_tokens, update.accepted_tokens = more[3], more[4]
+                update.beams = [Beam(*beam) for beam in more[5]]
             updates[int(name)] = update
     except (KeyError, TypeError, ValueError) as error:
         raise BadFrame(f"updates that cannot be read: {error!r}") from None

@@ -36,7 +36,8 @@ class SamplingParams:
     Names, order and defaults follow TensorRT-LLM (cpp/tensorrt_llm/kernels/penaltyKernels.cu and samplingTopKKernels):
     bias, temperature, penalties over prompt and output, then top_k, then top_p of the top_k tokens.
     `top_log_probs`: number of most likely tokens to report beside each token, with `return_log_probs` and
-    `prompt_log_probs`; the latter scores the prompt's own tokens.
+    `prompt_log_probs`; the latter scores the prompt's own tokens. After each token top_p is multiplied by
+    `top_p_decay`, down to `top_p_min`; after `top_p_reset_id` it is as at the beginning (computeToppDecay there).
     """
 
     temperature: float | None = None
@@ -51,6 +52,9 @@ class SamplingParams:
     top_log_probs: int = 0
     prompt_log_probs: bool = False
     embedding_bias: Sequence[float] = ()
+    top_p_decay: float = 1.0
+    top_p_min: float = 1e-6
+    top_p_reset_id: int = -1
 
     @property
     def greedy(self) -> bool:
@@ -87,10 +91,26 @@ class Guide:
 
 
 @dataclass(frozen=True)
+class BeamParams:
+    """Beam search, with TensorRT-LLM's names and defaults.
+
+    `width`: beams that are searched, of which the best `returned` are handed out. A finished beam's score is its
+    cumulative log probability / length ^ `length_penalty`. `early_stopping`: stop as soon as `width` beams are
+    finished, else only when no running beam can become better than them.
+    """
+
+    width: int
+    returned: int
+    length_penalty: float = 0.0
+    early_stopping: bool = True
+
+
+@dataclass(frozen=True)
 class GenerationRequest:
     """A prompt and when to stop. An end id is not part of the output; a matched stop word is.
 
     `lora_task_id`: the adapter to answer with; None: the model alone.
+    `copy_of`: id of an earlier request with the same prompt, whose KV blocks it shares from the start if possible.
     """
 
     request_id: str
@@ -102,6 +122,8 @@ class GenerationRequest:
     bad_words: tuple[tuple[int, ...], ...] = ()
     guide: Guide | None = None
     lora_task_id: int | None = None
+    beams: BeamParams | None = None
+    copy_of: str | None = None
 
 
 MOST_TOP_LOG_PROBS = 20
@@ -121,11 +143,23 @@ class PromptLogProbs:
 
 
 @dataclass(frozen=True, slots=True)
+class Beam:
+    """One result of a beam search. `cumulative_log_prob` includes that of an end id, `log_probs` does not."""
+
+    tokens: Sequence[int]
+    log_probs: Sequence[float]
+    cumulative_log_prob: float
+    finish_reason: FinishReason
+
+
+@dataclass(frozen=True, slots=True)
 class Output:
     """A request's tokens from one step; its last output has a `finish_reason`.
 
     `prompt_log_probs` comes once, with the first token.
-    `allocated_blocks`: KV blocks allocated to the request so far, `reused_blocks` included.
+    `allocated_blocks`: KV blocks allocated to the request so far, `reused_blocks` included. `drafted_tokens`: tokens
+    that speculative decoding proposed and the engine verified so far; `accepted_tokens` of them are in the output.
+    `beams`: of a beam search, the best first, in its only output.
     """
 
     request_id: str
@@ -138,6 +172,9 @@ class Output:
     allocated_blocks: int = 0
     top_log_probs: tuple[TopLogProbs, ...] = ()
     prompt_log_probs: PromptLogProbs | None = None
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    beams: tuple[Beam, ...] = ()
 
 
 class RequestEngine(Protocol):

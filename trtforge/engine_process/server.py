@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trtforge.core.errors import ForgeError, RequestError
@@ -210,19 +210,11 @@ class EngineServer:
                 client.add(int(request.request_id), Update(finish_reason="error", failure=failure), urgent=True)
             client.flush()
         for sequence, request in sequences:
-            self._start(sequence, request)
+            original = None if request.copy_of is None else _key(client, submission.first + int(request.copy_of))
+            self._start(sequence, replace(request, copy_of=original))
 
     def _start(self, sequence: _Sequence, request: GenerationRequest) -> None:
-        named = GenerationRequest(
-            sequence.key,
-            request.prompt,
-            request.max_tokens,
-            request.sampling,
-            request.end_ids,
-            request.stop_words,
-            request.bad_words,
-            request.guide,
-        )
+        named = replace(request, request_id=sequence.key)
         self._engine.submit(named, lambda output: self._on_output(sequence, output))
 
     def _closed(self) -> RequestFailure | None:

@@ -114,7 +114,7 @@ def resolved_features(features: FeaturesConfig) -> FeaturesConfig:
     if lora is not None:
         features = features.model_copy(update={"lora": resolved_lora(lora)})
     if draft is not None:
-        features = features.model_copy(update={"draft": draft.model_copy(update={"model": None})})
+        features = features.model_copy(update={"draft": draft.model_copy(update={"model": None, "engine": None})})
     return features
 
 

@@ -163,11 +163,15 @@ class CheckpointConfig(_Foreign):
         return json.dumps(values, indent=2) + "\n"
 
 
+DRAFT_ENGINE = "draft_engine"
+"""Inside an engine of the embedded runtime: the engine of its draft model."""
+
+
 CARRIED_FILE = "carried.safetensors"
 """Tensors of the source that only an LLM API model has, under their Hugging Face names."""
 
 
-def rank_file(index: int) -> str:
+def rank_file(index: int | str) -> str:
     """File name of a rank's weights in a checkpoint (and in a torch engine)."""
     return f"rank{index}.safetensors"
 

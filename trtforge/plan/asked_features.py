@@ -23,7 +23,7 @@ BASES: Mapping[SpeculationMethod, tuple[str, ...]] = MappingProxyType(
 
 
 def asked_features(model: Model, request: Request, checkpoint: CheckpointConfig, release: Release) -> Iterator[Problem]:
-    """Problems of the features. The embedded engine has only KV reuse and chunked context."""
+    """Problems of the features. Without TensorRT engines few are supported."""
     features = request.engine.features
     if request.engine.backend == "llmapi":
         layers = stored(checkpoint, "num_nextn_predict_layers") or 0
@@ -33,10 +33,13 @@ def asked_features(model: Model, request: Request, checkpoint: CheckpointConfig,
             yield from _draft_problems(model, request.draft, request)
         return
     if request.for_tensorrt is False:
-        for name in features.beyond_paging:
+        for name in features.unsupported_by_torch:
             message = f"engine.features.{name}: the {request.engine.backend} backend does not have it"
             having = "llmapi" if name in OF_THE_LLM_API else "tensorrt_llm"
             yield Problem("backend", message, f"Leave it out, or use engine.backend: {having}.")
+        if features.draft is not None and features.draft.engine is None:
+            message = "engine.features.draft: the torch backend needs the draft model's engine"
+            yield Problem("draft", message, "Compile it, and set engine.features.draft.engine.")
         return
     if not features.beyond_paging:
         return

@@ -27,7 +27,7 @@ def paging(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, ...]]
 def none_beyond_paging(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, ...]]:
     """Only the features that the backend has."""
     features, backend = evaluation.request.engine.features, evaluation.request.engine.backend
-    dropped = {"llmapi": OF_ENGINES, "torch": features.beyond_paging}.get(backend, OF_THE_LLM_API)
+    dropped = {"llmapi": OF_ENGINES, "torch": features.unsupported_by_torch}.get(backend, OF_THE_LLM_API)
     defaults = {name: field.default for name, field in type(features).model_fields.items()}
     words = {None: "null", False: "false"}
     yield tuple(

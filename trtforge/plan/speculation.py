@@ -16,6 +16,7 @@ MODES: Mapping[SpeculationMethod, str] = MappingProxyType(
         "medusa": "MEDUSA",
         "eagle": "EAGLE",
         "lookahead": "LOOKAHEAD_DECODING",
+        "ngram": "DRAFT_TOKENS_EXTERNAL",
     }
 )
 """Members of TensorRT-LLM's `SpeculativeDecodingMode`, for the methods that engines have."""

@@ -5,7 +5,8 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
+from itertools import accumulate, count
 from pathlib import Path
 from time import perf_counter
 
@@ -13,10 +14,15 @@ import torch
 from torch import Tensor
 
 from trtforge.core.errors import ForgeError, RequestError
-from trtforge.core.recipe import SchedulerPolicy
 from trtforge.engine_process.requests import FinishReason, GenerationRequest, Output, TopLogProbs
 from trtforge.formats.hf import TOKENIZER_DIRECTORY
+from trtforge.runtime.beams import BeamSearch, advance_searches
+from trtforge.runtime.copies import Copies
+from trtforge.runtime.delivery import OnOutput, deliver
+from trtforge.runtime.draft_model import open_drafter
+from trtforge.runtime.drafting import Drafter
 from trtforge.runtime.guidance.guides import Guides, no_token_left
+from trtforge.runtime.options import EngineOptions, EngineStatistics
 from trtforge.runtime.prompt_scores import score_prompts
 from trtforge.runtime.ranks.rank_group import RankGroup
 from trtforge.runtime.ranks.source import Source, open_engine
@@ -24,57 +30,22 @@ from trtforge.runtime.sampler import Sampler
 from trtforge.runtime.scheduling.admission import why_refused
 from trtforge.runtime.scheduling.batch import Step
 from trtforge.runtime.scheduling.blocks import BlockManager
-from trtforge.runtime.scheduling.scheduler import Batching, Row, Scheduler
+from trtforge.runtime.scheduling.scheduler import Row, Scheduler
 from trtforge.runtime.scheduling.sequence import Sequence
 from trtforge.runtime.trace import PHASES, Trace
 
-OnOutput = Callable[[Output], None]
+__all__ = ["Engine", "EngineOptions", "EngineStatistics"]
 _LOG = logging.getLogger(__name__)
 _CLOSE_TIMEOUT = 30.0  # seconds that the running step may take before its ranks are ended
 _EXIT_TIMEOUT = 10.0  # seconds, likewise when the process exits; an output callback may also hang
 
 
-@dataclass(frozen=True)
-class EngineOptions:
-    """Options for loading an engine. `max_batch_size` lowers the engine's own limit; `batching` is for benchmarks.
-
-    `trace`: a file that every iteration is written to.
-    """
-
-    scheduler: SchedulerPolicy = "guaranteed_no_evict"
-    kv_cache_fraction: float = 0.9
-    kv_cache_tokens: int | None = None
-    kv_reuse: bool = True
-    chunked_context: bool = False
-    threads: int | None = None
-    max_batch_size: int | None = None
-    batching: Batching = "inflight"
-    trace: Path | None = None
-
-
-@dataclass(frozen=True)
-class EngineStatistics:
-    """A snapshot of the engine's gauges and counters."""
-
-    active_requests: int
-    scheduled_requests: int
-    waiting_requests: int
-    max_requests: int
-    kv_blocks_max: int
-    kv_blocks_used: int
-    kv_blocks_free: int
-    kv_blocks_reused: int
-    tokens_per_block: int
-    iterations: int
-    context_tokens: int
-    generated_tokens: int
-    paused_requests: int
-
-
 class Engine:
     """Generates tokens for many requests at once. All methods may be called from any thread."""
 
-    def __init__(self, source: Source, ranks: RankGroup, options: EngineOptions) -> None:
+    def __init__(
+        self, source: Source, ranks: RankGroup, options: EngineOptions, drafter: Drafter | None = None
+    ) -> None:
         blocks = BlockManager(ranks.num_blocks, source.tokens_per_block, reuse=options.kv_reuse)
         self._source = source
         self._ranks = ranks
@@ -101,7 +72,9 @@ class Engine:
         self._failure: ForgeError | None = None
         self._sequences: dict[str, Sequence] = {}
         self._arrivals = self._iterations = self._scheduled = 0
-        self._context_tokens = self._generated_tokens = 0
+        self._context_tokens = self._generated_tokens = self._drafted_tokens = self._accepted_tokens = 0
+        self._drafter = drafter
+        self._copies = Copies()
         self._thread = threading.Thread(target=self._run, name="trtforge-engine", daemon=True)
         self._thread.start()
         atexit.register(self._at_exit)
@@ -115,18 +88,25 @@ class Engine:
         source = open_engine(directory)
         features = source.forge.features
         options = options or EngineOptions(kv_reuse=features.kv_reuse, chunked_context=features.chunked_context)
+        if options.speculation is None:
+            options = replace(options, speculation=features.ngram or features.draft)
         ranks = RankGroup(
             source,
             threads=options.threads,
             kv_cache_fraction=options.kv_cache_fraction,
             kv_cache_tokens=options.kv_cache_tokens,
         )
-        return cls(source, ranks, options)
+        try:
+            drafter = open_drafter(options.speculation, source, ranks.threads)
+        except BaseException:
+            ranks.close()
+            raise
+        return cls(source, ranks, options, drafter)
 
     @property
     def worker_pids(self) -> tuple[int, ...]:
         """Process ids of ranks 1 and up."""
-        return self._ranks.worker_pids
+        return self._ranks.worker_pids + (self._drafter.worker_pids if self._drafter is not None else ())
 
     @property
     def max_running(self) -> int:
@@ -144,7 +124,7 @@ class Engine:
                 self._wake.notify()
                 return
         error = self._failure or ForgeError("the engine is closed", hint="Load it again.")
-        _deliver(on_output, Output(request.request_id, finish_reason="error", error=error))
+        deliver(on_output, Output(request.request_id, finish_reason="error", error=error))
 
     def cancel(self, request_id: str, *, only_waiting: bool = False) -> None:
         """Cancel a request; an unknown id is ignored. `only_waiting`: only if it has not begun to run."""
@@ -188,6 +168,8 @@ class Engine:
             context_tokens=self._context_tokens,
             generated_tokens=self._generated_tokens,
             paused_requests=scheduler.pauses,
+            drafted_tokens=self._drafted_tokens,
+            accepted_tokens=self._accepted_tokens,
         )
 
     def close(self) -> None:
@@ -205,8 +187,10 @@ class Engine:
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout)
         self._guides.close()
-        has_workers = bool(self._ranks.worker_pids)
+        has_workers = bool(self.worker_pids)
         self._ranks.close()
+        if self._drafter is not None:
+            self._drafter.close()
         if has_workers and threading.current_thread() is not self._thread:
             self._thread.join(timeout)  # a step that waited for a worker has failed by now
         if self._trace is not None:
@@ -257,7 +241,8 @@ class Engine:
             else:
                 self._scheduler.add(sequence)
         if if_waiting:
-            cancelled |= if_waiting & {sequence.request.request_id for sequence in self._scheduler.waiting}
+            waiting = (*self._scheduler.waiting, *self._copies.waiting(self._scheduler))
+            cancelled |= if_waiting & {sequence.request.request_id for sequence in waiting}
         for request_id in cancelled & self._sequences.keys():
             self._end(self._sequences[request_id], "cancelled")
         if self._closing:
@@ -274,21 +259,26 @@ class Engine:
         blocks = self._scheduler.blocks
         error: ForgeError | None = why_refused(
             request,
-            self._source.limits,
+            self._scheduler.limits,
             vocab_size=self._source.config.vocab_size,
-            cache_tokens=blocks.num_blocks * blocks.tokens_per_block,
+            cache_blocks=blocks.num_blocks,
+            tokens_per_block=blocks.tokens_per_block,
             chunked_context=self._options.chunked_context,
         )
         if error is None and request.request_id in self._sequences:
             error = RequestError(f"request id {request.request_id} is in use", hint="Give every request its own id.")
         if error is not None:
-            _deliver(on_output, Output(request.request_id, finish_reason="error", error=error))
+            deliver(on_output, Output(request.request_id, finish_reason="error", error=error))
             return
         sequence = Sequence.of(request, self._arrivals, self._source.limits.max_seq_len, on_output)
+        if request.beams is not None and request.beams.width > 1:
+            sequence.group = BeamSearch.of(request.beams, sequence)
         self._arrivals += 1
         self._sequences[request.request_id] = sequence
         if self._trace is not None:
             self._trace.begin(sequence)
+        if self._copies.attached(sequence, self._sequences.get(request.copy_of or "")):
+            return
         if request.guide is None or self._guides.prepare(sequence, self._on_prepared):
             self._scheduler.add(sequence)
 
@@ -302,37 +292,66 @@ class Engine:
         if self._scheduler.idle:
             return
         times = [perf_counter()]
+        if self._drafter is not None:
+            self._drafter.draft([s for s in self._scheduler.running if s.remaining == 1 and s.group is None])
         rows = self._scheduler.schedule()
         times.append(perf_counter())
         assert rows, "the scheduler found nothing to do"
-        logits = self._ranks.execute(Step.of_rows(rows))
+        logits = self._ranks.execute(Step.of_rows(rows, self._scheduler.blocks.take_copies()))
         times.append(perf_counter())
         self._iterations += 1
         self._scheduled = len(rows)
         for row in rows:
             self._scheduler.complete(row)
-        sampling = [row.sequence for row in rows if row.samples]
         self._context_tokens += sum(row.count for row in rows if row.start < len(row.sequence.request.prompt))
+        before = self._generated_tokens
         if logits is not None:
-            self._generated_tokens += len(sampling)
-            self._sample(rows, sampling, logits, times)
+            self._sample(rows, logits, times)
         if self._trace is not None:
             times += [perf_counter()] * (len(PHASES) + 1 - len(times))
-            self._trace.iteration(self._iterations, rows, times, len(sampling), self._scheduler)
+            self._trace.iteration(self._iterations, rows, times, self._generated_tokens - before, self._scheduler)
 
-    def _sample(self, rows: list[Row], sampling: list[Sequence], logits: Tensor, times: list[float]) -> None:
-        """Sample a token for each sequence of `sampling` and hand it out; `times` gets the moment between."""
+    def _sample(self, rows: list[Row], logits: Tensor, times: list[float]) -> None:
+        """Hand out a token for each row that samples and each accepted draft; `times` gets when the first is known."""
         if any(row.scores for row in rows):
-            logits = score_prompts(rows, logits)
-        sampled = self._sampler.sample(sampling, logits)
-        log_probs = sampled.log_probs or [0.0] * len(sampling)
-        tops = sampled.top or [()] * len(sampling)
-        times.append(perf_counter())
-        for index in sampled.stuck:
-            self._end(sampling[index], "error", error=no_token_left())
-        for sequence, token, log_prob, top in zip(sampling, sampled.tokens, log_probs, tops, strict=True):
-            if sequence.finish_reason is None:
-                self._hand_out(sequence, token, log_prob, top)
+            score_prompts(rows, logits)
+        for row in rows:
+            row.sequence.drafted += len(row.drafts)
+            self._drafted_tokens += len(row.drafts)
+        ends = accumulate(row.wanted for row in rows)
+        pending = [(row, end - 1 - len(row.drafts)) for row, end in zip(rows, ends, strict=True) if row.samples]
+        pending += self._copies.joined(pending, self._scheduler)
+        searching = {row.sequence: index for row, index in pending if row.sequence.group is not None}
+        if searching:
+            for search in advance_searches(searching, logits, self._sampler, self._scheduler):
+                self._end(search.members[0], search.finished[0][1].finish_reason, output=search.output())
+            self._generated_tokens += len(searching)
+            pending = [(row, index) for row, index in pending if row.sequence not in searching]
+        for depth in count():
+            if not pending:
+                break
+            sequences = [row.sequence for row, _ in pending]
+            indices = [index for _, index in pending]
+            own = logits if indices == list(range(len(logits))) else logits[indices]
+            sampled = self._sampler.sample(sequences, own, depth)
+            self._generated_tokens += len(pending)
+            log_probs = sampled.log_probs or [0.0] * len(pending)
+            tops = sampled.top or [()] * len(pending)
+            for index in sampled.stuck:
+                self._end(sequences[index], "error", error=no_token_left())
+            if depth == 0:
+                times.append(perf_counter())
+            accepted = []
+            for (row, index), token, log_prob, top in zip(pending, sampled.tokens, log_probs, tops, strict=True):
+                hits = depth < len(row.drafts) and token == row.drafts[depth]
+                row.sequence.accepted += hits
+                self._accepted_tokens += hits
+                if row.sequence.finish_reason is None:
+                    self._hand_out(row.sequence, token, log_prob, top)
+                if hits and row.sequence.finish_reason is None:
+                    self._scheduler.accept(row.sequence)
+                    accepted.append((row, index + 1))
+            pending = accepted
 
     def _hand_out(self, sequence: Sequence, token: int, log_prob: float, top: TopLogProbs) -> None:
         reason = sequence.finish_with(token)
@@ -343,7 +362,7 @@ class Engine:
         output = sequence.output(reason, token, log_prob, top)
         if reason is not None:
             self._end(sequence, reason, output=output)
-        elif not _deliver(sequence.on_output, output):
+        elif not deliver(sequence.on_output, output):
             self._end(sequence, "cancelled")
 
     def _end(
@@ -355,12 +374,17 @@ class Engine:
         error: ForgeError | None = None,
     ) -> None:
         """End a sequence with its last `output`, by default one without a token."""
-        self._scheduler.finish(sequence, reason)
+        if self._copies.detached(sequence, self._scheduler):
+            sequence.finish_reason = reason
+        for member in sequence.group.members if sequence.group is not None else [sequence]:
+            self._scheduler.finish(member, reason)
         if self._trace is not None:
             self._trace.end(sequence)
         self._sampler.forget(sequence)
+        if self._drafter is not None:
+            self._drafter.forget(sequence)
         self._sequences.pop(sequence.request.request_id, None)
-        _deliver(sequence.on_output, output or sequence.output(reason, error=error))
+        deliver(sequence.on_output, output or sequence.output(reason, error=error))
 
     def _fail(self, error: ForgeError) -> None:
         """End every request with `error`; later ones get it from `submit`."""
@@ -371,16 +395,6 @@ class Engine:
         for sequence in list(self._sequences.values()):
             self._end(sequence, "error", error=error)
         for request, on_output in submitted:
-            _deliver(on_output, Output(request.request_id, finish_reason="error", error=error))
+            deliver(on_output, Output(request.request_id, finish_reason="error", error=error))
         for on_step in self._after_steps:
             on_step()
-
-
-def _deliver(on_output: OnOutput, output: Output) -> bool:
-    """Call `on_output`; returns False if it raised, which must affect only its own request."""
-    try:
-        on_output(output)
-    except Exception:
-        _LOG.exception("the receiver of request %s failed", output.request_id)
-        return False
-    return True

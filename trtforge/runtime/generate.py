@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trtforge.core.errors import ForgeError
-from trtforge.engine_process.requests import FinishReason, GenerationRequest, Output, PromptLogProbs, TopLogProbs
+from trtforge.engine_process.requests import Beam, FinishReason, GenerationRequest, Output, PromptLogProbs, TopLogProbs
 from trtforge.runtime.engine import Engine, EngineOptions
 
 
@@ -22,6 +22,9 @@ class Generation:
     reused_blocks: int = 0
     top_log_probs: tuple[TopLogProbs, ...] = ()
     prompt_log_probs: PromptLogProbs | None = None
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    beams: tuple[Beam, ...] = ()
 
 
 def generate(
@@ -60,5 +63,8 @@ def generate_with(engine: Engine, requests: Sequence[GenerationRequest]) -> list
                 reused_blocks=output.reused_blocks,
                 top_log_probs=tuple(top[index]),
                 prompt_log_probs=prompts.get(index),
+                drafted_tokens=output.drafted_tokens,
+                accepted_tokens=output.accepted_tokens,
+                beams=output.beams,
             )
     return [done[index] for index in range(len(requests))]

@@ -9,19 +9,16 @@ from trtforge.engine_process.requests import TopLogProbs
 from trtforge.runtime.scheduling.scheduler import Row
 
 
-def score_prompts(rows: Rows[Row], logits: Tensor) -> Tensor:
-    """Add the prompts' log probabilities to the sequences of rows that score; returns the logits of rows that sample.
+def score_prompts(rows: Rows[Row], logits: Tensor) -> None:
+    """Add the prompts' log probabilities to the sequences of rows that score.
 
     `logits`: float32 (wanted tokens of all rows, vocabulary), in the order of the rows.
     """
-    sampled, first = [], 0
+    first = 0
     for row in rows:
         if row.scores:
             _score(row, logits[first : first + row.wanted])
         first += row.wanted
-        if row.samples:
-            sampled.append(first - 1)
-    return logits[torch.tensor(sampled, dtype=torch.int64, device=logits.device)]
 
 
 def top_log_probs(log_probs: Tensor, count: int) -> list[TopLogProbs]:

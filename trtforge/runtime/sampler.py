@@ -17,6 +17,7 @@ from trtforge.runtime.prompt_scores import top_log_probs
 from trtforge.runtime.scheduling.sequence import Sequence
 
 _MINUS_INFINITY = float("-inf")
+_STREAM = 0xD1342543DE82EF95  # between the seeds of streams: odd, and far from differences of users' seeds
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,11 @@ class Sampler:
         self._counts: dict[Sequence, Tensor] = {}
         self._biases: dict[Sequence, Tensor] = {}
 
-    def sample(self, rows: list[Sequence], logits: Tensor) -> Sampled:
-        """The next token of each row from its float32 logits (rows, vocabulary), which are changed in place."""
+    def sample(self, rows: list[Sequence], logits: Tensor, depth: int = 0) -> Sampled:
+        """The next token of each row from its float32 logits (rows, vocabulary), which are changed in place.
+
+        `depth`: index of the draft token that is proposed for this position, if the row has so many.
+        """
         guided = self._guides.rows(rows) if self._guides is not None else []
         if self._guides is not None and guided:
             self._guides.mask(rows, guided, logits)
@@ -54,7 +58,7 @@ class Sampler:
         tokens = _most_likely(logits)
         drawn = [index for index, row in enumerate(rows) if not row.request.sampling.greedy]
         if drawn:
-            tokens[self._index(drawn)] = self._draw([rows[index] for index in drawn], logits[drawn])
+            tokens[self._index(drawn)] = self._draw([rows[index] for index in drawn], logits[drawn], depth)
         chosen: list[int] = tokens.tolist()
         stuck = _stuck(guided, logits, tokens)
         for row, token in zip(rows, chosen, strict=True):
@@ -111,8 +115,42 @@ class Sampler:
         changed -= counts * self._column([p.frequency_penalty for p in params])
         logits[indices] = changed
 
-    def _draw(self, rows: list[Sequence], logits: Tensor) -> Tensor:
+    def log_probs(self, rows: list[Sequence], logits: Tensor) -> Tensor:
+        """Log probabilities (rows, vocabulary) after bias, temperature, penalties and bans; changes `logits`."""
+        self._change(rows, logits)
+        return logits.log_softmax(dim=1)
+
+    def distribution(self, row: Sequence, logits: Tensor) -> Tensor:
+        """Probabilities (vocabulary,) that the next token is drawn from, of logits (vocabulary,), which are changed."""
+        self._change([row], logits.unsqueeze(0))
+        candidates, kept = self._kept([row], logits.unsqueeze(0))
+        return self._dense(candidates[0], kept[0])
+
+    def _draw(self, rows: list[Sequence], logits: Tensor, depth: int) -> Tensor:
         """Inverse transform sampling from the tokens that top_k and top_p keep, most likely first."""
+        candidates, weights = self._kept(rows, logits)
+        kept = weights.double().cumsum(dim=1)
+        points = uniform([p.request.sampling.seed or 0 for p in rows], [row.generated for row in rows])
+        target = torch.from_numpy(points).to(self._device).unsqueeze(1) * kept[:, -1:]
+        last_kept = (kept < kept[:, -1:]).sum(dim=1)
+        choice = torch.minimum((kept <= target).sum(dim=1), last_kept)
+        tokens = candidates.gather(1, choice.unsqueeze(1)).squeeze(1)
+        for index, row in enumerate(rows):
+            if row.draft.distributions is not None and depth < len(row.draft.tokens):
+                tokens[index] = verified_token(
+                    row.draft.tokens[depth],
+                    row.draft.distributions[depth],
+                    self._dense(candidates[index], weights[index]),
+                    (row.request.sampling.seed or 0, row.generated),
+                )
+        return tokens
+
+    def _dense(self, candidates: Tensor, weights: Tensor) -> Tensor:
+        dense = weights.new_zeros(self._vocab_size)
+        return dense.scatter_(0, candidates, weights / weights.sum())
+
+    def _kept(self, rows: list[Sequence], logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Tokens, most likely first, and their weights: 0 for those that top_k and top_p exclude."""
         params = [row.request.sampling for row in rows]
         top_k = [min(p.top_k or self._vocab_size, self._vocab_size) for p in params]
         values, candidates = logits.topk(max(top_k), dim=1)
@@ -120,13 +158,8 @@ class Sampler:
         values = values.masked_fill(ranks >= self._column(top_k), _MINUS_INFINITY)
         probabilities = values.softmax(dim=1)
         before = probabilities.cumsum(dim=1) - probabilities
-        top_p = self._column([p.top_p or 1.0 for p in params])
-        kept = probabilities.masked_fill_((before >= top_p) & (ranks > 0), 0.0).double().cumsum(dim=1)
-        points = uniform([p.seed or 0 for p in params], [row.generated for row in rows])
-        target = torch.from_numpy(points).to(self._device).unsqueeze(1) * kept[:, -1:]
-        last_kept = (kept < kept[:, -1:]).sum(dim=1)
-        choice = torch.minimum((kept <= target).sum(dim=1), last_kept)
-        return candidates.gather(1, choice.unsqueeze(1)).squeeze(1)
+        top_p = self._column([_top_p(row) for row in rows])
+        return candidates, probabilities.masked_fill_((before >= top_p) & (ranks > 0), 0.0)
 
     def _count(self, row: Sequence) -> Tensor:
         """How often each token occurs in prompt and output."""
@@ -166,12 +199,46 @@ def _stuck(guided: list[int], logits: Tensor, tokens: Tensor) -> frozenset[int]:
     return frozenset(index for index, logit in zip(guided, chosen, strict=True) if logit == _MINUS_INFINITY)
 
 
-def uniform(seeds: list[int], steps: list[int]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def _top_p(row: Sequence) -> float:
+    """top_p at this position, which follows from the tokens alone."""
+    params = row.request.sampling
+    if not params.top_p or params.top_p_decay == 1.0:
+        return params.top_p or 1.0
+    made = row.tokens[len(row.request.prompt) :]
+    since = next((n for n, token in enumerate(reversed(made)) if token == params.top_p_reset_id), len(made))
+    return max(params.top_p * params.top_p_decay**since, params.top_p_min) if since else params.top_p
+
+
+def verified_token(proposed: int, drawn_from: Tensor, wanted: Tensor, at: tuple[int, int]) -> int:
+    """A token with the distribution `wanted`, as often as possible the proposed one, which is drawn from `drawn_from`.
+
+    Rejection sampling (Leviathan et al. 2023, arXiv 2211.17192, algorithm 1). Distributions are (vocabulary,). `at`:
+    seed and position, for random numbers that nothing else uses.
+    """
+    accepts = uniform([at[0]], [at[1]], stream=1)[0] * float(drawn_from[proposed]) < float(wanted[proposed])
+    rest = (wanted.double() - drawn_from.double()).clamp_(min=0.0).cumsum(dim=0)
+    if accepts or float(rest[-1]) == 0.0:
+        return proposed
+    return _at(rest, uniform([at[0]], [at[1]], stream=2)[0])
+
+
+def drawn(distribution: Tensor, seed: int, step: int) -> int:
+    """A token of a draft from its distribution (vocabulary,)."""
+    return _at(distribution.double().cumsum(dim=0), uniform([seed], [step], stream=3)[0])
+
+
+def _at(cumulated: Tensor, share: float) -> int:
+    """The first token up to which more than this share of the weights lies."""
+    last = int((cumulated < cumulated[-1]).sum())
+    return min(int((cumulated <= share * float(cumulated[-1])).sum()), last)
+
+
+def uniform(seeds: list[int], steps: list[int], stream: int = 0) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     """Counter-based random numbers in [0, 1) from (seed, step): SplitMix64 (Steele et al. 2014).
 
-    A request's samples therefore depend neither on its batch nor on pauses.
+    A request's samples therefore depend neither on its batch nor on pauses. Streams are independent of one another.
     """
-    x = np.array([seed & 0xFFFFFFFFFFFFFFFF for seed in seeds], dtype=np.uint64)
+    x = np.array([(seed + stream * _STREAM) & 0xFFFFFFFFFFFFFFFF for seed in seeds], dtype=np.uint64)
     with np.errstate(over="ignore"):
         for counter in (np.zeros(len(steps), dtype=np.uint64), np.array(steps, dtype=np.uint64)):
             x = x + (counter + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)

@@ -111,6 +111,7 @@ def _generation(
 ) -> list[GenerationRows]:
     """Buckets of the single-token rows, which hold `held` blocks each."""
     found = []
+    held = np.maximum.accumulate(held)  # drafts of a row come before the next row, which may be shorter
     for first, end in buckets(held):
         columns = int(held[end - 1])
         blocks = torch.from_numpy(step.tables[first:end, :columns].reshape(-1)).to(device)

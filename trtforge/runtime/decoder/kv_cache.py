@@ -58,6 +58,10 @@ class LayerCache:
         else:
             self._slots.index_copy_(0, slots, values)
 
+    def copy(self, pairs: Tensor) -> None:
+        """Copy blocks: int64 (pairs, 2), from and to."""
+        self._blocks.index_copy_(0, pairs[:, 1], self._blocks.index_select(0, pairs[:, 0]))
+
     def attend(self, queries: Tensor, rows: PagedRows, heads: PagedHeads, out: Tensor) -> None:
         """Attention of single-token rows in place, by the CPU kernels."""
         assert self._kernels is not None, "the rows are only for kernels that exist"

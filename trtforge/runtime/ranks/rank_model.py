@@ -46,6 +46,8 @@ class RankModel:
         pads = device.type == "cpu" and dtype is not torch.float32 and not self._decoder.takes_any_rows
         windows = self._decoder.spec.windows
         block, in_place = self._source.tokens_per_block, self._decoder.reads_in_place
+        for layer in self._cache if len(step.copies) else ():
+            layer.copy(torch.from_numpy(step.copies.reshape(-1, 2)).to(device))
         batch = Batch.of(step, block, device, dtype, windows=windows, pads=pads, in_place=in_place)
         return self._decoder.forward(batch, self._cache)
 

@@ -63,6 +63,7 @@ def open_engine(directory: Path) -> Source:
         max_num_tokens=_positive(build, "max_num_tokens", directory),
         max_input_len=_positive(build, "max_input_len", directory),
         max_seq_len=_positive(build, "max_seq_len", directory),
+        max_beam_width=_positive({"max_beam_width": 1} | build, "max_beam_width", directory),
     )
     tokens_per_block = plugins.get("tokens_per_block") or DEFAULT_TOKENS_PER_BLOCK
     _positive({"tokens_per_block": tokens_per_block}, "tokens_per_block", directory)

@@ -8,9 +8,15 @@ _MOST_SCORES = 20_000  # about 0.5 MB in a frame
 
 
 def why_refused(
-    request: GenerationRequest, limits: BatchLimits, *, vocab_size: int, cache_tokens: int, chunked_context: bool
+    request: GenerationRequest,
+    limits: BatchLimits,
+    *,
+    vocab_size: int,
+    cache_blocks: int,
+    tokens_per_block: int,
+    chunked_context: bool,
 ) -> RequestError | None:
-    """Why a request is refused; None if it can be served. `cache_tokens`: capacity of the KV cache in tokens."""
+    """Why a request is refused; None if it can be served. `cache_blocks`: capacity of the KV cache."""
     prompt = request.prompt
     if not prompt:
         return RequestError("the prompt is empty", hint="Send at least one token.")
@@ -38,10 +44,25 @@ def why_refused(
             f"the prompt has {len(prompt)} tokens, max_num_tokens is {limits.max_num_tokens}",
             hint="Serve with chunked context, or compile with a larger max_num_tokens.",
         )
-    held = min(len(prompt) + request.max_tokens, limits.max_seq_len) - 1
-    if held > cache_tokens:
+    beams = request.beams.width if request.beams is not None else 1
+    most = min(limits.max_beam_width, limits.max_batch_size, limits.max_num_tokens)
+    if beams > most:
         return RequestError(
-            f"prompt and output may need {held} tokens of KV cache, which holds {cache_tokens}",
+            f"beam_width is {beams}, this engine takes at most {most}",
+            hint="Ask for fewer beams, or compile with a larger max_beam_width and max_batch_size.",
+        )
+    if beams > 1 and (request.sampling.prompt_log_probs or request.sampling.top_log_probs):
+        return RequestError(
+            "a beam search returns neither alternatives nor log probabilities of the prompt",
+            hint="Ask for them with a beam_width of 1.",
+        )
+    if beams > 1 and request.guide is not None:
+        return RequestError("a beam search follows no guide", hint="Leave out the guide, or ask for one beam.")
+    held = min(len(prompt) + request.max_tokens, limits.max_seq_len) - 1
+    if beams * -(-held // tokens_per_block) > cache_blocks:
+        return RequestError(
+            f"prompt and output may need {beams * held} tokens of KV cache, which holds "
+            f"{cache_blocks * tokens_per_block}",
             hint="Ask for fewer tokens, or give the KV cache more memory.",
         )
     scores = len(prompt) * (1 + request.sampling.top_log_probs) if request.sampling.prompt_log_probs else 0
@@ -73,6 +94,8 @@ def _wrong_sampling(sampling: SamplingParams, vocab_size: int) -> RequestError |
         ("temperature", sampling.temperature, sampling.temperature is None or sampling.temperature >= 0, "0 or more"),
         ("top_k", sampling.top_k, sampling.top_k is None or sampling.top_k >= 0, "0 or more"),
         ("top_p", sampling.top_p, sampling.top_p is None or 0 <= sampling.top_p <= 1, "between 0 and 1"),
+        ("top_p_decay", sampling.top_p_decay, 0 < sampling.top_p_decay <= 1, "greater than 0 and at most 1"),
+        ("top_p_min", sampling.top_p_min, 0 < sampling.top_p_min <= 1, "greater than 0 and at most 1"),
         (
             "top_log_probs",
             sampling.top_log_probs,

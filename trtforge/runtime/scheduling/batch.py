@@ -4,7 +4,7 @@ Rank 0 broadcasts each `Step` to all ranks as one int64 array; positions, slots 
 """
 
 from collections.abc import Sequence as Rows
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
@@ -13,16 +13,17 @@ import numpy.typing as npt
 from trtforge.runtime.scheduling.scheduler import Row
 
 Ints = npt.NDArray[np.int64]
-HEADER = 5
+HEADER = 6
 _SPLIT_FROM = 48  # saved padding blocks that are worth another attention call in every layer
 
 
 @dataclass(frozen=True)
 class Step:
-    """Single-token rows come first, shortest context first. Row i computes `counts[i]` tokens from `starts[i]` on.
+    """Single-token rows come first, about shortest context first. Row i computes `counts[i]` tokens from `starts[i]`.
 
     Logits are computed for its last `wanted[i]` tokens; `tables[i]` are its blocks, zero-padded to equal length.
     `length`: total length of the sequence of all rows, 0 if unknown; some rotary scalings depend on it.
+    `copies`: blocks to copy first, as pairs (from, to) one after another; all are read before any is written.
     """
 
     starts: Ints
@@ -31,13 +32,14 @@ class Step:
     tables: Ints
     tokens: Ints
     length: int = 0
+    copies: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
     @classmethod
-    def of_rows(cls, rows: Rows[Row]) -> "Step":
-        """The step for the scheduler's rows, in their order."""
+    def of_rows(cls, rows: Rows[Row], copies: Rows[tuple[int, int]] = ()) -> "Step":
+        """The step for the scheduler's rows, in their order. A draft is a single-token row with the same blocks."""
         starts = np.array([row.start for row in rows], dtype=np.int64)
         counts = np.array([row.count for row in rows], dtype=np.int64)
-        wanted = np.array([row.wanted for row in rows], dtype=np.int64)
+        wanted = np.array([row.wanted - len(row.drafts) for row in rows], dtype=np.int64)
         tables = np.zeros((len(rows), max(len(row.sequence.table.blocks) for row in rows)), dtype=np.int64)
         tokens: list[int] = []
         for index, row in enumerate(rows):
@@ -45,24 +47,32 @@ class Step:
             tables[index, : len(blocks)] = blocks
             if row.count == 1:
                 tokens.append(row.sequence.tokens[row.start])
+                tokens.extend(row.drafts)
             else:
                 tokens.extend(row.sequence.tokens[row.start : row.start + row.count])
-        return cls(starts, counts, wanted, tables, np.array(tokens, dtype=np.int64))
+        if any(row.drafts for row in rows):
+            each = np.array([1 + len(row.drafts) for row in rows], dtype=np.int64)
+            firsts = np.repeat(each.cumsum() - each, each)
+            starts = np.repeat(starts, each) + np.arange(each.sum()) - firsts
+            counts, wanted, tables = (np.repeat(values, each, axis=0) for values in (counts, wanted, tables))
+        pairs = np.array(copies, dtype=np.int64).reshape(-1)
+        return cls(starts, counts, wanted, tables, np.array(tokens, dtype=np.int64), copies=pairs)
 
     def encode(self) -> Ints:
-        """The step as one array: the array's length, rows, table columns, tokens, `length`, then the fields."""
+        """The step as one array: the array's length, rows, table columns, tokens, `length`, copies, then the fields."""
         rows, columns = self.tables.shape
-        own = HEADER + 3 * rows + rows * columns + len(self.tokens)
-        header = np.array([own, rows, columns, len(self.tokens), self.length], dtype=np.int64)
-        return np.concatenate([header, self.starts, self.counts, self.wanted, self.tables.reshape(-1), self.tokens])
+        own = HEADER + 3 * rows + rows * columns + len(self.tokens) + len(self.copies)
+        header = np.array([own, rows, columns, len(self.tokens), self.length, len(self.copies)], dtype=np.int64)
+        fields = (self.starts, self.counts, self.wanted, self.tables.reshape(-1), self.tokens, self.copies)
+        return np.concatenate([header, *fields])
 
     @classmethod
     def decode(cls, values: Ints) -> "Step":
         """The inverse of `encode`; `values` may be longer than the step."""
-        _, rows, columns, tokens, length = (int(value) for value in values[:HEADER])
-        ends = np.cumsum([HEADER, rows, rows, rows, rows * columns, tokens])
-        starts, counts, wanted, tables, packed = (values[a:b] for a, b in pairwise(ends))
-        return cls(starts, counts, wanted, tables.reshape(rows, columns), packed, length)
+        _, rows, columns, tokens, length, pairs = (int(value) for value in values[:HEADER])
+        ends = np.cumsum([HEADER, rows, rows, rows, rows * columns, tokens, pairs])
+        starts, counts, wanted, tables, packed, copies = (values[a:b] for a, b in pairwise(ends))
+        return cls(starts, counts, wanted, tables.reshape(rows, columns), packed, length, copies)
 
     @property
     def generation_rows(self) -> int:

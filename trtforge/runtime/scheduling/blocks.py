@@ -41,6 +41,7 @@ class BlockManager:
         self._idle: OrderedDict[int, None] = OrderedDict()
         self._block_of: dict[bytes, int] = {}
         self._key_of: dict[int, bytes] = {}
+        self._copies: dict[int, int] = {}
 
     @property
     def free_blocks(self) -> int:
@@ -108,6 +109,32 @@ class BlockManager:
                 self._block_of[key] = table.blocks[index]
                 self._key_of[table.blocks[index]] = key
 
+    def fork(self, tables: Sequence[BlockTable], parents: Sequence[int]) -> None:
+        """Give each table the content of the one that `parents` names by its index.
+
+        Full blocks are shared. The last block is copied, but for a parent's first child, which gets the parent's own.
+        """
+        before = [(list(table.blocks), list(table.keys)) for table in tables]
+        heirs = {parent: child for child, parent in reversed(list(enumerate(parents)))}
+        for index, table in enumerate(tables):
+            if index not in heirs:
+                self.release(table)
+        for child, parent in enumerate(parents):
+            blocks, keys = before[parent]
+            if heirs[parent] != child:
+                for block in blocks[: len(keys)]:
+                    self._references[block] += 1
+                copies = [self._take() for _ in blocks[len(keys) :]]
+                self._copies |= dict(zip(copies, blocks[len(keys) :], strict=True))
+                blocks = [*blocks[: len(keys)], *copies]
+            tables[child].blocks[:], tables[child].keys[:] = blocks, keys
+
+    def take_copies(self) -> list[tuple[int, int]]:
+        """Blocks to copy before the next step, as pairs (from, to): all are read before any is written."""
+        copies = [(source, target) for target, source in self._copies.items()]
+        self._copies.clear()
+        return copies
+
     def release(self, table: BlockTable) -> None:
         """Free all blocks, the last ones first, so that the start of a prefix, shared most often, is evicted last."""
         for block in reversed(table.blocks):
@@ -130,7 +157,7 @@ class BlockManager:
                 counts[block] += 1
                 if counts[block] > 1:
                     assert index < len(table.keys), "a partial block is shared"
-                    assert self._key_of[block] == table.keys[index], "a block is shared under another key"
+                    assert self._key_of.get(block, table.keys[index]) == table.keys[index], "a block has another key"
         assert counts == self._references, "reference counts are wrong"
         free = [*self._empty, *self._idle]
         assert len(set(free)) == len(free), "a block is free twice"

@@ -6,7 +6,7 @@ generation phase, then context chunks, first come first served.
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from trtforge.core.recipe import SchedulerPolicy
@@ -29,6 +29,7 @@ class BatchLimits:
     max_num_tokens: int
     max_input_len: int
     max_seq_len: int
+    max_beam_width: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,7 @@ class Row:
     """Tokens [start, start + count) of a sequence; `samples`: the next token is sampled after the last one.
 
     `scores`: the logits of all its tokens are wanted, for the log probabilities of the prompt.
+    `drafts`: proposed tokens to compute after the last one, each with its logits.
     """
 
     sequence: Sequence
@@ -43,11 +45,12 @@ class Row:
     count: int
     samples: bool
     scores: bool = False
+    drafts: tuple[int, ...] = ()
 
     @property
     def wanted(self) -> int:
-        """Number of its last tokens whose logits are wanted."""
-        return self.count if self.scores else int(self.samples)
+        """Number of its last tokens, drafts included, whose logits are wanted."""
+        return self.count if self.scores else int(self.samples) + len(self.drafts)
 
 
 class Scheduler:
@@ -85,11 +88,14 @@ class Scheduler:
 
     def schedule(self) -> list[Row]:
         """The rows of the next step, single-token rows first, then by position; allocates their blocks."""
+        return self._scheduled() or self._scheduled()  # a group's last member may have been admitted without work
+
+    def _scheduled(self) -> list[Row]:
         pauses = self.pauses
         rows: dict[Sequence, Row] = {}
         contexts = [sequence for sequence in self.running if sequence.remaining > 1]
         if not (self._static and contexts):
-            for sequence in [sequence for sequence in self.running if sequence.remaining == 1]:
+            for sequence in [sequence for sequence in self.running if self._generates(sequence)]:
                 if self._allocate(sequence, len(sequence.tokens), rows):
                     rows[sequence] = Row(sequence, sequence.computed, 1, samples=True)
             for sequence in self._padding:
@@ -99,15 +105,22 @@ class Scheduler:
             budget -= self._add_context(sequence, budget, rows)
         if self.pauses == pauses:
             self._admit(budget, rows)
-        return sorted(rows.values(), key=_packing_order)
+        self._add_drafts(rows)
+        return sorted(rows.values(), key=packing_order)
 
     def complete(self, row: Row) -> None:
-        """Record that a row was computed: its keys and values are in the cache."""
-        sequence = row.sequence
-        if sequence.finish_reason is None:
-            sequence.computed = row.start + row.count
-            if sequence.computed // self.blocks.tokens_per_block > len(sequence.table.keys):
-                self.blocks.seal(sequence.table, sequence.tokens, sequence.computed)
+        """Record that a row was computed: its keys and values are in the cache. Drafts count when they are accepted."""
+        if row.sequence.finish_reason is None:
+            self._advance(row.sequence, row.start + row.count)
+
+    def accept(self, sequence: Sequence) -> None:
+        """Record that the token before the sequence's last one was a computed draft."""
+        self._advance(sequence, sequence.computed + 1)
+
+    def _advance(self, sequence: Sequence, computed: int) -> None:
+        sequence.computed = computed
+        if computed // self.blocks.tokens_per_block > len(sequence.table.keys):
+            self.blocks.seal(sequence.table, sequence.tokens, computed)
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
         """End a running or waiting sequence and free its blocks."""
@@ -127,6 +140,38 @@ class Scheduler:
                 self.blocks.release(padding.table)
             self._padding.clear()
 
+    def fork(self, sequence: Sequence, others: list[Sequence]) -> None:
+        """Let new sequences with the same computed tokens share a running one's blocks; without room they wait."""
+        table = sequence.table
+        if (len(table.blocks) - len(table.keys)) * len(others) > self.blocks.free_blocks:
+            self.waiting.extendleft(reversed(others))
+            return
+        self.blocks.fork([table, *(other.table for other in others)], [0] * (1 + len(others)))
+        for other in others:
+            other.computed = sequence.computed
+        index = self.running.index(sequence) + 1
+        self.running[index:index] = others
+
+    def join(self, sequence: Sequence, copies: list[Sequence]) -> list[Sequence]:
+        """Let copies of a sequence whose prompt was computed just now share its blocks; those without room wait.
+
+        Returns those that run: they are where `sequence` is.
+        """
+        joined: list[Sequence] = []
+        shared, slots = len(sequence.table.keys), len(self.running) + sum(s.members_to_come for s in self.running)
+        free = self.blocks.free_blocks - self._reserved()
+        for copy in copies:
+            tokens = copy.most_cached if self._guaranteed else len(copy.tokens)
+            free -= self.blocks.blocks_for(tokens) - shared
+            if self._static or free < 0 or slots + len(joined) >= self._max_batch_size:
+                self.waiting = deque(sorted([*self.waiting, copy], key=lambda each: each.order))
+            else:
+                joined.append(copy)
+        self.fork(sequence, joined)
+        for copy in joined:
+            copy.reused_blocks, copy.allocated_blocks = shared, len(copy.table.blocks)
+        return joined
+
     def holders(self) -> Iterable[Sequence]:
         """Every sequence that may hold blocks."""
         return [*self.running, *self.waiting, *self._padding]
@@ -134,15 +179,18 @@ class Scheduler:
     def _admit(self, budget: int, rows: dict[Sequence, Row]) -> None:
         if self._static and self.running:
             return
-        while self.waiting and len(self.running) < self._max_batch_size:
+        while self.waiting:
             sequence = self.waiting[0]
+            slots = len(self.running) + sum(each.members_to_come for each in (*self.running, sequence))
+            if slots >= self._max_batch_size:
+                return
             prefix = Prefix() if sequence.scores_prompt else self.blocks.find_prefix(sequence.tokens)
             context = len(sequence.tokens) - len(prefix.blocks) * self.blocks.tokens_per_block
             if not self._static and (budget < 1 or (budget < context and not self._may_chunk(sequence))):
                 return
             tokens = sequence.most_cached if self._guaranteed else len(sequence.tokens)
-            needed = self.blocks.blocks_for(tokens) - len(prefix.blocks) + prefix.idle
-            spare = 0 if self._guaranteed else len(self.running)
+            needed = self.blocks.blocks_for(tokens) * (1 + sequence.members_to_come) - len(prefix.blocks) + prefix.idle
+            spare = 0 if self._guaranteed or sequence.held_back else len(self.running)
             if needed + spare > self.blocks.free_blocks - self._reserved():
                 return
             self.waiting.popleft()
@@ -155,7 +203,7 @@ class Scheduler:
 
     def _add_context(self, sequence: Sequence, budget: int, rows: dict[Sequence, Row]) -> int:
         """Schedule the next chunk of a sequence's context; returns its number of tokens."""
-        count = min(sequence.remaining, budget)
+        count = min(sequence.remaining - sequence.held_back, budget)
         if sequence.scores_prompt:
             count = min(count, _MOST_SCORED - sum(row.count for row in rows.values() if row.scores))
         if count < sequence.remaining:
@@ -169,6 +217,23 @@ class Scheduler:
         samples = count == sequence.remaining
         rows[sequence] = Row(sequence, sequence.computed, count, samples, scores=sequence.scores_prompt)
         return count
+
+    def _add_drafts(self, rows: dict[Sequence, Row]) -> None:
+        """Verify drafts as far as tokens and free blocks allow: nothing waits or is paused for them."""
+        budget = self.limits.max_num_tokens - sum(row.count for row in rows.values())
+        for sequence, row in rows.items():
+            if not sequence.draft.tokens:
+                continue
+            room = 0
+            if row.samples and row.count == 1 and not row.scores:
+                held = (len(sequence.table.blocks) + self.blocks.free_blocks) * self.blocks.tokens_per_block
+                room = max(0, min(budget, min(sequence.most_cached, held) - row.start - 1))
+            sequence.draft = sequence.draft.first(room)
+            drafts = sequence.draft.tokens
+            sequence.allocated_blocks += self.blocks.missing(sequence.table, row.start + 1 + len(drafts))
+            self.blocks.extend(sequence.table, row.start + 1 + len(drafts))
+            rows[sequence] = replace(row, drafts=drafts)
+            budget -= len(drafts)
 
     def _may_chunk(self, sequence: Sequence) -> bool:
         """Whether the context may be chunked.
@@ -187,30 +252,42 @@ class Scheduler:
         missing = self.blocks.missing(sequence.table, tokens)
         while missing > self.blocks.free_blocks:
             assert not self._guaranteed, "guaranteed_no_evict ran out of reserved blocks"
-            newest = self.running[-1]
-            self._pause(newest)
-            rows.pop(newest, None)
-            if newest is sequence:
+            paused = self._pause(self.running[-1])
+            for member in paused:
+                rows.pop(member, None)
+            if sequence in paused:
                 return False
         if missing:
             self.blocks.extend(sequence.table, tokens)
             sequence.allocated_blocks += missing
         return True
 
-    def _pause(self, sequence: Sequence) -> None:
-        """Free a running sequence's blocks; its tokens are recomputed when blocks are free again."""
+    def _pause(self, sequence: Sequence) -> list[Sequence]:
+        """Free the blocks of a running sequence and its group; they are computed again when blocks are free."""
         self.pauses += 1
-        self.running.remove(sequence)
-        self.blocks.release(sequence.table)
-        sequence.computed = 0
-        self.waiting.appendleft(sequence)
+        members = sequence.group.members if sequence.group is not None else [sequence]
+        paused = [member for member in members if member in self.running]
+        for member in reversed(paused):
+            self.running.remove(member)
+            self.blocks.release(member.table)
+            member.computed = 0
+            self.waiting.appendleft(member)
+        return paused
+
+    def _generates(self, sequence: Sequence) -> bool:
+        """Whether only the last token is to be computed: of all members of its group too."""
+        if sequence.group is None:
+            return sequence.remaining == 1
+        return all(member.remaining == 1 and member in self.running for member in sequence.group.members)
 
     def _reserved(self) -> int:
         """Number of blocks that running sequences may still need."""
         if not self._guaranteed:
             return sum(self.blocks.missing(s.table, len(s.tokens)) for s in self.running)
-        return sum(self.blocks.missing(s.table, s.most_cached) for s in self.running)
+        missing = sum(self.blocks.missing(s.table, s.most_cached) for s in self.running)
+        return missing + sum(s.members_to_come * self.blocks.blocks_for(s.most_cached) for s in self.running)
 
 
-def _packing_order(row: Row) -> tuple[bool, int]:
+def packing_order(row: Row) -> tuple[bool, int]:
+    """Sorts the rows of a step: those of one token first, then by position."""
     return row.count > 1, row.start

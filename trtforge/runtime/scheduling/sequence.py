@@ -2,16 +2,50 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from trtforge.core.errors import ForgeError
 from trtforge.engine_process.requests import FinishReason, GenerationRequest, Output, PromptLogProbs, TopLogProbs
 from trtforge.runtime.scheduling.blocks import BlockTable
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Proposed next tokens of a sequence, which a step verifies.
+
+    `distributions`: those that they were drawn from, float32 (tokens, vocabulary); None if each was certain.
+    """
+
+    tokens: tuple[int, ...] = ()
+    distributions: "Tensor | None" = None
+
+    def first(self, count: int) -> "Draft":
+        """The first `count` tokens."""
+        if count >= len(self.tokens):
+            return self
+        return Draft(self.tokens[:count], None if self.distributions is None else self.distributions[:count])
+
+
+@dataclass(eq=False, slots=True)
+class Group:
+    """Sequences of one request that advance together: the first until the prompt is computed, then `width` members."""
+
+    width: int
+    members: "list[Sequence]" = field(default_factory=list)
+
+    @property
+    def formed(self) -> bool:
+        """Whether all members exist."""
+        return len(self.members) == self.width
+
 
 @dataclass(eq=False, slots=True)
 class Sequence:
     """Mutable state, owned by the engine's thread. `order`: order of arrival; `limit`: maximum length of prompt and
-    output; `plain`: sampling is the argmax of the unmodified logits.
+    output; `plain`: sampling is the argmax of the unmodified logits; `draft`: proposed next tokens.
 
     The keys and values of the first `computed` tokens are in the cache; the others, which include the last generated
     token, are still to be computed.
@@ -24,6 +58,9 @@ class Sequence:
     tokens: list[int]
     plain: bool
     computed: int = 0
+    draft: Draft = Draft()
+    drafted: int = 0
+    accepted: int = 0
     table: BlockTable = field(default_factory=BlockTable)
     finish_reason: FinishReason | None = None
     cumulative_log_prob: float = 0.0
@@ -32,6 +69,7 @@ class Sequence:
     prompt_log_probs: list[float] = field(default_factory=list)
     prompt_top: list[TopLogProbs] = field(default_factory=list)
     prompt_reported: bool = False
+    group: Group | None = None
 
     @classmethod
     def of(
@@ -41,6 +79,16 @@ class Sequence:
         limit = min(len(request.prompt) + request.max_tokens, max_seq_len)
         plain = request.sampling.plain and not request.bad_words
         return cls(request, order, limit, on_output, list(request.prompt), plain)
+
+    @property
+    def held_back(self) -> bool:
+        """Whether it is a member of a group, which samples only for all members together."""
+        return self.group is not None and self.group.formed
+
+    @property
+    def members_to_come(self) -> int:
+        """Sequences that will join it when its prompt is computed."""
+        return 0 if self.group is None else self.group.width - len(self.group.members)
 
     @property
     def scores_prompt(self) -> bool:
@@ -68,10 +116,17 @@ class Sequence:
         request = self.request
         if token in request.end_ids:
             return "end_id"
+        reason = self.why_ends(token)
         self.tokens.append(token)
-        if request.stop_words and self._ends_with_stop_word():
+        return reason
+
+    def why_ends(self, token: int) -> FinishReason | None:
+        """The finish reason if `token` came next."""
+        if token in self.request.end_ids:
+            return "end_id"
+        if self.request.stop_words and self.ends_with_stop_word(token):
             return "stop_word"
-        return "length" if len(self.tokens) >= self.limit else None
+        return "length" if len(self.tokens) + 1 >= self.limit else None
 
     def output(
         self,
@@ -99,10 +154,16 @@ class Sequence:
             allocated_blocks=self.allocated_blocks,
             top_log_probs=(top,) if asked and sampling.top_log_probs else (),
             prompt_log_probs=prompt,
+            drafted_tokens=self.drafted,
+            accepted_tokens=self.accepted,
         )
 
-    def _ends_with_stop_word(self) -> bool:
-        made = self.generated
+    def ends_with_stop_word(self, token: int) -> bool:
+        """Whether the output, followed by `token`, ends with a stop word."""
+        made = self.generated + 1
         return any(
-            0 < len(word) <= made and tuple(self.tokens[-len(word) :]) == word for word in self.request.stop_words
+            0 < len(word) <= made
+            and word[-1] == token
+            and tuple(self.tokens[len(self.tokens) + 1 - len(word) :]) == word[:-1]
+            for word in self.request.stop_words
         )

@@ -1,0 +1,120 @@
+"""Tensors of the engine model: requests for beams, and the tensors that answer them."""
+
+import sys
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+
+from trtforge.core.assets import asset_directory
+from trtforge.engine_process.messages import Submission, Update, decode_updates, encode_updates
+from trtforge.engine_process.requests import Beam, BeamParams, GenerationRequest
+
+
+@pytest.fixture(scope="module", autouse=True)
+def library() -> Iterator[None]:
+    path = str(asset_directory("model_repo_templates") / "lib")
+    with (
+        patch.object(sys, "path", [path, *sys.path]),
+        patch.dict(sys.modules, {"triton_python_backend_utils": ModuleType("triton_python_backend_utils")}),
+    ):
+        yield
+
+
+def inputs(**given: Any) -> dict[str, Any]:
+    dtypes = {float: np.float32, int: np.int32, bool: np.bool_}
+    values = {"input_ids": [5, 6], "input_lengths": 2, "request_output_len": 4} | given
+    return {
+        name: np.array([value] if isinstance(value, list) else [[value]], dtype=dtypes.get(type(value), np.int32))
+        for name, value in values.items()
+    }
+
+
+def asked(most: int = 4, **given: Any) -> Any:
+    from engine_requests import RequestLimits, requested_sequences  # type: ignore[import-not-found]
+
+    return requested_sequences(inputs(**given), RequestLimits(100, 8, (2,), most))
+
+
+def test_beams_have_tensorrt_llms_names_and_defaults() -> None:
+    (one,) = asked(beam_width=3)
+    assert one.request.beams == BeamParams(width=3, returned=3, length_penalty=0.0, early_stopping=True)
+    (two,) = asked(beam_width=4, num_return_sequences=2, len_penalty=1.5, early_stopping=False)
+    assert two.request.beams == BeamParams(4, 2, 1.5, False)
+    (single,) = asked(beam_width=1, len_penalty=2.0, beam_search_diversity_rate=0.5)
+    assert single.request.beams is None
+    assert len(asked(num_return_sequences=3)) == 3
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"beam_width": 5}, "beam_width is 5; it must be a whole number from 1 to 4"),
+        ({"beam_width": 2, "most": 1}, "beam_width is 2; this engine supports only 1"),
+        ({"beam_width": 0}, "beam_width is 0"),
+        ({"beam_width": 2, "streaming": True}, "streaming is true and beam_width 2: only one beam can be streamed"),
+        ({"beam_width": 2, "num_return_sequences": 3}, "num_return_sequences is 3"),
+        ({"beam_width": 2, "beam_search_diversity_rate": 0.5}, "beam_search_diversity_rate is 0.5"),
+        ({"beam_width": 2, "len_penalty": float("nan")}, "len_penalty is nan"),
+    ],
+)
+def test_a_search_that_is_not_supported_is_refused_by_its_input(given: dict[str, Any], message: str) -> None:
+    from responder import RequestFailed  # type: ignore[import-not-found]
+
+    with pytest.raises(RequestFailed) as caught:
+        asked(**given)
+    assert message in str(caught.value)
+
+
+def test_beams_are_answered_as_padded_rows() -> None:
+    from engine_outputs import SequenceState, Wanted  # type: ignore[import-not-found]
+
+    request = GenerationRequest("1", (5, 6), 4, end_ids=frozenset({2}), beams=BeamParams(2, 2))
+    sent = Submission((request,), None, 1)
+    assert Submission.decode(sent.encode()).requests[0].beams == request.beams
+    beams = (Beam((7, 8, 9), (-0.5, -0.25, -0.25), -1.0, "length"), Beam((7,), (-0.5,), -1.5, "end_id"))
+    update = decode_updates(encode_updates({1: Update(finish_reason="length", beams=beams)}))[1]
+    state = SequenceState(0, 0, request, 0)
+    state.take(update)
+    assert state.finished
+    tensors = state.token_outputs(with_prompt=False)
+    assert tensors["output_ids"].tolist() == [[[7, 8, 9], [7, 2, 2]]]
+    assert tensors["sequence_length"].tolist() == [[3, 1]]
+    assert state.token_outputs(with_prompt=True)["output_ids"].tolist() == [[[5, 6, 7, 8, 9], [5, 6, 7, 2, 2]]]
+    scores = state.optional_outputs(Wanted.of(inputs(return_log_probs=True, return_perf_metrics=True), 1, 1))
+    assert scores["cum_log_probs"].tolist() == [[-1.0, -1.5]]
+    assert scores["output_log_probs"].tolist() == [[[-0.5, -0.25, -0.25], [-0.5, 0, 0]]]
+
+
+def test_acceptance_of_drafts_is_reported_with_performance() -> None:
+    from engine_outputs import SequenceState, Wanted
+
+    state = SequenceState(0, 0, GenerationRequest("1", (5,), 4), 0)
+    state.take(Update([1, 2, 3], finish_reason="length", drafted_tokens=8, accepted_tokens=2))
+    found = state.optional_outputs(Wanted.of(inputs(return_perf_metrics=True), 1, 1))
+    assert found["total_draft_tokens"].tolist() == [[8]]
+    assert found["total_accepted_draft_tokens"].tolist() == [[2]]
+    assert found["acceptance_rate"].tolist() == [[0.25]]
+
+
+def test_sequences_of_a_prompt_name_the_first_one() -> None:
+    found = asked(num_return_sequences=3, seed=7)
+    assert [each.request.copy_of for each in found] == [None, "0", "0"]
+    assert [each.request.sampling.seed for each in found] == [7, 8, 9]
+    sent = Submission(tuple(each.request for each in found), None, 40).encode()
+    assert [request.copy_of for request in Submission.decode(sent).requests] == [None, "0", "0"]
+
+
+def test_top_p_may_decay() -> None:
+    (one,) = asked(runtime_top_p=0.9, runtime_top_p_decay=0.5, runtime_top_p_min=0.25, runtime_top_p_reset_ids=7)
+    sampling = one.request.sampling
+    assert (sampling.top_p_decay, sampling.top_p_min, sampling.top_p_reset_id) == (0.5, 0.25, 7)
+    (plain,) = asked(runtime_top_p=0.9, runtime_top_p_decay=1.0, runtime_top_p_min=0.0)
+    sampling = plain.request.sampling
+    assert (sampling.top_p_decay, sampling.top_p_min, sampling.top_p_reset_id) == (1.0, 1e-6, -1)
+    for given in ({"runtime_top_p_decay": 1.5}, {"runtime_top_p_min": -0.5}, {"runtime_top_p_reset_ids": 100}):
+        with pytest.raises(Exception, match=next(iter(given))):
+            asked(**given)

@@ -1,0 +1,48 @@
+"""Several sequences of one prompt: the copies wait until the original's prompt is computed, then share its blocks."""
+
+from dataclasses import replace
+
+from trtforge.runtime.scheduling.scheduler import Row, Scheduler
+from trtforge.runtime.scheduling.sequence import Sequence
+
+
+class Copies:
+    """The copies that wait for their originals. The scheduler does not know them until then."""
+
+    def __init__(self) -> None:
+        self._of: dict[Sequence, list[Sequence]] = {}
+
+    def attached(self, copy: Sequence, original: Sequence | None) -> bool:
+        """Whether `copy` now waits for `original`; False if it must compute its prompt itself."""
+        if original is None or original.generated or original.tokens != copy.tokens:
+            return False
+        alone = any(
+            each.request.guide is not None or each.request.sampling.prompt_log_probs or each.group is not None
+            for each in (original, copy)
+        )
+        if alone:
+            return False
+        self._of.setdefault(original, []).append(copy)
+        return True
+
+    def joined(self, sampling: list[tuple[Row, int]], scheduler: Scheduler) -> list[tuple[Row, int]]:
+        """Rows of copies whose originals sample their first token in this step, from the same logits."""
+        found = []
+        for row, index in sampling if self._of else ():
+            copies = scheduler.join(row.sequence, self._of.pop(row.sequence, []))
+            found += [(replace(row, sequence=copy, drafts=()), index) for copy in copies]
+        return found
+
+    def detached(self, sequence: Sequence, scheduler: Scheduler) -> bool:
+        """Whether an ending sequence was a waiting copy. Copies of an ending original compute their prompts."""
+        for copy in self._of.pop(sequence, []):
+            scheduler.add(copy)
+        for copies in self._of.values():
+            if sequence in copies:
+                copies.remove(sequence)
+                return True
+        return False
+
+    def waiting(self, scheduler: Scheduler) -> list[Sequence]:
+        """Copies of originals that wait themselves."""
+        return [copy for original in scheduler.waiting for copy in self._of.get(original, ())]

@@ -1,0 +1,19 @@
+"""Outputs go to callbacks, which must affect only their own request."""
+
+import logging
+from collections.abc import Callable
+
+from trtforge.engine_process.requests import Output
+
+OnOutput = Callable[[Output], None]
+_LOG = logging.getLogger(__name__)
+
+
+def deliver(on_output: OnOutput, output: Output) -> bool:
+    """Call `on_output`; returns False if it raised, which must affect only its own request."""
+    try:
+        on_output(output)
+    except Exception:
+        _LOG.exception("the receiver of request %s failed", output.request_id)
+        return False
+    return True

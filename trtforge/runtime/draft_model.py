@@ -1,0 +1,154 @@
+"""Drafts of a smaller model, which an engine runs beside its own, with a KV cache of its own."""
+
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from trtforge.core.errors import ForgeError
+from trtforge.core.features import DraftFeature
+from trtforge.core.llm_api_features import NgramFeature
+from trtforge.formats.trtllm import DRAFT_ENGINE
+from trtforge.runtime.drafting import Drafter, NgramDrafter
+from trtforge.runtime.ranks.rank_group import RankGroup
+from trtforge.runtime.ranks.source import Source, open_engine
+from trtforge.runtime.sampler import Sampler, drawn
+from trtforge.runtime.scheduling.batch import Step
+from trtforge.runtime.scheduling.blocks import BlockManager
+from trtforge.runtime.scheduling.scheduler import Row, packing_order
+from trtforge.runtime.scheduling.sequence import Draft, Sequence
+
+
+@dataclass(eq=False, slots=True)
+class _Mirror:
+    """A sequence as the draft model sees it. `settled`: tokens that will not change."""
+
+    own: Sequence
+    settled: int = 0
+    tokens: list[int] = field(default_factory=list)
+    distributions: list[Tensor] = field(default_factory=list)
+    wanted: int = 0
+
+
+class DraftModel:
+    """Proposes the draft model's most likely tokens, or its samples together with their distributions."""
+
+    def __init__(self, source: Source, ranks: RankGroup, tokens: int) -> None:
+        self._limits = source.limits
+        self._ranks = ranks
+        self._tokens = tokens
+        self._blocks = BlockManager(ranks.num_blocks, source.tokens_per_block)
+        self._sampler = Sampler(source.config.vocab_size, torch.device(source.forge.device))
+        self._mirrors: dict[Sequence, _Mirror] = {}
+
+    @property
+    def worker_pids(self) -> tuple[int, ...]:
+        """See Drafter."""
+        return self._ranks.worker_pids
+
+    @property
+    def used_blocks(self) -> int:
+        """KV blocks of the draft model that sequences hold."""
+        return self._blocks.used_blocks
+
+    def draft(self, sequences: list[Sequence]) -> None:
+        """See Drafter. A sequence for which no block is free, or that is too long, gets no draft."""
+        mirrors = {sequence: mirror for sequence in sequences if (mirror := self._prepared(sequence)) is not None}
+        active = list(mirrors.values())
+        while active:
+            logits = self._computed([mirror.own for mirror in active])
+            for mirror in active:
+                self._propose(mirror, logits[mirror.own])
+            active = [mirror for mirror in active if len(mirror.tokens) < mirror.wanted]
+        for sequence in sequences:
+            found = mirrors.get(sequence)
+            if found is None:
+                sequence.draft = Draft()
+            else:
+                sequence.draft = Draft(
+                    tuple(found.tokens), torch.stack(found.distributions) if found.distributions else None
+                )
+
+    def forget(self, sequence: Sequence) -> None:
+        """See Drafter."""
+        mirror = self._mirrors.pop(sequence, None)
+        if mirror is not None:
+            self._blocks.release(mirror.own.table)
+
+    def close(self) -> None:
+        """See Drafter."""
+        self._ranks.close()
+
+    def _prepared(self, sequence: Sequence) -> _Mirror | None:
+        """The mirror with the sequence's tokens and blocks for its draft; what is cached of other tokens is dropped."""
+        length = len(sequence.tokens)
+        wanted = min(self._tokens, sequence.limit - length - 1, self._limits.max_seq_len - length)
+        if wanted < 1:
+            return None
+        mirror = self._mirrors.get(sequence)
+        if mirror is None:
+            request = replace(sequence.request, prompt=tuple(sequence.tokens))
+            own = Sequence.of(request, sequence.order, sequence.limit, lambda output: None)
+            mirror = self._mirrors[sequence] = _Mirror(own)
+            prefix = self._blocks.find_prefix(own.tokens)
+            self._blocks.share(own.table, prefix)
+            own.computed = mirror.settled = len(prefix.blocks) * self._blocks.tokens_per_block
+        own = mirror.own
+        same = mirror.settled
+        while same < min(own.computed, length - 1) and own.tokens[same] == sequence.tokens[same]:
+            same += 1
+        own.tokens[same:] = sequence.tokens[same:]
+        own.computed = mirror.settled = same
+        self._blocks.seal(own.table, own.tokens, own.computed)
+        if self._blocks.missing(own.table, length + wanted - 1) > self._blocks.free_blocks:
+            return None
+        self._blocks.extend(own.table, length + wanted - 1)
+        mirror.tokens, mirror.distributions, mirror.wanted = [], [], wanted
+        return mirror
+
+    def _computed(self, sequences: list[Sequence]) -> dict[Sequence, Tensor]:
+        """Compute all tokens that are not; the logits after each sequence's last one."""
+        logits: dict[Sequence, Tensor] = {}
+        while sequences:
+            rows: list[Row] = []
+            budget = self._limits.max_num_tokens
+            for sequence in sequences:
+                count = min(sequence.remaining, budget)
+                budget -= count
+                if count:
+                    rows.append(Row(sequence, sequence.computed, count, samples=count == sequence.remaining))
+            rows.sort(key=packing_order)
+            found = self._ranks.execute(Step.of_rows(rows))
+            sampled = (row.sequence for row in rows if row.samples)
+            logits |= dict(zip(sampled, [] if found is None else found, strict=True))
+            for row in rows:
+                row.sequence.computed += row.count
+            sequences = [sequence for sequence in sequences if sequence.remaining]
+        return logits
+
+    def _propose(self, mirror: _Mirror, logits: Tensor) -> None:
+        own = mirror.own
+        sampling = own.request.sampling
+        if sampling.greedy:
+            token = int(logits.argmax())
+        else:
+            distribution = self._sampler.distribution(own, logits)
+            self._sampler.forget(own)  # its counts of tokens are those of a draft
+            token = drawn(distribution, sampling.seed or 0, len(own.tokens))
+            mirror.distributions.append(distribution)
+        mirror.tokens.append(token)
+        own.tokens.append(token)
+
+
+def open_drafter(feature: NgramFeature | DraftFeature | None, source: Source, threads: int) -> Drafter | None:
+    """The drafter of the engine `source`; None without speculation. Raises ForgeError if it cannot be loaded."""
+    if feature is None or isinstance(feature, NgramFeature):
+        return None if feature is None else NgramDrafter(feature)
+    own = open_engine(source.directory / DRAFT_ENGINE)
+    if own.config.vocab_size != source.config.vocab_size:
+        raise ForgeError(
+            f"the draft model has {own.config.vocab_size} tokens in its vocabulary, the engine "
+            f"{source.config.vocab_size}",
+            hint="Compile the engine with the draft model that belongs to it.",
+        )
+    return DraftModel(own, RankGroup(own, threads=threads * own.config.parallel.world_size), feature.tokens)

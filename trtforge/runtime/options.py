@@ -1,0 +1,50 @@
+"""Options for loading an engine, and the figures of a running one."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from trtforge.core.features import DraftFeature
+from trtforge.core.llm_api_features import NgramFeature
+from trtforge.core.recipe import SchedulerPolicy
+from trtforge.runtime.scheduling.scheduler import Batching
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """Options for loading an engine. `max_batch_size` lowers the engine's own limit; `batching` is for benchmarks.
+
+    `speculation`: None for the method that the engine was compiled with. `trace`: a file that every iteration is
+    written to.
+    """
+
+    scheduler: SchedulerPolicy = "guaranteed_no_evict"
+    kv_cache_fraction: float = 0.9
+    kv_cache_tokens: int | None = None
+    kv_reuse: bool = True
+    chunked_context: bool = False
+    threads: int | None = None
+    max_batch_size: int | None = None
+    batching: Batching = "inflight"
+    speculation: NgramFeature | DraftFeature | None = None
+    trace: Path | None = None
+
+
+@dataclass(frozen=True)
+class EngineStatistics:
+    """A snapshot of the engine's gauges and counters."""
+
+    active_requests: int
+    scheduled_requests: int
+    waiting_requests: int
+    max_requests: int
+    kv_blocks_max: int
+    kv_blocks_used: int
+    kv_blocks_free: int
+    kv_blocks_reused: int
+    tokens_per_block: int
+    iterations: int
+    context_tokens: int
+    generated_tokens: int
+    paused_requests: int
+    drafted_tokens: int
+    accepted_tokens: int
