@@ -159,7 +159,7 @@ def test_context_parallelism_adds_processes_but_no_files(hf: Callable[[str], Pat
 
 
 @pytest.mark.parametrize(
-    "architecture", ["DeepseekV3ForCausalLM", "Llama4ForConditionalGeneration", "GptOssForCausalLM"]
+    "architecture", ["Qwen3NextForCausalLM", "Llama4ForConditionalGeneration", "GptOssForCausalLM"]
 )
 def test_architectures_without_engines_get_the_way_out(architecture: str) -> None:
     with pytest.raises(ForgeError, match=f"builds no engines for {architecture}.*llmapi") as caught:
