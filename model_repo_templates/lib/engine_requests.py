@@ -166,7 +166,7 @@ def _beams(values: InputValues, item: int, most: int) -> BeamParams | None:
     diversity = values.number("beam_search_diversity_rate", item, 0.0)
     width = values.integer("beam_width", item, 1, -INT32_MAX, INT32_MAX)
     if width != 1 and most == 1:
-        raise RequestFailed(f"{values.shown('beam_width')} is {width}; this engine supports only 1")
+        raise RequestFailed(f"{values.shown('beam_width')} is {width}; this model returns only 1 beam")
     if not 1 <= width <= most:
         raise values.refused("beam_width", width, f"a whole number from 1 to {most}")
     if width == 1:

@@ -53,7 +53,7 @@ def test_beams_have_tensorrt_llms_names_and_defaults() -> None:
     ("given", "message"),
     [
         ({"beam_width": 5}, "beam_width is 5; it must be a whole number from 1 to 4"),
-        ({"beam_width": 2, "most": 1}, "beam_width is 2; this engine supports only 1"),
+        ({"beam_width": 2, "most": 1}, "beam_width is 2; this model returns only 1 beam"),
         ({"beam_width": 0}, "beam_width is 0"),
         ({"beam_width": 2, "streaming": True}, "streaming is true and beam_width 2: only one beam can be streamed"),
         ({"beam_width": 2, "num_return_sequences": 3}, "num_return_sequences is 3"),

@@ -112,7 +112,7 @@ def test_an_error_of_one_request_reaches_only_that_one(server: Running, tokenize
     [
         ({"max_tokens": 0}, "INVALID_ARGUMENT: max_tokens is 0; it must be a whole number from 1 to 2147483647"),
         ({"lora_task_id": 7}, "lora_task_id is not supported by this engine"),
-        ({"beam_width": 4}, "beam_width is 4; this engine supports only 1"),
+        ({"beam_width": 4}, "beam_width is 4; this model returns only 1 beam"),
         ({"guided_decoding_guide_type": "xml"}, "guided_decoding_guide_type is xml; it must be one of json, json_sche"),
         ({"guided_decoding_guide_type": "regex"}, "guided_decoding_guide is missing"),
         ({"guided_decoding_guide": "a|b"}, "guided_decoding_guide_type is missing: it says what"),

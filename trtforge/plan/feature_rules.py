@@ -66,8 +66,9 @@ def feature_problems(checkpoint: CheckpointConfig, engine: EngineConfig, release
     """Errors and warnings for the features of a TensorRT engine."""
     others = [name for name in OF_THE_LLM_API if getattr(engine.features, name) is not None]
     for name in others:
-        message = f"engine.features.{name}: TensorRT engines do not have it, only the LLM API does"
-        yield Problem("backend", message, "Leave it out, or use engine.backend: llmapi.")
+        backends = "llmapi or torch" if name == "ngram" else "llmapi"
+        message = f"engine.features.{name}: TensorRT engines do not have it"
+        yield Problem("backend", message, f"Leave it out, or use engine.backend: {backends}.")
     if others:
         return
     speculation = speculation_of(engine.features, checkpoint)
