@@ -72,7 +72,8 @@ _TOP_P_MIN = 1e-6
 class RequestLimits:
     """The limits that a request is checked against. `end_ids`: the model's own.
 
-    `guided`: whether answers can be guided; `lora_task_ids`: the adapters that the engine has.
+    `guided`: whether answers can be guided; `lora_task_ids`: the adapters that the engine has; `seed`: of requests
+    without one, None if the engine then draws it.
     """
 
     vocab_size: int
@@ -81,6 +82,7 @@ class RequestLimits:
     max_beam_width: int = 1
     guided: bool = True
     lora_task_ids: tuple[int, ...] = ()
+    seed: int | None = 0
 
     @property
     def inputs(self) -> frozenset[str]:
@@ -119,7 +121,7 @@ def requested_sequences(
         if request.beams is None:
             most = max(1, limits.max_batch_size // prompts)
             count = values.integer("num_return_sequences", item, 1, 1, most)
-        seed = request.sampling.seed
+        seed = limits.seed if request.sampling.seed is None else request.sampling.seed
         for index in range(count):
             # Sequences of one prompt differ in their seeds.
             own = request if not index or seed is None else _with_seed(request, seed + index)

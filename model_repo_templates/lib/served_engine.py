@@ -27,6 +27,7 @@ def request_limits(config: ModelConfig) -> RequestLimits:
         max_beam_width=config.integer("max_beam_width", 1),
         guided=config.flag("guided_decoding", True),
         lora_task_ids=config.integers("lora_task_ids"),
+        seed=None if config.flag("random_seed", False) else 0,
     )
 
 

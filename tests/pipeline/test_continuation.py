@@ -35,7 +35,8 @@ def test_a_calibration_of_other_choices_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ForgeError) as differs:
         require_calibration_of(other, out)
     assert differs.value.message == (
-        f"{out} does not match the recipe: it has kv_cache int8, group_size 128, the recipe kv_cache fp8, group_size 64"
+        f"{out} does not match the recipe: it has kv_cache int8, group_size 128, kv_scales searched, "
+        "the recipe kv_cache fp8, group_size 64, kv_scales largest"
     )
     assert differs.value.hint == "Use --from calibrate, or another --out."
 

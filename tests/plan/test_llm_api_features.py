@@ -66,8 +66,17 @@ def test_adapters_and_offloaded_blocks_take_host_memory() -> None:
     assert found.lora > 0
 
 
-@pytest.mark.parametrize("feature", ["ngram", "moe", "attention_dp", "cuda_graphs"])
-@pytest.mark.parametrize("backend", ["tensorrt_llm", "torch"])
+@pytest.mark.parametrize(
+    ("backend", "feature"),
+    [
+        ("tensorrt_llm", "ngram"),
+        *(
+            (backend, feature)
+            for backend in ("tensorrt_llm", "torch")
+            for feature in ("moe", "attention_dp", "cuda_graphs")
+        ),
+    ],
+)
 def test_other_backends_refuse_them_by_name_and_the_fix_drops_them(feature: str, backend: str) -> None:
     value = {"max_num_tokens": 8} if feature == "moe" else True
     found = judged(MIXTRAL, {feature: value}, backend, tp=2)

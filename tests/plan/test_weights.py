@@ -72,7 +72,8 @@ def test_every_family() -> None:
                 layout = Layout(Parallel(tp=tp, pp=pp), "bfloat16")
                 expected = written(family, facts, layout, stage)
                 assert planned(family, facts, layout, stage) == expected, f"{name} tp {tp} pp {pp}"
-    assert seen == {family_of(name).name for name in architectures()}
+    families = [family_of(name) for name in architectures()]
+    assert seen == {family.name for family in families if not family.nested}, "nested ones convert as their text models"
 
 
 def architecture_of(name: str) -> str:

@@ -124,5 +124,7 @@ def test_a_server_refuses_a_trace_that_nobody_writes(tmp_path: Path) -> None:
 
 
 def test_a_trace_that_cannot_be_written_is_refused(engine_directory: Path, tmp_path: Path) -> None:
-    with pytest.raises(ForgeError, match=r"--trace .*missing/trace\.json: No such file or directory"):
+    with pytest.raises(
+        ForgeError, match=r"the trace .*missing/trace\.json cannot be written: No such file or directory"
+    ):
         Engine.load(engine_directory, EngineOptions(trace=tmp_path / "missing" / "trace.json"))

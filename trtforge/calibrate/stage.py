@@ -191,7 +191,7 @@ def _identity(
             "rounding": rounding_method(config.format, config.rounding),
             "device": device,
             "forward_dtype": dtype,
-            "search_dtype": search_dtype(device) if needs_of(config).awq else None,
+            "search_dtype": search_dtype(device) if needs_of(config).awq or needs_of(config).nvfp4 else None,
             "samples": len(windows.windows),
             "tokens": windows.tokens,
             "documents": len(windows.document_lengths),

@@ -13,11 +13,10 @@ from trtforge.compile.llmapi import LlmapiPlan
 from trtforge.core.artifact import require_space
 from trtforge.core.digest import file_digest
 from trtforge.core.errors import ForgeError
-from trtforge.core.manifest import FileRecord, Identity, Manifest
+from trtforge.core.manifest import FileRecord, Identity, Manifest, is_foreign
 from trtforge.core.partial import Finished
 from trtforge.core.progress import Progress
 from trtforge.formats.adapter import ADAPTER_FILES, ADAPTERS_DIRECTORY
-from trtforge.formats.foreign import is_foreign
 from trtforge.formats.hf import (
     CONFIG,
     INDEX,

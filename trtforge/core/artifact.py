@@ -20,6 +20,7 @@ from trtforge.core.manifest import (
     Manifest,
     check_files,
     files_below,
+    is_foreign,
     read_manifest,
     record_of,
 )
@@ -211,6 +212,10 @@ def _replaceable(out: Path, stage: str) -> Manifest | None:
         raise ForgeError(
             f"{out} is the result of another stage: {manifest.identity.stage}, not {stage}",
             hint="Choose another output directory.",
+        )
+    if manifest is not None and is_foreign(manifest):
+        raise ForgeError(
+            f"{out} was adopted, not written by trtforge: it is not replaced", hint="Choose another output directory."
         )
     unexpected = sorted(set(files_below(out)) - set(manifest.files if manifest else ()))
     if unexpected:

@@ -18,6 +18,8 @@ from trtforge.core.json_text import read_json
 from trtforge.core.nearest import nearest_directory
 
 FILE_NAME = "forge.json"
+FOREIGN = "foreign"
+"""Marks the identity of an artifact that others made."""
 SCHEMA_VERSION = 1
 
 Stage = Literal["calibration", "checkpoint", "verification", "engine", "repository", "migration"]
@@ -76,6 +78,11 @@ class Manifest(Config):
     def digest(self) -> str:
         """Hex BLAKE3 of `forge.json`; identifies the artifact as an input of another stage."""
         return text_digest(self.to_json())
+
+
+def is_foreign(manifest: Manifest) -> bool:
+    """Whether others made the artifact, and `trtforge adopt` its manifest. Its source is not recorded then."""
+    return manifest.identity.config.get(FOREIGN) is True
 
 
 def read_manifest(directory: Path) -> Manifest | None:

@@ -39,15 +39,20 @@ Bytes = Annotated[
 ]
 """A field of a configuration: bytes, or a size in text."""
 
+MOST_BITS = 16
+"""Of a weight that is not quantised."""
 _BITS = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?:bits?)?", re.IGNORECASE)
 
 
 def parse_bits(text: str, option: str) -> float:
     """Bits of a weight such as 4.5bits. Raises UsageError naming the option."""
     try:
-        return _bits_of(text)
+        bits = _bits_of(text)
     except ValueError:
         raise UsageError(f"{option} {text}: not a number of bits", hint="Give 4.5bits, or 4.5.") from None
+    if not 0 < bits <= MOST_BITS:
+        raise UsageError(f"{option} {text}: not between 0 and {MOST_BITS} bits", hint="Give 4.5bits, or 4.5.")
+    return bits
 
 
 def _bits_of(value: object) -> float:
@@ -62,7 +67,7 @@ def _bits_of(value: object) -> float:
 Bits = Annotated[
     float,
     BeforeValidator(_bits_of),
-    Field(gt=0, le=16),
-    WithJsonSchema({"anyOf": [{"type": "number", "exclusiveMinimum": 0, "maximum": 16}, {"type": "string"}]}),
+    Field(gt=0, le=MOST_BITS),
+    WithJsonSchema({"anyOf": [{"type": "number", "exclusiveMinimum": 0, "maximum": MOST_BITS}, {"type": "string"}]}),
 ]
 """A field of a configuration: bits of a weight."""

@@ -101,7 +101,7 @@ class BeamParams:
 
     width: int
     returned: int
-    length_penalty: float = 0.0
+    length_penalty: float = 0.0  # at most MOST_LENGTH_PENALTY, either way
     early_stopping: bool = True
 
 
@@ -126,6 +126,7 @@ class GenerationRequest:
     copy_of: str | None = None
 
 
+MOST_LENGTH_PENALTY = 10
 MOST_TOP_LOG_PROBS = 20
 TopLogProbs = Sequence[tuple[int, float]]
 """The most likely tokens at one position with their log probabilities, the most likely first."""

@@ -11,12 +11,17 @@ from typing import Any
 
 from trtforge.core.errors import ForgeError
 from trtforge.core.json_text import read_json_object
-from trtforge.core.manifest import FILE_NAME, Identity, Manifest, Stage, files_below, open_artifact, record_of
+from trtforge.core.manifest import FILE_NAME, FOREIGN, Identity, Manifest, Stage, files_below, open_artifact, record_of
 from trtforge.core.parallel import Parallel
-from trtforge.formats.hf import TOKENIZER_DIRECTORY
-from trtforge.formats.trtllm import CONFIG_FILE, rank_file, read_checkpoint_config, read_engine_config
-
-_MARK = "foreign"
+from trtforge.formats.hf import SOURCE_DIRECTORY, TOKENIZER_DIRECTORY
+from trtforge.formats.trtllm import (
+    CARRIED_FILE,
+    CONFIG_FILE,
+    LAYERS_FILE,
+    rank_file,
+    read_checkpoint_config,
+    read_engine_config,
+)
 
 
 def checkpoint_manifest(directory: Path) -> Manifest:
@@ -55,11 +60,6 @@ def foreign_stage(directory: Path) -> Stage | None:
     return "checkpoint" if "architecture" in values else None
 
 
-def is_foreign(manifest: Manifest) -> bool:
-    """Whether others made the artifact. Its source is not recorded then."""
-    return manifest.identity.config.get(_MARK) is True
-
-
 def foreign_note(directory: Path) -> str | None:
     """What is to be known of a foreign checkpoint or engine before it is used; None for other directories."""
     stage = foreign_stage(directory)
@@ -74,7 +74,7 @@ def foreign_note(directory: Path) -> str | None:
 def _manifest(directory: Path, stage: Stage, names: list[str]) -> Manifest:
     """The manifest of `names`. `versions`: what wrote them, as config.json says."""
     values = read_json_object(directory / CONFIG_FILE, hint="Make the directory again.")
-    identity = Identity(stage=stage, config={_MARK: True}, versions=_written_by(values))
+    identity = Identity(stage=stage, config={FOREIGN: True}, versions=_written_by(values))
     return Manifest(identity=identity, files={name: record_of(directory / name) for name in names})
 
 
@@ -87,11 +87,12 @@ def _written_by(values: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _checkpoint_files(directory: Path) -> list[str]:
-    """config.json, the rank files and the tokenizer. Raises ForgeError for rank files of another layout."""
+    """All files that are read of a checkpoint. Raises ForgeError for rank files of another layout."""
     names = require_rank_files(directory, read_checkpoint_config(directory).parallel)
     tokenizer = directory / TOKENIZER_DIRECTORY
     beside = [f"{TOKENIZER_DIRECTORY}/{name}" for name in _visible_files(tokenizer)] if tokenizer.is_dir() else []
-    return sorted([CONFIG_FILE, *names, *beside])
+    others = (LAYERS_FILE, CARRIED_FILE, f"{SOURCE_DIRECTORY}/{CONFIG_FILE}")
+    return sorted([CONFIG_FILE, *names, *beside, *(name for name in others if (directory / name).is_file())])
 
 
 def require_rank_files(directory: Path, parallel: Parallel) -> list[str]:

@@ -143,7 +143,10 @@ def _calls(tools: Sequence[Mapping[str, Any]], *, several: bool) -> Mapping[str,
     for number, tool in enumerate(tools):
         arguments = dict(_arguments(tool))
         for key in _DEFINITIONS:
-            for name, schema in dict(arguments.pop(key, {})).items():
+            definitions = arguments.pop(key, {})
+            if not isinstance(definitions, dict):
+                raise wrong(f"tools[{number}].function.parameters.{key}", "an object", definitions)
+            for name, schema in definitions.items():
                 if shared.setdefault(key, {}).setdefault(name, schema) != schema:
                     where = f"tools[{number}].function.parameters"
                     raise bad_request(f"{where}: {key} has another {name} than the tools before", where)

@@ -1,7 +1,9 @@
 """The config.json of a checkpoint, from the family's facts and the layout."""
 
+from trtforge.core.errors import ForgeError
 from trtforge.core.recipe import QuantFormat
 from trtforge.formats.trtllm import (
+    LAYERS_FILE,
     MIXED_PRECISION,
     UNQUANTIZED_MODULES,
     CheckpointConfig,
@@ -104,12 +106,23 @@ def formats_in(config: CheckpointConfig, family: Family, facts: Facts) -> tuple[
     layers = config.quantization.quantized_layers
     if layers is None:
         return ()
-    by_algorithm = {wanted.algorithm: name for name, wanted in FORMATS.items()}
     return tuple(
-        (module, by_algorithm[layers[name].quant_algo] if name in layers else "none")
+        (module, _format_of(name, layers[name], config) if name in layers else "none")
         for name, modules in linear_names(family, facts)
         for module in modules
     )
+
+
+def _format_of(name: str, layer: LayerQuantization, config: CheckpointConfig) -> QuantFormat:
+    """Raises ForgeError for an algorithm or a group size that layers of mixed precision do not have here."""
+    known = {wanted.algorithm: quant for quant, wanted in FORMATS.items() if wanted.algorithm is not None}
+    hint = f"Layers may have {', '.join(sorted(known))}, and groups of one size."
+    if layer.quant_algo not in known:
+        raise ForgeError(f"{LAYERS_FILE}: {name} has the algorithm {layer.quant_algo}", hint=hint)
+    size = config.quantization.group_size
+    if FORMATS[known[layer.quant_algo]].rounding == "int4" and layer.group_size not in (None, size):
+        raise ForgeError(f"{LAYERS_FILE}: {name} has groups of {layer.group_size}, config.json of {size}", hint=hint)
+    return known[layer.quant_algo]
 
 
 def layout_of_checkpoint(config: CheckpointConfig) -> Layout | None:

@@ -13,6 +13,8 @@ from trtforge.core.dtypes import ModelDtype
 from trtforge.core.errors import ForgeError
 from trtforge.formats.hf import HfConfig
 
+_MOST_DIGITS = 6  # of a layer's number
+
 Size = Literal[
     "hidden", "q", "kv", "intermediate", "vocab", "positions", "head", "one", "experts", "moe_intermediate",
     "shared_intermediate", "q_lora", "kv_lora", "kv_a", "q_b", "k_nope", "v_mla", "q_pe",
@@ -327,7 +329,8 @@ class Family:
         if name.startswith(self.carried or ("\0",)):
             return True
         number = name.removeprefix(f"{self.layer_prefix}.").partition(".")[0]
-        behind = self.carries_layers and name.startswith(f"{self.layer_prefix}.") and number.isdecimal()
+        numbered = number.isdecimal() and len(number) <= _MOST_DIGITS
+        behind = self.carries_layers and name.startswith(f"{self.layer_prefix}.") and numbered
         return behind and int(number) >= num_layers
 
     def bare(self) -> "Family":

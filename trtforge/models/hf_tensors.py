@@ -83,7 +83,8 @@ def copied(tensors: Iterable[StoredTensor]) -> HfPlan:
     """Tensors that are already as Hugging Face has them; their matrices are not quantised."""
     found, modules = [], []
     for tensor in tensors:
-        rows, columns = tensor.spec.shape[0], math.prod(tensor.spec.shape[1:])
+        rows, *others = tensor.spec.shape or (1,)
+        columns = math.prod(others)
         found.append(HfTensor(tensor.spec, Blocks((Block(range(rows), range(columns), tensor, 0),))))
         if len(tensor.spec.shape) == 2:
             modules.append(tensor.spec.name.removesuffix(".weight"))

@@ -61,8 +61,11 @@ def llm_api_parameters(config: PackageConfig, engine: EngineFacts) -> dict[str, 
     """What our models check requests to the LLM API against, in addition; empty for other backends."""
     if engine.backend != "llmapi":
         return {}
-    guided = {"guided_decoding": _boolean(config.serving.guided_decoding_backend is not None)}
-    return guided | ({"lora_task_ids": ",".join(map(str, engine.adapters))} if engine.adapters else {})
+    values = {
+        "guided_decoding": _boolean(config.serving.guided_decoding_backend is not None),
+        "random_seed": _boolean(True),  # of requests without one
+    }
+    return values | ({"lora_task_ids": ",".join(map(str, engine.adapters))} if engine.adapters else {})
 
 
 def preprocessing_parameters(

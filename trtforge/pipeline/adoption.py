@@ -6,10 +6,10 @@ from pathlib import Path
 from shlex import quote
 
 from trtforge.core.errors import ForgeError
-from trtforge.core.manifest import FILE_NAME, Manifest, check_files, read_manifest, require_manifest
+from trtforge.core.manifest import FILE_NAME, Manifest, check_files, is_foreign, read_manifest, require_manifest
 from trtforge.core.progress import Progress, Silent
 from trtforge.core.replace import replace_text
-from trtforge.formats.foreign import checkpoint_manifest, engine_manifest, foreign_stage, is_foreign, require_rank_files
+from trtforge.formats.foreign import checkpoint_manifest, engine_manifest, foreign_stage, require_rank_files
 from trtforge.formats.hf import TOKENIZER_DIRECTORY
 from trtforge.formats.tokenizer import require_tokenizer
 from trtforge.formats.trtllm import CheckpointConfig, read_checkpoint_config, read_engine_config

@@ -149,6 +149,8 @@ def _start(source: str, gpu: Gpu | None, model: Model) -> Recipe:
     engine: dict[str, Any] = {"features": {"kv_reuse": True, "chunked_context": True}}
     if gpu is not None:
         engine["target"] = {"gpu": gpu.name}
+        if not model.family.engines:
+            engine["backend"] = "llmapi"
     else:
         longest = model.facts.sizes.max_positions
         engine |= {

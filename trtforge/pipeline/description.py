@@ -5,11 +5,10 @@ from pathlib import Path
 from typing import Any, get_args
 
 from trtforge.core.errors import ForgeError, Repair
-from trtforge.core.manifest import FILE_NAME, Manifest, Stage, read_manifest
+from trtforge.core.manifest import FILE_NAME, Manifest, Stage, is_foreign, read_manifest
 from trtforge.core.nearest import nearest_directory
 from trtforge.core.recipe import QuantFormat, Recipe
 from trtforge.formats.chat_template import read_chat_template
-from trtforge.formats.foreign import is_foreign
 from trtforge.formats.hf import CONFIG, open_checkpoint, read_config
 from trtforge.formats.quantization_config import quantization_method
 from trtforge.formats.shards import read_header

@@ -5,6 +5,7 @@ predicted on; a choice for a budget then takes no time.
 """
 
 import json
+import logging
 import math
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -28,6 +29,7 @@ from trtforge.pipeline.verification import content_of
 
 _PLAIN, _FP8, _INT4 = 16.0, 8.0, 4.0  # bits of a weight; of INT4 without its groups' scales
 _SCALE = 32.0  # as checkpoints store it
+_LOG = logging.getLogger(__name__)
 
 
 class Mixed(Config):
@@ -127,15 +129,16 @@ def _predicted(
         kept = Damages.parse(read_json_object(path, hint=""), str(path))
     except ForgeError:
         kept = None
-    if kept is not None and (kept.calibration, kept.samples) == (digest, samples):
+    quantised = [quant for quant in MIXED_FORMATS if quant != "none"]
+    same = kept is not None and (kept.calibration, kept.samples) == (digest, samples)
+    if kept is not None and same and all(quant in group.damage for group in kept.groups for quant in quantised):
         return kept.groups
     from trtforge.calibrate.sensitivity import predict_damages
 
-    quantised = [quant for quant in MIXED_FORMATS if quant != "none"]
     groups = predict_damages(calibration, source, gate, quantised, progress=progress)
     new = Damages(calibration=digest, samples=samples, groups=groups)
     try:
         path.write_text(json.dumps(new.model_dump(mode="json"), indent=2) + "\n", encoding="utf-8")
     except OSError as error:
-        raise ForgeError(f"{path}: {error.strerror}", hint="Free space or make its directory writable.") from None
+        _LOG.warning("the predicted errors are not kept for the next budget: %s: %s", path, error.strerror)
     return groups

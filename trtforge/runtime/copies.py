@@ -14,7 +14,9 @@ class Copies:
 
     def attached(self, copy: Sequence, original: Sequence | None) -> bool:
         """Whether `copy` now waits for `original`; False if it must compute its prompt itself."""
-        if original is None or original.generated or original.tokens != copy.tokens:
+        if original is None or original is copy or original.generated or original.tokens != copy.tokens:
+            return False
+        if any(original in copies for copies in self._of.values()):  # it is a waiting copy itself
             return False
         alone = any(
             each.request.guide is not None or each.request.sampling.prompt_log_probs or each.group is not None

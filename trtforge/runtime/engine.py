@@ -5,6 +5,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from itertools import accumulate, count
 from pathlib import Path
@@ -81,10 +82,7 @@ class Engine:
 
     @classmethod
     def load(cls, directory: Path, options: EngineOptions | None = None) -> "Engine":
-        """Load an engine that `compile` wrote for the torch backend, on all its ranks. Raises ForgeError.
-
-        Without options, the features that it was compiled with are used.
-        """
+        """Load an engine of the torch backend on all its ranks, by default with its own features. Raises ForgeError."""
         source = open_engine(directory)
         features = source.forge.features
         options = options or EngineOptions(kv_reuse=features.kv_reuse, chunked_context=features.chunked_context)
@@ -96,12 +94,14 @@ class Engine:
             kv_cache_fraction=options.kv_cache_fraction,
             kv_cache_tokens=options.kv_cache_tokens,
         )
-        try:
+        with ExitStack() as opened:
+            opened.callback(ranks.close)
             drafter = open_drafter(options.speculation, source, ranks.threads)
-        except BaseException:
-            ranks.close()
-            raise
-        return cls(source, ranks, options, drafter)
+            if drafter is not None:
+                opened.callback(drafter.close)
+            engine = cls(source, ranks, options, drafter)
+            opened.pop_all()
+        return engine
 
     @property
     def worker_pids(self) -> tuple[int, ...]:

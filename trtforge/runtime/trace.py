@@ -5,9 +5,11 @@ Format: "Trace Event Format" (Google, 2016), an array of events: slices (X) for 
 """
 
 import json
+import logging
 import threading
 import time
 from collections.abc import Sequence as Rows
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ PHASES = ("schedule", "forward", "sample", "emit")
 """What an iteration does, one after the other."""
 _ENGINE, _REQUESTS = 1, 2
 """Process ids in the trace: rows of the viewer."""
+_LOG = logging.getLogger(__name__)
 
 
 class Trace:
@@ -30,7 +33,9 @@ class Trace:
             self._file = path.open("w", encoding="utf-8")
         except OSError as error:
             reason = error.strerror or str(error)
-            raise ForgeError(f"--trace {path}: {reason}", hint="Name a file in a directory that exists.") from None
+            raise ForgeError(
+                f"the trace {path} cannot be written: {reason}", hint="Name a file in a directory that exists."
+            ) from None
         self._lock = threading.Lock()
         self._start = time.perf_counter()
         self._file.write("[\n")
@@ -75,10 +80,9 @@ class Trace:
 
     def close(self) -> None:
         """End the file. May be called again."""
-        with self._lock:
-            if not self._file.closed:
-                self._file.write("\n]\n")
-                self._file.close()
+        self._append("\n]\n")
+        with self._lock, suppress(OSError):
+            self._file.close()
 
     def _request(self, sequence: Sequence, phase: str, args: dict[str, Any]) -> None:
         name = f"request {sequence.request.request_id}"
@@ -87,11 +91,20 @@ class Trace:
         self._write({**event, "tid": 1, "args": args})
 
     def _write(self, *events: dict[str, Any]) -> None:
-        text = "".join(f",\n{_line(event)}" for event in events)
+        self._append("".join(f",\n{_line(event)}" for event in events))
+
+    def _append(self, text: str) -> None:
+        """Write at once. A disk that is full ends the trace, not the engine."""
         with self._lock:
-            if not self._file.closed:
+            if self._file.closed:
+                return
+            try:
                 self._file.write(text)
                 self._file.flush()
+            except OSError as error:
+                _LOG.warning("the trace %s ends here: %s", self._file.name, error.strerror)
+                with suppress(OSError):
+                    self._file.close()
 
 
 def _slice(name: str, begin: float, end: float, args: dict[str, Any]) -> dict[str, Any]:

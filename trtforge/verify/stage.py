@@ -4,11 +4,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from trtforge.core.errors import ForgeError
-from trtforge.core.manifest import Manifest
+from trtforge.core.manifest import Manifest, is_foreign
 from trtforge.core.progress import Progress, Silent
 from trtforge.core.recipe import GateConfig
 from trtforge.formats.corpus import TokenWindows, needs_tokenizer, token_windows
-from trtforge.formats.foreign import checkpoint_manifest, engine_manifest, is_foreign
+from trtforge.formats.foreign import checkpoint_manifest, engine_manifest
 from trtforge.formats.hf import TOKENIZER_DIRECTORY, HfCheckpoint, open_checkpoint
 from trtforge.formats.quantization_config import read_quantized_source
 from trtforge.formats.shards import read_header

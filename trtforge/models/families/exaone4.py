@@ -36,8 +36,7 @@ def facts(config: HfConfig) -> Facts:
     require(config, "mlp_bias", False, (False,), "EXAONE 4 has no biases")
     base = llama.facts(config)
     window = config.values.get("sliding_window") or None
-    pattern = _pattern(config)
-    every = tuple(i for i in range(base.sizes.num_layers) if pattern[i % len(pattern)] == "L")
+    every = tuple(layer for layer in range(base.sizes.num_layers) if _has_window(config, layer))
     layers = sliding_layers(config)
     fields = {
         "qk_layernorm": True,
@@ -47,10 +46,13 @@ def facts(config: HfConfig) -> Facts:
     return replace(base, config={**base.config, **fields}, holding=holding(qk_norm=True))
 
 
-def _pattern(config: HfConfig) -> str:
-    """Layers in turn, L with a window and G without: config.json has the letters, or the period."""
-    given = config.values.get("sliding_window_pattern") or 4
-    return given if isinstance(given, str) else "L" * (int(given) - 1) + "G"
+def _has_window(config: HfConfig, layer: int) -> bool:
+    """config.json has a letter for each layer in turn, L with a window and G without, or the period of G."""
+    given = config.values.get("sliding_window_pattern")
+    if isinstance(given, str) and given:
+        return given[layer % len(given)] == "L"
+    period = config.count("sliding_window_pattern") or 4
+    return (layer + 1) % period != 0
 
 
 FAMILY = replace(

@@ -100,6 +100,9 @@ class Guides:
         while (work := self._work.get()) is not None:
             sequence, on_prepared = work
             error: ForgeError | None = None
+            if sequence.finish_reason is not None:  # cancelled while it waited for other compilations
+                on_prepared(sequence, None)
+                continue
             try:
                 require_xgrammar()
                 assert sequence.request.guide is not None

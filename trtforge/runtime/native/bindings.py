@@ -10,6 +10,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -199,19 +200,13 @@ class Native:
             out=out.data_ptr(),
             tables=rows.tables.data_ptr(),
             lengths=rows.lengths.data_ptr(),
-            slopes=None if how.slopes is None else how.slopes.data_ptr(),
             rows=len(rows.lengths),
             columns=rows.tables.shape[1],
             block=rows.block_size,
             vectors=how.vectors,
             stride=queries.stride(0),
-            heads=how.heads,
-            kv_heads=how.kv_heads,
-            size=how.size,
-            window=how.window or 0,
-            scale=how.scale,
-            cap=how.cap or 0.0,
             cache_scale=cache_scale,
+            **_heads(how),
         )
         self._library.paged_attention(TYPES[queries.dtype], CACHES[storage.dtype], ctypes.byref(given))
 
@@ -243,19 +238,13 @@ class Native:
             cache=storage.data_ptr(),
             out=out.data_ptr(),
             table=table.data_ptr(),
-            slopes=None if how.slopes is None else how.slopes.data_ptr(),
             packed=packed.data_ptr(),
             count=count,
             start=start,
             block=storage.shape[1],
             stride=queries.stride(0),
-            heads=how.heads,
-            kv_heads=how.kv_heads,
-            size=how.size,
-            window=how.window or 0,
-            scale=how.scale,
-            cap=how.cap or 0.0,
             cache_scale=cache_scale,
+            **_heads(how),
         )
         self._library.context_attention(CACHES[storage.dtype], ctypes.byref(given))
 
@@ -302,6 +291,19 @@ class Native:
         )
         function(ctypes.byref(given))
         return y
+
+
+def _heads(how: PagedHeads) -> dict[str, Any]:
+    """The fields that `_Paged` and `_Context` have in common."""
+    return {
+        "slopes": None if how.slopes is None else how.slopes.data_ptr(),
+        "heads": how.heads,
+        "kv_heads": how.kv_heads,
+        "size": how.size,
+        "window": how.window or 0,
+        "scale": how.scale,
+        "cap": how.cap or 0.0,
+    }
 
 
 def pack_bfloat16(weight: Tensor) -> Tensor:

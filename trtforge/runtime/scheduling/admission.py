@@ -1,7 +1,13 @@
 """Validates requests before they are queued."""
 
 from trtforge.core.errors import RequestError
-from trtforge.engine_process.requests import GUIDE_KINDS, MOST_TOP_LOG_PROBS, GenerationRequest, SamplingParams
+from trtforge.engine_process.requests import (
+    GUIDE_KINDS,
+    MOST_LENGTH_PENALTY,
+    MOST_TOP_LOG_PROBS,
+    GenerationRequest,
+    SamplingParams,
+)
 from trtforge.runtime.scheduling.scheduler import BatchLimits
 
 _MOST_SCORES = 20_000  # about 0.5 MB in a frame
@@ -56,6 +62,11 @@ def why_refused(
             "a beam search returns neither alternatives nor log probabilities of the prompt",
             hint="Ask for them with a beam_width of 1.",
         )
+    if request.beams is not None and not abs(request.beams.length_penalty) <= MOST_LENGTH_PENALTY:
+        return RequestError(
+            f"len_penalty is {request.beams.length_penalty:g}",
+            hint=f"Give a number from -{MOST_LENGTH_PENALTY} to {MOST_LENGTH_PENALTY}.",
+        )
     if beams > 1 and request.guide is not None:
         return RequestError("a beam search follows no guide", hint="Leave out the guide, or ask for one beam.")
     held = min(len(prompt) + request.max_tokens, limits.max_seq_len) - 1
@@ -84,7 +95,7 @@ def _wrong_guide(request: GenerationRequest) -> RequestError | None:
     if not request.end_ids:
         return RequestError(
             "guided decoding needs an end id, which ends an output where its guide does",
-            hint="Give end_id, or leave it out: then the model's own are taken.",
+            hint="Give the model's end id, and do not ignore it.",
         )
     return None
 
