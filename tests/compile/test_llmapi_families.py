@@ -152,6 +152,7 @@ def test_the_language_part_is_converted_and_the_vision_part_copied(name: str, tm
     model = with_vision(name)
     model.config.architectures = [type(model).__name__]
     model.save_pretrained(tmp_path / "hf")
+    (tmp_path / "hf" / "preprocessor_config.json").write_text('{"do_resize": true}')
     ids = torch.randint(8, 131, (1, 40), generator=torch.Generator().manual_seed(2))
     with torch.inference_mode():
         expected = model(input_ids=ids).logits[0]
@@ -159,7 +160,9 @@ def test_the_language_part_is_converted_and_the_vision_part_copied(name: str, tm
         out = tmp_path / f"ck{len(layout)}"
         made = convert(ConvertConfig.parse({"dtype": "float32", **layout}, "test"), tmp_path / "hf", out).path
         assert error(computed(made, ids[0].tolist())[0], expected) < 1e-4
-    found, source = tensors_of(compile_engine(LLMAPI, made, tmp_path / "plain").path), tensors_of(tmp_path / "hf")
+    engine = compile_engine(LLMAPI, made, tmp_path / "plain").path
+    assert (engine / "preprocessor_config.json").read_text() == '{"do_resize": true}'
+    found, source = tensors_of(engine), tensors_of(tmp_path / "hf")
     assert found.keys() == source.keys()
     for key, tensor in source.items():
         assert torch.allclose(found[key], tensor, rtol=0, atol=1e-6), key

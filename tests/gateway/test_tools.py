@@ -13,6 +13,7 @@ from tests.gateway.strict import chat_chunks, chat_of
 from tests.gateway.support import running
 from trtforge.engine_process.requests import Guide
 from trtforge.gateway.chat import read_chat
+from trtforge.gateway.errors import ApiError
 from trtforge.gateway.limits import GatewayLimits
 from trtforge.gateway.tool_calls import split
 from trtforge.gateway.tools import ToolUse
@@ -82,6 +83,13 @@ def test_forced_calls_have_the_schema_of_the_functions() -> None:
     ):
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate(json.loads(wrong), json.loads(guide.text))
+
+
+@pytest.mark.parametrize("definitions", [5, None, []])
+def test_definitions_that_are_no_object_are_a_bad_request(definitions: object) -> None:
+    function = {"name": "weather", "parameters": {"type": "object", "$defs": definitions}}
+    with pytest.raises(ApiError, match=r"tools\[0\]\.function\.parameters\.\$defs"):
+        guide_of(tools=[{"type": "function", "function": function}], tool_choice="required")
 
 
 def test_earlier_calls_and_their_results_are_part_of_the_chat() -> None:

@@ -21,6 +21,7 @@ from trtforge.models.registry import architectures, family_of, family_of_engine
         ("qwen3_moe", {"mlp_only_layers": 131}, "mlp_only_layers is 131, not a list"),
         ("gemma3", {"layer_types": True}, "layer_types is True, not a list"),
         ("gemma3", {"_sliding_window_pattern": float("nan")}, "_sliding_window_pattern is nan, not a whole number"),
+        ("exaone4", {"sliding_window_pattern": [4]}, r"sliding_window_pattern is \[4\], not a whole number above zero"),
         ("gemma3", {"rope_parameters": -1}, "rope_parameters is -1, not an object"),
         ("gptj", {"n_head": 4000}, "hidden size 64 is too small for 4000 attention heads"),
         ("llama", {"num_key_value_heads": 8}, "8 key-value heads are more than the 4 attention heads"),

@@ -104,6 +104,7 @@ def test_sequences_of_a_prompt_name_the_first_one() -> None:
     found = asked(num_return_sequences=3, seed=7)
     assert [each.request.copy_of for each in found] == [None, "0", "0"]
     assert [each.request.sampling.seed for each in found] == [7, 8, 9]
+    assert [each.request.sampling.seed for each in asked(num_return_sequences=3)] == [None, 1, 2]
     sent = Submission(tuple(each.request for each in found), None, 40).encode()
     assert [request.copy_of for request in Submission.decode(sent).requests] == [None, "0", "0"]
 

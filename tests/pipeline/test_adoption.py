@@ -193,6 +193,26 @@ def test_a_network_that_the_embedded_engine_lacks_is_adopted_unchecked(foreign: 
     assert any(text.startswith("whether its tensors are those of its network") for text in found.unknown)
 
 
+def test_what_was_adopted_is_never_replaced(foreign: Path) -> None:
+    adopt(foreign)
+    before = (foreign / RANK).read_bytes()
+    for force in (False, True):
+        with pytest.raises(ForgeError, match="was adopted, not written by trtforge: it is not replaced"):
+            convert(ConvertConfig(), DEMO_MODEL, foreign, force=force)
+    assert (foreign / RANK).read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["quant_cfg.json", "carried.safetensors", "source/config.json"])
+def test_every_file_that_is_read_is_digested(foreign: Path, name: str) -> None:
+    without = checkpoint_manifest(foreign).digest
+    (foreign / name).parent.mkdir(exist_ok=True)
+    (foreign / name).write_text("{}")
+    found = checkpoint_manifest(foreign)
+    assert name in found.files
+    (foreign / name).write_text("{ }")
+    assert len({without, found.digest, checkpoint_manifest(foreign).digest}) == 3
+
+
 def test_adopting_again_changes_nothing(foreign: Path, tmp_path: Path) -> None:
     adopt(foreign)
     before = (foreign / "forge.json").read_bytes()

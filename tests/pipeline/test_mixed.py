@@ -1,6 +1,7 @@
 """Mixed precision: chosen for a budget, converted, run by the embedded engine, exported for the LLM API."""
 
 import json
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -94,6 +95,42 @@ def test_the_checkpoint_says_which_layer_has_which_format(made: Made) -> None:
     for name in layers:
         dtype = str(tensors[f"{name}.weight"].dtype)
         assert dtype == {"fp8": "torch.float8_e4m3fn", "int4_awq": "torch.int8"}[spec.format_of(name)]
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"quant_algo": "FP8_BLOCK_SCALES"}, "has the algorithm FP8_BLOCK_SCALES"),
+        ({"quant_algo": "W4A16_AWQ", "group_size": 64}, "has groups of 64, config.json of 128"),
+    ],
+)
+def test_a_layer_that_no_format_describes_is_refused(
+    made: Made, tmp_path: Path, changed: dict[str, object], message: str
+) -> None:
+    copy = tmp_path / "checkpoint"
+    shutil.copytree(made.checkpoint, copy)
+    (copy / "forge.json").unlink()
+    layers = json.loads((copy / "quant_cfg.json").read_text())
+    layers["quantized_layers"]["transformer.layers.0.mlp.proj"] = changed
+    (copy / "quant_cfg.json").write_text(json.dumps(layers))
+    with pytest.raises(ForgeError, match=message):
+        verify(copy, DEMO_MODEL, GATE)
+
+
+def test_predictions_that_cannot_be_kept_are_still_used(
+    made: Made, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept = damages_file(made.calibration).read_text()
+    damages_file(made.calibration).write_text("{}")
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    assert chosen(5, made.calibration).record.predicted_error > 0
+    assert "are not kept for the next budget" in caplog.text
+    monkeypatch.undo()
+    damages_file(made.calibration).write_text(kept)
 
 
 def test_the_damage_is_what_was_predicted_and_less_than_with_one_format(made: Made, tmp_path: Path) -> None:

@@ -177,6 +177,8 @@ def test_penalties_bans_and_stop_words_hold_in_beams(beam_engine: Path, prompts:
             "a beam search returns neither alternatives",
         ),
         (GenerationRequest("a", (1,), 4, guide=Guide("json"), beams=BeamParams(2, 2)), "follows no guide"),
+        (GenerationRequest("a", (1,), 4, beams=BeamParams(2, 2, length_penalty=1e30)), "len_penalty is 1e+30"),
+        (GenerationRequest("a", (1,), 4, beams=BeamParams(2, 2, length_penalty=float("nan"))), "len_penalty is nan"),
         (
             GenerationRequest("a", (1,), 90, beams=BeamParams(4, 4)),
             "may need 360 tokens of KV cache, which holds 256",

@@ -119,3 +119,14 @@ def test_a_copy_and_its_original_end_without_each_other(source: Source, prompts:
     ranks.end()
     reasons = {name: output.finish_reason for name, output in ended.items()}
     assert reasons == {"before": "length", "0": "length", "1": "length", "2": "length"} | {victim: "cancelled"}
+
+
+def test_a_copy_of_a_copy_or_of_itself_computes_its_own_prompt(source: Source, prompts: list[list[int]]) -> None:
+    first, second, third = copies(prompts[4], 3)
+    asked = [first, second, replace(third, copy_of=second.request_id), replace(third, request_id="x", copy_of="x")]
+    ranks = KeptRanks(source, 120)
+    with Engine(source, ranks, EngineOptions(kv_reuse=False)) as engine:  # type: ignore[arg-type]
+        alone = [generate_with(engine, [replace(each, copy_of=None)])[0] for each in asked]
+        made = generate_with(engine, asked)
+    ranks.end()
+    assert [each.tokens for each in made] == [each.tokens for each in alone]

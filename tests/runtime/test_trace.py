@@ -128,3 +128,15 @@ def test_a_trace_that_cannot_be_written_is_refused(engine_directory: Path, tmp_p
         ForgeError, match=r"the trace .*missing/trace\.json cannot be written: No such file or directory"
     ):
         Engine.load(engine_directory, EngineOptions(trace=tmp_path / "missing" / "trace.json"))
+
+
+def test_a_full_disk_ends_the_trace_and_not_the_engine(
+    engine_directory: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """/dev/full takes nothing."""
+    (tmp_path / "trace.json").symlink_to("/dev/full")
+    with Engine.load(engine_directory, EngineOptions(trace=tmp_path / "trace.json")) as engine:
+        (answer,) = generate_with(engine, requests_for([[1, 2, 3]], 4))
+    assert len(answer.tokens) == 4
+    assert "the trace" in caplog.text
+    assert "No space left on device" in caplog.text

@@ -37,8 +37,13 @@ TOKENIZER_FILES = (
     "vocab.txt",
     "merges.txt",
     "chat_template.jinja",
+    "chat_template.json",
     "generation_config.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "video_preprocessor_config.json",
 )
+"""What turns text and pictures into inputs: the LLM API loads the processor of a model with vision for text too."""
 
 
 @dataclass(frozen=True)

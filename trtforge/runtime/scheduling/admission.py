@@ -57,18 +57,6 @@ def why_refused(
             f"beam_width is {beams}, this engine takes at most {most}",
             hint="Ask for fewer beams, or compile with a larger max_beam_width and max_batch_size.",
         )
-    if beams > 1 and (request.sampling.prompt_log_probs or request.sampling.top_log_probs):
-        return RequestError(
-            "a beam search returns neither alternatives nor log probabilities of the prompt",
-            hint="Ask for them with a beam_width of 1.",
-        )
-    if request.beams is not None and not abs(request.beams.length_penalty) <= MOST_LENGTH_PENALTY:
-        return RequestError(
-            f"len_penalty is {request.beams.length_penalty:g}",
-            hint=f"Give a number from -{MOST_LENGTH_PENALTY} to {MOST_LENGTH_PENALTY}.",
-        )
-    if beams > 1 and request.guide is not None:
-        return RequestError("a beam search follows no guide", hint="Leave out the guide, or ask for one beam.")
     held = min(len(prompt) + request.max_tokens, limits.max_seq_len) - 1
     if beams * -(-held // tokens_per_block) > cache_blocks:
         return RequestError(
@@ -82,7 +70,25 @@ def why_refused(
             f"the log probabilities of this prompt are {scores} values, an answer holds at most {_MOST_SCORES}",
             hint="Shorten the prompt, or ask for fewer alternatives at each token.",
         )
-    return _wrong_guide(request) or _wrong_sampling(request.sampling, vocab_size)
+    return _wrong_beams(request) or _wrong_guide(request) or _wrong_sampling(request.sampling, vocab_size)
+
+
+def _wrong_beams(request: GenerationRequest) -> RequestError | None:
+    if request.beams is None:
+        return None
+    if not abs(request.beams.length_penalty) <= MOST_LENGTH_PENALTY:  # not a number included
+        return RequestError(
+            f"len_penalty is {request.beams.length_penalty:g}",
+            hint=f"Give a number from -{MOST_LENGTH_PENALTY} to {MOST_LENGTH_PENALTY}.",
+        )
+    if request.beams.width > 1 and (request.sampling.prompt_log_probs or request.sampling.top_log_probs):
+        return RequestError(
+            "a beam search returns neither alternatives nor log probabilities of the prompt",
+            hint="Ask for them with a beam_width of 1.",
+        )
+    if request.beams.width > 1 and request.guide is not None:
+        return RequestError("a beam search follows no guide", hint="Leave out the guide, or ask for one beam.")
+    return None
 
 
 def _wrong_guide(request: GenerationRequest) -> RequestError | None:
