@@ -40,7 +40,7 @@ def test_means_of_a_bfloat16_model_come_from_bfloat16_where_that_is_faster(fast:
         ({"format": "w4a8_awq"}, "float32", "bfloat16"),
         ({"format": "int8_sq"}, "float32", None),
         ({"format": "fp8"}, "float32", None),
-        ({"format": "nvfp4"}, "float32", None),
+        ({"format": "nvfp4"}, "float32", "bfloat16"),
     ],
 )
 def test_only_what_becomes_a_scale_as_it_is_takes_float32(
