@@ -3,14 +3,28 @@
 import ctypes
 from functools import cache
 
+_M_MMAP_THRESHOLD = -3  # mallopt(3)
+_LARGE = 256 << 10
+
 
 def trim() -> None:
     """Return free memory, if the C library supports it."""
-    function = _malloc_trim()
+    function = _of_libc("malloc_trim")
     if function is not None:
         function(0)
 
 
+def return_large_blocks() -> None:
+    """From now on, blocks of 256 KiB or more go back to the system as soon as they are freed, if the C library can.
+
+    Otherwise glibc raises this size to that of the largest freed block, up to 32 MiB: the peak of a process then
+    depends on the order in which its threads free tensors. New blocks take longer, because their pages are cleared.
+    """
+    function = _of_libc("mallopt")
+    if function is not None:
+        function(_M_MMAP_THRESHOLD, _LARGE)
+
+
 @cache
-def _malloc_trim() -> "ctypes._NamedFuncPointer | None":
-    return getattr(ctypes.CDLL(None), "malloc_trim", None)
+def _of_libc(name: str) -> "ctypes._NamedFuncPointer | None":
+    return getattr(ctypes.CDLL(None), name, None)

@@ -21,13 +21,13 @@ CONVERT_HOST_BYTES = 512 * _MIB
 LAYER_COPIES = 3
 """Copies of a layer's weights in calibration: the layer, a copy while it loads, absolute values of a weight."""
 
-CALIBRATION_BYTES = 112 * _MIB
-"""Activations of one calibration batch, and memory cached by torch's allocators."""
+CALIBRATION_BYTES = 128 * _MIB
+"""Activations of one calibration batch, and memory cached by torch and its libraries, measured on several CPUs."""
 
 SKETCH_ROWS = 2039
 """Rows of AWQ's sketch of an input. A prime, so that tokens recurring in every sequence spread over the rows."""
 
-_COPIES = 4  # of the largest Gram matrix and of the largest weights, while these are rounded with compensation
+_COPIES = 2  # of the largest Gram matrix and of the largest weights, while these are rounded with compensation
 
 BUILD_HOST_COPIES = 2
 """trtllm-build holds a rank's weights in host memory, and the serialised engine until it is written."""
