@@ -11,6 +11,7 @@ from word_lists import MOST_WORDS, words_of
 
 from trtforge.engine_process.requests import (
     GUIDE_KINDS,
+    LONGEST_GUIDE,
     MOST_TOP_LOG_PROBS,
     BeamParams,
     GenerationRequest,
@@ -56,8 +57,6 @@ _READ = frozenset(
     }
 )
 _GUIDE_TYPE, _GUIDE, _LORA = "guided_decoding_guide_type", "guided_decoding_guide", "lora_task_id"
-_MOST_GUIDE = 1 << 16
-"""Most characters of a schema, expression or grammar."""
 _NEUTRAL: Mapping[str, float] = {
     "return_context_logits": 0,
     "return_generation_logits": 0,
@@ -258,8 +257,8 @@ def _guide(values: InputValues, item: int) -> Guide | None:
         if kind == known:
             if not text and known != "json":
                 raise RequestFailed(f"{values.shown(_GUIDE)} is missing: {known} needs it")
-            if len(text) > _MOST_GUIDE:
-                raise values.refused(_GUIDE, f"{len(text)} characters", f"at most {_MOST_GUIDE}")
+            if len(text) > LONGEST_GUIDE:
+                raise values.refused(_GUIDE, f"{len(text)} characters", f"at most {LONGEST_GUIDE}")
             return Guide(known, text)
     raise values.refused(_GUIDE_TYPE, kind, f"one of {', '.join(GUIDE_KINDS)}")
 

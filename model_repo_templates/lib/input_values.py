@@ -73,18 +73,14 @@ class InputValues:
         value = self._inputs[name]
         if value.size > most:
             raise self.refused(name, f"{value.size} strings", f"at most {most}")
-        try:
-            return [text.decode() if isinstance(text, bytes) else str(text) for text in value.flat]
-        except UnicodeDecodeError as error:
-            raise RequestFailed(f"{self.shown(name)} is not UTF-8: byte {error.start} of {len(error.object)}") from None
+        return [self._decoded(name, text) for text in value.flat]
 
     def text(self, name: str, item: int) -> str:
         """The string of one prompt; empty if the input is absent. Raises RequestFailed for bad UTF-8."""
         if name not in self:
             return ""
-        self._of_item(name, item)
-        texts = self.texts(name, self._inputs[name].size)
-        return texts[item * len(texts) // len(self._inputs[name])]
+        own = self._of_item(name, item)
+        return self._decoded(name, own.flat[0]) if own.size else ""
 
     def refused(self, name: str, value: object, allowed: str) -> RequestFailed:
         """The error for a value out of range."""
@@ -92,6 +88,12 @@ class InputValues:
         return RequestFailed(
             f"{self.shown(name)} is {text if len(text) <= _SHOWN else text[:_SHOWN] + '...'}; it must be {allowed}"
         )
+
+    def _decoded(self, name: str, text: object) -> str:
+        try:
+            return text.decode() if isinstance(text, bytes) else str(text)
+        except UnicodeDecodeError as error:
+            raise RequestFailed(f"{self.shown(name)} is not UTF-8: byte {error.start} of {len(error.object)}") from None
 
     def _of_item(self, name: str, item: int) -> NDArray[Any]:
         value = self.array(name)

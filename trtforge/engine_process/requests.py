@@ -77,6 +77,8 @@ class SamplingParams:
 
 GuideKind = Literal["json", "json_schema", "regex", "ebnf_grammar", "structural_tag"]
 GUIDE_KINDS: tuple[GuideKind, ...] = get_args(GuideKind)
+LONGEST_GUIDE = 128 << 10
+"""Characters of a guide."""
 
 
 @dataclass(frozen=True)

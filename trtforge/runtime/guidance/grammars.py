@@ -10,15 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from trtforge.core.errors import ForgeError, RequestError, first_line
 from trtforge.core.json_text import parse_json
-from trtforge.engine_process.requests import Guide
+from trtforge.engine_process.requests import LONGEST_GUIDE, Guide
 from trtforge.formats.special_tokens import read_special_tokens
 from trtforge.formats.tokenizer import TOKENIZER_FILE, load_tokenizer
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-LONGEST_GUIDE = 128 << 10
-"""Characters of a guide."""
 _MOST_KEPT = 256
 _MOST_KEPT_BYTES = 256 << 20
 _DEEPEST = 200
