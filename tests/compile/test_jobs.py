@@ -9,7 +9,7 @@ from trtforge.compile.build_site import Run
 from trtforge.compile.jobs import Job, Observer, run_jobs
 from trtforge.core.errors import LoggedError
 
-BEGUN = "from pathlib import Path; import os; Path('begun').write_text(str(os.getpid()));"
+BEGUN = "from pathlib import Path; import os; Path('new').write_text(str(os.getpid())); os.rename('new', 'begun');"
 STUBBORN = f"import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); {BEGUN} time.sleep(60)"
 PARENT = f"import subprocess, sys, time; child = subprocess.Popen(['sleep', '60']); {BEGUN} time.sleep(60)"
 
