@@ -29,7 +29,7 @@ WINDOWS = [
 SPLITS = {"tp2": {"tp": 2}, "pp2": {"pp": 2}, "tp4": {"tp": 4}}
 
 
-@pytest.mark.parametrize("quant", ["fp8", "int4_awq", "w4a8_awq", "int8_sq", "nvfp4"])
+@pytest.mark.parametrize("quant", ["fp8", "int4_awq", "int4_wo", "w4a8_awq", "int8_sq", "nvfp4"])
 def test_layouts_agree(quant: str, tmp_path: Path) -> None:
     """Groups of 64, so that tp 4 is legal. Rounded activations amplify the order of sums: there perplexity counts."""
     group = 64 if FORMATS[quant].smoothing == "awq" and not FORMATS[quant].static_activations else 128  # type: ignore[index]

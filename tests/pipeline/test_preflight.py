@@ -101,7 +101,7 @@ def test_a_build_is_refused_before_its_first_stage(first: StageName, tmp_path: P
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("format_", ["fp8", "int4_wo", "none"])
+@pytest.mark.parametrize("format_", ["fp8", "int8_wo", "none"])
 def test_a_rounding_that_the_format_lacks_is_refused(format_: str) -> None:
     asked = {"format": format_, "rounding": "compensated"}
     recipe = Recipe.parse({"name": "x", "model": {"source": str(DEMO_MODEL)}, "quantization": asked}, "test")

@@ -2,10 +2,13 @@
 
 GPTQ (Frantar et al., arXiv:2210.17323) in the form of QuIP's LDLQ (Chee et al., arXiv:2307.13304): with the Gram matrix
 of the inputs H = R Rᵀ, R upper triangular, the output error of a weight error D is ‖D R‖²; its column j depends on the
-columns of D up to j only, so each column is rounded to what makes its own part smallest. Groups keep the order of the
-layout; a group's scale is searched where its first column is rounded.
+columns of D up to j only, so each column is rounded to what makes its own part smallest. Columns with the largest
+inputs come first (GPTQ's act-order), because those after them can make up for their errors; the scales of all groups
+are searched before, so that the groups of the layout stay. Then each column is rounded once more, to what is best for
+all others as they are (coordinate descent).
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +21,7 @@ from trtforge.models.transforms import TORCH
 DAMPING = 0.03  # of the mean diagonal of H; GPTQ's 0.01 was no better with many tokens and worse with few
 _MOST_DAMPING = 10  # times that, with fewer tokens than inputs, which leave directions of the input unseen
 _BLOCK = 128  # columns that the errors of all columns before them correct in one matrix product
-_SPAN = 16  # columns within a group, likewise
+_SPAN = 16  # columns within a block, likewise
 _TINY = torch.finfo(torch.float32).tiny
 _ATTEMPTS = 4  # each with ten times the damping of the one before
 
@@ -27,12 +30,15 @@ _ATTEMPTS = 4  # each with ten times the damping of the one before
 class Factor:
     """R of H = R Rᵀ (in, in) float32, as `feedback` R / its `diagonal`: upper triangular with ones on the diagonal.
 
-    `damping`: what was added to the diagonal of H, in addition to the noise of the inputs.
+    Rows and columns are in `order` (in,), that of rounding. `gram`: H. `damping`: what was added to the diagonal of H,
+    in addition to the noise of the inputs.
     """
 
     feedback: Tensor
     diagonal: Tensor
     damping: float
+    gram: Tensor
+    order: Tensor
 
     @classmethod
     def of(cls, gram: Tensor, tokens: int, noise: Tensor | None = None) -> "Factor | None":
@@ -40,9 +46,12 @@ class Factor:
 
         `noise` (in,): squared errors of the inputs, which add to the errors of the outputs. Overwrites `gram`.
         """
-        diagonal = gram.diagonal()
         if noise is not None:
-            diagonal.add_(noise)
+            gram.diagonal().add_(noise)
+        order = gram.diagonal().argsort(descending=True, stable=True)
+        gram = gram[order]
+        gram = gram[:, order]
+        diagonal = gram.diagonal()
         mean = float(diagonal.mean())
         if not 0 < mean < float("inf"):
             return None
@@ -56,20 +65,25 @@ class Factor:
             if not int(failed):
                 triangle = lower.flip(0, 1)
                 own = triangle.diagonal().clone()
-                return cls(triangle.div_(own), own, added)
+                return cls(triangle.div_(own), own, added, gram, order)
         return None
+
+    @property
+    def weights(self) -> Tensor:
+        """(in,), in the layout's order: the weight of each column's squared error, if later ones make up for it."""
+        return torch.empty_like(self.diagonal).index_copy_(0, self.order, self.diagonal.square())
 
     def errors(self, difference: Tensor) -> Tensor:
         """(out,) squared output errors of a weight error (out, in), by the damped Gram matrix."""
-        return (difference @ self.feedback).mul_(self.diagonal).square_().sum(dim=1)
+        return (difference[:, self.order] @ self.feedback).mul_(self.diagonal).square_().sum(dim=1)
 
     def shrunk(self, weight: Tensor, noise: Tensor) -> Tensor:
         """The weight (out, in) whose outputs of noisy inputs are closest to those of `weight`: W H (H + noise)⁻¹."""
-        rows = weight * noise
+        rows = (weight * noise)[:, self.order]
         half = torch.linalg.solve_triangular(self.feedback.T, rows, upper=False, left=False, unitriangular=True)
         half.div_(self.diagonal.square())
         found: Tensor = torch.linalg.solve_triangular(self.feedback, half, upper=True, left=False, unitriangular=True)
-        return weight - found
+        return weight.index_add(1, self.order, found, alpha=-1)
 
     def undamped_error(self, difference: Tensor) -> float:
         """The squared output error of a weight error (out, in), without the part of the damping."""
@@ -78,14 +92,10 @@ class Factor:
 
 @dataclass(frozen=True)
 class Compensated:
-    """`levels` (out, in) int8 in `unit`s, and `steps` (out, in / group) float32, of a scaled weight.
-
-    `errors` (out,): squared output errors, by the damped Gram matrix.
-    """
+    """`levels` (out, in) int8 in `unit`s, and `steps` (out, in / group) float32, of a scaled weight."""
 
     levels: Tensor
     steps: Tensor
-    errors: Tensor
     unit: float
 
     @property
@@ -97,7 +107,7 @@ class Compensated:
 
     def of_rows(self, rows: Tensor) -> "Compensated":
         """Some outputs."""
-        return Compensated(self.levels[rows], self.steps[rows], self.errors[rows], self.unit)
+        return Compensated(self.levels[rows], self.steps[rows], self.unit)
 
 
 def compensate(weight: Tensor, pre_quant_scale: Tensor, factor: Factor, grid: Grid) -> Compensated:
@@ -105,39 +115,72 @@ def compensate(weight: Tensor, pre_quant_scale: Tensor, factor: Factor, grid: Gr
 
     `factor`: of the inputs before that multiplication.
     """
-    scales = pre_quant_scale.unsqueeze(1)
-    columns = weight.T.contiguous()  # (in, out): a column of the weight is contiguous
-    differences, levels = torch.empty_like(columns), torch.empty_like(columns, dtype=torch.int8)
-    done = torch.empty_like(columns, dtype=TORCH[search_dtype(columns.device.type)])  # the differences, once more
-    weights = factor.diagonal.square()
-    steps, errors = [], columns.new_zeros(columns.shape[1])
-    for begin in range(0, len(columns), _BLOCK):
-        end = min(begin + _BLOCK, len(columns))
-        back = factor.feedback[:end, begin:end]
-        targets = columns[begin:end] - back[:begin].T.to(done.dtype) @ done[:begin]
-        for start in range(begin, end, grid.group):
-            stop = start + grid.group
-            inside, group = slice(start - begin, stop - begin), slice(start, stop)
-            wanted = targets[inside]
-            if start > begin:
-                wanted.addmm_(back[begin:start, inside].T, differences[begin:start], alpha=-1)
-            step = grid.best_steps(wanted / scales[group], weights[group] * pre_quant_scale[group].square())
-            quanta = (step * scales[group]).clamp_(min=_TINY)
-            found = _round_group(columns[group], wanted, quanta, back[group, inside], differences[group], grid)
-            levels[group] = found.div_(grid.unit)
-            steps.append(step)
-        missed = (differences[begin:end] + columns[begin:end]).sub_(targets)
-        errors += weights[begin:end] @ missed.square_()
-        done[begin:end] = differences[begin:end]
-    return Compensated(levels.T, torch.stack(steps, dim=1), errors, grid.unit)
+    steps = _searched_steps(weight, pre_quant_scale, factor, grid)
+    work = _Work(weight, pre_quant_scale, steps, factor, grid)
+    for block in work.blocks():
+        back = factor.feedback[: block.stop, block]
+        work.round(block, back[: block.start], back[block.start :])
+    for block in work.blocks():
+        shares = factor.gram[:, block] / factor.gram.diagonal()[block]
+        inside = shares[block].triu(1)
+        shares[block].tril_(-1)  # the columns before count with their new errors, in `inside`
+        work.round(block, shares, inside)
+    return Compensated(work.levels.T, steps, grid.unit)
 
 
-def _round_group(
-    columns: Tensor, targets: Tensor, quanta: Tensor, feedback: Tensor, differences: Tensor, grid: Grid
+def _searched_steps(weight: Tensor, pre_quant_scale: Tensor, factor: Factor, grid: Grid) -> Tensor:
+    """(out, in / group) the steps of all groups."""
+    columns, weights = (weight / pre_quant_scale).T.contiguous(), factor.weights * pre_quant_scale.square()
+    groups = range(0, len(columns), grid.group)
+    found = [grid.best_steps(columns[at : at + grid.group], weights[at : at + grid.group]) for at in groups]
+    return torch.stack(found, dim=1)
+
+
+class _Work:
+    """Columns of a weight in the order of `factor`, their errors and levels so far.
+
+    `columns` and `differences` (in, out) are in that order, `levels` (in, out) int8 in the order of the layout.
+    """
+
+    def __init__(self, weight: Tensor, pre_quant_scale: Tensor, steps: Tensor, factor: Factor, grid: Grid) -> None:
+        self._steps, self._scales, self._order, self._grid = steps.T, pre_quant_scale, factor.order, grid
+        self.columns = weight.T[factor.order]  # a column of the weight is contiguous
+        self.differences = torch.empty_like(self.columns)
+        self.levels = torch.empty_like(self.columns, dtype=torch.int8)
+        dtype = TORCH[search_dtype(self.columns.device.type)]
+        self._done = torch.empty_like(self.columns, dtype=dtype)  # the differences, once more
+
+    def blocks(self) -> Iterator[slice]:
+        """The columns that are rounded together."""
+        for begin in range(0, len(self.columns), _BLOCK):
+            yield slice(begin, min(begin + _BLOCK, len(self.columns)))
+
+    def round(self, block: slice, outside: Tensor, inside: Tensor) -> None:
+        """Round the columns of a block to what their targets are: themselves, less shares of errors.
+
+        `outside` (columns, block): the shares of the first columns' errors so far; `inside` (block, block), upper
+        triangular: those of the errors that are made here.
+        """
+        columns, order = self.columns[block], self._order[block]
+        targets = columns - outside.T.to(self._done.dtype) @ self._done[: len(outside)]
+        quanta = (self._steps[order // self._grid.group] * self._scales[order].unsqueeze(1)).clamp_(min=_TINY)
+        found = _round_block(columns, targets, quanta, inside, self.differences[block], self._grid, order.tolist())
+        self.levels[order] = found.div_(self._grid.unit).to(torch.int8)
+        self._done[block] = self.differences[block]
+
+
+def _round_block(
+    columns: Tensor,
+    targets: Tensor,
+    quanta: Tensor,
+    feedback: Tensor,
+    differences: Tensor,
+    grid: Grid,
+    order: list[int],
 ) -> Tensor:
-    """The levels (group, out) of a group's `columns`, float32; fills in `differences` and corrects `targets`.
+    """The levels (block, out) of a block's `columns`, float32; fills in `differences` and corrects `targets`.
 
-    `quanta` (group, out): what a level of one stands for.
+    `quanta` (block, out): what a level of one stands for. `order`: the columns' places in the layout.
     """
     levels, negative = torch.empty_like(columns), columns.neg()
     back = feedback.triu(1).T.contiguous()
@@ -148,8 +191,9 @@ def _round_group(
             targets[span].addmm_(back[span, :first], differences[:first], alpha=-1)
         done = differences[span].T
         rows = (each[span].unbind() for each in (targets, quanta, levels, negative, differences, back[:, span]))
-        for target, quantum, level, minus, difference, earlier in zip(*rows, strict=True):
+        for column, (target, quantum, level, minus, difference, earlier) in enumerate(zip(*rows, strict=True), first):
             target.addmv_(done, earlier, alpha=-1)
             grid.round_(torch.div(target, quantum, out=level))
+            grid.limited_(level, order[column])
             torch.addcmul(minus, level, quantum, out=difference)
     return levels

@@ -20,7 +20,7 @@ from trtforge.models.transforms import (
 from trtforge.runtime.linears.float8 import round_to_e4m3
 from trtforge.runtime.linears.nvfp4_linear import round_to_e2m1
 
-INT4_RATIOS = tuple(round(1 - 0.075 * step, 3) for step in range(5))  # of a group's amax, tried as its range
+INT4_RATIOS = tuple(round(1 - 0.05 * step, 2) for step in range(7))  # of a group's amax, tried as its range
 NVFP4_RATIOS = (1.0, 0.94, 0.88, 0.82, 0.76, 1.125, 1.25, 1.375, 1.5)  # 1.5: the largest weight becomes 4, not 6
 _ROWS = 1024  # outputs whose steps are searched at once
 _TINY = torch.finfo(torch.float32).tiny
@@ -47,6 +47,12 @@ class Grid(Protocol):
 
     def nearest(self, weight: Tensor) -> Tensor:
         """(out, in) `weight` rounded to the nearest, with the steps that the largest magnitudes of groups give."""
+
+    def fitted(self, weight: Tensor, weights: Tensor) -> "Grid":
+        """The grid for a weight (out, in), with what is chosen for it as a whole, by the `weights` (in,) of columns."""
+
+    def limited_(self, levels: Tensor, column: int) -> None:
+        """Overwrite `levels` (out,) of a column where only some are allowed."""
 
     def stored(self, levels: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
         """Codes and scales as in rank files, of `levels` (out, in) int8 in units and `steps` (out, in / group)."""
@@ -89,6 +95,12 @@ class Int4Grid:
 
     def stored(self, levels: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
         return pack_int4(levels), steps
+
+    def fitted(self, weight: Tensor, weights: Tensor) -> "Int4Grid":
+        return self
+
+    def limited_(self, levels: Tensor, column: int) -> None:
+        pass
 
     def of_rows(self, rows: slice | Tensor) -> "Int4Grid":
         return self
@@ -135,6 +147,12 @@ class Nvfp4Grid:
         scales = (steps / self.tensor_scales[:, None]).to(torch.float8_e4m3fn)
         one = torch.ones((), device=levels.device)
         return quantize_nvfp4((levels.float() * self.unit).contiguous(), torch.ones_like(scales), one), scales
+
+    def fitted(self, weight: Tensor, weights: Tensor) -> "Nvfp4Grid":
+        return self
+
+    def limited_(self, levels: Tensor, column: int) -> None:
+        pass
 
     def of_rows(self, rows: slice | Tensor) -> "Nvfp4Grid":
         return replace(self, tensor_scales=self.tensor_scales[rows])

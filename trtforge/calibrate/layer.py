@@ -11,11 +11,13 @@ from trtforge.calibrate.awq import AwqChoice, clip_ratios, search
 from trtforge.calibrate.experts import watch_experts
 from trtforge.calibrate.grids import Grid, Int4Grid, Nvfp4Grid
 from trtforge.calibrate.rounding import Input, Rounded, round_linears
+from trtforge.calibrate.row_grid import RowGrid
 from trtforge.calibrate.statistics import InputStatistics
 from trtforge.core.errors import ForgeError
 from trtforge.core.recipe import KvCacheFormat
-from trtforge.models.family import Experts, Facts, Family, Linear
+from trtforge.models.family import Experts, Facts, Family, Linear, Split
 from trtforge.models.transforms import nvfp4_global_scale
+from trtforge.models.weight_only import row_parts
 
 
 @dataclass(frozen=True)
@@ -24,8 +26,8 @@ class Needs:
 
     `kv_search`: the format for which scales of the KV cache are searched; none: the amax is enough.
     `magnitudes`: the amax of each linear's input becomes a scaling factor. `compensated`: weights are rounded here,
-    with compensation, to INT4, or to NVFP4 if the noise of NVFP4 inputs is measured (`nvfp4`); `clip` has no effect
-    then, because ranges are always searched.
+    with compensation: to INT4; to NVFP4 if the noise of NVFP4 inputs is measured (`nvfp4`); or to what TensorRT-LLM's
+    build makes INT4 with one scale an output (`whole_rows`). `clip` has no effect then: ranges are always searched.
     """
 
     magnitudes: bool = True
@@ -36,6 +38,7 @@ class Needs:
     clip: bool = False
     compensated: bool = False
     nvfp4: bool = False
+    whole_rows: bool = False
     group_size: int = 128
 
     @property
@@ -185,7 +188,7 @@ class LayerObserver:
 
         weights: list[Tensor] = [self.module(name).weight for name in parts]  # type: ignore[misc]
         outputs = [stored.shape[1 if row.conv1d else 0] for stored, row in zip(weights, parts.values(), strict=True)]
-        grid: Grid = Int4Grid(self._needs.group_size)
+        grid = self._int4_grid(statistics.channel_amax, *parts.values())
         if self._needs.nvfp4:
             scales = [
                 self._tensor_scale(row, measured).expand(each)
@@ -206,7 +209,14 @@ class LayerObserver:
         names = tuple(part.module.format(expert) for part in reversed(row.parts))
         heights = (len(stored) // len(names),) * len(names)
         statistics = self._of_expert(row.target, expert, stored.shape[1], stored.device)
-        return Input(statistics, names, heights, stored.float, Int4Grid(self._needs.group_size))
+        return Input(statistics, names, heights, stored.float, self._int4_grid(statistics.channel_amax, row))
+
+    def _int4_grid(self, inputs: Tensor, *readers: Linear | Experts) -> Grid:
+        """The grid of linears that read `inputs`, one value each."""
+        if not self._needs.whole_rows:
+            return Int4Grid(self._needs.group_size)
+        split = any(row.split is Split.ROW for row in readers)
+        return RowGrid(len(inputs), row_parts(len(inputs)) if split else 1)
 
     def _expert_tensor(self, row: Experts) -> Tensor:
         """(experts, out, in): gate and up, or down, of all experts."""

@@ -100,7 +100,8 @@ class _Linears:
             self._target = factor.shrunk(self._weight, statistics.noise)
         energies, nearest = self._report(factor.undamped_error, found, smoothed)
         scale = self._choice.pre_quant_scale
-        rounded = _compensated(self._target, scale, factor, self._own.grid)
+        fitted = self._own.grid.fitted(self._target, factor.weights)
+        rounded = _compensated(self._target, scale, factor, fitted)
         errors = {name: self._error(rounded, factor, rows) for name, rows in self._samples.items()}
         if sum(errors.values()) >= sum(nearest.values()):
             return
@@ -137,8 +138,7 @@ class _Linears:
 
     def _error(self, rounded: Compensated, factor: Factor, rows: Tensor) -> float:
         """The squared output error of some outputs, without the part of the damping."""
-        difference = rounded.of_rows(rows).values * self._choice.pre_quant_scale - self._target[rows]
-        return max(0.0, float(rounded.errors[rows].sum() - factor.damping * difference.square().sum()))
+        return factor.undamped_error(rounded.of_rows(rows).values * self._choice.pre_quant_scale - self._target[rows])
 
     def _nearest_difference(self, rows: Tensor) -> Tensor:
         """The weight error (rows, in) of rounding some outputs to the nearest."""
@@ -155,6 +155,5 @@ def _compensated(weight: Tensor, scale: Tensor, factor: Factor, grid: Grid) -> C
     return Compensated(
         torch.cat([part.levels for part in parts]),
         torch.cat([part.steps for part in parts]),
-        torch.cat([part.errors for part in parts]),
         grid.unit,
     )

@@ -15,7 +15,7 @@ from trtforge.core.cache_entry import About
 from trtforge.core.config_model import Config
 from trtforge.core.device import UsableDevice, usable_device
 from trtforge.core.dtypes import ModelDtype
-from trtforge.core.errors import ForgeError
+from trtforge.core.errors import ForgeError, UsageError
 from trtforge.core.manifest import FileRecord, Identity
 from trtforge.core.parallel import Parallel
 from trtforge.core.progress import Progress, Silent
@@ -26,6 +26,7 @@ from trtforge.core.recipe import (
     KvCacheFormat,
     KvScalingChoice,
     RoundingChoice,
+    RoundingMethod,
 )
 from trtforge.core.sizes import Bytes
 from trtforge.formats.calibration import FILE
@@ -33,7 +34,7 @@ from trtforge.formats.corpus import TokenWindows, token_windows
 from trtforge.formats.hf import open_checkpoint
 from trtforge.formats.quantization_config import require_unquantized
 from trtforge.models.checkpoint_plan import Layout, checkpoint_plan
-from trtforge.models.formats import FORMATS, kv_scaling, rounding_method
+from trtforge.models.formats import FORMATS, kv_scaling, measured, rounding_method
 from trtforge.models.registry import family_of_checkpoint
 from trtforge.plan.accounting import check_sources
 from trtforge.plan.legality import require_legal
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from trtforge.calibrate.layer import Needs
 
 TOKENS_AT_ONCE = 1024  # enough for efficient matrix products
-CalibratedFormat = Literal["none", "fp8", "int4_awq", "w4a8_awq", "int8_sq", "nvfp4"]
+CalibratedFormat = Literal["none", "fp8", "int4_awq", "w4a8_awq", "int8_sq", "int4_wo", "nvfp4"]
 
 
 class CalibrateConfig(Config):
@@ -70,9 +71,10 @@ def calibrate(
 
     Raises ForgeError, before the model runs, for an unknown architecture, tensors that do not match config.json, an LM
     head that differs from the embedding it is tied to, a group size that fits no layout, and data that is missing,
-    empty or of another vocabulary; for a rounding that the format does not have (UsageError).
+    empty or of another vocabulary; for a rounding that the format does not have or that needs no calibration
+    (UsageError).
     """
-    rounding_method(config.format, config.rounding)
+    require_measured(config)
     checkpoint = open_checkpoint(source)
     require_unquantized(checkpoint.config, "its scales are fixed, a calibration would change nothing")
     family = family_of_checkpoint(checkpoint)
@@ -127,6 +129,20 @@ def calibrate(
     return produce(out, identity, write, force=force, cache=cache_for(about))
 
 
+def rounding_here(config: CalibrateConfig) -> RoundingMethod:
+    """How the calibration rounds weights: it has data, so the default is never that of a format without."""
+    return rounding_method(config.format, config.rounding, data=True)
+
+
+def require_measured(config: CalibrateConfig) -> None:
+    """Raises UsageError for a rounding that the format does not have, or for which nothing has to be measured."""
+    if config.format != "none" and not measured(config.format, rounding_here(config)):
+        raise UsageError(
+            f"--rounding {config.rounding} of {config.format} needs no calibration",
+            hint="Leave --rounding out, or convert without a calibration.",
+        )
+
+
 def _require_positions(windows: TokenWindows, positions: int) -> None:
     longest = max(map(len, windows.windows))
     if longest > positions:
@@ -154,7 +170,7 @@ def needs_of(config: CalibrateConfig) -> "Needs":
     from trtforge.calibrate.layer import Needs
 
     wanted = FORMATS[config.format]
-    compensated = rounding_method(config.format, config.rounding) == "compensated"
+    compensated = rounding_here(config) == "compensated"
     return Needs(
         magnitudes=wanted.static_activations,
         kv_cache=config.kv_cache != "none",
@@ -163,6 +179,7 @@ def needs_of(config: CalibrateConfig) -> "Needs":
         clip=wanted.smoothing == "awq" and config.awq_clip,
         compensated=compensated,
         nvfp4=compensated and wanted.rounding == "nvfp4",
+        whole_rows=compensated and wanted.rounding is None,
         channels=wanted.smoothing is not None and wanted.static_activations,
         group_size=config.group_size,
     )
@@ -188,7 +205,7 @@ def _identity(
             "kv_cache": config.kv_cache,
             "group_size": config.group_size,
             "awq_clip": config.awq_clip,
-            "rounding": rounding_method(config.format, config.rounding),
+            "rounding": rounding_here(config),
             "device": device,
             "forward_dtype": dtype,
             "search_dtype": search_dtype(device) if needs_of(config).awq or needs_of(config).nvfp4 else None,

@@ -215,7 +215,7 @@ def _require_calibrated(quant: str, hf_dir: str) -> None:
     """Raise UsageError for a format that is converted to without a calibration."""
     from trtforge.models.formats import FORMATS
 
-    if quant in FORMATS and quant != "none" and not FORMATS[quant].calibrated:
+    if quant in FORMATS and quant != "none" and not FORMATS[quant].calibrated and len(FORMATS[quant].methods) == 1:
         raise UsageError(
             f"--quant {quant} needs no calibration",
             hint=f"Run `trtforge convert {quote(hf_dir)} CHECKPOINT --quant {quant}`.",
@@ -224,14 +224,15 @@ def _require_calibrated(quant: str, hf_dir: str) -> None:
 
 def _require_consistent(config: "CalibrateConfig", gate: str | None, *, sensitivity: bool, measure: bool) -> None:
     """Raise UsageError for options that exclude one another."""
-    from trtforge.models.formats import FORMATS, rounding_method
+    from trtforge.calibrate.stage import require_measured
+    from trtforge.models.formats import FORMATS
 
     if config.format == "none" and config.kv_cache == "none":
         raise UsageError("--quant none without --kv-cache: nothing needs a calibration", hint="Give one of them.")
     if FORMATS[config.format].smoothing != "awq" and (config.awq_clip or config.group_size != 128):
         option = "--awq-clip" if config.awq_clip else "--group-size"
         raise UsageError(f"{option} applies only to AWQ formats, not to --quant {config.format}", hint="Leave it out.")
-    rounding_method(config.format, config.rounding)
+    require_measured(config)
     if gate is not None and not sensitivity:
         raise UsageError("--gate without --sensitivity", hint="To check a checkpoint, run `trtforge verify --gate`.")
     if measure and not sensitivity:
@@ -243,3 +244,8 @@ def _require_consistent(config: "CalibrateConfig", gate: str | None, *, sensitiv
         )
     if sensitivity and config.format == "none":
         raise UsageError("--sensitivity without a weight format", hint="Give a format other than none to --quant.")
+    if sensitivity and FORMATS[config.format].rounding is None:
+        raise UsageError(
+            f"--sensitivity is not available for {config.format}, whose weights TensorRT-LLM's build rounds",
+            hint="Run `trtforge verify CHECKPOINT --against HF_DIR --layers` for the error of each layer.",
+        )

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from trtforge.core.errors import ForgeError
 from trtforge.formats.finite import first_nonfinite, is_nan
 from trtforge.formats.shards import StoredTensor
-from trtforge.models.content import Content, Quantized
+from trtforge.models.content import Content, Quantized, WeightOnly
 
 _LOG = logging.getLogger(__name__)
 
@@ -49,4 +49,5 @@ class FiniteWeights:
 
 def rounded_sources(contents: Iterable[Content]) -> frozenset[str]:
     """Names of the source tensors that are quantised."""
-    return frozenset(piece.source for content in contents if isinstance(content, Quantized) for piece in content.pieces)
+    quantized = (content for content in contents if isinstance(content, Quantized | WeightOnly))
+    return frozenset(piece.source for content in quantized for piece in content.pieces)

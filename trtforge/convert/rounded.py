@@ -67,20 +67,33 @@ def rounded_part(
     Raises ForgeError for a scale that is not a finite number above zero.
     """
     columns = slice(cut.cols.start // packing.inputs, cut.cols.stop // packing.inputs)
-    pairs = range(rows.start // packing.outputs, -(-rows.stop // packing.outputs))
-    packed = _rows(reader, rounded.codes, pairs)[:, columns]
     if rows.start % packing.outputs or rows.stop % packing.outputs:
-        first = rows.start - 2 * pairs.start
-        packed = pack_int4(unpack_int4(packed)[first : first + len(rows)])
+        packed = pack_int4(rounded_columns(reader, rounded, rows, cut))
+    else:
+        packed = _rows(reader, rounded.codes, range(rows.start // packing.outputs, rows.stop // packing.outputs))
+        packed = packed[:, columns]
     groups = slice(cut.cols.start // packing.group_size, cut.cols.stop // packing.group_size)
-    scales = _rows(reader, rounded.scales, rows)[:, groups]
+    return packed, rounded_scales(reader, rounded, rows)[:, groups]
+
+
+def rounded_columns(reader: RowReader, rounded: RoundedWeight, rows: range, cut: Cut) -> Tensor:
+    """(rows, columns) int8 INT4 codes of some rows in a rank's columns."""
+    pairs = range(rows.start // 2, -(-rows.stop // 2))
+    packed = _rows(reader, rounded.codes, pairs)[:, cut.cols.start : cut.cols.stop]
+    first = rows.start - 2 * pairs.start
+    return unpack_int4(packed)[first : first + len(rows)]
+
+
+def rounded_scales(reader: RowReader, rounded: RoundedWeight, rows: range) -> Tensor:
+    """(rows, groups) scales. Raises ForgeError for one that is not a finite number above zero."""
+    scales = _rows(reader, rounded.scales, rows)
     numbers = scales.float()
     if not bool((numbers.isfinite() & (numbers > 0)).all()):
         raise ForgeError(
             f"{rounded.scales.file}: {rounded.scales.spec.name} holds a scale that is not a finite number above zero",
             hint="The calibration is damaged or was edited: calibrate again with --force.",
         )
-    return packed, scales
+    return scales
 
 
 def _rows(reader: RowReader, stored: StoredTensor, rows: range) -> Tensor:

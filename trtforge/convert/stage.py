@@ -38,8 +38,10 @@ from trtforge.formats.tokenizer import require_tokenizer
 from trtforge.formats.trtllm import CONFIG_FILE, LAYERS_FILE, CheckpointConfig
 from trtforge.models.checkpoint_config import checkpoint_config
 from trtforge.models.checkpoint_plan import CheckpointPlan, Layout, checkpoint_plan
+from trtforge.models.content import WeightOnly
 from trtforge.models.formats import FORMATS
 from trtforge.models.registry import family_of_checkpoint
+from trtforge.models.weight_only import holds_part, row_parts
 from trtforge.plan.accounting import check_sources
 from trtforge.plan.legality import require_legal
 from trtforge.plan.network_rules import unbuildable
@@ -140,10 +142,12 @@ def convert(
 def _identity(config: ConvertConfig, conversion: "Conversion", source: Path, tokenizer: Sequence[Path]) -> Identity:
     """What decides the checkpoint before its weights are read."""
     calibrated = conversion.calibration
+    rounding = {"rounding": "compensated"} if conversion.layout.compensated else {}
     return Identity(
         stage="checkpoint",
         config=config.model_dump(mode="json", exclude={"formats", "budget"} if config.budget is None else set())
-        | {name: getattr(conversion.layout, name) for name in ("group_size", "dtype", "quant", "kv_cache")},
+        | {name: getattr(conversion.layout, name) for name in ("group_size", "dtype", "quant", "kv_cache")}
+        | rounding,
         inputs={CONFIG_FILE: file_digest(conversion.checkpoint.config.path)}
         | {path.name: file_digest(path) for path in quantization_files(source)}
         | {f"{TOKENIZER_DIRECTORY}/{path.name}": file_digest(path) for path in tokenizer}
@@ -172,10 +176,12 @@ def plan_conversion(config: ConvertConfig, source: Path, calibration: Path | Non
     facts = family.facts(checkpoint.config)
     calibrated = _calibration(calibration, config, checkpoint, layout)
     if calibrated is not None:
-        layout = replace(layout, group_size=calibrated.group_size)
+        compensated = calibrated.quant == config.quant == "int4_wo"
+        layout = replace(layout, group_size=calibrated.group_size, compensated=compensated)
     require_legal(family, facts, layout)
     plan = checkpoint_plan(family, facts, layout)
     check_sources(checkpoint, family, facts, plan)
+    _require_parts(plan, layout)
     if layout.source:
         from trtforge.convert.repacking import check_values
 
@@ -269,7 +275,8 @@ def _calibration(
         raise ForgeError(
             f"{directory} has no scales for an int8 KV cache", hint=f"Run {command} and give --calibration CALIBRATION."
         )
-    if not calibrated and (config.kv_cache == "none" or not calibration.has_kv_cache):
+    rounded = calibration.quant == config.quant and "compensated" in FORMATS[config.quant].methods
+    if not calibrated and not rounded and (config.kv_cache == "none" or not calibration.has_kv_cache):
         raise ForgeError(
             f"{directory} is not needed with --quant {config.quant} and --kv-cache {config.kv_cache}",
             hint=f"Give --quant {calibration.quant}, or leave --calibration out."
@@ -277,6 +284,23 @@ def _calibration(
             else "Give a --kv-cache, or leave --calibration out.",
         )
     return calibration
+
+
+def _require_parts(plan: CheckpointPlan, layout: Layout) -> None:
+    """Raises ForgeError if a rank gets so few columns of a weight that its build would find other codes.
+
+    Of weight-only formats: the build rounds them, with a scale for the columns of a rank.
+    """
+    for target in plan.targets:
+        for piece in target.content.pieces if isinstance(target.content, WeightOnly) else ():
+            inputs = piece.shape[0 if piece.transposed else 1]
+            for cut in piece.cuts:
+                if cut.rows and len(cut.cols) < inputs and not holds_part(cut.cols, inputs):
+                    raise ForgeError(
+                        f"{piece.source}: {len(cut.cols)} of {inputs} inputs on a rank are too few for the codes of "
+                        f"the calibration, which are for {row_parts(inputs)} ranks at most",
+                        hint="Use fewer ranks, or leave --calibration out (quantization.rounding: nearest).",
+                    )
 
 
 def _require_same_model(calibration: Calibration, checkpoint: HfCheckpoint, digests: Mapping[str, str]) -> None:

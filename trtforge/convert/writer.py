@@ -39,6 +39,7 @@ from trtforge.models.content import (
     StoredScalar,
     StoredScalarRows,
     Target,
+    WeightOnly,
     sources_of,
 )
 from trtforge.models.split import Cut
@@ -164,6 +165,8 @@ class _Execution:
                     self._piece(piece, encode)
                 for rank, rows in enumerate(padding):
                     self._emit(np.zeros(rows * target.spec.row_bytes, np.uint8), rank)
+            case WeightOnly(pieces=pieces):
+                self._weight_only(target.spec, pieces)
             case Absorbed():
                 self._absorbed(target.content, target.spec.dtype)
             case Quantized():
@@ -177,6 +180,20 @@ class _Execution:
                 self._small(content)
             case _:
                 self._computed(target.content)
+
+    def _weight_only(self, target: TensorSpec, pieces: tuple[Piece, ...]) -> None:
+        from trtforge.convert.weight_only import RoundedRows
+
+        for piece in pieces:
+            content = Cast((piece,), (0,) * len(self.writers))
+            with RoundedRows(piece, self.calibration, target.dtype) as rounded:
+                if not rounded.found:
+                    self._piece(piece, self._caster(target, content))
+                    continue
+                for read in piece_reads(piece, self.sources):
+                    self.slabs.take(read)
+                    for rank, cut, rows in _shares(piece, read.rows):
+                        self._emit(rounded.part(rows, cut), rank)
 
     def _piece(self, piece: Piece, encode: "Encode") -> None:
         dtype = self.sources[piece.source].spec.dtype

@@ -56,6 +56,11 @@ class CalibrationConfig(Config):
     batch_size: int = Field(defaults.CALIBRATION_BATCH_SIZE, ge=1, description="Samples per forward pass.")
     seed: int = Field(0, description="Random seed for drawing samples.")
 
+    @property
+    def named(self) -> bool:
+        """Whether the data were named, not left to the default."""
+        return "data" in self.model_fields_set
+
 
 class QuantizationConfig(Config):
     """Number formats of weights, activations and the KV cache."""
@@ -82,7 +87,7 @@ class QuantizationConfig(Config):
     rounding: RoundingChoice = Field(
         "auto",
         description="Rounding of 4-bit weights: nearest (as ModelOpt), compensated (later columns make up for errors), "
-        "or auto: compensated.",
+        "or auto: compensated; of int4_wo only if calibration.data is given.",
     )
     memory: Bytes | None = Field(
         None, description="Memory limit of calibration, such as 16GB; hidden states are kept on disk."
@@ -267,7 +272,11 @@ def _with_paths_from(recipe: Recipe, base: Path) -> Recipe:
         update={
             "model": recipe.model.model_copy(update={"source": _resolve(recipe.model.source, base)}),
             "quantization": recipe.quantization.model_copy(
-                update={"calibration": calibration.model_copy(update={"data": _resolve(calibration.data, base)})}
+                update={
+                    "calibration": calibration.model_copy(
+                        update={"data": _resolve(calibration.data, base)} if calibration.named else {}
+                    )
+                }
             ),
             "gate": gate_from(recipe.gate, base),
             "engine": recipe.engine.model_copy(update={"features": _features_from(recipe.engine.features, base)}),

@@ -11,7 +11,7 @@ from trtforge.core.parallel import Parallel
 from trtforge.core.recipe import KvCacheFormat, QuantFormat
 from trtforge.formats.quantized_source import QuantizedSource
 from trtforge.formats.shards import TensorSpec
-from trtforge.models.content import Absorbed, Cast, KvScale, Piece, Target, pieces_of
+from trtforge.models.content import Absorbed, Cast, KvScale, Piece, Target, WeightOnly, pieces_of
 from trtforge.models.exclusions import excluded_modules
 from trtforge.models.expert_split import expert_cuts
 from trtforge.models.family import (
@@ -46,6 +46,7 @@ class Layout:
     `exclude_modules`: patterns of Hugging Face names of linear layers that are not quantised.
     `shared_pre_quant_scale`: linears that read one input share a scale even if engines run them separately (gate, up).
     `formats`: of mixed precision, linear layers by full Hugging Face name whose format is not `quant`.
+    `compensated`: of a weight-only format, a calibration has the codes that TensorRT-LLM's build is to find.
     """
 
     parallel: Parallel
@@ -59,6 +60,7 @@ class Layout:
     source: QuantizedSource | None = None
     exclude_modules: tuple[str, ...] = ()
     formats: tuple[tuple[str, QuantFormat], ...] = ()
+    compensated: bool = False
 
 
 @dataclass(frozen=True)
@@ -223,7 +225,11 @@ class _Planner:
         height = sum(piece.cuts[0].height for piece in pieces[: len(row.parts)])
         name, each, width = prefix + row.target, experts // ep, len(pieces[0].cuts[0].cols)
         if not self.rounds:
-            yield self._cast(f"{name}.weight", tuple(pieces), (each, height, width), stage)
+            shape = (each, height, width)
+            if self._weight_only(tuple(module for modules in groups for module in modules)):
+                yield Target(TensorSpec(f"{name}.weight", self.dtype, shape), stage, WeightOnly(tuple(pieces)))
+            else:
+                yield self._cast(f"{name}.weight", tuple(pieces), shape, stage)
             return
         of_rank = [tuple(groups[rank % ep * each : (rank % ep + 1) * each]) for rank in range(self.tp)]
         shared = tuple(modules for modules in groups for _ in row.parts)
@@ -248,11 +254,17 @@ class _Planner:
                 readers = tuple(source + part.module for r in self._reading_with(row) for part in r.parts)
             matrix = Matrix(name, weights, shape, shared, readers, ((shared[0],),) * self.tp)
             yield from quantized_targets(matrix, wanted, self.layout.group_size, self.dtype, stage)
+        elif row.quantized and self._weight_only(modules):
+            yield Target(TensorSpec(f"{name}.weight", self.dtype, shape), stage, WeightOnly(weights))
         else:
             suffix = "" if row.bare else ".weight"
             yield self._cast(f"{name}{suffix}", weights, shape, stage, dtype=row.dtype)
         if biased:
             yield self._bias(row, name, source, stage)
+
+    def _weight_only(self, modules: tuple[str, ...]) -> bool:
+        """Whether TensorRT-LLM's build is to find the codes of a calibration in the weights of `modules`."""
+        return self.layout.compensated and self.format.rounding is None and not self.excluded.issuperset(modules)
 
     def _weight(self, row: Linear, part: Part, source: str, columns: int) -> Piece:
         shape = (self._module_rows(part), columns)

@@ -39,6 +39,14 @@ class Cast:
 
 
 @dataclass(frozen=True)
+class WeightOnly:
+    """The pieces concatenated by rows and cast, for TensorRT-LLM's build to round: where the calibration has codes,
+    the values that the build rounds to these."""
+
+    pieces: tuple[Piece, ...]
+
+
+@dataclass(frozen=True)
 class Absorbed:
     """For each of a rank's `heads`: (k_nope^T q_nope) (kv_lora, q_lora), then the rotary rows of the query.
 
@@ -166,6 +174,7 @@ StoredContent = Repacked | Rescaled | StoredScalar | StoredScalarRows | StoredPr
 
 Content = (
     Cast
+    | WeightOnly
     | Absorbed
     | Quantized
     | QuantizedScales
@@ -184,7 +193,7 @@ def pieces_of(content: Content) -> tuple[Piece, ...]:
             return query, key
         case Repacked(pieces=pieces) | Rescaled(pieces=pieces):
             return pieces
-        case Cast(pieces=pieces) | Quantized(pieces=pieces):
+        case Cast(pieces=pieces) | WeightOnly(pieces=pieces) | Quantized(pieces=pieces):
             return pieces
         case _:
             return ()

@@ -26,7 +26,7 @@ class NumberFormat:
     """A format of the decoder's linear layers.
 
     `rounding` None: conversion does not quantise weights. `static_activations`: inputs have a calibrated, static scale.
-    `methods`: how its weights can be rounded, the default first.
+    `methods`: how its weights can be rounded, the default first: of a weight-only format, without calibration data.
     """
 
     algorithm: str | None
@@ -49,7 +49,7 @@ FORMATS: dict[QuantFormat, NumberFormat] = {
     "w4a8_awq": NumberFormat("W4A8_AWQ", "int4", "awq", static_activations=True, methods=("compensated", "nearest")),
     "int8_sq": NumberFormat("W8A8_SQ_PER_CHANNEL", "int8", "smoothquant", static_activations=True),
     "int8_wo": NumberFormat("W8A16"),
-    "int4_wo": NumberFormat("W4A16"),
+    "int4_wo": NumberFormat("W4A16", methods=("nearest", "compensated")),
     "nvfp4": NumberFormat("NVFP4", "nvfp4", static_activations=True, methods=("compensated", "nearest")),
 }
 MIXED_FORMATS: tuple[QuantFormat, ...] = ("int4_awq", "fp8", "none")
@@ -67,6 +67,11 @@ def kv_scaling(kv_cache: KvCacheFormat, choice: KvScalingChoice) -> KvScaling:
     return choice if kv_cache != "none" else "largest"
 
 
+def measured(quant: QuantFormat, rounding: RoundingMethod) -> bool:
+    """Whether weights that are rounded in this way need a calibration."""
+    return FORMATS[quant].calibrated or rounding == "compensated"
+
+
 def algorithm_of(quantization: Quantization) -> str | None:
     """The algorithm of a checkpoint's linear layers; of mixed precision the one with the fewest bits."""
     if quantization.quant_algo != MIXED_PRECISION:
@@ -74,11 +79,14 @@ def algorithm_of(quantization: Quantization) -> str | None:
     return BUDGETED
 
 
-def rounding_method(quant: QuantFormat, choice: RoundingChoice) -> RoundingMethod:
-    """How the weights of a format are rounded if `choice` is asked for. Raises UsageError if the format has no such."""
+def rounding_method(quant: QuantFormat, choice: RoundingChoice, *, data: bool = False) -> RoundingMethod:
+    """How the weights of a format are rounded if `choice` is asked for. Raises UsageError if the format has no such.
+
+    `data`: calibration data were named, so that also int4_wo is compensated unless `choice` says otherwise.
+    """
     methods = FORMATS[quant].methods
     if choice == "auto":
-        return methods[0]
+        return "compensated" if data and "compensated" in methods else methods[0]
     if choice not in methods:
         able = " and ".join(name for name, known in FORMATS.items() if choice in known.methods)
         raise UsageError(

@@ -12,8 +12,9 @@ from trtforge.formats.hf import cached_source
 from trtforge.formats.trtllm import Quantization
 from trtforge.machine.host import Host
 from trtforge.machine.memory import read_memory
-from trtforge.models.formats import FORMATS, MIXED_FORMATS, rounding_method
+from trtforge.models.formats import FORMATS, MIXED_FORMATS
 from trtforge.pipeline.mixed import require_mixable
+from trtforge.pipeline.stages import rounding_of
 from trtforge.plan.evaluate import evaluate
 from trtforge.plan.evaluation import Evaluation
 from trtforge.plan.fixes import fixes
@@ -63,7 +64,7 @@ def preflight(recipe: Recipe) -> Preflight:
     format does not have. TensorRT-LLM's own rules apply to the tensorrt_llm backend, and to `auto` if the recipe has a
     target.
     """
-    rounding_method(recipe.quantization.format, recipe.quantization.rounding)
+    rounding_of(recipe)
     model = _model_of(recipe)
     if recipe.quantization.budget is not None:
         require_budgeted(recipe)

@@ -3,17 +3,18 @@
 from trtforge.calibrate.stage import CalibrateConfig
 from trtforge.convert.stage import ConvertConfig
 from trtforge.core.recipe import Recipe
-from trtforge.models.formats import FORMATS, kv_scaling, rounding_method
+from trtforge.models.formats import FORMATS, kv_scaling, measured
+from trtforge.pipeline.stages import rounding_of
 
 
 def calibrate_config(recipe: Recipe) -> CalibrateConfig:
     """The calibrate stage's configuration of a recipe."""
-    quant = recipe.quantization
+    quant, rounding = recipe.quantization, rounding_of(recipe)
     return CalibrateConfig.parse(
         {
-            "format": quant.format if FORMATS[quant.format].calibrated else "none",
+            "format": quant.format if measured(quant.format, rounding) else "none",
             "awq_clip": quant.awq_clip,
-            "rounding": rounding_method(quant.format, quant.rounding),
+            "rounding": rounding,
             "memory": quant.memory,
             "kv_cache": quant.kv_cache,
             "kv_scales": kv_scaling(quant.kv_cache, quant.kv_scales),

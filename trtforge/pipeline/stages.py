@@ -3,8 +3,8 @@
 from typing import Literal, get_args
 
 from trtforge.core.errors import ForgeError, UsageError
-from trtforge.core.recipe import Recipe
-from trtforge.models.formats import FORMATS
+from trtforge.core.recipe import Recipe, RoundingMethod
+from trtforge.models.formats import measured, rounding_method
 from trtforge.plan.formats import CACHES
 
 StageName = Literal["calibrate", "convert", "verify", "compile", "package"]
@@ -23,6 +23,12 @@ def selected(recipe: Recipe, first: StageName, last: StageName) -> tuple[StageNa
 
 
 def needs_calibration(recipe: Recipe) -> bool:
-    """Whether the format of the weights or of the KV cache has scaling factors that need calibration samples."""
+    """Whether the weights or the KV cache need calibration samples."""
     quant = recipe.quantization
-    return FORMATS[quant.format].calibrated or CACHES[quant.kv_cache].calibrated
+    return measured(quant.format, rounding_of(recipe)) or CACHES[quant.kv_cache].calibrated
+
+
+def rounding_of(recipe: Recipe) -> RoundingMethod:
+    """How a recipe rounds weights. Raises UsageError for a method that the format does not have."""
+    quant = recipe.quantization
+    return rounding_method(quant.format, quant.rounding, data=quant.calibration.named)

@@ -167,7 +167,8 @@ def _format_problems(model: Model, request: Request) -> Iterator[Problem]:
         yield Problem("format", message, f"Formats: {', '.join(get_args(QuantFormat))}.")
     limit, measured = request.calibration_memory, (WEIGHTS[request.quant], CACHES[request.kv_cache])
     made = stored is not None or model.checkpoint is not None
-    if limit is not None and not made and any(format.calibrated for format in measured):
+    calibrates = request.compensated or any(format.calibrated for format in measured)
+    if limit is not None and not made and calibrates:
         yield from calibration_problems(calibration_needs(model, request), limit)
     if request.kv_cache not in get_args(KvCacheFormat):
         message = f"trtforge does not convert to an {request.kv_cache.upper()} KV cache yet"

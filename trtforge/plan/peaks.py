@@ -93,7 +93,7 @@ def peaks(
     stored, whole = held.stored, held.whole
     batch = activation_bytes(facts, Parallel(), stored.itemsize, data.batch_size * data.sequence_length)
     calibration = None
-    if not quantised and (stored.format.calibrated or held.cache.calibrated):
+    if not quantised and (stored.format.calibrated or compensated or held.cache.calibrated):
         needed = least_calibration(family, facts, whole, stored.itemsize, stored.format, compensated=compensated)
         calibration = batch + _hidden_states(facts, stored, data, limit, needed)
         calibration += largest_layer(whole, stored.itemsize)
@@ -151,7 +151,7 @@ def _search_work(family: Family, facts: Facts, whole: RankWeights, wanted: Weigh
 
     Compensated rounding keeps Gram matrices instead of sketches, also for a format without AWQ.
     """
-    if not wanted.grouped or (wanted.group_size is not None and not compensated):
+    if not compensated and (not wanted.grouped or wanted.group_size is not None):
         return 0
     inputs = [facts.sizes.of(row.inputs) for row in family.linears if row.shares_input is None]
     inputs.append(max(sum(m.count * m.inputs for m in kind.matrices if m.expert) for kind in whole.kinds))

@@ -101,7 +101,8 @@ class Request:
     def compensated(self) -> bool:
         """Whether calibration rounds with compensation."""
         methods = FORMATS[WEIGHTS[self.quant].name].methods
-        return (methods[0] if self.rounding == "auto" else self.rounding) == "compensated"
+        default = "compensated" if self.calibration.named else methods[0]
+        return "compensated" in methods and (default if self.rounding == "auto" else self.rounding) == "compensated"
 
     @property
     def gpu(self) -> Gpu | None:

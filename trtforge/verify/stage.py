@@ -51,7 +51,7 @@ def verify(
     if needs_tokenizer(gate.data):
         require_tokenizer(reference, config.vocab_size)
     if not engine:
-        _check_tensors(candidate, config, source, progress or Silent())
+        _check_tensors(candidate, config, manifest, source, progress or Silent())
     windows = token_windows(
         gate.data,
         reference,
@@ -93,7 +93,9 @@ def _require_same_model(
     return (source_note(candidate), *differing_fields(config, facts)) if foreign else ()
 
 
-def _check_tensors(candidate: Path, config: CheckpointConfig, reference: HfCheckpoint, progress: Progress) -> None:
+def _check_tensors(
+    candidate: Path, config: CheckpointConfig, manifest: Manifest, reference: HfCheckpoint, progress: Progress
+) -> None:
     """Compare copied tensors bit for bit; the logits cover quantised and repacked ones."""
     from trtforge.verify.tensors import check_tensors
 
@@ -101,7 +103,13 @@ def _check_tensors(candidate: Path, config: CheckpointConfig, reference: HfCheck
     if layout is not None:
         source, facts = read_quantized_source(reference.config), family.facts(reference.config)
         excluded = () if source or config.quantization.quantized_layers else modules_excluded_by(config, family, facts)
-        layout = replace(layout, source=source, exclude_modules=excluded, formats=formats_in(config, family, facts))
+        layout = replace(
+            layout,
+            source=source,
+            exclude_modules=excluded,
+            formats=formats_in(config, family, facts),
+            compensated=manifest.identity.config.get("rounding") == "compensated",
+        )
         plan = checkpoint_plan(family, facts, layout)
         check_tensors(candidate, reference, plan, layout, progress)
 
