@@ -206,7 +206,11 @@ class LayerObserver:
         names = tuple(part.module.format(expert) for part in reversed(row.parts))
         heights = (len(stored) // len(names),) * len(names)
         statistics = self._of_expert(row.target, expert, stored.shape[1], stored.device)
-        return Input(statistics, names, heights, stored.float, Int4Grid(self._needs.group_size))
+        grid: Grid = Int4Grid(self._needs.group_size)
+        if self._needs.nvfp4:  # gate and up share one scale
+            scale = nvfp4_global_scale(stored.abs().amax().float().reshape(1))
+            grid = Nvfp4Grid(scale.expand(len(stored)))
+        return Input(statistics, names, heights, stored.float, grid)
 
     def _expert_tensor(self, row: Experts) -> Tensor:
         """(experts, out, in): gate and up, or down, of all experts."""
