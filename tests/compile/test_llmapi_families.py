@@ -165,6 +165,21 @@ def test_no_release_builds_engines_of_them(name: str, tmp_path: Path) -> None:
         engine_plan_for(read_checkpoint_config(made), config, made, tmp_path / "x", CompileOptions())
 
 
+def test_a_compressed_cache_stays_unquantised(tmp_path: Path) -> None:
+    with pytest.raises(ForgeError, match="deepseek_v3 caches compressed keys and values"):
+        convert(ConvertConfig(kv_cache="fp8"), saved("deepseek_v3", tmp_path / "hf"), tmp_path / "checkpoint")
+
+
+def test_slow_links_are_a_warning(tmp_path: Path) -> None:
+    model = find_model(str(saved("glm4_moe", tmp_path / "hf")))
+    engine = {"backend": "llmapi", "max_seq_len": 64, "max_batch_size": 2, "target": {"gpu": "l40s"}}
+    found = evaluate(model, asked(model, recipe={"engine": engine}, tp=2))
+    assert found.legal
+    assert "tp 2 goes over PCIe on l40s: two all-reduces a layer. Pipeline parallelism sends far less data." in (
+        found.warnings
+    )
+
+
 def test_awq_without_a_norm_before_attention_is_refused(tmp_path: Path) -> None:
     made = _rounded(Exaone4Config, **SIZES, sliding_window=None, layer_types=["full_attention"] * 2)
     with pytest.raises(ForgeError, match="cannot be folded into a normalisation"):
