@@ -61,6 +61,11 @@ def export_for_tensorrt_llm(model: Any, directory: Path, tp: int) -> None:
         )
 
 
+def nvfp4_values(stored: dict[str, Tensor], module: str) -> Tensor:
+    """The float32 weight of a module, read by ModelOpt's own class of NVFP4 tensors."""
+    return _nvfp4(stored, module)
+
+
 def dense(format_: str, stored: dict[str, Tensor]) -> torch.nn.Module:
     """The float32 model that a checkpoint for Hugging Face stands for."""
     read = {"fp8": _fp8, "int4_awq": _int4, "nvfp4": _nvfp4}[format_]

@@ -204,6 +204,26 @@ def fp8_one_scale(module: str, weight: Tensor) -> tuple[Stored, Tensor]:
     return {"weight": quantised, "weight_scale": scale}, quantised.float() * scale
 
 
+def fp8_blocks(rows: int, columns: int) -> Pack:
+    """DeepSeek's FP8: a float32 scale for each block; a block at an edge may be smaller. It means bfloat16 weights."""
+
+    def pack(module: str, weight: Tensor) -> tuple[Stored, Tensor]:
+        scales = torch.empty(-(-weight.shape[0] // rows), -(-weight.shape[1] // columns))
+        codes, meant = torch.empty(weight.shape, dtype=FP8), torch.empty(weight.shape)
+        for row in range(scales.shape[0]):
+            for column in range(scales.shape[1]):
+                block = slice(row * rows, (row + 1) * rows), slice(column * columns, (column + 1) * columns)
+                scales[row, column] = weight[block].abs().amax() / 448
+                codes[block] = (weight[block] / scales[row, column]).to(FP8)
+                meant[block] = (codes[block].float() * scales[row, column]).bfloat16().float()
+        return {"weight": codes, "weight_scale_inv": scales}, meant
+
+    return pack
+
+
+BLOCKS = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+
+
 def compressed(format_: str, weights: str, inputs: str | None, **more: Any) -> dict[str, Any]:
     """compressed-tensors' `quantization_config`; `weights` and `inputs` are strategies."""
     float8 = {"num_bits": 8, "type": "float", "symmetric": True}

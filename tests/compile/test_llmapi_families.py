@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
+    AutoModelForCausalLM,
     Exaone4Config,
     Gemma3Config,
     Gemma3ForConditionalGeneration,
@@ -19,6 +20,7 @@ from transformers import (
 from tests.calibrate.test_modelopt import SIZES, _rounded
 from tests.compile.test_llmapi import IDS, LLMAPI, tensors_of
 from tests.families import TINY
+from tests.modelopt import nvfp4_values
 from tests.plan.models import asked
 from tests.runtime.converted import computed, error
 from trtforge.calibrate.stage import CalibrateConfig, calibrate
@@ -30,9 +32,11 @@ from trtforge.formats.trtllm import CARRIED_FILE, read_checkpoint_config
 from trtforge.models.registry import family_of
 from trtforge.plan.evaluate import evaluate
 from trtforge.plan.model import find_model
+from trtforge.runtime.linears import nvfp4_linear
 
 FAMILIES = ("deepseek_v3", "exaone4", "glm4_moe")
 WITH_MTP = ("deepseek_v3", "glm4_moe")
+QUANTISED = [*((name, "fp8") for name in FAMILIES), ("exaone4", "nvfp4"), ("glm4_moe", "nvfp4")]
 
 
 def saved(name: str | PreTrainedModel, directory: Path) -> Path:
@@ -65,7 +69,7 @@ def quantised(name: str | PreTrainedModel, quant: str, tmp_path: Path, **layout:
     return made, compile_engine(LLMAPI, made, tmp_path / "engine").path
 
 
-@pytest.mark.parametrize(("name", "quant"), [*((name, "fp8") for name in FAMILIES), ("exaone4", "nvfp4")])
+@pytest.mark.parametrize(("name", "quant"), QUANTISED)
 def test_the_quantised_weights_are_near_the_models(name: str, quant: str, tmp_path: Path) -> None:
     _, out = quantised(name, quant, tmp_path, tp=2)
     found, source = tensors_of(out), tensors_of(tmp_path / "hf")
@@ -75,11 +79,55 @@ def test_the_quantised_weights_are_near_the_models(name: str, quant: str, tmp_pa
     assert "model.layers.1.self_attn.o_proj" in quantised_modules
     matrices = {key.removesuffix(".weight") for key, tensor in source.items() if tensor.dim() == 2}
     assert matrices - quantised_modules == set(described["exclude_modules"]) & matrices
-    if quant == "fp8":
-        for module in quantised_modules:
-            weight, original = f"{module}.weight", source[f"{module}.weight"].float()
-            made = found[weight].float() * found[f"{module}.weight_scale"]
-            assert float((made - original).norm() / original.norm()) < 0.05, module
+    for module in quantised_modules:
+        original = source[f"{module}.weight"].float()
+        if quant == "fp8":
+            made = found[f"{module}.weight"].float() * found[f"{module}.weight_scale"]
+        else:
+            made = nvfp4_values(found, module)
+        assert float((made - original).norm() / original.norm()) < {"fp8": 0.05, "nvfp4": 0.15}[quant], module
+    if name in WITH_MTP:
+        assert "model.layers.2.mlp.experts.5.down_proj" in quantised_modules
+
+
+def test_nvfp4_experts_compute_what_their_codes_stand_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In every layout; compared with ModelOpt's reading of the codes where activations are not rounded."""
+    save_file({"input_ids": IDS}, tmp_path / "ids.safetensors")
+    data = CalibrationConfig(data=str(tmp_path / "ids.safetensors"), samples=8, sequence_length=64)
+    config = CalibrateConfig.model_validate({"format": "nvfp4", "data": data})
+    source = saved("glm4_moe", tmp_path / "hf")
+    calibration = calibrate(config, source, tmp_path / "calibration").path
+    ids, found = IDS[0, :40].tolist(), []
+    for number, layout in enumerate(({}, {"tp": 2}, {"tp": 2, "ep": 2})):
+        values = {"quant": "nvfp4", "dtype": "float32", **layout}
+        out = tmp_path / f"ck{number}"
+        made = convert(ConvertConfig.parse(values, "test"), source, out, calibration=calibration).path
+        found.append(computed(made, ids)[0])
+    for other in found[1:]:
+        assert error(other, found[0]) < 1e-3
+    stored = tensors_of(compile_engine(LLMAPI, made, tmp_path / "engine").path)
+    meant = {name: tensor for name, tensor in stored.items() if not name.endswith(("_scale", "_scale_2"))}
+    for name in [name for name in stored if name.endswith(".weight_scale_2")]:
+        module = name.removesuffix(".weight_scale_2")
+        meant[f"{module}.weight"] = nvfp4_values(stored, module)
+    save_file(meant, source / "model.safetensors", {"format": "pt"})
+    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, attn_implementation="eager")
+    with torch.inference_mode():
+        expected = model(input_ids=torch.tensor([ids])).logits[0]
+    monkeypatch.setattr(nvfp4_linear, "round_to_nvfp4", lambda values, scale: values.float() / scale)
+    assert error(computed(tmp_path / "ck0", ids)[0], expected) < 1e-4
+    for expert in range(8):
+        gate, up = (f"model.layers.2.mlp.experts.{expert}.{part}_proj" for part in ("gate", "up"))
+        assert torch.equal(stored[f"{gate}.weight_scale_2"], stored[f"{up}.weight_scale_2"])
+
+
+@pytest.mark.parametrize("quant", ["fp8_rowwise", "int8_sq", "w4a8_awq"])
+@pytest.mark.parametrize("name", WITH_MTP)
+def test_formats_that_their_experts_lack_are_refused(name: str, quant: str, tmp_path: Path) -> None:
+    model = find_model(str(saved(name, tmp_path / "hf")))
+    engine = {"backend": "llmapi", "max_seq_len": 64, "max_batch_size": 2}
+    problem, *_ = evaluate(model, asked(model, recipe={"engine": engine}, dtype="float16", quant=quant)).problems
+    assert problem.message == f"the LLM API's mixture of experts ({name}) is not known to support {quant}"
 
 
 @pytest.mark.parametrize("name", WITH_MTP)
@@ -115,6 +163,21 @@ def test_no_release_builds_engines_of_them(name: str, tmp_path: Path) -> None:
     config = EngineConfig.parse({"backend": "tensorrt_llm"}, "test")
     with pytest.raises(ForgeError, match="TensorRT-LLM builds no engines for"):
         engine_plan_for(read_checkpoint_config(made), config, made, tmp_path / "x", CompileOptions())
+
+
+def test_a_compressed_cache_stays_unquantised(tmp_path: Path) -> None:
+    with pytest.raises(ForgeError, match="deepseek_v3 caches compressed keys and values"):
+        convert(ConvertConfig(kv_cache="fp8"), saved("deepseek_v3", tmp_path / "hf"), tmp_path / "checkpoint")
+
+
+def test_slow_links_are_a_warning(tmp_path: Path) -> None:
+    model = find_model(str(saved("glm4_moe", tmp_path / "hf")))
+    engine = {"backend": "llmapi", "max_seq_len": 64, "max_batch_size": 2, "target": {"gpu": "l40s"}}
+    found = evaluate(model, asked(model, recipe={"engine": engine}, tp=2))
+    assert found.legal
+    assert "tp 2 goes over PCIe on l40s: two all-reduces a layer. Pipeline parallelism sends far less data." in (
+        found.warnings
+    )
 
 
 def test_awq_without_a_norm_before_attention_is_refused(tmp_path: Path) -> None:

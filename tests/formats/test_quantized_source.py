@@ -174,7 +174,7 @@ GROUP_INPUTS = FP8_INPUTS | {"strategy": "group", "dynamic": True}
         ({"quant_method": "hqq"}, "quant_method hqq is not converted: its packing is not known"),
         ({}, "quant_method unknown is not converted"),
         ("awq", 'an object is expected, not "awq"'),
-        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "FP8 with block scales is not converted"),
+        ({"quant_method": "fp8", "weight_block_size": 128}, "weight_block_size is 128, not rows and columns"),
         ({"quant_method": "fp8", "activation_scheme": "dynamic"}, "activation_scheme is not static"),
         (AWQ | {"version": "gemv"}, "AWQ version gemv is not converted, only gemm is"),
         (AWQ | {"version": "marlin"}, "AWQ version marlin is not converted"),

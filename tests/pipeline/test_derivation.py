@@ -75,15 +75,27 @@ def test_an_impossible_wish_names_the_nearest_legal_choice() -> None:
         derive("Qwen/Qwen2.5-7B-Instruct", Wish(gpu="h1000"), load=no_driver)
 
 
+LARGE = [name for name in known_ids() if name.startswith("deepseek-ai/")]
+"""More than eight GPUs of 80 GB; 61 layers cannot be split into equal pipeline stages."""
+
+
 def test_every_well_known_model_gets_a_recipe_that_can_be_deployed() -> None:
     for model in known_ids():
-        formats(model, Wish(gpu="h100-80gb"))
+        formats(model, Wish(gpu="h200" if model in LARGE else "h100-80gb"))
 
 
 @pytest.mark.parametrize("goal", GOALS)
 def test_every_goal_gives_a_recipe_that_can_be_deployed(goal: Any) -> None:
     for model in known_ids()[::7]:
-        formats(model, Wish(gpu="a100-80gb", goal=goal))
+        formats(model, Wish(gpu="b200" if model in LARGE else "a100-80gb", goal=goal))
+
+
+def test_deepseek_r1_is_served_as_published_where_that_fits() -> None:
+    found = derive("deepseek-ai/DeepSeek-R1", Wish(gpu="h200"), load=no_driver).recipe()
+    assert (found.engine.backend, found.quantization.format, found.quantization.kv_cache) == ("llmapi", "fp8", "none")
+    assert found.parallel.tp == 8
+    with pytest.raises(ForgeError, match="leave no KV cache"):
+        derive("deepseek-ai/DeepSeek-R1", Wish(gpu="h100-80gb"), load=no_driver)
 
 
 def test_the_gpu_of_the_machine_is_found() -> None:

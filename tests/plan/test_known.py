@@ -35,6 +35,7 @@ PARAMETERS = {
     "google/gemma-2-9b": 9_241_705_984,
     "google/gemma-3-27b-it": 27_009_346_304,  # without its vision part
     "microsoft/phi-4": 14_659_507_200,
+    "microsoft/Phi-4-mini-instruct": 3_836_021_760,
 }
 
 
@@ -47,6 +48,16 @@ def test_parameters_add_up(hub_id: str, parameters: int) -> None:
     router = sum(m.weights for block in blocks for m in block.matrices if m.itemsize == 4)  # float32: counted twice
     count = sum(sum(m.weights * m.itemsize for m in block.matrices) + block.other for block in blocks) // 2
     assert count - router - head == parameters
+
+
+def test_the_parameters_of_deepseek_r1_add_up() -> None:
+    """671,026,419,200 without the layer for multi-token prediction; a bias of each expert's choice is float32."""
+    model = known("deepseek-ai/DeepSeek-R1")
+    weights = model.whole("bfloat16")
+    blocks = [weights.first, *(weights.kinds[kind] for kind in weights.layers), weights.last]
+    matrices = sum(matrix.weights for block in blocks for matrix in block.matrices)
+    biases = 58 * 256
+    assert matrices + (sum(block.other for block in blocks) - 4 * biases) // 2 + biases == 671_026_419_200
 
 
 def test_every_known_model_has_a_family_and_is_found_whatever_its_case() -> None:

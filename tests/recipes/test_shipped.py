@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.recipes.shipped import FOR_THE_LLM_API, SHIPPED
+from tests.recipes.shipped import AS_PUBLISHED, FOR_THE_LLM_API, SHIPPED
 from trtforge.core.recipe import Recipe, load_recipe
 from trtforge.formats.hub_data import HubData
 from trtforge.plan.gpus import GPUS_PER_SERVER
@@ -16,6 +16,8 @@ from trtforge.plan.planner import Plan, plan
 from trtforge.plan.request import request_of
 
 REQUESTS = re.compile(r"# ([\d,]+) requests at once, each of up to ([\d,]+) tokens of prompt and ([\d,]+) of answer\.")
+LATENT = re.compile(r"1 KV heads at tp (\d): each is stored \1 times\.")
+"""DeepSeek's latent attention has one compressed head, which every rank holds."""
 MEMORY = re.compile(r"# Calibration takes ([\d.]+) GB of GPU memory, verification ([\d.]+) GB of host memory")
 
 
@@ -76,6 +78,9 @@ def test_the_models_that_people_ask_for_are_there() -> None:
         "mistral-small-3-fp8": ("mistralai/Mistral-Small-24B-Instruct-2501", "fp8", 1, 1),
         "glm-4.5-air-fp8": ("zai-org/GLM-4.5-Air", "fp8", 4, 1),
         "gemma-3-27b-fp8": ("google/gemma-3-27b-it", "fp8", 1, 1),
+        "phi-4-mini-fp8": ("microsoft/Phi-4-mini-instruct", "fp8", 1, 1),
+        "deepseek-r1-fp8": ("deepseek-ai/DeepSeek-R1", "fp8", 8, 1),
+        "deepseek-r1-nvfp4": ("deepseek-ai/DeepSeek-R1", "nvfp4", 8, 1),
     }
 
 
@@ -91,7 +96,10 @@ def test_every_command_of_the_header_is_legal_on_the_gpus_that_it_says(name: str
         assert recipe.parallel.tp * recipe.parallel.pp == command.gpus
         evaluation = planned(recipe).evaluation
         assert evaluation.problems == ()
-        assert evaluation.warnings == ()
+        if name.startswith("deepseek-"):
+            assert [LATENT.fullmatch(warning) is not None for warning in evaluation.warnings] == [True]
+        else:
+            assert evaluation.warnings == ()
         assert (evaluation.full_length_requests or 0) >= recipe.engine.max_batch_size
 
 
@@ -109,7 +117,7 @@ def test_requests_are_as_many_and_as_long_as_the_header_says(name: str) -> None:
     assert (evaluation.full_length_requests or 0) >= batch
 
 
-@pytest.mark.parametrize("name", SHIPPED)
+@pytest.mark.parametrize("name", [name for name in SHIPPED if name not in AS_PUBLISHED])
 def test_the_memory_of_the_build_is_what_the_header_says(name: str) -> None:
     said = MEMORY.search(header(SHIPPED[name]))
     assert said is not None
@@ -118,7 +126,15 @@ def test_the_memory_of_the_build_is_what_the_header_says(name: str) -> None:
     assert said.groups() == (f"{peaks.calibration_gpu / 1e9:.1f}", f"{peaks.verify_host / 1e9:.1f}")
 
 
-@pytest.mark.parametrize("name", SHIPPED)
+@pytest.mark.parametrize("name", AS_PUBLISHED)
+def test_published_weights_are_not_calibrated(name: str) -> None:
+    recipe = load_recipe(SHIPPED[name])
+    assert "Nothing is calibrated, converted or verified" in header(SHIPPED[name])
+    assert planned(recipe).peaks.calibration_gpu is None
+    assert recipe.engine.backend == "llmapi"
+
+
+@pytest.mark.parametrize("name", [name for name in SHIPPED if name not in AS_PUBLISHED])
 def test_calibration_gate_and_features_are_set(name: str) -> None:
     recipe = load_recipe(SHIPPED[name])
     calibration, gate = recipe.quantization.calibration, recipe.gate

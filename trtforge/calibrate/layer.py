@@ -209,7 +209,11 @@ class LayerObserver:
         names = tuple(part.module.format(expert) for part in reversed(row.parts))
         heights = (len(stored) // len(names),) * len(names)
         statistics = self._of_expert(row.target, expert, stored.shape[1], stored.device)
-        return Input(statistics, names, heights, stored.float, self._int4_grid(statistics.channel_amax, row))
+        grid = self._int4_grid(statistics.channel_amax, row)
+        if self._needs.nvfp4:  # gate and up share one scale
+            scale = nvfp4_global_scale(stored.abs().amax().float().reshape(1))
+            grid = Nvfp4Grid(scale.expand(len(stored)))
+        return Input(statistics, names, heights, stored.float, grid)
 
     def _int4_grid(self, inputs: Tensor, *readers: Linear | Experts) -> Grid:
         """The grid of linears that read `inputs`, one value each."""

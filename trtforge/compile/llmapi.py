@@ -28,7 +28,7 @@ from trtforge.formats.quantization_config import read_quantized_source
 from trtforge.formats.trtllm import CheckpointConfig, Quantization
 from trtforge.models.formats import FORMATS
 from trtforge.models.hf_export_plan import require_format
-from trtforge.plan.gpus import Gpu, gpu_named, require_formats
+from trtforge.plan.gpus import Gpu, gpu_named, require_block_scales, require_formats
 from trtforge.plan.limits import EngineLimits, Positions, derive_limits
 from trtforge.plan.llm_api_arguments import LlmApiModel, draft_source, feature_arguments, llm_api_problems
 from trtforge.plan.speculation import stored
@@ -118,18 +118,26 @@ def plan_for_checkpoint(model: CheckpointConfig, config: EngineConfig) -> Llmapi
     return replace(plan, warnings=(*warnings, *plan.warnings))
 
 
-def plan_for_hugging_face(directory: Path, parallel: Parallel, config: EngineConfig) -> LlmapiPlan:
+def plan_for_hugging_face(
+    directory: Path, parallel: Parallel, config: EngineConfig, *, fp8_cache: bool = False
+) -> LlmapiPlan:
     """The plan for a Hugging Face checkpoint as it is.
 
     Raises ForgeError if it is not a checkpoint, if `parallel` cannot split its heads or layers, or if the target GPU
     does not support its format.
     """
-    found = read_config(directory)
+    return plan_for_hf_config(read_config(directory), parallel, config, fp8_cache=fp8_cache)
+
+
+def plan_for_hf_config(
+    found: HfConfig, parallel: Parallel, config: EngineConfig, *, fp8_cache: bool = False
+) -> LlmapiPlan:
+    """As `plan_for_hugging_face`, for the config.json of a checkpoint that need not be on this machine."""
     _require_split(found, parallel)
     warnings = _require_stored_formats(found, gpu_named(config.target.gpu)) if config.target.gpu is not None else ()
     text = _text_config(found)
     windows, facts = Windows.of_hugging_face(found, text), _facts(text, parallel)
-    plan = _plan(_HfPositions.of(found), parallel, config, "hugging_face", windows, facts, fp8_cache=False)
+    plan = _plan(_HfPositions.of(found), parallel, config, "hugging_face", windows, facts, fp8_cache=fp8_cache)
     return replace(plan, warnings=(*warnings, *plan.warnings))
 
 
@@ -173,8 +181,11 @@ def _require_split(config: HfConfig, parallel: Parallel) -> None:
 def _require_stored_formats(config: HfConfig, gpu: Gpu) -> tuple[str, ...]:
     """Check the checkpoint's quantisation against the GPU; a format that trtforge cannot read is a warning.
 
-    The LLM API supports more formats than trtforge (MXFP4, FP8 with block scales), so this is not an error.
+    The LLM API supports more formats than trtforge (MXFP4, for one), so this is not an error.
     """
+    if config.fp8_blocks is not None:
+        require_block_scales(gpu, config.fp8_blocks)
+        return ()
     try:
         stored = read_quantized_source(config)
     except ForgeError as error:

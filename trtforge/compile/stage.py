@@ -37,12 +37,14 @@ from trtforge.plan.limits import EngineLimits, derive_limits
 class CompileOptions:
     """How TensorRT-LLM's builder is run. `container`: image to build in, `none` for this machine; see build_site.py.
 
-    `parallel`: the layout in which the LLM API runs a Hugging Face checkpoint; TensorRT-LLM checkpoints have their own.
+    `parallel`: the layout in which the LLM API runs a Hugging Face checkpoint, `fp8_cache`: whether its KV cache is
+    FP8; TensorRT-LLM checkpoints have their own.
     """
 
     workers: int = 1
     container: str | None = None
     parallel: Parallel | None = None
+    fp8_cache: bool = False
 
 
 EnginePlan = TensorRTPlan | TorchPlan | LlmapiPlan
@@ -54,7 +56,8 @@ def plan_engine(
     """The plan of `compile_engine` for a checkpoint directory, from its config.json alone."""
     if config.backend == "llmapi" and is_hugging_face(checkpoint):
         _require_no_container(options, "llmapi")
-        return llmapi.plan_for_hugging_face(checkpoint, options.parallel or Parallel(), config)
+        parallel = options.parallel or Parallel()
+        return llmapi.plan_for_hugging_face(checkpoint, parallel, config, fp8_cache=options.fp8_cache)
     _require_own_layout(options)
     return engine_plan_for(read_checkpoint_config(checkpoint), config, checkpoint, out, options, machine=machine)
 

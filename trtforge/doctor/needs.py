@@ -128,7 +128,7 @@ def _model(source: Path, gate: GateConfig) -> Model | ForgeError | None:
         architecture=checkpoint.config.architecture,
         parameters=sum(prod(tensor.spec.shape) for tensor in checkpoint.tensors.values()),
         embedding=facts.sizes.vocab * facts.sizes.hidden * (1 if facts.tied_embeddings else 2),
-        stored=sum(tensor.spec.nbytes for tensor in checkpoint.tensors.values()),
+        stored=checkpoint.stored_bytes,
         verification=verify_host_peak(whole, dtype_named(dtype).size, facts, gate),
         transformers=written_by if isinstance(written_by, str) else None,
     )

@@ -14,6 +14,7 @@ from trtforge.core.errors import ForgeError, Repair, first_line
 from trtforge.core.json_text import read_json_object
 from trtforge.core.nearest import nearest_directory
 from trtforge.core.plausible import require_plausible
+from trtforge.formats.block_fp8 import as_bfloat16, fp8_blocks
 from trtforge.formats.shards import StoredTensor, read_header
 from trtforge.formats.source_digest import SourceDigests
 
@@ -128,6 +129,11 @@ class HfConfig:
         kind = scaling.get("rope_type", scaling.get("type", "default"))
         return None if kind == "default" else dict(scaling)
 
+    @property
+    def fp8_blocks(self) -> tuple[int, int] | None:
+        """Rows and columns of the blocks of FP8 with block scales, None in other checkpoints."""
+        return fp8_blocks(self.values, str(self.path))
+
     def partial_rotary(self, default: float) -> float:
         """The fraction of a head's dimensions that is rotated."""
         merged = {**self._rope, **{key: value for key, value in self.values.items() if value is not None}}
@@ -146,7 +152,10 @@ class HfConfig:
 
 @dataclass(frozen=True)
 class HfCheckpoint:
-    """A checkpoint directory, with its config and safetensors headers; no weights are read."""
+    """A checkpoint directory, with its config and safetensors headers; no weights are read.
+
+    FP8 matrices with block scales are bfloat16 matrices in `tensors`, without their scales.
+    """
 
     directory: Path
     config: HfConfig
@@ -157,6 +166,11 @@ class HfCheckpoint:
     def contents(self) -> SourceDigests:
         """The tensors' digests; a reader of tensors may pass it the bytes that it reads."""
         return SourceDigests(self.tensors)
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of all tensors in the files."""
+        return sum(part.spec.nbytes for tensor in self.tensors.values() for part in tensor.parts)
 
     @cached_property
     def digests(self) -> dict[str, str]:
@@ -219,7 +233,8 @@ def open_checkpoint(directory: Path) -> HfCheckpoint:
                 f"{index} puts {name} into {file_name}, which does not hold it",
                 hint="The index and the shards are of different downloads: fetch both again.",
             )
-    return HfCheckpoint(directory, config, tensors, files)
+    block = config.fp8_blocks
+    return HfCheckpoint(directory, config, tensors if block is None else as_bfloat16(tensors, block), files)
 
 
 def is_path(source: str) -> bool:

@@ -28,12 +28,17 @@ def quantization_files(directory: Path) -> tuple[Path, ...]:
 
 
 def read_quantized_source(config: HfConfig) -> QuantizedSource | None:
-    """The quantisation of a checkpoint, None if unquantised. Raises ForgeError if it cannot be repacked."""
+    """The quantisation of a checkpoint, None if unquantised. Raises ForgeError if it cannot be repacked.
+
+    FP8 with block scales counts as unquantised: it is read as bfloat16.
+    """
     values = config.values.get("quantization_config")
     files = {path.name: path for path in quantization_files(config.path.parent)}
     if MODELOPT_FILE in files:
         path = files[MODELOPT_FILE]
         return _modelopt(Values(_read(path).get("quantization"), f"{path}: quantization"))
+    if config.fp8_blocks is not None:
+        return None
     if values is not None:
         return _by_method(Values(values, f"{config.path}: quantization_config"))
     for name, method in _OLD_FILES.items():
@@ -52,9 +57,9 @@ def quantization_method(config: HfConfig) -> str:
 
 
 def require_unquantized(config: HfConfig, why: str) -> None:
-    """Raises ForgeError, with the reason, for a checkpoint that is quantised already."""
+    """Raises ForgeError, with the reason, for a checkpoint that is quantised already and not read as bfloat16."""
     method = quantization_method(config)
-    if method != "none":
+    if method != "none" and config.fp8_blocks is None:
         raise ForgeError(f"{config.path.parent} is already quantised ({method}): {why}", hint=ORIGINAL)
 
 
@@ -212,12 +217,7 @@ def _wildcard(name: str) -> str:
 
 
 def _fp8(values: Values) -> QuantizedSource:
-    """AutoFP8: static, one scale a tensor. DeepSeek's block-scaled FP8 has the same method name."""
-    if values.get("weight_block_size") is not None:
-        raise values.refusal(
-            "FP8 with block scales is not converted: TensorRT-LLM engines have no such layers",
-            "Serve it with TensorRT-LLM's PyTorch backend, or convert a bfloat16 checkpoint with --quant fp8.",
-        )
+    """AutoFP8: static, one scale a tensor."""
     if values.get("activation_scheme") != "static":
         raise values.refusal(
             "activation_scheme is not static: TensorRT-LLM's FP8 needs a static activation scale",

@@ -24,6 +24,7 @@ _MOST_DIMENSIONS = 8
 # Longer writes allocate page cache in blocks of megabytes, which a virtual machine may first have to get back from its
 # host: for 4 GB that took ten times as long as the copy.
 _WRITE_BYTES = 128 << 10
+_DEQUANTIZED_BYTES = 2 << 20  # of the bfloat16 rows that are made at once
 _TRUNCATED = "The download or copy did not finish: fetch the file again."
 
 
@@ -53,6 +54,28 @@ class StoredTensor:
     spec: TensorSpec
     file: Path
     offset: int
+
+    @property
+    def parts(self) -> tuple["StoredTensor", ...]:
+        """The tensors of the file that hold it."""
+        return (self,)
+
+
+@dataclass(frozen=True)
+class BlockScaled(StoredTensor):
+    """An E4M3 matrix with a scale for each `block` (rows, columns), read as the bfloat16 matrix that it means.
+
+    `spec` is that matrix's, `offset` that of the codes.
+    """
+
+    codes: StoredTensor
+    scales: StoredTensor
+    block: tuple[int, int]
+
+    @property
+    def parts(self) -> tuple[StoredTensor, ...]:
+        """Codes and scales."""
+        return (self.codes, self.scales)
 
 
 def raw_header(path: Path) -> bytes:
@@ -164,6 +187,8 @@ class RowReader:
 
     def read_bytes(self, tensor: StoredTensor, first: int, into: memoryview) -> memoryview:
         """As many bytes of `tensor` as fit `into`, from byte `first` of its data on."""
+        if isinstance(tensor, BlockScaled):
+            return self._dequantized(tensor, first, into)
         try:
             descriptor = self._descriptor(tensor.file)
             done = 0
@@ -183,6 +208,24 @@ class RowReader:
         if self._seen is not None:
             self._seen(tensor, first, into)
         return into
+
+    def _dequantized(self, tensor: BlockScaled, first: int, into: memoryview) -> memoryview:
+        """Like `read_bytes`, by slabs of rows."""
+        from trtforge.formats.block_scales import dequantize
+
+        width, high = tensor.spec.row_bytes, tensor.block[0]
+        step, last = max(1, _DEQUANTIZED_BYTES // width), first + len(into)
+        for row in range(first // width, -(-last // width), step):
+            stop = min(row + step, -(-last // width))
+            rows, blocks = range(row, stop), range(row // high, -(-stop // high))
+            codes, scales = self._rows(tensor.codes, rows), self._rows(tensor.scales, blocks)
+            data = dequantize(codes, scales, rows, tensor.spec.shape[1], tensor.scales.spec.dtype.name, tensor.block)
+            begin, end = max(first, row * width), min(last, stop * width)
+            into[begin - first : end - first] = data[begin - row * width : end - row * width]
+        return into
+
+    def _rows(self, tensor: StoredTensor, rows: range) -> memoryview:
+        return self.read(tensor, rows.start, rows.stop, memoryview(bytearray(len(rows) * tensor.spec.row_bytes)))
 
     def _descriptor(self, path: Path) -> int:
         if path not in self._descriptors:

@@ -1,7 +1,7 @@
 """Digests of safetensors files, computed tensor by tensor while conversion reads them, so no byte is read twice.
 
 A file's digest is the BLAKE3 of its header followed by the BLAKE3 of each tensor, in the order of their data. It does
-not depend on the order in which tensors were read.
+not depend on the order in which tensors were read. A matrix with block scales counts as two tensors there.
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,8 @@ class SourceDigests:
     def __init__(self, tensors: Mapping[str, StoredTensor]) -> None:
         self._tensors = tensors
         self._files: dict[Path, list[StoredTensor]] = {}
-        for tensor in sorted(tensors.values(), key=lambda tensor: (tensor.offset, tensor.spec.name)):
+        stored = [part for tensor in tensors.values() for part in tensor.parts]
+        for tensor in sorted(stored, key=lambda tensor: (tensor.offset, tensor.spec.name)):
             self._files.setdefault(tensor.file, []).append(tensor)
         self._progress: dict[str, _Progress] = {}
         self._known: dict[str, bytes] = {}
@@ -47,8 +48,12 @@ class SourceDigests:
 
     def of_tensor(self, name: str) -> bytes:
         """The digest of a tensor. Bytes not hashed yet are read now."""
+        parts = [self._of_stored(part) for part in self._tensors[name].parts]
+        return parts[0] if len(parts) == 1 else blake3(b"".join(parts)).digest()
+
+    def _of_stored(self, tensor: StoredTensor) -> bytes:
+        name = tensor.spec.name
         if name not in self._known:
-            tensor = self._tensors[name]
             slab = memoryview(bytearray(min(_SLAB_BYTES, tensor.spec.nbytes)))
             with RowReader(self.saw) as reader:
                 while name not in self._known:
@@ -60,5 +65,5 @@ class SourceDigests:
         """The digest of a file, in hex. Bytes not hashed yet are read now."""
         hasher = blake3(raw_header(path))
         for tensor in self._files.get(path, ()):
-            hasher.update(self.of_tensor(tensor.spec.name))
+            hasher.update(self._of_stored(tensor))
         return hasher.hexdigest()

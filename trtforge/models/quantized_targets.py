@@ -101,8 +101,8 @@ def quantized_targets(
                 yield tensor_scale("weights_scaling_factor_2", FP8_MAX, smoothed)
                 yield activation_scale(FP8_MAX)
         case "nvfp4":
-            scales = held("weights_scaling_factor", _FP8, (out, inputs // NVFP4_BLOCK))
-            yield from (weight(dtype_named("uint8"), (out, inputs // 2), scales), scales)
+            scales = held("weights_scaling_factor", _FP8, matrix.stacked(out, inputs // NVFP4_BLOCK))
+            yield from (weight(dtype_named("uint8"), matrix.stacked(out, inputs // 2), scales), scales)
             yield tensor_scale("weights_scaling_factor_2", E2M1_MAX * FP8_MAX)
             yield activation_scale(E2M1_MAX * FP8_MAX)
     if wanted.smoothing:

@@ -8,10 +8,19 @@ from pathlib import Path
 from shlex import join, quote
 
 from trtforge.calibrate.stage import calibrate
-from trtforge.compile.stage import CompileOptions, compile_engine, engine_plan_for, require_buildable, warnings_of
+from trtforge.compile.llmapi import plan_for_hf_config
+from trtforge.compile.stage import (
+    CompileOptions,
+    EnginePlan,
+    compile_engine,
+    engine_plan_for,
+    require_buildable,
+    warnings_of,
+)
 from trtforge.convert.stage import ConvertConfig, convert, layout_for
 from trtforge.core.artifact import Produced
 from trtforge.core.errors import ForgeError
+from trtforge.core.parallel import Parallel
 from trtforge.core.progress import Progress
 from trtforge.core.recipe import Recipe
 from trtforge.formats.corpus import require_data
@@ -33,9 +42,11 @@ from trtforge.pipeline.preflight import Preflight, preflight, warn_of_verificati
 from trtforge.pipeline.report import BuildReport, StageReport, weight_compression, write_report
 from trtforge.pipeline.report_facts import planned_facts
 from trtforge.pipeline.stage_configs import calibrate_config, convert_config
-from trtforge.pipeline.stages import STAGES, StageName, needs_calibration
+from trtforge.pipeline.stages import STAGES, StageName, needs_calibration, of_published
+from trtforge.pipeline.summary import light_model
 from trtforge.pipeline.verification import known_metrics, verified
 from trtforge.plan.model import Model
+from trtforge.plan.published import served_as_published
 
 _SOURCE_STAGES = frozenset({"calibrate", "convert", "verify"})
 """The stages that read the Hugging Face checkpoint; the later stages read their artifacts."""
@@ -75,6 +86,8 @@ class Build:
         )
         with report.collecting_warnings():
             judged = self._preflight(stages)
+        if self.published:
+            stages = of_published(self.recipe, stages)
         known = None if judged is None else (judged.model, judged.evaluation)
         report.facts = planned_facts(self.recipe, self.out, known)
         self._require_continuable(stages, report)
@@ -99,9 +112,7 @@ class Build:
             judged = preflight(self.recipe)
             warnings = [*judged.evaluation.warnings, *judged.model.notes]
             if "compile" in stages:
-                _, checkpoint = planned_checkpoint(self.recipe, judged.model)
-                paths, engine = self.paths, self.recipe.engine
-                plan = engine_plan_for(checkpoint, engine, paths.checkpoint, paths.engine, self.options)
+                plan = planned_engine(self.recipe, judged.model, self.paths, self.options)
                 require_buildable(plan)
                 warnings += warnings_of(plan)
             for warning in dict.fromkeys(warnings):
@@ -136,9 +147,9 @@ class Build:
             case "compile":
                 return compile_engine(
                     recipe.engine,
-                    paths.checkpoint,
+                    self.source if self.published else paths.checkpoint,
                     paths.engine,
-                    self.options,
+                    options_for(recipe, self.options) if self.published else self.options,
                     force=self.force,
                     progress=self.progress,
                     warn=lambda warning: None if warning in report.warnings else _LOG.warning(warning),
@@ -172,6 +183,12 @@ class Build:
             self._source = resolve_source(self.recipe.model.source, self.recipe.model.revision)
         return self._source
 
+    @property
+    def published(self) -> bool:
+        """Whether the model is served as it was published, as far as this machine knows its config.json."""
+        model = light_model(self.recipe)
+        return model is not None and is_published(self.recipe, model)
+
     def _require_continuable(self, stages: tuple[StageName, ...], report: BuildReport) -> None:
         """Raise ForgeError if the existing artifacts are not the recipe's or are known to fail the gate.
 
@@ -180,6 +197,8 @@ class Build:
         match stages[0]:
             case "convert":
                 require_calibration_of(self.recipe, self.paths.calibration)
+            case "compile" if self.published:
+                return
             case "verify" | "compile":
                 require_checkpoint_of(self.recipe, self.paths.checkpoint)
             case "package":
@@ -203,7 +222,7 @@ class Build:
         known = self._known_metrics()
         if known is not None:
             report.verification, report.compression = known.verification, known.compression
-        elif stages != ("package",):
+        elif stages != ("package",) and not self.published:
             report.compression = weight_compression(self.paths.checkpoint)
 
     def _verify(self, report: BuildReport) -> None:
@@ -268,6 +287,27 @@ def planned_checkpoint(recipe: Recipe, model: Model) -> tuple[Layout, Checkpoint
         first = next(iter(inseparable(model.family, model.facts)))[0]
         layout = replace(layout, formats=((first, layout.quant),))
     return layout, checkpoint_config(model.family, model.facts, model.config.architecture, layout)
+
+
+def is_published(recipe: Recipe, model: Model) -> bool:
+    """Whether the recipe serves its model as it was published."""
+    return served_as_published(model.config, recipe.engine.backend, recipe.quantization.format)
+
+
+def options_for(recipe: Recipe, options: CompileOptions) -> CompileOptions:
+    """The options for a model that is served as it was published: its layout and KV cache come from the recipe."""
+    parallel = Parallel(recipe.parallel.tp, recipe.parallel.pp, recipe.parallel.ep)
+    return replace(options, parallel=parallel, fp8_cache=recipe.quantization.kv_cache == "fp8")
+
+
+def planned_engine(recipe: Recipe, model: Model, paths: Paths, options: CompileOptions) -> EnginePlan:
+    """The plan of the recipe's compile stage, from the model's metadata."""
+    if is_published(recipe, model):
+        options = options_for(recipe, options)
+        assert options.parallel is not None
+        return plan_for_hf_config(model.config, options.parallel, recipe.engine, fp8_cache=options.fp8_cache)
+    _, checkpoint = planned_checkpoint(recipe, model)
+    return engine_plan_for(checkpoint, recipe.engine, paths.checkpoint, paths.engine, options)
 
 
 def next_command(named: str, paths: Paths, stages: tuple[StageName, ...]) -> str:

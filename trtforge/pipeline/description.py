@@ -9,7 +9,7 @@ from trtforge.core.manifest import FILE_NAME, Manifest, Stage, is_foreign, read_
 from trtforge.core.nearest import nearest_directory
 from trtforge.core.recipe import QuantFormat, Recipe
 from trtforge.formats.chat_template import read_chat_template
-from trtforge.formats.hf import CONFIG, open_checkpoint, read_config
+from trtforge.formats.hf import CONFIG, HfConfig, open_checkpoint, read_config
 from trtforge.formats.quantization_config import quantization_method
 from trtforge.formats.shards import read_header
 from trtforge.formats.triton import CONFIG_FILE as REPOSITORY_CONFIG
@@ -126,7 +126,7 @@ def hugging_face(directory: Path) -> dict[str, Any]:
     if any(directory.glob("*.safetensors")) or any(directory.glob("*.bin")):
         checkpoint = open_checkpoint(directory)
         weights = {
-            "bytes": sum(tensor.spec.nbytes for tensor in checkpoint.tensors.values()),
+            "bytes": checkpoint.stored_bytes,
             "tensors_stored": len(checkpoint.tensors),
             "weight_files": [path.name for path in checkpoint.weight_files],
         }
@@ -137,7 +137,7 @@ def hugging_face(directory: Path) -> dict[str, Any]:
         "architecture": config.architecture,
         "family": family_of(config.architecture).name if known else "not supported",
         "dtype": config.dtype,
-        "quantization": quantization_method(config),
+        "quantization": _quantization(config),
         **network,
         "tokenizer": (directory / "tokenizer.json").is_file(),
         "chat_template": read_chat_template(directory) is not None,
@@ -145,6 +145,11 @@ def hugging_face(directory: Path) -> dict[str, Any]:
         "formats": formats,
         **({"problem": problem} if problem is not None else {}),
     }
+
+
+def _quantization(config: HfConfig) -> str:
+    method, block = quantization_method(config), config.fp8_blocks
+    return method if block is None else f"{method}, blocks of {block[0]} x {block[1]}"
 
 
 def _planned(directory: Path) -> tuple[Mapping[str, Any], list[dict[str, Any]], str | None]:

@@ -2,15 +2,15 @@
 
 from typing import Any, get_args
 
-from trtforge.compile.stage import CompileOptions, engine_plan_for
+from trtforge.compile.stage import CompileOptions
 from trtforge.core.recipe import Recipe
 from trtforge.formats.triton import ModelRole
 from trtforge.formats.trtllm import rank_file
 from trtforge.models.checkpoint_plan import checkpoint_plan
-from trtforge.pipeline.build import planned_checkpoint
+from trtforge.pipeline.build import is_published, planned_checkpoint, planned_engine
 from trtforge.pipeline.paths import Paths
 from trtforge.pipeline.preflight import preflight
-from trtforge.pipeline.stages import StageName
+from trtforge.pipeline.stages import StageName, of_published
 
 
 def dry_run(recipe: Recipe, paths: Paths, stages: tuple[StageName, ...], options: CompileOptions) -> dict[str, Any]:
@@ -19,6 +19,8 @@ def dry_run(recipe: Recipe, paths: Paths, stages: tuple[StageName, ...], options
     family, facts = judged.model.family, judged.model.facts
     layout, model = planned_checkpoint(recipe, judged.model)
     plans: dict[str, Any] = {}
+    if is_published(recipe, judged.model):
+        stages = of_published(recipe, stages)
     for stage in stages:
         match stage:
             case "calibrate":
@@ -40,7 +42,7 @@ def dry_run(recipe: Recipe, paths: Paths, stages: tuple[StageName, ...], options
             case "verify":
                 plans[stage] = {"against": recipe.model.source, "gate": recipe.gate.model_dump(mode="json")}
             case "compile":
-                plan = engine_plan_for(model, recipe.engine, paths.checkpoint, paths.engine, options)
+                plan = planned_engine(recipe, judged.model, paths, options)
                 plans[stage] = {"artifact": str(paths.engine)} | plan.as_json()
             case "package":
                 plans[stage] = {

@@ -22,6 +22,18 @@ def selected(recipe: Recipe, first: StageName, last: StageName) -> tuple[StageNa
     return chosen
 
 
+def of_published(recipe: Recipe, stages: tuple[StageName, ...]) -> tuple[StageName, ...]:
+    """Those of `stages` that a model served as it was published has. Raises ForgeError if it has none of them."""
+    chosen = tuple(stage for stage in stages if stage in ("compile", "package"))
+    if not chosen:
+        raise ForgeError(
+            f"{recipe.name}: {recipe.model.source} is FP8 with block scales already, which the LLM API serves as it "
+            "is: nothing is calibrated, converted or verified",
+            hint="Use --to compile, or another quantization.format or engine.backend.",
+        )
+    return chosen
+
+
 def needs_calibration(recipe: Recipe) -> bool:
     """Whether the weights or the KV cache need calibration samples."""
     quant = recipe.quantization

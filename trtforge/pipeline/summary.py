@@ -52,6 +52,8 @@ def parameters(model: Model) -> int:
 
 
 def _source_bytes(model: Model, count: int) -> int:
+    if model.config.fp8_blocks is not None:
+        return count
     return count * (4 if model.config.dtype == "float32" else _PLAIN)
 
 

@@ -28,6 +28,7 @@ from trtforge.plan.limits import EngineLimits, derive_limits
 from trtforge.plan.model import Model
 from trtforge.plan.paged_context import paged_context
 from trtforge.plan.peaks import calibration_problems, least_calibration
+from trtforge.plan.published import published_problems, served_as_published
 from trtforge.plan.request import Request
 from trtforge.plan.serving_rules import ServedEngine, serving_problems
 from trtforge.plan.windows import CacheWindows
@@ -65,7 +66,11 @@ def evaluate(model: Model, request: Request) -> Evaluation:
         else:
             warnings.append(f"{problem.message}. {problem.fix}")
     if for_llm_api:
-        found += _llm_api_problems(checkpoint, request, parallel)
+        of_api = list(_llm_api_problems(checkpoint, request, parallel))
+        if served_as_published(model.config, request.engine.backend, request.quant):
+            of_api += published_problems(model.config, request.gpu, request.exclude_modules)
+        found += [problem for problem in of_api if problem.refuses]
+        warnings += [f"{problem.message}. {problem.fix}" for problem in of_api if not problem.refuses]
     limits = _limits(checkpoint, request, target, found, warnings)
     evaluation = Evaluation(request, tuple(found), tuple(warnings), limits)
     if of_layout or limits is None:
@@ -166,7 +171,8 @@ def _format_problems(model: Model, request: Request) -> Iterator[Problem]:
         message = f"trtforge does not convert to {request.quant} yet"
         yield Problem("format", message, f"Formats: {', '.join(get_args(QuantFormat))}.")
     limit, measured = request.calibration_memory, (WEIGHTS[request.quant], CACHES[request.kv_cache])
-    made = stored is not None or model.checkpoint is not None
+    published = served_as_published(model.config, request.engine.backend, request.quant)
+    made = stored is not None or model.checkpoint is not None or published
     calibrates = request.compensated or any(format.calibrated for format in measured)
     if limit is not None and not made and calibrates:
         yield from calibration_problems(calibration_needs(model, request), limit)

@@ -209,6 +209,26 @@ def require_formats(gpu: Gpu, quantization: Quantization) -> None:
             raise ForgeError(why, hint=_way_out(gpu, format))
 
 
+_BLOCK_SCALES_SM = (90, 100, 103)
+_LLM_API_BLOCK = (128, 128)
+
+
+def require_block_scales(gpu: Gpu, block: tuple[int, int]) -> None:
+    """Raises ForgeError if the LLM API cannot run FP8 with block scales on this GPU.
+
+    Source: the hardware matrix in docs/source/features/quantization.md, and `load_hf_quant_config` in
+    _torch/model_config.py (TensorRT-LLM 1.2).
+    """
+    way_out = "Convert it with --quant fp8 and a calibration: it is read as bfloat16."
+    if block != _LLM_API_BLOCK:
+        raise ForgeError(f"FP8 blocks of {block[0]} x {block[1]}: the LLM API has only 128 x 128", hint=way_out)
+    if gpu.sm not in _BLOCK_SCALES_SM:
+        raise ForgeError(
+            f"{gpu.name}: TensorRT-LLM has no FP8 with block scales on compute capability {gpu.capability}",
+            hint=way_out,
+        )
+
+
 def _way_out(gpu: Gpu, format: WeightFormat | CacheFormat) -> str:
     if gpu.sm in format.sm:
         return "Use fp8 on this GPU."

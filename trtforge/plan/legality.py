@@ -11,7 +11,7 @@ from trtforge.core.errors import ForgeError, Repair
 from trtforge.formats.networks import Trait, networks
 from trtforge.models.checkpoint_plan import Layout, shards_embedding
 from trtforge.models.exclusions import rows_left
-from trtforge.models.family import AbsorbedQuery, Facts, Family, Linear, Split
+from trtforge.models.family import Facts, Family, Linear, Split
 from trtforge.plan.formats import WEIGHTS
 
 
@@ -84,7 +84,7 @@ def _format_problems(family: Family, facts: Facts, layout: Layout) -> Iterator[P
 
 
 def _latent_problems(family: Family, layout: Layout) -> Iterator[Problem]:
-    if any(isinstance(row, AbsorbedQuery) for row in family.layer) and layout.kv_cache != "none":
+    if any(row.target == "attention.kv_b_proj" for row in family.layer) and layout.kv_cache != "none":
         message = f"{family.name} caches compressed keys and values: a quantised KV cache is not supported"
         yield Problem("kv_cache", message, "Use --kv-cache none.")
 

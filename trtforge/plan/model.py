@@ -119,5 +119,4 @@ def _with_headers(name: str, directory: Path) -> Model:
         check_sources(checkpoint, family, base.facts, checkpoint_plan(family, base.facts, layout))
     except ForgeError as error:
         complaint = error
-    stored_bytes = sum(tensor.spec.nbytes for tensor in checkpoint.tensors.values())
-    return Model(name, config, family, base.facts, base.stored, stored_bytes, complaint)
+    return Model(name, config, family, base.facts, base.stored, checkpoint.stored_bytes, complaint)

@@ -18,6 +18,7 @@ from trtforge.plan.kv import bytes_per_token
 from trtforge.plan.memory import Held
 from trtforge.plan.model import Model
 from trtforge.plan.peaks import Peaks, peaks
+from trtforge.plan.published import served_as_published
 from trtforge.plan.request import Request
 from trtforge.plan.roofline import Performance
 from trtforge.plan.weights import Stored
@@ -144,7 +145,8 @@ class Plan:
         evaluation, model = self.evaluation, self.model
         held = evaluation.held or self._held
         request = evaluation.request
-        quantised = model.stored is not None or model.checkpoint is not None
+        published = served_as_published(model.config, request.engine.backend, request.quant)
+        quantised = model.stored is not None or model.checkpoint is not None or published
         built = None if evaluation.embedded else evaluation.memory  # the embedded engine needs no trtllm-build
         return peaks(
             model.family,

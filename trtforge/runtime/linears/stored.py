@@ -94,10 +94,11 @@ def _take(spec: DecoderSpec, source: Weights, slot: LinearSlot, lead: tuple[int,
                 weights_scale=of.scales("per_channel_scale", out).float(),
             )
         case "nvfp4":
+            scale = "weights_scaling_factor_2"
             return Stored(
                 of.weight(out, inputs // 2),
                 weights_scale=of.block_scales(out, inputs // NVFP4_BLOCK),
-                weights_scale_2=of.scalar("weights_scaling_factor_2"),
+                weights_scale_2=of.scales(scale, 1).float() if lead else of.scalar(scale),
                 activation_scale=of.scalar("activation_scaling_factor"),
             )
         case "int4_awq":
