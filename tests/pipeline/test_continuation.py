@@ -61,11 +61,41 @@ def test_a_checkpoint_of_other_choices_is_refused(
 ) -> None:
     made_of = recipe(quantization={"format": "int8_wo"})
     convert(convert_config(made_of), make_hf(), tmp_path / "checkpoint")
-    require_checkpoint_of(made_of, tmp_path / "checkpoint")
+    require_checkpoint_of(made_of, tmp_path / "checkpoint", tmp_path / "calibration")
     keys = {"quantization": {"format": "int8_wo"}} | keys
+    other = recipe().model_validate({**recipe().model_dump(), **keys})
     with pytest.raises(ForgeError) as differs:
-        require_checkpoint_of(recipe().model_validate({**recipe().model_dump(), **keys}), tmp_path / "checkpoint")
+        require_checkpoint_of(other, tmp_path / "checkpoint", tmp_path / "calibration")
     assert f"does not match the recipe: it has {there}, the recipe {asked}" in differs.value.message
+
+
+def test_a_checkpoint_of_another_calibration_is_refused(tmp_path: Path) -> None:
+    def asking(**keys: object) -> Recipe:
+        made_with = {"rounding": "nearest", "kv_cache": "fp8", "calibration": FEW}
+        return recipe(quantization={"format": "int4_awq"} | made_with | keys)
+
+    calibration, checkpoint = tmp_path / "calibration", tmp_path / "checkpoint"
+    made = calibrate(calibrate_config(asking()), DEMO_MODEL, calibration).path
+    convert(convert_config(asking()), DEMO_MODEL, checkpoint, calibration=made)
+    changes = {
+        "awq_clip": ({"awq_clip": True}, "awq_clip False", "awq_clip True"),
+        "rounding": ({"rounding": "auto"}, "rounding nearest", "rounding compensated"),
+        "kv_scales": ({"kv_scales": "searched"}, "kv_scales largest", "kv_scales searched"),
+    }
+    for deleted in (False, True):
+        if deleted:
+            calibration.rename(tmp_path / "elsewhere")
+        place = checkpoint if deleted else calibration
+        require_checkpoint_of(asking(), checkpoint, calibration)
+        for keys, there, asked in changes.values():
+            with pytest.raises(ForgeError) as differs:
+                require_checkpoint_of(asking(**keys), checkpoint, calibration)
+            assert differs.value.message == f"{place} does not match the recipe: it has {there}, the recipe {asked}"
+            assert differs.value.hint == "Use --from calibrate, or another --out."
+    calibrate(calibrate_config(asking(calibration=FEW | {"samples": 3})), DEMO_MODEL, calibration)
+    with pytest.raises(ForgeError, match="was made with a calibration other than") as another:
+        require_checkpoint_of(asking(), checkpoint, calibration)
+    assert another.value.hint == "Use --from convert."
 
 
 def test_an_engine_of_another_checkpoint_is_refused(make_hf: MakeHf, tmp_path: Path) -> None:

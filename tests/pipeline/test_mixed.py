@@ -15,9 +15,15 @@ from trtforge.convert.stage import ConvertConfig, convert
 from trtforge.core.errors import ForgeError, UsageError
 from trtforge.core.progress import Silent
 from trtforge.core.recipe import EngineConfig, GateConfig, Recipe
+from trtforge.formats.shards import read_header
 from trtforge.formats.trtllm import read_checkpoint_config
+from trtforge.pipeline.build import Build
 from trtforge.pipeline.mixed import Mixed, choose_formats, damages_file
 from trtforge.pipeline.preflight import preflight
+from trtforge.pipeline.record import read_record
+from trtforge.plan.checkpoint_model import model_to_plan
+from trtforge.plan.evaluate import evaluate
+from trtforge.plan.request import request_of
 from trtforge.runtime.architecture.spec import DecoderSpec
 from trtforge.verify.stage import verify
 
@@ -210,6 +216,76 @@ def test_a_budget_is_written_with_or_without_its_unit() -> None:
     assert recipe().quantization.budget == 4.5
     with pytest.raises(ForgeError, match=r"quantization\.budget: .*write 4\.5bits, or 4\.5"):
         recipe(quantization={"format": "int4_awq", "budget": "few"})
+
+
+def test_a_continued_build_keeps_what_is_known_of_the_choice(made: Made, tmp_path: Path) -> None:
+    shutil.copytree(made.calibration, tmp_path / "calibration")
+    shutil.copy(damages_file(made.calibration), damages_file(tmp_path / "calibration"))
+    quantization = {"format": "int4_awq", "budget": BUDGET, "calibration": {"samples": 16, "sequence_length": 128}}
+    build = Build(recipe(quantization=quantization, gate=GATE), tmp_path, Silent())
+    assert build.run(("convert",), lambda stage: None).facts.mixed == made.mixed.record
+    for stages in (("compile",), ("package",)):
+        build.run(stages, lambda stage: None)
+        assert read_record(tmp_path).mixed == made.mixed.record
+    other = Build(recipe(quantization=quantization | {"budget": 6}, gate=GATE), tmp_path, Silent())
+    with pytest.raises(ForgeError, match=r"it has budget 5\.5, the recipe budget 6\.0"):
+        other.run(("compile",), lambda stage: None)
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_the_plan_of_a_mixed_checkpoint_holds_what_conversion_wrote(made: Made, tmp_path: Path, tp: int) -> None:
+    checkpoint = converted(made.mixed, made.calibration, tmp_path / "checkpoint", tp=tp)
+    model = model_to_plan(str(checkpoint))
+    asked = Recipe.parse({"name": "x", "model": {"source": str(checkpoint)}, "engine": {"backend": "llmapi"}}, "test")
+    memory = evaluate(model, request_of(asked, model, {})).memory
+    assert memory is not None
+    assert memory.fullest.weights == stored_bytes(checkpoint)
+
+
+@pytest.mark.parametrize("exclude", [(), ("*.layers.0.mlp.down_proj",)])
+def test_the_plan_of_a_budget_bounds_what_conversion_writes(
+    made: Made, tmp_path: Path, exclude: tuple[str, ...]
+) -> None:
+    mixed = chosen(BUDGET, made.calibration, exclude_modules=exclude)
+    checkpoint = converted(mixed, made.calibration, tmp_path / "checkpoint", exclude_modules=exclude)
+    asked = {"format": "int4_awq", "budget": BUDGET, "exclude_modules": list(exclude)}
+    found = preflight(recipe(quantization=asked, engine={"backend": "llmapi"})).evaluation.memory
+    assert found is not None
+    unused = (BUDGET - mixed.record.bits) * sum(mixed.record.weights.values()) / 8
+    assert stored_bytes(checkpoint) <= found.weights <= 1.01 * (stored_bytes(checkpoint) + unused)
+    plain = preflight(recipe(quantization={"format": "int4_awq"}, engine={"backend": "llmapi"})).evaluation.memory
+    assert plain is not None
+    assert found.weights > 1.05 * plain.weights
+    embedded = [
+        preflight(recipe(quantization={"format": "int4_awq"} | more)).evaluation.memory
+        for more in ({}, {"budget": BUDGET}, {"budget": 16})
+    ]
+    weights = [memory.weights for memory in embedded if memory is not None]
+    assert weights == sorted(weights)
+
+
+def stored_bytes(checkpoint: Path) -> int:
+    return sum(tensor.spec.nbytes for tensor in read_header(checkpoint / "rank0.safetensors"))
+
+
+def test_plan_refuses_a_budget_as_the_build_does() -> None:
+    for changes, message in (
+        ({"quantization": {"format": "fp8", "budget": 9}}, "quantization.budget needs the format int4_awq, not fp8"),
+        ({"quantization": {"format": "int4_awq", "budget": 4.2}}, "a budget of 4.2 bits is too small"),
+        (
+            {"quantization": {"format": "int4_awq", "budget": 4.3, "exclude_modules": ["*.0.mlp.down_proj"]}},
+            "a budget of 4.3 bits is too small: with int4_awq wherever it is possible, a weight has ",
+        ),
+        ({"parallel": {"pp": 2}}, "quantization.budget with pipeline parallelism"),
+        ({"engine": {"backend": "tensorrt_llm"}}, "quantization.budget with engine.backend tensorrt_llm"),
+        ({"engine": {"backend": "llmapi", "target": {"gpu": "a100-80gb"}}}, "fp8 needs 8.9"),
+    ):
+        model = model_to_plan(str(DEMO_MODEL))
+        found = evaluate(model, request_of(recipe(**changes), model, {}))
+        assert any(message in problem.message for problem in found.problems), message
+        with pytest.raises(ForgeError) as error:
+            preflight(recipe(**changes))
+        assert message in str(error.value)
 
 
 def test_a_calibration_of_another_format_is_refused(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from trtforge.core.partial import Finished
 from trtforge.core.progress import Progress, Silent
 from trtforge.core.recipe import DtypeChoice, KvCacheFormat, QuantFormat
 from trtforge.core.watch import Watch
-from trtforge.formats.calibration import Calibration, open_calibration
+from trtforge.formats.calibration import IN_CHECKPOINTS, Calibration, open_calibration, settings_of
 from trtforge.formats.hf import (
     SOURCE_DIRECTORY,
     TOKENIZER_DIRECTORY,
@@ -143,11 +143,13 @@ def _identity(config: ConvertConfig, conversion: "Conversion", source: Path, tok
     """What decides the checkpoint before its weights are read."""
     calibrated = conversion.calibration
     rounding = {"rounding": "compensated"} if conversion.layout.compensated else {}
+    settings = settings_of(calibrated.manifest) if calibrated else {}
     return Identity(
         stage="checkpoint",
         config=config.model_dump(mode="json", exclude={"formats", "budget"} if config.budget is None else set())
         | {name: getattr(conversion.layout, name) for name in ("group_size", "dtype", "quant", "kv_cache")}
-        | rounding,
+        | rounding
+        | ({"calibration": {key: settings.get(key) for key in IN_CHECKPOINTS}} if calibrated else {}),
         inputs={CONFIG_FILE: file_digest(conversion.checkpoint.config.path)}
         | {path.name: file_digest(path) for path in quantization_files(source)}
         | {f"{TOKENIZER_DIRECTORY}/{path.name}": file_digest(path) for path in tokenizer}

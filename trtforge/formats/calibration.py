@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trtforge.core.errors import ForgeError
 from trtforge.core.manifest import FILE_NAME, Manifest, open_artifact
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 FILE = "calibration.safetensors"
 LEAST_TOKENS = 128
 """Tokens of an input below which compensated rounding leaves its linears to the nearest codes."""
+IN_CHECKPOINTS = ("awq_clip", "rounding", "kv_scales")
+"""Settings that a checkpoint has only from its calibration, and records of it."""
 _RISKY_KV = 0.5  # of E4M3's maximum; ModelOpt warns above it (export/quant_utils.py, `get_kv_cache_scaling_factor`)
 _SHOWN = 3
 
@@ -25,6 +27,11 @@ _SHOWN = 3
 def codes_file(layer: int) -> str:
     """The file with the codes and scales of a layer's linears that were rounded with compensation."""
     return f"codes-{layer:05d}.safetensors"
+
+
+def settings_of(manifest: Manifest) -> Mapping[str, Any]:
+    """The settings that a calibration was made with; scales of the KV cache are recorded only if searched."""
+    return {"kv_scales": "largest"} | manifest.identity.config
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,7 @@
 """The config.json of a checkpoint, from the family's facts and the layout."""
 
+from collections.abc import Iterator
+
 from trtforge.core.errors import ForgeError
 from trtforge.core.recipe import QuantFormat
 from trtforge.formats.trtllm import (
@@ -11,7 +13,7 @@ from trtforge.formats.trtllm import (
     Quantization,
 )
 from trtforge.models.checkpoint_plan import Layout, shards_embedding
-from trtforge.models.exclusions import exclude_names, excluded_modules, linear_names
+from trtforge.models.exclusions import exclude_names, excluded_modules, linear_names, linear_rows
 from trtforge.models.family import AbsorbedQuery, Facts, Family
 from trtforge.models.formats import CACHE_ALGORITHMS, FORMATS, algorithm_of
 
@@ -111,6 +113,16 @@ def formats_in(config: CheckpointConfig, family: Family, facts: Facts) -> tuple[
         for name, modules in linear_names(family, facts)
         for module in modules
     )
+
+
+def formats_by_row(config: CheckpointConfig, family: Family, facts: Facts) -> Iterator[tuple[int, str, QuantFormat]]:
+    """The format of every linear layer of a mixed-precision checkpoint, after its decoder layer's number and its name
+    in that layer; nothing for others."""
+    layers = config.quantization.quantized_layers
+    if layers is not None:
+        for stage in range(config.parallel.pp):
+            for layer, name, row in linear_rows(family, facts, config.parallel, stage):
+                yield layer, row.target, _format_of(name, layers[name], config) if name in layers else "none"
 
 
 def _format_of(name: str, layer: LayerQuantization, config: CheckpointConfig) -> QuantFormat:

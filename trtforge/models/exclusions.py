@@ -72,7 +72,7 @@ def exclude_names(
 
 def linear_names(family: Family, facts: Facts) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Every linear layer of a model in one pipeline stage: its name in the rank file, its Hugging Face modules."""
-    for layer, name, row in _rows(family, facts, Parallel(), 0):
+    for layer, name, row in linear_rows(family, facts, Parallel(), 0):
         yield name, tuple(_modules(family, row, layer))
 
 
@@ -82,7 +82,7 @@ def modules_excluded_by(config: CheckpointConfig, family: Family, facts: Facts) 
     return tuple(
         module
         for stage in range(config.parallel.pp)
-        for layer, name, row in _rows(family, facts, config.parallel, stage)
+        for layer, name, row in linear_rows(family, facts, config.parallel, stage)
         if any(fnmatchcase(name, pattern) for pattern in patterns)
         for module in _modules(family, row, layer)
     )
@@ -127,12 +127,12 @@ def _is_unquantized(source: QuantizedSource, module: str) -> bool:
 def _names_in_stage(
     family: Family, facts: Facts, parallel: Parallel, excluded: Callable[[str], bool], stage: int
 ) -> Iterator[str]:
-    for layer, name, row in _rows(family, facts, parallel, stage):
+    for layer, name, row in linear_rows(family, facts, parallel, stage):
         if all(excluded(module) for module in _modules(family, row, layer)):
             yield name
 
 
-def _rows(family: Family, facts: Facts, parallel: Parallel, stage: int) -> Iterator[tuple[int, str, Linear]]:
+def linear_rows(family: Family, facts: Facts, parallel: Parallel, stage: int) -> Iterator[tuple[int, str, Linear]]:
     """Every quantisable row of a stage, after its layer's number in the model and its name in the rank file."""
     for local, layer in enumerate(parallel.layers_of(stage, facts.sizes.num_layers)):
         for row in family.linears:

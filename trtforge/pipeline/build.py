@@ -36,7 +36,7 @@ from trtforge.package.target import PackageTarget
 from trtforge.pipeline.continuation import require_calibration_of, require_checkpoint_of, require_engine_of
 from trtforge.pipeline.diagnosis import diagnosis_command, ways_to_quality
 from trtforge.pipeline.metrics import METRICS_FILE, CheckpointMetrics
-from trtforge.pipeline.mixed import choose_formats
+from trtforge.pipeline.mixed import choose_formats, recorded_choice
 from trtforge.pipeline.paths import Paths
 from trtforge.pipeline.preflight import Preflight, preflight, warn_of_verification
 from trtforge.pipeline.report import BuildReport, StageReport, weight_compression, write_report
@@ -91,6 +91,9 @@ class Build:
         known = None if judged is None else (judged.model, judged.evaluation)
         report.facts = planned_facts(self.recipe, self.out, known)
         self._require_continuable(stages, report)
+        if "convert" not in stages:
+            earlier = recorded_choice(self.out, self.recipe.quantization.budget)
+            report.facts = report.facts.model_copy(update={"mixed": earlier})
         for stage in stages:
             started(stage)
             with _log_interruption(stage, report), report.collecting_warnings(), measured() as usage:
@@ -200,7 +203,7 @@ class Build:
             case "compile" if self.published:
                 return
             case "verify" | "compile":
-                require_checkpoint_of(self.recipe, self.paths.checkpoint)
+                require_checkpoint_of(self.recipe, self.paths.checkpoint, self.paths.calibration)
             case "package":
                 require_engine_of(self.paths.checkpoint, self.paths.engine)
         if stages[0] in ("compile", "package"):

@@ -10,6 +10,7 @@ from typing import Any
 from trtforge.core.errors import ForgeError
 from trtforge.core.manifest import Manifest, read_manifest
 from trtforge.core.recipe import Recipe
+from trtforge.formats.calibration import IN_CHECKPOINTS, settings_of
 from trtforge.formats.hf import QUANTIZATION_FILES, SOURCE_DIRECTORY, read_config
 from trtforge.formats.quantization_config import read_quantized_source
 from trtforge.models.formats import FORMATS
@@ -23,13 +24,16 @@ _OF_CHECKPOINT = ("tp", "pp", "ep", "exclude_modules", "budget", "shared_pre_qua
 def require_calibration_of(recipe: Recipe, directory: Path) -> None:
     """Raise ForgeError if `recipe` needs a calibration and `directory` does not have it."""
     if needs_calibration(recipe):
-        found = {"kv_scales": "largest"} | _manifest(directory, "calibrate").identity.config
+        found = settings_of(_manifest(directory, "calibrate"))
         wanted = calibrate_config(recipe).model_dump(mode="json")
         _require_equal(directory, found, {key: wanted[key] for key in _OF_CALIBRATION}, "calibrate")
 
 
-def require_checkpoint_of(recipe: Recipe, directory: Path) -> None:
-    """Raise ForgeError unless `directory` has a checkpoint with the layout and formats of `recipe`."""
+def require_checkpoint_of(recipe: Recipe, directory: Path, calibration: Path) -> None:
+    """Raise ForgeError unless `directory` has a checkpoint with the layout and formats of `recipe`.
+
+    `calibration`: where the recipe's calibration is. A missing one is accepted, as the checkpoint records its settings.
+    """
     manifest = _manifest(directory, "convert")
     asked = convert_config(recipe).model_dump(mode="json")
     wanted = {key: asked[key] for key in _OF_CHECKPOINT}
@@ -40,6 +44,25 @@ def require_checkpoint_of(recipe: Recipe, directory: Path) -> None:
         if FORMATS[recipe.quantization.format].smoothing == "awq":
             wanted["group_size"] = asked["group_size"]
     _require_equal(directory, manifest.identity.config, wanted, "convert")
+    made_from = manifest.identity.inputs.get("calibration")
+    if needs_calibration(recipe) and made_from is not None:
+        _require_made_from(recipe, directory, manifest, calibration)
+
+
+def _require_made_from(recipe: Recipe, directory: Path, checkpoint: Manifest, calibration: Path) -> None:
+    """Raise ForgeError unless the checkpoint in `directory` was made with the recipe's calibration."""
+    there = read_manifest(calibration)
+    if there is not None:
+        require_calibration_of(recipe, calibration)
+        if checkpoint.identity.inputs["calibration"] != there.digest:
+            raise ForgeError(
+                f"{directory} was made with a calibration other than {calibration}", hint="Use --from convert."
+            )
+        return
+    found = checkpoint.identity.config.get("calibration")
+    if isinstance(found, dict):  # checkpoints of older versions do not record it
+        asked = calibrate_config(recipe).model_dump(mode="json")
+        _require_equal(directory, found, {key: asked[key] for key in IN_CHECKPOINTS}, "calibrate")
 
 
 def require_engine_of(checkpoint: Path, directory: Path) -> None:

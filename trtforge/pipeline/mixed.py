@@ -23,12 +23,11 @@ from trtforge.models.family import Facts, Family
 from trtforge.models.formats import MIXED_FORMATS
 from trtforge.models.registry import family_of
 from trtforge.pipeline.allocation import Option, allocate, counted
-from trtforge.pipeline.record import MixedRecord
+from trtforge.pipeline.record import MixedRecord, read_record
 from trtforge.pipeline.report_facts import beside
 from trtforge.pipeline.verification import content_of
+from trtforge.plan.budget import PLAIN_BITS, bits_of, experts_problem
 
-_PLAIN, _FP8, _INT4 = 16.0, 8.0, 4.0  # bits of a weight; of INT4 without its groups' scales
-_SCALE = 32.0  # as checkpoints store it
 _LOG = logging.getLogger(__name__)
 
 
@@ -75,7 +74,7 @@ def choose_formats(
         raise UsageError(
             f"a budget of {budget:g} bits is too small: with {MIXED_FORMATS[0]} in groups of {group_size} wherever it "
             f"is possible, a weight has {least:.4g} bits",
-            hint=f"Give a budget between {math.ceil(100 * least) / 100:g} and {_PLAIN:g} bits.",
+            hint=f"Give a budget between {math.ceil(100 * least) / 100:g} and {PLAIN_BITS:g} bits.",
         )
     formats = zip(groups, allocation.formats, strict=True)
     return Mixed(
@@ -91,9 +90,13 @@ def choose_formats(
     )
 
 
-def bits_of(quant: QuantFormat, group_size: int) -> float:
-    """Bits of a weight with its scales."""
-    return {"int4_awq": _INT4 + _SCALE / group_size, "fp8": _FP8}.get(quant, _PLAIN)
+def recorded_choice(build: Path, budget: float | None) -> MixedRecord | None:
+    """What the report of an earlier run of `build` says of its choice for `budget`; None if it says nothing."""
+    try:
+        record = read_record(build).mixed
+    except ForgeError:
+        return None
+    return record if record is not None and record.budget == budget else None
 
 
 def damages_file(calibration: Path) -> Path:
@@ -103,11 +106,9 @@ def damages_file(calibration: Path) -> Path:
 
 def require_mixable(family: Family, facts: Facts) -> None:
     """Raises ForgeError for a model with experts, whose layers are not measured one by one."""
-    if facts.sparse_layers:
-        raise ForgeError(
-            f"a budget of bits is not supported for {family.name} with experts: a stack of experts has one format",
-            hint="Leave the budget out (quantization.budget in a recipe).",
-        )
+    problem = experts_problem(family, facts)
+    if problem is not None:
+        raise ForgeError(problem.message, hint=problem.fix)
 
 
 def _options(group: Predicted, group_size: int, excluded: Collection[str]) -> list[Option]:

@@ -6,19 +6,15 @@ from dataclasses import dataclass, replace
 from shlex import quote
 from typing import Any
 
-from trtforge.core.errors import ForgeError, Repair, UsageError
+from trtforge.core.errors import ForgeError, Repair
 from trtforge.core.recipe import Recipe
 from trtforge.formats.hf import cached_source
-from trtforge.formats.trtllm import Quantization
 from trtforge.machine.host import Host
 from trtforge.machine.memory import read_memory
-from trtforge.models.formats import FORMATS, MIXED_FORMATS
-from trtforge.pipeline.mixed import require_mixable
 from trtforge.pipeline.stages import rounding_of
 from trtforge.plan.evaluate import evaluate
 from trtforge.plan.evaluation import Evaluation
 from trtforge.plan.fixes import fixes
-from trtforge.plan.gpus import gpu_named, require_formats
 from trtforge.plan.model import Model, find_model, model_at
 from trtforge.plan.planner import Plan
 from trtforge.plan.request import request_of
@@ -66,9 +62,6 @@ def preflight(recipe: Recipe) -> Preflight:
     """
     rounding_of(recipe)
     model = _model_of(recipe)
-    if recipe.quantization.budget is not None:
-        require_budgeted(recipe)
-        require_mixable(model.family, model.facts)
     evaluation = evaluate(model, request_of(recipe, model, {}))
     for problem in evaluation.problems:
         (fix,) = fixes(model, replace(evaluation, problems=(problem,)))
@@ -81,31 +74,6 @@ def preflight(recipe: Recipe) -> Preflight:
             hint=(f"Use {settings}." if settings else problem.fix) + more,
         ).repaired_by(Repair(options=tuple(("--set", change.setting) for change in fix.changes)) if settings else None)
     return Preflight(model, evaluation)
-
-
-def require_budgeted(recipe: Recipe) -> None:
-    """Raises UsageError for a recipe with a budget of bits whose format or layout cannot be mixed."""
-    if recipe.quantization.format != MIXED_FORMATS[0]:
-        raise UsageError(
-            f"quantization.budget needs the format {MIXED_FORMATS[0]}, not {recipe.quantization.format}",
-            hint=f"Use --set quantization.format={MIXED_FORMATS[0]}, or leave quantization.budget out.",
-        )
-    if recipe.parallel.pp > 1:
-        raise UsageError(
-            "quantization.budget with pipeline parallelism: TensorRT-LLM numbers the layers of each stage from 0",
-            hint="Use --set parallel.pp=1, or leave quantization.budget out.",
-        )
-    if recipe.engine.backend == "tensorrt_llm":
-        raise UsageError(
-            "quantization.budget with engine.backend tensorrt_llm: no release is known to build such engines",
-            hint="Use --set engine.backend=llmapi, or leave quantization.budget out.",
-        )
-    if recipe.engine.target.gpu is not None:
-        _LOG.warning(
-            f"memory is planned with all layers in {MIXED_FORMATS[0]}: with a budget of "
-            f"{recipe.quantization.budget:g} bits the weights take more"
-        )
-        require_formats(gpu_named(recipe.engine.target.gpu), Quantization(quant_algo=FORMATS["fp8"].algorithm))
 
 
 def warn_of_verification(judged: Preflight, host: Host | None = None) -> None:

@@ -141,6 +141,7 @@ def _legal(model: Model, request: Request, goal: Goal, kept: frozenset[Option]) 
         eps = (1, tp) if experts and tp > 1 else (1,)
         for ep in (request.ep,) if "--ep" in kept else eps:
             choice = replace(request, quant=quant, kv_cache=cache, tp=tp, pp=pp, ep=ep)
+            choice = replace(choice, budget=choice.bits)
             if goal == "throughput" and request.concurrency is None:
                 engine = request.engine.model_copy(
                     update={"max_batch_size": max(_BATCH, request.engine.max_batch_size)}

@@ -19,7 +19,7 @@ from trtforge.plan.memory import Held, Memory, memory_of, tokens_on, with_pool
 from trtforge.plan.model import Model
 from trtforge.plan.request import Request
 from trtforge.plan.roofline import Workload
-from trtforge.plan.weights import Stored
+from trtforge.plan.weights import RankWeights, Stored
 from trtforge.plan.windows import CacheWindows
 
 
@@ -31,10 +31,9 @@ def with_memory(
     `windows`: the sliding windows behind which the backend frees KV blocks.
     """
     request = evaluation.request
-    itemsize = dtype_named(request.dtype).size
-    stored = Stored(WEIGHTS[request.quant], itemsize, request.group_size)
-    whole = model.whole(request.dtype, layout.exclude_modules)
-    held = Held(model.weights(layout), whole, stored, CACHES[request.kv_cache])
+    if request.bits is not None:  # the budget covers excluded layers too
+        layout = replace(layout, exclude_modules=())
+    held = held_by(model, request, model.weights(layout), layout.exclude_modules)
     planned = replace(memory_of(model.facts, held, layout.parallel, limits), windows=windows)
     embedded = Embedded.of(request, Processor.of(Host())) if request.engine.backend == "torch" else None
     more: tuple[Problem, ...] = ()
@@ -54,8 +53,18 @@ def with_memory(
             f"{_gb(request.gpu.memory)} of {request.gpu.name}"
         )
         found.append(Problem("memory", message, "Spread the model over more GPUs, or use a smaller format."))
+    if model.vision_bytes is None:
+        warnings.append(f"the vision part of {model.name} is not in the plan: its size is not known")
     warnings += _cache_warnings(model, request, layout.parallel)
     return replace(result, problems=tuple(found), warnings=tuple(warnings))
+
+
+def held_by(model: Model, request: Request, ranks: RankWeights | None, excludes: tuple[str, ...] = ()) -> Held:
+    """The weights of `ranks`, or of the unsplit model, as the request stores them."""
+    whole = model.whole(request.dtype, excludes)
+    stored = Stored(WEIGHTS[request.quant], dtype_named(request.dtype).size, request.group_size, request.bits)
+    vision = model.vision_bytes if request.engine.backend != "torch" else 0
+    return Held(whole if ranks is None else ranks, whole, stored, CACHES[request.kv_cache], vision or 0)
 
 
 def _with_features(

@@ -12,8 +12,16 @@ from trtforge.core.parallel import Parallel
 from trtforge.formats.foreign import foreign_note, require_rank_files
 from trtforge.formats.hf import HfConfig
 from trtforge.formats.shards import StoredTensor, read_header
-from trtforge.formats.trtllm import CONFIG_FILE, CheckpointConfig, is_checkpoint, rank_file, read_checkpoint_config
+from trtforge.formats.trtllm import (
+    CARRIED_FILE,
+    CONFIG_FILE,
+    CheckpointConfig,
+    is_checkpoint,
+    rank_file,
+    read_checkpoint_config,
+)
 from trtforge.models.checkpoint_sizes import sizes_of
+from trtforge.models.families.multimodal import VISION
 from trtforge.models.family import AbsorbedQuery, Embedding, Experts, Fact, Facts, Family, Linear, Row, Size
 from trtforge.models.registry import architectures, family_of_engine
 from trtforge.plan.model import MAIN, Model, find_model
@@ -57,8 +65,16 @@ def model_of_checkpoint(name: str, directory: Path) -> Model:
         facts,
         stored_bytes=sum(tensor.spec.nbytes for tensors in stored for tensor in tensors),
         checkpoint=config,
+        vision_bytes=_vision_bytes(directory),
         notes=tuple(filter(None, [foreign_note(directory)])),
     )
+
+
+def _vision_bytes(directory: Path) -> int:
+    """Bytes of the vision part, which conversion copies."""
+    path = directory / CARRIED_FILE
+    tensors = read_header(path) if path.is_file() else ()
+    return sum(tensor.spec.nbytes for tensor in tensors if tensor.spec.name.startswith(VISION))
 
 
 def _require_complete(config: CheckpointConfig, family: Family, directory: Path) -> None:

@@ -4,6 +4,7 @@ Unlike TensorRT-LLM it holds weights in the compute dtype, unless a kernel takes
 """
 
 from dataclasses import dataclass, replace
+from math import ceil
 
 from trtforge.core.device import CPU_CACHE_BYTES, UsableDevice
 from trtforge.core.dtypes import ModelDtype, dtype_named
@@ -11,6 +12,7 @@ from trtforge.core.parallel import Parallel
 from trtforge.machine.processor import Processor, compute_dtype
 from trtforge.models.checkpoint_plan import Layout
 from trtforge.models.kernels import KEPT, PACKED_GROUPS, KernelName, kernel_for
+from trtforge.plan.budget import other_formats
 from trtforge.plan.formats import CACHES, WEIGHTS
 from trtforge.plan.kv import blocks_of, bytes_per_token
 from trtforge.plan.limits import EngineLimits
@@ -24,11 +26,13 @@ _FP8_CORES = 89
 
 @dataclass(frozen=True)
 class Embedded:
-    """How the embedded engine computes. `kernel`: that of the quantised linear layers."""
+    """How the embedded engine computes. `kernel`: that of the quantised linear layers; `fp8`: of those in FP8, if
+    precision is mixed."""
 
     device: UsableDevice
     compute_dtype: ModelDtype
     kernel: KernelName
+    fp8: KernelName = "fp8_dense"
 
     @classmethod
     def of(cls, request: Request, processor: Processor) -> "Embedded":
@@ -40,8 +44,13 @@ class Embedded:
         name = WEIGHTS[request.quant].name
         fp8 = request.gpu is not None and request.gpu.sm >= _FP8_CORES
         native = processor.avx512_bfloat16  # the kernels that replace them without a compiler hold as many bytes
-        kernel = kernel_for(name, request.group_size, device, dtype, vnni=processor.vnni, native=native, fp8_cores=fp8)
-        return cls(device, dtype, kernel)
+        machine = {"vnni": processor.vnni, "native": native, "fp8_cores": fp8}
+        kernel = kernel_for(name, request.group_size, device, dtype, **machine)
+        return cls(device, dtype, kernel, kernel_for("fp8", request.group_size, device, dtype, **machine))
+
+    def as_json(self) -> dict[str, str]:
+        """Device, dtype and the kernel of the quantised linear layers."""
+        return {"device": self.device, "compute_dtype": self.compute_dtype, "kernel": self.kernel}
 
     def memory(self, model: Model, request: Request, layout: Layout, planned: Memory) -> Memory:
         """`planned` with the weights and the KV bytes of this engine."""
@@ -89,9 +98,13 @@ class Embedded:
             return 0
         if not matrix.formatted:
             return matrix.weights * matrix.itemsize
-        format, group = WEIGHTS[request.quant], request.group_size
+        format, group = matrix.own or WEIGHTS[request.quant], request.group_size
         if format.name == "int4_wo":  # a row's scale, repeated for a group size that the kernels support
             group = next((size for size in PACKED_GROUPS if matrix.inputs % size == 0), matrix.inputs)
         prescaled = format.per_input_elements > 0
-        kept = KEPT[self.kernel]
-        return matrix.count * kept.nbytes(matrix.out, matrix.inputs, self.compute_dtype, group, prescaled=prescaled)
+        kept = KEPT[self.fp8 if matrix.own is not None and matrix.own.name == "fp8" else self.kernel]
+        known = matrix.count * kept.nbytes(matrix.out, matrix.inputs, self.compute_dtype, group, prescaled=prescaled)
+        if request.bits is None:
+            return known
+        others = other_formats(request.bits, request.group_size)
+        return ceil(others * max(known, matrix.weights * matrix.itemsize) + (1 - others) * known)

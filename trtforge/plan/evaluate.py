@@ -18,6 +18,7 @@ from trtforge.models.checkpoint_config import checkpoint_config
 from trtforge.models.checkpoint_plan import Layout
 from trtforge.models.hf_export_plan import require_format
 from trtforge.plan.asked_features import asked_features
+from trtforge.plan.budget import budget_problems, experts_problem, least_bits
 from trtforge.plan.capacity import with_memory
 from trtforge.plan.engine_rules import engine_problems, gpu_problems, link_problems
 from trtforge.plan.evaluation import Evaluation
@@ -170,6 +171,8 @@ def _format_problems(model: Model, request: Request) -> Iterator[Problem]:
     elif request.quant not in get_args(QuantFormat):
         message = f"trtforge does not convert to {request.quant} yet"
         yield Problem("format", message, f"Formats: {', '.join(get_args(QuantFormat))}.")
+    if request.budget is not None:
+        yield from _budget_problems(model, request, request.budget)
     limit, measured = request.calibration_memory, (WEIGHTS[request.quant], CACHES[request.kv_cache])
     published = served_as_published(model.config, request.engine.backend, request.quant)
     made = stored is not None or model.checkpoint is not None or published
@@ -179,6 +182,21 @@ def _format_problems(model: Model, request: Request) -> Iterator[Problem]:
     if request.kv_cache not in get_args(KvCacheFormat):
         message = f"trtforge does not convert to an {request.kv_cache.upper()} KV cache yet"
         yield Problem("kv_format", message, f"KV cache formats: {', '.join(get_args(KvCacheFormat))}.")
+
+
+def _budget_problems(model: Model, request: Request, budget: float) -> Iterator[Problem]:
+    experts = experts_problem(model.family, model.facts)
+    if experts is not None:
+        yield experts
+    whole = model.whole(request.dtype)
+    try:
+        left = model.whole(request.dtype, request.exclude_modules)
+    except ForgeError:  # its problem is found elsewhere
+        left = whole
+    least = least_bits(whole, left, request.group_size)
+    yield from budget_problems(budget, request.quant, least, request.pp, request.engine.backend)
+    if request.gpu is not None:
+        yield from gpu_problems(request.gpu, WEIGHTS["fp8"], None, request.dtype)
 
 
 def calibration_needs(model: Model, request: Request) -> int:

@@ -118,12 +118,17 @@ class Memory:
 
 @dataclass(frozen=True)
 class Held:
-    """The weights of the ranks and of the unsplit model, how they are stored, and the KV cache format."""
+    """The weights of the ranks and of the unsplit model, how they are stored, and the KV cache format.
+
+    `vision`: bytes of a multimodal model's vision part. Every GPU is assumed to hold all of it: TensorRT-LLM splits its
+    matrices, but not its embeddings (_torch/models/modeling_siglip.py, modeling_pixtral.py).
+    """
 
     ranks: RankWeights
     whole: RankWeights
     stored: Stored
     cache: CacheFormat
+    vision: int = 0
 
     @property
     def cache_itemsize(self) -> int:
@@ -136,7 +141,7 @@ def memory_of(facts: Facts, held: Held, parallel: Parallel, limits: EngineLimits
     itemsize, layers = held.cache_itemsize, facts.sizes.num_layers
     stages = tuple(_rank(facts, held, parallel, limits, stage) for stage in range(parallel.pp))
     return Memory(
-        weights=held.whole.nbytes(held.stored, Parallel(), 0) + held.cache.per_layer * layers,
+        weights=held.whole.nbytes(held.stored, Parallel(), 0) + held.cache.per_layer * layers + held.vision,
         kv_per_token=bytes_per_token(facts.sizes, itemsize),
         kv_tokens=0,
         stages=stages,
@@ -191,7 +196,7 @@ def _rank(facts: Facts, held: Held, parallel: Parallel, limits: EngineLimits, st
     head = sequences * -(-vocab // parallel.tp) * itemsize if last else 0
     layers = facts.sizes.num_layers // parallel.pp
     return RankMemory(
-        weights=held.ranks.nbytes(held.stored, parallel, stage) + held.cache.per_layer * layers,
+        weights=held.ranks.nbytes(held.stored, parallel, stage) + held.cache.per_layer * layers + held.vision,
         activations=activation_bytes(facts, parallel, itemsize, limits.max_num_tokens) + head + WORKSPACE_BYTES,
         logits=logits,
         decoder=int(DECODER_LOGITS * logits),

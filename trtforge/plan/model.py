@@ -1,21 +1,24 @@
 """The model to plan for: its config.json, and its safetensors headers where they are present."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from trtforge.core.dtypes import ModelDtype
+from trtforge.core.dtypes import ModelDtype, dtype_named
 from trtforge.core.errors import ForgeError
 from trtforge.core.parallel import Parallel
 from trtforge.formats.hf import INDEX, SINGLE, HfConfig, open_checkpoint, read_config, resolve_source
 from trtforge.formats.quantization_config import read_quantized_source
 from trtforge.formats.quantized_source import QuantizedSource
 from trtforge.formats.trtllm import CheckpointConfig
+from trtforge.models.checkpoint_config import formats_by_row
 from trtforge.models.checkpoint_plan import Layout, checkpoint_plan
 from trtforge.models.exclusions import excluded_modules, unquantized_rows
 from trtforge.models.family import Facts, Family
 from trtforge.models.registry import family_of, family_of_checkpoint
+from trtforge.models.vision import vision_weights
 from trtforge.plan.accounting import check_sources
+from trtforge.plan.formats import WEIGHTS, WeightFormat
 from trtforge.plan.known import known_config
 from trtforge.plan.weights import RankWeights, rank_weights
 
@@ -28,7 +31,8 @@ class Model:
 
     `complaint`: how its weights contradict config.json; None if they agree or were not read. `shipped`: whether its
     facts come from `known_models.json`. `checkpoint`: config.json of a TensorRT-LLM checkpoint, whose layout and
-    formats are fixed; None for a Hugging Face model.
+    formats are fixed; None for a Hugging Face model. `vision_bytes`: of a multimodal model's vision part, which the
+    LLM API loads; None if they are not known.
     """
 
     name: str
@@ -40,6 +44,7 @@ class Model:
     complaint: ForgeError | None = None
     shipped: bool = False
     checkpoint: CheckpointConfig | None = None
+    vision_bytes: int | None = 0
     notes: tuple[str, ...] = ()
     _weights: dict[Layout, RankWeights] = field(default_factory=dict, compare=False, repr=False)
 
@@ -47,7 +52,11 @@ class Model:
     def of_config(cls, name: str, config: HfConfig) -> "Model":
         """From config.json alone. Raises ForgeError for an architecture or value that conversion does not support."""
         family = family_of(config.architecture)
-        return cls(name, config, family, family.facts(config), stored=read_quantized_source(config))
+        weights = vision_weights(config)
+        vision = None if weights is None else weights * dtype_named(config.dtype).size
+        return cls(
+            name, config, family, family.facts(config), stored=read_quantized_source(config), vision_bytes=vision
+        )
 
     def weights(self, layout: Layout) -> RankWeights:
         """The weights of one tensor-parallel rank of a legal layout; its pipeline and number formats are ignored.
@@ -65,15 +74,28 @@ class Model:
             )
         if key not in self._weights:
             found = rank_weights(self.family, self.facts, replace(key, exclude_modules=()))
-            excludes = self._excludes(layout.exclude_modules)
-            if excludes is not None:
-                found = found.leaving(unquantized_rows(self.family, self.facts, excludes))
-            self._weights[key] = found
+            formats = self._formats(layout.exclude_modules)
+            self._weights[key] = found.with_formats(formats) if formats is not None else found
         return self._weights[key]
 
     def whole(self, dtype: ModelDtype, exclude_modules: tuple[str, ...] = ()) -> RankWeights:
         """The weights of the unsplit model."""
         return self.weights(Layout(Parallel(), dtype, exclude_modules=exclude_modules))
+
+    def _formats(self, patterns: tuple[str, ...]) -> Sequence[Mapping[str, WeightFormat]] | None:
+        """The formats of linear layers in each decoder layer that are not the format of all; None if all have that."""
+        mixed = self.checkpoint is not None and self.checkpoint.quantization.quantized_layers is not None
+        excludes = self._excludes(patterns)
+        if not mixed and excludes is None:
+            return None
+        layers: list[dict[str, WeightFormat]] = [{} for _ in range(self.facts.sizes.num_layers)]
+        if self.checkpoint is not None:
+            for layer, row, quant in formats_by_row(self.checkpoint, self.family, self.facts):
+                layers[layer][row] = WEIGHTS[quant]
+        if excludes is not None:
+            for layer, names in enumerate(unquantized_rows(self.family, self.facts, excludes)):
+                layers[layer] |= dict.fromkeys(names, WEIGHTS["none"])
+        return layers
 
     def _excludes(self, patterns: tuple[str, ...]) -> Callable[[str], bool] | None:
         """Tells whether a linear layer stays unquantised; None if every quantisable one is quantised."""
@@ -109,7 +131,7 @@ def _with_headers(name: str, directory: Path) -> Model:
         checkpoint = open_checkpoint(directory)
     except ForgeError as error:
         note = f"planned from config.json alone: {error.message}"
-        return Model(name, config, base.family, base.facts, base.stored, notes=(note,))
+        return replace(base, notes=(note,))
     family = family_of_checkpoint(checkpoint)
     layout, complaint = Layout(Parallel(), "bfloat16"), None
     if base.stored is not None:
@@ -119,4 +141,6 @@ def _with_headers(name: str, directory: Path) -> Model:
         check_sources(checkpoint, family, base.facts, checkpoint_plan(family, base.facts, layout))
     except ForgeError as error:
         complaint = error
-    return Model(name, config, family, base.facts, base.stored, checkpoint.stored_bytes, complaint)
+    sizes = {name: tensor.spec.nbytes for name, tensor in checkpoint.tensors.items()}
+    vision = sum(size for name, size in sizes.items() if name.startswith(family.carried or ("\0",)))
+    return Model(name, config, family, base.facts, base.stored, checkpoint.stored_bytes, complaint, vision_bytes=vision)

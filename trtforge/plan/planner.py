@@ -4,15 +4,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from trtforge.core.dtypes import dtype_named
 from trtforge.core.errors import UsageError
 from trtforge.core.parallel import Parallel
 from trtforge.plan import roofline as assumed
 from trtforge.plan.alternatives import Alternative, Goal, alternatives, fits_on, smallest_legal
+from trtforge.plan.capacity import held_by
 from trtforge.plan.evaluate import evaluate
 from trtforge.plan.evaluation import Evaluation
 from trtforge.plan.fixes import Fix, fixes
-from trtforge.plan.formats import CACHES, WEIGHTS
 from trtforge.plan.instances import instances_of
 from trtforge.plan.kv import bytes_per_token
 from trtforge.plan.memory import Held
@@ -21,7 +20,6 @@ from trtforge.plan.peaks import Peaks, peaks
 from trtforge.plan.published import served_as_published
 from trtforge.plan.request import Request
 from trtforge.plan.roofline import Performance
-from trtforge.plan.weights import Stored
 
 ESTIMATE = "estimates of a roofline model with assumed efficiencies, not measurements"
 
@@ -89,7 +87,7 @@ class Plan:
             "warnings": list(evaluation.warnings),
             "notes": list(self.notes),
             "choice": choice_json(evaluation.request),
-            "embedded": asdict(evaluation.embedded) if evaluation.embedded else None,
+            "embedded": evaluation.embedded.as_json() if evaluation.embedded else None,
             "memory": self._memory(),
             "kv_tokens": evaluation.memory.kv_tokens if evaluation.memory else None,
             "kv_windows": windows.as_json() if windows else None,
@@ -108,7 +106,8 @@ class Plan:
     def weights(self) -> int:
         """Bytes of the unsplit model's weights."""
         memory = self.evaluation.memory
-        return memory.weights if memory else self._held.whole.nbytes(self._held.stored, Parallel(), 0)
+        held = self._held
+        return memory.weights if memory else held.whole.nbytes(held.stored, Parallel(), 0) + held.vision
 
     @property
     def kv_per_token(self) -> int:
@@ -124,9 +123,7 @@ class Plan:
     @property
     def _held(self) -> Held:
         """The unsplit model, whose size is known for any layout."""
-        request, whole = self.evaluation.request, self.model.whole(self.evaluation.request.dtype)
-        stored = Stored(WEIGHTS[request.quant], dtype_named(request.dtype).size, request.group_size)
-        return Held(whole, whole, stored, CACHES[request.kv_cache])
+        return held_by(self.model, self.evaluation.request, None)
 
     def _concurrency(self) -> Mapping[str, Any] | None:
         typical = self.evaluation.typical

@@ -15,7 +15,7 @@ from trtforge.formats.adapter import resolved_lora
 from trtforge.formats.trtllm import CheckpointConfig
 from trtforge.models.checkpoint_config import layout_of_checkpoint
 from trtforge.models.exclusions import modules_excluded_by
-from trtforge.models.formats import FORMATS
+from trtforge.models.formats import FORMATS, MIXED_FORMATS
 from trtforge.plan.formats import CACHES, WEIGHTS
 from trtforge.plan.gpus import Gpu, gpu_named
 from trtforge.plan.model import Model, find_model
@@ -76,7 +76,8 @@ class Request:
 
     `concurrency`: requests to run concurrently, which sets max_batch_size; None if not given. `calibration_memory`:
     bytes that calibration may use, None for no limit. `exclude_modules`: patterns of linear layers that stay
-    unquantised. `draft`: the draft model, if engine.features.draft names one.
+    unquantised. `budget`: mean bits of a weight in mixed precision. `draft`: the draft model, if
+    engine.features.draft names one.
     """
 
     tp: int
@@ -96,6 +97,12 @@ class Request:
     calibration_memory: int | None = None
     exclude_modules: tuple[str, ...] = ()
     rounding: RoundingChoice = "auto"
+    budget: float | None = None
+
+    @property
+    def bits(self) -> float | None:
+        """Mean bits of a weight if its format is chosen within a budget; None if it is known."""
+        return self.budget if self.quant == MIXED_FORMATS[0] else None
 
     @property
     def compensated(self) -> bool:
@@ -200,6 +207,7 @@ def request_of(recipe: Recipe, model: Model, options: Mapping[Option, Any], typi
         calibration_memory=quant.memory,
         exclude_modules=quant.exclude_modules,
         rounding=quant.rounding,
+        budget=quant.budget,
     )
     given = [Change(name, str(value)) for name, value in options.items() if value is not None and name != "--dtype"]
     request = request.changed(*given)
@@ -244,7 +252,7 @@ def _as_made(request: Request, model: Model, checkpoint: CheckpointConfig, optio
             )
     changes = [Change(option, str(value)) for option, value in made.items()]
     excluded = modules_excluded_by(checkpoint, model.family, model.facts)
-    return replace(request.changed(*changes), exclude_modules=excluded)
+    return replace(request.changed(*changes), exclude_modules=excluded, budget=None)
 
 
 def _as_stored(request: Request, model: Model) -> Request:

@@ -130,7 +130,7 @@ class Roofline:
             share = int(self.facts.config["moe"]["top_k"]) / self.facts.sizes.of("experts")
             used = 1 - (1 - share) ** tokens
             weights *= share
-        format = self.held.stored.format
+        format = matrix.own or self.held.stored.format
         kind: Compute = format.compute if matrix.formatted else "float16"
         efficiency = COMPUTE_EFFICIENCY[kind]
         if matrix.formatted and format.unpacked:

@@ -4,9 +4,11 @@ Layers of one kind (dense or with experts) are alike, so only one of each kind i
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 
+from trtforge.core.dtypes import FLOAT32_BYTES
 from trtforge.core.parallel import Parallel
 from trtforge.models.checkpoint_plan import Layout, checkpoint_plan
 from trtforge.models.content import Target
@@ -16,19 +18,31 @@ from trtforge.plan.formats import WeightFormat
 
 @dataclass(frozen=True)
 class Stored:
-    """How weights are stored: a format, the bytes of the model's dtype, and the group size of grouped formats."""
+    """How weights are stored: a format, the bytes of the model's dtype, and the group size of grouped formats.
+
+    `bits`: of mixed precision whose formats are not chosen yet: mean bits of a weight with its scales, at most.
+    """
 
     format: WeightFormat
     itemsize: int
     group_size: int = 128
+    bits: float | None = None
+
+    def nbytes(self, count: int, out: int, inputs: int) -> int:
+        """Bytes of `count` (out, in) matrices with their scales."""
+        if self.bits is None:
+            return self.format.nbytes(count, out, inputs, self.itemsize, self.group_size)
+        unbudgeted = count * self.format.per_input_elements * inputs * self.itemsize + 2 * FLOAT32_BYTES
+        return ceil(count * out * inputs * self.bits / 8) + unbudgeted
 
 
 @dataclass(frozen=True)
 class Matrix:
     """`count` matrices (out, inputs) of a rank; `name`: of their layer in a checkpoint.
 
-    `formatted`: stored in the number format, else with `itemsize` bytes a weight. `expert`: of experts, of which a
-    token uses few. `head`: the LM head. `absorbed`: the product of two others, for the generation phase of MLA.
+    `formatted`: stored in the number format, else with `itemsize` bytes a weight. `own`: its format in mixed
+    precision. `expert`: of experts, of which a token uses few. `head`: the LM head. `absorbed`: the product of two
+    others, for the generation phase of MLA.
     """
 
     count: int
@@ -40,6 +54,7 @@ class Matrix:
     expert: bool = False
     head: bool = False
     absorbed: bool = False
+    own: WeightFormat | None = None
 
     @property
     def weights(self) -> int:
@@ -48,8 +63,10 @@ class Matrix:
 
     def nbytes(self, stored: Stored) -> int:
         """Bytes with scales."""
+        if self.formatted and self.own is not None:
+            return self.own.nbytes(self.count, self.out, self.inputs, stored.itemsize, stored.group_size)
         if self.formatted or (self.head and stored.format.quantizes_head):
-            return stored.format.nbytes(self.count, self.out, self.inputs, stored.itemsize, stored.group_size)
+            return stored.nbytes(self.count, self.out, self.inputs)
         return self.weights * self.itemsize
 
 
@@ -64,10 +81,15 @@ class Block:
         """Bytes as they are stored."""
         return self.other + sum(matrix.nbytes(stored) for matrix in self.matrices)
 
-    def leaving(self, names: frozenset[str]) -> "Block":
-        """This block with the named matrices unquantised."""
-        left = (replace(m, formatted=m.formatted and m.name not in names) for m in self.matrices)
-        return replace(self, matrices=tuple(left))
+    def with_formats(self, formats: Mapping[str, WeightFormat]) -> "Block":
+        """This block with the formats of the named matrices; format none leaves them unquantised."""
+        given = (
+            replace(matrix, own=own, formatted=matrix.formatted and own.bits is not None)
+            if (own := formats.get(matrix.name)) is not None
+            else matrix
+            for matrix in self.matrices
+        )
+        return replace(self, matrices=tuple(given))
 
 
 @dataclass(frozen=True)
@@ -92,11 +114,11 @@ class RankWeights:
         """Bytes of a rank of one pipeline stage."""
         return sum(block.nbytes(stored) * count for block, count in self.blocks(parallel, stage))
 
-    def leaving(self, names: Sequence[frozenset[str]]) -> "RankWeights":
-        """These weights with the named matrices of each layer unquantised."""
-        found = [(kind, left) for kind, left in zip(self.layers, names, strict=True)]
+    def with_formats(self, formats: Sequence[Mapping[str, WeightFormat]]) -> "RankWeights":
+        """These weights with the formats of the named matrices of each layer."""
+        found = [(kind, frozenset(own.items())) for kind, own in zip(self.layers, formats, strict=True)]
         kinds = sorted(set(found), key=found.index)
-        blocks = tuple(self.kinds[kind].leaving(left) for kind, left in kinds)
+        blocks = tuple(self.kinds[kind].with_formats(dict(own)) for kind, own in kinds)
         return replace(self, kinds=blocks, layers=tuple(kinds.index(layer) for layer in found))
 
 
