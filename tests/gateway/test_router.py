@@ -67,8 +67,8 @@ def test_models_of_all_servers_are_known_by_both_names() -> None:
     router = Router([first, second], "llama")
 
     async def names() -> list[str]:
-        models = [await router.named(name) for name in ("llama", "a_ensemble", "b_ensemble")]
-        return [f"{model.name}={router.public_name(model)}" for model in models]
+        chosen = [await router.named(name) for name in ("llama", "a_ensemble", "b_ensemble")]
+        return [f"{each.model.name}={each.name}" for each in chosen]
 
     assert run(names()) == ["a_ensemble=llama", "a_ensemble=llama", "b_ensemble=b_ensemble"]
     run(pieces(router, TextRequest("b_ensemble", 1, prompt="a")))

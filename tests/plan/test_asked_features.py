@@ -56,11 +56,11 @@ def test_heads_and_networks_exist_for_some_architectures(hub_id: str, feature: s
         assert "lookahead" in found.problems[0].fix
 
 
-def test_the_embedded_engine_has_none_of_them() -> None:
-    found = judged(LLAMA_8B, {"lookahead": True, "lora": True}, backend="torch")
+def test_the_embedded_engine_has_few_of_them() -> None:
+    found = judged(LLAMA_8B, {"lookahead": True, "lora": True, "context_logits": True}, backend="torch")
     assert [problem.message for problem in found.problems] == [
-        "engine.features.lora: the torch backend does not have it",
         "engine.features.lookahead: the torch backend does not have it",
+        "engine.features.context_logits: the torch backend does not have it",
     ]
     assert judged(LLAMA_8B, {"kv_reuse": False}, backend="torch").legal
 

@@ -148,6 +148,37 @@ def test_accepted_drafts_save_steps(engine_directory: Path, prompts: list[list[i
     assert made.accepted_tokens == 24 - 10
 
 
+class Wrong(Oracle):
+    """Proposes what is never right."""
+
+    def draft(self, sequences: list[Sequence]) -> None:
+        for sequence in sequences:
+            following = (*self._answers[sequence.request.prompt][sequence.generated :], 0)[0]
+            sequence.draft = Draft(((following + 1) % 131,) * self._length)
+
+
+@pytest.mark.parametrize("policy", ["guaranteed_no_evict", "max_utilization"])
+def test_wrong_drafts_change_no_schedule(
+    engine_directory: Path, prompts: list[list[int]], expected: list[Tokens], policy: SchedulerPolicy
+) -> None:
+    """They keep no block from another request: as many iterations and pauses as without."""
+    answers = {tuple(prompt): tokens for prompt, tokens in zip(prompts, expected, strict=True)}
+    source = open_engine(engine_directory)
+    found = []
+    for drafter in (None, Wrong(answers, 40, 0)):
+        ranks = KeptRanks(source, 10)
+        options = EngineOptions(scheduler=policy, kv_reuse=False, chunked_context=True)
+        with Engine(source, ranks, options, drafter) as engine:  # type: ignore[arg-type]
+            made = generate_with(engine, requests_for(prompts))
+            status = engine.statistics()
+        ranks.end()
+        assert [each.tokens for each in made] == expected
+        found.append((status.iterations, status.paused_requests, status.drafted_tokens > 0))
+    assert found[0][:2] == found[1][:2]
+    assert [each[2] for each in found] == [False, True]
+    assert (found[0][1] > 0) == (policy == "max_utilization")
+
+
 def test_n_grams_change_no_token(engine_directory: Path, llama: LlamaForCausalLM) -> None:
     prompt = [[5, 17, 9, 60, 5, 17, 9, 60, 5, 17, 9, 60] * 4]
     (expected,) = greedy(llama, prompt, 64)

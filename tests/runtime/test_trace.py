@@ -18,7 +18,7 @@ from trtforge.runtime.generate import generate_with
 from trtforge.runtime.hosted import HostJob
 from trtforge.runtime.trace import PHASES
 from trtforge.serve.config import ServeConfig
-from trtforge.serve.embedded import check_trace
+from trtforge.serve.embedded import check_trace, remove_trace
 from trtforge.serve.server_arguments import model_environment
 
 
@@ -108,7 +108,12 @@ def test_a_server_hands_the_file_to_its_engine_process(tmp_path: Path, monkeypat
     monkeypatch.chdir(tmp_path)
     for name, value in model_environment(ServeConfig(trace=Path("trace.json"))).items():
         monkeypatch.setenv(name, value)
-    assert HostJob(engine="e", socket="s").options().trace == path
+    job = HostJob(engine="e", socket="s")
+    assert job.options().trace == path
+    path.write_text("[\n")
+    assert job.options().trace == tmp_path / "trace.2.json"  # after a restart
+    (tmp_path / "trace.2.json").write_text("[\n")
+    assert job.options().trace == tmp_path / "trace.3.json"
     assert "TRTFORGE_TRACE" not in model_environment(ServeConfig())
 
 
@@ -118,7 +123,10 @@ def test_a_server_refuses_a_trace_that_nobody_writes(tmp_path: Path) -> None:
     with pytest.raises(ForgeError, match="--trace: an engine of backend tensorrt_llm writes no trace"):
         check_trace(facts, tmp_path / "trace.json")
     embedded = facts.model_copy(update={"backend": "torch"})
+    (tmp_path / "trace.json").write_text("[\n")
     check_trace(embedded, tmp_path / "trace.json")
+    remove_trace(tmp_path / "trace.json")
+    assert not (tmp_path / "trace.json").exists()
     with pytest.raises(ForgeError, match=r"--trace .*trace\.json: its directory does not exist"):
         check_trace(embedded, tmp_path / "missing" / "trace.json")
 

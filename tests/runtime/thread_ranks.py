@@ -34,7 +34,7 @@ class ThreadRanks:
             model.allocate_cache(blocks)
             return model
 
-        self._models = list(self._pool.map(load, range(world)))
+        self.models = list(self._pool.map(load, range(world)))
 
     def execute(self, step: Step) -> Tensor | None:
         """float32 logits of the rows wanted."""
@@ -43,7 +43,7 @@ class ThreadRanks:
         def run(model: RankModel) -> Tensor | None:
             return model.execute(Step.decode(step.encode()))
 
-        first, *_ = self._pool.map(run, self._models)
+        first, *_ = self._pool.map(run, self.models)
         return first
 
     def close(self) -> None:

@@ -17,7 +17,7 @@ from tests.serve.conftest import Running, Start, left_behind
 from trtforge.core import packages
 from trtforge.core.errors import ForgeError, UsageError
 from trtforge.core.verified import open_to_run
-from trtforge.formats.triton import read_facts
+from trtforge.formats.triton import RepositoryFacts, read_facts
 from trtforge.machine.proc import listens
 from trtforge.serve import gateway_process
 from trtforge.serve.client import Sampling, generate
@@ -28,6 +28,7 @@ from trtforge.serve.launchers import plan_launch
 from trtforge.serve.stage import require_free_ports, serve
 
 GATEWAY = "trtforge.gateway"
+FACTS = RepositoryFacts(backend="torch", device="cpu", tensorrt_llm="1.2.1", world_size=1, engine_path="engine")
 RUNTIME = Path("/tmp/trtforge-serve-1-x")
 
 
@@ -68,7 +69,7 @@ def test_without_its_packages_the_api_is_left_out(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(packages, "find_spec", lambda name: None if name == "fastapi" else object())
     with with_openai_port(ports()) as settled:
         assert (settled.openai, settled.openai_port) == (False, None)
-        assert gateway_command(settled, "ensemble", required=False) is None
+        assert gateway_command(settled, FACTS, required=False) is None
     with (
         pytest.raises(ForgeError, match="--openai-port needs the package fastapi") as caught,
         with_openai_port(ports(openai_port=9000)),

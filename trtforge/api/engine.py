@@ -53,7 +53,7 @@ class Engine:
         place = _engine_in(Path(directory))
         features = open_engine(place).forge.features
         open_to_run(place, "engine")
-        prompts = Prompts(place / TOKENIZER_DIRECTORY)
+        prompts = Prompts(place / TOKENIZER_DIRECTORY, () if features.lora is None else features.lora.adapters)
         options = EngineOptions(
             scheduler=scheduler,
             kv_cache_fraction=kv_cache_fraction,

@@ -44,7 +44,7 @@ class SamplingParams:
 
     `stop`: the text ends before the first of these; `bad`: words that do not occur. `log_probs`: score each token, with
     `top_log_probs` alternatives. `json_schema` (a schema, or its JSON text), `regex` or `grammar` (EBNF, with a rule
-    root): what the answer must be, by the package xgrammar.
+    root): what the answer must be, by the package xgrammar. `adapter`: name of a LoRA adapter of the engine.
     """
 
     max_tokens: int = 64
@@ -64,6 +64,7 @@ class SamplingParams:
     json_schema: Mapping[str, Any] | str | None = None
     regex: str | None = None
     grammar: str | None = None
+    adapter: str | None = None
 
     def guide(self) -> Guide | None:
         """The guide that is given. Raises RequestError for two."""
@@ -103,8 +104,11 @@ class SamplingParams:
 class Prompts:
     """Makes requests of prompts with the tokenizer in an engine's directory."""
 
-    def __init__(self, directory: Path) -> None:
-        """`directory`: of the tokenizer. Raises ForgeError without tokenizer.json."""
+    def __init__(self, directory: Path, adapters: Sequence[str] = ()) -> None:
+        """`directory`: of the tokenizer; `adapters`: names, the first of task id 1.
+
+        Raises ForgeError without tokenizer.json.
+        """
         if not (directory / TOKENIZER_FILE).is_file():
             raise ForgeError(
                 f"{directory} has no {TOKENIZER_FILE}",
@@ -112,6 +116,7 @@ class Prompts:
             )
         self.tokenizer: Tokenizer = load_tokenizer(directory / TOKENIZER_FILE)
         self._directory = directory
+        self._adapters = tuple(adapters)
         self._end_ids = frozenset(read_special_tokens(directory).end_ids)
 
     def request(self, prompt: Prompt, params: SamplingParams) -> GenerationRequest:
@@ -124,7 +129,14 @@ class Prompts:
             end_ids=frozenset() if params.ignore_end else self._end_ids,
             bad_words=tuple(tuple(self.tokenizer.encode(word, add_special_tokens=False).ids) for word in params.bad),
             guide=params.guide(),
+            lora_task_id=None if params.adapter is None else self._task_id(params.adapter),
         )
+
+    def _task_id(self, adapter: str) -> int:
+        if adapter not in self._adapters:
+            known = f"Its adapters: {', '.join(self._adapters)}." if self._adapters else "It was compiled without any."
+            raise RequestError(f"{adapter} is no adapter of this engine", hint=known)
+        return self._adapters.index(adapter) + 1
 
     def _ids(self, prompt: Prompt) -> Sequence[int]:
         if isinstance(prompt, Tokens):

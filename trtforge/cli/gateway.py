@@ -1,5 +1,6 @@
 """`trtforge gateway`: OpenAI's API over repositories that are served elsewhere."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -7,6 +8,7 @@ import typer
 
 from trtforge.cli.options import ENDPOINTS, Verbose, from_options
 from trtforge.core import defaults
+from trtforge.core.errors import UsageError
 
 _MODELS = "Models"
 
@@ -35,6 +37,15 @@ def gateway(
             metavar="NAME",
             rich_help_panel=_MODELS,
             help="Name of the first model for clients, beside its own.",
+            show_default=False,
+        ),
+    ] = None,
+    adapter: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME:TASK",
+            rich_help_panel=_MODELS,
+            help="Name and task id of a LoRA adapter of the first model, which clients name as `model`. Repeatable.",
             show_default=False,
         ),
     ] = None,
@@ -76,6 +87,7 @@ def gateway(
             "backends": tuple(backend or (defaults.GRPC_URL,)),
             "models": tuple(model or ()),
             "served_model_name": served_model_name,
+            "adapters": _adapters(adapter or ()),
             "host": host,
             "port": port,
             "api_key_file": api_key_file,
@@ -84,3 +96,13 @@ def gateway(
         "gateway",
     )
     run(config, lambda: print(f"openai=http://{config.address}/v1", flush=True))
+
+
+def _adapters(words: Sequence[str]) -> Mapping[str, int]:
+    """Task ids by name. Raises UsageError for a word that is not NAME:TASK."""
+    from trtforge.formats.adapter import named_adapters
+
+    for word in words:
+        if not named_adapters(word):
+            raise UsageError(f"--adapter {word!r} is not NAME:TASK", hint="Give for example --adapter sql:1.")
+    return named_adapters(",".join(words))

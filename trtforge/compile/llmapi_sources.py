@@ -16,7 +16,7 @@ from trtforge.core.errors import ForgeError
 from trtforge.core.manifest import FileRecord, Identity, Manifest, is_foreign
 from trtforge.core.partial import Finished
 from trtforge.core.progress import Progress
-from trtforge.formats.adapter import ADAPTER_FILES, ADAPTERS_DIRECTORY
+from trtforge.formats.adapter import adapter_files
 from trtforge.formats.hf import (
     CONFIG,
     INDEX,
@@ -154,7 +154,7 @@ class Beside:
     def inputs(self) -> dict[str, str]:
         """Digests by name, the draft model's and the adapters' below their directories."""
         draft = {} if self.draft is None else self.draft.inputs
-        files = {f"{place}/{path.name}": file_digest(path) for place, path in self._adapter_files()}
+        files = {f"{place}/{path.name}": file_digest(path) for place, path in adapter_files(self.adapters)}
         return {f"{DRAFT_DIRECTORY}/{name}": digest for name, digest in draft.items()} | files
 
     def write(self, out: Path, progress: Progress) -> None:
@@ -162,18 +162,9 @@ class Beside:
         if self.draft is not None:
             (out / DRAFT_DIRECTORY).mkdir(exist_ok=True)
             self.draft.write(out / DRAFT_DIRECTORY, progress)
-        for place, path in self._adapter_files():
+        for place, path in adapter_files(self.adapters):
             (out / place).mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, out / place / path.name)
-
-    def _adapter_files(self) -> Iterator[tuple[str, Path]]:
-        for number, directory in enumerate(self.adapters, start=1):
-            for name in ADAPTER_FILES:
-                if not (directory / name).is_file():
-                    raise ForgeError(
-                        f"{directory} has no {name}", hint="Give the directory that PEFT saved, with safetensors."
-                    )
-                yield f"{ADAPTERS_DIRECTORY}/{number}", directory / name
 
 
 def identity_of(plan: LlmapiPlan, source: Source, beside: Beside) -> Identity:

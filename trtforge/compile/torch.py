@@ -1,6 +1,7 @@
 """The torch backend's engine: weights packed for the device's kernels, with TensorRT-LLM's config schema."""
 
 import json
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from trtforge.core.dtypes import ModelDtype
 from trtforge.core.errors import ForgeError
 from trtforge.core.features import DraftFeature, FeaturesConfig
 from trtforge.core.recipe import EngineConfig
+from trtforge.formats.adapter import adapter_files, adapter_names, resolved_lora
 from trtforge.formats.trtllm import CONFIG_FILE, CheckpointConfig, rank_file, read_engine_config
 from trtforge.machine.host import Host
 from trtforge.machine.processor import Processor, compute_dtype
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class TorchPlan:
     """An engine of the embedded runtime. `compute_dtype` is the dtype of its computations; `draft`: the engine of its
-    draft model."""
+    draft model; `adapters`: directories of LoRA adapters. `features` has their names."""
 
     model: CheckpointConfig
     limits: EngineLimits
@@ -31,6 +33,7 @@ class TorchPlan:
     kernels: "Kernels"
     features: FeaturesConfig
     draft: Path | None = None
+    adapters: tuple[Path, ...] = ()
 
     def identity(self) -> dict[str, Any]:
         """What determines the engine's bytes."""
@@ -39,12 +42,14 @@ class TorchPlan:
     def build_config(self) -> dict[str, Any]:
         """The fields of TensorRT-LLM's BuildConfig that the runtime uses."""
         paged_context = self.features.kv_reuse or self.features.chunked_context
-        speculation = self.limits.speculation
+        speculation, lora = self.limits.speculation, self.features.lora
+        adapted = {} if lora is None else {"max_lora_rank": lora.max_rank, "lora_target_modules": list(lora.modules)}
         return {
             **self.limits.build_fields,
             "kv_cache_type": "PAGED",
             **({} if speculation is None else {"max_draft_len": speculation.draft_tokens}),
             "gather_context_logits": False,
+            **({"lora_config": adapted} if adapted else {}),
             "plugin_config": {
                 "dtype": self.model.dtype,
                 "gpt_attention_plugin": "auto",
@@ -53,6 +58,7 @@ class TorchPlan:
                 "tokens_per_block": self.limits.tokens_per_block,
                 "context_fmha": True,
                 "use_paged_context_fmha": paged_context,
+                **({"lora_plugin": "auto"} if adapted else {}),
             },
         }
 
@@ -119,10 +125,14 @@ def torch_plan(model: CheckpointConfig, config: EngineConfig, limits: EngineLimi
             f"engine.features.{lacking[0]}: not supported by the torch backend",
             hint="Leave it out, or use the tensorrt_llm backend.",
         )
+    from trtforge.runtime.adapters.required import require_adapters
     from trtforge.runtime.architecture.spec import DecoderSpec
     from trtforge.runtime.linears.kernels import choose_kernels
 
-    spec = DecoderSpec.of(model, 0)
+    spec, lora = DecoderSpec.of(model, 0), config.features.lora
+    adapters = () if lora is None else tuple(map(Path, lora.adapters))
+    if lora is not None:
+        require_adapters(model, resolved_lora(lora), adapters)
     device = usable_device(config.device)
     dtype = compute_dtype(config.compute_dtype, model.dtype, device, Processor.of(Host()))
     return TorchPlan(
@@ -133,14 +143,17 @@ def torch_plan(model: CheckpointConfig, config: EngineConfig, limits: EngineLimi
         kernels=choose_kernels(spec.algorithm, spec.group_size, device, dtype, mixed=spec.layer_formats is not None),
         features=_without_paths(config.features),
         draft=None if draft is None else _draft_engine(draft, model),
+        adapters=adapters,
     )
 
 
 def _without_paths(features: FeaturesConfig) -> FeaturesConfig:
-    if features.draft is None:
-        return features
-    draft = features.draft.model_copy(update={"model": None, "engine": None})
-    return features.model_copy(update={"draft": draft})
+    draft, lora = features.draft, features.lora
+    if draft is not None:
+        draft = draft.model_copy(update={"model": None, "engine": None})
+    if lora is not None:
+        lora = resolved_lora(lora).model_copy(update={"adapters": adapter_names(lora.adapters)})
+    return features.model_copy(update={"draft": draft, "lora": lora})
 
 
 def _draft_engine(draft: DraftFeature, model: CheckpointConfig) -> Path:
@@ -164,6 +177,13 @@ def _draft_engine(draft: DraftFeature, model: CheckpointConfig) -> Path:
             hint="Draft with a smaller model of the same family.",
         )
     return directory
+
+
+def copy_adapters(plan: TorchPlan, out: Path) -> None:
+    """Put the adapters into the engine."""
+    for place, path in adapter_files(plan.adapters):
+        (out / place).mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, out / place / path.name)
 
 
 def build_rank(plan: TorchPlan, checkpoint: Path, index: int, target: Path) -> None:

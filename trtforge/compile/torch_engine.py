@@ -6,11 +6,13 @@ from pathlib import Path
 
 from trtforge import __version__
 from trtforge.compile.about import about_engine
-from trtforge.compile.torch import TorchPlan, build_rank
+from trtforge.compile.torch import TorchPlan, build_rank, copy_adapters
 from trtforge.core.artifact import Produced, produce
 from trtforge.core.cache import cache_for
+from trtforge.core.digest import file_digest
 from trtforge.core.manifest import FileRecord, Identity, open_artifact
 from trtforge.core.progress import Progress
+from trtforge.formats.adapter import adapter_files
 from trtforge.formats.hf import TOKENIZER_DIRECTORY
 from trtforge.formats.trtllm import CONFIG_FILE, DRAFT_ENGINE, rank_file
 
@@ -26,7 +28,8 @@ def build_torch_engine(
         stage="engine",
         config=plan.identity() | {"target": target},
         inputs={"checkpoint": digest}
-        | ({} if plan.draft is None else {"draft": open_artifact(plan.draft, "engine").digest}),
+        | ({} if plan.draft is None else {"draft": open_artifact(plan.draft, "engine").digest})
+        | {f"{place}/{path.name}": file_digest(path) for place, path in adapter_files(plan.adapters)},
         versions={"trtforge": __version__, "torch": _torch_version()},
     )
 
@@ -38,6 +41,7 @@ def build_torch_engine(
             (directory / DRAFT_ENGINE).mkdir()
             for file in (plan.draft / CONFIG_FILE, *plan.draft.glob(rank_file("*"))):
                 shutil.copy(file, directory / DRAFT_ENGINE)
+        copy_adapters(plan, directory)
         ranks = plan.model.parallel.ranks
         with progress.bar("Compiling", len(ranks), "ranks") as bar:
             for rank in ranks:

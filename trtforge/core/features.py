@@ -26,19 +26,15 @@ OF_THE_LLM_API = ("eagle3", "mtp", "ngram", "moe", "attention_dp", "cuda_graphs"
 """Features that TensorRT engines lack."""
 OF_ENGINES = ("medusa", "eagle", "lookahead", "multiple_profiles", "weights_on_gpu", "context_logits")
 """Features of TensorRT engines alone; the others are of both."""
-EMBEDDED = frozenset({"draft", "ngram"})
+EMBEDDED = frozenset({"draft", "ngram", "lora"})
 """Features of the embedded engine beyond KV reuse and chunked context."""
 
 Choices = tuple[tuple[int, ...], ...]
 """A tree of draft tokens: for each node, the candidate ranks on the path to it."""
 
 
-EMBEDDED = frozenset({"draft", "ngram"})
-"""Features of the embedded engine beyond KV reuse and chunked context."""
-
-
 class LoraFeature(Config):
-    """Adapters that requests send or refer to by task id."""
+    """Adapters that requests refer to by task id; to a TensorRT engine they also send them."""
 
     adapters: tuple[str, ...] = Field((), description="PEFT directories; they set max_rank and modules.")
     max_rank: int | None = Field(None, ge=1, description="Maximum rank; default: that of the adapters, else 64.")

@@ -164,8 +164,10 @@ class EngineServer:
             case "submit":
                 self._submit(client, Submission.decode(frame))
             case "cancel":
-                for name in header["names"]:
-                    self._engine.cancel(_key(client, name))
+                for key in (_key(client, name) for name in header["names"]):
+                    if key in self._sequences:
+                        self._sequences[key].failure = None  # a limit of the queue that passed while it ran
+                    self._engine.cancel(key)
             case "beat":
                 client.unanswered, client.beat_at = int(header["unanswered"]), time.monotonic()
             case "hello":

@@ -1,6 +1,7 @@
 """A LoRA adapter as PEFT saves it: adapter_config.json, its rank and the layers it changes. No weight is read."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -14,7 +15,7 @@ from trtforge.core.json_text import read_json
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_FILES = (ADAPTER_CONFIG, "adapter_model.safetensors")
 ADAPTERS_DIRECTORY = "adapters"
-"""Where an engine of the LLM API keeps adapters, each in a directory whose name is its task id."""
+"""Where an engine keeps adapters, each in a directory whose name is its task id."""
 
 DEFAULT_RANK = 64
 DEFAULT_MODULES: tuple[LoraModule, ...] = ("attn_q", "attn_k", "attn_v")
@@ -34,6 +35,7 @@ PEFT_MODULES: Mapping[str, LoraModule] = MappingProxyType(
 )
 """`get_default_trtllm_modules_to_hf_modules` in tensorrt_llm/lora_manager.py; the last two: models/phi3/model.py."""
 
+_MERGE = "Merge it into the model (`merge_and_unload` of PEFT) and build that."
 _QKV: tuple[LoraModule, ...] = ("attn_q", "attn_k", "attn_v")
 
 
@@ -42,6 +44,10 @@ class _AdapterFile(BaseModel):
 
     r: int
     target_modules: tuple[str, ...] | str
+    lora_alpha: float | None = None
+    use_rslora: bool = False
+    fan_in_fan_out: bool = False
+    alpha_pattern: dict[str, float] = {}
     rank_pattern: dict[str, int] = {}
     modules_to_save: tuple[str, ...] | None = None
     use_dora: bool = False
@@ -56,19 +62,38 @@ class Adapter:
     modules: tuple[LoraModule, ...]
 
 
+def adapter_scale(directory: Path, rank: int) -> float:
+    """What the product B A of a layer of this rank is multiplied with: alpha / rank, rsLoRA's alpha / sqrt(rank).
+
+    Source: `LoraLayer.update_layer` of PEFT (src/peft/tuners/lora/layer.py). Raises ForgeError for layers whose scale
+    differs, and for transposed ones.
+    """
+    path = directory / ADAPTER_CONFIG
+    file = _read(path)
+    if file.alpha_pattern or file.fan_in_fan_out:
+        key = "alpha_pattern" if file.alpha_pattern else "fan_in_fan_out"
+        raise ForgeError(f"{path}: {key} is set, which the embedded engine does not support", hint=_MERGE)
+    alpha = file.r if file.lora_alpha is None else file.lora_alpha
+    return float(alpha / rank**0.5 if file.use_rslora else alpha / rank)
+
+
+def _read(path: Path) -> _AdapterFile:
+    hint = "Give the directory that PEFT saved."
+    try:
+        return _AdapterFile.model_validate(read_json(path, hint=hint))
+    except ValidationError:
+        raise ForgeError(f"{path}: not the configuration of a LoRA adapter", hint=hint) from None
+
+
 def read_adapter(directory: Path) -> Adapter:
     """An adapter's rank and modules. Raises ForgeError naming the file if engines cannot run it as LoRA."""
     path = directory / ADAPTER_CONFIG
-    hint = "Give the directory that PEFT saved."
-    try:
-        file = _AdapterFile.model_validate(read_json(path, hint=hint))
-    except ValidationError:
-        raise ForgeError(f"{path}: not the configuration of a LoRA adapter", hint=hint) from None
+    file = _read(path)
     if file.modules_to_save or file.use_dora or file.bias != "none":
         what = "non-LoRA weights" if file.modules_to_save else "DoRA" if file.use_dora else "biases"
         raise ForgeError(
             f"{path}: the adapter has {what}, which an engine cannot load with a LoRA request",
-            hint="Merge it into the model (`merge_and_unload` of PEFT) and build that.",
+            hint=_MERGE,
         )
     names = (file.target_modules,) if isinstance(file.target_modules, str) else file.target_modules
     unknown = [name for name in names if name.rpartition(".")[2] not in PEFT_MODULES]
@@ -116,6 +141,45 @@ def resolved_features(features: FeaturesConfig) -> FeaturesConfig:
     if draft is not None:
         features = features.model_copy(update={"draft": draft.model_copy(update={"model": None, "engine": None})})
     return features
+
+
+def adapter_names(adapters: Sequence[str]) -> tuple[str, ...]:
+    """The names of adapters by which an engine keeps them: those of their directories. Raises ForgeError for two alike.
+
+    The task id of an adapter is its place, from 1.
+    """
+    names = tuple(Path(path).resolve().name for path in adapters)
+    for name in names:
+        if re.fullmatch(r"[\w.-]{1,100}", name) is None:
+            raise ForgeError(
+                f"engine.features.lora.adapters: the directory's name {name!r} is no name of a model",
+                hint="Rename it to letters, digits, '.', '_' and '-'.",
+            )
+        if names.count(name) > 1:
+            raise ForgeError(
+                f"engine.features.lora.adapters: two directories are called {name}", hint="Rename one of them."
+            )
+    return names
+
+
+def named_adapters(text: str) -> Mapping[str, int]:
+    """Task ids by name, of a text as `sql:1,chat:2`; what has no number is left out."""
+    pairs = (pair.rpartition(":") for pair in text.split(",") if pair)
+    return {name: int(task) for name, _, task in pairs if name and task.isdecimal()}
+
+
+def adapter_files(adapters: Sequence[str | Path]) -> Iterator[tuple[str, Path]]:
+    """Each file of the adapters that belongs to an engine, with the directory below the engine's that it goes to.
+
+    Raises ForgeError for one that does not exist.
+    """
+    for number, directory in enumerate(map(Path, adapters), start=1):
+        for name in ADAPTER_FILES:
+            if not (directory / name).is_file():
+                raise ForgeError(
+                    f"{directory} has no {name}", hint="Give the directory that PEFT saved, with safetensors."
+                )
+            yield f"{ADAPTERS_DIRECTORY}/{number}", directory / name
 
 
 def _ordered(modules: set[LoraModule]) -> tuple[LoraModule, ...]:

@@ -93,7 +93,12 @@ class RepositoryFacts(Config):
     gpus: tuple[tuple[int, ...], ...] = Field((), description="GPUs of the instances; empty: not chosen.")
     participants: tuple[tuple[int, ...], ...] = Field((), description="MPI ranks of the instances; empty: not chosen.")
     engine_path: str = Field(description="gpt_model_path as config.pbtxt has it.")
+    adapters: dict[str, int] = Field({}, description="Task ids of the engine's LoRA adapters, by name.")
     target: EngineTarget = Field(EngineTarget(), description="What a TensorRT-LLM engine was built with and for.")
+
+    def recorded(self) -> dict[str, Any]:
+        """As the manifest has it."""
+        return self.model_dump(mode="json", exclude=set() if self.adapters else {"adapters"})
 
     @property
     def instances(self) -> int:

@@ -19,6 +19,7 @@ def main() -> int:
     parser.add_argument("--backend", action="append", required=True, help="HOST:PORT of gRPC")
     parser.add_argument("--model", action="append", default=[], help="a text model")
     parser.add_argument("--served-model-name", help="another name of the first model")
+    parser.add_argument("--adapter", action="append", default=[], help="NAME:TASK of a LoRA adapter")
     parser.add_argument("--host", required=True, help="address to listen on")
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--api-key-file", type=Path, help="API keys, one per line")
@@ -29,6 +30,7 @@ def main() -> int:
     if options.wait:
         _wait_for(options.backend[0])
     # Imported late: until then it takes no time from the server that it waits for.
+    from trtforge.formats.adapter import named_adapters
     from trtforge.gateway.config import GatewayConfig
     from trtforge.gateway.server import run
 
@@ -36,6 +38,7 @@ def main() -> int:
         backends=tuple(options.backend),
         models=tuple(options.model),
         served_model_name=options.served_model_name,
+        adapters=named_adapters(",".join(options.adapter)),
         host=options.host,
         port=options.port,
         api_key_file=options.api_key_file,

@@ -12,6 +12,10 @@ GONE = "GONE"
 """Code of a backend that cannot be reached or that ended: another one may serve the request."""
 
 
+ADAPTER = "lora_task_id"
+"""The input that names a LoRA adapter."""
+
+
 class BackendError(Exception):
     """A request that a backend did not serve. `code`: a gRPC status, or GONE; None: unknown."""
 

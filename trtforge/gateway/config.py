@@ -17,6 +17,7 @@ class GatewayConfig(Config):
     backends: tuple[str, ...] = Field(min_length=1, description="HOST:PORT of each server's gRPC endpoint.")
     models: tuple[str, ...] = Field((), description="Text models; empty: those that the servers list.")
     served_model_name: str | None = Field(None, min_length=1, description="Another name of the first model.")
+    adapters: dict[str, int] = Field({}, description="Task ids of the first model's LoRA adapters, by name.")
     host: str = Field(defaults.LOOPBACK, description="Address to listen on.")
     port: int = Field(defaults.GATEWAY_PORT, ge=1, le=65535, description="Port to listen on.")
     api_key_file: Path | None = Field(None, description="API keys, one per line; clients must send one.")

@@ -7,7 +7,7 @@ from typing import Any
 
 from tritonclient.grpc import service_pb2
 
-from trtforge.gateway.backend import GUIDE_TYPE, BackendError, ServedModel
+from trtforge.gateway.backend import ADAPTER, GUIDE_TYPE, BackendError, ServedModel
 from trtforge.gateway.request import Piece, Sampling, TextRequest
 
 _PACKAGE_AGAIN = "run `trtforge package` again with this release of trtforge to add it"
@@ -60,6 +60,8 @@ def _inputs(model: ServedModel, request: TextRequest) -> Mapping[str, _Value]:
     values |= _sampling(model, request.sampling)
     if request.guide is not None:
         values |= {GUIDE_TYPE: request.guide.kind, "guided_decoding_guide": request.guide.text}
+    if request.adapter is not None:
+        values[ADAPTER] = request.adapter
     for name in ("return_num_input_tokens", "return_num_output_tokens", "return_finish_reason"):
         if name in model.inputs:
             values[name] = True

@@ -49,7 +49,7 @@ class TextRequest:
     """One prompt, or one conversation as `messages` (the JSON of the tensor of that name).
 
     `sequences`: number of answers. `logprobs`: scores of the answer's tokens, with `top_logprobs` alternatives each;
-    `prompt_logprobs`: those of the prompt too.
+    `prompt_logprobs`: those of the prompt too. `adapter`: task id of a LoRA adapter of the model.
     """
 
     model: str
@@ -64,6 +64,7 @@ class TextRequest:
     top_logprobs: int = 0
     prompt_logprobs: bool = False
     guide: Guide | None = None
+    adapter: int | None = None
 
 
 @dataclass(slots=True)

@@ -3,6 +3,8 @@
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
+from types import MappingProxyType
 
 from trtforge.gateway.backend import GONE, Backend, BackendError, ServedModel
 from trtforge.gateway.request import Piece, TextRequest
@@ -10,12 +12,27 @@ from trtforge.gateway.request import Piece, TextRequest
 _REFRESH = 1.0  # seconds between two questions for the models after an unknown name
 
 
-class Router:
-    """Several servers as one backend. `served_name`: another name of the main model."""
+@dataclass(frozen=True)
+class Choice:
+    """What a request's `model` names: a text model, maybe with one of its LoRA adapters; `name` is that for clients."""
 
-    def __init__(self, backends: Sequence[Backend], served_name: str | None = None) -> None:
+    model: ServedModel
+    name: str
+    adapter: int | None = None
+
+
+class Router:
+    """Several servers as one backend. `served_name`: another name of the main model; `adapters`: its LoRA adapters."""
+
+    def __init__(
+        self,
+        backends: Sequence[Backend],
+        served_name: str | None = None,
+        adapters: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
         self._backends = tuple(backends)
         self._served_name = served_name
+        self._adapters = adapters
         self._outstanding = dict.fromkeys(range(len(self._backends)), 0)
         self._places: dict[str, tuple[int, ...]] = {}
         self._models: dict[str, ServedModel] = {}
@@ -28,21 +45,31 @@ class Router:
             await self._refresh()
         return tuple(self._models.values())
 
-    async def named(self, name: str) -> ServedModel:
-        """The model that clients call `name`. Raises BackendError (NOT_FOUND, or why no server tells its models)."""
-        models = await self.models()
-        if name == self._served_name:
-            return models[0]
-        if name not in self._models:
+    async def named(self, name: str) -> Choice:
+        """What clients call `name`. Raises BackendError (NOT_FOUND, or why no server tells its models)."""
+        await self.models()
+        choices = self._choices()
+        if name not in choices:
             await self._refresh()
-        if name not in self._models:
+            choices = self._choices()
+        if name not in choices:
             raise BackendError(f"the model {name[:100]!r} does not exist", "NOT_FOUND")
-        return self._models[name]
+        return choices[name]
 
-    def public_name(self, model: ServedModel) -> str:
-        """The name of a model for clients."""
-        main = next(iter(self._models), None)
-        return self._served_name if self._served_name is not None and model.name == main else model.name
+    async def names(self) -> tuple[str, ...]:
+        """The names of all models and adapters for clients. Raises BackendError."""
+        await self.models()
+        return tuple(dict.fromkeys(choice.name for choice in self._choices().values()))
+
+    def _choices(self) -> Mapping[str, Choice]:
+        """By each name that clients may use: a model's own and `served_name`, then the adapters'."""
+        found: dict[str, Choice] = {}
+        for index, model in enumerate(self._models.values()):
+            public = self._served_name if self._served_name is not None and index == 0 else model.name
+            found[public] = found[model.name] = Choice(model, public)
+        for name, task in self._adapters.items() if self._models else ():
+            found.setdefault(name, Choice(next(iter(self._models.values())), name, task))
+        return found
 
     async def ready(self) -> bool:
         """See Backend. One server is enough."""

@@ -40,7 +40,8 @@ def run(config: GatewayConfig, on_listening: Callable[[], None] | None = None) -
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="gateway: %(message)s")
     keys = None if config.api_key_file is None else ApiKeys(read_key_file(config.api_key_file))
     listening = _listening(config)
-    router = Router([KServeBackend(address, config.models) for address in config.backends], config.served_model_name)
+    backends = [KServeBackend(address, config.models) for address in config.backends]
+    router = Router(backends, config.served_model_name, config.adapters)
     options = uvicorn.Config(
         make_app(Service(router, keys)),
         http=BoundedProtocol,

@@ -11,7 +11,7 @@ from typing import Any
 
 from trtforge.core.api_keys import ApiKeys
 from trtforge.gateway.answers import DONE, Answer, ChatAnswer, CompletionAnswer
-from trtforge.gateway.backend import BackendError, ServedModel
+from trtforge.gateway.backend import BackendError
 from trtforge.gateway.chat import read_chat
 from trtforge.gateway.completions import CompletionCall, read_completion
 from trtforge.gateway.errors import ApiError, of_backend, too_busy, unknown_model
@@ -21,7 +21,7 @@ from trtforge.gateway.generation import Generations
 from trtforge.gateway.limits import GatewayLimits
 from trtforge.gateway.metrics import Metrics
 from trtforge.gateway.request import TextRequest
-from trtforge.gateway.router import Router
+from trtforge.gateway.router import Choice, Router
 
 _LOG = logging.getLogger(__name__)
 _CLIENT_LEFT = 499
@@ -59,14 +59,14 @@ class Service:
     async def models(self) -> list[Mapping[str, object]]:
         """The entries of /v1/models. Raises ApiError."""
         try:
-            models = await self.router.models()
+            names = await self.router.names()
         except BackendError as error:
             raise of_backend(error) from None
-        return [self._entry(self.router.public_name(model)) for model in models]
+        return [self._entry(name) for name in names]
 
     async def model(self, name: str) -> Mapping[str, object]:
         """One entry of /v1/models, by either of its names. Raises ApiError."""
-        return self._entry((await self._named(name))[1])
+        return self._entry((await self._named(name)).name)
 
     async def _answer(
         self, endpoint: str, exchange: Exchange, act: "Callable[[Exchange, Mapping[str, Any], float], Any]"
@@ -107,13 +107,13 @@ class Service:
 
     async def _chat(self, exchange: Exchange, values: Mapping[str, Any], start: float) -> None:
         call = read_chat(values, self.limits)
-        model, name = await self._named(call.name)
-        if call.request.guide is not None and not model.takes_guides:
+        chosen = await self._named(call.name)
+        if call.request.guide is not None and not chosen.model.takes_guides:
             raise call.structure.unguided()
-        request = replace(call.request, model=model.name)
+        request = replace(call.request, model=chosen.model.name, adapter=chosen.adapter)
         generations = Generations(self.router, (request,))
         use = call.structure.use
-        answer = ChatAnswer(name, with_usage=call.delivery.usage, logprobs=request.logprobs, use=use)
+        answer = ChatAnswer(chosen.name, with_usage=call.delivery.usage, logprobs=request.logprobs, use=use)
         if call.delivery.stream:
             await self._stream(exchange, "chat", generations, answer, start, usage=call.delivery.usage)
         else:
@@ -123,11 +123,12 @@ class Service:
 
     async def _completion(self, exchange: Exchange, values: Mapping[str, Any], start: float) -> None:
         call = read_completion(values, self.limits)
-        model, name = await self._named(call.name)
-        requests = tuple(replace(request, model=model.name) for request in call.requests)
+        chosen = await self._named(call.name)
+        model, adapter = chosen.model.name, chosen.adapter
+        requests = tuple(replace(request, model=model, adapter=adapter) for request in call.requests)
         generations = Generations(self.router, requests)
         answer = CompletionAnswer(
-            name,
+            chosen.name,
             with_usage=call.delivery.usage,
             logprobs=call.logprobs,
             echo=call.echo,
@@ -172,13 +173,12 @@ class Service:
         last = answer.usage_event(generations.usage) if usage else b""
         await exchange.events(last + DONE, more=False)
 
-    async def _named(self, name: str) -> tuple[ServedModel, str]:
-        """A model, and its name for clients. Raises ApiError."""
+    async def _named(self, name: str) -> Choice:
+        """What a request names as its model. Raises ApiError."""
         try:
-            model = await self.router.named(name)
+            return await self.router.named(name)
         except BackendError as error:
             raise unknown_model(name) if error.code == "NOT_FOUND" else of_backend(error) from None
-        return model, self.router.public_name(model)
 
     def _entry(self, name: str) -> Mapping[str, object]:
         return {"id": name, "object": "model", "created": self._created, "owned_by": "trtforge"}

@@ -36,14 +36,18 @@ class ToolCall:
 
 
 def split(use: ToolUse, text: str) -> tuple[str, Sequence[ToolCall]]:
-    """The text of an answer without its calls, and the calls."""
+    """The text of an answer without its calls, and the calls. What looks like a call and is none stays in the text."""
     if use.mode == "named":
         return "", [ToolCall(use.names[0], text)]
     calls: list[ToolCall] = []
     if use.mode == "auto" and _OPEN in text:
+        parts, end = [], 0
         for found in _TAGGED.finditer(text):
-            calls += _calls(use, found[1])
-        rest = text[: text.index(_OPEN)].rstrip()
+            if own := _calls(use, found[1]):
+                calls += own
+                parts.append(text[end : found.start()])
+                end = found.end()
+        rest = "".join(part for part in (*parts, text[end:]) if part.strip()).rstrip()
     else:
         calls, rest = _calls(use, text), ""
     if not calls:

@@ -1,7 +1,7 @@
 """The facts of an engine directory that packaging needs, from its configuration and file names."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,8 @@ class EngineFacts:
     `features`: what it was compiled for; determines keys that an engine's config.json lacks. `target`: the versions and
     GPU that TensorRT built it with and for, empty for other backends. `windows`: sliding windows as the executor of a
     TensorRT engine takes them; empty without any. `layers`: None if not known. `llm_args`: of an llmapi engine.
-    `has_windows`: whether its network can attend to windows. `adapters`: task ids of an llmapi engine's LoRA adapters.
+    `has_windows`: whether its network can attend to windows. `adapters`: task ids of the engine's own LoRA
+    adapters; `adapter_names`: those of a torch engine by name.
     """
 
     backend: ResolvedBackend
@@ -50,6 +51,7 @@ class EngineFacts:
     llm_args: LlmArgs | None = None
     has_windows: bool = True
     adapters: tuple[int, ...] = ()
+    adapter_names: Mapping[str, int] = field(default_factory=dict)
 
 
 def read_engine(directory: Path, manifest: Manifest, built_for: FeaturesConfig | None = None) -> EngineFacts:
@@ -67,6 +69,7 @@ def read_engine(directory: Path, manifest: Manifest, built_for: FeaturesConfig |
     paged_context = isinstance(plugins, dict) and bool(plugins.get("use_paged_context_fmha", False))
     features = built_for or _features(forge, manifest, build, paged_context=paged_context)
     _check_features(build, features, path)
+    names = {} if forge is None else _adapter_names(_features(forge, manifest, build, paged_context=paged_context))
     served_by = newest_release() if forge is not None else release(str(values.get("version")))
     facts = EngineFacts(
         backend="tensorrt_llm" if forge is None else "torch",
@@ -85,6 +88,8 @@ def read_engine(directory: Path, manifest: Manifest, built_for: FeaturesConfig |
         target=_target(values, manifest) if forge is None else EngineTarget(),
         windows=_windows(model, build, path),
         layers=model.num_hidden_layers,
+        adapters=tuple(names.values()),
+        adapter_names=names,
     )
     _check_ranks(directory, facts, model)
     return facts
@@ -171,6 +176,12 @@ def _llmapi_engine(directory: Path, manifest: Manifest) -> EngineFacts:
         has_windows=any(applies_windows(str(name), served_by) for name in architectures),
         adapters=_adapters(manifest),
     )
+
+
+def _adapter_names(features: FeaturesConfig) -> Mapping[str, int]:
+    """The adapters in a torch engine; the task id is the place, from 1."""
+    names = () if features.lora is None else features.lora.adapters
+    return {name: number for number, name in enumerate(names, start=1)}
 
 
 def _adapters(manifest: Manifest) -> tuple[int, ...]:

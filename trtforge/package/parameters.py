@@ -57,15 +57,17 @@ def text_parameters(
     }
 
 
-def llm_api_parameters(config: PackageConfig, engine: EngineFacts) -> dict[str, str]:
-    """What our models check requests to the LLM API against, in addition; empty for other backends."""
-    if engine.backend != "llmapi":
-        return {}
-    values = {
-        "guided_decoding": _boolean(config.serving.guided_decoding_backend is not None),
-        "random_seed": _boolean(True),  # of requests without one
-    }
-    return values | ({"lora_task_ids": ",".join(map(str, engine.adapters))} if engine.adapters else {})
+def request_parameters(config: PackageConfig, engine: EngineFacts) -> dict[str, str]:
+    """What our models check requests against, in addition; a TensorRT engine's executor does so itself."""
+    values: dict[str, str] = {}
+    if engine.backend == "llmapi":
+        values |= {
+            "guided_decoding": _boolean(config.serving.guided_decoding_backend is not None),
+            "random_seed": _boolean(True),  # of requests without one
+        }
+    if engine.adapters:
+        values["lora_task_ids"] = ",".join(map(str, engine.adapters))
+    return values
 
 
 def preprocessing_parameters(

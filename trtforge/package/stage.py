@@ -44,7 +44,7 @@ def package(config: PackageConfig, engine: Path, tokenizer: Path | None, out: Pa
         stage="repository",
         config={
             "package": config.model_dump(mode="json", exclude={"target"}),
-            "repository": repository_facts(config, facts).model_dump(mode="json"),
+            "repository": repository_facts(config, facts).recorded(),
             "end_ids": list(assets.end_ids),
             "pad_id": assets.pad_id,
         }

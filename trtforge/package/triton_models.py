@@ -21,9 +21,9 @@ from trtforge.package.engine_facts import EngineFacts
 from trtforge.package.parameters import (
     ENGINE_DIRECTORY,
     engine_parameters,
-    llm_api_parameters,
     preprocessing_parameters,
     queue_size,
+    request_parameters,
     text_parameters,
 )
 from trtforge.package.tokenizer import TokenizerAssets
@@ -67,6 +67,7 @@ def repository_facts(config: PackageConfig, engine: EngineFacts) -> RepositoryFa
         max_batch_size=engine.max_batch_size,
         gpus=config.serving.instances,
         participants=config.serving.participants,
+        adapters=dict(engine.adapter_names),
         target=engine.target,
         engine_path=ENGINE_DIRECTORY if engine.backend == "torch" else f"{config.serving_root.rstrip('/')}/{name}",
     )
@@ -79,7 +80,7 @@ def model_specs(config: PackageConfig, engine: EngineFacts, tokenizer: Tokenizer
         logits=_DTYPES.get(engine.logits_dtype, "TYPE_FP32"), prompt_table=_DTYPES.get(engine.dtype, "TYPE_FP16")
     )
     flow = text_flow(engine.release)
-    preprocessing, served = preprocessing_parameters(config, engine, tokenizer), llm_api_parameters(config, engine)
+    preprocessing, served = preprocessing_parameters(config, engine, tokenizer), request_parameters(config, engine)
     bfloat16 = [t.name for t in _tensors("tensorrt_llm", "inputs", engine, dtypes, tokenizer) if t.dtype == _BFLOAT16]
     values: Mapping[ModelRole, Mapping[str, str]] = {
         "ensemble": text_parameters(config, facts, flow, preprocessing, tokenizer, bfloat16, by_text=False) | served,

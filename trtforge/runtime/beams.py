@@ -64,7 +64,9 @@ class BeamSearch(Group):
         tokens = [[*self.members[each.parent].tokens, each.token] for each in going_on]
         while not self.formed:
             self.members.append(
-                replace(first, tokens=[], computed=0, table=BlockTable(), reused_blocks=0, allocated_blocks=0)
+                replace(
+                    first, tokens=[], computed=0, table=BlockTable(salt=first.salt), reused_blocks=0, allocated_blocks=0
+                )
             )
         for member, own in zip(self.members, tokens, strict=True):
             member.tokens = own

@@ -16,6 +16,8 @@ class Copies:
         """Whether `copy` now waits for `original`; False if it must compute its prompt itself."""
         if original is None or original is copy or original.generated or original.tokens != copy.tokens:
             return False
+        if original.request.lora_task_id != copy.request.lora_task_id:
+            return False
         if any(original in copies for copies in self._of.values()):  # it is a waiting copy itself
             return False
         alone = any(
@@ -38,13 +40,13 @@ class Copies:
     def detached(self, sequence: Sequence, scheduler: Scheduler) -> bool:
         """Whether an ending sequence was a waiting copy. Copies of an ending original compute their prompts."""
         for copy in self._of.pop(sequence, []):
-            scheduler.add(copy)
+            scheduler.put_back(copy)
         for copies in self._of.values():
             if sequence in copies:
                 copies.remove(sequence)
                 return True
         return False
 
-    def waiting(self, scheduler: Scheduler) -> list[Sequence]:
-        """Copies of originals that wait themselves."""
-        return [copy for original in scheduler.waiting for copy in self._of.get(original, ())]
+    def original_of(self, copy: Sequence) -> Sequence | None:
+        """What a copy waits for; None if it waits for nothing."""
+        return next((original for original, copies in self._of.items() if copy in copies), None)

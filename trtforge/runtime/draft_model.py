@@ -87,7 +87,7 @@ class DraftModel:
             return None
         mirror = self._mirrors.get(sequence)
         if mirror is None:
-            request = replace(sequence.request, prompt=tuple(sequence.tokens))
+            request = replace(sequence.request, prompt=tuple(sequence.tokens), lora_task_id=None)
             own = Sequence.of(request, sequence.order, sequence.limit, lambda output: None)
             mirror = self._mirrors[sequence] = _Mirror(own)
             prefix = self._blocks.find_prefix(own.tokens)
@@ -140,8 +140,13 @@ class DraftModel:
         own.tokens.append(token)
 
 
-def open_drafter(feature: NgramFeature | DraftFeature | None, source: Source, threads: int) -> Drafter | None:
-    """The drafter of the engine `source`; None without speculation. Raises ForgeError if it cannot be loaded."""
+def open_drafter(
+    feature: NgramFeature | DraftFeature | None, source: Source, threads: int, tokens: int
+) -> Drafter | None:
+    """The drafter of the engine `source`; None without speculation. Raises ForgeError if it cannot be loaded.
+
+    `tokens`: of the engine's KV cache, as many as the draft model's has: more would be of no use.
+    """
     if feature is None or isinstance(feature, NgramFeature):
         return None if feature is None else NgramDrafter(feature)
     own = open_engine(source.directory / DRAFT_ENGINE)
@@ -151,4 +156,6 @@ def open_drafter(feature: NgramFeature | DraftFeature | None, source: Source, th
             f"{source.config.vocab_size}",
             hint="Compile the engine with the draft model that belongs to it.",
         )
-    return DraftModel(own, RankGroup(own, threads=threads * own.config.parallel.world_size), feature.tokens)
+    size = own.tokens_per_block
+    ranks = RankGroup(own, threads=threads * own.config.parallel.world_size, kv_cache_tokens=-(-tokens // size) * size)
+    return DraftModel(own, ranks, feature.tokens)

@@ -3,7 +3,6 @@
 import atexit
 import logging
 import threading
-from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, replace
@@ -23,8 +22,10 @@ from trtforge.runtime.delivery import OnOutput, deliver
 from trtforge.runtime.draft_model import open_drafter
 from trtforge.runtime.drafting import Drafter
 from trtforge.runtime.guidance.guides import Guides, no_token_left
+from trtforge.runtime.inbox import Inbox
 from trtforge.runtime.options import EngineOptions, EngineStatistics
 from trtforge.runtime.prompt_scores import score_prompts
+from trtforge.runtime.ranks.adapter_limits import adapter_limits
 from trtforge.runtime.ranks.rank_group import RankGroup
 from trtforge.runtime.ranks.source import Source, open_engine
 from trtforge.runtime.sampler import Sampler
@@ -45,12 +46,18 @@ class Engine:
     """Generates tokens for many requests at once. All methods may be called from any thread."""
 
     def __init__(
-        self, source: Source, ranks: RankGroup, options: EngineOptions, drafter: Drafter | None = None
+        self,
+        source: Source,
+        ranks: RankGroup,
+        options: EngineOptions,
+        drafter: Drafter | None = None,
+        trace: Trace | None = None,
     ) -> None:
         blocks = BlockManager(ranks.num_blocks, source.tokens_per_block, reuse=options.kv_reuse)
         self._source = source
         self._ranks = ranks
         self._options = options
+        self._adapters = adapter_limits(source)
         max_batch_size = min(source.limits.max_batch_size, options.max_batch_size or source.limits.max_batch_size)
         self._scheduler = Scheduler(
             replace(source.limits, max_batch_size=max_batch_size),
@@ -58,19 +65,13 @@ class Engine:
             policy=options.scheduler,
             chunked_context=options.chunked_context,
             batching=options.batching,
+            most_adapters=self._adapters.most,
         )
         self._guides = Guides(source.directory / TOKENIZER_DIRECTORY, source.config.vocab_size)
         self._sampler = Sampler(source.config.vocab_size, torch.device(source.forge.device), self._guides)
-        self._trace = Trace(options.trace) if options.trace is not None else None
-        self._wake = threading.Condition()
-        self._submitted: deque[tuple[GenerationRequest, OnOutput]] = deque()
-        self._cancelled: set[str] = set()
-        self._cancelled_if_waiting: set[str] = set()
-        self._pings: list[Callable[[], None]] = []
-        self._prepared: list[tuple[Sequence, ForgeError | None]] = []
+        self._trace = trace
+        self._inbox = Inbox()
         self._after_steps: tuple[Callable[[], None], ...] = ()
-        self._closing = False
-        self._failure: ForgeError | None = None
         self._sequences: dict[str, Sequence] = {}
         self._arrivals = self._iterations = self._scheduled = 0
         self._context_tokens = self._generated_tokens = self._drafted_tokens = self._accepted_tokens = 0
@@ -88,18 +89,23 @@ class Engine:
         options = options or EngineOptions(kv_reuse=features.kv_reuse, chunked_context=features.chunked_context)
         if options.speculation is None:
             options = replace(options, speculation=features.ngram or features.draft)
-        ranks = RankGroup(
-            source,
-            threads=options.threads,
-            kv_cache_fraction=options.kv_cache_fraction,
-            kv_cache_tokens=options.kv_cache_tokens,
-        )
         with ExitStack() as opened:
+            trace = None if options.trace is None else Trace(options.trace)  # at once: a wrong path ends no long load
+            if trace is not None:
+                opened.callback(trace.close)
+            ranks = RankGroup(
+                source,
+                threads=options.threads,
+                kv_cache_fraction=options.kv_cache_fraction,
+                kv_cache_tokens=options.kv_cache_tokens,
+            )
             opened.callback(ranks.close)
-            drafter = open_drafter(options.speculation, source, ranks.threads)
+            drafter = open_drafter(
+                options.speculation, source, ranks.threads, ranks.num_blocks * source.tokens_per_block
+            )
             if drafter is not None:
                 opened.callback(drafter.close)
-            engine = cls(source, ranks, options, drafter)
+            engine = cls(source, ranks, options, drafter, trace)
             opened.pop_all()
         return engine
 
@@ -118,25 +124,17 @@ class Engine:
 
         If the engine is closed or has failed, `on_output` runs at once, on the caller's thread.
         """
-        with self._wake:
-            if not self._closing and self._failure is None:
-                self._submitted.append((request, on_output))
-                self._wake.notify()
-                return
-        error = self._failure or ForgeError("the engine is closed", hint="Load it again.")
-        deliver(on_output, Output(request.request_id, finish_reason="error", error=error))
+        error = self._inbox.submit(request, on_output)
+        if error is not None:
+            deliver(on_output, Output(request.request_id, finish_reason="error", error=error))
 
     def cancel(self, request_id: str, *, only_waiting: bool = False) -> None:
         """Cancel a request; an unknown id is ignored. `only_waiting`: only if it has not begun to run."""
-        with self._wake:
-            (self._cancelled_if_waiting if only_waiting else self._cancelled).add(request_id)
-            self._wake.notify()
+        self._inbox.cancel(request_id, only_waiting=only_waiting)
 
     def ping(self, on_turn: Callable[[], None]) -> None:
         """Call `on_turn` from the engine's thread in its next loop iteration; never after it closed or failed."""
-        with self._wake:
-            self._pings.append(on_turn)
-            self._wake.notify()
+        self._inbox.ping(on_turn)
 
     def after_steps(self, on_step: Callable[[], None]) -> None:
         """Call `on_step` from the engine's thread after the outputs of each step and of cancelled requests."""
@@ -155,9 +153,9 @@ class Engine:
         scheduler = self._scheduler
         blocks = scheduler.blocks
         return EngineStatistics(
-            active_requests=len(self._sequences) + len(self._submitted),
+            active_requests=len(self._sequences) + self._inbox.submitted,
             scheduled_requests=self._scheduled,
-            waiting_requests=len(scheduler.waiting) + len(self._submitted),
+            waiting_requests=len(scheduler.waiting) + self._inbox.submitted,
             max_requests=scheduler.limits.max_batch_size,
             kv_blocks_max=blocks.num_blocks,
             kv_blocks_used=blocks.used_blocks,
@@ -181,9 +179,7 @@ class Engine:
         self._close(_EXIT_TIMEOUT)
 
     def _close(self, timeout: float) -> None:
-        with self._wake:
-            self._closing = True
-            self._wake.notify()
+        self._inbox.close()
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout)
         self._guides.close()
@@ -222,38 +218,32 @@ class Engine:
 
     def _collect(self) -> bool:
         """Process submissions and cancellations; blocks while idle. Returns False when the engine is to close."""
-        with self._wake:
-            while not self._has_news and self._scheduler.idle:
-                self._wake.wait()
-            submitted, cancelled = list(self._submitted), self._cancelled
-            if_waiting, pings, prepared = self._cancelled_if_waiting, self._pings, self._prepared
-            self._submitted.clear()
-            self._cancelled, self._cancelled_if_waiting, self._pings, self._prepared = set(), set(), [], []
-        for on_turn in pings:
+        news = self._inbox.take(wait=self._scheduler.idle)
+        for on_turn in news.pings:
             on_turn()
-        for request, on_output in submitted:
+        for request, on_output in news.submitted:
             self._enter(request, on_output)
-        for sequence, error in prepared:
+        for sequence, error in news.prepared:
             if sequence.finish_reason is not None:
                 self._guides.forget(sequence)
             elif error is not None:
                 self._end(sequence, "error", error=error)
             else:
                 self._scheduler.add(sequence)
-        if if_waiting:
-            waiting = (*self._scheduler.waiting, *self._copies.waiting(self._scheduler))
-            cancelled |= if_waiting & {sequence.request.request_id for sequence in waiting}
-        for request_id in cancelled & self._sequences.keys():
+        for request_id in news.cancelled_if_waiting & self._sequences.keys():
+            if not self._has_begun(self._sequences[request_id]):
+                self._end(self._sequences[request_id], "cancelled")
+        for request_id in news.cancelled & self._sequences.keys():
             self._end(self._sequences[request_id], "cancelled")
-        if self._closing:
-            for sequence in list(self._sequences.values()):
-                self._end(sequence, "cancelled")
-        return not self._closing
+        closing = self._inbox.closing
+        for sequence in list(self._sequences.values()) if closing else ():
+            self._end(sequence, "cancelled")
+        return not closing
 
-    @property
-    def _has_news(self) -> bool:
-        cancelled = self._cancelled or self._cancelled_if_waiting
-        return bool(self._closing or self._submitted or cancelled or self._pings or self._prepared)
+    def _has_begun(self, sequence: Sequence) -> bool:
+        """Whether a request runs or has run: a paused one, and a copy of one that runs, too."""
+        original = self._copies.original_of(sequence) or sequence
+        return original.begun
 
     def _enter(self, request: GenerationRequest, on_output: OnOutput) -> None:
         blocks = self._scheduler.blocks
@@ -264,6 +254,7 @@ class Engine:
             cache_blocks=blocks.num_blocks,
             tokens_per_block=blocks.tokens_per_block,
             chunked_context=self._options.chunked_context,
+            adapters=self._adapters.task_ids,
         )
         if error is None and request.request_id in self._sequences:
             error = RequestError(f"request id {request.request_id} is in use", hint="Give every request its own id.")
@@ -279,14 +270,8 @@ class Engine:
             self._trace.begin(sequence)
         if self._copies.attached(sequence, self._sequences.get(request.copy_of or "")):
             return
-        if request.guide is None or self._guides.prepare(sequence, self._on_prepared):
+        if request.guide is None or self._guides.prepare(sequence, self._inbox.prepared):
             self._scheduler.add(sequence)
-
-    def _on_prepared(self, sequence: Sequence, error: ForgeError | None) -> None:
-        """Take a sequence whose guide was compiled, or refused; called on another thread."""
-        with self._wake:
-            self._prepared.append((sequence, error))
-            self._wake.notify()
 
     def _step(self) -> None:
         if self._scheduler.idle:
@@ -388,10 +373,7 @@ class Engine:
 
     def _fail(self, error: ForgeError) -> None:
         """End every request with `error`; later ones get it from `submit`."""
-        with self._wake:
-            self._failure = error
-            submitted = list(self._submitted)
-            self._submitted.clear()
+        submitted = self._inbox.fail(error)
         for sequence in list(self._sequences.values()):
             self._end(sequence, "error", error=error)
         for request, on_output in submitted:

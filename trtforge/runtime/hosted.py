@@ -2,6 +2,7 @@
 
 import os
 import sys
+from itertools import chain, count
 from pathlib import Path
 
 from trtforge.core.config_model import Config
@@ -35,12 +36,18 @@ class HostJob(Config):
             kv_cache_tokens=self.kv_cache_tokens,
             kv_reuse=self.kv_reuse,
             chunked_context=self.chunked_context,
-            trace=Path(trace) if trace else None,
+            trace=_unwritten(Path(trace)) if trace else None,
         )
 
     def limits(self) -> QueueLimits:
         """Limits of the request queue."""
         return QueueLimits(size=self.max_queue_size, seconds=self.max_queue_seconds)
+
+
+def _unwritten(trace: Path) -> Path:
+    """The file, or with a number before its suffix if an engine that ended has written it: FILE.2.json."""
+    tried = chain((trace,), (trace.with_suffix(f".{number}{trace.suffix}") for number in count(2)))
+    return next(path for path in tried if not (path.is_file() and path.stat().st_size))
 
 
 def main() -> int:

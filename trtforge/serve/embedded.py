@@ -32,6 +32,12 @@ def check_trace(facts: RepositoryFacts, trace: Path | None) -> None:
         raise ForgeError(f"--trace {trace}: its directory does not exist", hint="Name a file in one that does.")
 
 
+def remove_trace(trace: Path | None) -> None:
+    """Remove what an earlier server wrote: an engine that is restarted writes beside it."""
+    if trace is not None and trace.is_file():
+        trace.unlink()
+
+
 def check_embedded(facts: RepositoryFacts, repository: Path, load: LoadNvml = load_nvml) -> None:
     """Raises ForgeError if the embedded engine of `repository` cannot run here.
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from trtforge.core.errors import UsageError
 from trtforge.core.packages import lacks_openai, require_openai
+from trtforge.formats.triton import RepositoryFacts
 from trtforge.serve.config import ServeConfig
 
 _LOG = logging.getLogger(__name__)
@@ -32,6 +33,7 @@ class GatewayCommand:
     model: str
     api_key_file: Path | None = None
     required: bool = True
+    adapters: tuple[tuple[str, int], ...] = ()
 
     @property
     def argv(self) -> tuple[str, ...]:
@@ -39,17 +41,20 @@ class GatewayCommand:
         return (
             *(sys.executable, "-m", "trtforge.gateway", "--wait"),
             *(f"--host={self.host}", f"--port={self.port}", f"--backend={self.backend}", f"--model={self.model}"),
+            *(f"--adapter={name}:{task}" for name, task in self.adapters),
             f"--drain-timeout={_DRAIN}",
             *((f"--api-key-file={self.api_key_file}",) if self.api_key_file is not None else ()),
         )
 
 
-def gateway_command(config: ServeConfig, model: str, *, required: bool) -> GatewayCommand | None:
-    """The gateway of a server; None if it has none. `model`: the text model; `required`: see GatewayCommand."""
+def gateway_command(config: ServeConfig, facts: RepositoryFacts, *, required: bool) -> GatewayCommand | None:
+    """The gateway of a server; None if it has none. `required`: see GatewayCommand."""
     if not config.openai or config.openai_port is None:
         return None
     keys = None if config.api_key_file is None else config.api_key_file.absolute()
-    return GatewayCommand(config.host, config.openai_port, config.grpc_address, model, keys, required)
+    model = facts.model("ensemble")
+    adapters = tuple(sorted(facts.adapters.items(), key=lambda each: each[1]))
+    return GatewayCommand(config.host, config.openai_port, config.grpc_address, model, keys, required, adapters)
 
 
 @contextmanager

@@ -74,7 +74,7 @@ def plan_launch(
     launch = _planned(config, repository, facts, runtime)
     if launch.script or launch.launcher == "trtllm-serve":
         return launch
-    return replace(launch, gateway=gateway_command(config, facts.model("ensemble"), required=openai_required))
+    return replace(launch, gateway=gateway_command(config, facts, required=openai_required))
 
 
 def _planned(config: ServeConfig, repository: Path, facts: RepositoryFacts, runtime: Path) -> Launch:

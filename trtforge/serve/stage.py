@@ -11,7 +11,7 @@ from trtforge.core.errors import ForgeError
 from trtforge.core.verified import open_to_run
 from trtforge.formats.triton import RepositoryFacts, read_facts
 from trtforge.serve.config import ServeConfig
-from trtforge.serve.embedded import check_embedded, check_trace
+from trtforge.serve.embedded import check_embedded, check_trace, remove_trace
 from trtforge.serve.environment import close_shared_memory
 from trtforge.serve.exposure import check_doors
 from trtforge.serve.first_steps import first_steps
@@ -55,6 +55,7 @@ def _serve(config: ServeConfig, repo: Path, *, openai_required: bool) -> int:
     require_runnable(launch, facts)
     check_gpus(facts, launch)
     require_free_ports(config)
+    remove_trace(config.trace)
     policy = RestartPolicy() if config.restart == "on-failure" else None
     with stop_request() as stop, Reaper() as reaper:
         return run_with_restarts(

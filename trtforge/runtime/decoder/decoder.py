@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from trtforge.runtime.adapters.rank_adapters import RankAdapters
 from trtforge.runtime.architecture.rotary import Rotary
 from trtforge.runtime.architecture.spec import DecoderSpec
 from trtforge.runtime.decoder.attention import Batch
@@ -22,7 +23,14 @@ class Decoder:
     """Computes steps with the packed tensors of `pack_rank`; unused tensors are an error."""
 
     def __init__(
-        self, spec: DecoderSpec, kernels: Kernels, weights: Weights, place: Placement, longest: int, ranks: Collective
+        self,
+        spec: DecoderSpec,
+        kernels: Kernels,
+        weights: Weights,
+        place: Placement,
+        longest: int,
+        ranks: Collective,
+        adapters: RankAdapters | None = None,
     ) -> None:
         self.spec = spec
         self.place = place
@@ -30,7 +38,7 @@ class Decoder:
         self._native = native_for(place.device, place.dtype)
         self._quantized = kernels.quantized
         self._rotaries = [Rotary(rotary, longest, place.device) for rotary in spec.rotaries]
-        loader = Loader.of(spec, kernels, weights, place, ranks)
+        loader = Loader.of(spec, kernels, weights, place, ranks, adapters=adapters)
         self._layers = [load_layer(loader, index) for index in range(spec.num_layers)]
         self._kv_scales = [kv_scale(loader, index) for index in range(spec.num_layers)]
         self._embedding = load_embedding(loader) if spec.first else None

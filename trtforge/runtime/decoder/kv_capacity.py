@@ -19,14 +19,22 @@ def block_bytes(spec: DecoderSpec, dtype: torch.dtype, tokens_per_block: int) ->
 
 
 def block_count(
-    spec: DecoderSpec, place: Placement, limits: BatchLimits, tokens_per_block: int, fraction: float, tokens: int | None
+    spec: DecoderSpec,
+    place: Placement,
+    limits: BatchLimits,
+    tokens_per_block: int,
+    fraction: float,
+    tokens: int | None,
+    reserved: int = 0,
 ) -> int:
     """KV blocks of one rank: for `tokens`, or for a full batch if None, within `fraction` of the free memory.
 
+    `reserved`: bytes that each rank will take for something else.
     Raises ForgeError if not even one block fits.
     """
-    available = free_memory(place.device) * fraction
-    if place.device.type == "cpu":
+    on_cpu = place.device.type == "cpu"
+    available = max(0, free_memory(place.device) - reserved * (spec.tp * spec.pp if on_cpu else 1)) * fraction
+    if on_cpu:
         available = (available if tokens is not None else min(available, CPU_CACHE_BYTES)) / (spec.tp * spec.pp)
     fitting = int(available // block_bytes(spec, place.dtype, tokens_per_block))
     useful = limits.max_batch_size * -(-limits.max_seq_len // tokens_per_block)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from trtforge.runtime.adapters.rank_adapters import RankAdapters
 from trtforge.runtime.architecture.layout import GatedSlot, LinearSlot, Slot, TensorSlot, rank_slots
 from trtforge.runtime.architecture.spec import DecoderSpec
 from trtforge.runtime.decoder.collective import Collective
@@ -30,6 +31,7 @@ class Loader:
     ranks: Collective
     linears: dict[str, LinearSlot]
     tensors: dict[str, TensorSlot]
+    adapters: RankAdapters | None = None
 
     @classmethod
     def of(
@@ -40,12 +42,13 @@ class Loader:
         place: Placement,
         ranks: Collective,
         sparse: Collection[int] | None = None,
+        adapters: RankAdapters | None = None,
     ) -> "Loader":
         """The loader of one rank. `sparse`: layers that have experts; required if `weights` are only a part."""
         slots = list(rank_slots(spec, sparse_layers(spec, weights) if sparse is None else sparse))
         linears = {slot.module: slot for slot in _linears(slots)}
         tensors = {slot.name: slot for slot in slots if isinstance(slot, TensorSlot)}
-        return cls(spec, kernels, weights, place, ranks, linears, tensors)
+        return cls(spec, kernels, weights, place, ranks, linears, tensors, adapters)
 
     def tensor(self, name: str) -> Tensor:
         """A tensor in the compute type, or in float32 if its slot is `exact`."""
@@ -55,7 +58,7 @@ class Loader:
 
     def linear(self, module: str, *, bias: bool = True) -> Linear:
         """A linear layer; without `bias`, the caller adds its bias."""
-        return self._packed(self.linears[module], module, bias=bias)
+        return self._adapted(module, self._packed(self.linears[module], module, bias=bias))
 
     def row_parallel(self, module: str, *, bias_in_parts: bool = False) -> Linear:
         """A linear layer summed over ranks. The bias is added after the sum; `bias_in_parts`: it is summed too."""
@@ -73,8 +76,8 @@ class Loader:
         slot = GatedSlot(self.linears[first], self.linears[second])
         if not self.weights.has(f"{slot.both.module}.weight"):
             fc, gate = self.linear(first), self.linear(second)
-            return lambda x: torch.cat((fc(x), gate(x)), dim=1)
-        return self._packed(slot.fc, slot.both.module, out=slot.both.out)
+            return self._adapted(slot.both.module, lambda x: torch.cat((fc(x), gate(x)), dim=1))
+        return self._adapted(slot.both.module, self._packed(slot.fc, slot.both.module, out=slot.both.out))
 
     def experts(self, module: str) -> list[Linear]:
         """A stack of experts, one linear layer for each."""
@@ -88,6 +91,9 @@ class Loader:
             return RmsNorm(weight, self.spec.norm_epsilon)
         bias = self.tensor(f"{name}.bias") if f"{name}.bias" in self.tensors else None
         return _layer_norm(weight, bias, self.spec.norm_epsilon)
+
+    def _adapted(self, name: str, linear: Linear) -> Linear:
+        return linear if self.adapters is None else self.adapters.adapted(name, linear)
 
     def _packed(self, slot: LinearSlot, name: str, *, out: int | None = None, bias: bool = True) -> Linear:
         kernel = kernel_of(self.spec, self.kernels, slot.module)

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from trtforge.core.errors import ForgeError
+from trtforge.runtime.adapters.rank_adapters import RankAdapters
 from trtforge.runtime.decoder.attention import Batch
 from trtforge.runtime.decoder.collective import Collective
 from trtforge.runtime.decoder.decoder import Decoder
@@ -27,14 +28,19 @@ class RankModel:
             weights = Weights.of(pack_rank(source.config, index, weights, source.forge.kernels, place.dtype))
         self._source = source
         self._place = place
-        self._decoder = Decoder(spec, source.forge.kernels, weights, place, source.limits.max_seq_len, ranks)
+        lora = source.forge.features.lora
+        self.adapters = None if lora is None else RankAdapters(source.directory, lora, source.config, spec, place)
+        longest = source.limits.max_seq_len
+        self._decoder = Decoder(spec, source.forge.kernels, weights, place, longest, ranks, self.adapters)
         self._ranks = ranks
         self._cache: list[LayerCache] = []
 
     def blocks_that_fit(self, fraction: float, tokens: int | None) -> int:
         """KV blocks that this rank has memory for."""
         source = self._source
-        return block_count(self._decoder.spec, self._place, source.limits, source.tokens_per_block, fraction, tokens)
+        reserved = 0 if self.adapters is None else self.adapters.reserved_bytes
+        spec, size = self._decoder.spec, source.tokens_per_block
+        return block_count(spec, self._place, source.limits, size, fraction, tokens, reserved)
 
     def allocate_cache(self, num_blocks: int) -> None:
         """Allocate `num_blocks` KV blocks; required before the first step."""
@@ -46,6 +52,8 @@ class RankModel:
         pads = device.type == "cpu" and dtype is not torch.float32 and not self._decoder.takes_any_rows
         windows = self._decoder.spec.windows
         block, in_place = self._source.tokens_per_block, self._decoder.reads_in_place
+        if self.adapters is not None:
+            self.adapters.begin(step)
         for layer in self._cache if len(step.copies) else ():
             layer.copy(torch.from_numpy(step.copies.reshape(-1, 2)).to(device))
         batch = Batch.of(step, block, device, dtype, windows=windows, pads=pads, in_place=in_place)

@@ -1,5 +1,7 @@
 """Validates requests before they are queued."""
 
+from collections.abc import Collection
+
 from trtforge.core.errors import RequestError
 from trtforge.engine_process.requests import (
     GUIDE_KINDS,
@@ -21,8 +23,12 @@ def why_refused(
     cache_blocks: int,
     tokens_per_block: int,
     chunked_context: bool,
+    adapters: Collection[int] = (),
 ) -> RequestError | None:
-    """Why a request is refused; None if it can be served. `cache_blocks`: capacity of the KV cache."""
+    """Why a request is refused; None if it can be served. `cache_blocks`: capacity of the KV cache.
+
+    `adapters`: task ids of the engine's LoRA adapters.
+    """
     prompt = request.prompt
     if not prompt:
         return RequestError("the prompt is empty", hint="Send at least one token.")
@@ -64,6 +70,9 @@ def why_refused(
             f"{cache_blocks * tokens_per_block}",
             hint="Ask for fewer tokens, or give the KV cache more memory.",
         )
+    if request.lora_task_id is not None and request.lora_task_id not in adapters:
+        known = f"Task ids: {', '.join(map(str, sorted(adapters)))}" if adapters else "This engine has none"
+        return RequestError(f"lora_task_id {request.lora_task_id} is no adapter of this engine", hint=f"{known}.")
     scores = len(prompt) * (1 + request.sampling.top_log_probs) if request.sampling.prompt_log_probs else 0
     if scores > _MOST_SCORES:
         return RequestError(

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from trtforge.runtime.scheduling.scheduler import Row
 
 Ints = npt.NDArray[np.int64]
-HEADER = 6
+HEADER = 7
 _SPLIT_FROM = 48  # saved padding blocks that are worth another attention call in every layer
 
 
@@ -24,6 +24,7 @@ class Step:
     Logits are computed for its last `wanted[i]` tokens; `tables[i]` are its blocks, zero-padded to equal length.
     `length`: total length of the sequence of all rows, 0 if unknown; some rotary scalings depend on it.
     `copies`: blocks to copy first, as pairs (from, to) one after another; all are read before any is written.
+    `adapters`: the task id of each row's LoRA adapter, 0 without one; empty if no row has one.
     """
 
     starts: Ints
@@ -33,6 +34,7 @@ class Step:
     tokens: Ints
     length: int = 0
     copies: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    adapters: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
     @classmethod
     def of_rows(cls, rows: Rows[Row], copies: Rows[tuple[int, int]] = ()) -> "Step":
@@ -40,6 +42,8 @@ class Step:
         starts = np.array([row.start for row in rows], dtype=np.int64)
         counts = np.array([row.count for row in rows], dtype=np.int64)
         wanted = np.array([row.wanted - len(row.drafts) for row in rows], dtype=np.int64)
+        adapted = any(row.sequence.adapter for row in rows)
+        adapters = np.array([row.sequence.adapter for row in rows if adapted], dtype=np.int64)
         tables = np.zeros((len(rows), max(len(row.sequence.table.blocks) for row in rows)), dtype=np.int64)
         tokens: list[int] = []
         for index, row in enumerate(rows):
@@ -55,24 +59,25 @@ class Step:
             firsts = np.repeat(each.cumsum() - each, each)
             starts = np.repeat(starts, each) + np.arange(each.sum()) - firsts
             counts, wanted, tables = (np.repeat(values, each, axis=0) for values in (counts, wanted, tables))
+            adapters = np.repeat(adapters, each) if adapted else adapters
         pairs = np.array(copies, dtype=np.int64).reshape(-1)
-        return cls(starts, counts, wanted, tables, np.array(tokens, dtype=np.int64), copies=pairs)
+        return cls(starts, counts, wanted, tables, np.array(tokens, dtype=np.int64), 0, pairs, adapters)
 
     def encode(self) -> Ints:
-        """The step as one array: the array's length, rows, table columns, tokens, `length`, copies, then the fields."""
+        """The step as one array: its length, rows, table columns, tokens, `length`, copies, adapters, then fields."""
         rows, columns = self.tables.shape
-        own = HEADER + 3 * rows + rows * columns + len(self.tokens) + len(self.copies)
-        header = np.array([own, rows, columns, len(self.tokens), self.length, len(self.copies)], dtype=np.int64)
-        fields = (self.starts, self.counts, self.wanted, self.tables.reshape(-1), self.tokens, self.copies)
-        return np.concatenate([header, *fields])
+        own = HEADER + 3 * rows + rows * columns + sum(map(len, (self.tokens, self.copies, self.adapters)))
+        sizes = [own, rows, columns, len(self.tokens), self.length, len(self.copies), len(self.adapters)]
+        fields = (self.starts, self.counts, self.wanted, self.tables.reshape(-1), self.tokens)
+        return np.concatenate([np.array(sizes, dtype=np.int64), *fields, self.copies, self.adapters])
 
     @classmethod
     def decode(cls, values: Ints) -> "Step":
         """The inverse of `encode`; `values` may be longer than the step."""
-        _, rows, columns, tokens, length, pairs = (int(value) for value in values[:HEADER])
-        ends = np.cumsum([HEADER, rows, rows, rows, rows * columns, tokens, pairs])
-        starts, counts, wanted, tables, packed, copies = (values[a:b] for a, b in pairwise(ends))
-        return cls(starts, counts, wanted, tables.reshape(rows, columns), packed, length, copies)
+        _, rows, columns, tokens, length, pairs, adapted = (int(value) for value in values[:HEADER])
+        ends = np.cumsum([HEADER, rows, rows, rows, rows * columns, tokens, pairs, adapted])
+        starts, counts, wanted, tables, packed, copies, adapters = (values[a:b] for a, b in pairwise(ends))
+        return cls(starts, counts, wanted, tables.reshape(rows, columns), packed, length, copies, adapters)
 
     @property
     def generation_rows(self) -> int:

@@ -13,10 +13,14 @@ from hashlib import blake2b
 
 @dataclass(eq=False, slots=True)
 class BlockTable:
-    """The blocks of one sequence in order. The first len(keys) are full and computed; `keys` are their hashes."""
+    """The blocks of one sequence in order. The first len(keys) are full and computed; `keys` are their hashes.
+
+    `salt` is hashed before the tokens: tables with different salts share no blocks.
+    """
 
     blocks: list[int] = field(default_factory=list)
     keys: list[bytes] = field(default_factory=list)
+    salt: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +66,13 @@ class BlockManager:
         """Number of blocks that hold this many tokens."""
         return -(-tokens // self.tokens_per_block)
 
-    def find_prefix(self, tokens: Sequence[int]) -> Prefix:
+    def find_prefix(self, tokens: Sequence[int], salt: bytes = b"") -> Prefix:
         """The cached full blocks that `tokens` start with. The last token is never covered: its logits are needed."""
         if not self._reuse:
             return Prefix()
         blocks: list[int] = []
         keys: list[bytes] = []
-        idle, key, size = 0, b"", self.tokens_per_block
+        idle, key, size = 0, salt, self.tokens_per_block
         for start in range(0, len(tokens) - size, size):
             key = _chain(key, tokens[start : start + size])
             block = self._block_of.get(key)
@@ -99,11 +103,21 @@ class BlockManager:
         for _ in range(self.missing(table, tokens)):
             table.blocks.append(self._take())
 
+    def trim(self, table: BlockTable, tokens: int) -> int:
+        """Free the blocks beyond those of this many tokens, which rejected drafts leave; returns their number."""
+        excess = max(0, len(table.blocks) - self.blocks_for(tokens))
+        for _ in range(excess):
+            block = table.blocks.pop()
+            self._references[block] -= 1
+            assert not self._references[block], "a block without computed tokens is shared"
+            self._empty.append(block)
+        return excess
+
     def seal(self, table: BlockTable, tokens: Sequence[int], computed: int) -> None:
         """Register the blocks that `computed` tokens fill, so that other sequences can share them."""
         size = self.tokens_per_block
         for index in range(len(table.keys), computed // size):
-            key = _chain(table.keys[-1] if table.keys else b"", tokens[index * size : (index + 1) * size])
+            key = _chain(table.keys[-1] if table.keys else table.salt, tokens[index * size : (index + 1) * size])
             table.keys.append(key)
             if self._reuse and key not in self._block_of:
                 self._block_of[key] = table.blocks[index]

@@ -64,7 +64,9 @@ class Scheduler:
         policy: SchedulerPolicy = "guaranteed_no_evict",
         chunked_context: bool = False,
         batching: Batching = "inflight",
+        most_adapters: int = 0,
     ) -> None:
+        """`most_adapters`: different LoRA adapters that may run at once."""
         self.limits = limits
         self.blocks = blocks
         self.pauses = 0
@@ -75,6 +77,7 @@ class Scheduler:
         self._guaranteed = policy == "guaranteed_no_evict" or self._static
         self._pads = batching == "static_padded"
         self._padding: list[Sequence] = []
+        self._most_adapters = most_adapters
         self._max_batch_size = min(limits.max_batch_size, limits.max_num_tokens)
 
     @property
@@ -86,12 +89,18 @@ class Scheduler:
         """Queue a new sequence behind all others."""
         self.waiting.append(sequence)
 
+    def put_back(self, sequence: Sequence) -> None:
+        """Queue a sequence at the place that its arrival gives it."""
+        self.waiting = deque(sorted([*self.waiting, sequence], key=lambda each: each.order))
+
     def schedule(self) -> list[Row]:
         """The rows of the next step, single-token rows first, then by position; allocates their blocks."""
         return self._scheduled() or self._scheduled()  # a group's last member may have been admitted without work
 
     def _scheduled(self) -> list[Row]:
         pauses = self.pauses
+        for sequence in self.running:
+            sequence.allocated_blocks -= self.blocks.trim(sequence.table, len(sequence.tokens))
         rows: dict[Sequence, Row] = {}
         contexts = [sequence for sequence in self.running if sequence.remaining > 1]
         if not (self._static and contexts):
@@ -164,11 +173,12 @@ class Scheduler:
             tokens = copy.most_cached if self._guaranteed else len(copy.tokens)
             free -= self.blocks.blocks_for(tokens) - shared
             if self._static or free < 0 or slots + len(joined) >= self._max_batch_size:
-                self.waiting = deque(sorted([*self.waiting, copy], key=lambda each: each.order))
+                self.put_back(copy)
             else:
                 joined.append(copy)
         self.fork(sequence, joined)
         for copy in joined:
+            copy.begun = True
             copy.reused_blocks, copy.allocated_blocks = shared, len(copy.table.blocks)
         return joined
 
@@ -182,9 +192,9 @@ class Scheduler:
         while self.waiting:
             sequence = self.waiting[0]
             slots = len(self.running) + sum(each.members_to_come for each in (*self.running, sequence))
-            if slots >= self._max_batch_size:
+            if slots >= self._max_batch_size or not self._has_adapter(sequence):
                 return
-            prefix = Prefix() if sequence.scores_prompt else self.blocks.find_prefix(sequence.tokens)
+            prefix = Prefix() if sequence.scores_prompt else self.blocks.find_prefix(sequence.tokens, sequence.salt)
             context = len(sequence.tokens) - len(prefix.blocks) * self.blocks.tokens_per_block
             if not self._static and (budget < 1 or (budget < context and not self._may_chunk(sequence))):
                 return
@@ -199,7 +209,13 @@ class Scheduler:
             sequence.reused_blocks += len(prefix.blocks)
             sequence.allocated_blocks += len(prefix.blocks)
             self.running.append(sequence)
+            sequence.begun = True
             budget -= self._add_context(sequence, budget, rows)
+
+    def _has_adapter(self, sequence: Sequence) -> bool:
+        """Whether its adapter is in use, or another one may be."""
+        used = {each.adapter for each in self.running if each.adapter}
+        return not sequence.adapter or sequence.adapter in used or len(used) < self._most_adapters
 
     def _add_context(self, sequence: Sequence, budget: int, rows: dict[Sequence, Row]) -> int:
         """Schedule the next chunk of a sequence's context; returns its number of tokens."""

@@ -45,7 +45,8 @@ class Group:
 @dataclass(eq=False, slots=True)
 class Sequence:
     """Mutable state, owned by the engine's thread. `order`: order of arrival; `limit`: maximum length of prompt and
-    output; `plain`: sampling is the argmax of the unmodified logits; `draft`: proposed next tokens.
+    output; `plain`: sampling is the argmax of the unmodified logits; `draft`: proposed next tokens; `begun`: it
+    is running, or was and is paused.
 
     The keys and values of the first `computed` tokens are in the cache; the others, which include the last generated
     token, are still to be computed.
@@ -70,6 +71,7 @@ class Sequence:
     prompt_top: list[TopLogProbs] = field(default_factory=list)
     prompt_reported: bool = False
     group: Group | None = None
+    begun: bool = False
 
     @classmethod
     def of(
@@ -78,7 +80,19 @@ class Sequence:
         """A new sequence; its output is clipped so that prompt and output fit `max_seq_len`."""
         limit = min(len(request.prompt) + request.max_tokens, max_seq_len)
         plain = request.sampling.plain and not request.bad_words
-        return cls(request, order, limit, on_output, list(request.prompt), plain)
+        sequence = cls(request, order, limit, on_output, list(request.prompt), plain)
+        sequence.table = BlockTable(salt=sequence.salt)
+        return sequence
+
+    @property
+    def salt(self) -> bytes:
+        """What its KV blocks depend on besides the tokens: sequences share blocks only with the same one."""
+        return b"" if self.request.lora_task_id is None else b"adapter %d" % self.request.lora_task_id
+
+    @property
+    def adapter(self) -> int:
+        """Task id of its LoRA adapter; 0 without one."""
+        return self.request.lora_task_id or 0
 
     @property
     def held_back(self) -> bool:

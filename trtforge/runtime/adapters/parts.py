@@ -1,0 +1,103 @@
+"""Where TensorRT-LLM's LoRA modules are in a rank's linear layers, and what a rank needs of an adapter's matrices.
+
+A column-parallel layer's rank has its rows of B, a row-parallel layer's its columns of A: the ranks' sum includes the
+adapter's. Source: tensorrt_llm/lora_manager.py and layers/lora.py.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from trtforge.core.errors import ForgeError
+from trtforge.core.features import LoraModule
+from trtforge.formats.trtllm import CheckpointConfig
+from trtforge.runtime.architecture.spec import DecoderSpec
+
+Range = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A LoRA module in a linear layer: output columns [first, first + out) on this rank.
+
+    `shape`: (outputs, inputs) of the unsplit module. `rows`: the rank's rows of B one after another, `columns`: its
+    columns of A.
+    """
+
+    module: LoraModule
+    first: int
+    shape: tuple[int, int]
+    rows: tuple[Range, ...]
+    columns: Range
+
+    @property
+    def out(self) -> int:
+        """Its outputs on this rank."""
+        return sum(stop - start for start, stop in self.rows)
+
+    @property
+    def inputs(self) -> int:
+        """Its inputs on this rank."""
+        return self.columns[1] - self.columns[0]
+
+
+def adapted_parts(
+    spec: DecoderSpec, config: CheckpointConfig, modules: Collection[LoraModule]
+) -> Mapping[str, tuple[Part, ...]]:
+    """The parts of a layer's linear layers that adapters change, by the linear layer's name within the layer.
+
+    Raises ForgeError for a module that the network does not have, or not as one matrix.
+    """
+    known = _attention(spec, config) | _mlp(spec)
+    lacking = [module for module in modules if all(module not in parts for parts in known.values())]
+    if lacking:
+        raise ForgeError(
+            f"engine.features.lora: the embedded engine has no adapters of {lacking[0]} for {config.architecture}",
+            hint="Use adapters of the attention's layers, or the tensorrt_llm backend.",
+        )
+    chosen = {name: tuple(part for part in parts.values() if part.module in modules) for name, parts in known.items()}
+    return {name: parts for name, parts in chosen.items() if parts}
+
+
+def _attention(spec: DecoderSpec, config: CheckpointConfig) -> dict[str, dict[str, Part]]:
+    if spec.latent is not None:
+        return {}
+    size, hidden, rank = spec.head_size, spec.hidden_size, spec.rank.tp_rank
+    queries, keys = spec.num_heads * size, spec.num_kv_heads * size
+    all_queries, all_keys = queries * spec.tp, config.num_key_value_heads * size
+    own = (rank * queries, (rank + 1) * queries)
+    first = rank * config.num_key_value_heads // spec.tp * size  # with fewer heads than ranks, several have the same
+    own_keys = (first, first + keys)
+    whole = (0, hidden)
+    fused = (own, _shifted(own_keys, all_queries), _shifted(own_keys, all_queries + all_keys))
+    return {
+        "attention.qkv": {
+            "attn_qkv": Part("attn_qkv", 0, (all_queries + 2 * all_keys, hidden), fused, whole),
+            "attn_q": Part("attn_q", 0, (all_queries, hidden), (own,), whole),
+            "attn_k": Part("attn_k", queries, (all_keys, hidden), (own_keys,), whole),
+            "attn_v": Part("attn_v", queries + keys, (all_keys, hidden), (own_keys,), whole),
+        },
+        "attention.dense": {"attn_dense": Part("attn_dense", 0, (hidden, all_queries), ((0, hidden),), own)},
+    }
+
+
+def _mlp(spec: DecoderSpec) -> dict[str, dict[str, Part]]:
+    """Hugging Face's gate_up_proj is [gate; up], TensorRT-LLM's fused `fc` of a rank [up; gate]."""
+    if spec.moe is not None or spec.network.mlp == "plain":
+        return {}
+    inner, hidden, rank = spec.intermediate_size, spec.hidden_size, spec.rank.tp_rank
+    own, total, whole = (rank * inner, (rank + 1) * inner), inner * spec.tp, (0, hidden)
+    down = {"mlp_4h_to_h": Part("mlp_4h_to_h", 0, (hidden, total), ((0, hidden),), own)}
+    if spec.network.mlp == "up_gate":
+        both = (_shifted(own, total), own)
+        return {"mlp.fc": {"mlp_h_to_4h": Part("mlp_h_to_4h", 0, (2 * total, hidden), both, whole)}, "mlp.proj": down}
+    return {
+        "mlp.fc_gate": {
+            "mlp_h_to_4h": Part("mlp_h_to_4h", 0, (total, hidden), (own,), whole),
+            "mlp_gate": Part("mlp_gate", inner, (total, hidden), (own,), whole),
+        },
+        "mlp.proj": down,
+    }
+
+
+def _shifted(span: Range, by: int) -> Range:
+    return span[0] + by, span[1] + by

@@ -1,0 +1,246 @@
+"""The adapters of one rank: a cache of them, bounded in bytes, and their share of each linear layer's output.
+
+Adapters in use lie side by side in slots of one tensor for each linear layer. Single-token rows take two matrix
+products for all their adapters together, of which each row keeps its own adapter's part; rows of a context take two for
+each row. Every rank sees the same steps, so that all caches hold the same adapters.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from trtforge.core.errors import ForgeError
+from trtforge.core.features import LoraFeature
+from trtforge.formats.adapter import ADAPTERS_DIRECTORY
+from trtforge.formats.trtllm import CheckpointConfig
+from trtforge.runtime.adapters.files import AdapterFile
+from trtforge.runtime.adapters.parts import Part, adapted_parts
+from trtforge.runtime.architecture.layout import layer_name
+from trtforge.runtime.architecture.spec import DecoderSpec
+from trtforge.runtime.linears.linear import Linear, Placement
+from trtforge.runtime.scheduling.batch import Step
+
+_Matrices = tuple[Tensor, ...]
+"""Of a linear layer: A (parts, rank, inputs), then B (rank, outputs) of each part."""
+
+
+@dataclass(eq=False)
+class _Slots:
+    """Of a linear layer, the adapters in use: A (slots, parts, rank, inputs), B (slots, rank, outputs) of each part."""
+
+    parts: tuple[Part, ...]
+    a: Tensor
+    b: list[Tensor]
+
+    def put(self, slot: int, matrices: _Matrices) -> None:
+        """Copy an adapter into its slot."""
+        for own, new in zip((self.a, *self.b), matrices, strict=True):
+            own[slot] = new
+
+    def get(self, slot: int) -> _Matrices:
+        """A copy of what is in a slot."""
+        return tuple(own[slot].clone() for own in (self.a, *self.b))
+
+    def grow(self, slots: int) -> None:
+        """Add empty slots up to this number."""
+        self.a = _grown(self.a, slots)
+        self.b = [_grown(own, slots) for own in self.b]
+
+
+@dataclass(frozen=True)
+class _Use:
+    """Which adapters a step's tokens have: the first rows by `others` (rows, slots, 1, 1), which is True for those that
+    are not the row's own, of slots [first, end); and (first, end, slot) of each context."""
+
+    first: int = 0
+    end: int = 0
+    others: Tensor | None = None
+    contexts: Sequence[tuple[int, int, int]] = ()
+
+
+@dataclass(eq=False)
+class _Files:
+    """Reads the adapters of an engine, padded with zeros to the largest rank."""
+
+    directory: Path
+    lora: LoraFeature
+    config: CheckpointConfig
+    spec: DecoderSpec
+    place: Placement
+    parts: dict[str, tuple[Part, ...]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.parts = dict(adapted_parts(self.spec, self.config, self.lora.modules))
+
+    @property
+    def rank(self) -> int:
+        assert self.lora.max_rank is not None, "an engine's features are resolved"
+        return self.lora.max_rank
+
+    def load(self, task: int) -> dict[str, _Matrices]:
+        """All matrices of an adapter by linear layer. Raises ForgeError."""
+        shapes = {part.module: part.shape for parts in self.parts.values() for part in parts}
+        layers = self.config.num_hidden_layers
+        file = AdapterFile(self.directory / ADAPTERS_DIRECTORY / str(task), shapes, layers, self.rank)
+        own = self.config.parallel.layers_of(self.spec.rank.pp_rank, layers)
+        return {
+            f"{layer_name(index)}.{name}": self._padded(file, layer, parts)
+            for index, layer in enumerate(own)
+            for name, parts in self.parts.items()
+        }
+
+    def empty(self, parts: tuple[Part, ...]) -> _Slots:
+        """No slots."""
+        a = torch.zeros(0, len(parts), self.rank, parts[0].inputs, dtype=self.place.dtype, device=self.place.device)
+        return _Slots(parts, a, [a.new_zeros(0, self.rank, part.out) for part in parts])
+
+    def _padded(self, file: AdapterFile, layer: int, parts: tuple[Part, ...]) -> _Matrices:
+        slots = self.empty(parts)
+        slots.grow(1)
+        for index, part in enumerate(parts):
+            found = file.read(layer, part)
+            if found is not None:
+                slots.a[0, index, : len(found[0])] = found[0]
+                slots.b[index][0, : len(found[1])] = found[1]
+        return slots.get(0)
+
+
+class RankAdapters:
+    """Adapters of a rank, by task id."""
+
+    def __init__(
+        self, directory: Path, lora: LoraFeature, config: CheckpointConfig, spec: DecoderSpec, place: Placement
+    ) -> None:
+        """`directory`: the engine's. Raises ForgeError if the model has no such layers, or the cache is too small."""
+        self._files = _Files(directory, lora, config, spec, place)
+        self._most = most_adapters(lora, config, spec, place)
+        self._slots: dict[str, _Slots] = {
+            f"{layer_name(index)}.{name}": self._files.empty(parts)
+            for index in range(spec.num_layers)
+            for name, parts in self._files.parts.items()
+        }
+        self._tasks: list[int] = []
+        self._cached: dict[int, dict[str, _Matrices]] = {}
+        self._last: dict[int, int] = {}
+        self._steps = 0
+        self._use: _Use | None = None
+        self.loads = 0
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Memory that the adapters may take."""
+        files = self._files
+        size = adapter_bytes(files.lora, files.spec, files.parts, files.place)
+        return min(files.lora.host_memory, len(files.lora.adapters) * size)
+
+    @property
+    def held(self) -> tuple[int, ...]:
+        """Task ids of the adapters in memory."""
+        return (*(task for task in self._tasks if task), *self._cached)
+
+    def begin(self, step: Step) -> None:
+        """Load what a step needs and does not have, and map its tokens to adapters."""
+        tasks = set(step.adapters.tolist()) - {0}
+        if not tasks:
+            self._use = None
+            return
+        self._steps += 1
+        self._last |= dict.fromkeys(tasks, self._steps)
+        for task in sorted(tasks - set(self._tasks)):
+            self._place(task, tasks)
+        slots = [self._tasks.index(task) if task else -1 for task in step.adapters.tolist()]
+        rows = step.generation_rows
+        used = [slot for slot in slots[:rows] if slot >= 0]
+        first, end, others = min(used, default=0), max(used, default=-1) + 1, None
+        if used:
+            own = torch.tensor(slots[:rows], device=self._files.place.device).view(-1, 1)
+            others = (own != torch.arange(first, end, device=own.device)).view(rows, -1, 1, 1)
+        ends = step.counts.cumsum().tolist()
+        counts = step.counts.tolist()
+        contexts = [(ends[i] - counts[i], ends[i], slots[i]) for i in range(rows, len(slots)) if slots[i] >= 0]
+        self._use = _Use(first, end, others, contexts)
+
+    def adapted(self, name: str, linear: Linear) -> Linear:
+        """The linear layer with the adapters of each step's tokens."""
+        slots = self._slots.get(name)
+        if slots is None:
+            return linear
+        return lambda x: self._added(slots, x, linear(x))
+
+    def _added(self, slots: _Slots, x: Tensor, y: Tensor) -> Tensor:
+        use = self._use
+        if use is None:
+            return y
+        if use.others is not None:
+            rows = len(use.others)
+            a = slots.a[use.first : use.end]
+            inner = (x[:rows] @ a.flatten(0, 2).t()).view(rows, *a.shape[:3]).masked_fill_(use.others, 0.0)
+            for index, part in enumerate(slots.parts):
+                b = slots.b[index][use.first : use.end].flatten(0, 1)
+                y[:rows, part.first : part.first + part.out] += inner[:, :, index].reshape(rows, -1) @ b
+        for first, end, slot in use.contexts:
+            inner = (x[first:end] @ slots.a[slot].flatten(0, 1).t()).view(end - first, len(slots.parts), -1)
+            for index, part in enumerate(slots.parts):
+                y[first:end, part.first : part.first + part.out] += inner[:, index] @ slots.b[index][slot]
+        return y
+
+    def _place(self, task: int, needed: Collection[int]) -> None:
+        """Give an adapter a slot without one that the step needs; the slot's former one stays in the cache.
+
+        The first such slot, so that those in use are neighbours; where all that fits is in slots, that of the least
+        recently used adapter.
+        """
+        full = len(self._tasks) >= self._most
+        free = [slot for slot, held in enumerate(self._tasks) if held not in needed]
+        slot = min(
+            free, key=lambda slot: (self._last.get(self._tasks[slot], 0) if full else 0, slot), default=len(self._tasks)
+        )
+        matrices = self._cached.pop(task, None)
+        if matrices is None:
+            self.loads += 1
+            matrices = self._files.load(task)
+        if slot == len(self._tasks):
+            size = min(max(1, 2 * slot), max(self._most, slot + 1))
+            self._tasks += [0] * (size - slot)
+            self._bound()
+            for slots in self._slots.values():
+                slots.grow(size)
+        elif self._tasks[slot]:
+            self._cached[self._tasks[slot]] = {name: slots.get(slot) for name, slots in self._slots.items()}
+        for name, slots in self._slots.items():
+            slots.put(slot, matrices[name])
+        self._tasks[slot] = task
+        self._bound()
+
+    def _bound(self) -> None:
+        """Drop the least recently used adapters: slots and cache together hold as many as fit the bound."""
+        while self._cached and len(self._tasks) + len(self._cached) > self._most:
+            del self._cached[min(self._cached, key=lambda task: self._last[task])]
+
+
+def adapter_bytes(lora: LoraFeature, spec: DecoderSpec, parts: Mapping[str, tuple[Part, ...]], place: Placement) -> int:
+    """Bytes of an adapter of the largest rank on a rank."""
+    assert lora.max_rank is not None, "an engine's features are resolved"
+    values = sum(part.inputs + part.out for each in parts.values() for part in each)
+    return spec.num_layers * lora.max_rank * values * place.dtype.itemsize
+
+
+def most_adapters(lora: LoraFeature, config: CheckpointConfig, spec: DecoderSpec, place: Placement) -> int:
+    """How many adapters of the largest rank a rank may hold. Raises ForgeError if not one fits the bound."""
+    size = adapter_bytes(lora, spec, adapted_parts(spec, config, lora.modules), place)
+    if lora.host_memory < size:
+        raise ForgeError(
+            f"an adapter of rank {lora.max_rank} takes {size} bytes, engine.features.lora.host_memory is "
+            f"{lora.host_memory}",
+            hint=f"Compile with --feature lora.host_memory={size} or more.",
+        )
+    return lora.host_memory // size
+
+
+def _grown(tensor: Tensor, slots: int) -> Tensor:
+    grown = tensor.new_zeros(slots, *tensor.shape[1:])
+    grown[: len(tensor)] = tensor
+    return grown

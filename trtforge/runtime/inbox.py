@@ -1,0 +1,93 @@
+"""What other threads ask of the engine's thread, which sleeps until there is something."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from trtforge.core.errors import ForgeError
+from trtforge.engine_process.requests import GenerationRequest
+from trtforge.runtime.delivery import OnOutput
+from trtforge.runtime.scheduling.sequence import Sequence
+
+
+@dataclass(slots=True)
+class News:
+    """What has come since the last time. `cancelled_if_waiting`: only if they have not begun to run.
+
+    `prepared`: sequences whose guide was compiled, or refused with an error.
+    """
+
+    submitted: list[tuple[GenerationRequest, OnOutput]] = field(default_factory=list)
+    cancelled: set[str] = field(default_factory=set)
+    cancelled_if_waiting: set[str] = field(default_factory=set)
+    pings: list[Callable[[], None]] = field(default_factory=list)
+    prepared: list[tuple[Sequence, ForgeError | None]] = field(default_factory=list)
+
+    @property
+    def any(self) -> bool:
+        """Whether there is something."""
+        kinds = (self.submitted, self.cancelled, self.cancelled_if_waiting, self.pings, self.prepared)
+        return any(kinds)
+
+
+class Inbox:
+    """Collects news from any thread; one thread takes them."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._news = News()
+        self._closed: ForgeError | None = None
+        self.closing = False
+
+    @property
+    def submitted(self) -> int:
+        """Number of requests that were not taken yet."""
+        return len(self._news.submitted)
+
+    def submit(self, request: GenerationRequest, on_output: OnOutput) -> ForgeError | None:
+        """Queue a request; the error if the engine has ended."""
+        with self._changed:
+            if self.closing or self._closed is not None:
+                return self._closed or ForgeError("the engine is closed", hint="Load it again.")
+            self._news.submitted.append((request, on_output))
+            self._changed.notify()
+            return None
+
+    def cancel(self, request_id: str, *, only_waiting: bool) -> None:
+        """Cancel a request."""
+        with self._changed:
+            (self._news.cancelled_if_waiting if only_waiting else self._news.cancelled).add(request_id)
+            self._changed.notify()
+
+    def ping(self, on_turn: Callable[[], None]) -> None:
+        """Ask for a sign of life."""
+        with self._changed:
+            self._news.pings.append(on_turn)
+            self._changed.notify()
+
+    def prepared(self, sequence: Sequence, error: ForgeError | None) -> None:
+        """Tell that a sequence's guide was compiled, or refused."""
+        with self._changed:
+            self._news.prepared.append((sequence, error))
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Wake the taking thread for the last time; nothing is submitted any more."""
+        with self._changed:
+            self.closing = True
+            self._changed.notify()
+
+    def fail(self, error: ForgeError) -> list[tuple[GenerationRequest, OnOutput]]:
+        """Refuse all later requests with `error`; returns those that were not taken."""
+        with self._changed:
+            self._closed = error
+            left, self._news.submitted = self._news.submitted, []
+            return left
+
+    def take(self, *, wait: bool) -> News:
+        """What has come. `wait`: sleep while there is nothing."""
+        with self._changed:
+            while wait and not (self.closing or self._news.any):
+                self._changed.wait()
+            news, self._news = self._news, News()
+            return news
