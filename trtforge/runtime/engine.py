@@ -23,6 +23,7 @@ from trtforge.runtime.delivery import OnOutput, deliver
 from trtforge.runtime.draft_model import open_drafter
 from trtforge.runtime.drafting import Drafter
 from trtforge.runtime.guidance.guides import Guides, no_token_left
+from trtforge.runtime.kv_store import KvStore, open_store
 from trtforge.runtime.options import EngineOptions, EngineStatistics
 from trtforge.runtime.prompt_scores import score_prompts
 from trtforge.runtime.ranks.rank_group import RankGroup
@@ -45,9 +46,14 @@ class Engine:
     """Generates tokens for many requests at once. All methods may be called from any thread."""
 
     def __init__(
-        self, source: Source, ranks: RankGroup, options: EngineOptions, drafter: Drafter | None = None
+        self,
+        source: Source,
+        ranks: RankGroup,
+        options: EngineOptions,
+        drafter: Drafter | None = None,
+        store: KvStore | None = None,
     ) -> None:
-        blocks = BlockManager(ranks.num_blocks, source.tokens_per_block, reuse=options.kv_reuse)
+        blocks = BlockManager(ranks.num_blocks, source.tokens_per_block, reuse=options.kv_reuse, store=store)
         self._source = source
         self._ranks = ranks
         self._options = options
@@ -74,7 +80,7 @@ class Engine:
         self._sequences: dict[str, Sequence] = {}
         self._arrivals = self._iterations = self._scheduled = 0
         self._context_tokens = self._generated_tokens = self._drafted_tokens = self._accepted_tokens = 0
-        self._drafter = drafter
+        self._drafter, self._store = drafter, store
         self._copies = Copies()
         self._thread = threading.Thread(target=self._run, name="trtforge-engine", daemon=True)
         self._thread.start()
@@ -99,7 +105,8 @@ class Engine:
             drafter = open_drafter(options.speculation, source, ranks.threads)
             if drafter is not None:
                 opened.callback(drafter.close)
-            engine = cls(source, ranks, options, drafter)
+            store = open_store(options.kv_store, source, ranks.cache, reuse=options.kv_reuse)
+            engine = cls(source, ranks, options, drafter, store)
             opened.pop_all()
         return engine
 
@@ -193,6 +200,8 @@ class Engine:
             self._drafter.close()
         if has_workers and threading.current_thread() is not self._thread:
             self._thread.join(timeout)  # a step that waited for a worker has failed by now
+        if self._store is not None:
+            self._store.close()
         if self._trace is not None:
             self._trace.close()
         atexit.unregister(self._at_exit)
@@ -297,7 +306,8 @@ class Engine:
         rows = self._scheduler.schedule()
         times.append(perf_counter())
         assert rows, "the scheduler found nothing to do"
-        logits = self._ranks.execute(Step.of_rows(rows, self._scheduler.blocks.take_copies()))
+        step = Step.of_rows(rows, self._scheduler.blocks.take_copies())
+        logits = self._ranks.execute(step, self._store.take_fills() if self._store is not None else None)
         times.append(perf_counter())
         self._iterations += 1
         self._scheduled = len(rows)
