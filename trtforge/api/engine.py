@@ -9,6 +9,7 @@ from typing import overload
 
 from trtforge.api.answers import Answer, Assembly, Piece, joined
 from trtforge.api.prompts import Prompt, Prompts, SamplingParams, named
+from trtforge.core.defaults import KV_CACHE_DIR_BYTES
 from trtforge.core.errors import RequestError
 from trtforge.core.manifest import FILE_NAME
 from trtforge.core.serving import SchedulerPolicy
@@ -17,6 +18,7 @@ from trtforge.engine_process.requests import GenerationRequest, Output
 from trtforge.formats.hf import TOKENIZER_DIRECTORY
 from trtforge.runtime.engine import Engine as Runtime
 from trtforge.runtime.engine import EngineOptions, EngineStatistics
+from trtforge.runtime.kv_store import KvStoreOptions
 from trtforge.runtime.ranks.source import open_engine
 
 _GREEDY = SamplingParams()
@@ -44,11 +46,14 @@ class Engine:
         threads: int | None = None,
         max_batch_size: int | None = None,
         trace: str | Path | None = None,
+        kv_cache_dir: str | Path | None = None,
+        kv_cache_dir_bytes: int = KV_CACHE_DIR_BYTES,
     ) -> "Engine":
         """Load an engine, or the one of a build directory; its files are compared with its manifest.
 
         `kv_cache_fraction`: of the free memory, unless `kv_cache_tokens` says how many; `kv_reuse` and
-        `chunked_context` None: as compiled; `trace`: a file that every iteration is written to. Raises ForgeError.
+        `chunked_context` None: as compiled; `trace`: a file that every iteration is written to. `kv_cache_dir`:
+        KV blocks are stored there, at most `kv_cache_dir_bytes`, and found again by later engines. Raises ForgeError.
         """
         place = _engine_in(Path(directory))
         features = open_engine(place).forge.features
@@ -63,6 +68,7 @@ class Engine:
             threads=threads,
             max_batch_size=max_batch_size,
             trace=None if trace is None else Path(trace),
+            kv_store=None if kv_cache_dir is None else KvStoreOptions(Path(kv_cache_dir), kv_cache_dir_bytes),
         )
         return cls(Runtime.load(place, options), prompts)
 

@@ -27,8 +27,10 @@ from trtforge.cli.doctor import doctor
 from trtforge.cli.exit_status import DONE, FAILED, INTERRUPTED, TERMINATED, WRONG_USAGE, status_of
 from trtforge.cli.explain import explained
 from trtforge.cli.gateway import gateway
+from trtforge.cli.generate import generate
 from trtforge.cli.help import Command, Group
 from trtforge.cli.hints import for_command, repaired
+from trtforge.cli.infer import infer
 from trtforge.cli.init import init
 from trtforge.cli.inspect import inspect, version
 from trtforge.cli.migrate import migrate
@@ -36,7 +38,7 @@ from trtforge.cli.package import package
 from trtforge.cli.plan import plan
 from trtforge.cli.recipes import recipes
 from trtforge.cli.run import run
-from trtforge.cli.serving import generate, infer, probe, serve
+from trtforge.cli.serving import probe, serve
 from trtforge.cli.verify import verify
 from trtforge.core.errors import ForgeError, LoggedError, Repair, UsageError, Where
 from trtforge.core.threads import wait_briefly

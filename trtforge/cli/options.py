@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from trtforge.cli import completion
+from trtforge.core import defaults
 from trtforge.core.errors import ForgeError, UsageError
 
 if TYPE_CHECKING:
@@ -22,6 +23,23 @@ SAMPLING = "Sampling"
 """The group of the sampling options in `--help`."""
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and no decoration.")]
+KvCacheDir = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        help="Store KV blocks of the embedded engine there: later prompts that start the same find them, also after a "
+        "restart.",
+        show_default=False,
+    ),
+]
+KvCacheDirBytes = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE",
+        help="Most bytes of these blocks; the oldest go first.",
+        show_default=defaults.KV_CACHE_DIR_SIZE,
+    ),
+]
 Verbose = Annotated[bool, typer.Option("--verbose", help="Show the traceback of an error and more of the log.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bars.")]
 Force = Annotated[bool, typer.Option("--force", help="Build again even if the artifact is up to date.")]

@@ -19,3 +19,7 @@ GATEWAY_PORT = 8080
 HTTP_URL, GRPC_URL = f"{LOOPBACK}:{HTTP_PORT}", f"{LOOPBACK}:{GRPC_PORT}"
 READY_TIMEOUT = 600.0  # seconds: large engines load slowly
 DRAIN_TIMEOUT = 30.0  # seconds
+
+_KV_CACHE_DIR_GB = 8
+KV_CACHE_DIR_SIZE, KV_CACHE_DIR_BYTES = f"{_KV_CACHE_DIR_GB}GB", _KV_CACHE_DIR_GB * 10**9
+"""Of the embedded engine's KV blocks in files, as text and in bytes."""

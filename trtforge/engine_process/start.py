@@ -12,6 +12,9 @@ from trtforge.core.interpreter import python_environment, python_interpreter
 TRACE_VARIABLE = "TRTFORGE_TRACE"
 """Names the file that an embedded engine writes its iterations to."""
 
+KV_STORE_VARIABLE, KV_STORE_BYTES_VARIABLE = "TRTFORGE_KV_CACHE_DIR", "TRTFORGE_KV_CACHE_DIR_BYTES"
+"""Name the directory in which an embedded engine stores KV blocks, and how many bytes at most."""
+
 
 class EngineProcess:
     """A running engine process. It never outlives the process that started it."""

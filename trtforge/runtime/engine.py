@@ -23,6 +23,7 @@ from trtforge.runtime.draft_model import open_drafter
 from trtforge.runtime.drafting import Drafter
 from trtforge.runtime.guidance.guides import Guides, no_token_left
 from trtforge.runtime.inbox import Inbox
+from trtforge.runtime.kv_store import KvStore, open_store
 from trtforge.runtime.options import EngineOptions, EngineStatistics
 from trtforge.runtime.prompt_scores import score_prompts
 from trtforge.runtime.ranks.adapter_limits import adapter_limits
@@ -52,8 +53,9 @@ class Engine:
         options: EngineOptions,
         drafter: Drafter | None = None,
         trace: Trace | None = None,
+        store: KvStore | None = None,
     ) -> None:
-        blocks = BlockManager(ranks.num_blocks, source.tokens_per_block, reuse=options.kv_reuse)
+        blocks = BlockManager(ranks.num_blocks, source.tokens_per_block, reuse=options.kv_reuse, store=store)
         self._source = source
         self._ranks = ranks
         self._options = options
@@ -75,7 +77,7 @@ class Engine:
         self._sequences: dict[str, Sequence] = {}
         self._arrivals = self._iterations = self._scheduled = 0
         self._context_tokens = self._generated_tokens = self._drafted_tokens = self._accepted_tokens = 0
-        self._drafter = drafter
+        self._drafter, self._store = drafter, store
         self._copies = Copies()
         self._thread = threading.Thread(target=self._run, name="trtforge-engine", daemon=True)
         self._thread.start()
@@ -105,7 +107,8 @@ class Engine:
             )
             if drafter is not None:
                 opened.callback(drafter.close)
-            engine = cls(source, ranks, options, drafter, trace)
+            store = open_store(options.kv_store, source, ranks.cache, reuse=options.kv_reuse)
+            engine = cls(source, ranks, options, drafter, trace, store)
             opened.pop_all()
         return engine
 
@@ -189,6 +192,8 @@ class Engine:
             self._drafter.close()
         if has_workers and threading.current_thread() is not self._thread:
             self._thread.join(timeout)  # a step that waited for a worker has failed by now
+        if self._store is not None:
+            self._store.close()
         if self._trace is not None:
             self._trace.close()
         atexit.unregister(self._at_exit)
@@ -282,7 +287,8 @@ class Engine:
         rows = self._scheduler.schedule()
         times.append(perf_counter())
         assert rows, "the scheduler found nothing to do"
-        logits = self._ranks.execute(Step.of_rows(rows, self._scheduler.blocks.take_copies()))
+        step = Step.of_rows(rows, self._scheduler.blocks.take_copies())
+        logits = self._ranks.execute(step, self._store.take_fills() if self._store is not None else None)
         times.append(perf_counter())
         self._iterations += 1
         self._scheduled = len(rows)

@@ -6,12 +6,14 @@ from itertools import chain, count
 from pathlib import Path
 
 from trtforge.core.config_model import Config
+from trtforge.core.defaults import KV_CACHE_DIR_BYTES
 from trtforge.core.recipe import SchedulerPolicy
 from trtforge.engine_process.admission import DEFAULT_QUEUE_SIZE, QueueLimits
 from trtforge.engine_process.host import host
 from trtforge.engine_process.requests import RequestEngine
-from trtforge.engine_process.start import TRACE_VARIABLE
+from trtforge.engine_process.start import KV_STORE_BYTES_VARIABLE, KV_STORE_VARIABLE, TRACE_VARIABLE
 from trtforge.runtime.engine import Engine, EngineOptions
+from trtforge.runtime.kv_store import KvStoreOptions
 
 
 class HostJob(Config):
@@ -29,7 +31,8 @@ class HostJob(Config):
 
     def options(self) -> EngineOptions:
         """Options for loading the engine; those of one run of the server come by its environment."""
-        trace = os.environ.get(TRACE_VARIABLE)
+        trace, store = os.environ.get(TRACE_VARIABLE), os.environ.get(KV_STORE_VARIABLE)
+        size = os.environ.get(KV_STORE_BYTES_VARIABLE, KV_CACHE_DIR_BYTES)
         return EngineOptions(
             scheduler=self.scheduler,
             kv_cache_fraction=self.kv_cache_fraction,
@@ -37,6 +40,7 @@ class HostJob(Config):
             kv_reuse=self.kv_reuse,
             chunked_context=self.chunked_context,
             trace=_unwritten(Path(trace)) if trace else None,
+            kv_store=KvStoreOptions(Path(store), int(size)) if store else None,
         )
 
     def limits(self) -> QueueLimits:

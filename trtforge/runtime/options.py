@@ -6,6 +6,7 @@ from pathlib import Path
 from trtforge.core.features import DraftFeature
 from trtforge.core.llm_api_features import NgramFeature
 from trtforge.core.recipe import SchedulerPolicy
+from trtforge.runtime.kv_store import KvStoreOptions
 from trtforge.runtime.scheduling.scheduler import Batching
 
 
@@ -14,7 +15,7 @@ class EngineOptions:
     """Options for loading an engine. `max_batch_size` lowers the engine's own limit; `batching` is for benchmarks.
 
     `speculation`: None for the method that the engine was compiled with. `trace`: a file that every iteration is
-    written to.
+    written to. `kv_store`: files for KV blocks, which outlast the engine.
     """
 
     scheduler: SchedulerPolicy = "guaranteed_no_evict"
@@ -27,6 +28,7 @@ class EngineOptions:
     batching: Batching = "inflight"
     speculation: NgramFeature | DraftFeature | None = None
     trace: Path | None = None
+    kv_store: KvStoreOptions | None = None
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from pydantic import Field, field_validator
 
 from trtforge.core import defaults
 from trtforge.core.config_model import Config
+from trtforge.core.sizes import Bytes
 from trtforge.serve.doors import Door
 
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -46,6 +47,8 @@ class ServeConfig(Config):
     )
     restart: Restart = Field("never", description="on-failure: restart a failed server, with backoff.")
     trace: Path | None = Field(None, description="File for a trace of the embedded engine's iterations.")
+    kv_cache_dir: Path | None = Field(None, description="Directory for KV blocks of the embedded engine.")
+    kv_cache_dir_bytes: Bytes = Field(defaults.KV_CACHE_DIR_BYTES, description="Most bytes of these blocks.")
     dry_run: bool = Field(False, description="Print command and environment, start nothing.")
     verbose: bool = Field(False, description="Show the server's log on stderr.")
 

@@ -38,6 +38,17 @@ def remove_trace(trace: Path | None) -> None:
         trace.unlink()
 
 
+def check_kv_cache_dir(facts: RepositoryFacts, directory: Path | None) -> None:
+    """Raises ForgeError if KV blocks are to be stored for an engine that stores none."""
+    if directory is not None and facts.backend != "torch":
+        raise ForgeError(
+            f"--kv-cache-dir: an engine of backend {facts.backend} stores no KV blocks in files",
+            hint="Set serving.kv_cache_host_memory_bytes in its recipe, or serve an engine of backend torch.",
+        )
+    if directory is not None and directory.exists() and not directory.is_dir():
+        raise ForgeError(f"--kv-cache-dir {directory}: it is not a directory", hint="Name one; it may be new.")
+
+
 def check_embedded(facts: RepositoryFacts, repository: Path, load: LoadNvml = load_nvml) -> None:
     """Raises ForgeError if the embedded engine of `repository` cannot run here.
 

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from trtforge.engine_process.start import TRACE_VARIABLE
+from trtforge.engine_process.start import KV_STORE_BYTES_VARIABLE, KV_STORE_VARIABLE, TRACE_VARIABLE
 from trtforge.formats.triton import RepositoryFacts
 from trtforge.formats.triton_holes import has_option
 from trtforge.serve.config import ServeConfig
@@ -58,7 +58,11 @@ def server_arguments(
 def model_environment(config: ServeConfig) -> dict[str, str]:
     """Variables for the models: text models call an engine model that Triton itself runs at this address."""
     traced = {} if config.trace is None else {TRACE_VARIABLE: str(config.trace.absolute())}
-    return {"TRTFORGE_GRPC_URL": config.grpc_address, **traced}
+    stored = {}
+    if config.kv_cache_dir is not None:
+        directory, size = str(config.kv_cache_dir.absolute()), str(config.kv_cache_dir_bytes)
+        stored = {KV_STORE_VARIABLE: directory, KV_STORE_BYTES_VARIABLE: size}
+    return {"TRTFORGE_GRPC_URL": config.grpc_address, **traced, **stored}
 
 
 def _common_arguments(facts: RepositoryFacts, prefix: str) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from trtforge.core.errors import ForgeError
 from trtforge.core.verified import open_to_run
 from trtforge.formats.triton import RepositoryFacts, read_facts
 from trtforge.serve.config import ServeConfig
-from trtforge.serve.embedded import check_embedded, check_trace, remove_trace
+from trtforge.serve.embedded import check_embedded, check_kv_cache_dir, check_trace, remove_trace
 from trtforge.serve.environment import close_shared_memory
 from trtforge.serve.exposure import check_doors
 from trtforge.serve.first_steps import first_steps
@@ -44,6 +44,7 @@ def serve(config: ServeConfig, repo: Path) -> int:
 def _serve(config: ServeConfig, repo: Path, *, openai_required: bool) -> int:
     facts = read_facts(open_to_run(repo, "repository"))
     check_trace(facts, config.trace)
+    check_kv_cache_dir(facts, config.kv_cache_dir)
     with runtime_directory() as runtime:
         launch = plan_launch(config, repo, facts, runtime)
         check_versions(facts, launch)

@@ -62,6 +62,15 @@ class LayerCache:
         """Copy blocks: int64 (pairs, 2), from and to."""
         self._blocks.index_copy_(0, pairs[:, 1], self._blocks.index_select(0, pairs[:, 0]))
 
+    @property
+    def storage(self) -> Tensor:
+        """The cache tensor."""
+        return self._blocks
+
+    def fill(self, block: int, content: Tensor) -> None:
+        """Overwrite a block with its bytes, uint8 (bytes of a block,)."""
+        self._blocks[block].copy_(content.view(self._blocks.dtype).view(self._blocks.shape[1:]))
+
     def attend(self, queries: Tensor, rows: PagedRows, heads: PagedHeads, out: Tensor) -> None:
         """Attention of single-token rows in place, by the CPU kernels."""
         assert self._kernels is not None, "the rows are only for kernels that exist"

@@ -1,6 +1,7 @@
 """All ranks of a model: rank 0 in this process, the others in worker processes that share its cores."""
 
 import time
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -80,18 +81,26 @@ class RankGroup:
         """Process ids of ranks 1 and up."""
         return tuple(worker.pid for worker in self._workers)
 
+    @property
+    def cache(self) -> list[Tensor]:
+        """The KV cache of each layer of rank 0."""
+        return self._model.cache
+
     def check(self) -> None:
         """Raises ForgeError with the message of a rank that ended."""
         for worker in self._workers:
             worker.check()
 
     @torch.inference_mode()
-    def execute(self, step: Step) -> Tensor | None:
-        """float32 logits of the wanted rows. Raises ForgeError with the message of the rank that ended first."""
+    def execute(self, step: Step, fills: Mapping[int, Tensor] | None = None) -> Tensor | None:
+        """float32 logits of the wanted rows. `fills`: of rank 0 (`RankModel.execute`).
+
+        Raises ForgeError with the message of the rank that ended first.
+        """
         try:
             if self._workers:
                 self._collective.broadcast_step(step.encode())
-            return self._model.execute(step)
+            return self._model.execute(step, fills)
         except RuntimeError as error:
             failure = self._failure()
             if failure is None:

@@ -1,5 +1,7 @@
 """One rank of an engine: its decoder, its KV cache, and the steps it computes."""
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -46,8 +48,16 @@ class RankModel:
         """Allocate `num_blocks` KV blocks; required before the first step."""
         self._cache = self._decoder.new_cache(num_blocks, self._source.tokens_per_block)
 
-    def execute(self, step: Step) -> Tensor | None:
-        """float32 logits of the wanted rows on rank 0; None on other ranks, and if no row is wanted."""
+    @property
+    def cache(self) -> list[Tensor]:
+        """The cache tensor of each layer."""
+        return [layer.storage for layer in self._cache]
+
+    def execute(self, step: Step, fills: Mapping[int, Tensor] | None = None) -> Tensor | None:
+        """float32 logits of the wanted rows on rank 0; None on other ranks, and if no row is wanted.
+
+        `fills`: blocks to overwrite after the step's copies, with their bytes of all layers one after another.
+        """
         device, dtype = self._place.device, self._place.dtype
         pads = device.type == "cpu" and dtype is not torch.float32 and not self._decoder.takes_any_rows
         windows = self._decoder.spec.windows
@@ -56,6 +66,10 @@ class RankModel:
             self.adapters.begin(step)
         for layer in self._cache if len(step.copies) else ():
             layer.copy(torch.from_numpy(step.copies.reshape(-1, 2)).to(device))
+        for block_index, content in (fills or {}).items():
+            parts = content.split([layer.storage[0].nbytes for layer in self._cache])
+            for layer, part in zip(self._cache, parts, strict=True):
+                layer.fill(block_index, part)
         batch = Batch.of(step, block, device, dtype, windows=windows, pads=pads, in_place=in_place)
         return self._decoder.forward(batch, self._cache)
 

@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from typing import Protocol
 
 
 @dataclass(eq=False, slots=True)
@@ -25,21 +26,50 @@ class BlockTable:
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """The longest cached prefix of some tokens. No sequence holds `idle` of its blocks, which count as free."""
+    """The longest cached prefix of some tokens. No sequence holds `idle` of its blocks, which count as free.
+
+    `stored`: keys of the blocks after them that are in the store only.
+    """
 
     blocks: tuple[int, ...] = ()
     keys: tuple[bytes, ...] = ()
     idle: int = 0
+    stored: tuple[bytes, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.blocks) + len(self.stored)
+
+
+class BlockStore(Protocol):
+    """Contents of full blocks outside the pool, by their keys."""
+
+    def holds(self, key: bytes) -> bool:
+        """Whether the block of `key` is stored."""
+
+    def fetch(self, key: bytes, block: int) -> bool:
+        """Have `block` filled with what is stored before the next step; False if it cannot be read."""
+
+    def forget(self, block: int) -> None:
+        """`block` gets other content and is not to be filled any more."""
+
+    def keep(self, key: bytes, block: int) -> None:
+        """Store the content of `block`, which may be overwritten afterwards."""
 
 
 class BlockManager:
-    """Reference-counted blocks of a fixed pool. Free blocks with a cached prefix are evicted last, in LRU order."""
+    """Reference-counted blocks of a fixed pool. Free blocks with a cached prefix are evicted last, in LRU order.
 
-    def __init__(self, num_blocks: int, tokens_per_block: int, *, reuse: bool = True) -> None:
+    With a `store`, what the blocks of finished sequences hold is stored, and found there when the pool lacks it.
+    """
+
+    def __init__(
+        self, num_blocks: int, tokens_per_block: int, *, reuse: bool = True, store: BlockStore | None = None
+    ) -> None:
         self.num_blocks = num_blocks
         self.tokens_per_block = tokens_per_block
         self.reused_blocks = 0
         self._reuse = reuse
+        self._store = store
         self._references = [0] * num_blocks
         self._empty = list(range(num_blocks - 1, -1, -1))
         self._idle: OrderedDict[int, None] = OrderedDict()
@@ -72,19 +102,26 @@ class BlockManager:
             return Prefix()
         blocks: list[int] = []
         keys: list[bytes] = []
+        stored: list[bytes] = []
         idle, key, size = 0, salt, self.tokens_per_block
         for start in range(0, len(tokens) - size, size):
             key = _chain(key, tokens[start : start + size])
-            block = self._block_of.get(key)
-            if block is None:
+            block = None if stored else self._block_of.get(key)
+            if block is not None:
+                blocks.append(block)
+                keys.append(key)
+                idle += self._references[block] == 0
+            elif self._store is not None and self._store.holds(key):
+                stored.append(key)
+            else:
                 break
-            blocks.append(block)
-            keys.append(key)
-            idle += self._references[block] == 0
-        return Prefix(tuple(blocks), tuple(keys), idle)
+        return Prefix(tuple(blocks), tuple(keys), idle, tuple(stored))
 
     def share(self, table: BlockTable, prefix: Prefix) -> None:
-        """Make `prefix` the start of an empty table."""
+        """Make `prefix` the start of an empty table, up to the first stored block that cannot be read.
+
+        The caller has checked that enough blocks are free for those that are stored.
+        """
         assert not table.blocks, "a prefix starts a table"
         for block in prefix.blocks:
             if self._references[block] == 0:
@@ -92,7 +129,17 @@ class BlockManager:
             self._references[block] += 1
         table.blocks.extend(prefix.blocks)
         table.keys.extend(prefix.keys)
-        self.reused_blocks += len(prefix.blocks)
+        for key in prefix.stored:
+            assert self._store is not None, "the store that found the prefix"
+            block = self._take()
+            if not self._store.fetch(key, block):
+                self._references[block] = 0
+                self._empty.append(block)
+                break
+            table.blocks.append(block)
+            table.keys.append(key)
+            self._register(key, block)
+        self.reused_blocks += len(table.blocks)
 
     def missing(self, table: BlockTable, tokens: int) -> int:
         """Number of blocks that the table still needs to hold this many tokens."""
@@ -119,9 +166,7 @@ class BlockManager:
         for index in range(len(table.keys), computed // size):
             key = _chain(table.keys[-1] if table.keys else table.salt, tokens[index * size : (index + 1) * size])
             table.keys.append(key)
-            if self._reuse and key not in self._block_of:
-                self._block_of[key] = table.blocks[index]
-                self._key_of[table.blocks[index]] = key
+            self._register(key, table.blocks[index])
 
     def fork(self, tables: Sequence[BlockTable], parents: Sequence[int]) -> None:
         """Give each table the content of the one that `parents` names by its index.
@@ -156,6 +201,8 @@ class BlockManager:
             if self._references[block] == 0:
                 if block in self._key_of:
                     self._idle[block] = None
+                    if self._store is not None:
+                        self._store.keep(self._key_of[block], block)
                 else:
                     self._empty.append(block)
         table.blocks.clear()
@@ -180,12 +227,19 @@ class BlockManager:
         assert set(self._idle) <= set(self._key_of), "an idle block without a key"
         assert not set(self._empty) & set(self._key_of), "an empty block with a key"
 
+    def _register(self, key: bytes, block: int) -> None:
+        if self._reuse and key not in self._block_of:
+            self._block_of[key] = block
+            self._key_of[block] = key
+
     def _take(self) -> int:
         if self._empty:
             block = self._empty.pop()
         else:
             block, _ = self._idle.popitem(last=False)
             del self._block_of[self._key_of.pop(block)]
+        if self._store is not None:
+            self._store.forget(block)
         self._references[block] = 1
         return block
 

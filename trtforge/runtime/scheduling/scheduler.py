@@ -195,7 +195,7 @@ class Scheduler:
             if slots >= self._max_batch_size or not self._has_adapter(sequence):
                 return
             prefix = Prefix() if sequence.scores_prompt else self.blocks.find_prefix(sequence.tokens, sequence.salt)
-            context = len(sequence.tokens) - len(prefix.blocks) * self.blocks.tokens_per_block
+            context = len(sequence.tokens) - len(prefix) * self.blocks.tokens_per_block
             if not self._static and (budget < 1 or (budget < context and not self._may_chunk(sequence))):
                 return
             tokens = sequence.most_cached if self._guaranteed else len(sequence.tokens)
@@ -205,9 +205,10 @@ class Scheduler:
                 return
             self.waiting.popleft()
             self.blocks.share(sequence.table, prefix)
-            sequence.computed = len(prefix.blocks) * self.blocks.tokens_per_block
-            sequence.reused_blocks += len(prefix.blocks)
-            sequence.allocated_blocks += len(prefix.blocks)
+            reused = len(sequence.table.blocks)
+            sequence.computed = reused * self.blocks.tokens_per_block
+            sequence.reused_blocks += reused
+            sequence.allocated_blocks += reused
             self.running.append(sequence)
             sequence.begun = True
             budget -= self._add_context(sequence, budget, rows)

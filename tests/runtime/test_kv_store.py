@@ -1,0 +1,301 @@
+"""KV blocks in files: found by later engines, checked when they are read, bounded in bytes."""
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.runtime.checkpoints import write_engine
+from tests.runtime.test_engine import requests_for
+from trtforge.core.errors import ForgeError
+from trtforge.formats.triton import RepositoryFacts
+from trtforge.runtime.engine import Engine, EngineOptions
+from trtforge.runtime.generate import generate_with
+from trtforge.runtime.hosted import HostJob
+from trtforge.runtime.kv_store import KvStore, KvStoreOptions
+from trtforge.runtime.scheduling.blocks import BlockManager, BlockTable
+from trtforge.serve.config import ServeConfig
+from trtforge.serve.embedded import check_kv_cache_dir
+from trtforge.serve.server_arguments import model_environment
+
+TOKENS = 4  # of a block
+KEY = bytes(range(16))
+Opened = Callable[..., KvStore]
+
+
+class Memory:
+    """A store in memory, whose blocks hold the tokens up to their end, as those of an engine would."""
+
+    def __init__(self, pool: dict[int, tuple[int, ...]]) -> None:
+        self.pool, self.stored, self.lost = pool, dict[bytes, tuple[int, ...]](), set[bytes]()
+        self.fills: dict[int, tuple[int, ...]] = {}
+
+    def holds(self, key: bytes) -> bool:
+        return key in self.stored
+
+    def fetch(self, key: bytes, block: int) -> bool:
+        if key in self.lost:
+            del self.stored[key]
+            self.lost.discard(key)
+            return False
+        self.fills[block] = self.stored[key]
+        return True
+
+    def forget(self, block: int) -> None:
+        self.fills.pop(block, None)
+
+    def keep(self, key: bytes, block: int) -> None:
+        if block not in self.fills and key not in self.stored:
+            self.stored[key] = self.pool[block]
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_every_block_of_a_sequence_holds_its_tokens(data: st.DataObject) -> None:
+    """Sequences come, run a step, and go in any order, on a small pool; stored blocks get lost now and then."""
+    pool: dict[int, tuple[int, ...]] = {}
+    store = Memory(pool)
+    manager = BlockManager(8, 2, store=store)
+    running: list[tuple[BlockTable, list[int]]] = []
+    fetched = 0
+    for _ in range(data.draw(st.integers(1, 25))):
+        if store.stored and data.draw(st.booleans()):
+            store.lost.add(data.draw(st.sampled_from(sorted(store.stored))))
+        tokens = data.draw(st.lists(st.integers(0, 1), min_size=1, max_size=9))
+        prefix = manager.find_prefix(tokens)
+        if manager.blocks_for(len(tokens)) - len(prefix.blocks) + prefix.idle <= manager.free_blocks:
+            table = BlockTable()
+            manager.share(table, prefix)
+            assert len(prefix.blocks) <= len(table.blocks) <= len(prefix)
+            fetched += len(table.blocks) - len(prefix.blocks)
+            computed = len(table.blocks) * 2
+            manager.extend(table, len(tokens))
+            running.append((table, tokens))
+            if data.draw(st.booleans()):  # a step: stored contents are filled in, then the new tokens are computed
+                pool.update(store.fills)
+                store.fills.clear()
+                for end in range(computed + 2, len(tokens) + 1, 2):
+                    pool[table.blocks[end // 2 - 1]] = tuple(tokens[:end])
+                manager.seal(table, tokens, len(tokens))
+                for each, own in running:
+                    for index in range(len(each.keys)):
+                        assert pool[each.blocks[index]] == tuple(own[: 2 * index + 2])
+        while running and (data.draw(st.booleans()) or manager.free_blocks < 2):
+            table, _ = running.pop(data.draw(st.integers(0, len(running) - 1)))
+            manager.release(table)
+        manager.check([table for table, _ in running])
+    assert manager.reused_blocks >= fetched
+
+
+def test_a_block_that_gets_other_content_is_not_filled_any_more() -> None:
+    store = Memory({})
+    manager = BlockManager(2, 2, store=store)
+    first, second = BlockTable(), BlockTable()
+    manager.extend(first, 2)
+    store.pool[first.blocks[0]] = (1, 2)
+    manager.seal(first, [1, 2], 2)
+    manager.release(first)
+    manager.extend(second, 4)  # evicts it
+    manager.release(second)
+    manager.share(first, manager.find_prefix([1, 2, 3]))
+    assert store.fills == {first.blocks[0]: (1, 2)}
+    manager.release(first)
+    manager.extend(second, 4)
+    assert store.fills == {}
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Opened:
+    def open_store(most_bytes: int = 1 << 20, identity: str = "weights") -> KvStore:
+        layers = [torch.zeros(6, TOKENS, 2, 8, dtype=torch.bfloat16), torch.zeros(6, TOKENS, 1, 8, dtype=torch.int8)]
+        store = KvStore(KvStoreOptions(tmp_path / "kv", most_bytes), identity, layers)
+        for block in range(6):
+            layers[0][block], layers[1][block] = block + 0.5, block
+        return store
+
+    return open_store
+
+
+def stored_files(tmp_path: Path) -> list[Path]:
+    return sorted(path for path in (tmp_path / "kv").glob("*/*"))
+
+
+def block_of(content: torch.Tensor) -> tuple[set[float], set[int]]:
+    first, second = content.split([TOKENS * 2 * 8 * 2, TOKENS * 8])
+    return set(first.view(torch.bfloat16).tolist()), set(second.view(torch.int8).tolist())
+
+
+def test_a_block_is_found_by_the_next_store_and_by_none_of_other_weights(opened: Opened, tmp_path: Path) -> None:
+    first = opened()
+    first.keep(KEY, 3)
+    first.close()
+    (path,) = stored_files(tmp_path)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+    other = opened(identity="others")
+    assert not other.holds(KEY)
+    other.close()
+    later = opened()
+    assert later.holds(KEY)
+    assert later.fetch(KEY, 5)
+    fills = later.take_fills()
+    assert list(fills) == [5]
+    assert block_of(fills[5]) == ({3.5}, {3})
+    assert later.take_fills() == {}
+    later.close()
+
+
+def test_a_block_that_was_not_filled_yet_is_not_stored(opened: Opened, tmp_path: Path) -> None:
+    first = opened()
+    first.keep(KEY, 3)
+    first.close()
+    store = opened()
+    assert store.fetch(KEY, 5)
+    store.keep(KEY[::-1], 5)
+    store.forget(5)
+    assert store.take_fills() == {}
+    store.keep(KEY[::-1], 4)
+    store.close()
+    assert [path.name for path in stored_files(tmp_path)] == sorted([KEY.hex(), KEY[::-1].hex()])
+    later = opened()
+    assert later.fetch(KEY[::-1], 0)
+    assert block_of(later.take_fills()[0]) == ({4.5}, {4})
+    later.close()
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "gone", "renamed"])
+def test_a_damaged_file_is_deleted_and_not_used(opened: Opened, tmp_path: Path, damage: str) -> None:
+    first = opened()
+    first.keep(KEY, 3)
+    first.close()
+    (path,) = stored_files(tmp_path)
+    content = bytearray(path.read_bytes())
+    key = KEY
+    if damage == "flip":
+        content[7] ^= 1
+        path.write_bytes(content)
+    elif damage == "cut":
+        path.write_bytes(content[:-1])
+    elif damage == "gone":
+        path.unlink()
+    else:
+        key = KEY[::-1]
+        path.rename(path.with_name(key.hex()))
+    store = opened()
+    if damage != "gone":
+        assert store.holds(key)
+    assert not store.fetch(key, 1)
+    assert store.take_fills() == {}
+    assert not store.holds(key)
+    assert stored_files(tmp_path) == []
+    store.close()
+
+
+def test_the_least_recently_used_blocks_go_first_and_files_of_others_stay(opened: Opened, tmp_path: Path) -> None:
+    size = TOKENS * (2 * 8 * 2 + 8) + 32
+    keys = [bytes([number] * 16) for number in range(5)]
+    (tmp_path / "kv" / "letters").mkdir(parents=True)
+    (tmp_path / "kv" / "letters" / "important.txt").write_text("x" * 10_000)
+    first = opened(identity="older weights")
+    first.keep(keys[4], 0)
+    first.close()
+    for number, path in enumerate(stored_files(tmp_path)):
+        os.utime(path, (number, number))
+    store = opened(most_bytes=3 * size)
+    for block in range(3):
+        store.keep(keys[block], block)
+    store.close()
+    names = {path.name for path in stored_files(tmp_path)}
+    assert names == {"important.txt", *(key.hex() for key in keys[:3])}
+    for path in stored_files(tmp_path):
+        os.utime(path, (1000, 1000))
+    later = opened(most_bytes=3 * size)
+    assert later.fetch(keys[0], 4)  # used: now the newest
+    later.close()
+    last = opened(most_bytes=3 * size)
+    last.keep(keys[3], 3)
+    last.close()
+    names = {path.name for path in stored_files(tmp_path)}
+    assert keys[0].hex() in names
+    assert keys[3].hex() in names
+    assert len(names) == 4
+
+
+def test_a_full_disk_ends_storing_with_one_warning(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = opened()
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(store, "_write", full)
+    for number in range(3):
+        store.keep(bytes([number] * 16), number)
+    store.close()
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{store._root}: KV blocks are not stored any more: [Errno 28] No space left on device"
+    ]
+    assert not store.holds(bytes(16))
+
+
+@pytest.mark.parametrize(
+    ("options", "limits"),
+    [
+        (EngineOptions(), {}),
+        (EngineOptions(scheduler="max_utilization", kv_cache_tokens=128), {"tokens_per_block": 4}),
+        (EngineOptions(chunked_context=True), {"max_num_tokens": 16, "tokens_per_block": 8}),
+    ],
+    ids=["plain", "paused", "chunked"],
+)
+def test_a_restarted_engine_finds_its_blocks_and_gives_the_same_tokens(
+    checkpoint: Path, prompts: list[list[int]], tmp_path: Path, options: EngineOptions, limits: dict[str, int]
+) -> None:
+    directory = write_engine(checkpoint, tmp_path / "engine", **{"tokens_per_block": 4, **limits})
+    longer = [prompt + prompt[:9] for prompt in prompts]
+    with Engine.load(directory, options) as engine:
+        expected = [answer.tokens for answer in generate_with(engine, requests_for(longer, 12))]
+    stored = EngineOptions(**{**vars(options), "kv_store": KvStoreOptions(tmp_path / "kv")})
+    context = []
+    for _ in range(2):
+        with Engine.load(directory, stored) as engine:
+            answers = generate_with(engine, requests_for(longer, 12))
+            context.append(engine.statistics().context_tokens)
+        assert [answer.tokens for answer in answers] == expected
+    size = limits.get("tokens_per_block", 4)
+    if options.scheduler == "guaranteed_no_evict":
+        assert context[1] == sum(len(prompt) - (len(prompt) - 1) // size * size for prompt in longer)
+    assert context[1] < context[0] / 2
+
+
+def test_engines_that_cannot_store_blocks_say_why(engine_directory: Path, tmp_path: Path) -> None:
+    with pytest.raises(ForgeError, match="compiled without KV reuse"):
+        Engine.load(engine_directory, EngineOptions(kv_reuse=False, kv_store=KvStoreOptions(tmp_path / "kv")))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ForgeError, match=re.escape(f"{tmp_path / 'file'}: KV blocks cannot be stored there")):
+        Engine.load(engine_directory, EngineOptions(kv_store=KvStoreOptions(tmp_path / "file")))
+
+
+def test_a_server_hands_the_directory_to_its_engine_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = ServeConfig(kv_cache_dir=tmp_path / "kv", kv_cache_dir_bytes="3GiB")  # type: ignore[arg-type]
+    for name, value in model_environment(config).items():
+        monkeypatch.setenv(name, value)
+    job = HostJob(engine="engine", socket="socket")
+    assert job.options().kv_store == KvStoreOptions(tmp_path / "kv", 3 << 30)
+
+
+def test_a_server_refuses_to_store_blocks_of_other_engines(tmp_path: Path) -> None:
+    embedded = RepositoryFacts.model_construct(backend="torch")
+    engines = RepositoryFacts.model_construct(backend="tensorrt_llm")
+    check_kv_cache_dir(engines, None)
+    check_kv_cache_dir(embedded, tmp_path / "new")
+    with pytest.raises(ForgeError, match="an engine of backend tensorrt_llm stores no KV blocks"):
+        check_kv_cache_dir(engines, tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ForgeError, match="it is not a directory"):
+        check_kv_cache_dir(embedded, tmp_path / "file")

@@ -1,0 +1,235 @@
+"""KV blocks in files: full blocks of finished requests outlast the engine's memory and the engine itself.
+
+A file is named by the digest that identifies a prefix (scheduling.blocks) within a directory for the engine's weights,
+and holds the block of all layers one after another and a digest of it. Files are written by a thread of their own, and
+read when a request that starts with their tokens is admitted. Those that were used least recently are deleted when
+there are too many bytes.
+"""
+
+import logging
+import os
+import queue
+import re
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from blake3 import blake3
+from torch import Tensor
+
+from trtforge.core.defaults import KV_CACHE_DIR_BYTES
+from trtforge.core.digest import file_digest, text_digest
+from trtforge.core.errors import ForgeError, first_line
+from trtforge.core.manifest import files_below, read_manifest
+from trtforge.formats.hf import TOKENIZER_DIRECTORY
+from trtforge.runtime.ranks.source import Source
+
+_MOST_WAITING = 64 << 20
+"""Bytes that wait to be written; blocks that come while there are more are not stored."""
+_LAST_WRITES_TIMEOUT = 10.0  # seconds
+_DRAFT_AGE = 3600.0  # seconds after which an unfinished file belongs to nobody
+_DIGEST_BYTES = 32
+_STORED = re.compile(r"[0-9a-f]{32}/([0-9a-f]{32}|\.[0-9a-f]{32}\.\d+\.new)")
+"""Names below the directory; files with other names are not touched."""
+_TOKENIZER = f"{TOKENIZER_DIRECTORY}/"
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class KvStoreOptions:
+    """Where blocks are stored, and at most how many bytes, those of other engines in the directory included."""
+
+    directory: Path
+    most_bytes: int = KV_CACHE_DIR_BYTES
+
+
+class KvStore:
+    """The stored blocks of one engine. Its methods are called by the engine's thread; never raises once it is open."""
+
+    def __init__(self, options: KvStoreOptions, identity: str, layers: Sequence[Tensor]) -> None:
+        """`identity`: of the weights that computed the blocks; `layers`: their caches (blocks, ...).
+
+        Raises ForgeError if the directory cannot be written.
+        """
+        shapes = [(str(layer.dtype), *layer.shape[1:]) for layer in layers]
+        self._root, self._most_bytes = options.directory, options.most_bytes
+        self._own = text_digest(f"{identity} {shapes}")[:_DIGEST_BYTES]
+        self._layers = layers
+        self._block_bytes = sum(layer[0].nbytes for layer in layers)
+        self._fills: dict[int, Tensor] = {}
+        self._used = 0
+        self._lock = threading.Lock()
+        self._sizes: OrderedDict[str, int] = OrderedDict()
+        """Bytes of each file by its name in the directory, the least recently used first."""
+        self._waiting: dict[str, bytes] = {}
+        self._names: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._broken = False
+        try:
+            (self._root / self._own).mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._scan()
+            draft = self._root / self._own / f".{os.getpid()}.new"
+            draft.write_bytes(b"")
+            draft.unlink()
+        except OSError as error:
+            raise ForgeError(
+                f"{self._root}: KV blocks cannot be stored there: {error.strerror}",
+                hint="Name a directory that you may write to.",
+            ) from None
+        self._writer = threading.Thread(target=self._write_all, name="trtforge-kv-store", daemon=True)
+        self._writer.start()
+
+    def holds(self, key: bytes) -> bool:
+        """Whether the block of `key` is stored; `fetch` may still find it damaged."""
+        with self._lock:
+            return self._name(key) in self._sizes
+
+    def fetch(self, key: bytes, block: int) -> bool:
+        """Read the block of `key`, with which `block` is filled before the next step; False if that fails."""
+        name = self._name(key)
+        path = self._root / name
+        try:
+            content = path.read_bytes()
+        except OSError:
+            content = b""
+        whole = len(content) == self._block_bytes + _DIGEST_BYTES
+        if not whole or _digest(key, content[:-_DIGEST_BYTES]) != content[-_DIGEST_BYTES:]:
+            self._delete(name)
+            return False
+        self._fills[block] = torch.from_numpy(np.frombuffer(content, np.uint8, self._block_bytes).copy())
+        with self._lock:
+            if name in self._sizes:
+                self._sizes.move_to_end(name)
+        with suppress(OSError):
+            os.utime(path)
+        return True
+
+    def forget(self, block: int) -> None:
+        """`block` gets other content: it is not filled any more."""
+        self._fills.pop(block, None)
+
+    def keep(self, key: bytes, block: int) -> None:
+        """Store the content of a computed block, unless it is stored already or too much waits to be written."""
+        if self._broken or block in self._fills or self._block_bytes + _DIGEST_BYTES > self._most_bytes:
+            return
+        name = self._name(key)
+        with self._lock:
+            if name in self._sizes or name in self._waiting:
+                return
+            if (len(self._waiting) + 1) * self._block_bytes > _MOST_WAITING:
+                return
+            parts = [layer[block].reshape(-1).view(torch.uint8).cpu() for layer in self._layers]
+            content = torch.cat(parts).numpy().tobytes()
+            self._waiting[name] = content + _digest(key, content)
+        self._names.put(name)
+
+    def take_fills(self) -> Mapping[int, Tensor]:
+        """Contents (bytes,) uint8 by block, of all layers one after another, to write before the next step."""
+        fills, self._fills = self._fills, {}
+        return fills
+
+    def close(self) -> None:
+        """Write what waits, for some seconds at most. May be called again."""
+        self._names.put(None)
+        self._writer.join(_LAST_WRITES_TIMEOUT)
+
+    def _name(self, key: bytes) -> str:
+        return f"{self._own}/{key.hex()}"
+
+    def _scan(self) -> None:
+        """Find what is stored, of other engines too, in the order of its last use."""
+        found = []
+        for path in self._root.glob("*/*"):
+            name = f"{path.parent.name}/{path.name}"
+            if _STORED.fullmatch(name) is None:
+                continue
+            with suppress(OSError):
+                facts = path.stat()
+                if path.suffix != ".new":
+                    found.append((facts.st_mtime_ns, name, facts.st_size))
+                elif facts.st_mtime < time.time() - _DRAFT_AGE:
+                    path.unlink()
+        self._sizes.update((name, size) for _, name, size in sorted(found))
+        self._used = sum(self._sizes.values())
+
+    def _write_all(self) -> None:
+        while (name := self._names.get()) is not None:
+            with self._lock:
+                content = self._waiting[name]
+            try:
+                if not self._broken:
+                    self._write(name, content)
+            except OSError as error:
+                self._broken = True
+                _LOG.warning("%s: KV blocks are not stored any more: %s", self._root, first_line(error))
+            with self._lock:
+                del self._waiting[name]
+
+    def _write(self, name: str, content: bytes) -> None:
+        path = self._root / name
+        self._make_room(len(content))
+        draft = path.with_name(f".{path.name}.{os.getpid()}.new")
+        try:
+            with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+                file.write(content)
+            draft.replace(path)
+        except OSError:
+            with suppress(OSError):
+                draft.unlink()
+            raise
+        with self._lock:
+            self._sizes[name] = len(content)
+            self._used += len(content)
+
+    def _make_room(self, wanted: int) -> None:
+        while self._used + wanted > self._most_bytes:
+            with self._lock:
+                oldest = next(iter(self._sizes))
+            self._delete(oldest)
+
+    def _delete(self, name: str) -> None:
+        with self._lock:
+            self._used -= self._sizes.pop(name, 0)
+        with suppress(OSError):
+            (self._root / name).unlink()
+
+
+def open_store(
+    options: KvStoreOptions | None, source: Source, layers: Sequence[Tensor], *, reuse: bool
+) -> KvStore | None:
+    """The store of an engine, if one is asked for. `layers`: the caches of its only rank.
+
+    Raises ForgeError for an engine of several ranks, and one that reuses no blocks.
+    """
+    if options is None:
+        return None
+    if source.config.parallel.world_size > 1:
+        raise ForgeError(
+            f"KV blocks cannot be stored for an engine of {source.config.parallel.world_size} ranks",
+            hint="Convert the model with --tp 1 --pp 1, or do without the directory for KV blocks.",
+        )
+    if not reuse:
+        raise ForgeError(
+            "KV blocks are stored to be reused, and this engine was compiled without KV reuse",
+            hint="Compile it with the feature kv_reuse, or do without the directory for KV blocks.",
+        )
+    return KvStore(options, _weights(source.directory), layers)
+
+
+def _weights(directory: Path) -> str:
+    """What tells the engine's configuration, weights and adapters from others: the digests of their files."""
+    manifest = read_manifest(directory)
+    if manifest is not None:
+        digests = {name: record.blake3 for name, record in manifest.files.items()}
+    else:
+        digests = {name: file_digest(directory / name) for name in files_below(directory)}
+    return str(sorted(item for item in digests.items() if not item[0].startswith(_TOKENIZER)))
+
+
+def _digest(key: bytes, content: bytes) -> bytes:
+    return blake3(key + content, max_threads=blake3.AUTO).digest()
