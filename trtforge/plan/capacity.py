@@ -11,12 +11,13 @@ from trtforge.models.checkpoint_plan import Layout
 from trtforge.plan.embedded import Embedded
 from trtforge.plan.evaluation import Evaluation
 from trtforge.plan.feature_memory import cache_problems, with_adapter_cache, with_features
-from trtforge.plan.formats import CACHES, WEIGHTS
+from trtforge.plan.formats import CACHES
 from trtforge.plan.kv import blocks_of
 from trtforge.plan.legality import Problem
 from trtforge.plan.limits import EngineLimits
 from trtforge.plan.memory import Held, Memory, memory_of, tokens_on, with_pool
 from trtforge.plan.model import Model
+from trtforge.plan.published import weight_format
 from trtforge.plan.request import Request
 from trtforge.plan.roofline import Workload
 from trtforge.plan.weights import Stored
@@ -32,7 +33,7 @@ def with_memory(
     """
     request = evaluation.request
     itemsize = dtype_named(request.dtype).size
-    stored = Stored(WEIGHTS[request.quant], itemsize, request.group_size)
+    stored = Stored(weight_format(model.config, request.quant), itemsize, request.group_size)
     whole = model.whole(request.dtype, layout.exclude_modules)
     held = Held(model.weights(layout), whole, stored, CACHES[request.kv_cache])
     planned = replace(memory_of(model.facts, held, layout.parallel, limits), windows=windows)

@@ -14,7 +14,7 @@ from trtforge.formats.trtllm import CheckpointConfig
 from trtforge.models.checkpoint_plan import Layout, checkpoint_plan
 from trtforge.models.exclusions import excluded_modules, unquantized_rows
 from trtforge.models.family import Facts, Family
-from trtforge.models.registry import family_of, family_of_checkpoint
+from trtforge.models.registry import ONLY_PLANNED, family_of_checkpoint, planned_family_of
 from trtforge.plan.accounting import check_sources
 from trtforge.plan.known import known_config
 from trtforge.plan.weights import RankWeights, rank_weights
@@ -46,8 +46,9 @@ class Model:
     @classmethod
     def of_config(cls, name: str, config: HfConfig) -> "Model":
         """From config.json alone. Raises ForgeError for an architecture or value that conversion does not support."""
-        family = family_of(config.architecture)
-        return cls(name, config, family, family.facts(config), stored=read_quantized_source(config))
+        family = planned_family_of(config.architecture)
+        stored = None if config.architecture in ONLY_PLANNED else read_quantized_source(config)
+        return cls(name, config, family, family.facts(config), stored=stored)
 
     def weights(self, layout: Layout) -> RankWeights:
         """The weights of one tensor-parallel rank of a legal layout; its pipeline and number formats are ignored.
@@ -110,6 +111,8 @@ def _with_headers(name: str, directory: Path) -> Model:
     except ForgeError as error:
         note = f"planned from config.json alone: {error.message}"
         return Model(name, config, base.family, base.facts, base.stored, notes=(note,))
+    if config.architecture in ONLY_PLANNED:
+        return replace(base, stored_bytes=checkpoint.stored_bytes)
     family = family_of_checkpoint(checkpoint)
     layout, complaint = Layout(Parallel(), "bfloat16"), None
     if base.stored is not None:

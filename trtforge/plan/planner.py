@@ -12,13 +12,13 @@ from trtforge.plan.alternatives import Alternative, Goal, alternatives, fits_on,
 from trtforge.plan.evaluate import evaluate
 from trtforge.plan.evaluation import Evaluation
 from trtforge.plan.fixes import Fix, fixes
-from trtforge.plan.formats import CACHES, WEIGHTS
+from trtforge.plan.formats import CACHES
 from trtforge.plan.instances import instances_of
 from trtforge.plan.kv import bytes_per_token
 from trtforge.plan.memory import Held
 from trtforge.plan.model import Model
 from trtforge.plan.peaks import Peaks, peaks
-from trtforge.plan.published import served_as_published
+from trtforge.plan.published import served_as_published, weight_format
 from trtforge.plan.request import Request
 from trtforge.plan.roofline import Performance
 from trtforge.plan.weights import Stored
@@ -125,7 +125,8 @@ class Plan:
     def _held(self) -> Held:
         """The unsplit model, whose size is known for any layout."""
         request, whole = self.evaluation.request, self.model.whole(self.evaluation.request.dtype)
-        stored = Stored(WEIGHTS[request.quant], dtype_named(request.dtype).size, request.group_size)
+        format = weight_format(self.model.config, request.quant)
+        stored = Stored(format, dtype_named(request.dtype).size, request.group_size)
         return Held(whole, whole, stored, CACHES[request.kv_cache])
 
     def _concurrency(self) -> Mapping[str, Any] | None:
