@@ -1,4 +1,4 @@
-"""A build of FP8 weights with block scales for the LLM API serves them as they are published."""
+"""A build for the LLM API serves FP8 weights with block scales, and GPT-OSS in MXFP4, as they are published."""
 
 import json
 import shutil
@@ -7,12 +7,15 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file, save_file
+from transformers import GptOssConfig, GptOssForCausalLM
 
 from tests.conftest import DEMO_MODEL
 from tests.quantized import BLOCKS, fp8_blocks
 from tests.recipes.shipped import SHIPPED
 from trtforge.compile.stage import CompileOptions
+from trtforge.convert.stage import ConvertConfig, convert
 from trtforge.core.errors import ForgeError
 from trtforge.core.progress import Silent
 from trtforge.core.recipe import Recipe, load_recipe
@@ -21,6 +24,9 @@ from trtforge.pipeline.dry_run import dry_run
 from trtforge.pipeline.paths import Paths
 from trtforge.pipeline.report import BuildReport
 from trtforge.pipeline.stages import STAGES, StageName, selected
+from trtforge.plan.evaluate import evaluate
+from trtforge.plan.model import find_model
+from trtforge.plan.request import request_of
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +95,7 @@ def test_other_formats_and_backends_convert_it(source: Path, tmp_path: Path) -> 
 
 
 def test_what_cannot_be_served_is_refused(source: Path, tmp_path: Path) -> None:
-    with pytest.raises(ForgeError, match="is FP8 with block scales already") as refused:
+    with pytest.raises(ForgeError, match="as it is published: nothing is calibrated") as refused:
         run(recipe(source), tmp_path / "build", "convert", "verify")
     assert "--to compile" in refused.value.hint
     with pytest.raises(ForgeError, match="exclude_modules applies to no checkpoint that is served as it was published"):
@@ -113,3 +119,75 @@ def test_deepseek_r1_is_planned_as_published() -> None:
     assert arguments["tensor_parallel_size"] == 8
     assert arguments["moe_expert_parallel_size"] == 8
     assert 671e9 / 8 < planned["deployment"]["weights_per_gpu"] < 1.06 * 671e9 / 8
+
+
+MXFP4 = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}
+
+
+@pytest.fixture(scope="module")
+def gpt_oss(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny GPT-OSS whose experts have the published tensors: blocks of 16 bytes, a scale each."""
+    directory = tmp_path_factory.mktemp("published") / "gpt-oss"
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 16, "vocab_size": 2048}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2}
+    model = GptOssForCausalLM(GptOssConfig(**sizes, **heads, sliding_window=128, max_position_embeddings=4096))
+    model.bfloat16().save_pretrained(directory)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(DEMO_MODEL / name, directory / name)
+    tensors, generator = load_file(directory / "model.safetensors"), torch.Generator().manual_seed(0)
+    for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
+        experts, inputs, out = tensors.pop(name).shape
+        blocks, scales = (experts, out, inputs // 32, 16), (experts, out, inputs // 32)
+        for suffix, shape in (("blocks", blocks), ("scales", scales)):
+            tensors[f"{name}_{suffix}"] = torch.randint(0, 256, shape, generator=generator).to(torch.uint8)
+    save_file(tensors, directory / "model.safetensors", {"format": "pt"})
+    values = json.loads((directory / "config.json").read_text()) | {"quantization_config": MXFP4}
+    (directory / "config.json").write_text(json.dumps(values))
+    return directory
+
+
+def of_gpt_oss(source: Path, gpu: str = "h100-80gb", **quantization: Any) -> Recipe:
+    target = {"gpu": gpu, "tensorrt_llm": "1.3.0"}
+    values = recipe(source).model_dump(mode="json") | {
+        "quantization": {"format": "none", **quantization},
+        "engine": {"backend": "llmapi", "max_batch_size": 4, "max_seq_len": 256, "target": target},
+    }
+    return Recipe.parse(values, "test")
+
+
+def test_gpt_oss_keeps_its_experts_and_windows(gpt_oss: Path, tmp_path: Path) -> None:
+    report = run(of_gpt_oss(gpt_oss), tmp_path / "build")
+    assert [stage.stage for stage in report.stages] == ["compile", "package"]
+    engine = Paths(tmp_path / "build").engine
+    assert (engine / "model.safetensors").samefile(gpt_oss / "model.safetensors")
+    assert json.loads((engine / "config.json").read_text())["quantization_config"] == MXFP4
+    arguments = yaml.safe_load((engine / "model.yaml").read_text())
+    assert arguments["kv_cache_config"]["max_attention_window"] == [128, 256]
+    assert not [warning for warning in report.warnings if "quantisation" in warning]
+
+
+def test_the_plan_of_gpt_oss_counts_its_stored_bytes(gpt_oss: Path) -> None:
+    model = find_model(str(gpt_oss))
+    assert model.stored_bytes == sum(tensor.nbytes for tensor in load_file(gpt_oss / "model.safetensors").values())
+    evaluation = evaluate(model, request_of(of_gpt_oss(gpt_oss), model, {"--tp": "1"}))
+    assert evaluation.legal
+    assert evaluation.memory is not None
+    unrowed = 2 * (4 * (3 * 64) + 4 + 4) * 2  # biases of experts and router, and sinks, in bfloat16
+    router = 2 * 4 * 64 * 2  # float32 on the GPU
+    assert evaluation.memory.fullest.weights == model.stored_bytes - unrowed + router
+    assert evaluation.memory.windows is not None
+    assert evaluation.memory.windows.layers[0] == 128
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"format": "fp8"}, "GptOssForCausalLM is not converted: TensorRT-LLM's PyTorch backend serves it as it is"),
+        ({"gpu": "l40s"}, r"l40s: TensorRT-LLM has no MXFP4 on compute capability 8\.9, only from 9\.0 on"),
+    ],
+)
+def test_gpt_oss_is_refused_elsewhere(changes: dict[str, str], message: str, gpt_oss: Path, tmp_path: Path) -> None:
+    with pytest.raises(ForgeError, match=message):
+        run(of_gpt_oss(gpt_oss, **changes), tmp_path / "build")
+    with pytest.raises(ForgeError, match="mxfp4 is not converted"):
+        convert(ConvertConfig(), gpt_oss, tmp_path / "checkpoint")

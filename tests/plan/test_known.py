@@ -6,6 +6,7 @@ import pytest
 
 from tests.plan.models import known
 from trtforge.core.errors import ForgeError
+from trtforge.pipeline.summary import parameters as planned_parameters
 from trtforge.plan.known import known_config, known_ids
 from trtforge.plan.model import find_model
 
@@ -58,6 +59,16 @@ def test_the_parameters_of_deepseek_r1_add_up() -> None:
     matrices = sum(matrix.weights for block in blocks for matrix in block.matrices)
     biases = 58 * 256
     assert matrices + (sum(block.other for block in blocks) - 4 * biases) // 2 + biases == 671_026_419_200
+
+
+@pytest.mark.parametrize(
+    ("hub_id", "layers", "experts", "parameters"),
+    [("openai/gpt-oss-20b", 24, 32, 20_914_757_184), ("openai/gpt-oss-120b", 36, 128, 116_829_156_672)],
+)
+def test_the_parameters_of_gpt_oss_add_up(hub_id: str, layers: int, experts: int, parameters: int) -> None:
+    """But for attention sinks, biases of the router and of the experts: they have no rows in the table."""
+    sinks, router, inner = 64, experts, experts * (2 * 2880 + 2880)
+    assert planned_parameters(known(hub_id)) + layers * (sinks + router + inner) == parameters
 
 
 def test_every_known_model_has_a_family_and_is_found_whatever_its_case() -> None:

@@ -24,13 +24,14 @@ from trtforge.formats.llmapi import (
     require_llm_api,
     require_mixed_precision,
 )
-from trtforge.formats.quantization_config import read_quantized_source
+from trtforge.formats.quantization_config import quantization_method, read_quantized_source
 from trtforge.formats.trtllm import CheckpointConfig, Quantization
 from trtforge.models.formats import FORMATS
 from trtforge.models.hf_export_plan import require_format
-from trtforge.plan.gpus import Gpu, gpu_named, require_block_scales, require_formats
+from trtforge.plan.gpus import Gpu, gpu_named, require_formats
 from trtforge.plan.limits import EngineLimits, Positions, derive_limits
 from trtforge.plan.llm_api_arguments import LlmApiModel, draft_source, feature_arguments, llm_api_problems
+from trtforge.plan.published import require_published
 from trtforge.plan.speculation import stored
 
 TOKENS_PER_BLOCK = 32
@@ -181,10 +182,10 @@ def _require_split(config: HfConfig, parallel: Parallel) -> None:
 def _require_stored_formats(config: HfConfig, gpu: Gpu) -> tuple[str, ...]:
     """Check the checkpoint's quantisation against the GPU; a format that trtforge cannot read is a warning.
 
-    The LLM API supports more formats than trtforge (MXFP4, for one), so this is not an error.
+    The LLM API supports more formats than trtforge, so this is not an error.
     """
-    if config.fp8_blocks is not None:
-        require_block_scales(gpu, config.fp8_blocks)
+    if config.fp8_blocks is not None or quantization_method(config) == "mxfp4":
+        require_published(config, gpu)
         return ()
     try:
         stored = read_quantized_source(config)

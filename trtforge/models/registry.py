@@ -60,6 +60,10 @@ the PyTorch backend supports (models/supported-models, 1.3).
 """
 
 
+ONLY_PLANNED = {"GptOssForCausalLM": "gpt_oss"}
+"""Those of WITHOUT_ENGINES whose deployment is planned: the LLM API serves the checkpoint as it is published."""
+
+
 def architectures() -> tuple[str, ...]:
     """The supported Hugging Face architectures, sorted."""
     return tuple(sorted(_FAMILY_OF))
@@ -78,6 +82,16 @@ def family_of(architecture: str) -> Family:
         raise ForgeError(
             f"architecture {architecture} is not supported", hint=f"Supported: {', '.join(architectures())}."
         ) from None
+    return _table(name)
+
+
+def planned_family_of(architecture: str) -> Family:
+    """As `family_of`, also for an architecture that is only planned."""
+    name = ONLY_PLANNED.get(architecture)
+    return family_of(architecture) if name is None else _table(name)
+
+
+def _table(name: str) -> Family:
     family = import_module(f"trtforge.models.families.{name}").FAMILY
     assert isinstance(family, Family)
     return family

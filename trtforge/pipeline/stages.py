@@ -27,8 +27,8 @@ def of_published(recipe: Recipe, stages: tuple[StageName, ...]) -> tuple[StageNa
     chosen = tuple(stage for stage in stages if stage in ("compile", "package"))
     if not chosen:
         raise ForgeError(
-            f"{recipe.name}: {recipe.model.source} is FP8 with block scales already, which the LLM API serves as it "
-            "is: nothing is calibrated, converted or verified",
+            f"{recipe.name}: the LLM API serves {recipe.model.source} as it is published: nothing is calibrated, "
+            "converted or verified",
             hint="Use --to compile, or another quantization.format or engine.backend.",
         )
     return chosen

@@ -11,12 +11,13 @@ from trtforge.models.checkpoint_plan import Layout
 from trtforge.plan.embedded import Embedded
 from trtforge.plan.evaluation import Evaluation
 from trtforge.plan.feature_memory import cache_problems, with_adapter_cache, with_features
-from trtforge.plan.formats import CACHES, WEIGHTS
+from trtforge.plan.formats import CACHES
 from trtforge.plan.kv import blocks_of
 from trtforge.plan.legality import Problem
 from trtforge.plan.limits import EngineLimits
 from trtforge.plan.memory import Held, Memory, memory_of, tokens_on, with_pool
 from trtforge.plan.model import Model
+from trtforge.plan.published import weight_format
 from trtforge.plan.request import Request
 from trtforge.plan.roofline import Workload
 from trtforge.plan.weights import RankWeights, Stored
@@ -62,7 +63,8 @@ def with_memory(
 def held_by(model: Model, request: Request, ranks: RankWeights | None, excludes: tuple[str, ...] = ()) -> Held:
     """The weights of `ranks`, or of the unsplit model, as the request stores them."""
     whole = model.whole(request.dtype, excludes)
-    stored = Stored(WEIGHTS[request.quant], dtype_named(request.dtype).size, request.group_size, request.bits)
+    weights, itemsize = weight_format(model.config, request.quant), dtype_named(request.dtype).size
+    stored = Stored(weights, itemsize, request.group_size, request.bits)
     vision = model.vision_bytes if request.engine.backend != "torch" else 0
     return Held(whole if ranks is None else ranks, whole, stored, CACHES[request.kv_cache], vision or 0)
 

@@ -229,6 +229,21 @@ def require_block_scales(gpu: Gpu, block: tuple[int, int]) -> None:
         )
 
 
+_MXFP4_SM = 90
+
+
+def require_mxfp4(gpu: Gpu) -> None:
+    """Raises ForgeError if the LLM API cannot run MXFP4 experts on this GPU: Hopper and later can.
+
+    Source: `get_mxfp4_quant_algo` and `resolve_moe_backend` in _torch/model_config.py (TensorRT-LLM 1.2).
+    """
+    if gpu.sm < _MXFP4_SM:
+        raise ForgeError(
+            f"{gpu.name}: TensorRT-LLM has no MXFP4 on compute capability {gpu.capability}, only from 9.0 on",
+            hint="Use another GPU, such as h100-80gb.",
+        )
+
+
 def _way_out(gpu: Gpu, format: WeightFormat | CacheFormat) -> str:
     if gpu.sm in format.sm:
         return "Use fp8 on this GPU."

@@ -1,30 +1,58 @@
 """Models that the LLM API serves with the weights that their publisher quantised, which trtforge passes through.
 
-These are checkpoints in FP8 with block scales, TensorRT-LLM's FP8_BLOCK_SCALES (`load_hf_quant_config` in
-_torch/model_config.py, 1.2). FP8 is what they are: to quantise them again, with one scale a tensor, would only lose.
+FP8 with block scales (TensorRT-LLM's FP8_BLOCK_SCALES): FP8 is what it is, to quantise it again with one scale a tensor
+would only lose. GPT-OSS, with experts in MXFP4, is not converted at all. Source of both: `load_hf_quant_config` in
+_torch/model_config.py (1.2).
 """
 
 from collections.abc import Iterator
 
 from trtforge.core.errors import ForgeError
 from trtforge.formats.hf import HfConfig
-from trtforge.plan.gpus import Gpu, require_block_scales
+from trtforge.formats.quantization_config import quantization_method
+from trtforge.models.registry import ONLY_PLANNED
+from trtforge.plan.formats import WEIGHTS, WeightFormat
+from trtforge.plan.gpus import Gpu, require_block_scales, require_mxfp4
 from trtforge.plan.legality import Problem
+
+_MXFP4 = WeightFormat("none", 4, "float16", loss=0, per_group=1, grouped=True, group_size=32)
+"""E2M1 experts with a power of two (E8M0) for each 32 weights; what TensorRT-LLM pads is not counted."""
 
 
 def served_as_published(config: HfConfig, backend: str, quant: str) -> bool:
     """Whether a build with this backend and format takes the checkpoint as it is: no stage before compile runs."""
+    if config.architecture in ONLY_PLANNED:
+        return backend == "llmapi" and quant == "none"
     return backend == "llmapi" and quant == "fp8" and config.fp8_blocks is not None
 
 
+def weight_format(config: HfConfig, quant: str) -> WeightFormat:
+    """How the quantised weights of a model are stored if it is served in the format `quant`."""
+    in_mxfp4 = config.architecture in ONLY_PLANNED and quantization_method(config) == "mxfp4"
+    return _MXFP4 if in_mxfp4 and quant == "none" else WEIGHTS[quant]
+
+
 def published_problems(config: HfConfig, gpu: Gpu | None, exclude_modules: tuple[str, ...]) -> Iterator[Problem]:
-    """What speaks against serving a checkpoint with FP8 block scales as it is."""
-    block = config.fp8_blocks
-    if gpu is not None and block is not None:
-        try:
-            require_block_scales(gpu, block)
-        except ForgeError as error:
-            yield Problem("gpu_format", error.message, error.hint)
+    """What speaks against serving a checkpoint as it is."""
+    try:
+        require_published(config, gpu)
+    except ForgeError as error:
+        yield Problem("gpu_format", error.message, error.hint)
     if exclude_modules:
         message = "exclude_modules applies to no checkpoint that is served as it was published"
         yield Problem("exclude_modules", message, "Leave quantization.exclude_modules out, or use another format.")
+
+
+def require_published(config: HfConfig, gpu: Gpu | None) -> None:
+    """Raises ForgeError if the LLM API cannot run a checkpoint's block-scaled FP8 or MXFP4 on the GPU."""
+    if gpu is not None and config.fp8_blocks is not None:
+        require_block_scales(gpu, config.fp8_blocks)
+    if gpu is not None and quantization_method(config) == "mxfp4":
+        require_mxfp4(gpu)
+
+
+def unconverted_problems(config: HfConfig, backend: str, quant: str) -> Iterator[Problem]:
+    """A model that is only served as it is published, asked for in another way."""
+    if config.architecture in ONLY_PLANNED and not served_as_published(config, backend, quant):
+        message = f"{config.architecture} is not converted: TensorRT-LLM's PyTorch backend serves it as it is published"
+        yield Problem("format", message, "Use engine.backend: llmapi and quantization.format: none.")
