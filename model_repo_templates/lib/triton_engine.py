@@ -92,18 +92,18 @@ class TritonEngine:
     async def _pass_on(self, inputs: Mapping[str, NDArray[Any]], receiver: PieceReceiver) -> dict[int, int]:
         """Pass the pieces on; returns the number of beams of each returned sequence."""
         sequences: dict[int, int] = {}
-        async for result in self._responses(inputs, uuid.uuid4().hex):
+        async for result in self._responses_of(self._model, inputs, self._outputs):
             piece = _piece(result, self._outputs[2:])
             if piece is not None:
                 sequences[piece.sequence] = len(piece.beams)
                 receiver.take([piece])
         return sequences
 
-    async def _responses(
-        self, inputs: Mapping[str, NDArray[Any]], request_id: str
+    async def _responses_of(
+        self, model: str, inputs: Mapping[str, NDArray[Any]], outputs: list[str]
     ) -> AsyncIterator[dict[str, NDArray[Any]]]:
         """The tensors of each response. Raises EngineError, and what grpc raises."""
-        request = infer_request(self._model, request_id, inputs, self._outputs, self._bfloat16)
+        request = infer_request(model, uuid.uuid4().hex, inputs, outputs, self._bfloat16)
         if not self._streams:
             infer = self._method("unary_unary", "ModelInfer", ModelInferResponse)
             yield arrays_of(await infer(request))

@@ -36,7 +36,7 @@ def converted(name: str) -> tuple[Any, CheckpointConfig]:
 
 def seen_by_the_last(model: Any, tokens: int) -> list[int]:
     """How many tokens the last of `tokens` attends to in each layer, by the masks of transformers."""
-    text = model.config
+    text, window = model.config, getattr(model.config, "sliding_window", None)
     embeds = torch.zeros(1, tokens, 8)
     arguments = {
         "config": text, "inputs_embeds": embeds, "attention_mask": None, "past_key_values": None,
@@ -46,10 +46,13 @@ def seen_by_the_last(model: Any, tokens: int) -> list[int]:
         kind: make(**arguments)
         for kind, make in (
             ("full_attention", create_causal_mask),
-            *([("sliding_attention", create_sliding_window_causal_mask)] if text.sliding_window else []),
+            *([("sliding_attention", create_sliding_window_causal_mask)] if window else []),
         )
     }
-    kinds = getattr(text, "layer_types", None) or ["sliding_attention"] * text.num_hidden_layers
+    kinds = (
+        getattr(text, "layer_types", None)
+        or ["sliding_attention" if window else "full_attention"] * text.num_hidden_layers
+    )
     return [int((masks[kind][0, 0, -1] == 0).sum()) for kind in kinds]
 
 
@@ -83,15 +86,16 @@ def test_the_executor_gets_one_window_or_one_a_layer(
     assert executor_windows(windows, 1024) == expected
 
 
-@pytest.mark.parametrize("version", ["0.17.0", "0.19.0", "1.1.0", "1.2.1"])
-@pytest.mark.parametrize(("name", "expected"), [("mistral", "16"), ("gemma3", None), ("llama", "absent")])
-def test_a_repository_of_a_tensorrt_engine_has_them(
-    name: str, expected: str | None, version: str, tmp_path: Path
-) -> None:
-    _, checkpoint = converted(name)
+@pytest.mark.parametrize("version", ["0.17.0", "0.18.2", "0.19.0", "0.20.0", "0.21.0", "1.0.0", "1.1.0", "1.2.1"])
+@pytest.mark.parametrize("name", [*WINDOWED, "llama"])
+def test_a_repository_of_a_tensorrt_engine_has_them(name: str, version: str, tmp_path: Path) -> None:
+    """As `transformers` masks 1,024 tokens, the engine's longest sequence."""
+    model, checkpoint = converted(name)
     config = engine_config(version=version)
     config["pretrained_config"] = checkpoint.model_dump(mode="json") | {"vocab_size": 2048}
     repository = package(PackageConfig(), write_engine(tmp_path / "engine", config), DEMO_MODEL, tmp_path / "out").path
     found = parameters(model_config(repository, "tensorrt_llm")).get("max_attention_window_size", "absent")
-    by_layer = ",".join(str(window or 1024) for window in attention_windows(checkpoint))
-    assert found == (by_layer if expected is None else expected)
+    seen = seen_by_the_last(model, 1024)
+    written = [int(window) for window in found.split(",")] if found != "absent" else [1024]
+    assert (written * len(seen) if len(written) == 1 else written) == seen
+    assert (found == "absent") == (name == "llama")

@@ -16,6 +16,7 @@ from trtforge.formats.releases import engine_releases, release
 from trtforge.formats.trtllm import CheckpointConfig
 from trtforge.models.checkpoint_config import checkpoint_config
 from trtforge.models.checkpoint_plan import Layout
+from trtforge.models.exclusions import inseparable
 from trtforge.models.formats import CACHE_ALGORITHMS, FORMATS
 from trtforge.plan.evaluate import evaluate
 from trtforge.plan.legality import require_legal
@@ -39,7 +40,8 @@ ODD = {"hidden_size": 288, "num_attention_heads": 9, "num_key_value_heads": 3, "
 
 def planned(model: Model, version: str, **options: Any) -> list[str]:
     """The messages of `plan` for an engine of TensorRT-LLM."""
-    recipe = {"engine": {"backend": "tensorrt_llm", "target": {"tensorrt_llm": version}}}
+    recipe: dict[str, Any] = {"engine": {"backend": "tensorrt_llm", "target": {"tensorrt_llm": version}}}
+    recipe["quantization"] = {"exclude_modules": list(options.pop("exclude_modules", ()))}
     return [problem.message for problem in evaluate(model, asked(model, recipe=recipe, **options)).problems]
 
 
@@ -69,6 +71,7 @@ def refused(model: Model, version: str, layout: Layout) -> list[str]:
 
 @settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
+    excluded=st.sampled_from([None, None, 0, 1, -1, -2]),
     chosen=st.sampled_from(CHANGES),
     version=st.sampled_from(RELEASES),
     quant=st.sampled_from(sorted(FORMATS)),
@@ -83,15 +86,18 @@ def test_a_combination_is_legal_for_all_or_refused_by_all(
     kv_cache: Any,
     group_size: int,
     sizes: tuple[int, int, int],
+    excluded: int | None,
 ) -> None:
+    """`excluded`: which group of linear layers stays unquantised."""
     name, changes = chosen
     tp, pp, ep = sizes
     model = small(name, **changes)
-    layout = Layout(Parallel(tp, pp, ep), "bfloat16", quant, kv_cache, group_size)
+    groups = list(inseparable(model.family, model.facts))
+    left = () if excluded is None or quant == "none" or len(groups) < 2 else groups[excluded]
+    layout = Layout(Parallel(tp, pp, ep), "bfloat16", quant, kv_cache, group_size, exclude_modules=left)
+    options = {"quant": quant, "kv_cache": kv_cache, "group_size": group_size, "tp": tp, "pp": pp, "ep": ep}
 
-    by_plan = planned(
-        model, version, quant=quant, kv_cache=kv_cache, group_size=group_size, tp=tp, pp=pp, ep=ep, dtype="bfloat16"
-    )
+    by_plan = planned(model, version, dtype="bfloat16", exclude_modules=left, **options)
 
     by_stages = refused(model, version, layout)
     assert bool(by_plan) == bool(by_stages), (by_plan, by_stages)

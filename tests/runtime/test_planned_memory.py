@@ -16,6 +16,7 @@ from tests.runtime.converted import Families
 from tests.runtime.thread_ranks import ThreadRanks
 from trtforge.core.progress import Silent
 from trtforge.core.recipe import Recipe
+from trtforge.engine_process.requests import GenerationRequest
 from trtforge.formats.shards import read_header
 from trtforge.formats.trtllm import rank_file, read_checkpoint_config
 from trtforge.machine.host import Host
@@ -27,14 +28,17 @@ from trtforge.plan.evaluation import Evaluation
 from trtforge.plan.model import find_model
 from trtforge.plan.request import request_of
 from trtforge.runtime.engine import Engine
+from trtforge.runtime.generate import generate_with
 from trtforge.runtime.linears.int8 import multiplies_int8
 from trtforge.runtime.linears.kernels import choose_kernels
 from trtforge.runtime.linears.packing import pack_rank
 from trtforge.runtime.linears.weights import Weights
+from trtforge.runtime.options import EngineOptions
 from trtforge.runtime.ranks.rank_model import RankModel
 from trtforge.runtime.ranks.source import open_engine
 
 BATCH, LENGTH, BLOCK = 6, 72, 16
+WINDOWED = ("mistral", "qwen2_window", "gemma2", "gemma3", "starcoder2", "phi3")
 CLOSE = 0.05
 
 
@@ -173,6 +177,30 @@ def test_the_pool_of_an_engine_that_serves(llama: Path, tmp_path: Path) -> None:
     assert found.memory.kv_tokens == BATCH * 80  # whole blocks of each request
     with Engine.load(build(asked, tmp_path / "out")) as engine:
         assert engine.statistics().kv_blocks_max * BLOCK == found.memory.kv_tokens
+
+
+@pytest.mark.parametrize("name", WINDOWED)
+def test_the_blocks_of_an_engine_with_windows(families: Families, name: str, tmp_path: Path) -> None:
+    """Full-length requests, as many at once as the plan says; the engine keeps blocks behind the windows too."""
+    families(name).checkpoint()
+    asked = recipe(families(name).directory / "hf", serving={"kv_cache_tokens": 3 * 80 + BLOCK})
+    found = planned(asked)
+    assert found.memory is not None
+    assert (found.memory.windows, found.full_length_requests) == (None, 3)
+    used: list[tuple[int, int]] = []
+    options = EngineOptions(kv_cache_tokens=asked.serving.kv_cache_tokens, kv_reuse=False)
+    with Engine.load(build(asked, tmp_path / "out"), options) as engine:
+        engine.after_steps(lambda: used.append(counted(engine)))
+        assert engine.statistics().kv_blocks_max * BLOCK == found.memory.kv_tokens
+        requests = [GenerationRequest(str(n), tuple(range(3, 43)), LENGTH - 40) for n in range(5)]
+        generate_with(engine, requests)
+    assert max(used) == (3, 3 * 5)
+
+
+def counted(engine: Engine) -> tuple[int, int]:
+    """Requests that have blocks, and their blocks."""
+    statistics = engine.statistics()
+    return statistics.active_requests - statistics.waiting_requests, statistics.kv_blocks_used
 
 
 @pytest.mark.parametrize("tp", [1, 2])

@@ -7,7 +7,6 @@ switch off a feature, the plan warns, or raises an error if the recipe requests 
 from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import asdict, dataclass
-from fnmatch import fnmatchcase
 
 from pydantic import JsonValue
 
@@ -22,7 +21,7 @@ from trtforge.plan.engine_rules import engine_problems
 from trtforge.plan.gpus import gpu_named
 from trtforge.plan.legality import Problem
 from trtforge.plan.limits import EngineLimits, derive_limits
-from trtforge.plan.paged_context import FP8_ATTENTION
+from trtforge.plan.paged_context import FP8_ATTENTION, attention_problem, excludes, uses_paged_context
 
 _FUSED_MLP = frozenset({None, "FP8"})
 _GEMM_PLUGIN = {"FP8": None, "NVFP4": "nvfp4"}
@@ -152,10 +151,13 @@ def build_config(
         )
     algorithm = checkpoint.quantization.quant_algo
     notes = feature_notes(engine.features, features, limits)
-    paged = features.kv_reuse or features.chunked_context or features.eagle is not None
+    paged = uses_paged_context(features)
+    problem = attention_problem(checkpoint, features)
+    if problem is not None:
+        raise ForgeError(problem.message, hint=problem.fix)
     gemm_plugin = _GEMM_PLUGIN.get(algorithm, "auto") if algorithm else "auto"
     windows = executor_windows(attention_windows(checkpoint), limits.max_seq_len + limits.spare_tokens)
-    partly_unquantised = algorithm is not None and _excludes(checkpoint, "mlp.fc", "mlp.gate")
+    partly_unquantised = algorithm is not None and excludes(checkpoint, "mlp.fc", "mlp.gate")
     plugins = PluginPlan(
         dtype=checkpoint.dtype,
         gemm_plugin=gemm_plugin if features.weights_on_gpu == 1 else None,
@@ -215,8 +217,9 @@ def _fp8_context_fmha(checkpoint: CheckpointConfig, release: Release, paged: boo
         if default:
             notes.append("use_fp8_context_fmha is off: it applies only to FP8 models.")
         return False
-    if _excludes(checkpoint, "attention.dense"):
-        return _without_dense(paged and quantization.kv_cache_quant_algo == "FP8", notes)
+    if excludes(checkpoint, "attention.dense"):
+        notes.append("use_fp8_context_fmha is off: some layers lack the input scale of attention.dense.")
+        return False
     if not paged:
         return default
     if quantization.kv_cache_quant_algo == "FP8":
@@ -228,26 +231,6 @@ def _fp8_context_fmha(checkpoint: CheckpointConfig, release: Release, paged: boo
         "use_fp8_context_fmha is off: with paged context it requires an FP8 KV cache (quantization.kv_cache: fp8)."
     )
     return False
-
-
-def _without_dense(forced: bool, notes: list[str]) -> bool:
-    """FP8 attention scales its output for attention.dense (`set_fp8_context_fhma`, models/modeling_utils.py)."""
-    if forced:
-        raise ForgeError(
-            "attention.dense is not quantised in some layers: with an FP8 KV cache and paged context TensorRT-LLM "
-            "computes attention in FP8, which needs that layer's input scale",
-            hint="Quantise it (exclude_modules without o_proj), use quantization.kv_cache: none, or set "
-            "engine.features.kv_reuse and chunked_context to false.",
-        )
-    notes.append("use_fp8_context_fmha is off: some layers lack the input scale of attention.dense.")
-    return False
-
-
-def _excludes(checkpoint: CheckpointConfig, *modules: str) -> bool:
-    """Whether one of these modules is excluded from quantisation in some layer."""
-    names = [f"transformer.layers.{layer}.{name}" for layer in range(checkpoint.num_hidden_layers) for name in modules]
-    patterns = checkpoint.quantization.exclude_modules or ()
-    return any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
 
 
 def _filled(release: Release, section: Section, decided: dict[str, JsonValue]) -> dict[str, JsonValue]:

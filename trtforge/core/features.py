@@ -50,7 +50,8 @@ class LoraFeature(Config):
 class DraftFeature(Config):
     """The engine verifies tokens that a smaller model drafts.
 
-    The embedded engine and the LLM API run both models; with TensorRT engines, the client passes the tokens on.
+    The embedded engine and the LLM API run both models. A TensorRT engine takes the tokens from the text models if it
+    is packaged with `serving.draft_engine`, else from the client.
     """
 
     model: str | None = Field(

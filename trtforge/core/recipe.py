@@ -232,6 +232,7 @@ def _sources(recipe: Recipe) -> tuple[str, ...]:
     adapters = features.lora.adapters if features.lora is not None else ()
     named = [each.model for each in (features.draft, features.eagle3) if each is not None]
     named += [features.draft.engine] if features.draft is not None else []
+    named += [recipe.serving.draft_engine]
     drafts = [source for source in named if source is not None]
     return recipe.model.source, recipe.quantization.calibration.data, recipe.gate.data, *adapters, *drafts
 
@@ -280,8 +281,14 @@ def _with_paths_from(recipe: Recipe, base: Path) -> Recipe:
             ),
             "gate": gate_from(recipe.gate, base),
             "engine": recipe.engine.model_copy(update={"features": _features_from(recipe.engine.features, base)}),
+            "serving": _serving_from(recipe.serving, base),
         }
     )
+
+
+def _serving_from(serving: ServingConfig, base: Path) -> ServingConfig:
+    draft = serving.draft_engine
+    return serving if draft is None else serving.model_copy(update={"draft_engine": _resolve(draft, base)})
 
 
 def _features_from(features: FeaturesConfig, base: Path) -> FeaturesConfig:

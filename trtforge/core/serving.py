@@ -9,6 +9,7 @@ from trtforge.core.sizes import Bytes
 
 GuidedBackend = Literal["xgrammar", "llguidance"]
 SchedulerPolicy = Literal["guaranteed_no_evict", "max_utilization"]
+_GROUP = r"^\d+(,\d+)*$"
 _INSTANCES = r"^\d+(,\d+)*(;\d+(,\d+)*)*$"
 
 
@@ -26,6 +27,12 @@ class ServingConfig(Config):
         None, gt=0, description="Maximum waiting time of a request before it is refused; null means no limit."
     )
     exclude_input_in_output: bool = Field(True, description="Return the output without the prompt.")
+    draft_engine: str | None = Field(
+        None, min_length=1, description="TensorRT engine of a draft model; needs engine.features.draft."
+    )
+    draft_gpu_device_ids: str | None = Field(
+        None, pattern=_GROUP, description="GPUs of the draft engine's ranks; null: the first ones."
+    )
     max_attention_window_size: tuple[int, ...] | None = Field(
         None, min_length=1, description="Attention window in tokens, one or one a layer; null: the model's own."
     )
@@ -57,7 +64,7 @@ class ServingConfig(Config):
         None, description="Send draft logits from engine to engine without the client; needs participant_ids."
     )
 
-    @field_validator("gpu_device_ids", "participant_ids", mode="before")
+    @field_validator("gpu_device_ids", "participant_ids", "draft_gpu_device_ids", mode="before")
     @classmethod
     def _one_id(cls, value: Any) -> Any:
         """A single id is a number in YAML."""
@@ -86,6 +93,11 @@ class ServingConfig(Config):
     def instances(self) -> tuple[tuple[int, ...], ...]:
         """The GPUs of each instance of the model; empty if they are not chosen."""
         return _groups(self.gpu_device_ids)
+
+    @property
+    def draft_gpus(self) -> tuple[int, ...]:
+        """The GPUs of the draft engine's ranks; empty if they are not chosen."""
+        return _groups(self.draft_gpu_device_ids)[0] if self.draft_gpu_device_ids else ()
 
     @property
     def participants(self) -> tuple[tuple[int, ...], ...]:

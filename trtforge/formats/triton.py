@@ -22,6 +22,8 @@ CONFIG_FILE = "config.pbtxt"
 """Name of a model's configuration in a Triton model repository."""
 
 ModelRole = Literal["ensemble", "preprocessing", "tensorrt_llm", "postprocessing", "tensorrt_llm_bls"]
+DRAFT_MODEL = "tensorrt_llm_draft"
+"""Name of the engine model with the draft engine, beside those of the roles."""
 ROLES: tuple[ModelRole, ...] = ("ensemble", "preprocessing", "tensorrt_llm", "postprocessing", "tensorrt_llm_bls")
 
 Direction = Literal["inputs", "outputs"]
@@ -92,13 +94,16 @@ class RepositoryFacts(Config):
     concurrency: int = Field(1, description="Threads of a text model, in repositories packaged by trtforge 0.1.")
     gpus: tuple[tuple[int, ...], ...] = Field((), description="GPUs of the instances; empty: not chosen.")
     participants: tuple[tuple[int, ...], ...] = Field((), description="MPI ranks of the instances; empty: not chosen.")
+    draft_ranks: int = Field(0, description="Processes that run the draft engine; 0: there is none.")
+    draft_gpus: tuple[int, ...] = Field((), description="GPUs of the draft engine; empty: not chosen.")
     engine_path: str = Field(description="gpt_model_path as config.pbtxt has it.")
     adapters: dict[str, int] = Field({}, description="Task ids of the engine's LoRA adapters, by name.")
     target: EngineTarget = Field(EngineTarget(), description="What a TensorRT-LLM engine was built with and for.")
 
     def recorded(self) -> dict[str, Any]:
         """As the manifest has it."""
-        return self.model_dump(mode="json", exclude=set() if self.adapters else {"adapters"})
+        unused = {"adapters": not self.adapters, "draft_ranks": not self.draft_ranks, "draft_gpus": not self.draft_gpus}
+        return self.model_dump(mode="json", exclude={name for name, absent in unused.items() if absent})
 
     @property
     def instances(self) -> int:
@@ -108,12 +113,24 @@ class RepositoryFacts(Config):
     @property
     def gpu_count(self) -> int:
         """GPUs that the server must see: as many as the ranks of an instance, or up to the highest one chosen."""
-        return 1 + max((gpu for instance in self.gpus for gpu in instance), default=self.world_size - 1)
+        chosen = [gpu for instance in (*self.gpus, self.draft_gpus) for gpu in instance]
+        return max(1 + max(chosen, default=0), self.draft_ranks, 0 if self.gpus else self.world_size)
 
     @property
     def orchestrated(self) -> bool:
         """Whether one server starts or leads the ranks (orchestrator mode), instead of being one of them."""
-        return self.backend == "tensorrt_llm" and (self.instances > 1 or bool(self.participants))
+        drafted = self.draft_ranks > 0 and max(self.world_size, self.draft_ranks) > 1
+        return self.backend == "tensorrt_llm" and (self.instances > 1 or bool(self.participants) or drafted)
+
+    @property
+    def draft_model(self) -> str | None:
+        """The name of the engine model with the draft engine; None without one."""
+        return self.prefix + DRAFT_MODEL if self.draft_ranks else None
+
+    @property
+    def engine_models(self) -> tuple[str, ...]:
+        """The names of the engine models."""
+        return tuple(filter(None, (self.model("tensorrt_llm"), self.draft_model)))
 
     def model(self, role: ModelRole) -> str:
         """The name under which a model is served."""

@@ -25,11 +25,11 @@ class EngineFacts:
     """A complete engine.
 
     `release`: the TensorRT-LLM release whose interface it is served with; `served_by`: the release that runs it.
-    `features`: what it was compiled for; determines keys that an engine's config.json lacks. `target`: the versions and
-    GPU that TensorRT built it with and for, empty for other backends. `windows`: sliding windows as the executor of a
-    TensorRT engine takes them; empty without any. `layers`: None if not known. `llm_args`: of an llmapi engine.
-    `has_windows`: whether its network can attend to windows. `adapters`: task ids of the engine's own LoRA
-    adapters; `adapter_names`: those of a torch engine by name.
+    `features`: what it was compiled for; determines keys that an engine's config.json lacks. `target`: the versions
+    and GPU that TensorRT built it with and for, empty for other backends. `windows`: sliding windows as the executor
+    of a TensorRT engine takes them; empty without any. `layers`: None if not known. `llm_args`: of an llmapi engine.
+    `max_draft_len`: of a TensorRT engine. `has_windows`: whether its network can attend to windows. `adapters`: task
+    ids of the engine's own LoRA adapters; `adapter_names`: those of a torch engine by name.
     """
 
     backend: ResolvedBackend
@@ -52,6 +52,7 @@ class EngineFacts:
     has_windows: bool = True
     adapters: tuple[int, ...] = ()
     adapter_names: Mapping[str, int] = field(default_factory=dict)
+    max_draft_len: int = 0
 
 
 def read_engine(directory: Path, manifest: Manifest, built_for: FeaturesConfig | None = None) -> EngineFacts:
@@ -90,6 +91,7 @@ def read_engine(directory: Path, manifest: Manifest, built_for: FeaturesConfig |
         layers=model.num_hidden_layers,
         adapters=tuple(names.values()),
         adapter_names=names,
+        max_draft_len=_integer(build, "max_draft_len", path, least=0, default=0),
     )
     _check_ranks(directory, facts, model)
     return facts
@@ -216,11 +218,11 @@ def _object(values: Mapping[str, Any], key: str, path: Path) -> Mapping[str, Any
     return value
 
 
-def _integer(values: Mapping[str, Any], key: str, path: Path, default: int | None = None) -> int:
+def _integer(values: Mapping[str, Any], key: str, path: Path, default: int | None = None, least: int = 1) -> int:
     value = values.get(key, default)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ForgeError(
-            f"{path}: build_config.{key} is {value!r}, not a whole number from 1",
+            f"{path}: build_config.{key} is {value!r}, not a whole number from {least}",
             hint="Use the config.json that the build wrote.",
         )
     return value

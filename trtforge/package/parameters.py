@@ -21,6 +21,8 @@ ENGINE_DIRECTORY = "engine"
 """Where a repository keeps the engine, below the version of its engine model."""
 TOKENIZER_INFO_FILE = "xgrammar_tokenizer_info.json"
 """What guided decoding needs of the tokenizer, beside the engine."""
+DRAFTING_INPUTS = tuple((name, name) for name in ("num_draft_tokens", "use_draft_logits"))
+"""Inputs of `tensorrt_llm_bls` that say how a request is drafted."""
 _CANCELLATION_PERIOD_MS = 100
 
 
@@ -68,6 +70,14 @@ def request_parameters(config: PackageConfig, engine: EngineFacts) -> dict[str, 
     if engine.adapters:
         values["lora_task_ids"] = ",".join(map(str, engine.adapters))
     return values
+
+
+def drafting_parameters(engine: EngineFacts, facts: RepositoryFacts) -> dict[str, str]:
+    """What text models need in addition to drive a draft engine; empty without one."""
+    if facts.draft_model is None or engine.features.draft is None:
+        return {}
+    most = min(engine.features.draft.tokens, engine.max_draft_len)
+    return {"tensorrt_llm_draft_model_name": facts.draft_model, "num_draft_tokens": str(most)}
 
 
 def preprocessing_parameters(

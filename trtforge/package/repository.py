@@ -51,7 +51,7 @@ _ENGINE = (
 _ENGINE_TEXT = tuple(dict.fromkeys((*_TEXT, *_ENGINE)))
 _ENGINE_MODEL = (*_PROCESS, *_ENGINE, "engine_metrics", "engine_process_model", "watch")
 LIBRARIES: dict[ModelRole, Mapping[ModelCode, tuple[str, ...]]] = {
-    "ensemble": {"1": _ENGINE_TEXT, "triton": (*_TEXT, "kserve_messages", "triton_engine")},
+    "ensemble": {"1": _ENGINE_TEXT, "triton": (*_TEXT, "drafted_engine", "kserve_messages", "triton_engine")},
     "preprocessing": {
         "1": (*_PROCESS, "chat_template", "detokenizer", "input_values", "preprocessor", "word_lists"),
     },
@@ -60,7 +60,7 @@ LIBRARIES: dict[ModelRole, Mapping[ModelCode, tuple[str, ...]]] = {
         "llmapi": (*_ENGINE_MODEL, "llmapi_arguments", "llmapi_engine", "llmapi_scores"),
     },
     "postprocessing": {"1": (*_PROCESS, "detokenizer")},
-    "tensorrt_llm_bls": {"1": _ENGINE_TEXT, "triton": (*_TEXT, "kserve_messages", "triton_engine")},
+    "tensorrt_llm_bls": {"1": _ENGINE_TEXT, "triton": (*_TEXT, "drafted_engine", "kserve_messages", "triton_engine")},
 }
 """The modules of lib/ that a model's code imports, copied into each model's directory."""
 _OWN_MODULES = (
@@ -93,16 +93,24 @@ _OWN_MODULES = (
 
 
 @dataclass(frozen=True)
+class EngineFiles:
+    """An engine directory and its manifest."""
+
+    directory: Path
+    manifest: Manifest
+
+
+@dataclass(frozen=True)
 class RepositoryWriter:
     """Writes one repository from the templates in `templates`. `guided`: with what guided decoding needs.
 
-    `root`: path of the repository where it is served.
+    `draft`: the engine of the model that drafts. `root`: path of the repository where it is served.
     """
 
     templates: Path
     models: tuple[ModelSpec, ...]
-    engine: Path
-    engine_manifest: Manifest
+    engine: EngineFiles
+    draft: EngineFiles | None
     tokenizer: TokenizerAssets
     llm_args: LlmArgs | None = None
     guided: bool = False
@@ -118,8 +126,10 @@ class RepositoryWriter:
             if model.backend == "python":
                 self._write_code(model, version)
             if model.role == "tensorrt_llm":
-                records |= self._link_engine(version / ENGINE_DIRECTORY, out)
-                if self.guided:
+                engine = self.draft if model.draft else self.engine
+                assert engine is not None, "a draft model has an engine"
+                records |= _link_engine(engine, version / ENGINE_DIRECTORY, out)
+                if self.guided and not model.draft:
                     self.tokenizer.write_guidance(version / TOKENIZER_INFO_FILE)
         self._write_tokenizers(out)
         return records
@@ -140,16 +150,6 @@ class RepositoryWriter:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(path, target)
 
-    def _link_engine(self, target: Path, out: Path) -> dict[str, Record]:
-        """Add the engine's files, as hard links if possible, because engines are large; returns their records."""
-        below = target.relative_to(out).as_posix()
-        for name in self.engine_manifest.files:
-            (target / name).parent.mkdir(parents=True, exist_ok=True)
-            _link(self.engine / name, target / name)
-        self.engine_manifest.write(target)
-        records = {f"{below}/{name}": record for name, record in self.engine_manifest.files.items()}
-        return records | {f"{below}/{FILE_NAME}": record_of(target / FILE_NAME)}
-
     def _write_tokenizers(self, out: Path) -> None:
         """Write tokenizer.json for each model that needs it, and all tokenizer files, for clients, to preprocessing."""
         users = [model for model in self.models if model.role != "tensorrt_llm"]
@@ -167,6 +167,17 @@ class RepositoryWriter:
                 _link(source / TOKENIZER_FILE, target / TOKENIZER_FILE)
             if model.role in TEXT_ROLES:
                 self.tokenizer.write_chat(out / model.name / VERSION / TOKENIZER_DIRECTORY / CHAT_FILE)
+
+
+def _link_engine(engine: EngineFiles, target: Path, out: Path) -> dict[str, Record]:
+    """Add an engine's files, as hard links if possible, because engines are large; returns their records."""
+    below = target.relative_to(out).as_posix()
+    for name in engine.manifest.files:
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        _link(engine.directory / name, target / name)
+    engine.manifest.write(target)
+    records = {f"{below}/{name}": record for name, record in engine.manifest.files.items()}
+    return records | {f"{below}/{FILE_NAME}": record_of(target / FILE_NAME)}
 
 
 def own_modules() -> dict[str, Path]:

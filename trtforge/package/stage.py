@@ -12,9 +12,10 @@ from trtforge.core.manifest import FileRecord, Identity
 from trtforge.formats.adapter import resolved_features
 from trtforge.formats.foreign import engine_manifest
 from trtforge.package.config import PackageConfig
+from trtforge.package.draft import draft_warnings, read_draft
 from trtforge.package.engine_facts import read_engine
 from trtforge.package.parameters import require_servable, serving_args
-from trtforge.package.repository import RepositoryWriter, own_modules, template_files
+from trtforge.package.repository import EngineFiles, RepositoryWriter, own_modules, template_files
 from trtforge.package.target import check_target
 from trtforge.package.tokenizer import find_tokenizer, read_tokenizer
 from trtforge.package.triton_models import model_specs, repository_facts
@@ -34,23 +35,27 @@ def package(config: PackageConfig, engine: Path, tokenizer: Path | None, out: Pa
     if config.features is not None:
         config = config.model_copy(update={"features": resolved_features(config.features)})
     facts = read_engine(engine, manifest, config.features)
-    for warning in (*check_target(facts, config.target), *require_servable(config, facts)):
+    warnings = [*check_target(facts, config.target), *require_servable(config, facts)]
+    draft = read_draft(config, facts)
+    warnings += draft_warnings(draft, config) if draft is not None else ()
+    for warning in dict.fromkeys(warnings):
         _LOG.warning(warning)
     assets = read_tokenizer(find_tokenizer(tokenizer, engine), facts.vocab_size)
-    models = model_specs(config, facts, assets)
+    models = model_specs(config, facts, assets, draft)
     llm_args = serving_args(config, facts)
     templates = asset_directory("model_repo_templates")
     identity = Identity(
         stage="repository",
         config={
-            "package": config.model_dump(mode="json", exclude={"target"}),
-            "repository": repository_facts(config, facts).recorded(),
+            "package": config.model_dump(mode="json", exclude={"target": True, "serving": {"draft_engine"}}),
+            "repository": repository_facts(config, facts, draft.facts if draft else None).recorded(),
             "end_ids": list(assets.end_ids),
             "pad_id": assets.pad_id,
         }
         | ({"model_yaml": llm_args.to_json()} if llm_args else {}),
         inputs={
             "engine": manifest.digest,
+            **({"draft_engine": draft.manifest.digest} if draft else {}),
             **{f"tokenizer/{file.name}": file_digest(file) for file in assets.files if file.is_file()},
             **{
                 f"templates/{path.relative_to(templates).as_posix()}": file_digest(path)
@@ -62,7 +67,8 @@ def package(config: PackageConfig, engine: Path, tokenizer: Path | None, out: Pa
     )
     guided = config.serving.guided_decoding_backend is not None and facts.backend == "tensorrt_llm"
     root = config.serving_root.rstrip("/")
-    writer = RepositoryWriter(templates, models, engine, manifest, assets, llm_args, guided=guided, root=root)
+    engines = EngineFiles(engine, manifest), EngineFiles(draft.directory, draft.manifest) if draft else None
+    writer = RepositoryWriter(templates, models, *engines, assets, llm_args, guided=guided, root=root)
 
     def write(directory: Path) -> Mapping[str, FileRecord]:
         return writer.write(directory)

@@ -7,6 +7,7 @@ from typing import Literal
 from trtforge.formats.hf import TOKENIZER_DIRECTORY
 from trtforge.formats.text_tensors import with_text_tensors
 from trtforge.formats.triton import (
+    DRAFT_MODEL,
     ROLES,
     Direction,
     DtypeChoices,
@@ -17,9 +18,12 @@ from trtforge.formats.triton import (
     text_flow,
 )
 from trtforge.package.config import PackageConfig
+from trtforge.package.draft import DraftEngine
 from trtforge.package.engine_facts import EngineFacts
 from trtforge.package.parameters import (
+    DRAFTING_INPUTS,
     ENGINE_DIRECTORY,
+    drafting_parameters,
     engine_parameters,
     preprocessing_parameters,
     queue_size,
@@ -39,7 +43,10 @@ _DTYPES = {"float16": "TYPE_FP16", "bfloat16": "TYPE_BF16", "float32": "TYPE_FP3
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """The values of one config.pbtxt. `code`: the directory of the role's templates that holds its model.py."""
+    """The values of one config.pbtxt. `code`: the directory of the role's templates that holds its model.py.
+
+    `draft`: the engine model of the draft engine.
+    """
 
     role: ModelRole
     name: str
@@ -52,9 +59,10 @@ class ModelSpec:
     parameters: Mapping[str, str]
     code: ModelCode = "1"
     instances: int = 1
+    draft: bool = False
 
 
-def repository_facts(config: PackageConfig, engine: EngineFacts) -> RepositoryFacts:
+def repository_facts(config: PackageConfig, engine: EngineFacts, draft: EngineFacts | None = None) -> RepositoryFacts:
     """The facts that launchers and clients read from the repository's manifest."""
     name = f"{config.name_prefix}tensorrt_llm/1/{ENGINE_DIRECTORY}"
     return RepositoryFacts(
@@ -68,27 +76,52 @@ def repository_facts(config: PackageConfig, engine: EngineFacts) -> RepositoryFa
         gpus=config.serving.instances,
         participants=config.serving.participants,
         adapters=dict(engine.adapter_names),
+        draft_ranks=0 if draft is None else draft.world_size,
+        draft_gpus=config.serving.draft_gpus,
         target=engine.target,
         engine_path=ENGINE_DIRECTORY if engine.backend == "torch" else f"{config.serving_root.rstrip('/')}/{name}",
     )
 
 
-def model_specs(config: PackageConfig, engine: EngineFacts, tokenizer: TokenizerAssets) -> tuple[ModelSpec, ...]:
-    """The five models. Raises ForgeError for a setting that this engine cannot serve."""
-    facts = repository_facts(config, engine)
+def model_specs(
+    config: PackageConfig, engine: EngineFacts, tokenizer: TokenizerAssets, draft: DraftEngine | None = None
+) -> tuple[ModelSpec, ...]:
+    """The five models, and that of the draft engine. Raises ForgeError for a setting that the engine cannot serve."""
+    facts = repository_facts(config, engine, None if draft is None else draft.facts)
+    specs = _five(config, engine, tokenizer, facts)
+    return specs if draft is None else (*specs, _draft_spec(config, draft, tokenizer))
+
+
+def _draft_spec(config: PackageConfig, draft: DraftEngine, tokenizer: TokenizerAssets) -> ModelSpec:
+    """The engine model of a draft engine: as if it were packaged alone, under another name."""
+    alone = _five(draft.config, draft.facts, tokenizer, repository_facts(draft.config, draft.facts))
+    spec = next(each for each in alone if each.role == "tensorrt_llm")
+    name = f"{config.name_prefix}{DRAFT_MODEL}"
+    path = f"{config.serving_root.rstrip('/')}/{name}/1/{ENGINE_DIRECTORY}"
+    return replace(spec, name=name, parameters={**spec.parameters, "gpt_model_path": path}, draft=True)
+
+
+def _five(
+    config: PackageConfig, engine: EngineFacts, tokenizer: TokenizerAssets, facts: RepositoryFacts
+) -> tuple[ModelSpec, ...]:
     dtypes = DtypeChoices(
         logits=_DTYPES.get(engine.logits_dtype, "TYPE_FP32"), prompt_table=_DTYPES.get(engine.dtype, "TYPE_FP16")
     )
     flow = text_flow(engine.release)
     preprocessing, served = preprocessing_parameters(config, engine, tokenizer), request_parameters(config, engine)
+    drafted = drafting_parameters(engine, facts)
+    bls_flow = replace(flow, text_to_engine=(*flow.text_to_engine, *DRAFTING_INPUTS)) if drafted else flow
     bfloat16 = [t.name for t in _tensors("tensorrt_llm", "inputs", engine, dtypes, tokenizer) if t.dtype == _BFLOAT16]
     values: Mapping[ModelRole, Mapping[str, str]] = {
-        "ensemble": text_parameters(config, facts, flow, preprocessing, tokenizer, bfloat16, by_text=False) | served,
+        "ensemble": text_parameters(config, facts, flow, preprocessing, tokenizer, bfloat16, by_text=False)
+        | served
+        | drafted,
         "preprocessing": preprocessing,
         "tensorrt_llm": engine_parameters(config, engine, facts, tokenizer) | served,
         "postprocessing": {"tokenizer_dir": TOKENIZER_DIRECTORY, "vocab_size": str(engine.vocab_size)},
-        "tensorrt_llm_bls": text_parameters(config, facts, flow, preprocessing, tokenizer, bfloat16, by_text=True)
-        | served,
+        "tensorrt_llm_bls": text_parameters(config, facts, bls_flow, preprocessing, tokenizer, bfloat16, by_text=True)
+        | served
+        | drafted,
     }
     return tuple(
         ModelSpec(

@@ -27,7 +27,7 @@ from trtforge.plan.instances import instance_problems
 from trtforge.plan.legality import Problem, problems
 from trtforge.plan.limits import EngineLimits, derive_limits
 from trtforge.plan.model import Model
-from trtforge.plan.paged_context import paged_context
+from trtforge.plan.paged_context import attention_problem, paged_context
 from trtforge.plan.peaks import calibration_problems, least_calibration
 from trtforge.plan.published import published_problems, served_as_published, unconverted_problems
 from trtforge.plan.request import Request
@@ -231,6 +231,11 @@ def _limits(
         found += paged.problems
         warnings += paged.warnings
         engine = engine.model_copy(update={"features": paged.features})
+        attention = attention_problem(checkpoint, paged.features)
+        if attention is not None and request.for_tensorrt:
+            found.append(attention)
+        elif attention is not None:
+            warnings.append(f"{attention.message}. {attention.fix}")
     default = target.field("plugin_config", "tokens_per_block").default
     assert isinstance(default, int)
     try:

@@ -1,9 +1,10 @@
 """Paged context FMHA: which quantisations have it, and what it means for KV reuse and chunked context."""
 
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 from trtforge.core.features import FeaturesConfig
-from trtforge.formats.trtllm import Quantization
+from trtforge.formats.trtllm import CheckpointConfig, Quantization
 from trtforge.plan.legality import Problem
 
 FP8_ATTENTION = frozenset({"FP8", "W4A8_AWQ", "NVFP4"})
@@ -27,6 +28,36 @@ def has_paged_context(quantization: Quantization) -> bool:
     """
     cache = quantization.kv_cache_quant_algo
     return cache != "INT8" and (cache != "FP8" or quantization.quant_algo in FP8_ATTENTION)
+
+
+def uses_paged_context(features: FeaturesConfig) -> bool:
+    """Whether an engine with these features is built with paged context FMHA."""
+    return features.kv_reuse or features.chunked_context or features.eagle is not None
+
+
+def attention_problem(checkpoint: CheckpointConfig, features: FeaturesConfig) -> Problem | None:
+    """FP8 attention scales its output for attention.dense (`set_fp8_context_fhma`, models/modeling_utils.py).
+
+    `features`: those that the engine can have.
+    """
+    quantization = checkpoint.quantization
+    forced = quantization.quant_algo in FP8_ATTENTION and quantization.kv_cache_quant_algo == "FP8"
+    if not forced or not uses_paged_context(features) or not excludes(checkpoint, "attention.dense"):
+        return None
+    return Problem(
+        "exclude_modules",
+        "attention.dense is not quantised in some layers: with an FP8 KV cache and paged context TensorRT-LLM "
+        "computes attention in FP8, which needs that layer's input scale",
+        "Quantise it (exclude_modules without o_proj), use quantization.kv_cache: none, or set "
+        "engine.features.kv_reuse and chunked_context to false.",
+    )
+
+
+def excludes(checkpoint: CheckpointConfig, *modules: str) -> bool:
+    """Whether one of these modules is excluded from quantisation in some layer."""
+    names = [f"transformer.layers.{layer}.{name}" for layer in range(checkpoint.num_hidden_layers) for name in modules]
+    patterns = checkpoint.quantization.exclude_modules or ()
+    return any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
 
 
 def paged_context(quantization: Quantization, features: FeaturesConfig) -> PagedContext:

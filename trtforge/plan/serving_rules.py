@@ -52,6 +52,7 @@ def serving_problems(serving: ServingConfig, engine: ServedEngine) -> Iterator[P
         yield from _availability(key, serving, engine)
     yield from _instances(serving, engine)
     yield from _needs(serving, engine)
+    yield from _draft(serving, engine)
     windows, layers = serving.max_attention_window_size, engine.layers
     if windows is not None and layers is not None and len(windows) not in (1, layers):
         message = f"max_attention_window_size has {len(windows)} windows, the model {layers} layers"
@@ -103,6 +104,31 @@ def _instances(serving: ServingConfig, engine: ServedEngine) -> Iterator[Problem
     if serving.instances and serving.participants and len(serving.instances) != len(serving.participants):
         message = f"gpu_device_ids has {len(serving.instances)} instances, participant_ids {len(serving.participants)}"
         yield _problem(message, "Give both the same instances.")
+
+
+def _draft(serving: ServingConfig, engine: ServedEngine) -> Iterator[Problem]:
+    """What a draft engine beside the served one needs."""
+    if serving.draft_engine is None:
+        if serving.draft_gpu_device_ids is not None:
+            yield _problem("draft_gpu_device_ids: there is no draft_engine", _LEAVE_OUT)
+        return
+    if engine.backend != "tensorrt_llm":
+        own = "engine" if engine.backend == "torch" else "model"
+        message = "draft_engine: only TensorRT engines are served with a second engine"
+        yield _problem(message, f"Use engine.features.draft.{own}, which becomes part of the engine.")
+        return
+    if engine.features.draft is None:
+        message = "draft_engine: the engine cannot verify draft tokens"
+        yield _problem(message, "Compile it with engine.features.draft (--feature draft).")
+    if len(serving.instances) > 1 or serving.participants:
+        key = "participant_ids" if serving.participants else "several instances (gpu_device_ids)"
+        yield _problem(f"draft_engine with {key} is not supported", "Leave one of them out.")
+        return
+    target = serving.instances[0] if serving.instances else tuple(range(engine.world_size))
+    shared = not serving.draft_gpus or not set(serving.draft_gpus).isdisjoint(target)
+    if shared and serving.kv_cache_tokens is None:
+        message = "draft_engine: both engines share a GPU, and each would take kv_cache_fraction of its free memory"
+        yield _problem(message, "Set kv_cache_tokens, which bounds the KV cache of each, or draft_gpu_device_ids.")
 
 
 def _needs(serving: ServingConfig, engine: ServedEngine) -> Iterator[Problem]:

@@ -83,7 +83,7 @@ def worker_arguments(facts: RepositoryFacts, repository: Path, prefix: str) -> t
     return (
         f"--model-repository={repository}",
         "--model-control-mode=explicit",
-        f"--load-model={facts.model('tensorrt_llm')}",
+        *(f"--load-model={name}" for name in facts.engine_models),
         "--allow-http=false",
         "--allow-grpc=false",
         "--allow-metrics=false",

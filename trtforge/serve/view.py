@@ -21,9 +21,9 @@ def make_view(repository: Path, view: Path, facts: RepositoryFacts) -> None:
 
 
 def _write_config(model: Path, target: Path, facts: RepositoryFacts) -> None:
-    if facts.backend != "tensorrt_llm" or model.name != facts.model("tensorrt_llm"):
+    if facts.backend != "tensorrt_llm" or model.name not in facts.engine_models:
         target.symlink_to((model / CONFIG_FILE).resolve())
         return
     text = (model / CONFIG_FILE).read_text(encoding="utf-8")
-    packaged, here = Path(facts.engine_path).parent, (model / "1").resolve()
+    packaged, here = Path(facts.engine_path).parents[2] / model.name / "1", (model / "1").resolve()
     target.write_text(text.replace(f'"{packaged}/', f'"{here}/'), encoding="utf-8")

@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 
+from drafted_engine import connected
 from model_config import ModelConfig
 from text_engine import TextEngine
 from text_model import TextModel
-from triton_engine import TritonEngine
 
 
 class TritonPythonModel(TextModel):
@@ -13,4 +13,4 @@ class TritonPythonModel(TextModel):
 
     def connect(self, config: ModelConfig, names: Mapping[str, str]) -> TextEngine:
         """Connect to the engine model of this server."""
-        return TritonEngine(config)
+        return connected(config)
