@@ -13,7 +13,7 @@ TORCH ?= torch==2.13.0
 PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-clients test-gpu check coverage bench assault soak clean
+.PHONY: help install demo test test-clients test-gpu check coverage bench bench-peers assault soak clean
 
 help: ## Show this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -60,6 +60,11 @@ coverage: install ## Branch coverage of the tests, child processes included (hal
 
 bench: install ## Measure the claims of the README.
 	$(BIN)/python -m tests.benchmarks
+
+bench-peers: ## Install OpenVINO GenAI in .venv-openvino, as a peer of `make bench`.
+	$(PYTHON) -m venv .venv-openvino
+	.venv-openvino/bin/python -m pip install --quiet "$(TORCH)" "openvino-genai>=2026.4" "optimum-intel[openvino]>=2.2"
+	.venv-openvino/bin/python -m pip uninstall --quiet --yes torchvision  # the index's may not fit the CPU build of torch
 
 assault: install ## Attack a real server: load, departures, malformed requests, kills, stops, fuzzed builds (hours).
 	$(BIN)/python -m tests.assault

@@ -57,7 +57,7 @@ def main() -> None:
     parser.add_argument("which", nargs="*", help=f"of {', '.join(benchmarks)}; all if none is given")
     size = float(os.environ.get("TRTFORGE_BENCH_GB", "4"))
     parser.add_argument("--gb", type=float, default=size, help="size of the model to convert (TRTFORGE_BENCH_GB)")
-    parser.add_argument("--runs", type=int, default=RUNS, help="of each way to calibrate")
+    parser.add_argument("--runs", type=int, default=RUNS, help="of each way to calibrate or decode")
     parser.add_argument("--tokens", type=int, nargs="+", default=calibration.TOKENS, help="how much to calibrate on")
     parser.add_argument("--windows", type=int, nargs="+", default=calibration.WINDOWS, help="tokens of a sample")
     parser.add_argument(
@@ -247,15 +247,16 @@ def _show_inflight(console: Console, name: str, results: list[inflight.Measured]
 
 def _decode(console: Console, arguments: argparse.Namespace, record: Record) -> Record:
     with tempfile.TemporaryDirectory(prefix="trtforge-bench-") as directory:
-        found = decode.measure(Path(directory), RUNS)
-    title = f"A random Llama of 200 M, tokens a second (median of {RUNS} runs in turns)"
+        found, limits = decode.measure(Path(directory), arguments.runs)
+    title = f"A random Llama of 200 M, tokens a second (median of {arguments.runs} runs in turns)"
     table = Table(title=title, title_justify="left")
-    for column in ("way", *(f"{batch} in flight" for batch in decode.BATCHES), "prompts"):
+    for column in ("way", *(f"{batch} in flight" for batch in decode.BATCHES), "prompts", "bandwidth", "products"):
         table.add_column(column, justify="left" if column == "way" else "right")
     for each in found:
-        table.add_row(each.way, *(f"{rate:.1f}" for rate in each.decode.values()), f"{each.prefill:.0f}")
+        rates = (*(f"{rate:.1f}" for rate in each.decode.values()), f"{each.prefill:.0f}")
+        table.add_row(each.way, *rates, *(f"{share:.0%}" for share in decode.shares(each, limits)))
     console.print(table)
-    return record.model_copy(update={"decode": recording.decoded(found, RUNS)})
+    return record.model_copy(update={"decode": recording.decoded(found, limits, arguments.runs)})
 
 
 def _serving(console: Console, arguments: argparse.Namespace, record: Record) -> Record:

@@ -1,6 +1,7 @@
-"""The embedded engine's speed on a random Llama of 200 M parameters, with its own kernels, with torch's, and beside
-`transformers` with a static batch: prefill and decoding at several batch sizes.
+"""The embedded engine's speed on a random Llama of 200 M parameters: prefill and decoding at several batch sizes.
 
+Beside it `transformers` with a static batch and, where `make bench-peers` installed it, OpenVINO GenAI with continuous
+batching, both on the same weights; and what the machine reads and multiplies at best, measured in the same run.
 Every run is a process of its own: `python -m tests.benchmarks.decode WAY DIRECTORY` prints JSON by batch size.
 """
 
@@ -15,16 +16,26 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.benchmarks.limits import Limits, Probe
 from tests.benchmarks.synthetic import Shape, write_model
+from trtforge.machine.host import usable_cpus
 
-SHAPE = Shape(hidden=1024, intermediate=2816, layers=16, vocab=8192)
+SHAPE = Shape(hidden=1024, intermediate=2816, layers=16, vocab=8192, heads=16, kv_heads=4, head_size=64)
 BATCHES = (1, 8, 32)
-PROMPT_TOKENS, NEW_TOKENS = 128, 33
-FORMATS = {"bfloat16": "none", "int4_wo": "int4_wo"}
-WAYS = ("bfloat16", "bfloat16, torch's kernels", "int4_wo", "int4_wo, torch's kernels", "transformers, bfloat16")
-_TORCH = ", torch's kernels"
+PROMPT_TOKENS, NEW_TOKENS = 128, 65
+OURS = ("bfloat16", "int4_awq", "int8_sq")
+TORCH = ("bfloat16, torch's kernels", "int4_awq, torch's kernels")
+TRANSFORMERS = "transformers, bfloat16"
+OPENVINO = ("OpenVINO, bfloat16", "OpenVINO, int8", "OpenVINO, int4")
+OPENVINO_PYTHON = Path(__file__).parents[2] / ".venv-openvino" / "bin" / "python"
+_FORMATS = {"bfloat16": "none"}
+_KERNELS = ", torch's kernels"
 _VARIABLE = "TRTFORGE_KERNELS"
 _ROOT = Path(__file__).parents[2]
+_PEER = Path(__file__).with_name("openvino_peer.py")
+
+Rates = dict[str, dict[str, float]]
+"""Tokens a second by batch size, then `prefill` or `decode`."""
 
 
 @dataclass(frozen=True)
@@ -36,21 +47,37 @@ class Measured:
     prefill: float
 
 
-def measure(directory: Path, runs: int) -> list[Measured]:
-    """Every way `runs` times in turns, each in a process of its own."""
-    _prepare(directory)
-    found: dict[str, list[dict[str, dict[str, float]]]] = {way: [] for way in WAYS}
+def measure(directory: Path, runs: int) -> tuple[list[Measured], Limits]:
+    """Every way `runs` times in turns, each in a process of its own; and the machine's limits, the best of the runs."""
+    ways = [*OURS, *TORCH, TRANSFORMERS, *(OPENVINO if OPENVINO_PYTHON.exists() else ())]
+    _prepare(directory, ways)
+    probe = Probe(directory)
+    found: dict[str, list[Rates]] = {way: [] for way in ways}
+    limits = []
     for _ in range(runs):
-        for way in WAYS:
-            command = (sys.executable, "-m", "tests.benchmarks.decode", way, str(directory))
-            done = subprocess.run(
-                command, cwd=_ROOT, env=_environment(way), capture_output=True, text=True, check=True, timeout=600
-            )
-            found[way].append(json.loads(done.stdout.splitlines()[-1]))
-    return [_median(way, results) for way, results in found.items()]
+        limits.append(probe.measure(usable_cpus()))
+        for way in ways:
+            found[way].append(_run(way, directory))
+    best = Limits(*(max(values) for values in zip(*(_values(each) for each in limits), strict=True)))
+    return [_median(way, results) for way, results in found.items()], best
 
 
-def _median(way: str, results: Sequence[dict[str, dict[str, float]]]) -> Measured:
+def _values(limits: Limits) -> tuple[float, float, float]:
+    return limits.bandwidth, limits.bfloat16, limits.int8
+
+
+def _run(way: str, directory: Path) -> Rates:
+    command = (sys.executable, "-m", "tests.benchmarks.decode", way, str(directory))
+    if way in OPENVINO:
+        command = (str(OPENVINO_PYTHON), str(_PEER), "run", str(directory / way), str(directory / "cases.json"))
+    done = subprocess.run(
+        command, cwd=_ROOT, env=_environment(way), capture_output=True, text=True, check=True, timeout=900
+    )
+    printed = json.loads(done.stdout.splitlines()[-1])
+    return _rates(printed) if way in OPENVINO else printed
+
+
+def _median(way: str, results: Sequence[Rates]) -> Measured:
     decode = {batch: statistics.median(each[str(batch)]["decode"] for each in results) for batch in BATCHES}
     prefill = statistics.median(each[str(BATCHES[-1])]["prefill"] for each in results)
     return Measured(way, decode, prefill)
@@ -58,24 +85,60 @@ def _median(way: str, results: Sequence[dict[str, dict[str, float]]]) -> Measure
 
 def _environment(way: str) -> dict[str, str]:
     kept = {name: text for name, text in os.environ.items() if name != _VARIABLE}
-    return kept | ({_VARIABLE: "torch"} if way.endswith(_TORCH) else {})
+    return kept | ({_VARIABLE: "torch"} if way.endswith(_KERNELS) else {})
 
 
-def _prepare(directory: Path) -> None:
-    """The checkpoint and an engine for each way that has one."""
-    write_model(directory / "model", SHAPE)
-    for format in FORMATS.values():
-        converted = str(directory / f"checkpoint-{format}")
-        _trtforge("convert", str(directory / "model"), converted, "--quant", format)
-    for way in WAYS[:-1]:
-        checkpoint = directory / f"checkpoint-{FORMATS[way.removesuffix(_TORCH)]}"
+def _prepare(directory: Path, ways: Sequence[str]) -> None:
+    """The checkpoints, and an engine or a model for each way that has one."""
+    model = directory / "model"
+    write_model(model, SHAPE)
+    for way in OURS:
+        quant = _FORMATS.get(way, way)
+        calibration = _calibration(directory, model, quant)
+        _trtforge("convert", str(model), str(directory / f"checkpoint-{way}"), "--quant", quant, *calibration)
+    for way in (*OURS, *TORCH):
+        checkpoint = directory / f"checkpoint-{way.removesuffix(_KERNELS)}"
         limits = ("--max-batch-size", str(BATCHES[-1]), "--max-seq-len", "512", "--compute-dtype", "bfloat16")
         _trtforge("compile", str(checkpoint), str(directory / way), *limits, way=way)
+    openvino = [way for way in OPENVINO if way in ways]
+    if openvino:
+        _write_tokenizer(model)
+        (directory / "cases.json").write_text(json.dumps(_cases()))
+    for way in openvino:
+        command = (str(OPENVINO_PYTHON), str(_PEER), "export", str(model), str(directory / way), way.split(", ")[1])
+        subprocess.run(command, check=True, capture_output=True, timeout=600)
+
+
+def _calibration(directory: Path, model: Path, quant: str) -> tuple[str, ...]:
+    """The options that give a calibration to `convert`; it is made on random tokens."""
+    if quant == "none":
+        return ()
+    import torch
+    from safetensors.torch import save_file
+
+    ids = directory / "ids.safetensors"
+    save_file({"input_ids": torch.randint(4, SHAPE.vocab, (8, 256), generator=torch.Generator().manual_seed(0))}, ids)
+    out = directory / f"calibration-{quant}"
+    sizes = ("--samples", "8", "--seq-len", "256")
+    _trtforge("calibrate", str(model), str(out), "--quant", quant, "--data", str(ids), *sizes)
+    return "--calibration", str(out)
+
+
+def _write_tokenizer(model: Path) -> None:
+    """A word for every token: OpenVINO GenAI loads no model without a tokenizer."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(models.WordLevel({f"t{token}": token for token in range(SHAPE.vocab)}, unk_token="t0"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=words, unk_token="t0", eos_token="t1").save_pretrained(model)
 
 
 def _trtforge(*words: str, way: str = "") -> None:
     command = (sys.executable, "-m", "trtforge", *words, "--quiet")
-    subprocess.run(command, env=_environment(way), check=True, capture_output=True, timeout=600)
+    done = subprocess.run(command, env=_environment(way), check=False, capture_output=True, text=True, timeout=900)
+    if done.returncode:
+        raise RuntimeError(f"trtforge {' '.join(words)}: {done.stderr}")
 
 
 def prompts(batch: int) -> list[tuple[int, ...]]:
@@ -84,19 +147,35 @@ def prompts(batch: int) -> list[tuple[int, ...]]:
     return [tuple(rng.randrange(4, SHAPE.vocab) for _ in range(PROMPT_TOKENS)) for _ in range(batch)]
 
 
+def _cases() -> list[dict[str, object]]:
+    """What `timed` asks for at every batch size, after a warm-up."""
+    asked = [(prompts(BATCHES[-1]), 4), *((prompts(batch), new) for batch in BATCHES for new in (1, NEW_TOKENS))]
+    return [{"prompts": each, "new": new} for each, new in asked]
+
+
+def _rates(seconds: Sequence[float]) -> Rates:
+    """The rates of `_cases`."""
+    pairs = zip(BATCHES, seconds[1::2], seconds[2::2], strict=True)
+    return {str(batch): _rate(batch, first, whole) for batch, first, whole in pairs}
+
+
+def _rate(batch: int, first: float, whole: float) -> dict[str, float]:
+    """`prefill` from the time to the first token, `decode` from the rest."""
+    return {"prefill": batch * PROMPT_TOKENS / first, "decode": batch * (NEW_TOKENS - 1) / (whole - first)}
+
+
 Generate = Callable[[Sequence[tuple[int, ...]], int], None]
 
 
 def timed(generate: Generate, batch: int) -> dict[str, float]:
-    """Tokens a second: `prefill` from the time to the first token, `decode` from the rest."""
+    """Tokens a second."""
     asked = prompts(batch)
-    start = time.perf_counter()
-    generate(asked, 1)
-    first = time.perf_counter() - start
-    start = time.perf_counter()
-    generate(asked, NEW_TOKENS)
-    rest = time.perf_counter() - start - first
-    return {"prefill": batch * PROMPT_TOKENS / first, "decode": batch * (NEW_TOKENS - 1) / rest}
+    seconds = []
+    for new in (1, NEW_TOKENS):
+        start = time.perf_counter()
+        generate(asked, new)
+        seconds.append(time.perf_counter() - start)
+    return _rate(batch, *seconds)
 
 
 def _by_engine(directory: Path) -> dict[int, dict[str, float]]:
@@ -130,6 +209,30 @@ def _by_transformers(model: Path) -> dict[int, dict[str, float]]:
     return {batch: timed(generate, batch) for batch in BATCHES}
 
 
+def bytes_of_token(way: str) -> float:
+    """Bytes of weights and of the KV cache that are read for one token when it is decoded alone."""
+    bits = 32 if way == "float32" else 8 if "int8" in way else 4 + 32 / 128 if "int4" in way else 16
+    head = SHAPE.vocab * SHAPE.hidden * 2
+    context = PROMPT_TOKENS + NEW_TOKENS // 2
+    cached = SHAPE.layers * 2 * SHAPE.kv_heads * SHAPE.head_size * 2 * context
+    return (multiply_adds_of_token() - SHAPE.vocab * SHAPE.hidden) * bits / 8 + head + cached
+
+
+def multiply_adds_of_token() -> float:
+    """Of the linear layers and the LM head."""
+    shapes = [spec.shape for spec in SHAPE.tensors() if len(spec.shape) == 2 and "embed" not in spec.name]
+    return float(sum(rows * columns for rows, columns in shapes))
+
+
+def shares(measured: Measured, limits: Limits) -> tuple[float, float]:
+    """Of the memory's bandwidth by one request, and of the peak of products at the largest batch."""
+    products = limits.int8 if "int8" in measured.way else limits.bfloat16
+    return (
+        measured.decode[1] * bytes_of_token(measured.way) / limits.bandwidth,
+        measured.decode[BATCHES[-1]] * multiply_adds_of_token() / products if products else 0.0,
+    )
+
+
 if __name__ == "__main__":
     way, directory = sys.argv[1], Path(sys.argv[2])
-    print(json.dumps(_by_transformers(directory / "model") if way == WAYS[-1] else _by_engine(directory / way)))
+    print(json.dumps(_by_transformers(directory / "model") if way == TRANSFORMERS else _by_engine(directory / way)))

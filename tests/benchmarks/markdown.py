@@ -139,9 +139,25 @@ def _decode(record: Record) -> str:
     found = record.decode
     if found is None:
         return "Not recorded yet: `python -m tests.benchmarks decode` measures and records it."
-    batches = list(found.ways[0].decode)
-    rows = [(way.way, *(f"{way.decode[batch]:g}" for batch in batches), f"{way.prefill:,}") for way in found.ways]
-    return _where(found) + _table(("tokens/s", *(f"{batch} in flight" for batch in batches), "prompts"), rows)
+    batches, limited = list(found.ways[0].decode), found.read_gb is not None
+    rows = []
+    for way in found.ways:
+        rates = (*(f"{way.decode[batch]:g}" for batch in batches), f"{way.prefill:,}")
+        rows.append((way.way, *rates, *((_percent(way.bandwidth), _percent(way.products)) if limited else ())))
+    heads = ("tokens/s", *(f"{batch} in flight" for batch in batches), "prompts")
+    table = _where(found) + _table((*heads, *(("bandwidth", "products") if limited else ())), rows)
+    if not limited:
+        return table
+    notes = (
+        f"The shares are of what the machine reads from memory, {found.read_gb:g} GB/s, by one request, and of its "
+        f"products in registers, by {batches[-1]}: {found.bfloat16_giga:g} billion multiply-adds a second in bfloat16, "
+        f"{found.int8_giga:g} in int8."
+    )
+    return f"{table}\n\n{_wrapped(notes)}"
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{share:.0%}"
 
 
 def _gateway(record: Record) -> str:

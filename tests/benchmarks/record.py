@@ -49,17 +49,28 @@ class InFlight(Measured):
 
 
 class DecodeWay(Config):
-    """Tokens a second while decoding, by the number of requests in flight, and of prompts."""
+    """Tokens a second while decoding, by the number of requests in flight, and of prompts.
+
+    Shares of the machine's limits: `bandwidth` of one request, `products` of the most requests.
+    """
 
     way: str
     decode: dict[int, float]
     prefill: int
+    bandwidth: float | None = None
+    products: float | None = None
 
 
 class Decode(Measured):
-    """The embedded engine on a random Llama of 200 M parameters."""
+    """The embedded engine on a random Llama of 200 M parameters.
+
+    The machine's limits: GB/s read from memory, 1e9 multiply-adds a second of bfloat16 and of int8.
+    """
 
     ways: tuple[DecodeWay, ...]
+    read_gb: float | None = None
+    bfloat16_giga: float | None = None
+    int8_giga: float | None = None
 
 
 class ServedEngine(Config):

@@ -12,6 +12,7 @@ from typing import TypedDict
 import torch
 
 from tests.benchmarks import calibration, conversion, decode, domains, gateway, inflight, planning, quality, serving
+from tests.benchmarks.limits import Limits
 from tests.benchmarks.record import (
     Attack,
     Built,
@@ -73,17 +74,28 @@ def attacked(path: Path) -> tuple[Attack, ...]:
     return tuple(found.values())
 
 
-def decoded(found: Sequence[decode.Measured], runs: int) -> Decode:
+def decoded(found: Sequence[decode.Measured], limits: Limits, runs: int) -> Decode:
     """The benchmark `decode`."""
-    ways = tuple(
-        DecodeWay(
-            way=each.way,
-            decode={batch: rounded(rate) for batch, rate in each.decode.items()},
-            prefill=round(each.prefill),
+    ways = []
+    for each in found:
+        bandwidth, products = decode.shares(each, limits)
+        ways.append(
+            DecodeWay(
+                way=each.way,
+                decode={batch: rounded(rate) for batch, rate in each.decode.items()},
+                prefill=round(each.prefill),
+                bandwidth=round(bandwidth, 3),
+                products=round(products, 3),
+            )
         )
-        for each in found
+    return Decode(
+        **_place(f"transformers {_release('transformers')}"),
+        runs=runs,
+        ways=tuple(ways),
+        read_gb=rounded(limits.bandwidth / 1e9),
+        bfloat16_giga=rounded(limits.bfloat16 / 1e9),
+        int8_giga=rounded(limits.int8 / 1e9),
     )
-    return Decode(**_place(f"transformers {_release('transformers')}"), runs=runs, ways=ways)
 
 
 def planned(found: Sequence[planning.Timed], runs: int) -> Planning:

@@ -17,12 +17,20 @@ POOL = 1 << 24  # random values that all tensors are filled from
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of a Llama. 128 values a head, 8 KV heads."""
+    """The sizes of a Llama. `heads`: as many as make up the hidden size, if None."""
 
     hidden: int
     intermediate: int
     layers: int
     vocab: int
+    heads: int | None = None
+    kv_heads: int = 8
+    head_size: int = 128
+
+    @property
+    def query_heads(self) -> int:
+        """Attention heads."""
+        return self.heads or self.hidden // self.head_size
 
     @property
     def config(self) -> dict[str, object]:
@@ -34,9 +42,9 @@ class Shape:
             "hidden_size": self.hidden,
             "intermediate_size": self.intermediate,
             "num_hidden_layers": self.layers,
-            "num_attention_heads": self.hidden // 128,
-            "num_key_value_heads": 8,
-            "head_dim": 128,
+            "num_attention_heads": self.query_heads,
+            "num_key_value_heads": self.kv_heads,
+            "head_dim": self.head_size,
             "vocab_size": self.vocab,
             "max_position_embeddings": 8192,
             "rms_norm_eps": 1e-5,
@@ -47,7 +55,7 @@ class Shape:
 
     def tensors(self) -> Iterator[TensorSpec]:
         """All tensors in the order of the shards."""
-        hidden, kv = self.hidden, 8 * 128
+        hidden, kv, queries = self.hidden, self.kv_heads * self.head_size, self.query_heads * self.head_size
         yield TensorSpec("model.embed_tokens.weight", BF16, (self.vocab, hidden))
         for layer in range(self.layers):
             shapes: dict[str, tuple[int, ...]] = {
@@ -57,8 +65,8 @@ class Shape:
                 "mlp.up_proj": (self.intermediate, hidden),
                 "post_attention_layernorm": (hidden,),
                 "self_attn.k_proj": (kv, hidden),
-                "self_attn.o_proj": (hidden, hidden),
-                "self_attn.q_proj": (hidden, hidden),
+                "self_attn.o_proj": (hidden, queries),
+                "self_attn.q_proj": (queries, hidden),
                 "self_attn.v_proj": (kv, hidden),
             }
             for name, shape in shapes.items():

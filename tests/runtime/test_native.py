@@ -19,10 +19,19 @@ from trtforge.runtime.decoder.alibi import Alibi
 from trtforge.runtime.decoder.kv_cache import LayerCache, Scratch, storage_dtype
 from trtforge.runtime.decoder.scores import SoftmaxScores
 from trtforge.runtime.linears.int4_native import Int4Native, _warn_of_dequantising, pack_words, unpack_words
+from trtforge.runtime.linears.int8 import round_to_int8
 from trtforge.runtime.linears.linear import Placement, Stored
 from trtforge.runtime.linears.weights import Weights
 from trtforge.runtime.native import bindings, compiler
-from trtforge.runtime.native.bindings import Native, PagedHeads, PagedRows, native, pack_bfloat16
+from trtforge.runtime.native.bindings import (
+    Int8Layer,
+    Native,
+    PagedHeads,
+    PagedRows,
+    native,
+    pack_bfloat16,
+    pack_int8,
+)
 from trtforge.runtime.native.compiler import CompileError, compiled
 
 TYPES = (torch.float32, torch.bfloat16)
@@ -129,6 +138,32 @@ def test_int4_products(rows: int, tiles: int, group: int, groups: int, seed: int
         assert torch.equal(unpack_words(pack_words(codes)), codes)
 
 
+@settings(max_examples=40)
+@given(
+    rows=st.integers(1, 150),
+    tiles=st.integers(1, 3),
+    inputs=st.integers(1, 12).map(lambda sixteens: 16 * sixteens),
+    dtype=st.sampled_from(TYPES),
+    biased=st.booleans(),
+    seed=st.integers(0, 9),
+)
+def test_int8_products(rows: int, tiles: int, inputs: int, dtype: torch.dtype, biased: bool, seed: int) -> None:
+    """Activations are rounded as by torch, some saturate, and the sums are those of the integers."""
+    for found in both_kinds():
+        if not found.multiplies_integers:
+            continue
+        torch.manual_seed(seed)
+        outputs, scale = tiles * bindings.TILE, 0.017
+        weight = torch.randint(-128, 128, (outputs, inputs), dtype=torch.int8)
+        prequant, scales = torch.rand(inputs) + 0.5, torch.rand(outputs)
+        bias = torch.randn(outputs) if biased else None
+        x = torch.randn(rows, inputs).to(dtype)
+        assert found.takes_int8(weight)
+        made = found.linear_int8(x, Int8Layer(*pack_int8(weight), prequant, scales, bias, scale))
+        sums = round_to_int8(x * prequant, torch.tensor([scale])).double() @ weight.double().T
+        near(made, (sums * scales + (0.0 if bias is None else bias)).float(), dtype)
+
+
 @functools.lru_cache(maxsize=1)
 def both_kinds() -> list[Native]:
     """The kernels as they are and with emulated tile registers; none on a processor without AVX512-BF16."""
@@ -147,6 +182,8 @@ def test_products_take_bfloat16_and_no_rows(kernels: Native) -> None:
 def test_weights_that_do_not_fit_are_left_to_torch(kernels: Native) -> None:
     assert not kernels.takes(torch.empty(33, 64))
     assert not kernels.takes(torch.empty(32, 63))
+    assert not kernels.takes_int8(torch.empty(33, 64, dtype=torch.int8))
+    assert not kernels.takes_int8(torch.empty(32, 72, dtype=torch.int8))
 
 
 @settings(max_examples=60)

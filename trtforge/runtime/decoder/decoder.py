@@ -56,8 +56,10 @@ class Decoder:
     def takes_any_rows(self) -> bool:
         """Whether products take any number of rows, without a kernel that oneDNN compiles for each."""
         spec, kernels = self.spec, self._native
-        by_torch = spec.latent is not None or self._quantized == "int8_sq_cpu" or spec.vocab_share % TILE != 0
-        return kernels is not None and kernels.multiplies and not by_torch
+        if kernels is None or not kernels.multiplies:
+            return False
+        by_torch = self._quantized == "int8_sq_cpu" and not kernels.multiplies_integers
+        return not by_torch and spec.latent is None and spec.vocab_share % TILE == 0
 
     def new_cache(self, num_blocks: int, tokens_per_block: int) -> list[LayerCache]:
         """An empty cache for every layer. Zeroed, because masked values must be finite too."""

@@ -26,8 +26,11 @@ class FusedScores:
     def one_query(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
         """Queries (rows, kv_heads, group, size), one token a row; keys and values (rows, kv_heads, slots, size).
 
-        A group is folded into the query dimension, so that keys are not repeated.
+        A group is folded into the query dimension, so that keys are not repeated. A group of one is computed twice:
+        torch multiplies one row of bfloat16 by a matrix six times as slowly as two (2.13, measured with AVX512-BF16).
         """
+        if queries.shape[2] == 1 and queries.dtype is torch.bfloat16 and not queries.is_cuda:
+            return self.one_query(queries.expand(-1, -1, 2, -1), keys, values, mask)[:, :, :1]
         return functional.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=self.scale)
 
     def sequence(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:

@@ -7,6 +7,7 @@ from trtforge.runtime.linears.fp8_rowwise_linear import wide
 from trtforge.runtime.linears.int8 import round_to_int8
 from trtforge.runtime.linears.linear import Linear, Placement, Stored, load_bias, matrix, with_bias
 from trtforge.runtime.linears.weights import Weights
+from trtforge.runtime.native.bindings import Int8Layer, native_for, pack_int8
 
 
 class Int8Dense:
@@ -45,11 +46,17 @@ class SmoothQuant:
         return with_bias(packed, stored, dtype)
 
     def load(self, weights: Weights, prefix: str, shape: tuple[int, int], place: Placement, *, bias: bool) -> Linear:
-        multiply = self._product(weights.take(f"{prefix}.weight", *shape), place)
+        weight = weights.take(f"{prefix}.weight", *shape)
         prequant = weights.take(f"{prefix}.prequant_scaling_factor", shape[1]).to(place.device)
         activation_scale = weights.take_scalar(f"{prefix}.activation_scaling_factor").to(place.device)
         output_scales = weights.take(f"{prefix}.output_scaling_factor", shape[0]).to(place.device)
         vector = load_bias(weights, prefix, shape, place, bias)
+        kernels = native_for(place.device, place.dtype) if self._integer else None
+        if kernels is not None and kernels.takes_int8(weight):
+            wide_bias = None if vector is None else vector.float()
+            layer = Int8Layer(*pack_int8(weight), prequant, output_scales, wide_bias, float(activation_scale))
+            return lambda x: kernels.linear_int8(x, layer)
+        multiply = self._product(weight, place)
 
         def linear(x: Tensor) -> Tensor:
             y = (multiply(round_to_int8(x * prequant, activation_scale)) * output_scales).to(x.dtype)

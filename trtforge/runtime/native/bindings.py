@@ -7,7 +7,6 @@ import ctypes
 import functools
 import logging
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 
 from trtforge.runtime.native.compiler import CompileError, compiled
+from trtforge.runtime.native.structures import ARGUMENTS, INTEGERS, PRODUCTS, Context, IntegerLinear, Linear, Paged
 
 VARIABLE = "TRTFORGE_KERNELS"
 TYPES = {torch.float32: 0, torch.bfloat16: 1}
@@ -28,56 +28,10 @@ WIDTH = 16
 _KEYS = 64
 """Keys of a block in context attention."""
 _MOST_CONTEXT_SIZE = 256
+_MOST_INT8_INPUTS = 65536
+"""The sum of as many products of bytes fits 32 bits."""
 
 _LOG = logging.getLogger(__name__)
-_pointer, _integer, _float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
-
-
-class _Linear(ctypes.Structure):
-    """`Linear` of source/matmul.cpp."""
-
-    _fields_ = (
-        *((name, _pointer) for name in ("x", "weight", "scales", "bias", "y")),
-        *((name, _integer) for name in ("rows", "inputs", "outputs", "group")),
-    )
-
-
-class _Paged(ctypes.Structure):
-    """`Paged` of source/attention.cpp."""
-
-    _fields_ = (
-        *((name, _pointer) for name in ("queries", "cache", "out", "tables", "lengths", "slopes")),
-        *((name, _integer) for name in ("rows", "columns", "block", "vectors", "stride")),
-        *((name, _integer) for name in ("heads", "kv_heads", "size", "window")),
-        *((name, _float) for name in ("scale", "cap", "cache_scale")),
-    )
-
-
-class _Context(ctypes.Structure):
-    """`Context` of source/context.cpp."""
-
-    _fields_ = (
-        *((name, _pointer) for name in ("queries", "cache", "out", "table", "slopes", "packed")),
-        *((name, _integer) for name in ("count", "start", "block", "stride", "heads", "kv_heads", "size", "window")),
-        *((name, _float) for name in ("scale", "cap", "cache_scale")),
-    )
-
-
-_ARGUMENTS: dict[str, Sequence[object]] = {
-    "rms_norm": (_integer, _pointer, _pointer, _pointer, _integer, _integer, _integer, _integer, _float),
-    "add_rms_norm": (_integer, *(_pointer,) * 5, _integer, _integer, _float, _float),
-    "rotate": (_integer, _pointer, _pointer, _pointer, *(_integer,) * 6),
-    "gate": (_integer, _integer, _integer, _pointer, _pointer, _integer, _integer),
-    "write_slots": (_pointer, _integer, _pointer, _integer, _integer, _pointer),
-    "paged_attention": (_integer, _integer, _pointer),
-    "context_attention": (_integer, _pointer),
-    "linear_bfloat16": (_pointer,),
-    "linear_int4": (_pointer,),
-}
-
-
-_PRODUCTS = ("linear_bfloat16", "linear_int4", "context_attention")
-"""These need AVX512-BF16."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +60,21 @@ class PagedHeads:
     slopes: Tensor | None = None
 
 
+@dataclass(frozen=True)
+class Int8Layer:
+    """A SmoothQuant layer. float32 `prequant` (in,), `scales` of the sums and `bias` (out,).
+
+    `weight` and int32 `offsets` (out,): see source/integer.cpp and `pack_int8`.
+    """
+
+    weight: Tensor
+    offsets: Tensor
+    prequant: Tensor
+    scales: Tensor
+    bias: Tensor | None
+    activation_scale: float
+
+
 class Native:
     """The kernels. Tensors are on the CPU, float32 or bfloat16, and contiguous where nothing else is said."""
 
@@ -113,8 +82,10 @@ class Native:
         self._library = ctypes.CDLL(str(library))
         self.multiplies = bool(self._library.has_matmul())
         """Whether `linear` works: the processor has AVX512-BF16."""
-        for name, arguments in _ARGUMENTS.items():
-            if self.multiplies or name not in _PRODUCTS:
+        self.multiplies_integers = bool(self._library.has_integers())
+        """Whether `linear_int8` works: the processor has AVX512-VNNI too."""
+        for name, arguments in ARGUMENTS.items():
+            if self.multiplies_integers if name in INTEGERS else self.multiplies or name not in PRODUCTS:
                 function = getattr(self._library, name)
                 function.argtypes, function.restype = list(arguments), None
 
@@ -194,7 +165,7 @@ class Native:
 
         storage: the layer's cache; its values times `cache_scale` are keys and values.
         """
-        given = _Paged(
+        given = Paged(
             queries=queries.data_ptr(),
             cache=storage.data_ptr(),
             out=out.data_ptr(),
@@ -233,7 +204,7 @@ class Native:
         first = 0 if how.window is None else max(0, start - how.window + 1)
         blocks = -(-(start + count) // _KEYS) - first // _KEYS
         packed = queries.new_empty(blocks * _KEYS * 2 * how.kv_heads * how.size)
-        given = _Context(
+        given = Context(
             queries=queries.data_ptr(),
             cache=storage.data_ptr(),
             out=out.data_ptr(),
@@ -263,6 +234,34 @@ class Native:
         group = x.shape[-1] // groups
         return self._multiply(self._library.linear_int4, x, words, scales, bias, tiles * TILE, group)
 
+    def linear_int8(self, x: Tensor, layer: Int8Layer) -> Tensor:
+        """SmoothQuant: x (..., inputs) in float32 or bfloat16 is rounded to INT8; the result has its type."""
+        x = x.contiguous()
+        inputs, outputs = x.shape[-1], len(layer.scales)
+        y = x.new_empty(*x.shape[:-1], outputs)
+        codes = torch.empty(x.numel(), dtype=torch.uint8)
+        given = IntegerLinear(
+            x=x.data_ptr(),
+            weight=layer.weight.data_ptr(),
+            offsets=layer.offsets.data_ptr(),
+            prequant=layer.prequant.data_ptr(),
+            scales=layer.scales.data_ptr(),
+            bias=None if layer.bias is None else layer.bias.data_ptr(),
+            codes=codes.data_ptr(),
+            y=y.data_ptr(),
+            rows=x.numel() // inputs,
+            inputs=inputs,
+            outputs=outputs,
+            activation_scale=layer.activation_scale,
+        )
+        self._library.linear_int8(TYPES[x.dtype], ctypes.byref(given))
+        return y
+
+    def takes_int8(self, weight: Tensor) -> bool:
+        """Whether `linear_int8` can compute this (out, in) weight."""
+        outputs, inputs = weight.shape
+        return self.multiplies_integers and outputs % TILE == 0 and inputs % WIDTH == 0 and inputs <= _MOST_INT8_INPUTS
+
     @staticmethod
     def _multiply(
         function: "ctypes._NamedFuncPointer",
@@ -278,7 +277,7 @@ class Native:
         x = x.contiguous()
         y = x.new_empty(*x.shape[:-1], outputs)
         inputs = x.shape[-1]
-        given = _Linear(
+        given = Linear(
             x=x.data_ptr(),
             weight=weight.data_ptr(),
             scales=None if scales is None else scales.data_ptr(),
@@ -294,7 +293,7 @@ class Native:
 
 
 def _heads(how: PagedHeads) -> dict[str, Any]:
-    """The fields that `_Paged` and `_Context` have in common."""
+    """The fields that `Paged` and `Context` have in common."""
     return {
         "slopes": None if how.slopes is None else how.slopes.data_ptr(),
         "heads": how.heads,
@@ -310,6 +309,13 @@ def pack_bfloat16(weight: Tensor) -> Tensor:
     """(out, in) weights as `Native.linear` takes them: (out / 32, in / 2, 32, 2)."""
     outputs, inputs = weight.shape
     return weight.reshape(outputs // TILE, TILE, inputs // 2, 2).permute(0, 2, 1, 3).contiguous()
+
+
+def pack_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """(out, in) int8 weights as `Int8Layer` has them, (out / 32, in / 4, 32, 4), and their offsets."""
+    outputs, inputs = weight.shape
+    packed = weight.reshape(outputs // TILE, TILE, inputs // 4, 4).permute(0, 2, 1, 3).contiguous()
+    return packed, weight.sum(dim=1, dtype=torch.int32).mul_(-128)
 
 
 def native_for(device: torch.device, dtype: torch.dtype) -> Native | None:
@@ -336,9 +342,14 @@ def _native() -> Native | None:
 
 
 def multiplies_right(kernels: Native) -> bool:
-    """Whether a product of 40 rows is exact: matrix registers depend on the operating system and on the hypervisor."""
+    """Whether products of 40 rows are exact: matrix registers depend on the operating system and on the hypervisor."""
     if not kernels.multiplies:
         return True
     x = (torch.arange(40 * 64) % 7 - 3).view(40, 64).bfloat16()
-    weight = (torch.arange(32 * 64) % 5 - 2).view(32, 64).bfloat16()
-    return torch.equal(kernels.linear(x, pack_bfloat16(weight), None, 32).float(), x.float() @ weight.float().T)
+    weight = (torch.arange(32 * 64) % 5 - 2).view(32, 64).to(torch.int8)
+    exact = x.float() @ weight.float().T
+    right = torch.equal(kernels.linear(x, pack_bfloat16(weight.bfloat16()), None, 32).float(), exact)
+    if kernels.multiplies_integers:
+        layer = Int8Layer(*pack_int8(weight), torch.ones(64), torch.ones(32), None, 1.0)
+        right = right and torch.equal(kernels.linear_int8(x, layer).float(), exact)
+    return right

@@ -2,14 +2,15 @@
 // false.
 //
 // A tile register holds 16 rows of 64 bytes. TDPBF16PS: C (16 x 16 float32) += A (16 rows x 32 inputs) times B (16
-// pairs of inputs x 16 outputs x 2). Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 1,
-// chapter 18. TRTFORGE_EMULATE_AMX computes the same in plain loops, to test this code on other processors.
+// pairs of inputs x 16 outputs x 2). TDPBUSD: C (16 x 16 int32) += A (16 rows x 64 unsigned bytes) times B (16 quads of
+// inputs x 16 outputs x 4 signed bytes). Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume
+// 1, chapter 18. TRTFORGE_EMULATE_AMX computes the same in plain loops, to test this code on other processors.
 
 #pragma once
 
 #include "common.h"
 
-#if (defined(__AMX_BF16__) && !defined(TRTFORGE_WITHOUT_AMX)) || defined(TRTFORGE_EMULATE_AMX)
+#if (defined(__AMX_BF16__) && defined(__AMX_INT8__) && !defined(TRTFORGE_WITHOUT_AMX)) || defined(TRTFORGE_EMULATE_AMX)
 
 #if defined(TRTFORGE_EMULATE_AMX)
 #include "amx_emulation.h"
@@ -20,11 +21,15 @@
 namespace amx {
 
 constexpr int64_t HEIGHT = 16;  // rows of a tile register
-constexpr int64_t DEPTH = 32;   // inputs that one instruction adds up
 constexpr int64_t FEWEST = 5;   // rows from which a tile is faster than vectors
 
+// Inputs of type T that one instruction adds up.
+template <typename T>
+constexpr int64_t DEPTH = 64 / int64_t(sizeof(T));
+
+template <typename T = bfloat16>
 static inline bool suits(int64_t rows, int64_t inputs) {
-    return rows >= FEWEST && inputs % DEPTH == 0 && tile::granted();
+    return rows >= FEWEST && inputs % DEPTH<T> == 0 && tile::granted();
 }
 
 // Rows of a tile register for a panel of `rows`.
@@ -33,7 +38,7 @@ static inline int64_t height(int64_t rows) { return std::min(HEIGHT, rows); }
 // Configures a thread's tile registers while it lives: 0 to 3 hold sums, 4 and 5 activations, 6 and 7 weights.
 class Session {
   public:
-    Session(int64_t rows, int64_t inputs) : used(suits(rows, inputs)) {
+    Session(int64_t rows, bool wanted) : used(wanted) {
         if (!used) return;
         struct alignas(64) {
             uint8_t palette = 1, start = 0, reserved[14] = {};
@@ -56,25 +61,28 @@ class Session {
     const bool used;
 };
 
-// The sums of one or two registers of rows: `second` is null or where the second one's go.
-static inline void products(const bfloat16* low, const bfloat16* high, int64_t stride, const bfloat16* w,
-                            int64_t inputs, float* first, float* second) {
-    const int bytes = int(stride * 2), pitch = 128;
+// The sums of one or two registers of rows: `second` is null or where the second one's go. X: bfloat16, or uint8_t with
+// weights of int8_t and sums of int32_t.
+template <typename X, typename W, typename S>
+static inline void products(const X* low, const X* high, int64_t stride, const W* w, int64_t inputs, S* first,
+                            S* second) {
+    const int bytes = int(stride * int64_t(sizeof(X))), pitch = 128;
     tile::stores_are_done();
     TILE_ZERO(0);
     TILE_ZERO(1);
     TILE_ZERO(2);
     TILE_ZERO(3);
-    for (int64_t at = 0; at < inputs; at += DEPTH) {
-        TILE_LOAD(6, w + at * 32, pitch);
-        TILE_LOAD(7, w + at * 32 + 32, pitch);
+    for (int64_t at = 0; at < inputs; at += DEPTH<X>) {
+        const char* weights = (const char*)(w + at * 32);
+        TILE_LOAD(6, weights, pitch);
+        TILE_LOAD(7, weights + 64, pitch);
         TILE_LOAD(4, low + at, bytes);
-        TILE_MULTIPLY(0, 4, 6);
-        TILE_MULTIPLY(1, 4, 7);
+        TILE_MULTIPLY(X, 0, 4, 6);
+        TILE_MULTIPLY(X, 1, 4, 7);
         if (!second) continue;
         TILE_LOAD(5, high + at, bytes);
-        TILE_MULTIPLY(2, 5, 6);
-        TILE_MULTIPLY(3, 5, 7);
+        TILE_MULTIPLY(X, 2, 5, 6);
+        TILE_MULTIPLY(X, 3, 5, 7);
     }
     TILE_STORE(0, first, pitch);
     TILE_STORE(1, first + 16, pitch);
@@ -85,8 +93,8 @@ static inline void products(const bfloat16* low, const bfloat16* high, int64_t s
 
 // sums (rows, 32) = x times one tile of weights. The last register of rows may begin before the rows that are left, so
 // that none is read beyond the end; what is computed twice is the same.
-static inline void panel(const bfloat16* x, int64_t stride, int64_t rows, const bfloat16* w, int64_t inputs,
-                         float* sums) {
+template <typename X, typename W, typename S>
+static inline void panel(const X* x, int64_t stride, int64_t rows, const W* w, int64_t inputs, S* sums) {
     const int64_t last = rows - height(rows);
     for (int64_t first = 0; first < rows; first += 2 * HEIGHT) {
         const int64_t low = std::min(first, last), high = std::min(first + HEIGHT, last);
@@ -102,10 +110,14 @@ static inline void panel(const bfloat16* x, int64_t stride, int64_t rows, const 
 
 namespace amx {
 
-static inline bool suits(int64_t, int64_t) { return false; }
-static inline void panel(const bfloat16*, int64_t, int64_t, const bfloat16*, int64_t, float*) {}
+template <typename T = bfloat16>
+static inline bool suits(int64_t, int64_t) {
+    return false;
+}
+template <typename X, typename W, typename S>
+static inline void panel(const X*, int64_t, int64_t, const W*, int64_t, S*) {}
 struct Session {
-    Session(int64_t, int64_t) {}
+    Session(int64_t, bool) {}
 };
 
 }  // namespace amx

@@ -1,4 +1,4 @@
-// The tile registers of a processor with AMX-BF16, by the compiler's intrinsics, which take literal numbers only.
+// The tile registers of a processor with AMX-BF16 and AMX-INT8, by the compiler's intrinsics, which take literal numbers only.
 
 #pragma once
 
@@ -30,4 +30,10 @@ static inline void release() { _tile_release(); }
 #define TILE_ZERO(number) _tile_zero(number)
 #define TILE_LOAD(number, from, stride) _tile_loadd(number, from, stride)
 #define TILE_STORE(number, into, stride) _tile_stored(number, into, stride)
-#define TILE_MULTIPLY(c, a, b) _tile_dpbf16ps(c, a, b)  // c += a b
+#define TILE_MULTIPLY(X, c, a, b)            \
+    do { /* c += a b */                       \
+        if constexpr (sizeof(X) == 1)         \
+            _tile_dpbusd(c, a, b);            \
+        else                                  \
+            _tile_dpbf16ps(c, a, b);          \
+    } while (false)

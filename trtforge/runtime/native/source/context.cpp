@@ -173,7 +173,7 @@ static void attend_block(const Context& c, int64_t kv, int64_t chunk, int64_t qu
     const int64_t group = c.heads / c.kv_heads, first = query_block * QUERIES, rows = std::min(QUERIES, c.count - first);
     const int64_t head = kv * group + chunk * HEADS, heads = std::min(HEADS, group - chunk * HEADS);
     const int64_t position = c.start + first, size = c.size;
-    const amx::Session session(rows, size);
+    const amx::Session session(rows, amx::suits(rows, size));
     running.start(heads, size);
     for (int64_t b = c.first_seen(position) / KEYS; b * KEYS < position + rows; ++b)
         for (int64_t h = 0; h < heads; ++h)

@@ -48,11 +48,12 @@ static inline void store_values(const __m512i (&values)[4], bfloat16* into) {
     for (int part = 0; part < 4; ++part) _mm512_store_si512(into + part * 32, values[part]);
 }
 
-// As `multiply`, over 4 x `count` inputs in 4 bits, without their scales. `count` is even. If KEEP, the weights are
+// As `multiply`, over 4 x `count` inputs in 4 bits, without their scales, in a tile of `tile` words. `count` is even. If KEEP, the weights are
 // stored in `expanded` as a bfloat16 tile; between the products that costs little.
 template <int M, bool KEEP>
 static inline __attribute__((always_inline)) void multiply_int4(const bfloat16* x, int64_t stride, const uint16_t* w,
-                                                                int64_t count, bfloat16* expanded, Sums* out) {
+                                                                int64_t count, int64_t tile, bfloat16* expanded,
+                                                                Sums* out) {
     const __m512i table = _mm512_load_si512(NIBBLES);
     constexpr int U = UNROLL<M>;
     __m512 sums[U][M][2] = {};
@@ -61,6 +62,7 @@ static inline __attribute__((always_inline)) void multiply_int4(const bfloat16* 
         for (int s = 0; s < 2; ++s) {
             __m512i values[4];
             unpack(w + (at + s) * 32, table, values);
+            _mm_prefetch(w + (at + s) * 32 + tile, _MM_HINT_T1);
             if (KEEP) store_values(values, expanded + (at + s) * 128);
 #pragma GCC unroll 2
             for (int half = 0; half < 2; ++half) {
@@ -89,7 +91,7 @@ struct Linear {
 template <int M>
 static void few_rows(const Linear& l, const bfloat16* x, const bfloat16* w, const float* bias, bfloat16* y) {
     Sums out[M];
-    multiply<M>(x, l.inputs, w, l.inputs / 2, out);
+    multiply<M>(x, l.inputs, w, l.inputs / 2, Ahead(w, l.inputs / 2, 128, 0, 1), out);
     for (int m = 0; m < M; ++m) put_row(y + m * l.outputs, bias, out[m][0], out[m][1]);
 }
 
@@ -98,7 +100,7 @@ static void few_rows_int4(const Linear& l, const uint16_t* w, const float* scale
     __m512 totals[M][2] = {};
     for (int64_t first = 0; first < l.inputs; first += l.group, scales += TILE) {
         Sums out[M];
-        multiply_int4<M, false>(l.x + first, l.inputs, w + first * 8, l.group / 4, nullptr, out);
+        multiply_int4<M, false>(l.x + first, l.inputs, w + first * 8, l.group / 4, l.inputs * 8, nullptr, out);
         const __m512 low = _mm512_loadu_ps(scales), high = _mm512_loadu_ps(scales + 16);
         for (int m = 0; m < M; ++m) {
             totals[m][0] = _mm512_fmadd_ps(out[m][0], low, totals[m][0]);
@@ -109,10 +111,10 @@ static void few_rows_int4(const Linear& l, const uint16_t* w, const float* scale
 }
 
 template <int M>
-static void sums_of_int4(const bfloat16* x, int64_t stride, const uint16_t* w, int64_t inputs, bfloat16* expanded,
-                         float* sums) {
+static void sums_of_int4(const bfloat16* x, int64_t stride, const uint16_t* w, int64_t inputs, int64_t tile,
+                         bfloat16* expanded, float* sums) {
     Sums out[M];
-    multiply_int4<M, true>(x, stride, w, inputs / 4, expanded, out);
+    multiply_int4<M, true>(x, stride, w, inputs / 4, tile, expanded, out);
     store_sums<M>(out, sums);
 }
 
@@ -130,7 +132,7 @@ static void panel_int4(const bfloat16* x, int64_t stride, int64_t rows, const ui
         }
     } else {
         first = share(rows, parts(rows));
-        FOR_ROWS(first, sums_of_int4, x, stride, w, inputs, expanded, sums);
+        FOR_ROWS(first, sums_of_int4, x, stride, w, inputs, stride * 8, expanded, sums);
     }
     panel(x + first * stride, stride, rows - first, expanded, inputs, sums + first * TILE);
 }
@@ -186,7 +188,7 @@ static void for_each_tile(const Linear& l, int64_t depth, Compute compute) {
     if (l.rows == 0) return;
 #pragma omp parallel
     {
-        amx::Session session(l.rows, depth);
+        const amx::Session session(l.rows, amx::suits(l.rows, depth));
 #pragma omp for schedule(static)
         for (int64_t first = 0; first < l.outputs; first += TILE)
             compute(first, l.bias ? l.bias + first : nullptr, l.y + first);

@@ -42,14 +42,31 @@ static inline void add_up(const __m512 (&sums)[U][M][2], Sums* out) {
         }
 }
 
+// Fetches from memory the tile behind the one that is multiplied, as rows are in `count` parts, one part at a time: each
+// step, which multiplies `width` bytes of weights, fetches as many divided by the number of parts.
+struct Ahead {
+    const char* from;
+    int64_t pitch;
+
+    Ahead(const void* w, int64_t steps, int64_t width, int64_t part, int64_t count)
+        : from((const char*)w + steps * width), pitch((width + count - 1) / count) {
+        from += part * steps * pitch;
+    }
+    void step(int64_t at) const {
+        _mm_prefetch(from + at * pitch, _MM_HINT_T1);
+        if (pitch > 64) _mm_prefetch(from + at * pitch + 64, _MM_HINT_T1);
+    }
+};
+
 // out[m] = x[m] times one tile, over 2 x `count` inputs.
 template <int M>
 static inline __attribute__((always_inline)) void multiply(const bfloat16* x, int64_t stride, const bfloat16* w,
-                                                           int64_t count, Sums* out) {
+                                                           int64_t count, const Ahead& ahead, Sums* out) {
     constexpr int U = UNROLL<M>;
     __m512 sums[U][M][2] = {};
     int64_t at = 0;
     const auto step = [&](int u) __attribute__((always_inline)) {
+        ahead.step(at);
         const __m512bh low = pairs(w + at * 64), high = pairs(w + at * 64 + 32);
 #pragma GCC unroll 16
         for (int m = 0; m < M; ++m) {
@@ -93,9 +110,10 @@ static inline void store_sums(const Sums* from, float* sums) {
 }
 
 template <int M>
-static void sums_of(const bfloat16* x, int64_t stride, const bfloat16* w, int64_t inputs, float* sums) {
+static void sums_of(const bfloat16* x, int64_t stride, const bfloat16* w, int64_t inputs, const Ahead& ahead,
+                    float* sums) {
     Sums out[M];
-    multiply<M>(x, stride, w, inputs / 2, out);
+    multiply<M>(x, stride, w, inputs / 2, ahead, out);
     store_sums<M>(out, sums);
 }
 
@@ -111,7 +129,8 @@ static void panel(const bfloat16* x, int64_t stride, int64_t rows, const bfloat1
     if (amx::suits(rows, inputs)) return amx::panel(x, stride, rows, w, inputs, sums);
     for (int64_t done = 0, left = parts(rows), count; left > 0; --left, done += count) {
         count = share(rows - done, left);
-        FOR_ROWS(count, sums_of, x + done * stride, stride, w, inputs, sums + done * TILE);
+        const Ahead ahead(w, inputs / 2, 128, parts(rows) - left, parts(rows));
+        FOR_ROWS(count, sums_of, x + done * stride, stride, w, inputs, ahead, sums + done * TILE);
     }
 }
 

@@ -1,0 +1,131 @@
+// What a machine can do at best: bytes read from memory, and products in registers, a second.
+//
+// limits READ_BYTES THREADS prints JSON: {"bandwidth": bytes/s, "bfloat16": multiply-adds/s, "int8": multiply-adds/s};
+// products of a type that the processor has no instruction for are 0.
+
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <immintrin.h>
+#include <omp.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+static double seconds() {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+static volatile long kept;  // what is computed must not be left out
+
+template <class Work>
+static double best(int times, Work work) {
+    double least = 1e9;
+    for (int i = 0; i < times; ++i) {
+        const double start = seconds();
+#pragma omp parallel
+        work();
+        const double took = seconds() - start;
+        least = took < least ? took : least;
+    }
+    return least;
+}
+
+static double bandwidth(size_t bytes) {
+    const size_t count = bytes / 64 / 8 * 8;
+    auto* data = (__m512i*)std::aligned_alloc(1 << 21, (count * 64 + (1 << 21) - 1) >> 21 << 21);
+    std::memset((void*)data, 1, count * 64);
+    const double took = best(5, [=] {
+        __m512i sums[8] = {};
+#pragma omp for schedule(static)
+        for (size_t i = 0; i < count; i += 8)
+            for (size_t k = 0; k < 8; ++k) sums[k] = _mm512_xor_si512(sums[k], data[i + k]);
+        for (int k = 1; k < 8; ++k) sums[0] = _mm512_xor_si512(sums[0], sums[k]);
+        kept = _mm512_reduce_add_epi64(sums[0]);
+    });
+    std::free(data);
+    return double(count * 64) / took;
+}
+
+constexpr long ROUNDS = 1 << 20;
+constexpr int SUMS = 20;  // enough to hide the latency of a product
+
+#if defined(__AVX512BF16__)
+static void bfloat16_products() {
+    __m512 sums[SUMS] = {};
+    __m512bh a = (__m512bh)_mm512_set1_epi16(0x3f80);
+    for (long i = 0; i < ROUNDS; ++i) {
+#pragma GCC unroll 20
+        for (int k = 0; k < SUMS; ++k) sums[k] = _mm512_dpbf16_ps(sums[k], a, a);
+        __asm__ volatile("" : "+v"(a));
+    }
+    for (int k = 1; k < SUMS; ++k) sums[0] = _mm512_add_ps(sums[0], sums[k]);
+    kept = long(_mm512_reduce_add_ps(sums[0]));
+}
+#endif
+
+#if defined(__AVX512VNNI__)
+static void int8_products() {
+    __m512i sums[SUMS] = {}, a = _mm512_set1_epi8(1);
+    for (long i = 0; i < ROUNDS; ++i) {
+#pragma GCC unroll 20
+        for (int k = 0; k < SUMS; ++k) sums[k] = _mm512_dpbusd_epi32(sums[k], a, a);
+        __asm__ volatile("" : "+v"(a));
+    }
+    for (int k = 1; k < SUMS; ++k) sums[0] = _mm512_add_epi32(sums[0], sums[k]);
+    kept = _mm512_reduce_add_epi32(sums[0]);
+}
+#endif
+
+#if defined(__AMX_BF16__) && defined(__AMX_INT8__)
+template <bool BYTES>
+static void tile_products() {
+    struct alignas(64) {
+        uint8_t palette = 1, start = 0, reserved[14] = {};
+        uint16_t bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+        uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+    } config;
+    __asm__ volatile("" ::"r"(&config) : "memory");
+    _tile_loadconfig(&config);
+    _tile_zero(6);
+    _tile_zero(7);
+    for (long i = 0; i < ROUNDS / 16; ++i) {
+        if (BYTES) {
+            _tile_dpbusd(0, 6, 7);
+            _tile_dpbusd(1, 6, 7);
+            _tile_dpbusd(2, 6, 7);
+            _tile_dpbusd(3, 6, 7);
+        } else {
+            _tile_dpbf16ps(0, 6, 7);
+            _tile_dpbf16ps(1, 6, 7);
+            _tile_dpbf16ps(2, 6, 7);
+            _tile_dpbf16ps(3, 6, 7);
+        }
+    }
+    _tile_release();
+}
+
+static bool has_tiles() { return syscall(SYS_arch_prctl, 0x1023, 18) == 0; }
+#endif
+
+int main(int, char** words) {
+    omp_set_num_threads(std::atoi(words[2]));
+    const double threads = omp_get_max_threads();
+    double bfloat16 = 0, int8 = 0;
+#if defined(__AVX512BF16__)
+    bfloat16 = threads * ROUNDS * SUMS * 32 / best(5, bfloat16_products);
+#endif
+#if defined(__AVX512VNNI__)
+    int8 = threads * ROUNDS * SUMS * 64 / best(5, int8_products);
+#endif
+#if defined(__AMX_BF16__) && defined(__AMX_INT8__)
+    if (has_tiles()) {
+        const double tiles = threads * (ROUNDS / 16) * 4 * 16 * 16;
+        bfloat16 = tiles * 32 / best(5, tile_products<false>);
+        int8 = tiles * 64 / best(5, tile_products<true>);
+    }
+#endif
+    std::printf("{\"bandwidth\": %.4g, \"bfloat16\": %.4g, \"int8\": %.4g}\n", bandwidth(std::atoll(words[1])), bfloat16,
+                int8);
+}

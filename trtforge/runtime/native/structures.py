@@ -1,0 +1,66 @@
+"""The kernels' arguments as C declares them: structures, and which function takes what."""
+
+import ctypes
+from collections.abc import Sequence
+
+_pointer, _integer, _float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+
+
+class Linear(ctypes.Structure):
+    """`Linear` of source/matmul.cpp."""
+
+    _fields_ = (
+        *((name, _pointer) for name in ("x", "weight", "scales", "bias", "y")),
+        *((name, _integer) for name in ("rows", "inputs", "outputs", "group")),
+    )
+
+
+class IntegerLinear(ctypes.Structure):
+    """`IntegerLinear` of source/integer.cpp."""
+
+    _fields_ = (
+        *((name, _pointer) for name in ("x", "weight", "offsets", "prequant", "scales", "bias", "codes", "y")),
+        *((name, _integer) for name in ("rows", "inputs", "outputs")),
+        ("activation_scale", _float),
+    )
+
+
+class Paged(ctypes.Structure):
+    """`Paged` of source/attention.cpp."""
+
+    _fields_ = (
+        *((name, _pointer) for name in ("queries", "cache", "out", "tables", "lengths", "slopes")),
+        *((name, _integer) for name in ("rows", "columns", "block", "vectors", "stride")),
+        *((name, _integer) for name in ("heads", "kv_heads", "size", "window")),
+        *((name, _float) for name in ("scale", "cap", "cache_scale")),
+    )
+
+
+class Context(ctypes.Structure):
+    """`Context` of source/context.cpp."""
+
+    _fields_ = (
+        *((name, _pointer) for name in ("queries", "cache", "out", "table", "slopes", "packed")),
+        *((name, _integer) for name in ("count", "start", "block", "stride", "heads", "kv_heads", "size", "window")),
+        *((name, _float) for name in ("scale", "cap", "cache_scale")),
+    )
+
+
+ARGUMENTS: dict[str, Sequence[object]] = {
+    "rms_norm": (_integer, _pointer, _pointer, _pointer, _integer, _integer, _integer, _integer, _float),
+    "add_rms_norm": (_integer, *(_pointer,) * 5, _integer, _integer, _float, _float),
+    "rotate": (_integer, _pointer, _pointer, _pointer, *(_integer,) * 6),
+    "gate": (_integer, _integer, _integer, _pointer, _pointer, _integer, _integer),
+    "write_slots": (_pointer, _integer, _pointer, _integer, _integer, _pointer),
+    "paged_attention": (_integer, _integer, _pointer),
+    "context_attention": (_integer, _pointer),
+    "linear_bfloat16": (_pointer,),
+    "linear_int4": (_pointer,),
+    "linear_int8": (_integer, _pointer),
+}
+
+
+PRODUCTS = ("linear_bfloat16", "linear_int4", "context_attention")
+"""These need AVX512-BF16."""
+INTEGERS = ("linear_int8",)
+"""These also need AVX512-VNNI."""
