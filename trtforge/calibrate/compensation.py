@@ -115,8 +115,10 @@ def compensate(weight: Tensor, pre_quant_scale: Tensor, factor: Factor, grid: Gr
 
     `factor`: of the inputs before that multiplication.
     """
-    steps = _searched_steps(weight, pre_quant_scale, factor, grid)
-    work = _Work(weight, pre_quant_scale, steps, factor, grid)
+    columns = weight.T.contiguous()  # (in, out): a column of the weight is contiguous
+    steps = _searched_steps(columns, pre_quant_scale, factor, grid)
+    work = _Work(columns, pre_quant_scale, steps, factor, grid)
+    del columns
     for block in work.blocks():
         back = factor.feedback[: block.stop, block]
         work.round(block, back[: block.start], back[block.start :])
@@ -128,12 +130,11 @@ def compensate(weight: Tensor, pre_quant_scale: Tensor, factor: Factor, grid: Gr
     return Compensated(work.levels.T, steps, grid.unit)
 
 
-def _searched_steps(weight: Tensor, pre_quant_scale: Tensor, factor: Factor, grid: Grid) -> Tensor:
-    """(out, in / group) the steps of all groups."""
-    columns, weights = (weight / pre_quant_scale).T.contiguous(), factor.weights * pre_quant_scale.square()
-    groups = range(0, len(columns), grid.group)
-    found = [grid.best_steps(columns[at : at + grid.group], weights[at : at + grid.group]) for at in groups]
-    return torch.stack(found, dim=1)
+def _searched_steps(columns: Tensor, pre_quant_scale: Tensor, factor: Factor, grid: Grid) -> Tensor:
+    """(out, in / group) the steps of all groups of `columns` (in, out)."""
+    scales, weights = pre_quant_scale.unsqueeze(1), factor.weights * pre_quant_scale.square()
+    groups = [slice(at, at + grid.group) for at in range(0, len(columns), grid.group)]
+    return torch.stack([grid.best_steps(columns[at] / scales[at], weights[at]) for at in groups], dim=1)
 
 
 class _Work:
@@ -142,9 +143,9 @@ class _Work:
     `columns` and `differences` (in, out) are in that order, `levels` (in, out) int8 in the order of the layout.
     """
 
-    def __init__(self, weight: Tensor, pre_quant_scale: Tensor, steps: Tensor, factor: Factor, grid: Grid) -> None:
+    def __init__(self, columns: Tensor, pre_quant_scale: Tensor, steps: Tensor, factor: Factor, grid: Grid) -> None:
         self._steps, self._scales, self._order, self._grid = steps.T, pre_quant_scale, factor.order, grid
-        self.columns = weight.T[factor.order]  # a column of the weight is contiguous
+        self.columns = columns.index_select(0, factor.order)
         self.differences = torch.empty_like(self.columns)
         self.levels = torch.empty_like(self.columns, dtype=torch.int8)
         dtype = TORCH[search_dtype(self.columns.device.type)]
