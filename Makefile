@@ -61,10 +61,12 @@ coverage: install ## Branch coverage of the tests, child processes included (hal
 bench: install ## Measure the claims of the README.
 	$(BIN)/python -m tests.benchmarks
 
-bench-peers: ## Install OpenVINO GenAI in .venv-openvino, as a peer of `make bench`.
+bench-peers: ## Install OpenVINO GenAI and llm-compressor in environments of their own, as peers of `make bench`.
 	$(PYTHON) -m venv .venv-openvino
 	.venv-openvino/bin/python -m pip install --quiet "$(TORCH)" "openvino-genai>=2026.4" "optimum-intel[openvino]>=2.2"
 	.venv-openvino/bin/python -m pip uninstall --quiet --yes torchvision  # the index's may not fit the CPU build of torch
+	$(PYTHON) -m venv .venv-llm-compressor
+	.venv-llm-compressor/bin/python -m pip install --quiet "$(TORCH)" "llmcompressor==0.14.0.1"
 
 assault: install ## Attack a real server: load, departures, malformed requests, kills, stops, fuzzed builds (hours).
 	$(BIN)/python -m tests.assault

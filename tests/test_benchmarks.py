@@ -8,7 +8,7 @@ from tests.benchmarks.conversion import Conversion
 from tests.benchmarks.conversion import Measured as Converted
 from tests.benchmarks.markdown import pages
 from tests.benchmarks.quality import BuildQuality, Peer, Quality
-from tests.benchmarks.record import Record, read_record, with_calibration
+from tests.benchmarks.record import Record, read_record, with_calibration, with_domains
 from tests.benchmarks.serving import CLIENT, Measured, Run
 
 
@@ -37,6 +37,20 @@ def test_one_model_measured_again_replaces_its_figures_only() -> None:
     record = read_record()
     again = record.calibration[0].model_copy(update={"runs": 9})
     assert [each.runs for each in with_calibration(record.calibration, again)] == [9, 1]
+
+
+def test_ways_that_were_not_measured_again_stay() -> None:
+    known = read_record().domains
+    first = known[0].ways[0]
+    again = first.model_copy(update={"kl": first.kl.model_copy(update={"median": 0.5})})
+    added = first.model_copy(update={"way": "another"})
+    measured = known[0].model_copy(update={"ways": (again, added)})
+    found = with_domains(known, measured)
+    assert found[1:] == known[1:]
+    assert {each.way for each in found[0].ways} == {each.way for each in known[0].ways} | {"another"}
+    assert len(found[0].ways) == len(known[0].ways) + 1
+    assert again in found[0].ways
+    assert first not in found[0].ways
 
 
 def test_every_benchmark_can_be_recorded_and_shown() -> None:

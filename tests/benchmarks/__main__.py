@@ -63,6 +63,9 @@ def main() -> None:
     parser.add_argument(
         "--models", nargs="+", default=("demo", "large"), choices=("demo", "large"), help="to calibrate"
     )
+    parser.add_argument(
+        "--ways", nargs="+", choices=domains.WAYS, default=domains.WAYS, help="what `domains` measures; others are kept"
+    )
     parser.add_argument("--work", type=Path, help="where the second model of `domains` is kept, or already is")
     writing = parser.add_mutually_exclusive_group()
     writing.add_argument("--no-record", action="store_true", help="only print: write neither JSON nor Markdown")
@@ -191,7 +194,7 @@ def _domains(console: Console, arguments: argparse.Namespace, record: Record) ->
     with tempfile.TemporaryDirectory(prefix="trtforge-bench-") as name:
         directory = arguments.work or Path(name)
         for case in domains.models(directory):
-            found = domains.measure(case, directory)
+            found = domains.measure(case, directory, arguments.ways)
             table = Table(title=f"{case.name}, medians of {len(domains.SEEDS)} seeds", title_justify="left")
             for column in ("format", "group", "way", "KL, own domain", "KL, other", "perplexity", "other"):
                 table.add_column(column)

@@ -5,7 +5,6 @@ fake-quantised modules in `transformers`.
 """
 
 import copy
-import math
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,13 +12,14 @@ from typing import Any
 
 import torch
 
+from tests.benchmarks.divergence import Peer, compared
 from trtforge.calibrate.stage import CalibrateConfig, calibrate
 from trtforge.convert.stage import ConvertConfig, convert
 from trtforge.core.assets import asset_directory
 from trtforge.core.progress import for_this_terminal
 from trtforge.core.recipe import GateConfig, QuantFormat, RoundingMethod, load_recipe
 from trtforge.formats.corpus import token_windows
-from trtforge.models.formats import FORMATS
+from trtforge.models.formats import FORMATS, measured
 from trtforge.pipeline.build import Build
 from trtforge.pipeline.stages import selected
 from trtforge.verify.stage import verify
@@ -27,14 +27,6 @@ from trtforge.verify.stage import verify
 SAMPLES, LENGTH, GROUP = 64, 512, 64
 BUILDS = {"demo-fp32": "", "demo-fp8": "FP8 KV cache too", "demo-int4awq": "groups of 128"}
 """Demo recipes, and what of their quantisation their name does not say."""
-
-
-@dataclass(frozen=True)
-class Peer:
-    """ModelOpt's relative increase of perplexity over float32, and its mean KL divergence from it in nats."""
-
-    increase: float
-    kl: float
 
 
 @dataclass(frozen=True)
@@ -62,7 +54,7 @@ def measure(directory: Path, formats: Collection[QuantFormat] = tuple(FORMATS)) 
         methods = FORMATS[name].methods
         for method in methods if name != "none" else ():
             calibration = None
-            if FORMATS[name].calibrated:
+            if measured(name, method):
                 settings = {"format": name, "group_size": GROUP, "rounding": method}
                 config = CalibrateConfig.model_validate(settings)
                 calibration = calibrate(config, model, directory / f"{name}-{method}-calibration").path
@@ -139,15 +131,3 @@ def with_groups(preset: dict[str, Any], group: int) -> dict[str, Any]:
             if (config.get("block_sizes") or {}).get(-1) == 128:
                 config["block_sizes"][-1] = group
     return changed
-
-
-def compared(model: torch.nn.Module, reference: torch.nn.Module, windows: tuple[tuple[int, ...], ...]) -> Peer:
-    """Perplexity over the next tokens and KL divergence at every token, as `verify` measures them."""
-    loss = divergence = 0.0
-    for window in windows:
-        ids = torch.tensor(window)
-        theirs, wanted = (each(ids.unsqueeze(0)).logits[0].float().log_softmax(-1) for each in (model, reference))
-        loss += float((wanted - theirs)[:-1].gather(1, ids[1:, None]).sum())
-        divergence += float(torch.nn.functional.kl_div(theirs, wanted, reduction="sum", log_target=True))
-    tokens, predicted = sum(map(len, windows)), sum(len(window) - 1 for window in windows)
-    return Peer(math.exp(loss / predicted) - 1, divergence / tokens)

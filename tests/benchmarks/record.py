@@ -286,9 +286,17 @@ def with_calibration(known: tuple[Calibration, ...], measured: Calibration) -> t
     return tuple(by_model.values())
 
 
+_ORDER = ("int4_awq", "w4a8_awq", "nvfp4", "int4_wo", "fp8 KV cache")
+
+
 def with_domains(known: tuple[Domains, ...], measured: Domains) -> tuple[Domains, ...]:
-    """`known` with one model's figures replaced, or added at the end."""
-    return tuple(({each.model: each for each in known} | {measured.model: measured}).values())
+    """`known` with one model's figures replaced, or added at the end; ways that were not measured are kept."""
+    before = {each.model: each for each in known}
+    ways = {(each.format, each.group, each.way): each for each in measured.ways}
+    if measured.model in before:
+        ways = {(each.format, each.group, each.way): each for each in before[measured.model].ways} | ways
+    ordered = sorted(ways.values(), key=lambda each: (_ORDER.index(each.format), each.group))
+    return tuple((before | {measured.model: measured.model_copy(update={"ways": tuple(ordered)})}).values())
 
 
 def with_attacks(known: tuple[Attack, ...], reported: tuple[Attack, ...]) -> tuple[Attack, ...]:
