@@ -1,8 +1,8 @@
 """`python -m tests.benchmarks.compressor_run REQUEST`: llm-compressor's GPTQ of a model, judged as `domains` judges.
 
-Runs in an environment of its own (`make bench-peers`), because llm-compressor pins another `transformers`: it imports nothing
-of trtforge. REQUEST: JSON of a `Request`; prints JSON: for each text, the increase of perplexity and the mean KL
-divergence from float32. The package's defaults hold: static act-order, damping of 0.01.
+Runs in an environment of its own (`make bench-peers`), because llm-compressor pins another `transformers`: it imports
+nothing of trtforge. REQUEST: JSON of a `Request`; prints JSON: for each text, the increase of perplexity and the mean
+KL divergence from float32. The package's defaults hold, among them static act-order.
 """
 
 import json

@@ -163,6 +163,7 @@ def _peers(case: Domains, seeds: Sequence[int]) -> Iterator[Found]:
     presets = {"int4_awq": mtq.INT4_AWQ_CFG, "w4a8_awq": mtq.W4A8_AWQ_BETA_CFG}
     for format_, group in PEERS:
         preset = with_groups(presets[format_], group)
+        preset["quant_cfg"].append({"quantizer_name": "*embed_out*", "enable": False})  # GPT-NeoX's output head
         yield _found(format_, group, "ModelOpt", [run(preset, seed) for seed in seeds])
         if format_ == "int4_awq":
             full = preset | {"algorithm": _FULL}
