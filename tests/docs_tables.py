@@ -23,6 +23,7 @@ from trtforge.formats.networks import networks
 from trtforge.formats.releases import read_release_data
 from trtforge.models.formats import FORMATS
 from trtforge.models.registry import WITHOUT_ENGINES
+from trtforge.pipeline.summary import deployment_of, light_model
 from trtforge.plan.runtime_keys import runtime_keys
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -152,7 +153,8 @@ def shipped_recipes() -> str:
         recipe = load_recipe(path)
         gpu, parallel, quant = recipe.engine.target.gpu, recipe.parallel, recipe.quantization
         if gpu is not None:
-            formats, layout = f"{quant.format}, {quant.kv_cache}", f"tp {parallel.tp}, pp {parallel.pp}"
+            weights = deployment_of(recipe, light_model(recipe)).quant
+            formats, layout = f"{weights}, {quant.kv_cache}", f"tp {parallel.tp}, pp {parallel.pp}"
             gpus, batch = f"{parallel.tp * parallel.pp} x {gpu}", recipe.engine.max_batch_size
             length = f"{recipe.engine.max_seq_len:,}"
             rows.append(

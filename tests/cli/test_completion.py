@@ -35,7 +35,7 @@ def completed(line: str, *, here: Path = Path()) -> list[str]:
     [
         ("trtforge bui", ["build"]),
         ("trtforge build demo-", ["demo-fp32", "demo-fp8", "demo-int4awq", "demo-pp2", "demo-tp2"]),
-        ("trtforge recipes show phi", ["phi-4-fp8"]),
+        ("trtforge recipes show phi", ["phi-4-fp8", "phi-4-mini-fp8"]),
         ("trtforge plan x --gpu a100", ["a100-40gb", "a100-80gb", "a100"]),
         ("trtforge convert a b --quant int4", ["int4_awq", "int4_wo"]),
         ("trtforge build x --quant fp8,int4", ["fp8,int4_awq", "fp8,int4_wo"]),

@@ -357,11 +357,19 @@ def test_a_directorys_own_quantisation_is_held_against_the_gpu(tmp_path: Path) -
 
 def test_a_quantisation_that_only_the_llm_api_reads_is_not_refused(tmp_path: Path) -> None:
     values = json.loads((DEMO_MODEL / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(values | {"quantization_config": {"quant_method": "mxfp4"}}))
+    (tmp_path / "config.json").write_text(json.dumps(values | {"quantization_config": {"quant_method": "mxfp8"}}))
     (warning,) = hugging_face_plan(tmp_path, gpu="h100-80gb")["warnings"]
     assert warning.startswith("not checked that h100-80gb supports the checkpoint's quantisation: ")
-    assert "mxfp4" in warning
+    assert "mxfp8" in warning
     assert hugging_face_plan(tmp_path)["warnings"] == []
+
+
+def test_mxfp4_is_held_against_the_gpu(tmp_path: Path) -> None:
+    values = json.loads((DEMO_MODEL / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(values | {"quantization_config": {"quant_method": "mxfp4"}}))
+    assert hugging_face_plan(tmp_path, gpu="h100-80gb")["warnings"] == []
+    with pytest.raises(ForgeError, match=r"l40s: TensorRT-LLM has no MXFP4 on compute capability 8\.9"):
+        hugging_face_plan(tmp_path, gpu="l40s")
 
 
 @pytest.mark.parametrize("nested", [False, True])

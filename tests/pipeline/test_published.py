@@ -24,6 +24,7 @@ from trtforge.pipeline.dry_run import dry_run
 from trtforge.pipeline.paths import Paths
 from trtforge.pipeline.report import BuildReport
 from trtforge.pipeline.stages import STAGES, StageName, selected
+from trtforge.pipeline.summary import deployment_of, light_model, model_record
 from trtforge.plan.evaluate import evaluate
 from trtforge.plan.model import find_model
 from trtforge.plan.request import request_of
@@ -80,6 +81,18 @@ def test_the_engine_has_the_publishers_weights(source: Path, tmp_path: Path) -> 
     assert [stage.cached for stage in run(recipe(source, kv_cache="fp8"), tmp_path / "build", "package").stages] == [
         True
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "stored"),
+    [("deepseek-r1-fp8", "fp8, as published", 671.0), ("gpt-oss-120b-mxfp4", "mxfp4, as published", 65.2)],
+)
+def test_the_header_says_whose_weights_they_are(name: str, said: str, stored: float) -> None:
+    wanted = load_recipe(SHIPPED[name])
+    model = light_model(wanted)
+    assert model is not None
+    assert deployment_of(wanted, model).quant == said
+    assert round(model_record(model).source_bytes / 1e9, 1) == stored
 
 
 def test_other_formats_and_backends_convert_it(source: Path, tmp_path: Path) -> None:

@@ -17,15 +17,18 @@ def dry_run(recipe: Recipe, paths: Paths, stages: tuple[StageName, ...], options
     """The plan of every stage and the resulting deployment. Raises ForgeError for a plan that is known to fail."""
     judged = preflight(recipe)
     family, facts = judged.model.family, judged.model.facts
-    layout, model = planned_checkpoint(recipe, judged.model)
     plans: dict[str, Any] = {}
-    if is_published(recipe, judged.model):
+    published = is_published(recipe, judged.model)
+    checkpoint = None if published else planned_checkpoint(recipe, judged.model)
+    if published:
         stages = of_published(recipe, stages)
     for stage in stages:
         match stage:
             case "calibrate":
                 plans[stage] = recipe.quantization.model_dump(mode="json") | {"artifact": str(paths.calibration)}
             case "convert":
+                assert checkpoint is not None, "a published model is not converted"
+                layout, model = checkpoint
                 targets = checkpoint_plan(family, facts, layout).targets
                 plans[stage] = {
                     "artifact": str(paths.checkpoint),

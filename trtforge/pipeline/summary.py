@@ -11,9 +11,12 @@ from trtforge.core.parallel import Parallel
 from trtforge.core.recipe import Recipe
 from trtforge.formats.hf import cached_source, read_config
 from trtforge.models.formats import FORMATS
+from trtforge.models.registry import ONLY_PLANNED
 from trtforge.pipeline.record import DeploymentRecord, ModelRecord
 from trtforge.plan.known import known_config
 from trtforge.plan.model import MAIN, Model
+from trtforge.plan.published import published_format, served_as_published, weight_format
+from trtforge.plan.weights import Stored
 
 _PLAIN = 2  # bytes of a weight in 16 bits
 
@@ -54,6 +57,9 @@ def parameters(model: Model) -> int:
 def _source_bytes(model: Model, count: int) -> int:
     if model.config.fp8_blocks is not None:
         return count
+    if model.config.architecture in ONLY_PLANNED:
+        stored = Stored(weight_format(model.config, "none"), _PLAIN)
+        return model.whole("bfloat16").nbytes(stored, Parallel(), 0)
     return count * (4 if model.config.dtype == "float32" else _PLAIN)
 
 
@@ -71,8 +77,9 @@ def deployment_of(recipe: Recipe, model: Model | None) -> DeploymentRecord:
     else:
         hardware = "embedded engine" if recipe.engine.backend == "torch" else "this machine"
         hardware += f", {gpus} ranks" if gpus > 1 else ""
+    published = model is not None and served_as_published(model.config, recipe.engine.backend, quant.format)
     return DeploymentRecord(
-        quant=name,
+        quant=f"{published_format(model.config)}, as published" if model is not None and published else name,
         group_size=group if FORMATS[name].rounding == "int4" else None,
         kv_cache=kv_cache,
         dtype=None if model is None else model_dtype(recipe.model.dtype, model.config.dtype),

@@ -26,6 +26,12 @@ def served_as_published(config: HfConfig, backend: str, quant: str) -> bool:
     return backend == "llmapi" and quant == "fp8" and config.fp8_blocks is not None
 
 
+def published_format(config: HfConfig) -> str:
+    """What the publisher stored: "fp8", "mxfp4", or the dtype of unquantised weights."""
+    method = quantization_method(config)
+    return config.dtype if method == "none" else method
+
+
 def weight_format(config: HfConfig, quant: str) -> WeightFormat:
     """How the quantised weights of a model are stored if it is served in the format `quant`."""
     in_mxfp4 = config.architecture in ONLY_PLANNED and quantization_method(config) == "mxfp4"
