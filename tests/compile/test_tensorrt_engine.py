@@ -17,9 +17,13 @@ from trtforge.compile.stage import CompileOptions, compile_engine, plan_engine
 from trtforge.core.errors import ForgeError, LoggedError
 from trtforge.core.manifest import open_artifact
 from trtforge.formats.engine_target import EngineTarget
-from trtforge.formats.releases import release
+from trtforge.formats.releases import containers_of, release
 from trtforge.formats.trtllm import read_engine_config
+from trtforge.package.config import PackageConfig
+from trtforge.package.stage import package
 from trtforge.plan.limits import derive_limits
+from trtforge.serve.config import ServeConfig
+from trtforge.serve.stage import serve
 
 
 def test_an_engine_of_one_rank(tmp_path: Path, trtllm: Trtllm) -> None:
@@ -64,11 +68,16 @@ def test_every_rank_has_a_log_beside_the_engine(tmp_path: Path, trtllm: Trtllm) 
 
 
 @pytest.mark.parametrize("version", ["0.17.0", "0.18.2", "0.19.0", "0.20.0", "0.21.0", "1.0.0", "1.1.0", "1.2.1"])
-def test_every_release_takes_the_configuration(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trtllm: Trtllm, version: str
+def test_every_release_takes_the_configuration_and_its_engine_is_packaged_and_served(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], trtllm: Trtllm, version: str
 ) -> None:
-    """The stand-in refuses any key that the release does not have, and a missing one that its loader requires."""
+    """The stand-in refuses any key that the release does not have, and a missing one that its loader requires.
+
+    It writes what the release writes; the engine goes on to the dry run of its server.
+    """
     Trtllm.install(trtllm.site, version)
+    container = containers_of(release(version))[0]
+    (trtllm.site / "tensorrt.py").write_text(f'__version__ = "{container.tensorrt}"\n')
     write_checkpoint(tmp_path / "checkpoint")
     config = engine(backend="tensorrt_llm", target={"tensorrt_llm": version})
     build(tmp_path, machine=Machine(tensorrt_llm=version, gpu=True), config=config)
@@ -77,6 +86,13 @@ def test_every_release_takes_the_configuration(
     assert given["input_timing_cache"] == given["output_timing_cache"] == "model.cache"
     written = json.loads((tmp_path / "engine/config.json").read_text())["build_config"]["kv_cache_type"]
     assert written == ("paged" if version.startswith("1.2") else "PAGED")
+    repository = package(PackageConfig(), tmp_path / "engine", None, tmp_path / "repository").path
+    capsys.readouterr()
+    assert serve(ServeConfig(dry_run=True, launcher="docker"), repository) == 0
+    shown = capsys.readouterr().out
+    assert container.image in shown
+    assert f"{repository}:/models:ro" in shown
+    assert '"/models/tensorrt_llm/1/engine"' in (repository / "tensorrt_llm" / "config.pbtxt").read_text()
 
 
 def test_a_build_for_another_cuda_is_of_the_same_release(tmp_path: Path, trtllm: Trtllm) -> None:

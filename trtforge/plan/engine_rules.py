@@ -48,8 +48,10 @@ def engine_problems(
 def mixed_problems(checkpoint: CheckpointConfig) -> Iterator[Problem]:
     """Mixed precision in TensorRT engines.
 
-    Of some releases `LayerQuantConfig` calls the module fnmatch as a function (tensorrt_llm/models/modeling_utils.py,
-    between 1.0 and 1.2), and no release was seen to build such an engine.
+    `PretrainedConfig` reads quant_cfg.json (tensorrt_llm/models/modeling_utils.py). 0.17.0.dev2024121700 looks a
+    layer up by its exact name (`get_quant_cfg`). In the 1.x line (commit 01ea6d79) `layer_quant_mode` and
+    `_get_quant_cfg` call `fnmatch`, which the file imports as a module: every lookup is a TypeError. The releases'
+    own tags were not seen, nor an engine that any of them built.
     """
     if checkpoint.quantization.quant_algo == MIXED_PRECISION:
         yield Problem(
