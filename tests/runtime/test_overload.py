@@ -40,7 +40,7 @@ class NoModel:
     threads, num_blocks = 1, BLOCKS
     worker_pids: tuple[int, ...] = ()
 
-    def execute(self, step: Step) -> Tensor | None:
+    def execute(self, step: Step, fills: object = None) -> Tensor | None:
         wanted = int(step.wanted.sum())
         return torch.zeros(wanted, 131) if wanted else None
 
