@@ -23,6 +23,8 @@ class Wanted:
     performance: bool
     batch_index: bool
     sequence_index: bool
+    context_logits: bool
+    generation_logits: bool
 
     @classmethod
     def of(cls, inputs: Mapping[str, NDArray[Any]], items: int, sequences: int) -> "Wanted":
@@ -35,12 +37,14 @@ class Wanted:
             performance=values.flag("return_perf_metrics", False),
             batch_index=items > 1,
             sequence_index=sequences > items,
+            context_logits=values.flag("return_context_logits", False),
+            generation_logits=values.flag("return_generation_logits", False),
         )
 
 
 @dataclass(slots=True)
 class SequenceState:
-    """One returned sequence. `tokens` and `log_probs`: those not sent yet."""
+    """One returned sequence. `tokens`, `log_probs` and logits (native float32): those not sent yet."""
 
     item: int
     index: int
@@ -58,6 +62,8 @@ class SequenceState:
     accepted_tokens: int = 0
     beams: Sequence[Beam] = ()
     finished: bool = False
+    context_logits: bytearray = field(default_factory=bytearray)
+    generation_logits: bytearray = field(default_factory=bytearray)
 
     def take(self, update: Update) -> None:
         """Add the output of one or several steps."""
@@ -66,6 +72,8 @@ class SequenceState:
             self.first_token_ns = self.first_token_ns or self.last_token_ns
         self.tokens += update.tokens
         self.log_probs += update.log_probs
+        self.context_logits += update.context_logits
+        self.generation_logits += update.generation_logits
         self.generated += len(update.tokens)
         self.cumulative_log_prob = update.cumulative_log_prob
         self.reused_blocks, self.allocated_blocks = update.reused_blocks, update.allocated_blocks
@@ -77,8 +85,9 @@ class SequenceState:
         self.finished = update.finish_reason is not None
 
     def sent(self) -> None:
-        """Forget the tokens and log probabilities that were sent."""
+        """Forget the tokens, log probabilities and logits that were sent."""
         self.tokens, self.log_probs = [], []
+        self.context_logits, self.generation_logits = bytearray(), bytearray()
 
     def optional_outputs(self, wanted: Wanted) -> dict[str, NDArray[Any]]:
         """The tensors that the request asked for besides tokens, with batch dimension."""
@@ -88,6 +97,13 @@ class SequenceState:
             each = [beam.log_probs for beam in self.beams] or [self.log_probs]
             tensors["cum_log_probs"] = np.array([totals], dtype=np.float32)
             tensors["output_log_probs"] = _padded(each, 0).astype(np.float32)
+        if wanted.context_logits and self.context_logits:
+            rows = len(self.request.prompt)
+            tensors["context_logits"] = np.frombuffer(bytes(self.context_logits), np.float32).reshape(1, rows, -1)
+        if wanted.generation_logits and self.generation_logits:
+            rows = len(self.tokens)
+            logits = np.frombuffer(bytes(self.generation_logits), np.float32)
+            tensors["generation_logits"] = logits.reshape(1, 1, rows, -1)
         if wanted.batch_index:
             tensors["batch_index"] = _int32([[self.item]])
         if wanted.sequence_index:

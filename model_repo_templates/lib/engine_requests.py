@@ -72,7 +72,7 @@ class RequestLimits:
     """The limits that a request is checked against. `end_ids`: the model's own.
 
     `guided`: whether answers can be guided; `lora_task_ids`: the adapters that the engine has; `seed`: of requests
-    without one, None if the engine then draws it.
+    without one, None if the engine then draws it; `logits`: inputs that ask for logits, if the engine returns them.
     """
 
     vocab_size: int
@@ -82,12 +82,13 @@ class RequestLimits:
     guided: bool = True
     lora_task_ids: tuple[int, ...] = ()
     seed: int | None = 0
+    logits: tuple[str, ...] = ()
 
     @property
     def inputs(self) -> frozenset[str]:
         """The inputs that this engine reads."""
         more = ({_GUIDE_TYPE, _GUIDE} if self.guided else set()) | ({_LORA} if self.lora_task_ids else set())
-        return _READ | more
+        return _READ | more | set(self.logits)
 
 
 @dataclass(frozen=True)
@@ -158,6 +159,8 @@ def _request(values: InputValues, item: int, limits: RequestLimits, *, model_end
         guide=_guide(values, item),
         lora_task_id=_adapter(values, item, limits),
         beams=_beams(values, item, limits.max_beam_width),
+        context_logits=values.flag("return_context_logits", False),
+        generation_logits=values.flag("return_generation_logits", False),
     )
 
 

@@ -27,6 +27,7 @@ def request_limits(config: ModelConfig) -> RequestLimits:
         max_beam_width=config.integer("max_beam_width", 1),
         guided=config.flag("guided_decoding", True),
         lora_task_ids=config.integers("lora_task_ids"),
+        logits=tuple(name for name in config.text("returned_logits").split(",") if name),
         seed=None if config.flag("random_seed", False) else 0,
     )
 
@@ -91,11 +92,11 @@ class _Answer:
         prompt = update.prompt_log_probs
         piece = Piece(
             sequence,
-            [state.tokens],
+            [list(beam.tokens) for beam in state.beams] or [state.tokens],
             state.finished,
             state.optional_outputs(self._wanted),
             reason=update.finish_reason or "",
-            log_probs=state.log_probs,
+            log_probs=state.beams[0].log_probs if state.beams else state.log_probs,
             top_log_probs=update.top_log_probs,
             prompt_log_probs=None if prompt is None else (prompt.values, prompt.top),
         )

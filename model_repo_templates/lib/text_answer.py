@@ -14,7 +14,8 @@ from sequence_texts import SequenceTexts
 from text_engine import Piece
 
 SEQUENCE = "sequence_index"
-_ADDED = ("output_log_probs",)  # outputs that hold only the new tokens' values, along the last dimension
+_ADDED = {"output_log_probs": -1, "generation_logits": 2}
+"""Outputs that hold only the new tokens' values, and the dimension of the tokens."""
 
 
 class TextAnswer:
@@ -91,7 +92,9 @@ class TextAnswer:
         self._whole[sequence] = [whole + text for whole, text in zip(before, texts, strict=True)]
         kept = self._passed.setdefault(sequence, {})
         for name, value in passed.items():
-            kept[name] = np.concatenate([kept[name], value], axis=-1) if name in _ADDED and name in kept else value
+            if name in _ADDED and name in kept:
+                value = np.concatenate([kept[name], value], axis=_ADDED[name])
+            kept[name] = value
 
     def _send_whole(self, sequence: int, *, final: bool) -> None:
         tensors = {**self._passed[sequence], **self._report.tensors(sequence)}

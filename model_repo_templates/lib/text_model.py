@@ -103,7 +103,9 @@ class TextModel(ABC):
         streaming = inputs.flag("stream", False)
         if streaming and not self._streams:
             raise RequestFailed("stream is true; this repository was packaged with streaming off")
-        sequences = inputs.integer("num_return_sequences", 0, 1, 1, self._most_sequences)
+        beams = inputs.integer("beam_width", 0, 1, 1, self._most_sequences)
+        # A beam search returns its beams as one sequence.
+        sequences = 1 if beams > 1 else inputs.integer("num_return_sequences", 0, 1, 1, self._most_sequences)
         if sequences > 1 and not self._streams:
             raise RequestFailed("num_return_sequences must be 1: this repository was packaged with streaming off")
         options = self._options(call.inputs)
@@ -129,8 +131,9 @@ class TextModel(ABC):
             on_stopped=lambda: self._cancel(call),
         )
         engine_inputs = self._engine_inputs(call.inputs, prepared) | options.engine_inputs()
-        # The engine streams if a text stop word may end the answer early.
-        engine_inputs["streaming"] = np.array([[streaming or (bool(words) and self._streams)]])
+        # The engine streams if a text stop word may end the answer early, but for a beam search.
+        by_words = bool(words) and self._streams and beams == 1
+        engine_inputs["streaming"] = np.array([[streaming or by_words]])
         call.started = self._engine.start(engine_inputs, answer, call.timeout, model_end_ids=own_end_ids)
         self._calls.add(call)
         if call.done:  # the answer ended before `started` was set

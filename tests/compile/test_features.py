@@ -232,8 +232,6 @@ def test_what_an_engine_keeps_of_its_features_names_no_place(tmp_path: Path) -> 
         {"lookahead": True},
         {"multiple_profiles": True},
         {"weights_on_gpu": 0.5},
-        {"context_logits": True},
-        {"generation_logits": True},
     ],
     ids=lambda features: next(iter(features)),
 )

@@ -57,10 +57,10 @@ def test_heads_and_networks_exist_for_some_architectures(hub_id: str, feature: s
 
 
 def test_the_embedded_engine_has_few_of_them() -> None:
-    found = judged(LLAMA_8B, {"lookahead": True, "lora": True, "context_logits": True}, backend="torch")
+    found = judged(LLAMA_8B, {"lookahead": True, "lora": True, "multiple_profiles": True}, backend="torch")
     assert [problem.message for problem in found.problems] == [
         "engine.features.lookahead: the torch backend does not have it",
-        "engine.features.context_logits: the torch backend does not have it",
+        "engine.features.multiple_profiles: the torch backend does not have it",
     ]
     assert judged(LLAMA_8B, {"kv_reuse": False}, backend="torch").legal
 

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from tests.families import TINY
@@ -15,12 +17,16 @@ from tests.runtime.conftest import greedy
 from tests.runtime.converted import LONG, TOKENS, Families, computed, edited, error
 from tests.runtime.runner import open_runner
 from tests.runtime.test_engine import requests_for
+from tests.runtime.test_speculation import NGRAMS, KeptRanks
 from tests.runtime.thread_ranks import ThreadRanks
-from trtforge.runtime.generate import generate
-from trtforge.runtime.ranks.source import open_model
+from trtforge.core.recipe import SchedulerPolicy
+from trtforge.runtime.drafting import NgramDrafter
+from trtforge.runtime.engine import Engine, EngineOptions
+from trtforge.runtime.generate import generate, generate_with
+from trtforge.runtime.ranks.source import open_engine, open_model
 from trtforge.runtime.scheduling.batch import Step
 
-TOLERANCE = 1e-4
+TOLERANCE, NEW = 1e-4, 8
 MOE = ("mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v2_lite", "deepseek_v3", "glm4_moe")
 ODD = ("bloom", "gemma2", "gemma3", "mistral", "deepseek_v2", "qwen2_moe")
 """ALiBi, capped scores, windows, latent attention, experts."""
@@ -90,6 +96,44 @@ def test_requests_in_flight_get_the_tokens_of_transformers(
     family = families(name)
     made = generate(write_engine(family.checkpoint(), tmp_path / "engine"), requests_for(prompts[:5]))
     assert [generation.tokens for generation in made] == greedy(family.model, prompts[:5], 24)
+
+
+@pytest.mark.parametrize(
+    "name", [*(name for name in TINY if name != "phi3_longrope"), *(f"{name} split" for name in ODD)]
+)
+def test_no_schedule_changes_greedy_tokens(
+    families: Families, name: str, prompts: list[list[int]], tmp_path: Path
+) -> None:
+    """Prompts in chunks, prefixes reused, requests paused, drafts verified: the tokens are those of transformers.
+
+    But for longrope: its factors depend on a sequence's whole length, which an engine cannot know before its end.
+    """
+    name, split = name.removesuffix(" split"), name.endswith(" split")
+    family, layout = families(name), {"tp": 2, "pp": 2} if split else {}
+    begun = [3 + token % 120 for token in prompts[1][:9]]
+    asked = [[*begun, 5], [*begun, 7, 5, 7, 5], [*begun, *begun, *begun], [11]]
+    expected = greedy(family.model, asked, NEW)
+    source = open_engine(
+        write_engine(family.checkpoint(**layout), tmp_path / "engine", tokens_per_block=4, max_num_tokens=16)
+    )
+    ranks = KeptRanks(source, 14)
+
+    @settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @given(
+        chosen=st.lists(st.integers(0, 3), min_size=2, max_size=4),
+        policy=st.sampled_from(["guaranteed_no_evict", "max_utilization"]),
+        reuse=st.booleans(),
+        drafts=st.booleans(),
+    )
+    def check(chosen: list[int], policy: SchedulerPolicy, reuse: bool, drafts: bool) -> None:
+        options = EngineOptions(scheduler=policy, kv_reuse=reuse, chunked_context=True)
+        drafter = NgramDrafter(NGRAMS) if drafts else None
+        with Engine(source, ranks, options, drafter) as engine:  # type: ignore[arg-type]
+            made = generate_with(engine, requests_for([asked[index] for index in chosen], NEW))
+        assert [generation.tokens for generation in made] == [expected[index] for index in chosen]
+
+    check()
+    ranks.end()
 
 
 @pytest.mark.parametrize("name", ODD)

@@ -10,7 +10,10 @@ from trtforge.core.recipe import SchedulerPolicy
 from trtforge.engine_process.requests import GenerationRequest
 from trtforge.runtime.scheduling.blocks import BlockManager
 from trtforge.runtime.scheduling.scheduler import Batching, BatchLimits, Row, Scheduler
-from trtforge.runtime.scheduling.sequence import Sequence
+from trtforge.runtime.scheduling.sequence import Draft, Sequence
+
+ADAPTERS = 2
+"""Different adapters that may run at once."""
 
 
 @dataclass
@@ -24,16 +27,18 @@ class Simulation:
     arrivals: int = 0
     rows: list[Row] = field(default_factory=list)
 
-    def arrive(self, prompt: list[int], max_tokens: int) -> Sequence:
-        request = GenerationRequest(str(self.arrivals), tuple(prompt), max_tokens)
+    def arrive(self, prompt: list[int], max_tokens: int, adapter: int = 0) -> Sequence:
+        request = GenerationRequest(str(self.arrivals), tuple(prompt), max_tokens, lora_task_id=adapter or None)
         limits = self.scheduler.limits
         sequence = Sequence.of(request, self.arrivals, limits.max_seq_len, lambda output: None)
         self.arrivals += 1
         self.scheduler.add(sequence)
         return sequence
 
-    def step(self) -> None:
+    def step(self, drafts: int = 0) -> None:
         scheduler = self.scheduler
+        for sequence in scheduler.running:
+            sequence.draft = Draft((999,) * drafts)  # never right
         rows = self.rows = scheduler.schedule()
         self.steps += 1
         self.check(rows)
@@ -52,6 +57,8 @@ class Simulation:
         assert len(rows) <= limits.max_batch_size
         assert sum(row.count for row in rows) <= limits.max_num_tokens
         assert len({row.sequence for row in rows}) == len(rows)
+        assert len({sequence.adapter for sequence in scheduler.running} - {0}) <= ADAPTERS
+        assert sum(row.count + len(row.drafts) for row in rows) <= limits.max_num_tokens
         assert [row.count > 1 for row in rows] == sorted(row.count > 1 for row in rows)
         for row in rows:
             assert scheduler.blocks.missing(row.sequence.table, row.start + row.count) == 0
@@ -76,7 +83,10 @@ def simulation(
 ) -> Simulation:
     manager = BlockManager(blocks, size, reuse=reuse)
     limits = BatchLimits(max_batch_size=batch, max_num_tokens=num_tokens, max_input_len=32, max_seq_len=48)
-    return Simulation(Scheduler(limits, manager, policy=policy, chunked_context=chunked, batching=batching))
+    scheduler = Scheduler(
+        limits, manager, policy=policy, chunked_context=chunked, batching=batching, most_adapters=ADAPTERS
+    )
+    return Simulation(scheduler)
 
 
 def test_generation_goes_before_context_and_long_prompts_are_cut() -> None:
@@ -193,14 +203,15 @@ def test_under_any_load_every_request_finishes_in_order_of_arrival(
         match draw(st.integers(0, 3)):
             case 0 | 1:
                 flavour, length = draw(st.integers(0, 1)), draw(st.integers(1, 32))
-                sequences.append(sim.arrive([flavour] * length, draw(st.integers(1, 48))))
+                adapter = draw(st.integers(0, 3))
+                sequences.append(sim.arrive([flavour] * length, draw(st.integers(1, 48)), adapter))
             case 2 if sequences:
                 victim = sequences[draw(st.integers(0, len(sequences) - 1))]
                 if victim.finish_reason is None:
                     cancelled.add(victim.order)
                 sim.scheduler.finish(victim, "cancelled")
             case _:
-                sim.step()
+                sim.step(draw(st.integers(0, 9)) if batching == "inflight" else 0)
     sim.run()
     sim.scheduler.blocks.check([])
     assert sim.scheduler.blocks.free_blocks == blocks

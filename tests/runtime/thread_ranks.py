@@ -1,5 +1,6 @@
 """Ranks as threads of this process: the exchanges of an engine without the seconds that its processes take to start."""
 
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -36,12 +37,13 @@ class ThreadRanks:
 
         self.models = list(self._pool.map(load, range(world)))
 
-    def execute(self, step: Step) -> Tensor | None:
-        """float32 logits of the rows wanted."""
+    def execute(self, step: Step, fills: Mapping[int, Tensor] | None = None) -> Tensor | None:
+        """float32 logits of the rows wanted. `fills`: of a single rank."""
+        assert not fills or len(self.models) == 1, "several ranks store no blocks"
 
         @torch.inference_mode()
         def run(model: RankModel) -> Tensor | None:
-            return model.execute(Step.decode(step.encode()))
+            return model.execute(Step.decode(step.encode()), fills)
 
         first, *_ = self._pool.map(run, self.models)
         return first

@@ -48,7 +48,7 @@ class TorchPlan:
             **self.limits.build_fields,
             "kv_cache_type": "PAGED",
             **({} if speculation is None else {"max_draft_len": speculation.draft_tokens}),
-            "gather_context_logits": False,
+            "gather_context_logits": self.features.context_logits,
             **({"lora_config": adapted} if adapted else {}),
             "plugin_config": {
                 "dtype": self.model.dtype,

@@ -26,7 +26,7 @@ OF_THE_LLM_API = ("eagle3", "mtp", "ngram", "moe", "attention_dp", "cuda_graphs"
 """Features that TensorRT engines lack."""
 OF_ENGINES = ("medusa", "eagle", "lookahead", "multiple_profiles", "weights_on_gpu", "context_logits")
 """Features of TensorRT engines alone; the others are of both."""
-EMBEDDED = frozenset({"draft", "ngram", "lora"})
+EMBEDDED = frozenset({"draft", "ngram", "lora", "context_logits", "generation_logits"})
 """Features of the embedded engine beyond KV reuse and chunked context."""
 
 Choices = tuple[tuple[int, ...], ...]

@@ -66,6 +66,7 @@ class Submission:
                     **({"copy_of": int(request.copy_of)} if request.copy_of is not None else {}),
                     **({"beams": vars(request.beams)} if request.beams is not None else {}),
                     **({"lora": request.lora_task_id} if request.lora_task_id is not None else {}),
+                    **({"logits": _logits_of(request)} if any(_logits_of(request)) else {}),
                 }
             )
             payload += array("i", request.prompt).tobytes() + bias.tobytes()
@@ -79,6 +80,7 @@ class Submission:
             for row in frame.header["requests"]:
                 prompt, start = _numbers(frame.payload, "i", start, row["prompt"])
                 bias, start = _numbers(frame.payload, "f", start, row["bias"])
+                of_context, of_generation = row.get("logits", (False, False))
                 requests.append(
                     GenerationRequest(
                         request_id=str(row["id"]),
@@ -92,12 +94,18 @@ class Submission:
                         copy_of=str(int(row["copy_of"])) if "copy_of" in row else None,
                         beams=BeamParams(**row["beams"]) if "beams" in row else None,
                         lora_task_id=row.get("lora"),
+                        context_logits=bool(of_context),
+                        generation_logits=bool(of_generation),
                     )
                 )
         except (KeyError, TypeError, ValueError) as error:
             raise BadFrame(f"a request that cannot be read: {error!r}") from None
         first = int(requests[0].request_id) if requests else 0
         return cls(tuple(requests), frame.header.get("timeout"), first)
+
+
+def _logits_of(request: GenerationRequest) -> tuple[bool, bool]:
+    return request.context_logits, request.generation_logits
 
 
 def _numbers(data: bytes, kind: str, start: int, count: int) -> "tuple[array[Any], int]":
@@ -125,6 +133,8 @@ class Update:
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     beams: Sequence[Beam] = ()
+    context_logits: bytearray = field(default_factory=bytearray)
+    generation_logits: bytearray = field(default_factory=bytearray)
 
     def add(self, output: Output) -> None:
         """Append an output."""
@@ -137,6 +147,8 @@ class Update:
         self.prompt_log_probs = self.prompt_log_probs or output.prompt_log_probs
         self.drafted_tokens, self.accepted_tokens = output.drafted_tokens, output.accepted_tokens
         self.beams = output.beams
+        self.context_logits += output.context_logits
+        self.generation_logits += output.generation_logits
 
     def merge(self, later: "Update") -> None:
         """Append a later update."""
@@ -149,11 +161,14 @@ class Update:
         self.prompt_log_probs = self.prompt_log_probs or later.prompt_log_probs
         self.drafted_tokens, self.accepted_tokens = later.drafted_tokens, later.accepted_tokens
         self.beams = later.beams
+        self.context_logits += later.context_logits
+        self.generation_logits += later.generation_logits
 
 
 def encode_updates(updates: Mapping[int, Update]) -> Frame:
-    """One frame with the updates of a client's sequences."""
+    """One frame with the updates of a client's sequences; its payload are their logits, one after another."""
     rows: list[Sequence[object]] = []
+    payload = bytearray()
     for name, update in updates.items():
         if update.failure is not None:
             failure = (update.failure.code, update.failure.message)
@@ -171,23 +186,25 @@ def encode_updates(updates: Mapping[int, Update]) -> Frame:
                     *_details(update),
                 )
             )
-    return Frame({"type": "updates", "rows": rows})
+            payload += update.context_logits + update.generation_logits
+    return Frame({"type": "updates", "rows": rows}, bytes(payload))
 
 
 def _details(update: Update) -> Sequence[object]:
     """The end of a row: nothing for most updates; else no failure, the log probabilities that few requests ask for, the
-    counts of drafts, and beams."""
+    counts of drafts, beams, and the bytes of both kinds of logits in the payload."""
     prompt, drafted = update.prompt_log_probs, update.drafted_tokens
-    if not update.top_log_probs and prompt is None and not drafted and not update.beams:
+    logits = len(update.context_logits), len(update.generation_logits)
+    if not (update.top_log_probs or prompt is not None or drafted or update.beams or any(logits)):
         return ()
     scores = None if prompt is None else (prompt.values, prompt.top)
     beams = [(list(b.tokens), list(b.log_probs), b.cumulative_log_prob, b.finish_reason) for b in update.beams]
-    return (None, update.top_log_probs, scores, drafted, update.accepted_tokens, beams)
+    return (None, update.top_log_probs, scores, drafted, update.accepted_tokens, beams, logits)
 
 
 def decode_updates(frame: Frame) -> dict[int, Update]:
     """The inverse of `encode_updates`. Raises BadFrame."""
-    updates = {}
+    updates, start = {}, 0
     try:
         for name, tokens, reason, cumulative, reused, allocated, log_probs, *more in frame.header["rows"]:
             update = Update(tokens, log_probs, reason, cumulative, reused, allocated)
@@ -198,6 +215,11 @@ def decode_updates(frame: Frame) -> dict[int, Update]:
                 update.prompt_log_probs = None if more[2] is None else PromptLogProbs(*more[2])
                 update.drafted_tokens, update.accepted_tokens = more[3], more[4]
                 update.beams = [Beam(*beam) for beam in more[5]]
+                middle = start + int(more[6][0])
+                end = middle + int(more[6][1])
+                update.context_logits = bytearray(frame.payload[start:middle])
+                update.generation_logits = bytearray(frame.payload[middle:end])
+                start = end
             updates[int(name)] = update
     except (KeyError, TypeError, ValueError) as error:
         raise BadFrame(f"updates that cannot be read: {error!r}") from None

@@ -112,6 +112,7 @@ class GenerationRequest:
     """A prompt and when to stop. An end id is not part of the output; a matched stop word is.
 
     `lora_task_id`: the adapter to answer with; None: the model alone.
+    `context_logits`, `generation_logits`: return the logits of the prompt's tokens, and those of the output's.
     `copy_of`: id of an earlier request with the same prompt, whose KV blocks it shares from the start if possible.
     """
 
@@ -126,6 +127,8 @@ class GenerationRequest:
     lora_task_id: int | None = None
     beams: BeamParams | None = None
     copy_of: str | None = None
+    context_logits: bool = False
+    generation_logits: bool = False
 
 
 MOST_LENGTH_PENALTY = 10
@@ -163,6 +166,9 @@ class Output:
     `allocated_blocks`: KV blocks allocated to the request so far, `reused_blocks` included. `drafted_tokens`: tokens
     that speculative decoding proposed and the engine verified so far; `accepted_tokens` of them are in the output.
     `beams`: of a beam search, the best first, in its only output.
+    `context_logits`: native float32 (tokens of the prompt, vocabulary), with the first token; row i predicts what
+    follows token i. `generation_logits`: (tokens of this output, vocabulary), from which each was chosen. Both are
+    the model's, before anything that sampling does.
     """
 
     request_id: str
@@ -178,6 +184,8 @@ class Output:
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     beams: tuple[Beam, ...] = ()
+    context_logits: bytes = b""
+    generation_logits: bytes = b""
 
 
 class RequestEngine(Protocol):

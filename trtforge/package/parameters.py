@@ -67,6 +67,12 @@ def request_parameters(config: PackageConfig, engine: EngineFacts) -> dict[str, 
             "guided_decoding": _boolean(config.serving.guided_decoding_backend is not None),
             "random_seed": _boolean(True),  # of requests without one
         }
+    if engine.backend == "torch":
+        if engine.max_beam_width > 1:
+            values["max_beam_width"] = str(engine.max_beam_width)
+        returned = [name for name in ("context_logits", "generation_logits") if getattr(engine.features, name)]
+        if returned:
+            values["returned_logits"] = ",".join(f"return_{name}" for name in returned)
     if engine.adapters:
         values["lora_task_ids"] = ",".join(map(str, engine.adapters))
     return values

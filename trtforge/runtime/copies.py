@@ -21,8 +21,7 @@ class Copies:
         if any(original in copies for copies in self._of.values()):  # it is a waiting copy itself
             return False
         alone = any(
-            each.request.guide is not None or each.request.sampling.prompt_log_probs or each.group is not None
-            for each in (original, copy)
+            each.request.guide is not None or each.scores_prompt or each.group is not None for each in (original, copy)
         )
         if alone:
             return False

@@ -30,7 +30,7 @@ from trtforge.runtime.ranks.adapter_limits import adapter_limits
 from trtforge.runtime.ranks.rank_group import RankGroup
 from trtforge.runtime.ranks.source import Source, open_engine
 from trtforge.runtime.sampler import Sampler
-from trtforge.runtime.scheduling.admission import why_refused
+from trtforge.runtime.scheduling.admission import why_refused, wrong_logits
 from trtforge.runtime.scheduling.batch import Step
 from trtforge.runtime.scheduling.blocks import BlockManager
 from trtforge.runtime.scheduling.scheduler import Row, Scheduler
@@ -260,7 +260,7 @@ class Engine:
             tokens_per_block=blocks.tokens_per_block,
             chunked_context=self._options.chunked_context,
             adapters=self._adapters.task_ids,
-        )
+        ) or wrong_logits(request, self._source.forge.features, self._source.config.vocab_size)
         if error is None and request.request_id in self._sequences:
             error = RequestError(f"request id {request.request_id} is in use", hint="Give every request its own id.")
         if error is not None:
@@ -323,6 +323,8 @@ class Engine:
                 break
             sequences = [row.sequence for row, _ in pending]
             indices = [index for _, index in pending]
+            for sequence, index in zip(sequences, indices, strict=True):
+                sequence.keep_logits(logits[index])
             own = logits if indices == list(range(len(logits))) else logits[indices]
             sampled = self._sampler.sample(sequences, own, depth)
             self._generated_tokens += len(pending)

@@ -25,6 +25,8 @@ class Generation:
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     beams: tuple[Beam, ...] = ()
+    context_logits: bytes = b""
+    generation_logits: bytes = b""
 
 
 def generate(
@@ -44,6 +46,7 @@ def generate_with(engine: Engine, requests: Sequence[GenerationRequest]) -> list
     log_probs: list[list[float]] = [[] for _ in requests]
     top: list[list[TopLogProbs]] = [[] for _ in requests]
     prompts: dict[int, PromptLogProbs] = {}
+    logits = [(bytearray(), bytearray()) for _ in requests]
     done: dict[int, Generation] = {}
     while len(done) < len(requests):
         output = outputs.get()
@@ -51,6 +54,8 @@ def generate_with(engine: Engine, requests: Sequence[GenerationRequest]) -> list
         tokens[index].extend(output.tokens)
         log_probs[index].extend(output.log_probs)
         top[index].extend(output.top_log_probs)
+        logits[index][0].extend(output.context_logits)
+        logits[index][1].extend(output.generation_logits)
         if output.prompt_log_probs is not None:
             prompts[index] = output.prompt_log_probs
         if output.finish_reason is not None:
@@ -66,5 +71,7 @@ def generate_with(engine: Engine, requests: Sequence[GenerationRequest]) -> list
                 drafted_tokens=output.drafted_tokens,
                 accepted_tokens=output.accepted_tokens,
                 beams=output.beams,
+                context_logits=bytes(logits[index][0]),
+                generation_logits=bytes(logits[index][1]),
             )
     return [done[index] for index in range(len(requests))]

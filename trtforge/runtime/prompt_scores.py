@@ -1,4 +1,4 @@
-"""Log probabilities of the prompts' own tokens, from the logits of a step that computes them."""
+"""Log probabilities of the prompts' own tokens, and their logits, from those of a step that computes them."""
 
 from collections.abc import Sequence as Rows
 
@@ -10,7 +10,7 @@ from trtforge.runtime.scheduling.scheduler import Row
 
 
 def score_prompts(rows: Rows[Row], logits: Tensor) -> None:
-    """Add the prompts' log probabilities to the sequences of rows that score.
+    """Add the prompts' log probabilities and logits to the sequences of rows that score.
 
     `logits`: float32 (wanted tokens of all rows, vocabulary), in the order of the rows.
     """
@@ -30,11 +30,16 @@ def top_log_probs(log_probs: Tensor, count: int) -> list[TopLogProbs]:
 def _score(row: Row, logits: Tensor) -> None:
     """The logits after token i are those of token i + 1. After a pause, positions that were scored are skipped."""
     sequence, prompt = row.sequence, row.sequence.request.prompt
-    scored = len(sequence.prompt_log_probs)
-    begin, end = max(row.start, scored), min(row.start + row.count, len(prompt) - 1)
+    begin, end = max(row.start, sequence.scored), min(row.start + row.count, len(prompt) - 1)
     if begin >= end:
         return
-    log_probs = logits[begin - row.start : end - row.start].log_softmax(dim=1)
+    sequence.scored = end
+    own = logits[begin - row.start : end - row.start]
+    if sequence.request.context_logits:
+        sequence.context_logits += own.cpu().numpy().tobytes()
+    if not sequence.request.sampling.prompt_log_probs:
+        return
+    log_probs = own.log_softmax(dim=1)
     targets = torch.tensor(prompt[begin + 1 : end + 1], device=logits.device)
     sequence.prompt_log_probs += log_probs.gather(1, targets.unsqueeze(1)).squeeze(1).tolist()
     if count := sequence.request.sampling.top_log_probs:

@@ -3,6 +3,7 @@
 from collections.abc import Collection
 
 from trtforge.core.errors import RequestError
+from trtforge.core.features import FeaturesConfig
 from trtforge.engine_process.requests import (
     GUIDE_KINDS,
     MOST_LENGTH_PENALTY,
@@ -12,6 +13,7 @@ from trtforge.engine_process.requests import (
 )
 from trtforge.runtime.scheduling.scheduler import BatchLimits
 
+_MOST_LOGITS = 256 << 20
 _MOST_SCORES = 20_000  # about 0.5 MB in a frame
 
 
@@ -80,6 +82,27 @@ def why_refused(
             hint="Shorten the prompt, or ask for fewer alternatives at each token.",
         )
     return _wrong_beams(request) or _wrong_guide(request) or _wrong_sampling(request.sampling, vocab_size)
+
+
+def wrong_logits(request: GenerationRequest, features: FeaturesConfig, vocab_size: int) -> RequestError | None:
+    """Why the logits that a request asks for are refused."""
+    if request.context_logits and not features.context_logits:
+        return RequestError(
+            "this engine returns no context logits", hint="Compile it with --feature context_logits=true."
+        )
+    if request.generation_logits and not features.generation_logits:
+        return RequestError(
+            "this engine returns no generation logits", hint="Compile it with --feature generation_logits=true."
+        )
+    rows = request.context_logits * len(request.prompt) + request.generation_logits * request.max_tokens
+    if 4 * vocab_size * rows > _MOST_LOGITS:
+        return RequestError(
+            f"the logits of {rows} tokens take {4 * vocab_size * rows} bytes, an answer holds at most {_MOST_LOGITS}",
+            hint="Shorten the prompt, or ask for fewer tokens.",
+        )
+    if rows and request.beams is not None and request.beams.width > 1:
+        return RequestError("a beam search returns no logits", hint="Ask for them with a beam_width of 1.")
+    return None
 
 
 def _wrong_beams(request: GenerationRequest) -> RequestError | None:

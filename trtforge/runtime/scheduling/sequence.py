@@ -46,7 +46,8 @@ class Group:
 class Sequence:
     """Mutable state, owned by the engine's thread. `order`: order of arrival; `limit`: maximum length of prompt and
     output; `plain`: sampling is the argmax of the unmodified logits; `draft`: proposed next tokens; `begun`: it
-    is running, or was and is paused.
+    is running, or was and is paused; `scored`: tokens of the prompt whose logits were used; `context_logits`,
+    `generation_logits`: those that were not handed out yet.
 
     The keys and values of the first `computed` tokens are in the cache; the others, which include the last generated
     token, are still to be computed.
@@ -72,6 +73,9 @@ class Sequence:
     prompt_reported: bool = False
     group: Group | None = None
     begun: bool = False
+    scored: int = 0
+    context_logits: bytearray = field(default_factory=bytearray)
+    generation_logits: bytearray = field(default_factory=bytearray)
 
     @classmethod
     def of(
@@ -107,8 +111,8 @@ class Sequence:
     @property
     def scores_prompt(self) -> bool:
         """Whether logits of the prompt's tokens are still wanted: those of all its tokens but the last."""
-        scored = len(self.prompt_log_probs)
-        return self.request.sampling.prompt_log_probs and scored < len(self.request.prompt) - 1
+        wanted = self.request.sampling.prompt_log_probs or self.request.context_logits
+        return wanted and self.scored < len(self.request.prompt) - 1
 
     @property
     def remaining(self) -> int:
@@ -142,6 +146,22 @@ class Sequence:
             return "stop_word"
         return "length" if len(self.tokens) + 1 >= self.limit else None
 
+    def keep_logits(self, logits: "Tensor") -> None:
+        """Keep what is wanted of the logits (vocabulary,) that its next token is chosen from."""
+        request = self.request
+        data = logits.cpu().numpy().tobytes() if request.context_logits or request.generation_logits else b""
+        if request.context_logits and not self.generated:
+            self.context_logits += data
+        if request.generation_logits:
+            self.generation_logits += data
+
+    def _taken_logits(self, *, context: bool, token: bool) -> tuple[bytes, bytes]:
+        """Those of the prompt, and of a token of the output, which an end id is not."""
+        found = bytes(self.context_logits) if context else b"", bytes(self.generation_logits) if token else b""
+        self.context_logits.clear()
+        self.generation_logits.clear()
+        return found
+
     def output(
         self,
         reason: FinishReason | None = None,
@@ -157,6 +177,8 @@ class Sequence:
         if sampling.prompt_log_probs and not self.prompt_reported and not self.scores_prompt:
             self.prompt_reported = True
             prompt = PromptLogProbs(tuple(self.prompt_log_probs), tuple(self.prompt_top))
+        ends_at_once = reason == "end_id" and not self.generated
+        context, generation = self._taken_logits(context=token is not None or ends_at_once, token=token is not None)
         return Output(
             self.request.request_id,
             () if token is None else (token,),
@@ -170,6 +192,8 @@ class Sequence:
             prompt_log_probs=prompt,
             drafted_tokens=self.drafted,
             accepted_tokens=self.accepted,
+            context_logits=context,
+            generation_logits=generation,
         )
 
     def ends_with_stop_word(self, token: int) -> bool:

@@ -1,0 +1,167 @@
+"""Features of the executor from a recipe to a server: LoRA adapters, logits, and beams of the text models."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from openai import NotFoundError, OpenAI
+from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM
+from tritonclient import grpc as triton
+
+from tests.assault.server import Server, serving
+from tests.conftest import DEMO_MODEL
+from tests.patience import PATIENCE, eventually
+from tests.runtime.adapters import save_adapter, with_adapter
+from trtforge import Engine, SamplingParams
+from trtforge.compile.stage import compile_engine
+from trtforge.convert.stage import ConvertConfig, convert
+from trtforge.core.errors import RequestError
+from trtforge.core.features import FeaturesConfig, LoraFeature
+from trtforge.core.recipe import EngineConfig
+from trtforge.package.config import PackageConfig
+from trtforge.package.stage import package
+
+PROMPT, NEW = "Return the number of", 16
+NAMES = (None, "sql", "chat")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A build of the demo model with two adapters, logits and beams."""
+    place = tmp_path_factory.mktemp("adapters")
+    model = AutoModelForCausalLM.from_pretrained(DEMO_MODEL, dtype=torch.float32)
+    adapters = [str(save_adapter(model, place / name, n, r=4 + n)) for n, name in enumerate(NAMES) if name]
+    checkpoint = convert(ConvertConfig(dtype="float32"), DEMO_MODEL, place / "checkpoint").path
+    lora = LoraFeature(adapters=tuple(adapters))
+    features = FeaturesConfig(lora=lora, context_logits=True, generation_logits=True)
+    config = EngineConfig(backend="torch", features=features, max_beam_width=3)
+    engine = compile_engine(config, checkpoint, place / "engine").path
+    package(PackageConfig(), engine, None, place / "repository")
+    return place
+
+
+@pytest.fixture(scope="module")
+def texts(place: Path) -> dict[str | None, str]:
+    """PEFT's greedy answer with each adapter, and that of the model alone."""
+    tokenizer = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
+    model = AutoModelForCausalLM.from_pretrained(DEMO_MODEL, dtype=torch.float32)
+    ids = tokenizer.encode(PROMPT).ids
+    found = {}
+    for name in NAMES:
+        own = model if name is None else with_adapter(model, place / name)
+        given = torch.tensor([ids])
+        made = own.generate(given, attention_mask=torch.ones_like(given), max_new_tokens=NEW, do_sample=False)[0]
+        found[name] = tokenizer.decode(made.tolist())[len(tokenizer.decode(ids)) :]
+    assert len(set(found.values())) == len(NAMES)
+    return found
+
+
+@pytest.fixture(scope="module")
+def served(place: Path) -> Iterator[tuple[Server, str]]:
+    with serving(place / "repository") as server:
+        assert eventually(lambda: len(server.output) > 1)
+        yield server, server.output[1].removeprefix("openai=")
+
+
+def test_the_python_api_names_adapters(place: Path, texts: dict[str | None, str]) -> None:
+    with Engine.load(place / "engine") as engine:
+        params = [SamplingParams(max_tokens=NEW, adapter=name) for name in NAMES]
+        assert [answer.text for answer in engine.generate([PROMPT] * 3, params)] == list(texts.values())
+        with pytest.raises(RequestError, match="other is no adapter of this engine") as raised:
+            engine.generate(PROMPT, SamplingParams(adapter="other"))
+    assert raised.value.hint == "Its adapters: sql, chat."
+
+
+def test_adapters_are_models_of_openais_api(served: tuple[Server, str], texts: dict[str | None, str]) -> None:
+    client = OpenAI(base_url=served[1], api_key="none", max_retries=0, timeout=PATIENCE)
+    assert [model.id for model in client.models.list()] == ["ensemble", "sql", "chat"]
+
+    def answer(name: str | None) -> tuple[str, str]:
+        made = client.completions.create(model=name or "ensemble", prompt=PROMPT, max_tokens=NEW, temperature=0)
+        return made.model, made.choices[0].text
+
+    with ThreadPoolExecutor(6) as pool:
+        made = list(pool.map(answer, [*NAMES, *NAMES]))
+    assert made == [(name or "ensemble", texts[name]) for name in (*NAMES, *NAMES)]
+    with pytest.raises(NotFoundError):
+        client.completions.create(model="other", prompt=PROMPT)
+
+
+def ask(server: Server, model: str, stream: bool = False, **more: np.ndarray) -> list[dict[str, np.ndarray]]:
+    """The tensors of each response. Raises what the server said."""
+    client = triton.InferenceServerClient(server.grpc)
+    text = {"text_input": np.array([[PROMPT]], dtype=object), "max_tokens": np.array([[NEW]], dtype=np.int32)}
+    inputs = []
+    for name, value in {**text, "stream": np.array([[stream]]), **more}.items():
+        kind = {"O": "BYTES", "i": "INT32", "u": "UINT64", "b": "BOOL"}[value.dtype.kind]
+        inputs.append(triton.InferInput(name, value.shape, kind))
+        inputs[-1].set_data_from_numpy(value)
+    found: list[object] = []
+    client.start_stream(lambda result, error: found.append(error or result))
+    client.async_stream_infer(model, inputs)
+    client.stop_stream()
+    for each in found:
+        if isinstance(each, Exception):
+            raise each
+    return [
+        {tensor.name: each.as_numpy(tensor.name) for tensor in each.get_response().outputs}  # type: ignore[attr-defined]
+        for each in found
+    ]
+
+
+def test_task_ids_are_those_of_the_recipe(served: tuple[Server, str], texts: dict[str | None, str]) -> None:
+    def answer(model: str, task: int) -> str:
+        (found,) = ask(served[0], model, lora_task_id=np.array([[task]], dtype=np.uint64))
+        return str(found["text_output"].flat[0].decode())
+
+    assert [answer("ensemble", 1), answer("tensorrt_llm_bls", 2)] == [texts["sql"], texts["chat"]]
+    with pytest.raises(Exception, match="lora_task_id is 3; it must be one of this engine's: 1, 2"):
+        answer("ensemble", 3)
+
+
+@pytest.mark.parametrize("model", ["ensemble", "tensorrt_llm_bls"])
+def test_logits_are_those_of_transformers(served: tuple[Server, str], model: str) -> None:
+    both = {"return_context_logits": np.array([[True]]), "return_generation_logits": np.array([[True]])}
+    (whole,) = ask(served[0], model, **both)
+    streamed = ask(served[0], model, stream=True, **both)
+    tokenizer = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
+    reference = AutoModelForCausalLM.from_pretrained(DEMO_MODEL, dtype=torch.float32)
+    ids = tokenizer.encode(PROMPT).ids
+    with torch.no_grad():
+        made = reference.generate(torch.tensor([ids]), max_new_tokens=NEW, do_sample=False)[0]
+        logits = reference(made.unsqueeze(0)).logits[0].numpy()
+    assert whole["generation_logits"].shape == (1, 1, NEW, logits.shape[1])
+    np.testing.assert_allclose(whole["context_logits"][0], logits[: len(ids)], atol=1e-3)
+    np.testing.assert_allclose(whole["generation_logits"][0, 0], logits[len(ids) - 1 : -1], atol=1e-3)
+    rows = [each["generation_logits"] for each in streamed if "generation_logits" in each]
+    np.testing.assert_allclose(np.concatenate(rows, axis=2), whole["generation_logits"], atol=1e-3)
+    assert [each["context_logits"].shape for each in streamed if "context_logits" in each] == [
+        (1, *logits[: len(ids)].shape)
+    ]
+
+
+@pytest.mark.parametrize("model", ["ensemble", "tensorrt_llm_bls"])
+def test_text_models_return_all_beams(served: tuple[Server, str], model: str) -> None:
+    tokenizer = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
+    ids = tokenizer.encode(PROMPT).ids
+    reference = AutoModelForCausalLM.from_pretrained(DEMO_MODEL, dtype=torch.float32)
+    made = reference.generate(
+        torch.tensor([ids]), max_new_tokens=NEW, do_sample=False, num_beams=3, num_return_sequences=3,
+        length_penalty=0.0, early_stopping=True,
+    )  # fmt: skip
+    before = len(tokenizer.decode(ids))
+    expected = [tokenizer.decode(row.tolist())[before:] for row in made]
+
+    def texts(**more: np.ndarray) -> list[str]:
+        (found,) = ask(served[0], model, beam_width=np.array([[3]], dtype=np.int32), **more)
+        return [text.decode() for text in found["text_output"][0]]
+
+    assert texts() == expected
+    assert texts(num_return_sequences=np.array([[2]], dtype=np.int32)) == expected[:2]
+    assert texts(stop_words=np.array([["zebra"]], dtype=object)) == expected
+    with pytest.raises(Exception, match="beam_width is 4; it must be a whole number from 1 to 3"):
+        ask(served[0], model, beam_width=np.array([[4]], dtype=np.int32))
