@@ -2,10 +2,11 @@
 
 import pytest
 
-from tests.benchmarks import inflight, planning, recording
+from tests.benchmarks import decode, inflight, planning, recording
 from tests.benchmarks.calibration import Timed, extrapolate
 from tests.benchmarks.conversion import Conversion
 from tests.benchmarks.conversion import Measured as Converted
+from tests.benchmarks.limits import Limits
 from tests.benchmarks.markdown import pages
 from tests.benchmarks.quality import BuildQuality, Peer, Quality
 from tests.benchmarks.record import Record, read_record, with_calibration, with_domains
@@ -60,7 +61,9 @@ def test_every_benchmark_can_be_recorded_and_shown() -> None:
     ways = [Converted(name, (seconds,), 5_000_000, 1) for name, seconds in zip("abcde", (1, 2, 3, 4, 5), strict=True)]
     rates = zip(inflight.VARIANTS, (9, 3, 6), strict=True)
     variants = [inflight.Measured(batching, 10, 4, (rate,)) for batching, rate in rates]
+    decoded = [decode.Measured("int8_sq", {1: 50.0, 8: 200.0, 32: 400.0}, 900.0)]
     measured = {
+        "decode": recording.decoded(decoded, Limits(bandwidth=3e10, bfloat16=1e11, int8=2e11), 1),
         "planning": recording.planned([planning.Timed("trtforge plan x", 0.5, 70_000_000)], 1),
         "serving": recording.served({"demo": Measured(runs, alone)}, 1),
         "conversion": recording.converted(Conversion(4_000_000_000, ways, ways[0]), 1),
@@ -74,6 +77,7 @@ def test_every_benchmark_can_be_recorded_and_shown() -> None:
     text = "".join(shown.values())
     for figure in (
         "500 tokens/s | 1,000 tokens/s | 50 %",
+        "| int8_sq | 50 | 200 | 400 | 900 | 33 % | 38 % |",
         "| 2.00 |",
         "in-flight 3.00 times",
         "int4_awq, compensated | +1.23 % | +2.00 % | 3.21e-03 | 4.20e-03 | 90.00 %",
@@ -81,6 +85,19 @@ def test_every_benchmark_can_be_recorded_and_shown() -> None:
         "0.50 | 70 MB",
     ):
         assert figure in text
+
+
+def test_decoding_is_shown_as_shares_of_what_the_machine_can() -> None:
+    """16 layers of (1,536 + 1,024) x 1,024 and 3 x 1,024 x 2,816 weights, and an LM head of 8,192 x 1,024."""
+    layers, head = 16 * 1024 * (1536 + 1024 + 3 * 2816), 8192 * 1024
+    assert decode.multiply_adds_of_token() == layers + head
+    cached = 16 * 2 * 4 * 64 * 2 * (128 + 32)
+    assert decode.bytes_of_token("bfloat16") == 2 * (layers + head) + cached
+    assert decode.bytes_of_token("OpenVINO, int8") == layers + 2 * head + cached
+    assert decode.bytes_of_token("int4_awq") == layers * 0.53125 + 2 * head + cached
+    fast = decode.Measured("bfloat16", {1: 10.0, 8: 1.0, 32: 100.0}, 1.0)
+    bytes_, products = decode.bytes_of_token("bfloat16"), decode.multiply_adds_of_token()
+    assert decode.shares(fast, Limits(20 * bytes_, 400 * products, 1.0)) == pytest.approx((0.5, 0.25))
 
 
 def test_more_batches_take_longer_and_the_rest_does_not() -> None:

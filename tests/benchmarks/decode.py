@@ -117,9 +117,9 @@ def _calibration(directory: Path, model: Path, quant: str) -> tuple[str, ...]:
     from safetensors.torch import save_file
 
     ids = directory / "ids.safetensors"
-    save_file({"input_ids": torch.randint(4, SHAPE.vocab, (8, 256), generator=torch.Generator().manual_seed(0))}, ids)
+    save_file({"input_ids": torch.randint(4, SHAPE.vocab, (4, 128), generator=torch.Generator().manual_seed(0))}, ids)
     out = directory / f"calibration-{quant}"
-    sizes = ("--samples", "8", "--seq-len", "256")
+    sizes = ("--samples", "4", "--seq-len", "128")
     _trtforge("calibrate", str(model), str(out), "--quant", quant, "--data", str(ids), *sizes)
     return "--calibration", str(out)
 
@@ -211,7 +211,7 @@ def _by_transformers(model: Path) -> dict[int, dict[str, float]]:
 
 def bytes_of_token(way: str) -> float:
     """Bytes of weights and of the KV cache that are read for one token when it is decoded alone."""
-    bits = 32 if way == "float32" else 8 if "int8" in way else 4 + 32 / 128 if "int4" in way else 16
+    bits = 8 if "int8" in way else 4 + 32 / 128 if "int4" in way else 16
     head = SHAPE.vocab * SHAPE.hidden * 2
     context = PROMPT_TOKENS + NEW_TOKENS // 2
     cached = SHAPE.layers * 2 * SHAPE.kv_heads * SHAPE.head_size * 2 * context

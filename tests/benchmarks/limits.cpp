@@ -53,7 +53,8 @@ constexpr int SUMS = 20;  // enough to hide the latency of a product
 
 #if defined(__AVX512BF16__)
 static void bfloat16_products() {
-    __m512 sums[SUMS] = {};
+    __m512 sums[SUMS];
+    for (int k = 0; k < SUMS; ++k) sums[k] = _mm512_set1_ps(float(k));  // different, or they are computed as one
     __m512bh a = (__m512bh)_mm512_set1_epi16(0x3f80);
     for (long i = 0; i < ROUNDS; ++i) {
 #pragma GCC unroll 20
@@ -67,7 +68,8 @@ static void bfloat16_products() {
 
 #if defined(__AVX512VNNI__)
 static void int8_products() {
-    __m512i sums[SUMS] = {}, a = _mm512_set1_epi8(1);
+    __m512i sums[SUMS], a = _mm512_set1_epi8(1);
+    for (int k = 0; k < SUMS; ++k) sums[k] = _mm512_set1_epi32(k);
     for (long i = 0; i < ROUNDS; ++i) {
 #pragma GCC unroll 20
         for (int k = 0; k < SUMS; ++k) sums[k] = _mm512_dpbusd_epi32(sums[k], a, a);

@@ -143,7 +143,7 @@ def _decode(record: Record) -> str:
     rows = []
     for way in found.ways:
         rates = (*(f"{way.decode[batch]:g}" for batch in batches), f"{way.prefill:,}")
-        rows.append((way.way, *rates, *((_percent(way.bandwidth), _percent(way.products)) if limited else ())))
+        rows.append((way.way, *rates, *((_share(way.bandwidth), _share(way.products)) if limited else ())))
     heads = ("tokens/s", *(f"{batch} in flight" for batch in batches), "prompts")
     table = _where(found) + _table((*heads, *(("bandwidth", "products") if limited else ())), rows)
     if not limited:
@@ -156,8 +156,8 @@ def _decode(record: Record) -> str:
     return f"{table}\n\n{_wrapped(notes)}"
 
 
-def _percent(share: float | None) -> str:
-    return "" if share is None else f"{share:.0%}"
+def _share(share: float | None) -> str:
+    return "" if share is None else f"{share * 100:.0f} %"
 
 
 def _gateway(record: Record) -> str:

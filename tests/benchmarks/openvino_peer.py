@@ -1,8 +1,9 @@
 """OpenVINO GenAI's continuous batching, for `decode`. An interpreter of its own runs this file: it imports no trtforge.
 
 `export MODEL OUT FORMAT` makes its model of a Hugging Face checkpoint with optimum-intel, FORMAT bfloat16, int8 or
-int4 (symmetric, groups of 128). `run MODEL CASES` prints JSON: seconds of every case in the file CASES, {"prompts":
-token ids of each request, "new": tokens that each makes}. `make bench-peers` installs what it needs.
+int4 (symmetric, groups of 128); bfloat16 stores float16, which the CPU plugin multiplies as bfloat16 where it can.
+`run MODEL CASES` prints JSON: seconds of every case in the file CASES, {"prompts": token ids of each request, "new":
+tokens that each makes}. `make bench-peers` installs what it needs.
 """
 
 import json

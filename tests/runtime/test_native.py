@@ -136,6 +136,9 @@ def test_int4_products(rows: int, tiles: int, group: int, groups: int, seed: int
         made = found.linear_int4(x, pack_words(codes), by_tile, bias)
         near(made, functional.linear(x.float(), weight, bias), torch.bfloat16)
         assert torch.equal(unpack_words(pack_words(codes)), codes)
+        prequant = (torch.rand(inputs) + 0.5).bfloat16()
+        made = found.linear_int4(x, pack_words(codes), by_tile, bias, prequant)
+        near(made, functional.linear((x * prequant).float(), weight, bias), torch.bfloat16)
 
 
 @settings(max_examples=40)

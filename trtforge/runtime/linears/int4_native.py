@@ -44,9 +44,7 @@ class Int4Native:
                 hint="The engine is damaged: compile the checkpoint again.",
             )
         vector = load_bias(weights, prefix, shape, place, bias)
-        multiply = _linear(words, scales, vector, place)
-        prequant = load_prequant(weights, prefix, shape, place)
-        return multiply if prequant is None else lambda x: multiply(x * prequant)
+        return _linear(words, scales, vector, load_prequant(weights, prefix, shape, place), place)
 
 
 def _check(outputs: int, inputs: int, group: int) -> None:
@@ -62,13 +60,14 @@ def _check(outputs: int, inputs: int, group: int) -> None:
         )
 
 
-def _linear(words: Tensor, scales: Tensor, bias: Tensor | None, place: Placement) -> Linear:
+def _linear(words: Tensor, scales: Tensor, bias: Tensor | None, prequant: Tensor | None, place: Placement) -> Linear:
     kernels = native_for(place.device, place.dtype)
     if kernels is None or not kernels.multiplies or place.dtype is not torch.bfloat16:
         _warn_of_dequantising()
-        return matrix(_dequantised(words, scales).to(place.dtype), bias)
+        multiply = matrix(_dequantised(words, scales).to(place.dtype), bias)
+        return multiply if prequant is None else lambda x: multiply(x * prequant)
     vector = None if bias is None else bias.float()
-    return lambda x: kernels.linear_int4(x, words, scales, vector)
+    return lambda x: kernels.linear_int4(x, words, scales, vector, prequant)
 
 
 @functools.lru_cache(maxsize=1)

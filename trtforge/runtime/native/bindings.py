@@ -226,13 +226,13 @@ class Native:
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None, outputs: int) -> Tensor:
         """x W^T + bias in bfloat16: x (..., inputs), weight as `pack_bfloat16` makes it, bias float32."""
-        return self._multiply(self._library.linear_bfloat16, x, weight, None, bias, outputs, 0)
+        return self._multiply(self._library.linear_bfloat16, x, weight, None, bias, outputs)
 
-    def linear_int4(self, x: Tensor, words: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
-        """As `linear`, with `words` and float32 `scales` as `int4_native` packs them."""
-        tiles, groups, _ = scales.shape
-        group = x.shape[-1] // groups
-        return self._multiply(self._library.linear_int4, x, words, scales, bias, tiles * TILE, group)
+    def linear_int4(
+        self, x: Tensor, words: Tensor, scales: Tensor, bias: Tensor | None, prequant: Tensor | None = None
+    ) -> Tensor:
+        """As `linear`, with `words` and float32 `scales` as `int4_native` packs them. `prequant`: factors of inputs."""
+        return self._multiply(self._library.linear_int4, x, words, scales, bias, scales.shape[0] * TILE, prequant)
 
     def linear_int8(self, x: Tensor, layer: Int8Layer) -> Tensor:
         """SmoothQuant: x (..., inputs) in float32 or bfloat16 is rounded to INT8; the result has its type."""
@@ -270,13 +270,14 @@ class Native:
         scales: Tensor | None,
         bias: Tensor | None,
         outputs: int,
-        group: int,
+        prequant: Tensor | None = None,
     ) -> Tensor:
         if x.dtype is not torch.bfloat16:
             raise TypeError(f"the products are for bfloat16, not {x.dtype}")
         x = x.contiguous()
         y = x.new_empty(*x.shape[:-1], outputs)
         inputs = x.shape[-1]
+        scaled = None if prequant is None else torch.empty_like(x)
         given = Linear(
             x=x.data_ptr(),
             weight=weight.data_ptr(),
@@ -286,7 +287,9 @@ class Native:
             rows=x.numel() // inputs,
             inputs=inputs,
             outputs=outputs,
-            group=group,
+            group=0 if scales is None else inputs // scales.shape[1],
+            prequant=None if prequant is None else prequant.data_ptr(),
+            scaled=None if scaled is None else scaled.data_ptr(),
         )
         function(ctypes.byref(given))
         return y

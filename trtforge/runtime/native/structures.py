@@ -10,7 +10,7 @@ class Linear(ctypes.Structure):
     """`Linear` of source/matmul.cpp."""
 
     _fields_ = (
-        *((name, _pointer) for name in ("x", "weight", "scales", "bias", "y")),
+        *((name, _pointer) for name in ("x", "weight", "scales", "bias", "y", "prequant", "scaled")),
         *((name, _integer) for name in ("rows", "inputs", "outputs", "group")),
     )
 

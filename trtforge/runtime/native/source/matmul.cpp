@@ -9,6 +9,9 @@
 // A nibble is its value plus 8; VPERMW looks its bfloat16 up.
 
 #include "products.h"
+#include "vectors.h"
+
+#include <cstdlib>
 
 EXPORT int64_t has_matmul() {
 #if defined(HAS_PRODUCTS)
@@ -19,8 +22,6 @@ EXPORT int64_t has_matmul() {
 }
 
 #if defined(HAS_PRODUCTS)
-
-constexpr int64_t LARGEST_GROUP = 256;
 
 static inline void put_row(bfloat16* y, const float* bias, __m512 low, __m512 high) {
     if (bias) {
@@ -79,12 +80,15 @@ static inline __attribute__((always_inline)) void multiply_int4(const bfloat16* 
 }
 
 // One linear layer: y (rows, outputs) = x (rows, inputs) W^T + bias. `scales`: (outputs / 32, inputs / group, 32).
+// `prequant`: factors of the inputs, or null; `scaled` is memory for the rows that they multiply.
 struct Linear {
     const bfloat16* x;
     const void* weight;
     const float* scales;
     const float* bias;
     bfloat16* y;
+    const bfloat16* prequant;
+    bfloat16* scaled;
     int64_t rows, inputs, outputs, group;
 };
 
@@ -95,12 +99,24 @@ static void few_rows(const Linear& l, const bfloat16* x, const bfloat16* w, cons
     for (int m = 0; m < M; ++m) put_row(y + m * l.outputs, bias, out[m][0], out[m][1]);
 }
 
+// How `rows_int4` gets its weights: from 4 bits, from 4 bits and keeping them as bfloat16, or as they were kept.
+enum Expansion { NOT_KEPT, KEPT, FROM_KEPT };
+
+// M rows of a tile in 4 bits; `expanded`: memory for the tile in bfloat16.
 template <int M>
-static void few_rows_int4(const Linear& l, const uint16_t* w, const float* scales, const float* bias, bfloat16* y) {
+static void rows_int4(const Linear& l, Expansion expansion, const bfloat16* x, const uint16_t* w, const float* scales,
+                      const float* bias, bfloat16* expanded, bfloat16* y) {
     __m512 totals[M][2] = {};
     for (int64_t first = 0; first < l.inputs; first += l.group, scales += TILE) {
         Sums out[M];
-        multiply_int4<M, false>(l.x + first, l.inputs, w + first * 8, l.group / 4, l.inputs * 8, nullptr, out);
+        const int64_t tile = l.inputs * 8;
+        bfloat16* values = expanded + first * TILE;
+        if (expansion == NOT_KEPT)
+            multiply_int4<M, false>(x + first, l.inputs, w + first * 8, l.group / 4, tile, nullptr, out);
+        else if (expansion == KEPT)
+            multiply_int4<M, true>(x + first, l.inputs, w + first * 8, l.group / 4, tile, values, out);
+        else
+            multiply<M>(x + first, l.inputs, values, l.group / 2, Ahead(values, 0, 0, 0, 1), out);
         const __m512 low = _mm512_loadu_ps(scales), high = _mm512_loadu_ps(scales + 16);
         for (int m = 0; m < M; ++m) {
             totals[m][0] = _mm512_fmadd_ps(out[m][0], low, totals[m][0]);
@@ -108,33 +124,6 @@ static void few_rows_int4(const Linear& l, const uint16_t* w, const float* scale
         }
     }
     for (int m = 0; m < M; ++m) put_row(y + m * l.outputs, bias, totals[m][0], totals[m][1]);
-}
-
-template <int M>
-static void sums_of_int4(const bfloat16* x, int64_t stride, const uint16_t* w, int64_t inputs, int64_t tile,
-                         bfloat16* expanded, float* sums) {
-    Sums out[M];
-    multiply_int4<M, true>(x, stride, w, inputs / 4, tile, expanded, out);
-    store_sums<M>(out, sums);
-}
-
-// As `panel`, of a tile in 4 bits without its scales, which the first rows expand for the others.
-static void panel_int4(const bfloat16* x, int64_t stride, int64_t rows, const uint16_t* w, int64_t inputs,
-                       float* sums) {
-    alignas(64) bfloat16 expanded[LARGEST_GROUP * TILE];
-    int64_t first = 0;
-    if (amx::suits(rows, inputs)) {
-        const __m512i table = _mm512_load_si512(NIBBLES);
-        for (int64_t quad = 0; quad < inputs / 4; ++quad) {
-            __m512i values[4];
-            unpack(w + quad * 32, table, values);
-            store_values(values, expanded + quad * 128);
-        }
-    } else {
-        first = share(rows, parts(rows));
-        FOR_ROWS(first, sums_of_int4, x, stride, w, inputs, stride * 8, expanded, sums);
-    }
-    panel(x + first * stride, stride, rows - first, expanded, inputs, sums + first * TILE);
 }
 
 static void put_panel(const Linear& l, const float* sums, int64_t rows, const float* bias, bfloat16* y) {
@@ -166,46 +155,82 @@ static void add_scaled(const float* sums, const float* scales, int64_t rows, boo
     }
 }
 
-static void tile_int4(const Linear& l, const uint16_t* w, const float* scales, const float* bias, bfloat16* y) {
-    if (l.rows <= ROWS) {
-        FOR_ROWS(l.rows, few_rows_int4, l, w, scales, bias, y);
+static void expand_tile(const uint16_t* w, int64_t inputs, bfloat16* expanded) {
+    const __m512i table = _mm512_load_si512(NIBBLES);
+    for (int64_t quad = 0; quad < inputs / 4; ++quad) {
+        __m512i values[4];
+        unpack(w + quad * 32, table, values);
+        store_values(values, expanded + quad * 128);
+    }
+}
+
+// `expanded`: memory for the tile in bfloat16, where there are more than ROWS rows.
+static void tile_int4(const Linear& l, const uint16_t* w, const float* scales, const float* bias, bfloat16* expanded,
+                      bfloat16* y) {
+    if (l.rows <= ROWS || !amx::suits(l.rows, l.group)) {
+        Expansion expansion = l.rows <= ROWS ? NOT_KEPT : KEPT;
+        for (int64_t done = 0, left = parts(l.rows), rows; left > 0; --left, done += rows) {
+            rows = share(l.rows - done, left);
+            FOR_ROWS(rows, rows_int4, l, expansion, l.x + done * l.inputs, w, scales, bias, expanded,
+                     y + done * l.outputs);
+            expansion = FROM_KEPT;
+        }
         return;
     }
     alignas(64) float sums[PANEL * TILE], totals[PANEL * TILE];
+    expand_tile(w, l.inputs, expanded);
     for (int64_t start = 0, left = panels(l.rows), rows; left > 0; --left, start += rows) {
         rows = share(l.rows - start, left);
         for (int64_t first = 0; first < l.inputs; first += l.group) {
-            panel_int4(l.x + start * l.inputs + first, l.inputs, rows, w + first * 8, l.group, sums);
+            panel(l.x + start * l.inputs + first, l.inputs, rows, expanded + first * TILE, l.group, sums);
             add_scaled(sums, scales + first / l.group * TILE, rows, first == 0, totals);
         }
         put_panel(l, totals, rows, bias, y + start * l.outputs);
     }
 }
 
-// Calls compute(first output, its bias, its first result) for every tile. `depth`: inputs of one product of a panel.
+// Calls compute(first output, its bias, its first result, memory) for every tile. `depth`: inputs of one product of a
+// panel; `needed`: numbers of the memory, which is aligned to a vector.
 template <class Compute>
-static void for_each_tile(const Linear& l, int64_t depth, Compute compute) {
+static void for_each_tile(const Linear& l, int64_t depth, int64_t needed, Compute compute) {
     if (l.rows == 0) return;
 #pragma omp parallel
     {
         const amx::Session session(l.rows, amx::suits(l.rows, depth));
+        bfloat16* memory = needed ? (bfloat16*)std::aligned_alloc(64, size_t(needed) * sizeof(bfloat16)) : nullptr;
 #pragma omp for schedule(static)
         for (int64_t first = 0; first < l.outputs; first += TILE)
-            compute(first, l.bias ? l.bias + first : nullptr, l.y + first);
+            compute(first, l.bias ? l.bias + first : nullptr, l.y + first, memory);
+        std::free(memory);
     }
 }
 
 EXPORT void linear_bfloat16(const Linear* given) {
     const Linear& l = *given;
-    for_each_tile(l, l.inputs, [&l](int64_t first, const float* bias, bfloat16* y) {
+    for_each_tile(l, l.inputs, 0, [&l](int64_t first, const float* bias, bfloat16* y, bfloat16*) {
         tile_bfloat16(l, (const bfloat16*)l.weight + first * l.inputs, bias, y);
     });
 }
 
+static void scale_rows(const Linear& l) {
+#pragma omp parallel for schedule(static) if (l.rows * l.inputs >= 16384)
+    for (int64_t row = 0; row < l.rows; ++row) {
+        const bfloat16* x = l.x + row * l.inputs;
+        for (int64_t i = 0; i < l.inputs; i += WIDTH)
+            put(l.scaled + row * l.inputs + i, load(x + i) * load(l.prequant + i));
+    }
+}
+
 EXPORT void linear_int4(const Linear* given) {
-    const Linear& l = *given;
-    for_each_tile(l, l.group, [&l](int64_t first, const float* bias, bfloat16* y) {
-        tile_int4(l, (const uint16_t*)l.weight + first * l.inputs / 4, l.scales + first * (l.inputs / l.group), bias, y);
+    Linear l = *given;
+    if (l.prequant) {
+        scale_rows(l);
+        l.x = l.scaled;
+    }
+    const int64_t needed = l.rows > ROWS ? l.inputs * TILE : 0;
+    for_each_tile(l, l.group, needed, [&l](int64_t first, const float* bias, bfloat16* y, bfloat16* memory) {
+        const float* scales = l.scales + first * (l.inputs / l.group);
+        tile_int4(l, (const uint16_t*)l.weight + first * l.inputs / 4, scales, bias, memory, y);
     });
 }
 
