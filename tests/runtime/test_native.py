@@ -64,7 +64,16 @@ def test_rms_norm(kernels: Native, dtype: torch.dtype, shape: tuple[int, int]) -
 def test_rms_norm_of_some_heads(kernels: Native, dtype: torch.dtype) -> None:
     heads, weight = torch.randn(5, 9, 16).to(dtype), torch.randn(16).to(dtype)
     expected = functional.rms_norm(heads[:, 2:6].float(), weight.shape, weight.float(), 1e-6)
-    near(kernels.rms_norm(heads[:, 2:6], weight, 1e-6), expected, dtype)
+    others = heads[:, [0, 1, 6, 7, 8]]
+    kernels.rms_norm_heads(heads[:, 2:6], weight, 1e-6)
+    near(heads[:, 2:6], expected, dtype)
+    assert torch.equal(heads[:, [0, 1, 6, 7, 8]], others)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_add(kernels: Native, dtype: torch.dtype) -> None:
+    x, change = torch.randn(6, 51).to(dtype), torch.randn(6, 51).to(dtype)
+    near(kernels.add(x, change, 0.25), x.float() + 0.25 * change.float(), dtype)
 
 
 @pytest.mark.parametrize("dtype", TYPES)

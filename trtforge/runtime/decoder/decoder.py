@@ -13,6 +13,7 @@ from trtforge.runtime.decoder.kv_cache import LayerCache, Scratch, storage_dtype
 from trtforge.runtime.decoder.layer import kv_scale, load_layer
 from trtforge.runtime.decoder.loader import Loader
 from trtforge.runtime.decoder.logits import finished_logits, load_logits
+from trtforge.runtime.decoder.recorded import Layers
 from trtforge.runtime.linears.kernels import Kernels
 from trtforge.runtime.linears.linear import Placement
 from trtforge.runtime.linears.weights import Weights
@@ -39,7 +40,8 @@ class Decoder:
         self._quantized = kernels.quantized
         self._rotaries = [Rotary(rotary, longest, place.device) for rotary in spec.rotaries]
         loader = Loader.of(spec, kernels, weights, place, ranks, adapters=adapters)
-        self._layers = [load_layer(loader, index) for index in range(spec.num_layers)]
+        layers = [load_layer(loader, index) for index in range(spec.num_layers)]
+        self.layers = Layers(layers, self._native if spec.tp == 1 and adapters is None else None, longest)
         self._kv_scales = [kv_scale(loader, index) for index in range(spec.num_layers)]
         self._embedding = load_embedding(loader) if spec.first else None
         self._head = load_logits(loader) if spec.last else None
@@ -81,8 +83,7 @@ class Decoder:
             empty = torch.empty(len(batch.tokens), spec.hidden_size, dtype=place.dtype, device=place.device)
             hidden = self._ranks.receive_hidden(empty)
         rotations = tuple(rotary.at(batch.positions, place.dtype, batch.length) for rotary in self._rotaries)
-        for layer, layer_cache in zip(self._layers, cache, strict=True):
-            hidden = layer(hidden, batch, rotations, layer_cache)
+        hidden = self.layers(hidden, batch, rotations, cache)
         part = None
         if self._head is not None:
             part = self._head(self._wanted(hidden, batch))[: batch.wanted] if batch.wanted else None

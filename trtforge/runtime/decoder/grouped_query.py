@@ -10,7 +10,7 @@ from trtforge.runtime.architecture.spec import DecoderSpec
 from trtforge.runtime.decoder.alibi import Alibi
 from trtforge.runtime.decoder.attention import Attention, Batch
 from trtforge.runtime.decoder.kv_cache import LayerCache
-from trtforge.runtime.decoder.loader import Loader, Norm
+from trtforge.runtime.decoder.loader import Loader, Norm, RmsNorm
 from trtforge.runtime.decoder.scores import FusedScores, Scores, SoftmaxScores
 from trtforge.runtime.linears.linear import Linear
 
@@ -31,11 +31,17 @@ class GroupedQueryAttention:
         heads = self.qkv(x).view(len(x), -1, self.attention.head_size)
         if self.head_norms:
             query_norm, key_norm = self.head_norms
-            heads[:, :queries] = query_norm(heads[:, :queries])
-            heads[:, queries : queries + keys] = key_norm(heads[:, queries : queries + keys])
+            _norm_heads(query_norm, heads[:, :queries])
+            _norm_heads(key_norm, heads[:, queries : queries + keys])
         if rotations and self.rotary is not None:
             rotations[self.rotary].turn(heads[:, : queries + keys])
         return self.dense(self.attention(heads, batch, cache))
+
+
+def _norm_heads(norm: Norm, heads: Tensor) -> None:
+    """Replace heads by their norms."""
+    if not (isinstance(norm, RmsNorm) and norm.in_place(heads)):
+        heads.copy_(norm(heads))
 
 
 def load_grouped_query(loader: Loader, name: str, layer: LayerSpec) -> GroupedQueryAttention:

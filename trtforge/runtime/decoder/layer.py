@@ -16,6 +16,7 @@ from trtforge.runtime.decoder.loader import Loader, Norm, RmsNorm
 from trtforge.runtime.decoder.mlp import load_mlp
 from trtforge.runtime.decoder.moe import load_moe
 from trtforge.runtime.linears.linear import Linear
+from trtforge.runtime.native.bindings import Native, native_for
 
 
 class AttentionPart(Protocol):
@@ -36,6 +37,7 @@ class Layer:
     after_attention: Norm | None
     after_mlp: Norm | None
     scale: float
+    kernels: Native | None
 
     def __call__(self, hidden: Tensor, batch: Batch, rotations: tuple[Rotation, ...], cache: LayerCache) -> Tensor:
         """(tokens, hidden) to (tokens, hidden)."""
@@ -50,10 +52,12 @@ class Layer:
             case "parallel":
                 normed = self._input(hidden)
                 mlp_input = normed if self.mlp_norm is None else self.mlp_norm(hidden)
-                return hidden + self.attention(normed, batch, rotations, cache) + self.mlp(mlp_input)
+                return self._add(
+                    self._add(hidden, self.attention(normed, batch, rotations, cache)), self.mlp(mlp_input)
+                )
             case "post_norm":
-                hidden = self._input(hidden + self.attention(hidden, batch, rotations, cache))
-                return self._mlp_input(hidden + self.mlp(hidden))
+                hidden = self._input(self._add(hidden, self.attention(hidden, batch, rotations, cache)))
+                return self._mlp_input(self._add(hidden, self.mlp(hidden)))
 
     def _after_attention(self, hidden: Tensor, change: Tensor) -> tuple[Tensor, Tensor]:
         """The residual after attention, and its norm."""
@@ -72,9 +76,11 @@ class Layer:
         assert self.mlp_norm is not None
         return self.mlp_norm(hidden)
 
-    def _add(self, hidden: Tensor, change: Tensor, norm: Norm | None) -> Tensor:
+    def _add(self, hidden: Tensor, change: Tensor, norm: Norm | None = None) -> Tensor:
         if norm is not None:
             change = norm(change)
+        if self.kernels is not None and hidden.is_contiguous() and change.is_contiguous():
+            return self.kernels.add(hidden, change, self.scale)
         return hidden + change if self.scale == 1.0 else hidden + change * self.scale
 
 
@@ -97,6 +103,7 @@ def load_layer(loader: Loader, index: int) -> Layer:
         after_attention=norm(residual.after_attention),
         after_mlp=norm(residual.after_mlp),
         scale=spec.residual_scale,
+        kernels=native_for(loader.place.device, loader.place.dtype),
     )
 
 

@@ -113,6 +113,13 @@ class RmsNorm:
             return self._kernels.rms_norm(x, self._weight, self._epsilon)
         return functional.rms_norm(x, self._weight.shape, self._weight, self._epsilon)
 
+    def in_place(self, heads: Tensor) -> bool:
+        """Replace each head of (tokens, heads, size) by its norm; False, with nothing done, without a kernel for it."""
+        if self._kernels is None or heads.stride()[1:] != (heads.shape[2], 1):
+            return False
+        self._kernels.rms_norm_heads(heads, self._weight, self._epsilon)
+        return True
+
     def of_sum(self, x: Tensor, change: Tensor, scale: float) -> tuple[Tensor, Tensor] | None:
         """x + scale * change and its norm, in one pass; None where no kernel computes both."""
         if self._kernels is None or not (x.is_contiguous() and change.is_contiguous()):

@@ -15,7 +15,17 @@ import torch
 from torch import Tensor
 
 from trtforge.runtime.native.compiler import CompileError, compiled
-from trtforge.runtime.native.structures import ARGUMENTS, INTEGERS, PRODUCTS, Context, IntegerLinear, Linear, Paged
+from trtforge.runtime.native.recorder import current_recorder
+from trtforge.runtime.native.structures import (
+    ARGUMENTS,
+    INTEGERS,
+    PRODUCTS,
+    Calls,
+    Context,
+    IntegerLinear,
+    Linear,
+    Paged,
+)
 
 VARIABLE = "TRTFORGE_KERNELS"
 TYPES = {torch.float32: 0, torch.bfloat16: 1}
@@ -89,19 +99,40 @@ class Native:
                 function = getattr(self._library, name)
                 function.argtypes, function.restype = list(arguments), None
 
+    def _run(self, name: str, *arguments: Any) -> None:
+        """Call a kernel, and record the call while a recording is made. A structure is passed by its address."""
+        given = (ctypes.byref(each) if isinstance(each, ctypes.Structure) else each for each in arguments)
+        getattr(self._library, name)(*given)
+        recorder = current_recorder()
+        if recorder is not None:
+            recorder.add(name, arguments)
+
+    def replay(self, calls: Calls) -> None:
+        """Run recorded calls again."""
+        self._library.replay(calls, len(calls))
+
     def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-        """x / rms(x) * weight over the last dimension, of (..., size) or a slice of heads (tokens, heads, size)."""
-        y = torch.empty(x.shape, dtype=x.dtype)
+        """x / rms(x) * weight over the last dimension of (..., size)."""
+        x = x.contiguous()
+        y = torch.empty_like(x)
         size = x.shape[-1]
-        if x.dim() == 3 and x.stride(2) == 1 and x.stride(1) == size:
-            outer, stride, inner = x.shape[0], x.stride(0), x.shape[1]
-        else:
-            x = x.contiguous()
-            outer, stride, inner = x.numel() // size, size, 1
-        self._library.rms_norm(
-            TYPES[x.dtype], x.data_ptr(), weight.data_ptr(), y.data_ptr(), outer, stride, inner, size, epsilon
-        )
+        pointers = (tensor.data_ptr() for tensor in (x, weight, y))
+        self._run("rms_norm", TYPES[x.dtype], *pointers, x.numel() // size, size, size, 1, size, epsilon)
         return y
+
+    def rms_norm_heads(self, heads: Tensor, weight: Tensor, epsilon: float) -> None:
+        """`rms_norm` of (tokens, heads, size) in place; `heads` may be a slice of a tensor with more heads."""
+        tokens, count, size = heads.shape
+        stride, pointer = heads.stride(0), heads.data_ptr()
+        pointers = (pointer, weight.data_ptr(), pointer)
+        self._run("rms_norm", TYPES[heads.dtype], *pointers, tokens, stride, stride, count, size, epsilon)
+
+    def add(self, x: Tensor, change: Tensor, scale: float) -> Tensor:
+        """x + scale * change, of contiguous tensors of one shape."""
+        total = torch.empty_like(x)
+        pointers = (tensor.data_ptr() for tensor in (x, change, total))
+        self._run("add", TYPES[x.dtype], *pointers, x.numel(), scale)
+        return total
 
     def add_rms_norm(
         self, x: Tensor, change: Tensor, weight: Tensor, scale: float, epsilon: float
@@ -109,7 +140,7 @@ class Native:
         """x + scale * change, and its RMS norm; x and change are (rows, size)."""
         total, y = torch.empty_like(x), torch.empty_like(x)
         pointers = (tensor.data_ptr() for tensor in (x, change, weight, total, y))
-        self._library.add_rms_norm(TYPES[x.dtype], *pointers, *x.shape, scale, epsilon)
+        self._run("add_rms_norm", TYPES[x.dtype], *pointers, *x.shape, scale, epsilon)
         return total, y
 
     def rotate(self, heads: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> None:
@@ -118,7 +149,8 @@ class Native:
         `heads` may be a slice of a tensor with more heads or larger ones.
         """
         tokens, count, _ = heads.shape
-        self._library.rotate(
+        self._run(
+            "rotate",
             TYPES[heads.dtype],
             heads.data_ptr(),
             cos.data_ptr(),
@@ -136,15 +168,15 @@ class Native:
         halves = halves.contiguous()
         rows, size = halves.shape[0], halves.shape[1] // 2
         y = halves.new_empty(rows, size)
-        self._library.gate(
-            TYPES[halves.dtype], ACTIVATIONS[activation], activated, halves.data_ptr(), y.data_ptr(), rows, size
-        )
+        pointers = (halves.data_ptr(), y.data_ptr())
+        self._run("gate", TYPES[halves.dtype], ACTIVATIONS[activation], activated, *pointers, rows, size)
         return y
 
     def write_slots(self, storage: Tensor, slots: Tensor, values: Tensor) -> None:
         """storage[slots] = values, of (slots, vectors, size) and (tokens, vectors, size), which may be a slice."""
         element = values.element_size()
-        self._library.write_slots(
+        self._run(
+            "write_slots",
             values.data_ptr(),
             values.stride(0) * element,
             slots.data_ptr(),
@@ -179,7 +211,7 @@ class Native:
             cache_scale=cache_scale,
             **_heads(how),
         )
-        self._library.paged_attention(TYPES[queries.dtype], CACHES[storage.dtype], ctypes.byref(given))
+        self._run("paged_attention", TYPES[queries.dtype], CACHES[storage.dtype], given)
 
     def attends_context(self, dtype: torch.dtype, how: PagedHeads) -> bool:
         """Whether `attend_context` takes these heads."""
@@ -217,7 +249,7 @@ class Native:
             cache_scale=cache_scale,
             **_heads(how),
         )
-        self._library.context_attention(CACHES[storage.dtype], ctypes.byref(given))
+        self._run("context_attention", CACHES[storage.dtype], given)
 
     def takes(self, weight: Tensor) -> bool:
         """Whether `linear` can compute this (out, in) weight."""
@@ -226,13 +258,13 @@ class Native:
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None, outputs: int) -> Tensor:
         """x W^T + bias in bfloat16: x (..., inputs), weight as `pack_bfloat16` makes it, bias float32."""
-        return self._multiply(self._library.linear_bfloat16, x, weight, None, bias, outputs)
+        return self._multiply("linear_bfloat16", x, weight, None, bias, outputs)
 
     def linear_int4(
         self, x: Tensor, words: Tensor, scales: Tensor, bias: Tensor | None, prequant: Tensor | None = None
     ) -> Tensor:
         """As `linear`, with `words` and float32 `scales` as `int4_native` packs them. `prequant`: factors of inputs."""
-        return self._multiply(self._library.linear_int4, x, words, scales, bias, scales.shape[0] * TILE, prequant)
+        return self._multiply("linear_int4", x, words, scales, bias, scales.shape[0] * TILE, prequant)
 
     def linear_int8(self, x: Tensor, layer: Int8Layer) -> Tensor:
         """SmoothQuant: x (..., inputs) in float32 or bfloat16 is rounded to INT8; the result has its type."""
@@ -254,7 +286,7 @@ class Native:
             outputs=outputs,
             activation_scale=layer.activation_scale,
         )
-        self._library.linear_int8(TYPES[x.dtype], ctypes.byref(given))
+        self._run("linear_int8", TYPES[x.dtype], given)
         return y
 
     def takes_int8(self, weight: Tensor) -> bool:
@@ -262,9 +294,9 @@ class Native:
         outputs, inputs = weight.shape
         return self.multiplies_integers and outputs % TILE == 0 and inputs % WIDTH == 0 and inputs <= _MOST_INT8_INPUTS
 
-    @staticmethod
     def _multiply(
-        function: "ctypes._NamedFuncPointer",
+        self,
+        function: str,
         x: Tensor,
         weight: Tensor,
         scales: Tensor | None,
@@ -291,7 +323,7 @@ class Native:
             prequant=None if prequant is None else prequant.data_ptr(),
             scaled=None if scaled is None else scaled.data_ptr(),
         )
-        function(ctypes.byref(given))
+        self._run(function, given)
         return y
 
 

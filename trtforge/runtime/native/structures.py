@@ -1,7 +1,9 @@
 """The kernels' arguments as C declares them: structures, and which function takes what."""
 
 import ctypes
+import struct
 from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 _pointer, _integer, _float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
@@ -46,8 +48,27 @@ class Context(ctypes.Structure):
     )
 
 
+class Call(ctypes.Structure):
+    """`Call` of source/replay.cpp."""
+
+    _fields_ = (("kernel", _integer), ("arguments", _integer * 10))
+
+
+Calls: TypeAlias = "ctypes.Array[Call]"
+
+
+def as_integer(kind: object, argument: Any) -> int:
+    """An argument of this type as the eight bytes that `Call` holds."""
+    if kind is _float:
+        return int.from_bytes(struct.pack("<fxxxx", argument), "little")
+    if isinstance(argument, ctypes.Structure):
+        return ctypes.addressof(argument)
+    return 0 if argument is None else int(argument)
+
+
 ARGUMENTS: dict[str, Sequence[object]] = {
-    "rms_norm": (_integer, _pointer, _pointer, _pointer, _integer, _integer, _integer, _integer, _float),
+    "rms_norm": (_integer, _pointer, _pointer, _pointer, *(_integer,) * 5, _float),
+    "add": (_integer, _pointer, _pointer, _pointer, _integer, _float),
     "add_rms_norm": (_integer, *(_pointer,) * 5, _integer, _integer, _float, _float),
     "rotate": (_integer, _pointer, _pointer, _pointer, *(_integer,) * 6),
     "gate": (_integer, _integer, _integer, _pointer, _pointer, _integer, _integer),
@@ -57,8 +78,21 @@ ARGUMENTS: dict[str, Sequence[object]] = {
     "linear_bfloat16": (_pointer,),
     "linear_int4": (_pointer,),
     "linear_int8": (_integer, _pointer),
+    "replay": (_pointer, _integer),
 }
-
+RECORDED = (
+    "rms_norm",
+    "add",
+    "add_rms_norm",
+    "rotate",
+    "gate",
+    "write_slots",
+    "paged_attention",
+    "linear_bfloat16",
+    "linear_int4",
+    "linear_int8",
+)
+"""The kernels that `replay` calls, as source/replay.cpp numbers them."""
 
 PRODUCTS = ("linear_bfloat16", "linear_int4", "context_attention")
 """These need AVX512-BF16."""

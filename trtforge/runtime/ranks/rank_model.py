@@ -12,6 +12,7 @@ from trtforge.runtime.decoder.collective import Collective
 from trtforge.runtime.decoder.decoder import Decoder
 from trtforge.runtime.decoder.kv_cache import LayerCache
 from trtforge.runtime.decoder.kv_capacity import block_count
+from trtforge.runtime.decoder.recorded import Layers
 from trtforge.runtime.linears.kernels import DTYPES
 from trtforge.runtime.linears.linear import Placement
 from trtforge.runtime.linears.packing import pack_rank
@@ -47,6 +48,11 @@ class RankModel:
     def allocate_cache(self, num_blocks: int) -> None:
         """Allocate `num_blocks` KV blocks; required before the first step."""
         self._cache = self._decoder.new_cache(num_blocks, self._source.tokens_per_block)
+
+    @property
+    def layers(self) -> Layers:
+        """The decoder's layers."""
+        return self._decoder.layers
 
     @property
     def cache(self) -> list[Tensor]:

@@ -15,22 +15,37 @@ static void rms_norm_row(const T* x, const T* weight, T* y, int64_t size, float 
 }
 
 template <typename T>
-static void rms_norm_rows(const T* x, const T* weight, T* y, int64_t outer, int64_t stride, int64_t inner,
-                          int64_t size, float epsilon) {
+static void rms_norm_rows(const T* x, const T* weight, T* y, int64_t outer, int64_t stride, int64_t into,
+                          int64_t inner, int64_t size, float epsilon) {
 #pragma omp parallel for schedule(static) if (outer * inner * size >= PARALLEL_FROM)
     for (int64_t row = 0; row < outer; ++row)
         for (int64_t part = 0; part < inner; ++part)
-            rms_norm_row(x + row * stride + part * size, weight, y + (row * inner + part) * size, size, epsilon);
+            rms_norm_row(x + row * stride + part * size, weight, y + row * into + part * size, size, epsilon);
 }
 
-// y = x / rms(x) * weight over the last dimension. x: (outer, inner, size), `stride` elements from row to row of the
-// first dimension; y: the same, contiguous.
+// y = x / rms(x) * weight over the last dimension. x and y: (outer, inner, size), `stride` and `into` elements from row
+// to row of the first dimension; they may be the same.
 EXPORT void rms_norm(int64_t type, const void* x, const void* weight, void* y, int64_t outer, int64_t stride,
-                     int64_t inner, int64_t size, float epsilon) {
+                     int64_t into, int64_t inner, int64_t size, float epsilon) {
     if (type == FLOAT32)
-        rms_norm_rows((const float*)x, (const float*)weight, (float*)y, outer, stride, inner, size, epsilon);
+        rms_norm_rows((const float*)x, (const float*)weight, (float*)y, outer, stride, into, inner, size, epsilon);
     else
-        rms_norm_rows((const bfloat16*)x, (const bfloat16*)weight, (bfloat16*)y, outer, stride, inner, size, epsilon);
+        rms_norm_rows((const bfloat16*)x, (const bfloat16*)weight, (bfloat16*)y, outer, stride, into, inner, size,
+                      epsilon);
+}
+
+template <typename T>
+static void add_scaled(const T* x, const T* change, T* sum, int64_t count, float scale) {
+#pragma omp parallel for schedule(static) if (count >= PARALLEL_FROM)
+    for (int64_t i = 0; i < count; ++i) put(sum + i, to_float(x[i]) + to_float(change[i]) * scale);
+}
+
+// sum = x + scale * change, of `count` elements.
+EXPORT void add(int64_t type, const void* x, const void* change, void* sum, int64_t count, float scale) {
+    if (type == FLOAT32)
+        add_scaled((const float*)x, (const float*)change, (float*)sum, count, scale);
+    else
+        add_scaled((const bfloat16*)x, (const bfloat16*)change, (bfloat16*)sum, count, scale);
 }
 
 template <typename T>

@@ -1,0 +1,179 @@
+"""Recorded kernel calls compute what the layers compute, whatever changed since they were recorded."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tests.runtime.checkpoints import write_engine
+from tests.runtime.converted import LONG, Families
+from tests.runtime.thread_ranks import ThreadRanks
+from trtforge.runtime.native.bindings import (
+    Int8Layer,
+    Native,
+    PagedHeads,
+    PagedRows,
+    native,
+    pack_bfloat16,
+    pack_int8,
+)
+from trtforge.runtime.native.recorder import Arena, current_recorder, recording
+from trtforge.runtime.native.structures import RECORDED
+from trtforge.runtime.ranks.source import open_engine
+from trtforge.runtime.scheduling.batch import Step
+
+BLOCK, SEQUENCES = 8, 6
+COUNTS = (1, 2, 4)
+"""Of rows: others are padded, because the vocabulary is no multiple of the kernels' tile."""
+BY_KERNELS = ("llama_biased", "llama_yarn", "granite", "qwen2_window", "phi3", "exaone4_no_window")
+BY_TORCH = ("gpt2", "mixtral", "deepseek_v2")
+
+
+@pytest.fixture(scope="module")
+def kernels() -> Native:
+    found = native()
+    assert found is not None, "these machines have a C++ compiler"
+    return found
+
+
+def test_every_kernel_is_called_again(kernels: Native) -> None:
+    """With the arguments that it had, and in the order of the calls."""
+    torch.manual_seed(0)
+    x, weight = torch.randn(3, 64), torch.randn(64)
+    half, matrix = torch.randn(3, 64).bfloat16(), pack_bfloat16(torch.randn(32, 64).bfloat16())
+    heads, codes = torch.randn(3, 4, 16), torch.randint(-8, 8, (32, 64), dtype=torch.int8)
+    cos, sin = torch.randn(3, 1, 16), torch.randn(3, 1, 16)
+    storage, slots = torch.zeros(4, BLOCK, 2, 16), torch.tensor([0, 9, 17])
+    rows = PagedRows(torch.tensor([[0, 0], [1, 0], [2, 3]]), torch.tensor([1, 2, 9]), BLOCK)
+    how = PagedHeads(heads=2, kv_heads=1, size=16, vectors=2, scale=0.25)
+    words = torch.randint(-(2**15), 2**15, (1, 16, 32), dtype=torch.int16)
+    scales = torch.rand(1, 1, 32)
+    layer = Int8Layer(*pack_int8(codes), torch.ones(64), torch.rand(32), None, 0.1)
+
+    def compute() -> list[Tensor]:
+        total, normed = kernels.add_rms_norm(x, x, weight, 0.5, 1e-5)
+        kernels.rotate(heads, cos, sin, interleaved=False)
+        kernels.write_slots(storage.view(-1, 2, 16), slots, heads[:, 2:])
+        attended = torch.empty(3, 32)
+        kernels.attend(heads, rows, storage, 1.0, how, attended)
+        return [
+            kernels.rms_norm(x, weight, 1e-5),
+            kernels.add(x, x, 3.0),
+            total,
+            normed,
+            attended,
+            kernels.gate(x, "silu", 0),
+            kernels.linear(half, matrix, None, 32),
+            kernels.linear_int4(half, words, scales, None),
+            kernels.linear_int8(x, layer),
+        ]
+
+    heads_before = heads.clone()
+    with recording(Arena()) as recorder:
+        made = compute()
+    expected = [tensor.clone() for tensor in (*made, heads, storage)]
+    assert recorder.complete
+    calls, kept = recorder.calls()
+    assert {RECORDED[call.kernel] for call in calls} == set(RECORDED)
+    assert current_recorder() is None
+    heads.copy_(heads_before)
+    for tensor in (*made, storage):
+        tensor.zero_()
+    kernels.replay(calls)
+    assert kept
+    for again, once in zip((*made, heads, storage), expected, strict=True):
+        assert torch.equal(again, once)
+
+
+def test_what_torch_computes_is_not_recorded(kernels: Native) -> None:
+    x, weight = torch.randn(2, 32), torch.randn(32)
+    with recording(Arena()) as looked:
+        kernels.rms_norm(x.view(4, 16)[:2].flatten(), weight, 1e-5)
+    assert looked.complete
+    for compute in (lambda y: y + 1, lambda y: y.add_(1), lambda y: y.t().flatten(), lambda y: float(y[0, 0])):
+        with recording(Arena()) as recorder:
+            compute(kernels.rms_norm(x, weight, 1e-5))
+        assert not recorder.complete
+
+
+@given(layers=st.lists(st.lists(st.integers(0, 300), max_size=6), min_size=2, max_size=5), data=st.data())
+def test_results_outlive_the_next_layer(layers: list[list[int]], data: st.DataObject) -> None:
+    """No tensor of an arena changes before the layer after next; tensors of one layer do not overlap."""
+    arena = Arena()
+    before: list[Tensor] = []
+    for number, sizes in enumerate(layers):
+        arena.turn()
+        made = [arena.like(torch.empty(size, dtype=torch.int16)) for size in sizes]
+        for index, tensor in enumerate(made):
+            assert tensor.data_ptr() % 64 == 0
+            tensor.fill_(100 * number + index)
+        for index, tensor in enumerate(made):
+            assert (tensor == 100 * number + index).all()
+        for index, tensor in enumerate(before):
+            assert (tensor == 100 * (number - 1) + index).all()
+        before = made
+
+
+def stepped(ranks: ThreadRanks, rows: list[int], at: int, *, beside: bool = False) -> Tensor:
+    """Logits of one token at position `at` of these sequences; `beside`: with a context in the same step."""
+    columns = 4
+    tables = [[1 + columns * row + column for column in range(columns)] for row in rows]
+    tokens = [LONG[row + at] for row in rows]
+    starts, counts = [at] * len(rows), [1] * len(rows)
+    if beside:
+        tables.append([0] * columns)
+        tokens += LONG[:3]
+        starts, counts = [*starts, 0], [*counts, 3]
+    each = np.array(counts)
+    step = Step(np.array(starts), each, np.minimum(each, 1), np.array(tables), np.array(tokens))
+    logits = ranks.execute(step)
+    assert logits is not None
+    return logits[: len(rows)].clone()
+
+
+def some_sequences(count: int) -> st.SearchStrategy[list[int]]:
+    return st.lists(st.integers(0, SEQUENCES - 1), min_size=count, max_size=count, unique=True)
+
+
+def engine_of(families: Families, name: str, directory: Path) -> ThreadRanks:
+    """In bfloat16, with the first tokens of every sequence computed."""
+    engine = write_engine(
+        families(name).checkpoint(), directory, dtype="bfloat16", tokens_per_block=BLOCK, max_seq_len=32
+    )
+    ranks = ThreadRanks(open_engine(engine), 1 + 4 * SEQUENCES)
+    for at in range(3):
+        stepped(ranks, list(range(SEQUENCES)), at, beside=True)
+    return ranks
+
+
+@pytest.mark.parametrize("name", BY_KERNELS)
+def test_recorded_steps_equal_computed_ones(families: Families, name: str, tmp_path: Path) -> None:
+    ranks = engine_of(families, name, tmp_path / "engine")
+    layers = ranks.models[0].layers
+
+    @settings(max_examples=12, deadline=None)
+    @given(st.sampled_from(COUNTS).flatmap(some_sequences), st.integers(3, 20))
+    def check(rows: list[int], at: int) -> None:
+        for before in range(3, at):
+            stepped(ranks, rows, before)
+        computed = stepped(ranks, rows, at, beside=True)
+        first, again = stepped(ranks, rows, at), stepped(ranks, rows, at)
+        assert len(rows) in layers.recorded_rows
+        assert torch.equal(first, again)
+        assert (first - computed).abs().max() <= 2**-5 * computed.abs().max()
+
+    check()
+    ranks.close()
+
+
+@pytest.mark.parametrize("name", BY_TORCH)
+def test_networks_that_torch_computes_are_not_recorded(families: Families, name: str, tmp_path: Path) -> None:
+    ranks = engine_of(families, name, tmp_path / "engine")
+    made = [stepped(ranks, [0, 1], 3) for _ in range(2)]
+    assert torch.equal(*made)
+    assert ranks.models[0].layers.recorded_rows == ()
+    ranks.close()

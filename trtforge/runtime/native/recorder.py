@@ -1,0 +1,118 @@
+"""Records the kernel calls of a computation, which one call then runs again, as a CUDA graph does on a GPU.
+
+A recorded call reads and writes where it did when it was recorded: results lie in an `Arena`, and inputs that change
+must be copied to where the recorded computation read them.
+"""
+
+import ctypes
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from trtforge.runtime.native.structures import ARGUMENTS, RECORDED, Call, Calls, as_integer
+
+_ALIGNMENT = 64
+_ALLOCATIONS = frozenset(("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided"))
+_ACTIVE = threading.local()
+
+
+class Arena:
+    """Memory for the results of recorded layers; a layer's results are overwritten by those of the layer after next."""
+
+    def __init__(self) -> None:
+        self._halves = [torch.empty(0, dtype=torch.uint8) for _ in range(2)]
+        self._half = self._used = 0
+
+    def turn(self) -> None:
+        """Begin the results of another layer."""
+        self._half = 1 - self._half
+        self._used = 0
+
+    def like(self, tensor: Tensor) -> Tensor:
+        """A tensor of this one's shape, strides and dtype. It keeps its memory when the arena takes a larger one."""
+        start, size = self._used, tensor.untyped_storage().nbytes()
+        self._used = start + -(-size // _ALIGNMENT) * _ALIGNMENT
+        if self._used > len(self._halves[self._half]):
+            self._halves[self._half] = torch.empty(2 * self._used + _ALIGNMENT, dtype=torch.uint8)
+        memory = self._halves[self._half]
+        first = -memory.data_ptr() % _ALIGNMENT
+        bytes_ = memory[first + start : first + start + size]
+        return bytes_.view(tensor.dtype).as_strided(tensor.shape, tensor.stride())
+
+
+class Recorder(TorchDispatchMode):
+    """Collects kernel calls, and finds out whether torch computes anything between them."""
+
+    def __init__(self, arena: Arena) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._arena = arena
+        self._calls: list[Call] = []
+        self._kept: list[object] = []
+        self.complete = True
+        """Whether the recorded calls are the whole computation."""
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        found = func(*args, **(kwargs or {}))
+        if func.overloadpacket.__name__ in _ALLOCATIONS:
+            found = self._arena.like(found)
+            self._kept.append(found)
+        elif not _computes_nothing(func, args, found):
+            self.complete = False
+        return found
+
+    def add(self, name: str, arguments: Sequence[Any]) -> None:
+        """A kernel call. Structures among the arguments are kept; memory that they point to is the caller's."""
+        if name not in RECORDED:
+            self.complete = False
+            return
+        values = [as_integer(kind, each) for kind, each in zip(ARGUMENTS[name], arguments, strict=True)]
+        self._calls.append(Call(RECORDED.index(name), (ctypes.c_int64 * 10)(*values)))
+        self._kept.extend(arguments)
+
+    def calls(self) -> tuple[Calls, list[object]]:
+        """The calls for `Native.replay`, and what must be kept as long as they are."""
+        return (Call * len(self._calls))(*self._calls), self._kept
+
+
+def _computes_nothing(func: Any, args: Sequence[Any], found: object) -> bool:
+    """Whether an operation only looks at its first argument differently, or writes to no element."""
+    first = args[0] if args else None
+    if not isinstance(first, Tensor):
+        return False
+    if func._schema.is_mutable:
+        return first.numel() == 0
+    results = found if isinstance(found, list | tuple) else (found,)
+    return all(_share(first, result) for result in results)
+
+
+def _share(a: Tensor, b: object) -> bool:
+    return isinstance(b, Tensor) and a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
+
+
+@contextmanager
+def recording(arena: Arena) -> Iterator[Recorder]:
+    """Record the kernel calls of this thread."""
+    recorder = Recorder(arena)
+    _ACTIVE.recorder = recorder
+    try:
+        with recorder:
+            yield recorder
+    finally:
+        _ACTIVE.recorder = None
+
+
+def current_recorder() -> Recorder | None:
+    """The recorder of this thread, if a recording is made."""
+    recorder: Recorder | None = getattr(_ACTIVE, "recorder", None)
+    return recorder
