@@ -2,6 +2,7 @@
 //
 // Algorithm: Kwon et al. 2023 (PagedAttention), with a row's scores kept whole in float32.
 
+#include "scores.h"
 #include "vectors.h"
 
 #include <vector>
@@ -30,31 +31,38 @@ struct Seen {
 
     int64_t count() const { return length - first; }
 
-    // Calls function(index of the first token, its vector, how many tokens lie contiguously from there).
+    // The vector of the first token.
+    const C* begin() const { return cache + (table[first / block] * block + first % block) * pitch; }
+
+    // Calls function(index of the first token, its vector, how many tokens lie contiguously from there, where those lie
+    // that are read next). `after`: what is read after the last token.
     template <typename Function>
-    void runs(Function function) const {
+    void runs(const C* after, Function function) const {
         for (int64_t at = first; at < length;) {
             const int64_t offset = at % block, tokens = std::min(block - offset, length - at);
-            function(at - first, cache + (table[at / block] * block + offset) * pitch, tokens);
+            const C* from = cache + (table[at / block] * block + offset) * pitch;
             at += tokens;
+            const C* next = at < length ? cache + table[at / block] * block * pitch : after;
+            function(at - tokens - first, from, tokens, next);
         }
     }
 };
 
 constexpr int64_t AHEAD = 8;  // tokens; a slot is wider than what the processor prefetches by itself
 
-// Fetches `count` numbers into the cache; they need not exist.
+// Fetches `count` numbers into the second-level cache, which waits for more lines at once than the first; they need not
+// exist.
 template <typename C>
 static inline void prefetch(const C* from, int64_t count) {
     const char* bytes = (const char*)from;
-    for (int64_t at = 0; at < count * int64_t(sizeof(C)); at += 64) __builtin_prefetch(bytes + at);
+    for (int64_t at = 0; at < count * int64_t(sizeof(C)); at += 64) __builtin_prefetch(bytes + at, 0, 2);
 }
 
 // scores (G, seen tokens) = queries (G, size) times keys.
 template <int G, typename C>
 static void score(const float* queries, const Seen<C>& keys, int64_t size, float* scores) {
     const int64_t count = keys.count();
-    keys.runs([&](int64_t index, const C* key, int64_t tokens) {
+    keys.runs(nullptr, [&](int64_t index, const C* key, int64_t tokens, const C*) {
         for (int64_t token = 0; token < tokens; ++token, key += keys.pitch) {
             prefetch(key + AHEAD * keys.pitch, size);
             Vector sums[G] = {};
@@ -73,7 +81,7 @@ template <int G, int W, typename C>
 static void weigh(const float* scores, const Seen<C>& values, int64_t size, float* out) {
     const int64_t count = values.count();
     Vector sums[G][W] = {};
-    values.runs([&](int64_t index, const C* value, int64_t tokens) {
+    values.runs(nullptr, [&](int64_t index, const C* value, int64_t tokens, const C*) {
         for (int64_t token = 0; token < tokens; ++token, value += values.pitch) {
             prefetch(value + AHEAD * values.pitch, W * WIDTH);
 #pragma GCC unroll 4
@@ -106,18 +114,42 @@ static void cap_scores(float* scores, int64_t count, float cap) {
     for (int64_t i = 0; i < count; ++i) scores[i] = cap - 2.0f * cap / (1.0f + exponential(2.0f / cap * scores[i]));
 }
 
-// G query heads from `head` on, which share one key and value head.
-template <int G, typename C>
-static void attend(const Paged& p, int64_t head, const float* queries, Seen<C> keys, float* scores, float* out) {
-    const int64_t count = keys.count(), size = p.size, kv_heads = p.kv_heads;
-    score<G>(queries, keys, size, scores);
+// Softmax of the scores of G heads from `head` on, (G, count), times the scale of the values.
+template <int G>
+static void soften(const Paged& p, int64_t head, int64_t first, int64_t count, float* scores) {
     for (int g = 0; g < G; ++g) {
         float* of_head = scores + g * count;
         if (p.cap > 0.0f) cap_scores(of_head, count, p.cap);
         if (p.slopes)
-            for (int64_t i = 0; i < count; ++i) of_head[i] += p.slopes[head + g] * float(keys.first + i);
+            for (int64_t i = 0; i < count; ++i) of_head[i] += p.slopes[head + g] * float(first + i);
         normalise(of_head, count, p.cache_scale);
     }
+}
+
+// The memory of one thread: grows, and is not cleared.
+struct Memory {
+    std::vector<float> floats;
+    std::vector<bfloat16> halves;
+
+    float* need_floats(int64_t count) { return need(floats, count); }
+    bfloat16* need_halves(int64_t count) { return need(halves, count); }
+
+  private:
+    template <typename T>
+    static T* need(std::vector<T>& memory, int64_t count) {
+        if (int64_t(memory.size()) < count) memory.resize(size_t(count));
+        return memory.data();
+    }
+};
+
+// out (G, size): G query heads from `head` on, which share one key and value head.
+template <int G, typename T, typename C>
+static void attend(const Paged& p, int64_t head, const T* given, Seen<C> keys, Memory& memory, float* out) {
+    const int64_t count = keys.count(), size = p.size, kv_heads = p.kv_heads;
+    float *queries = memory.need_floats(G * (size + count)), *scores = queries + G * size;
+    for (int64_t i = 0; i < G * size; ++i) queries[i] = to_float(given[i]) * p.scale * p.cache_scale;
+    score<G>(queries, keys, size, scores);
+    soften<G>(p, head, keys.first, count, scores);
     Seen<C> values = keys;
     if (p.vectors > kv_heads) values.cache += kv_heads * size;
     int64_t d = 0;
@@ -125,27 +157,85 @@ static void attend(const Paged& p, int64_t head, const float* queries, Seen<C> k
     for (; d < size; d += WIDTH, values.cache += WIDTH) weigh<G, 1>(scores, values, size, out + d);
 }
 
+#if defined(HAS_PRODUCTS)
+
+// out (G, W x 32 of a value, `size` apart) = weights (G, `pitch` apart) times values.
+template <int G, int W>
+static void weigh_pairs(const bfloat16* weights, int64_t pitch, const Seen<bfloat16>& values, const bfloat16* after,
+                        int64_t size, float* out) {
+    __m512 sums[G][2 * W] = {};
+    values.runs(after, [&](int64_t index, const bfloat16* value, int64_t tokens, const bfloat16* next) {
+        for (int64_t token = 0; token < tokens; token += 2, value += 2 * values.pitch) {
+            prefetch(next + token * values.pitch, W * pairwise::DEPTH);
+            prefetch(next + (token + 1) * values.pitch, W * pairwise::DEPTH);
+            const bfloat16* second = token + 1 < tokens ? value + values.pitch : nullptr;
+            pairwise::add_values<G, W>(weights + index + token, pitch, value, second, sums);
+        }
+    });
+    for (int g = 0; g < G; ++g)
+        for (int w = 0; w < W; ++w)
+            pairwise::put_values(sums[g][2 * w], sums[g][2 * w + 1], out + g * size + w * pairwise::DEPTH);
+}
+
+// As `attend`, for sizes that are a multiple of 32. Probabilities are rounded to bfloat16 (Dao et al. 2022).
+template <int G>
+static void attend_pairs(const Paged& p, int64_t head, const bfloat16* queries, Seen<bfloat16> keys, Memory& memory,
+                         float* out) {
+    const int64_t count = (keys.count() + 15) / 16 * 16, size = p.size;
+    float* scores = memory.need_floats(G * count);
+    Seen<bfloat16> values = keys;
+    if (p.vectors > p.kv_heads) values.cache += p.kv_heads * size;
+    keys.runs(values.begin(), [&](int64_t index, const bfloat16* key, int64_t tokens, const bfloat16* next) {
+        constexpr int64_t K = 16 / G;
+        for (int64_t token = 0; token < tokens; token += K, key += K * keys.pitch) {
+            for (int64_t k = 0; k < K; ++k) prefetch(next + (token + k) * keys.pitch, size);
+            pairwise::score_keys<G>(queries, key, keys.pitch, std::min(K, tokens - token), size, p.scale, count,
+                                    scores + index + token);
+        }
+    });
+    bfloat16* weights = memory.need_halves(G * count + 1);
+    for (int g = 0; g < G; ++g) {
+        soften<1>(p, head + g, keys.first, keys.count(), scores + g * count);
+        std::fill(scores + g * count + keys.count(), scores + (g + 1) * count, 0.0f);
+    }
+    pairwise::round_weights(scores, G * count, weights);
+    weights[G * count] = {};
+    const bfloat16* next_head = keys.begin() + size;
+    int64_t d = 0;
+    for (; d + 64 <= size; d += 64, values.cache += 64)
+        weigh_pairs<G, 2>(weights, count, values, next_head, size, out + d);
+    for (; d < size; d += 32, values.cache += 32) weigh_pairs<G, 1>(weights, count, values, next_head, size, out + d);
+}
+
+template <int G>
+static void attend(const Paged& p, int64_t head, const bfloat16* queries, const Seen<bfloat16>& keys, Memory& memory,
+                   float* out) {
+    if (p.size % pairwise::DEPTH == 0)
+        attend_pairs<G>(p, head, queries, keys, memory, out);
+    else
+        attend<G, bfloat16, bfloat16>(p, head, queries, keys, memory, out);
+}
+
+#endif
+
 constexpr int64_t AT_ONCE = 4;  // query heads
 
 static inline int64_t chunks(const Paged& p) { return (p.heads / p.kv_heads + AT_ONCE - 1) / AT_ONCE; }
 
 // Up to four of the query heads that share key and value head `kv` in one row.
 template <typename T, typename C>
-static void attend_chunk(const Paged& p, int64_t row, int64_t kv, int64_t chunk, std::vector<float>& memory) {
+static void attend_chunk(const Paged& p, int64_t row, int64_t kv, int64_t chunk, Memory& memory, float* sums) {
     const int64_t group = p.heads / p.kv_heads, length = p.lengths[row], size = p.size;
     const int64_t first = p.window > 0 ? std::max<int64_t>(0, length - p.window) : 0;
     const int64_t head = kv * group + chunk * AT_ONCE, count = std::min(AT_ONCE, group - chunk * AT_ONCE);
     const Seen<C> keys = {(const C*)p.cache + kv * size, p.tables + row * p.columns, first,
                           length, p.block, p.vectors * size};
-    memory.resize(size_t(2 * count * size + AT_ONCE * keys.count()));
-    float *queries = memory.data(), *sums = queries + count * size, *scores = sums + count * size;
-    const T* given = (const T*)p.queries + row * p.stride + head * size;
-    for (int64_t i = 0; i < count * size; ++i) queries[i] = to_float(given[i]) * p.scale * p.cache_scale;
+    const T* queries = (const T*)p.queries + row * p.stride + head * size;
     switch (count) {
-        case 1: attend<1, C>(p, head, queries, keys, scores, sums); break;
-        case 2: attend<2, C>(p, head, queries, keys, scores, sums); break;
-        case 3: attend<3, C>(p, head, queries, keys, scores, sums); break;
-        default: attend<4, C>(p, head, queries, keys, scores, sums); break;
+        case 1: attend<1>(p, head, queries, keys, memory, sums); break;
+        case 2: attend<2>(p, head, queries, keys, memory, sums); break;
+        case 3: attend<3>(p, head, queries, keys, memory, sums); break;
+        default: attend<4>(p, head, queries, keys, memory, sums); break;
     }
     T* out = (T*)p.out + (row * p.heads + head) * size;
     for (int64_t i = 0; i < count * size; ++i) put(out + i, sums[i]);
@@ -155,11 +245,13 @@ template <typename T, typename C>
 static void attend_all(const Paged& p) {
 #pragma omp parallel
     {
-        std::vector<float> memory;
+        Memory memory;
+        std::vector<float> sums(size_t(AT_ONCE * p.size));
 #pragma omp for collapse(3) schedule(dynamic, 1)
         for (int64_t row = 0; row < p.rows; ++row)
             for (int64_t kv = 0; kv < p.kv_heads; ++kv)
-                for (int64_t chunk = 0; chunk < chunks(p); ++chunk) attend_chunk<T, C>(p, row, kv, chunk, memory);
+                for (int64_t chunk = 0; chunk < chunks(p); ++chunk)
+                    attend_chunk<T, C>(p, row, kv, chunk, memory, sums.data());
     }
 }
 

@@ -62,13 +62,14 @@ struct Tile {
 };
 
 template <int M, typename T>
-static void rows_of(const Tile<T>& tile, int64_t row, const int8_t* w) {
+static void rows_of(const Tile<T>& tile, int64_t row, const int8_t* w, const Ahead& ahead) {
     constexpr int U = UNROLL<M>;
     const int64_t inputs = tile.l.inputs;
     const uint8_t* x = tile.l.codes + row * inputs;
     __m512i sums[U][M][2] = {};
     int64_t at = 0;
     const auto step = [&](int u) __attribute__((always_inline)) {
+        ahead.step(at / 4);
         const __m512i low = _mm512_loadu_si512(w + at * 32), high = _mm512_loadu_si512(w + at * 32 + 64);
 #pragma GCC unroll 16
         for (int m = 0; m < M; ++m) {
@@ -101,7 +102,7 @@ static void multiply_tile(const Tile<T>& tile, const int8_t* w) {
     if (!amx::suits<uint8_t>(l.rows, l.inputs)) {
         for (int64_t row = 0, left = parts(l.rows), count; left > 0; --left, row += count) {
             count = share(l.rows - row, left);
-            FOR_ROWS(count, rows_of, tile, row, w);
+            FOR_ROWS(count, rows_of, tile, row, w, Ahead(w, l.inputs / 4, 128, parts(l.rows) - left, parts(l.rows)));
         }
         return;
     }

@@ -1,0 +1,107 @@
+// Scores and sums of values for attention of one token over a bfloat16 cache: VDPBF16PS multiplies pairs of numbers.
+
+#pragma once
+
+#include "products.h"
+#include "vectors.h"
+
+#if defined(HAS_PRODUCTS)
+
+namespace pairwise {
+
+constexpr int64_t DEPTH = 32;  // numbers of a vector, which divides the size of a head
+
+// Lane i: the sum of v[i]. Halves are added up, then quarters, pairs and single lanes.
+static inline __m512 sums_of_each(__m512 (&v)[16]) {
+    const __m512i evens = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
+    const __m512i odds = _mm512_add_epi32(evens, _mm512_set1_epi32(1));
+    const __m512i low_pairs = _mm512_set_epi64(14, 12, 10, 8, 6, 4, 2, 0);
+    const __m512i high_pairs = _mm512_set_epi64(15, 13, 11, 9, 7, 5, 3, 1);
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i)
+        v[i] = _mm512_add_ps(_mm512_shuffle_f32x4(v[2 * i], v[2 * i + 1], 0x44),
+                             _mm512_shuffle_f32x4(v[2 * i], v[2 * i + 1], 0xee));
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i)
+        v[i] = _mm512_add_ps(_mm512_shuffle_f32x4(v[2 * i], v[2 * i + 1], 0x88),
+                             _mm512_shuffle_f32x4(v[2 * i], v[2 * i + 1], 0xdd));
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; ++i) {
+        const __m512d a = _mm512_castps_pd(v[2 * i]), b = _mm512_castps_pd(v[2 * i + 1]);
+        v[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_permutex2var_pd(a, low_pairs, b)),
+                             _mm512_castpd_ps(_mm512_permutex2var_pd(a, high_pairs, b)));
+    }
+    return _mm512_add_ps(_mm512_permutex2var_ps(v[0], evens, v[1]), _mm512_permutex2var_ps(v[0], odds, v[1]));
+}
+
+// Scores of up to 16 / G keys, `pitch` from one to the next: queries (G, size) times keys times `scale`, to
+// scores[g * count].
+template <int G>
+static inline void score_keys(const bfloat16* queries, const bfloat16* key, int64_t pitch, int64_t keys, int64_t size,
+                              float scale, int64_t count, float* scores) {
+    constexpr int K = 16 / G;
+    __m512 sums[16] = {};
+    const bfloat16* of[K];
+#pragma GCC unroll 16
+    for (int k = 0; k < K; ++k) of[k] = key + std::min<int64_t>(k, keys - 1) * pitch;
+    for (int64_t d = 0; d < size; d += DEPTH) {
+        __m512bh query[G];
+#pragma GCC unroll 4
+        for (int g = 0; g < G; ++g) query[g] = pairs(queries + g * size + d);
+#pragma GCC unroll 16
+        for (int k = 0; k < K; ++k) {
+            const __m512bh part = pairs(of[k] + d);
+#pragma GCC unroll 4
+            for (int g = 0; g < G; ++g) sums[g * K + k] = _mm512_dpbf16_ps(sums[g * K + k], query[g], part);
+        }
+    }
+    const __m512 found = _mm512_mul_ps(sums_of_each(sums), _mm512_set1_ps(scale));
+    const uint32_t own = (1u << std::min<int64_t>(K, keys)) - 1;
+#pragma GCC unroll 4
+    for (int g = 0; g < G; ++g)  // lane g * K goes to scores[g * count]
+        _mm512_mask_storeu_ps(scores + g * (count - K), __mmask16(own << (g * K)), found);
+}
+
+// The values of two tokens, (token, number) in pairs: numbers 0 to 3, 8 to 11, ... of 32, then the others.
+static inline void interleave(__m512i first, __m512i second, __m512bh& low, __m512bh& high) {
+    low = (__m512bh)_mm512_unpacklo_epi16(first, second);
+    high = (__m512bh)_mm512_unpackhi_epi16(first, second);
+}
+
+// sums (G, W x 2) += weights (G, `count` apart) of two tokens times their values; `second` is null without a second.
+template <int G, int W>
+static inline void add_values(const bfloat16* weights, int64_t count, const bfloat16* first, const bfloat16* second,
+                              __m512 (&sums)[G][2 * W]) {
+    __m512bh weight[G];
+#pragma GCC unroll 4
+    for (int g = 0; g < G; ++g) weight[g] = both(weights + g * count);
+#pragma GCC unroll 2
+    for (int w = 0; w < W; ++w) {
+        const __m512i other = second ? _mm512_loadu_si512(second + w * DEPTH) : _mm512_setzero_si512();
+        __m512bh low, high;
+        interleave(_mm512_loadu_si512(first + w * DEPTH), other, low, high);
+#pragma GCC unroll 4
+        for (int g = 0; g < G; ++g) {
+            sums[g][2 * w] = _mm512_dpbf16_ps(sums[g][2 * w], low, weight[g]);
+            sums[g][2 * w + 1] = _mm512_dpbf16_ps(sums[g][2 * w + 1], high, weight[g]);
+        }
+    }
+}
+
+// out (32): the sums of values that `interleave` made, in their order.
+static inline void put_values(__m512 low, __m512 high, float* out) {
+    const __m512i front = _mm512_set_epi32(23, 22, 21, 20, 7, 6, 5, 4, 19, 18, 17, 16, 3, 2, 1, 0);
+    const __m512i back = _mm512_add_epi32(front, _mm512_set1_epi32(8));
+    _mm512_storeu_ps(out, _mm512_permutex2var_ps(low, front, high));
+    _mm512_storeu_ps(out + 16, _mm512_permutex2var_ps(low, back, high));
+}
+
+// Rounds `count` probabilities, a multiple of 16.
+static inline void round_weights(const float* from, int64_t count, bfloat16* into) {
+    for (int64_t i = 0; i < count; i += 16)
+        _mm256_storeu_si256((__m256i*)(into + i), (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(from + i)));
+}
+
+}  // namespace pairwise
+
+#endif
