@@ -27,7 +27,8 @@ def asked_features(model: Model, request: Request, checkpoint: CheckpointConfig,
     features = request.engine.features
     if request.engine.backend == "llmapi":
         layers = stored(checkpoint, "num_nextn_predict_layers") or 0
-        yield from llm_api_problems(request.engine, LlmApiModel(request.tp, checkpoint.experts > 0, layers))
+        facts = LlmApiModel(request.tp, checkpoint.experts > 0, layers, checkpoint.architecture)
+        yield from llm_api_problems(request.engine, facts)
         yield from _estimate_problems(request)
         if request.draft is not None:
             yield from _draft_problems(model, request.draft, request)

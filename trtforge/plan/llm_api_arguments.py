@@ -11,6 +11,7 @@ from trtforge.core.errors import ForgeError
 from trtforge.core.features import OF_ENGINES, SPECULATION, FeaturesConfig, SpeculationMethod
 from trtforge.core.recipe import EngineConfig
 from trtforge.formats.llmapi import LlmArgs, require_llm_api, speculation_row
+from trtforge.models.registry import WITH_VISION_ONLY
 from trtforge.plan.legality import Problem
 
 DRAFT_DIRECTORY = "draft"
@@ -26,6 +27,7 @@ class LlmApiModel:
     tp: int
     has_experts: bool | None = None
     mtp_layers: int | None = None
+    architecture: str = ""
 
 
 def feature_arguments(features: FeaturesConfig, version: str) -> Mapping[str, Any]:
@@ -98,6 +100,7 @@ def draft_source(features: FeaturesConfig) -> str | None:
 def llm_api_problems(engine: EngineConfig, model: LlmApiModel) -> Iterator[Problem]:
     """Errors and warnings for the features of an engine of the LLM API; `engine.features.lora` is resolved."""
     features, version = engine.features, engine.target.tensorrt_llm
+    yield from _llama4_problems(features, model)
     for name in OF_ENGINES:
         if name in features.beyond_paging:
             message = f"engine.features.{name}: the llmapi backend does not have it"
@@ -126,6 +129,16 @@ def llm_api_problems(engine: EngineConfig, model: LlmApiModel) -> Iterator[Probl
         yield Problem(
             "cuda_graphs", message, "Lower serving.kv_cache_fraction if the server needs more.", refuses=False
         )
+
+
+def _llama4_problems(features: FeaturesConfig, model: LlmApiModel) -> Iterator[Problem]:
+    """Source: tensorrt_llm/_torch/models/modeling_llama.py (1.2), the registered classes and Llama4Attention."""
+    if model.architecture in WITH_VISION_ONLY:
+        message = "TensorRT-LLM runs Llama 4 with its vision part only (Llama4ForConditionalGeneration)"
+        yield Problem("architecture", message, "Use the checkpoint as it is published, or engine.backend: torch.")
+    if model.architecture == "Llama4ForConditionalGeneration" and features.lora is not None:
+        message = "engine.features.lora: TensorRT-LLM's attention of Llama 4 takes no adapters"
+        yield Problem("lora", message, "Leave it out.")
 
 
 def _argument_problems(features: FeaturesConfig, version: str) -> Iterator[Problem]:
