@@ -171,6 +171,19 @@ def test_the_logits_are_those_that_the_codes_stand_for(
         assert error(logits, expected) < 1e-4
 
 
+def test_the_number_that_was_published_for_a_flag_is_taken(hf: Path, tmp_path: Path) -> None:
+    """`attn_temperature_tuning` was 4 in Llama 4's config.json; transformers 5 takes true or false."""
+    values = json.loads((hf / "config.json").read_text())
+    values["text_config"]["attn_temperature_tuning"] = 4
+    (tmp_path / "hf").mkdir()
+    (tmp_path / "hf" / "config.json").write_text(json.dumps(values))
+    (tmp_path / "hf" / "model.safetensors").symlink_to(hf / "model.safetensors")
+    (tmp_path / "ids.safetensors").symlink_to(hf.parent / "ids.safetensors")
+    made = compile_engine(LLMAPI, quantised(tmp_path / "hf", "fp8", tmp_path / "ck"), tmp_path / "engine").path
+    expected = compile_engine(LLMAPI, quantised(hf, "fp8", tmp_path / "other"), tmp_path / "expected").path
+    assert (made / "model.safetensors").read_bytes() == (expected / "model.safetensors").read_bytes()
+
+
 def test_stacked_experts_keep_the_digests_of_their_files(hf: Path) -> None:
     checkpoint = open_checkpoint(hf)
     assert f"{TEXT}{EXPERTS}.3.down_proj.weight" in checkpoint.tensors
