@@ -221,6 +221,31 @@ def test_what_the_llm_api_lacks_is_refused(hf: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("changed", "warned"),
+    [
+        ({}, True),
+        ({"max_seq_len": 16}, False),
+        ({"features": {}}, False),
+        ({"target": {"gpu": "b200"}}, False),
+        ({"target": {"gpu": "h200"}}, True),
+    ],
+)
+def test_chunks_that_speculation_switches_off_are_a_warning(changed: dict[str, Any], warned: bool, hf: Path) -> None:
+    engine: dict[str, Any] = {"backend": "llmapi", "max_seq_len": 64, "max_batch_size": 2}
+    engine |= {"features": {"ngram": {"draft_tokens": 3}}} | changed
+    message = (
+        "engine.features.ngram: before Blackwell, TensorRT-LLM then attends to all tokens, not to chunks of 16: "
+        "beyond them answers differ from the model's. Use max_seq_len 16, or leave it out."
+    )
+    model = find_model(str(hf))
+    found = evaluate(model, asked(model, recipe={"engine": engine}, dtype="bfloat16"))
+    assert found.legal
+    assert (message in found.warnings) is warned
+    as_it_is = plan_for_hugging_face(hf, Parallel(), EngineConfig.parse(engine, "test"))
+    assert (message in as_it_is.warnings) is warned
+
+
+@pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"no_rope_layers": [1, 0]}, "no_rope_layers is not a 0 or 1 for each of 4 layers"),

@@ -15,6 +15,7 @@ from trtforge.core.features import FeaturesConfig
 from trtforge.core.parallel import Parallel
 from trtforge.core.recipe import EngineConfig
 from trtforge.formats.adapter import resolved_lora
+from trtforge.formats.checkpoint_keys import integer
 from trtforge.formats.hf import HfConfig, read_config
 from trtforge.formats.llmapi import (
     MODEL_FILE,
@@ -114,7 +115,8 @@ def plan_for_checkpoint(model: CheckpointConfig, config: EngineConfig) -> Llmapi
     cache = model.quantization.kv_cache_quant_algo == "FP8"
     warnings = (_SCALES_ARE_ONE,) if cache and model.quantization.quant_algo is None else ()
     layers = stored(model, "num_nextn_predict_layers") or 0
-    facts = LlmApiModel(model.parallel.tp, model.experts > 0, layers, model.architecture)
+    chunk = integer(model, "attention_chunk_size")
+    facts = LlmApiModel(model.parallel.tp, model.experts > 0, layers, model.architecture, chunk)
     windows = Windows.of_checkpoint(model)
     plan = _plan(model, model.parallel, config, "checkpoint", windows, facts, fp8_cache=cache)
     return replace(plan, warnings=(*warnings, *plan.warnings))
@@ -153,7 +155,14 @@ def _facts(config: HfConfig, text: HfConfig, parallel: Parallel) -> LlmApiModel:
     """Experts and MTP layers, by the names that config.json has in the models of `transformers`."""
     experts = any(text.values.get(name) for name in _EXPERTS)
     layers = text.values.get("num_nextn_predict_layers", 0)
-    return LlmApiModel(parallel.tp, experts, layers if isinstance(layers, int) else None, config.architecture)
+    chunk = text.values.get("attention_chunk_size")
+    return LlmApiModel(
+        parallel.tp,
+        experts,
+        layers if isinstance(layers, int) else None,
+        config.architecture,
+        chunk if isinstance(chunk, int) else 0,
+    )
 
 
 def _require_split(config: HfConfig, parallel: Parallel) -> None:
