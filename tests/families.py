@@ -26,6 +26,7 @@ from transformers import (
     GPTJConfig,
     GPTNeoXConfig,
     GraniteConfig,
+    Llama4TextConfig,
     LlamaConfig,
     MistralConfig,
     MixtralConfig,
@@ -85,6 +86,18 @@ _LONGROPE = {
 _GEMMA3_ROPE = {
     "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1000000.0},
     "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+}
+_LLAMA4 = _SIZES | {
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "intermediate_size": 32,
+    "intermediate_size_mlp": 96,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 1,
+    "no_rope_layer_interval": 2,
+    "attention_chunk_size": WINDOW,
+    "floor_scale": 8,
+    "attn_scale": 0.5,
 }
 _DEEPSEEK = _SIZES | {
     "num_key_value_heads": 4,
@@ -245,6 +258,15 @@ TINY: dict[str, Callable[[], PreTrainedModel]] = {
         **_GQA | {"tie_word_embeddings": True},
         sliding_window=None,
         layer_types=["full_attention"] * 4,
+    ),
+    "llama4": partial(_tiny, Llama4TextConfig, **_LLAMA4, rope_parameters=_LLAMA3 | {"high_freq_factor": 1.0}),
+    "llama4_dense_between": partial(
+        _tiny,
+        Llama4TextConfig,
+        **_LLAMA4 | {"num_experts_per_tok": 2, "attention_chunk_size": 256, "attn_temperature_tuning": False},
+        interleave_moe_layer_step=2,
+        use_qk_norm=False,
+        attention_bias=True,
     ),
     "glm4_moe": partial(
         _tiny,

@@ -20,6 +20,7 @@ from trtforge.models.registry import family_of_checkpoint
 from trtforge.reference.hidden import HiddenStates
 
 MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v2_lite", "deepseek_v3", "glm4_moe")
+STACKED = ("llama4", "llama4_dense_between")
 
 
 def walk(
@@ -40,7 +41,7 @@ def walk(
         return steps.run(batches, budget, bar), family
 
 
-@pytest.mark.parametrize("name", [name for name in TINY if name not in MIXTURES])
+@pytest.mark.parametrize("name", [name for name in TINY if name not in (*MIXTURES, *STACKED)])
 def test_inputs_are_those_of_the_whole_model(tmp_path: Path, name: str) -> None:
     model = TINY[name]()
     model.save_pretrained(tmp_path / "hf")
@@ -100,6 +101,41 @@ def test_experts_are_measured_one_by_one(tmp_path: Path, name: str) -> None:
         assert torch.allclose(found[key], amax, rtol=2e-5), key
     for key in (key for key in found if ".experts." in key and key not in expected):
         assert key.endswith(("weight_amax", "input_amax", "dead_channels"))
+
+
+@pytest.mark.parametrize("name", STACKED)
+def test_stacked_experts_are_measured_one_by_one(tmp_path: Path, name: str) -> None:
+    """Each by the tokens that its router chose it for, times their scores; gate and up are one matrix."""
+    model = TINY[name]()
+    model.save_pretrained(tmp_path / "hf")
+    batch = torch.randint(0, 131, (2, 24), generator=torch.Generator().manual_seed(1))
+    found, _ = walk(tmp_path / "hf", tmp_path / "partial", [batch])
+    expected: dict[str, torch.Tensor] = {}
+    for layer, block in enumerate(model.model.layers):
+        prefix = f"model.layers.{layer}.feed_forward"
+        assert (f"{prefix}.gate_proj.input_amax" in found) is not block.is_moe_layer
+        if not block.is_moe_layer:
+            continue
+
+        def hook(module: Any, inputs: tuple[torch.Tensor], prefix: str = prefix) -> None:
+            hidden = inputs[0].view(-1, 64)
+            logits = module.router(hidden)[1]
+            for expert in range(4):
+                rows = (logits.topk(module.top_k, dim=1).indices == expert).any(dim=1)
+                states = hidden[rows] * logits[rows, expert].sigmoid().unsqueeze(1)
+                gate, up = (states @ module.experts.gate_up_proj[expert]).chunk(2, dim=1)
+                inner = nn.functional.silu(gate) * up
+                for part, values in (("gate_up_proj", states), ("down_proj", inner)):
+                    expected[f"{prefix}.experts.{expert}.{part}.input_amax"] = values.abs().amax().reshape(1)
+                    weight = getattr(module.experts, part)[expert].abs().amax().reshape(1)
+                    expected[f"{prefix}.experts.{expert}.{part}.weight_amax"] = weight
+
+        block.feed_forward.register_forward_pre_hook(hook)
+    with torch.inference_mode():
+        model(input_ids=batch)
+    assert {key for key in found if ".experts." in key and "dead" not in key} == set(expected)
+    for key, amax in expected.items():
+        assert torch.allclose(found[key], amax, rtol=2e-5), key
 
 
 @pytest.mark.parametrize(

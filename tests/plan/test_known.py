@@ -71,6 +71,18 @@ def test_the_parameters_of_gpt_oss_add_up(hub_id: str, layers: int, experts: int
     assert planned_parameters(known(hub_id)) + layers * (sinks + router + inner) == parameters
 
 
+@pytest.mark.parametrize(
+    ("hub_id", "parameters"),
+    [
+        ("meta-llama/Llama-4-Scout-17B-16E-Instruct", 108_641_793_536),
+        ("meta-llama/Llama-4-Maverick-17B-128E-Instruct", 401_583_781_376),
+    ],
+)
+def test_the_parameters_of_llama_4_add_up_with_its_vision_part(hub_id: str, parameters: int) -> None:
+    assert known(hub_id).vision_bytes == 2 * 871_932_416
+    assert planned_parameters(known(hub_id)) + 871_932_416 == parameters
+
+
 def test_every_known_model_has_a_family_and_is_found_whatever_its_case() -> None:
     assert len(known_ids()) > 40
     for hub_id in known_ids():

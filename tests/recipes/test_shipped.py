@@ -80,6 +80,8 @@ def test_the_models_that_people_ask_for_are_there() -> None:
         "gemma-3-27b-fp8": ("google/gemma-3-27b-it", "fp8", 1, 1),
         "phi-4-mini-fp8": ("microsoft/Phi-4-mini-instruct", "fp8", 1, 1),
         "deepseek-r1-fp8": ("deepseek-ai/DeepSeek-R1", "fp8", 8, 1),
+        "llama-4-scout-fp8": ("meta-llama/Llama-4-Scout-17B-16E-Instruct", "fp8", 4, 1),
+        "llama-4-scout-nvfp4": ("meta-llama/Llama-4-Scout-17B-16E-Instruct", "nvfp4", 1, 1),
         "gpt-oss-20b-mxfp4": ("openai/gpt-oss-20b", "none", 1, 1),
         "gpt-oss-120b-mxfp4": ("openai/gpt-oss-120b", "none", 2, 1),
         "deepseek-r1-nvfp4": ("deepseek-ai/DeepSeek-R1", "nvfp4", 8, 1),

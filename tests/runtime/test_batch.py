@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
 
+from trtforge.runtime.architecture.positions import Reach
 from trtforge.runtime.decoder.attention import Attention, Batch
 from trtforge.runtime.decoder.kv_cache import LayerCache, Scratch
 from trtforge.runtime.decoder.scores import FusedScores
@@ -69,10 +70,10 @@ def test_padded_row_counts_are_few_and_waste_little() -> None:
     assert max(count / rows for rows, count in enumerate(counts, start=1) if rows > 256) < 1.5
 
 
-@pytest.mark.parametrize("window", [None, 6])
+@pytest.mark.parametrize("reach", [Reach(), Reach(window=6), Reach(chunk=4)])
 @pytest.mark.parametrize("scale", [None, 0.02])
 @pytest.mark.parametrize("pads", [False, True])
-def test_paged_attention_equals_plain_attention(window: int | None, scale: float | None, pads: bool) -> None:
+def test_paged_attention_equals_plain_attention(reach: Reach, scale: float | None, pads: bool) -> None:
     """Rows of one token, a whole prompt and a chunk that continues one, against one dense attention per row."""
     torch.manual_seed(0)
     heads, kv_heads, size = 4, 2, 8
@@ -87,10 +88,10 @@ def test_paged_attention_equals_plain_attention(window: int | None, scale: float
             positions = np.arange(start)
             where = step.tables[row, positions // BLOCK] * BLOCK + positions % BLOCK
             cache.write(torch.from_numpy(where), full[row][:start, heads:])
-    batch = Batch.of(step, BLOCK, torch.device("cpu"), torch.float32, windows=(None, window), pads=pads)
+    batch = Batch.of(step, BLOCK, torch.device("cpu"), torch.float32, reaches=(Reach(), reach), pads=pads)
     packed = torch.cat([full[row][start:] for row, (start, _) in enumerate(rows)])
     padding = torch.full((len(batch.tokens) - len(packed), *packed.shape[1:]), float("nan"))
-    made = Attention(heads, kv_heads, size, FusedScores(size**-0.5), window)(torch.cat((packed, padding)), batch, cache)
+    made = Attention(heads, kv_heads, size, FusedScores(size**-0.5), reach)(torch.cat((packed, padding)), batch, cache)
     assert len(made) == (16 if pads else 15)
     assert not made[15:].any()
     expected = []
@@ -98,8 +99,11 @@ def test_paged_attention_equals_plain_attention(window: int | None, scale: float
         query, key, value = full[row].transpose(0, 1).split([heads, kv_heads, kv_heads])
         if scale is not None:
             key, value = ((t / scale).clamp(-448, 448).to(torch.float8_e4m3fn).float() * scale for t in (key, value))
-        distance = torch.arange(start + count).unsqueeze(1) - torch.arange(start + count)
-        seen = (distance >= 0) & (distance < (window or 1000))
+        positions = torch.arange(start + count)
+        distance = positions.unsqueeze(1) - positions
+        seen = (distance >= 0) & (distance < (reach.window or 1000))
+        if reach.chunk:
+            seen &= positions.unsqueeze(1) // reach.chunk == positions // reach.chunk
         key, value = key.repeat_interleave(2, 0), value.repeat_interleave(2, 0)
         out = functional.scaled_dot_product_attention(query, key, value, attn_mask=seen)
         expected.append(out[:, start:].transpose(0, 1).reshape(count, -1))

@@ -27,7 +27,7 @@ from trtforge.runtime.ranks.source import open_engine, open_model
 from trtforge.runtime.scheduling.batch import Step
 
 TOLERANCE, NEW = 1e-4, 8
-MOE = ("mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v2_lite", "deepseek_v3", "glm4_moe")
+MOE = ("mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v2_lite", "deepseek_v3", "glm4_moe", "llama4")
 ODD = ("bloom", "gemma2", "gemma3", "mistral", "deepseek_v2", "qwen2_moe")
 """ALiBi, capped scores, windows, latent attention, experts."""
 
@@ -183,6 +183,12 @@ def test_ranks_are_processes(families: Families) -> None:
         ("granite", {"embedding_multiplier": 1.0}),
         ("granite", {"output_multiplier_scale": 1.0}),
         ("phi3_longrope", {"longrope_scaling_long_factors": [1.0] * 6}),
+        ("llama4", {"attention_chunk_size": 17}),
+        ("llama4", {"attn_temperature_tuning": False}),
+        ("llama4", {"floor_scale": 9.0}),
+        ("llama4", {"nope_layers": [3]}),
+        ("llama4", {"qk_l2_norm": False}),
+        ("llama4", {"scoring_func": None}),
         ("gpt_neox", {"rotary_pct": 0.5}),
         ("gptj", {"rotary_dim": 4}),
         ("gptj", {"position_embedding_type": "rope_gpt_neox"}),

@@ -8,12 +8,27 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-Seen = Callable[[int, Tensor, Tensor], None]
-"""Called for every expert with tokens: its index, its inputs (tokens, hidden), its down projection's inputs."""
+from trtforge.reference.chosen import Seen, compute_chosen
 
 
 def watch_experts(experts: nn.Module, seen: Seen) -> Callable[[], None]:
     """Replace the forward pass of `experts` by an equal one that also calls `seen`; returns a function to undo it."""
+    setattr(experts, "forward", MethodType(_routed(seen), experts))  # noqa: B010
+
+    def undo() -> None:
+        del experts.forward
+
+    return undo
+
+
+def watch_stacked_experts(experts: nn.Module, seen: Seen) -> Callable[[], None]:
+    """As `watch_experts`, of Llama 4, whose experts get all tokens, scaled by their scores: zero where not chosen."""
+    compute_chosen(experts, seen)
+    return lambda: compute_chosen(experts)
+
+
+def _routed(seen: Seen) -> Callable[..., Tensor]:
+    """The forward pass of experts that get their tokens by index."""
 
     def forward(self: Any, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         """`chosen` and `weights` (tokens, top_k): expert indices and routing weights."""
@@ -31,9 +46,4 @@ def watch_experts(experts: nn.Module, seen: Seen) -> Callable[[], None]:
             result.index_add_(0, tokens, output.to(result.dtype))
         return result
 
-    setattr(experts, "forward", MethodType(forward, experts))  # noqa: B010
-
-    def undo() -> None:
-        del experts.forward
-
-    return undo
+    return forward

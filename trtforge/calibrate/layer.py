@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from trtforge.calibrate.awq import AwqChoice, clip_ratios, search
-from trtforge.calibrate.experts import watch_experts
+from trtforge.calibrate.experts import watch_experts, watch_stacked_experts
 from trtforge.calibrate.grids import Grid, Int4Grid, Nvfp4Grid
 from trtforge.calibrate.rounding import Input, Rounded, round_linears
 from trtforge.calibrate.row_grid import RowGrid
@@ -78,7 +78,8 @@ class LayerObserver:
                 statistics = self._statistics[row.target] = self._empty(features, weight.device)
                 self._undo.append(module.register_forward_pre_hook(_observe(statistics)).remove)
         if self._experts:
-            self._undo.append(watch_experts(self._layer.get_submodule("mlp.experts"), self._see_expert))
+            watch = watch_stacked_experts if self._experts[0].stacked else watch_experts
+            self._undo.append(watch(self._expert_module(), self._see_expert))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -205,13 +206,15 @@ class LayerObserver:
         return nvfp4_global_scale(torch.stack(amax).amax(dim=0))
 
     def _expert_input(self, row: Experts, expert: int) -> Input:
-        stored = self._expert_tensor(row)[expert]
-        names = tuple(part.module.format(expert) for part in reversed(row.parts))
+        experts = self._expert_tensor(row)
+        stored = experts[expert]
+        names = tuple(dict.fromkeys(part.module.format(expert) for part in reversed(row.parts)))
         heights = (len(stored) // len(names),) * len(names)
         statistics = self._of_expert(row.target, expert, stored.shape[1], stored.device)
         grid = self._int4_grid(statistics.channel_amax, row)
-        if self._needs.nvfp4:  # gate and up share one scale
-            scale = nvfp4_global_scale(stored.abs().amax().float().reshape(1))
+        if self._needs.nvfp4:  # gate and up share one scale, stacked experts too
+            largest = (experts if row.stacked else stored).abs().amax()
+            scale = nvfp4_global_scale(largest.float().reshape(1))
             grid = Nvfp4Grid(scale.expand(len(stored)))
         return Input(statistics, names, heights, stored.float, grid)
 
@@ -224,16 +227,22 @@ class LayerObserver:
 
     def _expert_tensor(self, row: Experts) -> Tensor:
         """(experts, out, in): gate and up, or down, of all experts."""
-        stacked = self._layer.get_submodule("mlp.experts")
-        tensor: Tensor = getattr(stacked, "gate_up_proj" if row.target == "mlp.fc" else "down_proj")
-        return tensor.detach()
+        name = "gate_up_proj" if row.target == "mlp.fc" else "down_proj"
+        tensor: Tensor = getattr(self._expert_module(), name).detach()
+        return tensor.mT if row.stacked else tensor
+
+    def _expert_module(self) -> nn.Module:
+        """The module with all experts; the classes of `transformers` 5 call it alike unless checkpoints stack them."""
+        row = self._experts[0]
+        return self._layer.get_submodule(row.parts[0].module.partition(".{}")[0] if row.stacked else "mlp.experts")
 
     def _expert_weights(self, row: Experts) -> Iterator[tuple[str, Tensor, InputStatistics]]:
         for expert, stored in enumerate(self._expert_tensor(row)):
             matrix = stored.float()
             statistics = self._of_expert(row.target, expert, matrix.shape[1], matrix.device)
-            for part, piece in zip(reversed(row.parts), matrix.chunk(len(row.parts)), strict=True):
-                yield part.module.format(expert), piece, statistics
+            names = dict.fromkeys(part.module.format(expert) for part in reversed(row.parts))
+            for name, piece in zip(names, matrix.chunk(len(names)), strict=True):
+                yield name, piece, statistics
 
     def _of_expert(self, target: str, expert: int, features: int, device: torch.device) -> InputStatistics:
         return self._statistics.setdefault(f"{target}.{expert}", self._empty(features, device))

@@ -19,7 +19,7 @@ from trtforge.core.partial import Finished, Group
 from trtforge.core.progress import Bar, Progress
 from trtforge.formats.hf import INDEX, SINGLE
 from trtforge.formats.shards import RowReader, Writer, header_of
-from trtforge.models.hf_tensors import Block, Blocks, HfTensor, Scalar
+from trtforge.models.hf_tensors import Block, Blocks, HfTensor, Scalar, Stack
 
 SHARD_BYTES = 5_000_000_000
 """The default shard size of `save_pretrained` in transformers."""
@@ -104,6 +104,10 @@ def _index(shards: Sequence[Shard]) -> str:
 def _parts(tensor: HfTensor, reader: RowReader) -> Iterator[Slab]:
     """The tensor's content in slabs."""
     content = tensor.content
+    if isinstance(content, Stack):
+        for expert in content.experts:
+            yield from _parts(expert, reader)
+        return
     if isinstance(content, Scalar):
         size = content.stored.spec.dtype.size
         data = memoryview(bytearray(size))

@@ -15,6 +15,7 @@ from trtforge.core.features import FeaturesConfig
 from trtforge.core.parallel import Parallel
 from trtforge.core.recipe import EngineConfig
 from trtforge.formats.adapter import resolved_lora
+from trtforge.formats.checkpoint_keys import integer
 from trtforge.formats.hf import HfConfig, read_config
 from trtforge.formats.llmapi import (
     MODEL_FILE,
@@ -109,11 +110,13 @@ class _HfPositions:
 def plan_for_checkpoint(model: CheckpointConfig, config: EngineConfig) -> LlmapiPlan:
     """The plan for a TensorRT-LLM checkpoint of this configuration. Raises ForgeError for an unsupported format."""
     require_format(model)
-    layers = model.quantization.quantized_layers or {}
-    require_mixed_precision(config.target.tensorrt_llm, {layer.quant_algo for layer in layers.values()})
+    mixed = model.quantization.quantized_layers or {}
+    require_mixed_precision(config.target.tensorrt_llm, {layer.quant_algo for layer in mixed.values()})
     cache = model.quantization.kv_cache_quant_algo == "FP8"
     warnings = (_SCALES_ARE_ONE,) if cache and model.quantization.quant_algo is None else ()
-    facts = LlmApiModel(model.parallel.tp, model.experts > 0, stored(model, "num_nextn_predict_layers") or 0)
+    layers = stored(model, "num_nextn_predict_layers") or 0
+    chunk = integer(model, "attention_chunk_size")
+    facts = LlmApiModel(model.parallel.tp, model.experts > 0, layers, model.architecture, chunk)
     windows = Windows.of_checkpoint(model)
     plan = _plan(model, model.parallel, config, "checkpoint", windows, facts, fp8_cache=cache)
     return replace(plan, warnings=(*warnings, *plan.warnings))
@@ -137,7 +140,7 @@ def plan_for_hf_config(
     _require_split(found, parallel)
     warnings = _require_stored_formats(found, gpu_named(config.target.gpu)) if config.target.gpu is not None else ()
     text = _text_config(found)
-    windows, facts = Windows.of_hugging_face(found, text), _facts(text, parallel)
+    windows, facts = Windows.of_hugging_face(found, text), _facts(found, text, parallel)
     plan = _plan(_HfPositions.of(found), parallel, config, "hugging_face", windows, facts, fp8_cache=fp8_cache)
     return replace(plan, warnings=(*warnings, *plan.warnings))
 
@@ -148,11 +151,18 @@ def _text_config(config: HfConfig) -> HfConfig:
     return HfConfig(values, config.path) if values and isinstance(values, dict) else config
 
 
-def _facts(text: HfConfig, parallel: Parallel) -> LlmApiModel:
+def _facts(config: HfConfig, text: HfConfig, parallel: Parallel) -> LlmApiModel:
     """Experts and MTP layers, by the names that config.json has in the models of `transformers`."""
     experts = any(text.values.get(name) for name in _EXPERTS)
     layers = text.values.get("num_nextn_predict_layers", 0)
-    return LlmApiModel(parallel.tp, experts, layers if isinstance(layers, int) else None)
+    chunk = text.values.get("attention_chunk_size")
+    return LlmApiModel(
+        parallel.tp,
+        experts,
+        layers if isinstance(layers, int) else None,
+        config.architecture,
+        chunk if isinstance(chunk, int) else 0,
+    )
 
 
 def _require_split(config: HfConfig, parallel: Parallel) -> None:

@@ -275,10 +275,11 @@ def _tokenizer(model: Path) -> "PreTrainedTokenizerBase":
         )
     from transformers import AutoTokenizer
 
+    from trtforge.formats.flag_numbers import config_with_flags
     from trtforge.formats.tokenizer import TOKENIZER_FILE, load_tokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(model, config=config_with_flags(model), trust_remote_code=False)
     except Exception as error:  # damaged files raise exceptions of any type
         if (model / TOKENIZER_FILE).is_file():
             load_tokenizer(model / TOKENIZER_FILE)  # raises a clearer error if this file is the cause

@@ -16,7 +16,8 @@ from trtforge.core.nearest import nearest_directory
 from trtforge.core.plausible import require_plausible
 from trtforge.formats.block_fp8 import as_bfloat16, fp8_blocks
 from trtforge.formats.shards import StoredTensor, read_header
-from trtforge.formats.source_digest import SourceDigests
+from trtforge.formats.source_digest import SourceDigests, stored_parts
+from trtforge.formats.stacked_experts import by_expert
 
 CONFIG = "config.json"
 _LARGEST = sys.float_info.max
@@ -154,7 +155,8 @@ class HfConfig:
 class HfCheckpoint:
     """A checkpoint directory, with its config and safetensors headers; no weights are read.
 
-    FP8 matrices with block scales are bfloat16 matrices in `tensors`, without their scales.
+    FP8 matrices with block scales are bfloat16 matrices in `tensors`, without their scales; experts that are stacked in
+    one tensor are one matrix each.
     """
 
     directory: Path
@@ -170,7 +172,7 @@ class HfCheckpoint:
     @property
     def stored_bytes(self) -> int:
         """Bytes of all tensors in the files."""
-        return sum(part.spec.nbytes for tensor in self.tensors.values() for part in tensor.parts)
+        return sum(part.spec.nbytes for part in stored_parts(self.tensors))
 
     @cached_property
     def digests(self) -> dict[str, str]:
@@ -234,7 +236,10 @@ def open_checkpoint(directory: Path) -> HfCheckpoint:
                 hint="The index and the shards are of different downloads: fetch both again.",
             )
     block = config.fp8_blocks
-    return HfCheckpoint(directory, config, tensors if block is None else as_bfloat16(tensors, block), files)
+    tensors = tensors if block is None else as_bfloat16(tensors, block)
+    if isinstance(config.values.get("architectures"), list):
+        tensors = by_expert(tensors, config.architecture)
+    return HfCheckpoint(directory, config, tensors, files)
 
 
 def is_path(source: str) -> bool:

@@ -32,8 +32,10 @@ _NOT_NEGATIVE = ("mscale", "mscale_all_dim")  # 0 counts as absent
 _FACTORS = ("short_factor", "long_factor")
 
 
-def rope_scaling(config: HfConfig, *, also: tuple[str, ...] = ()) -> dict[str, Any] | None:
+def rope_scaling(config: HfConfig, *, also: tuple[str, ...] = (), abrupt: bool = False) -> dict[str, Any] | None:
     """The scaling as HF writes it, None if there is none. `also`: further types that this family supports.
+
+    `abrupt`: of rope_type llama3, high_freq_factor may be low_freq_factor: no frequencies lie between.
 
     Raises ForgeError for an unknown `rope_type`, a missing key, and an invalid number.
     """
@@ -50,11 +52,10 @@ def rope_scaling(config: HfConfig, *, also: tuple[str, ...] = ()) -> dict[str, A
         raise _wrong(config, f"rope_type {kind} needs {missing[0]}")
     for key, value in scaling.items():
         _check(config, key, value)
-    if kind == "llama3" and scaling["high_freq_factor"] <= scaling["low_freq_factor"]:
-        raise _wrong(
-            config,
-            f"high_freq_factor {scaling['high_freq_factor']} is not above low_freq_factor {scaling['low_freq_factor']}",
-        )
+    if kind == "llama3":
+        low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+        if high < low or (high == low and not abrupt):
+            raise _wrong(config, f"high_freq_factor {high} is not above low_freq_factor {low}")
     return scaling
 
 

@@ -78,6 +78,18 @@ class BlockScaled(StoredTensor):
         return (self.codes, self.scales)
 
 
+@dataclass(frozen=True)
+class Slice(StoredTensor):
+    """One index of the first dimension of `whole`."""
+
+    whole: StoredTensor
+
+    @property
+    def parts(self) -> tuple[StoredTensor, ...]:
+        """The tensor that it is cut from."""
+        return (self.whole,)
+
+
 def raw_header(path: Path) -> bytes:
     """Everything that comes before the data of a file: the header's length and its text.
 
@@ -189,6 +201,8 @@ class RowReader:
         """As many bytes of `tensor` as fit `into`, from byte `first` of its data on."""
         if isinstance(tensor, BlockScaled):
             return self._dequantized(tensor, first, into)
+        if isinstance(tensor, Slice):
+            return self.read_bytes(tensor.whole, tensor.offset - tensor.whole.offset + first, into)
         try:
             descriptor = self._descriptor(tensor.file)
             done = 0

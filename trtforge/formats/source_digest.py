@@ -1,7 +1,8 @@
 """Digests of safetensors files, computed tensor by tensor while conversion reads them, so no byte is read twice.
 
 A file's digest is the BLAKE3 of its header followed by the BLAKE3 of each tensor, in the order of their data. It does
-not depend on the order in which tensors were read. A matrix with block scales counts as two tensors there.
+not depend on the order in which tensors were read. A matrix with block scales counts as two tensors there,
+the slices of a stack as one.
 """
 
 from collections.abc import Mapping
@@ -22,14 +23,18 @@ class _Progress:
     hasher: Any = field(default_factory=blake3)
 
 
+def stored_parts(tensors: Mapping[str, StoredTensor]) -> list[StoredTensor]:
+    """The tensors of the files, each once."""
+    return list(dict.fromkeys(part for tensor in tensors.values() for part in tensor.parts))
+
+
 class SourceDigests:
     """Digests of a checkpoint's tensors, from the bytes read so far. Not thread-safe."""
 
     def __init__(self, tensors: Mapping[str, StoredTensor]) -> None:
         self._tensors = tensors
         self._files: dict[Path, list[StoredTensor]] = {}
-        stored = [part for tensor in tensors.values() for part in tensor.parts]
-        for tensor in sorted(stored, key=lambda tensor: (tensor.offset, tensor.spec.name)):
+        for tensor in sorted(stored_parts(tensors), key=lambda tensor: (tensor.offset, tensor.spec.name)):
             self._files.setdefault(tensor.file, []).append(tensor)
         self._progress: dict[str, _Progress] = {}
         self._known: dict[str, bytes] = {}

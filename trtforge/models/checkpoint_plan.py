@@ -218,22 +218,24 @@ class _Planner:
         groups = [tuple(source + part.module.format(expert) for part in row.parts) for expert in range(experts)]
         for expert, modules in enumerate(groups):
             for part, module in zip(row.parts, modules, strict=True):
-                rows = sizes.of(part.out)
+                shape = (self._module_rows(part), columns)
                 cut = row_cuts if row.split is Split.ROW else column_cuts
-                cuts = expert_cuts(expert, experts, cut(range(rows), columns, self.tp // ep), ep)
-                pieces.append(Piece(f"{module}.weight", (rows, columns), cuts))
+                cuts = expert_cuts(expert, experts, cut(self._rows(part), columns, self.tp // ep), ep)
+                pieces.append(Piece(f"{module}.weight", shape[::-1] if row.stacked else shape, cuts, row.stacked))
         height = sum(piece.cuts[0].height for piece in pieces[: len(row.parts)])
         name, each, width = prefix + row.target, experts // ep, len(pieces[0].cuts[0].cols)
         if not self.rounds:
-            shape = (each, height, width)
+            stack = (each, height, width)
             if self._weight_only(tuple(module for modules in groups for module in modules)):
-                yield Target(TensorSpec(f"{name}.weight", self.dtype, shape), stage, WeightOnly(tuple(pieces)))
+                yield Target(TensorSpec(f"{name}.weight", self.dtype, stack), stage, WeightOnly(tuple(pieces)))
             else:
-                yield self._cast(f"{name}.weight", tuple(pieces), shape, stage)
+                yield self._cast(f"{name}.weight", tuple(pieces), stack, stage)
             return
+        readers = tuple(dict.fromkeys(module for modules in groups for module in modules))
+        if row.stacked:
+            groups = [readers] * experts
         of_rank = [tuple(groups[rank % ep * each : (rank % ep + 1) * each]) for rank in range(self.tp)]
         shared = tuple(modules for modules in groups for _ in row.parts)
-        readers = tuple(module for modules in groups for module in modules)
         matrix = Matrix(name, tuple(pieces), (height, width), shared, readers, tuple(of_rank), each)
         yield from quantized_targets(matrix, self.format, self.layout.group_size, self.dtype, stage)
 

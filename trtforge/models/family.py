@@ -115,7 +115,11 @@ class Linear:
 
 @dataclass(frozen=True)
 class Experts:
-    """A linear layer of every expert: `target.weight` (experts, out, in). `{}` in a module: the expert's number."""
+    """A linear layer of every expert: `target.weight` (experts, out, in). `{}` in a module: the expert's number.
+
+    `stacked`: the checkpoint has the experts in one tensor (experts, in, out), and one scale of FP8 and NVFP4 for all
+    (formats.stacked_experts reads it as matrices (in, out)).
+    """
 
     target: str
     parts: tuple[Part, ...]
@@ -123,6 +127,7 @@ class Experts:
     split: Split
     shares_input: str | None = None
     when: Fact | None = "sparse_layer"
+    stacked: bool = False
 
 
 @dataclass(frozen=True)

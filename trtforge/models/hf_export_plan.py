@@ -16,6 +16,7 @@ from trtforge.formats.trtllm import MIXED_PRECISION, CheckpointConfig
 from trtforge.models.checkpoint_plan import CheckpointPlan, Layout, checkpoint_plan
 from trtforge.models.content import Cast
 from trtforge.models.family import Facts, Family
+from trtforge.models.hf_stacks import stacked
 from trtforge.models.hf_tensors import OF_THE_DIRECTORY, Block, Blocks, HfPlan, HfTensor, Scalar, cover
 from trtforge.models.pre_quant import PreQuant, pre_quants
 from trtforge.models.prequantized_targets import attention_module
@@ -44,7 +45,7 @@ def hf_plan(family: Family, facts: Facts, config: CheckpointConfig, stored: Stor
         parallel_embedding=config.use_parallel_embedding,
         embedding_sharding_dim=config.embedding_sharding_dim,
     )
-    return _Inverse(family, facts, config, stored, layout).plan()
+    return stacked(_Inverse(family, facts, config, stored, layout).plan(), family)
 
 
 def require_format(config: CheckpointConfig) -> None:

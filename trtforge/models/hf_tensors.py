@@ -59,7 +59,14 @@ class HfTensor:
     """One tensor of the Hugging Face checkpoint."""
 
     spec: TensorSpec
-    content: Blocks | Scalar
+    content: "Blocks | Scalar | Stack"
+
+
+@dataclass(frozen=True)
+class Stack:
+    """The tensors of experts, one after another."""
+
+    experts: tuple[HfTensor, ...]
 
 
 @dataclass(frozen=True)

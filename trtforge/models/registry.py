@@ -23,6 +23,8 @@ _FAMILY_OF = {
     "GemmaForCausalLM": "gemma",
     "Glm4MoeForCausalLM": "glm4_moe",
     "GraniteForCausalLM": "granite",
+    "Llama4ForCausalLM": "llama4",
+    "Llama4ForConditionalGeneration": "llama4_multimodal",
     "LlamaForCausalLM": "llama",
     "Mistral3ForConditionalGeneration": "mistral3",
     "MistralForCausalLM": "mistral",
@@ -47,7 +49,6 @@ WITHOUT_ENGINES = (
     "GlmMoeDsaForCausalLM",
     "GptOssForCausalLM",
     "KimiK25ForConditionalGeneration",
-    "Llama4ForConditionalGeneration",
     "MiniMaxM2ForCausalLM",
     "NemotronHForCausalLM",
     "NemotronNASForCausalLM",
@@ -60,6 +61,8 @@ the PyTorch backend supports (models/supported-models, 1.3).
 """
 
 
+WITH_VISION_ONLY = ("Llama4ForCausalLM",)
+"""Language models that TensorRT-LLM runs only as part of the multimodal model."""
 ONLY_PLANNED = {"GptOssForCausalLM": "gpt_oss"}
 """Those of WITHOUT_ENGINES whose deployment is planned: the LLM API serves the checkpoint as it is published."""
 

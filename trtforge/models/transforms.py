@@ -104,7 +104,7 @@ def quantize_nvfp4(weight: Tensor, block_scales: Tensor, global_scale: Tensor) -
     """(out, in / 2) uint8: E2M1 codes of weight / (block scale x global scale), the even column in the low nibble."""
     steps = (block_scales.float() * global_scale).unsqueeze(2)
     scaled = (weight.float().unflatten(1, (-1, NVFP4_BLOCK)) / steps).flatten(1)
-    magnitudes = scaled.abs()
+    magnitudes = scaled.abs().contiguous()
     bounds = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0], device=weight.device)
     codes = torch.searchsorted(bounds, magnitudes)
     for odd in (0.75, 1.75, 3.5):  # ties go to the even code

@@ -1,6 +1,6 @@
 """Weights of a multimodal model's vision part, from config.json: the tensors that conversion copies.
 
-Modules and defaults of absent keys are those of `transformers` 5 (models/siglip, pixtral, gemma3, mistral3).
+Modules and defaults of absent keys are those of `transformers` 5 (models/siglip, pixtral, gemma3, mistral3, llama4).
 """
 
 from collections.abc import Mapping
@@ -22,6 +22,8 @@ def vision_weights(config: HfConfig) -> int | None:
             return _siglip(vision, counts) + counts["hidden_size"] * (width + 1)
         case "pixtral":
             return _pixtral(counts) + _merging_projector(config.values, counts["hidden_size"], width)
+        case "llama4_vision_model":
+            return _llama4(counts) + counts["vision_output_dim"] * width
         case _:
             return None
 
@@ -34,6 +36,10 @@ _DEFAULTS: Mapping[str, Mapping[str, int]] = {
     "pixtral": {
         "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_channels": 3, "image_size": 1024,
         "patch_size": 16,
+    },
+    "llama4_vision_model": {
+        "hidden_size": 768, "intermediate_size": 5632, "num_hidden_layers": 34, "num_channels": 3, "image_size": 448,
+        "patch_size": 14, "vision_output_dim": 7680, "projector_input_dim": 4096, "projector_output_dim": 4096,
     },
 }  # fmt: skip
 
@@ -61,6 +67,18 @@ def _pixtral(counts: Mapping[str, int]) -> int:
     hidden, inner, patch = counts["hidden_size"], counts["intermediate_size"], counts["patch_size"]
     layer = 4 * hidden * hidden + 3 * hidden * inner + 2 * hidden
     return hidden * counts["num_channels"] * patch * patch + hidden + counts["num_hidden_layers"] * layer
+
+
+def _llama4(counts: Mapping[str, int]) -> int:
+    """With a class embedding, and an adapter that shuffles pixels before its MLP."""
+    hidden, inner, patch = counts["hidden_size"], counts["intermediate_size"], counts["patch_size"]
+    norm, attention = 2 * hidden, 4 * (hidden * hidden + hidden)
+    mlp = 2 * hidden * inner + inner + hidden
+    patches = hidden * counts["num_channels"] * patch * patch
+    positions = ((counts["image_size"] // patch) ** 2 + 1) * hidden
+    adapter = inner * counts["projector_input_dim"] + counts["projector_output_dim"] ** 2
+    layers = counts["num_hidden_layers"] * (attention + mlp + 2 * norm)
+    return hidden + positions + patches + layers + 2 * norm + adapter
 
 
 def _merging_projector(values: Mapping[str, Any], hidden: int, width: int) -> int:

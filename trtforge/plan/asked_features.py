@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
 from trtforge.core.features import OF_THE_LLM_API, SPECULATION, SpeculationMethod
+from trtforge.formats.checkpoint_keys import integer
 from trtforge.formats.releases import Release
 from trtforge.formats.trtllm import CheckpointConfig
 from trtforge.plan.feature_rules import feature_problems
@@ -27,7 +28,14 @@ def asked_features(model: Model, request: Request, checkpoint: CheckpointConfig,
     features = request.engine.features
     if request.engine.backend == "llmapi":
         layers = stored(checkpoint, "num_nextn_predict_layers") or 0
-        yield from llm_api_problems(request.engine, LlmApiModel(request.tp, checkpoint.experts > 0, layers))
+        facts = LlmApiModel(
+            request.tp,
+            checkpoint.experts > 0,
+            layers,
+            checkpoint.architecture,
+            integer(checkpoint, "attention_chunk_size"),
+        )
+        yield from llm_api_problems(request.engine, facts)
         yield from _estimate_problems(request)
         if request.draft is not None:
             yield from _draft_problems(model, request.draft, request)

@@ -13,7 +13,7 @@ from trtforge.formats.releases import Release
 from trtforge.formats.trtllm import MIXED_PRECISION, CheckpointConfig
 from trtforge.models.checkpoint_sizes import quantised_linears, sizes_of
 from trtforge.models.family import Family, Split
-from trtforge.models.registry import family_of_engine
+from trtforge.models.registry import WITH_VISION_ONLY, family_of_engine
 from trtforge.plan.formats import BY_ALGORITHM, CACHE_BY_ALGORITHM, CacheFormat, WeightFormat
 from trtforge.plan.gpus import GPUS_PER_SERVER, Gpu, refusal
 from trtforge.plan.legality import Problem
@@ -80,7 +80,8 @@ def release_problems(checkpoint: CheckpointConfig, release: Release) -> Iterator
     family = family_of_engine(checkpoint.architecture)
     if family is not None and not family.engines:
         message = f"TensorRT-LLM builds no engines for {checkpoint.architecture}: only its PyTorch backend runs it"
-        yield Problem("release", message, "Use engine.backend: llmapi.")
+        backend = "torch" if checkpoint.architecture in WITH_VISION_ONLY else "llmapi"
+        yield Problem("release", message, f"Use engine.backend: {backend}.")
         return
     unknown = release.key_problem("architectures", checkpoint.architecture)
     if unknown is not None and family is not None:

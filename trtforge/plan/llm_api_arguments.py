@@ -11,21 +11,27 @@ from trtforge.core.errors import ForgeError
 from trtforge.core.features import OF_ENGINES, SPECULATION, FeaturesConfig, SpeculationMethod
 from trtforge.core.recipe import EngineConfig
 from trtforge.formats.llmapi import LlmArgs, require_llm_api, speculation_row
+from trtforge.models.registry import WITH_VISION_ONLY
+from trtforge.plan.gpus import gpu_named
 from trtforge.plan.legality import Problem
 
 DRAFT_DIRECTORY = "draft"
 """Where an engine of the LLM API keeps its draft model."""
+_CHUNKS_WITH_DRAFTS = 100
+"""The compute capability x 10 from which attention in chunks works with speculation."""
 GRAPH_BYTES = 200_000_000
 """The most GPU memory of one CUDA graph, by the description of `cuda_graph_config`."""
 
 
 @dataclass(frozen=True)
 class LlmApiModel:
-    """What the rules need to know of a model. None: not known."""
+    """What the rules need to know of a model. None: not known. `chunk`: tokens of Llama 4's attention, 0 without."""
 
     tp: int
     has_experts: bool | None = None
     mtp_layers: int | None = None
+    architecture: str = ""
+    chunk: int = 0
 
 
 def feature_arguments(features: FeaturesConfig, version: str) -> Mapping[str, Any]:
@@ -98,6 +104,7 @@ def draft_source(features: FeaturesConfig) -> str | None:
 def llm_api_problems(engine: EngineConfig, model: LlmApiModel) -> Iterator[Problem]:
     """Errors and warnings for the features of an engine of the LLM API; `engine.features.lora` is resolved."""
     features, version = engine.features, engine.target.tensorrt_llm
+    yield from _llama4_problems(engine, model)
     for name in OF_ENGINES:
         if name in features.beyond_paging:
             message = f"engine.features.{name}: the llmapi backend does not have it"
@@ -126,6 +133,25 @@ def llm_api_problems(engine: EngineConfig, model: LlmApiModel) -> Iterator[Probl
         yield Problem(
             "cuda_graphs", message, "Lower serving.kv_cache_fraction if the server needs more.", refuses=False
         )
+
+
+def _llama4_problems(engine: EngineConfig, model: LlmApiModel) -> Iterator[Problem]:
+    """Source: tensorrt_llm/_torch/models/modeling_llama.py (1.2), the registered classes and Llama4Attention."""
+    if model.architecture in WITH_VISION_ONLY:
+        message = "TensorRT-LLM runs Llama 4 with its vision part only (Llama4ForConditionalGeneration)"
+        yield Problem("architecture", message, "Use the checkpoint as it is published, or engine.backend: torch.")
+    if model.architecture == "Llama4ForConditionalGeneration" and engine.features.lora is not None:
+        message = "engine.features.lora: TensorRT-LLM's attention of Llama 4 takes no adapters"
+        yield Problem("lora", message, "Leave it out.")
+    method = _method(engine.features)
+    longer = model.chunk and (engine.max_seq_len is None or engine.max_seq_len > model.chunk)
+    gpu = None if engine.target.gpu is None else gpu_named(engine.target.gpu)
+    if method is not None and longer and (gpu is None or gpu.sm < _CHUNKS_WITH_DRAFTS):
+        message = (
+            f"engine.features.{method}: before Blackwell, TensorRT-LLM then attends to all tokens, not to chunks of "
+            f"{model.chunk:,}: beyond them answers differ from the model's"
+        )
+        yield Problem("chunks", message, f"Use max_seq_len {model.chunk}, or leave it out.", refuses=False)
 
 
 def _argument_problems(features: FeaturesConfig, version: str) -> Iterator[Problem]:

@@ -18,6 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 from trtforge.core.errors import ForgeError, first_line
 from trtforge.core.heap import trim
 from trtforge.core.share import Share, not_shown
+from trtforge.formats.flag_numbers import config_with_flags
 from trtforge.formats.hf import CONFIG
 from trtforge.reference.hidden import HiddenStates
 from trtforge.reference.weights import LayerWeights
@@ -119,7 +120,9 @@ class LayerStream:
         self._weights, self._device = weights, weights.device
         parent, _, self._name = weights.family.layer_path.rpartition(".")
         with _naming_config(weights.directory), _parameters_on_meta():
-            config = AutoConfig.from_pretrained(weights.directory, trust_remote_code=False)
+            config = config_with_flags(weights.directory) or AutoConfig.from_pretrained(
+                weights.directory, trust_remote_code=False
+            )
             if hasattr(config, "quantization_config"):
                 del config.quantization_config  # weights are loaded dequantised
             if weights.family.nested:

@@ -16,6 +16,7 @@ from trtforge.formats.shards import RowReader, StoredTensor
 from trtforge.models.family import Embedding, Experts, Family, Vector
 from trtforge.models.torch_tensors import all_finite, read_tensor
 from trtforge.models.transforms import TORCH
+from trtforge.reference.chosen import compute_chosen
 
 _GAP = 1 << 15  # bytes between rows up to which reading is faster than skipping
 Compact = Callable[[Tensor], Tensor]
@@ -31,6 +32,7 @@ class LayerWeights:
         self._reader = RowReader(checkpoint.contents.saw)
         self._vectors = {row.source for row in family.layer if isinstance(row, Vector)}
         self._experts = {row.target: row for row in family.experts}
+        self._stacked_experts = tuple(row.parts[0].module.partition(".{}")[0] for row in family.experts if row.stacked)
 
     def load(self, layer: nn.Module, index: int) -> nn.Module:
         """`layer` with the weights of decoder layer `index`, and the buffers that are stored, in their own type."""
@@ -39,6 +41,9 @@ class LayerWeights:
         buffers = ((name, buffer) for name, buffer in layer.named_buffers() if name in self._vectors)
         state |= {name: self._exact(prefix + name, buffer.dtype) for name, buffer in buffers}
         layer.load_state_dict(state, strict=False, assign=True)
+        for name, module in layer.named_modules():
+            if name.endswith(self._stacked_experts):
+                compute_chosen(module)
         return layer
 
     @contextmanager
@@ -95,8 +100,8 @@ class LayerWeights:
         return self._tensor(prefix + self.family.modules_renamed.get(module, module) + "." + leaf)
 
     def _stacked(self, row: Experts, prefix: str) -> Tensor:
-        """(experts, out, in): gate before up, the reverse of TensorRT-LLM's order."""
-        parts = [part.module for part in reversed(row.parts)]
+        """(experts, out, in): gate before up, the reverse of TensorRT-LLM's order. Stacked experts are as stored."""
+        parts = list(dict.fromkeys(part.module for part in reversed(row.parts)))
         found: list[Tensor] = []
         while self.has(f"{prefix}{parts[0].format(len(found))}.weight"):
             found.append(torch.cat([self._tensor(f"{prefix}{part.format(len(found))}.weight") for part in parts]))

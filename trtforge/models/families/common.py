@@ -169,12 +169,14 @@ def rotary(
     fraction: float = 1.0,
     style: str = "rope_gpt_neox",
     also: tuple[str, ...] = (),
+    *,
+    abrupt: bool = False,
 ) -> dict[str, Any]:
-    """The config fields of a rotary embedding over the first `fraction` of a head; `also` as in `rope_scaling`."""
+    """The config fields of a rotary embedding over the first `fraction` of a head; the rest as in `rope_scaling`."""
     return {
         "position_embedding_type": style,
         "rotary_base": config.rope_theta,
-        "rotary_scaling": rope_scaling(config, also=also),
+        "rotary_scaling": rope_scaling(config, also=also, abrupt=abrupt),
         "rotary_embedding_dim": int(sizes.head_size * fraction),
     }
 

@@ -7,7 +7,7 @@ from trtforge.formats.hf import HfConfig
 from trtforge.models.family import Embedding, Facts, Family, Row, Vector
 
 NESTED = "language_model."
-VISION = ("vision_tower.", "multi_modal_projector.")
+VISION = ("vision_tower.", "vision_model.", "multi_modal_projector.")
 
 
 def language_part(base: Family, name: str, architecture: str) -> Family:

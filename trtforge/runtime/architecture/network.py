@@ -129,6 +129,7 @@ _GEMMA2 = replace(_GEMMA, residual=SANDWICH)
 _GEMMA3 = replace(_GEMMA2, head_norm="always")
 _GPT = Network(norm="layer", mlp="plain", qkv_bias="bias", dense_bias="bias", mlp_bias="bias", splits_positions=True)
 _BIASED = Network(norm="layer", mlp="plain", qkv_bias="always", dense_bias="always", mlp_bias="always")
+_LLAMA4 = Network(qkv_bias="attn_bias", dense_bias="attn_bias", expert_size="moe_intermediate_size")
 _DEEPSEEK = Network(latent_attention=True, interleaved_rope=True, expert_size="moe_inter_size")
 
 NETWORKS = {
@@ -174,6 +175,8 @@ NETWORKS = {
     "DeepseekV2ForCausalLM": _DEEPSEEK,
     "DeepseekV3ForCausalLM": replace(_DEEPSEEK, absorbed_query=False),
     "Exaone4ForCausalLM": Network(residual=OUTPUT_NORM, head_norm="always"),
+    "Llama4ForCausalLM": _LLAMA4,
+    "Llama4ForConditionalGeneration": _LLAMA4,
     "Glm4MoeForCausalLM": Network(qkv_bias="attn_bias", head_norm="qk_layernorm", expert_size="moe_intermediate_size"),
 }
 """By `architecture` in config.json."""

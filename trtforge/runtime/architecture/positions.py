@@ -25,22 +25,68 @@ POSITIONS: dict[str, Position] = {
 
 
 @dataclass(frozen=True)
+class Reach:
+    """The tokens before it that a token attends to: the last `window` with itself, those of its `chunk`; None: all."""
+
+    window: int | None = None
+    chunk: int | None = None
+
+
+ALL = Reach()
+
+
+@dataclass(frozen=True)
+class Temperature:
+    """The query at position p is multiplied by log(1 + floor((p + 1) / floor)) * scale + 1.
+
+    Source: transformers/models/llama4/modeling_llama4.py, Llama4TextAttention.
+    """
+
+    floor: float
+    scale: float
+
+
+@dataclass(frozen=True)
 class LayerSpec:
-    """What differs between layers: sliding window in tokens (None: no window) and index of the rotary embedding (None:
-    queries and keys are not rotated)."""
+    """What differs between layers: sliding window in tokens (None: no window), index of the rotary embedding (None:
+    queries and keys are not rotated).
+
+    `chunk`: a token attends to those of its own chunk of so many tokens. `l2_norm`: queries and keys are normalised
+    after their rotation, without a weight. `temperature`: queries grow with their position.
+    """
 
     window: int | None
     rotary: int | None
+    chunk: int | None = None
+    l2_norm: bool = False
+    temperature: Temperature | None = None
+
+    @property
+    def reach(self) -> Reach:
+        """Which tokens are attended to."""
+        return Reach(self.window, self.chunk)
 
 
 def layer_spec(config: CheckpointConfig, layer: int) -> LayerSpec:
     """Layer `layer` of the whole model. Layers with a window use a second rotary if rope_local_base_freq is set, and
-    the only one if rope_in_windows_only is."""
+    the only one if rope_in_windows_only is. With nope_layers, the others have chunks instead of windows."""
     window = attention_window(config, layer)
+    without_positions = numbers(config, "nope_layers")
+    if without_positions is not None:
+        return _in_chunks(config, rotated=layer not in without_positions)
     if window is None and flag(config, "rope_in_windows_only"):
         return LayerSpec(window, rotary=None)
     local = window is not None and number(config, "rope_local_base_freq", 0.0) > 0
     return LayerSpec(window, rotary=1 if local else 0)
+
+
+def _in_chunks(config: CheckpointConfig, *, rotated: bool) -> LayerSpec:
+    if rotated:
+        chunk = integer(config, "attention_chunk_size") or None
+        return LayerSpec(None, rotary=0, chunk=chunk, l2_norm=flag(config, "qk_l2_norm"))
+    tuned = flag(config, "attn_temperature_tuning")
+    temperature = Temperature(number(config, "floor_scale", 1.0), number(config, "attn_scale", 0.0))
+    return LayerSpec(None, rotary=None, temperature=temperature if tuned else None)
 
 
 def rotaries(config: CheckpointConfig, network: Network, dim: int | None) -> tuple[RotarySpec, ...]:

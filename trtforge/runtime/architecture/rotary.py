@@ -136,6 +136,8 @@ def _llama3(plain: Tensor, scaling: Mapping[str, Any]) -> Tensor:
     original = float(scaling.get("original_max_position_embeddings", 8192))
     wavelength = 2 * math.pi / plain
     stretched = torch.where(wavelength > original / low, plain / factor, plain)
+    if high == low:  # none between
+        return stretched
     smooth = (original / wavelength - low) / (high - low)
     between = (1 - smooth) * stretched / factor + smooth * stretched
     medium = ~(wavelength < original / high) & ~(wavelength > original / low)

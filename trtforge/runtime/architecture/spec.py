@@ -1,7 +1,7 @@
 """What one rank of a decoder computes, as data derived from a checkpoint's config.json."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Literal
 
@@ -11,7 +11,7 @@ from trtforge.formats.checkpoint_keys import flag, number
 from trtforge.formats.trtllm import UNQUANTIZED_MODULES, CheckpointConfig
 from trtforge.models.formats import algorithm_of
 from trtforge.runtime.architecture.network import BiasRule, Network, Residual
-from trtforge.runtime.architecture.positions import POSITIONS, LayerSpec, Position, layer_spec, rotaries
+from trtforge.runtime.architecture.positions import POSITIONS, LayerSpec, Position, Reach, layer_spec, rotaries
 from trtforge.runtime.architecture.rotary import RotarySpec, yarn_mscale
 from trtforge.runtime.architecture.spec_parts import LatentSpec, MoeSpec
 from trtforge.runtime.architecture.supported import ALGORITHMS, KV_FORMATS, supported_network
@@ -100,9 +100,17 @@ class DecoderSpec:
         return (1, self.head_size) if self.latent else (2 * self.num_kv_heads, self.head_size)
 
     @property
-    def windows(self) -> tuple[int | None, ...]:
-        """The distinct sliding windows of the layers."""
-        return tuple(dict.fromkeys(layer.window for layer in self.layers))
+    def reaches(self) -> tuple[Reach, ...]:
+        """What the layers attend to, each kind once."""
+        return tuple(dict.fromkeys(layer.reach for layer in self.layers))
+
+    def within(self, longest: int) -> "DecoderSpec":
+        """The same for sequences of at most `longest` tokens: chunks that hold all of them are none."""
+        layers = (
+            replace(layer, chunk=None) if layer.chunk is not None and layer.chunk >= longest else layer
+            for layer in self.layers
+        )
+        return replace(self, layers=tuple(layers))
 
     @property
     def layer_parameters(self) -> int:

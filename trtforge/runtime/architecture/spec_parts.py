@@ -19,7 +19,8 @@ class MoeSpec:
     Weights are softmax probabilities times `scaling`. With more than one of `groups`, only the experts of the
     `top_groups` best groups are candidates. sigmoid: weights are independent sigmoids instead, a bias of each expert
     takes part in the choice, and a group counts as the sum of its two best. shared_size: inner units of the shared
-    expert on this rank, 0 if none.
+    expert on this rank, 0 if none. on_inputs: weights are sigmoids of the chosen experts' logits, and multiply the
+    experts' inputs instead of their outputs.
     """
 
     num_experts: int
@@ -33,6 +34,7 @@ class MoeSpec:
     scaling: float
     shared_size: int
     sigmoid: bool = False
+    on_inputs: bool = False
 
     @classmethod
     def of(cls, config: CheckpointConfig, network: Network, rank: Rank) -> "MoeSpec | None":
@@ -65,6 +67,7 @@ class MoeSpec:
             scaling=float(moe.get("device_limited_routed_scaling_factor") or 1.0),
             shared_size=shared_size // parallel.tp,
             sigmoid=text(config, "scoring_func") == "sigmoid",
+            on_inputs=text(config, "scoring_func") == "sigmoid_of_inputs",
         )
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trtforge.runtime.architecture.positions import ALL, Reach
 from trtforge.runtime.decoder.kv_cache import LayerCache
 from trtforge.runtime.decoder.scores import Scores
 from trtforge.runtime.native.bindings import PagedHeads, PagedRows
@@ -20,12 +21,12 @@ from trtforge.runtime.scheduling.batch import Ints, Step, buckets, padded_rows
 
 @dataclass(frozen=True)
 class GenerationRows:
-    """Rows [first, end) of the step, one token each: their blocks, flattened; masks (rows, 1, 1, slots) by window."""
+    """Rows [first, end) of the step, one token each: their blocks, flattened; masks (rows, 1, 1, slots) by reach."""
 
     first: int
     end: int
     blocks: Tensor
-    masks: Mapping[int | None, Tensor]
+    masks: Mapping[Reach, Tensor]
 
 
 @dataclass(frozen=True)
@@ -65,17 +66,17 @@ class Batch:
         device: torch.device,
         dtype: torch.dtype,
         *,
-        windows: tuple[int | None, ...] = (None,),
+        reaches: tuple[Reach, ...] = (ALL,),
         pads: bool = False,
         in_place: bool = False,
     ) -> "Batch":
-        """The inputs that all layers share. `windows`: sliding windows in tokens, with the query; None: no window.
+        """The inputs that all layers share. `reaches`: those of the layers.
 
         `in_place`: the layers read the cache in place.
         """
         held = -(-(step.starts + step.counts) // tokens_per_block)
         rows = step.generation_rows
-        generation = [] if in_place else _generation(step, held[:rows], tokens_per_block, device, dtype, windows)
+        generation = [] if in_place else _generation(step, held[:rows], tokens_per_block, device, dtype, reaches)
         ends = step.counts.cumsum()
         row_of, positions = step.positions()
         context = tuple(
@@ -107,7 +108,7 @@ def _generation(
     tokens_per_block: int,
     device: torch.device,
     dtype: torch.dtype,
-    windows: tuple[int | None, ...],
+    reaches: tuple[Reach, ...],
 ) -> list[GenerationRows]:
     """Buckets of the single-token rows, which hold `held` blocks each."""
     found = []
@@ -117,7 +118,7 @@ def _generation(
         blocks = torch.from_numpy(step.tables[first:end, :columns].reshape(-1)).to(device)
         last = torch.from_numpy(step.starts[first:end]).to(device).unsqueeze(1)
         keys = torch.arange(columns * tokens_per_block, device=device)
-        masks = {window: _mask(last, keys, dtype, window).view(end - first, 1, 1, -1) for window in windows}
+        masks = {reach: _mask(last, keys, dtype, reach).view(end - first, 1, 1, -1) for reach in reaches}
         found.append(GenerationRows(first, end, blocks, masks))
     return found
 
@@ -145,7 +146,7 @@ class Attention:
     num_kv_heads: int
     head_size: int
     scores: Scores
-    window: int | None = None
+    reach: Reach = ALL
     latent: bool = False
 
     @cached_property
@@ -158,15 +159,15 @@ class Attention:
             vectors=1 if self.latent else 2 * self.num_kv_heads,
             scale=scores.scale,
             cap=scores.cap,
-            window=self.window,
+            window=self.reach.window,
             slopes=None if scores.alibi is None else scores.alibi.slopes,
         )
 
     @property
-    def _exact_bias(self) -> bool:
-        """Whether the bias is what the kernels compute from slopes."""
+    def _by_kernels(self) -> bool:
+        """Whether the kernels compute it: they have no chunks, and a bias only as they make it of slopes."""
         alibi = self.scores.alibi
-        return alibi is None or not alibi.coarse
+        return self.reach.chunk is None and (alibi is None or not alibi.coarse)
 
     def __call__(self, heads: Tensor, batch: Batch, cache: LayerCache) -> Tensor:
         """(tokens, heads + cached vectors, head_size) to (tokens, heads x head_size); padding becomes zero."""
@@ -180,7 +181,7 @@ class Attention:
             cache.attend(heads, batch.paged, self._paged, out)
         for rows in batch.generation:
             out[rows.first : rows.end] = self._generate(heads[rows.first : rows.end, : self.num_heads], rows, cache)
-        in_place = self._exact_bias and cache.attends_context(self._paged)
+        in_place = self._by_kernels and cache.attends_context(self._paged)
         for row in batch.context:
             own, into = heads[row.first : row.end], out[row.first : row.end]
             if in_place:
@@ -194,7 +195,7 @@ class Attention:
         vectors = cache.read(rows.blocks)
         keys, values = self._split(vectors.view(count, -1, *vectors.shape[1:]).transpose(1, 2), 1)
         grouped = queries.reshape(count, self.num_kv_heads, -1, self.head_size)
-        return self.scores.one_query(grouped, keys, values, rows.masks[self.window]).reshape(count, -1)
+        return self.scores.one_query(grouped, keys, values, rows.masks[self.reach]).reshape(count, -1)
 
     def _context(self, heads: Tensor, row: ContextRow, cache: LayerCache) -> Tensor:
         """Context phase of one sequence. One chunk with the whole context needs no cached keys and usually no mask."""
@@ -203,17 +204,21 @@ class Attention:
         queries = heads[:, : self.num_heads].transpose(0, 1)
         vectors = heads[:, self.num_heads :] if whole else cache.read(row.blocks)
         keys, values = self._split(vectors.transpose(0, 1), 0)
-        if whole and not self.scores.needs_mask and (self.window is None or count <= self.window):
+        if whole and not self.scores.needs_mask and self._sees_all(count):
             return _joined(self.scores.sequence(queries, keys, values, None))
         pieces = []
         for first in range(0, count, self.scores.queries_at_once):
             end = min(count, first + self.scores.queries_at_once)
             seen = row.start + end
             positions = torch.arange(row.start + first, seen, device=heads.device).unsqueeze(1)
-            mask = _mask(positions, torch.arange(seen, device=heads.device), heads.dtype, self.window)
+            mask = _mask(positions, torch.arange(seen, device=heads.device), heads.dtype, self.reach)
             found = self.scores.sequence(queries[:, first:end], keys[:, :seen], values[:, :seen], mask)
             pieces.append(_joined(found))
         return torch.cat(pieces)
+
+    def _sees_all(self, count: int) -> bool:
+        """Whether each of the first `count` tokens attends to all tokens before it."""
+        return count <= min(self.reach.window or count, self.reach.chunk or count)
 
     def _split(self, vectors: Tensor, dim: int) -> tuple[Tensor, Tensor]:
         """Keys and values from cached vectors, which are in dimension `dim`."""
@@ -228,9 +233,11 @@ def _joined(found: Tensor) -> Tensor:
     return found.transpose(0, 1).flatten(1)
 
 
-def _mask(queries: Tensor, keys: Tensor, dtype: torch.dtype, window: int | None) -> Tensor:
+def _mask(queries: Tensor, keys: Tensor, dtype: torch.dtype, reach: Reach) -> Tensor:
     """Additive (queries, keys) mask from positions: 0 where a query sees a key, else minus infinity."""
     hidden = keys > queries
-    if window is not None:
-        hidden |= keys <= queries - window
+    if reach.window is not None:
+        hidden |= keys <= queries - reach.window
+    if reach.chunk is not None:
+        hidden |= keys < queries - queries % reach.chunk
     return torch.zeros(hidden.shape, dtype=dtype, device=keys.device).masked_fill_(hidden, float("-inf"))

@@ -52,7 +52,8 @@ class Decoder:
         """Whether the CPU kernels compute attention of single-token rows."""
         spec, kernels = self.spec, self._native
         coarse = spec.network.coarse_alibi and spec.position in ("alibi", "scaled_alibi")
-        return kernels is not None and not coarse and kernels.attends(spec.cached[-1])
+        chunks = any(layer.chunk is not None for layer in spec.layers)
+        return kernels is not None and not coarse and not chunks and kernels.attends(spec.cached[-1])
 
     @property
     def takes_any_rows(self) -> bool:

@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 
 from torch import Tensor
+from torch.nn import functional
 
-from trtforge.runtime.architecture.positions import LayerSpec
+from trtforge.runtime.architecture.positions import LayerSpec, Temperature
 from trtforge.runtime.architecture.rotary import Rotation
 from trtforge.runtime.architecture.spec import DecoderSpec
 from trtforge.runtime.decoder.alibi import Alibi
@@ -17,13 +18,18 @@ from trtforge.runtime.linears.linear import Linear
 
 @dataclass(frozen=True)
 class GroupedQueryAttention:
-    """`head_norms`: per-head norms of queries and of keys. `rotary`: index of the step's rotation for both, if any."""
+    """`head_norms`: per-head norms of queries and of keys. `rotary`: index of the step's rotation for both, if any.
+
+    `l2_norm`: epsilon of the norm without a weight that follows the rotation; None: there is none.
+    """
 
     qkv: Linear
     dense: Linear
     attention: Attention
     head_norms: tuple[Norm, Norm] | None
     rotary: int | None
+    l2_norm: float | None = None
+    temperature: Temperature | None = None
 
     def __call__(self, x: Tensor, batch: Batch, rotations: tuple[Rotation, ...], cache: LayerCache) -> Tensor:
         """(tokens, hidden) to (tokens, hidden), summed over ranks."""
@@ -35,6 +41,11 @@ class GroupedQueryAttention:
             _norm_heads(key_norm, heads[:, queries : queries + keys])
         if rotations and self.rotary is not None:
             rotations[self.rotary].turn(heads[:, : queries + keys])
+        if self.l2_norm is not None:
+            turned = heads[:, : queries + keys]
+            turned.copy_(functional.rms_norm(turned.float(), turned.shape[-1:], eps=self.l2_norm))
+        if self.temperature is not None:
+            heads[:, :queries] *= _factors(self.temperature, batch.positions).to(heads.dtype).view(-1, 1, 1)
         return self.dense(self.attention(heads, batch, cache))
 
 
@@ -51,10 +62,17 @@ def load_grouped_query(loader: Loader, name: str, layer: LayerSpec) -> GroupedQu
     return GroupedQueryAttention(
         qkv=loader.linear(f"{name}.qkv"),
         dense=loader.row_parallel(f"{name}.dense"),
-        attention=Attention(spec.num_heads, spec.num_kv_heads, spec.head_size, _scores(loader), layer.window),
+        attention=Attention(spec.num_heads, spec.num_kv_heads, spec.head_size, _scores(loader), layer.reach),
         head_norms=norms,
         rotary=layer.rotary,
+        l2_norm=spec.norm_epsilon if layer.l2_norm else None,
+        temperature=layer.temperature,
     )
+
+
+def _factors(temperature: Temperature, positions: Tensor) -> Tensor:
+    """(tokens,) float32: what queries at these positions are multiplied by."""
+    return ((positions.float() + 1) / temperature.floor).floor_().log1p_() * temperature.scale + 1
 
 
 def _scores(loader: Loader) -> Scores:

@@ -69,7 +69,7 @@ def load_latent(loader: Loader, name: str, layer: LayerSpec) -> LatentAttention:
         values=values.unflatten(0, (spec.num_heads, -1)),
         dense=loader.row_parallel(f"{name}.dense"),
         attention=Attention(
-            spec.num_heads, 1, sizes.cached_size, FusedScores(spec.softmax_scale), layer.window, latent=True
+            spec.num_heads, 1, sizes.cached_size, FusedScores(spec.softmax_scale), layer.reach, latent=True
         ),
         rotary=layer.rotary or 0,
     )

@@ -1,6 +1,7 @@
 """Mixture of experts: the router selects experts, each rank computes its own, and the outputs are summed over ranks.
 
-Numerics: transformers' mixtral, qwen2_moe, qwen3_moe, deepseek_v2 and deepseek_v3; layout: tensorrt_llm/layers/moe.py.
+Numerics: transformers' mixtral, qwen2_moe, qwen3_moe, deepseek_v2, deepseek_v3 and llama4; layout:
+tensorrt_llm/layers/moe.py.
 """
 
 import torch
@@ -35,8 +36,9 @@ def load_moe(loader: Loader, name: str) -> Linear:
         for own, up, down in zip(by_expert, ups, downs, strict=True):
             if len(own):
                 tokens = own // moe.top_k
-                found = down(up(x.index_select(0, tokens)))
-                out.index_add_(0, tokens, found * weights.flatten()[own].to(x.dtype).unsqueeze(1))
+                taken, weight = x.index_select(0, tokens), weights.flatten()[own].to(x.dtype).unsqueeze(1)
+                found = down(up(taken * weight)) if moe.on_inputs else down(up(taken)) * weight
+                out.index_add_(0, tokens, found)
         return ranks.all_reduce(out)
 
     return mixture
@@ -49,6 +51,9 @@ def route(moe: MoeSpec, logits: Tensor, bias: Tensor | None = None) -> tuple[Ten
     """
     if bias is not None:
         return _route_by_sigmoids(moe, logits.sigmoid(), bias)
+    if moe.on_inputs:
+        best_logits, chosen = logits.topk(moe.top_k, dim=1)
+        return best_logits.sigmoid(), chosen
     scores = logits.softmax(dim=-1)
     if moe.groups > 1:
         by_group = scores.unflatten(1, (moe.groups, -1))

@@ -197,7 +197,7 @@ class _Rank:
         pads = device.type == "cpu" and dtype is not torch.float32
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        batch = Batch.of(step, self._tokens_per_block, device, dtype, windows=self.spec.windows, pads=pads)
+        batch = Batch.of(step, self._tokens_per_block, device, dtype, reaches=self.spec.reaches, pads=pads)
         return self._compute(batch, hidden.to(device))
 
     def leave(self) -> None:

@@ -66,7 +66,7 @@ class RankModel:
         """
         device, dtype = self._place.device, self._place.dtype
         pads = device.type == "cpu" and dtype is not torch.float32 and not self._decoder.takes_any_rows
-        windows = self._decoder.spec.windows
+        reaches = self._decoder.spec.reaches
         block, in_place = self._source.tokens_per_block, self._decoder.reads_in_place
         if self.adapters is not None:
             self.adapters.begin(step)
@@ -76,7 +76,7 @@ class RankModel:
             parts = content.split([layer.storage[0].nbytes for layer in self._cache])
             for layer, part in zip(self._cache, parts, strict=True):
                 layer.fill(block_index, part)
-        batch = Batch.of(step, block, device, dtype, windows=windows, pads=pads, in_place=in_place)
+        batch = Batch.of(step, block, device, dtype, reaches=reaches, pads=pads, in_place=in_place)
         return self._decoder.forward(batch, self._cache)
 
 

@@ -43,7 +43,7 @@ class Source:
 
     def spec(self, index: int) -> DecoderSpec:
         """The specification of rank `index`."""
-        return DecoderSpec.of(self.config, index)
+        return DecoderSpec.of(self.config, index).within(self.limits.max_seq_len)
 
 
 def open_engine(directory: Path) -> Source:

@@ -1,0 +1,53 @@
+"""Experts whose Hugging Face checkpoint has them in one tensor: their tensors of the export plan, stacked again.
+
+ModelOpt names the scaling factors of the stack `gate_up_proj` `gate_up_proj_weight_scale` and so on, keeps (experts,
+in, out) in packed weights and block scales too, and has one tensor scale for all experts (export/unified_export_hf.py
+and export/quant_utils.py, `maybe_transpose_expert_weight_dimensions`, 0.47). TensorRT-LLM reads it so
+(_torch/modules/fused_moe/quantization.py, `FUSED_GATE_UP_PROJ`, 1.2).
+"""
+
+import re
+from dataclasses import replace
+
+from trtforge.formats.shards import TensorSpec
+from trtforge.models.family import Family
+from trtforge.models.hf_tensors import Blocks, HfPlan, HfTensor, Stack
+
+
+def stacked(plan: HfPlan, family: Family) -> HfPlan:
+    """The plan with the tensors of stacked experts joined; as it is for other families."""
+    leaves = {part.module.rpartition(".")[2] for row in family.experts if row.stacked for part in row.parts}
+    if not leaves:
+        return plan
+    of_expert = re.compile(rf"(.+\.experts)\.[0-9]+\.({'|'.join(sorted(leaves))})(?:\.(.+))?")
+    tensors: list[HfTensor] = []
+    groups: dict[str, list[HfTensor]] = {}
+    for tensor in plan.tensors:
+        match = of_expert.fullmatch(tensor.spec.name)
+        if match is None:
+            tensors.append(tensor)
+            continue
+        prefix, leaf, part = match.groups()
+        name = f"{prefix}.{leaf}" + ("" if part == "weight" else f"_{part}")
+        groups.setdefault(name, []).append(tensor)
+    tensors += [_joined(name, experts) for name, experts in groups.items()]
+    unquantized = tuple(name for name in plan.unquantized if not of_expert.fullmatch(name))
+    return replace(plan, tensors=tuple(tensors), unquantized=unquantized)
+
+
+def _joined(name: str, experts: list[HfTensor]) -> HfTensor:
+    """Matrices (in, out) one after another; the experts' common scale once."""
+    first = experts[0]
+    if not isinstance(first.content, Blocks):
+        return replace(first, spec=replace(first.spec, name=name))
+    parts = tuple(_transposed(tensor) for tensor in experts)
+    return HfTensor(TensorSpec(name, first.spec.dtype, (len(parts), *parts[0].spec.shape)), Stack(parts))
+
+
+def _transposed(tensor: HfTensor) -> HfTensor:
+    """The tensor as (in, out); unquantised ones are so already."""
+    assert isinstance(tensor.content, Blocks)
+    if tensor.content.transposed:
+        return tensor
+    spec = replace(tensor.spec, shape=tensor.spec.shape[::-1])
+    return HfTensor(spec, replace(tensor.content, transposed=True))
