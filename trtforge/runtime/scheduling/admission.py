@@ -75,6 +75,8 @@ def why_refused(
     if request.lora_task_id is not None and request.lora_task_id not in adapters:
         known = f"Task ids: {', '.join(map(str, sorted(adapters)))}" if adapters else "This engine has none"
         return RequestError(f"lora_task_id {request.lora_task_id} is no adapter of this engine", hint=f"{known}.")
+    if not 0 <= request.priority <= 1:  # not a number included
+        return RequestError(f"priority is {request.priority:g}", hint="It must be between 0 and 1.")
     scores = len(prompt) * (1 + request.sampling.top_log_probs) if request.sampling.prompt_log_probs else 0
     if scores > _MOST_SCORES:
         return RequestError(
