@@ -65,8 +65,11 @@ class Simulation:
         assert len({sequence.adapter for sequence in scheduler.running} - {0}) <= ADAPTERS
         assert sum(row.count + len(row.drafts) for row in rows) <= limits.max_num_tokens
         assert [row.count > 1 for row in rows] == sorted(row.count > 1 for row in rows)
+        blocks = scheduler.blocks
         for row in rows:
-            assert scheduler.blocks.missing(row.sequence.table, row.start + row.count) == 0
+            assert blocks.missing(row.sequence.table, row.start + row.count) == 0
+            if blocks.window is not None and row.sequence.finish_reason is None:
+                assert row.sequence.table.dropped * blocks.tokens_per_block <= max(0, row.start - blocks.window + 1)
         scheduler.blocks.check(sequence.table for sequence in scheduler.holders())
 
     def check_order(self, ran: list[Sequence], pauses: int) -> None:
@@ -98,8 +101,9 @@ def simulation(
     chunked: bool = False,
     batching: Batching = "inflight",
     reuse: bool = True,
+    window: int | None = None,
 ) -> Simulation:
-    manager = BlockManager(blocks, size, reuse=reuse)
+    manager = BlockManager(blocks, size, reuse=reuse, window=window)
     limits = BatchLimits(max_batch_size=batch, max_num_tokens=num_tokens, max_input_len=32, max_seq_len=48)
     scheduler = Scheduler(
         limits, manager, policy=policy, chunked_context=chunked, batching=batching, most_adapters=ADAPTERS
@@ -195,6 +199,7 @@ def test_static_batching_admits_nothing_until_the_longest_is_done(batching: Batc
     reuse=st.booleans(),
     batching=st.sampled_from(["inflight", "inflight", "static_padded", "static_dropped"]),
     priorities=st.sampled_from([[0.5], [0.0, 0.5, 1.0]]),
+    window=st.sampled_from([None, 2, 3, 8, 17, 40]),
 )
 def test_under_any_load_every_request_finishes_in_order_of_priority_and_arrival(
     data: st.DataObject,
@@ -206,8 +211,10 @@ def test_under_any_load_every_request_finishes_in_order_of_priority_and_arrival(
     reuse: bool,
     batching: Batching,
     priorities: list[float],
+    window: int | None,
 ) -> None:
     sim = simulation(
+        window=window if chunked else None,
         blocks=blocks,
         batch=batch,
         num_tokens=8 if chunked else num_tokens,
@@ -233,6 +240,8 @@ def test_under_any_load_every_request_finishes_in_order_of_priority_and_arrival(
             case _:
                 sim.step(draw(st.integers(0, 9)) if batching == "inflight" else 0)
     sim.run()
+    if policy == "guaranteed_no_evict":
+        assert sim.scheduler.pauses == 0
     sim.scheduler.blocks.check([])
     assert sim.scheduler.blocks.free_blocks == blocks
     for sequence in sequences:
@@ -272,6 +281,40 @@ def test_max_utilization_pauses_the_lowest_priority_for_running_and_for_waiting_
     sim.run()
     assert sim.finished[-1] is low
     assert [len(each.tokens) for each in (low, normal, high)] == [13, 13, 21]
+
+
+@pytest.mark.parametrize(("policy", "blocks"), [("guaranteed_no_evict", 6), ("max_utilization", 7)])
+def test_sequences_longer_than_the_cache_run_side_by_side_within_their_windows(
+    policy: SchedulerPolicy, blocks: int
+) -> None:
+    """A window of 8 tokens is 2 blocks of 4, and one more in part, so that 6 hold two sequences of 12 blocks each.
+
+    `max_utilization` keeps a block to spare for each running sequence.
+    """
+    sim = simulation(blocks=blocks, num_tokens=16, policy=policy, chunked=True, reuse=False, window=8)
+    first, second, third = (sim.arrive([number] * 32, 16) for number in range(3))
+    together = 0
+    while third.computed == 0:
+        sim.step()
+        together += {row.sequence for row in sim.rows if row.count == 1} == {first, second}
+        if first.generated > 1 and first.finish_reason is None:
+            assert len(first.table.blocks) - first.table.dropped <= 3
+    assert together > 8  # of 15 tokens each after their prompts
+    sim.run()
+    assert [len(each.tokens) for each in sim.finished] == [48, 48, 48]
+
+
+def test_blocks_behind_the_window_are_shared_as_others_are() -> None:
+    sim = simulation(blocks=24, num_tokens=48, chunked=True, window=8)
+    first = sim.arrive(list(range(32)), 8)
+    sim.step()
+    assert (first.table.dropped, sim.scheduler.blocks.cached_blocks) == (6, 6)
+    second = sim.arrive([*range(32), 7], 8)
+    sim.step()
+    assert second.reused_blocks == 8
+    assert [(row.start, row.count) for row in sim.rows if row.sequence is second] == [(32, 1)]
+    assert second.table.dropped == 6
+    sim.run()
 
 
 def test_a_group_that_runs_in_part_is_completed_before_an_earlier_request_that_lacks_blocks() -> None:

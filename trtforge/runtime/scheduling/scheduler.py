@@ -129,6 +129,7 @@ class Scheduler:
         sequence.computed = computed
         if computed // self.blocks.tokens_per_block > len(sequence.table.keys):
             self.blocks.seal(sequence.table, sequence.tokens, computed)
+            self._drop(sequence)
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
         """End a running or waiting sequence and free its blocks."""
@@ -168,9 +169,11 @@ class Scheduler:
         joined: list[Sequence] = []
         shared, slots = len(sequence.table.keys), len(self.running) + sum(s.members_to_come for s in self.running)
         free = self.blocks.free_blocks - self._reserved()
+        if self.blocks.window is not None:  # shared blocks become nobody's own: see BlockManager.still_needed
+            free -= shared - sequence.table.dropped
         for copy in copies:
             tokens = copy.most_cached if self._guaranteed else len(copy.tokens)
-            free -= self.blocks.blocks_for(tokens) - shared
+            free -= self.blocks.most_held(tokens) - (shared if self.blocks.window is None else 0)
             if self._static or free < 0 or slots + len(joined) >= self._max_batch_size:
                 self.add(copy)
             else:
@@ -197,10 +200,8 @@ class Scheduler:
             context = len(sequence.tokens) - len(prefix) * self.blocks.tokens_per_block
             if not self._static and (budget < 1 or (budget < context and not self._may_chunk(sequence))):
                 return
-            tokens = sequence.most_cached if self._guaranteed else len(sequence.tokens)
-            needed = self.blocks.blocks_for(tokens) * (1 + sequence.members_to_come) - len(prefix.blocks) + prefix.idle
             spare = 0 if self._guaranteed or sequence.held_back else len(self.running)
-            if needed + spare > self.blocks.free_blocks - self._reserved():
+            if self._needed(sequence, prefix) + spare > self.blocks.free_blocks - self._reserved():
                 if not self._makes_way(sequence, rows):
                     return
                 continue
@@ -210,9 +211,42 @@ class Scheduler:
             sequence.computed = reused * self.blocks.tokens_per_block
             sequence.reused_blocks += reused
             sequence.allocated_blocks += reused
+            self._drop(sequence)
             _insert(self.running, sequence)
             sequence.begun = True
             budget -= self._add_context(sequence, budget, rows)
+
+    def _needed(self, sequence: Sequence, prefix: Prefix) -> int:
+        """Number of free blocks that a waiting sequence with this prefix, and the others of its group, may take."""
+        tokens = sequence.most_cached if self._guaranteed else len(sequence.tokens)
+        shared = len(prefix.blocks) - prefix.idle
+        most = self.blocks.blocks_for(tokens) * (1 + sequence.members_to_come)
+        if self.blocks.window is None:
+            return most - shared
+        if sequence.group is None:
+            most = self.blocks.most_held(tokens)
+        return max(most, len(prefix) - shared) + shared
+
+    def _may_take(self, sequence: Sequence, tokens: int) -> int:
+        """Number of free blocks that a running sequence may take until it has this many tokens."""
+        if self.blocks.window is None or sequence.group is not None:
+            return self.blocks.missing(sequence.table, tokens)
+        return self.blocks.still_needed(sequence.table, tokens)
+
+    def _drop(self, sequence: Sequence) -> None:
+        """Free the blocks behind the window; those of groups stay, whose members share them in changing ways."""
+        if sequence.group is None:
+            self.blocks.drop(sequence.table, sequence.computed)
+
+    def _most_context(self, sequence: Sequence) -> int:
+        """Number of tokens whose blocks the sequence may take now; dropping some again makes room for the next ones."""
+        if self.blocks.window is None or sequence.group is not None:
+            return sequence.remaining
+        free = max(1, self.blocks.free_blocks)
+        if self._guaranteed:
+            others = self._reserved() - self._may_take(sequence, sequence.most_cached)
+            free = max(0, self.blocks.free_blocks - others)
+        return (len(sequence.table.blocks) + free) * self.blocks.tokens_per_block - sequence.computed
 
     def _next(self) -> Sequence:
         """The first waiting sequence; before all others one whose group runs in part, which cannot go on without it."""
@@ -237,7 +271,7 @@ class Scheduler:
 
     def _add_context(self, sequence: Sequence, budget: int, rows: dict[Sequence, Row]) -> int:
         """Schedule the next chunk of a sequence's context; returns its number of tokens."""
-        count = min(sequence.remaining - sequence.held_back, budget)
+        count = min(sequence.remaining - sequence.held_back, budget, self._most_context(sequence))
         if sequence.scores_prompt:
             count = min(count, _MOST_SCORED - sum(row.count for row in rows.values() if row.scores))
         if count < sequence.remaining:
@@ -318,8 +352,9 @@ class Scheduler:
     def _reserved(self) -> int:
         """Number of blocks that running sequences may still need."""
         if not self._guaranteed:
-            return sum(self.blocks.missing(s.table, len(s.tokens)) for s in self.running)
-        missing = sum(self.blocks.missing(s.table, s.most_cached) for s in self.running)
+            tokens = ((s, len(s.tokens)) for s in self.running)
+            return sum(min(self.blocks.missing(s.table, count), self._may_take(s, count)) for s, count in tokens)
+        missing = sum(self._may_take(s, s.most_cached) for s in self.running)
         return missing + sum(s.members_to_come * self.blocks.blocks_for(s.most_cached) for s in self.running)
 
 
