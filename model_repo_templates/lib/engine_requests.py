@@ -10,6 +10,7 @@ from responder import RequestFailed
 from word_lists import MOST_WORDS, words_of
 
 from trtforge.engine_process.requests import (
+    DEFAULT_PRIORITY,
     GUIDE_KINDS,
     LONGEST_GUIDE,
     MOST_TOP_LOG_PROBS,
@@ -48,6 +49,7 @@ _READ = frozenset(
         "return_log_probs",
         "return_prompt_logprobs",
         "top_logprobs",
+        "priority",
         "return_perf_metrics",
         "return_num_input_tokens",
         "return_num_output_tokens",
@@ -161,7 +163,14 @@ def _request(values: InputValues, item: int, limits: RequestLimits, *, model_end
         beams=_beams(values, item, limits.max_beam_width),
         context_logits=values.flag("return_context_logits", False),
         generation_logits=values.flag("return_generation_logits", False),
+        priority=_priority(values, item),
     )
+
+
+def _priority(values: InputValues, item: int) -> float:
+    """Text models send it; TensorRT-LLM's tensors have none."""
+    given = values.share("priority", item, None)
+    return DEFAULT_PRIORITY if given is None else given
 
 
 def _beams(values: InputValues, item: int, most: int) -> BeamParams | None:

@@ -60,6 +60,13 @@ class InputValues:
             raise self.refused(name, value, f"a finite number{bound}")
         return value
 
+    def share(self, name: str, item: int, default: float | None) -> float | None:
+        """A number from 0 to 1; `default` if the input is absent."""
+        value = self.number(name, item, default, 0.0)
+        if value is not None and value > 1:
+            raise self.refused(name, value, "from 0 to 1")
+        return value
+
     def finite(self, name: str) -> None:
         """Raises RequestFailed if an input has a value that is not a finite number."""
         array = self.array(name)

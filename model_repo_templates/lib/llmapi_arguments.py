@@ -4,12 +4,12 @@ Classes: tensorrt_llm/llmapi/llm_args.py (*DecodingConfig), tensorrt_llm/samplin
 tensorrt_llm/executor/request.py (LoRARequest), 1.0 to 1.3.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from trtforge.core.errors import ForgeError, RequestError
-from trtforge.engine_process.requests import Guide, GuideKind
+from trtforge.engine_process.requests import DEFAULT_PRIORITY, Guide, GuideKind
 
 _ADAPTERS = "adapters"
 _DRAFT_MODEL = ("speculative_model", "speculative_model_dir")
@@ -72,6 +72,17 @@ def lora_request(task_id: int | None, adapters: Mapping[int, str]) -> Any:
     from tensorrt_llm.executor import LoRARequest
 
     return LoRARequest(str(task_id), task_id, adapters[task_id])
+
+
+def priority_argument(priority: float, accepted: Collection[str]) -> dict[str, float]:
+    """The argument of `generate_async`, which has it since 1.3; the LLM must also be made with a
+    `scheduler_config.waiting_queue_policy` of priority. Raises RequestError if it is not among `accepted`.
+    """
+    if priority == DEFAULT_PRIORITY:
+        return {}
+    if "priority" not in accepted:
+        raise RequestError("this release of the LLM API has no priority", hint="Leave out the priority.")
+    return {"priority": priority}
 
 
 def guided_decoding(guide: Guide | None) -> Any:

@@ -12,10 +12,18 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import fields
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
-from llmapi_arguments import adapters_of, guided_decoding, llm_arguments, lora_request, read_arguments
+from llmapi_arguments import (
+    adapters_of,
+    guided_decoding,
+    llm_arguments,
+    lora_request,
+    priority_argument,
+    read_arguments,
+)
 from llmapi_scores import log_probs, prompt_log_probs, score_arguments, top_log_probs
 
 from trtforge.core.errors import RequestError
@@ -35,6 +43,7 @@ class LlmApiEngine:
 
         self._llm = LLM(**llm_arguments(arguments))
         self._adapters = adapters_of(arguments)
+        self._accepted = signature(self._llm.generate_async).parameters
         self.max_running = max_running
         self.worker_pids: tuple[int, ...] = ()
         self._after_steps: list[Callable[[], None]] = []
@@ -97,7 +106,11 @@ class LlmApiEngine:
         try:
             lora = lora_request(request.lora_task_id, self._adapters)
             result = self._llm.generate_async(
-                list(request.prompt), sampling_params(request), lora_request=lora, streaming=True
+                list(request.prompt),
+                sampling_params(request),
+                lora_request=lora,
+                streaming=True,
+                **priority_argument(request.priority, self._accepted),
             )
             self._running[request.request_id] = result
             if request.request_id in self._cancelled:

@@ -59,7 +59,7 @@ class TextModel(ABC):
         self._to_engine = config.pairs("text_to_engine")
         self._outputs = dict(config.pairs("engine_to_text"))
         self._known = {name for name, _ in (*self._to_preprocessing, *self._to_engine)} | set(OPTIONS)
-        self._scores = config.flag("engine_scores", False)
+        self._own_channel = config.flag("engine_scores", False)
         self._guides = config.flag("guided_decoding", False)
         self._preprocessor = Preprocessor(config, {theirs: ours for ours, theirs in self._to_preprocessing})
         self._token_texts = TokenTexts(self._preprocessor.tokenizer)
@@ -141,9 +141,8 @@ class TextModel(ABC):
 
     def _options(self, inputs: Mapping[str, NDArray[Any]]) -> TextOptions:
         options = TextOptions.of(inputs)
-        if options.scores and not self._scores:
-            name = "return_prompt_logprobs" if options.prompt_logprobs else "top_logprobs"
-            raise RequestFailed(f"{name} is not supported by this engine")
+        if options.by_own_channel is not None and not self._own_channel:
+            raise RequestFailed(f"{options.by_own_channel} is not supported by this engine")
         return options
 
     def _prepare(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:

@@ -23,12 +23,13 @@ OPTIONS = (
     "return_logprobs",
     "top_logprobs",
     "return_prompt_logprobs",
+    "priority",
 )
 
 
 @dataclass(frozen=True)
 class TextOptions:
-    """One request's options. `top_logprobs`: alternatives to report beside each token."""
+    """One request's options. `top_logprobs`: alternatives beside each token; `priority`: None if not given."""
 
     include_stop_words: bool
     finish_reason: bool
@@ -37,6 +38,7 @@ class TextOptions:
     logprobs: bool
     prompt_logprobs: bool
     top_logprobs: int
+    priority: float | None
 
     @classmethod
     def of(cls, inputs: Mapping[str, NDArray[Any]]) -> "TextOptions":
@@ -50,12 +52,18 @@ class TextOptions:
             logprobs=values.flag("return_logprobs", False),
             prompt_logprobs=values.flag("return_prompt_logprobs", False),
             top_logprobs=values.integer("top_logprobs", 0, 0, 0, MOST_TOP_LOGPROBS),
+            priority=values.share("priority", 0, None),
         )
 
     @property
-    def scores(self) -> bool:
-        """Whether log probabilities are wanted that only trtforge's own engine channel carries."""
-        return self.prompt_logprobs or self.top_logprobs > 0
+    def by_own_channel(self) -> str | None:
+        """An input that is given and that only trtforge's own engine channel carries."""
+        given = {
+            "return_prompt_logprobs": self.prompt_logprobs,
+            "top_logprobs": self.top_logprobs > 0,
+            "priority": self.priority is not None,
+        }
+        return next((name for name, is_given in given.items() if is_given), None)
 
     def engine_inputs(self) -> dict[str, NDArray[Any]]:
         """The engine's inputs that answer these options."""
@@ -66,4 +74,6 @@ class TextOptions:
             inputs["return_prompt_logprobs"] = np.array([[True]])
         if self.top_logprobs:
             inputs["top_logprobs"] = np.array([[self.top_logprobs]], dtype=np.int32)
+        if self.priority is not None:
+            inputs["priority"] = np.array([[self.priority]], dtype=np.float32)
         return inputs

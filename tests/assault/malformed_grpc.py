@@ -74,6 +74,7 @@ _TEXT_NUMBERS: tuple[tuple[str, str, tuple[float, ...]], ...] = (
     ("end_id", "INT32", (VOCABULARY, _MOST)),
     ("lora_task_id", "UINT64", (7,)),
     ("return_context_logits", "BOOL", (1,)),
+    ("priority", "FP32", (_NAN, _INF, -0.5, 1.5)),
 )
 
 

@@ -22,6 +22,7 @@ INPUTS = {
     "presence_penalty": "FP32",
     "frequency_penalty": "FP32",
     "min_tokens": "INT32",
+    "priority": "FP32",
     "seed": "UINT64",
     "stream": "BOOL",
     "num_return_sequences": "INT32",

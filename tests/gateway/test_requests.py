@@ -58,6 +58,7 @@ def test_defaults_are_those_of_openai() -> None:
         ({"seed": -3}, Sampling(1.0, 1.0, seed=-3)),
         ({"presence_penalty": 0, "frequency_penalty": -1}, Sampling(1.0, 1.0, frequency_penalty=-1.0)),
         ({"logit_bias": {"5": -100, "17": 2.5}}, Sampling(1.0, 1.0, logit_bias='{"5":-100.0,"17":2.5}')),
+        ({"priority": 0}, Sampling(1.0, 1.0, priority=0.0)),
         ({"logit_bias": {}, "n": None, "stop": None}, SAMPLED),
     ],
 )

@@ -59,9 +59,11 @@ def test_beams_have_tensorrt_llms_names_and_defaults() -> None:
         ({"beam_width": 2, "num_return_sequences": 3}, "num_return_sequences is 3"),
         ({"beam_width": 2, "beam_search_diversity_rate": 0.5}, "beam_search_diversity_rate is 0.5"),
         ({"beam_width": 2, "len_penalty": float("nan")}, "len_penalty is nan"),
+        ({"priority": 1.5}, "priority is 1.5; it must be from 0 to 1"),
+        ({"priority": -0.5}, "priority is -0.5; it must be a finite number, at least 0"),
     ],
 )
-def test_a_search_that_is_not_supported_is_refused_by_its_input(given: dict[str, Any], message: str) -> None:
+def test_what_is_not_supported_is_refused_by_its_input(given: dict[str, Any], message: str) -> None:
     from responder import RequestFailed  # type: ignore[import-not-found]
 
     with pytest.raises(RequestFailed) as caught:
@@ -98,6 +100,14 @@ def test_acceptance_of_drafts_is_reported_with_performance() -> None:
     assert found["total_draft_tokens"].tolist() == [[8]]
     assert found["total_accepted_draft_tokens"].tolist() == [[2]]
     assert found["acceptance_rate"].tolist() == [[0.25]]
+
+
+def test_a_priority_arrives_at_the_engine_with_all_sequences_of_the_request() -> None:
+    found = asked(num_return_sequences=2, priority=0.75)
+    sent = Submission(tuple(each.request for each in found), None, 40).encode()
+    assert [request.priority for request in Submission.decode(sent).requests] == [0.75, 0.75]
+    assert [each.request.priority for each in asked()] == [0.5]
+    assert [each.request.priority for each in asked(priority=0.0)] == [0.0]
 
 
 def test_sequences_of_a_prompt_name_the_first_one() -> None:

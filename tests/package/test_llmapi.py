@@ -1,5 +1,6 @@
 """The repository of an llmapi engine, and what its model asks of TensorRT-LLM's LLM API."""
 
+import inspect
 import queue
 import subprocess
 import sys
@@ -225,6 +226,24 @@ def test_a_request_names_an_adapter_of_the_engine(llm: Any, tmp_path: Path) -> N
         "lora_task_id 3 is not an adapter of this model",
         "Task ids: 2.",
     )
+
+
+def test_a_priority_is_passed_to_an_api_that_has_it(llm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    (failed,) = run(llm, GenerationRequest("a", (5,), 1, priority=0.75))
+    assert failed.error is not None
+    assert failed.error.message == "this release of the LLM API has no priority"
+    priorities: list[float] = []
+    generate = llm._llm.generate_async
+
+    def generate_async(*args: Any, priority: float = 0.5, **more: Any) -> Any:
+        priorities.append(priority)
+        return generate(*args, **more)
+
+    monkeypatch.setattr(llm._llm, "generate_async", generate_async)
+    llm._accepted = inspect.signature(generate_async).parameters
+    run(llm, GenerationRequest("b", (5,), 1, priority=0.75))
+    run(llm, GenerationRequest("c", (5,), 1))
+    assert priorities == [0.75, 0.5]
 
 
 def test_adapters_and_draft_model_lie_beside_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

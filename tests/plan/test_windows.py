@@ -50,11 +50,23 @@ def test_a_window_that_no_request_reaches_changes_nothing() -> None:
     assert short.memory.windows is None
 
 
-def test_the_embedded_engine_keeps_every_token() -> None:
+def test_the_embedded_engine_frees_blocks_behind_a_window_of_every_layer() -> None:
     found = planned(backend="torch")
     assert found.memory is not None
+    assert found.memory.windows is not None
+    assert found.memory.windows.as_json() == {"pools": "one", "layers": {"4096": 32}}
+    assert found.full_length_requests == found.memory.kv_tokens // 32 // (4096 // 32 + 1)
+
+
+@pytest.mark.parametrize(("name", "chunked"), [(MISTRAL, False), ("google/gemma-2-9b-it", True)])
+def test_the_embedded_engine_keeps_every_token_of_whole_prompts_and_of_layers_without_window(
+    name: str, chunked: bool
+) -> None:
+    model = known(name)
+    engine = {"backend": "torch", "max_seq_len": 32768, "features": {"chunked_context": chunked}}
+    found = evaluate(model, asked(model, recipe={"engine": engine}, gpu="h100-80gb"))
+    assert found.memory is not None
     assert found.memory.windows is None
-    assert found.full_length_requests == found.memory.kv_tokens // 32768
 
 
 @pytest.mark.parametrize(("version", "windows"), [("1.2.1", False), ("1.3.0", True)])

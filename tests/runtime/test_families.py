@@ -1,6 +1,7 @@
 """Every family: the ranks that the project's own converter writes compute what transformers does."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from tests.runtime.test_engine import requests_for
 from tests.runtime.test_speculation import NGRAMS, KeptRanks
 from tests.runtime.thread_ranks import ThreadRanks
 from trtforge.core.recipe import SchedulerPolicy
+from trtforge.engine_process.requests import BeamParams, GenerationRequest
 from trtforge.runtime.drafting import NgramDrafter
 from trtforge.runtime.engine import Engine, EngineOptions
 from trtforge.runtime.generate import generate, generate_with
@@ -131,6 +133,59 @@ def test_no_schedule_changes_greedy_tokens(
         with Engine(source, ranks, options, drafter) as engine:  # type: ignore[arg-type]
             made = generate_with(engine, requests_for([asked[index] for index in chosen], NEW))
         assert [generation.tokens for generation in made] == [expected[index] for index in chosen]
+
+    check()
+    ranks.end()
+
+
+@pytest.mark.parametrize(
+    ("name", "native"), [("mistral", True), ("mistral", False), ("phi3", True), ("mistral split", True)]
+)
+def test_blocks_behind_the_windows_are_freed_while_tokens_stay_those_of_transformers(
+    families: Families, name: str, native: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sequences of up to 75 tokens with a window of 16: 19 blocks of 4, of which 5 are held, in a cache of 14.
+
+    Requests with the same prompt are copies of the first; a beam search, which keeps all its blocks, runs beside them.
+    """
+    if not native:
+        monkeypatch.setenv("TRTFORGE_KERNELS", "torch")
+    name, split = name.removesuffix(" split"), name.endswith(" split")
+    family, layout = families(name), {"tp": 2, "pp": 2} if split else {}
+    begun = [3 + index * 7 % 120 for index in range(40)]
+    asked = [begun, [*begun, 5, 9], begun[:3], [*begun[:20], *begun[:15]]]
+    expected = greedy(family.model, asked, 33)
+    source = open_engine(
+        write_engine(
+            family.checkpoint(**layout), tmp_path / "engine", tokens_per_block=4, max_num_tokens=16, max_beam_width=2
+        )
+    )
+    search = GenerationRequest("", tuple(begun[:5]), 8, beams=BeamParams(2, 2))
+    ranks = KeptRanks(source, 14)
+
+    @settings(max_examples=2 if split else 5, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @given(
+        chosen=st.lists(st.integers(0, 3), min_size=2, max_size=5),
+        policy=st.sampled_from(["guaranteed_no_evict", "max_utilization"]),
+        reuse=st.booleans(),
+        drafts=st.booleans(),
+        copies=st.booleans(),
+    )
+    def check(chosen: list[int], policy: SchedulerPolicy, reuse: bool, drafts: bool, copies: bool) -> None:
+        options = EngineOptions(scheduler=policy, kv_reuse=reuse, chunked_context=True)
+        drafter = NgramDrafter(NGRAMS) if drafts else None
+        requests = requests_for([asked[index] for index in chosen], 33)
+        if copies:
+            first = {index: str(chosen.index(index)) for index in chosen}
+            requests = [
+                replace(each, copy_of=None if first[index] == each.request_id else first[index])
+                for each, index in zip(requests, chosen, strict=True)
+            ]
+        with Engine(source, ranks, options, drafter) as engine:  # type: ignore[arg-type]
+            *made, searched = generate_with(engine, [*requests, search])
+            assert engine.statistics().kv_blocks_used == 0
+        assert [generation.tokens for generation in made] == [expected[index] for index in chosen]
+        assert (searched.error, len(searched.beams)) == (None, 2)
 
     check()
     ranks.end()

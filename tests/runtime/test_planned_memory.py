@@ -39,7 +39,11 @@ from trtforge.runtime.ranks.rank_model import RankModel
 from trtforge.runtime.ranks.source import open_engine
 
 BATCH, LENGTH, BLOCK = 6, 72, 16
-WINDOWED = ("mistral", "qwen2_window", "gemma2", "gemma3", "starcoder2", "phi3")
+WINDOWED = [
+    *((name, True) for name in ("mistral", "starcoder2", "phi3")),
+    *((name, False) for name in ("qwen2_window", "gemma2", "gemma3")),
+]
+"""Families with windows, and whether every layer has one."""
 CLOSE = 0.05
 
 
@@ -183,22 +187,26 @@ def test_the_pool_of_an_engine_that_serves(llama: Path, tmp_path: Path) -> None:
         assert engine.statistics().kv_blocks_max * BLOCK == found.memory.kv_tokens
 
 
-@pytest.mark.parametrize("name", WINDOWED)
-def test_the_blocks_of_an_engine_with_windows(families: Families, name: str, tmp_path: Path) -> None:
-    """Full-length requests, as many at once as the plan says; the engine keeps blocks behind the windows too."""
+@pytest.mark.parametrize(("name", "everywhere"), WINDOWED)
+def test_the_blocks_of_an_engine_with_windows(families: Families, name: str, everywhere: bool, tmp_path: Path) -> None:
+    """Full-length requests, as many at once as the plan says: 5 blocks each, or where every layer has a window its
+    block and one that is only in part behind it."""
     families(name).checkpoint()
-    asked = recipe(families(name).directory / "hf", serving={"kv_cache_tokens": 3 * 80 + BLOCK})
+    asked = recipe(families(name).directory / "hf", serving={"kv_cache_tokens": 11 * BLOCK})
     found = planned(asked)
     assert found.memory is not None
-    assert (found.memory.windows, found.full_length_requests) == (None, 3)
+    fits, each = (5, 2) if everywhere else (2, 5)
+    assert (found.memory.windows is not None, found.full_length_requests) == (everywhere, fits)
     used: list[tuple[int, int]] = []
-    options = EngineOptions(kv_cache_tokens=asked.serving.kv_cache_tokens, kv_reuse=False)
+    options = EngineOptions(kv_cache_tokens=asked.serving.kv_cache_tokens, kv_reuse=False, chunked_context=True)
     with Engine.load(build(asked, tmp_path / "out"), options) as engine:
         engine.after_steps(lambda: used.append(counted(engine)))
         assert engine.statistics().kv_blocks_max * BLOCK == found.memory.kv_tokens
-        requests = [GenerationRequest(str(n), tuple(range(3, 43)), LENGTH - 40) for n in range(5)]
+        requests = [GenerationRequest(str(n), tuple(range(3, 43)), LENGTH - 40) for n in range(6)]
         generate_with(engine, requests)
-    assert max(used) == (3, 3 * 5)
+    assert max(running for running, _ in used) == fits
+    assert max(blocks for _, blocks in used) <= found.memory.kv_tokens // BLOCK
+    assert max(blocks for running, blocks in used if running == fits) == fits * each
 
 
 def counted(engine: Engine) -> tuple[int, int]:

@@ -1,6 +1,7 @@
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -10,7 +11,7 @@ from trtforge.core.recipe import SchedulerPolicy
 from trtforge.engine_process.requests import GenerationRequest
 from trtforge.runtime.scheduling.blocks import BlockManager
 from trtforge.runtime.scheduling.scheduler import Batching, BatchLimits, Row, Scheduler
-from trtforge.runtime.scheduling.sequence import Draft, Sequence
+from trtforge.runtime.scheduling.sequence import Draft, Group, Sequence
 
 ADAPTERS = 2
 """Different adapters that may run at once."""
@@ -27,8 +28,10 @@ class Simulation:
     arrivals: int = 0
     rows: list[Row] = field(default_factory=list)
 
-    def arrive(self, prompt: list[int], max_tokens: int, adapter: int = 0) -> Sequence:
-        request = GenerationRequest(str(self.arrivals), tuple(prompt), max_tokens, lora_task_id=adapter or None)
+    def arrive(self, prompt: list[int], max_tokens: int, adapter: int = 0, priority: float = 0.5) -> Sequence:
+        request = GenerationRequest(
+            str(self.arrivals), tuple(prompt), max_tokens, lora_task_id=adapter or None, priority=priority
+        )
         limits = self.scheduler.limits
         sequence = Sequence.of(request, self.arrivals, limits.max_seq_len, lambda output: None)
         self.arrivals += 1
@@ -39,9 +42,11 @@ class Simulation:
         scheduler = self.scheduler
         for sequence in scheduler.running:
             sequence.draft = Draft((999,) * drafts)  # never right
+        ran, pauses = list(scheduler.running), scheduler.pauses
         rows = self.rows = scheduler.schedule()
         self.steps += 1
         self.check(rows)
+        self.check_order(ran, pauses)
         self.admitted.extend(sequence.order for sequence in scheduler.running)
         for row in rows:
             scheduler.complete(row)
@@ -60,9 +65,25 @@ class Simulation:
         assert len({sequence.adapter for sequence in scheduler.running} - {0}) <= ADAPTERS
         assert sum(row.count + len(row.drafts) for row in rows) <= limits.max_num_tokens
         assert [row.count > 1 for row in rows] == sorted(row.count > 1 for row in rows)
+        blocks = scheduler.blocks
         for row in rows:
-            assert scheduler.blocks.missing(row.sequence.table, row.start + row.count) == 0
+            assert blocks.missing(row.sequence.table, row.start + row.count) == 0
+            if blocks.window is not None and row.sequence.finish_reason is None:
+                assert row.sequence.table.dropped * blocks.tokens_per_block <= max(0, row.start - blocks.window + 1)
         scheduler.blocks.check(sequence.table for sequence in scheduler.holders())
+
+    def check_order(self, ran: list[Sequence], pauses: int) -> None:
+        """No waiting sequence was overtaken, and the last of those that `ran` were paused."""
+        scheduler = self.scheduler
+        for queue in (scheduler.waiting, scheduler.running):
+            assert [each.precedence for each in queue] == sorted(each.precedence for each in queue)
+        if scheduler.waiting:
+            first = scheduler.waiting[0].precedence
+            assert all(each.precedence < first for each in scheduler.running if each not in ran and not each.held_back)
+        stopped = [each.precedence for each in ran if each in scheduler.waiting]
+        assert len(stopped) <= scheduler.pauses - pauses
+        if stopped:
+            assert all(each.precedence < min(stopped) for each in ran if each in scheduler.running)
 
     def run(self, limit: int = 5000) -> None:
         while not self.scheduler.idle:
@@ -80,8 +101,9 @@ def simulation(
     chunked: bool = False,
     batching: Batching = "inflight",
     reuse: bool = True,
+    window: int | None = None,
 ) -> Simulation:
-    manager = BlockManager(blocks, size, reuse=reuse)
+    manager = BlockManager(blocks, size, reuse=reuse, window=window)
     limits = BatchLimits(max_batch_size=batch, max_num_tokens=num_tokens, max_input_len=32, max_seq_len=48)
     scheduler = Scheduler(
         limits, manager, policy=policy, chunked_context=chunked, batching=batching, most_adapters=ADAPTERS
@@ -176,8 +198,10 @@ def test_static_batching_admits_nothing_until_the_longest_is_done(batching: Batc
     chunked=st.booleans(),
     reuse=st.booleans(),
     batching=st.sampled_from(["inflight", "inflight", "static_padded", "static_dropped"]),
+    priorities=st.sampled_from([[0.5], [0.0, 0.5, 1.0]]),
+    window=st.sampled_from([None, 2, 3, 8, 17, 40]),
 )
-def test_under_any_load_every_request_finishes_in_order_of_arrival(
+def test_under_any_load_every_request_finishes_in_order_of_priority_and_arrival(
     data: st.DataObject,
     blocks: int,
     batch: int,
@@ -186,8 +210,11 @@ def test_under_any_load_every_request_finishes_in_order_of_arrival(
     chunked: bool,
     reuse: bool,
     batching: Batching,
+    priorities: list[float],
+    window: int | None,
 ) -> None:
     sim = simulation(
+        window=window if chunked else None,
         blocks=blocks,
         batch=batch,
         num_tokens=8 if chunked else num_tokens,
@@ -196,15 +223,15 @@ def test_under_any_load_every_request_finishes_in_order_of_arrival(
         reuse=reuse,
         batching=batching,
     )
-    draw: Callable[[st.SearchStrategy[int]], int] = data.draw
+    draw: Callable[[st.SearchStrategy[Any]], Any] = data.draw
     sequences: list[Sequence] = []
     cancelled: set[int] = set()
     for _ in range(draw(st.integers(1, 25))):
         match draw(st.integers(0, 3)):
             case 0 | 1:
                 flavour, length = draw(st.integers(0, 1)), draw(st.integers(1, 32))
-                adapter = draw(st.integers(0, 3))
-                sequences.append(sim.arrive([flavour] * length, draw(st.integers(1, 48)), adapter))
+                adapter, priority = draw(st.integers(0, 3)), draw(st.sampled_from(priorities))
+                sequences.append(sim.arrive([flavour] * length, draw(st.integers(1, 48)), adapter, priority))
             case 2 if sequences:
                 victim = sequences[draw(st.integers(0, len(sequences) - 1))]
                 if victim.finish_reason is None:
@@ -213,6 +240,8 @@ def test_under_any_load_every_request_finishes_in_order_of_arrival(
             case _:
                 sim.step(draw(st.integers(0, 9)) if batching == "inflight" else 0)
     sim.run()
+    if policy == "guaranteed_no_evict":
+        assert sim.scheduler.pauses == 0
     sim.scheduler.blocks.check([])
     assert sim.scheduler.blocks.free_blocks == blocks
     for sequence in sequences:
@@ -222,7 +251,95 @@ def test_under_any_load_every_request_finishes_in_order_of_arrival(
             assert sequence.finish_reason == "length"
             assert len(sequence.tokens) == sequence.limit
     admissions = list(dict.fromkeys(sim.admitted))
-    assert admissions == sorted(admissions), "a later request was admitted before an earlier one"
+    if len(priorities) == 1:
+        assert admissions == sorted(admissions), "a later request was admitted before an earlier one"
+
+
+@pytest.mark.parametrize("policy", ["guaranteed_no_evict", "max_utilization"])
+def test_a_waiting_request_of_higher_priority_runs_first_and_takes_no_place_of_a_running_one(
+    policy: SchedulerPolicy,
+) -> None:
+    sim = simulation(batch=1, policy=policy)
+    running, low, high = sim.arrive([1] * 4, 4), sim.arrive([2] * 4, 4, priority=0), sim.arrive([3] * 4, 4)
+    sim.step()
+    higher = sim.arrive([4] * 4, 4, priority=1)
+    sim.run()
+    assert sim.finished == [running, higher, high, low]
+    assert sim.scheduler.pauses == 0
+
+
+def test_max_utilization_pauses_the_lowest_priority_for_running_and_for_waiting_requests() -> None:
+    sim = simulation(blocks=6, policy="max_utilization", reuse=False)
+    low = sim.arrive([1] * 4, 9, priority=0.1)
+    normal = sim.arrive([2] * 4, 9)
+    sim.step()
+    assert sim.scheduler.running == [normal, low]
+    high = sim.arrive([3] * 12, 9, priority=0.9)
+    sim.step()
+    assert (sim.scheduler.running, sim.scheduler.waiting) == ([high, normal], [low])
+    assert low.computed == 0
+    sim.run()
+    assert sim.finished[-1] is low
+    assert [len(each.tokens) for each in (low, normal, high)] == [13, 13, 21]
+
+
+@pytest.mark.parametrize(("policy", "blocks"), [("guaranteed_no_evict", 6), ("max_utilization", 7)])
+def test_sequences_longer_than_the_cache_run_side_by_side_within_their_windows(
+    policy: SchedulerPolicy, blocks: int
+) -> None:
+    """A window of 8 tokens is 2 blocks of 4, and one more in part, so that 6 hold two sequences of 12 blocks each.
+
+    `max_utilization` keeps a block to spare for each running sequence.
+    """
+    sim = simulation(blocks=blocks, num_tokens=16, policy=policy, chunked=True, reuse=False, window=8)
+    first, second, third = (sim.arrive([number] * 32, 16) for number in range(3))
+    together = 0
+    while third.computed == 0:
+        sim.step()
+        together += {row.sequence for row in sim.rows if row.count == 1} == {first, second}
+        if first.generated > 1 and first.finish_reason is None:
+            assert len(first.table.blocks) - first.table.dropped <= 3
+    assert together > 8  # of 15 tokens each after their prompts
+    sim.run()
+    assert [len(each.tokens) for each in sim.finished] == [48, 48, 48]
+
+
+def test_blocks_behind_the_window_are_shared_as_others_are() -> None:
+    sim = simulation(blocks=24, num_tokens=48, chunked=True, window=8)
+    first = sim.arrive(list(range(32)), 8)
+    sim.step()
+    assert (first.table.dropped, sim.scheduler.blocks.cached_blocks) == (6, 6)
+    second = sim.arrive([*range(32), 7], 8)
+    sim.step()
+    assert second.reused_blocks == 8
+    assert [(row.start, row.count) for row in sim.rows if row.sequence is second] == [(32, 1)]
+    assert second.table.dropped == 6
+    sim.run()
+
+
+def test_a_group_that_runs_in_part_is_completed_before_an_earlier_request_that_lacks_blocks() -> None:
+    sim = simulation(blocks=6, policy="max_utilization", chunked=True, reuse=False)
+    earlier = sim.arrive([1] * 16, 2)
+    sim.scheduler.waiting.clear()  # as if its grammar were still being compiled
+    other = sim.arrive([2] * 9, 3)
+    members = [sim.arrive([3] * 6, 2) for _ in range(2)]
+    group = Group(2, members)
+    for member in members:
+        member.group, member.order = group, members[0].order
+    sim.step()
+    assert sim.scheduler.running == [other, members[0]]
+    sim.scheduler.add(earlier)
+    sim.run()
+    assert sim.finished == [other, *members, earlier]
+
+
+def test_guaranteed_no_evict_pauses_nothing_for_a_higher_priority() -> None:
+    sim = simulation(blocks=3, reuse=False)
+    low = sim.arrive([1] * 4, 9, priority=0)
+    sim.step()
+    high = sim.arrive([2] * 4, 9, priority=1)
+    sim.run()
+    assert (sim.finished, sim.scheduler.pauses) == ([low, high], 0)
 
 
 def test_less_than_four_percent_of_the_allocated_slots_hold_no_token() -> None:

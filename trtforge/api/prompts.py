@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtforge.core.errors import ForgeError, RequestError, first_line
-from trtforge.engine_process.requests import GenerationRequest, Guide
+from trtforge.engine_process.requests import DEFAULT_PRIORITY, GenerationRequest, Guide
 from trtforge.engine_process.requests import SamplingParams as EngineSampling
 from trtforge.formats.chat_template import read_chat_template
 from trtforge.formats.special_tokens import read_special_tokens
@@ -45,6 +45,7 @@ class SamplingParams:
     `stop`: the text ends before the first of these; `bad`: words that do not occur. `log_probs`: score each token, with
     `top_log_probs` alternatives. `json_schema` (a schema, or its JSON text), `regex` or `grammar` (EBNF, with a rule
     root): what the answer must be, by the package xgrammar. `adapter`: name of a LoRA adapter of the engine.
+    `priority`: from 0 to 1; of waiting requests the highest runs first.
     """
 
     max_tokens: int = 64
@@ -65,6 +66,7 @@ class SamplingParams:
     regex: str | None = None
     grammar: str | None = None
     adapter: str | None = None
+    priority: float = DEFAULT_PRIORITY
 
     def guide(self) -> Guide | None:
         """The guide that is given. Raises RequestError for two."""
@@ -130,6 +132,7 @@ class Prompts:
             bad_words=tuple(tuple(self.tokenizer.encode(word, add_special_tokens=False).ids) for word in params.bad),
             guide=params.guide(),
             lora_task_id=None if params.adapter is None else self._task_id(params.adapter),
+            priority=params.priority,
         )
 
     def _task_id(self, adapter: str) -> int:

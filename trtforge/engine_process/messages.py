@@ -10,6 +10,7 @@ from typing import Any
 
 from trtforge.engine_process.frames import BadFrame, Frame
 from trtforge.engine_process.requests import (
+    DEFAULT_PRIORITY,
     Beam,
     BeamParams,
     ErrorCode,
@@ -67,6 +68,7 @@ class Submission:
                     **({"beams": vars(request.beams)} if request.beams is not None else {}),
                     **({"lora": request.lora_task_id} if request.lora_task_id is not None else {}),
                     **({"logits": _logits_of(request)} if any(_logits_of(request)) else {}),
+                    **({"priority": request.priority} if request.priority != DEFAULT_PRIORITY else {}),
                 }
             )
             payload += array("i", request.prompt).tobytes() + bias.tobytes()
@@ -96,6 +98,7 @@ class Submission:
                         lora_task_id=row.get("lora"),
                         context_logits=bool(of_context),
                         generation_logits=bool(of_generation),
+                        priority=float(row.get("priority", DEFAULT_PRIORITY)),
                     )
                 )
         except (KeyError, TypeError, ValueError) as error:

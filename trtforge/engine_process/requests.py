@@ -107,6 +107,9 @@ class BeamParams:
     early_stopping: bool = True
 
 
+DEFAULT_PRIORITY = 0.5
+
+
 @dataclass(frozen=True)
 class GenerationRequest:
     """A prompt and when to stop. An end id is not part of the output; a matched stop word is.
@@ -114,6 +117,7 @@ class GenerationRequest:
     `lora_task_id`: the adapter to answer with; None: the model alone.
     `context_logits`, `generation_logits`: return the logits of the prompt's tokens, and those of the output's.
     `copy_of`: id of an earlier request with the same prompt, whose KV blocks it shares from the start if possible.
+    `priority`: from 0 to 1, higher ones run first; range and default are those of TensorRT-LLM's executor::Request.
     """
 
     request_id: str
@@ -129,6 +133,7 @@ class GenerationRequest:
     copy_of: str | None = None
     context_logits: bool = False
     generation_logits: bool = False
+    priority: float = DEFAULT_PRIORITY
 
 
 MOST_LENGTH_PENALTY = 10

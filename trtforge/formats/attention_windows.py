@@ -29,6 +29,12 @@ def attention_windows(config: CheckpointConfig) -> tuple[int | None, ...]:
     return tuple(attention_window(config, layer) for layer in range(config.num_hidden_layers))
 
 
+def widest_window(config: CheckpointConfig) -> int | None:
+    """The largest window, if every layer has one: the embedded engine, whose blocks hold all layers, keeps so much."""
+    windows = attention_windows(config)
+    return max((window for window in windows if window), default=None) if all(windows) else None
+
+
 def executor_windows(windows: Sequence[int | None], max_seq_len: int) -> tuple[int, ...]:
     """The windows as `max_attention_window_size` has them: one for each layer, one for all, or none.
 

@@ -27,6 +27,7 @@ _INPUTS = (
     _tensor("return_logprobs", "TYPE_BOOL"),
     _tensor("top_logprobs", "TYPE_INT32"),
     _tensor("return_prompt_logprobs", "TYPE_BOOL"),
+    _tensor("priority", "TYPE_FP32"),
 )
 _OUTPUTS = (
     _tensor("finish_reason", "TYPE_STRING"),

@@ -84,6 +84,7 @@ def _sampling(model: ServedModel, sampling: Sampling) -> dict[str, _Value]:
         "repetition_penalty": sampling.repetition_penalty,
         "min_tokens": sampling.min_tokens,
         "logit_bias": sampling.logit_bias,
+        "priority": sampling.priority,
         next((name for name in _SEED if name in model.inputs), _SEED[0]): sampling.seed,
     }
     return {name: value for name, value in given.items() if value is not None}

@@ -42,6 +42,8 @@ class Sampling:
     min_tokens: int | None = None
     logit_bias: str | None = None
     """JSON: token id to bias."""
+    priority: float | None = None
+    """From 0 to 1, as trtllm-serve's field of this name: of waiting requests the highest runs first."""
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ SHARED = frozenset(
         "top_k",
         "repetition_penalty",
         "min_tokens",
+        "priority",
     )
 )
 """Names that both take."""
@@ -77,6 +78,7 @@ def read_sampling(fields: Fields, limits: GatewayLimits) -> Sampling:
         repetition_penalty=repetition_penalty,
         min_tokens=fields.integer("min_tokens", 0, MOST_TOKENS) or None,
         logit_bias=_logit_bias(fields, limits),
+        priority=fields.number("priority", 0, 1),
     )
 
 

@@ -9,7 +9,7 @@ from trtforge.core.dtypes import dtype_named
 from trtforge.core.errors import ForgeError
 from trtforge.core.parallel import Parallel
 from trtforge.core.recipe import KvCacheFormat, QuantFormat
-from trtforge.formats.attention_windows import attention_windows, pools_of
+from trtforge.formats.attention_windows import attention_windows, pools_of, widest_window
 from trtforge.formats.llmapi import LlmArgs, applies_windows, require_llm_api
 from trtforge.formats.releases import Release, release
 from trtforge.formats.triton import newest_release
@@ -90,16 +90,22 @@ def _version(request: Request) -> str:
 def _windows(
     model: Model, request: Request, checkpoint: CheckpointConfig, target: Release, limits: EngineLimits
 ) -> CacheWindows | None:
-    """The windows that the KV cache uses; None for the embedded engine, which keeps all tokens of every layer."""
+    """The windows behind which the backend frees blocks of the KV cache; None if it keeps all tokens.
+
+    The embedded engine frees blocks of all layers at once, while it computes contexts in chunks.
+    """
     asked = request.serving.max_attention_window_size
-    found = attention_windows(checkpoint)
-    if asked is not None:
+    found, pools = attention_windows(checkpoint), pools_of(target)
+    if request.engine.backend == "torch":
+        widest = widest_window(checkpoint) if request.engine.features.chunked_context else None
+        found, pools = (widest,) * checkpoint.num_hidden_layers, "one"
+    elif asked is not None:
         found = tuple(asked[layer % len(asked)] for layer in range(checkpoint.num_hidden_layers))
-    if request.engine.backend == "torch" or not any(found):
+    if not any(found):
         return None
     longest = limits.max_seq_len + limits.spare_tokens
     layers = tuple(min(window or longest, longest) for window in found)
-    return CacheWindows(layers, pools_of(target), longest, request.pp) if min(layers) < longest else None
+    return CacheWindows(layers, pools, longest, request.pp) if min(layers) < longest else None
 
 
 def _serving_problems(

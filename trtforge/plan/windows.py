@@ -1,7 +1,7 @@
 """Requests that a KV cache holds if layers with sliding windows keep only the blocks within their window.
 
-The embedded engine keeps all blocks of all layers; TensorRT-LLM's executor frees those behind a window. How it divides
-the memory among windows differs between releases (`formats/attention_windows.py`).
+The embedded engine frees a block of all layers at once, behind the widest window; TensorRT-LLM frees those of each
+layer. How it divides the memory among windows differs between releases (`formats/attention_windows.py`).
 """
 
 from collections import Counter

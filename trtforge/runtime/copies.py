@@ -39,7 +39,7 @@ class Copies:
     def detached(self, sequence: Sequence, scheduler: Scheduler) -> bool:
         """Whether an ending sequence was a waiting copy. Copies of an ending original compute their prompts."""
         for copy in self._of.pop(sequence, []):
-            scheduler.put_back(copy)
+            scheduler.add(copy)
         for copies in self._of.values():
             if sequence in copies:
                 copies.remove(sequence)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from trtforge.core.errors import ForgeError, RequestError
 from trtforge.engine_process.requests import FinishReason, GenerationRequest, Output, TopLogProbs
+from trtforge.formats.attention_windows import widest_window
 from trtforge.formats.hf import TOKENIZER_DIRECTORY
 from trtforge.runtime.beams import BeamSearch, advance_searches
 from trtforge.runtime.copies import Copies
@@ -55,7 +56,10 @@ class Engine:
         trace: Trace | None = None,
         store: KvStore | None = None,
     ) -> None:
-        blocks = BlockManager(ranks.num_blocks, source.tokens_per_block, reuse=options.kv_reuse, store=store)
+        window = widest_window(source.config) if options.chunked_context else None
+        blocks = BlockManager(
+            ranks.num_blocks, source.tokens_per_block, reuse=options.kv_reuse, store=store, window=window
+        )
         self._source = source
         self._ranks = ranks
         self._options = options
@@ -251,13 +255,11 @@ class Engine:
         return original.begun
 
     def _enter(self, request: GenerationRequest, on_output: OnOutput) -> None:
-        blocks = self._scheduler.blocks
         error: ForgeError | None = why_refused(
             request,
             self._scheduler.limits,
             vocab_size=self._source.config.vocab_size,
-            cache_blocks=blocks.num_blocks,
-            tokens_per_block=blocks.tokens_per_block,
+            blocks=self._scheduler.blocks,
             chunked_context=self._options.chunked_context,
             adapters=self._adapters.task_ids,
         ) or wrong_logits(request, self._source.forge.features, self._source.config.vocab_size)

@@ -11,6 +11,7 @@ from trtforge.engine_process.requests import (
     GenerationRequest,
     SamplingParams,
 )
+from trtforge.runtime.scheduling.blocks import BlockManager
 from trtforge.runtime.scheduling.scheduler import BatchLimits
 
 _MOST_LOGITS = 256 << 20
@@ -22,12 +23,11 @@ def why_refused(
     limits: BatchLimits,
     *,
     vocab_size: int,
-    cache_blocks: int,
-    tokens_per_block: int,
+    blocks: BlockManager,
     chunked_context: bool,
     adapters: Collection[int] = (),
 ) -> RequestError | None:
-    """Why a request is refused; None if it can be served. `cache_blocks`: capacity of the KV cache.
+    """Why a request is refused; None if it can be served.
 
     `adapters`: task ids of the engine's LoRA adapters.
     """
@@ -66,15 +66,19 @@ def why_refused(
             hint="Ask for fewer beams, or compile with a larger max_beam_width and max_batch_size.",
         )
     held = min(len(prompt) + request.max_tokens, limits.max_seq_len) - 1
-    if beams * -(-held // tokens_per_block) > cache_blocks:
+    needed = beams * (blocks.blocks_for(held) if beams > 1 else blocks.most_held(held))
+    if needed > blocks.num_blocks:
+        size = blocks.tokens_per_block
         return RequestError(
-            f"prompt and output may need {beams * held} tokens of KV cache, which holds "
-            f"{cache_blocks * tokens_per_block}",
+            f"prompt and output may need {min(beams * held, needed * size)} tokens of KV cache, which holds "
+            f"{blocks.num_blocks * size}",
             hint="Ask for fewer tokens, or give the KV cache more memory.",
         )
     if request.lora_task_id is not None and request.lora_task_id not in adapters:
         known = f"Task ids: {', '.join(map(str, sorted(adapters)))}" if adapters else "This engine has none"
         return RequestError(f"lora_task_id {request.lora_task_id} is no adapter of this engine", hint=f"{known}.")
+    if not 0 <= request.priority <= 1:  # not a number included
+        return RequestError(f"priority is {request.priority:g}", hint="It must be between 0 and 1.")
     scores = len(prompt) * (1 + request.sampling.top_log_probs) if request.sampling.prompt_log_probs else 0
     if scores > _MOST_SCORES:
         return RequestError(

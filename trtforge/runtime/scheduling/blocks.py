@@ -16,12 +16,14 @@ from typing import Protocol
 class BlockTable:
     """The blocks of one sequence in order. The first len(keys) are full and computed; `keys` are their hashes.
 
-    `salt` is hashed before the tokens: tables with different salts share no blocks.
+    `salt` is hashed before the tokens: tables with different salts share no blocks. The first `dropped` blocks lie
+    behind the window and were given back; 0 stands in their places.
     """
 
     blocks: list[int] = field(default_factory=list)
     keys: list[bytes] = field(default_factory=list)
     salt: bytes = b""
+    dropped: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +65,18 @@ class BlockManager:
     """
 
     def __init__(
-        self, num_blocks: int, tokens_per_block: int, *, reuse: bool = True, store: BlockStore | None = None
+        self,
+        num_blocks: int,
+        tokens_per_block: int,
+        *,
+        reuse: bool = True,
+        store: BlockStore | None = None,
+        window: int | None = None,
     ) -> None:
+        """`window`: tokens that a token attends to in any layer, itself included; None: all before it."""
         self.num_blocks = num_blocks
         self.tokens_per_block = tokens_per_block
+        self.window = window
         self.reused_blocks = 0
         self._reuse = reuse
         self._store = store
@@ -111,7 +121,7 @@ class BlockManager:
                 blocks.append(block)
                 keys.append(key)
                 idle += self._references[block] == 0
-            elif self._store is not None and self._store.holds(key):
+            elif self._store is not None and idle + len(stored) < self.free_blocks and self._store.holds(key):
                 stored.append(key)
             else:
                 break
@@ -140,6 +150,30 @@ class BlockManager:
             table.keys.append(key)
             self._register(key, block)
         self.reused_blocks += len(table.blocks)
+
+    def most_held(self, tokens: int) -> int:
+        """Number of blocks that a table holds at most while it grows to this many tokens, a block or a token at a time.
+
+        Beside those of the window one that is only in part behind it (`kSWAExtraBlock` of TensorRT-LLM's
+        batch_manager/kvCacheManager.h).
+        """
+        most = self.blocks_for(tokens)
+        return most if self.window is None else min(most, self.blocks_for(self.window) + 1)
+
+    def still_needed(self, table: BlockTable, tokens: int) -> int:
+        """Number of blocks that must be free for the table to grow so. Dropping a block that is shared frees none."""
+        own = sum(self._references[block] == 1 for block in table.blocks[table.dropped :])
+        return max(0, self.most_held(tokens) - own)
+
+    def drop(self, table: BlockTable, computed: int) -> None:
+        """Free the blocks that no token from position `computed` on attends to."""
+        if self.window is None:
+            return
+        behind = (computed - self.window + 1) // self.tokens_per_block
+        for index in range(table.dropped, min(behind, len(table.keys))):
+            self._give_back(table.blocks[index])
+            table.blocks[index] = 0
+            table.dropped = index + 1
 
     def missing(self, table: BlockTable, tokens: int) -> int:
         """Number of blocks that the table still needs to hold this many tokens."""
@@ -173,20 +207,20 @@ class BlockManager:
 
         Full blocks are shared. The last block is copied, but for a parent's first child, which gets the parent's own.
         """
-        before = [(list(table.blocks), list(table.keys)) for table in tables]
+        before = [(list(table.blocks), list(table.keys), table.dropped) for table in tables]
         heirs = {parent: child for child, parent in reversed(list(enumerate(parents)))}
         for index, table in enumerate(tables):
             if index not in heirs:
                 self.release(table)
         for child, parent in enumerate(parents):
-            blocks, keys = before[parent]
+            blocks, keys, dropped = before[parent]
             if heirs[parent] != child:
-                for block in blocks[: len(keys)]:
+                for block in blocks[dropped : len(keys)]:
                     self._references[block] += 1
                 copies = [self._take() for _ in blocks[len(keys) :]]
                 self._copies |= dict(zip(copies, blocks[len(keys) :], strict=True))
                 blocks = [*blocks[: len(keys)], *copies]
-            tables[child].blocks[:], tables[child].keys[:] = blocks, keys
+            tables[child].blocks[:], tables[child].keys[:], tables[child].dropped = blocks, keys, dropped
 
     def take_copies(self) -> list[tuple[int, int]]:
         """Blocks to copy before the next step, as pairs (from, to): all are read before any is written."""
@@ -196,25 +230,20 @@ class BlockManager:
 
     def release(self, table: BlockTable) -> None:
         """Free all blocks, the last ones first, so that the start of a prefix, shared most often, is evicted last."""
-        for block in reversed(table.blocks):
-            self._references[block] -= 1
-            if self._references[block] == 0:
-                if block in self._key_of:
-                    self._idle[block] = None
-                    if self._store is not None:
-                        self._store.keep(self._key_of[block], block)
-                else:
-                    self._empty.append(block)
+        for block in reversed(table.blocks[table.dropped :]):
+            self._give_back(block)
         table.blocks.clear()
         table.keys.clear()
+        table.dropped = 0
 
     def check(self, tables: Iterable[BlockTable]) -> None:
         """Assert every invariant; `tables` must be all tables in use."""
         counts = [0] * self.num_blocks
         for table in tables:
-            assert len(set(table.blocks)) == len(table.blocks), "a block twice in one table"
-            assert len(table.keys) <= len(table.blocks), "more keys than blocks"
-            for index, block in enumerate(table.blocks):
+            held = table.blocks[table.dropped :]
+            assert len(set(held)) == len(held), "a block twice in one table"
+            assert table.dropped <= len(table.keys) <= len(table.blocks), "keys of blocks that are not full"
+            for index, block in enumerate(held, table.dropped):
                 counts[block] += 1
                 if counts[block] > 1:
                     assert index < len(table.keys), "a partial block is shared"
@@ -231,6 +260,17 @@ class BlockManager:
         if self._reuse and key not in self._block_of:
             self._block_of[key] = block
             self._key_of[block] = key
+
+    def _give_back(self, block: int) -> None:
+        self._references[block] -= 1
+        if self._references[block]:
+            return
+        if block in self._key_of:
+            self._idle[block] = None
+            if self._store is not None:
+                self._store.keep(self._key_of[block], block)
+        else:
+            self._empty.append(block)
 
     def _take(self) -> int:
         if self._empty:

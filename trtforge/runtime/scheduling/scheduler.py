@@ -1,10 +1,12 @@
 """In-flight batching: which tokens of which sequences the next step computes. Needs no torch.
 
 A step holds at most `max_batch_size` sequences and `max_num_tokens` tokens: first one token of every sequence in the
-generation phase, then context chunks, first come first served.
+generation phase, then context chunks. Sequences of one priority are served first come first served, and no later one
+overtakes a waiting one. TensorRT-LLM orders its queue alike (`insertRequestInOrder`, cpp/tensorrt_llm/executor/
+requestUtils.cpp) and its `max_utilization` pauses from that order's end (batch_manager/capacityScheduler.cpp).
 """
 
-from collections import deque
+from bisect import insort
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -70,8 +72,9 @@ class Scheduler:
         self.limits = limits
         self.blocks = blocks
         self.pauses = 0
-        self.waiting: deque[Sequence] = deque()
+        self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
+        """Both in order of their precedence."""
         self._chunked = chunked_context
         self._static = batching != "inflight"
         self._guaranteed = policy == "guaranteed_no_evict" or self._static
@@ -86,12 +89,8 @@ class Scheduler:
         return not self.running and not self.waiting
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a new sequence behind all others."""
-        self.waiting.append(sequence)
-
-    def put_back(self, sequence: Sequence) -> None:
-        """Queue a sequence at the place that its arrival gives it."""
-        self.waiting = deque(sorted([*self.waiting, sequence], key=lambda each: each.order))
+        """Queue a sequence at the place that its priority and its arrival give it."""
+        _insert(self.waiting, sequence)
 
     def schedule(self) -> list[Row]:
         """The rows of the next step, single-token rows first, then by position; allocates their blocks."""
@@ -130,6 +129,7 @@ class Scheduler:
         sequence.computed = computed
         if computed // self.blocks.tokens_per_block > len(sequence.table.keys):
             self.blocks.seal(sequence.table, sequence.tokens, computed)
+            self._drop(sequence)
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
         """End a running or waiting sequence and free its blocks."""
@@ -153,13 +153,13 @@ class Scheduler:
         """Let new sequences with the same computed tokens share a running one's blocks; without room they wait."""
         table = sequence.table
         if (len(table.blocks) - len(table.keys)) * len(others) > self.blocks.free_blocks:
-            self.waiting.extendleft(reversed(others))
+            for other in others:
+                self.add(other)
             return
         self.blocks.fork([table, *(other.table for other in others)], [0] * (1 + len(others)))
         for other in others:
             other.computed = sequence.computed
-        index = self.running.index(sequence) + 1
-        self.running[index:index] = others
+            _insert(self.running, other)
 
     def join(self, sequence: Sequence, copies: list[Sequence]) -> list[Sequence]:
         """Let copies of a sequence whose prompt was computed just now share its blocks; those without room wait.
@@ -169,11 +169,13 @@ class Scheduler:
         joined: list[Sequence] = []
         shared, slots = len(sequence.table.keys), len(self.running) + sum(s.members_to_come for s in self.running)
         free = self.blocks.free_blocks - self._reserved()
+        if self.blocks.window is not None:  # shared blocks become nobody's own: see BlockManager.still_needed
+            free -= shared - sequence.table.dropped
         for copy in copies:
             tokens = copy.most_cached if self._guaranteed else len(copy.tokens)
-            free -= self.blocks.blocks_for(tokens) - shared
+            free -= self.blocks.most_held(tokens) - (shared if self.blocks.window is None else 0)
             if self._static or free < 0 or slots + len(joined) >= self._max_batch_size:
-                self.put_back(copy)
+                self.add(copy)
             else:
                 joined.append(copy)
         self.fork(sequence, joined)
@@ -190,7 +192,7 @@ class Scheduler:
         if self._static and self.running:
             return
         while self.waiting:
-            sequence = self.waiting[0]
+            sequence = self._next()
             slots = len(self.running) + sum(each.members_to_come for each in (*self.running, sequence))
             if slots >= self._max_batch_size or not self._has_adapter(sequence):
                 return
@@ -198,20 +200,69 @@ class Scheduler:
             context = len(sequence.tokens) - len(prefix) * self.blocks.tokens_per_block
             if not self._static and (budget < 1 or (budget < context and not self._may_chunk(sequence))):
                 return
-            tokens = sequence.most_cached if self._guaranteed else len(sequence.tokens)
-            needed = self.blocks.blocks_for(tokens) * (1 + sequence.members_to_come) - len(prefix.blocks) + prefix.idle
             spare = 0 if self._guaranteed or sequence.held_back else len(self.running)
-            if needed + spare > self.blocks.free_blocks - self._reserved():
-                return
-            self.waiting.popleft()
+            if self._needed(sequence, prefix) + spare > self.blocks.free_blocks - self._reserved():
+                if not self._makes_way(sequence, rows):
+                    return
+                continue
+            self.waiting.remove(sequence)
             self.blocks.share(sequence.table, prefix)
             reused = len(sequence.table.blocks)
             sequence.computed = reused * self.blocks.tokens_per_block
             sequence.reused_blocks += reused
             sequence.allocated_blocks += reused
-            self.running.append(sequence)
+            self._drop(sequence)
+            _insert(self.running, sequence)
             sequence.begun = True
             budget -= self._add_context(sequence, budget, rows)
+
+    def _needed(self, sequence: Sequence, prefix: Prefix) -> int:
+        """Number of free blocks that a waiting sequence with this prefix, and the others of its group, may take."""
+        tokens = sequence.most_cached if self._guaranteed else len(sequence.tokens)
+        shared = len(prefix.blocks) - prefix.idle
+        most = self.blocks.blocks_for(tokens) * (1 + sequence.members_to_come)
+        if self.blocks.window is None:
+            return most - shared
+        if sequence.group is None:
+            most = self.blocks.most_held(tokens)
+        return max(most, len(prefix) - shared) + shared
+
+    def _may_take(self, sequence: Sequence, tokens: int) -> int:
+        """Number of free blocks that a running sequence may take until it has this many tokens."""
+        if self.blocks.window is None or sequence.group is not None:
+            return self.blocks.missing(sequence.table, tokens)
+        return self.blocks.still_needed(sequence.table, tokens)
+
+    def _drop(self, sequence: Sequence) -> None:
+        """Free the blocks behind the window; those of groups stay, whose members share them in changing ways."""
+        if sequence.group is None:
+            self.blocks.drop(sequence.table, sequence.computed)
+
+    def _most_context(self, sequence: Sequence) -> int:
+        """Number of tokens whose blocks the sequence may take now; dropping some again makes room for the next ones."""
+        if self.blocks.window is None or sequence.group is not None:
+            return sequence.remaining
+        free = max(1, self.blocks.free_blocks)
+        if self._guaranteed:
+            others = self._reserved() - self._may_take(sequence, sequence.most_cached)
+            free = max(0, self.blocks.free_blocks - others)
+        return (len(sequence.table.blocks) + free) * self.blocks.tokens_per_block - sequence.computed
+
+    def _next(self) -> Sequence:
+        """The first waiting sequence; before all others one whose group runs in part, which cannot go on without it."""
+        if any(each.held_back for each in self.running):
+            for sequence in self.waiting:
+                if sequence.group is not None and any(each in self.running for each in sequence.group.members):
+                    return sequence
+        return self.waiting[0]
+
+    def _makes_way(self, sequence: Sequence, rows: dict[Sequence, Row]) -> bool:
+        """Whether a running sequence of lower priority was paused for a waiting one, which lacks blocks."""
+        if self._guaranteed or not self.running or self.running[-1].request.priority >= sequence.request.priority:
+            return False
+        for paused in self._pause(self.running[-1]):
+            rows.pop(paused, None)
+        return True
 
     def _has_adapter(self, sequence: Sequence) -> bool:
         """Whether its adapter is in use, or another one may be."""
@@ -220,7 +271,7 @@ class Scheduler:
 
     def _add_context(self, sequence: Sequence, budget: int, rows: dict[Sequence, Row]) -> int:
         """Schedule the next chunk of a sequence's context; returns its number of tokens."""
-        count = min(sequence.remaining - sequence.held_back, budget)
+        count = min(sequence.remaining - sequence.held_back, budget, self._most_context(sequence))
         if sequence.scores_prompt:
             count = min(count, _MOST_SCORED - sum(row.count for row in rows.values() if row.scores))
         if count < sequence.remaining:
@@ -260,9 +311,9 @@ class Scheduler:
         return self._chunked or sequence.generated > 0 or sequence.scores_prompt
 
     def _allocate(self, sequence: Sequence, tokens: int, rows: dict[Sequence, Row]) -> bool:
-        """Allocate blocks for the sequence's first `tokens` tokens, pausing the newest sequences if none are free.
+        """Allocate blocks for the sequence's first `tokens` tokens, pausing the last running ones if none are free.
 
-        Returns False if the sequence itself is paused. `running` is in order of arrival: the newest is the last.
+        The last one has the lowest priority and is the newest of it. Returns False if the sequence itself is paused.
         """
         if sequence not in self.running:
             return False
@@ -284,11 +335,12 @@ class Scheduler:
         self.pauses += 1
         members = sequence.group.members if sequence.group is not None else [sequence]
         paused = [member for member in members if member in self.running]
-        for member in reversed(paused):
+        for member in paused:
             self.running.remove(member)
-            self.blocks.release(member.table)
+            self.add(member)
             member.computed = 0
-            self.waiting.appendleft(member)
+        for member in reversed(paused):
+            self.blocks.release(member.table)
         return paused
 
     def _generates(self, sequence: Sequence) -> bool:
@@ -300,9 +352,15 @@ class Scheduler:
     def _reserved(self) -> int:
         """Number of blocks that running sequences may still need."""
         if not self._guaranteed:
-            return sum(self.blocks.missing(s.table, len(s.tokens)) for s in self.running)
-        missing = sum(self.blocks.missing(s.table, s.most_cached) for s in self.running)
+            tokens = ((s, len(s.tokens)) for s in self.running)
+            return sum(min(self.blocks.missing(s.table, count), self._may_take(s, count)) for s, count in tokens)
+        missing = sum(self._may_take(s, s.most_cached) for s in self.running)
         return missing + sum(s.members_to_come * self.blocks.blocks_for(s.most_cached) for s in self.running)
+
+
+def _insert(sequences: list[Sequence], sequence: Sequence) -> None:
+    """Insert a sequence by its precedence, behind members of its own group."""
+    insort(sequences, sequence, key=lambda each: each.precedence)
 
 
 def packing_order(row: Row) -> tuple[bool, int]:

@@ -94,6 +94,11 @@ class Sequence:
         return b"" if self.request.lora_task_id is None else b"adapter %d" % self.request.lora_task_id
 
     @property
+    def precedence(self) -> tuple[float, int]:
+        """Sorts sequences: the highest priority first, those of one priority by arrival."""
+        return -self.request.priority, self.order
+
+    @property
     def adapter(self) -> int:
         """Task id of its LoRA adapter; 0 without one."""
         return self.request.lora_task_id or 0
