@@ -84,6 +84,21 @@ def test_add_rms_norm(kernels: Native, dtype: torch.dtype) -> None:
     near(normed, functional.rms_norm(total.float(), (48,), weight[0].float(), 1e-5), dtype)
 
 
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("sizes", [(64, 64, 4), (40, 150, 3), (1024, 96, 16)])
+def test_add_adapters(kernels: Native, dtype: torch.dtype, sizes: tuple[int, int, int]) -> None:
+    """Each row has the product of its own adapter added, in the columns of `y` alone."""
+    inputs, outputs, rank = sizes
+    a, b = torch.randn(3, 2, rank, inputs).to(dtype), (torch.randn(3, rank, outputs) / 8).to(dtype)
+    x, whole = torch.randn(5, inputs).to(dtype), torch.randn(5, outputs + 7).to(dtype)
+    slots, expected = torch.tensor([2, -1, 0, 2, 1]), whole.float()
+    for row, slot in enumerate(slots.tolist()):
+        if slot >= 0:
+            expected[row, 7:] += x[row].float() @ a[slot, 1].float().t() @ b[slot].float()
+    kernels.add_adapters(x, a[:, 1], b, slots, whole[:, 7:])
+    near(whole, expected, dtype)
+
+
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("dtype", TYPES)
 def test_rotate(kernels: Native, dtype: torch.dtype, interleaved: bool) -> None:

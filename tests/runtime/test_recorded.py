@@ -1,5 +1,6 @@
 """Recorded kernel calls compute what the layers compute, whatever changed since they were recorded."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.runtime.adapters import add_adapters, save_adapter
 from tests.runtime.checkpoints import write_engine
 from tests.runtime.converted import LONG, Families
 from tests.runtime.thread_ranks import ThreadRanks
@@ -58,8 +60,9 @@ def test_every_kernel_is_called_again(kernels: Native) -> None:
         total, normed = kernels.add_rms_norm(x, x, weight, 0.5, 1e-5)
         kernels.rotate(heads, cos, sin, interleaved=False)
         kernels.write_slots(storage.view(-1, 2, 16), slots, heads[:, 2:])
-        attended = torch.empty(3, 32)
+        attended, changed = torch.empty(3, 32), kernels.add(x, x, 1.0)
         kernels.attend(heads, rows, storage, 1.0, how, attended)
+        kernels.add_adapters(x, a, b, owners, changed)
         return [
             kernels.rms_norm(x, weight, 1e-5),
             kernels.add(x, x, 3.0),
@@ -70,8 +73,10 @@ def test_every_kernel_is_called_again(kernels: Native) -> None:
             kernels.linear(half, matrix, None, 32),
             kernels.linear_int4(half, words, scales, None),
             kernels.linear_int8(x, layer),
+            changed,
         ]
 
+    a, b, owners = torch.randn(2, 4, 64), torch.randn(2, 4, 64), torch.tensor([1, -1, 0])
     heads_before = heads.clone()
     with recording(Arena()) as recorder:
         made = compute()
@@ -118,7 +123,9 @@ def test_results_outlive_the_next_layer(layers: list[list[int]], data: st.DataOb
         before = made
 
 
-def stepped(ranks: ThreadRanks, rows: list[int], at: int, *, beside: bool = False) -> Tensor:
+def stepped(
+    ranks: ThreadRanks, rows: list[int], at: int, *, beside: bool = False, adapters: Sequence[int] = ()
+) -> Tensor:
     """Logits of one token at position `at` of these sequences; `beside`: with a context in the same step."""
     columns = 4
     tables = [[1 + columns * row + column for column in range(columns)] for row in rows]
@@ -129,7 +136,8 @@ def stepped(ranks: ThreadRanks, rows: list[int], at: int, *, beside: bool = Fals
         tokens += LONG[:3]
         starts, counts = [*starts, 0], [*counts, 3]
     each = np.array(counts)
-    step = Step(np.array(starts), each, np.minimum(each, 1), np.array(tables), np.array(tokens))
+    tasks = np.array([*adapters, *([0] if adapters and beside else [])], dtype=np.int64)
+    step = Step(np.array(starts), each, np.minimum(each, 1), np.array(tables), np.array(tokens), adapters=tasks)
     logits = ranks.execute(step)
     assert logits is not None
     return logits[: len(rows)].clone()
@@ -167,6 +175,28 @@ def test_recorded_steps_equal_computed_ones(families: Families, name: str, tmp_p
         assert (first - computed).abs().max() <= 2**-5 * computed.abs().max()
 
     check()
+    ranks.close()
+
+
+def test_recordings_follow_the_adapters(families: Families, tmp_path: Path) -> None:
+    """Rows change their adapters, and more adapters than memory was taken for come into use."""
+    family = families("llama")
+    engine = write_engine(
+        family.checkpoint(), tmp_path / "engine", dtype="bfloat16", tokens_per_block=BLOCK, max_seq_len=32
+    )
+    saved = [save_adapter(family.model, tmp_path / f"a{number}", number) for number in range(4)]
+    ranks = ThreadRanks(open_engine(add_adapters(engine, saved)), 1 + 4 * SEQUENCES)
+    rows, seen = [0, 1, 2, 3], []
+    for at in range(3):
+        stepped(ranks, rows, at, beside=True)
+    for adapters in ((0, 0, 0, 0), (1, 0, 1, 0), (0, 1, 1, 1), (2, 1, 0, 2), (1, 2, 3, 4), (4, 3, 2, 1)):
+        computed = stepped(ranks, rows, 3, beside=True, adapters=adapters)
+        made = [stepped(ranks, rows, 3, adapters=adapters) for _ in range(2)]
+        assert torch.equal(*made)
+        assert (made[1] - computed).abs().max() <= 2**-5 * computed.abs().max()
+        assert all((made[1] - other).abs().max() > 0.1 for other in seen)
+        seen.append(made[1])
+    assert ranks.models[0].layers.recorded_rows == (4,)
     ranks.close()
 
 

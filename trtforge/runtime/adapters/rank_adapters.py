@@ -1,8 +1,9 @@
 """The adapters of one rank: a cache of them, bounded in bytes, and their share of each linear layer's output.
 
-Adapters in use lie side by side in slots of one tensor for each linear layer. Single-token rows take two matrix
-products for all their adapters together, of which each row keeps its own adapter's part; rows of a context take two for
-each row. Every rank sees the same steps, so that all caches hold the same adapters.
+Adapters in use lie side by side in slots of one tensor for each linear layer. On the CPU a kernel multiplies every
+single-token row with its own adapter; without the kernel two matrix products serve all adapters together, and each row
+keeps its adapter's part. Rows of a context take two products each. Every rank sees the same steps, so that all caches
+hold the same adapters.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -21,6 +22,7 @@ from trtforge.runtime.adapters.parts import Part, adapted_parts
 from trtforge.runtime.architecture.layout import layer_name
 from trtforge.runtime.architecture.spec import DecoderSpec
 from trtforge.runtime.linears.linear import Linear, Placement
+from trtforge.runtime.native.bindings import native_for
 from trtforge.runtime.scheduling.batch import Step
 
 _Matrices = tuple[Tensor, ...]
@@ -52,9 +54,11 @@ class _Slots:
 
 @dataclass(frozen=True)
 class _Use:
-    """Which adapters a step's tokens have: the first rows by `others` (rows, slots, 1, 1), which is True for those that
-    are not the row's own, of slots [first, end); and (first, end, slot) of each context."""
+    """Which adapters a step's tokens have: `slots` of the first rows, int64 (rows,), -1 for none; and (first, end,
+    slot) of each context. `others` (rows, slots, 1, 1), where no kernel computes the rows: True for those of slots
+    [first, end) that are not the row's own."""
 
+    slots: Tensor
     first: int = 0
     end: int = 0
     others: Tensor | None = None
@@ -127,7 +131,11 @@ class RankAdapters:
         self._last: dict[int, int] = {}
         self._steps = 0
         self._use: _Use | None = None
+        self._kernels = native_for(place.device, place.dtype)
+        self._row_slots = torch.full((1,), -1)
         self.loads = 0
+        self.moves = 0
+        """How often memory that a step's kernels read has moved: recordings of older ones are void."""
 
     @property
     def reserved_bytes(self) -> int:
@@ -140,6 +148,11 @@ class RankAdapters:
     def held(self) -> tuple[int, ...]:
         """Task ids of the adapters in memory."""
         return (*(task for task in self._tasks if task), *self._cached)
+
+    @property
+    def used(self) -> bool:
+        """Whether a token of the step has an adapter."""
+        return self._use is not None
 
     def begin(self, step: Step) -> None:
         """Load what a step needs and does not have, and map its tokens to adapters."""
@@ -155,13 +168,17 @@ class RankAdapters:
         rows = step.generation_rows
         used = [slot for slot in slots[:rows] if slot >= 0]
         first, end, others = min(used, default=0), max(used, default=-1) + 1, None
-        if used:
+        if rows > len(self._row_slots):
+            self._row_slots = torch.full((2 * rows,), -1)
+            self.moves += 1
+        self._row_slots[:rows] = torch.tensor(slots[:rows])
+        if used and self._kernels is None:
             own = torch.tensor(slots[:rows], device=self._files.place.device).view(-1, 1)
             others = (own != torch.arange(first, end, device=own.device)).view(rows, -1, 1, 1)
         ends = step.counts.cumsum().tolist()
         counts = step.counts.tolist()
         contexts = [(ends[i] - counts[i], ends[i], slots[i]) for i in range(rows, len(slots)) if slots[i] >= 0]
-        self._use = _Use(first, end, others, contexts)
+        self._use = _Use(self._row_slots[:rows], first, end, others, contexts)
 
     def adapted(self, name: str, linear: Linear) -> Linear:
         """The linear layer with the adapters of each step's tokens."""
@@ -174,7 +191,11 @@ class RankAdapters:
         use = self._use
         if use is None:
             return y
-        if use.others is not None:
+        if self._kernels is not None:
+            for index, part in enumerate(slots.parts):
+                own = y[:, part.first : part.first + part.out]
+                self._kernels.add_adapters(x, slots.a[:, index], slots.b[index], use.slots, own)
+        elif use.others is not None:
             rows = len(use.others)
             a = slots.a[use.first : use.end]
             inner = (x[:rows] @ a.flatten(0, 2).t()).view(rows, *a.shape[:3]).masked_fill_(use.others, 0.0)
@@ -206,6 +227,7 @@ class RankAdapters:
             size = min(max(1, 2 * slot), max(self._most, slot + 1))
             self._tasks += [0] * (size - slot)
             self._bound()
+            self.moves += 1
             for slots in self._slots.values():
                 slots.grow(size)
         elif self._tasks[slot]:

@@ -41,7 +41,7 @@ class Decoder:
         self._rotaries = [Rotary(rotary, longest, place.device) for rotary in spec.rotaries]
         loader = Loader.of(spec, kernels, weights, place, ranks, adapters=adapters)
         layers = [load_layer(loader, index) for index in range(spec.num_layers)]
-        self.layers = Layers(layers, self._native if spec.tp == 1 and adapters is None else None, longest)
+        self.layers = Layers(layers, self._native if spec.tp == 1 else None, longest, adapters)
         self._kv_scales = [kv_scale(loader, index) for index in range(spec.num_layers)]
         self._embedding = load_embedding(loader) if spec.first else None
         self._head = load_logits(loader) if spec.last else None

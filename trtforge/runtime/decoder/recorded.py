@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from trtforge.runtime.adapters.rank_adapters import RankAdapters
 from trtforge.runtime.architecture.rotary import Rotation
 from trtforge.runtime.decoder.attention import Batch
 from trtforge.runtime.decoder.kv_cache import LayerCache
@@ -72,18 +73,22 @@ class _Recording:
 class Layers:
     """The layers of a rank. `kernels`: given if recordings may be made; `longest`: maximum length of a sequence."""
 
-    def __init__(self, layers: Sequence[Layer], kernels: Native | None, longest: int) -> None:
+    def __init__(
+        self, layers: Sequence[Layer], kernels: Native | None, longest: int, adapters: RankAdapters | None = None
+    ) -> None:
         self._layers = layers
         self._kernels = kernels
         self._longest = longest
         self._arena = Arena()
         self._inputs: _Inputs | None = None
-        self._recordings: dict[int, _Recording] = {}
+        self._adapters = adapters
+        self._moves = 0  # of the adapters' memory, when the recordings with adapters were made
+        self._recordings: dict[tuple[int, bool], _Recording] = {}
 
     @property
     def recorded_rows(self) -> tuple[int, ...]:
         """The numbers of rows for which there are recordings."""
-        return tuple(self._recordings)
+        return tuple(sorted({rows for rows, _ in self._recordings}))
 
     def __call__(
         self, hidden: Tensor, batch: Batch, rotations: tuple[Rotation, ...], cache: Sequence[LayerCache]
@@ -92,12 +97,26 @@ class Layers:
         rows = len(hidden)
         if self._kernels is None or batch.paged is None or batch.context or len(batch.slots) != rows:
             return self._computed(hidden, batch, rotations, cache)
-        recording_ = self._recordings.get(rows)
+        block, columns = batch.paged.block_size, batch.paged.tables.shape[1]
+        if columns > -(-self._longest // block):  # drafts beyond the longest sequence
+            return self._computed(hidden, batch, rotations, cache)
+        key = rows, self._adapted()
+        recording_ = self._recordings.get(key)
         if recording_ is None:
             return self._recorded(hidden, batch, rotations, cache)
         recording_.inputs.fill(hidden, batch, rotations)
         self._kernels.replay(recording_.calls)
         return recording_.output
+
+    def _adapted(self) -> bool:
+        """Whether the step has adapters; forgets recordings that read them where they were before."""
+        adapters = self._adapters
+        if adapters is None or not adapters.used:
+            return False
+        if adapters.moves != self._moves:
+            self._moves = adapters.moves
+            self._recordings = {key: each for key, each in self._recordings.items() if not key[1]}
+        return True
 
     def _computed(
         self, hidden: Tensor, batch: Batch, rotations: tuple[Rotation, ...], cache: Sequence[LayerCache]
@@ -123,7 +142,8 @@ class Layers:
                 self._arena.turn()
                 hidden = layer(hidden, batch, rotations, layer_cache)
         if recorder.complete:
-            self._recordings[rows] = _Recording(inputs, *recorder.calls(), hidden)
+            key = rows, self._adapted()
+            self._recordings[key] = _Recording(inputs, *recorder.calls(), hidden)
         else:
             self._kernels = None
         return hidden

@@ -38,6 +38,15 @@ class Paged(ctypes.Structure):
     )
 
 
+class Adapters(ctypes.Structure):
+    """`Adapters` of source/adapters.cpp."""
+
+    _fields_ = (
+        *((name, _pointer) for name in ("x", "a", "b", "y", "slots")),
+        *((name, _integer) for name in ("rows", "inputs", "outputs", "rank", "pitch", "stride")),
+    )
+
+
 class Context(ctypes.Structure):
     """`Context` of source/context.cpp."""
 
@@ -74,6 +83,7 @@ ARGUMENTS: dict[str, Sequence[object]] = {
     "gate": (_integer, _integer, _integer, _pointer, _pointer, _integer, _integer),
     "write_slots": (_pointer, _integer, _pointer, _integer, _integer, _pointer),
     "paged_attention": (_integer, _integer, _pointer),
+    "add_adapters": (_integer, _pointer),
     "context_attention": (_integer, _pointer),
     "linear_bfloat16": (_pointer,),
     "linear_int4": (_pointer,),
@@ -88,6 +98,7 @@ RECORDED = (
     "gate",
     "write_slots",
     "paged_attention",
+    "add_adapters",
     "linear_bfloat16",
     "linear_int4",
     "linear_int8",
