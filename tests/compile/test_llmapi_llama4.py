@@ -199,6 +199,23 @@ def test_stacked_experts_keep_the_digests_of_their_files(hf: Path) -> None:
     assert open_checkpoint(other).digests["model.safetensors"] != before
 
 
+@pytest.mark.parametrize(
+    ("name", "tensor", "message"),
+    [
+        ("down_proj", torch.empty(1 << 40, 0, 3), "down_proj has 1,099,511,627,776 experts: the limit is 131,072"),
+        ("2.down_proj.weight", torch.empty(32, 64), "experts.2.down_proj.weight is in .*experts.down_proj too"),
+    ],
+)
+def test_a_damaged_stack_is_refused(name: str, tensor: Tensor, message: str, hf: Path, tmp_path: Path) -> None:
+    tensors = load_file(hf / "model.safetensors")
+    tensors[f"{TEXT}{EXPERTS}.{name}"] = tensor
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    (tmp_path / "config.json").write_text((hf / "config.json").read_text())
+    with pytest.raises(ForgeError, match=message) as caught:
+        open_checkpoint(tmp_path)
+    assert caught.value.hint == "Fetch the checkpoint again."
+
+
 def test_what_the_llm_api_lacks_is_refused(hf: Path, tmp_path: Path) -> None:
     model = find_model(str(hf))
     engine = {"backend": "llmapi", "max_seq_len": 64, "max_batch_size": 2}

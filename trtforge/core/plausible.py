@@ -19,10 +19,10 @@ LARGEST: Mapping[str, int] = MappingProxyType(
         **dict.fromkeys(("hidden_size", "n_embd", "head_dim", "head_size", "word_embed_proj_dim"), _WIDTH),
         **dict.fromkeys(("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"), _WIDTH),
         **dict.fromkeys(("rotary_dim", "rotary_embedding_dim"), _WIDTH),
-        **dict.fromkeys(("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size"), _WIDE),
+        **dict.fromkeys(("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", "intermediate_size_mlp"), _WIDE),
         **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), _WIDE),
         "vocab_size": _VOCAB,
-        **dict.fromkeys(("max_position_embeddings", "n_positions", "sliding_window"), _TOKENS),
+        **dict.fromkeys(("max_position_embeddings", "n_positions", "sliding_window", "attention_chunk_size"), _TOKENS),
         **dict.fromkeys(
             ("original_max_position_embeddings", "max_seq_len", "max_input_len", "max_num_tokens"), _TOKENS
         ),

@@ -31,7 +31,7 @@ _NUMBERS = {
     ),
 }
 _WORDS = {"rotary_scaling": ("type", "rope_type")}
-_POSITIVE = ("q_scaling", "query_pre_attn_scalar")
+_POSITIVE = ("q_scaling", "query_pre_attn_scalar", "floor_scale")
 _LARGEST = float(max(LARGEST.values()))
 
 

@@ -6,6 +6,8 @@ Source: transformers/models/llama4/modeling_llama4.py, Llama4TextExperts.
 
 from collections.abc import Mapping
 
+from trtforge.core.errors import ForgeError
+from trtforge.core.plausible import MOST_EXPERTS
 from trtforge.formats.shards import Slice, StoredTensor, TensorSpec
 
 _STACKED = {
@@ -16,15 +18,29 @@ _STACKED = {
 
 
 def by_expert(tensors: Mapping[str, StoredTensor], architecture: str) -> dict[str, StoredTensor]:
-    """The tensors, with each stack as its slices, named like a linear layer of the expert."""
-    endings = _STACKED.get(architecture, ())
-    found: dict[str, StoredTensor] = {}
-    for name, tensor in tensors.items():
-        if endings and name.endswith(endings) and len(tensor.spec.shape) == 3:
-            found |= {piece.spec.name: piece for piece in _slices(tensor)}
-        else:
-            found[name] = tensor
-    return found
+    """The tensors, with each stack as its slices, named like a linear layer of the expert.
+
+    Raises ForgeError for more experts than any model has (a tensor without elements can claim any number), and for
+    tensors that have the names of slices.
+    """
+    endings = _STACKED.get(architecture, ("\0",))
+    stacks = [t for name, t in tensors.items() if name.endswith(endings) and len(t.spec.shape) == 3]
+    if sum(stack.spec.shape[0] for stack in stacks) > len(endings) * MOST_EXPERTS:
+        largest = max(stacks, key=lambda stack: stack.spec.shape[0])
+        raise ForgeError(
+            f"{largest.file}: {largest.spec.name} has {largest.spec.shape[0]:,} experts: the limit is {MOST_EXPERTS:,} "
+            "in all layers",
+            hint="Fetch the checkpoint again.",
+        )
+    slices = {piece.spec.name: piece for stack in stacks for piece in _slices(stack)}
+    both = sorted(slices.keys() & tensors.keys())
+    if both:
+        raise ForgeError(
+            f"{tensors[both[0]].file}: {both[0]} is in {slices[both[0]].whole.spec.name} too",
+            hint="Fetch the checkpoint again.",
+        )
+    stacked = {stack.spec.name for stack in stacks}
+    return {name: tensor for name, tensor in tensors.items() if name not in stacked} | slices
 
 
 def _slices(whole: StoredTensor) -> list[Slice]:

@@ -82,8 +82,8 @@ def layer_spec(config: CheckpointConfig, layer: int) -> LayerSpec:
 
 def _in_chunks(config: CheckpointConfig, *, rotated: bool) -> LayerSpec:
     if rotated:
-        chunk = integer(config, "attention_chunk_size") or None
-        return LayerSpec(None, rotary=0, chunk=chunk, l2_norm=flag(config, "qk_l2_norm"))
+        chunk = integer(config, "attention_chunk_size")
+        return LayerSpec(None, rotary=0, chunk=chunk if chunk > 0 else None, l2_norm=flag(config, "qk_l2_norm"))
     tuned = flag(config, "attn_temperature_tuning")
     temperature = Temperature(number(config, "floor_scale", 1.0), number(config, "attn_scale", 0.0))
     return LayerSpec(None, rotary=None, temperature=temperature if tuned else None)
