@@ -25,10 +25,11 @@ from trtforge.runtime.generate import generate_with
 
 COUNT, PROMPT_TOKENS, NEW_TOKENS, RUNS = 16, 128, 33, 5
 KINDS = {"rank 8 of q and v": (8, ("q_proj", "v_proj")), "rank 16 of all layers": (16, ())}
+_KEYS = SHAPE.kv_heads * SHAPE.head_size
 _SIZES = {
     "self_attn.q_proj": (SHAPE.hidden, SHAPE.hidden),
-    "self_attn.k_proj": (1024, SHAPE.hidden),
-    "self_attn.v_proj": (1024, SHAPE.hidden),
+    "self_attn.k_proj": (_KEYS, SHAPE.hidden),
+    "self_attn.v_proj": (_KEYS, SHAPE.hidden),
     "self_attn.o_proj": (SHAPE.hidden, SHAPE.hidden),
     "mlp.gate_proj": (SHAPE.intermediate, SHAPE.hidden),
     "mlp.up_proj": (SHAPE.intermediate, SHAPE.hidden),
