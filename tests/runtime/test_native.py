@@ -29,10 +29,9 @@ from trtforge.runtime.native.bindings import (
     PagedHeads,
     PagedRows,
     native,
-    pack_bfloat16,
-    pack_int8,
 )
 from trtforge.runtime.native.compiler import CompileError, compiled
+from trtforge.runtime.native.tiles import pack_bfloat16, pack_int8
 
 TYPES = (torch.float32, torch.bfloat16)
 EXACT = {torch.float32: 2e-6, torch.bfloat16: 2**-8}

@@ -20,11 +20,10 @@ from trtforge.runtime.native.bindings import (
     PagedHeads,
     PagedRows,
     native,
-    pack_bfloat16,
-    pack_int8,
 )
 from trtforge.runtime.native.recorder import Arena, current_recorder, recording
 from trtforge.runtime.native.structures import RECORDED
+from trtforge.runtime.native.tiles import pack_bfloat16, pack_int8
 from trtforge.runtime.ranks.source import open_engine
 from trtforge.runtime.scheduling.batch import Step
 

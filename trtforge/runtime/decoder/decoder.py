@@ -17,7 +17,8 @@ from trtforge.runtime.decoder.recorded import Layers
 from trtforge.runtime.linears.kernels import Kernels
 from trtforge.runtime.linears.linear import Placement
 from trtforge.runtime.linears.weights import Weights
-from trtforge.runtime.native.bindings import TILE, native_for
+from trtforge.runtime.native.bindings import native_for
+from trtforge.runtime.native.tiles import TILE
 
 
 class Decoder:

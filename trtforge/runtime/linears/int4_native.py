@@ -15,7 +15,8 @@ from trtforge.models.transforms import unpack_int4
 from trtforge.runtime.linears.int4_linear import load_prequant, packed_prequant
 from trtforge.runtime.linears.linear import Linear, Placement, Stored, load_bias, matrix, with_bias
 from trtforge.runtime.linears.weights import Weights
-from trtforge.runtime.native.bindings import TILE, native_for
+from trtforge.runtime.native.bindings import native_for
+from trtforge.runtime.native.tiles import TILE
 
 _LOG = logging.getLogger(__name__)
 _OFFSET = 8  # a stored nibble is its value plus this

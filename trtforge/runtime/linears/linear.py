@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from trtforge.runtime.linears.weights import Weights
-from trtforge.runtime.native.bindings import Native, native_for, pack_bfloat16
+from trtforge.runtime.native.bindings import Native, native_for
+from trtforge.runtime.native.tiles import pack_bfloat16
 
 
 @dataclass(frozen=True)

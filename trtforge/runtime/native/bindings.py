@@ -27,13 +27,12 @@ from trtforge.runtime.native.structures import (
     Linear,
     Paged,
 )
+from trtforge.runtime.native.tiles import TILE, pack_bfloat16, pack_int8
 
 VARIABLE = "TRTFORGE_KERNELS"
 TYPES = {torch.float32: 0, torch.bfloat16: 1}
 CACHES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.uint8: 3}
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
-TILE = 32
-"""Outputs of a packed weight's tile."""
 WIDTH = 16
 """Numbers that attention computes at once."""
 _KEYS = 64
@@ -361,19 +360,6 @@ def _heads(how: PagedHeads) -> dict[str, Any]:
         "scale": how.scale,
         "cap": how.cap or 0.0,
     }
-
-
-def pack_bfloat16(weight: Tensor) -> Tensor:
-    """(out, in) weights as `Native.linear` takes them: (out / 32, in / 2, 32, 2)."""
-    outputs, inputs = weight.shape
-    return weight.reshape(outputs // TILE, TILE, inputs // 2, 2).permute(0, 2, 1, 3).contiguous()
-
-
-def pack_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """(out, in) int8 weights as `Int8Layer` has them, (out / 32, in / 4, 32, 4), and their offsets."""
-    outputs, inputs = weight.shape
-    packed = weight.reshape(outputs // TILE, TILE, inputs // 4, 4).permute(0, 2, 1, 3).contiguous()
-    return packed, weight.sum(dim=1, dtype=torch.int32).mul_(-128)
 
 
 def native_for(device: torch.device, dtype: torch.dtype) -> Native | None:

@@ -1,0 +1,20 @@
+"""Weights as the kernels read them: tiles of 32 outputs, within which the outputs of a few inputs lie together."""
+
+import torch
+from torch import Tensor
+
+TILE = 32
+"""Outputs of a packed weight's tile."""
+
+
+def pack_bfloat16(weight: Tensor) -> Tensor:
+    """(out, in) weights as `Native.linear` takes them: (out / 32, in / 2, 32, 2)."""
+    outputs, inputs = weight.shape
+    return weight.reshape(outputs // TILE, TILE, inputs // 2, 2).permute(0, 2, 1, 3).contiguous()
+
+
+def pack_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """(out, in) int8 weights as `Int8Layer` has them, (out / 32, in / 4, 32, 4), and their offsets."""
+    outputs, inputs = weight.shape
+    packed = weight.reshape(outputs // TILE, TILE, inputs // 4, 4).permute(0, 2, 1, 3).contiguous()
+    return packed, weight.sum(dim=1, dtype=torch.int32).mul_(-128)
