@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.benchmarks import decode, inflight, planning, recording
+from tests.benchmarks import decode, inflight, latency, planning, recording
 from tests.benchmarks.calibration import Timed, extrapolate
 from tests.benchmarks.conversion import Conversion
 from tests.benchmarks.conversion import Measured as Converted
@@ -54,6 +54,11 @@ def test_ways_that_were_not_measured_again_stay() -> None:
     assert first not in found[0].ways
 
 
+def test_gaps_are_those_that_overlap_a_time() -> None:
+    times = [[0.0, 1.0, 2.0, 5.0, 6.0], [0.5, 2.5, 4.0]]
+    assert latency.gaps(times, 2.0, 5.0) == [3.0, 2.0, 1.5]
+
+
 def test_every_benchmark_can_be_recorded_and_shown() -> None:
     record = read_record()
     runs = (Run(1000, 2.0, 0.1, {"stub": 3.0, CLIENT: 1.0}),)
@@ -64,6 +69,7 @@ def test_every_benchmark_can_be_recorded_and_shown() -> None:
     decoded = [decode.Measured("int8_sq", {1: 50.0, 8: 200.0, 32: 400.0}, 900.0)]
     measured = {
         "decode": recording.decoded(decoded, Limits(bandwidth=3e10, bfloat16=1e11, int8=2e11), 1),
+        "latency": recording.waited(latency.Measured(0.75, 0.5, 0.025, 0.02, 0.055, 3.0, 1.5), 1),
         "planning": recording.planned([planning.Timed("trtforge plan x", 0.5, 70_000_000)], 1),
         "serving": recording.served({"demo": Measured(runs, alone)}, 1),
         "conversion": recording.converted(Conversion(4_000_000_000, ways, ways[0]), 1),
@@ -78,6 +84,10 @@ def test_every_benchmark_can_be_recorded_and_shown() -> None:
     for figure in (
         "500 tokens/s | 1,000 tokens/s | 50 %",
         "| int8_sq | 50 | 200 | 400 | 900 | 33 % | 38 % |",
+        "| `Engine.load` to the first token, without imports | 750 |",
+        "| first token, prompt of a known prefix | 25 | 20.0 times as fast |",
+        "| worst gap while the long prompt is admitted | 55 | 2.75 times |",
+        "| first token of the long prompt beside them | 3,000 | 2.00 times |",
         "| 2.00 |",
         "in-flight 3.00 times",
         "int4_awq, compensated | +1.23 % | +2.00 % | 3.21e-03 | 4.20e-03 | 90.00 %",

@@ -8,6 +8,7 @@ import argparse
 import os
 import tempfile
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -23,6 +24,7 @@ from tests.benchmarks import (
     gateway,
     guidance,
     inflight,
+    latency,
     planning,
     quality,
     recording,
@@ -50,6 +52,7 @@ def main() -> None:
         "inflight": _inflight_batching,
         "guidance": _guidance,
         "decode": _decode,
+        "latency": _latency,
         "serving": _serving,
         "gateway": _gateway,
     }
@@ -260,6 +263,22 @@ def _decode(console: Console, arguments: argparse.Namespace, record: Record) -> 
         table.add_row(each.way, *rates, *(f"{share:.0%}" for share in decode.shares(each, limits)))
     console.print(table)
     return record.model_copy(update={"decode": recording.decoded(found, limits, arguments.runs)})
+
+
+def _latency(console: Console, arguments: argparse.Namespace, record: Record) -> Record:
+    with tempfile.TemporaryDirectory(prefix="trtforge-bench-") as directory:
+        found = latency.measure(Path(directory), arguments.runs)
+    table = Table(title=f"Waiting times (median of {arguments.runs} runs)", title_justify="left")
+    for column in ("what", "ms"):
+        table.add_column(column, justify="left" if column == "what" else "right")
+    for name, seconds in asdict(found).items():
+        table.add_row(name, f"{seconds * 1000:.1f}")
+    console.print(table)
+    console.print(
+        f"known prefix {found.cold / found.warm:.1f} times as fast, worst gap {found.worst_gap / found.gap:.2f} times "
+        f"the median, long prompt beside others {found.long / found.long_alone:.2f} times as long as alone"
+    )
+    return record.model_copy(update={"latency": recording.waited(found, arguments.runs)})
 
 
 def _serving(console: Console, arguments: argparse.Namespace, record: Record) -> Record:

@@ -95,11 +95,11 @@ def _prepare(directory: Path, ways: Sequence[str]) -> None:
     for way in OURS:
         quant = _FORMATS.get(way, way)
         calibration = _calibration(directory, model, quant)
-        _trtforge("convert", str(model), str(directory / f"checkpoint-{way}"), "--quant", quant, *calibration)
+        run_trtforge("convert", str(model), str(directory / f"checkpoint-{way}"), "--quant", quant, *calibration)
     for way in (*OURS, *TORCH):
         checkpoint = directory / f"checkpoint-{way.removesuffix(_KERNELS)}"
         limits = ("--max-batch-size", str(BATCHES[-1]), "--max-seq-len", "512", "--compute-dtype", "bfloat16")
-        _trtforge("compile", str(checkpoint), str(directory / way), *limits, way=way)
+        run_trtforge("compile", str(checkpoint), str(directory / way), *limits, way=way)
     openvino = [way for way in OPENVINO if way in ways]
     if openvino:
         _write_tokenizer(model)
@@ -120,7 +120,7 @@ def _calibration(directory: Path, model: Path, quant: str) -> tuple[str, ...]:
     save_file({"input_ids": torch.randint(4, SHAPE.vocab, (4, 128), generator=torch.Generator().manual_seed(0))}, ids)
     out = directory / f"calibration-{quant}"
     sizes = ("--samples", "4", "--seq-len", "128")
-    _trtforge("calibrate", str(model), str(out), "--quant", quant, "--data", str(ids), *sizes)
+    run_trtforge("calibrate", str(model), str(out), "--quant", quant, "--data", str(ids), *sizes)
     return "--calibration", str(out)
 
 
@@ -134,7 +134,7 @@ def _write_tokenizer(model: Path) -> None:
     PreTrainedTokenizerFast(tokenizer_object=words, unk_token="t0", eos_token="t1").save_pretrained(model)
 
 
-def _trtforge(*words: str, way: str = "") -> None:
+def run_trtforge(*words: str, way: str = "") -> None:
     command = (sys.executable, "-m", "trtforge", *words, "--quiet")
     done = subprocess.run(command, env=_environment(way), check=False, capture_output=True, text=True, timeout=900)
     if done.returncode:

@@ -156,6 +156,26 @@ def _decode(record: Record) -> str:
     return f"{table}\n\n{_wrapped(notes)}"
 
 
+def _latency(record: Record) -> str:
+    found = record.latency
+    if found is None:
+        return "Not recorded yet: `python -m tests.benchmarks latency` measures and records it."
+    rows = [
+        ("`Engine.load` to the first token, without imports", f"{found.load:,g}", ""),
+        ("first token, prompt of a new prefix", f"{found.cold:,g}", ""),
+        ("first token, prompt of a known prefix", f"{found.warm:,g}", f"{found.cold / found.warm:.1f} times as fast"),
+        ("median gap of running requests", f"{found.gap:,g}", ""),
+        ("worst gap while the long prompt is admitted", f"{found.worst_gap:,g}", _times(found.worst_gap, found.gap)),
+        ("first token of the long prompt alone", f"{found.long_alone:,g}", ""),
+        ("first token of the long prompt beside them", f"{found.long:,g}", _times(found.long, found.long_alone)),
+    ]
+    return _where(found) + _table(("", "ms", "ratio"), rows)
+
+
+def _times(value: float, of: float) -> str:
+    return f"{value / of:.2f} times"
+
+
 def _share(share: float | None) -> str:
     return "" if share is None else f"{share * 100:.0f} %"
 
@@ -316,6 +336,7 @@ BLOCKS = {
     "inflight": _inflight,
     "serving": _serving,
     "decode": _decode,
+    "latency": _latency,
     "gateway": _gateway,
     "attacks": _attacks,
     "conversion": _conversion,

@@ -73,6 +73,18 @@ class Decode(Measured):
     int8_giga: float | None = None
 
 
+class Latency(Measured):
+    """The embedded engine on the random Llama of `decode`, in ms: see tests/benchmarks/latency.py."""
+
+    load: float
+    cold: float
+    warm: float
+    gap: float
+    worst_gap: float
+    long: float
+    long_alone: float
+
+
 class ServedEngine(Config):
     """One engine through Triton and in process: tokens a second, and the median first token in ms."""
 
@@ -257,6 +269,7 @@ class Record(Config):
     domains: tuple[Domains, ...] = ()
     inflight: InFlight
     decode: Decode | None = None
+    latency: Latency | None = None
     serving: Serving
     gateway: Gateway | None = None
     attacks: tuple[Attack, ...] = ()

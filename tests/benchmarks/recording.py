@@ -5,13 +5,25 @@ import os
 import platform
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import TypedDict
 
 import torch
 
-from tests.benchmarks import calibration, conversion, decode, domains, gateway, inflight, planning, quality, serving
+from tests.benchmarks import (
+    calibration,
+    conversion,
+    decode,
+    domains,
+    gateway,
+    inflight,
+    latency,
+    planning,
+    quality,
+    serving,
+)
 from tests.benchmarks.limits import Limits
 from tests.benchmarks.record import (
     Attack,
@@ -30,6 +42,7 @@ from tests.benchmarks.record import (
     GatewayWay,
     InFlight,
     InFlightEngine,
+    Latency,
     Planning,
     Quality,
     ServedEngine,
@@ -96,6 +109,11 @@ def decoded(found: Sequence[decode.Measured], limits: Limits, runs: int) -> Deco
         bfloat16_giga=rounded(limits.bfloat16 / 1e9),
         int8_giga=rounded(limits.int8 / 1e9),
     )
+
+
+def waited(found: latency.Measured, runs: int) -> Latency:
+    """The benchmark `latency`."""
+    return Latency(**_place(), runs=runs, **{name: rounded(seconds * 1000) for name, seconds in asdict(found).items()})
 
 
 def planned(found: Sequence[planning.Timed], runs: int) -> Planning:

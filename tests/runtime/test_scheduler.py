@@ -122,6 +122,31 @@ def test_generation_goes_before_context_and_long_prompts_are_cut() -> None:
     assert [(row.count, row.start) for row in sim.rows if row.sequence is long] == [(4, 4)]
 
 
+def test_a_prompt_beside_as_many_running_sequences_keeps_to_the_pace() -> None:
+    sim = simulation(num_tokens=32, chunked=True)
+    sim.scheduler.most_context = 8
+    running = [sim.arrive([1] * 4, 12), sim.arrive([2] * 4, 12)]
+    sim.step()
+    long = sim.arrive([3] * 20, 4)
+    chunks = []
+    while not long.generated:
+        sim.step()
+        chunks += [row.count for row in sim.rows if row.sequence is long]
+    assert chunks == [8, 8, 4]
+    assert [each.generated for each in running] == [4, 4]
+
+
+def test_prompts_that_outnumber_running_sequences_are_computed_at_once() -> None:
+    sim = simulation(num_tokens=32, chunked=True)
+    sim.scheduler.most_context = 8
+    sim.arrive([1] * 4, 12)
+    sim.step()
+    prompts = [sim.arrive([number] * 12, 4) for number in (2, 3)]
+    sim.step()
+    assert [row.count for row in sim.rows] == [1, 12, 12]
+    assert all(each.generated for each in prompts)
+
+
 def test_without_chunked_context_a_prompt_waits_until_it_fits_whole() -> None:
     sim = simulation(num_tokens=16)
     sim.arrive([1] * 4, 3)
@@ -224,6 +249,7 @@ def test_under_any_load_every_request_finishes_in_order_of_priority_and_arrival(
         batching=batching,
     )
     draw: Callable[[st.SearchStrategy[Any]], Any] = data.draw
+    sim.scheduler.most_context = draw(st.sampled_from([None, 1, 5]))
     sequences: list[Sequence] = []
     cancelled: set[int] = set()
     for _ in range(draw(st.integers(1, 25))):

@@ -26,6 +26,7 @@ from trtforge.runtime.guidance.guides import Guides, no_token_left
 from trtforge.runtime.inbox import Inbox
 from trtforge.runtime.kv_store import KvStore, open_store
 from trtforge.runtime.options import EngineOptions, EngineStatistics
+from trtforge.runtime.pacing import Pace
 from trtforge.runtime.prompt_scores import score_prompts
 from trtforge.runtime.ranks.adapter_limits import adapter_limits
 from trtforge.runtime.ranks.rank_group import RankGroup
@@ -82,7 +83,7 @@ class Engine:
         self._arrivals = self._iterations = self._scheduled = 0
         self._context_tokens = self._generated_tokens = self._drafted_tokens = self._accepted_tokens = 0
         self._drafter, self._store = drafter, store
-        self._copies = Copies()
+        self._copies, self._pace = Copies(), Pace()
         self._thread = threading.Thread(target=self._run, name="trtforge-engine", daemon=True)
         self._thread.start()
         atexit.register(self._at_exit)
@@ -286,6 +287,7 @@ class Engine:
         times = [perf_counter()]
         if self._drafter is not None:
             self._drafter.draft([s for s in self._scheduler.running if s.remaining == 1 and s.group is None])
+        self._scheduler.most_context = self._pace.most_context if self._options.paced else None
         rows = self._scheduler.schedule()
         times.append(perf_counter())
         assert rows, "the scheduler found nothing to do"
@@ -300,6 +302,8 @@ class Engine:
         before = self._generated_tokens
         if logits is not None:
             self._sample(rows, logits, times)
+        context = sum(row.count for row in rows if row.count > 1)
+        self._pace.observe(perf_counter() - times[0], context, alone=rows[0].count > 1)
         if self._trace is not None:
             times += [perf_counter()] * (len(PHASES) + 1 - len(times))
             self._trace.iteration(self._iterations, rows, times, self._generated_tokens - before, self._scheduler)

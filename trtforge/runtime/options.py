@@ -15,7 +15,8 @@ class EngineOptions:
     """Options for loading an engine. `max_batch_size` lowers the engine's own limit; `batching` is for benchmarks.
 
     `speculation`: None for the method that the engine was compiled with. `trace`: a file that every iteration is
-    written to. `kv_store`: files for KV blocks, which outlast the engine.
+    written to. `kv_store`: files for KV blocks, which outlast the engine. `paced`: whether steps in which sequences
+    generate take fewer context tokens than fit (`pacing.py`), so that the schedule depends on the time that steps take.
     """
 
     scheduler: SchedulerPolicy = "guaranteed_no_evict"
@@ -29,6 +30,7 @@ class EngineOptions:
     speculation: NgramFeature | DraftFeature | None = None
     trace: Path | None = None
     kv_store: KvStoreOptions | None = None
+    paced: bool = True
 
 
 @dataclass(frozen=True)

@@ -75,6 +75,8 @@ class Scheduler:
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         """Both in order of their precedence."""
+        self.most_context: int | None = None
+        """Context tokens of a step in which at least as many sequences generate as prompts are to be computed."""
         self._chunked = chunked_context
         self._static = batching != "inflight"
         self._guaranteed = policy == "guaranteed_no_evict" or self._static
@@ -109,6 +111,9 @@ class Scheduler:
             for sequence in self._padding:
                 rows[sequence] = Row(sequence, sequence.computed - 1, 1, samples=False)
         budget = self.limits.max_num_tokens - len(rows)
+        prompts = len(contexts) + min(len(self.waiting), self._max_batch_size - len(self.running))
+        if self._chunked and self.most_context is not None and prompts <= len(rows):
+            budget = min(budget, self.most_context)
         for sequence in contexts:
             budget -= self._add_context(sequence, budget, rows)
         if self.pauses == pauses:

@@ -1,0 +1,42 @@
+"""Steps with prompts take about as long as the pace allows, whatever a token of a prompt costs."""
+
+import pytest
+
+from trtforge.runtime.pacing import Pace
+
+
+def step_seconds(context: int, *, fixed: float, per_token: float) -> float:
+    """Of a model: 10 ms without a prompt, then what a prompt adds."""
+    return 0.01 + (fixed + per_token * context if context else 0)
+
+
+@pytest.mark.parametrize("fixed", [0.0, 0.004])
+@pytest.mark.parametrize("per_token", [0.0001, 0.001])
+def test_the_budget_settles_where_a_step_takes_two_and_a_half_times_as_long(fixed: float, per_token: float) -> None:
+    pace = Pace()
+    for _ in range(10):
+        pace.observe(step_seconds(0, fixed=0, per_token=0), 0, alone=False)
+    assert pace.most_context is None
+    pace.observe(512 * 0.0003, 512, alone=True)  # another price than that of small chunks
+    for _ in range(30):
+        context = pace.most_context
+        assert context is not None
+        pace.observe(step_seconds(context, fixed=fixed, per_token=per_token), context, alone=False)
+    assert pace.most_context == pytest.approx((0.015 - fixed) / per_token, rel=0.05, abs=1)
+
+
+def test_a_prompt_goes_on_however_much_it_costs() -> None:
+    pace = Pace()
+    pace.observe(0.001, 0, alone=False)
+    pace.observe(1.0, 10, alone=False)
+    assert pace.most_context == 8
+
+
+def test_single_slow_steps_change_nothing() -> None:
+    pace = Pace()
+    for _ in range(5):
+        pace.observe(0.01, 0, alone=False)
+        pace.observe(0.02, 10, alone=False)
+    pace.observe(9.0, 0, alone=False)
+    pace.observe(9.0, 10, alone=False)
+    assert pace.most_context == 15
