@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from trtforge.models.transforms import pack_int4
+from trtforge.models.transforms import pack_int4, quantize_fp8
 from trtforge.runtime.architecture.rotary import Rotation
 from trtforge.runtime.decoder.alibi import Alibi
 from trtforge.runtime.decoder.kv_cache import LayerCache, Scratch, storage_dtype
@@ -24,14 +24,13 @@ from trtforge.runtime.linears.linear import Placement, Stored
 from trtforge.runtime.linears.weights import Weights
 from trtforge.runtime.native import bindings, compiler
 from trtforge.runtime.native.bindings import (
-    Int8Layer,
     Native,
     PagedHeads,
     PagedRows,
     native,
 )
 from trtforge.runtime.native.compiler import CompileError, compiled
-from trtforge.runtime.native.tiles import pack_bfloat16, pack_int8
+from trtforge.runtime.native.tiles import Int8Layer, pack_bfloat16, pack_int8
 
 TYPES = (torch.float32, torch.bfloat16)
 EXACT = {torch.float32: 2e-6, torch.bfloat16: 2**-8}
@@ -273,6 +272,30 @@ def test_every_e4m3_number_is_read(kernels: Native) -> None:
     out = torch.empty(1, 256)
     kernels.attend(torch.zeros(1, 3, 256), rows, storage, 1.0, PagedHeads(1, 1, 256, 2, 1.0), out)
     assert torch.equal(out[0], numbers.view(torch.float8_e4m3fn).float())
+
+
+@settings(max_examples=60)
+@given(
+    dtype=st.sampled_from(TYPES),
+    format=st.sampled_from(["int8", "fp8"]),
+    scale=st.sampled_from([1.0, 0.0123, 2.0**-12, 37.5]),
+    exponent=st.integers(-14, 12),
+    seed=st.integers(0, 99),
+)
+def test_values_are_rounded_as_torch_does(
+    dtype: torch.dtype, format: str, scale: float, exponent: int, seed: int
+) -> None:
+    """Byte for byte: small and large values, halves between two numbers, and a slice of heads."""
+    kernels = native()
+    assert kernels is not None
+    heads = (torch.randn(5, 6, 32, generator=torch.Generator().manual_seed(seed)) * scale * 2.0**exponent).to(dtype)
+    heads[0] = torch.arange(-96, 96).view(6, 32).to(dtype) * scale / 2
+    values, slots = heads[:, 2:], torch.tensor([3, 0, 6, 1, 5])
+    storage = torch.zeros(7, 4, 32, dtype=storage_dtype(format, dtype))  # type: ignore[arg-type]
+    kernels.quantize_slots(storage, slots, values, scale)
+    integers = storage.dtype is torch.int8
+    expected = round_to_int8(values, scale) if integers else quantize_fp8(values, scale).view(torch.uint8)
+    assert torch.equal(storage[slots], expected)
 
 
 @pytest.mark.parametrize("cap", [None, 3.0])

@@ -15,7 +15,6 @@ from tests.runtime.checkpoints import write_engine
 from tests.runtime.converted import LONG, Families
 from tests.runtime.thread_ranks import ThreadRanks
 from trtforge.runtime.native.bindings import (
-    Int8Layer,
     Native,
     PagedHeads,
     PagedRows,
@@ -23,7 +22,7 @@ from trtforge.runtime.native.bindings import (
 )
 from trtforge.runtime.native.recorder import Arena, current_recorder, recording
 from trtforge.runtime.native.structures import RECORDED
-from trtforge.runtime.native.tiles import pack_bfloat16, pack_int8
+from trtforge.runtime.native.tiles import Int8Layer, pack_bfloat16, pack_int8
 from trtforge.runtime.ranks.source import open_engine
 from trtforge.runtime.scheduling.batch import Step
 
@@ -59,6 +58,7 @@ def test_every_kernel_is_called_again(kernels: Native) -> None:
         total, normed = kernels.add_rms_norm(x, x, weight, 0.5, 1e-5)
         kernels.rotate(heads, cos, sin, interleaved=False)
         kernels.write_slots(storage.view(-1, 2, 16), slots, heads[:, 2:])
+        kernels.quantize_slots(integers, slots, heads[:, 2:], 0.02)
         attended, changed = torch.empty(3, 32), kernels.add(x, x, 1.0)
         kernels.attend(heads, rows, storage, 1.0, how, attended)
         kernels.add_adapters(x, a, b, owners, changed)
@@ -76,20 +76,21 @@ def test_every_kernel_is_called_again(kernels: Native) -> None:
         ]
 
     a, b, owners = torch.randn(2, 4, 64), torch.randn(2, 4, 64), torch.tensor([1, -1, 0])
+    integers = torch.zeros(18, 2, 16, dtype=torch.int8)
     heads_before = heads.clone()
     with recording(Arena()) as recorder:
         made = compute()
-    expected = [tensor.clone() for tensor in (*made, heads, storage)]
+    expected = [tensor.clone() for tensor in (*made, heads, storage, integers)]
     assert recorder.complete
     calls, kept = recorder.calls()
     assert {RECORDED[call.kernel] for call in calls} == set(RECORDED)
     assert current_recorder() is None
     heads.copy_(heads_before)
-    for tensor in (*made, storage):
+    for tensor in (*made, storage, integers):
         tensor.zero_()
     kernels.replay(calls)
     assert kept
-    for again, once in zip((*made, heads, storage), expected, strict=True):
+    for again, once in zip((*made, heads, storage, integers), expected, strict=True):
         assert torch.equal(again, once)
 
 

@@ -9,7 +9,7 @@ from trtforge.runtime.architecture.spec import DecoderSpec
 from trtforge.runtime.decoder.attention import Batch
 from trtforge.runtime.decoder.collective import Collective
 from trtforge.runtime.decoder.embedding import load_embedding
-from trtforge.runtime.decoder.kv_cache import LayerCache, Scratch, storage_dtype
+from trtforge.runtime.decoder.kv_cache import LayerCache, Scratch, storage_dtype, zeros
 from trtforge.runtime.decoder.layer import kv_scale, load_layer
 from trtforge.runtime.decoder.loader import Loader
 from trtforge.runtime.decoder.logits import finished_logits, load_logits
@@ -72,7 +72,7 @@ class Decoder:
         dtype = storage_dtype(spec.kv_format, self.place.dtype)
         scratch = Scratch()
         return [
-            LayerCache(torch.zeros(shape, dtype=dtype, device=self.place.device), scale, self.place.dtype, scratch)
+            LayerCache(zeros(shape, dtype, self.place.device), scale, self.place.dtype, scratch)
             for scale in self._kv_scales
         ]
 

@@ -4,6 +4,10 @@ A layer's cache is one tensor (blocks, tokens_per_block, vectors, size): keys be
 gathers both at once, or a single latent vector that is both.
 """
 
+import math
+import mmap
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -17,6 +21,15 @@ from trtforge.runtime.native.bindings import PagedHeads, PagedRows, native_for
 def storage_dtype(format_: KvCacheFormat, dtype: torch.dtype) -> torch.dtype:
     """The dtype of a layer's cache tensor; `dtype` is the compute type."""
     return {"none": dtype, "fp8": torch.uint8, "int8": torch.int8}[format_]
+
+
+def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros. On the CPU the operating system makes their pages at their first use, so that none is written here."""
+    count = math.prod(shape)
+    if device.type != "cpu" or count == 0:
+        return torch.zeros(tuple(shape), dtype=dtype, device=device)
+    pages = mmap.mmap(-1, count * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(pages, dtype=dtype).view(tuple(shape))
 
 
 class Scratch:
@@ -49,14 +62,19 @@ class LayerCache:
 
     def write(self, slots: Tensor, values: Tensor) -> None:
         """Store (tokens, vectors, size)."""
-        if self._scale is not None:
-            integers = self._blocks.dtype is torch.int8
-            values = round_to_int8(values, self._scale) if integers else _e4m3_bytes(values, self._scale)
-        kernels = self._kernels if self.exact else None
-        if kernels is not None and values.stride(2) == 1 and values.stride(1) == values.shape[2]:
+        kernels = self._kernels if values.stride(2) == 1 and values.stride(1) == values.shape[2] else None
+        if kernels is not None and self._scale is None:
             kernels.write_slots(self._slots, slots, values)
+        elif kernels is not None and self._scale is not None:
+            kernels.quantize_slots(self._slots, slots, values, self._scale)
         else:
-            self._slots.index_copy_(0, slots, values)
+            self._slots.index_copy_(0, slots, self._quantized(values))
+
+    def _quantized(self, values: Tensor) -> Tensor:
+        if self._scale is None:
+            return values
+        integers = self._blocks.dtype is torch.int8
+        return round_to_int8(values, self._scale) if integers else _e4m3_bytes(values, self._scale)
 
     def copy(self, pairs: Tensor) -> None:
         """Copy blocks: int64 (pairs, 2), from and to."""

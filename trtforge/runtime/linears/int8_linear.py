@@ -7,8 +7,8 @@ from trtforge.runtime.linears.fp8_rowwise_linear import wide
 from trtforge.runtime.linears.int8 import round_to_int8
 from trtforge.runtime.linears.linear import Linear, Placement, Stored, load_bias, matrix, with_bias
 from trtforge.runtime.linears.weights import Weights
-from trtforge.runtime.native.bindings import Int8Layer, native_for
-from trtforge.runtime.native.tiles import pack_int8
+from trtforge.runtime.native.bindings import native_for
+from trtforge.runtime.native.tiles import Int8Layer, pack_int8
 
 
 class Int8Dense:

@@ -27,7 +27,7 @@ from trtforge.runtime.native.structures import (
     Linear,
     Paged,
 )
-from trtforge.runtime.native.tiles import TILE, pack_bfloat16, pack_int8
+from trtforge.runtime.native.tiles import TILE, Int8Layer, pack_bfloat16, pack_int8
 
 VARIABLE = "TRTFORGE_KERNELS"
 TYPES = {torch.float32: 0, torch.bfloat16: 1}
@@ -68,21 +68,6 @@ class PagedHeads:
     cap: float | None = None
     window: int | None = None
     slopes: Tensor | None = None
-
-
-@dataclass(frozen=True)
-class Int8Layer:
-    """A SmoothQuant layer. float32 `prequant` (in,), `scales` of the sums and `bias` (out,).
-
-    `weight` and int32 `offsets` (out,): see source/integer.cpp and `pack_int8`.
-    """
-
-    weight: Tensor
-    offsets: Tensor
-    prequant: Tensor
-    scales: Tensor
-    bias: Tensor | None
-    activation_scale: float
 
 
 class Native:
@@ -183,6 +168,21 @@ class Native:
             len(slots),
             values.shape[1] * values.shape[2] * element,
             storage.data_ptr(),
+        )
+
+    def quantize_slots(self, storage: Tensor, slots: Tensor, values: Tensor, scale: float) -> None:
+        """As `write_slots`, of values / scale rounded to the numbers of int8 storage, or to E4M3 in uint8 storage."""
+        self._run(
+            "quantize_slots",
+            TYPES[values.dtype],
+            CACHES[storage.dtype],
+            values.data_ptr(),
+            values.stride(0),
+            slots.data_ptr(),
+            len(slots),
+            values.shape[1] * values.shape[2],
+            storage.data_ptr(),
+            scale,
         )
 
     @staticmethod

@@ -1,10 +1,27 @@
 """Weights as the kernels read them: tiles of 32 outputs, within which the outputs of a few inputs lie together."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 TILE = 32
 """Outputs of a packed weight's tile."""
+
+
+@dataclass(frozen=True)
+class Int8Layer:
+    """A SmoothQuant layer. float32 `prequant` (in,), `scales` of the sums and `bias` (out,).
+
+    `weight` and int32 `offsets` (out,): see source/integer.cpp and `pack_int8`.
+    """
+
+    weight: Tensor
+    offsets: Tensor
+    prequant: Tensor
+    scales: Tensor
+    bias: Tensor | None
+    activation_scale: float
 
 
 def pack_bfloat16(weight: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ void add_rms_norm(int64_t, const void*, const void*, const void*, void*, void*, 
 void rotate(int64_t, void*, const void*, const void*, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t);
 void gate(int64_t, int64_t, int64_t, const void*, void*, int64_t, int64_t);
 void write_slots(const char*, int64_t, const int64_t*, int64_t, int64_t, char*);
+void quantize_slots(int64_t, int64_t, const void*, int64_t, const int64_t*, int64_t, int64_t, void*, float);
 void paged_attention(int64_t, int64_t, const Paged*);
 void add_adapters(int64_t, const Adapters*);
 #if defined(__AVX512BF16__) && defined(__AVX512BW__)
@@ -61,13 +62,14 @@ EXPORT void replay(const Call* calls, int64_t count) {
             case 3: run(rotate, given); break;
             case 4: run(gate, given); break;
             case 5: run(write_slots, given); break;
-            case 6: run(paged_attention, given); break;
-            case 7: run(add_adapters, given); break;
+            case 6: run(quantize_slots, given); break;
+            case 7: run(paged_attention, given); break;
+            case 8: run(add_adapters, given); break;
 #if defined(__AVX512BF16__) && defined(__AVX512BW__)
-            case 8: run(linear_bfloat16, given); break;
-            case 9: run(linear_int4, given); break;
+            case 9: run(linear_bfloat16, given); break;
+            case 10: run(linear_int4, given); break;
 #if defined(__AVX512VNNI__)
-            case 10: run(linear_int8, given); break;
+            case 11: run(linear_int8, given); break;
 #endif
 #endif
         }
