@@ -14,6 +14,7 @@ from trtforge.plan.peaks import SKETCH_ROWS
 from trtforge.runtime.linears.nvfp4_linear import round_to_e2m1
 
 _TOKENS = 1024  # processed at once
+_FIRST = 256  # tokens whose products are computed in float32, before those in bfloat16 (`_add_bfloat16_products`)
 _EXACT = 4  # tokens for each input that go into a Gram matrix one by one
 _MOST_FOLDED = 8  # tokens that later become one row
 _BLOCKS = 8  # of columns, in which the upper half of a Gram matrix is computed
@@ -70,17 +71,21 @@ class InputStatistics:
             if self.sketch is not None or self.gram is not None:
                 self.absolute_sum += magnitudes.sum(dim=0)
             if self.gram is not None:
-                folded = _folded(rows, self.tokens)
-                if half and self.tokens:
-                    _add_bfloat16_products(self.gram, folded.bfloat16(), len(rows) / self.tokens)
-                else:
-                    _add_products(self.gram, folded)
+                self._add_to_gram(self.gram, rows, half=half)
             if self.noise is not None:
                 self.noise += nvfp4_errors(rows).square_().sum(dim=0)
             if self.sketch is not None:
                 self.sketch = _grown(self.sketch, self.tokens + len(rows))
                 _add_signed(self.sketch, rows, self.tokens)
             self.tokens += len(rows)
+
+    def _add_to_gram(self, gram: Tensor, rows: Tensor, *, half: bool) -> None:
+        first = 0 if self.tokens else _FIRST
+        if not half or first:
+            _add_products(gram, _folded(rows[:first] if half else rows, self.tokens))
+        if half and len(rows) > first:
+            folded = _folded(rows[first:], self.tokens)
+            _add_bfloat16_products(gram, folded.bfloat16(), (len(rows) - first) / (self.tokens or first))
 
     @property
     def amax(self) -> Tensor:
