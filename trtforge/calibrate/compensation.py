@@ -34,7 +34,7 @@ class Factor:
     """`lower` L of H = L Lᵀ (in, in) float32, lower triangular.
 
     Rows and columns are in `order` (in,): from the smallest inputs to the largest, the last column is rounded first.
-    `gram`: H. `damping`: what was added to the diagonal of H, in addition to the noise of the inputs.
+    `gram`: H. `damping`: what was added to the diagonal of H.
     """
 
     lower: Tensor
@@ -43,13 +43,8 @@ class Factor:
     order: Tensor
 
     @classmethod
-    def of(cls, gram: Tensor, tokens: int, noise: Tensor | None = None) -> "Factor | None":
-        """The factor of the damped Gram matrix (in, in) of `tokens` inputs; None if none is positive definite.
-
-        `noise` (in,): squared errors of the inputs, which add to the errors of the outputs. Overwrites `gram`.
-        """
-        if noise is not None:
-            gram.diagonal().add_(noise)
+    def of(cls, gram: Tensor, tokens: int) -> "Factor | None":
+        """The factor of the damped Gram matrix (in, in) of `tokens` inputs; None if none is positive definite."""
         order = gram.diagonal().argsort(stable=True)
         gram = gram[order]
         gram = gram[:, order]
@@ -81,9 +76,12 @@ class Factor:
             total += (ordered[:, first:] @ self.lower[first:, first:stop]).square_().sum(dim=1)
         return total
 
-    def shrunk(self, weight: Tensor, noise: Tensor) -> Tensor:
-        """The weight (out, in) whose outputs of noisy inputs are closest to those of `weight`: W H (H + noise)⁻¹."""
-        rows = (weight * noise)[:, self.order]
+    def adapted(self, weight: Tensor, cross: Tensor) -> Tensor:
+        """The weight (out, in) whose outputs of rounded inputs are closest to those of `weight` and the original ones.
+
+        H is of the rounded inputs X + N, `cross` (in, in) Nᵀ(X + N): W' = W Xᵀ(X + N) H⁻¹ = W - W Nᵀ(X + N) H⁻¹.
+        """
+        rows = (weight @ cross)[:, self.order]
         half = torch.linalg.solve_triangular(self.lower.T, rows, upper=True, left=False)
         found: Tensor = torch.linalg.solve_triangular(self.lower, half, upper=False, left=False)
         return weight.index_add(1, self.order, found, alpha=-1)

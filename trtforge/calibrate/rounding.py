@@ -74,7 +74,7 @@ def _in_every_dtype(scale: Tensor) -> Tensor:
 class _Linears:
     """The linears of an input, with the pre-quantisation scale of `choice`.
 
-    What is rounded with compensation is `_target`, the weight itself unless the inputs are noisy.
+    What is rounded with compensation is `_target`, the weight itself unless the inputs are rounded.
     """
 
     def __init__(self, own: Input, choice: AwqChoice) -> None:
@@ -92,12 +92,12 @@ class _Linears:
         if tokens < LEAST_TOKENS:
             self._report(statistics.output_errors, found, smoothed)
             return
-        factor = Factor.of(statistics.take_gram(), tokens, statistics.noise)
+        factor = Factor.of(statistics.take_gram(), tokens)
         if factor is None:  # inputs that were always zero: no rounding has an error
             self._report(lambda difference: difference.new_zeros(len(difference)), found, smoothed)
             return
-        if statistics.noise is not None:
-            self._target = factor.shrunk(self._weight, statistics.noise)
+        if statistics.cross is not None:
+            self._target = factor.adapted(self._weight, statistics.take_cross())
         energies, nearest = self._report(factor.undamped_errors, found, smoothed)
         scale = self._choice.pre_quant_scale
         fitted = self._own.grid.fitted(self._target, factor.weights)
