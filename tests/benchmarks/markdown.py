@@ -252,8 +252,9 @@ def _calibrated(model: Calibration) -> str:
     text = _where(model, f"{model.model}, windows of {model.window} tokens: ")
     text += _table(("seconds", *(f"{count:,} tokens" for count in counts)), rows)
     if (memory := model.memory) is not None:
+        compensated = f" ({memory.compensated:,} MB compensated)" if memory.compensated else ""
         text += "\n\n" + _wrapped(
-            f"Peak memory of INT4-AWQ at {memory.tokens:,} tokens: {memory.trtforge:,} MB; ModelOpt "
+            f"Peak memory of INT4-AWQ at {memory.tokens:,} tokens: {memory.trtforge:,} MB{compensated}; ModelOpt "
             f"{_span(memory.modelopt_float32)} MB in float32 and {_span(memory.modelopt_bfloat16)} MB in bfloat16."
         )
     return text

@@ -176,10 +176,11 @@ class Calibrated(Config):
 
 
 class CalibrationMemory(Config):
-    """Peak memory of INT4-AWQ in MB, ModelOpt's over its batch sizes."""
+    """Peak memory of INT4-AWQ in MB, ours rounded to the nearest and compensated, ModelOpt's over its batch sizes."""
 
     tokens: int
     trtforge: int
+    compensated: int | None = None
     modelopt_float32: tuple[int, int]
     modelopt_bfloat16: tuple[int, int]
 

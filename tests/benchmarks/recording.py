@@ -180,6 +180,7 @@ def _memory(found: Sequence[calibration.Timed]) -> CalibrationMemory | None:
     return CalibrationMemory(
         tokens=_MEMORY_AT,
         trtforge=max(peaks["int4_awq"]),
+        compensated=max(peaks["int4_awq_compensated"]),
         modelopt_float32=(min(float32), max(float32)),
         modelopt_bfloat16=(min(bfloat16), max(bfloat16)),
     )

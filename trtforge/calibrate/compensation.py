@@ -1,11 +1,11 @@
 """Compensated rounding: the codes of a weight's columns one after another, each correcting the errors before it.
 
 GPTQ (Frantar et al., arXiv:2210.17323) in the form of QuIP's LDLQ (Chee et al., arXiv:2307.13304): with the Gram matrix
-of the inputs H = R Rᵀ, R upper triangular, the output error of a weight error D is ‖D R‖²; its column j depends on the
-columns of D up to j only, so each column is rounded to what makes its own part smallest. Columns with the largest
-inputs come first (GPTQ's act-order), because those after them can make up for their errors; the scales of all groups
-are searched before, so that the groups of the layout stay. Then each column is rounded once more, to what is best for
-all others as they are (coordinate descent).
+of the inputs H = L Lᵀ, L lower triangular, the output error of a weight error D is ‖D L‖²; its column j depends on the
+columns of D from j on only, so each column, from the last to the first, is rounded to what makes its own part smallest.
+Columns with the largest inputs are the last ones, and rounded first (GPTQ's act-order), because those after them can
+make up for their errors; the scales of all groups are searched before, so that the groups of the layout stay. Then each
+column is rounded again, to what is best with all others as they are (coordinate descent).
 """
 
 from collections.abc import Iterator
@@ -17,38 +17,35 @@ from torch import Tensor
 from trtforge.calibrate.grids import Grid
 from trtforge.calibrate.precision import search_dtype
 from trtforge.models.transforms import TORCH
+from trtforge.runtime.native.rounding import LONGEST, rounding_kernels
 
 DAMPING = 0.03  # of the mean diagonal of H; GPTQ's 0.01 was no better with many tokens and worse with few
 _MOST_DAMPING = 10  # times that, with fewer tokens than inputs, which leave directions of the input unseen
-_BLOCK = 128  # columns that the errors of all columns before them correct in one matrix product
-_SPAN = 16  # columns within a block, likewise
+_WIDE = 512  # columns whose gradients are computed together
+_SWEEPS = 3  # over the columns in the refinement; fewer if none moves
+_SPAN = 16  # columns within a block that those before them in it correct in one matrix product, without kernels
+_PARTS = 4  # of a triangular factor's columns; what is zero above each is left out of products
 _TINY = torch.finfo(torch.float32).tiny
 _ATTEMPTS = 4  # each with ten times the damping of the one before
 
 
 @dataclass(frozen=True)
 class Factor:
-    """R of H = R Rᵀ (in, in) float32, as `feedback` R / its `diagonal`: upper triangular with ones on the diagonal.
+    """`lower` L of H = L Lᵀ (in, in) float32, lower triangular.
 
-    Rows and columns are in `order` (in,), that of rounding. `gram`: H. `damping`: what was added to the diagonal of H,
-    in addition to the noise of the inputs.
+    Rows and columns are in `order` (in,): from the smallest inputs to the largest, the last column is rounded first.
+    `gram`: H. `damping`: what was added to the diagonal of H.
     """
 
-    feedback: Tensor
-    diagonal: Tensor
+    lower: Tensor
     damping: float
     gram: Tensor
     order: Tensor
 
     @classmethod
-    def of(cls, gram: Tensor, tokens: int, noise: Tensor | None = None) -> "Factor | None":
-        """The factor of the damped Gram matrix (in, in) of `tokens` inputs; None if none is positive definite.
-
-        `noise` (in,): squared errors of the inputs, which add to the errors of the outputs. Overwrites `gram`.
-        """
-        if noise is not None:
-            gram.diagonal().add_(noise)
-        order = gram.diagonal().argsort(descending=True, stable=True)
+    def of(cls, gram: Tensor, tokens: int) -> "Factor | None":
+        """The factor of the damped Gram matrix (in, in) of `tokens` inputs; None if none is positive definite."""
+        order = gram.diagonal().argsort(stable=True)
         gram = gram[order]
         gram = gram[:, order]
         diagonal = gram.diagonal()
@@ -60,34 +57,38 @@ class Factor:
             wanted = share * mean * 10**attempt
             diagonal.add_(wanted - added)
             added = wanted
-            # The Cholesky factor of H with its rows and columns reversed, reversed again, is upper triangular.
-            lower, failed = torch.linalg.cholesky_ex(gram.flip(0, 1))
+            lower, failed = torch.linalg.cholesky_ex(gram)
             if not int(failed):
-                triangle = lower.flip(0, 1)
-                own = triangle.diagonal().clone()
-                return cls(triangle.div_(own), own, added, gram, order)
+                return cls(lower, added, gram, order)
         return None
 
     @property
     def weights(self) -> Tensor:
         """(in,), in the layout's order: the weight of each column's squared error, if later ones make up for it."""
-        return torch.empty_like(self.diagonal).index_copy_(0, self.order, self.diagonal.square())
+        diagonal = self.lower.diagonal()
+        return torch.empty_like(diagonal).index_copy_(0, self.order, diagonal.square())
 
     def errors(self, difference: Tensor) -> Tensor:
         """(out,) squared output errors of a weight error (out, in), by the damped Gram matrix."""
-        return (difference[:, self.order] @ self.feedback).mul_(self.diagonal).square_().sum(dim=1)
+        ordered, total = difference[:, self.order], torch.zeros(len(difference), device=difference.device)
+        for part in torch.arange(len(self.order)).chunk(_PARTS):
+            first, stop = int(part[0]), int(part[-1]) + 1
+            total += (ordered[:, first:] @ self.lower[first:, first:stop]).square_().sum(dim=1)
+        return total
 
-    def shrunk(self, weight: Tensor, noise: Tensor) -> Tensor:
-        """The weight (out, in) whose outputs of noisy inputs are closest to those of `weight`: W H (H + noise)⁻¹."""
-        rows = (weight * noise)[:, self.order]
-        half = torch.linalg.solve_triangular(self.feedback.T, rows, upper=False, left=False, unitriangular=True)
-        half.div_(self.diagonal.square())
-        found: Tensor = torch.linalg.solve_triangular(self.feedback, half, upper=True, left=False, unitriangular=True)
+    def adapted(self, weight: Tensor, cross: Tensor) -> Tensor:
+        """The weight (out, in) whose outputs of rounded inputs are closest to those of `weight` and the original ones.
+
+        H is of the rounded inputs X + N, `cross` (in, in) Nᵀ(X + N): W' = W Xᵀ(X + N) H⁻¹ = W - W Nᵀ(X + N) H⁻¹.
+        """
+        rows = (weight @ cross)[:, self.order]
+        half = torch.linalg.solve_triangular(self.lower.T, rows, upper=True, left=False)
+        found: Tensor = torch.linalg.solve_triangular(self.lower, half, upper=False, left=False)
         return weight.index_add(1, self.order, found, alpha=-1)
 
-    def undamped_error(self, difference: Tensor) -> float:
-        """The squared output error of a weight error (out, in), without the part of the damping."""
-        return max(0.0, float(self.errors(difference).sum() - self.damping * difference.square().sum()))
+    def undamped_errors(self, difference: Tensor) -> Tensor:
+        """(out,) squared output errors of a weight error (out, in), without the part of the damping."""
+        return self.errors(difference) - self.damping * difference.square().sum(dim=1)
 
 
 @dataclass(frozen=True)
@@ -119,82 +120,121 @@ def compensate(weight: Tensor, pre_quant_scale: Tensor, factor: Factor, grid: Gr
     steps = _searched_steps(columns, pre_quant_scale, factor, grid)
     work = _Work(columns, pre_quant_scale, steps, factor, grid)
     del columns
-    for block in work.blocks():
-        back = factor.feedback[: block.stop, block]
-        work.round(block, back[: block.start], back[block.start :])
-    for block in work.blocks():
-        shares = factor.gram[:, block] / factor.gram.diagonal()[block]
-        inside = shares[block].triu(1)
-        shares[block].tril_(-1)  # the columns before count with their new errors, in `inside`
-        work.round(block, shares, inside)
-    return Compensated(work.levels.T, steps, grid.unit)
+    work.round()
+    work.refine()
+    return Compensated(work.levels.T.index_select(1, factor.order.argsort()), steps.T, grid.unit)
 
 
 def _searched_steps(columns: Tensor, pre_quant_scale: Tensor, factor: Factor, grid: Grid) -> Tensor:
-    """(out, in / group) the steps of all groups of `columns` (in, out)."""
+    """(in / group, out) the steps of all groups of `columns` (in, out)."""
     scales, weights = pre_quant_scale.unsqueeze(1), factor.weights * pre_quant_scale.square()
     groups = [slice(at, at + grid.group) for at in range(0, len(columns), grid.group)]
-    return torch.stack([grid.best_steps(columns[at] / scales[at], weights[at]) for at in groups], dim=1)
+    return torch.stack([grid.best_steps(columns[at] / scales[at], weights[at]) for at in groups])
 
 
 class _Work:
-    """Columns of a weight in the order of `factor`, their errors and levels so far.
-
-    `columns` and `differences` (in, out) are in that order, `levels` (in, out) int8 in the order of the layout.
-    """
+    """Columns of a weight, their errors, residuals and levels so far: (in, out), all in the order of `factor`."""
 
     def __init__(self, columns: Tensor, pre_quant_scale: Tensor, steps: Tensor, factor: Factor, grid: Grid) -> None:
-        self._steps, self._scales, self._order, self._grid = steps.T, pre_quant_scale, factor.order, grid
-        self.columns = columns.index_select(0, factor.order)
-        self.differences = torch.empty_like(self.columns)
-        self.levels = torch.empty_like(self.columns, dtype=torch.int8)
-        dtype = TORCH[search_dtype(self.columns.device.type)]
-        self._done = torch.empty_like(self.columns, dtype=dtype)  # the differences, once more
+        self._factor, self._grid, self._steps = factor, grid, steps
+        self._scales, self._groups = pre_quant_scale[factor.order], factor.order // grid.group
+        self._columns = columns.index_select(0, factor.order)
+        self._ends = None if grid.ends is None else grid.ends[factor.order]
+        dtype = TORCH[search_dtype(columns.device.type)]
+        self._errors = torch.empty_like(self._columns, dtype=dtype)
+        self._residuals = torch.empty_like(self._errors)
+        self.levels = torch.empty_like(self._columns, dtype=torch.int8)
+        self._kernels = rounding_kernels(columns.device)
 
-    def blocks(self) -> Iterator[slice]:
-        """The columns that are rounded together."""
-        for begin in range(0, len(self.columns), _BLOCK):
-            yield slice(begin, min(begin + _BLOCK, len(self.columns)))
+    def round(self) -> None:
+        """Round all columns, from the last to the first, so that each makes up for the errors of those behind it."""
+        lower = self._factor.lower
+        for block in self._blocks():
+            shares = lower[block.start :, block] / lower.diagonal()[block]
+            width = block.stop - block.start
+            self._round(block, shares[width:], shares[:width].tril_(-1), self._errors[block.stop :])
 
-    def round(self, block: slice, outside: Tensor, inside: Tensor) -> None:
-        """Round the columns of a block to what their targets are: themselves, less shares of errors.
+    def refine(self) -> None:
+        """Round all columns once more, to what is best with all others as they are."""
+        if self._kernels is not None:
+            del self._columns, self._errors  # their memory
+            levels = self.levels.T.contiguous()
+            ends = None if self._ends is None else self._ends.T.contiguous()
+            gradients, steps = self._gradients(), self._steps.T.contiguous()
+            gram, diagonal = self._factor.gram.to(gradients.dtype), self._factor.gram.diagonal().contiguous()
+            given = gradients, gram, diagonal, self._scales, self._groups, steps, ends
+            self._kernels.refine_(self._grid.levels, levels, *given, _SWEEPS)
+            self.levels = levels.T
+            return
+        gram = self._factor.gram
+        for block in self._blocks():
+            shares = gram[:, block] / gram.diagonal()[block]
+            inside = shares[block].tril(-1)
+            shares[block].triu_(1)  # the columns behind count with their new errors, in `inside`
+            self._round(block, shares, inside, self._errors)
 
-        `outside` (columns, block): the shares of the first columns' errors so far; `inside` (block, block), upper
+    def _blocks(self) -> Iterator[slice]:
+        """Columns that are rounded together, the last ones first."""
+        for stop in range(len(self._columns), 0, -LONGEST):
+            yield slice(max(0, stop - LONGEST), stop)
+
+    def _gradients(self) -> Tensor:
+        """(out, in) half of the derivatives of the output error ‖D L‖², D L Lᵀ, of levels that `round` found.
+
+        D L follows from the residuals, and L is triangular: half of the product of the errors and the Gram matrix.
+        """
+        lower, dtype = self._factor.lower, self._residuals.dtype
+        found = torch.empty(self._residuals.shape[::-1], dtype=dtype, device=lower.device)
+        for stop in range(len(lower), 0, -_WIDE):
+            part = slice(max(0, stop - _WIDE), stop)
+            factors = (lower[part, :stop] * lower.diagonal()[:stop]).to(dtype)
+            found[:, part] = self._residuals[:stop].T @ factors.T
+        return found
+
+    def _round(self, block: slice, outside: Tensor, inside: Tensor, errors: Tensor) -> None:
+        """Round the columns of a block to their targets: themselves, less shares of errors.
+
+        `outside` (columns, block): the shares of the `errors` (columns, out); `inside` (block, block), lower
         triangular: those of the errors that are made here.
         """
-        columns, order = self.columns[block], self._order[block]
-        targets = columns - outside.T.to(self._done.dtype) @ self._done[: len(outside)]
-        quanta = (self._steps[order // self._grid.group] * self._scales[order].unsqueeze(1)).clamp_(min=_TINY)
-        found = _round_block(columns, targets, quanta, inside, self.differences[block], self._grid, order.tolist())
-        self.levels[order] = found.div_(self._grid.unit).to(torch.int8)
-        self._done[block] = self.differences[block]
+        product = outside.to(errors.dtype).T @ errors if len(errors) else None
+        quanta = (self._steps[self._groups[block]] * self._scales[block].unsqueeze(1)).clamp_(min=_TINY)
+        ends = None if self._ends is None else self._ends[block].contiguous()
+        given = self._columns[block], product, inside.T.flip(0, 1).contiguous(), quanta, ends
+        made = self._errors[block], self._residuals[block]
+        if self._kernels is not None:
+            self.levels[block] = self._kernels.round_block(self._grid.levels, *given, *made)
+        else:
+            self.levels[block] = _round_block(self._grid, *given, *made)
 
 
 def _round_block(
-    columns: Tensor,
-    targets: Tensor,
-    quanta: Tensor,
-    feedback: Tensor,
-    differences: Tensor,
     grid: Grid,
-    order: list[int],
+    columns: Tensor,
+    product: Tensor | None,
+    shares: Tensor,
+    quanta: Tensor,
+    ends: Tensor | None,
+    errors: Tensor,
+    residuals: Tensor,
 ) -> Tensor:
-    """The levels (block, out) of a block's `columns`, float32; fills in `differences` and corrects `targets`.
-
-    `quanta` (block, out): what a level of one stands for. `order`: the columns' places in the layout.
-    """
-    levels, negative = torch.empty_like(columns), columns.neg()
-    back = feedback.triu(1).T.contiguous()
-    differences.zero_()  # so that the columns to come add nothing to a product
+    """`RoundingKernels.round_block` with torch's operations."""
+    targets = (columns if product is None else columns - product).flip(0)
+    quanta, negative = quanta.flip(0), columns.flip(0).neg_()
+    limits = None if ends is None else ends.flip(0)
+    levels, differences = torch.empty_like(targets), torch.zeros_like(targets)  # columns to come add nothing
     for first in range(0, len(columns), _SPAN):
         span = slice(first, min(first + _SPAN, len(columns)))
         if first:
-            targets[span].addmm_(back[span, :first], differences[:first], alpha=-1)
+            targets[span].addmm_(shares[span, :first], differences[:first], alpha=-1)
         done = differences[span].T
-        rows = (each[span].unbind() for each in (targets, quanta, levels, negative, differences, back[:, span]))
-        for column, (target, quantum, level, minus, difference, earlier) in enumerate(zip(*rows, strict=True), first):
-            target.addmv_(done, earlier, alpha=-1)
+        rows = (each[span].unbind() for each in (targets, quanta, levels, negative, differences, shares[:, span]))
+        for column, (target, quantum, level, minus, difference, before) in enumerate(zip(*rows, strict=True), first):
+            target.addmv_(done, before, alpha=-1)
             grid.round_(torch.div(target, quantum, out=level))
-            grid.limited_(level, order[column])
+            if limits is not None:
+                torch.where(limits[column] == 0, level, limits[column].to(level.dtype), out=level)
             torch.addcmul(minus, level, quantum, out=difference)
-    return levels
+    errors.copy_(differences.flip(0))
+    residuals.copy_((levels * quanta).sub_(targets).flip(0))
+    return levels.div_(grid.unit).to(torch.int8).flip(0)

@@ -1,6 +1,5 @@
 """The values that 4-bit weights of a format can have, and the search for the step of each group."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -19,6 +18,7 @@ from trtforge.models.transforms import (
 )
 from trtforge.runtime.linears.float8 import round_to_e4m3
 from trtforge.runtime.linears.nvfp4_linear import round_to_e2m1
+from trtforge.runtime.native.rounding import Levels, rounding_kernels
 
 INT4_RATIOS = tuple(round(1 - 0.05 * step, 2) for step in range(7))  # of a group's amax, tried as its range
 NVFP4_RATIOS = (1.0, 0.94, 0.88, 0.82, 0.76, 1.125, 1.25, 1.375, 1.5)  # 1.5: the largest weight becomes 4, not 6
@@ -29,7 +29,7 @@ _TINY = torch.finfo(torch.float32).tiny
 class Grid(Protocol):
     """Levels (multiples of a step) that a weight can have; `group` weights of an output share a step.
 
-    Levels are multiples of `unit`.
+    Levels are multiples of `unit`; `levels` names them for the kernels.
     """
 
     @property
@@ -37,6 +37,13 @@ class Grid(Protocol):
 
     @property
     def unit(self) -> float: ...
+
+    @property
+    def levels(self) -> Levels: ...
+
+    @property
+    def ends(self) -> Tensor | None:
+        """(in, out) int8: the level that a weight is limited to, or 0; None if none is."""
 
     def round_(self, values: Tensor) -> Tensor:
         """`values`, overwritten by the nearest levels."""
@@ -50,9 +57,6 @@ class Grid(Protocol):
 
     def fitted(self, weight: Tensor, weights: Tensor) -> "Grid":
         """The grid for a weight (out, in), with what is chosen for it as a whole, by the `weights` (in,) of columns."""
-
-    def limited_(self, levels: Tensor, column: int) -> None:
-        """Overwrite `levels` (out,) of a column where only some are allowed."""
 
     def stored(self, levels: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
         """Codes and scales as in rank files, of `levels` (out, in) int8 in units and `steps` (out, in / group)."""
@@ -71,23 +75,22 @@ class Int4Grid:
     def unit(self) -> float:
         return 1.0
 
+    @property
+    def levels(self) -> Levels:
+        return "int4"
+
+    @property
+    def ends(self) -> None:
+        return None
+
     def round_(self, values: Tensor) -> Tensor:
         return values.round_().clamp_(-8, 7)
 
     def best_steps(self, columns: Tensor, weights: Tensor) -> Tensor:
-        return torch.cat([self._best(part, weights) for part in columns.split(_ROWS, dim=1)])
-
-    def _best(self, columns: Tensor, weights: Tensor) -> Tensor:
-        amax = torch.maximum(columns.amax(dim=0), columns.amin(dim=0).neg_())
-        largest = columns * (INT4_MAX / amax.clamp(min=_TINY))  # 7 at the largest magnitude
-        scaled, rounded = torch.empty_like(largest), torch.empty_like(largest)
-        losses = []
-        for ratio in INT4_RATIOS:
-            torch.mul(largest, 1 / ratio, out=scaled)
-            torch.round(scaled, out=rounded)
-            losses.append(weights @ rounded.clamp_(-8, 7).sub_(scaled).square_() * ratio**2)
-        steps = amax * (_best_of(INT4_RATIOS, losses) / INT4_MAX)
-        return torch.where(amax > 0, steps.clamp_(min=_TINY), torch.ones_like(amax))
+        amax = _largest(columns)
+        ratios = torch.tensor(INT4_RATIOS, device=amax.device).unsqueeze(1)
+        candidates = (amax * (ratios / INT4_MAX)).clamp_(min=_TINY)
+        return torch.where(amax > 0, _best_of(self, columns, weights, candidates), 1.0)
 
     def nearest(self, weight: Tensor) -> Tensor:
         steps = int4_scales(weight, self.group)
@@ -98,9 +101,6 @@ class Int4Grid:
 
     def fitted(self, weight: Tensor, weights: Tensor) -> "Int4Grid":
         return self
-
-    def limited_(self, levels: Tensor, column: int) -> None:
-        pass
 
     def of_rows(self, rows: slice | Tensor) -> "Int4Grid":
         return self
@@ -120,20 +120,23 @@ class Nvfp4Grid:
     def unit(self) -> float:
         return 0.5
 
+    @property
+    def levels(self) -> Levels:
+        return "e2m1"
+
+    @property
+    def ends(self) -> None:
+        return None
+
     def round_(self, values: Tensor) -> Tensor:
         return values.copy_(round_to_e2m1(values))
 
     def best_steps(self, columns: Tensor, weights: Tensor) -> Tensor:
-        amax = torch.maximum(columns.amax(dim=0), columns.amin(dim=0).neg_())
-        wanted = amax / (E2M1_MAX * self.tensor_scales)
-        least = torch.full_like(amax, torch.inf)
-        best = self.tensor_scales.clone()
-        for ratio in NVFP4_RATIOS:
-            steps = round_to_e4m3((wanted * ratio).clamp_(NVFP4_LEAST_SCALE, FP8_MAX), 1.0) * self.tensor_scales
-            loss = weights @ round_to_e2m1(columns / steps).mul_(steps).sub_(columns).square_()
-            better = (loss < least) & (amax > 0)
-            least, best = torch.where(better, loss, least), torch.where(better, steps, best)
-        return best
+        amax = _largest(columns)
+        ratios = torch.tensor(NVFP4_RATIOS, device=amax.device).unsqueeze(1)
+        wanted = amax / (E2M1_MAX * self.tensor_scales) * ratios
+        candidates = round_to_e4m3(wanted.clamp_(NVFP4_LEAST_SCALE, FP8_MAX), 1.0) * self.tensor_scales
+        return torch.where(amax > 0, _best_of(self, columns, weights, candidates), self.tensor_scales)
 
     def nearest(self, weight: Tensor) -> Tensor:
         amax = weight.abs().unflatten(1, (-1, NVFP4_BLOCK)).amax(dim=2)
@@ -151,14 +154,21 @@ class Nvfp4Grid:
     def fitted(self, weight: Tensor, weights: Tensor) -> "Nvfp4Grid":
         return self
 
-    def limited_(self, levels: Tensor, column: int) -> None:
-        pass
-
     def of_rows(self, rows: slice | Tensor) -> "Nvfp4Grid":
         return replace(self, tensor_scales=self.tensor_scales[rows])
 
 
-def _best_of(ratios: Sequence[float], losses: Sequence[Tensor]) -> Tensor:
-    """(out,) the ratio with the least loss; the first one, 1, on a tie."""
-    found = torch.stack(tuple(losses)).argmin(dim=0)
-    return torch.tensor(ratios, device=found.device)[found]
+def _largest(columns: Tensor) -> Tensor:
+    return torch.maximum(columns.amax(dim=0), columns.amin(dim=0).neg_())
+
+
+def _best_of(grid: Grid, columns: Tensor, weights: Tensor, candidates: Tensor) -> Tensor:
+    """(out,) the first of the steps `candidates` (count, out) with the least squared error in `columns`."""
+    kernels = rounding_kernels(columns.device)
+    if kernels is not None:
+        return kernels.best_steps(grid.levels, columns.contiguous(), weights, candidates)
+    found = []
+    for rows, steps in zip(columns.split(_ROWS, dim=1), candidates.split(_ROWS, dim=1), strict=True):
+        losses = [weights @ grid.round_(rows / step).mul_(step).sub_(rows).square_() for step in steps]
+        found.append(steps.gather(0, torch.stack(losses).argmin(dim=0, keepdim=True))[0])
+    return torch.cat(found)

@@ -74,35 +74,36 @@ def _in_every_dtype(scale: Tensor) -> Tensor:
 class _Linears:
     """The linears of an input, with the pre-quantisation scale of `choice`.
 
-    What is rounded with compensation is `_target`, the weight itself unless the inputs are noisy.
+    What is rounded with compensation is `_target`, the weight itself unless the inputs are rounded.
     """
 
     def __init__(self, own: Input, choice: AwqChoice) -> None:
         self._own, self._choice = own, choice
         self._weight = self._target = own.weight()
         starts = [sum(own.outputs[:index]) for index in range(len(own.outputs))]
-        self._samples = {
-            name: first + sampled_rows(outputs)[:_REPORTED_ROWS]
-            for name, first, outputs in zip(own.names, starts, own.outputs, strict=True)
-        }
+        samples = [
+            first + sampled_rows(outputs)[:_REPORTED_ROWS] for first, outputs in zip(starts, own.outputs, strict=True)
+        ]
+        self._samples, self._sampled = torch.cat(samples), [len(each) for each in samples]
 
     def round(self, found: Rounded, *, smoothed: bool, columns: bool) -> None:
         """Add the results to `found`."""
         statistics, tokens = self._own.statistics, self._own.statistics.tokens
         if tokens < LEAST_TOKENS:
-            self._report(lambda rows: float(statistics.output_errors(rows).sum()), found, smoothed)
+            self._report(statistics.output_errors, found, smoothed)
             return
-        factor = Factor.of(statistics.take_gram(), tokens, statistics.noise)
+        factor = Factor.of(statistics.take_gram(), tokens)
         if factor is None:  # inputs that were always zero: no rounding has an error
-            self._report(lambda rows: 0.0, found, smoothed)
+            self._report(lambda difference: difference.new_zeros(len(difference)), found, smoothed)
             return
-        if statistics.noise is not None:
-            self._target = factor.shrunk(self._weight, statistics.noise)
-        energies, nearest = self._report(factor.undamped_error, found, smoothed)
+        if statistics.cross is not None:
+            self._target = factor.adapted(self._weight, statistics.take_cross())
+        energies, nearest = self._report(factor.undamped_errors, found, smoothed)
         scale = self._choice.pre_quant_scale
         fitted = self._own.grid.fitted(self._target, factor.weights)
         rounded = _compensated(self._target, scale, factor, fitted)
-        errors = {name: self._error(rounded, factor, rows) for name, rows in self._samples.items()}
+        difference = rounded.of_rows(self._samples).values * scale - self._target[self._samples]
+        errors = self._by_name(factor.undamped_errors(difference))
         if sum(errors.values()) >= sum(nearest.values()):
             return
         outputs = torch.arange(len(self._weight), device=self._weight.device).split(self._own.outputs)
@@ -114,16 +115,16 @@ class _Linears:
                 found.tensors[f"{name}.weight_column_amax"] = (mine.values * scale).abs_().amax(dim=0)
 
     def _report(
-        self, error: Callable[[Tensor], float], found: Rounded, smoothed: bool
+        self, errors_of: Callable[[Tensor], Tensor], found: Rounded, smoothed: bool
     ) -> tuple[dict[str, float], dict[str, float]]:
         """What rounding to the nearest leaves; the energies of the outputs and their errors.
 
-        `error`: the output error of a weight error (rows, in).
+        `errors_of`: the output errors (rows,) of a weight error (rows, in).
         """
-        energies, errors = {}, {}
-        for name, rows in self._samples.items():
-            energies[name] = max(error(self._target[rows]), torch.finfo(torch.float32).tiny)
-            errors[name] = error(self._nearest_difference(rows))
+        energies = self._by_name(errors_of(self._target[self._samples]))
+        energies = {name: max(energy, torch.finfo(torch.float32).tiny) for name, energy in energies.items()}
+        errors = self._by_name(errors_of(self._nearest_difference()))
+        for name in self._own.names:
             left = torch.tensor([errors[name] / energies[name]])
             found.tensors |= {
                 f"{name}.tokens": torch.tensor([float(self._own.statistics.tokens)]),
@@ -136,13 +137,14 @@ class _Linears:
                 found.tensors[f"{name}.pre_quant_scale"] = self._choice.pre_quant_scale.clone()  # none shares memory
         return energies, errors
 
-    def _error(self, rounded: Compensated, factor: Factor, rows: Tensor) -> float:
-        """The squared output error of some outputs, without the part of the damping."""
-        return factor.undamped_error(rounded.of_rows(rows).values * self._choice.pre_quant_scale - self._target[rows])
+    def _by_name(self, errors: Tensor) -> dict[str, float]:
+        """The sums of the errors of the reported outputs; at least 0, whatever the damping takes off."""
+        parts = errors.split(self._sampled)
+        return {name: max(0.0, float(part.sum())) for name, part in zip(self._own.names, parts, strict=True)}
 
-    def _nearest_difference(self, rows: Tensor) -> Tensor:
-        """The weight error (rows, in) of rounding some outputs to the nearest."""
-        scale = self._choice.pre_quant_scale
+    def _nearest_difference(self) -> Tensor:
+        """The weight error (rows, in) of rounding the reported outputs to the nearest."""
+        scale, rows = self._choice.pre_quant_scale, self._samples
         nearest = self._own.grid.of_rows(rows).nearest(self._weight[rows] / scale) * scale
         return nearest.sub_(self._target[rows])
 

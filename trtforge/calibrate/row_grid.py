@@ -13,6 +13,7 @@ from torch import Tensor
 
 from trtforge.models.transforms import pack_int4
 from trtforge.runtime.linears.weight_only import quantize_weight_only
+from trtforge.runtime.native.rounding import Levels
 
 _LOWEST, _HIGHEST = -8, 7
 _RATIOS = tuple(round(1.075 - 0.05 * step, 3) for step in range(11))  # of an output's amax, tried as its range
@@ -41,6 +42,10 @@ class RowGrid:
     @property
     def unit(self) -> float:
         return 1.0
+
+    @property
+    def levels(self) -> Levels:
+        return "int4"
 
     def fitted(self, weight: Tensor, weights: Tensor) -> "RowGrid":
         found = [self._fit(rows, weights) for rows in weight.split(_FITTED_ROWS)]
@@ -81,11 +86,6 @@ class RowGrid:
     def best_steps(self, columns: Tensor, weights: Tensor) -> Tensor:
         assert self.steps is not None, "a grid is fitted first"
         return self.steps
-
-    def limited_(self, levels: Tensor, column: int) -> None:
-        assert self.ends is not None, "a grid is fitted first"
-        end = self.ends[column]
-        torch.where(end == 0, levels, end.to(levels.dtype), out=levels)
 
     def nearest(self, weight: Tensor) -> Tensor:
         codes, scales = quantize_weight_only(weight, 4)

@@ -9,11 +9,12 @@ from torch import Tensor
 
 from trtforge.calibrate.precision import search_dtype
 from trtforge.core.number_limits import E2M1_MAX, NVFP4_BLOCK
-from trtforge.models.transforms import TORCH
+from trtforge.models.transforms import TORCH, nvfp4_global_scale
 from trtforge.plan.peaks import SKETCH_ROWS
-from trtforge.runtime.linears.nvfp4_linear import round_to_e2m1
+from trtforge.runtime.linears.nvfp4_linear import round_to_e2m1, round_to_nvfp4
 
 _TOKENS = 1024  # processed at once
+_FIRST = 256  # tokens whose products are computed in float32, before those in bfloat16 (`_add_bfloat16_products`)
 _EXACT = 4  # tokens for each input that go into a Gram matrix one by one
 _MOST_FOLDED = 8  # tokens that later become one row
 _BLOCKS = 8  # of columns, in which the upper half of a Gram matrix is computed
@@ -31,7 +32,8 @@ class InputStatistics:
     matrix's quadratic. Compensated rounding takes a Gram matrix `gram` (in, in) instead, of which only the blocks on
     and above the diagonal are up to date: with fewer rows than inputs a sketch has directions without any error. It is
     exact for the first _EXACT tokens for each input, later ones are sketched (`_folded`). For NVFP4 also `noise` (in,):
-    the squared errors that rounding the input to NVFP4 makes.
+    the squared errors that rounding the input to NVFP4 makes. With a Gram matrix, that is one of the rounded inputs
+    X + N instead, and `cross` (in, in) Nᵀ(X + N) takes the place of `noise`.
     """
 
     channel_amax: Tensor
@@ -39,6 +41,7 @@ class InputStatistics:
     sketch: Tensor | None
     gram: Tensor | None = None
     noise: Tensor | None = None
+    cross: Tensor | None = None
     tokens: int = field(default=0)
 
     @classmethod
@@ -57,7 +60,8 @@ class InputStatistics:
             absolute_sum=torch.zeros(features, device=device),
             sketch=torch.zeros(0, features, device=device) if sketch else None,
             gram=torch.zeros(features, features, device=device) if gram else None,
-            noise=torch.zeros(features, device=device) if noise else None,
+            noise=torch.zeros(features, device=device) if noise and not gram else None,
+            cross=torch.zeros(features, features, device=device) if noise and gram else None,
         )
 
     def update(self, inputs: Tensor) -> None:
@@ -70,17 +74,29 @@ class InputStatistics:
             if self.sketch is not None or self.gram is not None:
                 self.absolute_sum += magnitudes.sum(dim=0)
             if self.gram is not None:
-                folded = _folded(rows, self.tokens)
-                if half and self.tokens:
-                    _add_bfloat16_products(self.gram, folded.bfloat16(), len(rows) / self.tokens)
-                else:
-                    _add_products(self.gram, folded)
+                seen = rows if self.cross is None else self._rounded(self.cross, rows)
+                self._add_to_gram(self.gram, seen, half=half)
             if self.noise is not None:
                 self.noise += nvfp4_errors(rows).square_().sum(dim=0)
             if self.sketch is not None:
                 self.sketch = _grown(self.sketch, self.tokens + len(rows))
                 _add_signed(self.sketch, rows, self.tokens)
             self.tokens += len(rows)
+
+    def _rounded(self, cross: Tensor, rows: Tensor) -> Tensor:
+        """Inputs in NVFP4, with the scale that the largest so far gives; adds their errors to `cross`."""
+        scale = nvfp4_global_scale(self.channel_amax.amax())
+        rounded: Tensor = round_to_nvfp4(rows, scale).mul_(scale)
+        cross += _to_search_dtype(rounded - rows).T @ _to_search_dtype(rounded)  # small beside a sketch's errors
+        return rounded
+
+    def _add_to_gram(self, gram: Tensor, rows: Tensor, *, half: bool) -> None:
+        first = 0 if self.tokens else _FIRST
+        if not half or first:
+            _add_products(gram, _folded(rows[:first] if half else rows, self.tokens))
+        if half and len(rows) > first:
+            folded = _folded(rows[first:], self.tokens)
+            _add_bfloat16_products(gram, folded.bfloat16(), (len(rows) - first) / (self.tokens or first))
 
     @property
     def amax(self) -> Tensor:
@@ -117,6 +133,12 @@ class InputStatistics:
         gram, self.gram = self.gram, None
         self.__dict__.pop("_products", None)
         return gram
+
+    def take_cross(self) -> Tensor:
+        """`cross`, which is needed no more."""
+        assert self.cross is not None, "the inputs are not rounded"
+        cross, self.cross = self.cross, None
+        return cross
 
     @cached_property
     def square_sum(self) -> Tensor:

@@ -157,13 +157,16 @@ def _search_work(family: Family, facts: Facts, whole: RankWeights, wanted: Weigh
     inputs.append(max(sum(m.count * m.inputs for m in kind.matrices if m.expert) for kind in whole.kinds))
     largest = max((m.out * m.inputs for kind in whole.kinds for m in kind.matrices if m.formatted), default=0)
     if compensated:
-        return _compensation_work(family, facts) + _FLOAT32 * 3 * largest
+        moments = 2 if wanted.name == "nvfp4" else 1
+        return _compensation_work(family, facts, moments) + _FLOAT32 * 3 * largest
     return _FLOAT32 * (SKETCH_ROWS * sum(inputs) + 3 * largest)
 
 
-def _compensation_work(family: Family, facts: Facts) -> int:
-    """Bytes of compensated rounding: float32 Gram matrices of a layer's inputs, and copies of the largest one and of
-    the largest weight.
+def _compensation_work(family: Family, facts: Facts, moments: int) -> int:
+    """Bytes of compensated rounding: float32 matrices of a layer's inputs, and copies of the largest one and of the
+    largest weight.
+
+    `moments`: matrices for each input, a Gram matrix and, for rounded inputs, that of their errors.
     """
     sizes = facts.sizes
     leaders = [row for row in family.linears if row.shares_input is None]
@@ -179,7 +182,7 @@ def _compensation_work(family: Family, facts: Facts) -> int:
         widths += [sizes.of(row.inputs)] * sizes.of("experts")
         weights += [sizes.of(row.inputs) * sum(sizes.of(part.out) for part in row.parts)]
     grams = sum(width * width for width in widths)
-    return _FLOAT32 * (grams + _COPIES * (max(widths) ** 2 + max(weights, default=0)))
+    return _FLOAT32 * (moments * grams + _COPIES * (max(widths) ** 2 + max(weights, default=0)))
 
 
 def quantise_peak(source_bytes: int, bits: int) -> int:

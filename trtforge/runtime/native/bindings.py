@@ -74,7 +74,7 @@ class Native:
     """The kernels. Tensors are on the CPU, float32 or bfloat16, and contiguous where nothing else is said."""
 
     def __init__(self, library: Path) -> None:
-        self._library = ctypes.CDLL(str(library))
+        self._library = self.library = ctypes.CDLL(str(library))
         self.multiplies = bool(self._library.has_matmul())
         """Whether `linear` works: the processor has AVX512-BF16."""
         self.multiplies_integers = bool(self._library.has_integers())

@@ -57,6 +57,35 @@ class Context(ctypes.Structure):
     )
 
 
+class Rounding(ctypes.Structure):
+    """`Rounding` of source/rounding.cpp."""
+
+    _fields_ = (
+        *((name, _pointer) for name in ("columns", "product", "shares", "quanta", "ends", "levels", "errors")),
+        ("residuals", _pointer),
+        *((name, _integer) for name in ("block", "outputs")),
+    )
+
+
+class Refinement(ctypes.Structure):
+    """`Refinement` of source/rounding.cpp."""
+
+    _fields_ = (
+        *((name, _pointer) for name in ("levels", "gradients", "gram", "diagonal", "scales")),
+        *((name, _pointer) for name in ("groups", "steps", "ends")),
+        *((name, _integer) for name in ("outputs", "inputs", "count", "sweeps")),
+    )
+
+
+class Steps(ctypes.Structure):
+    """`Steps` of source/rounding.cpp."""
+
+    _fields_ = (
+        *((name, _pointer) for name in ("columns", "weights", "candidates", "best")),
+        *((name, _integer) for name in ("group", "outputs", "count")),
+    )
+
+
 class Call(ctypes.Structure):
     """`Call` of source/replay.cpp."""
 
@@ -90,6 +119,9 @@ ARGUMENTS: dict[str, Sequence[object]] = {
     "linear_int4": (_pointer,),
     "linear_int8": (_integer, _pointer),
     "replay": (_pointer, _integer),
+    "round_block": (_integer, _integer, _pointer),
+    "refine": (_integer, _integer, _pointer),
+    "best_steps": (_integer, _pointer),
 }
 RECORDED = (
     "rms_norm",
