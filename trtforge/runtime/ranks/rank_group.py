@@ -9,6 +9,8 @@ from torch import Tensor
 from trtforge.core.errors import ForgeError
 from trtforge.machine.host import usable_cpus
 from trtforge.runtime.decoder.collective import Alone, Collective
+from trtforge.runtime.native.bindings import native_for
+from trtforge.runtime.native.threads import release_threads
 from trtforge.runtime.ranks.distributed import Distributed, loaded_key, serve_store
 from trtforge.runtime.ranks.rank_model import RankModel, placement_of
 from trtforge.runtime.ranks.source import Source
@@ -69,6 +71,9 @@ class RankGroup:
                 distributed.connect(store)
             self.num_blocks = self._collective.smallest(self._model.blocks_that_fit(kv_cache_fraction, kv_cache_tokens))
             self._model.allocate_cache(self.num_blocks)
+            kernels = native_for(place.device, place.dtype)
+            if kernels is not None:
+                release_threads(kernels)  # the engine's thread computes from here on
         except BaseException as error:
             failure = self._failure() if isinstance(error, RuntimeError) else None
             self.close()
