@@ -94,19 +94,18 @@ class Layers:
         self, hidden: Tensor, batch: Batch, rotations: tuple[Rotation, ...], cache: Sequence[LayerCache]
     ) -> Tensor:
         """(tokens, hidden) to (tokens, hidden), which the next step may overwrite."""
-        rows = len(hidden)
-        if self._kernels is None or batch.paged is None or batch.context or len(batch.slots) != rows:
+        if self._kernels is None or batch.paged is None or batch.context or len(batch.slots) != len(hidden):
             return self._computed(hidden, batch, rotations, cache)
-        block, columns = batch.paged.block_size, batch.paged.tables.shape[1]
-        if columns > -(-self._longest // block):  # drafts beyond the longest sequence
+        columns = -(-self._longest // batch.paged.block_size)
+        if batch.paged.tables.shape[1] > columns:  # drafts beyond the longest sequence
             return self._computed(hidden, batch, rotations, cache)
-        key = rows, self._adapted()
-        recording_ = self._recordings.get(key)
-        if recording_ is None:
-            return self._recorded(hidden, batch, rotations, cache)
-        recording_.inputs.fill(hidden, batch, rotations)
-        self._kernels.replay(recording_.calls)
-        return recording_.output
+        key = len(hidden), self._adapted()
+        if key not in self._recordings:
+            return self._recorded(key, columns, hidden, batch, rotations, cache)
+        found = self._recordings[key]
+        found.inputs.fill(hidden, batch, rotations)
+        self._kernels.replay(found.calls)
+        return found.output
 
     def _adapted(self) -> bool:
         """Whether the step has adapters; forgets recordings that read them where they were before."""
@@ -126,13 +125,17 @@ class Layers:
         return hidden
 
     def _recorded(
-        self, hidden: Tensor, batch: Batch, rotations: tuple[Rotation, ...], cache: Sequence[LayerCache]
+        self,
+        key: tuple[int, bool],
+        columns: int,
+        hidden: Tensor,
+        batch: Batch,
+        rotations: tuple[Rotation, ...],
+        cache: Sequence[LayerCache],
     ) -> Tensor:
         """Compute a step and keep its kernel calls; if torch computes a part of it, never record again."""
-        assert batch.paged is not None
-        rows = len(hidden)
+        rows, _ = key
         if self._inputs is None or len(self._inputs) < rows:
-            columns = -(-self._longest // batch.paged.block_size)
             self._inputs = _Inputs.of(2 * rows, columns, hidden, batch, rotations)
         inputs = self._inputs.first(rows)
         inputs.fill(hidden, batch, rotations)
@@ -142,7 +145,6 @@ class Layers:
                 self._arena.turn()
                 hidden = layer(hidden, batch, rotations, layer_cache)
         if recorder.complete:
-            key = rows, self._adapted()
             self._recordings[key] = _Recording(inputs, *recorder.calls(), hidden)
         else:
             self._kernels = None

@@ -74,27 +74,27 @@ class Native:
     """The kernels. Tensors are on the CPU, float32 or bfloat16, and contiguous where nothing else is said."""
 
     def __init__(self, library: Path) -> None:
-        self._library = self.library = ctypes.CDLL(str(library))
-        self.multiplies = bool(self._library.has_matmul())
+        self.functions = ctypes.CDLL(str(library))
+        self.multiplies = bool(self.functions.has_matmul())
         """Whether `linear` works: the processor has AVX512-BF16."""
-        self.multiplies_integers = bool(self._library.has_integers())
+        self.multiplies_integers = bool(self.functions.has_integers())
         """Whether `linear_int8` works: the processor has AVX512-VNNI too."""
         for name, arguments in ARGUMENTS.items():
             if self.multiplies_integers if name in INTEGERS else self.multiplies or name not in PRODUCTS:
-                function = getattr(self._library, name)
+                function = getattr(self.functions, name)
                 function.argtypes, function.restype = list(arguments), None
 
     def _run(self, name: str, *arguments: Any) -> None:
         """Call a kernel, and record the call while a recording is made. A structure is passed by its address."""
         given = (ctypes.byref(each) if isinstance(each, ctypes.Structure) else each for each in arguments)
-        getattr(self._library, name)(*given)
+        getattr(self.functions, name)(*given)
         recorder = current_recorder()
         if recorder is not None:
             recorder.add(name, arguments)
 
     def replay(self, calls: Calls) -> None:
         """Run recorded calls again."""
-        self._library.replay(calls, len(calls))
+        self.functions.replay(calls, len(calls))
 
     def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         """x / rms(x) * weight over the last dimension of (..., size)."""

@@ -19,7 +19,7 @@ class RoundingKernels:
     """All matrices are contiguous, on the CPU."""
 
     def __init__(self, native: Native) -> None:
-        self._library = native.library
+        self._functions = native.functions
 
     def round_block(
         self,
@@ -55,7 +55,7 @@ class RoundingKernels:
             block=block,
             outputs=outputs,
         )
-        self._library.round_block(GRIDS[levels], TYPES[errors.dtype], ctypes.byref(given))
+        self._functions.round_block(GRIDS[levels], TYPES[errors.dtype], ctypes.byref(given))
         return found
 
     def refine_(
@@ -93,7 +93,7 @@ class RoundingKernels:
             count=steps.shape[1],
             sweeps=sweeps,
         )
-        self._library.refine(GRIDS[levels], TYPES[gradients.dtype], ctypes.byref(given))
+        self._functions.refine(GRIDS[levels], TYPES[gradients.dtype], ctypes.byref(given))
 
     def best_steps(self, levels: Levels, columns: Tensor, weights: Tensor, candidates: Tensor) -> Tensor:
         """(out,) the first of the steps `candidates` (count, out) with the least squared error of `columns`
@@ -109,7 +109,7 @@ class RoundingKernels:
             outputs=outputs,
             count=len(candidates),
         )
-        self._library.best_steps(GRIDS[levels], ctypes.byref(given))
+        self._functions.best_steps(GRIDS[levels], ctypes.byref(given))
         return best
 
 

@@ -10,4 +10,4 @@ def release_threads(kernels: Native) -> None:
     next kernel sleep instead of spinning (libgomp's env.c, `gomp_throttled_spin_count_var`), and waking one takes
     longer than many a kernel.
     """
-    kernels.library.release_threads()
+    kernels.functions.release_threads()

@@ -114,16 +114,12 @@ static void cap_scores(float* scores, int64_t count, float cap) {
     for (int64_t i = 0; i < count; ++i) scores[i] = cap - 2.0f * cap / (1.0f + exponential(2.0f / cap * scores[i]));
 }
 
-// Softmax of the scores of G heads from `head` on, (G, count), times the scale of the values.
-template <int G>
+// Softmax of a query head's scores (count,) of the tokens from `first` on, times the scale of the values.
 static void soften(const Paged& p, int64_t head, int64_t first, int64_t count, float* scores) {
-    for (int g = 0; g < G; ++g) {
-        float* of_head = scores + g * count;
-        if (p.cap > 0.0f) cap_scores(of_head, count, p.cap);
-        if (p.slopes)
-            for (int64_t i = 0; i < count; ++i) of_head[i] += p.slopes[head + g] * float(first + i);
-        normalise(of_head, count, p.cache_scale);
-    }
+    if (p.cap > 0.0f) cap_scores(scores, count, p.cap);
+    if (p.slopes)
+        for (int64_t i = 0; i < count; ++i) scores[i] += p.slopes[head] * float(first + i);
+    normalise(scores, count, p.cache_scale);
 }
 
 // The memory of one thread: grows, and is not cleared.
@@ -149,7 +145,7 @@ static void attend(const Paged& p, int64_t head, const T* given, Seen<C> keys, M
     float *queries = memory.need_floats(G * (size + count)), *scores = queries + G * size;
     for (int64_t i = 0; i < G * size; ++i) queries[i] = to_float(given[i]) * p.scale * p.cache_scale;
     score<G>(queries, keys, size, scores);
-    soften<G>(p, head, keys.first, count, scores);
+    for (int g = 0; g < G; ++g) soften(p, head + g, keys.first, count, scores + g * count);
     Seen<C> values = keys;
     if (p.vectors > kv_heads) values.cache += kv_heads * size;
     int64_t d = 0;
@@ -195,7 +191,7 @@ static void attend_pairs(const Paged& p, int64_t head, const bfloat16* queries, 
     });
     bfloat16* weights = memory.need_halves(G * count + 1);
     for (int g = 0; g < G; ++g) {
-        soften<1>(p, head + g, keys.first, keys.count(), scores + g * count);
+        soften(p, head + g, keys.first, keys.count(), scores + g * count);
         std::fill(scores + g * count + keys.count(), scores + (g + 1) * count, 0.0f);
     }
     pairwise::round_weights(scores, G * count, weights);
