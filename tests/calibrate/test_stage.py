@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from tests.conftest import Edit, MakeHf
-from trtforge.calibrate.stage import CalibrateConfig, calibrate
+from trtforge.calibrate.stage import METHOD, CalibrateConfig, calibrate
 from trtforge.convert.stage import ConvertConfig, convert
 from trtforge.core.errors import ForgeError
 from trtforge.formats.calibration import open_calibration
@@ -70,6 +70,19 @@ def test_manifest_says_what_the_data_was(make_hf: MakeHf, ids: Path, tmp_path: P
         "samples": 6, "tokens": 144, "documents": 6, "document_lengths": {"32": 6},
     }  # fmt: skip
     assert len(made.inputs["data"]) == 64
+
+
+def test_a_calibration_by_another_method_is_not_used_again(
+    make_hf: MakeHf, ids: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = make_hf(**SHAPE)
+    monkeypatch.setenv("TRTFORGE_CACHE", str(tmp_path / "cache"))
+    first = calibrate(config(ids, "fp8"), source, tmp_path / "first").manifest.identity.digest
+    assert calibrate(config(ids, "fp8"), source, tmp_path / "again").cached
+    monkeypatch.setattr("trtforge.calibrate.stage.METHOD", METHOD + 1)
+    changed = calibrate(config(ids, "fp8"), source, tmp_path / "changed")
+    assert not changed.cached
+    assert changed.manifest.identity.digest != first
 
 
 def test_fp8_scales_are_shared_as_tensorrt_llm_shares_them(make_hf: MakeHf, ids: Path, tmp_path: Path) -> None:

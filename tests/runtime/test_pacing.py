@@ -40,3 +40,12 @@ def test_single_slow_steps_change_nothing() -> None:
     pace.observe(9.0, 0, alone=False)
     pace.observe(9.0, 10, alone=False)
     assert pace.most_context == 15
+
+
+def test_chunks_beside_others_are_taken_to_cost_more_until_one_was_seen() -> None:
+    pace = Pace()
+    pace.observe(0.01, 0, alone=False)
+    pace.observe(1.0, 1000, alone=True)
+    assert pace.most_context == 8  # of 15 at the price of the whole prompt
+    pace.observe(0.011, 1, alone=False)
+    assert pace.most_context == 15

@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from trtforge.calibrate.layer import Needs
 
 TOKENS_AT_ONCE = 1024  # enough for efficient matrix products
+METHOD = 2
+"""Raised when the same model and data give other tensors than before: earlier calibrations are not used again."""
 CalibratedFormat = Literal["none", "fp8", "int4_awq", "w4a8_awq", "int8_sq", "int4_wo", "nvfp4"]
 
 
@@ -201,6 +203,7 @@ def _identity(
     return Identity(
         stage="calibration",
         config={
+            "method": METHOD,
             "format": config.format,
             "kv_cache": config.kv_cache,
             "group_size": config.group_size,

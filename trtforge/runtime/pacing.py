@@ -5,6 +5,8 @@ from collections import deque
 
 _TIMES = 2.5
 """Such a step is to take so many times as long as one without prompts."""
+_ALONE = 2.0
+"""How many times as much a token costs beside running sequences, of which steps without any tell: in small chunks."""
 _LEAST = 8  # tokens
 _RECENT_STEPS, _RECENT_CONTEXTS = 16, 4
 
@@ -14,20 +16,23 @@ class Pace:
 
     def __init__(self) -> None:
         self._steps: deque[float] = deque(maxlen=_RECENT_STEPS)
-        self._per_token: deque[float] = deque(maxlen=_RECENT_CONTEXTS)
+        self._beside: deque[float] = deque(maxlen=_RECENT_CONTEXTS)
+        self._alone: deque[float] = deque(maxlen=_RECENT_CONTEXTS)
 
     def observe(self, seconds: float, context: int, *, alone: bool) -> None:
         """A step of that many context tokens took so long. `alone`: no sequence of it was in the generation phase."""
         if not context:
             self._steps.append(seconds)
-        elif alone or self._steps:
-            usual = 0.0 if alone else statistics.median(self._steps)
-            self._per_token.append(max(0.0, seconds - usual) / context)
+        elif alone:
+            self._alone.append(_ALONE * seconds / context)
+        elif self._steps:
+            self._beside.append(max(0.0, seconds - statistics.median(self._steps)) / context)
 
     @property
     def most_context(self) -> int | None:
         """Context tokens beside running sequences; None as long as nothing is known."""
-        if not self._steps or not self._per_token:
+        known = self._beside or self._alone
+        if not self._steps or not known:
             return None
-        per_token = statistics.median(self._per_token)
+        per_token = statistics.median(known)
         return max(_LEAST, int((_TIMES - 1) * statistics.median(self._steps) / per_token)) if per_token else None
