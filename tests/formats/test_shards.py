@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from trtforge.core.dtypes import dtype_named
 from trtforge.core.errors import ForgeError
-from trtforge.formats.shards import RowReader, TensorSpec, Writer, read_header
+from trtforge.formats.shards import RowReader, TensorSpec, Writer, header_of, read_header
 from trtforge.formats.tensor_files import load_tensors, map_tensors
 
 shapes = st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=3), min_size=1, max_size=5)
@@ -230,3 +230,36 @@ def test_the_library_is_asked_after_the_header(tmp_path: Path) -> None:
             read(path)
         with pytest.raises(ForgeError, match="none"):
             read(tmp_path / "none")
+
+
+def test_the_disk_is_given_every_byte_once_while_the_file_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[int, int]] = []
+    monkeypatch.setattr("trtforge.formats.shards._STARTED_BYTES", 1000)
+    monkeypatch.setattr(os, "posix_fadvise", lambda _, first, count, advice: told.append((first, count)))
+    spec = TensorSpec("t", dtype_named("int8"), (2500,))
+    writer = Writer(tmp_path / "a.safetensors", [spec])
+    header = len(header_of([spec]))
+    writer.begin("t")
+    for size in (700, 700, 1000, 100):
+        writer.write(bytes(size))
+    assert writer.finish().bytes == header + 2500
+    first = next(total for total in (header + 700, header + 1400, header + 2400) if total >= 1000)
+    assert told[0] == (0, first)
+    assert [start for start, _ in told[1:]] == [start + count for start, count in told[:-1]]
+    assert all(count >= 1000 for _, count in told)
+    assert sum(count for _, count in told) > header + 2500 - 1000
+
+
+def test_a_file_system_that_takes_no_hints_gets_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: int) -> None:
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr("trtforge.formats.shards._STARTED_BYTES", 1)
+    monkeypatch.setattr(os, "posix_fadvise", refused)
+    writer = Writer(tmp_path / "a.safetensors", [TensorSpec("t", dtype_named("int8"), (3,))])
+    writer.begin("t")
+    writer.write(b"abc")
+    writer.finish()
+    assert (tmp_path / "a.safetensors").read_bytes().endswith(b"abc")

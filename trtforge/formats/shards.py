@@ -7,6 +7,7 @@ import json
 import os
 import stat
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -24,6 +25,7 @@ _MOST_DIMENSIONS = 8
 # Longer writes allocate page cache in blocks of megabytes, which a virtual machine may first have to get back from its
 # host: for 4 GB that took ten times as long as the copy.
 _WRITE_BYTES = 128 << 10
+_STARTED_BYTES = 32 << 20  # given to the system, after which it is asked to write them to the disk
 _DEQUANTIZED_BYTES = 2 << 20  # of the bfloat16 rows that are made at once
 _TRUNCATED = "The download or copy did not finish: fetch the file again."
 
@@ -267,7 +269,7 @@ class Writer:
         self._pending = list(reversed(tensors))
         self._left = 0
         self._hasher = blake3()
-        self._written = 0
+        self._written = self._started = 0
         self._descriptor: int | None = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
         self._emit(memoryview(header_of(tensors)))
 
@@ -295,6 +297,9 @@ class Writer:
                 view = view[os.write(self._descriptor, view[:_WRITE_BYTES]) :]
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(self.path)) from error
+        if self._written - self._started >= _STARTED_BYTES:
+            _start_writing(self._descriptor, self._started, self._written - self._started)
+            self._started = self._written
 
     def finish(self) -> FileRecord:
         """Close the complete file and return its record for the manifest."""
@@ -308,6 +313,16 @@ class Writer:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
+
+
+def _start_writing(descriptor: int, first: int, count: int) -> None:
+    """Let the system write `count` bytes of a file from `first` on to the disk, without waiting for it.
+
+    Of pages that are to be given up Linux begins to write those that have to be written, and keeps them until then.
+    """
+    if hasattr(os, "posix_fadvise"):
+        with suppress(OSError):  # a hint, which some file systems do not take
+            os.posix_fadvise(descriptor, first, count, os.POSIX_FADV_DONTNEED)
 
 
 def header_of(tensors: Iterable[TensorSpec]) -> bytes:
