@@ -50,24 +50,60 @@ static inline void expand(const C* from, int64_t size, bfloat16* into) {
     for (int64_t i = 0; i < size; i += WIDTH) put(into + i, load(from + i));
 }
 
+// Rows of 16 pairs of numbers become columns.
+static inline void transpose(__m512i (&rows)[16]) {
+    __m512i parts[16];
+#pragma GCC unroll 8
+    for (int i = 0; i < 16; i += 2) {
+        parts[i] = _mm512_unpacklo_epi32(rows[i], rows[i + 1]);
+        parts[i + 1] = _mm512_unpackhi_epi32(rows[i], rows[i + 1]);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 16; i += 4)
+        for (int odd = 0; odd < 2; ++odd) {  // rows[i + j]: in its lane l, column 4 l + j of the rows from i on
+            rows[i + 2 * odd] = _mm512_unpacklo_epi64(parts[i + odd], parts[i + 2 + odd]);
+            rows[i + 2 * odd + 1] = _mm512_unpackhi_epi64(parts[i + odd], parts[i + 2 + odd]);
+        }
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j) {
+        const __m512i a = _mm512_shuffle_i32x4(rows[j], rows[4 + j], 0x88);  // lanes 0 and 2 of both
+        const __m512i b = _mm512_shuffle_i32x4(rows[j], rows[4 + j], 0xdd);  // lanes 1 and 3
+        const __m512i c = _mm512_shuffle_i32x4(rows[8 + j], rows[12 + j], 0x88);
+        const __m512i d = _mm512_shuffle_i32x4(rows[8 + j], rows[12 + j], 0xdd);
+        parts[j] = _mm512_shuffle_i32x4(a, c, 0x88);
+        parts[4 + j] = _mm512_shuffle_i32x4(b, d, 0x88);
+        parts[8 + j] = _mm512_shuffle_i32x4(a, c, 0xdd);
+        parts[12 + j] = _mm512_shuffle_i32x4(b, d, 0xdd);
+    }
+    std::copy(parts, parts + 16, rows);
+}
+
 // keys (KEYS, size) to two tiles (size / 2, 32, 2).
 static void pack_keys(const bfloat16* keys, int64_t size, bfloat16* into) {
-    for (int64_t key = 0; key < KEYS; ++key) {
-        bfloat16* column = into + key / TILE * TILE * size + key % TILE * 2;
-        for (int64_t i = 0; i < size; i += 2) std::memcpy(column + i * TILE, keys + key * size + i, 4);
-    }
+    for (int64_t key = 0; key < KEYS; key += 16)
+        for (int64_t column = 0; column < size; column += 32) {
+            __m512i rows[16];
+#pragma GCC unroll 16
+            for (int i = 0; i < 16; ++i) rows[i] = _mm512_loadu_si512(keys + (key + i) * size + column);
+            transpose(rows);
+            bfloat16* first = into + key / TILE * TILE * size + column * TILE + key % TILE * 2;
+#pragma GCC unroll 16
+            for (int i = 0; i < 16; ++i) _mm512_storeu_si512(first + i * 2 * TILE, rows[i]);
+        }
 }
 
 // values (KEYS, size) to size / 32 tiles (KEYS / 2, 32, 2).
 static void pack_values(const bfloat16* values, int64_t size, bfloat16* into) {
+    const __m512i front = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37,
+                                           5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
+    const __m512i back = _mm512_add_epi16(front, _mm512_set1_epi16(16));
     for (int64_t column = 0; column < size; column += TILE)
         for (int64_t key = 0; key < KEYS; key += 2) {
-            const bfloat16 *even = values + key * size + column, *odd = even + size;
-            bfloat16* pair = into + column * KEYS + key * TILE;
-            for (int64_t d = 0; d < TILE; ++d) {
-                pair[2 * d] = even[d];
-                pair[2 * d + 1] = odd[d];
-            }
+            const __m512i even = _mm512_loadu_si512(values + key * size + column);
+            const __m512i odd = _mm512_loadu_si512(values + (key + 1) * size + column);
+            bfloat16* pairs = into + column * KEYS + key * TILE;
+            _mm512_storeu_si512(pairs, _mm512_permutex2var_epi16(even, front, odd));
+            _mm512_storeu_si512(pairs + TILE, _mm512_permutex2var_epi16(even, back, odd));
         }
 }
 
@@ -76,9 +112,11 @@ template <typename C>
 static void pack(const Context& c, int64_t kv, int64_t key_block, bfloat16* rows) {
     const int64_t first = key_block * KEYS, tokens = std::min(KEYS, c.start + c.count - first);
     for (int64_t part = 0; part < 2; ++part) {
-        for (int64_t token = 0; token < tokens; ++token) {
-            const int64_t position = first + token, slot = c.table[position / c.block] * c.block + position % c.block;
-            expand((const C*)c.cache + ((2 * slot + part) * c.kv_heads + kv) * c.size, c.size, rows + token * c.size);
+        for (int64_t token = 0; token < tokens;) {
+            const int64_t offset = (first + token) % c.block, end = std::min(tokens, token + c.block - offset);
+            const int64_t slot = c.table[(first + token) / c.block] * c.block + offset, pitch = 2 * c.kv_heads * c.size;
+            const C* from = (const C*)c.cache + slot * pitch + (part * c.kv_heads + kv) * c.size;
+            for (; token < end; ++token, from += pitch) expand(from, c.size, rows + token * c.size);
         }
         std::memset((void*)(rows + tokens * c.size), 0, size_t((KEYS - tokens) * c.size) * sizeof(bfloat16));
         bfloat16* into = c.at(kv, key_block) + part * KEYS * c.size;
