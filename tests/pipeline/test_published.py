@@ -15,7 +15,6 @@ from tests.conftest import DEMO_MODEL
 from tests.quantized import BLOCKS, fp8_blocks
 from tests.recipes.shipped import SHIPPED
 from trtforge.compile.stage import CompileOptions
-from trtforge.convert.stage import ConvertConfig, convert
 from trtforge.core.errors import ForgeError
 from trtforge.core.progress import Silent
 from trtforge.core.recipe import Recipe, load_recipe
@@ -93,6 +92,12 @@ def test_the_header_says_whose_weights_they_are(name: str, said: str, stored: fl
     assert model is not None
     assert deployment_of(wanted, model).quant == said
     assert round(model_record(model).source_bytes / 1e9, 1) == stored
+
+
+@pytest.mark.parametrize(("model", "stored"), [("20b", 13_761_264_768), ("120b", 65_248_815_744)])
+def test_the_bytes_of_gpt_oss_are_those_of_its_files(model: str, stored: int) -> None:
+    """The total size in the index of the published checkpoints."""
+    assert model_record(find_model(f"openai/gpt-oss-{model}")).source_bytes == stored
 
 
 def test_other_formats_and_backends_convert_it(source: Path, tmp_path: Path) -> None:
@@ -185,9 +190,8 @@ def test_the_plan_of_gpt_oss_counts_its_stored_bytes(gpt_oss: Path) -> None:
     evaluation = evaluate(model, request_of(of_gpt_oss(gpt_oss), model, {"--tp": "1"}))
     assert evaluation.legal
     assert evaluation.memory is not None
-    unrowed = 2 * (4 * (3 * 64) + 4 + 4) * 2  # biases of experts and router, and sinks, in bfloat16
     router = 2 * 4 * 64 * 2  # float32 on the GPU
-    assert evaluation.memory.fullest.weights == model.stored_bytes - unrowed + router
+    assert evaluation.memory.fullest.weights == model.stored_bytes + router
     assert evaluation.memory.windows is not None
     assert evaluation.memory.windows.layers[0] == 128
 
@@ -195,12 +199,10 @@ def test_the_plan_of_gpt_oss_counts_its_stored_bytes(gpt_oss: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"format": "fp8"}, "GptOssForCausalLM is not converted: TensorRT-LLM's PyTorch backend serves it as it is"),
+        ({"format": "fp8"}, "loads the experts of gpt_oss in bfloat16, or in MXFP4 as they are published"),
         ({"gpu": "l40s"}, r"l40s: TensorRT-LLM has no MXFP4 on compute capability 8\.9, only from 9\.0 on"),
     ],
 )
 def test_gpt_oss_is_refused_elsewhere(changes: dict[str, str], message: str, gpt_oss: Path, tmp_path: Path) -> None:
     with pytest.raises(ForgeError, match=message):
         run(of_gpt_oss(gpt_oss, **changes), tmp_path / "build")
-    with pytest.raises(ForgeError, match="mxfp4 is not converted"):
-        convert(ConvertConfig(), gpt_oss, tmp_path / "checkpoint")

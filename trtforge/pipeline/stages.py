@@ -29,7 +29,8 @@ def of_published(recipe: Recipe, stages: tuple[StageName, ...]) -> tuple[StageNa
         raise ForgeError(
             f"{recipe.name}: the LLM API serves {recipe.model.source} as it is published: nothing is calibrated, "
             "converted or verified",
-            hint="Use --to compile, or another quantization.format or engine.backend.",
+            hint="Use --to compile, or another quantization.format or engine.backend. To compare the weights with "
+            "transformers: `trtforge convert HF_DIR CHECKPOINT`, `trtforge verify CHECKPOINT --against HF_DIR`.",
         )
     return chosen
 
