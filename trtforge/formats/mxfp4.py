@@ -15,16 +15,17 @@ _BIAS = 127
 
 def dequantize(codes: memoryview, scales: memoryview, outputs: int) -> memoryview:
     """The bytes of a bfloat16 matrix (in, out), of `outputs` columns, from their codes and scales (out, in / 32)."""
-    values, factors = _tables()
-    pairs = values[torch.frombuffer(codes, dtype=torch.uint8).int()].view(len(scales), -1)
-    pairs *= factors[torch.frombuffer(scales, dtype=torch.uint8).int()].unsqueeze(1)
-    matrix = pairs.bfloat16().view(outputs, -1).T.contiguous()
+    blocks = torch.frombuffer(codes, dtype=torch.uint8).view(len(scales), -1)
+    rows = torch.frombuffer(scales, dtype=torch.uint8).int() << 8
+    pairs = _pairs().index_select(0, (rows.unsqueeze(1) + blocks).view(-1))
+    matrix = pairs.view(torch.bfloat16).view(outputs, -1).T.contiguous()
     return matrix.view(torch.uint8).flatten().numpy().data
 
 
 @cache
-def _tables() -> tuple[Tensor, Tensor]:
-    """float32: the two values of each byte (256, 2), the factor of each scale (256,)."""
-    values = torch.tensor(E2M1_VALUES)
-    byte = torch.arange(256)
-    return torch.stack((values[byte & 15], values[byte >> 4]), dim=1), torch.pow(2.0, byte.int() - _BIAS)
+def _pairs() -> Tensor:
+    """int32 (256 x 256,): the bits of the two values of each byte, for each scale."""
+    values, byte = torch.tensor(E2M1_VALUES), torch.arange(256)
+    pairs = torch.stack((values[byte & 15], values[byte >> 4]), dim=1)
+    factors = torch.pow(2.0, byte.int() - _BIAS)
+    return (pairs * factors.view(-1, 1, 1)).bfloat16().view(torch.int32).flatten()
