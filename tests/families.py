@@ -25,6 +25,7 @@ from transformers import (
     GPTBigCodeConfig,
     GPTJConfig,
     GPTNeoXConfig,
+    GptOssConfig,
     GraniteConfig,
     Llama4TextConfig,
     LlamaConfig,
@@ -114,6 +115,10 @@ _DEEPSEEK = _SIZES | {
 }
 
 
+_SPREAD = {"sinks": 3.0, "gate_up_proj_bias": 3.0, "router.bias": 0.3}
+"""Of GPT-OSS: large enough that sinks and the limit of its gate matter. transformers makes two of them random."""
+
+
 def _tiny(config: Callable[..., PreTrainedConfig], *, attention: str = "eager", **values: Any) -> PreTrainedModel:
     made = config(bos_token_id=1, eos_token_id=2, **values)
     model: PreTrainedModel = AutoModelForCausalLM.from_config(made, attn_implementation=attention)
@@ -122,7 +127,10 @@ def _tiny(config: Callable[..., PreTrainedConfig], *, attention: str = "eager", 
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
-            if parameter.dim() == 1 or "norm" in name:
+            spread = next((_SPREAD[ending] for ending in _SPREAD if name.endswith(ending)), None)
+            if spread is not None:
+                parameter.copy_(noise * spread)
+            elif parameter.dim() == 1 or "norm" in name:
                 parameter.add_(noise * 0.1)
             else:
                 parameter.copy_(noise * 0.15)
@@ -267,6 +275,15 @@ TINY: dict[str, Callable[[], PreTrainedModel]] = {
         interleave_moe_layer_step=2,
         use_qk_norm=False,
         attention_bias=True,
+    ),
+    "gpt_oss": partial(
+        _tiny,
+        GptOssConfig,
+        **_GQA | {"intermediate_size": 32, "head_dim": 24},
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        sliding_window=WINDOW,
+        rope_parameters=_YARN | {"truncate": False},
     ),
     "glm4_moe": partial(
         _tiny,

@@ -21,6 +21,7 @@ from trtforge.reference.hidden import HiddenStates
 
 MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v2_lite", "deepseek_v3", "glm4_moe")
 STACKED = ("llama4", "llama4_dense_between")
+BIASED = "gpt_oss"
 
 
 def walk(
@@ -41,7 +42,7 @@ def walk(
         return steps.run(batches, budget, bar), family
 
 
-@pytest.mark.parametrize("name", [name for name in TINY if name not in (*MIXTURES, *STACKED)])
+@pytest.mark.parametrize("name", [name for name in TINY if name not in (*MIXTURES, *STACKED, BIASED)])
 def test_inputs_are_those_of_the_whole_model(tmp_path: Path, name: str) -> None:
     model = TINY[name]()
     model.save_pretrained(tmp_path / "hf")
@@ -136,6 +137,40 @@ def test_stacked_experts_are_measured_one_by_one(tmp_path: Path, name: str) -> N
     assert {key for key in found if ".experts." in key and "dead" not in key} == set(expected)
     for key, amax in expected.items():
         assert torch.allclose(found[key], amax, rtol=2e-5), key
+
+
+def test_experts_with_biases_are_measured_one_by_one(tmp_path: Path) -> None:
+    """Nothing else of GPT-OSS may be quantised."""
+    model = TINY[BIASED]()
+    model.save_pretrained(tmp_path / "hf")
+    batch = torch.randint(0, 131, (2, 24), generator=torch.Generator().manual_seed(1))
+    found, _ = walk(tmp_path / "hf", tmp_path / "partial", [batch])
+    expected: dict[str, torch.Tensor] = {}
+    for layer, block in enumerate(model.model.layers):
+        prefix = f"model.layers.{layer}.mlp.experts"
+
+        def hook(module: Any, inputs: tuple[torch.Tensor, ...], prefix: str = prefix) -> None:
+            hidden, chosen, _ = inputs
+            for expert in range(4):
+                rows = hidden[(chosen == expert).any(dim=1)]
+                gate, up = (
+                    (rows @ module.gate_up_proj[expert] + module.gate_up_proj_bias[expert]).view(-1, 32, 2).mT.unbind(1)
+                )
+                gate = gate.clamp(max=7)
+                inner = (up.clamp(-7, 7) + 1) * gate * (1.702 * gate).sigmoid()
+                for part, values in (("gate_up_proj", rows), ("down_proj", inner)):
+                    largest = values.abs().amax().reshape(1) if len(values) else torch.zeros(1)
+                    expected[f"{prefix}.{expert}.{part}.input_amax"] = largest
+                    weight = getattr(module, part)[expert].abs().amax().reshape(1)
+                    expected[f"{prefix}.{expert}.{part}.weight_amax"] = weight
+
+        block.mlp.experts.register_forward_pre_hook(hook)
+    with torch.inference_mode():
+        model(input_ids=batch)
+    assert {key for key in found if key.startswith("model.") and "dead" not in key} == set(expected)
+    for key, amax in expected.items():
+        assert torch.allclose(found[key], amax, rtol=2e-5), key
+    assert all(found[f"layers.{layer}.kv_amax"] > 0 for layer in range(4))
 
 
 @pytest.mark.parametrize(

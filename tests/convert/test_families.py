@@ -27,7 +27,17 @@ LAYOUTS = {
     "tp2_embedding_columns": {"tp": 2, "parallel_embedding": True, "embedding_sharding_dim": 1},
 }
 EXPERT_LAYOUTS = {"tp2ep2": {"tp": 2, "ep": 2}, "tp4ep2": {"tp": 4, "ep": 2}, "tp4ep4pp2": {"tp": 4, "ep": 4, "pp": 2}}
-MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v2_lite", "deepseek_v3", "glm4_moe", "llama4")
+MIXTURES = (
+    "mixtral",
+    "qwen2_moe",
+    "qwen3_moe",
+    "deepseek_v2",
+    "deepseek_v2_lite",
+    "deepseek_v3",
+    "glm4_moe",
+    "llama4",
+    "gpt_oss",
+)
 CASES = [(name, layout, options) for name in TINY for layout, options in LAYOUTS.items()] + [
     (name, layout, options) for name in MIXTURES for layout, options in EXPERT_LAYOUTS.items()
 ]
@@ -168,9 +178,7 @@ def test_context_parallelism_adds_processes_but_no_files(hf: Callable[[str], Pat
     assert (mapping["world_size"], mapping["tp_size"], mapping["cp_size"]) == (4, 2, 2)
 
 
-@pytest.mark.parametrize(
-    "architecture", ["Qwen3NextForCausalLM", "KimiK25ForConditionalGeneration", "GptOssForCausalLM"]
-)
+@pytest.mark.parametrize("architecture", ["Qwen3NextForCausalLM", "KimiK25ForConditionalGeneration"])
 def test_architectures_without_engines_get_the_way_out(architecture: str) -> None:
     with pytest.raises(ForgeError, match=f"builds no engines for {architecture}.*llmapi") as caught:
         family_of(architecture)

@@ -12,13 +12,14 @@ from safetensors.torch import load_file, save_file
 from transformers import GptOssConfig, GptOssForCausalLM
 
 from tests.conftest import DEMO_MODEL
+from tests.mxfp4 import MXFP4, in_mxfp4
 from tests.quantized import BLOCKS, fp8_blocks
 from tests.recipes.shipped import SHIPPED
 from trtforge.compile.stage import CompileOptions
-from trtforge.convert.stage import ConvertConfig, convert
 from trtforge.core.errors import ForgeError
 from trtforge.core.progress import Silent
 from trtforge.core.recipe import Recipe, load_recipe
+from trtforge.engine_process.requests import GenerationRequest
 from trtforge.pipeline.build import Build
 from trtforge.pipeline.dry_run import dry_run
 from trtforge.pipeline.paths import Paths
@@ -28,6 +29,7 @@ from trtforge.pipeline.summary import deployment_of, light_model, model_record
 from trtforge.plan.evaluate import evaluate
 from trtforge.plan.model import find_model
 from trtforge.plan.request import request_of
+from trtforge.runtime.generate import generate
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +97,12 @@ def test_the_header_says_whose_weights_they_are(name: str, said: str, stored: fl
     assert round(model_record(model).source_bytes / 1e9, 1) == stored
 
 
+@pytest.mark.parametrize(("model", "stored"), [("20b", 13_761_264_768), ("120b", 65_248_815_744)])
+def test_the_bytes_of_gpt_oss_are_those_of_its_files(model: str, stored: int) -> None:
+    """The total size in the index of the published checkpoints."""
+    assert model_record(find_model(f"openai/gpt-oss-{model}")).source_bytes == stored
+
+
 def test_other_formats_and_backends_convert_it(source: Path, tmp_path: Path) -> None:
     def stages(wanted: Recipe) -> list[str]:
         planned = dry_run(wanted, Paths(tmp_path), selected(wanted, "calibrate", "package"), CompileOptions())
@@ -134,28 +142,17 @@ def test_deepseek_r1_is_planned_as_published() -> None:
     assert 671e9 / 8 < planned["deployment"]["weights_per_gpu"] < 1.06 * 671e9 / 8
 
 
-MXFP4 = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}
-
-
 @pytest.fixture(scope="module")
 def gpt_oss(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny GPT-OSS whose experts have the published tensors: blocks of 16 bytes, a scale each."""
-    directory = tmp_path_factory.mktemp("published") / "gpt-oss"
+    """A tiny GPT-OSS whose experts have the published tensors."""
+    root = tmp_path_factory.mktemp("published")
     sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 16, "vocab_size": 2048}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2}
     model = GptOssForCausalLM(GptOssConfig(**sizes, **heads, sliding_window=128, max_position_embeddings=4096))
-    model.bfloat16().save_pretrained(directory)
+    model.bfloat16().save_pretrained(root / "bfloat16")
+    directory = in_mxfp4(root / "bfloat16", root / "gpt-oss")
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(DEMO_MODEL / name, directory / name)
-    tensors, generator = load_file(directory / "model.safetensors"), torch.Generator().manual_seed(0)
-    for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
-        experts, inputs, out = tensors.pop(name).shape
-        blocks, scales = (experts, out, inputs // 32, 16), (experts, out, inputs // 32)
-        for suffix, shape in (("blocks", blocks), ("scales", scales)):
-            tensors[f"{name}_{suffix}"] = torch.randint(0, 256, shape, generator=generator).to(torch.uint8)
-    save_file(tensors, directory / "model.safetensors", {"format": "pt"})
-    values = json.loads((directory / "config.json").read_text()) | {"quantization_config": MXFP4}
-    (directory / "config.json").write_text(json.dumps(values))
     return directory
 
 
@@ -179,15 +176,46 @@ def test_gpt_oss_keeps_its_experts_and_windows(gpt_oss: Path, tmp_path: Path) ->
     assert not [warning for warning in report.warnings if "quantisation" in warning]
 
 
+def test_what_is_served_in_mxfp4_is_verified_where_that_is_asked_for(gpt_oss: Path, tmp_path: Path) -> None:
+    """The published weights on the embedded engine, against transformers; a later build of the engine reports it."""
+    gate = {"samples": 4, "sequence_length": 64, "perplexity_increase": 1e-4, "top1_agreement": 0.99}
+    wanted = of_gpt_oss(gpt_oss)
+    wanted = Recipe.parse(wanted.model_dump(mode="json") | {"gate": gate}, "test")
+    planned = dry_run(wanted, Paths(tmp_path), selected(wanted, "calibrate", "verify"), CompileOptions())
+    assert list(planned["stages"]) == ["convert", "verify"]
+    report = run(wanted, tmp_path / "build", "convert", "verify")
+    assert [stage.stage for stage in report.stages] == ["convert", "verify"]
+    found = report.verification
+    assert found is not None
+    assert found.passed
+    assert found.max_abs_logit_error < 1e-2
+    later = run(wanted, tmp_path / "build")
+    assert [stage.stage for stage in later.stages] == ["compile", "package"]
+    assert later.verification == found
+
+
+def test_gpt_oss_in_mxfp4_runs_on_the_embedded_engine(gpt_oss: Path, tmp_path: Path) -> None:
+    values = of_gpt_oss(gpt_oss).model_dump(mode="json") | {
+        "engine": {"backend": "torch", "max_batch_size": 2, "max_seq_len": 64},
+        "gate": {"samples": 2, "sequence_length": 32},
+    }
+    wanted = Recipe.parse(values, "test")
+    report = run(wanted, tmp_path / "build", *selected(wanted, "calibrate", "package"))
+    assert [stage.stage for stage in report.stages] == ["convert", "verify", "compile", "package"]
+    assert report.verification is not None
+    assert report.verification.passed
+    (made,) = generate(Paths(tmp_path / "build").engine, [GenerationRequest("", (5, 6, 7), 4)])
+    assert (made.error, len(made.tokens)) == (None, 4)
+
+
 def test_the_plan_of_gpt_oss_counts_its_stored_bytes(gpt_oss: Path) -> None:
     model = find_model(str(gpt_oss))
     assert model.stored_bytes == sum(tensor.nbytes for tensor in load_file(gpt_oss / "model.safetensors").values())
     evaluation = evaluate(model, request_of(of_gpt_oss(gpt_oss), model, {"--tp": "1"}))
     assert evaluation.legal
     assert evaluation.memory is not None
-    unrowed = 2 * (4 * (3 * 64) + 4 + 4) * 2  # biases of experts and router, and sinks, in bfloat16
     router = 2 * 4 * 64 * 2  # float32 on the GPU
-    assert evaluation.memory.fullest.weights == model.stored_bytes - unrowed + router
+    assert evaluation.memory.fullest.weights == model.stored_bytes + router
     assert evaluation.memory.windows is not None
     assert evaluation.memory.windows.layers[0] == 128
 
@@ -195,12 +223,10 @@ def test_the_plan_of_gpt_oss_counts_its_stored_bytes(gpt_oss: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"format": "fp8"}, "GptOssForCausalLM is not converted: TensorRT-LLM's PyTorch backend serves it as it is"),
+        ({"format": "fp8"}, "loads the experts of gpt_oss in bfloat16, or in MXFP4 as they are published"),
         ({"gpu": "l40s"}, r"l40s: TensorRT-LLM has no MXFP4 on compute capability 8\.9, only from 9\.0 on"),
     ],
 )
 def test_gpt_oss_is_refused_elsewhere(changes: dict[str, str], message: str, gpt_oss: Path, tmp_path: Path) -> None:
     with pytest.raises(ForgeError, match=message):
         run(of_gpt_oss(gpt_oss, **changes), tmp_path / "build")
-    with pytest.raises(ForgeError, match="mxfp4 is not converted"):
-        convert(ConvertConfig(), gpt_oss, tmp_path / "checkpoint")

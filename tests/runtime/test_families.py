@@ -29,9 +29,19 @@ from trtforge.runtime.ranks.source import open_engine, open_model
 from trtforge.runtime.scheduling.batch import Step
 
 TOLERANCE, NEW = 1e-4, 8
-MOE = ("mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v2_lite", "deepseek_v3", "glm4_moe", "llama4")
-ODD = ("bloom", "gemma2", "gemma3", "mistral", "deepseek_v2", "qwen2_moe")
-"""ALiBi, capped scores, windows, latent attention, experts."""
+MOE = (
+    "mixtral",
+    "qwen2_moe",
+    "qwen3_moe",
+    "deepseek_v2",
+    "deepseek_v2_lite",
+    "deepseek_v3",
+    "glm4_moe",
+    "llama4",
+    "gpt_oss",
+)
+ODD = ("bloom", "gemma2", "gemma3", "mistral", "deepseek_v2", "qwen2_moe", "gpt_oss")
+"""ALiBi, capped scores, windows, latent attention, experts, sinks."""
 
 
 @pytest.mark.parametrize("layout", [{}, {"tp": 2, "pp": 2}], ids=["tp1", "tp2pp2"])
@@ -244,6 +254,10 @@ def test_ranks_are_processes(families: Families) -> None:
         ("llama4", {"nope_layers": [3]}),
         ("llama4", {"qk_l2_norm": False}),
         ("llama4", {"scoring_func": None}),
+        ("gpt_oss", {"swiglu_limit": 6.0}),
+        ("gpt_oss", {"swiglu_alpha": 1.0}),
+        ("gpt_oss", {"sliding_window": 17}),
+        ("gpt_oss", {"rotary_scaling": None}),
         ("gpt_neox", {"rotary_pct": 0.5}),
         ("gptj", {"rotary_dim": 4}),
         ("gptj", {"position_embedding_type": "rope_gpt_neox"}),

@@ -13,18 +13,41 @@ from trtforge.reference.chosen import Seen, compute_chosen
 
 def watch_experts(experts: nn.Module, seen: Seen) -> Callable[[], None]:
     """Replace the forward pass of `experts` by an equal one that also calls `seen`; returns a function to undo it."""
-    setattr(experts, "forward", MethodType(_routed(seen), experts))  # noqa: B010
-
-    def undo() -> None:
-        del experts.forward
-
-    return undo
+    return _replaced(experts, _routed(seen))
 
 
 def watch_stacked_experts(experts: nn.Module, seen: Seen) -> Callable[[], None]:
     """As `watch_experts`, of Llama 4, whose experts get all tokens, scaled by their scores: zero where not chosen."""
     compute_chosen(experts, seen)
     return lambda: compute_chosen(experts)
+
+
+def watch_biased_experts(experts: nn.Module, seen: Seen) -> Callable[[], None]:
+    """As `watch_experts`, of GPT-OSS, whose experts are stacked and have biases and a gate of their own."""
+
+    def forward(self: Any, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        """As `_routed`'s."""
+        result = torch.zeros_like(hidden)
+        for expert in chosen.unique().tolist():
+            tokens, slot = torch.where(chosen == expert)
+            inputs = hidden[tokens]
+            inner = self._apply_gate(inputs @ self.gate_up_proj[expert] + self.gate_up_proj_bias[expert])
+            seen(expert, inputs, inner)
+            output = (inner @ self.down_proj[expert] + self.down_proj_bias[expert]) * weights[tokens, slot, None]
+            result.index_add_(0, tokens, output.to(result.dtype))
+        return result
+
+    return _replaced(experts, forward)
+
+
+def _replaced(experts: nn.Module, forward: Callable[..., Tensor]) -> Callable[[], None]:
+    """Replace the forward pass of `experts`; returns a function to undo it."""
+    setattr(experts, "forward", MethodType(forward, experts))  # noqa: B010
+
+    def undo() -> None:
+        del experts.forward
+
+    return undo
 
 
 def _routed(seen: Seen) -> Callable[..., Tensor]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from trtforge.calibrate.awq import AwqChoice, clip_ratios, search
-from trtforge.calibrate.experts import watch_experts, watch_stacked_experts
+from trtforge.calibrate.experts import watch_biased_experts, watch_experts, watch_stacked_experts
 from trtforge.calibrate.grids import Grid, Int4Grid, Nvfp4Grid
 from trtforge.calibrate.rounding import Input, Rounded, round_linears
 from trtforge.calibrate.row_grid import RowGrid
@@ -78,8 +78,7 @@ class LayerObserver:
                 statistics = self._statistics[row.target] = self._empty(features, weight.device)
                 self._undo.append(module.register_forward_pre_hook(_observe(statistics)).remove)
         if self._experts:
-            watch = watch_stacked_experts if self._experts[0].stacked else watch_experts
-            self._undo.append(watch(self._expert_module(), self._see_expert))
+            self._undo.append(self._watch_experts())
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -235,6 +234,12 @@ class LayerObserver:
         """The module with all experts; the classes of `transformers` 5 call it alike unless checkpoints stack them."""
         row = self._experts[0]
         return self._layer.get_submodule(row.parts[0].module.partition(".{}")[0] if row.stacked else "mlp.experts")
+
+    def _watch_experts(self) -> Callable[[], None]:
+        row, experts = self._experts[0], self._expert_module()
+        if row.all_tokens:
+            return watch_stacked_experts(experts, self._see_expert)
+        return (watch_biased_experts if row.stacked else watch_experts)(experts, self._see_expert)
 
     def _expert_weights(self, row: Experts) -> Iterator[tuple[str, Tensor, InputStatistics]]:
         for expert, stored in enumerate(self._expert_tensor(row)):

@@ -116,7 +116,7 @@ def plan_for_checkpoint(model: CheckpointConfig, config: EngineConfig) -> Llmapi
     warnings = (_SCALES_ARE_ONE,) if cache and model.quantization.quant_algo is None else ()
     layers = stored(model, "num_nextn_predict_layers") or 0
     chunk = integer(model, "attention_chunk_size")
-    facts = LlmApiModel(model.parallel.tp, model.experts > 0, layers, model.architecture, chunk)
+    facts = LlmApiModel(model.parallel.tp, model.experts > 0, layers, model.architecture, chunk, model.parallel.pp)
     windows = Windows.of_checkpoint(model)
     plan = _plan(model, model.parallel, config, "checkpoint", windows, facts, fp8_cache=cache)
     return replace(plan, warnings=(*warnings, *plan.warnings))
@@ -162,6 +162,7 @@ def _facts(config: HfConfig, text: HfConfig, parallel: Parallel) -> LlmApiModel:
         layers if isinstance(layers, int) else None,
         config.architecture,
         chunk if isinstance(chunk, int) else 0,
+        parallel.pp,
     )
 
 

@@ -14,6 +14,7 @@ from trtforge.core.errors import ForgeError, Repair, first_line
 from trtforge.core.json_text import read_json_object
 from trtforge.core.nearest import nearest_directory
 from trtforge.core.plausible import require_plausible
+from trtforge.formats import mxfp4_experts
 from trtforge.formats.block_fp8 import as_bfloat16, fp8_blocks
 from trtforge.formats.shards import StoredTensor, read_header
 from trtforge.formats.source_digest import SourceDigests, stored_parts
@@ -135,6 +136,11 @@ class HfConfig:
         """Rows and columns of the blocks of FP8 with block scales, None in other checkpoints."""
         return fp8_blocks(self.values, str(self.path))
 
+    @property
+    def mxfp4_experts(self) -> bool:
+        """Whether the experts are stored in MXFP4."""
+        return mxfp4_experts.stored_so(self.values)
+
     def partial_rotary(self, default: float) -> float:
         """The fraction of a head's dimensions that is rotated."""
         merged = {**self._rope, **{key: value for key, value in self.values.items() if value is not None}}
@@ -155,8 +161,8 @@ class HfConfig:
 class HfCheckpoint:
     """A checkpoint directory, with its config and safetensors headers; no weights are read.
 
-    FP8 matrices with block scales are bfloat16 matrices in `tensors`, without their scales; experts that are stacked in
-    one tensor are one matrix each.
+    FP8 matrices with block scales and experts in MXFP4 are bfloat16 matrices in `tensors`, without their scales;
+    experts that are stacked in one tensor are one matrix each.
     """
 
     directory: Path
@@ -237,6 +243,7 @@ def open_checkpoint(directory: Path) -> HfCheckpoint:
             )
     block = config.fp8_blocks
     tensors = tensors if block is None else as_bfloat16(tensors, block)
+    tensors = mxfp4_experts.as_bfloat16(tensors) if config.mxfp4_experts else tensors
     if isinstance(config.values.get("architectures"), list):
         tensors = by_expert(tensors, config.architecture)
     return HfCheckpoint(directory, config, tensors, files)

@@ -30,14 +30,14 @@ def quantization_files(directory: Path) -> tuple[Path, ...]:
 def read_quantized_source(config: HfConfig) -> QuantizedSource | None:
     """The quantisation of a checkpoint, None if unquantised. Raises ForgeError if it cannot be repacked.
 
-    FP8 with block scales counts as unquantised: it is read as bfloat16.
+    FP8 with block scales and experts in MXFP4 count as unquantised: they are read as bfloat16.
     """
     values = config.values.get("quantization_config")
     files = {path.name: path for path in quantization_files(config.path.parent)}
     if MODELOPT_FILE in files:
         path = files[MODELOPT_FILE]
         return _modelopt(Values(_read(path).get("quantization"), f"{path}: quantization"))
-    if config.fp8_blocks is not None:
+    if config.fp8_blocks is not None or config.mxfp4_experts:
         return None
     if values is not None:
         return _by_method(Values(values, f"{config.path}: quantization_config"))
@@ -59,7 +59,7 @@ def quantization_method(config: HfConfig) -> str:
 def require_unquantized(config: HfConfig, why: str) -> None:
     """Raises ForgeError, with the reason, for a checkpoint that is quantised already and not read as bfloat16."""
     method = quantization_method(config)
-    if method != "none" and config.fp8_blocks is None:
+    if method != "none" and config.fp8_blocks is None and not config.mxfp4_experts:
         raise ForgeError(f"{config.path.parent} is already quantised ({method}): {why}", hint=ORIGINAL)
 
 

@@ -81,6 +81,22 @@ class BlockScaled(StoredTensor):
 
 
 @dataclass(frozen=True)
+class Mxfp4Experts(StoredTensor):
+    """Matrices of experts in MXFP4, read as the bfloat16 matrices (experts, in, out) that they mean.
+
+    `spec` is theirs, `offset` that of the codes (experts, out, in / 32, 16); `scales` are (experts, out, in / 32).
+    """
+
+    codes: StoredTensor
+    scales: StoredTensor
+
+    @property
+    def parts(self) -> tuple[StoredTensor, ...]:
+        """Codes and scales."""
+        return (self.codes, self.scales)
+
+
+@dataclass(frozen=True)
 class Slice(StoredTensor):
     """One index of the first dimension of `whole`."""
 
@@ -88,8 +104,8 @@ class Slice(StoredTensor):
 
     @property
     def parts(self) -> tuple[StoredTensor, ...]:
-        """The tensor that it is cut from."""
-        return (self.whole,)
+        """What it is cut from."""
+        return self.whole.parts
 
 
 def raw_header(path: Path) -> bytes:
@@ -193,6 +209,11 @@ class RowReader:
         (rows, columns), size = tensor.spec.shape, tensor.spec.dtype.size
         if stop - start == columns:
             return self.read(tensor, 0, rows, into)
+        if isinstance(tensor, Slice) and isinstance(tensor.whole, Mxfp4Experts):
+            expert = (tensor.offset - tensor.whole.offset) // tensor.spec.nbytes
+            data = self._expert(tensor.whole, expert, range(start, stop))
+            into[: len(data)] = data
+            return into[: len(data)]
         width = (stop - start) * size
         for row in range(rows):
             first = row * tensor.spec.row_bytes + start * size
@@ -203,6 +224,8 @@ class RowReader:
         """As many bytes of `tensor` as fit `into`, from byte `first` of its data on."""
         if isinstance(tensor, BlockScaled):
             return self._dequantized(tensor, first, into)
+        if isinstance(tensor, Mxfp4Experts):
+            return self._experts(tensor, first, into)
         if isinstance(tensor, Slice):
             return self.read_bytes(tensor.whole, tensor.offset - tensor.whole.offset + first, into)
         try:
@@ -239,6 +262,26 @@ class RowReader:
             begin, end = max(first, row * width), min(last, stop * width)
             into[begin - first : end - first] = data[begin - row * width : end - row * width]
         return into
+
+    def _experts(self, tensor: Mxfp4Experts, first: int, into: memoryview) -> memoryview:
+        """Like `read_bytes`, by experts."""
+        size, last = tensor.spec.row_bytes, first + len(into)
+        for expert in range(first // size, -(-last // size)):
+            data = self._expert(tensor, expert, range(tensor.spec.shape[2]))
+            begin, end = max(first, expert * size), min(last, (expert + 1) * size)
+            into[begin - first : end - first] = data[begin - expert * size : end - expert * size]
+        return into
+
+    def _expert(self, tensor: Mxfp4Experts, expert: int, outputs: range) -> memoryview:
+        """The columns `outputs` of an expert's matrix (in, out), row after row."""
+        from trtforge.formats.mxfp4 import dequantize
+
+        def part(stored: StoredTensor) -> memoryview:
+            one = prod(stored.spec.shape[2:])
+            data = memoryview(bytearray(len(outputs) * one))
+            return self.read_bytes(stored, expert * stored.spec.row_bytes + outputs.start * one, data)
+
+        return dequantize(part(tensor.codes), part(tensor.scales), len(outputs))
 
     def _rows(self, tensor: StoredTensor, rows: range) -> memoryview:
         return self.read(tensor, rows.start, rows.stop, memoryview(bytearray(len(rows) * tensor.spec.row_bytes)))

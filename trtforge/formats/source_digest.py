@@ -2,7 +2,7 @@
 
 A file's digest is the BLAKE3 of its header followed by the BLAKE3 of each tensor, in the order of their data. It does
 not depend on the order in which tensors were read. A matrix with block scales counts as two tensors there,
-the slices of a stack as one.
+experts in MXFP4 too, the slices of a stack as one.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
 """Experts stacked in one tensor of three dimensions, read as one matrix for each expert.
 
-Llama 4: `experts.gate_up_proj` (experts, in, 2 x inner) and `experts.down_proj` (experts, inner, out).
-Source: transformers/models/llama4/modeling_llama4.py, Llama4TextExperts.
+Llama 4 and GPT-OSS: `experts.gate_up_proj` (experts, in, 2 x inner) and `experts.down_proj` (experts, inner, out).
+Sources: Llama4TextExperts and GptOssExperts in transformers/models (modeling_llama4.py, modeling_gpt_oss.py).
 """
 
 from collections.abc import Mapping
@@ -13,6 +13,7 @@ from trtforge.formats.shards import Slice, StoredTensor, TensorSpec
 _STACKED = {
     "Llama4ForCausalLM": ("feed_forward.experts.gate_up_proj", "feed_forward.experts.down_proj"),
     "Llama4ForConditionalGeneration": ("feed_forward.experts.gate_up_proj", "feed_forward.experts.down_proj"),
+    "GptOssForCausalLM": ("mlp.experts.gate_up_proj", "mlp.experts.down_proj"),
 }
 """By architecture: how the names of such tensors end."""
 

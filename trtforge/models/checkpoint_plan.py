@@ -17,6 +17,7 @@ from trtforge.models.expert_split import expert_cuts
 from trtforge.models.family import (
     AbsorbedQuery,
     Embedding,
+    ExpertBias,
     Experts,
     Facts,
     Family,
@@ -151,6 +152,8 @@ class _Planner:
                 yield self._absorbed(row, prefix, source, stage)
             case Experts():
                 yield from self._experts(row, prefix, source, stage)
+            case ExpertBias():
+                yield self._expert_bias(row, prefix, source, stage)
             case Linear():
                 yield from self._linear(row, prefix, source, stage)
 
@@ -158,9 +161,9 @@ class _Planner:
         shape: tuple[int, ...] = (self.sizes.of(row.size),)
         cuts = whole_cuts((range(shape[0]),), 1, self.tp)
         if row.heads:
-            heads = self.sizes.heads_of(row.heads)
-            shape = (heads, *shape)
-            cuts = head_cuts(lambda head: range(head, head + 1), heads, shape[1], self.tp)
+            heads, size = self.sizes.heads_of(row.heads), shape[0]
+            shape = (heads,) if row.size == "one" else (heads, size)
+            cuts = head_cuts(lambda head: range(head, head + 1), heads, size, self.tp)
         piece = Piece(source + row.source, shape, cuts)
         return self._cast(
             prefix + row.target, (piece,), (cuts[0].height, *shape[1:]), stage, plus_one=row.plus_one, dtype=row.dtype
@@ -238,6 +241,24 @@ class _Planner:
         shared = tuple(modules for modules in groups for _ in row.parts)
         matrix = Matrix(name, tuple(pieces), (height, width), shared, readers, tuple(of_rank), each)
         yield from quantized_targets(matrix, self.format, self.layout.group_size, self.dtype, stage)
+
+    def _expert_bias(self, row: ExpertBias, prefix: str, source: str, stage: int) -> Target:
+        """(experts of a rank, out). Where outputs are summed, ranks but the first of an expert's have zeros."""
+        experts, out, ep = self.sizes.of("experts"), self.sizes.of(row.out), self.layout.parallel.ep
+        each, shares = experts // ep, self.tp // ep
+        summed = row.split is Split.ROW
+        width = out if summed else out // shares
+        cuts: list[Cut] = []
+        padding: list[int] = []
+        for rank in range(self.tp):
+            group, part = rank % ep, rank // ep
+            held = not summed or part == 0
+            first = 0 if summed else part * width
+            rows = (range(group * each, (group + 1) * each),) if held else ()
+            cuts.append(Cut(rows, range(first, first + width)))
+            padding.append(0 if held else each)
+        piece = Piece(source + row.source, (experts, out), tuple(cuts))
+        return self._cast(prefix + row.target, (piece,), (each, width), stage, tuple(padding))
 
     def _linear(self, row: Linear, prefix: str, source: str, stage: int) -> Iterator[Target]:
         columns = self.sizes.of(row.inputs)

@@ -17,13 +17,16 @@ _MOST_DIGITS = 6  # of a layer's number
 
 Size = Literal[
     "hidden", "q", "kv", "intermediate", "vocab", "positions", "head", "one", "experts", "moe_intermediate",
-    "shared_intermediate", "q_lora", "kv_lora", "kv_a", "q_b", "k_nope", "v_mla", "q_pe",
+    "gate_up", "shared_intermediate", "q_lora", "kv_lora", "kv_a", "q_b", "k_nope", "v_mla", "q_pe",
 ]  # fmt: skip
-"""Sizes of a model by name. `q` and `kv` are heads x head_size; those after `shared_intermediate` are MLA's."""
+"""Sizes of a model by name. `q` and `kv` are heads x head_size; those after `shared_intermediate` are MLA's.
+
+`gate_up`: 2 x moe_intermediate, of experts whose gate and up projections are one matrix, row by row in turn.
+"""
 
 Fact = Literal[
     "qkv_bias", "dense_bias", "mlp_bias", "qk_norm", "one_norm", "two_norms", "sequential", "final_norm", "q_lora",
-    "no_q_lora", "sparse_layer", "dense_layer", "shared_layer",
+    "no_q_lora", "router_bias", "sparse_layer", "dense_layer", "shared_layer",
 ]  # fmt: skip
 """Conditions for optional rows (or biases); the last three differ between layers."""
 
@@ -118,7 +121,8 @@ class Experts:
     """A linear layer of every expert: `target.weight` (experts, out, in). `{}` in a module: the expert's number.
 
     `stacked`: the checkpoint has the experts in one tensor (experts, in, out), and one scale of FP8 and NVFP4 for all
-    (formats.stacked_experts reads it as matrices (in, out)).
+    (formats.stacked_experts reads it as matrices (in, out)). `all_tokens`: in `transformers` every expert gets all
+    tokens, times their scores, which are zero where it was not chosen.
     """
 
     target: str
@@ -128,13 +132,29 @@ class Experts:
     shares_input: str | None = None
     when: Fact | None = "sparse_layer"
     stacked: bool = False
+    all_tokens: bool = False
+
+
+@dataclass(frozen=True)
+class ExpertBias:
+    """The biases (experts, out) of a linear layer of every expert, cut as its matrices are.
+
+    Of a row-parallel layer, the first of the ranks that share an expert has them and the others have zeros, because
+    their outputs are summed.
+    """
+
+    target: str
+    source: str
+    out: Size
+    split: Split
+    when: Fact | None = "sparse_layer"
 
 
 @dataclass(frozen=True)
 class Vector:
     """A small tensor on every rank, such as a normalisation's weight. `plus_one`: TensorRT-LLM stores value + 1.
 
-    `heads`: its shape is (heads, head_size) instead, split by head.
+    `heads`: its shape is (heads, head_size) instead, or (heads,) if its size is `one`, split by head.
     """
 
     target: str
@@ -187,7 +207,7 @@ class AbsorbedQuery:
     when: Fact | None = None
 
 
-Row = Linear | Experts | Vector | Embedding | HeadBias | AbsorbedQuery
+Row = Linear | Experts | ExpertBias | Vector | Embedding | HeadBias | AbsorbedQuery
 
 
 def layer_norm(

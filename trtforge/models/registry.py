@@ -22,6 +22,7 @@ _FAMILY_OF = {
     "Gemma3ForConditionalGeneration": "gemma3_multimodal",
     "GemmaForCausalLM": "gemma",
     "Glm4MoeForCausalLM": "glm4_moe",
+    "GptOssForCausalLM": "gpt_oss",
     "GraniteForCausalLM": "granite",
     "Llama4ForCausalLM": "llama4",
     "Llama4ForConditionalGeneration": "llama4_multimodal",
@@ -47,7 +48,6 @@ WITHOUT_ENGINES = (
     "Gemma3nForConditionalGeneration",
     "Gemma4ForConditionalGeneration",
     "GlmMoeDsaForCausalLM",
-    "GptOssForCausalLM",
     "KimiK25ForConditionalGeneration",
     "MiniMaxM2ForCausalLM",
     "NemotronHForCausalLM",
@@ -63,8 +63,6 @@ the PyTorch backend supports (models/supported-models, 1.3).
 
 WITH_VISION_ONLY = ("Llama4ForCausalLM",)
 """Language models that TensorRT-LLM runs only as part of the multimodal model."""
-ONLY_PLANNED = {"GptOssForCausalLM": "gpt_oss"}
-"""Those of WITHOUT_ENGINES whose deployment is planned: the LLM API serves the checkpoint as it is published."""
 
 
 def architectures() -> tuple[str, ...]:
@@ -85,16 +83,6 @@ def family_of(architecture: str) -> Family:
         raise ForgeError(
             f"architecture {architecture} is not supported", hint=f"Supported: {', '.join(architectures())}."
         ) from None
-    return _table(name)
-
-
-def planned_family_of(architecture: str) -> Family:
-    """As `family_of`, also for an architecture that is only planned."""
-    name = ONLY_PLANNED.get(architecture)
-    return family_of(architecture) if name is None else _table(name)
-
-
-def _table(name: str) -> Family:
     family = import_module(f"trtforge.models.families.{name}").FAMILY
     assert isinstance(family, Family)
     return family

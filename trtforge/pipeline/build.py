@@ -87,7 +87,8 @@ class Build:
         with report.collecting_warnings():
             judged = self._preflight(stages)
         if self.published:
-            stages = of_published(self.recipe, stages)
+            same_weights = judged is not None and judged.model.config.mxfp4_experts
+            stages = of_published(self.recipe, stages, same_weights=same_weights)
         known = None if judged is None else (judged.model, judged.evaluation)
         report.facts = planned_facts(self.recipe, self.out, known)
         self._require_continuable(stages, report)

@@ -18,16 +18,15 @@ def dry_run(recipe: Recipe, paths: Paths, stages: tuple[StageName, ...], options
     judged = preflight(recipe)
     family, facts = judged.model.family, judged.model.facts
     plans: dict[str, Any] = {}
-    published = is_published(recipe, judged.model)
-    checkpoint = None if published else planned_checkpoint(recipe, judged.model)
-    if published:
-        stages = of_published(recipe, stages)
+    if is_published(recipe, judged.model):
+        stages = of_published(recipe, stages, same_weights=judged.model.config.mxfp4_experts)
+    checkpoint = planned_checkpoint(recipe, judged.model) if "convert" in stages else None
     for stage in stages:
         match stage:
             case "calibrate":
                 plans[stage] = recipe.quantization.model_dump(mode="json") | {"artifact": str(paths.calibration)}
             case "convert":
-                assert checkpoint is not None, "a published model is not converted"
+                assert checkpoint is not None
                 layout, model = checkpoint
                 targets = checkpoint_plan(family, facts, layout).targets
                 plans[stage] = {

@@ -22,9 +22,17 @@ def selected(recipe: Recipe, first: StageName, last: StageName) -> tuple[StageNa
     return chosen
 
 
-def of_published(recipe: Recipe, stages: tuple[StageName, ...]) -> tuple[StageName, ...]:
-    """Those of `stages` that a model served as it was published has. Raises ForgeError if it has none of them."""
-    chosen = tuple(stage for stage in stages if stage in ("compile", "package"))
+def of_published(recipe: Recipe, stages: tuple[StageName, ...], *, same_weights: bool) -> tuple[StageName, ...]:
+    """Those of `stages` that a model served as it was published has. Raises ForgeError if it has none of them.
+
+    `same_weights`: conversion writes the weights that are served, in 16 bits; it and verification run where nothing
+    after them was asked for.
+    """
+    engine: tuple[StageName, ...] = ("compile", "package")
+    checkpoint: tuple[StageName, ...] = ("convert", "verify") if same_weights else ()
+    chosen = tuple(stage for stage in stages if stage in engine)
+    if not chosen:
+        chosen = tuple(stage for stage in stages if stage in checkpoint)
     if not chosen:
         raise ForgeError(
             f"{recipe.name}: the LLM API serves {recipe.model.source} as it is published: nothing is calibrated, "

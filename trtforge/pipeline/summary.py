@@ -11,7 +11,6 @@ from trtforge.core.parallel import Parallel
 from trtforge.core.recipe import Recipe
 from trtforge.formats.hf import cached_source, read_config
 from trtforge.models.formats import FORMATS
-from trtforge.models.registry import ONLY_PLANNED
 from trtforge.pipeline.record import DeploymentRecord, ModelRecord
 from trtforge.plan.known import known_config
 from trtforge.plan.model import MAIN, Model
@@ -57,9 +56,13 @@ def parameters(model: Model) -> int:
 def _source_bytes(model: Model, count: int) -> int:
     if model.config.fp8_blocks is not None:
         return count
-    if model.config.architecture in ONLY_PLANNED:
-        stored = Stored(weight_format(model.config, "none"), _PLAIN)
-        return model.whole("bfloat16").nbytes(stored, Parallel(), 0)
+    if model.config.mxfp4_experts:
+        stored = Stored(weight_format(model.config, "llmapi", "none"), _PLAIN)
+        total = 0
+        for block, copies in model.whole("bfloat16").blocks(Parallel(), 0):
+            matrices = (m.nbytes(stored) if m.formatted else m.weights * _PLAIN for m in block.matrices)
+            total += copies * (block.other + sum(matrices))
+        return total
     return count * (4 if model.config.dtype == "float32" else _PLAIN)
 
 

@@ -34,6 +34,7 @@ def asked_features(model: Model, request: Request, checkpoint: CheckpointConfig,
             layers,
             checkpoint.architecture,
             integer(checkpoint, "attention_chunk_size"),
+            request.pp,
         )
         yield from llm_api_problems(request.engine, facts)
         yield from _estimate_problems(request)

@@ -63,7 +63,8 @@ def with_memory(
 def held_by(model: Model, request: Request, ranks: RankWeights | None, excludes: tuple[str, ...] = ()) -> Held:
     """The weights of `ranks`, or of the unsplit model, as the request stores them."""
     whole = model.whole(request.dtype, excludes)
-    weights, itemsize = weight_format(model.config, request.quant), dtype_named(request.dtype).size
+    weights = weight_format(model.config, request.engine.backend, request.quant)
+    itemsize = dtype_named(request.dtype).size
     stored = Stored(weights, itemsize, request.group_size, request.bits)
     vision = model.vision_bytes if request.engine.backend != "torch" else 0
     return Held(whole if ranks is None else ranks, whole, stored, CACHES[request.kv_cache], vision or 0)

@@ -98,7 +98,7 @@ def _facts(config: CheckpointConfig, family: Family, stored: list[tuple[StoredTe
     sizes = sizes_of(config)
     known = {**sizes.more, **_latent_sizes(config)}
     if config.experts:
-        known.setdefault("moe_intermediate", config.intermediate_size)
+        known["gate_up"] = 2 * known.setdefault("moe_intermediate", config.intermediate_size)
     more = config.model_dump()
     return Facts(
         sizes=replace(sizes, more=known),

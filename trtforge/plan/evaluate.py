@@ -29,7 +29,7 @@ from trtforge.plan.limits import EngineLimits, derive_limits
 from trtforge.plan.model import Model
 from trtforge.plan.paged_context import attention_problem, paged_context
 from trtforge.plan.peaks import calibration_problems, least_calibration
-from trtforge.plan.published import published_problems, served_as_published, unconverted_problems
+from trtforge.plan.published import published_problems, served_as_published
 from trtforge.plan.request import Request
 from trtforge.plan.serving_rules import ServedEngine, serving_problems
 from trtforge.plan.windows import CacheWindows
@@ -169,7 +169,6 @@ def _format_problems(model: Model, request: Request) -> Iterator[Problem]:
     """Formats that conversion does not write, and weights that contradict config.json."""
     if model.complaint is not None:
         yield Problem("source", model.complaint.message, model.complaint.hint)
-    yield from unconverted_problems(model.config, request.engine.backend, request.quant)
     stored = model.stored
     if stored is not None:
         if request.quant != stored.format:

@@ -25,13 +25,15 @@ GRAPH_BYTES = 200_000_000
 
 @dataclass(frozen=True)
 class LlmApiModel:
-    """What the rules need to know of a model. None: not known. `chunk`: tokens of Llama 4's attention, 0 without."""
+    """What the rules need to know of a model and its layout. None: not known. `chunk`: tokens of Llama 4's attention,
+    0 without."""
 
     tp: int
     has_experts: bool | None = None
     mtp_layers: int | None = None
     architecture: str = ""
     chunk: int = 0
+    pp: int = 1
 
 
 def feature_arguments(features: FeaturesConfig, version: str) -> Mapping[str, Any]:
@@ -105,6 +107,10 @@ def llm_api_problems(engine: EngineConfig, model: LlmApiModel) -> Iterator[Probl
     """Errors and warnings for the features of an engine of the LLM API; `engine.features.lora` is resolved."""
     features, version = engine.features, engine.target.tensorrt_llm
     yield from _llama4_problems(engine, model)
+    if model.architecture == "GptOssForCausalLM" and model.pp > 1:
+        # an assertion in `GptOssForCausalLM` (_torch/models/modeling_gpt_oss.py, 1.2)
+        message = f"pp {model.pp}: TensorRT-LLM's GPT-OSS has no pipeline parallelism"
+        yield Problem("pipeline", message, "Use --pp 1 and a larger --tp.")
     for name in OF_ENGINES:
         if name in features.beyond_paging:
             message = f"engine.features.{name}: the llmapi backend does not have it"

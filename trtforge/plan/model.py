@@ -15,7 +15,7 @@ from trtforge.models.checkpoint_config import formats_by_row
 from trtforge.models.checkpoint_plan import Layout, checkpoint_plan
 from trtforge.models.exclusions import excluded_modules, unquantized_rows
 from trtforge.models.family import Facts, Family
-from trtforge.models.registry import ONLY_PLANNED, family_of_checkpoint, planned_family_of
+from trtforge.models.registry import family_of, family_of_checkpoint
 from trtforge.models.vision import vision_weights
 from trtforge.plan.accounting import check_sources
 from trtforge.plan.formats import WEIGHTS, WeightFormat
@@ -51,10 +51,10 @@ class Model:
     @classmethod
     def of_config(cls, name: str, config: HfConfig) -> "Model":
         """From config.json alone. Raises ForgeError for an architecture or value that conversion does not support."""
-        family = planned_family_of(config.architecture)
+        family = family_of(config.architecture)
         weights = vision_weights(config)
         vision = None if weights is None else weights * dtype_named(config.dtype).size
-        stored = None if config.architecture in ONLY_PLANNED else read_quantized_source(config)
+        stored = read_quantized_source(config)
         return cls(name, config, family, family.facts(config), stored=stored, vision_bytes=vision)
 
     def weights(self, layout: Layout) -> RankWeights:
@@ -131,8 +131,6 @@ def _with_headers(name: str, directory: Path) -> Model:
     except ForgeError as error:
         note = f"planned from config.json alone: {error.message}"
         return replace(base, notes=(note,))
-    if config.architecture in ONLY_PLANNED:
-        return replace(base, stored_bytes=checkpoint.stored_bytes)
     family = family_of_checkpoint(checkpoint)
     layout, complaint = Layout(Parallel(), "bfloat16"), None
     if base.stored is not None:

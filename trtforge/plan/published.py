@@ -1,7 +1,7 @@
 """Models that the LLM API serves with the weights that their publisher quantised, which trtforge passes through.
 
 FP8 with block scales (TensorRT-LLM's FP8_BLOCK_SCALES): FP8 is what it is, to quantise it again with one scale a tensor
-would only lose. GPT-OSS, with experts in MXFP4, is not converted at all. Source of both: `load_hf_quant_config` in
+would only lose. GPT-OSS, with experts in MXFP4, keeps them. Source of both: `load_hf_quant_config` in
 _torch/model_config.py (1.2).
 """
 
@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from trtforge.core.errors import ForgeError
 from trtforge.formats.hf import HfConfig
 from trtforge.formats.quantization_config import quantization_method
-from trtforge.models.registry import ONLY_PLANNED
 from trtforge.plan.formats import WEIGHTS, WeightFormat
 from trtforge.plan.gpus import Gpu, require_block_scales, require_mxfp4
 from trtforge.plan.legality import Problem
@@ -21,7 +20,7 @@ _MXFP4 = WeightFormat("none", 4, "float16", loss=0, per_group=1, grouped=True, g
 
 def served_as_published(config: HfConfig, backend: str, quant: str) -> bool:
     """Whether a build with this backend and format takes the checkpoint as it is: no stage before compile runs."""
-    if config.architecture in ONLY_PLANNED:
+    if config.mxfp4_experts:
         return backend == "llmapi" and quant == "none"
     return backend == "llmapi" and quant == "fp8" and config.fp8_blocks is not None
 
@@ -32,10 +31,9 @@ def published_format(config: HfConfig) -> str:
     return config.dtype if method == "none" else method
 
 
-def weight_format(config: HfConfig, quant: str) -> WeightFormat:
+def weight_format(config: HfConfig, backend: str, quant: str) -> WeightFormat:
     """How the quantised weights of a model are stored if it is served in the format `quant`."""
-    in_mxfp4 = config.architecture in ONLY_PLANNED and quantization_method(config) == "mxfp4"
-    return _MXFP4 if in_mxfp4 and quant == "none" else WEIGHTS[quant]
+    return _MXFP4 if config.mxfp4_experts and served_as_published(config, backend, quant) else WEIGHTS[quant]
 
 
 def published_problems(config: HfConfig, gpu: Gpu | None, exclude_modules: tuple[str, ...]) -> Iterator[Problem]:
@@ -55,10 +53,3 @@ def require_published(config: HfConfig, gpu: Gpu | None) -> None:
         require_block_scales(gpu, config.fp8_blocks)
     if gpu is not None and quantization_method(config) == "mxfp4":
         require_mxfp4(gpu)
-
-
-def unconverted_problems(config: HfConfig, backend: str, quant: str) -> Iterator[Problem]:
-    """A model that is only served as it is published, asked for in another way."""
-    if config.architecture in ONLY_PLANNED and not served_as_published(config, backend, quant):
-        message = f"{config.architecture} is not converted: TensorRT-LLM's PyTorch backend serves it as it is published"
-        yield Problem("format", message, "Use engine.backend: llmapi and quantization.format: none.")

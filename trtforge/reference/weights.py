@@ -32,7 +32,8 @@ class LayerWeights:
         self._reader = RowReader(checkpoint.contents.saw)
         self._vectors = {row.source for row in family.layer if isinstance(row, Vector)}
         self._experts = {row.target: row for row in family.experts}
-        self._stacked_experts = tuple(row.parts[0].module.partition(".{}")[0] for row in family.experts if row.stacked)
+        rows = [row for row in family.experts if row.all_tokens]
+        self._computing_all = tuple(row.parts[0].module.partition(".{}")[0] for row in rows)
 
     def load(self, layer: nn.Module, index: int) -> nn.Module:
         """`layer` with the weights of decoder layer `index`, and the buffers that are stored, in their own type."""
@@ -42,7 +43,7 @@ class LayerWeights:
         state |= {name: self._exact(prefix + name, buffer.dtype) for name, buffer in buffers}
         layer.load_state_dict(state, strict=False, assign=True)
         for name, module in layer.named_modules():
-            if name.endswith(self._stacked_experts):
+            if name.endswith(self._computing_all):
                 compute_chosen(module)
         return layer
 

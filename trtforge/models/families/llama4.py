@@ -53,8 +53,16 @@ LAYER: tuple[Row, ...] = (
         "hidden",
         Split.COLUMN,
         stacked=True,
+        all_tokens=True,
     ),
-    Experts("mlp.proj", (Part(f"{_EXPERTS}.down_proj", "hidden"),), "moe_intermediate", Split.ROW, stacked=True),
+    Experts(
+        "mlp.proj",
+        (Part(f"{_EXPERTS}.down_proj", "hidden"),),
+        "moe_intermediate",
+        Split.ROW,
+        stacked=True,
+        all_tokens=True,
+    ),
     *shared_expert("feed_forward.shared_expert"),
 )
 

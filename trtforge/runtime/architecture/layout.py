@@ -134,6 +134,8 @@ def _attention(spec: DecoderSpec, name: str) -> Iterator[Slot]:
         # An RMS norm has one weight for all heads, Cohere's layer norm one for each.
         for norm, heads in (("q_layernorm", spec.num_heads), ("k_layernorm", spec.num_kv_heads)):
             yield TensorSlot(f"{name}.{norm}.weight", (size,) if spec.network.norm == "rms" else (heads, size))
+    if spec.network.sinks:
+        yield TensorSlot(f"{name}.sinks", (spec.num_heads,), exact=True)
 
 
 def _latent_attention(spec: DecoderSpec, latent: LatentSpec, name: str) -> Iterator[Slot]:
@@ -166,10 +168,12 @@ def _mlp(spec: DecoderSpec, name: str) -> Iterator[Slot]:
 def _experts(spec: DecoderSpec, moe: MoeSpec, name: str) -> Iterator[Slot]:
     hidden = spec.hidden_size
     yield TensorSlot(f"{name}.router.weight", (moe.num_experts, hidden), exact=True)
+    if moe.biased:
+        yield TensorSlot(f"{name}.router.bias", (moe.num_experts,), exact=True)
     if moe.sigmoid:
         yield TensorSlot(f"{name}.e_score_correction_bias", (moe.num_experts,), exact=True)
-    yield LinearSlot(f"{name}.fc", 2 * moe.expert_size, hidden, experts=moe.local)
-    yield LinearSlot(f"{name}.proj", hidden, moe.expert_size, experts=moe.local)
+    yield LinearSlot(f"{name}.fc", 2 * moe.expert_size, hidden, moe.biased, moe.local)
+    yield LinearSlot(f"{name}.proj", hidden, moe.expert_size, moe.biased, moe.local)
     if moe.shared_size:
         yield LinearSlot(f"{name}.shared_expert.fc", 2 * moe.shared_size, hidden)
         yield LinearSlot(f"{name}.shared_expert.proj", hidden, moe.shared_size)

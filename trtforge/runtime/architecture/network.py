@@ -93,7 +93,8 @@ class Network:
     the position table too. interleaved_rope: even and odd elements of a head are rotated together, independent of
     position_embedding_type. proj_bias_in_parts: the ranks' biases of mlp.proj are summed. coarse_alibi: the ALiBi
     bias is computed in bfloat16, as in transformers. absorbed_query: latent attention's checkpoints hold the product of
-    query and key expansion too. expert_size: the config.json key of an expert's inner size.
+    query and key expansion too. expert_size: the config.json key of an expert's inner size. expert_bias: router and
+    experts have biases. sinks: the softmax of attention counts a learned logit of each head beside those of the tokens.
     """
 
     norm: NormKind = "rms"
@@ -115,6 +116,8 @@ class Network:
     absorbed_query: bool = True
     expert_size: str = "intermediate_size"
     shared_expert_gate: bool = False
+    expert_bias: bool = False
+    sinks: bool = False
 
     def residual_of(self, config: CheckpointConfig) -> Residual:
         """The residual connections of this model."""
@@ -177,6 +180,13 @@ NETWORKS = {
     "Exaone4ForCausalLM": Network(residual=OUTPUT_NORM, head_norm="always"),
     "Llama4ForCausalLM": _LLAMA4,
     "Llama4ForConditionalGeneration": _LLAMA4,
+    "GptOssForCausalLM": Network(
+        qkv_bias="attn_bias",
+        dense_bias="attn_bias",
+        expert_size="moe_intermediate_size",
+        expert_bias=True,
+        sinks=True,
+    ),
     "Glm4MoeForCausalLM": Network(qkv_bias="attn_bias", head_norm="qk_layernorm", expert_size="moe_intermediate_size"),
 }
 """By `architecture` in config.json."""

@@ -4,12 +4,24 @@ from dataclasses import dataclass
 
 from trtforge.core.errors import ForgeError
 from trtforge.core.parallel import Rank
-from trtforge.formats.checkpoint_keys import integer, text
+from trtforge.formats.checkpoint_keys import integer, number, text
 from trtforge.formats.trtllm import CheckpointConfig
 from trtforge.runtime.architecture.network import Network
 
 _RENORMALIZE, _SPARSE_MIXER, _DEVICE_LIMITED, _DEVICE_LIMITED_RENORMALIZE = 1, 2, 3, 4
 """`normalization_mode` of TensorRT-LLM's MoeConfig (tensorrt_llm/layers/moe.py); 0 is none."""
+
+
+@dataclass(frozen=True)
+class Clamp:
+    """A gate of experts: (up + 1) x gate x sigmoid(alpha x gate), gate at most and up within `limit`.
+
+    Rows of gate and up follow each other in turn. Source: transformers/models/gpt_oss/modeling_gpt_oss.py,
+    GptOssExperts (5.23).
+    """
+
+    alpha: float
+    limit: float
 
 
 @dataclass(frozen=True)
@@ -20,7 +32,8 @@ class MoeSpec:
     `top_groups` best groups are candidates. sigmoid: weights are independent sigmoids instead, a bias of each expert
     takes part in the choice, and a group counts as the sum of its two best. shared_size: inner units of the shared
     expert on this rank, 0 if none. on_inputs: weights are sigmoids of the chosen experts' logits, and multiply the
-    experts' inputs instead of their outputs.
+    experts' inputs instead of their outputs. clamp: how experts are gated, if not by the network's activation.
+    biased: router and experts have biases.
     """
 
     num_experts: int
@@ -35,6 +48,8 @@ class MoeSpec:
     shared_size: int
     sigmoid: bool = False
     on_inputs: bool = False
+    clamp: Clamp | None = None
+    biased: bool = False
 
     @classmethod
     def of(cls, config: CheckpointConfig, network: Network, rank: Rank) -> "MoeSpec | None":
@@ -54,6 +69,7 @@ class MoeSpec:
                 hint="Convert to a layout that divides them; the sparse mixer needs the tensorrt_llm backend.",
             )
         local = experts // parallel.ep
+        limit = number(config, "swiglu_limit", 0.0)
         limited = mode in (_DEVICE_LIMITED, _DEVICE_LIMITED_RENORMALIZE)
         return cls(
             num_experts=experts,
@@ -68,6 +84,8 @@ class MoeSpec:
             shared_size=shared_size // parallel.tp,
             sigmoid=text(config, "scoring_func") == "sigmoid",
             on_inputs=text(config, "scoring_func") == "sigmoid_of_inputs",
+            clamp=Clamp(number(config, "swiglu_alpha", 1.0), limit) if limit else None,
+            biased=network.expert_bias,
         )
 
 

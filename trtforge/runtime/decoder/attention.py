@@ -165,9 +165,9 @@ class Attention:
 
     @property
     def _by_kernels(self) -> bool:
-        """Whether the kernels compute it: they have no chunks, and a bias only as they make it of slopes."""
+        """Whether the kernels compute it: they have no chunks, no sinks, and a bias only as they make it of slopes."""
         alibi = self.scores.alibi
-        return self.reach.chunk is None and (alibi is None or not alibi.coarse)
+        return self.reach.chunk is None and self.scores.sinks is None and (alibi is None or not alibi.coarse)
 
     def __call__(self, heads: Tensor, batch: Batch, cache: LayerCache) -> Tensor:
         """(tokens, heads + cached vectors, head_size) to (tokens, heads x head_size); padding becomes zero."""

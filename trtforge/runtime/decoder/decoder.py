@@ -54,7 +54,8 @@ class Decoder:
         spec, kernels = self.spec, self._native
         coarse = spec.network.coarse_alibi and spec.position in ("alibi", "scaled_alibi")
         chunks = any(layer.chunk is not None for layer in spec.layers)
-        return kernels is not None and not coarse and not chunks and kernels.attends(spec.cached[-1])
+        by_torch = coarse or chunks or spec.network.sinks
+        return kernels is not None and not by_torch and kernels.attends(spec.cached[-1])
 
     @property
     def takes_any_rows(self) -> bool:

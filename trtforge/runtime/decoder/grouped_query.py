@@ -62,7 +62,7 @@ def load_grouped_query(loader: Loader, name: str, layer: LayerSpec) -> GroupedQu
     return GroupedQueryAttention(
         qkv=loader.linear(f"{name}.qkv"),
         dense=loader.row_parallel(f"{name}.dense"),
-        attention=Attention(spec.num_heads, spec.num_kv_heads, spec.head_size, _scores(loader), layer.reach),
+        attention=Attention(spec.num_heads, spec.num_kv_heads, spec.head_size, _scores(loader, name), layer.reach),
         head_norms=norms,
         rotary=layer.rotary,
         l2_norm=spec.norm_epsilon if layer.l2_norm else None,
@@ -75,8 +75,11 @@ def _factors(temperature: Temperature, positions: Tensor) -> Tensor:
     return ((positions.float() + 1) / temperature.floor).floor_().log1p_() * temperature.scale + 1
 
 
-def _scores(loader: Loader) -> Scores:
+def _scores(loader: Loader, name: str) -> Scores:
     spec = loader.spec
+    if spec.network.sinks:
+        sinks = loader.tensor(f"{name}.sinks").view(spec.num_kv_heads, -1, 1, 1)
+        return SoftmaxScores(spec.softmax_scale, spec.softmax_cap, None, sinks)
     if spec.position in ("alibi", "scaled_alibi"):
         return SoftmaxScores(spec.softmax_scale, spec.softmax_cap, _alibi(spec, loader))
     if spec.softmax_cap:

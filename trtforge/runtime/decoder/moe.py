@@ -1,7 +1,7 @@
 """Mixture of experts: the router selects experts, each rank computes its own, and the outputs are summed over ranks.
 
-Numerics: transformers' mixtral, qwen2_moe, qwen3_moe, deepseek_v2, deepseek_v3 and llama4; layout:
-tensorrt_llm/layers/moe.py.
+Numerics: transformers' mixtral, qwen2_moe, qwen3_moe, deepseek_v2, deepseek_v3, llama4 and gpt_oss;
+layout: tensorrt_llm/layers/moe.py.
 """
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from trtforge.runtime.architecture.activations import activation_of
-from trtforge.runtime.architecture.spec_parts import MoeSpec
+from trtforge.runtime.architecture.spec_parts import Clamp, MoeSpec
 from trtforge.runtime.decoder.loader import Loader
 from trtforge.runtime.decoder.mlp import gated_halves
 from trtforge.runtime.linears.linear import Linear
@@ -23,12 +23,17 @@ def load_moe(loader: Loader, name: str) -> Linear:
     act = activation_of(spec.hidden_act, exact_gelu=spec.network.exact_gelu)
     router = loader.tensor(f"{name}.router.weight")
     bias = loader.tensor(f"{name}.e_score_correction_bias") if moe.sigmoid else None
-    ups = [gated_halves(loader.place, fc, act) for fc in loader.experts(f"{name}.fc")]
+    router_bias = loader.tensor(f"{name}.router.bias") if moe.biased else None
+    clamp = moe.clamp
+    ups = [
+        gated_halves(loader.place, fc, act) if clamp is None else _clamped_pairs(fc, clamp)
+        for fc in loader.experts(f"{name}.fc")
+    ]
     downs = loader.experts(f"{name}.proj")
     shared = _shared(loader, f"{name}.shared_expert") if moe.shared_size else None
 
     def mixture(x: Tensor) -> Tensor:
-        weights, chosen = route(moe, functional.linear(x.float(), router), bias)
+        weights, chosen = route(moe, functional.linear(x.float(), router, router_bias), bias)
         out = shared(x) if shared else torch.zeros_like(x)
         order = chosen.flatten().argsort()
         counts = torch.bincount(chosen.flatten(), minlength=moe.num_experts).tolist()
@@ -42,6 +47,18 @@ def load_moe(loader: Loader, name: str) -> Linear:
         return ranks.all_reduce(out)
 
     return mixture
+
+
+def _clamped_pairs(both: Linear, clamp: Clamp) -> Linear:
+    """Gate and up projection by one layer whose outputs are gate and up in turn."""
+
+    def inner(x: Tensor) -> Tensor:
+        gate, up = both(x).unflatten(-1, (-1, 2)).unbind(-1)
+        gate, up = gate.clamp(max=clamp.limit), up.clamp(-clamp.limit, clamp.limit)
+        gated: Tensor = (up + 1) * (gate * torch.sigmoid(gate * clamp.alpha))
+        return gated
+
+    return inner
 
 
 def route(moe: MoeSpec, logits: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:

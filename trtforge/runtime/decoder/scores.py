@@ -22,6 +22,7 @@ class FusedScores:
     needs_mask: bool = False
     cap: None = None
     alibi: None = None
+    sinks: None = None
 
     def one_query(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
         """Queries (rows, kv_heads, group, size), one token a row; keys and values (rows, kv_heads, slots, size).
@@ -48,11 +49,15 @@ class FusedScores:
 
 @dataclass(frozen=True)
 class SoftmaxScores:
-    """float32 scores, capped at `cap` by tanh (Gemma 2) and biased by position (ALiBi) before the softmax."""
+    """float32 scores, capped at `cap` by tanh (Gemma 2) and biased by position (ALiBi) before the softmax.
+
+    `sinks` (kv_heads, group, 1, 1), float32: logits that the softmax counts beside the scores (GPT-OSS).
+    """
 
     scale: float
     cap: float | None
     alibi: Alibi | None
+    sinks: Tensor | None = None
     queries_at_once: int = 256
     needs_mask: bool = True
 
@@ -76,7 +81,12 @@ class SoftmaxScores:
         if self.alibi is not None:
             bias = self.alibi.bias(keys.shape[-2])
             scores.add_(bias.view(queries.shape[-4], queries.shape[-3], 1, -1))
-        return torch.softmax(scores.add_(mask), dim=-1).to(queries.dtype)
+        scores.add_(mask)
+        if self.sinks is None:
+            return torch.softmax(scores, dim=-1).to(queries.dtype)
+        largest = torch.maximum(scores.amax(dim=-1, keepdim=True), self.sinks)
+        scores.sub_(largest).exp_()
+        return scores.div_(scores.sum(dim=-1, keepdim=True) + (self.sinks - largest).exp_()).to(queries.dtype)
 
 
 Scores = FusedScores | SoftmaxScores

@@ -7,13 +7,11 @@ Weights: ModelOpt qtensor/nvfp4_tensor.py. Activations: as TensorRT-LLM's kernel
 import torch
 from torch import Tensor
 
-from trtforge.core.number_limits import E2M1_MAX, NVFP4_BLOCK
+from trtforge.core.number_limits import E2M1_MAX, E2M1_VALUES, NVFP4_BLOCK
 from trtforge.runtime.linears.float8 import from_e4m3, round_to_e4m3
 from trtforge.runtime.linears.fp8_rowwise_linear import wide
 from trtforge.runtime.linears.linear import Linear, Placement, Stored, load_bias, matrix, with_bias
 from trtforge.runtime.linears.weights import Weights
-
-_MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 class Nvfp4Dense:
@@ -47,7 +45,7 @@ class Nvfp4Dense:
 
 def from_e2m1(packed: Tensor) -> Tensor:
     """(rows, 2 x columns) float32 of (rows, columns) bytes: the low nibble comes first."""
-    table = torch.tensor([*_MAGNITUDES, *(-value for value in _MAGNITUDES)], device=packed.device)
+    table = torch.tensor(E2M1_VALUES, device=packed.device)
     codes = torch.stack((packed & 0x0F, packed >> 4), dim=2).flatten(1)
     return table[codes.long()]
 

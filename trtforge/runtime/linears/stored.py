@@ -43,6 +43,8 @@ def take_linear(spec: DecoderSpec, source: Weights, slot: LinearSlot) -> Stored:
 def take_experts(spec: DecoderSpec, source: Weights, slot: LinearSlot) -> list[Stored]:
     """The experts of a stack. Raises ForgeError as `take_linear` does."""
     stack = _take(spec, source, slot, (slot.experts,))
+    if slot.bias:
+        stack = replace(stack, bias=source.take_floating(f"{slot.module}.bias", slot.experts, slot.out))
     return [_expert(stack, index) for index in range(slot.experts)]
 
 
@@ -156,6 +158,7 @@ def _expert(stack: Stored, index: int) -> Stored:
     return replace(
         stack,
         weight=stack.weight[index],
+        bias=own(stack.bias),
         weights_scale=own(stack.weights_scale),
         activation_scale=shared(stack.activation_scale),
         prequant=own(stack.prequant),
