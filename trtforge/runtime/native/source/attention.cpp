@@ -5,6 +5,9 @@
 #include "scores.h"
 #include "vectors.h"
 
+#include <omp.h>
+
+#include <type_traits>
 #include <vector>
 
 // tables: (rows, columns) block numbers; lengths: tokens of each row, its own included. A token's slot holds `vectors`
@@ -155,61 +158,64 @@ static void attend(const Paged& p, int64_t head, const T* given, Seen<C> keys, M
 
 #if defined(HAS_PRODUCTS)
 
-// out (G, W x 32 of a value, `size` apart) = weights (G, `pitch` apart) times values.
+// Adds to sums (G, `size` apart), 32 W of a value in the order of `interleave`, the weights (G, `pitch` apart) times the
+// values of `tokens` tokens, `stride` apart. `next`: where those lie that are read next.
 template <int G, int W>
-static void weigh_pairs(const bfloat16* weights, int64_t pitch, const Seen<bfloat16>& values, const bfloat16* after,
-                        int64_t size, float* out) {
-    __m512 sums[G][2 * W] = {};
-    values.runs(after, [&](int64_t index, const bfloat16* value, int64_t tokens, const bfloat16* next) {
-        for (int64_t token = 0; token < tokens; token += 2, value += 2 * values.pitch) {
-            prefetch(next + token * values.pitch, W * pairwise::DEPTH);
-            prefetch(next + (token + 1) * values.pitch, W * pairwise::DEPTH);
-            const bfloat16* second = token + 1 < tokens ? value + values.pitch : nullptr;
-            pairwise::add_values<G, W>(weights + index + token, pitch, value, second, sums);
-        }
-    });
+static void weigh_run(const bfloat16* weights, int64_t pitch, const bfloat16* value, int64_t tokens, int64_t stride,
+                      const bfloat16* next, int64_t size, float* into) {
+    __m512 sums[G][2 * W];
     for (int g = 0; g < G; ++g)
-        for (int w = 0; w < W; ++w)
-            pairwise::put_values(sums[g][2 * w], sums[g][2 * w + 1], out + g * size + w * pairwise::DEPTH);
+        for (int half = 0; half < 2 * W; ++half) sums[g][half] = _mm512_loadu_ps(into + g * size + half * WIDTH);
+    for (int64_t token = 0; token < tokens; token += 2, value += 2 * stride) {
+        prefetch(next + token * stride, W * pairwise::DEPTH);
+        prefetch(next + (token + 1) * stride, W * pairwise::DEPTH);
+        pairwise::add_values<G, W>(weights + token, pitch, value, token + 1 < tokens ? value + stride : nullptr, sums);
+    }
+    for (int g = 0; g < G; ++g)
+        for (int half = 0; half < 2 * W; ++half) _mm512_storeu_ps(into + g * size + half * WIDTH, sums[g][half]);
 }
 
-// As `attend`, for sizes that are a multiple of 32. Probabilities are rounded to bfloat16 (Dao et al. 2022).
+// out (count x G, size): G query heads of each of `count` key and value heads, the first of all `head`. Sizes are
+// multiples of 32. Keys of all heads are read token after token, which lie together, then values. Probabilities are
+// rounded to bfloat16 (Dao et al. 2022).
 template <int G>
-static void attend_pairs(const Paged& p, int64_t head, const bfloat16* queries, Seen<bfloat16> keys, Memory& memory,
-                         float* out) {
-    const int64_t count = (keys.count() + 15) / 16 * 16, size = p.size;
-    float* scores = memory.need_floats(G * count);
+static void attend_pairs(const Paged& p, int64_t head, int64_t count, const bfloat16* queries, Seen<bfloat16> keys,
+                         Memory& memory, bfloat16* out) {
+    const int64_t seen = (keys.count() + 15) / 16 * 16, size = p.size, heads = count * G;
+    float *scores = memory.need_floats(heads * (seen + size)), *sums = scores + heads * seen;
     Seen<bfloat16> values = keys;
     if (p.vectors > p.kv_heads) values.cache += p.kv_heads * size;
     keys.runs(values.begin(), [&](int64_t index, const bfloat16* key, int64_t tokens, const bfloat16* next) {
         constexpr int64_t K = 16 / G;
-        for (int64_t token = 0; token < tokens; token += K, key += K * keys.pitch) {
-            for (int64_t k = 0; k < K; ++k) prefetch(next + (token + k) * keys.pitch, size);
-            pairwise::score_keys<G>(queries, key, keys.pitch, std::min(K, tokens - token), size, p.scale, count,
-                                    scores + index + token);
+        for (int64_t token = 0; token < tokens; token += K)
+            for (int64_t kv = 0; kv < count; ++kv) {
+                const int64_t at = token * keys.pitch + kv * size;
+                for (int64_t k = 0; k < K; ++k) prefetch(next + at + k * keys.pitch, size);
+                pairwise::score_keys<G>(queries + kv * G * size, key + at, keys.pitch, std::min(K, tokens - token),
+                                        size, p.scale, seen, scores + kv * G * seen + index + token);
+            }
+    });
+    bfloat16* weights = memory.need_halves(heads * seen + 1);
+    for (int64_t h = 0; h < heads; ++h) {
+        soften(p, head + h, keys.first, keys.count(), scores + h * seen);
+        std::fill(scores + h * seen + keys.count(), scores + (h + 1) * seen, 0.0f);
+    }
+    pairwise::round_weights(scores, heads * seen, weights);
+    weights[heads * seen] = {};
+    std::fill(sums, sums + heads * size, 0.0f);
+    values.runs(keys.begin(), [&](int64_t index, const bfloat16* value, int64_t tokens, const bfloat16* next) {
+        for (int64_t kv = 0; kv < count; ++kv) {
+            const bfloat16* own = weights + kv * G * seen + index;
+            int64_t d = 0;
+            for (; d + 64 <= size; d += 64)
+                weigh_run<G, 2>(own, seen, value + kv * size + d, tokens, values.pitch, next + kv * size + d, size,
+                                sums + kv * G * size + d);
+            for (; d < size; d += 32)
+                weigh_run<G, 1>(own, seen, value + kv * size + d, tokens, values.pitch, next + kv * size + d, size,
+                                sums + kv * G * size + d);
         }
     });
-    bfloat16* weights = memory.need_halves(G * count + 1);
-    for (int g = 0; g < G; ++g) {
-        soften(p, head + g, keys.first, keys.count(), scores + g * count);
-        std::fill(scores + g * count + keys.count(), scores + (g + 1) * count, 0.0f);
-    }
-    pairwise::round_weights(scores, G * count, weights);
-    weights[G * count] = {};
-    const bfloat16* next_head = keys.begin() + size;
-    int64_t d = 0;
-    for (; d + 64 <= size; d += 64, values.cache += 64)
-        weigh_pairs<G, 2>(weights, count, values, next_head, size, out + d);
-    for (; d < size; d += 32, values.cache += 32) weigh_pairs<G, 1>(weights, count, values, next_head, size, out + d);
-}
-
-template <int G>
-static void attend(const Paged& p, int64_t head, const bfloat16* queries, const Seen<bfloat16>& keys, Memory& memory,
-                   float* out) {
-    if (p.size % pairwise::DEPTH == 0)
-        attend_pairs<G>(p, head, queries, keys, memory, out);
-    else
-        attend<G, bfloat16, bfloat16>(p, head, queries, keys, memory, out);
+    for (int64_t d = 0; d < heads * size; d += pairwise::DEPTH) pairwise::put_values(sums + d, out + d);
 }
 
 #endif
@@ -218,14 +224,18 @@ constexpr int64_t AT_ONCE = 4;  // query heads
 
 static inline int64_t chunks(const Paged& p) { return (p.heads / p.kv_heads + AT_ONCE - 1) / AT_ONCE; }
 
+template <typename C>
+static inline Seen<C> seen_by(const Paged& p, int64_t row, int64_t kv) {
+    const int64_t length = p.lengths[row], first = p.window > 0 ? std::max<int64_t>(0, length - p.window) : 0;
+    return {(const C*)p.cache + kv * p.size, p.tables + row * p.columns, first, length, p.block, p.vectors * p.size};
+}
+
 // Up to four of the query heads that share key and value head `kv` in one row.
 template <typename T, typename C>
 static void attend_chunk(const Paged& p, int64_t row, int64_t kv, int64_t chunk, Memory& memory, float* sums) {
-    const int64_t group = p.heads / p.kv_heads, length = p.lengths[row], size = p.size;
-    const int64_t first = p.window > 0 ? std::max<int64_t>(0, length - p.window) : 0;
+    const int64_t group = p.heads / p.kv_heads, size = p.size;
     const int64_t head = kv * group + chunk * AT_ONCE, count = std::min(AT_ONCE, group - chunk * AT_ONCE);
-    const Seen<C> keys = {(const C*)p.cache + kv * size, p.tables + row * p.columns, first,
-                          length, p.block, p.vectors * size};
+    const Seen<C> keys = seen_by<C>(p, row, kv);
     const T* queries = (const T*)p.queries + row * p.stride + head * size;
     switch (count) {
         case 1: attend<1>(p, head, queries, keys, memory, sums); break;
@@ -251,8 +261,44 @@ static void attend_all(const Paged& p) {
     }
 }
 
+#if defined(HAS_PRODUCTS)
+
+// Up to four of the query heads of each of `count` key and value heads from `kv` on, in one row.
+static void attend_chunk(const Paged& p, int64_t row, int64_t kv, int64_t count, int64_t chunk, Memory& memory) {
+    const int64_t group = p.heads / p.kv_heads, head = kv * group + chunk * AT_ONCE;
+    const Seen<bfloat16> keys = seen_by<bfloat16>(p, row, kv);
+    const bfloat16* queries = (const bfloat16*)p.queries + row * p.stride + head * p.size;
+    bfloat16* out = (bfloat16*)p.out + (row * p.heads + head) * p.size;
+    switch (std::min(AT_ONCE, group - chunk * AT_ONCE)) {
+        case 1: return attend_pairs<1>(p, head, count, queries, keys, memory, out);
+        case 2: return attend_pairs<2>(p, head, count, queries, keys, memory, out);
+        case 3: return attend_pairs<3>(p, head, count, queries, keys, memory, out);
+        default: return attend_pairs<4>(p, head, count, queries, keys, memory, out);
+    }
+}
+
+// As `attend_all`, by products of bfloat16. With rows for all threads, a thread takes all heads of a row.
+static void attend_all_pairs(const Paged& p) {
+    const bool whole = chunks(p) == 1 && p.rows >= 2 * omp_get_max_threads();
+    const int64_t together = whole ? p.kv_heads : 1;
+#pragma omp parallel
+    {
+        Memory memory;
+#pragma omp for collapse(3) schedule(dynamic, 1)
+        for (int64_t row = 0; row < p.rows; ++row)
+            for (int64_t kv = 0; kv < p.kv_heads; kv += together)
+                for (int64_t chunk = 0; chunk < chunks(p); ++chunk) attend_chunk(p, row, kv, together, chunk, memory);
+    }
+}
+
+#endif
+
 template <typename T>
 static void with_cache(const Paged& p, int64_t cache) {
+#if defined(HAS_PRODUCTS)
+    const bool pairs = std::is_same_v<T, bfloat16> && cache == CACHE_BFLOAT16 && p.size % pairwise::DEPTH == 0;
+    if (pairs) return attend_all_pairs(p);
+#endif
     switch (cache) {
         case CACHE_FLOAT32: return attend_all<T, float>(p);
         case CACHE_BFLOAT16: return attend_all<T, bfloat16>(p);

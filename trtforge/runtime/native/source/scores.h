@@ -89,11 +89,12 @@ static inline void add_values(const bfloat16* weights, int64_t count, const bflo
 }
 
 // out (32): the sums of values that `interleave` made, in their order.
-static inline void put_values(__m512 low, __m512 high, float* out) {
+static inline void put_values(const float* sums, bfloat16* out) {
     const __m512i front = _mm512_set_epi32(23, 22, 21, 20, 7, 6, 5, 4, 19, 18, 17, 16, 3, 2, 1, 0);
     const __m512i back = _mm512_add_epi32(front, _mm512_set1_epi32(8));
-    _mm512_storeu_ps(out, _mm512_permutex2var_ps(low, front, high));
-    _mm512_storeu_ps(out + 16, _mm512_permutex2var_ps(low, back, high));
+    const __m512 low = _mm512_loadu_ps(sums), high = _mm512_loadu_ps(sums + 16);
+    put(out, (Vector)_mm512_permutex2var_ps(low, front, high));
+    put(out + 16, (Vector)_mm512_permutex2var_ps(low, back, high));
 }
 
 // Rounds `count` probabilities, a multiple of 16.
