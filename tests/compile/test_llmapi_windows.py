@@ -68,10 +68,10 @@ def test_which_networks_apply_windows_is_data(architecture: str, version: str, e
 
 def test_a_family_that_is_not_converted_has_its_layer_types() -> None:
     kinds = ["sliding_attention", "full_attention"] * 2
-    values = {"architectures": ["GptOssForCausalLM"], "num_hidden_layers": 4, "sliding_window": 128}
+    values = {"architectures": ["Cohere2ForCausalLM"], "num_hidden_layers": 4, "sliding_window": 128}
     config = HfConfig(values | {"layer_types": kinds}, Path("config.json"))
     found = Windows.of_hugging_face(config, config)
-    assert found.applied("1.2.1", 1024) == ((128, 1024, 128, 1024), ())
+    assert found.applied("1.3.0", 1024) == ((128, 1024, 128, 1024), ())
     everywhere = HfConfig(values, Path("config.json"))
     assert Windows.of_hugging_face(everywhere, everywhere).layers == (128,) * 4
     off = HfConfig(values | {"use_sliding_window": False}, Path("config.json"))

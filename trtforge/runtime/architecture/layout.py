@@ -135,7 +135,7 @@ def _attention(spec: DecoderSpec, name: str) -> Iterator[Slot]:
         for norm, heads in (("q_layernorm", spec.num_heads), ("k_layernorm", spec.num_kv_heads)):
             yield TensorSlot(f"{name}.{norm}.weight", (size,) if spec.network.norm == "rms" else (heads, size))
     if spec.network.sinks:
-        yield TensorSlot(f"{name}.sinks", (spec.num_heads,), exact=True)
+        yield TensorSlot(f"{name}.sinks", (spec.num_heads,))
 
 
 def _latent_attention(spec: DecoderSpec, latent: LatentSpec, name: str) -> Iterator[Slot]:
@@ -169,7 +169,7 @@ def _experts(spec: DecoderSpec, moe: MoeSpec, name: str) -> Iterator[Slot]:
     hidden = spec.hidden_size
     yield TensorSlot(f"{name}.router.weight", (moe.num_experts, hidden), exact=True)
     if moe.biased:
-        yield TensorSlot(f"{name}.router.bias", (moe.num_experts,), exact=True)
+        yield TensorSlot(f"{name}.router.bias", (moe.num_experts,))
     if moe.sigmoid:
         yield TensorSlot(f"{name}.e_score_correction_bias", (moe.num_experts,), exact=True)
     yield LinearSlot(f"{name}.fc", 2 * moe.expert_size, hidden, moe.biased, moe.local)

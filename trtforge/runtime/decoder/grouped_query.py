@@ -78,7 +78,7 @@ def _factors(temperature: Temperature, positions: Tensor) -> Tensor:
 def _scores(loader: Loader, name: str) -> Scores:
     spec = loader.spec
     if spec.network.sinks:
-        sinks = loader.tensor(f"{name}.sinks").view(spec.num_kv_heads, -1, 1, 1)
+        sinks = loader.tensor(f"{name}.sinks").float().view(spec.num_kv_heads, -1, 1, 1)
         return SoftmaxScores(spec.softmax_scale, spec.softmax_cap, None, sinks)
     if spec.position in ("alibi", "scaled_alibi"):
         return SoftmaxScores(spec.softmax_scale, spec.softmax_cap, _alibi(spec, loader))

@@ -23,7 +23,7 @@ def load_moe(loader: Loader, name: str) -> Linear:
     act = activation_of(spec.hidden_act, exact_gelu=spec.network.exact_gelu)
     router = loader.tensor(f"{name}.router.weight")
     bias = loader.tensor(f"{name}.e_score_correction_bias") if moe.sigmoid else None
-    router_bias = loader.tensor(f"{name}.router.bias") if moe.biased else None
+    router_bias = loader.tensor(f"{name}.router.bias").float() if moe.biased else None
     clamp = moe.clamp
     ups = [
         gated_halves(loader.place, fc, act) if clamp is None else _clamped_pairs(fc, clamp)
