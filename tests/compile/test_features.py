@@ -225,11 +225,9 @@ def test_what_an_engine_keeps_of_its_features_names_no_place(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     "features",
     [
-        {"lora": True},
         {"draft": True},
         {"medusa": True},
         {"eagle": True},
-        {"lookahead": True},
         {"multiple_profiles": True},
         {"weights_on_gpu": 0.5},
     ],
@@ -250,6 +248,23 @@ def test_the_embedded_engine_looks_up_n_grams() -> None:
     assert isinstance(found, TorchPlan)
     assert found.forge()["features"]["ngram"] == {"draft_tokens": 4, "matching": 2, "max_requests": None}
     assert found.build_config()["max_draft_len"] == 4
+
+
+def test_the_embedded_engine_takes_adapters_that_come_with_requests() -> None:
+    config = engine(backend="torch", device="cpu", features={"lora": {"max_rank": 4, "modules": ["attn_dense"]}})
+    found = engine_plan_for(llama(), config, Path("c"), Path("o"), CompileOptions())
+    assert isinstance(found, TorchPlan)
+    lora = found.forge()["features"]["lora"]
+    assert (lora["adapters"], lora["max_rank"], lora["modules"]) == ([], 4, ["attn_dense"])
+    assert found.build_config()["lora_config"] == {"max_lora_rank": 4, "lora_target_modules": ["attn_dense"]}
+
+
+def test_the_embedded_engine_looks_ahead() -> None:
+    config = engine(backend="torch", device="cpu", features={"lookahead": {"window": 7, "ngram": 4}})
+    found = engine_plan_for(llama(), config, Path("c"), Path("o"), CompileOptions())
+    assert isinstance(found, TorchPlan)
+    assert found.forge()["features"]["lookahead"] == {"window": 7, "ngram": 4, "verification": 4}
+    assert found.build_config()["max_draft_len"] == 32
 
 
 def test_a_draft_models_engine_is_checked_and_becomes_part_of_the_engine(tmp_path: Path) -> None:

@@ -25,8 +25,8 @@ SPECULATION: tuple[SpeculationMethod, ...] = ("draft", "medusa", "eagle", "looka
 OF_THE_LLM_API = ("eagle3", "mtp", "ngram", "moe", "attention_dp", "cuda_graphs")
 """Features that TensorRT engines lack."""
 OF_ENGINES = ("medusa", "eagle", "lookahead", "multiple_profiles", "weights_on_gpu", "context_logits")
-"""Features of TensorRT engines alone; the others are of both."""
-EMBEDDED = frozenset({"draft", "ngram", "lora", "context_logits", "generation_logits"})
+"""Features that the LLM API lacks."""
+EMBEDDED = frozenset({"draft", "ngram", "lookahead", "lora", "context_logits", "generation_logits"})
 """Features of the embedded engine beyond KV reuse and chunked context."""
 
 Choices = tuple[tuple[int, ...], ...]
@@ -34,7 +34,7 @@ Choices = tuple[tuple[int, ...], ...]
 
 
 class LoraFeature(Config):
-    """Adapters that requests refer to by task id; to a TensorRT engine they also send them."""
+    """Adapters that requests refer to by task id. Requests may also bring adapters, but not to the LLM API."""
 
     adapters: tuple[str, ...] = Field((), description="PEFT directories; they set max_rank and modules.")
     max_rank: int | None = Field(None, ge=1, description="Maximum rank; default: that of the adapters, else 64.")

@@ -6,10 +6,11 @@ import torch
 from torch import Tensor
 
 from trtforge.core.errors import ForgeError
-from trtforge.core.features import DraftFeature
+from trtforge.core.features import LookaheadFeature
 from trtforge.core.llm_api_features import NgramFeature
 from trtforge.formats.trtllm import DRAFT_ENGINE
-from trtforge.runtime.drafting import Drafter, NgramDrafter
+from trtforge.runtime.drafting import Drafter, NgramDrafter, Speculation
+from trtforge.runtime.lookahead import LookaheadDrafter
 from trtforge.runtime.ranks.rank_group import RankGroup
 from trtforge.runtime.ranks.source import Source, open_engine
 from trtforge.runtime.sampler import Sampler, drawn
@@ -68,6 +69,9 @@ class DraftModel:
                 sequence.draft = Draft(
                     tuple(found.tokens), torch.stack(found.distributions) if found.distributions else None
                 )
+
+    def observe(self, rows: list[Row], logits: Tensor) -> None:
+        """See Drafter."""
 
     def forget(self, sequence: Sequence) -> None:
         """See Drafter."""
@@ -140,15 +144,15 @@ class DraftModel:
         own.tokens.append(token)
 
 
-def open_drafter(
-    feature: NgramFeature | DraftFeature | None, source: Source, threads: int, tokens: int
-) -> Drafter | None:
+def open_drafter(feature: Speculation | None, source: Source, threads: int, tokens: int) -> Drafter | None:
     """The drafter of the engine `source`; None without speculation. Raises ForgeError if it cannot be loaded.
 
     `tokens`: of the engine's KV cache, as many as the draft model's has: more would be of no use.
     """
     if feature is None or isinstance(feature, NgramFeature):
         return None if feature is None else NgramDrafter(feature)
+    if isinstance(feature, LookaheadFeature):
+        return LookaheadDrafter(feature)
     own = open_engine(source.directory / DRAFT_ENGINE)
     if own.config.vocab_size != source.config.vocab_size:
         raise ForgeError(

@@ -52,6 +52,7 @@ class RankGroup:
                     WorkerProcess(
                         WorkerJob(
                             directory=str(source.directory.absolute()),
+                            sent_adapters=None if source.sent_adapters is None else str(source.sent_adapters),
                             device=source.forge.device,
                             compute_dtype=source.forge.compute_dtype,
                             index=index,

@@ -32,7 +32,8 @@ class RankModel:
         self._source = source
         self._place = place
         lora = source.forge.features.lora
-        self.adapters = None if lora is None else RankAdapters(source.directory, lora, source.config, spec, place)
+        sent = source.sent_adapters
+        self.adapters = None if lora is None else RankAdapters(source.directory, lora, source.config, spec, place, sent)
         longest = source.limits.max_seq_len
         self._decoder = Decoder(spec, source.forge.kernels, weights, place, longest, ranks, self.adapters)
         self._ranks = ranks
