@@ -113,3 +113,11 @@ def test_n_grams_are_for_the_embedded_engine_and_the_llm_api() -> None:
     assert judged(LLAMA_8B, {"lookahead": True}).legal
     assert not judged(LLAMA_8B, {"lookahead": True}, backend="llmapi").legal
     assert not judged(LLAMA_8B, {"ngram": True}).legal
+
+
+def test_medusa_heads_of_their_own_are_for_the_embedded_engine() -> None:
+    heads = {"medusa": {"model": "heads"}}
+    assert judged(LLAMA_8B, heads, backend="torch").legal
+    assert not judged(LLAMA_8B, heads, backend="llmapi").legal
+    messages = [problem.message for problem in judged(LLAMA_8B, heads, backend="tensorrt_llm").problems]
+    assert "engine.features.medusa.model: a TensorRT engine has the heads of its checkpoint" in messages

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from trtforge.core.features import DraftFeature, LookaheadFeature
+from trtforge.core.features import DraftFeature, LookaheadFeature, MedusaFeature
 from trtforge.core.llm_api_features import NgramFeature
 from trtforge.runtime.scheduling.scheduler import Row
 from trtforge.runtime.scheduling.sequence import Draft, Sequence
@@ -11,7 +11,7 @@ from trtforge.runtime.scheduling.sequence import Draft, Sequence
 if TYPE_CHECKING:
     from torch import Tensor
 
-Speculation = NgramFeature | DraftFeature | LookaheadFeature
+Speculation = NgramFeature | DraftFeature | LookaheadFeature | MedusaFeature
 """Features that a drafter is made of."""
 _SHORTEST = 2
 """Tokens of the shortest n-gram that is looked up: single tokens recur by chance."""

@@ -95,7 +95,7 @@ class Engine:
         features = source.forge.features
         options = options or EngineOptions(kv_reuse=features.kv_reuse, chunked_context=features.chunked_context)
         if options.speculation is None:
-            options = replace(options, speculation=features.ngram or features.draft or features.lookahead)
+            options = replace(options, speculation=features.of_torch)
         with ExitStack() as opened:
             trace = None if options.trace is None else Trace(options.trace)  # at once: a wrong path ends no long load
             if trace is not None:
@@ -107,9 +107,7 @@ class Engine:
                 kv_cache_tokens=options.kv_cache_tokens,
             )
             opened.callback(ranks.close)
-            drafter = open_drafter(
-                options.speculation, source, ranks.threads, ranks.num_blocks * source.tokens_per_block
-            )
+            drafter = open_drafter(options.speculation, source, ranks)
             if drafter is not None:
                 opened.callback(drafter.close)
             store = open_store(options.kv_store, source, ranks.cache, reuse=options.kv_reuse)

@@ -92,6 +92,11 @@ class RankGroup:
         """The KV cache of each layer of rank 0."""
         return self._model.cache
 
+    @torch.inference_mode()
+    def last_hidden(self) -> Tensor:
+        """See `Decoder.last_hidden`; needs layouts without pipeline stages."""
+        return self._model.last_hidden()
+
     def check(self) -> None:
         """Raises ForgeError with the message of a rank that ended."""
         for worker in self._workers:

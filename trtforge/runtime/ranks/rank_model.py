@@ -60,6 +60,10 @@ class RankModel:
         """The cache tensor of each layer."""
         return [layer.storage for layer in self._cache]
 
+    def last_hidden(self) -> Tensor:
+        """See `Decoder.last_hidden`."""
+        return self._decoder.last_hidden()
+
     def execute(self, step: Step, fills: Mapping[int, Tensor] | None = None) -> Tensor | None:
         """float32 logits of the wanted rows on rank 0; None on other ranks, and if no row is wanted.
 
