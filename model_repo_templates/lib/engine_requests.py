@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 from input_values import INT32_MAX, InputValues
 from numpy.typing import NDArray
 from responder import RequestFailed
@@ -17,7 +18,9 @@ from trtforge.engine_process.requests import (
     BeamParams,
     GenerationRequest,
     Guide,
+    LookaheadSizes,
     SamplingParams,
+    SentAdapter,
 )
 
 _READ = frozenset(
@@ -59,6 +62,8 @@ _READ = frozenset(
     }
 )
 _GUIDE_TYPE, _GUIDE, _LORA = "guided_decoding_guide_type", "guided_decoding_guide", "lora_task_id"
+_LOOKAHEAD = ("lookahead_window_size", "lookahead_ngram_size", "lookahead_verification_set_size")
+_SENT = ("lora_weights", "lora_config")
 _NEUTRAL: Mapping[str, float] = {
     "return_context_logits": 0,
     "return_generation_logits": 0,
@@ -75,6 +80,8 @@ class RequestLimits:
 
     `guided`: whether answers can be guided; `lora_task_ids`: the adapters that the engine has; `seed`: of requests
     without one, None if the engine then draws it; `logits`: inputs that ask for logits, if the engine returns them.
+    `lookahead`: whether it drafts by lookahead decoding, whose sizes a request may lower; `takes_adapters`: whether
+    requests may bring adapters.
     """
 
     vocab_size: int
@@ -85,12 +92,15 @@ class RequestLimits:
     lora_task_ids: tuple[int, ...] = ()
     seed: int | None = 0
     logits: tuple[str, ...] = ()
+    lookahead: bool = False
+    takes_adapters: bool = False
 
     @property
     def inputs(self) -> frozenset[str]:
         """The inputs that this engine reads."""
         more = ({_GUIDE_TYPE, _GUIDE} if self.guided else set()) | ({_LORA} if self.lora_task_ids else set())
-        return _READ | more | set(self.logits)
+        more |= {_LORA, *_SENT} if self.takes_adapters else set()
+        return _READ | more | set(self.logits) | (set(_LOOKAHEAD) if self.lookahead else set())
 
 
 @dataclass(frozen=True)
@@ -128,7 +138,8 @@ def requested_sequences(
             # Sequences of one prompt differ in their seeds.
             own = request if not index or seed is None else _with_seed(request, seed + index)
             copy_of = str(len(found) - index) if index else None
-            found.append(RequestedSequence(item, index, replace(own, copy_of=copy_of)))
+            sent = None if index else own.sent_adapter  # once is enough
+            found.append(RequestedSequence(item, index, replace(own, copy_of=copy_of, sent_adapter=sent)))
     return found
 
 
@@ -164,6 +175,8 @@ def _request(values: InputValues, item: int, limits: RequestLimits, *, model_end
         context_logits=values.flag("return_context_logits", False),
         generation_logits=values.flag("return_generation_logits", False),
         priority=_priority(values, item),
+        lookahead=_lookahead(values, item),
+        sent_adapter=_sent_adapter(values, item),
     )
 
 
@@ -171,6 +184,13 @@ def _priority(values: InputValues, item: int) -> float:
     """Text models send it; TensorRT-LLM's tensors have none."""
     given = values.share("priority", item, None)
     return DEFAULT_PRIORITY if given is None else given
+
+
+def _lookahead(values: InputValues, item: int) -> LookaheadSizes | None:
+    """All three sizes, or none, as for TensorRT-LLM (`getLookaheadDecodingFromTensors` in its Triton backend)."""
+    if not any(name in values for name in _LOOKAHEAD):
+        return None
+    return LookaheadSizes(*(values.integer(name, item, None, 0, INT32_MAX) for name in _LOOKAHEAD))
 
 
 def _beams(values: InputValues, item: int, most: int) -> BeamParams | None:
@@ -198,9 +218,28 @@ def _adapter(values: InputValues, item: int, limits: RequestLimits) -> int | Non
     if _LORA not in values:
         return None
     task = values.integer(_LORA, item, None, 0, _UINT64_MAX)
-    if task not in limits.lora_task_ids:
+    if task not in limits.lora_task_ids and not limits.takes_adapters:
         raise values.refused(_LORA, task, f"one of this engine's: {', '.join(map(str, limits.lora_task_ids))}")
     return task
+
+
+def _sent_adapter(values: InputValues, item: int) -> SentAdapter | None:
+    """An adapter in TensorRT-LLM's tensors: (prompts, modules, values), and (prompts, modules, 3 or 4)."""
+    if not any(name in values for name in _SENT):
+        return None
+    weights, config = (values.array(name) for name in _SENT)
+    for name, array, kinds in ((_SENT[0], weights, "f"), (_SENT[1], config, "i")):
+        if array.ndim != 3 or len(array) <= item or array.dtype.kind not in kinds or array.dtype.itemsize > 4:
+            raise values.refused(
+                name, f"{array.dtype.name} {list(array.shape)}", "a tensor [prompts, modules, values] of its data type"
+            )
+    if weights.shape[1] != config.shape[1]:
+        raise RequestFailed(
+            f"{values.shown(_SENT[0])} has {weights.shape[1]} modules, {values.shown(_SENT[1])} {config.shape[1]}"
+        )
+    own = np.ascontiguousarray(weights[item])
+    rows = tuple(tuple(row) for row in config[item].tolist())
+    return SentAdapter(rows, "float16" if own.dtype.itemsize == 2 else "float32", own.shape[1], own.tobytes())
 
 
 def _prompt(values: InputValues, item: int, vocab_size: int) -> tuple[int, ...]:

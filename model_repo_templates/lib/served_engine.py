@@ -28,6 +28,8 @@ def request_limits(config: ModelConfig) -> RequestLimits:
         guided=config.flag("guided_decoding", True),
         lora_task_ids=config.integers("lora_task_ids"),
         logits=tuple(name for name in config.text("returned_logits").split(",") if name),
+        lookahead=config.integer("lookahead_window_size", 0) > 0,
+        takes_adapters=config.flag("takes_adapters", False),
         seed=None if config.flag("random_seed", False) else 0,
     )
 

@@ -1,7 +1,7 @@
-"""Speed of n-gram speculation on text that repeats its prompt: `python -m tests.benchmarks.speculation [DIRECTORY]`.
+"""Speed of speculation by n-grams and by lookahead: `python -m tests.benchmarks.speculation [DIRECTORY]`.
 
 `cyclic`: a Llama of 200 M parameters whose next token depends on its last one alone, so that all drafts are right;
-`demo`: the demo model, which continues passages that its prompt holds twice.
+`demo`: the demo model, which continues passages that its prompt holds twice; `demo once`: passages that it holds once.
 """
 
 import random
@@ -34,18 +34,19 @@ class Compared:
 
     model: str
     batch: int
+    way: str
     plain: float
-    ngram: float
+    drafted: float
     acceptance: float
 
     @property
     def times(self) -> float:
         """How many times as fast as without."""
-        return self.ngram / self.plain
+        return self.drafted / self.plain
 
 
 def measure(directory: Path, runs: int = RUNS) -> list[Compared]:
-    """Both models, with and without."""
+    """Both models, all ways."""
     write_model(directory / "cyclic", SHAPE)
     make_cyclic(directory / "cyclic")
     rng = random.Random(0)
@@ -57,6 +58,7 @@ def measure(directory: Path, runs: int = RUNS) -> list[Compared]:
     return [
         *compare(directory, "cyclic", directory / "cyclic", cyclic, runs),
         *compare(directory, "demo", demo, twice, runs),
+        *compare(directory, "demo once", demo, [tuple(passage) for passage in passages], runs),
     ]
 
 
@@ -80,13 +82,14 @@ def make_cyclic(model: Path) -> None:
 
 
 def compare(directory: Path, name: str, model: Path, prompts: list[tuple[int, ...]], runs: int) -> list[Compared]:
-    """One model with and without n-grams, in turns."""
+    """One model without and with speculation, in turns."""
     checkpoint = directory / f"{name}-checkpoint"
     _trtforge("convert", str(model), str(checkpoint))
     engines = {}
     for way, words in (
         ("plain", ()),
-        ("ngram", ("--feature", "ngram.draft_tokens=8", "--feature", "ngram.matching=3")),
+        ("n-grams", ("--feature", "ngram.draft_tokens=8", "--feature", "ngram.matching=3")),
+        ("lookahead", ("--feature", "lookahead")),
     ):
         limits = ("--max-batch-size", "8", "--max-seq-len", "1024", "--compute-dtype", "bfloat16")
         _trtforge("compile", str(checkpoint), str(directory / f"{name}-{way}"), "--device", "cpu", *limits, *words)
@@ -97,10 +100,11 @@ def compare(directory: Path, name: str, model: Path, prompts: list[tuple[int, ..
         for _ in range(runs + 1):
             for way, engine in engines.items():
                 rates[way].append(rate(engine, prompts[:batch]))
-        status = engines["ngram"].statistics()
-        acceptance = status.accepted_tokens / max(1, status.drafted_tokens)
-        plain, ngram = (statistics.median(values[1:]) for values in rates.values())
-        found.append(Compared(name, batch, plain, ngram, acceptance))
+        medians = {way: statistics.median(values[1:]) for way, values in rates.items()}
+        for way, engine in list(engines.items())[1:]:
+            status = engine.statistics()
+            acceptance = status.accepted_tokens / max(1, status.drafted_tokens)
+            found.append(Compared(name, batch, way, medians["plain"], medians[way], acceptance))
     for engine in engines.values():
         engine.close()
     return found
@@ -130,7 +134,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="trtforge-bench-") as directory:
         for each in measure(Path(sys.argv[1] if len(sys.argv) > 1 else directory)):
             print(
-                f"{each.model}, {each.batch} in flight: {each.plain:.0f} tokens/s, with n-grams {each.ngram:.0f}, "
+                f"{each.model}, {each.batch} in flight: {each.plain:.0f} tokens/s, {each.way} {each.drafted:.0f}, "
                 f"{each.times:.2f} times as fast, {each.acceptance:.0%} of the drafts accepted"
             )
 

@@ -10,6 +10,7 @@ import pytest
 from tests.compile.checkpoints import drafting, engine, llama
 from tests.compile.test_build_config import plan, plugins
 from tests.runtime.checkpoints import tiny_llama
+from tests.runtime.test_medusa import write_heads
 from trtforge.compile.stage import CompileOptions, compile_engine, engine_plan_for
 from trtforge.compile.tensorrt_llm import commands
 from trtforge.compile.torch import TorchPlan
@@ -18,6 +19,7 @@ from trtforge.core.errors import ForgeError
 from trtforge.core.parallel import Parallel
 from trtforge.core.recipe import EngineConfig
 from trtforge.engine_process.requests import GenerationRequest
+from trtforge.formats.medusa import MEDUSA_FILE
 from trtforge.formats.trtllm import CheckpointConfig
 from trtforge.runtime.engine import Engine
 from trtforge.runtime.generate import generate_with
@@ -225,11 +227,9 @@ def test_what_an_engine_keeps_of_its_features_names_no_place(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     "features",
     [
-        {"lora": True},
         {"draft": True},
         {"medusa": True},
         {"eagle": True},
-        {"lookahead": True},
         {"multiple_profiles": True},
         {"weights_on_gpu": 0.5},
     ],
@@ -250,6 +250,23 @@ def test_the_embedded_engine_looks_up_n_grams() -> None:
     assert isinstance(found, TorchPlan)
     assert found.forge()["features"]["ngram"] == {"draft_tokens": 4, "matching": 2, "max_requests": None}
     assert found.build_config()["max_draft_len"] == 4
+
+
+def test_the_embedded_engine_takes_adapters_that_come_with_requests() -> None:
+    config = engine(backend="torch", device="cpu", features={"lora": {"max_rank": 4, "modules": ["attn_dense"]}})
+    found = engine_plan_for(llama(), config, Path("c"), Path("o"), CompileOptions())
+    assert isinstance(found, TorchPlan)
+    lora = found.forge()["features"]["lora"]
+    assert (lora["adapters"], lora["max_rank"], lora["modules"]) == ([], 4, ["attn_dense"])
+    assert found.build_config()["lora_config"] == {"max_lora_rank": 4, "lora_target_modules": ["attn_dense"]}
+
+
+def test_the_embedded_engine_looks_ahead() -> None:
+    config = engine(backend="torch", device="cpu", features={"lookahead": {"window": 7, "ngram": 4}})
+    found = engine_plan_for(llama(), config, Path("c"), Path("o"), CompileOptions())
+    assert isinstance(found, TorchPlan)
+    assert found.forge()["features"]["lookahead"] == {"window": 7, "ngram": 4, "verification": 4}
+    assert found.build_config()["max_draft_len"] == 32
 
 
 def test_a_draft_models_engine_is_checked_and_becomes_part_of_the_engine(tmp_path: Path) -> None:
@@ -280,6 +297,35 @@ def test_a_draft_models_engine_is_checked_and_becomes_part_of_the_engine(tmp_pat
     for name, message in refusals.items():
         with pytest.raises(ForgeError, match=message):
             compile_engine(asked(tmp_path / name), target, tmp_path / "refused")
+
+
+def test_medusa_heads_are_checked_and_become_part_of_the_engine(tmp_path: Path) -> None:
+    tiny_llama().save_pretrained(tmp_path / "hf")
+    checkpoint = convert(ConvertConfig(dtype="float32"), tmp_path / "hf", tmp_path / "checkpoint").path
+    heads = write_heads(tmp_path / "heads")
+
+    def asked(**medusa: Any) -> EngineConfig:
+        features = {"medusa": {"model": str(heads), **medusa}}
+        return engine(backend="torch", device="cpu", max_batch_size=4, features=features)
+
+    compile_engine(asked(heads=3), checkpoint, tmp_path / "engine")
+    with Engine.load(tmp_path / "engine") as loaded:
+        (made,) = generate_with(loaded, [GenerationRequest("", (1, 2, 3), 12)])
+    assert (len(made.tokens), made.drafted_tokens > 0) == (12, True)
+    found = json.loads((tmp_path / "engine" / "config.json").read_text())
+    assert found["forge"]["features"]["medusa"]["model"] is None
+    assert found["build_config"]["max_draft_len"] == 3
+    assert (tmp_path / "engine" / "medusa" / MEDUSA_FILE).is_file()
+    for medusa, message in (
+        ({"model": str(tmp_path)}, f"has no {MEDUSA_FILE}"),
+        ({"heads": 5}, r"features\.medusa\.heads is 5, .* has 4"),
+        ({"layers": 2}, r"features\.medusa\.layers is 2, .* has 1"),
+        ({"choices": [[0]]}, r"medusa\.choices: not supported by the torch backend"),
+    ):
+        with pytest.raises(ForgeError, match=message):
+            compile_engine(asked(**medusa), checkpoint, tmp_path / "refused")
+    with pytest.raises(ForgeError, match="the heads read what the last layer gives, and pp is 2"):
+        engine_plan_for(llama(mapping=parallel(pp=2)), asked(), Path("c"), Path("o"), CompileOptions())
 
 
 def test_the_embedded_engine_searches_beams_without_speculation() -> None:

@@ -87,6 +87,11 @@ def test_paths_of_features_are_relative_to_the_recipe(tmp_path: Path) -> None:
     assert found.lora.adapters == (str(tmp_path / "adapter"),)
     assert found.draft is not None
     assert found.draft.model == str(tmp_path / "small")
+    text = "name: a\nmodel: {source: m}\nengine: {features: {medusa: {model: small}}}\n"
+    (tmp_path / "recipe.yaml").write_text(text)
+    medusa = load_recipe(tmp_path / "recipe.yaml").engine.features.medusa
+    assert medusa is not None
+    assert medusa.model == str(tmp_path / "small")
 
 
 @given(paths=st.sets(st.lists(st.integers(0, 3), min_size=1, max_size=3).map(tuple), min_size=1, max_size=12))

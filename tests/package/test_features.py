@@ -7,7 +7,7 @@ import pytest
 from tritonclient.grpc import model_config_pb2
 
 from tests.conftest import DEMO_MODEL
-from tests.package.engines import engine_config, tensorrt_engine, torch_engine, write_engine
+from tests.package.engines import FORGE, engine_config, tensorrt_engine, torch_engine, write_engine
 from tests.package.test_stage import model_config
 from tests.package.test_stage import parameters as read_parameters
 from trtforge.core.errors import ForgeError
@@ -34,6 +34,30 @@ def keys(tmp_path: Path, version: str = "1.2.1", draft: int = 0, **values: Any) 
     engine = tensorrt_engine(tmp_path / "engine", version=version, features=built(**values), max_draft_len=draft)
     repository = package(PackageConfig(), engine, DEMO_MODEL, tmp_path / "out").path
     return read_parameters(model_config(repository, "tensorrt_llm"))
+
+
+def test_models_of_an_embedded_engine_know_which_tensors_it_takes(tmp_path: Path) -> None:
+    """Sizes of lookahead decoding are a request's to lower; adapters may come with requests of all models."""
+    found = {}
+    for name, features in (
+        ("plain", {}),
+        ("lookahead", {"lookahead": {"window": 5, "ngram": 3, "verification": 2}}),
+        ("lora", built(lora={"max_rank": 8})),
+    ):
+        config = engine_config(forge=FORGE | {"features": features})
+        config["build_config"] |= {"max_draft_len": 13 if name == "lookahead" else 0}
+        if name == "lora":
+            config["build_config"] |= {"lora_config": {"max_lora_rank": 8}}
+            config["build_config"]["plugin_config"] |= {"lora_plugin": "auto"}
+        engine = write_engine(tmp_path / name, config)
+        repository = package(PackageConfig(), engine, DEMO_MODEL, tmp_path / f"{name}-repository").path
+        found[name] = [read_parameters(model_config(repository, role)) for role in ("tensorrt_llm", "ensemble")]
+    sizes = [f"lookahead_{name}_size" for name in ("window", "ngram", "verification_set")]
+    assert [found["lookahead"][0][size] for size in sizes] == ["5", "3", "2"]
+    assert [each.get("takes_adapters") for each in found["lora"]] == ["true", "true"]
+    for each in (*found["plain"], found["lookahead"][1]):
+        assert "lookahead_window_size" not in each
+        assert "takes_adapters" not in each
 
 
 @pytest.mark.parametrize("version", RELEASES)

@@ -149,7 +149,7 @@ def test_a_build_starts_nothing_that_its_dry_run_refuses(tmp_path: Path) -> None
     """The engine is planned before the first stage: here for the backend that `auto` is on this machine."""
     path = tmp_path / "mine.yaml"
     source = asset_directory("recipes") / "demo-model"
-    path.write_text(f"name: mine\nmodel: {{source: {source}}}\nengine: {{features: {{lookahead: true}}}}\n")
+    path.write_text(f"name: mine\nmodel: {{source: {source}}}\nengine: {{features: {{medusa: true}}}}\n")
     started: list[str] = []
     build = Build(load_recipe(path), tmp_path / "out", Silent())
     with pytest.raises(ForgeError, match="not supported by the torch backend"):

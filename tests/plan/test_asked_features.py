@@ -57,9 +57,9 @@ def test_heads_and_networks_exist_for_some_architectures(hub_id: str, feature: s
 
 
 def test_the_embedded_engine_has_few_of_them() -> None:
-    found = judged(LLAMA_8B, {"lookahead": True, "lora": True, "multiple_profiles": True}, backend="torch")
+    found = judged(LLAMA_8B, {"medusa": True, "lora": True, "multiple_profiles": True}, backend="torch")
     assert [problem.message for problem in found.problems] == [
-        "engine.features.lookahead: the torch backend does not have it",
+        "engine.features.medusa: the torch backend does not have it",
         "engine.features.multiple_profiles: the torch backend does not have it",
     ]
     assert judged(LLAMA_8B, {"kv_reuse": False}, backend="torch").legal
@@ -109,4 +109,15 @@ def test_the_build_holds_the_weights_that_will_stream() -> None:
 
 def test_n_grams_are_for_the_embedded_engine_and_the_llm_api() -> None:
     assert judged(LLAMA_8B, {"ngram": True}, backend="torch").legal
+    assert judged(LLAMA_8B, {"lookahead": True}, backend="torch").legal
+    assert judged(LLAMA_8B, {"lookahead": True}).legal
+    assert not judged(LLAMA_8B, {"lookahead": True}, backend="llmapi").legal
     assert not judged(LLAMA_8B, {"ngram": True}).legal
+
+
+def test_medusa_heads_of_their_own_are_for_the_embedded_engine() -> None:
+    heads = {"medusa": {"model": "heads"}}
+    assert judged(LLAMA_8B, heads, backend="torch").legal
+    assert not judged(LLAMA_8B, heads, backend="llmapi").legal
+    messages = [problem.message for problem in judged(LLAMA_8B, heads, backend="tensorrt_llm").problems]
+    assert "engine.features.medusa.model: a TensorRT engine has the heads of its checkpoint" in messages

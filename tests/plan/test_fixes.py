@@ -141,10 +141,10 @@ LORA: dict[str, Any] = {"max_rank": 8}
     ("recipe", "options", "rule", "text"),
     [
         (
-            {"engine": {"backend": "torch", "features": {"lookahead": True, "weights_on_gpu": 0.5}}},
+            {"engine": {"backend": "torch", "features": {"eagle": True, "weights_on_gpu": 0.5}}},
             {},
             "backend",
-            "Use --set engine.features.lookahead=null --set engine.features.weights_on_gpu=1.0.",
+            "Use --set engine.features.eagle=null --set engine.features.weights_on_gpu=1.0.",
         ),
         (
             {"engine": LOOKAHEAD["engine"] | {"max_beam_width": 2}},

@@ -7,11 +7,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
 from trtforge.core.features import LoraFeature
+from trtforge.engine_process.requests import SentAdapter
 from trtforge.formats.adapter import ADAPTER_FILES, adapter_names, resolved_lora
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -29,6 +32,38 @@ def save_adapter(model: PreTrainedModel, out: Path, seed: int, **settings: Any) 
                 parameter.copy_(torch.randn_like(parameter) * 0.15)
     adapted.save_pretrained(str(out))
     return out
+
+
+_MODULE_IDS = {
+    "qkv_proj": 0, "q_proj": 1, "k_proj": 2, "v_proj": 3, "o_proj": 4, "gate_proj": 5, "gate_up_proj": 5,
+    "down_proj": 6, "up_proj": 7,
+}  # fmt: skip
+
+
+def lora_tensors(adapter: Path) -> tuple[np.ndarray, np.ndarray]:
+    """`lora_config` [1, modules, 3] and float32 `lora_weights` [1, modules, values], as examples/hf_lora_convert.py of
+    TensorRT-LLM (commit 05316d33) makes them of what PEFT saved."""
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    scale = config["lora_alpha"] / (config["r"] ** 0.5 if config["use_rslora"] else config["r"])
+    tensors = load_file(adapter / "adapter_model.safetensors")
+    rows, weights = [], []
+    for name, a in tensors.items():
+        if not name.endswith(".lora_A.weight"):
+            continue
+        *_, layer, _, module, _, _ = name.split(".")
+        b = tensors[name.replace("lora_A", "lora_B")]
+        if module == "gate_up_proj":
+            b = torch.cat(b.chunk(2)[::-1])
+        rows.append([_MODULE_IDS[module], int(layer), len(a)])
+        weights.append(torch.cat([a.flatten(), (b * scale).flatten()]))
+    padded = torch.nn.utils.rnn.pad_sequence(weights, batch_first=True)
+    return np.array([rows], dtype=np.int32), padded.unsqueeze(0).numpy()
+
+
+def sent(adapter: Path) -> SentAdapter:
+    """An adapter as a request brings it."""
+    config, weights = lora_tensors(adapter)
+    return SentAdapter(tuple(map(tuple, config[0].tolist())), "float32", weights.shape[2], weights.tobytes())
 
 
 def with_adapter(model: PreTrainedModel, adapter: Path) -> PreTrainedModel:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
@@ -18,13 +18,15 @@ from tests.runtime.conftest import greedy
 from tests.runtime.converted import LONG, TOKENS, Families, computed, edited, error
 from tests.runtime.runner import open_runner
 from tests.runtime.test_engine import requests_for
+from tests.runtime.test_lookahead import LOOKAHEAD
 from tests.runtime.test_speculation import NGRAMS, KeptRanks
 from tests.runtime.thread_ranks import ThreadRanks
 from trtforge.core.recipe import SchedulerPolicy
 from trtforge.engine_process.requests import BeamParams, GenerationRequest
-from trtforge.runtime.drafting import NgramDrafter
+from trtforge.runtime.drafting import Drafter, NgramDrafter
 from trtforge.runtime.engine import Engine, EngineOptions
 from trtforge.runtime.generate import generate, generate_with
+from trtforge.runtime.lookahead import LookaheadDrafter
 from trtforge.runtime.ranks.source import open_engine, open_model
 from trtforge.runtime.scheduling.batch import Step
 
@@ -135,12 +137,13 @@ def test_no_schedule_changes_greedy_tokens(
         chosen=st.lists(st.integers(0, 3), min_size=2, max_size=4),
         policy=st.sampled_from(["guaranteed_no_evict", "max_utilization"]),
         reuse=st.booleans(),
-        drafts=st.booleans(),
+        drafts=st.sampled_from(["none", "ngram", "lookahead"]),
     )
-    def check(chosen: list[int], policy: SchedulerPolicy, reuse: bool, drafts: bool) -> None:
+    @example(chosen=[0, 2, 3], policy="guaranteed_no_evict", reuse=True, drafts="lookahead")
+    def check(chosen: list[int], policy: SchedulerPolicy, reuse: bool, drafts: str) -> None:
         options = EngineOptions(scheduler=policy, kv_reuse=reuse, chunked_context=True)
-        drafter = NgramDrafter(NGRAMS) if drafts else None
-        with Engine(source, ranks, options, drafter) as engine:  # type: ignore[arg-type]
+        drafters: dict[str, Drafter] = {"ngram": NgramDrafter(NGRAMS), "lookahead": LookaheadDrafter(LOOKAHEAD)}
+        with Engine(source, ranks, options, drafters.get(drafts)) as engine:  # type: ignore[arg-type]
             made = generate_with(engine, requests_for([asked[index] for index in chosen], NEW))
         assert [generation.tokens for generation in made] == [expected[index] for index in chosen]
 

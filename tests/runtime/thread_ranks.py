@@ -48,6 +48,11 @@ class ThreadRanks:
         first, *_ = self._pool.map(run, self.models)
         return first
 
+    @torch.inference_mode()
+    def last_hidden(self) -> Tensor:
+        """As of a RankGroup."""
+        return self.models[0].last_hidden()
+
     def close(self) -> None:
         """End the threads."""
         self._pool.shutdown()

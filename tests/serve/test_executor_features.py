@@ -15,7 +15,7 @@ from tritonclient import grpc as triton
 from tests.assault.server import Server, serving
 from tests.conftest import DEMO_MODEL
 from tests.patience import PATIENCE, eventually
-from tests.runtime.adapters import save_adapter, with_adapter
+from tests.runtime.adapters import lora_tensors, save_adapter, with_adapter
 from trtforge import Engine, SamplingParams
 from trtforge.compile.stage import compile_engine
 from trtforge.convert.stage import ConvertConfig, convert
@@ -97,7 +97,7 @@ def ask(server: Server, model: str, stream: bool = False, **more: np.ndarray) ->
     text = {"text_input": np.array([[PROMPT]], dtype=object), "max_tokens": np.array([[NEW]], dtype=np.int32)}
     inputs = []
     for name, value in {**text, "stream": np.array([[stream]]), **more}.items():
-        kind = {"O": "BYTES", "i": "INT32", "u": "UINT64", "b": "BOOL"}[value.dtype.kind]
+        kind = {"O": "BYTES", "i": "INT32", "u": "UINT64", "b": "BOOL", "f": "FP16"}[value.dtype.kind]
         inputs.append(triton.InferInput(name, value.shape, kind))
         inputs[-1].set_data_from_numpy(value)
     found: list[object] = []
@@ -119,8 +119,32 @@ def test_task_ids_are_those_of_the_recipe(served: tuple[Server, str], texts: dic
         return str(found["text_output"].flat[0].decode())
 
     assert [answer("ensemble", 1), answer("tensorrt_llm_bls", 2)] == [texts["sql"], texts["chat"]]
-    with pytest.raises(Exception, match="lora_task_id is 3; it must be one of this engine's: 1, 2"):
+    with pytest.raises(
+        Exception, match=r"lora_task_id 3 is no adapter of this engine. Task ids: 1, 2. Send lora_weights"
+    ):
         answer("ensemble", 3)
+
+
+def test_adapters_come_with_requests(place: Path, served: tuple[Server, str], texts: dict[str | None, str]) -> None:
+    """A model of the repository takes the tensors once, then all of its models know the id."""
+
+    def answer(model: str, task: int, **sent: np.ndarray) -> str:
+        (found,) = ask(served[0], model, lora_task_id=np.array([[task]], dtype=np.uint64), **sent)
+        return str(found["text_output"].flat[0].decode())
+
+    tensors = [lora_tensors(place / name) for name in ("sql", "chat")]
+    sent = [{"lora_weights": weights.astype(np.float16), "lora_config": config} for config, weights in tensors]
+    assert answer("ensemble", 2**63 + 5, **sent[0]) == texts["sql"]
+    assert answer("tensorrt_llm_bls", 9, **sent[1]) == texts["chat"]
+    assert [answer("tensorrt_llm_bls", 2**63 + 5), answer("ensemble", 9)] == [texts["sql"], texts["chat"]]
+    with pytest.raises(Exception, match="lora_weights came for lora_task_id 1, which is an adapter of the engine"):
+        answer("ensemble", 1, **sent[0])
+    with pytest.raises(Exception, match="lora_config is missing"):
+        answer("ensemble", 10, lora_weights=sent[0]["lora_weights"])
+    wrong = sent[0]["lora_config"].copy()
+    wrong[0, 0, 1] = 99
+    with pytest.raises(Exception, match=r"lora_config has layer 99 in row 0. It must be from 0 to"):
+        answer("ensemble", 10, **(sent[0] | {"lora_config": wrong}))
 
 
 @pytest.mark.parametrize("model", ["ensemble", "tensorrt_llm_bls"])

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtforge.core.errors import ForgeError, RequestError, first_line
-from trtforge.engine_process.requests import DEFAULT_PRIORITY, GenerationRequest, Guide
+from trtforge.engine_process.requests import DEFAULT_PRIORITY, GenerationRequest, Guide, LookaheadSizes
 from trtforge.engine_process.requests import SamplingParams as EngineSampling
 from trtforge.formats.chat_template import read_chat_template
 from trtforge.formats.special_tokens import read_special_tokens
@@ -45,7 +45,8 @@ class SamplingParams:
     `stop`: the text ends before the first of these; `bad`: words that do not occur. `log_probs`: score each token, with
     `top_log_probs` alternatives. `json_schema` (a schema, or its JSON text), `regex` or `grammar` (EBNF, with a rule
     root): what the answer must be, by the package xgrammar. `adapter`: name of a LoRA adapter of the engine.
-    `priority`: from 0 to 1; of waiting requests the highest runs first.
+    `priority`: from 0 to 1; of waiting requests the highest runs first. `lookahead`: window, n-gram and verification
+    set sizes, at most those of an engine with lookahead decoding; (1, 1, 0): no draft tokens.
     """
 
     max_tokens: int = 64
@@ -67,6 +68,7 @@ class SamplingParams:
     grammar: str | None = None
     adapter: str | None = None
     priority: float = DEFAULT_PRIORITY
+    lookahead: tuple[int, int, int] | None = None
 
     def guide(self) -> Guide | None:
         """The guide that is given. Raises RequestError for two."""
@@ -133,6 +135,7 @@ class Prompts:
             guide=params.guide(),
             lora_task_id=None if params.adapter is None else self._task_id(params.adapter),
             priority=params.priority,
+            lookahead=None if params.lookahead is None else LookaheadSizes(*params.lookahead),
         )
 
     def _task_id(self, adapter: str) -> int:

@@ -25,8 +25,8 @@ SPECULATION: tuple[SpeculationMethod, ...] = ("draft", "medusa", "eagle", "looka
 OF_THE_LLM_API = ("eagle3", "mtp", "ngram", "moe", "attention_dp", "cuda_graphs")
 """Features that TensorRT engines lack."""
 OF_ENGINES = ("medusa", "eagle", "lookahead", "multiple_profiles", "weights_on_gpu", "context_logits")
-"""Features of TensorRT engines alone; the others are of both."""
-EMBEDDED = frozenset({"draft", "ngram", "lora", "context_logits", "generation_logits"})
+"""Features that the LLM API lacks."""
+EMBEDDED = frozenset({"draft", "ngram", "lookahead", "lora", "context_logits", "generation_logits"})
 """Features of the embedded engine beyond KV reuse and chunked context."""
 
 Choices = tuple[tuple[int, ...], ...]
@@ -34,7 +34,7 @@ Choices = tuple[tuple[int, ...], ...]
 
 
 class LoraFeature(Config):
-    """Adapters that requests refer to by task id; to a TensorRT engine they also send them."""
+    """Adapters that requests refer to by task id. Requests may also bring adapters, but not to the LLM API."""
 
     adapters: tuple[str, ...] = Field((), description="PEFT directories; they set max_rank and modules.")
     max_rank: int | None = Field(None, ge=1, description="Maximum rank; default: that of the adapters, else 64.")
@@ -90,10 +90,19 @@ class _Tree(Config):
 
 
 class MedusaFeature(_Tree):
-    """Medusa heads draft the tokens; the checkpoint has them."""
+    """Medusa heads draft the tokens. A TensorRT engine's checkpoint has them, the embedded engine has `model`'s."""
 
+    model: str | None = Field(
+        None, description="Backend torch: directory with medusa_lm_head.safetensors, which becomes part of the engine."
+    )
     heads: int | None = Field(None, ge=1, description="Medusa heads; default: the checkpoint's.")
     layers: int | None = Field(None, ge=1, description="Residual layers per head; default: the checkpoint's.")
+
+    @property
+    def longest_chain(self) -> int:
+        """Tokens that the embedded engine drafts at most, one of each head; TensorRT-LLM's converter has 4 heads."""
+        heads = self.heads or 4
+        return min(heads, self.draft_tokens or heads)
 
 
 class EagleFeature(_Tree):
@@ -175,7 +184,13 @@ class FeaturesConfig(Config):
     @property
     def unsupported_by_torch(self) -> tuple[str, ...]:
         """The requested features that the embedded engine lacks."""
-        return tuple(name for name in self.beyond_paging if name not in EMBEDDED)
+        own = EMBEDDED if self.medusa is None or self.medusa.model is None else EMBEDDED | {"medusa"}
+        return tuple(name for name in self.beyond_paging if name not in own)
+
+    @property
+    def of_torch(self) -> "NgramFeature | DraftFeature | LookaheadFeature | MedusaFeature | None":
+        """The method of speculation of an embedded engine."""
+        return self.ngram or self.draft or self.lookahead or self.medusa
 
     @property
     def beyond_paging(self) -> tuple[str, ...]:

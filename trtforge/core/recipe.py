@@ -300,6 +300,9 @@ def _features_from(features: FeaturesConfig, base: Path) -> FeaturesConfig:
         named = {"model": draft.model, "engine": draft.engine}
         found = {name: _resolve(path, base) for name, path in named.items() if path is not None}
         features = features.model_copy(update={"draft": draft.model_copy(update=found)})
+    if features.medusa is not None and features.medusa.model is not None:
+        heads = features.medusa.model_copy(update={"model": _resolve(features.medusa.model, base)})
+        features = features.model_copy(update={"medusa": heads})
     if features.eagle3 is not None:
         network = features.eagle3.model_copy(update={"model": _resolve(features.eagle3.model, base)})
         features = features.model_copy(update={"eagle3": network})

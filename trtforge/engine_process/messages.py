@@ -1,6 +1,6 @@
 """Requests and outputs as parts of frames.
 
-Token ids travel as int32 and embedding biases as float32 in the payload; everything else is JSON.
+Token ids travel as int32, embedding biases as float32 and adapters as they are in the payload; all else is JSON.
 """
 
 from array import array
@@ -17,10 +17,12 @@ from trtforge.engine_process.requests import (
     FinishReason,
     GenerationRequest,
     Guide,
+    LookaheadSizes,
     Output,
     PromptLogProbs,
     RequestFailure,
     SamplingParams,
+    SentAdapter,
     TopLogProbs,
 )
 
@@ -69,9 +71,12 @@ class Submission:
                     **({"lora": request.lora_task_id} if request.lora_task_id is not None else {}),
                     **({"logits": _logits_of(request)} if any(_logits_of(request)) else {}),
                     **({"priority": request.priority} if request.priority != DEFAULT_PRIORITY else {}),
+                    **({"lookahead": vars(request.lookahead)} if request.lookahead is not None else {}),
+                    **({"adapter": _shape_of(sent)} if (sent := request.sent_adapter) is not None else {}),
                 }
             )
             payload += array("i", request.prompt).tobytes() + bias.tobytes()
+            payload += sent.weights if sent is not None else b""
         return Frame({"type": "submit", "timeout": self.timeout, "requests": rows}, bytes(payload))
 
     @classmethod
@@ -82,6 +87,7 @@ class Submission:
             for row in frame.header["requests"]:
                 prompt, start = _numbers(frame.payload, "i", start, row["prompt"])
                 bias, start = _numbers(frame.payload, "f", start, row["bias"])
+                sent, start = _adapter(frame.payload, start, row["adapter"]) if "adapter" in row else (None, start)
                 of_context, of_generation = row.get("logits", (False, False))
                 requests.append(
                     GenerationRequest(
@@ -99,6 +105,8 @@ class Submission:
                         context_logits=bool(of_context),
                         generation_logits=bool(of_generation),
                         priority=float(row.get("priority", DEFAULT_PRIORITY)),
+                        lookahead=LookaheadSizes(**row["lookahead"]) if "lookahead" in row else None,
+                        sent_adapter=sent,
                     )
                 )
         except (KeyError, TypeError, ValueError) as error:
@@ -109,6 +117,20 @@ class Submission:
 
 def _logits_of(request: GenerationRequest) -> tuple[bool, bool]:
     return request.context_logits, request.generation_logits
+
+
+def _shape_of(adapter: SentAdapter) -> dict[str, Any]:
+    """What is not in the payload."""
+    shape = {"config": adapter.config, "dtype": adapter.dtype, "width": adapter.width}
+    return {**shape, "bytes": len(adapter.weights)}
+
+
+def _adapter(data: bytes, start: int, shape: Mapping[str, Any]) -> tuple[SentAdapter, int]:
+    end = start + int(shape["bytes"])
+    if not start <= end <= len(data):
+        raise ValueError("the payload is too short")
+    config = tuple(tuple(map(int, row)) for row in shape["config"])
+    return SentAdapter(config, shape["dtype"], int(shape["width"]), data[start:end]), end
 
 
 def _numbers(data: bytes, kind: str, start: int, count: int) -> "tuple[array[Any], int]":

@@ -3,9 +3,12 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Literal, Protocol, get_args
 
 from trtforge.core.errors import ForgeError
+
+if TYPE_CHECKING:
+    from trtforge.core.dtypes import ModelDtype
 
 
 class ErrorCode(str, Enum):
@@ -107,6 +110,33 @@ class BeamParams:
     early_stopping: bool = True
 
 
+@dataclass(frozen=True)
+class SentAdapter:
+    """A LoRA adapter that comes with a request: TensorRT-LLM's `lora_config` and `lora_weights` of one prompt.
+
+    `config`: of each module its id, layer and rank, and perhaps 1 for DoRA. `weights`: (modules, width) numbers of
+    `dtype`, in native byte order: A (rank, inputs), B (outputs, rank) with its scale, then anything.
+    """
+
+    config: tuple[tuple[int, ...], ...]
+    dtype: "ModelDtype"
+    width: int
+    weights: bytes
+
+
+@dataclass(frozen=True)
+class LookaheadSizes:
+    """Lookahead decoding of one request: TensorRT-LLM's LookaheadDecodingConfig. (1, 1, 0): no draft tokens.
+
+    `window`: positions that are guessed in parallel, `ngram`: tokens of an n-gram, `verification`: n-grams that a step
+    verifies.
+    """
+
+    window: int
+    ngram: int
+    verification: int
+
+
 DEFAULT_PRIORITY = 0.5
 
 
@@ -114,10 +144,12 @@ DEFAULT_PRIORITY = 0.5
 class GenerationRequest:
     """A prompt and when to stop. An end id is not part of the output; a matched stop word is.
 
-    `lora_task_id`: the adapter to answer with; None: the model alone.
+    `lora_task_id`: the adapter to answer with; None: the model alone. `sent_adapter`: what this id stands for from now
+    on, if it is none of the engine's own.
     `context_logits`, `generation_logits`: return the logits of the prompt's tokens, and those of the output's.
     `copy_of`: id of an earlier request with the same prompt, whose KV blocks it shares from the start if possible.
     `priority`: from 0 to 1, higher ones run first; range and default are those of TensorRT-LLM's executor::Request.
+    `lookahead`: at most the engine's sizes, which are the default.
     """
 
     request_id: str
@@ -134,6 +166,8 @@ class GenerationRequest:
     context_logits: bool = False
     generation_logits: bool = False
     priority: float = DEFAULT_PRIORITY
+    lookahead: LookaheadSizes | None = None
+    sent_adapter: SentAdapter | None = None
 
 
 MOST_LENGTH_PENALTY = 10

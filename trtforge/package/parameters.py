@@ -71,6 +71,8 @@ def request_parameters(config: PackageConfig, engine: EngineFacts) -> dict[str, 
         if engine.max_beam_width > 1:
             values["max_beam_width"] = str(engine.max_beam_width)
         returned = [name for name in ("context_logits", "generation_logits") if getattr(engine.features, name)]
+        if engine.features.lora is not None:
+            values["takes_adapters"] = _boolean(True)
         if returned:
             values["returned_logits"] = ",".join(f"return_{name}" for name in returned)
     if engine.adapters:

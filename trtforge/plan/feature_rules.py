@@ -71,6 +71,10 @@ def feature_problems(checkpoint: CheckpointConfig, engine: EngineConfig, release
         yield Problem("backend", message, f"Leave it out, or use engine.backend: {backends}.")
     if others:
         return
+    medusa = engine.features.medusa
+    if medusa is not None and medusa.model is not None:
+        message = "engine.features.medusa.model: a TensorRT engine has the heads of its checkpoint"
+        yield Problem("medusa", message, "Leave it out, or use engine.backend: torch.")
     speculation = speculation_of(engine.features, checkpoint)
     yield from _lacking(engine, speculation, release)
     if speculation is not None:

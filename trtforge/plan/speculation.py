@@ -70,6 +70,8 @@ def speculation_of(features: FeaturesConfig, checkpoint: CheckpointConfig | None
             return Speculation(method, found.draft_tokens)
         case "medusa":
             assert features.medusa is not None
+            if features.medusa.model is not None:
+                return Speculation(method, features.medusa.longest_chain)
             tokens = stored(checkpoint, "max_draft_len") or features.medusa.draft_tokens or TREE_TOKENS
             return Speculation(method, tokens)
         case "eagle":

@@ -6,11 +6,15 @@ import torch
 from torch import Tensor
 
 from trtforge.core.errors import ForgeError
-from trtforge.core.features import DraftFeature
+from trtforge.core.features import LookaheadFeature, MedusaFeature
 from trtforge.core.llm_api_features import NgramFeature
+from trtforge.formats.medusa import MEDUSA_DIRECTORY
 from trtforge.formats.trtllm import DRAFT_ENGINE
-from trtforge.runtime.drafting import Drafter, NgramDrafter
+from trtforge.runtime.drafting import Drafter, NgramDrafter, Speculation
+from trtforge.runtime.lookahead import LookaheadDrafter
+from trtforge.runtime.medusa import MedusaDrafter
 from trtforge.runtime.ranks.rank_group import RankGroup
+from trtforge.runtime.ranks.rank_model import placement_of
 from trtforge.runtime.ranks.source import Source, open_engine
 from trtforge.runtime.sampler import Sampler, drawn
 from trtforge.runtime.scheduling.batch import Step
@@ -68,6 +72,9 @@ class DraftModel:
                 sequence.draft = Draft(
                     tuple(found.tokens), torch.stack(found.distributions) if found.distributions else None
                 )
+
+    def observe(self, rows: list[Row], logits: Tensor) -> None:
+        """See Drafter."""
 
     def forget(self, sequence: Sequence) -> None:
         """See Drafter."""
@@ -140,15 +147,19 @@ class DraftModel:
         own.tokens.append(token)
 
 
-def open_drafter(
-    feature: NgramFeature | DraftFeature | None, source: Source, threads: int, tokens: int
-) -> Drafter | None:
-    """The drafter of the engine `source`; None without speculation. Raises ForgeError if it cannot be loaded.
+def open_drafter(feature: Speculation | None, source: Source, ranks: RankGroup) -> Drafter | None:
+    """The drafter of the engine `source` on `ranks`; None without speculation. Raises ForgeError if it is damaged.
 
-    `tokens`: of the engine's KV cache, as many as the draft model's has: more would be of no use.
+    A draft model's KV cache has as many tokens as the engine's: more would be of no use.
     """
     if feature is None or isinstance(feature, NgramFeature):
         return None if feature is None else NgramDrafter(feature)
+    if isinstance(feature, LookaheadFeature):
+        return LookaheadDrafter(feature)
+    if isinstance(feature, MedusaFeature):
+        sizes = source.config.hidden_size, source.config.vocab_size
+        place = placement_of(source, 0)
+        return MedusaDrafter(source.directory / MEDUSA_DIRECTORY, sizes, feature.longest_chain, place, ranks)
     own = open_engine(source.directory / DRAFT_ENGINE)
     if own.config.vocab_size != source.config.vocab_size:
         raise ForgeError(
@@ -157,5 +168,6 @@ def open_drafter(
             hint="Compile the engine with the draft model that belongs to it.",
         )
     size = own.tokens_per_block
-    ranks = RankGroup(own, threads=threads * own.config.parallel.world_size, kv_cache_tokens=-(-tokens // size) * size)
-    return DraftModel(own, ranks, feature.tokens)
+    tokens = ranks.num_blocks * source.tokens_per_block
+    threads = ranks.threads * own.config.parallel.world_size
+    return DraftModel(own, RankGroup(own, threads=threads, kv_cache_tokens=-(-tokens // size) * size), feature.tokens)

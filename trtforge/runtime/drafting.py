@@ -1,11 +1,18 @@
 """Draft tokens for speculative decoding: where they come from. The engine verifies them, so they may be wrong."""
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
+from trtforge.core.features import DraftFeature, LookaheadFeature, MedusaFeature
 from trtforge.core.llm_api_features import NgramFeature
+from trtforge.runtime.scheduling.scheduler import Row
 from trtforge.runtime.scheduling.sequence import Draft, Sequence
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Speculation = NgramFeature | DraftFeature | LookaheadFeature | MedusaFeature
+"""Features that a drafter is made of."""
 _SHORTEST = 2
 """Tokens of the shortest n-gram that is looked up: single tokens recur by chance."""
 
@@ -19,6 +26,9 @@ class Drafter(Protocol):
 
     def draft(self, sequences: list[Sequence]) -> None:
         """Set `draft` of these sequences, of which all tokens but the last are computed."""
+
+    def observe(self, rows: list[Row], logits: "Tensor") -> None:
+        """Take note of a step's unmodified logits (wanted rows, vocabulary), in the order of `rows`."""
 
     def forget(self, sequence: Sequence) -> None:
         """Drop the state of a finished sequence."""
@@ -60,6 +70,9 @@ class NgramDrafter:
         too_many = self._most is not None and len(sequences) > self._most
         for sequence in sequences:
             sequence.draft = Draft(() if too_many else self._following(sequence))
+
+    def observe(self, rows: list[Row], logits: "Tensor") -> None:
+        """See Drafter."""
 
     def forget(self, sequence: Sequence) -> None:
         """See Drafter."""

@@ -28,7 +28,7 @@ from trtforge.runtime.kv_store import KvStore, open_store
 from trtforge.runtime.options import EngineOptions, EngineStatistics
 from trtforge.runtime.pacing import Pace
 from trtforge.runtime.prompt_scores import score_prompts
-from trtforge.runtime.ranks.adapter_limits import adapter_limits
+from trtforge.runtime.ranks.engine_adapters import EngineAdapters, taking_adapters
 from trtforge.runtime.ranks.rank_group import RankGroup
 from trtforge.runtime.ranks.source import Source, open_engine
 from trtforge.runtime.sampler import Sampler
@@ -64,7 +64,7 @@ class Engine:
         self._source = source
         self._ranks = ranks
         self._options = options
-        self._adapters = adapter_limits(source)
+        self._adapters = EngineAdapters(source, lambda: {each.adapter for each in self._sequences.values()})
         max_batch_size = min(source.limits.max_batch_size, options.max_batch_size or source.limits.max_batch_size)
         self._scheduler = Scheduler(
             replace(source.limits, max_batch_size=max_batch_size),
@@ -91,11 +91,11 @@ class Engine:
     @classmethod
     def load(cls, directory: Path, options: EngineOptions | None = None) -> "Engine":
         """Load an engine of the torch backend on all its ranks, by default with its own features. Raises ForgeError."""
-        source = open_engine(directory)
+        source = taking_adapters(open_engine(directory))
         features = source.forge.features
         options = options or EngineOptions(kv_reuse=features.kv_reuse, chunked_context=features.chunked_context)
         if options.speculation is None:
-            options = replace(options, speculation=features.ngram or features.draft)
+            options = replace(options, speculation=features.of_torch)
         with ExitStack() as opened:
             trace = None if options.trace is None else Trace(options.trace)  # at once: a wrong path ends no long load
             if trace is not None:
@@ -107,9 +107,7 @@ class Engine:
                 kv_cache_tokens=options.kv_cache_tokens,
             )
             opened.callback(ranks.close)
-            drafter = open_drafter(
-                options.speculation, source, ranks.threads, ranks.num_blocks * source.tokens_per_block
-            )
+            drafter = open_drafter(options.speculation, source, ranks)
             if drafter is not None:
                 opened.callback(drafter.close)
             store = open_store(options.kv_store, source, ranks.cache, reuse=options.kv_reuse)
@@ -197,6 +195,7 @@ class Engine:
             self._drafter.close()
         if has_workers and threading.current_thread() is not self._thread:
             self._thread.join(timeout)  # a step that waited for a worker has failed by now
+        self._adapters.close()
         if self._store is not None:
             self._store.close()
         if self._trace is not None:
@@ -252,8 +251,7 @@ class Engine:
 
     def _has_begun(self, sequence: Sequence) -> bool:
         """Whether a request runs or has run: a paused one, and a copy of one that runs, too."""
-        original = self._copies.original_of(sequence) or sequence
-        return original.begun
+        return (self._copies.original_of(sequence) or sequence).begun
 
     def _enter(self, request: GenerationRequest, on_output: OnOutput) -> None:
         error: ForgeError | None = why_refused(
@@ -262,13 +260,15 @@ class Engine:
             vocab_size=self._source.config.vocab_size,
             blocks=self._scheduler.blocks,
             chunked_context=self._options.chunked_context,
-            adapters=self._adapters.task_ids,
+            adapters=self._adapters,
+            speculation=self._options.speculation,
         ) or wrong_logits(request, self._source.forge.features, self._source.config.vocab_size)
         if error is None and request.request_id in self._sequences:
             error = RequestError(f"request id {request.request_id} is in use", hint="Give every request its own id.")
         if error is not None:
             deliver(on_output, Output(request.request_id, finish_reason="error", error=error))
             return
+        request = self._adapters.resolved(request)
         sequence = Sequence.of(request, self._arrivals, self._source.limits.max_seq_len, on_output)
         if request.beams is not None and request.beams.width > 1:
             sequence.group = BeamSearch.of(request.beams, sequence)
@@ -310,6 +310,8 @@ class Engine:
 
     def _sample(self, rows: list[Row], logits: Tensor, times: list[float]) -> None:
         """Hand out a token for each row that samples and each accepted draft; `times` gets when the first is known."""
+        if self._drafter is not None:
+            self._drafter.observe(rows, logits)
         if any(row.scores for row in rows):
             score_prompts(rows, logits)
         for row in rows:

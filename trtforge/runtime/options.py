@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from trtforge.core.features import DraftFeature
-from trtforge.core.llm_api_features import NgramFeature
 from trtforge.core.recipe import SchedulerPolicy
+from trtforge.runtime.drafting import Speculation
 from trtforge.runtime.kv_store import KvStoreOptions
 from trtforge.runtime.scheduling.scheduler import Batching
 
@@ -27,7 +26,7 @@ class EngineOptions:
     threads: int | None = None
     max_batch_size: int | None = None
     batching: Batching = "inflight"
-    speculation: NgramFeature | DraftFeature | None = None
+    speculation: Speculation | None = None
     trace: Path | None = None
     kv_store: KvStoreOptions | None = None
     paced: bool = True

@@ -35,9 +35,21 @@ class Pair:
 class AdapterFile:
     """An adapter on disk; reads one module at a time."""
 
-    def __init__(self, directory: Path, shapes: Mapping[LoraModule, tuple[int, int]], layers: int, rank: int) -> None:
-        """`shapes`: (outputs, inputs) of each module; `rank`: the largest one. Raises ForgeError if it does not fit."""
+    def __init__(
+        self,
+        directory: Path,
+        shapes: Mapping[LoraModule, tuple[int, int]],
+        layers: int,
+        rank: int,
+        *,
+        scaled: bool = False,
+    ) -> None:
+        """`shapes`: (outputs, inputs) of each module; `rank`: the largest one; `scaled`: B is multiplied by its scale.
+
+        Raises ForgeError if it does not fit.
+        """
         self._directory = directory
+        self._scaled = scaled
         self._path = directory / ADAPTER_FILES[1]
         self._pairs = _pairs(self._path)
         for (layer, module), pair in self._pairs.items():
@@ -65,7 +77,8 @@ class AdapterFile:
                 f"{self._path}: {part.module} of layer {layer} has numbers that are not finite", hint=_HINT
             )
         rows = torch.cat([b[start:stop] for start, stop in part.rows])
-        return a[:, slice(*part.columns)], rows.t() * adapter_scale(self._directory, pair.rank)
+        scale = 1.0 if self._scaled else adapter_scale(self._directory, pair.rank)
+        return a[:, slice(*part.columns)], rows.t() * scale
 
 
 def _pairs(path: Path) -> dict[tuple[int, LoraModule], Pair]:

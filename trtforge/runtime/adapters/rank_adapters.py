@@ -67,13 +67,14 @@ class _Use:
 
 @dataclass(eq=False)
 class _Files:
-    """Reads the adapters of an engine, padded with zeros to the largest rank."""
+    """Reads the adapters of an engine, and those `sent` with requests, padded with zeros to the largest rank."""
 
     directory: Path
     lora: LoraFeature
     config: CheckpointConfig
     spec: DecoderSpec
     place: Placement
+    sent: Path | None
     parts: dict[str, tuple[Part, ...]] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -88,11 +89,14 @@ class _Files:
         """All matrices of an adapter by linear layer. Raises ForgeError."""
         shapes = {part.module: part.shape for parts in self.parts.values() for part in parts}
         layers = self.config.num_hidden_layers
-        file = AdapterFile(self.directory / ADAPTERS_DIRECTORY / str(task), shapes, layers, self.rank)
-        own = self.config.parallel.layers_of(self.spec.rank.pp_rank, layers)
+        own = task <= len(self.lora.adapters)
+        assert own or self.sent is not None, "an adapter that nobody sent"
+        place = self.directory / ADAPTERS_DIRECTORY if own or self.sent is None else self.sent
+        file = AdapterFile(place / str(task), shapes, layers, self.rank, scaled=not own)
+        of_rank = self.config.parallel.layers_of(self.spec.rank.pp_rank, layers)
         return {
             f"{layer_name(index)}.{name}": self._padded(file, layer, parts)
-            for index, layer in enumerate(own)
+            for index, layer in enumerate(of_rank)
             for name, parts in self.parts.items()
         }
 
@@ -116,10 +120,19 @@ class RankAdapters:
     """Adapters of a rank, by task id."""
 
     def __init__(
-        self, directory: Path, lora: LoraFeature, config: CheckpointConfig, spec: DecoderSpec, place: Placement
+        self,
+        directory: Path,
+        lora: LoraFeature,
+        config: CheckpointConfig,
+        spec: DecoderSpec,
+        place: Placement,
+        sent: Path | None = None,
     ) -> None:
-        """`directory`: the engine's. Raises ForgeError if the model has no such layers, or the cache is too small."""
-        self._files = _Files(directory, lora, config, spec, place)
+        """`directory`: the engine's; `sent`: of adapters that come with requests, by a name of more than 62 bits.
+
+        Raises ForgeError if the model has no such layers, or the cache is too small.
+        """
+        self._files = _Files(directory, lora, config, spec, place, sent)
         self._most = most_adapters(lora, config, spec, place)
         self._slots: dict[str, _Slots] = {
             f"{layer_name(index)}.{name}": self._files.empty(parts)
@@ -142,7 +155,8 @@ class RankAdapters:
         """Memory that the adapters may take."""
         files = self._files
         size = adapter_bytes(files.lora, files.spec, files.parts, files.place)
-        return min(files.lora.host_memory, len(files.lora.adapters) * size)
+        own = len(files.lora.adapters) * size
+        return files.lora.host_memory if files.sent is not None else min(files.lora.host_memory, own)
 
     @property
     def held(self) -> tuple[int, ...]:

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from trtforge.core.errors import ForgeError
 from trtforge.core.features import LoraFeature
 from trtforge.formats.trtllm import CheckpointConfig
 from trtforge.runtime.adapters.files import AdapterFile
@@ -13,11 +12,6 @@ from trtforge.runtime.architecture.spec import DecoderSpec
 
 def require_adapters(config: CheckpointConfig, lora: LoraFeature, directories: Sequence[Path]) -> None:
     """Raises ForgeError for adapters that an engine cannot apply to a model. `lora` is resolved."""
-    if not directories:
-        raise ForgeError(
-            "engine.features.lora: not supported by the torch backend without adapters in the engine",
-            hint="Name them in engine.features.lora.adapters, or use the tensorrt_llm backend.",
-        )
     assert lora.max_rank is not None, "the feature is resolved"
     parts = [
         part for parts in adapted_parts(DecoderSpec.of(config, 0), config, lora.modules).values() for part in parts

@@ -12,7 +12,7 @@ from trtforge.runtime.decoder.embedding import load_embedding
 from trtforge.runtime.decoder.kv_cache import LayerCache, Scratch, storage_dtype, zeros
 from trtforge.runtime.decoder.layer import kv_scale, load_layer
 from trtforge.runtime.decoder.loader import Loader
-from trtforge.runtime.decoder.logits import finished_logits, load_logits
+from trtforge.runtime.decoder.logits import Head, finished_logits
 from trtforge.runtime.decoder.recorded import Layers
 from trtforge.runtime.linears.kernels import Kernels
 from trtforge.runtime.linears.linear import Placement
@@ -45,7 +45,8 @@ class Decoder:
         self.layers = Layers(layers, self._native if spec.tp == 1 else None, longest, adapters)
         self._kv_scales = [kv_scale(loader, index) for index in range(spec.num_layers)]
         self._embedding = load_embedding(loader) if spec.first else None
-        self._head = load_logits(loader) if spec.last else None
+        self._head = Head(loader) if spec.last else None
+        self._last: Tensor | None = None
         weights.finish()
 
     @property
@@ -89,13 +90,20 @@ class Decoder:
         hidden = self.layers(hidden, batch, rotations, cache)
         part = None
         if self._head is not None:
-            part = self._head(self._wanted(hidden, batch))[: batch.wanted] if batch.wanted else None
+            self._last = self._wanted(hidden, batch)
+            part = self._head(self._last)[: batch.wanted] if batch.wanted else None
         else:
             self._ranks.send_hidden(hidden)
         if batch.wanted == 0:
             return None
         logits = self._ranks.gather_logits(part, batch.wanted, spec.vocab_share, hidden)
         return None if logits is None else finished_logits(logits, spec)
+
+    def last_hidden(self) -> Tensor:
+        """(wanted rows, hidden) of the last step after the final norm, on the last pipeline stage."""
+        assert self._head is not None, "another pipeline stage"
+        assert self._last is not None, "before the first step"
+        return self._head.normed(self._last)
 
     @staticmethod
     def _wanted(hidden: Tensor, batch: Batch) -> Tensor:

@@ -1,7 +1,5 @@
 """From hidden states to logits: final norm, a rank's columns of the LM head, scaling and capping of the whole."""
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
@@ -10,11 +8,19 @@ from trtforge.runtime.architecture.spec import DecoderSpec
 from trtforge.runtime.decoder.loader import Loader
 
 
-def load_logits(loader: Loader) -> Callable[[Tensor], Tensor]:
-    """A function from (rows, hidden) to this rank's columns of their logits."""
-    norm = loader.norm(FINAL_NORM) if loader.spec.final_norm else None
-    linear = loader.linear(LM_HEAD)
-    return lambda hidden: linear(hidden if norm is None else norm(hidden))
+class Head:
+    """From (rows, hidden) to this rank's columns of their logits."""
+
+    def __init__(self, loader: Loader) -> None:
+        self._norm = loader.norm(FINAL_NORM) if loader.spec.final_norm else None
+        self._linear = loader.linear(LM_HEAD)
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        return self._linear(self.normed(hidden))
+
+    def normed(self, hidden: Tensor) -> Tensor:
+        """What the LM head reads."""
+        return hidden if self._norm is None else self._norm(hidden)
 
 
 def finished_logits(columns: Tensor, spec: DecoderSpec) -> Tensor:

@@ -21,7 +21,7 @@ from trtforge.runtime.decoder.embedding import load_embedding
 from trtforge.runtime.decoder.kv_cache import LayerCache, Scratch, storage_dtype
 from trtforge.runtime.decoder.layer import kv_scale, load_layer
 from trtforge.runtime.decoder.loader import Loader
-from trtforge.runtime.decoder.logits import finished_logits, load_logits
+from trtforge.runtime.decoder.logits import Head, finished_logits
 from trtforge.runtime.linears.linear import Placement
 from trtforge.runtime.linears.packing import Packing, sparse_layers
 from trtforge.runtime.linears.weights import Weights
@@ -187,7 +187,7 @@ class _Rank:
 
     def load_logits(self) -> None:
         """Make `compute` return this rank's columns of the logits."""
-        head = load_logits(self._loader(None if self._packing is None else self._packing.head()))
+        head = Head(self._loader(None if self._packing is None else self._packing.head()))
         self._compute = lambda _, hidden: head(hidden)
 
     def compute(self, step: Step, hidden: Tensor) -> Tensor:

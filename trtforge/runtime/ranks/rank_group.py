@@ -52,6 +52,7 @@ class RankGroup:
                     WorkerProcess(
                         WorkerJob(
                             directory=str(source.directory.absolute()),
+                            sent_adapters=None if source.sent_adapters is None else str(source.sent_adapters),
                             device=source.forge.device,
                             compute_dtype=source.forge.compute_dtype,
                             index=index,
@@ -90,6 +91,11 @@ class RankGroup:
     def cache(self) -> list[Tensor]:
         """The KV cache of each layer of rank 0."""
         return self._model.cache
+
+    @torch.inference_mode()
+    def last_hidden(self) -> Tensor:
+        """See `Decoder.last_hidden`; needs layouts without pipeline stages."""
+        return self._model.last_hidden()
 
     def check(self) -> None:
         """Raises ForgeError with the message of a rank that ended."""

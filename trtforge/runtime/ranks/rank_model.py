@@ -32,7 +32,8 @@ class RankModel:
         self._source = source
         self._place = place
         lora = source.forge.features.lora
-        self.adapters = None if lora is None else RankAdapters(source.directory, lora, source.config, spec, place)
+        sent = source.sent_adapters
+        self.adapters = None if lora is None else RankAdapters(source.directory, lora, source.config, spec, place, sent)
         longest = source.limits.max_seq_len
         self._decoder = Decoder(spec, source.forge.kernels, weights, place, longest, ranks, self.adapters)
         self._ranks = ranks
@@ -58,6 +59,10 @@ class RankModel:
     def cache(self) -> list[Tensor]:
         """The cache tensor of each layer."""
         return [layer.storage for layer in self._cache]
+
+    def last_hidden(self) -> Tensor:
+        """See `Decoder.last_hidden`."""
+        return self._decoder.last_hidden()
 
     def execute(self, step: Step, fills: Mapping[int, Tensor] | None = None) -> Tensor | None:
         """float32 logits of the wanted rows on rank 0; None on other ranks, and if no row is wanted.

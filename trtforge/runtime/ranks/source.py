@@ -32,7 +32,10 @@ class ForgeSection(Config):
 
 @dataclass(frozen=True)
 class Source:
-    """A model on disk and how to compute it. `packed`: True for an engine's rank files, False for a checkpoint's."""
+    """A model on disk and how to compute it. `packed`: True for an engine's rank files, False for a checkpoint's.
+
+    `sent_adapters`: where the LoRA adapters that come with requests are written; None: none are taken.
+    """
 
     directory: Path
     config: CheckpointConfig
@@ -40,6 +43,7 @@ class Source:
     limits: BatchLimits
     tokens_per_block: int
     packed: bool
+    sent_adapters: Path | None = None
 
     def spec(self, index: int) -> DecoderSpec:
         """The specification of rank `index`."""

@@ -6,6 +6,7 @@ It exits when its standard input is closed, so it never outlives rank 0.
 import os
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -32,7 +33,8 @@ def main() -> int:
 
 def _run(job: WorkerJob) -> None:
     torch.set_num_threads(job.threads)
-    source = open_model(Path(job.directory), job.device, job.compute_dtype)
+    sent = None if job.sent_adapters is None else Path(job.sent_adapters)
+    source = replace(open_model(Path(job.directory), job.device, job.compute_dtype), sent_adapters=sent)
     place = placement_of(source, job.index)
     ranks = Distributed(source.spec(job.index), job.index, place.device)
     with torch.inference_mode():

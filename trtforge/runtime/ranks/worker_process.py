@@ -19,6 +19,7 @@ class WorkerJob(Config):
     """A worker's command-line argument, as JSON."""
 
     directory: str
+    sent_adapters: str | None
     device: UsableDevice
     compute_dtype: ModelDtype
     index: int

@@ -1,9 +1,9 @@
 """Validates requests before they are queued."""
 
-from collections.abc import Collection
+from typing import Protocol
 
 from trtforge.core.errors import RequestError
-from trtforge.core.features import FeaturesConfig
+from trtforge.core.features import FeaturesConfig, LookaheadFeature
 from trtforge.engine_process.requests import (
     GUIDE_KINDS,
     MOST_LENGTH_PENALTY,
@@ -18,6 +18,13 @@ _MOST_LOGITS = 256 << 20
 _MOST_SCORES = 20_000  # about 0.5 MB in a frame
 
 
+class Adapters(Protocol):
+    """The LoRA adapters that requests may name."""
+
+    def why_refused(self, request: GenerationRequest) -> RequestError | None:
+        """Why the request's adapter is refused; None if there is none, or it can be used."""
+
+
 def why_refused(
     request: GenerationRequest,
     limits: BatchLimits,
@@ -25,11 +32,13 @@ def why_refused(
     vocab_size: int,
     blocks: BlockManager,
     chunked_context: bool,
-    adapters: Collection[int] = (),
+    adapters: Adapters,
+    speculation: object = None,
 ) -> RequestError | None:
     """Why a request is refused; None if it can be served.
 
-    `adapters`: task ids of the engine's LoRA adapters.
+    `adapters` keep the LoRA adapter that comes with an accepted request. `speculation`: the feature that proposes
+    tokens.
     """
     prompt = request.prompt
     if not prompt:
@@ -74,9 +83,6 @@ def why_refused(
             f"{blocks.num_blocks * size}",
             hint="Ask for fewer tokens, or give the KV cache more memory.",
         )
-    if request.lora_task_id is not None and request.lora_task_id not in adapters:
-        known = f"Task ids: {', '.join(map(str, sorted(adapters)))}" if adapters else "This engine has none"
-        return RequestError(f"lora_task_id {request.lora_task_id} is no adapter of this engine", hint=f"{known}.")
     if not 0 <= request.priority <= 1:  # not a number included
         return RequestError(f"priority is {request.priority:g}", hint="It must be between 0 and 1.")
     scores = len(prompt) * (1 + request.sampling.top_log_probs) if request.sampling.prompt_log_probs else 0
@@ -85,7 +91,8 @@ def why_refused(
             f"the log probabilities of this prompt are {scores} values, an answer holds at most {_MOST_SCORES}",
             hint="Shorten the prompt, or ask for fewer alternatives at each token.",
         )
-    return _wrong_beams(request) or _wrong_guide(request) or _wrong_sampling(request.sampling, vocab_size)
+    wrong = _wrong_beams(request) or _wrong_guide(request) or _wrong_lookahead(request, speculation)
+    return wrong or _wrong_sampling(request.sampling, vocab_size) or adapters.why_refused(request)
 
 
 def wrong_logits(request: GenerationRequest, features: FeaturesConfig, vocab_size: int) -> RequestError | None:
@@ -106,6 +113,30 @@ def wrong_logits(request: GenerationRequest, features: FeaturesConfig, vocab_siz
         )
     if rows and request.beams is not None and request.beams.width > 1:
         return RequestError("a beam search returns no logits", hint="Ask for them with a beam_width of 1.")
+    return None
+
+
+def _wrong_lookahead(request: GenerationRequest, most: object) -> RequestError | None:
+    """`LookaheadDecodingConfig::isLegal` and `isLE`, cpp/tensorrt_llm/executor/decodingConfig.cpp."""
+    asked = request.lookahead
+    if asked is None:
+        return None
+    if not isinstance(most, LookaheadFeature):
+        return RequestError(
+            "this engine has no lookahead decoding", hint="Leave its sizes out, or compile with --feature lookahead."
+        )
+    for name, size, least, largest in (
+        ("lookahead_window_size", asked.window, 1, most.window),
+        ("lookahead_ngram_size", asked.ngram, 1, most.ngram),
+        ("lookahead_verification_set_size", asked.verification, 0, most.verification),
+    ):
+        if not least <= size <= largest:
+            return RequestError(f"{name} is {size}", hint=f"It must be from {least} to this engine's {largest}.")
+    if asked.ngram == 1 and (asked.window, asked.verification) != (1, 0):
+        return RequestError(
+            "lookahead_ngram_size is 1, which proposes nothing",
+            hint="Give a window of 1 and a verification set of 0 with it, or n-grams of at least 2.",
+        )
     return None
 
 

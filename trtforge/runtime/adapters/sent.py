@@ -1,0 +1,112 @@
+"""LoRA adapters that come with requests: TensorRT-LLM's `lora_config` and `lora_weights` as the file that ranks read.
+
+Layout and scale are those of examples/hf_lora_convert.py, module ids those of tensorrt_llm/lora_manager.py, checks
+those of `loraValidateRequestTensors` (cpp/tensorrt_llm/runtime/loraUtils.cpp), all of TensorRT-LLM 1.x.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import get_args
+
+import torch
+from torch import Tensor
+
+from trtforge.core.errors import RequestError
+from trtforge.core.features import LoraModule
+from trtforge.engine_process.requests import SentAdapter
+from trtforge.formats.adapter import ADAPTER_FILES, PEFT_MODULES
+from trtforge.models.torch_tensors import all_finite, write_tensors
+from trtforge.runtime.linears.kernels import DTYPES
+
+_MODULES: tuple[LoraModule, ...] = get_args(LoraModule)
+"""By their ids."""
+_PEFT = {module: name for name, module in PEFT_MODULES.items()}
+_NAMED = 1 << 62
+_HINT = "Send the tensors that TensorRT-LLM's hf_lora_convert.py writes for an adapter of this model."
+
+
+@dataclass(frozen=True)
+class Adaptable:
+    """What adapters may change: (outputs, inputs) of each module in each of `layers` layers, with ranks up to `rank`.
+
+    `fused`: mlp_h_to_4h is gate and up, which TensorRT-LLM has in the order [up; gate].
+    """
+
+    shapes: Mapping[LoraModule, tuple[int, int]]
+    layers: int
+    rank: int
+    fused: bool
+
+
+def name_of(adapter: SentAdapter) -> int:
+    """A digest, 2^62 or more, that fits an int64: equal for equal adapters, larger than task ids of an engine's own."""
+    digest = blake2b(repr((adapter.config, adapter.dtype, adapter.width)).encode(), digest_size=8)
+    digest.update(adapter.weights)
+    return _NAMED | (int.from_bytes(digest.digest(), "little") % _NAMED)
+
+
+def write_sent(adapter: SentAdapter, adaptable: Adaptable, directory: Path) -> None:
+    """Write an adapter to a new directory. Raises RequestError naming the tensor that is wrong, ForgeError, OSError."""
+    tensors = _tensors(adapter, adaptable)
+    directory.parent.mkdir(mode=0o700, exist_ok=True)
+    directory.mkdir(mode=0o700)
+    write_tensors(directory / ADAPTER_FILES[1], tensors)
+
+
+def _tensors(adapter: SentAdapter, adaptable: Adaptable) -> dict[str, Tensor]:
+    """A and B of each module by PEFT's names, as they came; B has its scale."""
+    dtype, rows = DTYPES[adapter.dtype], adapter.config
+    if len(adapter.weights) != len(rows) * adapter.width * dtype.itemsize or not adapter.weights:
+        raise RequestError(
+            f"lora_weights has {len(adapter.weights)} bytes, lora_config {len(rows)} modules of {adapter.width} "
+            f"{adapter.dtype} values",
+            hint=_HINT,
+        )
+    weights = torch.frombuffer(bytearray(adapter.weights), dtype=dtype).view(len(rows), adapter.width)
+    found: dict[str, Tensor] = {}
+    for number, (row, values) in enumerate(zip(rows, weights, strict=True)):
+        module, layer, rank = _checked(number, row, adaptable)
+        out, inputs = adaptable.shapes[module]
+        where = f"module {number} ({module} of layer {layer}, rank {rank})"
+        if rank * (out + inputs) > adapter.width:
+            raise RequestError(
+                f"lora_weights has {adapter.width} values for {where}, which has {rank * (out + inputs)}", hint=_HINT
+            )
+        a, b = values[: rank * inputs], values[rank * inputs : rank * (inputs + out)].view(out, rank)
+        if not (all_finite(a) and all_finite(b)):
+            raise RequestError(f"lora_weights of {where} has numbers that are not finite", hint=_HINT)
+        if adaptable.fused and module == "mlp_h_to_4h":
+            b = torch.cat(b.chunk(2)[::-1])
+        name = f"layers.{layer}.mlp.{_PEFT[module]}" if module.startswith("mlp") else ""
+        name = name or f"layers.{layer}.self_attn.{_PEFT[module]}"
+        if f"{name}.lora_A.weight" in found:
+            raise RequestError(f"lora_config has {module} of layer {layer} twice", hint=_HINT)
+        found |= {f"{name}.lora_A.weight": a.view(rank, inputs).clone(), f"{name}.lora_B.weight": b.clone()}
+    return found
+
+
+def _checked(number: int, row: tuple[int, ...], adaptable: Adaptable) -> tuple[LoraModule, int, int]:
+    """Module, layer and rank of a row of `lora_config`."""
+    if len(row) not in (3, 4):
+        raise RequestError(f"lora_config has {len(row)} columns, 3 or 4 are expected", hint=_HINT)
+    code, layer, rank = row[:3]
+    module = _MODULES[code] if 0 <= code < len(_MODULES) else None
+    if module is None or module not in adaptable.shapes:
+        known = ", ".join(f"{_MODULES.index(each)} ({each})" for each in adaptable.shapes)
+        raise RequestError(
+            f"lora_config has module id {code} in row {number}, of which this engine has no adapters",
+            hint=f"It has those of {known}: compile with --feature lora.modules=[…] for others.",
+        )
+    for what, value, least, most in (
+        ("layer", layer, 0, adaptable.layers - 1),
+        ("rank", rank, 1, adaptable.rank),
+    ):
+        if not least <= value <= most:
+            raise RequestError(
+                f"lora_config has {what} {value} in row {number}", hint=f"It must be from {least} to {most}."
+            )
+    if len(row) == 4 and row[3]:
+        raise RequestError(f"lora_config has DoRA in row {number}", hint="Send an adapter without DoRA.")
+    return module, layer, rank

@@ -1,0 +1,106 @@
+"""Medusa heads (Cai et al. 2024, arXiv 2401.10774) as a drafter beside the network.
+
+Head i gives the token that is i + 2 after the one whose final hidden state it reads: its most likely tokens are a
+chain. TensorRT-LLM verifies a tree of them (tensorrt_llm/models/medusa/model.py), this engine the chain.
+"""
+
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from trtforge.core.errors import ForgeError
+from trtforge.formats.medusa import MEDUSA_FILE, read_medusa
+from trtforge.formats.shards import RowReader
+from trtforge.models.torch_tensors import all_finite, read_tensor
+from trtforge.runtime.linears.linear import Placement
+from trtforge.runtime.sampler import most_likely
+from trtforge.runtime.scheduling.scheduler import Row
+from trtforge.runtime.scheduling.sequence import Draft, Sequence
+
+
+class HiddenStates(Protocol):
+    """Ranks that keep what their LM head read last."""
+
+    def last_hidden(self) -> Tensor:
+        """(wanted rows, hidden) of the last step, after the final norm."""
+
+
+class MedusaDrafter:
+    """Proposes the most likely token of each head."""
+
+    worker_pids: tuple[int, ...] = ()
+
+    def __init__(
+        self, directory: Path, sizes: tuple[int, int], most: int, place: Placement, ranks: HiddenStates
+    ) -> None:
+        """`directory`: of the heads; `sizes`: hidden size and vocabulary; `most`: draft tokens. Raises ForgeError."""
+        self._ranks = ranks
+        found = read_medusa(directory, *sizes)
+        with RowReader() as reader:
+
+            def read(name: str) -> Tensor:
+                tensor = read_tensor(reader, found.tensors[name])
+                if not all_finite(tensor.float()):
+                    raise ForgeError(
+                        f"{directory / MEDUSA_FILE}: {name} has numbers that are not finite", hint="Train it again."
+                    )
+                return tensor.to(place.device, place.dtype)
+
+            self._heads = [
+                (
+                    [
+                        (read(f"{head}.{layer}.linear.weight"), read(f"{head}.{layer}.linear.bias"))
+                        for layer in range(found.layers)
+                    ],
+                    read(f"{head}.{found.layers}.weight"),
+                )
+                for head in range(min(found.heads, most))
+            ]
+        self._states: dict[Sequence, tuple[int, Tensor]] = {}
+        """Of each sequence, the position of the first of its last hidden states."""
+
+    def draft(self, sequences: list[Sequence]) -> None:
+        """See Drafter. A sequence whose last token was sampled from no known hidden state gets no draft."""
+        known: list[Sequence] = []
+        states: list[Tensor] = []
+        for sequence in sequences:
+            sequence.draft = Draft()
+            first, hidden = self._states.get(sequence, (0, None))
+            index = len(sequence.tokens) - 2 - first
+            if hidden is not None and 0 <= index < len(hidden):
+                known.append(sequence)
+                states.append(hidden[index])
+        if known:
+            tokens = self._proposed(torch.stack(states))
+            for sequence, drafts in zip(known, tokens, strict=True):
+                sequence.draft = Draft(tuple(drafts))
+
+    def observe(self, rows: list[Row], logits: Tensor) -> None:
+        """See Drafter."""
+        hidden = self._ranks.last_hidden()
+        end = 0
+        for row in rows:
+            end += row.wanted
+            if row.samples:
+                start = end - 1 - len(row.drafts)
+                self._states[row.sequence] = row.start + row.count - 1, hidden[start:end].clone()
+
+    def forget(self, sequence: Sequence) -> None:
+        """See Drafter."""
+        self._states.pop(sequence, None)
+
+    def close(self) -> None:
+        """See Drafter."""
+
+    @torch.inference_mode()
+    def _proposed(self, hidden: Tensor) -> list[list[int]]:
+        """The tokens of each of the hidden states (rows, hidden)."""
+        chosen = []
+        for layers, lm_head in self._heads:
+            x = hidden
+            for weight, bias in layers:
+                x = x + torch.nn.functional.silu(torch.nn.functional.linear(x, weight, bias))
+            chosen.append(most_likely((x @ lm_head.t()).float()))
+        return torch.stack(chosen, dim=1).tolist()

@@ -1,0 +1,137 @@
+"""Which LoRA adapters requests of an engine may name: its own, and those that came with earlier requests."""
+
+import shutil
+import tempfile
+import uuid
+from collections import OrderedDict
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from pathlib import Path
+
+from trtforge.core.errors import ForgeError, RequestError
+from trtforge.engine_process.requests import GenerationRequest, SentAdapter
+from trtforge.runtime.adapters.parts import adapted_parts
+from trtforge.runtime.adapters.rank_adapters import most_adapters
+from trtforge.runtime.adapters.sent import Adaptable, name_of, write_sent
+from trtforge.runtime.ranks.rank_model import placement_of
+from trtforge.runtime.ranks.source import Source
+
+
+def taking_adapters(source: Source) -> Source:
+    """The source with a place for adapters that come with requests, which is made when the first one comes."""
+    if source.forge.features.lora is None:
+        return source
+    return replace(source, sent_adapters=Path(tempfile.gettempdir()) / f"trtforge-adapters-{uuid.uuid4().hex}")
+
+
+class EngineAdapters:
+    """Adapters by task id. Used by the engine's thread; `close` ends it.
+
+    Ranks and KV blocks know an adapter that was sent by a digest of its contents: an id that stands for other weights
+    than before finds no blocks that the former ones computed.
+    """
+
+    def __init__(self, source: Source, used: Callable[[], Collection[int]]) -> None:
+        """`used`: names of the adapters of unfinished requests. Raises ForgeError if no adapter fits the cache.
+
+        `most`: how many adapters fit the cache of each rank at once.
+        """
+        lora = source.forge.features.lora
+        self.most, self._own = 0, range(0)
+        self._adaptable: Adaptable | None = None
+        if lora is not None:
+            spec, place = source.spec(0), placement_of(source, 0)
+            self.most, self._own = most_adapters(lora, source.config, spec, place), range(1, len(lora.adapters) + 1)
+            parts = [part for each in adapted_parts(spec, source.config, lora.modules).values() for part in each]
+            assert lora.max_rank is not None, "an engine's features are resolved"
+            self._adaptable = Adaptable(
+                {part.module: part.shape for part in parts},
+                source.config.num_hidden_layers,
+                lora.max_rank,
+                spec.network.mlp == "up_gate",
+            )
+        self._place = source.sent_adapters
+        self._used = used
+        self._sent: OrderedDict[int, int] = OrderedDict()
+        """Names by the clients' task ids, the least recently used first."""
+        self._kept: set[int] = set()
+        """Names of the adapters in files."""
+
+    def why_refused(self, request: GenerationRequest) -> RequestError | None:
+        """Why the request's adapter is refused. One that comes with it is kept: its id stands for it from now on."""
+        task = request.lora_task_id
+        if request.sent_adapter is not None:
+            try:
+                self._keep(task, request.sent_adapter)
+            except RequestError as error:
+                return error
+        elif task is not None and task not in self._own and task not in self._sent:
+            return RequestError(f"lora_task_id {task} is no adapter of this engine", hint=self._known())
+        if task is not None and task in self._sent:
+            self._sent.move_to_end(task)
+        return None
+
+    def resolved(self, request: GenerationRequest) -> GenerationRequest:
+        """An accepted request with the name by which ranks know its adapter."""
+        name = None if request.lora_task_id is None else self._sent.get(request.lora_task_id)
+        return request if name is None else replace(request, lora_task_id=name, sent_adapter=None)
+
+    def close(self) -> None:
+        """Delete the files. May be called again."""
+        if self._place is not None:
+            shutil.rmtree(self._place, ignore_errors=True)
+
+    def _known(self) -> str:
+        if self._adaptable is None:
+            return "This engine has none."
+        ids = ", ".join(map(str, [*self._own, *sorted(self._sent)]))
+        more = "" if self._place is None else "Send lora_weights and lora_config with the first request of another id."
+        return f"Task ids: {ids}. {more}".strip() if ids else more
+
+    def _keep(self, task: int | None, adapter: SentAdapter) -> None:
+        """Let a task id stand for an adapter. Raises RequestError."""
+        if self._adaptable is None or self._place is None:
+            raise RequestError(
+                "lora_weights: this engine takes no adapters", hint="Compile it with --feature lora, or leave them out."
+            )
+        if task is None:
+            raise RequestError("lora_weights came without lora_task_id", hint="Give the adapter an id of your choice.")
+        if task in self._own:
+            raise RequestError(
+                f"lora_weights came for lora_task_id {task}, which is an adapter of the engine",
+                hint=f"Give it another id, from {len(self._own) + 1} on.",
+            )
+        name = name_of(adapter)
+        if name not in self._kept:
+            self._make_room()
+            try:
+                write_sent(adapter, self._adaptable, self._place / str(name))
+            except RequestError:
+                raise
+            except (ForgeError, OSError) as error:
+                shutil.rmtree(self._place / str(name), ignore_errors=True)
+                raise RequestError(
+                    f"lora_weights cannot be kept: {error}", hint=f"Free space in {tempfile.gettempdir()}."
+                ) from None
+            self._kept.add(name)
+        self._sent[task] = name
+
+    def _make_room(self) -> None:
+        """Delete the least recently used adapters until one more fits. Raises RequestError if all are in use."""
+        assert self._place is not None, "the engine takes adapters"
+        used = set(self._used())
+        while len(self._kept) >= self.most:
+            named = set(self._sent.values())
+            idle = [name for name in self._kept if name not in named and name not in used]
+            if not idle:
+                oldest = next((task for task, name in self._sent.items() if name not in used), None)
+                if oldest is None:
+                    raise RequestError(
+                        f"lora_weights: {len(self._kept)} adapters are in use, and no more fit",
+                        hint="Send it again later, or compile with more lora.host_memory.",
+                    )
+                del self._sent[oldest]
+                continue
+            for name in idle:
+                shutil.rmtree(self._place / str(name), ignore_errors=True)
+                self._kept.discard(name)
