@@ -65,7 +65,8 @@ def test_bytes_and_descriptions_are_modelopts(tmp_path: Path, format_: str, tp: 
     for values in (config, exported):
         del values["quantization_config"]["producer"]
         values["dtype"] = "-"
-    assert config == exported
+    assert {key: config[key] for key in exported} == exported
+    assert config.keys() - exported.keys() <= {"rope_theta", "torch_dtype"}  # which transformers 4 reads
 
 
 def test_gate_and_up_with_scales_of_their_own_are_refused(tmp_path: Path) -> None:

@@ -157,8 +157,9 @@ def test_the_artifact_is_whole_and_deterministic(tmp_path: Path) -> None:
     assert compile_engine(engine(backend="llmapi"), checkpoint, tmp_path / "a").cached
     config = json.loads((first.path / "config.json").read_text())
     source = json.loads((DEMO_MODEL / "config.json").read_text())
-    dtype = "dtype" if "dtype" in source else "torch_dtype"
-    assert {**config, dtype: "-"} == {**source, dtype: "-"}
+    types = {"dtype": config["torch_dtype"], "torch_dtype": config["torch_dtype"]}
+    rotation = {"rope_theta": source["rope_parameters"]["rope_theta"]}  # which transformers 4 reads
+    assert config == source | types | rotation
 
 
 def test_a_checkpoint_without_the_models_configuration_is_refused(models: Models, tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ from trtforge.formats.hf import (
 )
 from trtforge.formats.hf_quant_config import HfQuantization
 from trtforge.formats.llmapi import MODEL_FILE
+from trtforge.formats.older_config import with_older_names
 from trtforge.formats.shards import read_header
 from trtforge.formats.trtllm import CARRIED_FILE, LAYERS_FILE, CheckpointConfig, rank_file
 from trtforge.models.hf_export_plan import hf_plan
@@ -83,9 +84,10 @@ class CheckpointSource:
 
         shards = shards_of(self.tensors.tensors)
         require_space(out, sum(shard.bytes for shard in shards) - Finished.read(out).bytes)
-        config = dict(self.hf.values)
+        config = with_older_names(self.hf.values)
         config.pop("quantization_config", None)
-        config["dtype" if "dtype" in config else "torch_dtype"] = self.model.dtype
+        config |= {key: self.model.dtype for key in ("dtype", "torch_dtype") if key in config}
+        config.setdefault("torch_dtype", self.model.dtype)
         if isinstance(text := config.get("text_config"), dict):
             changed = {key: self.model.dtype for key in ("dtype", "torch_dtype") if key in text}
             config["text_config"] = text | changed
@@ -130,8 +132,16 @@ class HuggingFaceSource:
             for path in self.files:
                 place = _link if path in self.checkpoint.weight_files else shutil.copyfile
                 place(path.resolve(), out / path.name)
+                if path.name == CONFIG:
+                    self._add_older_names(out / path.name)
                 bar.advance(1)
         return {}
+
+    def _add_older_names(self, path: Path) -> None:
+        """Leaves a config.json that has them, or needs none, as it is."""
+        values = self.checkpoint.config.values
+        if (named := with_older_names(values)) != values:
+            _write_json(path, named)
 
 
 Source = CheckpointSource | HuggingFaceSource
