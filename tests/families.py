@@ -41,6 +41,7 @@ from transformers import (
     Qwen2MoeConfig,
     Qwen3Config,
     Qwen3MoeConfig,
+    Qwen3NextConfig,
     Starcoder2Config,
 )
 
@@ -130,6 +131,8 @@ def _tiny(config: Callable[..., PreTrainedConfig], *, attention: str = "eager", 
             spread = next((_SPREAD[ending] for ending in _SPREAD if name.endswith(ending)), None)
             if spread is not None:
                 parameter.copy_(noise * spread)
+            elif name.endswith("A_log"):  # made at random; so small that linear attention remembers dozens of tokens
+                parameter.copy_(noise - 2)
             elif parameter.dim() == 1 or "norm" in name:
                 parameter.add_(noise * 0.1)
             else:
@@ -167,6 +170,20 @@ TINY: dict[str, Callable[[], PreTrainedModel]] = {
     "qwen3": partial(_tiny, Qwen3Config, **_GQA | {"tie_word_embeddings": True}, head_dim=24),
     "qwen3_moe": partial(
         _tiny, Qwen3MoeConfig, **_GQA, **_MOE, head_dim=24, norm_topk_prob=True, decoder_sparse_step=2
+    ),
+    "qwen3_next": partial(
+        _tiny,
+        Qwen3NextConfig,
+        **_GQA,
+        **_MOE | {"num_experts": 8, "num_experts_per_tok": 3},
+        head_dim=24,
+        partial_rotary_factor=0.25,
+        shared_expert_intermediate_size=96,
+        linear_num_key_heads=4,
+        linear_num_value_heads=8,
+        linear_key_head_dim=12,
+        linear_value_head_dim=10,
+        layer_types=["linear_attention", "linear_attention", "full_attention", "linear_attention"],
     ),
     "gemma": partial(_tiny, GemmaConfig, **_GQA | {"num_key_value_heads": 1, "tie_word_embeddings": True}, head_dim=24),
     "gemma2": partial(

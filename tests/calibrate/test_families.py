@@ -19,7 +19,10 @@ from trtforge.models.family import Family
 from trtforge.models.registry import family_of_checkpoint
 from trtforge.reference.hidden import HiddenStates
 
-MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v2_lite", "deepseek_v3", "glm4_moe")
+MIXTURES = (
+    *("mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v2_lite", "deepseek_v3", "glm4_moe"),
+    "qwen3_next",
+)
 STACKED = ("llama4", "llama4_dense_between")
 BIASED = "gpt_oss"
 

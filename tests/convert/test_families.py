@@ -37,6 +37,7 @@ MIXTURES = (
     "glm4_moe",
     "llama4",
     "gpt_oss",
+    "qwen3_next",
 )
 CASES = [(name, layout, options) for name in TINY for layout, options in LAYOUTS.items()] + [
     (name, layout, options) for name in MIXTURES for layout, options in EXPERT_LAYOUTS.items()
@@ -178,7 +179,7 @@ def test_context_parallelism_adds_processes_but_no_files(hf: Callable[[str], Pat
     assert (mapping["world_size"], mapping["tp_size"], mapping["cp_size"]) == (4, 2, 2)
 
 
-@pytest.mark.parametrize("architecture", ["Qwen3NextForCausalLM", "KimiK25ForConditionalGeneration"])
+@pytest.mark.parametrize("architecture", ["MiniMaxM2ForCausalLM", "KimiK25ForConditionalGeneration"])
 def test_architectures_without_engines_get_the_way_out(architecture: str) -> None:
     with pytest.raises(ForgeError, match=f"builds no engines for {architecture}.*llmapi") as caught:
         family_of(architecture)

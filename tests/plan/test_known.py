@@ -6,8 +6,11 @@ import pytest
 
 from tests.plan.models import known
 from trtforge.core.errors import ForgeError
+from trtforge.core.parallel import Parallel
+from trtforge.models.linear_attention import state_bytes
 from trtforge.pipeline.summary import parameters as planned_parameters
 from trtforge.plan.known import known_config, known_ids
+from trtforge.plan.kv import bytes_per_token
 from trtforge.plan.model import find_model
 
 # Parameters as the hub counts them, a tied output head once.
@@ -79,6 +82,19 @@ def test_the_parameters_of_gpt_oss_add_up(hub_id: str, parameters: int) -> None:
 def test_the_parameters_of_llama_4_add_up_with_its_vision_part(hub_id: str, parameters: int) -> None:
     assert known(hub_id).vision_bytes == 2 * 871_932_416
     assert planned_parameters(known(hub_id)) + 871_932_416 == parameters
+
+
+def test_the_parameters_of_qwen3_next_add_up_with_its_mtp_layer() -> None:
+    """81,324,862,720 on the hub, of which a layer of attention with experts and its own projection predicts a token."""
+    model = known("Qwen/Qwen3-Next-80B-A3B-Instruct")
+    attention = 2048 * (2 * 4096 + 2 * 512 + 4096) + 2 * 256
+    experts = 512 * 3 * 2048 * 512 + 3 * 2048 * 512 + 2048 + 512 * 2048
+    predictor = attention + experts + 2 * 2048 + 2 * 2048 * 2048 + 3 * 2048
+    assert planned_parameters(model) + predictor == 81_324_862_720
+    assert bytes_per_token(model.facts.sizes, 2) == 12 * 2 * 2 * 256 * 2
+    state = 36 * (32 * 128 * 128 * 4 + 3 * 8192 * 2)
+    assert state_bytes(model.facts.sizes, 2, Parallel()) == state
+    assert state_bytes(model.facts.sizes, 2, Parallel(tp=2, pp=3), 1) == state // 6
 
 
 def test_every_known_model_has_a_family_and_is_found_whatever_its_case() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.recipes.shipped import AS_PUBLISHED, FOR_THE_LLM_API, SHIPPED
+from tests.recipes.shipped import AS_PUBLISHED, FOR_THE_LLM_API, SHIPPED, WITHOUT_SHARED_BLOCKS
 from trtforge.core.recipe import Recipe, load_recipe
 from trtforge.formats.hub_data import HubData
 from trtforge.plan.gpus import GPUS_PER_SERVER
@@ -82,6 +82,8 @@ def test_the_models_that_people_ask_for_are_there() -> None:
         "deepseek-r1-fp8": ("deepseek-ai/DeepSeek-R1", "fp8", 8, 1),
         "llama-4-scout-fp8": ("meta-llama/Llama-4-Scout-17B-16E-Instruct", "fp8", 4, 1),
         "llama-4-scout-nvfp4": ("meta-llama/Llama-4-Scout-17B-16E-Instruct", "nvfp4", 1, 1),
+        "qwen3-next-80b-a3b-fp8": ("Qwen/Qwen3-Next-80B-A3B-Instruct", "fp8", 2, 1),
+        "qwen3-next-80b-a3b-nvfp4": ("Qwen/Qwen3-Next-80B-A3B-Instruct", "nvfp4", 1, 1),
         "gpt-oss-20b-mxfp4": ("openai/gpt-oss-20b", "none", 1, 1),
         "gpt-oss-120b-mxfp4": ("openai/gpt-oss-120b", "none", 2, 1),
         "deepseek-r1-nvfp4": ("deepseek-ai/DeepSeek-R1", "nvfp4", 8, 1),
@@ -149,7 +151,7 @@ def test_calibration_gate_and_features_are_set(name: str) -> None:
     assert calibration.samples >= 512
     assert gate.perplexity_increase is not None
     assert gate.top1_agreement is not None
-    assert recipe.engine.features.kv_reuse
+    assert recipe.engine.features.kv_reuse is (name not in WITHOUT_SHARED_BLOCKS)
     assert recipe.engine.features.chunked_context
     assert recipe.engine.backend == ("llmapi" if name in FOR_THE_LLM_API else "tensorrt_llm")
 

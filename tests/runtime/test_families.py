@@ -41,6 +41,7 @@ MOE = (
     "glm4_moe",
     "llama4",
     "gpt_oss",
+    "qwen3_next",
 )
 ODD = ("bloom", "gemma2", "gemma3", "mistral", "deepseek_v2", "qwen2_moe", "gpt_oss")
 """ALiBi, capped scores, windows, latent attention, experts, sinks."""
@@ -103,7 +104,7 @@ def test_an_engine_computes_what_its_checkpoint_does(families: Families, name: s
     assert error(computed(engine, TOKENS)[0], family.logits(TOKENS)) < TOLERANCE
 
 
-@pytest.mark.parametrize("name", ODD)
+@pytest.mark.parametrize("name", [*ODD, "qwen3_next"])
 def test_requests_in_flight_get_the_tokens_of_transformers(
     families: Families, name: str, tmp_path: Path, prompts: list[list[int]]
 ) -> None:
@@ -113,7 +114,7 @@ def test_requests_in_flight_get_the_tokens_of_transformers(
 
 
 @pytest.mark.parametrize(
-    "name", [*(name for name in TINY if name != "phi3_longrope"), *(f"{name} split" for name in ODD)]
+    "name", [*(name for name in TINY if name != "phi3_longrope"), *(f"{name} split" for name in (*ODD, "qwen3_next"))]
 )
 def test_no_schedule_changes_greedy_tokens(
     families: Families, name: str, prompts: list[list[int]], tmp_path: Path

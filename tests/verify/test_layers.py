@@ -14,7 +14,7 @@ from trtforge.verify.layers import compare_by_layer
 WINDOWS = [tuple(range(3, 40)), tuple(range(90, 60, -1))]
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "bloom", "gemma2", "mixtral", "deepseek_v2"])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "bloom", "gemma2", "mixtral", "deepseek_v2", "qwen3_next"])
 def test_faithful_checkpoints_have_no_error_anywhere(tmp_path: Path, name: str) -> None:
     TINY[name]().save_pretrained(tmp_path / "hf")
     out = convert(ConvertConfig(dtype="float32", tp=2, pp=2), tmp_path / "hf", tmp_path / "out").path

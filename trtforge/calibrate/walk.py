@@ -75,14 +75,15 @@ class Walk:
         try:
             for layer in self._stream.layers(batches, hidden, first):
                 observer = LayerObserver(layer.module, layer.index, self._family, self._facts, self._needs)
-                count = min(PROBED_BATCHES, len(hidden)) if self._needs.kv_search != "none" else 0
+                probed = self._needs.kv_search != "none" and layer.index not in self._facts.sizes.linear_layers
+                count = min(PROBED_BATCHES, len(hidden)) if probed else 0
                 inputs = [hidden.get(batch).clone() for batch in range(count)]
                 with observer:
                     layer.run(passed)
                 prefix = f"{self._family.layer_prefix}.{layer.index}."
                 results = observer.results()
                 tensors = {prefix + name: tensor for name, tensor in results.tensors.items()}
-                if self._needs.kv_cache:
+                if self._needs.kv_cache and layer.index not in self._facts.sizes.linear_layers:
                     amax = tensors[f"layers.{layer.index}.kv_amax"] = self._stream.cache.take()
                     _require_scale(amax, layer.index, self._dtype)
                     if inputs:

@@ -17,12 +17,13 @@ _PARTS = (
     ("logits", "logits"),
     ("sampling buffers (at most)", "decoder"),
     ("runtime (estimate)", "runtime"),
+    ("linear attention", "state"),
     ("LoRA adapters", "lora"),
     ("drafting (at most)", "draft"),
     ("total", "total"),
 )
 """What takes GPU memory: label, and name in the plan's memory."""
-_OF_FEATURES = ("lora", "draft")
+_OF_FEATURES = ("state", "lora", "draft")
 _LEGEND = (
     "reqs: requests at the same time; answer s: seconds from a request to its last token; first ms: milliseconds to "
     "the first token; each ms: milliseconds for each further token; tok/s/GPU: output tokens per second of all "

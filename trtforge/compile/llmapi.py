@@ -243,7 +243,7 @@ def _plan(
         max_beam_width=limits.max_beam_width,
         enable_chunked_prefill=config.features.chunked_context,
         kv_cache_config=KvCacheArgs(
-            enable_block_reuse=config.features.kv_reuse,
+            enable_block_reuse=config.features.kv_reuse and facts.shares_blocks,
             max_attention_window=applied,
             tokens_per_block=_tokens_per_block(config, limits),
             dtype="fp8" if fp8_cache else "auto",

@@ -37,6 +37,7 @@ from trtforge.formats.shards import read_header
 from trtforge.formats.trtllm import CARRIED_FILE, LAYERS_FILE, CheckpointConfig, rank_file
 from trtforge.models.hf_export_plan import hf_plan
 from trtforge.models.hf_tensors import HfPlan, copied
+from trtforge.models.predictor import predictor_modules
 from trtforge.models.registry import family_of
 from trtforge.plan.llm_api_arguments import DRAFT_DIRECTORY
 
@@ -70,7 +71,9 @@ class CheckpointSource:
         ]
         tensors = hf_plan(family, family.facts(hf), model, stored)
         if (directory / CARRIED_FILE).is_file():
-            tensors += copied(read_header(directory / CARRIED_FILE))
+            carried = read_header(directory / CARRIED_FILE)
+            names = (tensor.spec.name for tensor in carried)
+            tensors += copied(carried, predictor_modules(family, names, model.num_hidden_layers))
         return cls(directory, manifest, model, hf, tensors)
 
     @property

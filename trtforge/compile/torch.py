@@ -16,6 +16,7 @@ from trtforge.formats.medusa import MEDUSA_DIRECTORY, MEDUSA_FILE, read_medusa
 from trtforge.formats.trtllm import CONFIG_FILE, CheckpointConfig, rank_file, read_engine_config
 from trtforge.machine.host import Host
 from trtforge.machine.processor import Processor, compute_dtype
+from trtforge.plan.asked_features import beams_with_states
 from trtforge.plan.limits import EngineLimits
 
 if TYPE_CHECKING:
@@ -133,6 +134,9 @@ def torch_plan(model: CheckpointConfig, config: EngineConfig, limits: EngineLimi
     from trtforge.runtime.linears.kernels import choose_kernels
 
     spec, lora = DecoderSpec.of(model, 0), config.features.lora
+    if spec.linear is not None and limits.max_beam_width > 1:
+        problem = beams_with_states(limits.max_beam_width)
+        raise ForgeError(problem.message, hint=problem.fix)
     adapters = () if lora is None else tuple(map(Path, lora.adapters))
     if lora is not None:
         require_adapters(model, resolved_lora(lora), adapters)

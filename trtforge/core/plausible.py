@@ -21,6 +21,8 @@ LARGEST: Mapping[str, int] = MappingProxyType(
         **dict.fromkeys(("rotary_dim", "rotary_embedding_dim"), _WIDTH),
         **dict.fromkeys(("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", "intermediate_size_mlp"), _WIDE),
         **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), _WIDE),
+        **dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads", "linear_conv_kernel_dim"), _HEADS),
+        **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), _WIDTH),
         "vocab_size": _VOCAB,
         **dict.fromkeys(("max_position_embeddings", "n_positions", "sliding_window", "attention_chunk_size"), _TOKENS),
         **dict.fromkeys(

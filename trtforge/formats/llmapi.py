@@ -270,6 +270,12 @@ def require_mixed_precision(version: str, algorithms: Collection[str]) -> None:
             )
 
 
+def at_least(version: str, line: str) -> bool:
+    """Whether a release belongs to this line of releases or a later one; an unknown release counts as later."""
+    lines, own = _lines(), ".".join(version.split(".")[:2])
+    return own not in lines or lines.index(own) >= lines.index(line)
+
+
 def applies_windows(architecture: str, version: str) -> bool:
     """Whether a release's PyTorch backend applies the sliding windows of this Hugging Face architecture."""
     data = read_release_data("llmapi")

@@ -128,7 +128,7 @@ class _Planner:
                 for row in self.family.layer:
                     if self.facts.holds(getattr(row, "when", None), layer):
                         yield from self._row(row, prefix, source, stage)
-                if self.layout.kv_cache != "none":
+                if self.layout.kv_cache != "none" and layer not in self.sizes.linear_layers:
                     spec = TensorSpec(prefix + "attention.kv_cache_scaling_factor", FLOAT32, (1,))
                     stored = self.stored.kv_scale(source + attention_module(self.family)) if self.stored else None
                     yield Target(spec, stage, stored or KvScale(layer, self.layout.kv_cache))
@@ -160,6 +160,8 @@ class _Planner:
     def _vector(self, row: Vector, prefix: str, source: str, stage: int) -> Target:
         shape: tuple[int, ...] = (self.sizes.of(row.size),)
         cuts = whole_cuts((range(shape[0]),), 1, self.tp)
+        if row.split is Split.COLUMN:
+            cuts = column_cuts(range(shape[0]), 1, self.tp)
         if row.heads:
             heads, size = self.sizes.heads_of(row.heads), shape[0]
             shape = (heads,) if row.size == "one" else (heads, size)
@@ -290,9 +292,9 @@ class _Planner:
         return self.layout.compensated and self.format.rounding is None and not self.excluded.issuperset(modules)
 
     def _weight(self, row: Linear, part: Part, source: str, columns: int) -> Piece:
-        shape = (self._module_rows(part), columns)
-        cuts = self._cuts(row, part, columns)
-        return Piece(f"{source}{part.module}.weight", shape[::-1] if row.conv1d else shape, cuts, row.conv1d)
+        rows, cuts = self._module_rows(part), self._cuts(row, part, columns)
+        shape = (columns, rows) if row.conv1d else (rows, 1, columns) if row.depthwise else (rows, columns)
+        return Piece(f"{source}{part.module}.weight", shape, cuts, row.conv1d)
 
     def _bias(self, row: Linear, name: str, source: str, stage: int) -> Target:
         """Biases are split with the outputs; a row-parallel one is added after the all-reduce, so all ranks hold it."""

@@ -2,8 +2,10 @@
 
 from collections.abc import Iterator
 
+from trtforge.formats.checkpoint_keys import numbers
 from trtforge.formats.trtllm import CheckpointConfig
 from trtforge.models.family import Family, Linear, Size, Sizes
+from trtforge.models.linear_attention import linear_sizes
 
 
 def sizes_of(checkpoint: CheckpointConfig) -> Sizes:
@@ -16,6 +18,7 @@ def sizes_of(checkpoint: CheckpointConfig) -> Sizes:
         "shared_intermediate": moe.get("shared_expert_intermediate_size") if isinstance(moe, dict) else 0,
         "v_mla": _product(checkpoint.num_attention_heads, more.get("v_head_dim")),
     }
+    linear = linear_sizes(more)
     return Sizes(
         num_layers=checkpoint.num_hidden_layers,
         num_heads=checkpoint.num_attention_heads,
@@ -25,7 +28,8 @@ def sizes_of(checkpoint: CheckpointConfig) -> Sizes:
         intermediate=checkpoint.intermediate_size,
         vocab=checkpoint.vocab_size,
         max_positions=checkpoint.max_position_embeddings or 0,
-        more={name: value for name, value in found.items() if isinstance(value, int)},
+        more={name: value for name, value in found.items() if isinstance(value, int)} | linear,
+        linear_layers=frozenset(map(int, numbers(checkpoint, "linear_layers") or ())) if linear else frozenset(),
     )
 
 

@@ -16,8 +16,8 @@ from trtforge.models.split import Cut
 class Piece:
     """One source tensor of a target and, for each tensor-parallel rank, the part of it that the rank gets.
 
-    `shape` is the tensor's in its file. Cuts refer to the (out, in) matrix: the tensor itself (a vector is one column),
-    or its transpose if `transposed`.
+    `shape` is the tensor's in its file. Cuts refer to the (out, in) matrix: the tensor itself (a vector is one column,
+    (out, 1, in) is the same matrix), or its transpose if `transposed`.
     """
 
     source: str

@@ -17,18 +17,20 @@ _MOST_DIGITS = 6  # of a layer's number
 
 Size = Literal[
     "hidden", "q", "kv", "intermediate", "vocab", "positions", "head", "one", "experts", "moe_intermediate",
-    "gate_up", "shared_intermediate", "q_lora", "kv_lora", "kv_a", "q_b", "k_nope", "v_mla", "q_pe",
+    "gate_up", "shared_intermediate", "q_lora", "kv_lora", "kv_a", "q_b", "k_nope", "v_mla", "q_pe", "linear_k",
+    "linear_v", "linear_qkvz", "linear_ba", "linear_groups", "linear_heads", "linear_head", "conv_kernel",
 ]  # fmt: skip
-"""Sizes of a model by name. `q` and `kv` are heads x head_size; those after `shared_intermediate` are MLA's.
+"""Sizes of a model by name. `q` and `kv` are heads x head_size; those after `shared_intermediate` are MLA's, those from
+`linear_k` on linear attention's: `linear_groups` are its key heads, `linear_heads` its value heads of `linear_head`.
 
 `gate_up`: 2 x moe_intermediate, of experts whose gate and up projections are one matrix, row by row in turn.
 """
 
 Fact = Literal[
     "qkv_bias", "dense_bias", "mlp_bias", "qk_norm", "one_norm", "two_norms", "sequential", "final_norm", "q_lora",
-    "no_q_lora", "router_bias", "sparse_layer", "dense_layer", "shared_layer",
+    "no_q_lora", "router_bias", "sparse_layer", "dense_layer", "shared_layer", "linear_layer", "attention_layer",
 ]  # fmt: skip
-"""Conditions for optional rows (or biases); the last three differ between layers."""
+"""Conditions for optional rows (or biases); the last five differ between layers."""
 
 
 ParallelEmbedding = Literal["as_asked", "when_split", "always"]
@@ -96,8 +98,9 @@ class Linear:
     """A linear layer: `target.weight` (out, in) from the parts' weights, stacked; biases likewise where `bias` holds.
 
     `shares_input` and `shares_scale` name the row whose input and whose FP8 scales this layer shares. `conv1d`: the
-    source is (in, out). `bare`: the tensor has no `.weight` suffix. `zero_bias`: a row-parallel bias is on rank 0 and
-    zeros elsewhere, because the network adds it before the all-reduce.
+    source is (in, out). `depthwise`: the source is (out, 1, in), a convolution of each channel by itself. `bare`: the
+    tensor has no `.weight` suffix. `zero_bias`: a row-parallel bias is on rank 0 and zeros elsewhere, because the
+    network adds it before the all-reduce.
     """
 
     target: str
@@ -111,6 +114,7 @@ class Linear:
     quantized: bool = True
     when: Fact | None = None
     conv1d: bool = False
+    depthwise: bool = False
     bare: bool = False
     zero_bias: bool = False
     dtype: ModelDtype | None = None
@@ -154,7 +158,8 @@ class ExpertBias:
 class Vector:
     """A small tensor on every rank, such as a normalisation's weight. `plus_one`: TensorRT-LLM stores value + 1.
 
-    `heads`: its shape is (heads, head_size) instead, or (heads,) if its size is `one`, split by head.
+    `heads`: its shape is (heads, head_size) instead, or (heads,) if its size is `one`, split by head. `split` COLUMN:
+    each rank has an equal share.
     """
 
     target: str
@@ -164,6 +169,7 @@ class Vector:
     plus_one: bool = False
     when: Fact | None = None
     heads: Literal["q", "kv"] | None = None
+    split: Split = Split.REPLICATE
     dtype: ModelDtype | None = None
 
 
@@ -225,21 +231,12 @@ def layer_norm(
     )
 
 
-def fused_qkv(module: str, rows: Literal["stacked", "grouped"]) -> tuple[Part, Part, Part]:
-    """Query, key and value parts of one module."""
-    if rows == "grouped":
-        return Part(module, "q", Grouped("q")), Part(module, "kv", Grouped("k")), Part(module, "kv", Grouped("v"))
-    of: tuple[Size, ...] = ("q", "kv", "kv")
-    return (
-        Part(module, "q", Stacked((), of)),
-        Part(module, "kv", Stacked(("q",), of)),
-        Part(module, "kv", Stacked(("q", "kv"), of)),
-    )
-
-
 @dataclass(frozen=True)
 class Sizes:
-    """The dimensions of one model, in elements or tokens; `more` holds those that few families have."""
+    """The dimensions of one model, in elements or tokens; `more` holds those that few families have.
+
+    `linear_layers`: those with linear attention, which keep a state of each sequence instead of keys and values.
+    """
 
     num_layers: int
     num_heads: int
@@ -250,6 +247,7 @@ class Sizes:
     vocab: int
     max_positions: int
     more: Mapping[Size, int] = field(default_factory=dict)
+    linear_layers: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
         if self.head_size < 1:
@@ -311,6 +309,10 @@ class Facts:
                 return layer not in self.sparse_layers
             case "shared_layer":
                 return layer in self.sparse_layers and self.sizes.more.get("shared_intermediate", 0) > 0
+            case "linear_layer":
+                return layer in self.sizes.linear_layers
+            case "attention_layer":
+                return layer not in self.sizes.linear_layers
             case _:
                 return fact in self.holding
 
@@ -329,8 +331,9 @@ class Family:
     head, omit from every name; `bare` moves it to `stripped`. `modules_renamed`: a layer's module names in
     `transformers` 5, mapped to those in checkpoints where they differ. `engines`: whether a TensorRT-LLM release builds
     engines of it; without one, only its LLM API runs it. `carries_layers`: layers after the decoder's (multi-token
-    prediction), and `carried`: prefixes of the other tensors, that are copied into an LLM API model as they are.
-    `nested`: prefix of the language model's tensors in a multimodal checkpoint; config.json has it as text_config.
+    prediction), `predictor`: prefix of their tensors where they have one of their own, and `carried`: prefixes of the
+    other tensors, that are copied into an LLM API model as they are. `nested`: prefix of the language model's tensors
+    in a multimodal checkpoint; config.json has it as text_config.
     """
 
     name: str
@@ -346,12 +349,13 @@ class Family:
     modules_renamed: Mapping[str, str] = field(default_factory=dict)
     engines: bool = True
     carries_layers: bool = False
+    predictor: str = ""
     carried: tuple[str, ...] = ()
     nested: str = ""
 
     def carries(self, name: str, num_layers: int) -> bool:
         """Whether a source tensor is copied instead of converted."""
-        if name.startswith(self.carried or ("\0",)):
+        if name.startswith((*self.carried, self.predictor or "\0")):
             return True
         number = name.removeprefix(f"{self.layer_prefix}.").partition(".")[0]
         numbered = number.isdecimal() and len(number) <= _MOST_DIGITS

@@ -7,6 +7,7 @@ tensorrt_llm/_torch/modules/linear.py (1.2).
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from math import prod
 
 from trtforge.core.dtypes import Dtype, dtype_named
 from trtforge.core.errors import ForgeError
@@ -90,7 +91,7 @@ class _Inverse:
         for source, parts in found.items():
             own = tuple(self._tensors(source, parts, folded.get(source)))
             tensors += own
-            if len(own) == 1 and len(own[0].spec.shape) == 2:
+            if len(own) == 1 and len(own[0].spec.shape) > 1:
                 unquantized.append(source.removesuffix(".weight"))
             elif len(own) > 1:
                 weight = next(tensor.spec for tensor in own if tensor.spec.name == source)
@@ -207,6 +208,8 @@ class _Inverse:
         tp = self.layout.parallel.tp
         for stage in range(self.layout.parallel.pp):
             for local, layer in enumerate(self.layout.parallel.layers_of(stage, self.facts.sizes.num_layers)):
+                if layer in self.facts.sizes.linear_layers:
+                    continue
                 stored = self._of(stage * tp, f"transformer.layers.{local}.attention.kv_cache_scaling_factor")
                 for name in ("k_proj.k_scale", "v_proj.v_scale"):
                     full = f"{self.family.layer_prefix}.{layer}.{attention}.{name}"
@@ -224,8 +227,9 @@ class _Inverse:
 
 def _matrix(part: Origin) -> tuple[int, int]:
     """(out, in) of the whole source; a vector is one column."""
-    shape = (*part.piece.shape, 1)[:2]
-    return (shape[1], shape[0]) if part.piece.transposed else (shape[0], shape[1])
+    rows, *others = part.piece.shape
+    columns = prod(others)
+    return (columns, rows) if part.piece.transposed else (rows, columns)
 
 
 def _require_invertible(plan: CheckpointPlan) -> None:

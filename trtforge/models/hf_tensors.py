@@ -86,8 +86,11 @@ class HfPlan:
         return HfPlan(self.tensors + other.tensors, unquantized, self.algorithms)
 
 
-def copied(tensors: Iterable[StoredTensor]) -> HfPlan:
-    """Tensors that are already as Hugging Face has them; their matrices are not quantised."""
+def copied(tensors: Iterable[StoredTensor], patterns: tuple[str, ...] = ()) -> HfPlan:
+    """Tensors that are already as Hugging Face has them, and whose matrices are not quantised.
+
+    `patterns`: more names for their modules.
+    """
     found, modules = [], []
     for tensor in tensors:
         rows, *others = tensor.spec.shape or (1,)
@@ -95,7 +98,7 @@ def copied(tensors: Iterable[StoredTensor]) -> HfPlan:
         found.append(HfTensor(tensor.spec, Blocks((Block(range(rows), range(columns), tensor, 0),))))
         if len(tensor.spec.shape) == 2:
             modules.append(tensor.spec.name.removesuffix(".weight"))
-    return HfPlan(tuple(found), tuple(modules))
+    return HfPlan(tuple(found), (*modules, *patterns))
 
 
 def cover(blocks: tuple[Block, ...], name: str, shape: tuple[int, int]) -> tuple[Block, ...]:

@@ -38,6 +38,7 @@ _FAMILY_OF = {
     "Qwen2MoeForCausalLM": "qwen2_moe",
     "Qwen3ForCausalLM": "qwen3",
     "Qwen3MoeForCausalLM": "qwen3_moe",
+    "Qwen3NextForCausalLM": "qwen3_next",
     "RWForCausalLM": "falcon",
     "Starcoder2ForCausalLM": "starcoder2",
 }
@@ -52,7 +53,6 @@ WITHOUT_ENGINES = (
     "MiniMaxM2ForCausalLM",
     "NemotronHForCausalLM",
     "NemotronNASForCausalLM",
-    "Qwen3NextForCausalLM",
 )
 """Architectures without a table that TensorRT-LLM's PyTorch backend serves and its engine builder does not support.
 
@@ -63,6 +63,8 @@ the PyTorch backend supports (models/supported-models, 1.3).
 
 WITH_VISION_ONLY = ("Llama4ForCausalLM",)
 """Language models that TensorRT-LLM runs only as part of the multimodal model."""
+WITH_STATES = ("Qwen3NextForCausalLM",)
+"""Those with linear attention: they keep a state of each sequence, which is in no KV block and cannot be shared."""
 
 
 def architectures() -> tuple[str, ...]:

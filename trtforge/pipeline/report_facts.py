@@ -33,7 +33,7 @@ from trtforge.plan.model import Model
 from trtforge.plan.planner import ESTIMATE, Plan
 from trtforge.plan.request import request_of
 
-_PARTS = ("weights", "kv_pool", "activations", "logits", "decoder", "runtime", "lora", "draft")
+_PARTS = ("weights", "kv_pool", "activations", "logits", "decoder", "runtime", "state", "lora", "draft")
 _IN_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.(.+)\.(output_error|input_amax)$")
 _FLOAT_BYTES = 4
 

@@ -27,6 +27,7 @@ _PARTS = {
     "logits": "logits",
     "decoder": "sampling buffers",
     "runtime": "runtime",
+    "state": "linear attention",
     "lora": "LoRA adapters",
     "draft": "drafting",
 }

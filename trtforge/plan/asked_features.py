@@ -46,6 +46,8 @@ def asked_features(model: Model, request: Request, checkpoint: CheckpointConfig,
             message = f"engine.features.{name}: the {request.engine.backend} backend does not have it"
             having = "llmapi" if name in OF_THE_LLM_API else "tensorrt_llm"
             yield Problem("backend", message, f"Leave it out, or use engine.backend: {having}.")
+        if model.facts.sizes.linear_layers and request.engine.max_beam_width > 1:
+            yield beams_with_states(request.engine.max_beam_width)
         if features.draft is not None and features.draft.engine is None:
             message = "engine.features.draft: the torch backend needs the draft model's engine"
             yield Problem("draft", message, "Compile it, and set engine.features.draft.engine.")
@@ -68,6 +70,12 @@ def asked_features(model: Model, request: Request, checkpoint: CheckpointConfig,
         yield Problem("speculation", message, fix, refuses=False)
     if request.draft is not None:
         yield from _draft_problems(model, request.draft, request)
+
+
+def beams_with_states(width: int) -> Problem:
+    """The embedded engine has no beam search for models with linear attention."""
+    message = f"max_beam_width {width}: beams share KV blocks, and linear attention keeps states that are in none"
+    return Problem("limits", message, "Use max_beam_width 1.")
 
 
 def _estimate_problems(request: Request) -> Iterator[Problem]:

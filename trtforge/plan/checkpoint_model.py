@@ -26,7 +26,9 @@ from trtforge.models.family import AbsorbedQuery, Embedding, Experts, Fact, Fact
 from trtforge.models.registry import architectures, family_of_engine
 from trtforge.plan.model import MAIN, Model, find_model
 
-_BY_LAYER: frozenset[Fact] = frozenset({"sparse_layer", "dense_layer", "shared_layer"})
+_BY_LAYER: frozenset[Fact] = frozenset(
+    {"sparse_layer", "dense_layer", "shared_layer", "linear_layer", "attention_layer"}
+)
 _ROUTER = "mlp.router.weight"
 
 

@@ -12,7 +12,7 @@ from trtforge.core.parallel import Parallel
 from trtforge.models.checkpoint_plan import Layout
 from trtforge.models.family import Facts, Sizes
 from trtforge.plan.formats import WEIGHTS
-from trtforge.plan.kv import bytes_per_token
+from trtforge.plan.kv import bytes_per_token, cached_layers
 from trtforge.plan.limits import EngineLimits
 from trtforge.plan.model import Model
 from trtforge.plan.speculation import MEDUSA_HEADS, MEDUSA_LAYERS
@@ -66,13 +66,13 @@ def drafter(features: FeaturesConfig, draft: Model | None, target: Target, stage
         one = bytes_per_token(target.facts.sizes, target.cache_itemsize, parallel)
         return Drafter(
             weights=limits.speculation.depth * eagle_bytes(target),
-            kv_per_token=one // (target.facts.sizes.num_layers // parallel.pp),
+            kv_per_token=one // cached_layers(target.facts.sizes, parallel),
             logits=logits,
         )
     if (features.eagle3 is not None or features.mtp is not None) and last:
         one = bytes_per_token(target.facts.sizes, target.cache_itemsize, parallel)
         network = eagle3_bytes(target) if features.eagle3 is not None else mtp_bytes(target)
-        return Drafter(network, one // (target.facts.sizes.num_layers // parallel.pp), logits)
+        return Drafter(network, one // cached_layers(target.facts.sizes, parallel), logits)
     if draft is not None:
         layout = Layout(parallel, "bfloat16" if target.itemsize == 2 else "float32")
         plain = Stored(WEIGHTS["none"], target.itemsize)
@@ -123,4 +123,5 @@ def mtp_bytes(target: Target) -> int:
     state; embedding and LM head are the target's. All draft tokens come from one layer."""
     sizes, tp = target.facts.sizes, target.parallel.tp
     plain = Stored(WEIGHTS["none"], target.itemsize)
-    return target.ranks.kinds[-1].nbytes(plain) + 2 * sizes.hidden * sizes.hidden // tp * target.itemsize
+    last = target.ranks.kinds[target.ranks.layers[-1]]
+    return last.nbytes(plain) + 2 * sizes.hidden * sizes.hidden // tp * target.itemsize

@@ -14,7 +14,7 @@ from trtforge.models.checkpoint_plan import Layout
 from trtforge.models.kernels import KEPT, PACKED_GROUPS, KernelName, kernel_for
 from trtforge.plan.budget import other_formats
 from trtforge.plan.formats import CACHES, WEIGHTS
-from trtforge.plan.kv import blocks_of, bytes_per_token
+from trtforge.plan.kv import blocks_of, bytes_per_token, cached_layers
 from trtforge.plan.limits import EngineLimits
 from trtforge.plan.memory import Memory, tokens_on
 from trtforge.plan.model import Model
@@ -59,7 +59,7 @@ class Embedded:
         ranks = model.weights(replace(layout, dtype=self.compute_dtype))
         cache = CACHES[request.kv_cache]
         itemsize = cache.itemsize or dtype_named(self.compute_dtype).size
-        scales = cache.per_layer * (sizes.num_layers // parallel.pp)
+        scales = cache.per_layer * cached_layers(sizes, parallel)
         stages = tuple(
             replace(
                 rank,
@@ -70,7 +70,7 @@ class Embedded:
         )
         return replace(
             planned,
-            weights=self._weights(whole, request, Parallel(), 0) + cache.per_layer * sizes.num_layers,
+            weights=self._weights(whole, request, Parallel(), 0) + cache.per_layer * cached_layers(sizes, Parallel()),
             kv_per_token=bytes_per_token(sizes, itemsize),
             stages=stages,
         )

@@ -17,13 +17,19 @@ def bytes_per_token(sizes: Sizes, itemsize: int, parallel: Parallel | None = Non
     """Bytes of one token in the KV cache of one rank, over its layers; without `parallel`, of the unsplit model.
 
     Keys and values of the rank's KV heads (one if there are fewer heads than ranks). The latent vector is replicated on
-    every tensor-parallel rank.
+    every tensor-parallel rank. Where pipeline stages have different numbers of layers with a cache, it is the most.
     """
     parallel = parallel or Parallel()
-    layers = sizes.num_layers // parallel.pp
+    layers = cached_layers(sizes, parallel)
     if is_latent(sizes):
         return layers * sizes.head_size * itemsize
     return 2 * layers * max(1, sizes.num_kv_heads // parallel.tp) * sizes.head_size * itemsize
+
+
+def cached_layers(sizes: Sizes, parallel: Parallel) -> int:
+    """The most layers of a pipeline stage that have a KV cache: linear attention has none."""
+    stages = (parallel.layers_of(stage, sizes.num_layers) for stage in range(parallel.pp))
+    return max(len(layers) - len(sizes.linear_layers.intersection(layers)) for layers in stages)
 
 
 def pool_tokens(pool: int, per_token: int, tokens_per_block: int) -> int:

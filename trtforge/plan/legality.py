@@ -40,7 +40,7 @@ def require_legal(family: Family, facts: Facts, layout: Layout) -> None:
         raise ForgeError(problem.message, hint=hint).repaired_by(repair)
 
 
-_OF_TP = frozenset({"heads", "kv_heads", "columns", "rows"})
+_OF_TP = frozenset({"heads", "kv_heads", "linear_heads", "columns", "rows"})
 """The rules that another tensor parallelism can satisfy."""
 
 
@@ -72,6 +72,7 @@ def _problems(family: Family, facts: Facts, layout: Layout) -> Iterator[Problem]
         message = f"hidden size {sizes.hidden} cannot be split over tp {tp} for the parallel embedding"
         yield Problem("embedding", message, "Use --embedding-sharding-dim 0.")
     yield from _latent_problems(family, layout)
+    yield from _linear_attention_problems(facts, layout)
     yield from _linear_problems(family, facts, layout)
 
 
@@ -122,6 +123,13 @@ def _expert_group_problems(family: Family, facts: Facts, layout: Layout) -> Iter
             yield Problem("awq_group", message, "Choose a larger --ep, a smaller --tp or another format.")
 
 
+def _linear_attention_problems(facts: Facts, layout: Layout) -> Iterator[Problem]:
+    groups, tp = facts.sizes.more.get("linear_groups", 0), layout.parallel.tp
+    if groups % tp:
+        fix = f"Choose a --tp that divides {groups}: {_listed(_divisors(groups))}."
+        yield Problem("linear_heads", f"{groups} key heads of linear attention cannot be split over tp {tp}", fix)
+
+
 def _linear_problems(family: Family, facts: Facts, layout: Layout) -> Iterator[Problem]:
     tp, sizes = layout.parallel.tp, facts.sizes
     try:
@@ -146,11 +154,8 @@ def _linear_problems(family: Family, facts: Facts, layout: Layout) -> Iterator[P
 
 
 def _present(row: Linear, facts: Facts) -> bool:
-    """Whether any layer has the row; layers differ only in having experts or not."""
-    layers = range(facts.sizes.num_layers)
-    dense = next((layer for layer in layers if layer not in facts.sparse_layers), None)
-    kinds = {min(facts.sparse_layers, default=None), dense} - {None}
-    return any(facts.holds(row.when, layer) for layer in kinds if layer is not None)
+    """Whether any layer has the row."""
+    return any(facts.holds(row.when, layer) for layer in range(facts.sizes.num_layers))
 
 
 def _group_problems(row: Linear, inputs: int, layout: Layout, facts: Facts) -> Iterator[Problem]:

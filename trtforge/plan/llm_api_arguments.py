@@ -10,8 +10,8 @@ from typing import Any
 from trtforge.core.errors import ForgeError
 from trtforge.core.features import OF_ENGINES, SPECULATION, FeaturesConfig, SpeculationMethod
 from trtforge.core.recipe import EngineConfig
-from trtforge.formats.llmapi import LlmArgs, require_llm_api, speculation_row
-from trtforge.models.registry import WITH_VISION_ONLY
+from trtforge.formats.llmapi import LlmArgs, at_least, require_llm_api, speculation_row
+from trtforge.models.registry import WITH_STATES, WITH_VISION_ONLY
 from trtforge.plan.gpus import gpu_named
 from trtforge.plan.legality import Problem
 
@@ -19,6 +19,10 @@ DRAFT_DIRECTORY = "draft"
 """Where an engine of the LLM API keeps its draft model."""
 _CHUNKS_WITH_DRAFTS = 100
 """The compute capability x 10 from which attention in chunks works with speculation."""
+_SINCE_STATES = "1.2"
+"""The first line of releases whose PyTorch backend has linear attention (examples of 1.2.0rc0.post1 run Qwen3-Next)."""
+_SINCE_STATES_OF_MORE = "1.3"
+"""The first whose linear attention works with data parallelism and with MTP."""
 GRAPH_BYTES = 200_000_000
 """The most GPU memory of one CUDA graph, by the description of `cuda_graph_config`."""
 
@@ -34,6 +38,11 @@ class LlmApiModel:
     architecture: str = ""
     chunk: int = 0
     pp: int = 1
+
+    @property
+    def shares_blocks(self) -> bool:
+        """Whether requests can share KV blocks: they hold all that a sequence has."""
+        return self.architecture not in WITH_STATES
 
 
 def feature_arguments(features: FeaturesConfig, version: str) -> Mapping[str, Any]:
@@ -107,6 +116,7 @@ def llm_api_problems(engine: EngineConfig, model: LlmApiModel) -> Iterator[Probl
     """Errors and warnings for the features of an engine of the LLM API; `engine.features.lora` is resolved."""
     features, version = engine.features, engine.target.tensorrt_llm
     yield from _llama4_problems(engine, model)
+    yield from _state_problems(engine, model)
     if model.architecture == "GptOssForCausalLM" and model.pp > 1:
         # an assertion in `GptOssForCausalLM` (_torch/models/modeling_gpt_oss.py, 1.2)
         message = f"pp {model.pp}: TensorRT-LLM's GPT-OSS has no pipeline parallelism"
@@ -158,6 +168,29 @@ def _llama4_problems(engine: EngineConfig, model: LlmApiModel) -> Iterator[Probl
             f"{model.chunk:,}: beyond them answers differ from the model's"
         )
         yield Problem("chunks", message, f"Use max_seq_len {model.chunk}, or leave it out.", refuses=False)
+
+
+def _state_problems(engine: EngineConfig, model: LlmApiModel) -> Iterator[Problem]:
+    """Linear attention: docs/source/models/supported-models.md of 1.2 (its matrix of features), pull request 7892 of
+    September 2025, 10218 (attention data parallelism, 1.3.0rc9) and 12646 of April 2026 (MTP)."""
+    if model.shares_blocks:
+        return
+    version, features = engine.target.tensorrt_llm, engine.features
+    if not at_least(version, _SINCE_STATES):
+        message = f"TensorRT-LLM {version}: its PyTorch backend is not known to have {model.architecture}"
+        yield Problem("architecture", message, f"Use TensorRT-LLM {_SINCE_STATES}.x or later.", refuses=False)
+    if features.lora is not None:
+        message = f"engine.features.lora: TensorRT-LLM is not known to have adapters for {model.architecture}"
+        yield Problem("lora", message, "Leave it out.")
+    method, known = _method(features), at_least(version, _SINCE_STATES_OF_MORE)
+    for name in ("attention_dp", "mtp", "eagle3"):
+        if getattr(features, name) is not None and not known:
+            message = f"engine.features.{name}: TensorRT-LLM {version} does not have it for {model.architecture}"
+            yield Problem("states", message, f"Leave it out, or use TensorRT-LLM {_SINCE_STATES_OF_MORE}.x.")
+    if method is not None:
+        message = f"engine.features.{method}: not every release of TensorRT-LLM can take back the states that drafts "
+        fix = "Compare answers with and without it, or leave it out."
+        yield Problem("states", f"{message}leave in linear attention", fix, refuses=False)
 
 
 def _argument_problems(features: FeaturesConfig, version: str) -> Iterator[Problem]:

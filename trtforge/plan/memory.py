@@ -10,8 +10,9 @@ from typing import Any
 
 from trtforge.core.parallel import Parallel
 from trtforge.models.family import Facts
+from trtforge.models.linear_attention import state_bytes
 from trtforge.plan.formats import CacheFormat
-from trtforge.plan.kv import bytes_per_token, is_latent, pool_tokens, requests_that_fit
+from trtforge.plan.kv import bytes_per_token, cached_layers, is_latent, pool_tokens, requests_that_fit
 from trtforge.plan.limits import EngineLimits
 from trtforge.plan.weights import RankWeights, Stored
 from trtforge.plan.windows import CacheWindows
@@ -34,7 +35,8 @@ DECODER_LOGITS = 6.3
 class RankMemory:
     """Bytes on the GPU of a rank of one pipeline stage. `decoder`: sampling buffers that grow with the logits.
 
-    `lora`: adapters and their workspace. `draft`: draft model or heads, and the logits of draft tokens.
+    `state`: of linear attention, for a full batch. `lora`: adapters and their workspace. `draft`: draft model or heads,
+    and the logits of draft tokens.
     `streamed`: weights kept in host memory instead; `host`: all of the rank's host memory.
     """
 
@@ -45,6 +47,7 @@ class RankMemory:
     runtime: int
     kv_per_token: int
     kv_pool: int = 0
+    state: int = 0
     lora: int = 0
     draft: int = 0
     streamed: int = 0
@@ -53,7 +56,8 @@ class RankMemory:
     @property
     def fixed(self) -> int:
         """Bytes without the KV pool."""
-        return self.weights + self.activations + self.logits + self.decoder + self.runtime + self.lora + self.draft
+        working = self.activations + self.logits + self.decoder + self.runtime
+        return self.weights + working + self.state + self.lora + self.draft
 
     @property
     def total(self) -> int:
@@ -97,11 +101,12 @@ class Memory:
     def as_json(self) -> Mapping[str, Any]:
         """In bytes: `per_gpu` is the total of the fullest GPU, `gpu` its parts; the rest are sums over all GPUs.
 
-        total = weights + replicated - streamed + kv_pool + activations + logits + decoder + runtime + lora + draft.
-        `host` is host memory, not part of the total.
+        total = weights + replicated - streamed + kv_pool + activations + logits + decoder + runtime + lora + draft, and
+        `state` of models with linear attention. `host` is host memory, not part of the total.
         """
         gpu = self.fullest
-        parts = ("weights", "kv_per_token", "kv_pool", "activations", "logits", "decoder", "runtime", "lora", "draft")
+        parts = ["weights", "kv_per_token", "kv_pool", "activations", "logits", "decoder", "runtime", "lora", "draft"]
+        parts += ["state"] if gpu.state else []
         offloaded = ("streamed", "host")
         return {
             "weights": self.weights,
@@ -138,7 +143,7 @@ class Held:
 
 def memory_of(facts: Facts, held: Held, parallel: Parallel, limits: EngineLimits) -> Memory:
     """The memory of a legal layout without a KV pool, which `with_pool` adds."""
-    itemsize, layers = held.cache_itemsize, facts.sizes.num_layers
+    itemsize, layers = held.cache_itemsize, cached_layers(facts.sizes, Parallel())
     stages = tuple(_rank(facts, held, parallel, limits, stage) for stage in range(parallel.pp))
     return Memory(
         weights=held.whole.nbytes(held.stored, Parallel(), 0) + held.cache.per_layer * layers + held.vision,
@@ -194,7 +199,7 @@ def _rank(facts: Facts, held: Held, parallel: Parallel, limits: EngineLimits, st
     sequences = limits.max_batch_size * limits.max_beam_width
     logits = logits_bytes(vocab, sequences) if last else 0
     head = sequences * -(-vocab // parallel.tp) * itemsize if last else 0
-    layers = facts.sizes.num_layers // parallel.pp
+    layers = cached_layers(facts.sizes, parallel)
     return RankMemory(
         weights=held.ranks.nbytes(held.stored, parallel, stage) + held.cache.per_layer * layers + held.vision,
         activations=activation_bytes(facts, parallel, itemsize, limits.max_num_tokens) + head + WORKSPACE_BYTES,
@@ -202,4 +207,5 @@ def _rank(facts: Facts, held: Held, parallel: Parallel, limits: EngineLimits, st
         decoder=int(DECODER_LOGITS * logits),
         runtime=RUNTIME_BYTES + (COMMUNICATION_BYTES if parallel.world_size > 1 else 0),
         kv_per_token=bytes_per_token(facts.sizes, held.cache_itemsize, parallel),
+        state=limits.max_batch_size * state_bytes(facts.sizes, itemsize, parallel, stage),
     )

@@ -15,7 +15,7 @@ from trtforge.core.parallel import Parallel
 from trtforge.models.family import Facts
 from trtforge.plan.formats import Compute
 from trtforge.plan.gpus import GPUS_PER_SERVER, Gpu
-from trtforge.plan.kv import bytes_per_token, is_latent
+from trtforge.plan.kv import bytes_per_token, cached_layers, is_latent
 from trtforge.plan.memory import Held
 from trtforge.plan.weights import Matrix
 
@@ -140,7 +140,7 @@ class Roofline:
         return max(arithmetic, reading)
 
     def _attention_seconds(self, requests: float, prompt_tokens: float, workload: Workload) -> float:
-        sizes, layers = self.facts.sizes, self.facts.sizes.num_layers // self.parallel.pp
+        sizes, layers = self.facts.sizes, cached_layers(self.facts.sizes, self.parallel)
         query = (sizes.of("q_b") if is_latent(sizes) else sizes.of("q")) / self.parallel.tp
         scores = 4 * query * prompt_tokens * workload.prompt / 2  # q kᵀ and its product with v, half of it masked
         arithmetic = layers * scores / (self.gpu.float16 * ATTENTION_EFFICIENCY)

@@ -1,6 +1,7 @@
 """The weights of every rank, layer by layer, in any number format, derived from the plan of a model's tensors.
 
-Layers of one kind (dense or with experts) are alike, so only one of each kind is planned.
+Layers of one kind (dense or with experts, with attention or linear attention) are alike, so only one of each kind is
+planned.
 """
 
 from collections import Counter
@@ -124,12 +125,17 @@ class RankWeights:
 
 def rank_weights(family: Family, facts: Facts, layout: Layout) -> RankWeights:
     """The weights of a tensor-parallel rank of a legal layout; its pipeline and number formats are ignored."""
-    sparse = [layer in facts.sparse_layers for layer in range(facts.sizes.num_layers)]
-    kinds = sorted(set(sparse))
+    linear = facts.sizes.linear_layers
+    each = [(layer in facts.sparse_layers, layer in linear) for layer in range(facts.sizes.num_layers)]
+    kinds = sorted(set(each))
     one_of_each = replace(
         facts,
-        sizes=replace(facts.sizes, num_layers=len(kinds)),
-        sparse_layers=frozenset(index for index, has_experts in enumerate(kinds) if has_experts),
+        sizes=replace(
+            facts.sizes,
+            num_layers=len(kinds),
+            linear_layers=frozenset(index for index, (_, is_linear) in enumerate(kinds) if is_linear),
+        ),
+        sparse_layers=frozenset(index for index, (has_experts, _) in enumerate(kinds) if has_experts),
     )
     plain = replace(layout, parallel=replace(layout.parallel, pp=1, cp=1), quant="none", kv_cache="none", source=None)
     targets = checkpoint_plan(family, one_of_each, plain).targets
@@ -140,7 +146,7 @@ def rank_weights(family: Family, facts: Facts, layout: Layout) -> RankWeights:
     return RankWeights(
         first=_block(targets, "", first),
         kinds=tuple(_block(targets, f"transformer.layers.{index}.", family.layer) for index in range(len(kinds))),
-        layers=tuple(kinds.index(has_experts) for has_experts in sparse),
+        layers=tuple(kinds.index(kind) for kind in each),
         last=_block(targets, "", last),
     )
 

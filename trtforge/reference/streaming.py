@@ -5,6 +5,7 @@ data there is. The rest of the model runs before the first and after the last la
 layers' inputs or return the last layer's output.
 """
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -84,7 +85,8 @@ class _StandIn(nn.Module):
 
 
 class CacheObserver(DynamicCache):
-    """Replaces the KV cache and stores nothing. `observes`: record the amax of all keys and values.
+    """Replaces the KV cache and stores nothing, nor states of linear attention. `observes`: record the amax of all keys
+    and values.
 
     `rounded`: what attention gets instead of the keys and values.
     """
@@ -106,6 +108,22 @@ class CacheObserver(DynamicCache):
             return self.rounded(key_states), self.rounded(value_states)
         return key_states, value_states
 
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None:
+        """Each batch is a whole sequence: no tokens precede it."""
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> None:
+        """As `get_conv_state`."""
+
+    def update_conv_state(self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any) -> Tensor:
+        """What the layer convolves: the given inputs, as no others precede them."""
+        return conv_states
+
+    def update_recurrent_state(
+        self, recurrent_states: Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any
+    ) -> Tensor:
+        """The states that were given."""
+        return recurrent_states
+
     def take(self) -> Tensor:
         """The amax since the last call, (1,) float32."""
         amax, self.amax = self.amax, torch.zeros(1)
@@ -116,6 +134,8 @@ class LayerStream:
     """A model whose decoder layers are loaded one after another."""
 
     def __init__(self, weights: LayerWeights, *, observes_cache: bool = False) -> None:
+        # it warns of every faster kernel that is not installed
+        logging.getLogger("transformers.integrations.hub_kernels").setLevel(logging.ERROR)
         self.cache = CacheObserver(observes=observes_cache)
         self._weights, self._device = weights, weights.device
         parent, _, self._name = weights.family.layer_path.rpartition(".")

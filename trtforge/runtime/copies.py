@@ -7,16 +7,20 @@ from trtforge.runtime.scheduling.sequence import Sequence
 
 
 class Copies:
-    """The copies that wait for their originals. The scheduler does not know them until then."""
+    """The copies that wait for their originals. The scheduler does not know them until then.
 
-    def __init__(self) -> None:
+    `shares`: False if a sequence has more than its blocks, so that each copy computes its prompt itself.
+    """
+
+    def __init__(self, *, shares: bool = True) -> None:
+        self._shares = shares
         self._of: dict[Sequence, list[Sequence]] = {}
 
     def attached(self, copy: Sequence, original: Sequence | None) -> bool:
         """Whether `copy` now waits for `original`; False if it must compute its prompt itself."""
-        if original is None or original is copy or original.generated or original.tokens != copy.tokens:
+        if not self._shares or original is None or original is copy or original.generated:
             return False
-        if original.request.lora_task_id != copy.request.lora_task_id:
+        if original.tokens != copy.tokens or original.request.lora_task_id != copy.request.lora_task_id:
             return False
         if any(original in copies for copies in self._of.values()):  # it is a waiting copy itself
             return False

@@ -167,6 +167,11 @@ def open_drafter(feature: Speculation | None, source: Source, ranks: RankGroup) 
             f"{source.config.vocab_size}",
             hint="Compile the engine with the draft model that belongs to it.",
         )
+    if own.keeps_states:
+        raise ForgeError(
+            "a model with linear attention cannot draft: its states are not those of the tokens that were accepted",
+            hint="Draft with another model, or with engine.features.ngram.",
+        )
     size = own.tokens_per_block
     tokens = ranks.num_blocks * source.tokens_per_block
     threads = ranks.threads * own.config.parallel.world_size

@@ -59,7 +59,7 @@ class Engine:
     ) -> None:
         window = widest_window(source.config) if options.chunked_context else None
         blocks = BlockManager(
-            ranks.num_blocks, source.tokens_per_block, reuse=options.kv_reuse, store=store, window=window
+            ranks.num_blocks, source.tokens_per_block, reuse=source.shares(options.kv_reuse), store=store, window=window
         )
         self._source = source
         self._ranks = ranks
@@ -83,7 +83,7 @@ class Engine:
         self._arrivals = self._iterations = self._scheduled = 0
         self._context_tokens = self._generated_tokens = self._drafted_tokens = self._accepted_tokens = 0
         self._drafter, self._store = drafter, store
-        self._copies, self._pace = Copies(), Pace()
+        self._copies, self._pace = Copies(shares=not source.keeps_states), Pace()
         self._thread = threading.Thread(target=self._run, name="trtforge-engine", daemon=True)
         self._thread.start()
         atexit.register(self._at_exit)

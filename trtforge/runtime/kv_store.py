@@ -206,6 +206,11 @@ def open_store(
 
     Raises ForgeError for an engine of several ranks, and one that reuses no blocks.
     """
+    if options is not None and source.keeps_states:
+        raise ForgeError(
+            "KV blocks cannot be stored for a model with linear attention: it keeps states that are in no block",
+            hint="Do without the directory for KV blocks.",
+        )
     if options is None:
         return None
     if source.config.parallel.world_size > 1:

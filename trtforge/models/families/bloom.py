@@ -1,8 +1,8 @@
 """Bloom: ALiBi, a LayerNorm after the embedding, per-head [q k v] (examples/bloom/convert_checkpoint.py, 0.17)."""
 
 from trtforge.formats.hf import HfConfig
-from trtforge.models.families.common import dense, embeddings, plain_mlp, qkv, require
-from trtforge.models.family import Facts, Family, PipelineStage, Sizes, fused_qkv, holding, layer_norm
+from trtforge.models.families.common import dense, embeddings, fused_qkv, plain_mlp, qkv, require
+from trtforge.models.family import Facts, Family, PipelineStage, Sizes, holding, layer_norm
 
 EMBED, HEAD = embeddings("transformer.word_embeddings.weight", "lm_head.weight")
 

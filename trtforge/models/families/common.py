@@ -1,6 +1,6 @@
 """Shared by many families: the rows of a Llama layer, and facts read from common config.json keys."""
 
-from typing import Any
+from typing import Any, Literal
 
 from trtforge.core.errors import ForgeError
 from trtforge.formats.hf import HfConfig
@@ -9,6 +9,7 @@ from trtforge.models.family import (
     Embedding,
     Experts,
     Fact,
+    Grouped,
     Linear,
     Part,
     PipelineStage,
@@ -16,6 +17,7 @@ from trtforge.models.family import (
     Size,
     Sizes,
     Split,
+    Stacked,
     Vector,
 )
 
@@ -24,6 +26,18 @@ SELF_ATTENTION = (
     Part("self_attn.k_proj", "kv"),
     Part("self_attn.v_proj", "kv"),
 )
+
+
+def fused_qkv(module: str, rows: Literal["stacked", "grouped"]) -> tuple[Part, Part, Part]:
+    """Query, key and value parts of one module."""
+    if rows == "grouped":
+        return Part(module, "q", Grouped("q")), Part(module, "kv", Grouped("k")), Part(module, "kv", Grouped("v"))
+    of: tuple[Size, ...] = ("q", "kv", "kv")
+    return (
+        Part(module, "q", Stacked((), of)),
+        Part(module, "kv", Stacked(("q",), of)),
+        Part(module, "kv", Stacked(("q", "kv"), of)),
+    )
 
 
 def qkv(parts: tuple[Part, ...] = SELF_ATTENTION, bias: Fact | None = "qkv_bias", *, conv1d: bool = False) -> Linear:

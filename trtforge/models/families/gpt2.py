@@ -3,8 +3,17 @@
 from typing import Any
 
 from trtforge.formats.hf import HfConfig
-from trtforge.models.families.common import dense, embeddings, gpt2_sizes, moe_fields, plain_mlp, qkv, require
-from trtforge.models.family import Embedding, Facts, Family, PipelineStage, Split, fused_qkv, holding, layer_norm
+from trtforge.models.families.common import (
+    dense,
+    embeddings,
+    fused_qkv,
+    gpt2_sizes,
+    moe_fields,
+    plain_mlp,
+    qkv,
+    require,
+)
+from trtforge.models.family import Embedding, Facts, Family, PipelineStage, Split, holding, layer_norm
 
 POSITIONS = Embedding(
     "transformer.position_embedding.weight",

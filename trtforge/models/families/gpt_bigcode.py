@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from trtforge.formats.hf import HfConfig
 from trtforge.models.families import gpt2
-from trtforge.models.families.common import dense, gpt2_sizes, plain_mlp, qkv
-from trtforge.models.family import Facts, fused_qkv, holding, layer_norm
+from trtforge.models.families.common import dense, fused_qkv, gpt2_sizes, plain_mlp, qkv
+from trtforge.models.family import Facts, holding, layer_norm
 
 
 def facts(config: HfConfig) -> Facts:

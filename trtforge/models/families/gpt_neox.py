@@ -4,8 +4,8 @@ Source: examples/gptneox/convert_checkpoint.py (0.17), which keeps HF's name for
 """
 
 from trtforge.formats.hf import HfConfig
-from trtforge.models.families.common import decoder_sizes, dense, embeddings, plain_mlp, qkv, require, rotary
-from trtforge.models.family import Facts, Family, PipelineStage, fused_qkv, holding, layer_norm
+from trtforge.models.families.common import decoder_sizes, dense, embeddings, fused_qkv, plain_mlp, qkv, require, rotary
+from trtforge.models.family import Facts, Family, PipelineStage, holding, layer_norm
 
 EMBED, HEAD = embeddings("gpt_neox.embed_in.weight", "embed_out.weight")
 

@@ -15,12 +15,13 @@ from trtforge.models.families.common import (
     ROTARY_TABLES,
     decoder_sizes,
     dense,
+    fused_qkv,
     qkv,
     require,
     rotary,
     sliding_window,
 )
-from trtforge.models.family import Facts, Family, Linear, Part, Sizes, Split, Stacked, fused_qkv
+from trtforge.models.family import Facts, Family, Linear, Part, Sizes, Split, Stacked
 
 _GATE_UP = "mlp.gate_up_proj"
 LAYER = (

@@ -59,7 +59,7 @@ def adapted_parts(
 
 
 def _attention(spec: DecoderSpec, config: CheckpointConfig) -> dict[str, dict[str, Part]]:
-    if spec.latent is not None:
+    if spec.latent is not None or spec.linear is not None:
         return {}
     size, hidden, rank = spec.head_size, spec.hidden_size, spec.rank.tp_rank
     queries, keys = spec.num_heads * size, spec.num_kv_heads * size

@@ -7,13 +7,14 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from trtforge.runtime.architecture.spec import DecoderSpec
-from trtforge.runtime.architecture.spec_parts import LatentSpec, MoeSpec
+from trtforge.runtime.architecture.spec_parts import LatentSpec, LinearSpec, MoeSpec
 
 EMBEDDING = "transformer.vocab_embedding.weight"
 POSITIONS = "transformer.position_embedding.weight"
 EMBEDDING_NORM = "transformer.ln_embed"
 FINAL_NORM = "transformer.ln_f"
 LM_HEAD = "lm_head"
+LINEAR_ATTENTION = "linear_attention"
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ def rank_slots(spec: DecoderSpec, sparse: Collection[int]) -> Iterator[Slot]:
 
 def layer_slots(spec: DecoderSpec, index: int, sparse: Collection[int]) -> Iterator[Slot]:
     """The slots of layer `index` of a rank's pipeline stage."""
-    yield from _layer(spec, layer_name(index), index in sparse)
+    yield from _layer(spec, layer_name(index), index in sparse, linear=spec.layers[index].linear)
 
 
 def embedding_slots(spec: DecoderSpec) -> Iterator[Slot]:
@@ -105,14 +106,16 @@ def _table(spec: DecoderSpec, rows: int) -> tuple[int, int]:
             return rows, spec.hidden_size // spec.tp
 
 
-def _layer(spec: DecoderSpec, name: str, sparse: bool) -> Iterator[Slot]:
+def _layer(spec: DecoderSpec, name: str, sparse: bool, *, linear: bool) -> Iterator[Slot]:
     for norm in spec.residual.norms:
         yield from _norm(spec, f"{name}.{norm}")
-    if spec.latent:
+    if linear and spec.linear:
+        yield from _linear_attention(spec, spec.linear, f"{name}.{LINEAR_ATTENTION}")
+    elif spec.latent:
         yield from _latent_attention(spec, spec.latent, f"{name}.attention")
     else:
         yield from _attention(spec, f"{name}.attention")
-    if spec.kv_format != "none":
+    if spec.kv_format != "none" and not linear:
         yield TensorSlot(f"{name}.attention.kv_cache_scaling_factor", (1,), exact=True)
     if sparse and spec.moe:
         yield from _experts(spec, spec.moe, f"{name}.mlp")
@@ -150,6 +153,17 @@ def _latent_attention(spec: DecoderSpec, latent: LatentSpec, name: str) -> Itera
     if spec.network.absorbed_query:
         yield TensorSlot(f"{name}.fused_q_proj", (heads * latent.cached_size, query_inputs))
     yield LinearSlot(f"{name}.dense", hidden, heads * latent.value_size)
+
+
+def _linear_attention(spec: DecoderSpec, linear: LinearSpec, name: str) -> Iterator[Slot]:
+    hidden, heads = spec.hidden_size, linear.value_heads
+    yield TensorSlot(f"{name}.in_proj_qkvz.weight", (2 * (linear.keys + linear.values), hidden))
+    yield TensorSlot(f"{name}.in_proj_ba.weight", (2 * heads, hidden))
+    yield TensorSlot(f"{name}.conv1d.weight", (linear.channels, linear.kernel))
+    yield TensorSlot(f"{name}.A_log", (heads,))
+    yield TensorSlot(f"{name}.dt_bias", (heads,))
+    yield TensorSlot(f"{name}.norm.weight", (linear.value_size,))
+    yield TensorSlot(f"{name}.out_proj.weight", (hidden, linear.values))
 
 
 def _mlp(spec: DecoderSpec, name: str) -> Iterator[Slot]:

@@ -95,6 +95,8 @@ class Network:
     bias is computed in bfloat16, as in transformers. absorbed_query: latent attention's checkpoints hold the product of
     query and key expansion too. expert_size: the config.json key of an expert's inner size. expert_bias: router and
     experts have biases. sinks: the softmax of attention counts a learned logit of each head beside those of the tokens.
+    zero_centred: RMS norms multiply by 1 + weight. output_gate: sigmoids of the last heads of attention.qkv, one for
+    each query head, multiply the attention's output.
     """
 
     norm: NormKind = "rms"
@@ -118,6 +120,8 @@ class Network:
     shared_expert_gate: bool = False
     expert_bias: bool = False
     sinks: bool = False
+    zero_centred: bool = False
+    output_gate: bool = False
 
     def residual_of(self, config: CheckpointConfig) -> Residual:
         """The residual connections of this model."""
@@ -145,6 +149,13 @@ NETWORKS = {
     "Qwen2MoeForCausalLM": replace(_QWEN, shared_expert_gate=True),
     "Qwen3ForCausalLM": _QWEN3,
     "Qwen3MoeForCausalLM": _QWEN3,
+    "Qwen3NextForCausalLM": Network(
+        head_norm="always",
+        expert_size="moe_intermediate_size",
+        shared_expert_gate=True,
+        zero_centred=True,
+        output_gate=True,
+    ),
     "GemmaForCausalLM": _GEMMA,
     "Gemma2ForCausalLM": _GEMMA2,
     "Gemma3ForCausalLM": _GEMMA3,

@@ -52,7 +52,8 @@ class LayerSpec:
     queries and keys are not rotated).
 
     `chunk`: a token attends to those of its own chunk of so many tokens. `l2_norm`: queries and keys are normalised
-    after their rotation, without a weight. `temperature`: queries grow with their position.
+    after their rotation, without a weight. `temperature`: queries grow with their position. `linear`: the layer has
+    linear attention, and nothing of the rest.
     """
 
     window: int | None
@@ -60,6 +61,7 @@ class LayerSpec:
     chunk: int | None = None
     l2_norm: bool = False
     temperature: Temperature | None = None
+    linear: bool = False
 
     @property
     def reach(self) -> Reach:
@@ -69,7 +71,10 @@ class LayerSpec:
 
 def layer_spec(config: CheckpointConfig, layer: int) -> LayerSpec:
     """Layer `layer` of the whole model. Layers with a window use a second rotary if rope_local_base_freq is set, and
-    the only one if rope_in_windows_only is. With nope_layers, the others have chunks instead of windows."""
+    the only one if rope_in_windows_only is. With nope_layers, the others have chunks instead of windows. Those of
+    linear_layers have linear attention."""
+    if layer in (numbers(config, "linear_layers") or ()):
+        return LayerSpec(None, rotary=None, linear=True)
     window = attention_window(config, layer)
     without_positions = numbers(config, "nope_layers")
     if without_positions is not None:

@@ -13,7 +13,7 @@ from trtforge.models.formats import algorithm_of
 from trtforge.runtime.architecture.network import BiasRule, Network, Residual
 from trtforge.runtime.architecture.positions import POSITIONS, LayerSpec, Position, Reach, layer_spec, rotaries
 from trtforge.runtime.architecture.rotary import RotarySpec, yarn_mscale
-from trtforge.runtime.architecture.spec_parts import LatentSpec, MoeSpec
+from trtforge.runtime.architecture.spec_parts import LatentSpec, LinearSpec, MoeSpec
 from trtforge.runtime.architecture.supported import ALGORITHMS, KV_FORMATS, supported_network
 
 EmbeddingSplit = Literal["replicated", "vocab", "hidden"]
@@ -45,6 +45,7 @@ class DecoderSpec:
     rotaries: tuple[RotarySpec, ...]
     moe: MoeSpec | None
     latent: LatentSpec | None
+    linear: LinearSpec | None
     qkv_bias: bool
     dense_bias: bool
     mlp_bias: bool
@@ -91,13 +92,19 @@ class DecoderSpec:
 
     @property
     def qkv_rows(self) -> int:
-        """Rows of attention.qkv: query heads, key heads, value heads."""
-        return (self.num_heads + 2 * self.num_kv_heads) * self.head_size
+        """Rows of attention.qkv: query heads, key heads, value heads, and gates of the output if there are any."""
+        gates = self.num_heads if self.network.output_gate else 0
+        return (self.num_heads + 2 * self.num_kv_heads + gates) * self.head_size
 
     @property
     def cached(self) -> tuple[int, int]:
         """Cached vectors per token, and their size. A latent vector is key and value in one."""
         return (1, self.head_size) if self.latent else (2 * self.num_kv_heads, self.head_size)
+
+    @property
+    def cached_layers(self) -> int:
+        """Layers of this stage with a KV cache: those with linear attention have states instead."""
+        return sum(not layer.linear for layer in self.layers)
 
     @property
     def reaches(self) -> tuple[Reach, ...]:
@@ -165,6 +172,7 @@ class DecoderSpec:
             rotaries=rotaries(config, network, latent.rope_size if latent else None),
             moe=MoeSpec.of(config, network, rank),
             latent=latent,
+            linear=LinearSpec.of(config),
             qkv_bias=_has_bias(network.qkv_bias, config),
             dense_bias=_has_bias(network.dense_bias, config),
             mlp_bias=_has_bias(network.mlp_bias, config),

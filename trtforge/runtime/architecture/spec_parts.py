@@ -1,10 +1,11 @@
-"""The parts of a decoder's specification that only some families have: experts, latent attention."""
+"""The parts of a decoder's specification that only some families have: experts, latent and linear attention."""
 
 from dataclasses import dataclass
 
+from trtforge.core.dtypes import FLOAT32_BYTES
 from trtforge.core.errors import ForgeError
 from trtforge.core.parallel import Rank
-from trtforge.formats.checkpoint_keys import integer, number, text
+from trtforge.formats.checkpoint_keys import integer, number, numbers, text
 from trtforge.formats.trtllm import CheckpointConfig
 from trtforge.runtime.architecture.network import Network
 
@@ -118,4 +119,54 @@ class LatentSpec:
             nope_size=integer(config, "qk_nope_head_dim"),
             rope_size=integer(config, "qk_rope_head_dim"),
             value_size=integer(config, "v_head_dim"),
+        )
+
+
+@dataclass(frozen=True)
+class LinearSpec:
+    """Linear attention (gated DeltaNet) on a rank: `key_heads`, each with a query and a key of `key_size` that
+    `value_heads` / `key_heads` values of `value_size` share; `kernel` inputs of a channel are convolved."""
+
+    key_heads: int
+    value_heads: int
+    key_size: int
+    value_size: int
+    kernel: int
+
+    @property
+    def keys(self) -> int:
+        """Elements of all keys of a token."""
+        return self.key_heads * self.key_size
+
+    @property
+    def values(self) -> int:
+        """Elements of all values of a token."""
+        return self.value_heads * self.value_size
+
+    @property
+    def channels(self) -> int:
+        """What is convolved of a token: queries, keys and values."""
+        return 2 * self.keys + self.values
+
+    def state_bytes(self, itemsize: int) -> int:
+        """Bytes of a sequence's state in a layer: a float32 matrix for each value head, and inputs to convolve."""
+        return self.values * self.key_size * FLOAT32_BYTES + (self.kernel - 1) * self.channels * itemsize
+
+    @classmethod
+    def of(cls, config: CheckpointConfig) -> "LinearSpec | None":
+        """From config.json; None for a model without linear attention. Raises ForgeError for a tp that splits heads."""
+        heads, tp = integer(config, "linear_num_key_heads"), config.parallel.tp
+        if not numbers(config, "linear_layers"):
+            return None
+        if not heads or heads % tp:
+            raise ForgeError(
+                f"config.json: {heads} key heads of linear attention cannot be split over tp {tp}",
+                hint="Convert with a --tp that divides them.",
+            )
+        return cls(
+            key_heads=heads // tp,
+            value_heads=integer(config, "linear_num_value_heads") // tp,
+            key_size=integer(config, "linear_key_head_dim"),
+            value_size=integer(config, "linear_value_head_dim"),
+            kernel=integer(config, "linear_conv_kernel_dim"),
         )

@@ -15,6 +15,7 @@ from torch import Tensor
 from trtforge.runtime.architecture.positions import ALL, Reach
 from trtforge.runtime.decoder.kv_cache import LayerCache
 from trtforge.runtime.decoder.scores import Scores
+from trtforge.runtime.decoder.sequence_states import Spans
 from trtforge.runtime.native.bindings import PagedHeads, PagedRows
 from trtforge.runtime.scheduling.batch import Ints, Step, buckets, padded_rows
 
@@ -57,6 +58,14 @@ class Batch:
     context: tuple[ContextRow, ...]
     paged: PagedRows | None = None
     """The single-token rows for kernels that read the cache in place; `generation` is empty then."""
+    step: Step | None = None
+    """What it was made of, for layers that keep states of sequences."""
+
+    @cached_property
+    def spans(self) -> Spans:
+        """The rows as layers with linear attention see them."""
+        assert self.step is not None, "see `of`"
+        return Spans.of(self.step)
 
     @classmethod
     def of(
@@ -99,6 +108,7 @@ class Batch:
             generation=tuple(generation),
             context=context,
             paged=_paged(step, rows, tokens_per_block) if in_place and rows else None,
+            step=step,
         )
 
 

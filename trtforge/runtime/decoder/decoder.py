@@ -42,7 +42,8 @@ class Decoder:
         self._rotaries = [Rotary(rotary, longest, place.device) for rotary in spec.rotaries]
         loader = Loader.of(spec, kernels, weights, place, ranks, adapters=adapters)
         layers = [load_layer(loader, index) for index in range(spec.num_layers)]
-        self.layers = Layers(layers, self._native if spec.tp == 1 else None, longest, adapters)
+        records = spec.tp == 1 and spec.linear is None
+        self.layers = Layers(layers, self._native if records else None, longest, adapters)
         self._kv_scales = [kv_scale(loader, index) for index in range(spec.num_layers)]
         self._embedding = load_embedding(loader) if spec.first else None
         self._head = Head(loader) if spec.last else None
@@ -65,17 +66,21 @@ class Decoder:
         if kernels is None or not kernels.multiplies:
             return False
         by_torch = self._quantized == "int8_sq_cpu" and not kernels.multiplies_integers
-        return not by_torch and spec.latent is None and spec.vocab_share % TILE == 0
+        by_torch = by_torch or spec.latent is not None or spec.linear is not None
+        return not by_torch and spec.vocab_share % TILE == 0
 
     def new_cache(self, num_blocks: int, tokens_per_block: int) -> list[LayerCache]:
-        """An empty cache for every layer. Zeroed, because masked values must be finite too."""
+        """An empty cache for every layer. Zeroed, because masked values must be finite too.
+
+        Blocks of a layer with linear attention hold no tokens: it keeps its states itself.
+        """
         spec = self.spec
-        shape = (num_blocks, tokens_per_block, *spec.cached)
         dtype = storage_dtype(spec.kv_format, self.place.dtype)
         scratch = Scratch()
+        shapes = [(num_blocks, 0 if layer.linear else tokens_per_block, *spec.cached) for layer in spec.layers]
         return [
             LayerCache(zeros(shape, dtype, self.place.device), scale, self.place.dtype, scratch)
-            for scale in self._kv_scales
+            for shape, scale in zip(shapes, self._kv_scales, strict=True)
         ]
 
     def forward(self, batch: Batch, cache: list[LayerCache]) -> Tensor | None:

@@ -20,7 +20,8 @@ from trtforge.runtime.linears.linear import Linear
 class GroupedQueryAttention:
     """`head_norms`: per-head norms of queries and of keys. `rotary`: index of the step's rotation for both, if any.
 
-    `l2_norm`: epsilon of the norm without a weight that follows the rotation; None: there is none.
+    `l2_norm`: epsilon of the norm without a weight that follows the rotation; None: there is none. `gated`: the last
+    heads of `qkv` are gates of the output.
     """
 
     qkv: Linear
@@ -30,11 +31,15 @@ class GroupedQueryAttention:
     rotary: int | None
     l2_norm: float | None = None
     temperature: Temperature | None = None
+    gated: bool = False
 
     def __call__(self, x: Tensor, batch: Batch, rotations: tuple[Rotation, ...], cache: LayerCache) -> Tensor:
         """(tokens, hidden) to (tokens, hidden), summed over ranks."""
         queries, keys = self.attention.num_heads, self.attention.num_kv_heads
         heads = self.qkv(x).view(len(x), -1, self.attention.head_size)
+        gates = None
+        if self.gated:
+            heads, gates = heads[:, : queries + 2 * keys], heads[:, queries + 2 * keys :].flatten(1)
         if self.head_norms:
             query_norm, key_norm = self.head_norms
             _norm_heads(query_norm, heads[:, :queries])
@@ -46,7 +51,8 @@ class GroupedQueryAttention:
             turned.copy_(functional.rms_norm(turned.float(), turned.shape[-1:], eps=self.l2_norm))
         if self.temperature is not None:
             heads[:, :queries] *= _factors(self.temperature, batch.positions).to(heads.dtype).view(-1, 1, 1)
-        return self.dense(self.attention(heads, batch, cache))
+        found = self.attention(heads, batch, cache)
+        return self.dense(found if gates is None else found * gates.sigmoid())
 
 
 def _norm_heads(norm: Norm, heads: Tensor) -> None:
@@ -67,6 +73,7 @@ def load_grouped_query(loader: Loader, name: str, layer: LayerSpec) -> GroupedQu
         rotary=layer.rotary,
         l2_norm=spec.norm_epsilon if layer.l2_norm else None,
         temperature=layer.temperature,
+        gated=spec.network.output_gate,
     )
 
 

@@ -54,7 +54,7 @@ class LayerCache:
     def __init__(self, storage: Tensor, scale: float | None, dtype: torch.dtype, scratch: Scratch) -> None:
         self._blocks = storage
         self._scratch = scratch
-        self._slots = storage.view(-1, *storage.shape[2:])
+        self._slots = storage.flatten(0, 1)
         self._scale = scale
         self._dtype = dtype
         self._kernels = native_for(storage.device, dtype)

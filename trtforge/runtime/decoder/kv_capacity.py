@@ -15,7 +15,13 @@ def block_bytes(spec: DecoderSpec, dtype: torch.dtype, tokens_per_block: int) ->
     """Bytes of one KV block over the layers of one rank."""
     size = dtype.itemsize if spec.kv_format == "none" else 1
     vectors, elements = spec.cached
-    return spec.num_layers * tokens_per_block * vectors * elements * size
+    return spec.cached_layers * tokens_per_block * vectors * elements * size
+
+
+def states_bytes(spec: DecoderSpec, dtype: torch.dtype) -> int:
+    """Bytes of a sequence's states in the layers of one rank that have linear attention."""
+    each = 0 if spec.linear is None else spec.linear.state_bytes(dtype.itemsize)
+    return (spec.num_layers - spec.cached_layers) * each
 
 
 def block_count(
@@ -33,10 +39,11 @@ def block_count(
     Raises ForgeError if not even one block fits.
     """
     on_cpu = place.device.type == "cpu"
+    reserved += limits.max_batch_size * states_bytes(spec, place.dtype)
     available = max(0, free_memory(place.device) - reserved * (spec.tp * spec.pp if on_cpu else 1)) * fraction
     if on_cpu:
         available = (available if tokens is not None else min(available, CPU_CACHE_BYTES)) / (spec.tp * spec.pp)
-    fitting = int(available // block_bytes(spec, place.dtype, tokens_per_block))
+    fitting = int(available // max(1, block_bytes(spec, place.dtype, tokens_per_block)))
     useful = limits.max_batch_size * -(-limits.max_seq_len // tokens_per_block)
     wanted = useful if tokens is None else tokens // tokens_per_block
     if min(fitting, wanted) < 1:

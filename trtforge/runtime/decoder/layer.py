@@ -5,13 +5,14 @@ from typing import Protocol
 
 from torch import Tensor
 
-from trtforge.runtime.architecture.layout import layer_name, router_name
+from trtforge.runtime.architecture.layout import LINEAR_ATTENTION, layer_name, router_name
 from trtforge.runtime.architecture.network import ResidualKind
 from trtforge.runtime.architecture.rotary import Rotation
 from trtforge.runtime.decoder.attention import Batch
 from trtforge.runtime.decoder.grouped_query import load_grouped_query
 from trtforge.runtime.decoder.kv_cache import LayerCache
 from trtforge.runtime.decoder.latent import load_latent
+from trtforge.runtime.decoder.linear_attention import load_linear
 from trtforge.runtime.decoder.loader import Loader, Norm, RmsNorm
 from trtforge.runtime.decoder.mlp import load_mlp
 from trtforge.runtime.decoder.moe import load_moe
@@ -88,7 +89,8 @@ def load_layer(loader: Loader, index: int) -> Layer:
     """Layer `index` of this pipeline stage."""
     spec, name = loader.spec, layer_name(index)
     residual = spec.residual
-    attention = load_latent if spec.latent else load_grouped_query
+    linear = spec.layers[index].linear
+    attention = load_linear if linear else load_latent if spec.latent else load_grouped_query
     mlp = load_moe if router_name(index) in loader.tensors else load_mlp
 
     def norm(part: str | None) -> Norm | None:
@@ -97,7 +99,7 @@ def load_layer(loader: Loader, index: int) -> Layer:
     return Layer(
         kind=residual.kind,
         input_norm=norm(residual.input_norm),
-        attention=attention(loader, f"{name}.attention", spec.layers[index]),
+        attention=attention(loader, f"{name}.{LINEAR_ATTENTION if linear else 'attention'}", spec.layers[index]),
         mlp_norm=norm(residual.mlp_norm),
         mlp=mlp(loader, f"{name}.mlp"),
         after_attention=norm(residual.after_attention),
@@ -109,6 +111,6 @@ def load_layer(loader: Loader, index: int) -> Layer:
 
 def kv_scale(loader: Loader, index: int) -> float | None:
     """The scale of a layer's quantised KV cache."""
-    if loader.spec.kv_format == "none":
+    if loader.spec.kv_format == "none" or loader.spec.layers[index].linear:
         return None
     return float(loader.tensor(f"{layer_name(index)}.attention.kv_cache_scaling_factor"))

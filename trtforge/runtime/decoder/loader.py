@@ -87,6 +87,8 @@ class Loader:
     def norm(self, name: str) -> Norm:
         """A norm over the last dimension, of the network's kind."""
         weight = self.tensor(f"{name}.weight")
+        if self.spec.network.zero_centred:
+            return _zero_centred_norm(weight, self.spec.norm_epsilon)
         if self.spec.network.norm == "rms":
             return RmsNorm(weight, self.spec.norm_epsilon)
         bias = self.tensor(f"{name}.bias") if f"{name}.bias" in self.tensors else None
@@ -125,6 +127,14 @@ class RmsNorm:
         if self._kernels is None or not (x.is_contiguous() and change.is_contiguous()):
             return None
         return self._kernels.add_rms_norm(x, change, self._weight, scale, self._epsilon)
+
+
+def _zero_centred_norm(weight: Tensor, epsilon: float) -> Norm:
+    """x / rms(x) * (1 + weight). The factor is float32, as 1 + weight is coarser than the weight."""
+    factor, dtype = weight.float() + 1, weight.dtype
+    if dtype is torch.float32:
+        return RmsNorm(factor, epsilon)
+    return lambda x: functional.rms_norm(x.float(), factor.shape, factor, epsilon).to(dtype)
 
 
 def _layer_norm(weight: Tensor, bias: Tensor | None, epsilon: float) -> Norm:

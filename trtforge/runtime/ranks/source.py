@@ -49,6 +49,15 @@ class Source:
         """The specification of rank `index`."""
         return DecoderSpec.of(self.config, index).within(self.limits.max_seq_len)
 
+    @property
+    def keeps_states(self) -> bool:
+        """Whether some layers keep a state of each sequence, which is in no KV block (linear attention)."""
+        return any(layer.linear for rank in self.config.parallel.ranks for layer in self.spec(rank.index).layers)
+
+    def shares(self, asked: bool) -> bool:
+        """Whether KV blocks are shared between requests: if `asked`, and if they hold all that a sequence has."""
+        return asked and not self.keeps_states
+
 
 def open_engine(directory: Path) -> Source:
     """Open an engine that `compile` wrote for the torch backend. Raises ForgeError for anything else."""

@@ -1,0 +1,219 @@
+"""Linear attention: the gated delta rule as transformers computes it, and states that no schedule mixes up."""
+
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers.models.qwen3_next import modeling_qwen3_next as theirs
+
+from tests.runtime.checkpoints import write_engine
+from tests.runtime.conftest import greedy
+from tests.runtime.converted import LONG, TOKENS, Families, error
+from tests.runtime.runner import Runner
+from tests.runtime.test_copies import copies
+from tests.runtime.test_engine import requests_for
+from tests.runtime.test_speculation import KeptRanks, Oracle
+from tests.runtime.thread_ranks import ThreadRanks
+from trtforge.compile.stage import compile_engine
+from trtforge.core.errors import ForgeError
+from trtforge.core.features import DraftFeature
+from trtforge.core.recipe import EngineConfig
+from trtforge.formats.trtllm import DRAFT_ENGINE
+from trtforge.runtime.decoder.delta_rule import Tokens, one_token, sequence
+from trtforge.runtime.decoder.kv_capacity import block_bytes, block_count, states_bytes
+from trtforge.runtime.decoder.sequence_states import SequenceStates, Spans, State
+from trtforge.runtime.engine import Engine, EngineOptions
+from trtforge.runtime.generate import generate, generate_with
+from trtforge.runtime.kv_store import KvStoreOptions
+from trtforge.runtime.linears.linear import Placement
+from trtforge.runtime.ranks.source import Source, open_engine, open_model
+from trtforge.runtime.scheduling.batch import Step
+
+NAME = "qwen3_next"
+COUNT, GROUPS, HEADS, KEY, VALUE = 150, 2, 4, 12, 10
+
+
+def projected() -> dict[str, Tensor]:
+    """Random inputs of the rule for a sequence, with memory that lasts for dozens of tokens."""
+    generator = torch.Generator().manual_seed(3)
+
+    def made(*shape: int) -> Tensor:
+        return torch.randn(COUNT, *shape, generator=generator)
+
+    return {
+        "query": made(GROUPS, KEY),
+        "key": made(GROUPS, KEY),
+        "value": made(HEADS, VALUE),
+        "beta": made(HEADS).sigmoid(),
+        "g": -0.1 * made(HEADS).exp(),
+    }
+
+
+def as_tokens(parts: dict[str, Tensor]) -> Tokens:
+    return Tokens.of(parts["query"], parts["key"], parts["value"], parts["beta"], parts["g"])
+
+
+@pytest.mark.parametrize("rule", ["torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule"])
+def test_a_sequence_is_computed_as_transformers_does(rule: str) -> None:
+    parts = projected()
+    found, state = sequence(as_tokens(parts), torch.zeros(HEADS, KEY, VALUE))
+    batch = {name: part.unsqueeze(0) for name, part in parts.items()}
+    expected, last = getattr(theirs, rule)(**batch, output_final_state=True, use_qk_l2norm_in_kernel=True)
+    assert error(found, expected[0]) < 1e-5
+    assert error(state, last[0]) < 1e-5
+
+
+@pytest.mark.parametrize("cuts", [(1,), (64,), (63, 65), (1, 2, 3, 149)])
+def test_cuts_of_a_sequence_change_nothing(cuts: tuple[int, ...]) -> None:
+    tokens, state = as_tokens(projected()), torch.zeros(HEADS, KEY, VALUE)
+    whole, last = sequence(tokens, state)
+    found = []
+    for first, end in zip((0, *cuts), (*cuts, COUNT), strict=True):
+        outputs, state = sequence(tokens[first:end], state)
+        found.append(outputs)
+    assert error(torch.cat(found), whole) < 1e-5
+    assert error(state, last) < 1e-5
+
+
+def test_single_tokens_of_several_sequences_are_those_of_a_sequence() -> None:
+    tokens, state = as_tokens(projected()), torch.zeros(HEADS, KEY, VALUE)
+    whole, last = sequence(tokens, state)
+    _, before = sequence(tokens[:90], state)
+    rows = torch.tensor([90, 0])
+    found, after = one_token(tokens[rows], torch.stack((before, state)))
+    assert error(found, whole[rows]) < 1e-5
+    assert error(after[1], sequence(tokens[:1], state)[1]) < 1e-5
+    for index in range(91, COUNT):
+        found, after = one_token(tokens[index : index + 1], after[:1])
+    assert error(after[0], last) < 1e-5
+
+
+def step(*rows: tuple[int, int, list[int]]) -> Step:
+    """Rows as start, count and blocks."""
+    starts, counts = (np.array([row[index] for row in rows]) for index in (0, 1))
+    tables = np.zeros((len(rows), max(len(row[2]) for row in rows)), dtype=np.int64)
+    for index, (_, _, blocks) in enumerate(rows):
+        tables[index, : len(blocks)] = blocks
+    return Step(starts, counts, counts, tables, np.zeros(counts.sum(), dtype=np.int64))
+
+
+def test_drafts_are_computed_after_the_tokens_before_them() -> None:
+    spans = Spans.of(step((4, 1, [3, 8]), (5, 1, [3, 8]), (9, 1, [7, 5, 0]), (6, 1, [3, 8]), (0, 5, [2, 9])))
+    assert [[(span.block, span.start, span.first, span.end) for span in wave] for wave in spans.waves] == [
+        [(3, 4, 0, 1), (7, 9, 2, 3), (2, 0, 4, 9)],
+        [(3, 5, 1, 2)],
+        [(3, 6, 3, 4)],
+    ]
+    assert spans.taken == {8, 5, 9}
+
+
+def test_states_are_those_of_the_last_step_of_a_sequence() -> None:
+    states = SequenceStates(State(torch.zeros(0), torch.zeros(0)))
+    kept = [State(torch.zeros(0), torch.full((1,), float(index))) for index in range(4)]
+    ((first,), (draft,)) = Spans.of(step((4, 1, [3, 8]), (5, 1, [3, 8]))).waves
+    states.keep(first, kept[0], more=False)
+    states.keep(draft, kept[1], more=True)
+    for position in (5, 6):  # the draft was right, or wrong
+        ((after,),) = Spans.of(step((position, 1, [3, 8]))).waves
+        assert states.before(after) is kept[position - 5]
+    states.keep(after, kept[2], more=False)
+    with pytest.raises(AssertionError, match="no state of block 3 at position 6"):
+        states.before(after)
+    ((begun,),) = Spans.of(step((0, 4, [3]))).waves
+    assert states.before(begun).memory.numel() == 0
+    assert len(states) == 1
+    states.forget(frozenset({3, 8}))
+    assert len(states) == 0
+
+
+@pytest.fixture(scope="module")
+def source(families: Families, tmp_path_factory: pytest.TempPathFactory) -> Source:
+    directory = tmp_path_factory.mktemp(NAME) / "engine"
+    made = write_engine(families(NAME).checkpoint(), directory, tokens_per_block=4, max_num_tokens=16)
+    return open_engine(made)
+
+
+def test_blocks_hold_the_keys_of_attention_only(source: Source) -> None:
+    place, limits = Placement(torch.device("cpu"), torch.float32), source.limits
+    spec = source.spec(0)
+    assert block_bytes(spec, torch.float32, 4) == 4 * 4 * 24 * 4
+    assert states_bytes(spec, torch.float32) == 3 * (8 * 12 * 10 + 3 * (2 * 48 + 80)) * 4
+    assert block_count(spec, place, limits, 4, 0.9, 80) == 20
+    ranks = ThreadRanks(source, 6)
+    assert [tensor.numel() for tensor in ranks.models[0].cache] == [0, 0, 6 * 4 * 4 * 24, 0]
+    ranks.close()
+
+
+def test_prefixes_and_copies_are_computed_again(source: Source, families: Families) -> None:
+    asked = [*requests_for([LONG[:13], LONG[:13]], 6), *copies(LONG[:13], 3, first=2, tokens=6)]
+    expected = greedy(families(NAME).model, [LONG[:13]], 6)[0]
+    ranks = KeptRanks(source, 60)
+    with Engine(source, ranks, EngineOptions(chunked_context=True)) as engine:  # type: ignore[arg-type]
+        alone = [generate_with(engine, [replace(each, copy_of=None)])[0].tokens for each in asked]
+        made = [each.tokens for each in generate_with(engine, asked)]
+        assert engine.statistics().kv_blocks_reused == 0
+    ranks.end()
+    assert made == alone
+    assert made[:2] == [expected, expected]
+
+
+def test_wrong_drafts_leave_nothing_behind(source: Source, families: Families, prompts: list[list[int]]) -> None:
+    expected = greedy(families(NAME).model, prompts[:2], 24)
+    answers = {tuple(prompt): answer for prompt, answer in zip(prompts[:2], expected, strict=True)}
+    ranks = KeptRanks(source, 40)
+    for right in (0, 2, 5):
+        oracle = Oracle(answers, 5, right)  # type: ignore[arg-type]
+        with Engine(source, ranks, EngineOptions(chunked_context=True), oracle) as engine:  # type: ignore[arg-type]
+            made = generate_with(engine, requests_for(prompts[:2]))
+        assert [generation.tokens for generation in made] == expected
+    ranks.end()
+
+
+def test_states_of_ended_sequences_do_not_pile_up(source: Source, prompts: list[list[int]]) -> None:
+    ranks = KeptRanks(source, 60)
+    with Engine(source, ranks, EngineOptions(chunked_context=True)) as engine:  # type: ignore[arg-type]
+        for _ in range(4):
+            generate_with(engine, requests_for(prompts[:3], 5))
+    attention: Any = ranks.models[0].layers._layers[0].attention
+    assert 1 <= len(attention.states) <= 3
+    ranks.end()
+
+
+def test_bfloat16_rounds_where_transformers_does(families: Families) -> None:
+    """The model in bfloat16 is 10 % off, because other experts are chosen; both are half as far from one another."""
+    family = families(NAME)
+    source, model = open_model(family.checkpoint(), compute_dtype="bfloat16"), deepcopy(family.model).bfloat16()
+    with Runner(source, ThreadRanks(source, 8)) as runner:  # type: ignore[arg-type]
+        found = runner.logits(TOKENS)
+    with torch.inference_mode():
+        expected = model(torch.tensor([TOKENS])).logits[0].float()
+    assert float((found - expected).norm() / expected.norm()) < 0.08
+
+
+def test_requests_in_flight_on_processes_get_the_tokens_of_transformers(
+    families: Families, prompts: list[list[int]], tmp_path: Path
+) -> None:
+    family = families(NAME)
+    engine = write_engine(family.checkpoint(tp=2, pp=2), tmp_path / "engine")
+    made = generate(engine, requests_for(prompts[:5]))
+    assert [generation.tokens for generation in made] == greedy(family.model, prompts[:5], 24)
+
+
+def test_what_would_need_other_states_is_refused(families: Families, tmp_path: Path) -> None:
+    checkpoint = families(NAME).checkpoint()
+    engine = write_engine(checkpoint, tmp_path / "engine")
+    with pytest.raises(ForgeError, match="KV blocks cannot be stored for a model with linear attention") as caught:
+        Engine.load(engine, EngineOptions(kv_store=KvStoreOptions(tmp_path / "kv")))
+    assert caught.value.hint == "Do without the directory for KV blocks."
+    beams = EngineConfig.parse({"backend": "torch", "device": "cpu", "max_beam_width": 2}, "test")
+    with pytest.raises(ForgeError, match="max_beam_width 2: beams share KV blocks, and linear attention keeps states"):
+        compile_engine(beams, checkpoint, tmp_path / "beams")
+    write_engine(checkpoint, engine / DRAFT_ENGINE)
+    with pytest.raises(ForgeError, match="a model with linear attention cannot draft") as caught:
+        Engine.load(engine, EngineOptions(speculation=DraftFeature()))
+    assert caught.value.hint == "Draft with another model, or with engine.features.ngram."

@@ -1,0 +1,82 @@
+"""The gated delta rule: a matrix for each head that maps keys to values, decays, and learns a token at a time.
+
+With state S, key k, value v, decay exp(g) and learning rate b, a token makes S' = exp(g) S + k (b (v - exp(g) S^T k))^T
+and gives S'^T q. Source: "Gated Delta Networks" (arXiv:2412.06464), section 3 also of its chunks; numerics:
+torch_recurrent_gated_delta_rule and torch_chunk_gated_delta_rule of transformers. All tensors are float32.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_CHUNK = 64
+_ADDED = 1e-6  # to the squared norms of queries and keys
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Tokens of some heads: queries and keys (..., key size), values (..., value size), rates and log decays (...)."""
+
+    queries: Tensor
+    keys: Tensor
+    values: Tensor
+    rates: Tensor
+    decays: Tensor
+
+    @classmethod
+    def of(cls, queries: Tensor, keys: Tensor, values: Tensor, rates: Tensor, decays: Tensor) -> "Tokens":
+        """Of projected ones: (tokens, key heads, key size), values (tokens, value heads, value size).
+
+        Consecutive value heads share a key head. Queries and keys are normalised, queries scaled too.
+        """
+        shared = values.shape[1] // keys.shape[1]
+        queries, keys = (_normalised(each.float()).repeat_interleave(shared, dim=1) for each in (queries, keys))
+        return cls(queries * keys.shape[-1] ** -0.5, keys, values.float(), rates.float(), decays)
+
+    def __getitem__(self, tokens: slice | Tensor) -> "Tokens":
+        """Some of the tokens."""
+        parts = (self.queries, self.keys, self.values, self.rates, self.decays)
+        return Tokens(*(part[tokens] for part in parts))
+
+    def by_head(self) -> "Tokens":
+        """(tokens, heads, ...) as (heads, tokens, ...)."""
+        parts = (self.queries, self.keys, self.values, self.rates, self.decays)
+        return Tokens(*(part.transpose(0, 1) for part in parts))
+
+
+def one_token(tokens: Tokens, states: Tensor) -> tuple[Tensor, Tensor]:
+    """One token of each row: (rows, heads, value size), and the states after it (rows, heads, key size, value size)."""
+    states = states * tokens.decays.exp()[..., None, None]
+    known = torch.einsum("rhkv,rhk->rhv", states, tokens.keys)
+    learned = (tokens.values - known) * tokens.rates[..., None]
+    states = states + tokens.keys[..., None] * learned[..., None, :]
+    return torch.einsum("rhkv,rhk->rhv", states, tokens.queries), states
+
+
+def sequence(tokens: Tokens, state: Tensor) -> tuple[Tensor, Tensor]:
+    """Tokens of one sequence: (tokens, heads, value size), and the state after them (heads, key size, value size)."""
+    found = []
+    for first in range(0, len(tokens.keys), _CHUNK):
+        outputs, state = _chunk(tokens[first : first + _CHUNK].by_head(), state)
+        found.append(outputs.transpose(0, 1))
+    return torch.cat(found), state
+
+
+def _chunk(tokens: Tokens, state: Tensor) -> tuple[Tensor, Tensor]:
+    """Some tokens at once, (heads, tokens, ...): what each learns of the ones before solves a triangular system."""
+    keys, queries = tokens.keys, tokens.queries
+    decayed = tokens.decays.cumsum(dim=1)
+    between = (decayed[:, :, None] - decayed[:, None, :]).tril().exp().tril()
+    weighted = keys * tokens.rates[..., None]
+    system = ((weighted @ keys.mT) * between).tril(-1)
+    known = (weighted * decayed.exp()[..., None]) @ state
+    wanted = tokens.values * tokens.rates[..., None] - known
+    learned = torch.linalg.solve_triangular(system, wanted, upper=False, unitriangular=True)
+    outputs = (queries * decayed.exp()[..., None]) @ state + ((queries @ keys.mT) * between) @ learned
+    last = decayed[:, -1:]
+    return outputs, state * last.exp()[..., None] + (keys * (last - decayed).exp()[..., None]).mT @ learned
+
+
+def _normalised(vectors: Tensor) -> Tensor:
+    return vectors * torch.rsqrt(vectors.square().sum(dim=-1, keepdim=True) + _ADDED)

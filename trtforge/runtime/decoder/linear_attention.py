@@ -1,0 +1,134 @@
+"""Linear attention (gated DeltaNet): a short convolution over the tokens, the gated delta rule, a gated norm.
+
+Numerics: transformers/models/qwen3_next/modeling_qwen3_next.py, Qwen3NextGatedDeltaNet. It has no KV cache and no
+positions: the layer keeps a state of each sequence. Its matrices are not quantised.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from trtforge.runtime.architecture.positions import LayerSpec
+from trtforge.runtime.architecture.rotary import Rotation
+from trtforge.runtime.architecture.spec_parts import LinearSpec
+from trtforge.runtime.decoder.attention import Batch
+from trtforge.runtime.decoder.collective import Collective
+from trtforge.runtime.decoder.delta_rule import Tokens, one_token, sequence
+from trtforge.runtime.decoder.kv_cache import LayerCache
+from trtforge.runtime.decoder.loader import Loader
+from trtforge.runtime.decoder.sequence_states import SequenceStates, Span, State
+
+
+@dataclass(frozen=True)
+class LinearAttention:
+    """`qkvz` and `ba` are input projections, `kernel` (channels, 1, inputs) the convolution's weight.
+
+    `decay` and `bias` (value heads) make log decays of a token's input; `norm` (value size) is the weight of the
+    output's norm.
+    """
+
+    sizes: LinearSpec
+    qkvz: Tensor
+    ba: Tensor
+    kernel: Tensor
+    decay: Tensor
+    bias: Tensor
+    norm: Tensor
+    out: Tensor
+    epsilon: float
+    ranks: Collective
+    states: SequenceStates
+
+    def __call__(self, x: Tensor, batch: Batch, rotations: tuple[Rotation, ...], cache: LayerCache) -> Tensor:
+        """(tokens, hidden) to (tokens, hidden), summed over ranks. Padding gives zeros."""
+        sizes = self.sizes
+        inputs, gates = self._projected(x)
+        rates, decays = self._rates(x)
+        found = x.new_zeros(len(x), sizes.value_heads, sizes.value_size)
+        spans = batch.spans
+        self.states.forget(spans.taken)
+        for depth, wave in enumerate(spans.waves):
+            single = [span for span in wave if len(span) == 1]
+            if single:
+                self._generate(single, inputs, rates, decays, found, more=depth > 0)
+            for span in wave:
+                if len(span) > 1:
+                    self._compute(span, inputs, rates, decays, found, more=depth > 0)
+        return self.ranks.all_reduce(functional.linear(self._normed(found, gates), self.out))
+
+    def _generate(
+        self, spans: list[Span], inputs: Tensor, rates: Tensor, decays: Tensor, found: Tensor, *, more: bool
+    ) -> None:
+        """One token of each sequence."""
+        before = [self.states.before(span) for span in spans]
+        at = torch.tensor([span.first for span in spans], device=inputs.device)
+        window = torch.cat((torch.stack([state.inputs for state in before]), inputs[at].unsqueeze(1)), dim=1)
+        tokens = self._tokens(self._convolved(window).squeeze(1), rates[at], decays[at])
+        outputs, memory = one_token(tokens, torch.stack([state.memory for state in before]))
+        found[at] = outputs.to(found.dtype)
+        for row, span in enumerate(spans):
+            self.states.keep(span, State(window[row, 1:].clone(), memory[row].clone()), more=more)
+
+    def _compute(self, span: Span, inputs: Tensor, rates: Tensor, decays: Tensor, found: Tensor, *, more: bool) -> None:
+        """Several tokens of one sequence."""
+        before, own = self.states.before(span), slice(span.first, span.end)
+        window = torch.cat((before.inputs, inputs[own]))
+        tokens = self._tokens(self._convolved(window.unsqueeze(0)).squeeze(0), rates[own], decays[own])
+        outputs, memory = sequence(tokens, before.memory)
+        found[own] = outputs.to(found.dtype)
+        self.states.keep(span, State(window[len(span) :].clone(), memory), more=more)
+
+    def _projected(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries, keys and values (tokens, channels), and output gates (tokens, value heads, value size)."""
+        sizes, shared = self.sizes, self.sizes.values // self.sizes.key_heads
+        by_head = functional.linear(x, self.qkvz).view(len(x), sizes.key_heads, -1)
+        queries, keys, values, gates = by_head.split([sizes.key_size, sizes.key_size, shared, shared], dim=2)
+        inputs = torch.cat((queries.flatten(1), keys.flatten(1), values.flatten(1)), dim=1)
+        return inputs, gates.reshape(len(x), sizes.value_heads, sizes.value_size)
+
+    def _rates(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Learning rates and log decays, (tokens, value heads)."""
+        by_head = functional.linear(x, self.ba).view(len(x), self.sizes.key_heads, -1)
+        rates, steps = (part.flatten(1) for part in by_head.chunk(2, dim=2))
+        return rates.sigmoid(), -self.decay * functional.softplus(steps.float() + self.bias)
+
+    def _convolved(self, window: Tensor) -> Tensor:
+        """(rows, tokens before and own, channels) to (rows, own tokens, channels), activated."""
+        channels = window.transpose(1, 2)
+        return functional.silu(functional.conv1d(channels, self.kernel, groups=len(self.kernel))).transpose(1, 2)
+
+    def _tokens(self, convolved: Tensor, rates: Tensor, decays: Tensor) -> Tokens:
+        sizes = self.sizes
+        queries, keys, values = convolved.split([sizes.keys, sizes.keys, sizes.values], dim=1)
+        queries, keys = (each.unflatten(1, (sizes.key_heads, sizes.key_size)) for each in (queries, keys))
+        return Tokens.of(queries, keys, values.unflatten(1, (sizes.value_heads, sizes.value_size)), rates, decays)
+
+    def _normed(self, found: Tensor, gates: Tensor) -> Tensor:
+        """(tokens, value heads x value size): RMS norm of each head, times an activated gate."""
+        values = functional.rms_norm(found.float(), found.shape[-1:], eps=self.epsilon).to(found.dtype)
+        return (self.norm * values * functional.silu(gates.float())).to(found.dtype).flatten(1)
+
+
+def load_linear(loader: Loader, name: str, layer: LayerSpec) -> LinearAttention:
+    """The linear attention of a layer."""
+    spec, sizes, place = loader.spec, loader.spec.linear, loader.place
+    assert sizes is not None, "only networks with linear attention load it"
+    empty = State(
+        torch.zeros(sizes.kernel - 1, sizes.channels, dtype=place.dtype, device=place.device),
+        torch.zeros(sizes.value_heads, sizes.key_size, sizes.value_size, device=place.device),
+    )
+    return LinearAttention(
+        sizes=sizes,
+        qkvz=loader.tensor(f"{name}.in_proj_qkvz.weight"),
+        ba=loader.tensor(f"{name}.in_proj_ba.weight"),
+        kernel=loader.tensor(f"{name}.conv1d.weight").unsqueeze(1),
+        decay=loader.tensor(f"{name}.A_log").float().exp(),
+        bias=loader.tensor(f"{name}.dt_bias").float(),
+        norm=loader.tensor(f"{name}.norm.weight"),
+        out=loader.tensor(f"{name}.out_proj.weight"),
+        epsilon=spec.norm_epsilon,
+        ranks=loader.ranks,
+        states=SequenceStates(empty),
+    )

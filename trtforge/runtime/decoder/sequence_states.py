@@ -1,0 +1,98 @@
+"""States that a layer with linear attention keeps of sequences between steps, by what a step says of its rows.
+
+A state belongs to the first KV block of its sequence and to a position: it is what the layer knows of the tokens before
+that. No two sequences of such a model share blocks, and one that begins, or begins again after a pause, does so at
+position 0. The states of all tokens of a step's rows are kept, so that tokens that drafts did not get are taken back.
+Nobody says when a sequence ends: its state stays until its block is taken again. Blocks are taken from those given back
+last, so there are about as many states as sequences that ran at once.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from trtforge.runtime.scheduling.batch import Step
+
+
+@dataclass(frozen=True)
+class State:
+    """`inputs` (kernel - 1, channels): the last inputs of the convolution. `memory` (heads, key size, value size)."""
+
+    inputs: Tensor
+    memory: Tensor
+
+
+@dataclass(frozen=True)
+class Span:
+    """Packed tokens [first, end) of a sequence: its first KV block, and the position of the first token."""
+
+    first: int
+    end: int
+    block: int
+    start: int
+
+    def __len__(self) -> int:
+        return self.end - self.first
+
+
+@dataclass(frozen=True)
+class Spans:
+    """The rows of a step. Those of one sequence, which drafts are, come in different waves, in order.
+
+    `taken`: blocks of the sequences other than their first ones.
+    """
+
+    waves: tuple[tuple[Span, ...], ...]
+    taken: frozenset[int]
+
+    @classmethod
+    def of(cls, step: Step) -> "Spans":
+        """The rows of a step."""
+        waves: list[list[Span]] = []
+        depths: dict[int, int] = {}
+        for span in _rows(step):
+            depth = depths.get(span.block, -1) + 1
+            depths[span.block] = depth
+            if depth == len(waves):
+                waves.append([])
+            waves[depth].append(span)
+        taken = frozenset(step.tables[:, 1:].reshape(-1).tolist()) - {0}  # tables are padded with zeros
+        return cls(tuple(map(tuple, waves)), taken)
+
+
+class SequenceStates:
+    """The states of one layer. `empty`: that of a sequence without tokens."""
+
+    def __init__(self, empty: State) -> None:
+        self._empty = empty
+        self._kept: dict[int, dict[int, State]] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._kept.values()))
+
+    def before(self, span: Span) -> State:
+        """The state that the first token of a row meets."""
+        if span.start == 0:
+            return self._empty
+        found = self._kept.get(span.block, {}).get(span.start)
+        assert found is not None, f"no state of block {span.block} at position {span.start}"
+        return found
+
+    def keep(self, span: Span, state: State, *, more: bool) -> None:
+        """Keep the state after a row. `more`: beside those of earlier rows of the same sequence in this step."""
+        if not more:
+            self._kept[span.block] = {}
+        self._kept[span.block][span.start + len(span)] = state
+
+    def forget(self, taken: frozenset[int]) -> None:
+        """Drop the states of sequences that have ended: these blocks are inside other sequences now."""
+        for block in taken & self._kept.keys():
+            del self._kept[block]
+
+
+def _rows(step: Step) -> Iterator[Span]:
+    first = 0
+    for block, start, count in zip(step.tables[:, 0].tolist(), step.starts.tolist(), step.counts.tolist(), strict=True):
+        yield Span(first, first + count, block, start)
+        first += count
