@@ -81,6 +81,9 @@ def test_a_checkpoint_of_another_calibration_is_refused(tmp_path: Path) -> None:
         "awq_clip": ({"awq_clip": True}, "awq_clip False", "awq_clip True"),
         "rounding": ({"rounding": "auto"}, "rounding nearest", "rounding compensated"),
         "kv_scales": ({"kv_scales": "searched"}, "kv_scales largest", "kv_scales searched"),
+        "samples": ({"calibration": FEW | {"samples": 3}}, "samples_asked 2", "samples_asked 3"),
+        "length": ({"calibration": FEW | {"sequence_length": 8}}, "sequence_length 16", "sequence_length 8"),
+        "seed": ({"calibration": FEW | {"seed": 5}}, "seed 0", "seed 5"),
     }
     for deleted in (False, True):
         if deleted:
@@ -92,9 +95,10 @@ def test_a_checkpoint_of_another_calibration_is_refused(tmp_path: Path) -> None:
                 require_checkpoint_of(asking(**keys), checkpoint, calibration)
             assert differs.value.message == f"{place} does not match the recipe: it has {there}, the recipe {asked}"
             assert differs.value.hint == "Use --from calibrate, or another --out."
-    calibrate(calibrate_config(asking(calibration=FEW | {"samples": 3})), DEMO_MODEL, calibration)
+    more = asking(calibration=FEW | {"samples": 3})
+    calibrate(calibrate_config(more), DEMO_MODEL, calibration)
     with pytest.raises(ForgeError, match="was made with a calibration other than") as another:
-        require_checkpoint_of(asking(), checkpoint, calibration)
+        require_checkpoint_of(more, checkpoint, calibration)
     assert another.value.hint == "Use --from convert."
 
 

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 FILE = "calibration.safetensors"
 LEAST_TOKENS = 128
 """Tokens of an input below which compensated rounding leaves its linears to the nearest codes."""
-IN_CHECKPOINTS = ("awq_clip", "rounding", "kv_scales")
+OF_DATA = ("samples_asked", "sequence_length", "seed")
+"""How samples were to be chosen of the data; those of older calibrations are not known."""
+IN_CHECKPOINTS = ("awq_clip", "rounding", "kv_scales", *OF_DATA)
 """Settings that a checkpoint has only from its calibration, and records of it."""
 _RISKY_KV = 0.5  # of E4M3's maximum; ModelOpt warns above it (export/quant_utils.py, `get_kv_cache_scaling_factor`)
 _SHOWN = 3

@@ -3,14 +3,14 @@
 Only manifests are compared; the stages that read data and weights check their content.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from trtforge.core.errors import ForgeError
 from trtforge.core.manifest import Manifest, read_manifest
 from trtforge.core.recipe import Recipe
-from trtforge.formats.calibration import IN_CHECKPOINTS, settings_of
+from trtforge.formats.calibration import IN_CHECKPOINTS, OF_DATA, settings_of
 from trtforge.formats.hf import QUANTIZATION_FILES, SOURCE_DIRECTORY, read_config
 from trtforge.formats.quantization_config import read_quantized_source
 from trtforge.models.formats import FORMATS
@@ -25,8 +25,7 @@ def require_calibration_of(recipe: Recipe, directory: Path) -> None:
     """Raise ForgeError if `recipe` needs a calibration and `directory` does not have it."""
     if needs_calibration(recipe):
         found = settings_of(_manifest(directory, "calibrate"))
-        wanted = calibrate_config(recipe).model_dump(mode="json")
-        _require_equal(directory, found, {key: wanted[key] for key in _OF_CALIBRATION}, "calibrate")
+        _require_equal(directory, found, _asked(recipe, found, (*_OF_CALIBRATION, *OF_DATA)), "calibrate")
 
 
 def require_checkpoint_of(recipe: Recipe, directory: Path, calibration: Path) -> None:
@@ -61,8 +60,15 @@ def _require_made_from(recipe: Recipe, directory: Path, checkpoint: Manifest, ca
         return
     found = checkpoint.identity.config.get("calibration")
     if isinstance(found, dict):  # checkpoints of older versions do not record it
-        asked = calibrate_config(recipe).model_dump(mode="json")
-        _require_equal(directory, found, {key: asked[key] for key in IN_CHECKPOINTS}, "calibrate")
+        _require_equal(directory, found, _asked(recipe, found, IN_CHECKPOINTS), "calibrate")
+
+
+def _asked(recipe: Recipe, found: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
+    """What the recipe asks of a calibration; of its data only what `found` records."""
+    config = calibrate_config(recipe)
+    data = {"samples_asked": config.data.samples} | config.data.model_dump(include={"sequence_length", "seed"})
+    asked = config.model_dump(mode="json") | data
+    return {key: asked[key] for key in keys if found.get(key) is not None or key not in OF_DATA}
 
 
 def require_engine_of(checkpoint: Path, directory: Path) -> None:
