@@ -20,12 +20,7 @@ from trtforge.models.families.common import (
 from trtforge.models.family import Facts, Linear, Part, Split, holding
 
 EXPERTS = experts(gate=f"{EXPERT}.gate_proj", up=f"{EXPERT}.up_proj", down=f"{EXPERT}.down_proj")
-LAYER = (
-    INPUT_NORM,
-    qkv(),
-    dense(),
-    POST_NORM,
-    *gated_mlp(bias=None, when="dense_layer"),
+SHARED_AND_EXPERTS = (
     router("mlp.gate"),
     *EXPERTS,
     *shared_expert("mlp.shared_expert"),
@@ -38,6 +33,8 @@ LAYER = (
         when="sparse_layer",
     ),
 )
+"""A router, experts, and one that every token goes through, with a gate of its own."""
+LAYER = (INPUT_NORM, qkv(), dense(), POST_NORM, *gated_mlp(bias=None, when="dense_layer"), *SHARED_AND_EXPERTS)
 
 
 def expert_count(config: HfConfig) -> int:

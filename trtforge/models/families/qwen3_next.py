@@ -11,17 +11,8 @@ from dataclasses import replace
 from trtforge.core.errors import ForgeError
 from trtforge.formats.hf import HfConfig
 from trtforge.models.families import llama
-from trtforge.models.families.common import (
-    INPUT_NORM,
-    POST_NORM,
-    dense,
-    moe_fields,
-    require,
-    rotary,
-    router,
-    shared_expert,
-)
-from trtforge.models.families.qwen2_moe import EXPERTS, expert_count
+from trtforge.models.families.common import INPUT_NORM, POST_NORM, dense, moe_fields, require, rotary
+from trtforge.models.families.qwen2_moe import SHARED_AND_EXPERTS, expert_count
 from trtforge.models.family import Facts, Linear, Part, PerHead, Row, Size, Split, Stacked, Vector
 from trtforge.models.linear_attention import LINEAR_KEYS, linear_sizes
 
@@ -83,17 +74,7 @@ LAYER: tuple[Row, ...] = (
     Vector("attention.k_layernorm.weight", "self_attn.k_norm.weight", "head", when="attention_layer"),
     replace(dense(bias=None), when="attention_layer"),
     POST_NORM,
-    router("mlp.gate"),
-    *EXPERTS,
-    *shared_expert("mlp.shared_expert"),
-    Linear(
-        "mlp.shared_expert_gate",
-        (Part("mlp.shared_expert_gate", "one"),),
-        inputs="hidden",
-        split=Split.REPLICATE,
-        quantized=False,
-        when="sparse_layer",
-    ),
+    *SHARED_AND_EXPERTS,
 )
 
 
