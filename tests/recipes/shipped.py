@@ -11,10 +11,10 @@ FOR_THE_LLM_API = (
     "deepseek-r1-nvfp4",
     "llama-4-scout-fp8",
     "llama-4-scout-nvfp4",
-    "qwen3-next-80b-a3b-fp8",
-    "qwen3-next-80b-a3b-nvfp4",
+    "qwen3-next-80b-fp8",
+    "qwen3-next-80b-nvfp4",
     *AS_PUBLISHED,
 )
 """Those that no TensorRT engine runs."""
-WITHOUT_SHARED_BLOCKS = ("qwen3-next-80b-a3b-fp8", "qwen3-next-80b-a3b-nvfp4")
+WITHOUT_SHARED_BLOCKS = ("qwen3-next-80b-fp8", "qwen3-next-80b-nvfp4")
 """Those of models with linear attention, whose states are in no KV block."""
