@@ -23,8 +23,8 @@ from tests.ports import free_ports
 from trtforge.machine.processes import end_with_parent
 
 _SHARED_MEMORY = Path("/dev/shm")
-_KERNELS = Path(tempfile.gettempdir()) / f"trtforge-{os.getuid()}"
-"""Where compiled kernels are kept without a cache: all servers use the same, and none leaves its own."""
+_CACHE = Path(tempfile.gettempdir()) / f"trtforge-{os.getuid()}"
+"""Where all servers keep compiled kernels: the same as processes without a cache, so that none compiles its own."""
 _NUMBER = re.compile(r"(?<![a-z0-9])\d+(?![a-z0-9])")
 """Of a process id in the name of shared memory; digits within a word are random."""
 _GAUGE = re.compile(r"^(nv_trt_llm_\w+)\{(.*)\} (\S+)$", re.MULTILINE)
@@ -64,8 +64,6 @@ class Server:
         self.repository = repository
         self.ports = dict(zip(("http", "grpc", "metrics"), free_ports(3), strict=True))
         self.directory = Path(tempfile.mkdtemp(prefix="assault-"))
-        _KERNELS.mkdir(mode=0o700, exist_ok=True)
-        (self.directory / _KERNELS.name).symlink_to(_KERNELS)
         self.output: list[str] = []
         self.errors: list[str] = []
         self._ready = threading.Event()
@@ -79,7 +77,7 @@ class Server:
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
-            env=os.environ | {"TMPDIR": str(self.directory), "COLUMNS": "200"},
+            env=os.environ | {"TMPDIR": str(self.directory), "TRTFORGE_CACHE": str(_CACHE), "COLUMNS": "200"},
             start_new_session=True,
             # Signals of a dead parent follow the thread that started the child, so only the main thread asks for them.
             preexec_fn=end_with_parent if threading.current_thread() is threading.main_thread() else None,
@@ -170,7 +168,7 @@ class Server:
         ports = [f"port {name} {port}" for name, port in self.ports.items() if listens(port)]
         known = {str(pid) for pid, _ in self.tree.known} | {str(self.process.pid)}
         shared = [str(path) for path in _SHARED_MEMORY.iterdir() if known & set(_NUMBER.findall(path.name))]
-        files = [str(path) for path in self.directory.iterdir() if path.name != _KERNELS.name]
+        files = [str(path) for path in self.directory.iterdir()]
         return [*processes, *ports, *shared, *files]
 
     def close(self) -> None:

@@ -24,7 +24,7 @@ from trtforge.runtime.engine import Engine
 
 PREFIX, OWN, PREFIXES = 1000, 24, 5
 """Tokens of a shared prefix and of what follows it; prefixes of a run."""
-RUNNING, LONG, NEW = 8, 4096, 1300
+RUNNING, LONG, NEW = 8, 4096, 900
 """Requests that run while a prompt of LONG tokens is admitted, and the tokens of each."""
 _STEADY = 48
 """Tokens of each that give the usual gap, before the long prompt comes."""

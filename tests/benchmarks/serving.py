@@ -88,6 +88,8 @@ def measure(repository: Path, runs: int) -> Measured:
     prompts = texts(REQUESTS)
     served, in_process = [], []
     with serving(repository) as server, Engine.load(engine_directory) as engine:
+        if any("kernels are not available" in line for line in server.errors):
+            raise AssaultError(f"the server computes without its kernels: {server.errors[-5:]}")
         ids = tokenized(repository, prompts)
         through_triton(server, prompts)
         through_engine(engine, ids)

@@ -28,8 +28,15 @@ def check(repository: Path, *gpus: FakeGpu) -> None:
     check_embedded(facts, repository, lambda: FakeNvml(gpus=gpus))  # type: ignore[arg-type, return-value]
 
 
-def test_engine_for_the_cpu_runs_anywhere(tmp_path: Path) -> None:
-    check(repository_of(tmp_path, kernels={"quantized": "int4_dense"}))
+def test_engine_for_the_cpu_runs_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    repository = repository_of(tmp_path, kernels={"quantized": "int4_dense"})
+    check(repository)
+    assert caplog.messages == []
+    monkeypatch.setattr("trtforge.serve.embedded.find_compiler", lambda host: None)
+    check(repository)
+    assert [message.partition(":")[0] for message in caplog.messages] == ["there is no C++ compiler here"]
 
 
 def test_engine_for_cuda_needs_a_gpu(tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ from trtforge.core.device import BFLOAT16_SM
 from trtforge.core.errors import ForgeError
 from trtforge.formats.triton import RepositoryFacts
 from trtforge.formats.trtllm import read_engine_config
+from trtforge.machine.compiler import find_compiler
+from trtforge.machine.host import Host
 from trtforge.machine.nvml import VISIBLE_DEVICES, LoadNvml, load_nvml
 from trtforge.serve.host_checks import visible_gpus
 
@@ -52,7 +54,8 @@ def check_kv_cache_dir(facts: RepositoryFacts, directory: Path | None) -> None:
 def check_embedded(facts: RepositoryFacts, repository: Path, load: LoadNvml = load_nvml) -> None:
     """Raises ForgeError if the embedded engine of `repository` cannot run here.
 
-    Logs a warning if the GPU has no bfloat16 arithmetic and emulates it in float32.
+    Logs a warning if the GPU has no bfloat16 arithmetic and emulates it in float32, and if a CPU's kernels cannot be
+    compiled.
     """
     if facts.backend != "torch":
         return
@@ -61,6 +64,11 @@ def check_embedded(facts: RepositoryFacts, repository: Path, load: LoadNvml = lo
     kernels = _object(forge, "kernels")
     if facts.device == "cpu":
         _check_cpu(kernels)
+        if find_compiler(Host()) is None:
+            _LOG.warning(
+                "there is no C++ compiler here: the engine computes with torch's slower kernels. Install g++ (Debian: "
+                "`apt-get install g++`)"
+            )
         return
     gpus = visible_gpus(load, os.environ.get(VISIBLE_DEVICES))
     if gpus == ():
