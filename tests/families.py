@@ -45,6 +45,19 @@ from transformers import (
     Starcoder2Config,
 )
 
+MIXTURES = (
+    "mixtral",
+    "qwen2_moe",
+    "qwen3_moe",
+    "deepseek_v2",
+    "deepseek_v2_lite",
+    "deepseek_v3",
+    "glm4_moe",
+    "llama4",
+    "gpt_oss",
+    "qwen3_next",
+)
+"""The families with experts."""
 WINDOW = 16
 """Tokens of every sliding window."""
 

@@ -10,22 +10,21 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import Llama4Config, Llama4ForCausalLM, Llama4ForConditionalGeneration, PreTrainedModel
 
+from tests.compile.quantised import PROMPT, computed_in_every_layout, quantised
 from tests.compile.test_llmapi import IDS, LLMAPI, tensors_of
 from tests.families import TINY
 from tests.modelopt import export_for_hugging_face, nvfp4_values
 from tests.plan.models import asked
 from tests.runtime.converted import computed, error
-from trtforge.calibrate.stage import CalibrateConfig, calibrate
 from trtforge.compile.llmapi import plan_for_hugging_face
 from trtforge.compile.stage import compile_engine
 from trtforge.convert.stage import ConvertConfig, convert
 from trtforge.core.errors import ForgeError
 from trtforge.core.parallel import Parallel
-from trtforge.core.recipe import CalibrationConfig, EngineConfig
+from trtforge.core.recipe import EngineConfig
 from trtforge.formats.hf import open_checkpoint
 from trtforge.plan.evaluate import evaluate
 from trtforge.plan.model import find_model
-from trtforge.runtime.linears import nvfp4_linear
 
 TEXT = "language_model."
 EXPERTS = "model.layers.1.feed_forward.experts"
@@ -62,14 +61,6 @@ def hf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory / "hf"
 
 
-def quantised(hf: Path, quant: str, out: Path, **layout: Any) -> Path:
-    """The checkpoint of TensorRT-LLM in `out`."""
-    data = CalibrationConfig(data=str(hf.parent / "ids.safetensors"), samples=8, sequence_length=64)
-    config = CalibrateConfig.model_validate({"format": quant, "data": data, "rounding": "nearest"})
-    calibration = calibrate(config, hf, out.with_name(f"{quant}-calibration")).path
-    return convert(ConvertConfig.parse({"quant": quant, **layout}, "test"), hf, out, calibration=calibration).path
-
-
 def meant(stored: dict[str, Tensor]) -> dict[str, Tensor]:
     """The weights of the language model that a quantised checkpoint stands for, in float32."""
     found: dict[str, Tensor] = {}
@@ -104,7 +95,7 @@ def test_the_language_part_is_converted_and_the_vision_part_copied(text: str, tm
     model = Llama4ForConditionalGeneration.from_pretrained(hf, dtype=torch.float32, attn_implementation="eager")
     ids = IDS[0, :40].tolist()
     with torch.inference_mode():
-        expected = model(input_ids=torch.tensor([ids])).logits[0]
+        expected = model(input_ids=torch.tensor([PROMPT])).logits[0]
     for number, layout in enumerate(({}, {"tp": 2, "pp": 2}, {"tp": 4, "ep": 2})):
         made = convert(ConvertConfig.parse({"dtype": "float32", **layout}, "test"), hf, tmp_path / f"ck{number}").path
         assert error(computed(made, ids)[0], expected) < 1e-4
@@ -154,19 +145,12 @@ def test_the_logits_are_those_that_the_codes_stand_for(
     quant: str, hf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In every layout, where activations are not rounded; read by ModelOpt's own code and run by transformers."""
-    ids, found = IDS[0, :40].tolist(), []
-    monkeypatch.setattr(nvfp4_linear, "round_to_nvfp4", lambda values, scale: values.float() / scale)
-    monkeypatch.setattr(
-        "trtforge.runtime.linears.fp8_linear.round_to_e4m3", lambda values, scale: values.float() / scale
-    )
-    for number, layout in enumerate(({}, {"tp": 2}, {"tp": 2, "ep": 2, "pp": 2})):
-        made = quantised(hf, quant, tmp_path / f"ck{number}", dtype="float32", **layout)
-        found.append(computed(made, ids)[0])
+    made, found = computed_in_every_layout(hf, quant, tmp_path, monkeypatch)
     engine = compile_engine(LLMAPI, made, tmp_path / "engine").path
     model = Llama4ForCausalLM(TINY["llama4"]().config).eval()
     model.load_state_dict(meant(tensors_of(engine)))
     with torch.inference_mode():
-        expected = model(input_ids=torch.tensor([ids])).logits[0]
+        expected = model(input_ids=torch.tensor([PROMPT])).logits[0]
     for logits in found:
         assert error(logits, expected) < 1e-4
 

@@ -11,22 +11,21 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from tests.compile.quantised import PROMPT, computed_in_every_layout, quantised
 from tests.compile.test_llmapi import IDS, LLMAPI, tensors_of
 from tests.families import TINY
 from tests.modelopt import nvfp4_values
 from tests.plan.models import asked
-from tests.runtime.converted import computed, error
-from trtforge.calibrate.stage import CalibrateConfig, calibrate
+from tests.runtime.converted import error
 from trtforge.compile.llmapi import plan_for_hugging_face
 from trtforge.compile.stage import CompileOptions, compile_engine, engine_plan_for
 from trtforge.convert.stage import ConvertConfig, convert
 from trtforge.core.errors import ForgeError
 from trtforge.core.parallel import Parallel
-from trtforge.core.recipe import CalibrationConfig, EngineConfig
+from trtforge.core.recipe import EngineConfig
 from trtforge.formats.trtllm import CARRIED_FILE, read_checkpoint_config
 from trtforge.plan.evaluate import evaluate
 from trtforge.plan.model import find_model
-from trtforge.runtime.linears import nvfp4_linear
 
 LINEAR = "model.layers.0.linear_attn"
 PREDICTOR = {
@@ -48,15 +47,6 @@ def hf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_file(load_file(path) | more, path, metadata={"format": "pt"})
     save_file({"input_ids": IDS}, directory / "ids.safetensors")
     return directory / "hf"
-
-
-def quantised(hf: Path, quant: str, out: Path, **layout: Any) -> Path:
-    """The checkpoint of TensorRT-LLM in `out`."""
-    data = CalibrationConfig(data=str(hf.parent / "ids.safetensors"), samples=8, sequence_length=64)
-    cache = layout.get("kv_cache", "none")
-    config = CalibrateConfig.model_validate({"format": quant, "kv_cache": cache, "data": data, "rounding": "nearest"})
-    calibration = calibrate(config, hf, out.with_name(f"{quant}-{cache}-calibration")).path
-    return convert(ConvertConfig.parse({"quant": quant, **layout}, "test"), hf, out, calibration=calibration).path
 
 
 def meant(stored: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -90,21 +80,14 @@ def test_the_logits_are_those_that_the_codes_stand_for(
     quant: str, hf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In every layout, where activations are not rounded; run by transformers."""
-    ids, found = IDS[0, :40].tolist(), []
-    monkeypatch.setattr(nvfp4_linear, "round_to_nvfp4", lambda values, scale: values.float() / scale)
-    monkeypatch.setattr(
-        "trtforge.runtime.linears.fp8_linear.round_to_e4m3", lambda values, scale: values.float() / scale
-    )
-    for number, layout in enumerate(({}, {"tp": 2}, {"tp": 2, "ep": 2, "pp": 2})):
-        made = quantised(hf, quant, tmp_path / f"ck{number}", dtype="float32", **layout)
-        found.append(computed(made, ids)[0])
+    made, found = computed_in_every_layout(hf, quant, tmp_path, monkeypatch)
     stored = tensors_of(compile_engine(LLMAPI, made, tmp_path / "engine").path)
     (tmp_path / "meant").mkdir()
     (tmp_path / "meant" / "config.json").write_text((hf / "config.json").read_text())
     save_file(meant(stored), tmp_path / "meant" / "model.safetensors", {"format": "pt"})
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "meant", dtype=torch.float32, attn_implementation="eager")
     with torch.inference_mode():
-        expected = model(input_ids=torch.tensor([ids])).logits[0]
+        expected = model(input_ids=torch.tensor([PROMPT])).logits[0]
     for logits in found:
         assert error(logits, expected) < 1e-4
     assert f"{LINEAR}.in_proj_qkvz.weight_scale" not in stored

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.families import TINY
+from tests.families import MIXTURES, TINY
 from trtforge.convert.stage import ConvertConfig, convert, layout_of
 from trtforge.core.errors import ForgeError
 from trtforge.formats.hf import open_checkpoint
@@ -27,18 +27,6 @@ LAYOUTS = {
     "tp2_embedding_columns": {"tp": 2, "parallel_embedding": True, "embedding_sharding_dim": 1},
 }
 EXPERT_LAYOUTS = {"tp2ep2": {"tp": 2, "ep": 2}, "tp4ep2": {"tp": 4, "ep": 2}, "tp4ep4pp2": {"tp": 4, "ep": 4, "pp": 2}}
-MIXTURES = (
-    "mixtral",
-    "qwen2_moe",
-    "qwen3_moe",
-    "deepseek_v2",
-    "deepseek_v2_lite",
-    "deepseek_v3",
-    "glm4_moe",
-    "llama4",
-    "gpt_oss",
-    "qwen3_next",
-)
 CASES = [(name, layout, options) for name in TINY for layout, options in LAYOUTS.items()] + [
     (name, layout, options) for name in MIXTURES for layout, options in EXPERT_LAYOUTS.items()
 ]

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from tests.families import TINY
+from tests.families import MIXTURES, TINY
 from tests.runtime.checkpoints import write_engine
 from tests.runtime.conftest import greedy
 from tests.runtime.converted import LONG, TOKENS, Families, computed, edited, error
@@ -31,18 +31,6 @@ from trtforge.runtime.ranks.source import open_engine, open_model
 from trtforge.runtime.scheduling.batch import Step
 
 TOLERANCE, NEW = 1e-4, 8
-MOE = (
-    "mixtral",
-    "qwen2_moe",
-    "qwen3_moe",
-    "deepseek_v2",
-    "deepseek_v2_lite",
-    "deepseek_v3",
-    "glm4_moe",
-    "llama4",
-    "gpt_oss",
-    "qwen3_next",
-)
 ODD = ("bloom", "gemma2", "gemma3", "mistral", "deepseek_v2", "qwen2_moe", "gpt_oss")
 """ALiBi, capped scores, windows, latent attention, experts, sinks."""
 
@@ -57,7 +45,7 @@ def test_the_logits_are_those_of_transformers(families: Families, name: str, lay
 
 
 @pytest.mark.parametrize("layout", [{"tp": 2, "ep": 2}, {"tp": 4, "ep": 2}], ids=["tp2ep2", "tp4ep2"])
-@pytest.mark.parametrize("name", MOE)
+@pytest.mark.parametrize("name", MIXTURES)
 def test_experts_may_be_spread_over_ranks(families: Families, name: str, layout: dict[str, int]) -> None:
     family = families(name)
     assert error(computed(family.checkpoint(**layout), TOKENS)[0], family.logits(TOKENS)) < TOLERANCE
@@ -213,7 +201,7 @@ def test_bfloat16_stays_near(families: Families, name: str, tmp_path: Path) -> N
     made, reference = computed(engine, TOKENS)[0], family.logits(TOKENS)
     errors = (made - reference).norm(dim=1) / reference.norm(dim=1)
     assert float(errors.median()) < 0.03
-    assert int((errors > 0.1).sum()) <= (len(errors) // 10 if name in MOE else 0)
+    assert int((errors > 0.1).sum()) <= (len(errors) // 10 if name in MIXTURES else 0)
 
 
 @pytest.mark.parametrize("name", ["bloom", "gemma2", "deepseek_v2"])

@@ -12,7 +12,7 @@ from trtforge.core.dtypes import dtype_named
 from trtforge.core.errors import ForgeError
 from trtforge.formats.shards import Mxfp4Experts, StoredTensor, TensorSpec
 
-_ARCHITECTURES = ("GptOssForCausalLM",)
+_ARCHITECTURE = "GptOssForCausalLM"
 _CODES, _SCALES = "_blocks", "_scales"
 _BLOCK_BYTES = 16
 
@@ -21,7 +21,7 @@ def stored_so(values: Mapping[str, Any]) -> bool:
     """Whether a config.json is of such a checkpoint."""
     found, names = values.get("quantization_config"), values.get("architectures")
     method = str(found.get("quant_method")).lower() if isinstance(found, dict) else ""
-    return method == "mxfp4" and isinstance(names, list) and names[:1] in [[name] for name in _ARCHITECTURES]
+    return method == "mxfp4" and isinstance(names, list) and names[:1] == [_ARCHITECTURE]
 
 
 def as_bfloat16(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
