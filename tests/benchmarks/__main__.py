@@ -6,6 +6,7 @@ summary are generated from that file.
 
 import argparse
 import os
+import statistics
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict
@@ -225,7 +226,10 @@ def _inflight_batching(console: Console, arguments: argparse.Namespace, record: 
             build.run(stages, started=lambda stage: None)
             found[name] = inflight.measure(build.paths.engine, vocab_size=2048, runs=RUNS)
         _show_inflight(console, name, found[name])
-    return record.model_copy(update={"inflight": recording.batched(found, RUNS)})
+    peers = inflight.measure_transformers(asset_directory("recipes") / "demo-model", vocab_size=2048, runs=RUNS)
+    for way, rates in peers.items():
+        console.print(f"transformers, {way}: {statistics.median(rates):.0f} tokens/s")
+    return record.model_copy(update={"inflight": recording.batched(found, peers, RUNS)})
 
 
 def _guidance(console: Console, arguments: argparse.Namespace, record: Record) -> Record:

@@ -1,16 +1,19 @@
-"""In-flight against static batching on the same engine and the same load.
+"""In-flight against static batching on the same engine and the same load, and `transformers`' own ways beside them.
 
 128 requests arrive together: prompts of 16 to 48 tokens, output lengths geometric with mean 64, at most 256; batch 32.
 A static batch is admitted when the one before is done, and is done when its longest row is: `padded` goes on computing
 finished rows until then, as padding does; `dropped` computes only what is left, which few static servers do.
+`transformers` computes static batches padded, and the first 32 requests with its continuous batching, both in float32.
 """
 
 import math
 import random
 import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from trtforge.engine_process.requests import GenerationRequest
 from trtforge.runtime.engine import Engine, EngineOptions
@@ -19,6 +22,8 @@ from trtforge.runtime.scheduling.scheduler import Batching
 
 REQUESTS, BATCH_SIZE, PROMPT_TOKENS, MEAN_OUTPUT, MOST_OUTPUT = 128, 32, 32, 64, 256
 VARIANTS: tuple[Batching, ...] = ("inflight", "static_padded", "static_dropped")
+STATIC, CONTINUOUS = "static batches", "continuous batching"
+"""Ways of `transformers`."""
 
 
 @dataclass(frozen=True)
@@ -66,3 +71,54 @@ def measure(directory: Path, vocab_size: int, runs: int) -> list[Measured]:
             tokens = sum(len(generation.tokens) for generation in made)
             rates[batching].append(tokens / seconds)
     return [Measured(batching, tokens, steps[batching], tuple(rates[batching])) for batching in VARIANTS]
+
+
+def measure_transformers(model: Path, vocab_size: int, runs: int) -> dict[str, tuple[float, ...]]:
+    """Tokens that were asked for per second, of each way of `transformers`, one figure a run."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    requests = load(vocab_size)
+    rates: dict[str, list[float]] = {STATIC: [], CONTINUOUS: []}
+    for _ in range(runs):
+        for way, generate, asked in (
+            (STATIC, _static_batches, requests),
+            (CONTINUOUS, _continuous_batching, requests[:BATCH_SIZE]),
+        ):
+            loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+            start = time.perf_counter()
+            generate(loaded, asked)
+            rates[way].append(sum(request.max_tokens for request in asked) / (time.perf_counter() - start))
+    return {way: tuple(each) for way, each in rates.items()}
+
+
+def _static_batches(model: Any, requests: Sequence[GenerationRequest]) -> None:
+    """Prompts padded on the left; each batch until its longest answer is done."""
+    import torch
+
+    for start in range(0, len(requests), BATCH_SIZE):
+        batch = requests[start : start + BATCH_SIZE]
+        longest = max(len(request.prompt) for request in batch)
+        ids = torch.tensor([[0] * (longest - len(each.prompt)) + list(each.prompt) for each in batch])
+        mask = torch.tensor([[0] * (longest - len(each.prompt)) + [1] * len(each.prompt) for each in batch])
+        new = max(request.max_tokens for request in batch)
+        with torch.inference_mode():
+            model.generate(
+                ids, attention_mask=mask, max_new_tokens=new, min_new_tokens=new, do_sample=False, pad_token_id=0
+            )
+
+
+def _continuous_batching(model: Any, requests: Sequence[GenerationRequest]) -> None:
+    from transformers import GenerationConfig
+
+    config = GenerationConfig(max_new_tokens=MOST_OUTPUT, do_sample=False, eos_token_id=-1, pad_token_id=0)
+    with model.continuous_batching_context_manager(generation_config=config) as manager:
+        for request in requests:
+            manager.add_request(list(request.prompt), request.request_id, max_new_tokens=request.max_tokens)
+        waiting = {request.request_id: request.max_tokens for request in requests}
+        while waiting:
+            result = manager.get_result(timeout=60)
+            if result is None or result.error:
+                raise RuntimeError(f"transformers' continuous batching: {result and result.error}")
+            if result.is_finished() and waiting.pop(result.request_id) != len(result.generated_tokens):
+                raise RuntimeError(f"transformers' continuous batching: {len(result.generated_tokens)} tokens")

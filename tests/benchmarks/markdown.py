@@ -107,6 +107,9 @@ def _inflight(record: Record) -> str:
         "takes as long at any batch size, only their number counts."
     )
     table = _table(("engine", "in flight", "static, finished rows padded", "static, finished rows dropped"), rows)
+    for way, rate in record.inflight.transformers.items():
+        times = " and ".join(f"{each.inflight.rate / rate:.1f}" for each in record.inflight.engines)
+        notes += f" `transformers` in float32, {way}: {rate:,} tokens/s; in flight {times} times."
     return f"{_where(record.inflight)}{table}\n\n{_wrapped(notes)}"
 
 

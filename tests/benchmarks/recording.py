@@ -249,7 +249,9 @@ def compared(case: domains.Domains, found: Sequence[domains.Found]) -> Domains:
     )
 
 
-def batched(found: Mapping[str, Sequence[inflight.Measured]], runs: int) -> InFlight:
+def batched(
+    found: Mapping[str, Sequence[inflight.Measured]], peers: Mapping[str, Sequence[float]], runs: int
+) -> InFlight:
     """The benchmark `inflight`."""
     engines = tuple(
         InFlightEngine(
@@ -258,7 +260,8 @@ def batched(found: Mapping[str, Sequence[inflight.Measured]], runs: int) -> InFl
         )
         for name, results in found.items()
     )
-    return InFlight(**_place(), runs=runs, engines=engines)
+    transformers = {way: round(statistics.median(rates)) for way, rates in peers.items()}
+    return InFlight(**_place(), runs=runs, engines=engines, transformers=transformers)
 
 
 def served(found: Mapping[str, serving.Measured], runs: int) -> Serving:
