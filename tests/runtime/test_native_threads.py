@@ -1,11 +1,14 @@
 """The threads that compute for a thread end when it leaves the computing to another one."""
 
+import subprocess
+import sys
 import time
 from pathlib import Path
 
+import pytest
 import torch
 
-from trtforge.runtime.native.bindings import native
+from trtforge.runtime.native.bindings import Int8Layer, Native, native, pack_int8
 from trtforge.runtime.native.threads import release_threads
 
 
@@ -31,3 +34,49 @@ def test_released_threads_end_and_come_again() -> None:
     finally:
         torch.set_num_threads(before)
         release_threads(kernels)
+
+
+def products(kernels: Native, rows: int) -> torch.Tensor:
+    """Of a layer of 8 tiles; all activations are rounded before any is multiplied."""
+    generator = torch.Generator().manual_seed(rows)
+    weight = torch.randint(-127, 128, (256, 64), dtype=torch.int8, generator=generator)
+    layer = Int8Layer(*pack_int8(weight), torch.ones(64), torch.ones(256), None, 1.0)
+    return kernels.linear_int8(torch.randint(-127, 128, (rows, 64), generator=generator).float(), layer)
+
+
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("threads", [1, 2, 3, 7])
+def test_any_number_of_threads_computes_everything_once(own: bool, threads: int) -> None:
+    """With more threads than processors as well, where each has to wait for one that is not running."""
+    kernels = native()
+    assert kernels is not None, "these machines have a C++ compiler"
+    before = torch.get_num_threads()
+    kernels.functions.use_own_threads(own)
+    torch.set_num_threads(threads)
+    try:
+        for rows in (1, 5, 40):
+            x, change, weight = torch.randn(3, rows, 1024).unbind()
+            total, normed = kernels.add_rms_norm(x, change, weight[0], 0.5, 1e-5)
+            assert torch.equal(total, x + 0.5 * change)
+            expected = torch.nn.functional.rms_norm(total, (1024,), weight[0], 1e-5)
+            torch.testing.assert_close(normed, expected)
+            assert torch.equal(kernels.add(x, change, 1.0), x + change)
+            if kernels.multiplies_integers:
+                found = [products(kernels, rows) for _ in range(20)]
+                torch.set_num_threads(1)
+                assert all(torch.equal(each, products(kernels, rows)) for each in found)
+                torch.set_num_threads(threads)
+    finally:
+        torch.set_num_threads(before)
+        kernels.functions.use_own_threads(True)
+        release_threads(kernels)
+
+
+@pytest.mark.parametrize(("first", "brief"), [("trtforge.runtime", True), ("torch", False)])
+def test_kernels_have_threads_of_their_own_unless_those_of_openmp_spin_for_long(first: str, brief: bool) -> None:
+    """OpenMP reads its settings when torch is loaded; afterwards they cannot be changed."""
+    code = f"import {first}, trtforge.runtime; from trtforge.core.threads import wait_briefly; print(wait_briefly())"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={"PATH": "/bin"}
+    )
+    assert done.stdout.split() == [str(brief)]

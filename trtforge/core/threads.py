@@ -1,15 +1,20 @@
 """How OpenMP threads wait for each other; it matters on machines with other load."""
 
 import os
+import sys
+from functools import cache
 
 _SPINS = "300"
 
 
-def wait_briefly() -> None:
+@cache
+def wait_briefly() -> bool:
     """Let waiting threads spin briefly, then sleep. Must be called before torch is imported; children inherit it.
 
     GNU OpenMP spins for milliseconds by default. That is right on idle cores, but if another process occupies one,
     every parallel operation waits for its turn: whole runs took five to ten times as long. A value set by the user is
-    kept.
+    kept. Returns whether this process waits so: a program may have imported torch before.
     """
+    inherited = os.environ.get("GOMP_SPINCOUNT")
     os.environ.setdefault("GOMP_SPINCOUNT", _SPINS)
+    return "torch" not in sys.modules if inherited is None else inherited == _SPINS

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trtforge.core.threads import wait_briefly
 from trtforge.runtime.native.compiler import CompileError, compiled
 from trtforge.runtime.native.recorder import current_recorder
 from trtforge.runtime.native.structures import (
@@ -35,8 +36,7 @@ CACHES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.uint8: 3}
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
 WIDTH = 16
 """Numbers that attention computes at once."""
-_KEYS = 64
-"""Keys of a block in context attention."""
+_KEYS = 64  # of a block in context attention
 _MOST_CONTEXT_SIZE = 256
 _MOST_INT8_INPUTS = 65536
 """The sum of as many products of bytes fits 32 bits."""
@@ -83,6 +83,7 @@ class Native:
             if self.multiplies_integers if name in INTEGERS else self.multiplies or name not in PRODUCTS:
                 function = getattr(self.functions, name)
                 function.argtypes, function.restype = list(arguments), None
+        self.functions.use_own_threads(wait_briefly())
 
     def _run(self, name: str, *arguments: Any) -> None:
         """Call a kernel, and record the call while a recording is made. A structure is passed by its address."""

@@ -119,6 +119,7 @@ ARGUMENTS: dict[str, Sequence[object]] = {
     "linear_int4": (_pointer,),
     "linear_int8": (_integer, _pointer),
     "replay": (_pointer, _integer),
+    "use_own_threads": (_integer,),
     "release_threads": (),
     "round_block": (_integer, _integer, _pointer),
     "refine": (_integer, _integer, _pointer),

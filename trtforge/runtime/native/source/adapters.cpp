@@ -1,5 +1,6 @@
 // LoRA (Hu et al. 2021) for single-token rows, each of which has its own adapter or none.
 
+#include "team.h"
 #include "vectors.h"
 
 #include <vector>
@@ -58,12 +59,10 @@ static void add_row(const Adapters& l, int64_t row, std::vector<float>& inner) {
 
 template <typename T>
 static void add_rows(const Adapters& l) {
-#pragma omp parallel if (l.rows > 1)
-    {
+    team::run(l.rows > 1, [&](team::Member& member) {
         std::vector<float> inner(static_cast<size_t>(l.rank));
-#pragma omp for schedule(static)
-        for (int64_t row = 0; row < l.rows; ++row) add_row<T>(l, row, inner);
-    }
+        member.each(l.rows, [&](int64_t row) { add_row<T>(l, row, inner); });
+    });
 }
 
 EXPORT void add_adapters(int64_t type, const Adapters* l) {

@@ -3,9 +3,8 @@
 // Algorithm: Kwon et al. 2023 (PagedAttention), with a row's scores kept whole in float32.
 
 #include "scores.h"
+#include "team.h"
 #include "vectors.h"
-
-#include <omp.h>
 
 #include <type_traits>
 #include <vector>
@@ -249,16 +248,14 @@ static void attend_chunk(const Paged& p, int64_t row, int64_t kv, int64_t chunk,
 
 template <typename T, typename C>
 static void attend_all(const Paged& p) {
-#pragma omp parallel
-    {
+    const int64_t parts = p.kv_heads * chunks(p);
+    team::run(true, [&](team::Member& member) {
         Memory memory;
         std::vector<float> sums(size_t(AT_ONCE * p.size));
-#pragma omp for collapse(3) schedule(dynamic, 1)
-        for (int64_t row = 0; row < p.rows; ++row)
-            for (int64_t kv = 0; kv < p.kv_heads; ++kv)
-                for (int64_t chunk = 0; chunk < chunks(p); ++chunk)
-                    attend_chunk<T, C>(p, row, kv, chunk, memory, sums.data());
-    }
+        member.each(p.rows * parts, [&](int64_t i) {
+            attend_chunk<T, C>(p, i / parts, i % parts / chunks(p), i % chunks(p), memory, sums.data());
+        });
+    });
 }
 
 #if defined(HAS_PRODUCTS)
@@ -279,16 +276,15 @@ static void attend_chunk(const Paged& p, int64_t row, int64_t kv, int64_t count,
 
 // As `attend_all`, by products of bfloat16. With rows for all threads, a thread takes all heads of a row.
 static void attend_all_pairs(const Paged& p) {
-    const bool whole = chunks(p) == 1 && p.rows >= 2 * omp_get_max_threads();
-    const int64_t together = whole ? p.kv_heads : 1;
-#pragma omp parallel
-    {
+    const bool whole = chunks(p) == 1 && p.rows >= 2 * team::size();
+    const int64_t together = whole ? p.kv_heads : 1, parts = p.kv_heads / together * chunks(p);
+    team::run(true, [&](team::Member& member) {
         Memory memory;
-#pragma omp for collapse(3) schedule(dynamic, 1)
-        for (int64_t row = 0; row < p.rows; ++row)
-            for (int64_t kv = 0; kv < p.kv_heads; kv += together)
-                for (int64_t chunk = 0; chunk < chunks(p); ++chunk) attend_chunk(p, row, kv, together, chunk, memory);
-    }
+        member.each(p.rows * parts, [&](int64_t i) {
+            const int64_t kv = i % parts / chunks(p) * together;
+            attend_chunk(p, i / parts, kv, together, i % chunks(p), memory);
+        });
+    });
 }
 
 #endif

@@ -5,6 +5,7 @@
 // of keys two tiles of 32 keys, then a tile for every 32 numbers of a value.
 
 #include "products.h"
+#include "team.h"
 #include "vectors.h"
 
 #include <limits>
@@ -229,19 +230,19 @@ static void attend_block(const Context& c, int64_t kv, int64_t chunk, int64_t qu
 template <typename C>
 static void attend_all(const Context& c) {
     const int64_t blocks = (c.count + QUERIES - 1) / QUERIES, chunks = (c.heads / c.kv_heads + HEADS - 1) / HEADS;
-#pragma omp parallel
-    {
+    const int64_t key_blocks = c.end_block() - c.first_block(), parts = c.kv_heads * chunks;
+    team::run(true, [&](team::Member& member) {
         std::vector<bfloat16> rows(size_t(KEYS * c.size));
         Running running;
-#pragma omp for collapse(2) schedule(static)
-        for (int64_t kv = 0; kv < c.kv_heads; ++kv)
-            for (int64_t b = c.first_block(); b < c.end_block(); ++b) pack<C>(c, kv, b, rows.data());
+        member.each(c.kv_heads * key_blocks, [&](int64_t i) {
+            pack<C>(c, i / key_blocks, c.first_block() + i % key_blocks, rows.data());
+        });
+        member.barrier();
         // The last queries see most keys: they come first, so that no thread is left alone with them.
-#pragma omp for collapse(3) schedule(dynamic, 1)
-        for (int64_t left = blocks; left > 0; --left)
-            for (int64_t kv = 0; kv < c.kv_heads; ++kv)
-                for (int64_t chunk = 0; chunk < chunks; ++chunk) attend_block(c, kv, chunk, left - 1, running);
-    }
+        member.each_in_order(blocks * parts, [&](int64_t i) {
+            attend_block(c, i % parts / chunks, i % chunks, blocks - 1 - i / parts, running);
+        });
+    });
 }
 
 // out: (count, heads x size). `cache`: its storage type, as `bindings.CACHES` numbers them, other than float32.

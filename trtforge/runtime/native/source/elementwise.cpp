@@ -1,5 +1,6 @@
 // RMS norm, rotary embedding and gated activations, each one pass over its rows.
 
+#include "team.h"
 #include "vectors.h"
 
 // Elements from which a second thread pays.
@@ -17,10 +18,10 @@ static void rms_norm_row(const T* x, const T* weight, T* y, int64_t size, float 
 template <typename T>
 static void rms_norm_rows(const T* x, const T* weight, T* y, int64_t outer, int64_t stride, int64_t into,
                           int64_t inner, int64_t size, float epsilon) {
-#pragma omp parallel for schedule(static) if (outer * inner * size >= PARALLEL_FROM)
-    for (int64_t row = 0; row < outer; ++row)
+    team::for_each(outer, outer * inner * size >= PARALLEL_FROM, [=](int64_t row) {
         for (int64_t part = 0; part < inner; ++part)
             rms_norm_row(x + row * stride + part * size, weight, y + row * into + part * size, size, epsilon);
+    });
 }
 
 // y = x / rms(x) * weight over the last dimension. x and y: (outer, inner, size), `stride` and `into` elements from row
@@ -36,8 +37,11 @@ EXPORT void rms_norm(int64_t type, const void* x, const void* weight, void* y, i
 
 template <typename T>
 static void add_scaled(const T* x, const T* change, T* sum, int64_t count, float scale) {
-#pragma omp parallel for schedule(static) if (count >= PARALLEL_FROM)
-    for (int64_t i = 0; i < count; ++i) put(sum + i, to_float(x[i]) + to_float(change[i]) * scale);
+    constexpr int64_t block = 4096;
+    team::for_each((count + block - 1) / block, count >= PARALLEL_FROM, [=](int64_t part) {
+        const int64_t end = std::min(count, (part + 1) * block);
+        for (int64_t i = part * block; i < end; ++i) put(sum + i, to_float(x[i]) + to_float(change[i]) * scale);
+    });
 }
 
 // sum = x + scale * change, of `count` elements.
@@ -51,12 +55,11 @@ EXPORT void add(int64_t type, const void* x, const void* change, void* sum, int6
 template <typename T>
 static void add_rms_norm_rows(const T* x, const T* change, const T* weight, T* sum, T* y, int64_t rows, int64_t size,
                               float scale, float epsilon) {
-#pragma omp parallel for schedule(static) if (rows * size >= PARALLEL_FROM)
-    for (int64_t row = 0; row < rows; ++row) {
+    team::for_each(rows, rows * size >= PARALLEL_FROM, [=](int64_t row) {
         const int64_t at = row * size;
         for (int64_t i = at; i < at + size; ++i) put(sum + i, to_float(x[i]) + to_float(change[i]) * scale);
         rms_norm_row(sum + at, weight, y + at, size, epsilon);
-    }
+    });
 }
 
 // sum = x + scale * change, and y the RMS norm of the sum. All (rows, size), contiguous.
@@ -84,10 +87,10 @@ static void rotate_head(T* head, const T* cos, const T* sin, int64_t dim, bool i
 template <typename T>
 static void rotate_rows(T* x, const T* cos, const T* sin, int64_t tokens, int64_t stride, int64_t heads, int64_t size,
                         int64_t dim, bool interleaved) {
-#pragma omp parallel for schedule(static) if (tokens * heads * dim >= PARALLEL_FROM)
-    for (int64_t token = 0; token < tokens; ++token)
+    team::for_each(tokens, tokens * heads * dim >= PARALLEL_FROM, [=](int64_t token) {
         for (int64_t head = 0; head < heads; ++head)
             rotate_head(x + token * stride + head * size, cos + token * dim, sin + token * dim, dim, interleaved);
+    });
 }
 
 // Rotates the first `dim` of `size` elements of every head in place. x: (tokens, heads, size), `stride` elements from
@@ -119,15 +122,14 @@ struct GeluTanh {
 
 template <typename Activation, typename T>
 static void gate_rows(const T* x, T* y, int64_t rows, int64_t size, int64_t activated) {
-#pragma omp parallel for schedule(static) if (rows * size >= PARALLEL_FROM)
-    for (int64_t row = 0; row < rows; ++row) {
+    team::for_each(rows, rows * size >= PARALLEL_FROM, [=](int64_t row) {
         const T* act = x + row * 2 * size + (activated ? size : 0);
         const T* plain = x + row * 2 * size + (activated ? 0 : size);
         T* out = y + row * size;
         int64_t i = 0;
         for (; i + WIDTH <= size; i += WIDTH) put(out + i, Activation::of(load(act + i)) * load(plain + i));
         for (; i < size; ++i) put(out + i, Activation::of(to_float(act[i])) * to_float(plain[i]));
-    }
+    });
 }
 
 // y = activation(one half of x) * other half. x: (rows, 2 x size); `activated`: index of the half that is activated.

@@ -5,6 +5,7 @@
 // times the sum of an output's weights.
 
 #include "products.h"
+#include "team.h"
 #include "vectors.h"
 
 EXPORT int64_t has_integers() {
@@ -118,17 +119,17 @@ static void multiply_tile(const Tile<T>& tile, const int8_t* w) {
 template <typename T>
 static void multiply_all(const IntegerLinear& l) {
     if (l.rows == 0) return;
-#pragma omp parallel
-    {
-#pragma omp for schedule(static)
-        for (int64_t row = 0; row < l.rows; ++row)
+    team::run(true, [&](team::Member& member) {
+        member.each(l.rows, [&](int64_t row) {
             round_row((const T*)l.x + row * l.inputs, l.prequant, l.activation_scale, l.inputs,
                       l.codes + row * l.inputs);
+        });
+        member.barrier();
         const amx::Session session(l.rows, amx::suits<uint8_t>(l.rows, l.inputs));
-#pragma omp for schedule(static)
-        for (int64_t first = 0; first < l.outputs; first += TILE)
-            multiply_tile(Tile<T>{l, first}, l.weight + first * l.inputs);
-    }
+        member.each(l.outputs / TILE, [&](int64_t tile) {
+            multiply_tile(Tile<T>{l, tile * TILE}, l.weight + tile * TILE * l.inputs);
+        });
+    });
 }
 
 EXPORT void linear_int8(int64_t type, const IntegerLinear* l) {

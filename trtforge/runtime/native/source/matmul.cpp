@@ -9,6 +9,7 @@
 // A nibble is its value plus 8; VPERMW looks its bfloat16 up.
 
 #include "products.h"
+#include "team.h"
 #include "vectors.h"
 
 #include <cstdlib>
@@ -194,15 +195,15 @@ static void tile_int4(const Linear& l, const uint16_t* w, const float* scales, c
 template <class Compute>
 static void for_each_tile(const Linear& l, int64_t depth, int64_t needed, Compute compute) {
     if (l.rows == 0) return;
-#pragma omp parallel
-    {
+    team::run(true, [&](team::Member& member) {
         const amx::Session session(l.rows, amx::suits(l.rows, depth));
         bfloat16* memory = needed ? (bfloat16*)std::aligned_alloc(64, size_t(needed) * sizeof(bfloat16)) : nullptr;
-#pragma omp for schedule(static)
-        for (int64_t first = 0; first < l.outputs; first += TILE)
+        member.each(l.outputs / TILE, [&](int64_t tile) {
+            const int64_t first = tile * TILE;
             compute(first, l.bias ? l.bias + first : nullptr, l.y + first, memory);
+        });
         std::free(memory);
-    }
+    });
 }
 
 EXPORT void linear_bfloat16(const Linear* given) {
@@ -213,12 +214,11 @@ EXPORT void linear_bfloat16(const Linear* given) {
 }
 
 static void scale_rows(const Linear& l) {
-#pragma omp parallel for schedule(static) if (l.rows * l.inputs >= 16384)
-    for (int64_t row = 0; row < l.rows; ++row) {
+    team::for_each(l.rows, l.rows * l.inputs >= 16384, [&](int64_t row) {
         const bfloat16* x = l.x + row * l.inputs;
         for (int64_t i = 0; i < l.inputs; i += WIDTH)
             put(l.scaled + row * l.inputs + i, load(x + i) * load(l.prequant + i));
-    }
+    });
 }
 
 EXPORT void linear_int4(const Linear* given) {

@@ -4,6 +4,7 @@
 
 #include <vector>
 
+#include "team.h"
 #include "vectors.h"
 
 // Levels of a weight, as `rounding.GRIDS` numbers them: integers from -8 to 7, or E2M1.
@@ -133,15 +134,14 @@ static void round_span(const Rounding& given, int64_t begin, int64_t first, int6
 
 template <Grid grid, typename T>
 static void round_tiles(const Rounding& given) {
-#pragma omp parallel for schedule(static) if (given.outputs > TILE)
-    for (int64_t first = 0; first < given.outputs; first += TILE) {
+    team::for_each((given.outputs + TILE - 1) / TILE, given.outputs > TILE, [&](int64_t tile) {
         alignas(64) float errors[LONGEST][TILE];
-        const int64_t count = std::min(TILE, given.outputs - first);
+        const int64_t first = tile * TILE, count = std::min(TILE, given.outputs - first);
         int64_t column = 0;
         for (; column + SPAN <= given.block; column += SPAN)
             round_span<grid, T, SPAN>(given, column, first, count, errors);
         for (; column < given.block; ++column) round_span<grid, T, 1>(given, column, first, count, errors);
-    }
+    });
 }
 
 // Rounds each column of a block, at most LONGEST, to its target: itself, less `product` and its shares of the errors
@@ -191,13 +191,10 @@ static void refine_row(const Refinement& given, int64_t row, float* work) {
 
 template <Grid grid, typename T>
 static void refine_rows(const Refinement& given) {
-#pragma omp parallel if (given.outputs > 1)
-    {
+    team::run(given.outputs > 1, [&](team::Member& member) {
         std::vector<float> work(4 * (given.inputs + WIDTH));
-#pragma omp for schedule(static)
-        for (int64_t row = 0; row < given.outputs; ++row)
-            refine_row<grid, T>(given, row, work.data());
-    }
+        member.each(given.outputs, [&](int64_t row) { refine_row<grid, T>(given, row, work.data()); });
+    });
 }
 
 // `type`: of the gradients and of the Gram matrix.
@@ -236,9 +233,8 @@ static void best_of_tile(const Steps& given, int64_t first, int64_t count) {
 
 // The candidate with the least squared error of a group's columns, by their weights; the first one on a tie.
 EXPORT void best_steps(int64_t grid, const Steps* given) {
-#pragma omp parallel for schedule(static) if (given->outputs > TILE)
-    for (int64_t first = 0; first < given->outputs; first += TILE) {
-        const int64_t count = std::min(TILE, given->outputs - first);
+    team::for_each((given->outputs + TILE - 1) / TILE, given->outputs > TILE, [&](int64_t tile) {
+        const int64_t first = tile * TILE, count = std::min(TILE, given->outputs - first);
         grid == INT4 ? best_of_tile<INT4>(*given, first, count) : best_of_tile<E2M1>(*given, first, count);
-    }
+    });
 }

@@ -1,0 +1,188 @@
+#include "team.h"
+
+#include <omp.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace team {
+
+using Clock = std::chrono::steady_clock;
+
+static int64_t nanoseconds_since(Clock::time_point start) {
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count();
+}
+
+static inline void pause() {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+// How long waits spin before they sleep, in nanoseconds. A wait is short where spinning to its end costs no more than
+// being woken. One long wait, for a thread that lost its processor, weighs as much as about 35 short ones.
+class Spinning {
+  public:
+    int64_t limit() const { return limit_.load(std::memory_order_relaxed); }
+
+    void waited(int64_t nanoseconds) {
+        const int64_t now = limit();
+        const int64_t next = nanoseconds <= SHORT ? now + now / 50 + 1 : now / 2;
+        limit_.store(std::clamp(next, LEAST, SHORT), std::memory_order_relaxed);
+    }
+
+  private:
+    static constexpr int64_t LEAST = 2000, SHORT = 100000;
+    std::atomic<int64_t> limit_{20000};
+};
+
+class Team {
+  public:
+    explicit Team(int64_t size) : size(size), counters_(size_t(LOOPS * size)) {
+        for (int64_t thread = 1; thread < size; ++thread) workers_.emplace_back([this, thread] { work(thread); });
+    }
+
+    ~Team() {
+        task_ = nullptr;
+        start();
+        for (std::thread& worker : workers_) worker.join();
+    }
+
+    void run(Task task, void* context) {
+        for (Counter& counter : counters_) counter.taken.store(0, std::memory_order_relaxed);
+        task_ = task;
+        context_ = context;
+        running_ = size - 1;
+        start();
+        compute(0);
+        wait([this] { return running_ == 0; }, true);
+    }
+
+    void barrier() {
+        const int64_t before = passed_;
+        if (++arrived_ == size) {
+            arrived_ = 0;
+            ++passed_;
+            wake();
+        } else {
+            wait([this, before] { return passed_ != before; }, true);
+        }
+    }
+
+    const int64_t size;
+
+  private:
+    void start() {
+        ++started_;
+        wake();
+    }
+
+    void compute(int64_t thread) {
+        Member member{this, counters_.data(), thread, size};
+        task_(context_, member);
+    }
+
+    void work(int64_t thread) {
+        for (int64_t seen = 1;; ++seen) {
+            wait([this, seen] { return started_ == seen; }, false);
+            if (!task_) return;
+            compute(thread);
+            if (--running_ == 0) wake();
+        }
+    }
+
+    // `computing`: for threads that compute, not for the next task, which may come much later.
+    template <class Done>
+    void wait(Done done, bool computing) {
+        if (done()) return;
+        const Clock::time_point start = Clock::now();
+        const int64_t limit = spinning_.limit();
+        int64_t waited = 0;
+        while (waited < limit) {
+            for (int i = 0; i < 16; ++i) {
+                if (done()) return spinning_.waited(waited);
+                pause();
+            }
+            waited = nanoseconds_since(start);
+        }
+        {
+            std::unique_lock<std::mutex> lock(mutex_);
+            ++sleeping_;
+            changed_.wait(lock, done);
+            --sleeping_;
+        }
+        if (computing) spinning_.waited(nanoseconds_since(start));
+    }
+
+    // After a change that is waited for. Either the sleeper sees the change, or this sees the sleeper: all of these
+    // variables are sequentially consistent.
+    void wake() {
+        if (sleeping_ == 0) return;
+        { const std::lock_guard<std::mutex> lock(mutex_); }
+        changed_.notify_all();
+    }
+
+    Task task_ = nullptr;
+    void* context_ = nullptr;
+    std::vector<Counter> counters_;
+    alignas(64) std::atomic<int64_t> started_{0};
+    alignas(64) std::atomic<int64_t> running_{0};
+    alignas(64) std::atomic<int64_t> arrived_{0};
+    alignas(64) std::atomic<int64_t> passed_{0};
+    alignas(64) std::atomic<int64_t> sleeping_{0};
+    Spinning spinning_;
+    std::mutex mutex_;
+    std::condition_variable changed_;
+    std::vector<std::thread> workers_;
+};
+
+static std::atomic<bool> own_threads{true};
+
+// Whether teams have threads of their own; otherwise they are OpenMP's. Where those spin for long after each of torch's
+// operations, own ones would have to share processors with them.
+EXPORT void use_own_threads(int64_t own) { own_threads = own != 0; }
+
+void Member::barrier() {
+    if (team)
+        team->barrier();
+    else {
+#pragma omp barrier
+    }
+}
+
+int64_t size() { return omp_get_max_threads(); }
+
+static thread_local std::unique_ptr<Team> own_team;
+
+static void run_on_openmp(Task task, void* context, int64_t threads) {
+    std::vector<Counter> counters(size_t(LOOPS * threads));
+#pragma omp parallel num_threads(int(threads)) if (threads > 1)
+    {
+        Member member{nullptr, counters.data(), omp_get_thread_num(), omp_get_num_threads()};
+        task(context, member);
+    }
+}
+
+void run_task(Task task, void* context) {
+    const int64_t threads = size();
+    if (threads == 1 || !own_threads) return run_on_openmp(task, context, threads);
+    if (!own_team || own_team->size != threads) {
+        own_team.reset();
+        own_team = std::make_unique<Team>(threads);
+    }
+    own_team->run(task, context);
+}
+
+// Ends the caller's team, and OpenMP's threads; the next kernel starts a new one.
+EXPORT void release_threads() {
+    own_team.reset();
+    omp_pause_resource_all(omp_pause_soft);
+}
+
+}  // namespace team

@@ -1,0 +1,86 @@
+// Threads that compute a kernel together. Each thread that calls kernels has a team of its own.
+//
+// A step calls hundreds of kernels, so threads wait for each other all the time. Waking a sleeping thread takes longer
+// than many a kernel; spinning takes processors from other programs, and from the thread that is waited for. How long
+// a team spins before it sleeps therefore depends on how long its waits were. (OpenMP's threads spin for a fixed time.)
+
+#pragma once
+
+#include "common.h"
+
+#include <atomic>
+
+namespace team {
+
+constexpr int LOOPS = 2;  // most `each` and `each_in_order` of one task
+
+struct alignas(64) Counter {
+    std::atomic<int64_t> taken{0};
+};
+
+class Team;
+
+// One thread of a team, while a task runs.
+struct Member {
+    Team* team;
+    Counter* counters;  // (LOOPS, size)
+    int64_t thread, size;
+
+    // Calls f(i) for each i below `count`, once in the whole team. Each thread has a part of neighbours; when it has
+    // done them, it takes what is left of the others' parts. May return before other threads have done theirs.
+    template <class F>
+    void each(int64_t count, F f) {
+        Counter* taken = next_loop();
+        for (int64_t turn = 0; turn < size; ++turn) {
+            const int64_t part = (thread + turn) % size, first = part * count / size;
+            const int64_t own = (part + 1) * count / size - first;
+            for (int64_t i; (i = taken[part].taken.fetch_add(1, std::memory_order_relaxed)) < own;) f(first + i);
+        }
+    }
+
+    // As `each`, the first ones first on all threads.
+    template <class F>
+    void each_in_order(int64_t count, F f) {
+        Counter* taken = next_loop();
+        for (int64_t i; (i = taken->taken.fetch_add(1, std::memory_order_relaxed)) < count;) f(i);
+    }
+
+    // Waits until all threads have come here.
+    void barrier();
+
+  private:
+    Counter* next_loop() {
+        Counter* now = counters;
+        counters += size;
+        return now;
+    }
+};
+
+using Task = void (*)(void* context, Member& member);
+
+// Runs the task on all threads of the caller's team: as many as OpenMP, and so torch, would use.
+void run_task(Task task, void* context);
+
+// Threads of the caller's team.
+int64_t size();
+
+// Runs task(member) on all threads; on the caller's alone where that is not worth while.
+template <class F>
+void run(bool worth_while, F task) {
+    if (worth_while) return run_task([](void* context, Member& member) { (*static_cast<F*>(context))(member); }, &task);
+    Counter counters[LOOPS];
+    Member alone{nullptr, counters, 0, 1};
+    task(alone);
+}
+
+// Calls f(i) for each i below `count`.
+template <class F>
+void for_each(int64_t count, bool worth_while, F f) {
+    if (!worth_while) {
+        for (int64_t i = 0; i < count; ++i) f(i);
+        return;
+    }
+    run(true, [&](Member& member) { member.each(count, f); });
+}
+
+}  // namespace team
