@@ -192,7 +192,7 @@ def test_int8_products(rows: int, tiles: int, inputs: int, dtype: torch.dtype, b
 @functools.lru_cache(maxsize=1)
 def both_kinds() -> list[Native]:
     """The kernels as they are and with emulated tile registers; none on a processor without AVX512-BF16."""
-    found = [native(), Native(compiled(["TRTFORGE_EMULATE_AMX"]))]
+    found = [native(), Native(compiled(["TRTFORGE_EMULATE_AMX", "TRTFORGE_NARROW_VECTORS"]))]
     return [kernels for kernels in found if kernels is not None and kernels.multiplies]
 
 

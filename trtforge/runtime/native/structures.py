@@ -27,6 +27,15 @@ class IntegerLinear(ctypes.Structure):
     )
 
 
+class FloatLinear(ctypes.Structure):
+    """`FloatLinear` of source/float32.cpp."""
+
+    _fields_ = (
+        *((name, _pointer) for name in ("x", "weight", "bias", "y")),
+        *((name, _integer) for name in ("rows", "inputs", "outputs")),
+    )
+
+
 class Paged(ctypes.Structure):
     """`Paged` of source/attention.cpp."""
 
@@ -118,6 +127,7 @@ ARGUMENTS: dict[str, Sequence[object]] = {
     "linear_bfloat16": (_pointer,),
     "linear_int4": (_pointer,),
     "linear_int8": (_integer, _pointer),
+    "linear_float32": (_pointer,),
     "replay": (_pointer, _integer),
     "use_own_threads": (_integer,),
     "release_threads": (),
@@ -138,6 +148,7 @@ RECORDED = (
     "linear_bfloat16",
     "linear_int4",
     "linear_int8",
+    "linear_float32",
 )
 """The kernels that `replay` calls, as source/replay.cpp numbers them."""
 
