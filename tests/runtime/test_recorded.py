@@ -10,11 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.families import TINY
 from tests.runtime.adapters import add_adapters, save_adapter
 from tests.runtime.checkpoints import Layout, tiny_llama, write_checkpoint, write_engine
-from tests.runtime.converted import LONG, Families
+from tests.runtime.converted import LONG, Families, Family
 from tests.runtime.thread_ranks import ThreadRanks
 from trtforge.core.dtypes import ModelDtype
+from trtforge.runtime.native.activations import activate
 from trtforge.runtime.native.bindings import (
     Native,
     PagedHeads,
@@ -22,6 +24,7 @@ from trtforge.runtime.native.bindings import (
     native,
 )
 from trtforge.runtime.native.float32 import linear as linear_float32
+from trtforge.runtime.native.norms import norm
 from trtforge.runtime.native.recorder import Arena, current_recorder, recording
 from trtforge.runtime.native.structures import RECORDED
 from trtforge.runtime.native.tiles import Int8Layer, pack_bfloat16, pack_float32, pack_int8
@@ -32,8 +35,30 @@ BLOCK, SEQUENCES = 8, 6
 COUNTS = (1, 2, 4)
 """Of rows: others are padded, because the vocabulary is no multiple of the kernels' tile."""
 TOLERANCES: dict[ModelDtype, float] = {"bfloat16": 2**-5, "float32": 1e-5}
-BY_KERNELS = ("llama_biased", "llama_yarn", "granite", "qwen2_window", "phi3", "exaone4_no_window")
-BY_TORCH = ("gpt2", "mixtral", "deepseek_v2")
+WIDE = ("qwen3", "gemma", "gemma2", "gemma3")
+"""With heads of 32 numbers: attention of 24 is torch's."""
+PLAIN = ("gpt2", "gpt_neox", "gptj", "falcon_40b", "nemotron", "bloom", "opt_post_norm", "cohere_qk_norm")
+"""With LayerNorm; most have MLPs without gates."""
+BY_KERNELS = (
+    *("llama_biased", "llama_yarn", "granite", "qwen2_window", "phi3", "exaone4_no_window"),
+    *(*WIDE, *PLAIN),
+)
+BY_TORCH = ("falcon_rw", "mixtral", "deepseek_v2")
+
+
+@pytest.fixture(scope="module")
+def networks(families: Families, tmp_path_factory: pytest.TempPathFactory) -> Families:
+    """As `families`, those of WIDE with other heads."""
+    wide: dict[str, Family] = {}
+
+    def network(name: str) -> Family:
+        if name not in WIDE:
+            return families(name)
+        if name not in wide:
+            wide[name] = Family(TINY[name](head_dim=32), tmp_path_factory.mktemp(name))
+        return wide[name]
+
+    return network
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +102,8 @@ def test_every_kernel_is_called_again(kernels: Native) -> None:
             kernels.linear_int4(half, words, scales, None),
             kernels.linear_int8(x, layer),
             linear_float32(kernels, x, floats, None, 40),
+            norm(kernels, x, weight, weight, 1e-5, centred=True),
+            activate(kernels, x, "gelu"),
             changed,
         ]
 
@@ -167,8 +194,8 @@ def begun(checkpoint: Path, directory: Path, dtype: ModelDtype) -> ThreadRanks:
 
 @pytest.mark.parametrize("dtype", TOLERANCES)
 @pytest.mark.parametrize("name", BY_KERNELS)
-def test_recorded_steps_equal_computed_ones(families: Families, name: str, dtype: ModelDtype, tmp_path: Path) -> None:
-    ranks = engine_of(families, name, tmp_path / "engine", dtype)
+def test_recorded_steps_equal_computed_ones(networks: Families, name: str, dtype: ModelDtype, tmp_path: Path) -> None:
+    ranks = engine_of(networks, name, tmp_path / "engine", dtype)
     layers = ranks.models[0].layers
 
     @settings(max_examples=12, deadline=None)
@@ -187,14 +214,14 @@ def test_recorded_steps_equal_computed_ones(families: Families, name: str, dtype
 
 
 @pytest.mark.parametrize("name", BY_KERNELS)
-def test_recorded_steps_in_float32_equal_transformers(families: Families, name: str, tmp_path: Path) -> None:
+def test_recorded_steps_in_float32_equal_transformers(networks: Families, name: str, tmp_path: Path) -> None:
     """Their logits, and therefore greedy tokens."""
-    ranks, rows = engine_of(families, name, tmp_path / "engine", "float32"), list(range(SEQUENCES))
+    ranks, rows = engine_of(networks, name, tmp_path / "engine", "float32"), list(range(SEQUENCES))
     for at in range(3, 24):
         made = stepped(ranks, rows, at)
     assert ranks.models[0].layers.recorded_rows == (SEQUENCES,)
     for row in rows:
-        expected = families(name).logits(LONG[row : row + 24])[-1]
+        expected = networks(name).logits(LONG[row : row + 24])[-1]
         assert (made[row] - expected).abs().max() <= 2e-5 * expected.abs().max()
         assert made[row].argmax() == expected.argmax()
     ranks.close()
@@ -237,8 +264,8 @@ def test_recordings_follow_the_adapters(families: Families, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("name", BY_TORCH)
-def test_networks_that_torch_computes_are_not_recorded(families: Families, name: str, tmp_path: Path) -> None:
-    ranks = engine_of(families, name, tmp_path / "engine")
+def test_networks_that_torch_computes_are_not_recorded(networks: Families, name: str, tmp_path: Path) -> None:
+    ranks = engine_of(networks, name, tmp_path / "engine")
     made = [stepped(ranks, [0, 1], 3) for _ in range(2)]
     assert torch.equal(*made)
     assert ranks.models[0].layers.recorded_rows == ()

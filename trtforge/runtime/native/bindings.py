@@ -33,7 +33,7 @@ from trtforge.runtime.native.tiles import TILE, Int8Layer, pack_bfloat16, pack_i
 VARIABLE = "TRTFORGE_KERNELS"
 TYPES = {torch.float32: 0, torch.bfloat16: 1}
 CACHES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.uint8: 3}
-ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
+ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "gelu": 2, "relu": 3, "squared_relu": 4}
 WIDTH = 16
 """Numbers that attention computes at once."""
 _KEYS = 64  # of a block in context attention

@@ -36,6 +36,16 @@ class FloatLinear(ctypes.Structure):
     )
 
 
+class AnyNorm(ctypes.Structure):
+    """`Norm` of source/norms.cpp."""
+
+    _fields_ = (
+        *((name, _pointer) for name in ("x", "weight", "bias", "y")),
+        *((name, _integer) for name in ("outer", "stride", "into", "inner", "size", "pitch")),
+        ("epsilon", _float),
+    )
+
+
 class Paged(ctypes.Structure):
     """`Paged` of source/attention.cpp."""
 
@@ -128,6 +138,8 @@ ARGUMENTS: dict[str, Sequence[object]] = {
     "linear_int4": (_pointer,),
     "linear_int8": (_integer, _pointer),
     "linear_float32": (_pointer,),
+    "norm": (_integer, _integer, _integer, _pointer),
+    "activate": (_integer, _integer, _pointer, _pointer, _integer),
     "replay": (_pointer, _integer),
     "use_own_threads": (_integer,),
     "release_threads": (),
@@ -149,6 +161,8 @@ RECORDED = (
     "linear_int4",
     "linear_int8",
     "linear_float32",
+    "norm",
+    "activate",
 )
 """The kernels that `replay` calls, as source/replay.cpp numbers them."""
 
