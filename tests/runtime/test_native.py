@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from trtforge.models.transforms import pack_int4, quantize_fp8
+from trtforge.runtime.architecture.activations import NATIVE_ACTIVATIONS
 from trtforge.runtime.architecture.rotary import Rotation
 from trtforge.runtime.decoder.alibi import Alibi
 from trtforge.runtime.decoder.kv_cache import LayerCache, Scratch, storage_dtype
@@ -116,8 +117,8 @@ def test_gate(kernels: Native, dtype: torch.dtype, name: str, activated: int) ->
     halves = (torch.randn(9, 2 * 37) * 20).to(dtype)
     parts = halves.float().chunk(2, dim=1)
     active = parts[activated]
-    act = functional.silu(active) if name == "silu" else functional.gelu(active, approximate="tanh")
-    near(kernels.gate(halves, name, activated), act * parts[1 - activated], dtype)
+    act = next(function for function, known in NATIVE_ACTIVATIONS.items() if known == name)
+    near(kernels.gate(halves, name, activated), act(active) * parts[1 - activated], dtype)
 
 
 @settings(max_examples=40)
@@ -192,7 +193,7 @@ def test_int8_products(rows: int, tiles: int, inputs: int, dtype: torch.dtype, b
 @functools.lru_cache(maxsize=1)
 def both_kinds() -> list[Native]:
     """The kernels as they are and with emulated tile registers; none on a processor without AVX512-BF16."""
-    found = [native(), Native(compiled(["TRTFORGE_EMULATE_AMX"]))]
+    found = [native(), Native(compiled(["TRTFORGE_EMULATE_AMX", "TRTFORGE_NARROW_VECTORS"]))]
     return [kernels for kernels in found if kernels is not None and kernels.multiplies]
 
 

@@ -10,27 +10,55 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.families import TINY
 from tests.runtime.adapters import add_adapters, save_adapter
-from tests.runtime.checkpoints import write_engine
-from tests.runtime.converted import LONG, Families
+from tests.runtime.checkpoints import Layout, tiny_llama, write_checkpoint, write_engine
+from tests.runtime.converted import LONG, Families, Family
 from tests.runtime.thread_ranks import ThreadRanks
+from trtforge.core.dtypes import ModelDtype
+from trtforge.runtime.native.activations import activate
 from trtforge.runtime.native.bindings import (
     Native,
     PagedHeads,
     PagedRows,
     native,
 )
+from trtforge.runtime.native.float32 import linear as linear_float32
+from trtforge.runtime.native.norms import norm
 from trtforge.runtime.native.recorder import Arena, current_recorder, recording
 from trtforge.runtime.native.structures import RECORDED
-from trtforge.runtime.native.tiles import Int8Layer, pack_bfloat16, pack_int8
+from trtforge.runtime.native.tiles import Int8Layer, pack_bfloat16, pack_float32, pack_int8
 from trtforge.runtime.ranks.source import open_engine
 from trtforge.runtime.scheduling.batch import Step
 
 BLOCK, SEQUENCES = 8, 6
 COUNTS = (1, 2, 4)
 """Of rows: others are padded, because the vocabulary is no multiple of the kernels' tile."""
-BY_KERNELS = ("llama_biased", "llama_yarn", "granite", "qwen2_window", "phi3", "exaone4_no_window")
-BY_TORCH = ("gpt2", "mixtral", "deepseek_v2")
+TOLERANCES: dict[ModelDtype, float] = {"bfloat16": 2**-5, "float32": 1e-5}
+WIDE = ("qwen3", "gemma", "gemma2", "gemma3")
+"""With heads of 32 numbers: attention of 24 is torch's."""
+PLAIN = ("gpt2", "gpt_neox", "gptj", "falcon_40b", "nemotron", "bloom", "opt_post_norm", "cohere_qk_norm")
+"""With LayerNorm; most have MLPs without gates."""
+BY_KERNELS = (
+    *("llama_biased", "llama_yarn", "granite", "qwen2_window", "phi3", "exaone4_no_window"),
+    *(*WIDE, *PLAIN),
+)
+BY_TORCH = ("falcon_rw", "mixtral", "deepseek_v2")
+
+
+@pytest.fixture(scope="module")
+def networks(families: Families, tmp_path_factory: pytest.TempPathFactory) -> Families:
+    """As `families`, those of WIDE with other heads."""
+    wide: dict[str, Family] = {}
+
+    def network(name: str) -> Family:
+        if name not in WIDE:
+            return families(name)
+        if name not in wide:
+            wide[name] = Family(TINY[name](head_dim=32), tmp_path_factory.mktemp(name))
+        return wide[name]
+
+    return network
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +80,7 @@ def test_every_kernel_is_called_again(kernels: Native) -> None:
     how = PagedHeads(heads=2, kv_heads=1, size=16, vectors=2, scale=0.25)
     words = torch.randint(-(2**15), 2**15, (1, 16, 32), dtype=torch.int16)
     scales = torch.rand(1, 1, 32)
+    floats = pack_float32(torch.randn(40, 64))
     layer = Int8Layer(*pack_int8(codes), torch.ones(64), torch.rand(32), None, 0.1)
 
     def compute() -> list[Tensor]:
@@ -72,6 +101,9 @@ def test_every_kernel_is_called_again(kernels: Native) -> None:
             kernels.linear(half, matrix, None, 32),
             kernels.linear_int4(half, words, scales, None),
             kernels.linear_int8(x, layer),
+            linear_float32(kernels, x, floats, None, 40),
+            norm(kernels, x, weight, weight, 1e-5, centred=True),
+            activate(kernels, x, "gelu"),
             changed,
         ]
 
@@ -147,20 +179,23 @@ def some_sequences(count: int) -> st.SearchStrategy[list[int]]:
     return st.lists(st.integers(0, SEQUENCES - 1), min_size=count, max_size=count, unique=True)
 
 
-def engine_of(families: Families, name: str, directory: Path) -> ThreadRanks:
-    """In bfloat16, with the first tokens of every sequence computed."""
-    engine = write_engine(
-        families(name).checkpoint(), directory, dtype="bfloat16", tokens_per_block=BLOCK, max_seq_len=32
-    )
+def engine_of(families: Families, name: str, directory: Path, dtype: ModelDtype = "bfloat16") -> ThreadRanks:
+    return begun(families(name).checkpoint(), directory, dtype)
+
+
+def begun(checkpoint: Path, directory: Path, dtype: ModelDtype) -> ThreadRanks:
+    """An engine, with the first tokens of every sequence computed."""
+    engine = write_engine(checkpoint, directory, dtype=dtype, tokens_per_block=BLOCK, max_seq_len=32)
     ranks = ThreadRanks(open_engine(engine), 1 + 4 * SEQUENCES)
     for at in range(3):
         stepped(ranks, list(range(SEQUENCES)), at, beside=True)
     return ranks
 
 
+@pytest.mark.parametrize("dtype", TOLERANCES)
 @pytest.mark.parametrize("name", BY_KERNELS)
-def test_recorded_steps_equal_computed_ones(families: Families, name: str, tmp_path: Path) -> None:
-    ranks = engine_of(families, name, tmp_path / "engine")
+def test_recorded_steps_equal_computed_ones(networks: Families, name: str, dtype: ModelDtype, tmp_path: Path) -> None:
+    ranks = engine_of(networks, name, tmp_path / "engine", dtype)
     layers = ranks.models[0].layers
 
     @settings(max_examples=12, deadline=None)
@@ -172,9 +207,37 @@ def test_recorded_steps_equal_computed_ones(families: Families, name: str, tmp_p
         first, again = stepped(ranks, rows, at), stepped(ranks, rows, at)
         assert len(rows) in layers.recorded_rows
         assert torch.equal(first, again)
-        assert (first - computed).abs().max() <= 2**-5 * computed.abs().max()
+        assert (first - computed).abs().max() <= TOLERANCES[dtype] * computed.abs().max()
 
     check()
+    ranks.close()
+
+
+@pytest.mark.parametrize("name", BY_KERNELS)
+def test_recorded_steps_in_float32_equal_transformers(networks: Families, name: str, tmp_path: Path) -> None:
+    """Their logits, and therefore greedy tokens."""
+    ranks, rows = engine_of(networks, name, tmp_path / "engine", "float32"), list(range(SEQUENCES))
+    for at in range(3, 24):
+        made = stepped(ranks, rows, at)
+    assert ranks.models[0].layers.recorded_rows == (SEQUENCES,)
+    for row in rows:
+        expected = networks(name).logits(LONG[row : row + 24])[-1]
+        assert (made[row] - expected).abs().max() <= 2e-5 * expected.abs().max()
+        assert made[row].argmax() == expected.argmax()
+    ranks.close()
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("kv", ["FP8", "INT8"])
+def test_steps_with_a_quantised_cache_are_recorded(kv: str, dtype: ModelDtype, tmp_path: Path) -> None:
+    """The first recorded token reads what was recorded of itself, and a replayed one what replays stored."""
+    checkpoint = write_checkpoint(tiny_llama(), tmp_path / "checkpoint", Layout(kv=kv))
+    ranks, rows = begun(checkpoint, tmp_path / "engine", dtype), [0, 2, 3, 4]
+    for at in range(3, 12):
+        made = stepped(ranks, rows, at)
+        computed = stepped(ranks, rows, at, beside=True)
+        assert (made - computed).abs().max() <= TOLERANCES[dtype] * computed.abs().max()
+    assert ranks.models[0].layers.recorded_rows == (4,)
     ranks.close()
 
 
@@ -201,8 +264,8 @@ def test_recordings_follow_the_adapters(families: Families, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("name", BY_TORCH)
-def test_networks_that_torch_computes_are_not_recorded(families: Families, name: str, tmp_path: Path) -> None:
-    ranks = engine_of(families, name, tmp_path / "engine")
+def test_networks_that_torch_computes_are_not_recorded(networks: Families, name: str, tmp_path: Path) -> None:
+    ranks = engine_of(networks, name, tmp_path / "engine")
     made = [stepped(ranks, [0, 1], 3) for _ in range(2)]
     assert torch.equal(*made)
     assert ranks.models[0].layers.recorded_rows == ()

@@ -27,7 +27,13 @@ ACTIVATIONS: dict[str, Activation] = {
     "squared-relu": _squared_relu,
 }
 
-NATIVE_ACTIVATIONS: dict[Activation, str] = {functional.silu: "silu", _tanh_gelu: "gelu_tanh"}
+NATIVE_ACTIVATIONS: dict[Activation, str] = {
+    functional.silu: "silu",
+    _tanh_gelu: "gelu_tanh",
+    functional.gelu: "gelu",
+    functional.relu: "relu",
+    _squared_relu: "squared_relu",
+}
 """Their names in `native.bindings`."""
 
 

@@ -11,7 +11,8 @@ from trtforge.runtime.architecture.spec import DecoderSpec
 from trtforge.runtime.decoder.alibi import Alibi
 from trtforge.runtime.decoder.attention import Attention, Batch
 from trtforge.runtime.decoder.kv_cache import LayerCache
-from trtforge.runtime.decoder.loader import Loader, Norm, RmsNorm
+from trtforge.runtime.decoder.loader import Loader
+from trtforge.runtime.decoder.norms import Norm
 from trtforge.runtime.decoder.scores import FusedScores, Scores, SoftmaxScores
 from trtforge.runtime.linears.linear import Linear
 
@@ -57,7 +58,7 @@ class GroupedQueryAttention:
 
 def _norm_heads(norm: Norm, heads: Tensor) -> None:
     """Replace heads by their norms."""
-    if not (isinstance(norm, RmsNorm) and norm.in_place(heads)):
+    if not norm.in_place(heads):
         heads.copy_(norm(heads))
 
 

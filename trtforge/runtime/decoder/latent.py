@@ -15,7 +15,8 @@ from trtforge.runtime.architecture.rotary import Rotation
 from trtforge.runtime.architecture.spec_parts import LatentSpec
 from trtforge.runtime.decoder.attention import Attention, Batch
 from trtforge.runtime.decoder.kv_cache import LayerCache
-from trtforge.runtime.decoder.loader import Loader, Norm, RmsNorm
+from trtforge.runtime.decoder.loader import Loader
+from trtforge.runtime.decoder.norms import Norm, RmsNorm
 from trtforge.runtime.decoder.scores import FusedScores
 from trtforge.runtime.linears.linear import Linear
 

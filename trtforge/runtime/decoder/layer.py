@@ -13,9 +13,10 @@ from trtforge.runtime.decoder.grouped_query import load_grouped_query
 from trtforge.runtime.decoder.kv_cache import LayerCache
 from trtforge.runtime.decoder.latent import load_latent
 from trtforge.runtime.decoder.linear_attention import load_linear
-from trtforge.runtime.decoder.loader import Loader, Norm, RmsNorm
+from trtforge.runtime.decoder.loader import Loader
 from trtforge.runtime.decoder.mlp import load_mlp
 from trtforge.runtime.decoder.moe import load_moe
+from trtforge.runtime.decoder.norms import Norm, RmsNorm
 from trtforge.runtime.linears.linear import Linear
 from trtforge.runtime.native.bindings import Native, native_for
 

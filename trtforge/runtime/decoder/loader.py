@@ -1,23 +1,20 @@
 """Loads the packed tensors of a rank to its device, one part of the network at a time."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from trtforge.runtime.adapters.rank_adapters import RankAdapters
 from trtforge.runtime.architecture.layout import GatedSlot, LinearSlot, Slot, TensorSlot, rank_slots
 from trtforge.runtime.architecture.spec import DecoderSpec
 from trtforge.runtime.decoder.collective import Collective
+from trtforge.runtime.decoder.norms import LayerNorm, Norm, RmsNorm, zero_centred
 from trtforge.runtime.linears.kernels import Kernels, kernel_of
 from trtforge.runtime.linears.linear import Linear, Placement
 from trtforge.runtime.linears.packing import sparse_layers
 from trtforge.runtime.linears.weights import Weights
-from trtforge.runtime.native.bindings import native_for
-
-Norm = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -88,11 +85,11 @@ class Loader:
         """A norm over the last dimension, of the network's kind."""
         weight = self.tensor(f"{name}.weight")
         if self.spec.network.zero_centred:
-            return _zero_centred_norm(weight, self.spec.norm_epsilon)
+            return zero_centred(weight, self.spec.norm_epsilon)
         if self.spec.network.norm == "rms":
             return RmsNorm(weight, self.spec.norm_epsilon)
         bias = self.tensor(f"{name}.bias") if f"{name}.bias" in self.tensors else None
-        return _layer_norm(weight, bias, self.spec.norm_epsilon)
+        return LayerNorm(weight, bias, self.spec.norm_epsilon)
 
     def _adapted(self, name: str, linear: Linear) -> Linear:
         return linear if self.adapters is None else self.adapters.adapted(name, linear)
@@ -100,48 +97,6 @@ class Loader:
     def _packed(self, slot: LinearSlot, name: str, *, out: int | None = None, bias: bool = True) -> Linear:
         kernel = kernel_of(self.spec, self.kernels, slot.module)
         return kernel.load(self.weights, name, (out or slot.out, slot.inputs), self.place, bias=bias)
-
-
-class RmsNorm:
-    """x / rms(x) * weight."""
-
-    def __init__(self, weight: Tensor, epsilon: float) -> None:
-        self._weight = weight
-        self._epsilon = epsilon
-        self._kernels = native_for(weight.device, weight.dtype)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        if self._kernels is not None:
-            return self._kernels.rms_norm(x, self._weight, self._epsilon)
-        return functional.rms_norm(x, self._weight.shape, self._weight, self._epsilon)
-
-    def in_place(self, heads: Tensor) -> bool:
-        """Replace each head of (tokens, heads, size) by its norm; False, with nothing done, without a kernel for it."""
-        if self._kernels is None or heads.stride()[1:] != (heads.shape[2], 1):
-            return False
-        self._kernels.rms_norm_heads(heads, self._weight, self._epsilon)
-        return True
-
-    def of_sum(self, x: Tensor, change: Tensor, scale: float) -> tuple[Tensor, Tensor] | None:
-        """x + scale * change and its norm, in one pass; None where no kernel computes both."""
-        if self._kernels is None or not (x.is_contiguous() and change.is_contiguous()):
-            return None
-        return self._kernels.add_rms_norm(x, change, self._weight, scale, self._epsilon)
-
-
-def _zero_centred_norm(weight: Tensor, epsilon: float) -> Norm:
-    """x / rms(x) * (1 + weight). The factor is float32, as 1 + weight is coarser than the weight."""
-    factor, dtype = weight.float() + 1, weight.dtype
-    if dtype is torch.float32:
-        return RmsNorm(factor, epsilon)
-    return lambda x: functional.rms_norm(x.float(), factor.shape, factor, epsilon).to(dtype)
-
-
-def _layer_norm(weight: Tensor, bias: Tensor | None, epsilon: float) -> Norm:
-    """Over the last dimension only: Cohere's head norms have a row of weights for each head."""
-    if weight.dim() == 1:
-        return lambda x: functional.layer_norm(x, weight.shape, weight, bias, epsilon)
-    return lambda x: functional.layer_norm(x, weight.shape[-1:], eps=epsilon) * weight
 
 
 def _linears(slots: list[Slot]) -> list[LinearSlot]:

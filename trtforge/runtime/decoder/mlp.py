@@ -5,6 +5,7 @@ from torch import Tensor
 from trtforge.runtime.architecture.activations import NATIVE_ACTIVATIONS, Activation, activation_of
 from trtforge.runtime.decoder.loader import Loader
 from trtforge.runtime.linears.linear import Linear, Placement
+from trtforge.runtime.native.activations import activate
 from trtforge.runtime.native.bindings import native_for
 
 
@@ -23,7 +24,14 @@ def load_mlp(loader: Loader, name: str) -> Linear:
             return lambda x: proj(up_gate(x))
         case "plain":
             fc = loader.linear(f"{name}.fc")
-            return lambda x: proj(act(fc(x)))
+            own = _activation(loader.place, act)
+            return lambda x: proj(own(fc(x)))
+
+
+def _activation(place: Placement, act: Activation) -> Activation:
+    """The activation, by a kernel if there is one."""
+    name, kernels = NATIVE_ACTIVATIONS.get(act), native_for(place.device, place.dtype)
+    return act if name is None or kernels is None else lambda x: activate(kernels, x, name)
 
 
 def gated_halves(place: Placement, both: Linear, act: Activation, activated: int = 1) -> Linear:

@@ -13,7 +13,8 @@ from torch.nn import functional
 
 from trtforge.runtime.linears.weights import Weights
 from trtforge.runtime.native.bindings import Native, native_for
-from trtforge.runtime.native.tiles import pack_bfloat16
+from trtforge.runtime.native.float32 import linear
+from trtforge.runtime.native.tiles import pack_bfloat16, pack_float32
 
 
 @dataclass(frozen=True)
@@ -99,9 +100,11 @@ def load_bias(weights: Weights, prefix: str, shape: tuple[int, int], place: Plac
 
 
 def matrix(weight: Tensor, bias: Tensor | None = None) -> Linear:
-    """y = x W^T + b. On CPU, bfloat16 weights are reordered once for the kernels that multiply them."""
+    """y = x W^T + b. On CPU, the weights are reordered once for the kernels that multiply them."""
+    kernels = native_for(weight.device, weight.dtype)
+    if kernels is not None and weight.dtype is torch.float32:
+        return _float32_matrix(kernels, weight, bias)
     if weight.device.type == "cpu" and weight.dtype is torch.bfloat16:
-        kernels = native_for(weight.device, weight.dtype)
         if kernels is not None and kernels.takes(weight):
             return _native_matrix(kernels, weight, bias)
         if _has_onednn_bfloat16():
@@ -114,6 +117,11 @@ def _native_matrix(kernels: Native, weight: Tensor, bias: Tensor | None) -> Line
     packed, outputs = pack_bfloat16(weight), len(weight)
     vector = None if bias is None else bias.float()
     return lambda x: kernels.linear(x, packed, vector, outputs)
+
+
+def _float32_matrix(kernels: Native, weight: Tensor, bias: Tensor | None) -> Linear:
+    packed, outputs = pack_float32(weight), len(weight)
+    return lambda x: linear(kernels, x, packed, bias, outputs)
 
 
 def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

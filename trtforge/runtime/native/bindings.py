@@ -33,7 +33,7 @@ from trtforge.runtime.native.tiles import TILE, Int8Layer, pack_bfloat16, pack_i
 VARIABLE = "TRTFORGE_KERNELS"
 TYPES = {torch.float32: 0, torch.bfloat16: 1}
 CACHES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.uint8: 3}
-ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
+ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "gelu": 2, "relu": 3, "squared_relu": 4}
 WIDTH = 16
 """Numbers that attention computes at once."""
 _KEYS = 64  # of a block in context attention
@@ -85,7 +85,7 @@ class Native:
                 function.argtypes, function.restype = list(arguments), None
         self.functions.use_own_threads(wait_briefly())
 
-    def _run(self, name: str, *arguments: Any) -> None:
+    def run(self, name: str, *arguments: Any) -> None:
         """Call a kernel, and record the call while a recording is made. A structure is passed by its address."""
         given = (ctypes.byref(each) if isinstance(each, ctypes.Structure) else each for each in arguments)
         getattr(self.functions, name)(*given)
@@ -103,7 +103,7 @@ class Native:
         y = torch.empty_like(x)
         size = x.shape[-1]
         pointers = (tensor.data_ptr() for tensor in (x, weight, y))
-        self._run("rms_norm", TYPES[x.dtype], *pointers, x.numel() // size, size, size, 1, size, epsilon)
+        self.run("rms_norm", TYPES[x.dtype], *pointers, x.numel() // size, size, size, 1, size, epsilon)
         return y
 
     def rms_norm_heads(self, heads: Tensor, weight: Tensor, epsilon: float) -> None:
@@ -111,13 +111,13 @@ class Native:
         tokens, count, size = heads.shape
         stride, pointer = heads.stride(0), heads.data_ptr()
         pointers = (pointer, weight.data_ptr(), pointer)
-        self._run("rms_norm", TYPES[heads.dtype], *pointers, tokens, stride, stride, count, size, epsilon)
+        self.run("rms_norm", TYPES[heads.dtype], *pointers, tokens, stride, stride, count, size, epsilon)
 
     def add(self, x: Tensor, change: Tensor, scale: float) -> Tensor:
         """x + scale * change, of contiguous tensors of one shape."""
         total = torch.empty_like(x)
         pointers = (tensor.data_ptr() for tensor in (x, change, total))
-        self._run("add", TYPES[x.dtype], *pointers, x.numel(), scale)
+        self.run("add", TYPES[x.dtype], *pointers, x.numel(), scale)
         return total
 
     def add_rms_norm(
@@ -126,7 +126,7 @@ class Native:
         """x + scale * change, and its RMS norm; x and change are (rows, size)."""
         total, y = torch.empty_like(x), torch.empty_like(x)
         pointers = (tensor.data_ptr() for tensor in (x, change, weight, total, y))
-        self._run("add_rms_norm", TYPES[x.dtype], *pointers, *x.shape, scale, epsilon)
+        self.run("add_rms_norm", TYPES[x.dtype], *pointers, *x.shape, scale, epsilon)
         return total, y
 
     def rotate(self, heads: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> None:
@@ -135,7 +135,7 @@ class Native:
         `heads` may be a slice of a tensor with more heads or larger ones.
         """
         tokens, count, _ = heads.shape
-        self._run(
+        self.run(
             "rotate",
             TYPES[heads.dtype],
             heads.data_ptr(),
@@ -155,13 +155,13 @@ class Native:
         rows, size = halves.shape[0], halves.shape[1] // 2
         y = halves.new_empty(rows, size)
         pointers = (halves.data_ptr(), y.data_ptr())
-        self._run("gate", TYPES[halves.dtype], ACTIVATIONS[activation], activated, *pointers, rows, size)
+        self.run("gate", TYPES[halves.dtype], ACTIVATIONS[activation], activated, *pointers, rows, size)
         return y
 
     def write_slots(self, storage: Tensor, slots: Tensor, values: Tensor) -> None:
         """storage[slots] = values, of (slots, vectors, size) and (tokens, vectors, size), which may be a slice."""
         element = values.element_size()
-        self._run(
+        self.run(
             "write_slots",
             values.data_ptr(),
             values.stride(0) * element,
@@ -173,7 +173,7 @@ class Native:
 
     def quantize_slots(self, storage: Tensor, slots: Tensor, values: Tensor, scale: float) -> None:
         """As `write_slots`, of values / scale rounded to the numbers of int8 storage, or to E4M3 in uint8 storage."""
-        self._run(
+        self.run(
             "quantize_slots",
             TYPES[values.dtype],
             CACHES[storage.dtype],
@@ -212,7 +212,7 @@ class Native:
             cache_scale=cache_scale,
             **_heads(how),
         )
-        self._run("paged_attention", TYPES[queries.dtype], CACHES[storage.dtype], given)
+        self.run("paged_attention", TYPES[queries.dtype], CACHES[storage.dtype], given)
 
     def add_adapters(self, x: Tensor, a: Tensor, b: Tensor, slots: Tensor, y: Tensor) -> None:
         """y += (x A^T) B, with the matrices of each row's adapter: x (rows, inputs), y (rows, outputs or more).
@@ -234,7 +234,7 @@ class Native:
             pitch=a.stride(0),
             stride=y.stride(0),
         )
-        self._run("add_adapters", TYPES[x.dtype], given)
+        self.run("add_adapters", TYPES[x.dtype], given)
 
     def attends_context(self, dtype: torch.dtype, how: PagedHeads) -> bool:
         """Whether `attend_context` takes these heads."""
@@ -272,7 +272,7 @@ class Native:
             cache_scale=cache_scale,
             **_heads(how),
         )
-        self._run("context_attention", CACHES[storage.dtype], given)
+        self.run("context_attention", CACHES[storage.dtype], given)
 
     def takes(self, weight: Tensor) -> bool:
         """Whether `linear` can compute this (out, in) weight."""
@@ -309,7 +309,7 @@ class Native:
             outputs=outputs,
             activation_scale=layer.activation_scale,
         )
-        self._run("linear_int8", TYPES[x.dtype], given)
+        self.run("linear_int8", TYPES[x.dtype], given)
         return y
 
     def takes_int8(self, weight: Tensor) -> bool:
@@ -346,7 +346,7 @@ class Native:
             prequant=None if prequant is None else prequant.data_ptr(),
             scaled=None if scaled is None else scaled.data_ptr(),
         )
-        self._run(function, given)
+        self.run(function, given)
         return y
 
 

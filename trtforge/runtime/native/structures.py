@@ -27,6 +27,25 @@ class IntegerLinear(ctypes.Structure):
     )
 
 
+class FloatLinear(ctypes.Structure):
+    """`FloatLinear` of source/float32.cpp."""
+
+    _fields_ = (
+        *((name, _pointer) for name in ("x", "weight", "bias", "y")),
+        *((name, _integer) for name in ("rows", "inputs", "outputs")),
+    )
+
+
+class AnyNorm(ctypes.Structure):
+    """`Norm` of source/norms.cpp."""
+
+    _fields_ = (
+        *((name, _pointer) for name in ("x", "weight", "bias", "y")),
+        *((name, _integer) for name in ("outer", "stride", "into", "inner", "size", "pitch")),
+        ("epsilon", _float),
+    )
+
+
 class Paged(ctypes.Structure):
     """`Paged` of source/attention.cpp."""
 
@@ -118,6 +137,9 @@ ARGUMENTS: dict[str, Sequence[object]] = {
     "linear_bfloat16": (_pointer,),
     "linear_int4": (_pointer,),
     "linear_int8": (_integer, _pointer),
+    "linear_float32": (_pointer,),
+    "norm": (_integer, _integer, _integer, _pointer),
+    "activate": (_integer, _integer, _pointer, _pointer, _integer),
     "replay": (_pointer, _integer),
     "use_own_threads": (_integer,),
     "release_threads": (),
@@ -138,6 +160,9 @@ RECORDED = (
     "linear_bfloat16",
     "linear_int4",
     "linear_int8",
+    "linear_float32",
+    "norm",
+    "activate",
 )
 """The kernels that `replay` calls, as source/replay.cpp numbers them."""
 

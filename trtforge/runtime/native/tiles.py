@@ -30,6 +30,17 @@ def pack_bfloat16(weight: Tensor) -> Tensor:
     return weight.reshape(outputs // TILE, TILE, inputs // 2, 2).permute(0, 2, 1, 3).contiguous()
 
 
+def pack_float32(weight: Tensor) -> Tensor:
+    """(out, in) weights as `float32.linear` takes them: (out / 32, in, 32), rounded up and filled with zeros."""
+    outputs, inputs = weight.shape
+    packed = weight.new_zeros(-(-outputs // TILE), inputs, TILE)
+    whole = outputs // TILE
+    packed[:whole] = weight[: whole * TILE].view(whole, TILE, inputs).transpose(1, 2)
+    if whole < len(packed):
+        packed[whole, :, : outputs - whole * TILE] = weight[whole * TILE :].t()
+    return packed
+
+
 def pack_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
     """(out, in) int8 weights as `Int8Layer` has them, (out / 32, in / 4, 32, 4), and their offsets."""
     outputs, inputs = weight.shape

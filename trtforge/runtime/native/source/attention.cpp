@@ -60,20 +60,37 @@ static inline void prefetch(const C* from, int64_t count) {
     for (int64_t at = 0; at < count * int64_t(sizeof(C)); at += 64) __builtin_prefetch(bytes + at, 0, 2);
 }
 
+#if defined(__AVX512F__)
+constexpr int SUMS = 16;  // that are in registers and added up together
+#else
+constexpr int SUMS = 4;
+#endif
+
 // scores (G, seen tokens) = queries (G, size) times keys.
 template <int G, typename C>
 static void score(const float* queries, const Seen<C>& keys, int64_t size, float* scores) {
+    constexpr int K = SUMS / G;
     const int64_t count = keys.count();
     keys.runs(nullptr, [&](int64_t index, const C* key, int64_t tokens, const C*) {
-        for (int64_t token = 0; token < tokens; ++token, key += keys.pitch) {
-            prefetch(key + AHEAD * keys.pitch, size);
-            Vector sums[G] = {};
-            for (int64_t d = 0; d < size; d += WIDTH) {
-                const Vector part = load(key + d);
-#pragma GCC unroll 4
-                for (int g = 0; g < G; ++g) sums[g] += load(queries + g * size + d) * part;
+        for (int64_t token = 0; token < tokens; token += K, key += K * keys.pitch) {
+            const int64_t last = std::min<int64_t>(K, tokens - token) - 1;
+            const C* of[K];
+            for (int k = 0; k < K; ++k) {
+                of[k] = key + std::min<int64_t>(k, last) * keys.pitch;
+                prefetch(of[k] + AHEAD * keys.pitch, size);
             }
-            for (int g = 0; g < G; ++g) scores[g * count + index + token] = sum(sums[g]);
+            Vector sums[SUMS] = {};
+            for (int64_t d = 0; d < size; d += WIDTH) {
+#pragma GCC unroll 16
+                for (int k = 0; k < K; ++k) {
+                    const Vector part = load(of[k] + d);
+#pragma GCC unroll 4
+                    for (int g = 0; g < G; ++g) sums[k * G + g] += load(queries + g * size + d) * part;
+                }
+            }
+            const Vector totals = sums_of(sums);
+            for (int64_t k = 0; k <= last; ++k)
+                for (int64_t g = 0; g < G; ++g) scores[g * count + index + token + k] = totals[k * G + g];
         }
     });
 }
@@ -152,6 +169,7 @@ static void attend(const Paged& p, int64_t head, const T* given, Seen<C> keys, M
     if (p.vectors > kv_heads) values.cache += kv_heads * size;
     int64_t d = 0;
     for (; d + 4 * WIDTH <= size; d += 4 * WIDTH, values.cache += 4 * WIDTH) weigh<G, 4>(scores, values, size, out + d);
+    for (; d + 2 * WIDTH <= size; d += 2 * WIDTH, values.cache += 2 * WIDTH) weigh<G, 2>(scores, values, size, out + d);
     for (; d < size; d += WIDTH, values.cache += WIDTH) weigh<G, 1>(scores, values, size, out + d);
 }
 

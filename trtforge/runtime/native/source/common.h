@@ -42,3 +42,6 @@ static inline void put(bfloat16* into, float value) {
     const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
     into->bits = uint16_t(value != value ? 0x7fc0 : rounded);
 }
+
+// Elements from which a second thread pays, where each takes a few operations.
+constexpr int64_t PARALLEL_FROM = 16384;

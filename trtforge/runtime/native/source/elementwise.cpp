@@ -1,10 +1,7 @@
-// RMS norm, rotary embedding and gated activations, each one pass over its rows.
+// RMS norm, rotary embedding, activations and gated ones, each one pass over its rows.
 
 #include "team.h"
 #include "vectors.h"
-
-// Elements from which a second thread pays.
-constexpr int64_t PARALLEL_FROM = 16384;
 
 template <typename T>
 static void rms_norm_row(const T* x, const T* weight, T* y, int64_t size, float epsilon) {
@@ -120,6 +117,45 @@ struct GeluTanh {
     }
 };
 
+// 0.5 x (1 + erf(x / sqrt(2))), with the error function of Abramowitz and Stegun 1964, 7.1.26, within 1.5e-7.
+struct Gelu {
+    template <typename V>
+    static V of(V x) {
+        const V size = (x < 0.0f ? -x : x) * 0.7071067812f, t = 1.0f / (1.0f + 0.3275911f * size);
+        V p = t * 1.061405429f - 1.453152027f;
+        p = p * t + 1.421413741f;
+        p = p * t - 0.284496736f;
+        p = p * t + 0.254829592f;
+        const V rest = 0.5f * p * t * exponential(-size * size);  // of 1 beyond |x|
+        return x * (x < 0.0f ? rest : 1.0f - rest);
+    }
+};
+
+struct Relu {
+    template <typename V>
+    static V of(V x) {
+        return x < 0.0f ? V() : x;
+    }
+};
+
+struct SquaredRelu {
+    template <typename V>
+    static V of(V x) {
+        return x < 0.0f ? V() : x * x;
+    }
+};
+
+template <typename Activation, typename T>
+static void activate_all(const T* x, T* y, int64_t count) {
+    constexpr int64_t block = 4096;
+    team::for_each((count + block - 1) / block, count >= PARALLEL_FROM, [=](int64_t part) {
+        const int64_t end = std::min(count, (part + 1) * block);
+        int64_t i = part * block;
+        for (; i + WIDTH <= end; i += WIDTH) put(y + i, Activation::of(load(x + i)));
+        for (; i < end; ++i) put(y + i, Activation::of(to_float(x[i])));
+    });
+}
+
 template <typename Activation, typename T>
 static void gate_rows(const T* x, T* y, int64_t rows, int64_t size, int64_t activated) {
     team::for_each(rows, rows * size >= PARALLEL_FROM, [=](int64_t row) {
@@ -132,14 +168,35 @@ static void gate_rows(const T* x, T* y, int64_t rows, int64_t size, int64_t acti
     });
 }
 
+// Calls compute(the activation that `bindings.ACTIVATIONS` numbers so).
+template <typename Compute>
+static void with_activation(int64_t activation, Compute compute) {
+    switch (activation) {
+        case 0: return compute(Silu());
+        case 1: return compute(GeluTanh());
+        case 2: return compute(Gelu());
+        case 3: return compute(Relu());
+        case 4: return compute(SquaredRelu());
+    }
+}
+
 // y = activation(one half of x) * other half. x: (rows, 2 x size); `activated`: index of the half that is activated.
-// `activation`: 0 SiLU, 1 GELU by tanh.
 EXPORT void gate(int64_t type, int64_t activation, int64_t activated, const void* x, void* y, int64_t rows,
                  int64_t size) {
-    if (type == FLOAT32)
-        (activation == 0 ? gate_rows<Silu, float> : gate_rows<GeluTanh, float>)((const float*)x, (float*)y, rows, size,
-                                                                                activated);
-    else
-        (activation == 0 ? gate_rows<Silu, bfloat16> : gate_rows<GeluTanh, bfloat16>)(
-            (const bfloat16*)x, (bfloat16*)y, rows, size, activated);
+    with_activation(activation, [&](auto kind) {
+        if (type == FLOAT32)
+            gate_rows<decltype(kind)>((const float*)x, (float*)y, rows, size, activated);
+        else
+            gate_rows<decltype(kind)>((const bfloat16*)x, (bfloat16*)y, rows, size, activated);
+    });
+}
+
+// y = activation(x), of `count` elements.
+EXPORT void activate(int64_t type, int64_t activation, const void* x, void* y, int64_t count) {
+    with_activation(activation, [&](auto kind) {
+        if (type == FLOAT32)
+            activate_all<decltype(kind)>((const float*)x, (float*)y, count);
+        else
+            activate_all<decltype(kind)>((const bfloat16*)x, (bfloat16*)y, count);
+    });
 }

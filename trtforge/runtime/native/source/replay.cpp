@@ -5,8 +5,10 @@
 #include <utility>
 
 struct Adapters;
+struct FloatLinear;
 struct IntegerLinear;
 struct Linear;
+struct Norm;
 struct Paged;
 
 extern "C" {
@@ -19,6 +21,9 @@ void write_slots(const char*, int64_t, const int64_t*, int64_t, int64_t, char*);
 void quantize_slots(int64_t, int64_t, const void*, int64_t, const int64_t*, int64_t, int64_t, void*, float);
 void paged_attention(int64_t, int64_t, const Paged*);
 void add_adapters(int64_t, const Adapters*);
+void linear_float32(const FloatLinear*);
+void norm(int64_t, int64_t, int64_t, const Norm*);
+void activate(int64_t, int64_t, const void*, void*, int64_t);
 #if defined(__AVX512BF16__) && defined(__AVX512BW__)
 void linear_bfloat16(const Linear*);
 void linear_int4(const Linear*);
@@ -65,6 +70,9 @@ EXPORT void replay(const Call* calls, int64_t count) {
             case 6: run(quantize_slots, given); break;
             case 7: run(paged_attention, given); break;
             case 8: run(add_adapters, given); break;
+            case 12: run(linear_float32, given); break;
+            case 13: run(norm, given); break;
+            case 14: run(activate, given); break;
 #if defined(__AVX512BF16__) && defined(__AVX512BW__)
             case 9: run(linear_bfloat16, given); break;
             case 10: run(linear_int4, given); break;

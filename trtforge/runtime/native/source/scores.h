@@ -11,29 +11,6 @@ namespace pairwise {
 
 constexpr int64_t DEPTH = 32;  // numbers of a vector, which divides the size of a head
 
-// Lane i: the sum of v[i]. Halves are added up, then quarters, pairs and single lanes.
-static inline __m512 sums_of_each(__m512 (&v)[16]) {
-    const __m512i evens = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
-    const __m512i odds = _mm512_add_epi32(evens, _mm512_set1_epi32(1));
-    const __m512i low_pairs = _mm512_set_epi64(14, 12, 10, 8, 6, 4, 2, 0);
-    const __m512i high_pairs = _mm512_set_epi64(15, 13, 11, 9, 7, 5, 3, 1);
-#pragma GCC unroll 8
-    for (int i = 0; i < 8; ++i)
-        v[i] = _mm512_add_ps(_mm512_shuffle_f32x4(v[2 * i], v[2 * i + 1], 0x44),
-                             _mm512_shuffle_f32x4(v[2 * i], v[2 * i + 1], 0xee));
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i)
-        v[i] = _mm512_add_ps(_mm512_shuffle_f32x4(v[2 * i], v[2 * i + 1], 0x88),
-                             _mm512_shuffle_f32x4(v[2 * i], v[2 * i + 1], 0xdd));
-#pragma GCC unroll 2
-    for (int i = 0; i < 2; ++i) {
-        const __m512d a = _mm512_castps_pd(v[2 * i]), b = _mm512_castps_pd(v[2 * i + 1]);
-        v[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_permutex2var_pd(a, low_pairs, b)),
-                             _mm512_castpd_ps(_mm512_permutex2var_pd(a, high_pairs, b)));
-    }
-    return _mm512_add_ps(_mm512_permutex2var_ps(v[0], evens, v[1]), _mm512_permutex2var_ps(v[0], odds, v[1]));
-}
-
 // Scores of up to 16 / G keys, `pitch` from one to the next: queries (G, size) times keys times `scale`, to
 // scores[g * count].
 template <int G>

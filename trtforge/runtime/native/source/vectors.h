@@ -4,7 +4,7 @@
 
 #include "common.h"
 
-#if defined(__AVX512BF16__)
+#if defined(__AVX512F__)
 #include <immintrin.h>
 #endif
 
@@ -30,17 +30,43 @@ struct Sixteen {
 
 static inline Vector load(const float* from) { return *(const Vector*)from; }
 
-static inline Vector load(const bfloat16* from) {
-    return (Vector)(__builtin_convertvector(*(const Sixteen<uint16_t>::type*)from, Words) << 16);
+// Sixteen integers as wider ones. Compilers make vector instructions of one doubling of the width, and of two in a row,
+// but not of both at once (GCC 12).
+#if defined(__AVX512F__)
+static inline Words widened(const uint16_t* from) {
+    return (Words)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)from));
 }
 
-static inline Vector load(const int8_t* from) {
-    return __builtin_convertvector(*(const Sixteen<int8_t>::type*)from, Vector);
+static inline Words widened(const uint8_t* from) {
+    return (Words)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)from));
 }
+
+static inline Integers widened(const int8_t* from) {
+    return (Integers)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)from));
+}
+#else
+static inline Words widened(const uint16_t* from) {
+    return __builtin_convertvector(*(const Sixteen<uint16_t>::type*)from, Words);
+}
+
+static inline Words widened(const uint8_t* from) {
+    typedef Sixteen<uint16_t>::type Halfway;
+    return __builtin_convertvector(__builtin_convertvector(*(const Sixteen<uint8_t>::type*)from, Halfway), Words);
+}
+
+static inline Integers widened(const int8_t* from) {
+    typedef Sixteen<int16_t>::type Halfway;
+    return __builtin_convertvector(__builtin_convertvector(*(const Sixteen<int8_t>::type*)from, Halfway), Integers);
+}
+#endif
+
+static inline Vector load(const bfloat16* from) { return (Vector)(widened((const uint16_t*)from) << 16); }
+
+static inline Vector load(const int8_t* from) { return __builtin_convertvector(widened(from), Vector); }
 
 // The bits move to their places in float32; the product corrects the exponent's bias, 127 instead of 7.
 static inline Vector load(const e4m3* from) {
-    const Words bits = __builtin_convertvector(*(const Sixteen<uint8_t>::type*)from, Words);
+    const Words bits = widened((const uint8_t*)from);
     return (Vector)(((bits & 0x80) << 24) | ((bits & 0x7f) << 20)) * 0x1p120f;
 }
 
@@ -92,3 +118,36 @@ static inline float sum(Vector v) {
     const Quarter quarter = quarters[0] + quarters[1];
     return (quarter[0] + quarter[2]) + (quarter[1] + quarter[3]);
 }
+
+#if defined(__AVX512F__)
+
+// Lane i: the sum of v[i]. Halves are added up, then quarters, pairs and single lanes.
+static inline __m512 sums_of_each(__m512 (&v)[16]) {
+    const __m512i evens = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
+    const __m512i odds = _mm512_add_epi32(evens, _mm512_set1_epi32(1));
+    const __m512i low_pairs = _mm512_set_epi64(14, 12, 10, 8, 6, 4, 2, 0);
+    const __m512i high_pairs = _mm512_set_epi64(15, 13, 11, 9, 7, 5, 3, 1);
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i)
+        v[i] = _mm512_add_ps(_mm512_shuffle_f32x4(v[2 * i], v[2 * i + 1], 0x44),
+                             _mm512_shuffle_f32x4(v[2 * i], v[2 * i + 1], 0xee));
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i)
+        v[i] = _mm512_add_ps(_mm512_shuffle_f32x4(v[2 * i], v[2 * i + 1], 0x88),
+                             _mm512_shuffle_f32x4(v[2 * i], v[2 * i + 1], 0xdd));
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; ++i) {
+        const __m512d a = _mm512_castps_pd(v[2 * i]), b = _mm512_castps_pd(v[2 * i + 1]);
+        v[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_permutex2var_pd(a, low_pairs, b)),
+                             _mm512_castpd_ps(_mm512_permutex2var_pd(a, high_pairs, b)));
+    }
+    return _mm512_add_ps(_mm512_permutex2var_ps(v[0], evens, v[1]), _mm512_permutex2var_ps(v[0], odds, v[1]));
+}
+
+static inline Vector sums_of(Vector (&v)[16]) { return (Vector)sums_of_each((__m512(&)[16])v); }
+
+#else
+
+static inline Vector sums_of(Vector (&v)[4]) { return Vector{sum(v[0]), sum(v[1]), sum(v[2]), sum(v[3])}; }
+
+#endif
