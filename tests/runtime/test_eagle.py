@@ -285,6 +285,11 @@ WRONG: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"eagle_config": {}}, {}, "and the model has 4 layers: three are read by default, of 7"),
     ({"eagle_aux_hidden_state_layer_ids": [1, 9], "eagle_config": {}}, {}, "is [1, 9], the model has 4 layers"),
     ({"num_hidden_layers": 2}, {}, "num_hidden_layers is 2, networks of one layer are supported"),
+    (
+        {"num_attention_heads": 3},
+        {},
+        "num_attention_heads 3, num_key_value_heads 4 and head_dim 16 do not fit together",
+    ),
     ({"hidden_act": "relu"}, {}, "hidden_act is relu, silu is supported"),
     ({"fc_norm": True}, {}, "fc_norm is set, which is not supported"),
     ({"max_position_embeddings": 10**12}, {}, "max_position_embeddings is 1,000,000,000,000, which is implausible"),
@@ -343,3 +348,23 @@ def test_a_config_of_speculators(checkpoint: Path, tmp_path: Path) -> None:
     assert found.tensors.keys() == {
         name.replace("midlayer", "layers.0") for name in load_file(directory / SINGLE) if name != "t2d"
     }
+
+
+@pytest.mark.parametrize("name", ["mistral", "gpt2", "deepseek_v2", "qwen3_next"])
+@pytest.mark.parametrize("kind", FEATURES)
+def test_models_of_other_families(families: Families, tmp_path: Path, name: str, kind: EagleKind) -> None:
+    """Windows whose blocks are dropped, learned positions, a latent cache, states of linear attention."""
+    engine = write_engine(families(name).checkpoint(), tmp_path / "engine", tokens_per_block=4, max_num_tokens=24)
+    config = open_engine(engine).config
+    ids = "eagle_aux_hidden_state_layer_ids"
+    sizes = {"hidden_size": config.hidden_size, "vocab_size": config.vocab_size}
+    layers = {"eagle_config": None, ids: [0, 1, config.num_hidden_layers]} if kind == "eagle3" else {}
+    write_network(engine / "eagle", kind, sizes | layers)
+    asked = requests_for([list(range(3, 40)), list(range(5, 12))])
+    options = EngineOptions(chunked_context=True)
+    without = generate(engine, asked, options)
+    with Engine.load(engine, replace(options, speculation=FEATURES[kind])) as running:
+        made = generate_with(running, asked)
+        assert running.statistics().kv_blocks_used == 0
+    assert [each.tokens for each in made] == [each.tokens for each in without]
+    assert all(each.drafted_tokens > 20 for each in made)

@@ -126,9 +126,11 @@ def torch_plan(model: CheckpointConfig, config: EngineConfig, limits: EngineLimi
             hint="Give that with engine.features.draft.engine, or use the tensorrt_llm backend.",
         )
     if lacking:
+        own = lacking[0] in ("medusa", "eagle")
+        files = f"Give the directory with engine.features.{lacking[0]}.model" if own else ""
         raise ForgeError(
-            f"engine.features.{lacking[0]}: not supported by the torch backend",
-            hint="Leave it out, or use the tensorrt_llm backend.",
+            f"engine.features.{lacking[0]}: not supported by the torch backend{' without model' if files else ''}",
+            hint=f"{files or 'Leave it out'}, or use the tensorrt_llm backend.",
         )
     from trtforge.runtime.adapters.required import require_adapters
     from trtforge.runtime.architecture.spec import DecoderSpec

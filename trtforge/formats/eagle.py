@@ -217,7 +217,8 @@ def _unsupported(network: EagleNetwork, config: HfConfig) -> Iterator[str]:
     if config.values.get("hidden_act", "silu") != "silu":
         yield f"hidden_act is {config.values['hidden_act']}, silu is supported"
     if network.heads % network.kv_heads or network.head_size % 2:
-        yield f"{network.heads} heads of {network.head_size} for {network.kv_heads} KV heads"
+        sizes = f"num_key_value_heads {network.kv_heads} and head_dim {network.head_size}"
+        yield f"num_attention_heads {network.heads}, {sizes} do not fit together"
     options = config.values.get("eagle_config")
     options = options if isinstance(options, dict) else {}
     if options.get("use_aux_hidden_state") is False:
