@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.compile.checkpoints import drafting, engine, llama
 from tests.compile.test_build_config import plan, plugins
 from tests.runtime.checkpoints import tiny_llama
+from tests.runtime.eagle_networks import write_network
 from tests.runtime.test_medusa import write_heads
 from trtforge.compile.stage import CompileOptions, compile_engine, engine_plan_for
 from trtforge.compile.tensorrt_llm import commands
@@ -326,6 +328,53 @@ def test_medusa_heads_are_checked_and_become_part_of_the_engine(tmp_path: Path) 
             compile_engine(asked(**medusa), checkpoint, tmp_path / "refused")
     with pytest.raises(ForgeError, match="the heads read what the last layer gives, and pp is 2"):
         engine_plan_for(llama(mapping=parallel(pp=2)), asked(), Path("c"), Path("o"), CompileOptions())
+
+
+def test_eagle_networks_are_checked_and_become_part_of_the_engine(tmp_path: Path) -> None:
+    tiny_llama().save_pretrained(tmp_path / "hf")
+    checkpoint = convert(ConvertConfig(dtype="float32"), tmp_path / "hf", tmp_path / "checkpoint").path
+
+    def asked(kind: str, **changes: Any) -> EngineConfig:
+        features = {kind: {"model": str(tmp_path / kind), **changes}}
+        return engine(backend="torch", device="cpu", max_batch_size=4, features=features)
+
+    for kind, tokens, asked_tokens in (("eagle", 4, {"depth": 4}), ("eagle3", 2, {"draft_tokens": 2})):
+        write_network(tmp_path / kind, kind)
+        out = tmp_path / f"{kind}-engine"
+        compile_engine(asked(kind, **asked_tokens), checkpoint, out)
+        with Engine.load(out) as loaded:
+            (made,) = generate_with(loaded, [GenerationRequest("", (1, 2, 3), 12)])
+        assert (len(made.tokens), made.drafted_tokens > 0) == (12, True)
+        found = json.loads((out / "config.json").read_text())
+        assert found["forge"]["features"][kind]["model"] == "eagle"
+        assert found["build_config"]["max_draft_len"] == tokens
+        assert sorted(path.name for path in (out / "eagle").iterdir()) == ["config.json", "model.safetensors"]
+        with pytest.raises(ForgeError, match=rf"features\.{kind}: .* hidden states of all layers, and pp is 2"):
+            engine_plan_for(llama(mapping=parallel(pp=2)), asked(kind), Path("c"), Path("o"), CompileOptions())
+    with pytest.raises(ForgeError, match=rf"features\.eagle3\.model: {tmp_path} has no config.json"):
+        compile_engine(asked("eagle3", model=str(tmp_path)), checkpoint, tmp_path / "refused")
+    with pytest.raises(ForgeError, match=r"eagle\.choices: not supported by the torch backend"):
+        compile_engine(asked("eagle", choices=[[0]]), checkpoint, tmp_path / "refused")
+    write_network(tmp_path / "eagle3", d2t=torch.full((50,), 90))
+    with pytest.raises(ForgeError, match="d2t makes token 131 of 41, the model has 131"):
+        compile_engine(asked("eagle3"), checkpoint, tmp_path / "refused")
+
+
+def test_a_network_beside_several_ranks_needs_what_they_split(tmp_path: Path) -> None:
+    """Rank 0 runs the network alone."""
+    hf = tmp_path / "hf"
+    tiny_llama().save_pretrained(hf)
+    for split in (False, True):
+        config = ConvertConfig(dtype="float32", tp=2, parallel_embedding=split)
+        checkpoint = convert(config, hf, tmp_path / f"checkpoint-{split}").path
+        for kind, lacks in (("eagle", "LM head"), ("eagle3", "embedding" if split else None)):
+            directory = write_network(tmp_path / kind, kind)
+            asked = engine(backend="torch", device="cpu", features={kind: {"model": str(directory)}})
+            if lacks is None:
+                compile_engine(asked, checkpoint, tmp_path / "engine")
+                continue
+            with pytest.raises(ForgeError, match=f"the network has no {lacks} of its own, .* split over 2 ranks"):
+                compile_engine(asked, checkpoint, tmp_path / "refused")
 
 
 def test_the_embedded_engine_searches_beams_without_speculation() -> None:

@@ -121,3 +121,15 @@ def test_medusa_heads_of_their_own_are_for_the_embedded_engine() -> None:
     assert not judged(LLAMA_8B, heads, backend="llmapi").legal
     messages = [problem.message for problem in judged(LLAMA_8B, heads, backend="tensorrt_llm").problems]
     assert "engine.features.medusa.model: a TensorRT engine has the heads of its checkpoint" in messages
+
+
+def test_eagle_networks_of_their_own_are_for_the_embedded_engine() -> None:
+    network = {"eagle": {"model": "network"}}
+    assert judged(LLAMA_8B, network, backend="torch").legal
+    assert not judged(LLAMA_8B, network, backend="llmapi").legal
+    assert not judged(LLAMA_8B, {"eagle": True}, backend="torch").legal
+    messages = [problem.message for problem in judged(LLAMA_8B, network, backend="tensorrt_llm").problems]
+    assert "engine.features.eagle.model: a TensorRT engine has the network of its checkpoint" in messages
+    assert judged(LLAMA_8B, {"eagle3": {"model": "network"}}, backend="torch").legal
+    (problem,) = judged(LLAMA_8B, {"eagle3": {"model": "network"}}, backend="tensorrt_llm").problems
+    assert problem.fix == "Leave it out, or use engine.backend: llmapi or torch."

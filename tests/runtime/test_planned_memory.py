@@ -13,6 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralFo
 
 from tests.families import TINY
 from tests.runtime.converted import Families
+from tests.runtime.eagle_networks import write_network
 from tests.runtime.thread_ranks import ThreadRanks
 from trtforge.core.progress import Silent
 from trtforge.core.recipe import Recipe
@@ -27,10 +28,11 @@ from trtforge.plan.evaluate import evaluate
 from trtforge.plan.evaluation import Evaluation
 from trtforge.plan.model import find_model
 from trtforge.plan.request import request_of
+from trtforge.runtime.drafters import with_network
 from trtforge.runtime.engine import Engine
 from trtforge.runtime.generate import generate_with
 from trtforge.runtime.linears.int8 import multiplies_int8
-from trtforge.runtime.linears.kernels import choose_kernels
+from trtforge.runtime.linears.kernels import DTYPES, choose_kernels
 from trtforge.runtime.linears.packing import pack_rank
 from trtforge.runtime.linears.weights import Weights
 from trtforge.runtime.options import EngineOptions
@@ -165,6 +167,40 @@ def test_weights_and_pool_of_a_loaded_engine(
 def _compare(model: RankModel, weights: int, pool: int) -> None:
     assert kept(model._decoder) == pytest.approx(weights, rel=CLOSE)
     assert kept(model._cache) == pool
+
+
+@pytest.mark.parametrize("kind", ["eagle", "eagle3"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_eagle_network_beside_the_model(llama: Path, kind: str, dtype: str, tmp_path: Path) -> None:
+    """Its weights, its layer of the KV cache with quantised layers before it, and the blocks that its chains take."""
+    config = {"hidden_size": 256, "vocab_size": 509, "num_attention_heads": 16}
+    network = write_network(tmp_path / "network", kind, config)
+    calibration = {"data": str(llama / "calibration.safetensors"), "samples": 8, "sequence_length": 32}
+    features = {kind: {"model": str(network), "draft_tokens": 18}}
+    plain, asked = (
+        recipe(
+            llama,
+            quantization={"kv_cache": "int8", "calibration": calibration},
+            engine={"compute_dtype": dtype, **more},
+        )
+        for more in ({}, {"features": features})
+    )
+    found, without = planned(asked).memory, planned(plain).memory
+    assert found is not None
+    assert without is not None
+    assert found.kv_tokens == without.kv_tokens == BATCH * 80
+    source = open_engine(build(asked, tmp_path / "out"))
+    source = with_network(source, source.forge.features.of_torch)
+    ranks = ThreadRanks(source, found.kv_tokens // BLOCK)
+    (model,) = ranks.models
+    spare = BATCH * 2 * BLOCK * 2 * 4 * 16 * DTYPES[dtype].itemsize  # 17 tokens beyond a sequence's blocks
+    seen = kept(model._decoder)
+    assert kept(model._network, model._decoder) - seen - kept(model._cache[-1]) == pytest.approx(
+        found.stages[0].draft - spare, rel=CLOSE
+    )
+    assert kept(model._cache) == found.stages[0].kv_pool + spare
+    assert model.blocks_that_fit(0.9, None) * BLOCK == found.kv_tokens
+    ranks.close()
 
 
 def test_layers_that_a_recipe_leaves_unquantised(llama: Path, tmp_path: Path) -> None:

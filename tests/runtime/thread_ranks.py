@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from trtforge.runtime.decoder.collective import Alone, Collective
+from trtforge.runtime.decoder.eagle import Network
 from trtforge.runtime.ranks.distributed import Distributed, join_store, serve_store
 from trtforge.runtime.ranks.rank_model import RankModel, placement_of
 from trtforge.runtime.ranks.source import Source
@@ -52,6 +53,16 @@ class ThreadRanks:
     def last_hidden(self) -> Tensor:
         """As of a RankGroup."""
         return self.models[0].last_hidden()
+
+    @torch.inference_mode()
+    def hidden_states(self) -> Tensor:
+        """As of a RankGroup."""
+        return self.models[0].hidden_states()
+
+    @property
+    def network(self) -> Network:
+        """As of a RankGroup."""
+        return self.models[0].network
 
     def close(self) -> None:
         """End the threads."""

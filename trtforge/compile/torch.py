@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trtforge.compile.torch_beside import Beside, files_beside
 from trtforge.core.device import UsableDevice, usable_device
 from trtforge.core.dtypes import ModelDtype
 from trtforge.core.errors import ForgeError
-from trtforge.core.features import DraftFeature, FeaturesConfig, MedusaFeature
+from trtforge.core.features import DraftFeature, FeaturesConfig
 from trtforge.core.recipe import EngineConfig
 from trtforge.formats.adapter import adapter_files, adapter_names, resolved_lora
-from trtforge.formats.medusa import MEDUSA_DIRECTORY, MEDUSA_FILE, read_medusa
+from trtforge.formats.eagle import EAGLE_DIRECTORY
 from trtforge.formats.trtllm import CONFIG_FILE, CheckpointConfig, rank_file, read_engine_config
 from trtforge.machine.host import Host
 from trtforge.machine.processor import Processor, compute_dtype
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class TorchPlan:
     """An engine of the embedded runtime. `compute_dtype` is the dtype of its computations; `draft`: the engine of its
-    draft model; `adapters`: directories of LoRA adapters, `features` has their names; `medusa`: the file of its
-    Medusa heads."""
+    draft model; `adapters`: directories of LoRA adapters, `features` has their names; `beside`: files of Medusa heads
+    or of an EAGLE network."""
 
     model: CheckpointConfig
     limits: EngineLimits
@@ -37,7 +38,7 @@ class TorchPlan:
     features: FeaturesConfig
     draft: Path | None = None
     adapters: tuple[Path, ...] = ()
-    medusa: Path | None = None
+    beside: Beside | None = None
 
     def identity(self) -> dict[str, Any]:
         """What determines the engine's bytes."""
@@ -125,9 +126,11 @@ def torch_plan(model: CheckpointConfig, config: EngineConfig, limits: EngineLimi
             hint="Give that with engine.features.draft.engine, or use the tensorrt_llm backend.",
         )
     if lacking:
+        own = lacking[0] in ("medusa", "eagle")
+        files = f"Give the directory with engine.features.{lacking[0]}.model" if own else ""
         raise ForgeError(
-            f"engine.features.{lacking[0]}: not supported by the torch backend",
-            hint="Leave it out, or use the tensorrt_llm backend.",
+            f"engine.features.{lacking[0]}: not supported by the torch backend{' without model' if files else ''}",
+            hint=f"{files or 'Leave it out'}, or use the tensorrt_llm backend.",
         )
     from trtforge.runtime.adapters.required import require_adapters
     from trtforge.runtime.architecture.spec import DecoderSpec
@@ -151,19 +154,30 @@ def torch_plan(model: CheckpointConfig, config: EngineConfig, limits: EngineLimi
         features=_without_paths(config.features),
         draft=None if draft is None else _draft_engine(draft, model),
         adapters=adapters,
-        medusa=None if config.features.medusa is None else _medusa_heads(config.features.medusa, model),
+        beside=files_beside(config.features, model, limits.max_seq_len),
     )
 
 
 def _without_paths(features: FeaturesConfig) -> FeaturesConfig:
-    draft, lora, medusa = features.draft, features.lora, features.medusa
+    draft, lora, medusa, eagle, eagle3 = (
+        features.draft,
+        features.lora,
+        features.medusa,
+        features.eagle,
+        features.eagle3,
+    )
     if draft is not None:
         draft = draft.model_copy(update={"model": None, "engine": None})
     if medusa is not None:
         medusa = medusa.model_copy(update={"model": None})
+    if eagle is not None:
+        eagle = eagle.model_copy(update={"model": EAGLE_DIRECTORY})
+    if eagle3 is not None:
+        eagle3 = eagle3.model_copy(update={"model": EAGLE_DIRECTORY})
     if lora is not None:
         lora = resolved_lora(lora).model_copy(update={"adapters": adapter_names(lora.adapters)})
-    return features.model_copy(update={"draft": draft, "lora": lora, "medusa": medusa})
+    found = {"draft": draft, "lora": lora, "medusa": medusa, "eagle": eagle, "eagle3": eagle3}
+    return features.model_copy(update=found)
 
 
 def _draft_engine(draft: DraftFeature, model: CheckpointConfig) -> Path:
@@ -187,36 +201,6 @@ def _draft_engine(draft: DraftFeature, model: CheckpointConfig) -> Path:
             hint="Draft with a smaller model of the same family.",
         )
     return directory
-
-
-def _medusa_heads(medusa: MedusaFeature, model: CheckpointConfig) -> Path:
-    """The file of the heads. Raises ForgeError if they are not for `model`, or cannot be had as asked for."""
-    if medusa.choices is not None:
-        raise ForgeError(
-            "engine.features.medusa.choices: not supported by the torch backend, which verifies the most likely tokens",
-            hint="Leave choices out, or use the tensorrt_llm backend.",
-        )
-    if model.parallel.pp > 1:
-        raise ForgeError(
-            f"engine.features.medusa: the heads read what the last layer gives, and pp is {model.parallel.pp}",
-            hint="Convert with --pp 1.",
-        )
-    directory = Path(medusa.model or "")
-    found = read_medusa(directory, model.hidden_size, model.vocab_size)
-    for name, asked, has in (("heads", medusa.heads, found.heads), ("layers", medusa.layers, found.layers)):
-        if asked is not None and (asked > has or (name == "layers" and asked != has)):
-            raise ForgeError(
-                f"engine.features.medusa.{name} is {asked}, {directory / MEDUSA_FILE} has {has}",
-                hint=f"Leave {name} out, or give {has}.",
-            )
-    return directory / MEDUSA_FILE
-
-
-def copy_medusa(plan: TorchPlan, out: Path) -> None:
-    """Put the Medusa heads into the engine."""
-    if plan.medusa is not None:
-        (out / MEDUSA_DIRECTORY).mkdir()
-        shutil.copyfile(plan.medusa, out / MEDUSA_DIRECTORY / MEDUSA_FILE)
 
 
 def copy_adapters(plan: TorchPlan, out: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from trtforge import __version__
 from trtforge.compile.about import about_engine
-from trtforge.compile.torch import TorchPlan, build_rank, copy_adapters, copy_medusa
+from trtforge.compile.torch import TorchPlan, build_rank, copy_adapters
 from trtforge.core.artifact import Produced, produce
 from trtforge.core.cache import cache_for
 from trtforge.core.digest import file_digest
@@ -29,7 +29,7 @@ def build_torch_engine(
         config=plan.identity() | {"target": target},
         inputs={"checkpoint": digest}
         | ({} if plan.draft is None else {"draft": open_artifact(plan.draft, "engine").digest})
-        | ({} if plan.medusa is None else {"medusa": file_digest(plan.medusa)})
+        | (plan.beside.digests if plan.beside is not None else {})
         | {f"{place}/{path.name}": file_digest(path) for place, path in adapter_files(plan.adapters)},
         versions={"trtforge": __version__, "torch": _torch_version()},
     )
@@ -43,7 +43,8 @@ def build_torch_engine(
             for file in (plan.draft / CONFIG_FILE, *plan.draft.glob(rank_file("*"))):
                 shutil.copy(file, directory / DRAFT_ENGINE)
         copy_adapters(plan, directory)
-        copy_medusa(plan, directory)
+        if plan.beside is not None:
+            plan.beside.copy(directory)
         ranks = plan.model.parallel.ranks
         with progress.bar("Compiling", len(ranks), "ranks") as bar:
             for rank in ranks:

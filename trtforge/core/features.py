@@ -26,7 +26,7 @@ OF_THE_LLM_API = ("eagle3", "mtp", "ngram", "moe", "attention_dp", "cuda_graphs"
 """Features that TensorRT engines lack."""
 OF_ENGINES = ("medusa", "eagle", "lookahead", "multiple_profiles", "weights_on_gpu", "context_logits")
 """Features that the LLM API lacks."""
-EMBEDDED = frozenset({"draft", "ngram", "lookahead", "lora", "context_logits", "generation_logits"})
+EMBEDDED = frozenset({"draft", "ngram", "lookahead", "eagle3", "lora", "context_logits", "generation_logits"})
 """Features of the embedded engine beyond KV reuse and chunked context."""
 
 Choices = tuple[tuple[int, ...], ...]
@@ -106,11 +106,20 @@ class MedusaFeature(_Tree):
 
 
 class EagleFeature(_Tree):
-    """An extra decoder layer drafts the tokens; the checkpoint has it."""
+    """An extra decoder layer drafts the tokens. A TensorRT engine's checkpoint has it, the embedded engine has
+    `model`'s."""
 
+    model: str | None = Field(
+        None, description="Backend torch: directory of an EAGLE network, which becomes part of the engine."
+    )
     depth: int | None = Field(
         None, ge=1, description="Runs of the draft network per iteration; default: the checkpoint's."
     )
+
+    @property
+    def chain(self) -> int:
+        """Tokens that the embedded engine drafts, one of each run; TensorRT-LLM's converter has 4 runs."""
+        return self.draft_tokens or self.depth or 4
 
 
 class LookaheadFeature(Config):
@@ -143,7 +152,7 @@ class FeaturesConfig(Config):
     medusa: MedusaFeature | None = Field(None, description="Speculate with the checkpoint's Medusa heads.")
     eagle: EagleFeature | None = Field(None, description="Speculate with the checkpoint's EAGLE network.")
     lookahead: LookaheadFeature | None = Field(None, description="Speculate without any other model.")
-    eagle3: Eagle3Feature | None = Field(None, description="LLM API: speculate with an EAGLE-3 network.")
+    eagle3: Eagle3Feature | None = Field(None, description="LLM API and torch: speculate with an EAGLE-3 network.")
     mtp: MtpFeature | None = Field(None, description="LLM API: speculate with the model's MTP layers.")
     ngram: NgramFeature | None = Field(None, description="LLM API and torch: speculate with n-grams of the text.")
     moe: MoeFeature | None = Field(None, description="LLM API: how experts run.")
@@ -184,13 +193,16 @@ class FeaturesConfig(Config):
     @property
     def unsupported_by_torch(self) -> tuple[str, ...]:
         """The requested features that the embedded engine lacks."""
-        own = EMBEDDED if self.medusa is None or self.medusa.model is None else EMBEDDED | {"medusa"}
+        with_files = {"medusa": self.medusa, "eagle": self.eagle}
+        own = EMBEDDED | {name for name, each in with_files.items() if each is not None and each.model is not None}
         return tuple(name for name in self.beyond_paging if name not in own)
 
     @property
-    def of_torch(self) -> "NgramFeature | DraftFeature | LookaheadFeature | MedusaFeature | None":
+    def of_torch(
+        self,
+    ) -> "NgramFeature | DraftFeature | LookaheadFeature | MedusaFeature | EagleFeature | Eagle3Feature | None":
         """The method of speculation of an embedded engine."""
-        return self.ngram or self.draft or self.lookahead or self.medusa
+        return self.ngram or self.draft or self.lookahead or self.medusa or self.eagle or self.eagle3
 
     @property
     def beyond_paging(self) -> tuple[str, ...]:

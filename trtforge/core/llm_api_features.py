@@ -1,5 +1,5 @@
-"""Features of the recipe that only TensorRT-LLM's LLM API has: speculation by EAGLE-3, MTP or n-grams, and settings of
-its PyTorch backend."""
+"""Features of the recipe that TensorRT-LLM's LLM API has and TensorRT engines lack: speculation by EAGLE-3, MTP or
+n-grams, and settings of its PyTorch backend."""
 
 from typing import Literal
 
@@ -20,9 +20,14 @@ _MOST_REQUESTS = "Batch size above which requests are not speculated; default: n
 class Eagle3Feature(Config):
     """A network of one decoder layer drafts the tokens; its checkpoint is separate from the model's."""
 
-    model: str = Field(description="EAGLE-3 network: hub id or directory.")
+    model: str = Field(description="EAGLE-3 network: hub id or directory; for backend torch a directory.")
     draft_tokens: int = Field(3, ge=1, description="Draft tokens per iteration.")
     max_requests: int | None = Field(None, ge=1, description=_MOST_REQUESTS)
+
+    @property
+    def chain(self) -> int:
+        """Tokens that the embedded engine drafts."""
+        return self.draft_tokens
 
 
 class MtpFeature(Config):

@@ -230,7 +230,8 @@ def recipe_text(path: Path) -> str:
 def _sources(recipe: Recipe) -> tuple[str, ...]:
     features = recipe.engine.features
     adapters = features.lora.adapters if features.lora is not None else ()
-    named = [each.model for each in (features.draft, features.eagle3) if each is not None]
+    drafting = (features.draft, features.medusa, features.eagle, features.eagle3)
+    named = [each.model for each in drafting if each is not None]
     named += [features.draft.engine] if features.draft is not None else []
     named += [recipe.serving.draft_engine]
     drafts = [source for source in named if source is not None]
@@ -300,12 +301,11 @@ def _features_from(features: FeaturesConfig, base: Path) -> FeaturesConfig:
         named = {"model": draft.model, "engine": draft.engine}
         found = {name: _resolve(path, base) for name, path in named.items() if path is not None}
         features = features.model_copy(update={"draft": draft.model_copy(update=found)})
-    if features.medusa is not None and features.medusa.model is not None:
-        heads = features.medusa.model_copy(update={"model": _resolve(features.medusa.model, base)})
-        features = features.model_copy(update={"medusa": heads})
-    if features.eagle3 is not None:
-        network = features.eagle3.model_copy(update={"model": _resolve(features.eagle3.model, base)})
-        features = features.model_copy(update={"eagle3": network})
+    drafting = {"medusa": features.medusa, "eagle": features.eagle, "eagle3": features.eagle3}
+    for name, each in drafting.items():
+        if each is not None and each.model is not None:
+            network = each.model_copy(update={"model": _resolve(each.model, base)})
+            features = features.model_copy(update={name: network})
     return features
 
 

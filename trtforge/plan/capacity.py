@@ -39,7 +39,7 @@ def with_memory(
     embedded = Embedded.of(request, Processor.of(Host())) if request.engine.backend == "torch" else None
     more: tuple[Problem, ...] = ()
     if embedded is not None:
-        memory = embedded.memory(model, request, layout, planned)
+        memory = embedded.memory(model, request, layout, planned, limits)
         memory = with_pool(memory, embedded.pool_tokens(request, memory, limits))
     else:
         memory, more = _with_features(model, request, held, limits, planned)

@@ -13,6 +13,7 @@ from trtforge.machine.processor import Processor, compute_dtype
 from trtforge.models.checkpoint_plan import Layout
 from trtforge.models.kernels import KEPT, PACKED_GROUPS, KernelName, kernel_for
 from trtforge.plan.budget import other_formats
+from trtforge.plan.drafting import Target, embedded_network
 from trtforge.plan.formats import CACHES, WEIGHTS
 from trtforge.plan.kv import blocks_of, bytes_per_token, cached_layers
 from trtforge.plan.limits import EngineLimits
@@ -52,19 +53,22 @@ class Embedded:
         """Device, dtype and the kernel of the quantised linear layers."""
         return {"device": self.device, "compute_dtype": self.compute_dtype, "kernel": self.kernel}
 
-    def memory(self, model: Model, request: Request, layout: Layout, planned: Memory) -> Memory:
+    def memory(self, model: Model, request: Request, layout: Layout, planned: Memory, limits: EngineLimits) -> Memory:
         """`planned` with the weights and the KV bytes of this engine."""
         parallel, sizes = layout.parallel, model.facts.sizes
         whole = model.whole(self.compute_dtype, layout.exclude_modules)
         ranks = model.weights(replace(layout, dtype=self.compute_dtype))
         cache = CACHES[request.kv_cache]
         itemsize = cache.itemsize or dtype_named(self.compute_dtype).size
+        target = Target(model.facts, ranks, parallel, limits, dtype_named(self.compute_dtype).size, itemsize)
+        network = embedded_network(request.engine.features, target)
         scales = cache.per_layer * cached_layers(sizes, parallel)
         stages = tuple(
             replace(
                 rank,
                 weights=self._weights(ranks, request, parallel, stage) + scales,
-                kv_per_token=bytes_per_token(sizes, itemsize, parallel),
+                kv_per_token=bytes_per_token(sizes, itemsize, parallel) + network.kv_per_token,
+                draft=network.weights,
             )
             for stage, rank in enumerate(planned.stages)
         )

@@ -6,7 +6,7 @@ starts. Here each is reported with its reason; the rules name their sources.
 
 from collections.abc import Iterator, Mapping
 
-from trtforge.core.features import OF_THE_LLM_API, EagleFeature, MedusaFeature
+from trtforge.core.features import EMBEDDED, OF_THE_LLM_API, EagleFeature, MedusaFeature
 from trtforge.core.recipe import EngineConfig
 from trtforge.formats.known_issues import known_issues
 from trtforge.formats.releases import Problem as ReleaseProblem
@@ -66,15 +66,15 @@ def feature_problems(checkpoint: CheckpointConfig, engine: EngineConfig, release
     """Errors and warnings for the features of a TensorRT engine."""
     others = [name for name in OF_THE_LLM_API if getattr(engine.features, name) is not None]
     for name in others:
-        backends = "llmapi or torch" if name == "ngram" else "llmapi"
+        backends = "llmapi or torch" if name in EMBEDDED else "llmapi"
         message = f"engine.features.{name}: TensorRT engines do not have it"
         yield Problem("backend", message, f"Leave it out, or use engine.backend: {backends}.")
     if others:
         return
-    medusa = engine.features.medusa
-    if medusa is not None and medusa.model is not None:
-        message = "engine.features.medusa.model: a TensorRT engine has the heads of its checkpoint"
-        yield Problem("medusa", message, "Leave it out, or use engine.backend: torch.")
+    for name, said, asked in (("medusa", "heads", engine.features.medusa), ("eagle", "network", engine.features.eagle)):
+        if asked is not None and asked.model is not None:
+            message = f"engine.features.{name}.model: a TensorRT engine has the {said} of its checkpoint"
+            yield Problem(name, message, "Leave it out, or use engine.backend: torch.")
     speculation = speculation_of(engine.features, checkpoint)
     yield from _lacking(engine, speculation, release)
     if speculation is not None:

@@ -77,6 +77,8 @@ def speculation_of(features: FeaturesConfig, checkpoint: CheckpointConfig | None
         case "eagle":
             assert features.eagle is not None
             asked = features.eagle
+            if asked.model is not None:
+                return Speculation(method, asked.chain)
             tokens = stored(checkpoint, "max_draft_len") or asked.draft_tokens or TREE_TOKENS
             depth = stored(checkpoint, "num_eagle_layers") or asked.depth or asked.tree_depth or EAGLE_DEPTH
             return Speculation(method, tokens, depth)

@@ -5,17 +5,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from trtforge.core.errors import ForgeError
-from trtforge.core.features import LookaheadFeature, MedusaFeature
-from trtforge.core.llm_api_features import NgramFeature
-from trtforge.formats.medusa import MEDUSA_DIRECTORY
-from trtforge.formats.trtllm import DRAFT_ENGINE
-from trtforge.runtime.drafting import Drafter, NgramDrafter, Speculation
-from trtforge.runtime.lookahead import LookaheadDrafter
-from trtforge.runtime.medusa import MedusaDrafter
 from trtforge.runtime.ranks.rank_group import RankGroup
-from trtforge.runtime.ranks.rank_model import placement_of
-from trtforge.runtime.ranks.source import Source, open_engine
+from trtforge.runtime.ranks.source import Source
 from trtforge.runtime.sampler import Sampler, drawn
 from trtforge.runtime.scheduling.batch import Step
 from trtforge.runtime.scheduling.blocks import BlockManager
@@ -73,7 +64,7 @@ class DraftModel:
                     tuple(found.tokens), torch.stack(found.distributions) if found.distributions else None
                 )
 
-    def observe(self, rows: list[Row], logits: Tensor) -> None:
+    def observe(self, rows: list[Row], logits: Tensor | None) -> None:
         """See Drafter."""
 
     def forget(self, sequence: Sequence) -> None:
@@ -145,34 +136,3 @@ class DraftModel:
             mirror.distributions.append(distribution)
         mirror.tokens.append(token)
         own.tokens.append(token)
-
-
-def open_drafter(feature: Speculation | None, source: Source, ranks: RankGroup) -> Drafter | None:
-    """The drafter of the engine `source` on `ranks`; None without speculation. Raises ForgeError if it is damaged.
-
-    A draft model's KV cache has as many tokens as the engine's: more would be of no use.
-    """
-    if feature is None or isinstance(feature, NgramFeature):
-        return None if feature is None else NgramDrafter(feature)
-    if isinstance(feature, LookaheadFeature):
-        return LookaheadDrafter(feature)
-    if isinstance(feature, MedusaFeature):
-        sizes = source.config.hidden_size, source.config.vocab_size
-        place = placement_of(source, 0)
-        return MedusaDrafter(source.directory / MEDUSA_DIRECTORY, sizes, feature.longest_chain, place, ranks)
-    own = open_engine(source.directory / DRAFT_ENGINE)
-    if own.config.vocab_size != source.config.vocab_size:
-        raise ForgeError(
-            f"the draft model has {own.config.vocab_size} tokens in its vocabulary, the engine "
-            f"{source.config.vocab_size}",
-            hint="Compile the engine with the draft model that belongs to it.",
-        )
-    if own.keeps_states:
-        raise ForgeError(
-            "a model with linear attention cannot draft: its states are not those of the tokens that were accepted",
-            hint="Draft with another model, or with engine.features.ngram.",
-        )
-    size = own.tokens_per_block
-    tokens = ranks.num_blocks * source.tokens_per_block
-    threads = ranks.threads * own.config.parallel.world_size
-    return DraftModel(own, RankGroup(own, threads=threads, kv_cache_tokens=-(-tokens // size) * size), feature.tokens)

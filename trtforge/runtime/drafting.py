@@ -3,15 +3,15 @@
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from trtforge.core.features import DraftFeature, LookaheadFeature, MedusaFeature
-from trtforge.core.llm_api_features import NgramFeature
+from trtforge.core.features import DraftFeature, EagleFeature, LookaheadFeature, MedusaFeature
+from trtforge.core.llm_api_features import Eagle3Feature, NgramFeature
 from trtforge.runtime.scheduling.scheduler import Row
 from trtforge.runtime.scheduling.sequence import Draft, Sequence
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-Speculation = NgramFeature | DraftFeature | LookaheadFeature | MedusaFeature
+Speculation = NgramFeature | DraftFeature | LookaheadFeature | MedusaFeature | EagleFeature | Eagle3Feature
 """Features that a drafter is made of."""
 _SHORTEST = 2
 """Tokens of the shortest n-gram that is looked up: single tokens recur by chance."""
@@ -27,8 +27,9 @@ class Drafter(Protocol):
     def draft(self, sequences: list[Sequence]) -> None:
         """Set `draft` of these sequences, of which all tokens but the last are computed."""
 
-    def observe(self, rows: list[Row], logits: "Tensor") -> None:
-        """Take note of a step's unmodified logits (wanted rows, vocabulary), in the order of `rows`."""
+    def observe(self, rows: list[Row], logits: "Tensor | None") -> None:
+        """Take note of a step's unmodified logits (wanted rows, vocabulary), in the order of `rows`; None: no row wants
+        any. The step is not yet recorded in the sequences."""
 
     def forget(self, sequence: Sequence) -> None:
         """Drop the state of a finished sequence."""
@@ -71,7 +72,7 @@ class NgramDrafter:
         for sequence in sequences:
             sequence.draft = Draft(() if too_many else self._following(sequence))
 
-    def observe(self, rows: list[Row], logits: "Tensor") -> None:
+    def observe(self, rows: list[Row], logits: "Tensor | None") -> None:
         """See Drafter."""
 
     def forget(self, sequence: Sequence) -> None:

@@ -20,7 +20,7 @@ from trtforge.formats.hf import TOKENIZER_DIRECTORY
 from trtforge.runtime.beams import BeamSearch, advance_searches
 from trtforge.runtime.copies import Copies
 from trtforge.runtime.delivery import OnOutput, deliver
-from trtforge.runtime.draft_model import open_drafter
+from trtforge.runtime.drafters import open_drafter, with_network
 from trtforge.runtime.drafting import Drafter
 from trtforge.runtime.guidance.guides import Guides, no_token_left
 from trtforge.runtime.inbox import Inbox
@@ -96,6 +96,7 @@ class Engine:
         options = options or EngineOptions(kv_reuse=features.kv_reuse, chunked_context=features.chunked_context)
         if options.speculation is None:
             options = replace(options, speculation=features.of_torch)
+        source = with_network(source, options.speculation)
         with ExitStack() as opened:
             trace = None if options.trace is None else Trace(options.trace)  # at once: a wrong path ends no long load
             if trace is not None:
@@ -294,6 +295,8 @@ class Engine:
         step = Step.of_rows(rows, self._scheduler.blocks.take_copies())
         logits = self._ranks.execute(step, self._store.take_fills() if self._store is not None else None)
         times.append(perf_counter())
+        if self._drafter is not None:
+            self._drafter.observe(rows, logits)
         self._iterations += 1
         self._scheduled = len(rows)
         for row in rows:
@@ -310,8 +313,6 @@ class Engine:
 
     def _sample(self, rows: list[Row], logits: Tensor, times: list[float]) -> None:
         """Hand out a token for each row that samples and each accepted draft; `times` gets when the first is known."""
-        if self._drafter is not None:
-            self._drafter.observe(rows, logits)
         if any(row.scores for row in rows):
             score_prompts(rows, logits)
         for row in rows:

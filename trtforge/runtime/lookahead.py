@@ -13,7 +13,7 @@ from torch import Tensor
 
 from trtforge.core.features import LookaheadFeature
 from trtforge.engine_process.requests import LookaheadSizes
-from trtforge.runtime.sampler import most_likely
+from trtforge.runtime.decoder.logits import most_likely
 from trtforge.runtime.scheduling.scheduler import Row
 from trtforge.runtime.scheduling.sequence import Draft, Sequence
 
@@ -129,8 +129,10 @@ class LookaheadDrafter:
                 search = self._searches[sequence] = _Search.of(sizes, sequence)
             sequence.draft = Draft(search.proposed(sequence))
 
-    def observe(self, rows: list[Row], logits: Tensor) -> None:
+    def observe(self, rows: list[Row], logits: Tensor | None) -> None:
         """See Drafter."""
+        if logits is None:
+            return
         end = 0
         for row in rows:
             end += row.wanted

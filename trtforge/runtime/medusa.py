@@ -14,8 +14,8 @@ from trtforge.core.errors import ForgeError
 from trtforge.formats.medusa import MEDUSA_FILE, read_medusa
 from trtforge.formats.shards import RowReader
 from trtforge.models.torch_tensors import all_finite, read_tensor
+from trtforge.runtime.decoder.logits import most_likely
 from trtforge.runtime.linears.linear import Placement
-from trtforge.runtime.sampler import most_likely
 from trtforge.runtime.scheduling.scheduler import Row
 from trtforge.runtime.scheduling.sequence import Draft, Sequence
 
@@ -77,8 +77,10 @@ class MedusaDrafter:
             for sequence, drafts in zip(known, tokens, strict=True):
                 sequence.draft = Draft(tuple(drafts))
 
-    def observe(self, rows: list[Row], logits: Tensor) -> None:
+    def observe(self, rows: list[Row], logits: Tensor | None) -> None:
         """See Drafter."""
+        if logits is None:
+            return
         hidden = self._ranks.last_hidden()
         end = 0
         for row in rows:

@@ -33,7 +33,9 @@ class Decoder:
         longest: int,
         ranks: Collective,
         adapters: RankAdapters | None = None,
+        kept: tuple[int, ...] | None = None,
     ) -> None:
+        """`kept`: layers whose inputs `hidden_states` has, () for what the LM head reads; None: it is not wanted."""
         self.spec = spec
         self.place = place
         self._ranks = ranks
@@ -43,11 +45,13 @@ class Decoder:
         loader = Loader.of(spec, kernels, weights, place, ranks, adapters=adapters)
         layers = [load_layer(loader, index) for index in range(spec.num_layers)]
         records = spec.tp == 1 and spec.linear is None
-        self.layers = Layers(layers, self._native if records else None, longest, adapters)
+        self.layers = Layers(layers, self._native if records else None, longest, adapters, kept or ())
+        self._kept = kept
         self._kv_scales = [kv_scale(loader, index) for index in range(spec.num_layers)]
-        self._embedding = load_embedding(loader) if spec.first else None
-        self._head = Head(loader) if spec.last else None
+        self.embedding = load_embedding(loader) if spec.first else None
+        self.head = Head(loader) if spec.last else None
         self._last: Tensor | None = None
+        self._states: list[Tensor] = []
         weights.finish()
 
     @property
@@ -86,17 +90,20 @@ class Decoder:
     def forward(self, batch: Batch, cache: list[LayerCache]) -> Tensor | None:
         """float32 logits (wanted rows, vocabulary) on rank 0, None on the others."""
         spec, place = self.spec, self.place
-        if self._embedding is not None:
-            hidden = self._embedding(batch.tokens, batch.positions)
+        if self.embedding is not None:
+            hidden = self.embedding(batch.tokens, batch.positions)
         else:
             empty = torch.empty(len(batch.tokens), spec.hidden_size, dtype=place.dtype, device=place.device)
             hidden = self._ranks.receive_hidden(empty)
         rotations = tuple(rotary.at(batch.positions, place.dtype, batch.length) for rotary in self._rotaries)
         hidden = self.layers(hidden, batch, rotations, cache)
+        if self._kept is not None:
+            states = self.layers.states if self._kept else [hidden]
+            self._states = [each[: len(batch.slots)] for each in states]
         part = None
-        if self._head is not None:
+        if self.head is not None:
             self._last = self._wanted(hidden, batch)
-            part = self._head(self._last)[: batch.wanted] if batch.wanted else None
+            part = self.head(self._last)[: batch.wanted] if batch.wanted else None
         else:
             self._ranks.send_hidden(hidden)
         if batch.wanted == 0:
@@ -106,9 +113,15 @@ class Decoder:
 
     def last_hidden(self) -> Tensor:
         """(wanted rows, hidden) of the last step after the final norm, on the last pipeline stage."""
-        assert self._head is not None, "another pipeline stage"
+        assert self.head is not None, "another pipeline stage"
         assert self._last is not None, "before the first step"
-        return self._head.normed(self._last)
+        return self.head.normed(self._last)
+
+    def hidden_states(self) -> Tensor:
+        """(tokens, width) of all tokens of the last step: the inputs of `kept` layers side by side, or what the LM head
+        reads. The next step may overwrite it."""
+        assert self.head is not None, "another pipeline stage"
+        return torch.cat(self._states, dim=1) if self._kept else self.head.normed(self._states[0])
 
     @staticmethod
     def _wanted(hidden: Tensor, batch: Batch) -> Tensor:

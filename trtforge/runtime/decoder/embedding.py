@@ -1,6 +1,7 @@
 """From token ids to hidden states: the token embedding and, if any, learned positions, scale and norm."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -9,13 +10,32 @@ from torch.nn import functional
 from trtforge.runtime.architecture.layout import EMBEDDING, EMBEDDING_NORM, POSITIONS
 from trtforge.runtime.architecture.spec import DecoderSpec, EmbeddingSplit
 from trtforge.runtime.decoder.collective import Collective
-from trtforge.runtime.decoder.loader import Loader
+from trtforge.runtime.decoder.loader import Loader, Norm
 
 Lookup = Callable[[Tensor], Tensor]
 
 
-def load_embedding(loader: Loader) -> Callable[[Tensor, Tensor], Tensor]:
-    """A function from (tokens, positions) to hidden states (tokens, hidden)."""
+@dataclass(frozen=True)
+class Embedding:
+    """`tokens` and `positions`: lookups in their tables."""
+
+    tokens: Lookup
+    positions: Lookup | None
+    scale: float
+    norm: Norm | None
+
+    def __call__(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """(tokens, hidden)."""
+        hidden = self.tokens(tokens)
+        if self.scale != 1.0:
+            hidden = hidden * self.scale
+        if self.positions is not None:
+            hidden = hidden + self.positions(positions)
+        return hidden if self.norm is None else self.norm(hidden)
+
+
+def load_embedding(loader: Loader) -> Embedding:
+    """The embedding of a rank."""
     spec = loader.spec
     network = spec.network
     embed_tokens = _lookup(loader, EMBEDDING, spec.embedding)
@@ -25,16 +45,7 @@ def load_embedding(loader: Loader) -> Callable[[Tensor, Tensor], Tensor]:
     norm = loader.norm(EMBEDDING_NORM) if network.embedding_norm else None
     # Rounded to the compute type first, as transformers' Gemma does.
     scale = float(torch.tensor(spec.embedding_scale, dtype=loader.place.dtype))
-
-    def embed(tokens: Tensor, positions: Tensor) -> Tensor:
-        hidden = embed_tokens(tokens)
-        if scale != 1.0:
-            hidden = hidden * scale
-        if embed_positions is not None:
-            hidden = hidden + embed_positions(positions)
-        return hidden if norm is None else norm(hidden)
-
-    return embed
+    return Embedding(embed_tokens, embed_positions, scale, norm)
 
 
 def _lookup(loader: Loader, name: str, split: EmbeddingSplit) -> Lookup:

@@ -32,10 +32,11 @@ def block_count(
     fraction: float,
     tokens: int | None,
     reserved: int = 0,
+    drafter: int = 0,
 ) -> int:
     """KV blocks of one rank: for `tokens`, or for a full batch if None, within `fraction` of the free memory.
 
-    `reserved`: bytes that each rank will take for something else.
+    `reserved`: bytes that each rank will take for something else; `drafter`: those of a block in a drafter's layer.
     Raises ForgeError if not even one block fits.
     """
     on_cpu = place.device.type == "cpu"
@@ -43,7 +44,7 @@ def block_count(
     available = max(0, free_memory(place.device) - reserved * (spec.tp * spec.pp if on_cpu else 1)) * fraction
     if on_cpu:
         available = (available if tokens is not None else min(available, CPU_CACHE_BYTES)) / (spec.tp * spec.pp)
-    fitting = int(available // max(1, block_bytes(spec, place.dtype, tokens_per_block)))
+    fitting = int(available // max(1, block_bytes(spec, place.dtype, tokens_per_block) + drafter))
     useful = limits.max_batch_size * -(-limits.max_seq_len // tokens_per_block)
     wanted = useful if tokens is None else tokens // tokens_per_block
     if min(fitting, wanted) < 1:

@@ -4,7 +4,7 @@ A recording is made for each number of rows, where the kernels compute everythin
 those of the last layer. It saves the time that Python takes to call them, and leaves Python to other threads meanwhile.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor
@@ -68,14 +68,26 @@ class _Recording:
     calls: Calls
     kept: Sequence[object]
     output: Tensor
+    states: list[Tensor]
 
 
 class Layers:
-    """The layers of a rank. `kernels`: given if recordings may be made; `longest`: maximum length of a sequence."""
+    """The layers of a rank. `kernels`: given if recordings may be made; `longest`: maximum length of a sequence.
+
+    `kept`: layers whose inputs (tokens, hidden) the last step left in `states`; their number stands for the output.
+    """
 
     def __init__(
-        self, layers: Sequence[Layer], kernels: Native | None, longest: int, adapters: RankAdapters | None = None
+        self,
+        layers: Sequence[Layer],
+        kernels: Native | None,
+        longest: int,
+        adapters: RankAdapters | None = None,
+        kept: Collection[int] = (),
     ) -> None:
+        self.states: list[Tensor] = []
+        self._kept = kept
+        self._kept_arena = Arena()
         self._layers = layers
         self._kernels = kernels
         self._longest = longest
@@ -93,7 +105,7 @@ class Layers:
     def __call__(
         self, hidden: Tensor, batch: Batch, rotations: tuple[Rotation, ...], cache: Sequence[LayerCache]
     ) -> Tensor:
-        """(tokens, hidden) to (tokens, hidden), which the next step may overwrite."""
+        """(tokens, hidden) to (tokens, hidden), which the next step may overwrite, and so `states`."""
         if self._kernels is None or batch.paged is None or batch.context or len(batch.slots) != len(hidden):
             return self._computed(hidden, batch, rotations, cache)
         columns = -(-self._longest // batch.paged.block_size)
@@ -105,6 +117,7 @@ class Layers:
         found = self._recordings[key]
         found.inputs.fill(hidden, batch, rotations)
         self._kernels.replay(found.calls)
+        self.states = found.states
         return found.output
 
     def _adapted(self) -> bool:
@@ -120,8 +133,13 @@ class Layers:
     def _computed(
         self, hidden: Tensor, batch: Batch, rotations: tuple[Rotation, ...], cache: Sequence[LayerCache]
     ) -> Tensor:
-        for layer, layer_cache in zip(self._layers, cache, strict=True):
+        self.states = []
+        for index, (layer, layer_cache) in enumerate(zip(self._layers, cache, strict=True)):
+            if index in self._kept:
+                self.states.append(hidden)
             hidden = layer(hidden, batch, rotations, layer_cache)
+        if len(self._layers) in self._kept:
+            self.states.append(hidden)
         return hidden
 
     def _recorded(
@@ -140,12 +158,21 @@ class Layers:
         inputs = self._inputs.first(rows)
         inputs.fill(hidden, batch, rotations)
         hidden, batch, rotations = inputs.as_step(batch, rotations)
+        states: list[Tensor] = []
+        self._kept_arena.turn()
+        assert self._kernels is not None, "recordings are of kernel calls"
         with recording(self._arena) as recorder:
-            for layer, layer_cache in zip(self._layers, cache, strict=True):
+            for index, (layer, layer_cache) in enumerate(zip(self._layers, cache, strict=True)):
                 self._arena.turn()
+                if index in self._kept:
+                    with recorder.into(self._kept_arena):
+                        states.append(self._kernels.add(hidden, hidden, 0.0))  # a copy: later layers overwrite it
                 hidden = layer(hidden, batch, rotations, layer_cache)
+        if len(self._layers) in self._kept:
+            states.append(hidden)
+        self.states = states
         if recorder.complete:
-            self._recordings[key] = _Recording(inputs, *recorder.calls(), hidden)
+            self._recordings[key] = _Recording(inputs, *recorder.calls(), hidden, states)
         else:
             self._kernels = None
         return hidden

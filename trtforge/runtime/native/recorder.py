@@ -71,6 +71,15 @@ class Recorder(TorchDispatchMode):
             self.complete = False
         return found
 
+    @contextmanager
+    def into(self, arena: Arena) -> Iterator[None]:
+        """Put results that are made meanwhile into another arena."""
+        own, self._arena = self._arena, arena
+        try:
+            yield
+        finally:
+            self._arena = own
+
     def add(self, name: str, arguments: Sequence[Any]) -> None:
         """A kernel call. Structures among the arguments are kept; memory that they point to is the caller's."""
         if name not in RECORDED:

@@ -9,6 +9,7 @@ from torch import Tensor
 from trtforge.core.errors import ForgeError
 from trtforge.machine.host import usable_cpus
 from trtforge.runtime.decoder.collective import Alone, Collective
+from trtforge.runtime.decoder.eagle import Network
 from trtforge.runtime.native.bindings import native_for
 from trtforge.runtime.native.threads import release_threads
 from trtforge.runtime.ranks.distributed import Distributed, loaded_key, serve_store
@@ -96,6 +97,16 @@ class RankGroup:
     def last_hidden(self) -> Tensor:
         """See `Decoder.last_hidden`; needs layouts without pipeline stages."""
         return self._model.last_hidden()
+
+    @torch.inference_mode()
+    def hidden_states(self) -> Tensor:
+        """See `Decoder.hidden_states`; needs an EAGLE network beside rank 0."""
+        return self._model.hidden_states()
+
+    @property
+    def network(self) -> Network:
+        """The EAGLE network beside rank 0."""
+        return self._model.network
 
     def check(self) -> None:
         """Raises ForgeError with the message of a rank that ended."""

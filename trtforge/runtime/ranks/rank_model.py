@@ -6,10 +6,13 @@ import torch
 from torch import Tensor
 
 from trtforge.core.errors import ForgeError
+from trtforge.formats.attention_windows import widest_window
 from trtforge.runtime.adapters.rank_adapters import RankAdapters
+from trtforge.runtime.architecture.positions import Reach
 from trtforge.runtime.decoder.attention import Batch
 from trtforge.runtime.decoder.collective import Collective
 from trtforge.runtime.decoder.decoder import Decoder
+from trtforge.runtime.decoder.eagle import Network, spare_blocks
 from trtforge.runtime.decoder.kv_cache import LayerCache
 from trtforge.runtime.decoder.kv_capacity import block_count
 from trtforge.runtime.decoder.recorded import Layers
@@ -17,7 +20,7 @@ from trtforge.runtime.linears.kernels import DTYPES
 from trtforge.runtime.linears.linear import Placement
 from trtforge.runtime.linears.packing import pack_rank
 from trtforge.runtime.linears.weights import Weights
-from trtforge.runtime.ranks.source import Source
+from trtforge.runtime.ranks.source import EagleDrafts, Source
 from trtforge.runtime.scheduling.batch import Step
 
 
@@ -35,7 +38,10 @@ class RankModel:
         sent = source.sent_adapters
         self.adapters = None if lora is None else RankAdapters(source.directory, lora, source.config, spec, place, sent)
         longest = source.limits.max_seq_len
-        self._decoder = Decoder(spec, source.forge.kernels, weights, place, longest, ranks, self.adapters)
+        drafts = source.eagle if index == 0 else None
+        kept = None if drafts is None else drafts.network.layers or ()
+        self._decoder = Decoder(spec, source.forge.kernels, weights, place, longest, ranks, self.adapters, kept)
+        self._network = None if drafts is None else self._load_network(drafts)
         self._ranks = ranks
         self._cache: list[LayerCache] = []
 
@@ -44,11 +50,16 @@ class RankModel:
         source = self._source
         reserved = 0 if self.adapters is None else self.adapters.reserved_bytes
         spec, size = self._decoder.spec, source.tokens_per_block
-        return block_count(spec, self._place, source.limits, size, fraction, tokens, reserved)
+        drafter = 0 if self._network is None else self._network.block_bytes(size)
+        reserved += drafter * self._spare_blocks
+        return block_count(spec, self._place, source.limits, size, fraction, tokens, reserved, drafter)
 
     def allocate_cache(self, num_blocks: int) -> None:
         """Allocate `num_blocks` KV blocks; required before the first step."""
-        self._cache = self._decoder.new_cache(num_blocks, self._source.tokens_per_block)
+        size = self._source.tokens_per_block
+        self._cache = self._decoder.new_cache(num_blocks, size)
+        if self._network is not None:
+            self._cache.append(self._network.allocate_cache(num_blocks + self._spare_blocks, size))
 
     @property
     def layers(self) -> Layers:
@@ -57,12 +68,37 @@ class RankModel:
 
     @property
     def cache(self) -> list[Tensor]:
-        """The cache tensor of each layer."""
+        """The cache tensor of each layer, then of the EAGLE network's."""
         return [layer.storage for layer in self._cache]
 
     def last_hidden(self) -> Tensor:
         """See `Decoder.last_hidden`."""
         return self._decoder.last_hidden()
+
+    def hidden_states(self) -> Tensor:
+        """See `Decoder.hidden_states`."""
+        return self._decoder.hidden_states()
+
+    @property
+    def network(self) -> Network:
+        """The EAGLE network beside the model."""
+        assert self._network is not None, "only with an EAGLE feature, and on rank 0"
+        return self._network
+
+    @property
+    def _spare_blocks(self) -> int:
+        drafts, source = self._source.eagle, self._source
+        if drafts is None:
+            return 0
+        return spare_blocks(source.limits.max_batch_size, drafts.tokens, source.tokens_per_block)
+
+    def _load_network(self, drafts: EagleDrafts) -> Network:
+        config, decoder = self._source.config, self._decoder
+        assert decoder.embedding is not None, "one pipeline stage"
+        assert decoder.head is not None, "one pipeline stage"
+        model = config.vocab_size, decoder.embedding.tokens, decoder.head.linear
+        reach, longest = Reach(widest_window(config)), self._source.limits.max_seq_len
+        return Network(drafts.network, self._place, reach, longest, model)
 
     def execute(self, step: Step, fills: Mapping[int, Tensor] | None = None) -> Tensor | None:
         """float32 logits of the wanted rows on rank 0; None on other ranks, and if no row is wanted.
@@ -82,7 +118,7 @@ class RankModel:
             for layer, part in zip(self._cache, parts, strict=True):
                 layer.fill(block_index, part)
         batch = Batch.of(step, block, device, dtype, reaches=reaches, pads=pads, in_place=in_place)
-        return self._decoder.forward(batch, self._cache)
+        return self._decoder.forward(batch, self._cache[: self._decoder.spec.num_layers])
 
 
 def placement_of(source: Source, index: int) -> Placement:

@@ -12,6 +12,7 @@ from trtforge.core.device import UsableDevice
 from trtforge.core.dtypes import ModelDtype
 from trtforge.core.errors import ForgeError
 from trtforge.core.features import FeaturesConfig
+from trtforge.formats.eagle import EagleNetwork
 from trtforge.formats.trtllm import CheckpointConfig, is_engine, read_checkpoint_config, read_engine_config
 from trtforge.runtime.architecture.spec import DecoderSpec
 from trtforge.runtime.linears.kernels import Kernels, reference_kernels
@@ -31,6 +32,14 @@ class ForgeSection(Config):
 
 
 @dataclass(frozen=True)
+class EagleDrafts:
+    """A network that rank 0 runs beside the model, and the draft tokens of a chain."""
+
+    network: EagleNetwork
+    tokens: int
+
+
+@dataclass(frozen=True)
 class Source:
     """A model on disk and how to compute it. `packed`: True for an engine's rank files, False for a checkpoint's.
 
@@ -44,6 +53,7 @@ class Source:
     tokens_per_block: int
     packed: bool
     sent_adapters: Path | None = None
+    eagle: EagleDrafts | None = None
 
     def spec(self, index: int) -> DecoderSpec:
         """The specification of rank `index`."""

@@ -1,0 +1,370 @@
+"""EAGLE networks beside the model: they draft what transformers' modules do, and answers are those without them."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import LlamaForCausalLM
+
+from tests.runtime.checkpoints import Layout, tiny_llama, write_checkpoint, write_engine
+from tests.runtime.conftest import greedy
+from tests.runtime.converted import Families
+from tests.runtime.eagle_networks import HIDDEN, VOCAB, Reference, right_network, write_network
+from tests.runtime.test_engine import Tokens, requests_for
+from tests.runtime.test_speculation import KeptRanks
+from tests.runtime.thread_ranks import ThreadRanks
+from trtforge.core.errors import ForgeError
+from trtforge.core.features import EagleFeature
+from trtforge.core.llm_api_features import Eagle3Feature
+from trtforge.engine_process.requests import GenerationRequest, SamplingParams
+from trtforge.formats.eagle import EagleKind, read_eagle
+from trtforge.formats.hf import CONFIG, SINGLE
+from trtforge.formats.trtllm import read_checkpoint_config
+from trtforge.runtime.decoder.eagle import require_network
+from trtforge.runtime.drafters import with_network
+from trtforge.runtime.drafting import Speculation
+from trtforge.runtime.eagle import EagleDrafter
+from trtforge.runtime.engine import Engine, EngineOptions
+from trtforge.runtime.generate import generate, generate_with
+from trtforge.runtime.kv_store import KvStoreOptions
+from trtforge.runtime.ranks.source import open_engine
+from trtforge.runtime.scheduling.batch import Step
+from trtforge.runtime.scheduling.sequence import Draft, Sequence
+
+FEATURES: dict[EagleKind, Speculation] = {
+    "eagle": EagleFeature(model="eagle", draft_tokens=4),
+    "eagle3": Eagle3Feature(model="eagle", draft_tokens=4),
+}
+
+
+class Drafts:
+    """The tokens of each sequence and what was drafted after them. With `answers` of prompts, other tokens are verified
+    instead: right ones, up to a number that depends on the position."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[Tokens, Tokens]] = []
+        self.answers: dict[Tokens, Tokens] = {}
+
+    def note(self, sequences: list[Sequence]) -> None:
+        for sequence in sequences:
+            self.seen.append((tuple(sequence.tokens), sequence.draft.tokens))
+            made, answer = sequence.generated, self.answers.get(sequence.request.prompt)
+            if answer is not None:
+                right, rest = answer[made : made + made % 4], answer[made + made % 4 : made + 3]
+                sequence.draft = Draft((*right, *((token + 1) % VOCAB for token in rest)))
+
+    def after(self, prompt: list[int]) -> list[tuple[Tokens, Tokens]]:
+        return [each for each in self.seen if each[0][: len(prompt)] == tuple(prompt)]
+
+
+@pytest.fixture
+def drafts(monkeypatch: pytest.MonkeyPatch) -> Drafts:
+    found, own = Drafts(), EagleDrafter.draft
+
+    def noted(self: EagleDrafter, sequences: list[Sequence]) -> None:
+        own(self, sequences)
+        found.note(sequences)
+
+    monkeypatch.setattr(EagleDrafter, "draft", noted)
+    return found
+
+
+def compare(drafts: Drafts, reference: Reference, prompts: list[list[int]], most: int) -> None:
+    """The drafts after the first `most` steps of each prompt are those of the reference."""
+    for prompt in prompts:
+        own = drafts.after(prompt)[:most]
+        assert own
+        assert own == [(tokens, reference.draft(list(tokens), len(found))) for tokens, found in own]
+
+
+@pytest.mark.parametrize("kind", FEATURES)
+@pytest.mark.parametrize("chunked", [False, True])
+def test_drafts_are_those_of_the_network(
+    llama: LlamaForCausalLM,
+    checkpoint: Path,
+    prompts: list[list[int]],
+    expected: list[Tokens],
+    drafts: Drafts,
+    tmp_path: Path,
+    kind: EagleKind,
+    chunked: bool,
+) -> None:
+    """Several sequences at once, some of their drafts accepted, prompts in chunks, chains that reach beyond the blocks
+    of their sequence."""
+    limits = {"tokens_per_block": 4, "max_num_tokens": 48} if chunked else {}
+    engine = write_engine(checkpoint, tmp_path / "engine", **limits)
+    write_network(engine / "eagle", kind)
+    drafts.answers = {tuple(prompt): answer for prompt, answer in zip(prompts, expected, strict=True)}
+    options = EngineOptions(speculation=FEATURES[kind], chunked_context=chunked, kv_reuse=False)
+    with Engine.load(engine, options) as running:
+        made = generate_with(running, requests_for(prompts))
+        found = running.statistics()
+    assert [each.tokens for each in made] == expected
+    assert 0 < found.accepted_tokens < found.drafted_tokens
+    compare(drafts, Reference(llama, engine / "eagle", kind), prompts, most=9)
+    assert max(len(each) for _, each in drafts.seen) == 4
+
+
+@pytest.mark.parametrize("kind", FEATURES)
+def test_answers_are_those_without_the_network(
+    checkpoint: Path, prompts: list[list[int]], expected: list[Tokens], tmp_path: Path, kind: EagleKind
+) -> None:
+    """Chunked prompts, pauses, reused prefixes, sampled tokens."""
+    engine = write_engine(checkpoint, tmp_path / "engine", tokens_per_block=4, max_num_tokens=24)
+    write_network(engine / "eagle", kind)
+    sampled = [
+        GenerationRequest(str(seed), (3, 4, 5), 12, SamplingParams(top_p=0.9, temperature=0.7, seed=seed))
+        for seed in range(4)
+    ]
+    (asked, without) = [*requests_for(prompts), *sampled], generate(engine, sampled)
+    for options in (
+        EngineOptions(speculation=FEATURES[kind], chunked_context=True),
+        EngineOptions(
+            speculation=FEATURES[kind],
+            chunked_context=True,
+            scheduler="max_utilization",
+            kv_cache_tokens=160,
+            kv_reuse=False,
+        ),
+    ):
+        with Engine.load(engine, options) as running:
+            made = generate_with(running, asked)
+            again = generate_with(running, asked)
+            found = running.statistics()
+        answers = [*expected, *(each.tokens for each in without)]
+        assert [each.tokens for each in made] == answers
+        assert [each.tokens for each in again] == answers
+        assert (sum(each.reused_blocks for each in again) > 0) == options.kv_reuse
+        assert found.kv_blocks_used == 0
+        assert found.drafted_tokens > 0
+        assert (found.paused_requests > 0) == (options.scheduler == "max_utilization")
+
+
+@pytest.mark.parametrize("kind", FEATURES)
+@pytest.mark.parametrize(("tp", "dtype"), [(1, "float32"), (2, "float32"), (1, "bfloat16")])
+def test_a_network_that_is_right_saves_steps(tmp_path: Path, kind: EagleKind, tp: int, dtype: str) -> None:
+    model = right_network(tmp_path / "network", kind)
+    checkpoint = write_checkpoint(model, tmp_path / "checkpoint", Layout(tp=tp))
+    engine = write_engine(checkpoint, tmp_path / "engine", dtype=dtype)
+    (tmp_path / "network").rename(engine / "eagle")
+    source = with_network(open_engine(engine), FEATURES[kind])
+    ranks = KeptRanks(source, 40)
+    with Engine(source, ranks, EngineOptions(), EagleDrafter(ranks, 4, 16)) as running:  # type: ignore[arg-type]
+        (made,) = generate_with(running, requests_for([[5, 9, 2]]))
+        found = running.statistics()
+    ranks.end()
+    # 24 tokens: the prompt's step gives 1, four steps give 5 each, the last one 3.
+    assert made.tokens == greedy(model, [[5, 9, 2]], 24)[0]
+    assert len(set(made.tokens)) == 24
+    assert (found.iterations, found.generated_tokens) == (6, 24)
+    assert (made.drafted_tokens, made.accepted_tokens) == (18, 18)
+
+
+def test_drafts_after_a_reused_prefix_and_in_a_restarted_engine(
+    llama: LlamaForCausalLM, checkpoint: Path, drafts: Drafts, tmp_path: Path
+) -> None:
+    """The network's keys and values lie in the blocks: of the prompt's start, and in files of a store."""
+    engine = write_engine(checkpoint, tmp_path / "engine", tokens_per_block=4)
+    write_network(engine / "eagle")
+    options = EngineOptions(speculation=FEATURES["eagle3"], kv_store=KvStoreOptions(tmp_path / "store"))
+    prompt = list(range(7, 40))
+    for _ in range(2):
+        with Engine.load(engine, options) as running:
+            for _ in range(2):
+                (made,) = generate_with(running, [GenerationRequest("", tuple(prompt), 4)])
+    assert made.reused_blocks == 8
+    compare(drafts, Reference(llama, engine / "eagle", "eagle3"), [prompt], most=100)
+    assert len(drafts.after(prompt)) == 4 * 3
+
+
+def test_nothing_is_drafted_for_too_many_requests(
+    llama: LlamaForCausalLM, checkpoint: Path, prompts: list[list[int]], drafts: Drafts, tmp_path: Path
+) -> None:
+    """What is not drafted is written all the same: the last request's drafts are right."""
+    engine = write_engine(checkpoint, tmp_path / "engine")
+    write_network(engine / "eagle")
+    feature = Eagle3Feature(model="eagle", draft_tokens=2, max_requests=1)
+    asked = [replace(request, max_tokens=count) for request, count in zip(requests_for(prompts), (8, 24), strict=False)]
+    with Engine.load(engine, EngineOptions(speculation=feature)) as running:
+        generate_with(running, asked)
+    assert {found for _, found in drafts.after(prompts[0])} == {()}
+    late = [each for each in drafts.after(prompts[1]) if each[1]]
+    assert len(late) > 5
+    reference = Reference(llama, engine / "eagle", "eagle3")
+    assert late[:4] == [(tokens, reference.draft(list(tokens), len(found))) for tokens, found in late[:4]]
+
+
+def test_copies_of_a_prompt_are_drafted_after_their_own_first_step(
+    llama: LlamaForCausalLM, checkpoint: Path, tmp_path: Path
+) -> None:
+    engine = write_engine(checkpoint, tmp_path / "engine")
+    write_network(engine / "eagle")
+    prompt = list(range(7, 30))
+    first = GenerationRequest("0", tuple(prompt), 10)
+    made = generate(
+        engine, [first, replace(first, request_id="1", copy_of="0")], EngineOptions(speculation=FEATURES["eagle3"])
+    )
+    assert [each.tokens for each in made] == greedy(llama, [prompt, prompt], 10)
+    assert all(each.drafted_tokens > 0 for each in made)
+
+
+def test_networks_of_other_kinds(
+    llama: LlamaForCausalLM, checkpoint: Path, prompts: list[list[int]], drafts: Drafts, tmp_path: Path
+) -> None:
+    """The residual after its norm, an embedding of its own, and the whole vocabulary."""
+    generator = torch.Generator().manual_seed(5)
+    engine = write_engine(checkpoint, tmp_path / "engine")
+    write_network(
+        engine / "eagle",
+        config={"norm_before_residual": True, "draft_vocab_size": VOCAB},
+        **{
+            "embed_tokens.weight": torch.randn(VOCAB, HIDDEN, generator=generator),
+            "lm_head.weight": torch.randn(VOCAB, HIDDEN, generator=generator),
+            "d2t": torch.zeros(VOCAB, dtype=torch.int64),
+        },
+    )
+    generate(engine, requests_for(prompts[:2]), EngineOptions(speculation=FEATURES["eagle3"]))
+    compare(drafts, Reference(llama, engine / "eagle", "eagle3"), prompts[:2], most=4)
+
+
+@pytest.mark.parametrize("kind", FEATURES)
+def test_recorded_steps_leave_the_same_hidden_states(families: Families, tmp_path: Path, kind: EagleKind) -> None:
+    checkpoint = families("llama").checkpoint()
+    config = read_checkpoint_config(checkpoint)
+    engine = write_engine(checkpoint, tmp_path / "engine", dtype="bfloat16", tokens_per_block=4, max_seq_len=32)
+    last = config.num_hidden_layers
+    sizes = {
+        "hidden_size": config.hidden_size,
+        "vocab_size": config.vocab_size,
+        "eagle_config": None,
+        "eagle_aux_hidden_state_layer_ids": [0, 1, last],
+    }
+    assert config.hidden_size == HIDDEN
+    write_network(engine / "eagle", kind, config=sizes)
+    ranks = ThreadRanks(with_network(open_engine(engine), FEATURES[kind]), 16)
+
+    def states(at: int, beside: bool) -> torch.Tensor:
+        """Of two sequences' tokens at a position; `beside`: with a prompt in the same step, which is not recorded."""
+        more = int(beside)
+        step = Step(
+            np.array([at, at] + more * [0]),
+            np.array([1, 1] + more * [3]),
+            np.array([1, 1] + more * [1]),
+            np.array([[1, 2], [3, 4], [5, 6]][: 2 + more]),
+            np.array([7 + at, 9 + at] + more * [1, 2, 3]),
+        )
+        ranks.execute(step)
+        return ranks.hidden_states()[:2].clone()
+
+    for at in range(4):
+        computed = states(at, beside=True)
+        recorded = [states(at, beside=False) for _ in range(2)]
+        assert computed.shape == (2, HIDDEN if kind == "eagle" else 3 * HIDDEN)
+        assert torch.equal(*recorded)
+        assert (recorded[0] - computed).abs().max() <= 2**-5 * computed.abs().max()
+    if ranks.models[0]._decoder.takes_any_rows:  # where the kernels compute it all
+        assert ranks.models[0].layers.recorded_rows == (2,)
+    ranks.close()
+
+
+WRONG: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    ({}, {"fc.weight": None}, f"{SINGLE}: fc.weight is nothing, the model needs (64, 192)"),
+    ({}, {"norm.weight": torch.zeros(9)}, f"{SINGLE}: norm.weight is (9,), the model needs (64,)"),
+    ({}, {"lm_head.weight": None}, f"{SINGLE}: lm_head.weight is nothing, the model needs (50, 64)"),
+    ({}, {"d2t": None}, f"{SINGLE}: d2t is nothing, the model needs (50,)"),
+    ({}, {"embed_tokens.weight": torch.zeros(99, 64)}, "embed_tokens.weight is (99, 64), the model needs (131, 64)"),
+    ({}, {"layers.1.mlp": torch.zeros(1)}, f"{SINGLE}: layers.1.mlp belongs to no network of one Llama layer"),
+    ({}, {"layers.0.hidden_norm.weight": torch.zeros(64)}, "hidden_norm.weight is there twice"),
+    ({}, {"fc.weight": torch.zeros(64, 192, dtype=torch.int8)}, "fc.weight is int8, not float16 or bfloat16 or"),
+    ({"vocab_size": 99}, {}, f"{CONFIG}: vocab_size is 99, the model's vocabulary has 131 tokens"),
+    ({"eagle_config": {}}, {}, "and the model has 4 layers: three are read by default, of 7"),
+    ({"eagle_aux_hidden_state_layer_ids": [1, 9], "eagle_config": {}}, {}, "is [1, 9], the model has 4 layers"),
+    ({"num_hidden_layers": 2}, {}, "num_hidden_layers is 2, networks of one layer are supported"),
+    (
+        {"num_attention_heads": 3},
+        {},
+        "num_attention_heads 3, num_key_value_heads 4 and head_dim 16 do not fit together",
+    ),
+    ({"hidden_act": "relu"}, {}, "hidden_act is relu, silu is supported"),
+    ({"fc_norm": True}, {}, "fc_norm is set, which is not supported"),
+    ({"max_position_embeddings": 10**12}, {}, "max_position_embeddings is 1,000,000,000,000, which is implausible"),
+    ({}, {"norm.weight": torch.full((64,), torch.nan)}, f"{SINGLE}: norm.weight has numbers that are not finite"),
+    ({}, {"d2t": torch.full((50,), 90)}, f"{SINGLE}: d2t makes token 131 of 41, the model has 131"),
+    ({"rope_scaling": {"rope_type": "llama3", "factor": "8 times"}}, {}, f"{CONFIG}: rope_scaling is wrong"),
+]
+
+
+@pytest.mark.parametrize(("config", "changes", "message"), WRONG)
+def test_networks_that_are_damaged_or_of_other_models_are_refused(
+    checkpoint: Path, tmp_path: Path, config: dict[str, Any], changes: dict[str, Any], message: str
+) -> None:
+    model = read_checkpoint_config(checkpoint)
+    directory = write_network(tmp_path / "network", config=config, **changes)
+    with pytest.raises(ForgeError) as caught:
+        require_network(read_eagle(directory, "eagle3", model), model.vocab_size, 192)
+    assert message in caught.value.message
+    assert str(directory) in caught.value.message
+    assert caught.value.hint
+
+
+def test_networks_that_are_missing_are_refused(checkpoint: Path, tmp_path: Path) -> None:
+    model = read_checkpoint_config(checkpoint)
+    with pytest.raises(ForgeError, match=rf"eagle\.model: {tmp_path} has no {CONFIG}"):
+        read_eagle(tmp_path, "eagle", model)
+    (write_network(tmp_path) / SINGLE).rename(tmp_path / "pytorch_model.bin")
+    with pytest.raises(ForgeError, match=rf"eagle3\.model: {tmp_path} has no safetensors, and other files are not"):
+        read_eagle(tmp_path, "eagle3", model)
+
+
+def test_the_layers_that_are_read(tmp_path: Path) -> None:
+    """By default those of EAGLE-3's own code; of `eagle_config` the outputs, beside it the inputs."""
+    model = tiny_llama(num_hidden_layers=9)
+    config = read_checkpoint_config(write_checkpoint(model, tmp_path / "checkpoint"))
+    ids = "eagle_aux_hidden_state_layer_ids"
+    for number, (changes, expected) in enumerate(
+        (
+            ({"eagle_config": None}, (2, 4, 6)),
+            ({"eagle_config": {ids: [1, 3, 8]}}, (2, 4, 9)),
+            ({"eagle_config": None, ids: [0, 5, 9]}, (0, 5, 9)),
+        )
+    ):
+        directory = write_network(tmp_path / str(number), config=changes)
+        assert read_eagle(directory, "eagle3", config).layers == expected
+
+
+def test_a_config_of_speculators(checkpoint: Path, tmp_path: Path) -> None:
+    """The layer's sizes are in an object of their own."""
+    directory = write_network(tmp_path / "network")
+    values = json.loads((directory / CONFIG).read_text())
+    outer = {key: values.pop(key) for key in ("draft_vocab_size", "eagle_config")}
+    (directory / CONFIG).write_text(json.dumps({"transformer_layer_config": values, **outer}))
+    found = read_eagle(directory, "eagle3", read_checkpoint_config(checkpoint))
+    assert (found.heads, found.kv_heads, found.vocab, found.rotary_base) == (8, 4, 50, 5000.0)
+    assert found.tensors.keys() == {
+        name.replace("midlayer", "layers.0") for name in load_file(directory / SINGLE) if name != "t2d"
+    }
+
+
+@pytest.mark.parametrize("name", ["mistral", "gpt2", "deepseek_v2", "qwen3_next"])
+@pytest.mark.parametrize("kind", FEATURES)
+def test_models_of_other_families(families: Families, tmp_path: Path, name: str, kind: EagleKind) -> None:
+    """Windows whose blocks are dropped, learned positions, a latent cache, states of linear attention."""
+    engine = write_engine(families(name).checkpoint(), tmp_path / "engine", tokens_per_block=4, max_num_tokens=24)
+    config = open_engine(engine).config
+    ids = "eagle_aux_hidden_state_layer_ids"
+    sizes = {"hidden_size": config.hidden_size, "vocab_size": config.vocab_size}
+    layers = {"eagle_config": None, ids: [0, 1, config.num_hidden_layers]} if kind == "eagle3" else {}
+    write_network(engine / "eagle", kind, sizes | layers)
+    asked = requests_for([list(range(3, 40)), list(range(5, 12))])
+    options = EngineOptions(chunked_context=True)
+    without = generate(engine, asked, options)
+    with Engine.load(engine, replace(options, speculation=FEATURES[kind])) as running:
+        made = generate_with(running, asked)
+        assert running.statistics().kv_blocks_used == 0
+    assert [each.tokens for each in made] == [each.tokens for each in without]
+    assert all(each.drafted_tokens > 20 for each in made)

@@ -1,0 +1,239 @@
+"""An EAGLE network on rank 0: what it computes of a token and a hidden state of the model, and its KV cache.
+
+At position p it reads the embedding of token p + 1 and the model's hidden state of position p; its output proposes
+token p + 2, and stands for the hidden state of position p + 1 that the model has not computed yet. EAGLE (Li et al.
+2024, arXiv 2401.15077) joins both before the layer, EAGLE-3 (Li et al. 2025, arXiv 2503.01840) reads three hidden
+states, which are joined first, beside the embedding. Sources: see `formats.eagle`.
+
+One layer needs no outputs of earlier positions, so these take only the products that give keys and values.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from trtforge.core.errors import ForgeError
+from trtforge.formats.eagle import EagleNetwork
+from trtforge.formats.shards import RowReader
+from trtforge.models.torch_tensors import all_finite, read_tensor
+from trtforge.runtime.architecture.positions import Reach
+from trtforge.runtime.architecture.rotary import Rotary, RotarySpec, inverse_frequencies
+from trtforge.runtime.decoder.attention import Attention, Batch
+from trtforge.runtime.decoder.kv_cache import LayerCache, Scratch, zeros
+from trtforge.runtime.decoder.loader import RmsNorm
+from trtforge.runtime.decoder.logits import most_likely
+from trtforge.runtime.decoder.mlp import gated_halves
+from trtforge.runtime.decoder.scores import FusedScores
+from trtforge.runtime.linears.linear import Linear, Placement, matrix
+from trtforge.runtime.native.bindings import native_for
+from trtforge.runtime.scheduling.batch import Ints, Step, padded_rows
+
+Embed = Callable[[Tensor], Tensor]
+"""Token ids to embeddings."""
+
+
+def spare_blocks(requests: int, tokens: int, tokens_per_block: int) -> int:
+    """Blocks beyond those of the KV cache for what chains of so many tokens write, of so many requests at once."""
+    return requests * -(-(tokens - 1) // tokens_per_block)
+
+
+class Network:
+    """The weights on a device, and the cache, once it is allocated."""
+
+    def __init__(
+        self,
+        source: EagleNetwork,
+        place: Placement,
+        reach: Reach,
+        longest: int,
+        model: tuple[int, Embed, Linear],
+    ) -> None:
+        """`reach`: what tokens attend to, as blocks behind it may be another sequence's; `longest`: maximum sequence
+        length; `model`: its vocabulary, and the embedding and the LM head that a network without its own uses.
+
+        Raises ForgeError for numbers that are not finite, and tokens that the model does not have.
+        """
+        self._source, self._place, self._reach = source, place, reach
+        self._cache: LayerCache | None = None
+        self._block_size = 0
+        tensors = _read(source)
+        vocab, embed, head = model
+        offsets = tensors.get("d2t")
+        self._tokens = None if offsets is None else _proposed_tokens(source, offsets, vocab).to(place.device)
+        self._weights = {name: tensor.to(place.device, place.dtype) for name, tensor in tensors.items()}
+        table = self._weights.get("embed_tokens.weight")
+        self._embed = embed if table is None else lambda tokens: functional.embedding(tokens, table)
+        self._head = self._linear("lm_head") if "lm_head.weight" in tensors else head
+        self._join = self._linear("fc")
+        self._queries = self._linear("layers.0.self_attn.q_proj")
+        self._keys_values = self._linear("layers.0.self_attn.k_proj", "layers.0.self_attn.v_proj")
+        self._output = self._linear("layers.0.self_attn.o_proj")
+        both = self._linear("layers.0.mlp.gate_proj", "layers.0.mlp.up_proj")
+        self._gated = gated_halves(place, both, functional.silu, activated=0)
+        self._down = self._linear("layers.0.mlp.down_proj")
+        self._inner_norm = self._norm("layers.0.post_attention_layernorm")
+        reads_layers = source.layers is not None
+        self._norms = (
+            (self._norm("layers.0.input_layernorm"), self._norm("layers.0.hidden_norm")) if reads_layers else None
+        )
+        self._final_norm = self._norm("norm") if reads_layers else None
+        self._weights = {}
+        self._rotary = Rotary(_rotary(source, longest), longest, place.device)
+        scores = FusedScores(source.head_size**-0.5)
+        self._attention = Attention(source.heads, source.kv_heads, source.head_size, scores, reach)
+        kernels = native_for(place.device, place.dtype)
+        self._in_place = kernels is not None and kernels.attends(source.head_size)
+
+    def block_bytes(self, tokens_per_block: int) -> int:
+        """Bytes of its keys and values in one block."""
+        source = self._source
+        return tokens_per_block * 2 * source.kv_heads * source.head_size * self._place.dtype.itemsize
+
+    def allocate_cache(self, blocks: int, tokens_per_block: int) -> LayerCache:
+        """Allocate its KV cache; required before anything is computed."""
+        shape = (blocks, tokens_per_block, 2 * self._source.kv_heads, self._source.head_size)
+        storage = zeros(shape, self._place.dtype, self._place.device)
+        self._cache = LayerCache(storage, None, self._place.dtype, Scratch())
+        self._block_size = tokens_per_block
+        return self._cache
+
+    @torch.inference_mode()
+    def joined(self, states: Tensor) -> Tensor:
+        """What it reads of hidden states of the model (tokens, width)."""
+        return states if self._source.layers is None else self._join(states)
+
+    @torch.inference_mode()
+    def write(self, tokens: Ints, states: Tensor, positions: Ints, slots: Ints) -> None:
+        """Keep the keys and values of these positions, given their next tokens."""
+        device = self._place.device
+        read, _ = self._inputs(torch.from_numpy(tokens).to(device), states)
+        heads = self._keys_values(read).view(len(tokens), -1, self._source.head_size)
+        rotation = self._rotary.at(torch.from_numpy(positions).to(device), self._place.dtype)
+        rotation.turn(heads[:, : self._source.kv_heads])
+        assert self._cache is not None, "see allocate_cache"
+        self._cache.write(torch.from_numpy(slots).to(device), heads)
+
+    @torch.inference_mode()
+    def chain(self, tokens: Ints, states: Tensor, positions: Ints, tables: Ints, length: int) -> Tensor:
+        """(rows, length) proposed tokens of sequences, given the first of their positions that is not cached.
+
+        `tokens`, `states`: next token and hidden state of that position; `tables`: blocks, with places for all that
+        the chain writes.
+        """
+        next_tokens = torch.from_numpy(tokens).to(self._place.device)
+        ones, chosen = np.ones_like(positions), []
+        for depth in range(length):
+            step = Step(positions + depth, ones, ones, tables, tokens)
+            batch = Batch.of(
+                step,
+                self._block_size,
+                self._place.device,
+                self._place.dtype,
+                reaches=(self._reach,),
+                in_place=self._in_place,
+            )
+            states = self._step(replace(batch, tokens=next_tokens), states)
+            next_tokens = self._proposed(states)
+            chosen.append(next_tokens)
+        return torch.stack(chosen, dim=1)
+
+    def _inputs(self, tokens: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
+        """What the attention reads, and the residual that its output is added to."""
+        embedded = self._embed(tokens)
+        if self._norms is None:
+            joined = self._join(torch.cat((embedded, states), dim=1))
+            return joined, joined
+        token_norm, state_norm = self._norms
+        normed = state_norm(states)
+        residual = normed if self._source.norm_before_residual else states
+        return torch.cat((token_norm(embedded), normed), dim=1), residual
+
+    def _step(self, batch: Batch, states: Tensor) -> Tensor:
+        """(rows, hidden): its output for single-token rows."""
+        assert self._cache is not None, "see allocate_cache"
+        read, residual = self._inputs(batch.tokens, states)
+        heads = torch.cat((self._queries(read), self._keys_values(read)), dim=1)
+        heads = heads.view(len(read), -1, self._source.head_size)
+        turned = self._source.heads + self._source.kv_heads
+        self._rotary.at(batch.positions, self._place.dtype).turn(heads[:, :turned])
+        hidden = residual + self._output(self._attention(heads, batch, self._cache))
+        return hidden + self._down(self._gated(self._inner_norm(hidden)))
+
+    def _proposed(self, hidden: Tensor) -> Tensor:
+        """The most likely token of each row."""
+        normed = hidden if self._final_norm is None else self._final_norm(hidden)
+        chosen = most_likely(self._head(normed).float())
+        return chosen if self._tokens is None else self._tokens[chosen]
+
+    def _linear(self, *names: str) -> Linear:
+        """Linear layers with the same input as one."""
+        weights = [self._weights[f"{name}.weight"] for name in names]
+        biases = [self._weights.get(f"{name}.bias") for name in names]
+        bias = None
+        if any(each is not None for each in biases):
+            pairs = zip(biases, weights, strict=True)
+            bias = torch.cat([weight.new_zeros(len(weight)) if each is None else each for each, weight in pairs])
+        weight = weights[0] if len(weights) == 1 else torch.cat(weights)
+        return _padding(matrix(weight, bias), weight)
+
+    def _norm(self, name: str) -> RmsNorm:
+        return RmsNorm(self._weights[f"{name}.weight"], self._source.epsilon)
+
+
+def require_network(source: EagleNetwork, vocab: int, longest: int) -> None:
+    """Raises ForgeError for what `Network` refuses."""
+    tensors = _read(source)
+    _rotary(source, longest)
+    if "d2t" in tensors:
+        _proposed_tokens(source, tensors["d2t"], vocab)
+
+
+def _padding(linear: Linear, weight: Tensor) -> Linear:
+    """The layer with few numbers of rows, where oneDNN compiles a kernel for each."""
+    kernels = native_for(weight.device, weight.dtype)
+    if weight.is_cuda or weight.dtype is torch.float32 or (kernels is not None and kernels.takes(weight)):
+        return linear
+
+    def padded(x: Tensor) -> Tensor:
+        more = padded_rows(len(x)) - len(x)
+        return linear(functional.pad(x, (0, 0, 0, more)))[: len(x)].contiguous() if more else linear(x)
+
+    return padded
+
+
+def _read(source: EagleNetwork) -> Mapping[str, Tensor]:
+    found: dict[str, Tensor] = {}
+    with RowReader() as reader:
+        for name, stored in source.tensors.items():
+            tensor = found[name] = read_tensor(reader, stored)
+            if not all_finite(tensor.float()):
+                raise ForgeError(f"{stored.file}: {name} has numbers that are not finite", hint="Train it again.")
+    return found
+
+
+def _proposed_tokens(source: EagleNetwork, offsets: Tensor, vocab: int) -> Tensor:
+    """The model's token for each of the network's: d2t holds the differences."""
+    tokens = torch.arange(len(offsets)) + offsets.long()
+    if int(tokens.min()) < 0 or int(tokens.max()) >= vocab:
+        wrong = int(((tokens < 0) | (tokens >= vocab)).nonzero()[0])
+        raise ForgeError(
+            f"{source.tensors['d2t'].file}: d2t makes token {int(tokens[wrong])} of {wrong}, the model has {vocab}",
+            hint="Give the network that was trained for this model.",
+        )
+    return tokens
+
+
+def _rotary(source: EagleNetwork, longest: int) -> RotarySpec:
+    """Its rotary embedding. Raises ForgeError for a scaling that is not known or not whole."""
+    spec = RotarySpec(source.head_size, source.rotary_base, source.max_positions, source.rotary_scaling)
+    try:
+        inverse_frequencies(spec, longest)
+    except (ArithmeticError, KeyError, TypeError, ValueError) as error:
+        raise ForgeError(
+            f"{source.files[0]}: rope_scaling is wrong: {error!r}", hint="Use the config.json that came with it."
+        ) from None
+    return spec
