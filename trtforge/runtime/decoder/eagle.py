@@ -24,9 +24,9 @@ from trtforge.runtime.architecture.positions import Reach
 from trtforge.runtime.architecture.rotary import Rotary, RotarySpec, inverse_frequencies
 from trtforge.runtime.decoder.attention import Attention, Batch
 from trtforge.runtime.decoder.kv_cache import LayerCache, Scratch, zeros
-from trtforge.runtime.decoder.loader import RmsNorm
 from trtforge.runtime.decoder.logits import most_likely
 from trtforge.runtime.decoder.mlp import gated_halves
+from trtforge.runtime.decoder.norms import RmsNorm
 from trtforge.runtime.decoder.scores import FusedScores
 from trtforge.runtime.linears.linear import Linear, Placement, matrix
 from trtforge.runtime.native.bindings import native_for

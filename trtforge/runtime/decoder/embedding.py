@@ -10,7 +10,8 @@ from torch.nn import functional
 from trtforge.runtime.architecture.layout import EMBEDDING, EMBEDDING_NORM, POSITIONS
 from trtforge.runtime.architecture.spec import DecoderSpec, EmbeddingSplit
 from trtforge.runtime.decoder.collective import Collective
-from trtforge.runtime.decoder.loader import Loader, Norm
+from trtforge.runtime.decoder.loader import Loader
+from trtforge.runtime.decoder.norms import Norm
 
 Lookup = Callable[[Tensor], Tensor]
 
