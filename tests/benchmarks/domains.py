@@ -31,7 +31,7 @@ from trtforge.formats.corpus import token_windows
 from trtforge.verify.stage import verify
 
 SEEDS = (0, 1, 2)
-SAMPLES, JUDGED, LENGTH = 16, 12, 512
+SAMPLES, JUDGED, LENGTH = 64, 12, 512
 OURS = (
     ("int4_awq", 64, "none"),
     ("int4_awq", 128, "none"),
