@@ -187,7 +187,9 @@ def _by_engine(directory: Path) -> dict[int, dict[str, float]]:
 
         def generate(asked: Sequence[tuple[int, ...]], new: int) -> None:
             requests = [GenerationRequest(f"{new}-{index}", prompt, new) for index, prompt in enumerate(asked)]
-            generate_with(engine, requests)
+            for made in generate_with(engine, requests):
+                if len(made.tokens) != new:
+                    raise RuntimeError(made.error or f"{len(made.tokens)} tokens")
 
         generate(prompts(BATCHES[-1]), 4)
         return {batch: timed(generate, batch) for batch in BATCHES}

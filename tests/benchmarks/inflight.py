@@ -69,6 +69,8 @@ def measure(directory: Path, vocab_size: int, runs: int) -> list[Measured]:
                 seconds = time.perf_counter() - start
                 steps[batching] = engine.statistics().iterations - before
             tokens = sum(len(generation.tokens) for generation in made)
+            if tokens != sum(request.max_tokens for request in requests):
+                raise RuntimeError(next(each.error for each in made if each.error) or f"{tokens} tokens")
             rates[batching].append(tokens / seconds)
     return [Measured(batching, tokens, steps[batching], tuple(rates[batching])) for batching in VARIANTS]
 

@@ -10,6 +10,7 @@ from tests.runtime.test_native import both_kinds
 from trtforge.runtime.decoder.alibi import Alibi
 from trtforge.runtime.decoder.kv_cache import LayerCache, Scratch, storage_dtype
 from trtforge.runtime.native.bindings import Native, PagedHeads, native
+from trtforge.runtime.native.context import attend_context, attends_context
 
 
 def expected(queries: Tensor, cached: Tensor, start: int, how: PagedHeads) -> Tensor:
@@ -66,9 +67,10 @@ def test_context_attention(
         given_heads = torch.randn(count, queries_of + 2 * kv_heads, size).bfloat16()
         slopes = Alibi(queries_of, 0, queries_of, 1.0, False, torch.device("cpu")).slopes if alibi else None
         how = PagedHeads(queries_of, kv_heads, size, 2 * kv_heads, size**-0.5, cap, window, slopes)
-        assert kernels.attends_context(torch.bfloat16, how)
+        assert attends_context(kernels, torch.bfloat16, how)
         out = torch.full((count, queries_of * size), float("nan"), dtype=torch.bfloat16)
-        kernels.attend_context(given_heads, start, table, storage, 1.0 if format == "none" else 0.05, how, out)
+        scale = 1.0 if format == "none" else 0.05
+        attend_context(kernels, given_heads, start, table, storage, scale, how, out)
         seen = cache.read(table)[: start + count].float()
         wanted = expected(given_heads[:, :queries_of].float(), seen, start, how)
         assert float((out.float() - wanted).abs().max() / wanted.abs().max()) < 2**-6
@@ -83,11 +85,11 @@ def kernels() -> Native:
 
 def test_what_the_kernel_takes(kernels: Native) -> None:
     taken = PagedHeads(8, 2, 64, 4, 0.125)
-    assert kernels.attends_context(torch.bfloat16, taken) == kernels.multiplies
-    assert not kernels.attends_context(torch.float32, taken)
-    assert not kernels.attends_context(torch.bfloat16, PagedHeads(8, 2, 80, 4, 0.125))
-    assert not kernels.attends_context(torch.bfloat16, PagedHeads(8, 2, 512, 4, 0.125))
-    assert not kernels.attends_context(torch.bfloat16, PagedHeads(8, 1, 64, 1, 0.125)), "a latent vector"
+    assert attends_context(kernels, torch.bfloat16, taken) == kernels.multiplies
+    assert not attends_context(kernels, torch.float32, taken)
+    assert not attends_context(kernels, torch.bfloat16, PagedHeads(8, 2, 80, 4, 0.125))
+    assert not attends_context(kernels, torch.bfloat16, PagedHeads(8, 2, 512, 4, 0.125))
+    assert not attends_context(kernels, torch.bfloat16, PagedHeads(8, 1, 64, 1, 0.125)), "a latent vector"
 
 
 def test_scores_that_are_no_numbers_are_not_hidden() -> None:
@@ -95,8 +97,7 @@ def test_scores_that_are_no_numbers_are_not_hidden() -> None:
         queries, storage = torch.zeros(3, 3, 32).bfloat16(), torch.ones(1, 16, 2, 32).bfloat16()
         queries[1, 0, 5] = float("nan")
         out = torch.empty(3, 32).bfloat16()
-        kernels.attend_context(
-            queries, 0, torch.zeros(1, dtype=torch.int64), storage, 1.0, PagedHeads(1, 1, 32, 2, 1.0), out
-        )
+        table, how = torch.zeros(1, dtype=torch.int64), PagedHeads(1, 1, 32, 2, 1.0)
+        attend_context(kernels, queries, 0, table, storage, 1.0, how, out)
         assert out[1].isnan().all()
         assert torch.equal(out[[0, 2]], torch.ones(2, 32).bfloat16())

@@ -16,6 +16,7 @@ from trtforge.models.transforms import quantize_fp8
 from trtforge.runtime.linears.float8 import from_e4m3
 from trtforge.runtime.linears.int8 import round_to_int8
 from trtforge.runtime.native.bindings import PagedHeads, PagedRows, native_for
+from trtforge.runtime.native.context import attend_context, attends_context
 
 
 def storage_dtype(format_: KvCacheFormat, dtype: torch.dtype) -> torch.dtype:
@@ -96,13 +97,13 @@ class LayerCache:
 
     def attends_context(self, heads: PagedHeads) -> bool:
         """Whether the CPU kernels compute attention of sequences in place."""
-        return self._kernels is not None and self._kernels.attends_context(self._dtype, heads)
+        return self._kernels is not None and attends_context(self._kernels, self._dtype, heads)
 
     def attend_context(self, queries: Tensor, start: int, blocks: Tensor, heads: PagedHeads, out: Tensor) -> None:
         """Attention of a sequence's tokens from position `start` on, in place, by the CPU kernels."""
         assert self._kernels is not None, "see attends_context"
         scale = 1.0 if self._scale is None else self._scale
-        self._kernels.attend_context(queries, start, blocks, self._blocks, scale, heads, out)
+        attend_context(self._kernels, queries, start, blocks, self._blocks, scale, heads, out)
 
     def read(self, blocks: Tensor) -> Tensor:
         """(tokens, vectors, size) of these blocks, in the compute type; valid until the next read."""

@@ -23,7 +23,6 @@ from trtforge.runtime.native.structures import (
     PRODUCTS,
     Adapters,
     Calls,
-    Context,
     IntegerLinear,
     Linear,
     Paged,
@@ -36,8 +35,6 @@ CACHES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.uint8: 3}
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "gelu": 2, "relu": 3, "squared_relu": 4}
 WIDTH = 16
 """Numbers that attention computes at once."""
-_KEYS = 64  # of a block in context attention
-_MOST_CONTEXT_SIZE = 256
 _MOST_INT8_INPUTS = 65536
 """The sum of as many products of bytes fits 32 bits."""
 
@@ -210,7 +207,7 @@ class Native:
             vectors=how.vectors,
             stride=queries.stride(0),
             cache_scale=cache_scale,
-            **_heads(how),
+            **numbers_of(how),
         )
         self.run("paged_attention", TYPES[queries.dtype], CACHES[storage.dtype], given)
 
@@ -235,44 +232,6 @@ class Native:
             stride=y.stride(0),
         )
         self.run("add_adapters", TYPES[x.dtype], given)
-
-    def attends_context(self, dtype: torch.dtype, how: PagedHeads) -> bool:
-        """Whether `attend_context` takes these heads."""
-        fits = how.size % TILE == 0 and how.size <= _MOST_CONTEXT_SIZE and how.vectors == 2 * how.kv_heads
-        return self.multiplies and dtype is torch.bfloat16 and fits
-
-    def attend_context(
-        self,
-        queries: Tensor,
-        start: int,
-        table: Tensor,
-        storage: Tensor,
-        cache_scale: float,
-        how: PagedHeads,
-        out: Tensor,
-    ) -> None:
-        """Causal attention of a sequence's tokens from position `start` on, to themselves and those before.
-
-        queries (tokens, heads or more, size) to out (tokens, heads x size); table: int64 block numbers.
-        """
-        count = len(queries)
-        first = 0 if how.window is None else max(0, start - how.window + 1)
-        blocks = -(-(start + count) // _KEYS) - first // _KEYS
-        packed = queries.new_empty(blocks * _KEYS * 2 * how.kv_heads * how.size)
-        given = Context(
-            queries=queries.data_ptr(),
-            cache=storage.data_ptr(),
-            out=out.data_ptr(),
-            table=table.data_ptr(),
-            packed=packed.data_ptr(),
-            count=count,
-            start=start,
-            block=storage.shape[1],
-            stride=queries.stride(0),
-            cache_scale=cache_scale,
-            **_heads(how),
-        )
-        self.run("context_attention", CACHES[storage.dtype], given)
 
     def takes(self, weight: Tensor) -> bool:
         """Whether `linear` can compute this (out, in) weight."""
@@ -350,7 +309,7 @@ class Native:
         return y
 
 
-def _heads(how: PagedHeads) -> dict[str, Any]:
+def numbers_of(how: PagedHeads) -> dict[str, Any]:
     """The fields that `Paged` and `Context` have in common."""
     return {
         "slopes": None if how.slopes is None else how.slopes.data_ptr(),

@@ -1,0 +1,51 @@
+"""Attention of many tokens of one sequence by the kernels (source/context.cpp)."""
+
+import torch
+from torch import Tensor
+
+from trtforge.runtime.native.bindings import CACHES, Native, PagedHeads, numbers_of
+from trtforge.runtime.native.structures import Context
+from trtforge.runtime.native.tiles import TILE
+
+_KEYS = 64  # of a block
+_MOST_SIZE = 256  # of a head
+
+
+def attends_context(kernels: Native, dtype: torch.dtype, how: PagedHeads) -> bool:
+    """Whether `attend_context` takes these heads."""
+    fits = how.size % TILE == 0 and how.size <= _MOST_SIZE and how.vectors == 2 * how.kv_heads
+    return kernels.multiplies and dtype is torch.bfloat16 and fits
+
+
+def attend_context(
+    kernels: Native,
+    queries: Tensor,
+    start: int,
+    table: Tensor,
+    storage: Tensor,
+    cache_scale: float,
+    how: PagedHeads,
+    out: Tensor,
+) -> None:
+    """Causal attention of a sequence's tokens from position `start` on, to themselves and those before.
+
+    queries (tokens, heads or more, size) to out (tokens, heads x size); table: int64 block numbers.
+    """
+    count = len(queries)
+    first = 0 if how.window is None else max(0, start - how.window + 1)
+    blocks = -(-(start + count) // _KEYS) - first // _KEYS
+    packed = queries.new_empty(blocks * _KEYS * 2 * how.kv_heads * how.size)
+    given = Context(
+        queries=queries.data_ptr(),
+        cache=storage.data_ptr(),
+        out=out.data_ptr(),
+        table=table.data_ptr(),
+        packed=packed.data_ptr(),
+        count=count,
+        start=start,
+        block=storage.shape[1],
+        stride=queries.stride(0),
+        cache_scale=cache_scale,
+        **numbers_of(how),
+    )
+    kernels.run("context_attention", CACHES[storage.dtype], given)
