@@ -55,6 +55,7 @@ def test_hidden_states_go_to_the_next_stage_and_logits_to_rank_0(checkpoint: Pat
     def act(ranks: Distributed, index: int) -> list[float] | None:
         if index < 2:
             ranks.send_hidden(torch.full((1, 2), index + 1.0))
+            ranks.finish_sending()
             part = None
         else:
             part = ranks.receive_hidden(torch.empty(1, 2)) * 10

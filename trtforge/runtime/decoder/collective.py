@@ -17,7 +17,10 @@ class Collective(Protocol):
         """Concatenate the parts of the tensor-parallel ranks along the last dimension."""
 
     def send_hidden(self, hidden: Tensor) -> None:
-        """Send the hidden states to the next pipeline stage."""
+        """Send the hidden states to the next pipeline stage, which may go on after this returns."""
+
+    def finish_sending(self) -> None:
+        """Wait until all hidden states are sent. Must follow the last `send_hidden` of a step."""
 
     def receive_hidden(self, into: Tensor) -> Tensor:
         """Receive the hidden states of the previous pipeline stage."""
@@ -46,6 +49,9 @@ class Alone:
 
     def send_hidden(self, hidden: Tensor) -> None:
         raise AssertionError("there is no other pipeline stage")
+
+    def finish_sending(self) -> None:
+        pass
 
     def receive_hidden(self, into: Tensor) -> Tensor:
         raise AssertionError("there is no other pipeline stage")

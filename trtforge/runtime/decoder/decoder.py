@@ -1,5 +1,7 @@
 """The decoder of one rank: embedding, layers, final norm and logits, for packed tokens and a paged cache."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -88,28 +90,40 @@ class Decoder:
         ]
 
     def forward(self, batch: Batch, cache: list[LayerCache]) -> Tensor | None:
-        """float32 logits (wanted rows, vocabulary) on rank 0, None on the others."""
-        spec, place = self.spec, self.place
+        """This rank's columns of the wanted rows' logits, for `logits`; None if none is wanted or on another stage.
+
+        Stages but the last send the hidden states on.
+        """
+        place = self.place
         if self.embedding is not None:
             hidden = self.embedding(batch.tokens, batch.positions)
         else:
-            empty = torch.empty(len(batch.tokens), spec.hidden_size, dtype=place.dtype, device=place.device)
+            empty = torch.empty(len(batch.tokens), self.spec.hidden_size, dtype=place.dtype, device=place.device)
             hidden = self._ranks.receive_hidden(empty)
         rotations = tuple(rotary.at(batch.positions, place.dtype, batch.length) for rotary in self._rotaries)
         hidden = self.layers(hidden, batch, rotations, cache)
         if self._kept is not None:
             states = self.layers.states if self._kept else [hidden]
             self._states = [each[: len(batch.slots)] for each in states]
-        part = None
-        if self.head is not None:
-            self._last = self._wanted(hidden, batch)
-            part = self.head(self._last)[: batch.wanted] if batch.wanted else None
-        else:
+        if self.head is None:
             self._ranks.send_hidden(hidden)
-        if batch.wanted == 0:
             return None
-        logits = self._ranks.gather_logits(part, batch.wanted, spec.vocab_share, hidden)
-        return None if logits is None else finished_logits(logits, spec)
+        self._last = self._wanted(hidden, batch)
+        return self.head(self._last)[: batch.wanted] if batch.wanted else None
+
+    def logits(self, parts: Sequence[Tensor | None], wanted: int) -> Tensor | None:
+        """float32 logits (wanted, vocabulary) of what `forward` gave, on rank 0; elsewhere, or if `wanted` is 0, None.
+
+        Every rank calls it once a step.
+        """
+        self._ranks.finish_sending()
+        if wanted == 0:
+            return None
+        known = [part for part in parts if part is not None]
+        own = None if not known else known[0] if len(known) == 1 else torch.cat(known)
+        like = torch.empty(0, dtype=self.place.dtype, device=self.place.device)
+        logits = self._ranks.gather_logits(own, wanted, self.spec.vocab_share, like)
+        return None if logits is None else finished_logits(logits, self.spec)
 
     def last_hidden(self) -> Tensor:
         """(wanted rows, hidden) of the last step after the final norm, on the last pipeline stage."""

@@ -4,6 +4,7 @@ Process groups are held here, not in torch.distributed's globals, so that a proc
 """
 
 import socket
+from collections import deque
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -66,6 +67,7 @@ class Distributed:
         self._tp_rank = spec.rank.tp_rank
         self._device = device
         self._buffer = torch.zeros(_STEP_BUFFER, dtype=torch.int64)
+        self._sending: deque[tuple[_Work, Tensor]] = deque()
         self._control: _Group
         self._all: _Group
         self._peers: _Group
@@ -95,7 +97,13 @@ class Distributed:
         return torch.cat(parts, dim=-1)
 
     def send_hidden(self, hidden: Tensor) -> None:
-        self._all.send([hidden.contiguous()], self._index + self._tp, 0).wait()
+        sent = hidden.clone(memory_format=torch.contiguous_format)  # the next part's may overwrite `hidden`
+        self._sending.append((self._all.send([sent], self._index + self._tp, 0), sent))
+
+    def finish_sending(self) -> None:
+        while self._sending:
+            work, _ = self._sending.popleft()
+            work.wait()
 
     def receive_hidden(self, into: Tensor) -> Tensor:
         self._all.recv([into], self._index - self._tp, 0).wait()

@@ -20,8 +20,12 @@ from trtforge.runtime.linears.kernels import DTYPES
 from trtforge.runtime.linears.linear import Placement
 from trtforge.runtime.linears.packing import pack_rank
 from trtforge.runtime.linears.weights import Weights
+from trtforge.runtime.ranks.micro_batches import micro_batches
 from trtforge.runtime.ranks.source import EagleDrafts, Source
 from trtforge.runtime.scheduling.batch import Step
+
+_LEAST_TOKENS = {"cpu": 16, "cuda": 256}
+"""Of a part of a step: products of fewer take about as long as reading the weights."""
 
 
 class RankModel:
@@ -109,16 +113,25 @@ class RankModel:
         pads = device.type == "cpu" and dtype is not torch.float32 and not self._decoder.takes_any_rows
         reaches = self._decoder.spec.reaches
         block, in_place = self._source.tokens_per_block, self._decoder.reads_in_place
-        if self.adapters is not None:
-            self.adapters.begin(step)
         for layer in self._cache if len(step.copies) else ():
             layer.copy(torch.from_numpy(step.copies.reshape(-1, 2)).to(device))
         for block_index, content in (fills or {}).items():
             parts = content.split([layer.storage[0].nbytes for layer in self._cache])
             for layer, part in zip(self._cache, parts, strict=True):
                 layer.fill(block_index, part)
-        batch = Batch.of(step, block, device, dtype, reaches=reaches, pads=pads, in_place=in_place)
-        return self._decoder.forward(batch, self._cache[: self._decoder.spec.num_layers])
+        found = []
+        for part in self._micro_batches(step):
+            if self.adapters is not None:
+                self.adapters.begin(part)
+            batch = Batch.of(part, block, device, dtype, reaches=reaches, pads=pads, in_place=in_place)
+            found.append(self._decoder.forward(batch, self._cache[: self._decoder.spec.num_layers]))
+        return self._decoder.logits(found, int(step.wanted.sum()))
+
+    def _micro_batches(self, step: Step) -> list[Step]:
+        """The parts of a step. Layers that keep states of sequences take it whole."""
+        spec = self._decoder.spec
+        stages = 1 if spec.linear is not None else spec.pp
+        return micro_batches(step, stages, _LEAST_TOKENS[self._place.device.type])
 
 
 def placement_of(source: Source, index: int) -> Placement:
