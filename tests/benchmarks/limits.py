@@ -15,7 +15,7 @@ _FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp")
 
 @dataclass(frozen=True)
 class Limits:
-    """A second's bytes from memory, and multiply-adds of bfloat16 and of int8; 0 where no instruction multiplies."""
+    """A second's bytes from memory, and multiply-adds of bfloat16, by its own or float32's instruction, and of int8."""
 
     bandwidth: float
     bfloat16: float

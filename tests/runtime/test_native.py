@@ -130,7 +130,7 @@ def test_gate(kernels: Native, dtype: torch.dtype, name: str, activated: int) ->
     seed=st.integers(0, 9),
 )
 def test_bfloat16_products(rows: int, tiles: int, inputs: int, biased: bool, seed: int) -> None:
-    for found in both_kinds():
+    for found in every_way():
         torch.manual_seed(seed)
         outputs = tiles * bindings.TILE
         x, weight = torch.randn(rows, inputs).bfloat16(), torch.randn(outputs, inputs).bfloat16()
@@ -149,7 +149,7 @@ def test_bfloat16_products(rows: int, tiles: int, inputs: int, biased: bool, see
     seed=st.integers(0, 9),
 )
 def test_int4_products(rows: int, tiles: int, group: int, groups: int, seed: int) -> None:
-    for found in both_kinds():
+    for found in every_way():
         torch.manual_seed(seed)
         outputs, inputs = tiles * bindings.TILE, group * groups
         codes = torch.randint(-8, 8, (outputs, inputs), dtype=torch.int8)
@@ -175,7 +175,7 @@ def test_int4_products(rows: int, tiles: int, group: int, groups: int, seed: int
 )
 def test_int8_products(rows: int, tiles: int, inputs: int, dtype: torch.dtype, biased: bool, seed: int) -> None:
     """Activations are rounded as by torch, some saturate, and the sums are those of the integers."""
-    for found in both_kinds():
+    for found in every_way():
         if not found.multiplies_integers:
             continue
         torch.manual_seed(seed)
@@ -191,9 +191,10 @@ def test_int8_products(rows: int, tiles: int, inputs: int, dtype: torch.dtype, b
 
 
 @functools.lru_cache(maxsize=1)
-def both_kinds() -> list[Native]:
-    """The kernels as they are and with emulated tile registers; none on a processor without AVX512-BF16."""
-    found = [native(), Native(compiled(["TRTFORGE_EMULATE_AMX", "TRTFORGE_NARROW_VECTORS"]))]
+def every_way() -> list[Native]:
+    """The kernels with each way to multiply, and with emulated tile registers; none on a processor without AVX-512."""
+    defines = (["TRTFORGE_EMULATE_AMX", "TRTFORGE_NARROW_VECTORS"], ["TRTFORGE_DOTS"], ["TRTFORGE_MULTIPLY_ADDS"])
+    found = [native(), *(Native(compiled(each)) for each in defines)]
     return [kernels for kernels in found if kernels is not None and kernels.multiplies]
 
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.runtime.test_native import both_kinds
+from tests.runtime.test_native import every_way
 from trtforge.runtime.decoder.alibi import Alibi
 from trtforge.runtime.decoder.kv_cache import LayerCache, Scratch, storage_dtype
 from trtforge.runtime.native.bindings import Native, PagedHeads, native
@@ -54,7 +54,7 @@ def test_context_attention(
     seed: int,
 ) -> None:
     """A sequence whose blocks lie anywhere, and whose first `start` tokens were computed before."""
-    for kernels in both_kinds():
+    for kernels in every_way():
         torch.manual_seed(seed)
         queries_of, kv_heads = heads
         columns = -(-(start + count) // block)
@@ -93,7 +93,7 @@ def test_what_the_kernel_takes(kernels: Native) -> None:
 
 
 def test_scores_that_are_no_numbers_are_not_hidden() -> None:
-    for kernels in both_kinds():
+    for kernels in every_way():
         queries, storage = torch.zeros(3, 3, 32).bfloat16(), torch.ones(1, 16, 2, 32).bfloat16()
         queries[1, 0, 5] = float("nan")
         out = torch.empty(3, 32).bfloat16()

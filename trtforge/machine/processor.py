@@ -13,12 +13,12 @@ from trtforge.machine.host import Host
 class Processor:
     """`bfloat16`: native bfloat16 products (AVX512-BF16 or AMX). `vnni`: int8 dot products (AVX512-VNNI).
 
-    `avx512_bfloat16`: what trtforge's own kernels multiply with.
+    `avx512`: what trtforge's own kernels multiply bfloat16 with (AVX512BW).
     """
 
     bfloat16: bool
     vnni: bool
-    avx512_bfloat16: bool = False
+    avx512: bool = False
 
     @classmethod
     def of(cls, host: Host) -> "Processor":
@@ -27,7 +27,7 @@ class Processor:
         return cls(
             bfloat16=not flags.isdisjoint(("avx512_bf16", "amx_bf16")),
             vnni="avx512_vnni" in flags,
-            avx512_bfloat16={"avx512_bf16", "avx512bw"} <= flags,
+            avx512="avx512bw" in flags,
         )
 
 

@@ -44,7 +44,7 @@ class Embedded:
         dtype = compute_dtype(request.engine.compute_dtype, request.dtype, device, processor)
         name = WEIGHTS[request.quant].name
         fp8 = request.gpu is not None and request.gpu.sm >= _FP8_CORES
-        native = processor.avx512_bfloat16  # the kernels that replace them without a compiler hold as many bytes
+        native = processor.avx512  # the kernels that replace them without a compiler hold as many bytes
         machine = {"vnni": processor.vnni, "native": native, "fp8_cores": fp8}
         kernel = kernel_for(name, request.group_size, device, dtype, **machine)
         return cls(device, dtype, kernel, kernel_for("fp8", request.group_size, device, dtype, **machine))

@@ -74,7 +74,7 @@ def _linear(words: Tensor, scales: Tensor, bias: Tensor | None, prequant: Tensor
 @functools.lru_cache(maxsize=1)
 def _warn_of_dequantising() -> None:
     _LOG.warning(
-        "the engine's INT4 weights are held in 16 bits: its kernels need a CPU with AVX512-BF16 and a C++ compiler; "
+        "the engine's INT4 weights are held in 16 bits: its kernels need a CPU with AVX-512 and a C++ compiler; "
         "`trtforge compile` on this machine packs them for it"
     )
 

@@ -73,7 +73,7 @@ class Native:
     def __init__(self, library: Path) -> None:
         self.functions = ctypes.CDLL(str(library))
         self.multiplies = bool(self.functions.has_matmul())
-        """Whether `linear` works: the processor has AVX512-BF16."""
+        """Whether `linear` works: the processor has AVX512BW."""
         self.multiplies_integers = bool(self.functions.has_integers())
         """Whether `linear_int8` works: the processor has AVX512-VNNI too."""
         for name, arguments in ARGUMENTS.items():

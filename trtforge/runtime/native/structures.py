@@ -167,6 +167,6 @@ RECORDED = (
 """The kernels that `replay` calls, as source/replay.cpp numbers them."""
 
 PRODUCTS = ("linear_bfloat16", "linear_int4", "context_attention")
-"""These need AVX512-BF16."""
+"""These need AVX512BW."""
 INTEGERS = ("linear_int8",)
 """These also need AVX512-VNNI."""

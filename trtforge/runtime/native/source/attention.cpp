@@ -117,15 +117,24 @@ static void weigh(const float* scores, const Seen<C>& values, int64_t size, floa
 
 // Softmax of a head's scores, times `factor`.
 static void normalise(float* scores, int64_t count, float factor) {
+    const int64_t whole = count / WIDTH * WIDTH;
     float largest = scores[0], total = 0.0f;
-#pragma omp simd reduction(max : largest)
-    for (int64_t i = 0; i < count; ++i) largest = std::max(largest, scores[i]);
-#pragma omp simd reduction(+ : total)
-    for (int64_t i = 0; i < count; ++i) {
-        scores[i] = exponential(scores[i] - largest);
-        total += scores[i];
+    Vector most = Vector() + largest, sums = {};
+    for (int64_t i = 0; i < whole; i += WIDTH) {
+        const Vector v = load(scores + i);
+        most = most < v ? v : most;
     }
-    for (int64_t i = 0; i < count; ++i) scores[i] *= factor / total;
+    for (int64_t i = 0; i < WIDTH; ++i) largest = std::max(largest, most[i]);
+    for (int64_t i = whole; i < count; ++i) largest = std::max(largest, scores[i]);
+    for (int64_t i = 0; i < whole; i += WIDTH) {
+        const Vector p = exponential(load(scores + i) - largest);
+        put(scores + i, p);
+        sums += p;
+    }
+    for (int64_t i = whole; i < count; ++i) total += scores[i] = exponential(scores[i] - largest);
+    const float scale = factor / (total + sum(sums));
+    for (int64_t i = 0; i < whole; i += WIDTH) put(scores + i, load(scores + i) * scale);
+    for (int64_t i = whole; i < count; ++i) scores[i] *= scale;
 }
 
 // tanh(x) = 1 - 2 / (1 + exp(2x))
@@ -175,64 +184,89 @@ static void attend(const Paged& p, int64_t head, const T* given, Seen<C> keys, M
 
 #if defined(HAS_PRODUCTS)
 
-// Adds to sums (G, `size` apart), 32 W of a value in the order of `interleave`, the weights (G, `pitch` apart) times the
-// values of `tokens` tokens, `stride` apart. `next`: where those lie that are read next.
-template <int G, int W>
-static void weigh_run(const bfloat16* weights, int64_t pitch, const bfloat16* value, int64_t tokens, int64_t stride,
-                      const bfloat16* next, int64_t size, float* into) {
+// The tokens of a run, `stride` apart, and those that are read after it: `ahead(i)` is read `DISTANCE` tokens after i.
+struct Run {
+    static constexpr int64_t DISTANCE = 16;
+    const bfloat16* first;
+    int64_t tokens, stride;
+    const bfloat16* next;
+
+    const bfloat16* ahead(int64_t token) const {
+        const int64_t at = token + DISTANCE;
+        return at < tokens ? first + at * stride : next + (at - tokens) * stride;
+    }
+};
+
+// Adds to sums (G, `size` apart), 32 W of a value in the order of `add_values`, the weights (G, `pitch` apart) times the
+// values of a run, from number `d` on.
+template <class Way, int G, int W>
+static void weigh_run(const typename Way::Input* weights, int64_t pitch, const Run& run, int64_t d, int64_t size,
+                      float* into) {
     __m512 sums[G][2 * W];
     for (int g = 0; g < G; ++g)
         for (int half = 0; half < 2 * W; ++half) sums[g][half] = _mm512_loadu_ps(into + g * size + half * WIDTH);
-    for (int64_t token = 0; token < tokens; token += 2, value += 2 * stride) {
-        prefetch(next + token * stride, W * pairwise::DEPTH);
-        prefetch(next + (token + 1) * stride, W * pairwise::DEPTH);
-        pairwise::add_values<G, W>(weights + token, pitch, value, token + 1 < tokens ? value + stride : nullptr, sums);
+    for (int64_t token = 0; token < run.tokens; token += 2) {
+        const bfloat16* value = run.first + token * run.stride + d;
+        prefetch(run.ahead(token) + d, W * pairwise::DEPTH);
+        prefetch(run.ahead(token + 1) + d, W * pairwise::DEPTH);
+        const bfloat16* second = token + 1 < run.tokens ? value + run.stride : nullptr;
+        pairwise::add_values<G, W>(Way(), weights + token, pitch, value, second, sums);
     }
     for (int g = 0; g < G; ++g)
         for (int half = 0; half < 2 * W; ++half) _mm512_storeu_ps(into + g * size + half * WIDTH, sums[g][half]);
 }
 
+// The probabilities as ways to multiply take them: in float32, and rounded to bfloat16 (Dao et al. 2022).
+static inline const float* weights_of(MultiplyAdds, const float* scores, int64_t, Memory&) { return scores; }
+
+#if defined(__AVX512BF16__)
+static inline const bfloat16* weights_of(Dots, const float* scores, int64_t count, Memory& memory) {
+    bfloat16* weights = memory.need_halves(count + 1);
+    pairwise::round_weights(scores, count, weights);
+    weights[count] = {};
+    return weights;
+}
+#endif
+
 // out (count x G, size): G query heads of each of `count` key and value heads, the first of all `head`. Sizes are
-// multiples of 32. Keys of all heads are read token after token, which lie together, then values. Probabilities are
-// rounded to bfloat16 (Dao et al. 2022).
-template <int G>
+// multiples of 32. Keys of all heads are read token after token, which lie together, then values. `after`: the keys that
+// are read next.
+template <class Way, int G>
 static void attend_pairs(const Paged& p, int64_t head, int64_t count, const bfloat16* queries, Seen<bfloat16> keys,
-                         Memory& memory, bfloat16* out) {
+                         const bfloat16* after, Memory& memory, bfloat16* out) {
     const int64_t seen = (keys.count() + 15) / 16 * 16, size = p.size, heads = count * G;
     float *scores = memory.need_floats(heads * (seen + size)), *sums = scores + heads * seen;
     Seen<bfloat16> values = keys;
     if (p.vectors > p.kv_heads) values.cache += p.kv_heads * size;
     keys.runs(values.begin(), [&](int64_t index, const bfloat16* key, int64_t tokens, const bfloat16* next) {
         constexpr int64_t K = 16 / G;
+        const Run run{key, tokens, keys.pitch, next};
         for (int64_t token = 0; token < tokens; token += K)
             for (int64_t kv = 0; kv < count; ++kv) {
-                const int64_t at = token * keys.pitch + kv * size;
-                for (int64_t k = 0; k < K; ++k) prefetch(next + at + k * keys.pitch, size);
-                pairwise::score_keys<G>(queries + kv * G * size, key + at, keys.pitch, std::min(K, tokens - token),
-                                        size, p.scale, seen, scores + kv * G * seen + index + token);
+                const int64_t at = kv * size;
+                for (int64_t k = 0; k < K; ++k) prefetch(run.ahead(token + k) + at, size);
+                pairwise::score_keys<Way, G>(queries + kv * G * size, key + token * keys.pitch + at, keys.pitch,
+                                             std::min(K, tokens - token), size, p.scale, seen,
+                                             scores + kv * G * seen + index + token);
             }
     });
-    bfloat16* weights = memory.need_halves(heads * seen + 1);
     for (int64_t h = 0; h < heads; ++h) {
         soften(p, head + h, keys.first, keys.count(), scores + h * seen);
         std::fill(scores + h * seen + keys.count(), scores + (h + 1) * seen, 0.0f);
     }
-    pairwise::round_weights(scores, heads * seen, weights);
-    weights[heads * seen] = {};
+    const typename Way::Input* weights = weights_of(Way(), scores, heads * seen, memory);
     std::fill(sums, sums + heads * size, 0.0f);
-    values.runs(keys.begin(), [&](int64_t index, const bfloat16* value, int64_t tokens, const bfloat16* next) {
+    values.runs(after, [&](int64_t index, const bfloat16* value, int64_t tokens, const bfloat16* next) {
+        const Run run{value, tokens, values.pitch, next};
         for (int64_t kv = 0; kv < count; ++kv) {
-            const bfloat16* own = weights + kv * G * seen + index;
+            const typename Way::Input* own = weights + kv * G * seen + index;
+            float* into = sums + kv * G * size;
             int64_t d = 0;
-            for (; d + 64 <= size; d += 64)
-                weigh_run<G, 2>(own, seen, value + kv * size + d, tokens, values.pitch, next + kv * size + d, size,
-                                sums + kv * G * size + d);
-            for (; d < size; d += 32)
-                weigh_run<G, 1>(own, seen, value + kv * size + d, tokens, values.pitch, next + kv * size + d, size,
-                                sums + kv * G * size + d);
+            for (; d + 64 <= size; d += 64) weigh_run<Way, G, 2>(own, seen, run, kv * size + d, size, into + d);
+            for (; d < size; d += 32) weigh_run<Way, G, 1>(own, seen, run, kv * size + d, size, into + d);
         }
     });
-    for (int64_t d = 0; d < heads * size; d += pairwise::DEPTH) pairwise::put_values(sums + d, out + d);
+    for (int64_t d = 0; d < heads * size; d += pairwise::DEPTH) pairwise::put_values(Way(), sums + d, out + d);
 }
 
 #endif
@@ -279,20 +313,23 @@ static void attend_all(const Paged& p) {
 #if defined(HAS_PRODUCTS)
 
 // Up to four of the query heads of each of `count` key and value heads from `kv` on, in one row.
+template <class Way>
 static void attend_chunk(const Paged& p, int64_t row, int64_t kv, int64_t count, int64_t chunk, Memory& memory) {
     const int64_t group = p.heads / p.kv_heads, head = kv * group + chunk * AT_ONCE;
     const Seen<bfloat16> keys = seen_by<bfloat16>(p, row, kv);
     const bfloat16* queries = (const bfloat16*)p.queries + row * p.stride + head * p.size;
+    const bfloat16* after = seen_by<bfloat16>(p, std::min(row + 1, p.rows - 1), kv).begin();
     bfloat16* out = (bfloat16*)p.out + (row * p.heads + head) * p.size;
     switch (std::min(AT_ONCE, group - chunk * AT_ONCE)) {
-        case 1: return attend_pairs<1>(p, head, count, queries, keys, memory, out);
-        case 2: return attend_pairs<2>(p, head, count, queries, keys, memory, out);
-        case 3: return attend_pairs<3>(p, head, count, queries, keys, memory, out);
-        default: return attend_pairs<4>(p, head, count, queries, keys, memory, out);
+        case 1: return attend_pairs<Way, 1>(p, head, count, queries, keys, after, memory, out);
+        case 2: return attend_pairs<Way, 2>(p, head, count, queries, keys, after, memory, out);
+        case 3: return attend_pairs<Way, 3>(p, head, count, queries, keys, after, memory, out);
+        default: return attend_pairs<Way, 4>(p, head, count, queries, keys, after, memory, out);
     }
 }
 
 // As `attend_all`, by products of bfloat16. With rows for all threads, a thread takes all heads of a row.
+template <class Way>
 static void attend_all_pairs(const Paged& p) {
     const bool whole = chunks(p) == 1 && p.rows >= 2 * team::size();
     const int64_t together = whole ? p.kv_heads : 1, parts = p.kv_heads / together * chunks(p);
@@ -300,7 +337,7 @@ static void attend_all_pairs(const Paged& p) {
         Memory memory;
         member.each(p.rows * parts, [&](int64_t i) {
             const int64_t kv = i % parts / chunks(p) * together;
-            attend_chunk(p, i / parts, kv, together, i % chunks(p), memory);
+            attend_chunk<Way>(p, i / parts, kv, together, i % chunks(p), memory);
         });
     });
 }
@@ -311,7 +348,7 @@ template <typename T>
 static void with_cache(const Paged& p, int64_t cache) {
 #if defined(HAS_PRODUCTS)
     const bool pairs = std::is_same_v<T, bfloat16> && cache == CACHE_BFLOAT16 && p.size % pairwise::DEPTH == 0;
-    if (pairs) return attend_all_pairs(p);
+    if (pairs) return by_vectors([&](auto way) { attend_all_pairs<decltype(way)>(p); });
 #endif
     switch (cache) {
         case CACHE_FLOAT32: return attend_all<T, float>(p);

@@ -125,10 +125,11 @@ static void pack(const Context& c, int64_t kv, int64_t key_block, bfloat16* rows
     }
 }
 
-// A thread's memory: of every head's rows the largest score, the sum of probabilities, and the weighted values.
+// A thread's memory: of every head's rows the largest score, the sum of probabilities, and the weighted values. `copy`:
+// the queries of all heads, where they are needed in float32.
 struct Running {
     float largest[HEADS][QUERIES], total[HEADS][QUERIES];
-    std::vector<float> values;
+    std::vector<float> values, copy;
 
     float* of(int64_t head, int64_t size) { return values.data() + head * QUERIES * size; }
 
@@ -159,9 +160,10 @@ static inline void scores_of(const Context& c, const float* low, const float* hi
     }
 }
 
-// One row's probabilities in a block, before they are divided by their sum, in bfloat16. Returns the factor that
-// corrects what was summed before.
-static inline float probabilities(const Vector (&scores)[PARTS], float& largest, float& total, bfloat16* into) {
+// One row's probabilities in a block, before they are divided by their sum. Returns the factor that corrects what was
+// summed before.
+template <typename T>
+static inline float probabilities(const Vector (&scores)[PARTS], float& largest, float& total, T* into) {
     Vector best = scores[0], sums = {};
     for (int part = 1; part < PARTS; ++part) best = best < scores[part] ? scores[part] : best;
     const float before = largest;
@@ -176,21 +178,29 @@ static inline float probabilities(const Vector (&scores)[PARTS], float& largest,
     return correction;
 }
 
+// Query tokens of one head, `stride` apart, as a way to multiply takes them.
+template <class Way>
+struct Queries {
+    const typename Way::Input* first;
+    int64_t stride;
+};
+
 // Adds one block of keys to `rows` query tokens of one head, the first at `position`.
-static void add_block(const Context& c, int64_t head, int64_t position, int64_t rows, const bfloat16* queries,
+template <class Way>
+static void add_block(const Context& c, int64_t head, int64_t position, int64_t rows, Queries<Way> queries,
                       int64_t key_block, const bfloat16* packed, float* largest, float* total, float* values) {
     alignas(64) float low[QUERIES * TILE], high[QUERIES * TILE];
-    alignas(64) bfloat16 weights[QUERIES * KEYS];
+    alignas(64) typename Way::Input weights[QUERIES * KEYS];
     float corrections[QUERIES];
     const int64_t first_key = key_block * KEYS;
-    panel(queries, c.stride, rows, packed, c.size, low);
-    panel(queries, c.stride, rows, packed + TILE * c.size, c.size, high);
+    panel<Way>(queries.first, queries.stride, rows, packed, c.size, low);
+    panel<Way>(queries.first, queries.stride, rows, packed + TILE * c.size, c.size, high);
     for (int64_t row = 0; row < rows; ++row) {
         const int64_t from = std::max<int64_t>(0, c.first_seen(position + row) - first_key);
         const int64_t end = std::min(KEYS, position + row + 1 - first_key);
         corrections[row] = 1.0f;
         if (from >= end) {
-            std::memset((void*)(weights + row * KEYS), 0, KEYS * sizeof(bfloat16));
+            std::fill(weights + row * KEYS, weights + (row + 1) * KEYS, typename Way::Input());
             continue;
         }
         Vector scores[PARTS];
@@ -198,7 +208,7 @@ static void add_block(const Context& c, int64_t head, int64_t position, int64_t 
         corrections[row] = probabilities(scores, largest[row], total[row], weights + row * KEYS);
     }
     for (int64_t column = 0; column < c.size; column += TILE) {
-        panel(weights, KEYS, rows, packed + (c.size + column) * KEYS, KEYS, low);
+        panel<Way>(weights, KEYS, rows, packed + (c.size + column) * KEYS, KEYS, low);
         for (int64_t row = 0; row < rows; ++row) {
             float* into = values + row * c.size + column;
             for (int64_t d = 0; d < TILE; d += WIDTH)
@@ -207,17 +217,36 @@ static void add_block(const Context& c, int64_t head, int64_t position, int64_t 
     }
 }
 
+#if defined(__AVX512BF16__)
+static Queries<Dots> queries_of(Dots, const bfloat16* from, int64_t stride, int64_t, int64_t, float*) {
+    return {from, stride};
+}
+#endif
+
+static Queries<MultiplyAdds> queries_of(MultiplyAdds, const bfloat16* from, int64_t stride, int64_t rows, int64_t size,
+                                        float* into) {
+    for (int64_t row = 0; row < rows; ++row)
+        for (int64_t d = 0; d < size; d += WIDTH) put(into + row * size + d, load(from + row * stride + d));
+    return {into, size};
+}
+
 // Up to four of the query heads that share key and value head `kv`, for one block of queries.
-static void attend_block(const Context& c, int64_t kv, int64_t chunk, int64_t query_block, Running& running) {
+template <class Way>
+static void attend_block(Way way, const Context& c, int64_t kv, int64_t chunk, int64_t query_block, Running& running) {
     const int64_t group = c.heads / c.kv_heads, first = query_block * QUERIES, rows = std::min(QUERIES, c.count - first);
     const int64_t head = kv * group + chunk * HEADS, heads = std::min(HEADS, group - chunk * HEADS);
     const int64_t position = c.start + first, size = c.size;
-    const amx::Session session(rows, amx::suits(rows, size));
+    const amx::Session session(rows, Way::uses_tiles(rows, size));
     running.start(heads, size);
+    running.copy.resize(std::is_same_v<Way, MultiplyAdds> ? size_t(HEADS * QUERIES * size) : 0);
+    Queries<Way> queries[HEADS];
+    for (int64_t h = 0; h < heads; ++h)
+        queries[h] = queries_of(way, c.queries + first * c.stride + (head + h) * size, c.stride, rows, size,
+                                running.copy.data() + h * QUERIES * size);
     for (int64_t b = c.first_seen(position) / KEYS; b * KEYS < position + rows; ++b)
         for (int64_t h = 0; h < heads; ++h)
-            add_block(c, head + h, position, rows, c.queries + first * c.stride + (head + h) * size, b, c.at(kv, b),
-                      running.largest[h], running.total[h], running.of(h, size));
+            add_block<Way>(c, head + h, position, rows, queries[h], b, c.at(kv, b), running.largest[h],
+                           running.total[h], running.of(h, size));
     for (int64_t h = 0; h < heads; ++h)
         for (int64_t row = 0; row < rows; ++row) {
             const float* values = running.of(h, size) + row * size;
@@ -240,7 +269,9 @@ static void attend_all(const Context& c) {
         member.barrier();
         // The last queries see most keys: they come first, so that no thread is left alone with them.
         member.each_in_order(blocks * parts, [&](int64_t i) {
-            attend_block(c, i % parts / chunks, i % chunks, blocks - 1 - i / parts, running);
+            const int64_t block = blocks - 1 - i / parts;
+            by_fastest(std::min(QUERIES, c.count - block * QUERIES), c.size,
+                       [&](auto way) { attend_block(way, c, i % parts / chunks, i % chunks, block, running); });
         });
     });
 }

@@ -103,7 +103,8 @@ static void multiply_tile(const Tile<T>& tile, const int8_t* w) {
     if (!amx::suits<uint8_t>(l.rows, l.inputs)) {
         for (int64_t row = 0, left = parts(l.rows), count; left > 0; --left, row += count) {
             count = share(l.rows - row, left);
-            FOR_ROWS(count, rows_of, tile, row, w, Ahead(w, l.inputs / 4, 128, parts(l.rows) - left, parts(l.rows)));
+            const Ahead ahead(w, l.inputs / 4, 128, parts(l.rows) - left, parts(l.rows));
+            with_rows(count, [&](auto m) { rows_of<m()>(tile, row, w, ahead); });
         }
         return;
     }

@@ -29,7 +29,8 @@ static inline void put_row(bfloat16* y, const float* bias, __m512 low, __m512 hi
         low = _mm512_add_ps(low, _mm512_loadu_ps(bias));
         high = _mm512_add_ps(high, _mm512_loadu_ps(bias + 16));
     }
-    _mm512_storeu_si512(y, (__m512i)_mm512_cvtne2ps_pbh(high, low));
+    put(y, (Vector)low);
+    put(y + 16, (Vector)high);
 }
 
 alignas(64) static const uint16_t NIBBLES[32] = {  // -8 to 7 in bfloat16, twice: VPERMW ignores all but five bits
@@ -50,12 +51,12 @@ static inline void store_values(const __m512i (&values)[4], bfloat16* into) {
     for (int part = 0; part < 4; ++part) _mm512_store_si512(into + part * 32, values[part]);
 }
 
-// As `multiply`, over 4 x `count` inputs in 4 bits, without their scales, in a tile of `tile` words. `count` is even. If KEEP, the weights are
-// stored in `expanded` as a bfloat16 tile; between the products that costs little.
-template <int M, bool KEEP>
-static inline __attribute__((always_inline)) void multiply_int4(const bfloat16* x, int64_t stride, const uint16_t* w,
-                                                                int64_t count, int64_t tile, bfloat16* expanded,
-                                                                Sums* out) {
+// As `multiply`, over 4 x `count` inputs in 4 bits, without their scales, in a tile of `tile` words. `count` is even.
+// If KEEP, the weights are stored in `expanded` as a bfloat16 tile; between the products that costs little.
+template <class Way, int M, bool KEEP>
+static inline __attribute__((always_inline)) void multiply_int4(const typename Way::Input* x, int64_t stride,
+                                                                const uint16_t* w, int64_t count, int64_t tile,
+                                                                bfloat16* expanded, Sums* out) {
     const __m512i table = _mm512_load_si512(NIBBLES);
     constexpr int U = UNROLL<M>;
     __m512 sums[U][M][2] = {};
@@ -69,11 +70,12 @@ static inline __attribute__((always_inline)) void multiply_int4(const bfloat16* 
 #pragma GCC unroll 2
             for (int half = 0; half < 2; ++half) {
                 const int u = (2 * s + half) % U;
+                const typename Way::Weights low(values[2 * half]), high(values[2 * half + 1]);
 #pragma GCC unroll 16
                 for (int m = 0; m < M; ++m) {
-                    const __m512bh a = both(x + m * stride + 4 * (at + s) + 2 * half);
-                    sums[u][m][0] = _mm512_dpbf16_ps(sums[u][m][0], (__m512bh)values[2 * half], a);
-                    sums[u][m][1] = _mm512_dpbf16_ps(sums[u][m][1], (__m512bh)values[2 * half + 1], a);
+                    const typename Way::Inputs a(x + m * stride + 4 * (at + s) + 2 * half);
+                    sums[u][m][0] = Way::add(sums[u][m][0], low, a);
+                    sums[u][m][1] = Way::add(sums[u][m][1], high, a);
                 }
             }
         }
@@ -93,10 +95,10 @@ struct Linear {
     int64_t rows, inputs, outputs, group;
 };
 
-template <int M>
-static void few_rows(const Linear& l, const bfloat16* x, const bfloat16* w, const float* bias, bfloat16* y) {
+template <class Way, int M>
+static void few_rows(const Linear& l, const typename Way::Input* x, const bfloat16* w, const float* bias, bfloat16* y) {
     Sums out[M];
-    multiply<M>(x, l.inputs, w, l.inputs / 2, Ahead(w, l.inputs / 2, 128, 0, 1), out);
+    multiply<Way, M>(x, l.inputs, w, l.inputs / 2, Ahead(w, l.inputs / 2, 128, 0, 1), out);
     for (int m = 0; m < M; ++m) put_row(y + m * l.outputs, bias, out[m][0], out[m][1]);
 }
 
@@ -104,20 +106,20 @@ static void few_rows(const Linear& l, const bfloat16* x, const bfloat16* w, cons
 enum Expansion { NOT_KEPT, KEPT, FROM_KEPT };
 
 // M rows of a tile in 4 bits; `expanded`: memory for the tile in bfloat16.
-template <int M>
-static void rows_int4(const Linear& l, Expansion expansion, const bfloat16* x, const uint16_t* w, const float* scales,
-                      const float* bias, bfloat16* expanded, bfloat16* y) {
+template <class Way, int M>
+static void rows_int4(const Linear& l, Expansion expansion, const typename Way::Input* x, const uint16_t* w,
+                      const float* scales, const float* bias, bfloat16* expanded, bfloat16* y) {
     __m512 totals[M][2] = {};
     for (int64_t first = 0; first < l.inputs; first += l.group, scales += TILE) {
         Sums out[M];
         const int64_t tile = l.inputs * 8;
         bfloat16* values = expanded + first * TILE;
         if (expansion == NOT_KEPT)
-            multiply_int4<M, false>(x + first, l.inputs, w + first * 8, l.group / 4, tile, nullptr, out);
+            multiply_int4<Way, M, false>(x + first, l.inputs, w + first * 8, l.group / 4, tile, nullptr, out);
         else if (expansion == KEPT)
-            multiply_int4<M, true>(x + first, l.inputs, w + first * 8, l.group / 4, tile, values, out);
+            multiply_int4<Way, M, true>(x + first, l.inputs, w + first * 8, l.group / 4, tile, values, out);
         else
-            multiply<M>(x + first, l.inputs, values, l.group / 2, Ahead(values, 0, 0, 0, 1), out);
+            multiply<Way, M>(x + first, l.inputs, values, l.group / 2, Ahead(values, 0, 0, 0, 1), out);
         const __m512 low = _mm512_loadu_ps(scales), high = _mm512_loadu_ps(scales + 16);
         for (int m = 0; m < M; ++m) {
             totals[m][0] = _mm512_fmadd_ps(out[m][0], low, totals[m][0]);
@@ -132,15 +134,15 @@ static void put_panel(const Linear& l, const float* sums, int64_t rows, const fl
         put_row(y + m * l.outputs, bias, _mm512_load_ps(sums + m * TILE), _mm512_load_ps(sums + m * TILE + 16));
 }
 
-static void tile_bfloat16(const Linear& l, const bfloat16* w, const float* bias, bfloat16* y) {
+template <class Way>
+static void tile_bfloat16(const Linear& l, const typename Way::Input* x, const bfloat16* w, const float* bias,
+                          bfloat16* y) {
     alignas(64) float sums[PANEL * TILE];
-    if (l.rows <= ROWS && !amx::suits(l.rows, l.inputs)) {
-        FOR_ROWS(l.rows, few_rows, l, l.x, w, bias, y);
-        return;
-    }
+    if (l.rows <= ROWS && !Way::uses_tiles(l.rows, l.inputs))
+        return with_rows(l.rows, [&](auto m) { few_rows<Way, m()>(l, x, w, bias, y); });
     for (int64_t first = 0, left = panels(l.rows), rows; left > 0; --left, first += rows) {
         rows = share(l.rows - first, left);
-        panel(l.x + first * l.inputs, l.inputs, rows, w, l.inputs, sums);
+        panel<Way>(x + first * l.inputs, l.inputs, rows, w, l.inputs, sums);
         put_panel(l, sums, rows, bias, y + first * l.outputs);
     }
 }
@@ -166,14 +168,16 @@ static void expand_tile(const uint16_t* w, int64_t inputs, bfloat16* expanded) {
 }
 
 // `expanded`: memory for the tile in bfloat16, where there are more than ROWS rows.
-static void tile_int4(const Linear& l, const uint16_t* w, const float* scales, const float* bias, bfloat16* expanded,
-                      bfloat16* y) {
-    if (l.rows <= ROWS || !amx::suits(l.rows, l.group)) {
+template <class Way>
+static void tile_int4(const Linear& l, const typename Way::Input* x, const uint16_t* w, const float* scales,
+                      const float* bias, bfloat16* expanded, bfloat16* y) {
+    if (l.rows <= ROWS || !Way::uses_tiles(l.rows, l.group)) {
         Expansion expansion = l.rows <= ROWS ? NOT_KEPT : KEPT;
         for (int64_t done = 0, left = parts(l.rows), rows; left > 0; --left, done += rows) {
             rows = share(l.rows - done, left);
-            FOR_ROWS(rows, rows_int4, l, expansion, l.x + done * l.inputs, w, scales, bias, expanded,
-                     y + done * l.outputs);
+            with_rows(rows, [&](auto m) {
+                rows_int4<Way, m()>(l, expansion, x + done * l.inputs, w, scales, bias, expanded, y + done * l.outputs);
+            });
             expansion = FROM_KEPT;
         }
         return;
@@ -183,34 +187,11 @@ static void tile_int4(const Linear& l, const uint16_t* w, const float* scales, c
     for (int64_t start = 0, left = panels(l.rows), rows; left > 0; --left, start += rows) {
         rows = share(l.rows - start, left);
         for (int64_t first = 0; first < l.inputs; first += l.group) {
-            panel(l.x + start * l.inputs + first, l.inputs, rows, expanded + first * TILE, l.group, sums);
+            panel<Way>(x + start * l.inputs + first, l.inputs, rows, expanded + first * TILE, l.group, sums);
             add_scaled(sums, scales + first / l.group * TILE, rows, first == 0, totals);
         }
         put_panel(l, totals, rows, bias, y + start * l.outputs);
     }
-}
-
-// Calls compute(first output, its bias, its first result, memory) for every tile. `depth`: inputs of one product of a
-// panel; `needed`: numbers of the memory, which is aligned to a vector.
-template <class Compute>
-static void for_each_tile(const Linear& l, int64_t depth, int64_t needed, Compute compute) {
-    if (l.rows == 0) return;
-    team::run(true, [&](team::Member& member) {
-        const amx::Session session(l.rows, amx::suits(l.rows, depth));
-        bfloat16* memory = needed ? (bfloat16*)std::aligned_alloc(64, size_t(needed) * sizeof(bfloat16)) : nullptr;
-        member.each(l.outputs / TILE, [&](int64_t tile) {
-            const int64_t first = tile * TILE;
-            compute(first, l.bias ? l.bias + first : nullptr, l.y + first, memory);
-        });
-        std::free(memory);
-    });
-}
-
-EXPORT void linear_bfloat16(const Linear* given) {
-    const Linear& l = *given;
-    for_each_tile(l, l.inputs, 0, [&l](int64_t first, const float* bias, bfloat16* y, bfloat16*) {
-        tile_bfloat16(l, (const bfloat16*)l.weight + first * l.inputs, bias, y);
-    });
 }
 
 static void scale_rows(const Linear& l) {
@@ -221,6 +202,78 @@ static void scale_rows(const Linear& l) {
     });
 }
 
+// Memory for numbers, aligned to a vector.
+template <class T>
+class Aligned {
+  public:
+    explicit Aligned(int64_t count)
+        : memory(count ? (T*)std::aligned_alloc(64, size_t(count * int64_t(sizeof(T)) + 63) / 64 * 64) : nullptr) {}
+    ~Aligned() { std::free(memory); }
+    Aligned(const Aligned&) = delete;
+    Aligned& operator=(const Aligned&) = delete;
+    T* data() { return memory; }
+
+  private:
+    T* const memory;
+};
+
+// The activations as `Dots` and as `MultiplyAdds` take them.
+static const bfloat16* activations(const Linear& l, team::Member&, bfloat16*) { return l.x; }
+
+static const float* activations(const Linear& l, team::Member& member, float* copy) {
+    member.each(l.rows, [&](int64_t row) {
+        const bfloat16* x = l.x + row * l.inputs;
+        float* into = copy + row * l.inputs;
+        int64_t i = 0;
+        for (; i + WIDTH <= l.inputs; i += WIDTH) put(into + i, load(x + i));
+        for (; i < l.inputs; ++i) into[i] = to_float(x[i]);
+    });
+    member.barrier();
+    return copy;
+}
+
+// Calls compute(l, activations, first output, memory) for every tile. `depth`: inputs of one product of a panel;
+// `needed`: numbers of the memory, which is aligned to a vector.
+template <class Way, class Compute>
+static void for_each_tile(const Linear& l, int64_t depth, int64_t needed, Compute compute) {
+    using Input = typename Way::Input;
+    Aligned<Input> copy(std::is_same_v<Input, float> ? l.rows * l.inputs : 0);
+    team::run(true, [&](team::Member& member) {
+        const amx::Session session(l.rows, Way::uses_tiles(l.rows, depth));
+        const Input* x = activations(l, member, copy.data());
+        Aligned<bfloat16> memory(needed);
+        member.each(l.outputs / TILE, [&](int64_t tile) { compute(l, x, tile * TILE, memory.data()); });
+    });
+}
+
+constexpr int64_t BLOCK = 256;  // rows that are copied to float32 at once, so that the copies stay in a cache
+
+// `for_each_tile` in the fastest way, for blocks of rows where they are copied. Calls compute(way, l, ...).
+template <class Compute>
+static void multiply_all(const Linear& l, int64_t depth, int64_t needed, Compute compute) {
+    by_fastest(l.rows, depth, [&](auto way) {
+        using Way = decltype(way);
+        const int64_t most = std::is_same_v<typename Way::Input, float> ? BLOCK : l.rows;
+        for (int64_t first = 0; first < l.rows; first += most) {
+            Linear block = l;
+            block.rows = std::min(most, l.rows - first);
+            block.x += first * l.inputs;
+            block.y += first * l.outputs;
+            for_each_tile<Way>(block, depth, needed,
+                               [&](const auto&... given) { compute(way, given...); });
+        }
+    });
+}
+
+static inline const float* bias_of(const Linear& l, int64_t first) { return l.bias ? l.bias + first : nullptr; }
+
+EXPORT void linear_bfloat16(const Linear* l) {
+    multiply_all(*l, l->inputs, 0, [](auto way, const Linear& block, const auto* x, int64_t first, bfloat16*) {
+        const bfloat16* w = (const bfloat16*)block.weight + first * block.inputs;
+        tile_bfloat16<decltype(way)>(block, x, w, bias_of(block, first), block.y + first);
+    });
+}
+
 EXPORT void linear_int4(const Linear* given) {
     Linear l = *given;
     if (l.prequant) {
@@ -228,9 +281,10 @@ EXPORT void linear_int4(const Linear* given) {
         l.x = l.scaled;
     }
     const int64_t needed = l.rows > ROWS ? l.inputs * TILE : 0;
-    for_each_tile(l, l.group, needed, [&l](int64_t first, const float* bias, bfloat16* y, bfloat16* memory) {
-        const float* scales = l.scales + first * (l.inputs / l.group);
-        tile_int4(l, (const uint16_t*)l.weight + first * l.inputs / 4, scales, bias, memory, y);
+    multiply_all(l, l.group, needed, [](auto way, const Linear& block, const auto* x, int64_t first, bfloat16* memory) {
+        const uint16_t* w = (const uint16_t*)block.weight + first * block.inputs / 4;
+        const float* scales = block.scales + first * (block.inputs / block.group);
+        tile_int4<decltype(way)>(block, x, w, scales, bias_of(block, first), memory, block.y + first);
     });
 }
 

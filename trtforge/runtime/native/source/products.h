@@ -1,18 +1,19 @@
 // Products of bfloat16 rows with packed tiles of 32 outputs, sums in float32.
 //
 // A tile is (inputs / 2, 32, 2), so that one vector holds two inputs of 16 outputs, which VDPBF16PS (AVX512-BF16) and
-// TDPBF16PS (AMX) multiply with two activations.
+// TDPBF16PS (AMX) multiply with two activations. Multiply-adds of float32 take a vector's even and odd numbers apart.
 
 #pragma once
 
 #include "common.h"
 
-#if defined(__AVX512BF16__) && defined(__AVX512BW__)
+#if defined(__AVX512BW__)
 #define HAS_PRODUCTS 1
 
 #include "amx.h"
 
 #include <immintrin.h>
+#include <type_traits>
 
 constexpr int64_t TILE = 32;        // outputs
 constexpr int64_t ROWS = 12;        // of activations that fit the registers with a tile's sums
@@ -20,7 +21,9 @@ constexpr int64_t PANEL = 64;       // most rows whose sums stay in the first-le
 
 using Sums = __m512[2];  // of one row: 32 outputs
 
-static inline __m512bh pairs(const void* from) { return (__m512bh)_mm512_loadu_si512(from); }
+// Two ways to add to 16 sums the products of 16 outputs' two weights with two activations.
+
+#if defined(__AVX512BF16__)
 
 // Two activations in every lane.
 static inline __m512bh both(const bfloat16* x) {
@@ -29,7 +32,72 @@ static inline __m512bh both(const bfloat16* x) {
     return (__m512bh)_mm512_set1_epi32(bits);
 }
 
-// VDPBF16PS takes several cycles: few rows need several sums for each output to keep the units busy.
+// By VDPBF16PS, one instruction for both; many rows by AMX, where it is.
+struct Dots {
+    using Input = bfloat16;
+    struct Weights {
+        __m512bh two;
+        Weights() = default;
+        explicit Weights(__m512i from) : two((__m512bh)from) {}
+    };
+    struct Inputs {
+        __m512bh two;
+        explicit Inputs(const bfloat16* x) : two(both(x)) {}
+    };
+    static __m512 add(__m512 sum, const Weights& w, const Inputs& x) { return _mm512_dpbf16_ps(sum, w.two, x.two); }
+    static __m512 add(__m512 sum, const Weights& a, const Weights& b) { return _mm512_dpbf16_ps(sum, a.two, b.two); }
+    static bool uses_tiles(int64_t rows, int64_t inputs) { return amx::suits(rows, inputs); }
+};
+
+#endif
+
+// By multiply-adds of float32, one for each weight.
+struct MultiplyAdds {
+    using Input = float;
+    struct Weights {
+        __m512 even, odd;
+        Weights() = default;
+        explicit Weights(__m512i from)
+            : even((__m512)_mm512_slli_epi32(from, 16)),
+              odd((__m512)_mm512_and_si512(from, _mm512_set1_epi32(int32_t(0xffff0000)))) {}
+    };
+    struct Inputs {
+        __m512 even, odd;
+        explicit Inputs(const float* x) : even(_mm512_set1_ps(x[0])), odd(_mm512_set1_ps(x[1])) {}
+    };
+    static __m512 add(__m512 sum, const Weights& w, const Inputs& x) {
+        return _mm512_fmadd_ps(w.odd, x.odd, _mm512_fmadd_ps(w.even, x.even, sum));
+    }
+    static __m512 add(__m512 sum, const Weights& a, const Weights& b) {
+        return _mm512_fmadd_ps(a.odd, b.odd, _mm512_fmadd_ps(a.even, b.even, sum));
+    }
+    static bool uses_tiles(int64_t, int64_t) { return false; }
+};
+
+// Whether this processor multiplies faster by `MultiplyAdds` than by `Dots` without AMX.
+bool multiply_adds_are_faster();
+
+// Calls function(way) with the way to multiply by vectors.
+template <class Function>
+static inline void by_vectors(Function function) {
+    if (multiply_adds_are_faster()) return function(MultiplyAdds());
+#if defined(__AVX512BF16__)
+    function(Dots());
+#endif
+}
+
+// Calls function(way) with the way to multiply so many rows and inputs. To take the weights of a single row apart costs
+// as much as to multiply them.
+template <class Function>
+static inline void by_fastest(int64_t rows, int64_t inputs, Function function) {
+#if defined(__AVX512BF16__)
+    if (rows == 1 || Dots::uses_tiles(rows, inputs)) return function(Dots());
+#endif
+    by_vectors(function);
+    (void)rows, (void)inputs;
+}
+
+// A product takes several cycles: few rows need several sums for each output to keep the units busy.
 template <int M>
 constexpr int UNROLL = M == 1 ? 4 : M <= 3 ? 2 : 1;
 
@@ -43,36 +111,42 @@ static inline void add_up(const __m512 (&sums)[U][M][2], Sums* out) {
 }
 
 // Fetches from memory the tile behind the one that is multiplied, as rows are in `count` parts, one part at a time: each
-// step, which multiplies `width` bytes of weights, fetches as many divided by the number of parts.
+// step, which multiplies `width` bytes of weights, fetches as many divided by the number of parts. What is multiplied
+// soon is fetched from the second-level cache into the first.
 struct Ahead {
-    const char* from;
-    int64_t pitch;
+    static constexpr int64_t SOON = 1024;  // bytes
+    const char *from, *soon;
+    int64_t pitch, width;
 
     Ahead(const void* w, int64_t steps, int64_t width, int64_t part, int64_t count)
-        : from((const char*)w + steps * width), pitch((width + count - 1) / count) {
+        : from((const char*)w + steps * width), soon((const char*)w + SOON), pitch((width + count - 1) / count),
+          width(width) {
         from += part * steps * pitch;
     }
     void step(int64_t at) const {
         _mm_prefetch(from + at * pitch, _MM_HINT_T1);
         if (pitch > 64) _mm_prefetch(from + at * pitch + 64, _MM_HINT_T1);
+        _mm_prefetch(soon + at * width, _MM_HINT_T0);
+        _mm_prefetch(soon + at * width + 64, _MM_HINT_T0);
     }
 };
 
 // out[m] = x[m] times one tile, over 2 x `count` inputs.
-template <int M>
-static inline __attribute__((always_inline)) void multiply(const bfloat16* x, int64_t stride, const bfloat16* w,
-                                                           int64_t count, const Ahead& ahead, Sums* out) {
+template <class Way, int M>
+static inline __attribute__((always_inline)) void multiply(const typename Way::Input* x, int64_t stride,
+                                                           const bfloat16* w, int64_t count, const Ahead& ahead,
+                                                           Sums* out) {
     constexpr int U = UNROLL<M>;
     __m512 sums[U][M][2] = {};
     int64_t at = 0;
     const auto step = [&](int u) __attribute__((always_inline)) {
         ahead.step(at);
-        const __m512bh low = pairs(w + at * 64), high = pairs(w + at * 64 + 32);
+        const typename Way::Weights low(_mm512_loadu_si512(w + at * 64)), high(_mm512_loadu_si512(w + at * 64 + 32));
 #pragma GCC unroll 16
         for (int m = 0; m < M; ++m) {
-            const __m512bh a = both(x + m * stride + 2 * at);
-            sums[u][m][0] = _mm512_dpbf16_ps(sums[u][m][0], low, a);
-            sums[u][m][1] = _mm512_dpbf16_ps(sums[u][m][1], high, a);
+            const typename Way::Inputs a(x + m * stride + 2 * at);
+            sums[u][m][0] = Way::add(sums[u][m][0], low, a);
+            sums[u][m][1] = Way::add(sums[u][m][1], high, a);
         }
         ++at;
     };
@@ -84,22 +158,24 @@ static inline __attribute__((always_inline)) void multiply(const bfloat16* x, in
     add_up<M, U>(sums, out);
 }
 
-// Calls function<count>(...), with a count of 1 to ROWS as a compile-time constant.
-#define FOR_ROWS(count, function, ...)                    \
-    switch (count) {                                      \
-        case 1: function<1>(__VA_ARGS__); break;          \
-        case 2: function<2>(__VA_ARGS__); break;          \
-        case 3: function<3>(__VA_ARGS__); break;          \
-        case 4: function<4>(__VA_ARGS__); break;          \
-        case 5: function<5>(__VA_ARGS__); break;          \
-        case 6: function<6>(__VA_ARGS__); break;          \
-        case 7: function<7>(__VA_ARGS__); break;          \
-        case 8: function<8>(__VA_ARGS__); break;          \
-        case 9: function<9>(__VA_ARGS__); break;          \
-        case 10: function<10>(__VA_ARGS__); break;        \
-        case 11: function<11>(__VA_ARGS__); break;        \
-        default: function<12>(__VA_ARGS__); break;        \
+// Calls function(rows) with a number of 1 to ROWS as a compile-time constant.
+template <class Function>
+static inline void with_rows(int64_t rows, Function function) {
+    switch (rows) {
+        case 1: return function(std::integral_constant<int, 1>());
+        case 2: return function(std::integral_constant<int, 2>());
+        case 3: return function(std::integral_constant<int, 3>());
+        case 4: return function(std::integral_constant<int, 4>());
+        case 5: return function(std::integral_constant<int, 5>());
+        case 6: return function(std::integral_constant<int, 6>());
+        case 7: return function(std::integral_constant<int, 7>());
+        case 8: return function(std::integral_constant<int, 8>());
+        case 9: return function(std::integral_constant<int, 9>());
+        case 10: return function(std::integral_constant<int, 10>());
+        case 11: return function(std::integral_constant<int, 11>());
+        default: return function(std::integral_constant<int, 12>());
     }
+}
 
 template <int M>
 static inline void store_sums(const Sums* from, float* sums) {
@@ -109,11 +185,11 @@ static inline void store_sums(const Sums* from, float* sums) {
     }
 }
 
-template <int M>
-static void sums_of(const bfloat16* x, int64_t stride, const bfloat16* w, int64_t inputs, const Ahead& ahead,
+template <class Way, int M>
+static void sums_of(const typename Way::Input* x, int64_t stride, const bfloat16* w, int64_t inputs, const Ahead& ahead,
                     float* sums) {
     Sums out[M];
-    multiply<M>(x, stride, w, inputs / 2, ahead, out);
+    multiply<Way, M>(x, stride, w, inputs / 2, ahead, out);
     store_sums<M>(out, sums);
 }
 
@@ -125,12 +201,17 @@ static inline int64_t panels(int64_t rows) { return (rows + PANEL - 1) / PANEL; 
 static inline int64_t parts(int64_t rows) { return (rows + ROWS - 1) / ROWS; }
 
 // sums (rows, 32) = x times one bfloat16 tile, up to PANEL rows.
-static void panel(const bfloat16* x, int64_t stride, int64_t rows, const bfloat16* w, int64_t inputs, float* sums) {
-    if (amx::suits(rows, inputs)) return amx::panel(x, stride, rows, w, inputs, sums);
+template <class Way>
+static void panel(const typename Way::Input* x, int64_t stride, int64_t rows, const bfloat16* w, int64_t inputs,
+                  float* sums) {
+    if constexpr (std::is_same_v<typename Way::Input, bfloat16>)
+        if (Way::uses_tiles(rows, inputs)) return amx::panel(x, stride, rows, w, inputs, sums);
     for (int64_t done = 0, left = parts(rows), count; left > 0; --left, done += count) {
         count = share(rows - done, left);
         const Ahead ahead(w, inputs / 2, 128, parts(rows) - left, parts(rows));
-        FOR_ROWS(count, sums_of, x + done * stride, stride, w, inputs, ahead, sums + done * TILE);
+        with_rows(count, [&](auto m) {
+            sums_of<Way, m()>(x + done * stride, stride, w, inputs, ahead, sums + done * TILE);
+        });
     }
 }
 

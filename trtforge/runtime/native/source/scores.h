@@ -1,4 +1,4 @@
-// Scores and sums of values for attention of one token over a bfloat16 cache: VDPBF16PS multiplies pairs of numbers.
+// Scores and sums of values for attention of one token over a bfloat16 cache, 32 numbers of a vector at once.
 
 #pragma once
 
@@ -13,23 +13,24 @@ constexpr int64_t DEPTH = 32;  // numbers of a vector, which divides the size of
 
 // Scores of up to 16 / G keys, `pitch` from one to the next: queries (G, size) times keys times `scale`, to
 // scores[g * count].
-template <int G>
+template <class Way, int G>
 static inline void score_keys(const bfloat16* queries, const bfloat16* key, int64_t pitch, int64_t keys, int64_t size,
                               float scale, int64_t count, float* scores) {
     constexpr int K = 16 / G;
+    using Numbers = typename Way::Weights;
     __m512 sums[16] = {};
     const bfloat16* of[K];
 #pragma GCC unroll 16
     for (int k = 0; k < K; ++k) of[k] = key + std::min<int64_t>(k, keys - 1) * pitch;
     for (int64_t d = 0; d < size; d += DEPTH) {
-        __m512bh query[G];
+        Numbers query[G];
 #pragma GCC unroll 4
-        for (int g = 0; g < G; ++g) query[g] = pairs(queries + g * size + d);
+        for (int g = 0; g < G; ++g) query[g] = Numbers(_mm512_loadu_si512(queries + g * size + d));
 #pragma GCC unroll 16
         for (int k = 0; k < K; ++k) {
-            const __m512bh part = pairs(of[k] + d);
+            const Numbers part(_mm512_loadu_si512(of[k] + d));
 #pragma GCC unroll 4
-            for (int g = 0; g < G; ++g) sums[g * K + k] = _mm512_dpbf16_ps(sums[g * K + k], query[g], part);
+            for (int g = 0; g < G; ++g) sums[g * K + k] = Way::add(sums[g * K + k], query[g], part);
         }
     }
     const __m512 found = _mm512_mul_ps(sums_of_each(sums), _mm512_set1_ps(scale));
@@ -39,24 +40,51 @@ static inline void score_keys(const bfloat16* queries, const bfloat16* key, int6
         _mm512_mask_storeu_ps(scores + g * (count - K), __mmask16(own << (g * K)), found);
 }
 
-// The values of two tokens, (token, number) in pairs: numbers 0 to 3, 8 to 11, ... of 32, then the others.
-static inline void interleave(__m512i first, __m512i second, __m512bh& low, __m512bh& high) {
-    low = (__m512bh)_mm512_unpacklo_epi16(first, second);
-    high = (__m512bh)_mm512_unpackhi_epi16(first, second);
+// sums (G, W x 2) += weights (G, `count` apart) of two tokens times their values; `second` is null without a second. Of
+// every 32 numbers the first sums have the even ones.
+template <int G, int W>
+static inline void add_values(MultiplyAdds, const float* weights, int64_t count, const bfloat16* first,
+                              const bfloat16* second, __m512 (&sums)[G][2 * W]) {
+    const auto add = [&](const bfloat16* values, const float* weight) __attribute__((always_inline)) {
+#pragma GCC unroll 2
+        for (int w = 0; w < W; ++w) {
+            const MultiplyAdds::Weights value(_mm512_loadu_si512(values + w * DEPTH));
+#pragma GCC unroll 4
+            for (int g = 0; g < G; ++g) {
+                const __m512 factor = _mm512_set1_ps(weight[g * count]);
+                sums[g][2 * w] = _mm512_fmadd_ps(value.even, factor, sums[g][2 * w]);
+                sums[g][2 * w + 1] = _mm512_fmadd_ps(value.odd, factor, sums[g][2 * w + 1]);
+            }
+        }
+    };
+    add(first, weights);
+    if (second) add(second, weights + 1);
 }
 
-// sums (G, W x 2) += weights (G, `count` apart) of two tokens times their values; `second` is null without a second.
+// out (32): the sums of `add_values`, in the values' order.
+static inline void put_values(MultiplyAdds, const float* sums, bfloat16* out) {
+    const __m512i front = _mm512_set_epi32(23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    const __m512i back = _mm512_add_epi32(front, _mm512_set1_epi32(8));
+    const __m512 even = _mm512_loadu_ps(sums), odd = _mm512_loadu_ps(sums + 16);
+    put(out, (Vector)_mm512_permutex2var_ps(even, front, odd));
+    put(out + 16, (Vector)_mm512_permutex2var_ps(even, back, odd));
+}
+
+#if defined(__AVX512BF16__)
+
+// As above, with the values of two tokens in pairs: numbers 0 to 3, 8 to 11, ... of 32, then the others.
 template <int G, int W>
-static inline void add_values(const bfloat16* weights, int64_t count, const bfloat16* first, const bfloat16* second,
-                              __m512 (&sums)[G][2 * W]) {
+static inline void add_values(Dots, const bfloat16* weights, int64_t count, const bfloat16* first,
+                              const bfloat16* second, __m512 (&sums)[G][2 * W]) {
     __m512bh weight[G];
 #pragma GCC unroll 4
     for (int g = 0; g < G; ++g) weight[g] = both(weights + g * count);
 #pragma GCC unroll 2
     for (int w = 0; w < W; ++w) {
+        const __m512i own = _mm512_loadu_si512(first + w * DEPTH);
         const __m512i other = second ? _mm512_loadu_si512(second + w * DEPTH) : _mm512_setzero_si512();
-        __m512bh low, high;
-        interleave(_mm512_loadu_si512(first + w * DEPTH), other, low, high);
+        const __m512bh low = (__m512bh)_mm512_unpacklo_epi16(own, other);
+        const __m512bh high = (__m512bh)_mm512_unpackhi_epi16(own, other);
 #pragma GCC unroll 4
         for (int g = 0; g < G; ++g) {
             sums[g][2 * w] = _mm512_dpbf16_ps(sums[g][2 * w], low, weight[g]);
@@ -65,8 +93,7 @@ static inline void add_values(const bfloat16* weights, int64_t count, const bflo
     }
 }
 
-// out (32): the sums of values that `interleave` made, in their order.
-static inline void put_values(const float* sums, bfloat16* out) {
+static inline void put_values(Dots, const float* sums, bfloat16* out) {
     const __m512i front = _mm512_set_epi32(23, 22, 21, 20, 7, 6, 5, 4, 19, 18, 17, 16, 3, 2, 1, 0);
     const __m512i back = _mm512_add_epi32(front, _mm512_set1_epi32(8));
     const __m512 low = _mm512_loadu_ps(sums), high = _mm512_loadu_ps(sums + 16);
@@ -79,6 +106,8 @@ static inline void round_weights(const float* from, int64_t count, bfloat16* int
     for (int64_t i = 0; i < count; i += 16)
         _mm256_storeu_si256((__m256i*)(into + i), (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(from + i)));
 }
+
+#endif
 
 }  // namespace pairwise
 
