@@ -9,7 +9,7 @@ from tests.benchmarks.conversion import Measured as Converted
 from tests.benchmarks.limits import Limits
 from tests.benchmarks.markdown import pages
 from tests.benchmarks.quality import BuildQuality, Peer, Quality
-from tests.benchmarks.record import Record, read_record, with_calibration, with_domains
+from tests.benchmarks.record import Record, read_record, with_calibration, with_domains, with_machine
 from tests.benchmarks.serving import CLIENT, Measured, Run
 
 
@@ -68,11 +68,11 @@ def test_every_benchmark_can_be_recorded_and_shown() -> None:
     variants = [inflight.Measured(batching, 10, 4, (rate,)) for batching, rate in rates]
     decoded = [decode.Measured("int8_sq", {1: 50.0, 8: 200.0, 32: 400.0}, 900.0)]
     measured = {
-        "decode": recording.decoded(decoded, Limits(bandwidth=3e10, bfloat16=1e11, int8=2e11), 1),
-        "latency": recording.waited(latency.Measured(0.75, 0.5, 0.025, 0.02, 0.055, 3.0, 1.5), 1),
+        "decode": (recording.decoded(decoded, Limits(bandwidth=3e10, bfloat16=1e11, int8=2e11), 1),),
+        "latency": (recording.waited(latency.Measured(0.75, 0.5, 0.025, 0.02, 0.03, 0.05, 0.055, 3.0, 1.5), 1),),
         "planning": recording.planned([planning.Timed("trtforge plan x", 0.5, 70_000_000)], 1),
         "serving": recording.served({"demo": Measured(runs, alone)}, 1),
-        "conversion": recording.converted(Conversion(4_000_000_000, ways, ways[0]), 1),
+        "conversion": (recording.converted(Conversion(4_000_000_000, ways, ways[0]), 1),),
         "inflight": recording.batched({"demo": variants}, {inflight.STATIC: (4.0, 2.0, 3.0)}, 1),
         "quality": recording.judged(
             [Quality("int4_awq", "compensated", 0.01234, 0.00321, 0.9, Peer(0.02, 0.0042))],
@@ -86,6 +86,8 @@ def test_every_benchmark_can_be_recorded_and_shown() -> None:
         "| int8_sq | 50 | 200 | 400 | 900 | 33 % | 38 % |",
         "| `Engine.load` to the first token, without imports | 750 |",
         "| first token, prompt of a known prefix | 25 | 20.0 times as fast |",
+        "| worst gap without the long prompt | 30 | 1.50 times |",
+        "| 99th percentile of gaps while the long prompt is admitted | 50 | 2.50 times |",
         "| worst gap while the long prompt is admitted | 55 | 2.75 times |",
         "| first token of the long prompt beside them | 3,000 | 2.00 times |",
         "| 2.00 |",
@@ -96,6 +98,15 @@ def test_every_benchmark_can_be_recorded_and_shown() -> None:
         "0.50 | 70 MB",
     ):
         assert figure in text or figure in " ".join(text.split())
+
+
+def test_machines_are_recorded_beside_each_other() -> None:
+    known = read_record().latency
+    other = known[0].model_copy(update={"machine": "another", "gap": 1.0})
+    newer = other.model_copy(update={"gap": 2.0})
+    assert with_machine(known, other) == (other, *known)
+    assert with_machine(with_machine(known, other), newer) == (newer, *known)
+    assert with_machine(with_machine(known, other), known[0]) == (known[0], other, *known[1:])
 
 
 def test_decoding_is_shown_as_shares_of_what_the_machine_can() -> None:

@@ -32,7 +32,15 @@ from tests.benchmarks import (
     serving,
 )
 from tests.benchmarks.markdown import pages
-from tests.benchmarks.record import Record, read_record, with_attacks, with_calibration, with_domains, write_record
+from tests.benchmarks.record import (
+    Record,
+    read_record,
+    with_attacks,
+    with_calibration,
+    with_domains,
+    with_machine,
+    write_record,
+)
 from trtforge.core.assets import asset_directory
 from trtforge.core.progress import for_this_terminal
 from trtforge.core.recipe import load_recipe
@@ -132,7 +140,8 @@ def _conversion(console: Console, arguments: argparse.Namespace, record: Record)
     console.print(
         f"Planning and checking Llama-3.1-405B, tp 8 pp 2, from its headers: {result.plan_405b.seconds:.2f} s"
     )
-    return record.model_copy(update={"conversion": recording.converted(result, RUNS)})
+    measured = with_machine(record.conversion, recording.converted(result, RUNS))
+    return record.model_copy(update={"conversion": measured})
 
 
 def _calibration(console: Console, arguments: argparse.Namespace, record: Record) -> Record:
@@ -266,7 +275,8 @@ def _decode(console: Console, arguments: argparse.Namespace, record: Record) -> 
         rates = (*(f"{rate:.1f}" for rate in each.decode.values()), f"{each.prefill:.0f}")
         table.add_row(each.way, *rates, *(f"{share:.0%}" for share in decode.shares(each, limits)))
     console.print(table)
-    return record.model_copy(update={"decode": recording.decoded(found, limits, arguments.runs)})
+    measured = with_machine(record.decode, recording.decoded(found, limits, arguments.runs))
+    return record.model_copy(update={"decode": measured})
 
 
 def _latency(console: Console, arguments: argparse.Namespace, record: Record) -> Record:
@@ -280,9 +290,11 @@ def _latency(console: Console, arguments: argparse.Namespace, record: Record) ->
     console.print(table)
     console.print(
         f"known prefix {found.cold / found.warm:.1f} times as fast, worst gap {found.worst_gap / found.gap:.2f} times "
-        f"the median, long prompt beside others {found.long / found.long_alone:.2f} times as long as alone"
+        f"the median ({found.worst_alone / found.gap:.2f} times without the long prompt), "
+        f"long prompt beside others {found.long / found.long_alone:.2f} times as long as alone"
     )
-    return record.model_copy(update={"latency": recording.waited(found, arguments.runs)})
+    measured = with_machine(record.latency, recording.waited(found, arguments.runs))
+    return record.model_copy(update={"latency": measured})
 
 
 def _serving(console: Console, arguments: argparse.Namespace, record: Record) -> Record:

@@ -24,23 +24,26 @@ from trtforge.runtime.engine import Engine
 
 PREFIX, OWN, PREFIXES = 1000, 24, 5
 """Tokens of a shared prefix and of what follows it; prefixes of a run."""
-RUNNING, LONG, NEW = 8, 4096, 900
+RUNNING, LONG, NEW = 8, 4096, 1500
 """Requests that run while a prompt of LONG tokens is admitted, and the tokens of each."""
-_STEADY = 48
-"""Tokens of each that give the usual gap, before the long prompt comes."""
+_STEADY = 400
+"""Tokens of each before the long prompt comes: about as many steps as admit it."""
 _ROOT = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True)
 class Measured:
     """Seconds. `load`: of Engine.load and its first token; `cold`, `warm`: to the first token of a prompt whose prefix
-    is new or known; `gap`, `worst_gap`: between tokens of running requests, the median without and the worst with the
-    long prompt beside them; `long`, `long_alone`: to its first token."""
+    is new or known; `long`, `long_alone`: to the long prompt's first token. Between tokens of running requests: `gap`
+    and `worst_alone`, the median and the worst without the long prompt beside them; `most_gaps` and `worst_gap`, the
+    99th percentile and the worst with it."""
 
     load: float
     cold: float
     warm: float
     gap: float
+    worst_alone: float
+    most_gaps: float
     worst_gap: float
     long: float
     long_alone: float
@@ -100,8 +103,8 @@ class Asker:
         done.wait()
         return times[1] - times[0]
 
-    def beside(self) -> tuple[float, float, float]:
-        """The usual gap of running requests, the worst one while a long prompt is admitted, and its first token."""
+    def beside(self) -> tuple[list[float], list[float], float]:
+        """Gaps of running requests without a long prompt and while it is admitted, and its first token."""
         running = [self.ask(self.prompt(128), NEW) for _ in range(RUNNING)]
         while min(len(times) for times, _ in running) < 2 + _STEADY:
             time.sleep(0.001)
@@ -110,8 +113,7 @@ class Asker:
             ended.wait()
         every = [times[1:] for times, _ in running]
         assert min(times[-1] for times in every) > long[1], "the long prompt outlived the requests beside it"
-        usual = gaps(every, max(times[0] for times in every), long[0])
-        return statistics.median(usual), max(gaps(every, long[0], long[1])), long[1] - long[0]
+        return gaps(every, max(times[0] for times in every), long[0]), gaps(every, *long), long[1] - long[0]
 
 
 def main() -> None:
@@ -128,9 +130,19 @@ def main() -> None:
                 found.append(asker.first_token((*prefix, *asker.prompt(OWN))))
         asker.beside()  # compiles kernels for these shapes
         alone = asker.first_token(asker.prompt(LONG))
-        usual, worst, beside = asker.beside()
-    seconds = (load, statistics.median(cold[1:]), statistics.median(warm[1:]), usual, worst, beside, alone)
-    print(json.dumps(asdict(Measured(*seconds))))
+        usual, beside, long = asker.beside()
+    found = Measured(
+        load=load,
+        cold=statistics.median(cold[1:]),
+        warm=statistics.median(warm[1:]),
+        gap=statistics.median(usual),
+        worst_alone=max(usual),
+        most_gaps=statistics.quantiles(beside, n=100)[-1],
+        worst_gap=max(beside),
+        long=long,
+        long_alone=alone,
+    )
+    print(json.dumps(asdict(found)))
 
 
 if __name__ == "__main__":

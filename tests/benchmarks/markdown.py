@@ -5,7 +5,17 @@ import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from tests.benchmarks.record import Calibrated, Calibration, Measured, Place, Record, Spread
+from tests.benchmarks.record import (
+    Calibrated,
+    Calibration,
+    Conversion,
+    Decode,
+    Latency,
+    Measured,
+    Place,
+    Record,
+    Spread,
+)
 
 ROOT = Path(__file__).parents[2]
 PAGE, README = ROOT / "docs" / "benchmarks.md", ROOT / "README.md"
@@ -31,8 +41,8 @@ def pages(record: Record) -> dict[Path, str]:
 def summary(record: Record) -> str:
     """The README's ten figures."""
     memory = next((model.memory for model in record.calibration if model.memory), None)
-    copy, ours, *_, peer_tp1, peer_tp8 = record.conversion.ways
-    ours_tp8 = record.conversion.ways[2]
+    conversion = record.conversion[0]
+    copy, ours, ours_tp8, peer_tp1, peer_tp8 = conversion.ways
     quality = next(each for each in record.quality.formats if each.format == "int4_awq")  # its default rounding
     built = {each.recipe: each for each in record.quality.builds}["demo-int4awq"]
     batching = record.inflight.engines[0]
@@ -41,7 +51,7 @@ def summary(record: Record) -> str:
     later = sorted(each.first_token_ms - each.first_token_in_process_ms for each in served)
     rows = [
         (
-            f"convert {record.conversion.gigabytes} GB of bfloat16",
+            f"convert {conversion.gigabytes} GB of bfloat16",
             f"{ours.seconds} s at tp 1, {ours_tp8.seconds} s at tp 8",
             f"`{copy.name}`: {copy.seconds} s; `transformers`: {peer_tp1.seconds} s and {peer_tp8.seconds} s",
         ),
@@ -52,7 +62,7 @@ def summary(record: Record) -> str:
         ),
         (
             "plan and check Llama-3.1-405B, tp 8, pp 2",
-            f"{record.conversion.plan_405b_seconds} s",
+            f"{conversion.plan_405b_seconds} s",
             "reads only the headers",
         ),
         (
@@ -136,9 +146,15 @@ def _serving(record: Record) -> str:
 
 
 def _decode(record: Record) -> str:
-    found = record.decode
-    if found is None:
-        return "Not recorded yet: `python -m tests.benchmarks decode` measures and records it."
+    return _by_machine("decode", map(_decoded, record.decode))
+
+
+def _by_machine(name: str, tables: Iterable[str]) -> str:
+    """The tables of one benchmark on several machines."""
+    return "\n\n".join(tables) or f"Not recorded yet: `python -m tests.benchmarks {name}` measures and records it."
+
+
+def _decoded(found: Decode) -> str:
     batches, limited = list(found.ways[0].decode), found.read_gb is not None
     rows = []
     for way in found.ways:
@@ -157,15 +173,24 @@ def _decode(record: Record) -> str:
 
 
 def _latency(record: Record) -> str:
-    found = record.latency
-    if found is None:
-        return "Not recorded yet: `python -m tests.benchmarks latency` measures and records it."
+    return _by_machine("latency", map(_waited, record.latency))
+
+
+def _waited(found: Latency) -> str:
     rows = [
         ("`Engine.load` to the first token, without imports", f"{found.load:,g}", ""),
         ("first token, prompt of a new prefix", f"{found.cold:,g}", ""),
         ("first token, prompt of a known prefix", f"{found.warm:,g}", f"{found.cold / found.warm:.1f} times as fast"),
         ("median gap of running requests", f"{found.gap:,g}", ""),
-        ("worst gap while the long prompt is admitted", f"{found.worst_gap:,g}", _times(found.worst_gap, found.gap)),
+        *(
+            (what, f"{gap:,g}", _times(gap, found.gap))
+            for what, gap in (
+                ("worst gap without the long prompt", found.worst_alone),
+                ("99th percentile of gaps while the long prompt is admitted", found.most_gaps),
+                ("worst gap while the long prompt is admitted", found.worst_gap),
+            )
+            if gap is not None
+        ),
         ("first token of the long prompt alone", f"{found.long_alone:,g}", ""),
         ("first token of the long prompt beside them", f"{found.long:,g}", _times(found.long, found.long_alone)),
     ]
@@ -215,7 +240,10 @@ def _cell(figure: str | int | float) -> str:
 
 
 def _conversion(record: Record) -> str:
-    found = record.conversion
+    return _by_machine("conversion", map(_converted, record.conversion))
+
+
+def _converted(found: Conversion) -> str:
     rows = [(way.name, f"{way.seconds}", f"{way.times_copy:.2f}", f"{way.peak_mb:,} MB") for way in found.ways]
     return (
         _where(found)

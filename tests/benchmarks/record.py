@@ -6,6 +6,7 @@
 
 import json
 from pathlib import Path
+from typing import TypeVar
 
 from pydantic import Field
 
@@ -26,6 +27,9 @@ class Measured(Place):
     """A benchmark. `runs`: how often each way was measured, in turns; the figures are medians."""
 
     runs: int
+
+
+OnMachine = TypeVar("OnMachine", bound=Place)
 
 
 class Throughput(Config):
@@ -77,13 +81,18 @@ class Decode(Measured):
 
 
 class Latency(Measured):
-    """The embedded engine on the random Llama of `decode`, in ms: see tests/benchmarks/latency.py."""
+    """The embedded engine on the random Llama of `decode`, in ms: see tests/benchmarks/latency.py.
+
+    `worst_alone` and `most_gaps` are missing from older figures.
+    """
 
     load: float
     cold: float
     warm: float
     gap: float
     worst_gap: float
+    worst_alone: float | None = None
+    most_gaps: float | None = None
     long: float
     long_alone: float
 
@@ -264,16 +273,16 @@ class Domains(Measured):
 
 
 class Record(Config):
-    """The whole file."""
+    """The whole file. Benchmarks that were measured on several machines have the last measured first."""
 
     planning: Planning | None = None
-    conversion: Conversion
+    conversion: tuple[Conversion, ...]
     calibration: tuple[Calibration, ...]
     quality: Quality
     domains: tuple[Domains, ...] = ()
     inflight: InFlight
-    decode: Decode | None = None
-    latency: Latency | None = None
+    decode: tuple[Decode, ...] = ()
+    latency: tuple[Latency, ...] = ()
     serving: Serving
     gateway: Gateway | None = None
     attacks: tuple[Attack, ...] = ()
@@ -304,6 +313,11 @@ def with_calibration(known: tuple[Calibration, ...], measured: Calibration) -> t
 
 
 _ORDER = ("int4_awq", "w4a8_awq", "nvfp4", "int4_wo", "fp8 KV cache")
+
+
+def with_machine(known: tuple[OnMachine, ...], measured: OnMachine) -> tuple[OnMachine, ...]:
+    """`known` with the figures of one machine replaced, or added; they come first."""
+    return (measured, *(each for each in known if each.machine != measured.machine))
 
 
 def with_domains(known: tuple[Domains, ...], measured: Domains) -> tuple[Domains, ...]:
