@@ -26,7 +26,7 @@ from trtforge.formats.eagle import EagleKind, read_eagle
 from trtforge.formats.hf import CONFIG, SINGLE
 from trtforge.formats.trtllm import read_checkpoint_config
 from trtforge.runtime.decoder.eagle import require_network
-from trtforge.runtime.drafters import with_network
+from trtforge.runtime.drafters import with_drafter
 from trtforge.runtime.drafting import Speculation
 from trtforge.runtime.eagle import EagleDrafter
 from trtforge.runtime.engine import Engine, EngineOptions
@@ -152,7 +152,7 @@ def test_a_network_that_is_right_saves_steps(tmp_path: Path, kind: EagleKind, tp
     checkpoint = write_checkpoint(model, tmp_path / "checkpoint", Layout(tp=tp))
     engine = write_engine(checkpoint, tmp_path / "engine", dtype=dtype)
     (tmp_path / "network").rename(engine / "eagle")
-    source = with_network(open_engine(engine), FEATURES[kind])
+    source = with_drafter(open_engine(engine), FEATURES[kind])
     ranks = KeptRanks(source, 40)
     with Engine(source, ranks, EngineOptions(), EagleDrafter(ranks, 4, 16)) as running:  # type: ignore[arg-type]
         (made,) = generate_with(running, requests_for([[5, 9, 2]]))
@@ -246,7 +246,7 @@ def test_recorded_steps_leave_the_same_hidden_states(families: Families, tmp_pat
     }
     assert config.hidden_size == HIDDEN
     write_network(engine / "eagle", kind, config=sizes)
-    ranks = ThreadRanks(with_network(open_engine(engine), FEATURES[kind]), 16)
+    ranks = ThreadRanks(with_drafter(open_engine(engine), FEATURES[kind]), 16)
 
     def states(at: int, beside: bool) -> torch.Tensor:
         """Of two sequences' tokens at a position; `beside`: with a prompt in the same step, which is not recorded."""

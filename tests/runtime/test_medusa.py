@@ -27,8 +27,11 @@ HEADS, HIDDEN, VOCAB = 4, 64, 131
 CPU = Placement(torch.device("cpu"), torch.float32)
 
 
-def write_heads(directory: Path, layers: int = 1, **changes: torch.Tensor | None) -> Path:
-    """Random heads."""
+def write_heads(
+    directory: Path, layers: int = 1, sizes: tuple[int, int] = (HIDDEN, VOCAB), **changes: torch.Tensor | None
+) -> Path:
+    """Random heads for a model of hidden size and vocabulary `sizes`."""
+    hidden, vocab = sizes
     generator = torch.Generator().manual_seed(2)
 
     def random(*shape: int) -> torch.Tensor:
@@ -38,10 +41,10 @@ def write_heads(directory: Path, layers: int = 1, **changes: torch.Tensor | None
     for head in range(HEADS):
         for layer in range(layers):
             tensors |= {
-                f"{head}.{layer}.linear.weight": random(HIDDEN, HIDDEN),
-                f"{head}.{layer}.linear.bias": random(HIDDEN),
+                f"{head}.{layer}.linear.weight": random(hidden, hidden),
+                f"{head}.{layer}.linear.bias": random(hidden),
             }
-        tensors[f"{head}.{layers}.weight"] = random(VOCAB, HIDDEN)
+        tensors[f"{head}.{layers}.weight"] = random(vocab, hidden)
     directory.mkdir(parents=True, exist_ok=True)
     kept = {name: tensor for name, tensor in (tensors | changes).items() if tensor is not None}
     save_file(kept, directory / MEDUSA_FILE)

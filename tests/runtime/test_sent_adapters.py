@@ -1,6 +1,10 @@
 """LoRA adapters that come with requests answer as the same adapters in the engine."""
 
+import os
+import pickle
+import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -150,6 +154,55 @@ def test_the_least_recently_used_ones_go_and_those_in_use_stay(
     assert known.resolved(ask([1], 2)).lora_task_id == 2
     known.close()
     assert not (tmp_path / "sent").exists()
+
+
+ENGINE = """
+import pickle, signal, sys
+from pathlib import Path
+from trtforge.runtime.engine import Engine
+from trtforge.runtime.generate import generate_with
+with Engine.load(Path(sys.argv[1])) as engine:
+    generate_with(engine, [pickle.load(sys.stdin.buffer)])
+    print("kept", flush=True)
+    signal.pause()
+"""
+
+
+def test_what_a_killed_engine_left_goes_at_the_next_start(
+    checkpoint: Path, adapters: list[Path], prompts: list[list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its adapters and its lock file; those of an engine that runs stay, and it answers with them."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    (tmp_path / "tmp").mkdir()
+
+    def places() -> set[Path]:
+        return set((tmp_path / "tmp").glob("trtforge-adapters-*"))
+
+    engine = add_adapters(write_engine(checkpoint, tmp_path / "engine", **LIMITS), adapters)
+    request = ask(prompts[1], 7, sent(adapters[0]))
+    with Engine.load(engine) as living:
+        (first,) = generate_with(living, [request])
+        own = places()
+        environment = os.environ | {"TMPDIR": str(tmp_path / "tmp")}
+        with subprocess.Popen(
+            [sys.executable, "-c", ENGINE, str(engine)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+        ) as other:
+            assert other.stdin is not None
+            assert other.stdout is not None
+            try:
+                pickle.dump(request, other.stdin)
+                other.stdin.flush()
+                assert other.stdout.readline() == b"kept\n"
+                Engine.load(engine).close()
+                assert len(places() - own) == 2
+            finally:
+                other.kill()
+        assert sorted(path.is_dir() for path in places() - own) == [False, True]
+        Engine.load(engine).close()
+        assert places() == own
+        (again,) = generate_with(living, [ask(prompts[1], 7)])
+    assert again.tokens == first.tokens
+    assert places() == set()
 
 
 def test_wrong_tensors_are_refused_by_their_names(checkpoint: Path, adapters: list[Path], tmp_path: Path) -> None:

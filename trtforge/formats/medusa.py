@@ -6,6 +6,7 @@ head its residual layers, `H.L.linear.weight` and `.bias`, then its LM head, `H.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 from trtforge.core.errors import ForgeError
@@ -25,6 +26,11 @@ class MedusaHeads:
     heads: int
     layers: int
     tensors: Mapping[str, StoredTensor]
+
+    def numbers(self, heads: int) -> int:
+        """The numbers in the first `heads` heads, or in all if there are fewer."""
+        kept = {str(head) for head in range(heads)}
+        return sum(prod(each.spec.shape) for name, each in self.tensors.items() if name.split(".")[0] in kept)
 
 
 def read_medusa(directory: Path, hidden: int, vocab: int) -> MedusaHeads:

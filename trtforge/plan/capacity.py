@@ -9,6 +9,7 @@ from trtforge.machine.host import Host
 from trtforge.machine.processor import Processor
 from trtforge.models.checkpoint_plan import Layout
 from trtforge.plan.embedded import Embedded
+from trtforge.plan.embedded_drafting import draft_warnings
 from trtforge.plan.evaluation import Evaluation
 from trtforge.plan.feature_memory import cache_problems, with_adapter_cache, with_features
 from trtforge.plan.formats import CACHES
@@ -46,6 +47,7 @@ def with_memory(
     typical = _typical(request.typical, limits)
     result = replace(evaluation, memory=memory, held=held, typical=typical, embedded=embedded)
     found, warnings = list(evaluation.problems), list(evaluation.warnings)
+    warnings += draft_warnings(request.engine.features, request.draft) if embedded is not None else ()
     if memory.kv_tokens > 0:
         found += [*_pool_problems(result, limits, typical, warnings), *more]
     elif request.gpu is not None:

@@ -22,7 +22,7 @@ from trtforge.formats.trtllm import (
 )
 from trtforge.models.checkpoint_sizes import sizes_of
 from trtforge.models.families.multimodal import VISION
-from trtforge.models.family import AbsorbedQuery, Embedding, Experts, Fact, Facts, Family, Linear, Row, Size
+from trtforge.models.family import AbsorbedQuery, Embedding, Experts, Fact, Facts, Family, Linear, Row, Size, Sizes
 from trtforge.models.registry import architectures, family_of_engine
 from trtforge.plan.model import MAIN, Model, find_model
 
@@ -97,8 +97,8 @@ def _require_complete(config: CheckpointConfig, family: Family, directory: Path)
 
 def _facts(config: CheckpointConfig, family: Family, stored: list[tuple[StoredTensor, ...]]) -> Facts:
     layers, others = _names(config, stored)
-    sizes = sizes_of(config)
-    known = {**sizes.more, **_latent_sizes(config)}
+    sizes = cached_sizes(config)
+    known = dict(sizes.more)
     if config.experts:
         known["gate_up"] = 2 * known.setdefault("moe_intermediate", config.intermediate_size)
     more = config.model_dump()
@@ -150,6 +150,12 @@ def _tensor(row: Row) -> str:
     """The name of a row's tensor in its layer."""
     suffixed = isinstance(row, Experts) or (isinstance(row, Linear) and not row.bare)
     return f"{row.target}.weight" if suffixed else row.target
+
+
+def cached_sizes(config: CheckpointConfig) -> Sizes:
+    """The sizes of a checkpoint's model, with those of multi-head latent attention, on which its KV cache depends."""
+    sizes = sizes_of(config)
+    return replace(sizes, more={**sizes.more, **_latent_sizes(config)})
 
 
 def _latent_sizes(config: CheckpointConfig) -> Mapping[Size, int]:

@@ -6,12 +6,9 @@ step, so the target computes logits for each of them (cpp/tensorrt_llm/runtime/d
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from trtforge.core.features import FeaturesConfig, MedusaFeature
 from trtforge.core.parallel import Parallel
-from trtforge.formats.eagle import network_numbers
-from trtforge.formats.hf import CONFIG
 from trtforge.models.checkpoint_plan import Layout
 from trtforge.models.family import Facts, Sizes
 from trtforge.plan.formats import WEIGHTS
@@ -85,27 +82,6 @@ def drafter(features: FeaturesConfig, draft: Model | None, target: Target, stage
             logits=logits + (sequences * vocab * _LOGIT_BYTES if last else 0),
         )
     return Drafter(logits=logits)
-
-
-def embedded_network(features: FeaturesConfig, target: Target) -> Drafter:
-    """What an EAGLE network beside the embedded engine adds to rank 0; nothing for other methods.
-
-    A network that is not there yet is assumed to have a layer of the target's sizes. The layer's KV cache has the
-    compute dtype, and blocks for what a full batch drafts beyond its own (runtime/decoder/eagle.py, `spare_blocks`).
-    """
-    found = features.eagle3 or features.eagle
-    if found is None or found.model is None:
-        return Drafter()
-    limits, directory = target.limits, Path(found.model)
-    if (directory / CONFIG).is_file():
-        numbers, cached = network_numbers(directory)
-        weights, one = numbers * target.itemsize, cached * target.itemsize
-    else:
-        weights = eagle3_bytes(target) if features.eagle3 is not None else eagle_bytes(target)
-        one = bytes_per_token(target.facts.sizes, target.itemsize) // cached_layers(target.facts.sizes, Parallel())
-    block = limits.tokens_per_block
-    spare = limits.max_batch_size * -(-(found.chain - 1) // block) * block
-    return Drafter(weights=weights + spare * one, kv_per_token=one)
 
 
 def medusa_bytes(sizes: Sizes, parallel: Parallel, medusa: MedusaFeature, itemsize: int) -> int:

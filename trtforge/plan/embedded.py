@@ -13,7 +13,8 @@ from trtforge.machine.processor import Processor, compute_dtype
 from trtforge.models.checkpoint_plan import Layout
 from trtforge.models.kernels import KEPT, PACKED_GROUPS, KernelName, kernel_for
 from trtforge.plan.budget import other_formats
-from trtforge.plan.drafting import Target, embedded_network
+from trtforge.plan.drafting import Target
+from trtforge.plan.embedded_drafting import embedded_drafter
 from trtforge.plan.formats import CACHES, WEIGHTS
 from trtforge.plan.kv import blocks_of, bytes_per_token, cached_layers
 from trtforge.plan.limits import EngineLimits
@@ -61,14 +62,14 @@ class Embedded:
         cache = CACHES[request.kv_cache]
         itemsize = cache.itemsize or dtype_named(self.compute_dtype).size
         target = Target(model.facts, ranks, parallel, limits, dtype_named(self.compute_dtype).size, itemsize)
-        network = embedded_network(request.engine.features, target)
+        beside = embedded_drafter(request.engine.features, request.draft, target, self.device)
         scales = cache.per_layer * cached_layers(sizes, parallel)
         stages = tuple(
             replace(
                 rank,
                 weights=self._weights(ranks, request, parallel, stage) + scales,
-                kv_per_token=bytes_per_token(sizes, itemsize, parallel) + network.kv_per_token,
-                draft=network.weights,
+                kv_per_token=bytes_per_token(sizes, itemsize, parallel) + beside.kv_per_token,
+                draft=beside.weights,
             )
             for stage, rank in enumerate(planned.stages)
         )

@@ -3,28 +3,50 @@
 from dataclasses import replace
 
 from trtforge.core.errors import ForgeError
-from trtforge.core.features import EagleFeature, LookaheadFeature, MedusaFeature
+from trtforge.core.features import DraftFeature, EagleFeature, LookaheadFeature, MedusaFeature
 from trtforge.core.llm_api_features import Eagle3Feature, NgramFeature
 from trtforge.formats.eagle import EAGLE_DIRECTORY, read_eagle
-from trtforge.formats.medusa import MEDUSA_DIRECTORY
-from trtforge.formats.trtllm import DRAFT_ENGINE
+from trtforge.formats.medusa import MEDUSA_DIRECTORY, read_medusa
+from trtforge.formats.shards import read_header
+from trtforge.formats.trtllm import DRAFT_ENGINE, rank_file
+from trtforge.runtime.decoder.kv_capacity import block_bytes
 from trtforge.runtime.draft_model import DraftModel
 from trtforge.runtime.drafting import Drafter, NgramDrafter, Speculation
 from trtforge.runtime.eagle import EagleDrafter
+from trtforge.runtime.linears.kernels import DTYPES
 from trtforge.runtime.lookahead import LookaheadDrafter
 from trtforge.runtime.medusa import MedusaDrafter
 from trtforge.runtime.ranks.rank_group import RankGroup
 from trtforge.runtime.ranks.rank_model import placement_of
-from trtforge.runtime.ranks.source import EagleDrafts, Source, open_engine
+from trtforge.runtime.ranks.source import DrafterBytes, EagleDrafts, Source, open_engine
 
 
-def with_network(source: Source, feature: Speculation | None) -> Source:
-    """`source` with the EAGLE network that `feature` drafts with, if it does. Raises ForgeError if it is damaged."""
+def with_drafter(source: Source, feature: Speculation | None) -> Source:
+    """`source` with what `feature` drafts with: an EAGLE network, or the bytes of heads or of a draft model.
+
+    Raises ForgeError if that is damaged.
+    """
+    if isinstance(feature, MedusaFeature):
+        sizes = source.config.hidden_size, source.config.vocab_size
+        numbers = read_medusa(source.directory / MEDUSA_DIRECTORY, *sizes).numbers(feature.longest_chain)
+        return replace(source, beside=(DrafterBytes(numbers * DTYPES[source.forge.compute_dtype].itemsize),))
+    if isinstance(feature, DraftFeature):
+        own = open_engine(source.directory / DRAFT_ENGINE)
+        ranks = own.config.parallel.ranks
+        return replace(source, beside=tuple(_draft_rank(own, rank.index, source) for rank in ranks))
     if not isinstance(feature, Eagle3Feature | EagleFeature):
         return source
     first = isinstance(feature, EagleFeature)
     network = read_eagle(source.directory / EAGLE_DIRECTORY, "eagle" if first else "eagle3", source.config)
     return replace(source, eagle=EagleDrafts(network, feature.chain))
+
+
+def _draft_rank(own: Source, index: int, source: Source) -> DrafterBytes:
+    """What rank `index` of a draft model takes, whose KV cache has as many tokens as that of `source`."""
+    stored = read_header(own.directory / rank_file(index))
+    block = block_bytes(own.spec(index), DTYPES[own.forge.compute_dtype], own.tokens_per_block)
+    tokens = -(-block * source.tokens_per_block // own.tokens_per_block)
+    return DrafterBytes(sum(tensor.spec.nbytes for tensor in stored), tokens)
 
 
 def open_drafter(feature: Speculation | None, source: Source, ranks: RankGroup) -> Drafter | None:
@@ -41,7 +63,7 @@ def open_drafter(feature: Speculation | None, source: Source, ranks: RankGroup) 
         place = placement_of(source, 0)
         return MedusaDrafter(source.directory / MEDUSA_DIRECTORY, sizes, feature.longest_chain, place, ranks)
     if isinstance(feature, Eagle3Feature | EagleFeature):
-        assert source.eagle is not None, "see with_network"
+        assert source.eagle is not None, "see with_drafter"
         most = feature.max_requests if isinstance(feature, Eagle3Feature) else None
         return EagleDrafter(ranks, source.eagle.tokens, source.tokens_per_block, most)
     own = open_engine(source.directory / DRAFT_ENGINE)

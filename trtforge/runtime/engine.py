@@ -20,7 +20,7 @@ from trtforge.formats.hf import TOKENIZER_DIRECTORY
 from trtforge.runtime.beams import BeamSearch, advance_searches
 from trtforge.runtime.copies import Copies
 from trtforge.runtime.delivery import OnOutput, deliver
-from trtforge.runtime.drafters import open_drafter, with_network
+from trtforge.runtime.drafters import open_drafter, with_drafter
 from trtforge.runtime.drafting import Drafter
 from trtforge.runtime.guidance.guides import Guides, no_token_left
 from trtforge.runtime.inbox import Inbox
@@ -96,7 +96,7 @@ class Engine:
         options = options or EngineOptions(kv_reuse=features.kv_reuse, chunked_context=features.chunked_context)
         if options.speculation is None:
             options = replace(options, speculation=features.of_torch)
-        source = with_network(source, options.speculation)
+        source = with_drafter(source, options.speculation)
         with ExitStack() as opened:
             trace = None if options.trace is None else Trace(options.trace)  # at once: a wrong path ends no long load
             if trace is not None:

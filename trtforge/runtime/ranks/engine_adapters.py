@@ -1,27 +1,38 @@
 """Which LoRA adapters requests of an engine may name: its own, and those that came with earlier requests."""
 
+import re
 import shutil
 import tempfile
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Collection
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 from trtforge.core.errors import ForgeError, RequestError
 from trtforge.engine_process.requests import GenerationRequest, SentAdapter
+from trtforge.machine.owned_files import owned, remove_owned, remove_ownerless
 from trtforge.runtime.adapters.parts import adapted_parts
 from trtforge.runtime.adapters.rank_adapters import most_adapters
 from trtforge.runtime.adapters.sent import Adaptable, name_of, write_sent
 from trtforge.runtime.ranks.rank_model import placement_of
 from trtforge.runtime.ranks.source import Source
 
+_PREFIX = "trtforge-adapters-"
+_NAME = re.compile(rf"{_PREFIX}[0-9a-f]{{32}}")
+
 
 def taking_adapters(source: Source) -> Source:
-    """The source with a place for adapters that come with requests, which is made when the first one comes."""
+    """The source with a place for adapters that come with requests, which is made when the first one comes.
+
+    Places of engines that were killed are removed.
+    """
+    parent = Path(tempfile.gettempdir())
+    remove_ownerless(parent, _PREFIX, _NAME)
     if source.forge.features.lora is None:
         return source
-    return replace(source, sent_adapters=Path(tempfile.gettempdir()) / f"trtforge-adapters-{uuid.uuid4().hex}")
+    return replace(source, sent_adapters=parent / f"{_PREFIX}{uuid.uuid4().hex}")
 
 
 class EngineAdapters:
@@ -51,6 +62,8 @@ class EngineAdapters:
                 spec.network.mlp == "up_gate",
             )
         self._place = source.sent_adapters
+        self._owned: ExitStack | None = None
+        """Holds the lock of `_place` from the first adapter on, and removes the files."""
         self._used = used
         self._sent: OrderedDict[int, int] = OrderedDict()
         """Names by the clients' task ids, the least recently used first."""
@@ -78,8 +91,8 @@ class EngineAdapters:
 
     def close(self) -> None:
         """Delete the files. May be called again."""
-        if self._place is not None:
-            shutil.rmtree(self._place, ignore_errors=True)
+        if self._owned is not None:
+            self._owned.close()
 
     def _known(self) -> str:
         if self._adaptable is None:
@@ -105,6 +118,7 @@ class EngineAdapters:
         if name not in self._kept:
             self._make_room()
             try:
+                self._owned = self._owned or _owning(self._place)
                 write_sent(adapter, self._adaptable, self._place / str(name))
             except RequestError:
                 raise
@@ -135,3 +149,11 @@ class EngineAdapters:
             for name in idle:
                 shutil.rmtree(self._place / str(name), ignore_errors=True)
                 self._kept.discard(name)
+
+
+def _owning(place: Path) -> ExitStack:
+    """Owns the files in `place` until it is closed, which removes them. Raises OSError."""
+    with ExitStack() as entered:
+        entered.enter_context(owned(place))
+        entered.callback(remove_owned, place)
+        return entered.pop_all()

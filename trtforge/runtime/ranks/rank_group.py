@@ -54,6 +54,7 @@ class RankGroup:
                         WorkerJob(
                             directory=str(source.directory.absolute()),
                             sent_adapters=None if source.sent_adapters is None else str(source.sent_adapters),
+                            beside=source.beside,
                             device=source.forge.device,
                             compute_dtype=source.forge.compute_dtype,
                             index=index,

@@ -54,8 +54,9 @@ class RankModel:
         source = self._source
         reserved = 0 if self.adapters is None else self.adapters.reserved_bytes
         spec, size = self._decoder.spec, source.tokens_per_block
-        drafter = 0 if self._network is None else self._network.block_bytes(size)
-        reserved += drafter * self._spare_blocks
+        beside = source.beside_rank(spec.rank.index)
+        drafter = beside.block + (0 if self._network is None else self._network.block_bytes(size))
+        reserved += beside.weights + drafter * self._spare_blocks
         return block_count(spec, self._place, source.limits, size, fraction, tokens, reserved, drafter)
 
     def allocate_cache(self, num_blocks: int) -> None:

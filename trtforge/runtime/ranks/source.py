@@ -40,8 +40,18 @@ class EagleDrafts:
 
 
 @dataclass(frozen=True)
+class DrafterBytes:
+    """Bytes of a drafter beside a rank: its weights, and what it adds to each of the engine's KV blocks."""
+
+    weights: int = 0
+    block: int = 0
+
+
+@dataclass(frozen=True)
 class Source:
     """A model on disk and how to compute it. `packed`: True for an engine's rank files, False for a checkpoint's.
+
+    `beside`: a drafter that is loaded after the KV cache is allocated, by its ranks.
 
     `sent_adapters`: where the LoRA adapters that come with requests are written; None: none are taken.
     """
@@ -54,6 +64,15 @@ class Source:
     packed: bool
     sent_adapters: Path | None = None
     eagle: EagleDrafts | None = None
+    beside: tuple[DrafterBytes, ...] = ()
+
+    def beside_rank(self, index: int) -> DrafterBytes:
+        """What the memory of rank `index` must leave for the drafter. All ranks on a CPU share its memory equally."""
+        if self.forge.device == "cpu":
+            world = self.config.parallel.world_size
+            weights, block = (sum(each.weights for each in self.beside), sum(each.block for each in self.beside))
+            return DrafterBytes(-(-weights // world), -(-block // world))
+        return self.beside[index] if index < len(self.beside) else DrafterBytes()
 
     def spec(self, index: int) -> DecoderSpec:
         """The specification of rank `index`."""

@@ -34,7 +34,8 @@ def main() -> int:
 def _run(job: WorkerJob) -> None:
     torch.set_num_threads(job.threads)
     sent = None if job.sent_adapters is None else Path(job.sent_adapters)
-    source = replace(open_model(Path(job.directory), job.device, job.compute_dtype), sent_adapters=sent)
+    source = open_model(Path(job.directory), job.device, job.compute_dtype)
+    source = replace(source, sent_adapters=sent, beside=job.beside)
     place = placement_of(source, job.index)
     ranks = Distributed(source.spec(job.index), job.index, place.device)
     with torch.inference_mode():

@@ -11,6 +11,7 @@ from trtforge.core.device import UsableDevice
 from trtforge.core.dtypes import ModelDtype
 from trtforge.core.errors import ForgeError
 from trtforge.core.interpreter import python_environment, python_interpreter
+from trtforge.runtime.ranks.source import DrafterBytes
 
 _KEPT_LINES = 40
 
@@ -20,6 +21,7 @@ class WorkerJob(Config):
 
     directory: str
     sent_adapters: str | None
+    beside: tuple[DrafterBytes, ...]
     device: UsableDevice
     compute_dtype: ModelDtype
     index: int
