@@ -1,6 +1,7 @@
 """The decoder of one rank: embedding, layers, final norm and logits, for packed tokens and a paged cache."""
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from trtforge.runtime.architecture.spec import DecoderSpec
 from trtforge.runtime.decoder.attention import Batch
 from trtforge.runtime.decoder.collective import Collective
 from trtforge.runtime.decoder.embedding import load_embedding
-from trtforge.runtime.decoder.kv_cache import LayerCache, Scratch, storage_dtype, zeros
+from trtforge.runtime.decoder.kv_cache import LayerCache, Scratch, in_place_for, storage_dtype, zeros
 from trtforge.runtime.decoder.layer import kv_scale, load_layer
 from trtforge.runtime.decoder.loader import Loader
 from trtforge.runtime.decoder.logits import Head, finished_logits
@@ -56,13 +57,14 @@ class Decoder:
         self._states: list[Tensor] = []
         weights.finish()
 
-    @property
+    @cached_property
     def reads_in_place(self) -> bool:
-        """Whether the CPU kernels compute attention of single-token rows."""
-        spec, kernels = self.spec, self._native
-        coarse = spec.network.coarse_alibi and spec.position in ("alibi", "scaled_alibi")
-        chunks = any(layer.chunk is not None for layer in spec.layers)
-        by_torch = coarse or chunks or spec.network.sinks
+        """Whether kernels compute attention of single-token rows. Those of the CPU have neither chunks nor sinks."""
+        spec, kernels = self.spec, in_place_for(self.place.device, self.place.dtype)
+        by_torch = spec.network.coarse_alibi and spec.position in ("alibi", "scaled_alibi")
+        if self._native is not None:
+            chunks = any(layer.chunk is not None for layer in spec.layers)
+            by_torch = by_torch or chunks or spec.network.sinks
         return kernels is not None and not by_torch and kernels.attends(spec.cached[-1])
 
     @property
