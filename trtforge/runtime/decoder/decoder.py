@@ -68,6 +68,13 @@ class Decoder:
         return kernels is not None and not by_torch and kernels.attends(spec.cached[-1])
 
     @property
+    def repeats(self) -> bool:
+        """Whether steps of as many single-token rows are the same operations without exchanges with other ranks."""
+        spec = self.spec
+        alone = spec.tp == 1 and spec.pp == 1
+        return alone and self.reads_in_place and spec.moe is None and spec.linear is None
+
+    @property
     def takes_any_rows(self) -> bool:
         """Whether products take any number of rows, without a kernel that oneDNN compiles for each."""
         spec, kernels = self.spec, self._native
@@ -126,6 +133,15 @@ class Decoder:
         like = torch.empty(0, dtype=self.place.dtype, device=self.place.device)
         logits = self._ranks.gather_logits(own, wanted, self.spec.vocab_share, like)
         return None if logits is None else finished_logits(logits, self.spec)
+
+    @property
+    def kept(self) -> tuple[Tensor | None, list[Tensor]]:
+        """What `last_hidden` and `hidden_states` read of the last step."""
+        return self._last, self._states
+
+    def keep(self, last: Tensor | None, states: list[Tensor]) -> None:
+        """Set `kept` to what a graph computed."""
+        self._last, self._states = last, states
 
     def last_hidden(self) -> Tensor:
         """(wanted rows, hidden) of the last step after the final norm, on the last pipeline stage."""
