@@ -5,8 +5,6 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CLIENTS := build/clients
-# Without its requirement triton, 290 MB that only its CUDA kernels use.
-XGRAMMAR := --no-deps "xgrammar>=0.2.8,<0.3"
 # The CPU build where the package index offers one; a range would fetch gigabytes of CUDA libraries.
 TORCH ?= torch==2.13.0
 # A file's tests stay together: many share what is made once. Files come in the order of tests/conftest.py.
@@ -24,7 +22,6 @@ $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check "$(TORCH)"
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable ".[dev]"
-	$(BIN)/pip install --quiet --disable-pip-version-check $(XGRAMMAR)
 	touch $@
 
 demo: install ## Build the demo model in INT4-AWQ, serve it with Triton, stream one answer.

@@ -1,6 +1,7 @@
 """What many tests start from: small checkpoints that anyone can make again."""
 
 import json
+import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,10 @@ from tests.golden.make_hf import write_case
 # These machines are shared: how long an example, or drawing one, takes says nothing.
 settings.register_profile("trtforge", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("trtforge")
+
+# Triton decides when it is imported whether kernels are compiled for a GPU or interpreted on the CPU.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
 
 # A shell that starts the tests in the background lets them ignore interruptions, and all that they start.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:

@@ -1,7 +1,7 @@
 """Paged attention: keys and values go to their slots, queries attend to the blocks of their own row.
 
-Single-token rows are read in place by the CPU kernels; without these, they are computed together in buckets of similar
-length.
+Single-token rows are read in place by kernels, in C++ on the CPU and in Triton's language on CUDA; without these, they
+are computed together in buckets of similar length.
 """
 
 from collections.abc import Mapping
@@ -107,7 +107,7 @@ class Batch:
             length=step.length,
             generation=tuple(generation),
             context=context,
-            paged=_paged(step, rows, tokens_per_block) if in_place and rows else None,
+            paged=_paged(step, rows, tokens_per_block, device) if in_place and rows else None,
             step=step,
         )
 
@@ -133,9 +133,9 @@ def _generation(
     return found
 
 
-def _paged(step: Step, rows: int, tokens_per_block: int) -> PagedRows:
-    tables = np.ascontiguousarray(step.tables[:rows])
-    return PagedRows(torch.from_numpy(tables), torch.from_numpy(step.starts[:rows] + 1), tokens_per_block)
+def _paged(step: Step, rows: int, tokens_per_block: int, device: torch.device) -> PagedRows:
+    tables, lengths = np.ascontiguousarray(step.tables[:rows]), step.starts[:rows] + 1
+    return PagedRows(torch.from_numpy(tables).to(device), torch.from_numpy(lengths).to(device), tokens_per_block)
 
 
 def _packed(values: Ints, device: torch.device, pads: bool = False) -> Tensor:
@@ -171,11 +171,13 @@ class Attention:
             cap=scores.cap,
             window=self.reach.window,
             slopes=None if scores.alibi is None else scores.alibi.slopes,
+            chunk=self.reach.chunk,
+            sinks=None if scores.sinks is None else scores.sinks.flatten(),
         )
 
     @property
     def _by_kernels(self) -> bool:
-        """Whether the kernels compute it: they have no chunks, no sinks, and a bias only as they make it of slopes."""
+        """Whether the CPU kernels compute it. They have no chunks and no sinks, and make a bias of slopes only."""
         alibi = self.scores.alibi
         return self.reach.chunk is None and self.scores.sinks is None and (alibi is None or not alibi.coarse)
 

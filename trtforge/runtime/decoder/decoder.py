@@ -1,6 +1,7 @@
 """The decoder of one rank: embedding, layers, final norm and logits, for packed tokens and a paged cache."""
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from trtforge.runtime.architecture.spec import DecoderSpec
 from trtforge.runtime.decoder.attention import Batch
 from trtforge.runtime.decoder.collective import Collective
 from trtforge.runtime.decoder.embedding import load_embedding
-from trtforge.runtime.decoder.kv_cache import LayerCache, Scratch, storage_dtype, zeros
+from trtforge.runtime.decoder.kv_cache import LayerCache, Scratch, in_place_for, storage_dtype, zeros
 from trtforge.runtime.decoder.layer import kv_scale, load_layer
 from trtforge.runtime.decoder.loader import Loader
 from trtforge.runtime.decoder.logits import Head, finished_logits
@@ -56,14 +57,22 @@ class Decoder:
         self._states: list[Tensor] = []
         weights.finish()
 
-    @property
+    @cached_property
     def reads_in_place(self) -> bool:
-        """Whether the CPU kernels compute attention of single-token rows."""
-        spec, kernels = self.spec, self._native
-        coarse = spec.network.coarse_alibi and spec.position in ("alibi", "scaled_alibi")
-        chunks = any(layer.chunk is not None for layer in spec.layers)
-        by_torch = coarse or chunks or spec.network.sinks
+        """Whether kernels compute attention of single-token rows. Those of the CPU have neither chunks nor sinks."""
+        spec, kernels = self.spec, in_place_for(self.place.device, self.place.dtype)
+        by_torch = spec.network.coarse_alibi and spec.position in ("alibi", "scaled_alibi")
+        if self._native is not None:
+            chunks = any(layer.chunk is not None for layer in spec.layers)
+            by_torch = by_torch or chunks or spec.network.sinks
         return kernels is not None and not by_torch and kernels.attends(spec.cached[-1])
+
+    @property
+    def repeats(self) -> bool:
+        """Whether steps of as many single-token rows are the same operations without exchanges with other ranks."""
+        spec = self.spec
+        alone = spec.tp == 1 and spec.pp == 1
+        return alone and self.reads_in_place and spec.moe is None and spec.linear is None
 
     @property
     def takes_any_rows(self) -> bool:
@@ -124,6 +133,15 @@ class Decoder:
         like = torch.empty(0, dtype=self.place.dtype, device=self.place.device)
         logits = self._ranks.gather_logits(own, wanted, self.spec.vocab_share, like)
         return None if logits is None else finished_logits(logits, self.spec)
+
+    @property
+    def kept(self) -> tuple[Tensor | None, list[Tensor]]:
+        """What `last_hidden` and `hidden_states` read of the last step."""
+        return self._last, self._states
+
+    def keep(self, last: Tensor | None, states: list[Tensor]) -> None:
+        """Set `kept` to what a graph computed."""
+        self._last, self._states = last, states
 
     def last_hidden(self) -> Tensor:
         """(wanted rows, hidden) of the last step after the final norm, on the last pipeline stage."""

@@ -23,7 +23,7 @@ from trtforge.models.torch_tensors import all_finite, read_tensor
 from trtforge.runtime.architecture.positions import Reach
 from trtforge.runtime.architecture.rotary import Rotary, RotarySpec, inverse_frequencies
 from trtforge.runtime.decoder.attention import Attention, Batch
-from trtforge.runtime.decoder.kv_cache import LayerCache, Scratch, zeros
+from trtforge.runtime.decoder.kv_cache import LayerCache, Scratch, in_place_for, zeros
 from trtforge.runtime.decoder.logits import most_likely
 from trtforge.runtime.decoder.mlp import gated_halves
 from trtforge.runtime.decoder.norms import RmsNorm
@@ -85,7 +85,7 @@ class Network:
         self._rotary = Rotary(_rotary(source, longest), longest, place.device)
         scores = FusedScores(source.head_size**-0.5)
         self._attention = Attention(source.heads, source.kv_heads, source.head_size, scores, reach)
-        kernels = native_for(place.device, place.dtype)
+        kernels = in_place_for(place.device, place.dtype)
         self._in_place = kernels is not None and kernels.attends(source.head_size)
 
     def block_bytes(self, tokens_per_block: int) -> int:

@@ -7,12 +7,14 @@ gathers both at once, or a single latent vector that is both.
 import math
 import mmap
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from trtforge.core.recipe import KvCacheFormat
 from trtforge.models.transforms import quantize_fp8
+from trtforge.runtime.cuda.paged_attention import paged_attention_for
 from trtforge.runtime.linears.float8 import from_e4m3
 from trtforge.runtime.linears.int8 import round_to_int8
 from trtforge.runtime.native.bindings import PagedHeads, PagedRows, native_for
@@ -31,6 +33,23 @@ def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Ten
         return torch.zeros(tuple(shape), dtype=dtype, device=device)
     pages = mmap.mmap(-1, count * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     return torch.frombuffer(pages, dtype=dtype).view(tuple(shape))
+
+
+class InPlace(Protocol):
+    """Kernels that compute attention of single-token rows from the cache itself."""
+
+    def attends(self, size: int) -> bool:
+        """Whether they compute heads of this size."""
+
+    def attend(
+        self, queries: Tensor, rows: PagedRows, storage: Tensor, cache_scale: float, how: PagedHeads, out: Tensor
+    ) -> None:
+        """Queries (rows, heads or more, size) attend to their context in `storage`, into (rows, heads x size)."""
+
+
+def in_place_for(device: torch.device, dtype: torch.dtype) -> InPlace | None:
+    """The kernels of this device, if there are any."""
+    return native_for(device, dtype) or paged_attention_for(device)
 
 
 class Scratch:
@@ -59,6 +78,7 @@ class LayerCache:
         self._scale = scale
         self._dtype = dtype
         self._kernels = native_for(storage.device, dtype)
+        self._in_place = in_place_for(storage.device, dtype)
         self.exact = scale is None
 
     def write(self, slots: Tensor, values: Tensor) -> None:
@@ -91,9 +111,9 @@ class LayerCache:
         self._blocks[block].copy_(content.view(self._blocks.dtype).view(self._blocks.shape[1:]))
 
     def attend(self, queries: Tensor, rows: PagedRows, heads: PagedHeads, out: Tensor) -> None:
-        """Attention of single-token rows in place, by the CPU kernels."""
-        assert self._kernels is not None, "the rows are only for kernels that exist"
-        self._kernels.attend(queries, rows, self._blocks, 1.0 if self._scale is None else self._scale, heads, out)
+        """Attention of single-token rows in place."""
+        assert self._in_place is not None, "the rows are only for kernels that exist"
+        self._in_place.attend(queries, rows, self._blocks, 1.0 if self._scale is None else self._scale, heads, out)
 
     def attends_context(self, heads: PagedHeads) -> bool:
         """Whether the CPU kernels compute attention of sequences in place."""

@@ -65,6 +65,9 @@ class PagedHeads:
     cap: float | None = None
     window: int | None = None
     slopes: Tensor | None = None
+    chunk: int | None = None
+    """Of attention in chunks. CUDA's kernels have it and `sinks`, float32 (heads,); the CPU's have neither."""
+    sinks: Tensor | None = None
 
 
 class Native:

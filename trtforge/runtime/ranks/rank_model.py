@@ -9,13 +9,15 @@ from trtforge.core.errors import ForgeError
 from trtforge.formats.attention_windows import widest_window
 from trtforge.runtime.adapters.rank_adapters import RankAdapters
 from trtforge.runtime.architecture.positions import Reach
+from trtforge.runtime.cuda.graph_capture import graph_capture_for
 from trtforge.runtime.decoder.attention import Batch
 from trtforge.runtime.decoder.collective import Collective
 from trtforge.runtime.decoder.decoder import Decoder
 from trtforge.runtime.decoder.eagle import Network, spare_blocks
 from trtforge.runtime.decoder.kv_cache import LayerCache
-from trtforge.runtime.decoder.kv_capacity import block_count
+from trtforge.runtime.decoder.kv_capacity import block_bytes, block_count
 from trtforge.runtime.decoder.recorded import Layers
+from trtforge.runtime.decoder.step_graphs import Outputs, StepGraphs
 from trtforge.runtime.linears.kernels import DTYPES
 from trtforge.runtime.linears.linear import Placement
 from trtforge.runtime.linears.packing import pack_rank
@@ -48,6 +50,8 @@ class RankModel:
         self._network = None if drafts is None else self._load_network(drafts)
         self._ranks = ranks
         self._cache: list[LayerCache] = []
+        self._graphs: StepGraphs | None = None
+        self._capture = graph_capture_for(place.device) if self._decoder.repeats else None
 
     def blocks_that_fit(self, fraction: float, tokens: int | None) -> int:
         """KV blocks that this rank has memory for."""
@@ -57,12 +61,23 @@ class RankModel:
         beside = source.beside_rank(spec.rank.index)
         drafter = beside.block + (0 if self._network is None else self._network.block_bytes(size))
         reserved += beside.weights + drafter * self._spare_blocks
+        if self._capture is not None:
+            reserved += block_bytes(spec, self._place.dtype, size)
         return block_count(spec, self._place, source.limits, size, fraction, tokens, reserved, drafter)
 
     def allocate_cache(self, num_blocks: int) -> None:
         """Allocate `num_blocks` KV blocks; required before the first step."""
-        size = self._source.tokens_per_block
-        self._cache = self._decoder.new_cache(num_blocks, size)
+        size, longest = self._source.tokens_per_block, self._source.limits.max_seq_len
+        self._cache = self._decoder.new_cache(num_blocks + (self._capture is not None), size)
+        if self._capture is not None:
+            self._graphs = StepGraphs(
+                self._outputs,
+                self._capture,
+                columns=-(-longest // size),
+                block_size=size,
+                spare=num_blocks,
+                device=self._place.device,
+            )
         if self._network is not None:
             self._cache.append(self._network.allocate_cache(num_blocks + self._spare_blocks, size))
 
@@ -70,6 +85,11 @@ class RankModel:
     def layers(self) -> Layers:
         """The decoder's layers."""
         return self._decoder.layers
+
+    @property
+    def graphs(self) -> StepGraphs | None:
+        """The graphs of single-token steps, on a GPU that computes them alone."""
+        return self._graphs
 
     @property
     def cache(self) -> list[Tensor]:
@@ -124,9 +144,23 @@ class RankModel:
         for part in self._micro_batches(step):
             if self.adapters is not None:
                 self.adapters.begin(part)
+            replayed = None if self._graphs is None else self._graphs.execute(part)
+            if replayed is not None:
+                self._decoder.keep(replayed.last, replayed.states)
+                found.append(replayed.logits)
+                continue
             batch = Batch.of(part, block, device, dtype, reaches=reaches, pads=pads, in_place=in_place)
-            found.append(self._decoder.forward(batch, self._cache[: self._decoder.spec.num_layers]))
+            found.append(self._decoder.forward(batch, self._layer_caches))
         return self._decoder.logits(found, int(step.wanted.sum()))
+
+    @property
+    def _layer_caches(self) -> list[LayerCache]:
+        return self._cache[: self._decoder.spec.num_layers]
+
+    def _outputs(self, batch: Batch) -> Outputs:
+        """What a graph computes of a step."""
+        logits = self._decoder.forward(batch, self._layer_caches)
+        return Outputs(logits, *self._decoder.kept)
 
     def _micro_batches(self, step: Step) -> list[Step]:
         """The parts of a step. Layers that keep states of sequences take it whole."""

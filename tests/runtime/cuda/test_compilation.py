@@ -1,0 +1,31 @@
+"""The Triton kernels compile for GPUs that this machine need not have."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SHARED = 99 * 1024
+"""Bytes that a program may have where there are least (SM 8.6 and 8.9; CUDA C++ programming guide)."""
+
+
+@pytest.mark.parametrize("sm", [80, 90])
+def test_kernels_compile_to_machine_code(sm: int, tmp_path: Path) -> None:
+    """For caches of every type, with all changes of scores and without: hardly a register is spilled."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.runtime.cuda.compilation", str(sm)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment | {"TRITON_CACHE_DIR": str(tmp_path)},
+    )
+    assert done.returncode == 0, done.stderr
+    variants = [line.split() for line in done.stdout.splitlines()]
+    assert [name for name, *_ in variants] == 8 * ["attend_paged"] + ["combine_splits"]
+    for _, shared, registers, spilled in variants:
+        assert int(shared) <= SHARED
+        assert int(registers) <= 255
+        assert int(spilled) <= 128

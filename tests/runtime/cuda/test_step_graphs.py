@@ -1,0 +1,232 @@
+"""Steps from graphs equal computed ones. On the CPU a graph is the computation itself, with the same memory."""
+
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tests.runtime.checkpoints import Layout, tiny_llama, write_checkpoint, write_engine
+from tests.runtime.converted import LONG
+from tests.runtime.cuda.kernels import DEVICE, paged
+from tests.runtime.thread_ranks import ThreadRanks
+from trtforge.runtime.cuda.graph_capture import graph_capture_for
+from trtforge.runtime.decoder import kv_cache
+from trtforge.runtime.decoder.attention import Batch
+from trtforge.runtime.decoder.step_graphs import MOST_ROWS, Inputs, Outputs, StepGraphs
+from trtforge.runtime.native.bindings import VARIABLE
+from trtforge.runtime.ranks import rank_model
+from trtforge.runtime.ranks.source import open_engine
+from trtforge.runtime.scheduling.batch import Step
+
+BLOCK, SEQUENCES, COLUMNS = 8, 6, 4
+BLOCKS = 1 + COLUMNS * SEQUENCES
+
+
+def repeated(compute: Callable[[], Outputs]) -> tuple[Outputs, Callable[[], object]]:
+    """Stands in for a capture: replays compute again, into the tensors of the first time."""
+    outputs = compute()
+
+    def replay() -> None:
+        again = compute()
+        for own, new in zip(tensors(outputs), tensors(again), strict=True):
+            own.copy_(new)
+
+    return outputs, replay
+
+
+def tensors(outputs: Outputs) -> list[Tensor]:
+    return [each for each in (outputs.logits, outputs.last, *outputs.states) if each is not None]
+
+
+def step_of(starts: list[int], rows: list[int]) -> Step:
+    """One token of each of these sequences, at these positions."""
+    tables = [[1 + COLUMNS * row + column for column in range(COLUMNS)] for row in rows]
+    ones = np.ones(len(rows), dtype=np.int64)
+    tokens = [LONG[row + at] for row, at in zip(rows, starts, strict=True)]
+    return Step(np.array(starts), ones, ones, np.array(tables), np.array(tokens))
+
+
+@pytest.fixture(scope="module", params=["none", "fp8", "int8"])
+def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ThreadRanks]:
+    """A float32 engine that computes as CUDA does, with 16 tokens of each sequence in its cache."""
+    directory: Path = tmp_path_factory.mktemp("graphs")
+    layout = Layout(kv=None if request.param == "none" else request.param.upper())
+    checkpoint = write_checkpoint(tiny_llama(), directory / "checkpoint", layout)
+    engine = write_engine(checkpoint, directory / "engine", tokens_per_block=BLOCK, max_seq_len=BLOCK * COLUMNS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(VARIABLE, "torch")
+        patch.setattr(kv_cache, "paged_attention_for", lambda device: paged())
+        patch.setattr(rank_model, "graph_capture_for", lambda device: repeated)
+        made = ThreadRanks(open_engine(engine), BLOCKS)
+        for row in range(SEQUENCES):
+            prompt = step_of([0], [row])
+            made.execute(Step(prompt.starts, np.array([16]), np.array([1]), prompt.tables, np.array(LONG[row:][:16])))
+        yield made
+        made.close()
+
+
+def graphs_of(ranks: ThreadRanks) -> StepGraphs:
+    found = ranks.models[0].graphs
+    assert found is not None
+    return found
+
+
+def eager(ranks: ThreadRanks, step: Step) -> Tensor:
+    """The logits without graphs."""
+    model = ranks.models[0]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(model, "_graphs", None)
+        logits = ranks.execute(step)
+    assert logits is not None
+    return logits
+
+
+def some_rows() -> st.SearchStrategy[list[tuple[int, int]]]:
+    """Sequences with positions up to what is in the cache."""
+    return st.lists(
+        st.tuples(st.integers(0, SEQUENCES - 1), st.integers(0, 16)),
+        min_size=1,
+        max_size=SEQUENCES,
+        unique_by=lambda x: x[0],
+    )
+
+
+def test_steps_from_graphs_equal_unpadded_ones(ranks: ThreadRanks) -> None:
+    """Whatever the graph's memory held before, and wherever the rows are; rows that pad a step change no block."""
+
+    @settings(max_examples=10)
+    @given(some_rows())
+    def check(rows: list[tuple[int, int]]) -> None:
+        step = step_of([at for _, at in rows], [row for row, _ in rows])
+        expected = eager(ranks, step)
+        cache = [layer.clone() for layer in ranks.models[0].cache]
+        written = {int(step.tables[index, at // BLOCK]) for index, (_, at) in enumerate(rows)}
+        others = sorted(set(range(BLOCKS)) - written)
+        made = ranks.execute(step)
+        assert made is not None
+        assert made.shape == expected.shape
+        assert (made - expected).abs().max() <= 1e-5 * expected.abs().max()
+        for layer, before in zip(ranks.models[0].cache, cache, strict=True):
+            assert torch.equal(layer[others], before[others])
+
+    check()
+    assert set(graphs_of(ranks).captured_rows) <= {1, 2, 4, 8}
+    assert len(ranks.models[0].cache[0]) == BLOCKS + 1
+
+
+def test_three_rows_and_four_share_a_graph(ranks: ThreadRanks) -> None:
+    graphs = graphs_of(ranks)
+    ranks.execute(step_of([16, 16, 16, 16], [0, 1, 2, 3]))
+    before = graphs.captured_rows
+    ranks.execute(step_of([16, 16, 16], [3, 4, 5]))
+    assert 4 in before
+    assert graphs.captured_rows == before
+
+
+def test_hidden_states_are_those_of_the_steps_rows(ranks: ThreadRanks) -> None:
+    step = step_of([16, 12, 3], [1, 2, 3])
+    eager(ranks, step)
+    expected = ranks.last_hidden().clone()
+    ranks.execute(step_of([16, 16, 16, 16], [0, 1, 2, 3]))
+    ranks.execute(step)
+    assert ranks.last_hidden().shape == expected.shape
+    assert torch.allclose(ranks.last_hidden(), expected, atol=1e-4)
+
+
+def test_logits_outlive_the_next_step(ranks: ThreadRanks) -> None:
+    first = ranks.execute(step_of([16, 16], [0, 1]))
+    assert first is not None
+    kept = first.clone()
+    ranks.execute(step_of([5, 6], [2, 3]))
+    assert torch.equal(first, kept)
+
+
+def other_steps() -> dict[str, Step]:
+    plain = step_of([16, 16], [0, 1])
+    two, empty = np.array([2]), np.zeros(0, dtype=np.int64)
+    wide = np.zeros((2, COLUMNS + 1), dtype=np.int64)
+    many = np.ones(MOST_ROWS + 1, dtype=np.int64)
+    return {
+        "a context": Step(np.array([0]), two, np.array([1]), plain.tables[:1], plain.tokens),
+        "no logits": Step(plain.starts, plain.counts, np.array([0, 1]), plain.tables, plain.tokens),
+        "adapters": Step(
+            plain.starts, plain.counts, plain.wanted, plain.tables, plain.tokens, 0, empty, np.array([1, 0])
+        ),
+        "a known length": Step(plain.starts, plain.counts, plain.wanted, plain.tables, plain.tokens, 17),
+        "long tables": Step(plain.starts, plain.counts, plain.wanted, wide, plain.tokens),
+        "many rows": Step(many, many, many, np.ones((len(many), 1), dtype=np.int64), many),
+    }
+
+
+@pytest.mark.parametrize("kind", other_steps())
+def test_other_steps_are_computed_without_graphs(kind: str) -> None:
+    def never(compute: Callable[[], Outputs]) -> tuple[Outputs, Callable[[], object]]:
+        raise AssertionError("nothing is captured")
+
+    graphs = StepGraphs(computed, never, columns=COLUMNS, block_size=BLOCK, spare=9, device=torch.device("cpu"))
+    assert graphs.execute(other_steps()[kind]) is None
+
+
+def computed(batch: Batch) -> Outputs:
+    """Logits that say which inputs each row had."""
+    assert batch.paged is not None
+    slots = batch.slots.view(-1, 1)
+    logits = torch.cat((batch.tokens.view(-1, 1), batch.positions.view(-1, 1), slots, batch.paged.tables), dim=1)
+    return Outputs(logits, batch.paged.lengths.view(-1, 1), [slots])
+
+
+def test_rows_that_pad_a_step_use_the_spare_block() -> None:
+    """Table columns of earlier steps stay, beyond the lengths that are read."""
+    inputs = Inputs.of(4, COLUMNS, BLOCK, 9, DEVICE)
+    batch = inputs.batch()
+    inputs.fill(step_of([16, 17, 18, 19], [0, 1, 2, 3]))
+    short = step_of([1], [4])
+    inputs.fill(Step(short.starts, short.counts, short.wanted, short.tables[:, :1], short.tokens))
+    assert batch.paged is not None
+    assert batch.tokens.tolist() == [LONG[5], 0, 0, 0]
+    assert batch.positions.tolist() == [1, 0, 0, 0]
+    assert batch.slots.tolist() == [17 * BLOCK + 1, 9 * BLOCK, 9 * BLOCK, 9 * BLOCK]
+    assert batch.paged.lengths.tolist() == [2, 1, 1, 1]
+    assert batch.paged.tables[:, 0].tolist() == [17, 9, 9, 9]
+    assert batch.wanted == len(batch.slots) == 4
+
+
+@given(st.lists(st.integers(1, 20), min_size=1, max_size=8))
+def test_outputs_are_trimmed_to_the_rows(sizes: list[int]) -> None:
+    graphs = StepGraphs(computed, repeated, columns=COLUMNS, block_size=BLOCK, spare=9, device=torch.device("cpu"))
+    for size in sizes:
+        rows = [row % SEQUENCES for row in range(size)]
+        step = step_of([row % 7 for row in range(size)], rows)
+        found = graphs.execute(step)
+        assert found is not None
+        assert found.logits is not None
+        assert found.last is not None
+        assert found.logits[:, 0].tolist() == step.tokens.tolist()
+        assert found.logits[:, 3:].tolist() == step.tables.tolist()
+        assert found.last[:, 0].tolist() == (step.starts + 1).tolist()
+        assert [len(each) for each in found.states] == [size]
+    assert all(rows >= size for size, rows in zip(sorted(sizes)[-1:], graphs.captured_rows[-1:], strict=True))
+
+
+def test_what_cannot_be_captured_is_computed(caplog: pytest.LogCaptureFixture) -> None:
+    tried = []
+
+    def refused(compute: Callable[[], Outputs]) -> tuple[Outputs, Callable[[], object]]:
+        tried.append(compute)
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    graphs = StepGraphs(computed, refused, columns=COLUMNS, block_size=BLOCK, spare=9, device=torch.device("cpu"))
+    with caplog.at_level(logging.WARNING):
+        assert [graphs.execute(step_of([3], [0])) for _ in range(2)] == [None, None]
+    assert len(tried) == 1
+    assert "steps are computed without CUDA graphs, slower: operation not permitted" in caplog.text
+
+
+def test_cpus_capture_no_graphs() -> None:
+    assert graph_capture_for(torch.device("cpu")) is None

@@ -1,0 +1,1 @@
+"""What only a CUDA GPU computes: kernels in Triton's language and graphs of a step."""

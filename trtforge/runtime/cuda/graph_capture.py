@@ -1,0 +1,45 @@
+"""Captures computations on a GPU as CUDA graphs.
+
+As PyTorch's notes on CUDA semantics ask (section "CUDA Graphs"): warm-ups on another stream first, so that libraries
+have their workspaces and kernels are compiled, then the capture on that stream.
+"""
+
+import os
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+
+from trtforge.runtime.native.bindings import VARIABLE
+
+Result = TypeVar("Result")
+_WARM_UPS = 2
+
+
+class GraphCapture:
+    """The graphs of one GPU. They share memory for what is between inputs and results, because one runs at a time."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device)
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, compute: Callable[[], Result]) -> tuple[Result, Callable[[], None]]:
+        """The tensors that `compute` gives, and what computes them again from the inputs that it read."""
+        current = torch.cuda.current_stream(self._stream.device)
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            for _ in range(_WARM_UPS):
+                compute()
+        current.wait_stream(self._stream)
+        graph = torch.cuda.CUDAGraph()
+        # Other threads of the process may allocate memory meanwhile.
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+            result = compute()
+        return result, graph.replay
+
+
+def graph_capture_for(device: torch.device) -> GraphCapture | None:
+    """What captures graphs on this device; None on a CPU, or with TRTFORGE_KERNELS=torch."""
+    if device.type != "cuda" or os.environ.get(VARIABLE) == "torch":
+        return None
+    return GraphCapture(device)

@@ -1,0 +1,131 @@
+"""Attention of single-token rows in place, by Triton kernels where torch's CUDA build brought Triton.
+
+TRTFORGE_KERNELS=torch turns it off: attention then gathers blocks.
+"""
+
+import functools
+import importlib.util
+import os
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trtforge.runtime.native.bindings import VARIABLE, PagedHeads, PagedRows
+
+LARGEST = 256
+"""Elements of a head: larger ones (the latent vectors of DeepSeek-V2) do not fit a program's registers."""
+_MOST_SPLITS = 32
+_LEAST_TOKENS = 256  # of a split: fewer take about as long as to combine one more
+_PROGRAMS = 2  # for each multiprocessor, which are the fewest that keep its memory requests coming
+_LEAST_SIDE = 16  # of a matrix product
+
+
+class PagedAttention:
+    """Launches `kernels`, the module `paged_kernels`, on a GPU of this many multiprocessors."""
+
+    def __init__(self, kernels: Any, processors: int) -> None:
+        self._kernels = kernels
+        self._processors = processors
+
+    def attends(self, size: int) -> bool:
+        """Whether heads have a size that the kernels compute."""
+        return size <= LARGEST
+
+    def attend(
+        self, queries: Tensor, rows: PagedRows, storage: Tensor, cache_scale: float, how: PagedHeads, out: Tensor
+    ) -> None:
+        """Row i: the first `how.heads` of queries[i] attend to their context in `storage`, into out[i].
+
+        queries (rows or more, heads or more, size), out (rows or more, heads x size), float32, bfloat16 or float16;
+        storage (blocks, tokens per block, vectors, size) of that type, or uint8 (E4M3) or int8 of values / cache_scale.
+        """
+        count, group = len(rows.lengths), how.heads // how.kv_heads
+        columns = rows.tables.shape[1]
+        splits = splits_for(count * how.kv_heads, columns * rows.block_size, self._processors)
+        sums, largest, totals = self._partial(out, (count, how.heads, splits), how.size)
+        size_padded = max(_LEAST_SIDE, _power_above(how.size))
+        self._kernels.attend_paged[(count, how.kv_heads, splits)](
+            queries,
+            storage,
+            rows.tables,
+            rows.lengths,
+            queries if how.slopes is None else how.slopes,
+            queries if how.sinks is None else how.sinks,
+            out,
+            sums,
+            largest,
+            totals,
+            how.scale,
+            cache_scale,
+            how.cap or 1.0,
+            *queries.stride()[:2],
+            *storage.stride()[:3],
+            *rows.tables.stride(),
+            out.stride(0),
+            VALUES=0 if how.vectors == 1 else how.kv_heads,
+            GROUP=group,
+            GROUP_PADDED=max(_LEAST_SIDE, _power_above(group)),
+            SIZE=how.size,
+            SIZE_PADDED=size_padded,
+            BLOCK=rows.block_size,
+            TOKENS=64 if size_padded * queries.element_size() <= LARGEST else 32,
+            SPLITS=splits,
+            WINDOW=how.window or 0,
+            CHUNK=how.chunk or 0,
+            CAPPED=how.cap is not None,
+            BIASED=how.slopes is not None,
+            SINKS=how.sinks is not None,
+            E4M3=storage.dtype is torch.uint8,
+        )
+        if splits > 1:
+            self._kernels.combine_splits[(count, how.heads)](
+                sums,
+                largest,
+                totals,
+                queries if how.sinks is None else how.sinks,
+                out,
+                out.stride(0),
+                SIZE=how.size,
+                SIZE_PADDED=size_padded,
+                SPLITS=splits,
+                SINKS=how.sinks is not None,
+            )
+
+    @staticmethod
+    def _partial(out: Tensor, shape: tuple[int, int, int], size: int) -> tuple[Tensor, Tensor, Tensor]:
+        """float32 memory for the splits' results; one split needs none."""
+        if shape[-1] == 1:
+            return out, out, out
+        sums = out.new_empty((*shape, size), dtype=torch.float32)
+        return sums, sums.new_empty(shape), sums.new_empty(shape)
+
+
+def splits_for(programs: int, longest: int, processors: int) -> int:
+    """Parts of each context, a power of two: enough to occupy the GPU, none much shorter than `_LEAST_TOKENS`.
+
+    `programs`: rows times KV heads; `longest`: tokens that the tables have columns for.
+    """
+    wanted = min(_PROGRAMS * processors // max(1, programs), longest // _LEAST_TOKENS, _MOST_SPLITS)
+    return 1 << max(0, wanted.bit_length() - 1)
+
+
+def paged_attention_for(device: torch.device) -> PagedAttention | None:
+    """The kernels for tensors on this device, if there are any."""
+    if device.type != "cuda" or os.environ.get(VARIABLE) == "torch":
+        return None
+    return _on_gpu(device.index or 0)
+
+
+@functools.cache
+def _on_gpu(index: int) -> PagedAttention | None:
+    if importlib.util.find_spec("triton") is None:
+        return None
+    from trtforge.runtime.cuda import paged_kernels
+
+    return PagedAttention(paged_kernels, torch.cuda.get_device_properties(index).multi_processor_count)
+
+
+def _power_above(number: int) -> int:
+    """The smallest power of two that is not below `number`."""
+    return 1 << (number - 1).bit_length()
