@@ -14,11 +14,11 @@ from trtforge.formats.eagle import network_numbers
 from trtforge.formats.hf import CONFIG
 from trtforge.models.checkpoint_plan import Layout
 from trtforge.models.family import Facts, Sizes
+from trtforge.models.medusa_plan import MEDUSA_HEADS, MEDUSA_LAYERS
 from trtforge.plan.formats import WEIGHTS
 from trtforge.plan.kv import bytes_per_token, cached_layers
 from trtforge.plan.limits import EngineLimits
 from trtforge.plan.model import Model
-from trtforge.plan.speculation import MEDUSA_HEADS, MEDUSA_LAYERS
 from trtforge.plan.weights import RankWeights, Stored
 
 _LOGIT_BYTES = 4
@@ -88,12 +88,15 @@ def drafter(features: FeaturesConfig, draft: Model | None, target: Target, stage
 
 
 def embedded_network(features: FeaturesConfig, target: Target) -> Drafter:
-    """What an EAGLE network beside the embedded engine adds to rank 0; nothing for other methods.
+    """What Medusa heads or an EAGLE network beside the embedded engine add to rank 0; nothing for other methods.
 
     A network that is not there yet is assumed to have a layer of the target's sizes. The layer's KV cache has the
     compute dtype, and blocks for what a full batch drafts beyond its own (runtime/decoder/eagle.py, `spare_blocks`).
     """
-    found = features.eagle3 or features.eagle
+    medusa, found = features.medusa, features.eagle3 or features.eagle
+    if medusa is not None and medusa.model is not None:
+        drafting = medusa.model_copy(update={"heads": medusa.longest_chain})
+        return Drafter(weights=medusa_bytes(target.facts.sizes, Parallel(), drafting, target.itemsize))
     if found is None or found.model is None:
         return Drafter()
     limits, directory = target.limits, Path(found.model)
