@@ -152,8 +152,14 @@ MOE = {"num_experts": 8, "top_k": 2}
         (drafting("eagle"), {"max_batch_size": 513, "features": {"eagle": True}}, "exceeds EAGLE's 512", "512"),
         (drafting("eagle", mapping=parallel(pp=2)), {"features": {"eagle": True}}, "pp is 2", "tp instead"),
         (FLOAT16, {"target": {"gpu": "t4"}, "features": {"draft": True}}, "t4 has 7.5", "another GPU"),
-        (llama(), {"features": {"medusa": True}}, "LlamaForCausalLM checkpoint has no medusa", "convert_checkpoint"),
-        (drafting("medusa"), {}, "is MedusaForCausalLM, but engine.features", r"Set engine\.features\.medusa"),
+        (llama(), {"features": {"medusa": True}}, "LlamaForCausalLM checkpoint has no medusa", "--medusa HEADS"),
+        (
+            drafting("medusa"),
+            {"features": {"lookahead": True}},
+            "is MedusaForCausalLM, but engine.features",
+            r"Set engine\.features\.medusa alone, or convert the model without",
+        ),
+        (drafting("eagle"), {}, "is EagleForCausalLM, but engine.features", r"Set engine\.features\.eagle alone"),
         (
             drafting("medusa"),
             {"features": {"medusa": {"heads": 3}}},

@@ -50,7 +50,8 @@ def test_heads_and_networks_exist_for_some_architectures(hub_id: str, feature: s
     found = judged(hub_id, {feature: True})
     assert found.legal is legal
     if legal and feature != "lookahead":
-        assert any(f"examples/{feature}/convert_checkpoint.py" in text for text in found.warnings)
+        hint = {"medusa": "Set engine.features.medusa.model", "eagle": "examples/eagle/convert_checkpoint.py"}[feature]
+        assert any(hint in text for text in found.warnings)
     if not legal:
         assert f"TensorRT-LLM has {feature} for LlamaForCausalLM" in found.problems[0].message
         assert "lookahead" in found.problems[0].fix
@@ -115,12 +116,19 @@ def test_n_grams_are_for_the_embedded_engine_and_the_llm_api() -> None:
     assert not judged(LLAMA_8B, {"ngram": True}).legal
 
 
-def test_medusa_heads_of_their_own_are_for_the_embedded_engine() -> None:
+def test_medusa_heads_are_converted_for_a_tensorrt_engine_and_copied_for_the_embedded_one() -> None:
     heads = {"medusa": {"model": "heads"}}
-    assert judged(LLAMA_8B, heads, backend="torch").legal
+    beside = judged(LLAMA_8B, heads, backend="torch")
+    assert beside.legal
+    assert beside.limits is not None
+    assert beside.limits.verified_tokens == 5
     assert not judged(LLAMA_8B, heads, backend="llmapi").legal
-    messages = [problem.message for problem in judged(LLAMA_8B, heads, backend="tensorrt_llm").problems]
-    assert "engine.features.medusa.model: a TensorRT engine has the heads of its checkpoint" in messages
+    converted = judged(LLAMA_8B, heads, backend="tensorrt_llm")
+    assert converted.legal
+    assert converted.limits is not None
+    assert converted.limits.verified_tokens == 64
+    assert not any("heads" in text for text in converted.warnings)
+    assert not judged("google/gemma-2-9b", heads, backend="tensorrt_llm").legal
 
 
 def test_eagle_networks_of_their_own_are_for_the_embedded_engine() -> None:

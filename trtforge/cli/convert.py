@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from trtforge.core.progress import Silent, Terminal
 
 _PARALLELISM = "Parallelism"
+_DRAFTING = "Speculative decoding"
 
 
 def convert(
@@ -101,6 +102,27 @@ def convert(
             "fp8 or stay unquantised.",
         ),
     ] = None,
+    medusa: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            rich_help_panel=_DRAFTING,
+            help="Medusa heads that become part of the checkpoint: a directory with medusa_lm_head.safetensors.",
+        ),
+    ] = None,
+    medusa_heads: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", rich_help_panel=_DRAFTING, help="Take the first N heads; default: at most 4."),
+    ] = None,
+    max_draft_len: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            rich_help_panel=_DRAFTING,
+            help="Draft tokens that a TensorRT engine verifies in a step; default: 63.",
+        ),
+    ] = None,
     shared_pre_quant_scale: Annotated[
         bool,
         typer.Option(
@@ -130,6 +152,7 @@ def convert(
     """
     from trtforge.convert.stage import ConvertConfig
     from trtforge.convert.stage import convert as run
+    from trtforge.core.features import MedusaFeature
     from trtforge.core.progress import for_this_terminal
     from trtforge.formats.hf import resolve_source
 
@@ -157,11 +180,16 @@ def convert(
         raise UsageError(
             "--shared-pre-quant-scale applies only to AWQ formats", hint="Leave it out, or give --quant int4_awq."
         )
+    if medusa is None and (medusa_heads is not None or max_draft_len is not None):
+        raise UsageError("--medusa-heads and --max-draft-len apply only to --medusa", hint="Give --medusa HEADS too.")
+    heads = None
+    if medusa is not None:
+        heads = MedusaFeature(model=str(medusa), heads=medusa_heads, draft_tokens=max_draft_len)
     source, progress = resolve_source(hf_dir), for_this_terminal(quiet=quiet or json)
     if budget is not None:
         config = _budgeted(config, budget, source, calibration, progress)
     with progress.waiting("convert"):
-        result = run(config, source, out, calibration=calibration, force=force, progress=progress)
+        result = run(config, source, out, calibration=calibration, medusa=heads, force=force, progress=progress)
     verify = ["verify", str(out), "--against", hf_dir]
     compile_ = ["compile", str(out), "ENGINE", "--backend", "tensorrt_llm"]
     show.produced(result, json_output=json, next_command=join(["trtforge", *(verify if cp == 1 else compile_)]))

@@ -31,6 +31,7 @@ from trtforge.formats.trtllm import (
 )
 from trtforge.plan.gpus import gpu_named, require_formats
 from trtforge.plan.limits import EngineLimits, derive_limits
+from trtforge.plan.speculation import with_stored_heads
 
 
 @dataclass(frozen=True)
@@ -81,9 +82,12 @@ def engine_plan_for(
         if gpu is not None:
             require_formats(gpu, model.quantization)
         return llmapi.plan_for_checkpoint(model, config)
-    limits = _limits(model, config)
     machine = machine or this_machine()
-    if backend_of(config, machine) == "torch":
+    embedded = backend_of(config, machine) == "torch"
+    features = with_stored_heads(config.features, model, embedded=embedded)
+    config = config.model_copy(update={"features": features})
+    limits = _limits(model, config)
+    if embedded:
         _require_no_container(options, "torch")
         return torch_plan(model, config, limits)
     if gpu is not None:

@@ -9,13 +9,14 @@ from trtforge.core.errors import ForgeError
 from trtforge.core.features import EagleFeature, FeaturesConfig, MedusaFeature
 from trtforge.core.llm_api_features import Eagle3Feature
 from trtforge.formats.eagle import EAGLE_DIRECTORY, EagleKind, EagleNetwork, read_eagle
-from trtforge.formats.medusa import MEDUSA_DIRECTORY, MEDUSA_FILE, read_medusa
+from trtforge.formats.medusa import MEDUSA_DIRECTORY, MEDUSA_FILE, gather_medusa, heads_in, read_medusa
 from trtforge.formats.trtllm import CheckpointConfig
+from trtforge.models.medusa_plan import require_heads
 
 
 @dataclass(frozen=True)
 class Beside:
-    """Files to copy, and the engine's directory for them."""
+    """Files to copy, and the engine's directory for them. Without files it is for the checkpoint's own Medusa heads."""
 
     directory: str
     files: tuple[Path, ...]
@@ -25,9 +26,11 @@ class Beside:
         """The digest of each file, by its place in the engine."""
         return {f"{self.directory}/{path.name}": file_digest(path) for path in self.files}
 
-    def copy(self, out: Path) -> None:
-        """Put them into the engine."""
+    def copy(self, model: CheckpointConfig, checkpoint: Path, out: Path) -> None:
+        """Put them into the engine of `model`, whose directory is `checkpoint`."""
         (out / self.directory).mkdir()
+        if not self.files:
+            gather_medusa(model, checkpoint, out / self.directory)
         for path in self.files:
             shutil.copyfile(path, out / self.directory / path.name)
 
@@ -36,7 +39,7 @@ def files_beside(features: FeaturesConfig, model: CheckpointConfig, longest: int
     """What the features put beside the model; `longest`: maximum sequence length. Raises ForgeError if it does not fit
     the model, or cannot be had as asked for."""
     if features.medusa is not None:
-        return Beside(MEDUSA_DIRECTORY, (_medusa_heads(features.medusa, model),))
+        return _medusa_heads(features.medusa, model)
     if features.eagle is not None:
         return Beside(EAGLE_DIRECTORY, _eagle_network(features.eagle, "eagle", model, longest).files)
     if features.eagle3 is not None:
@@ -44,8 +47,9 @@ def files_beside(features: FeaturesConfig, model: CheckpointConfig, longest: int
     return None
 
 
-def _medusa_heads(medusa: MedusaFeature, model: CheckpointConfig) -> Path:
-    """The file of the heads. Raises ForgeError if they are not for `model`, or cannot be had as asked for."""
+def _medusa_heads(medusa: MedusaFeature, model: CheckpointConfig) -> Beside:
+    """The file of the heads, or the checkpoint's. Raises ForgeError if they are not for `model`, or cannot be had as
+    asked for."""
     if medusa.choices is not None:
         raise ForgeError(
             "engine.features.medusa.choices: not supported by the torch backend, which verifies the most likely tokens",
@@ -56,15 +60,13 @@ def _medusa_heads(medusa: MedusaFeature, model: CheckpointConfig) -> Path:
             f"engine.features.medusa: the heads read what the last layer gives, and pp is {model.parallel.pp}",
             hint="Convert with --pp 1.",
         )
-    directory = Path(medusa.model or "")
+    own, directory = heads_in(model), Path(medusa.model or "")
+    if own is not None:
+        require_heads(medusa, *own, "the checkpoint")
+        return Beside(MEDUSA_DIRECTORY, ())
     found = read_medusa(directory, model.hidden_size, model.vocab_size)
-    for name, asked, has in (("heads", medusa.heads, found.heads), ("layers", medusa.layers, found.layers)):
-        if asked is not None and (asked > has or (name == "layers" and asked != has)):
-            raise ForgeError(
-                f"engine.features.medusa.{name} is {asked}, {directory / MEDUSA_FILE} has {has}",
-                hint=f"Leave {name} out, or give {has}.",
-            )
-    return directory / MEDUSA_FILE
+    require_heads(medusa, found.heads, found.layers, str(directory / MEDUSA_FILE))
+    return Beside(MEDUSA_DIRECTORY, (directory / MEDUSA_FILE,))
 
 
 def _eagle_network(

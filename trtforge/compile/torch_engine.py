@@ -44,7 +44,7 @@ def build_torch_engine(
                 shutil.copy(file, directory / DRAFT_ENGINE)
         copy_adapters(plan, directory)
         if plan.beside is not None:
-            plan.beside.copy(directory)
+            plan.beside.copy(plan.model, checkpoint, directory)
         ranks = plan.model.parallel.ranks
         with progress.bar("Compiling", len(ranks), "ranks") as bar:
             for rank in ranks:

@@ -11,12 +11,14 @@ from pydantic import Field
 
 from trtforge import __version__
 from trtforge.convert.carried import carried_bytes, carried_tensors, write_carried
+from trtforge.convert.drafting import Heads, add_medusa
 from trtforge.core import defaults
 from trtforge.core.artifact import Produced, produce, require_space
 from trtforge.core.config_model import Config
 from trtforge.core.digest import file_digest
 from trtforge.core.dtypes import dtype_named, model_dtype
 from trtforge.core.errors import ForgeError
+from trtforge.core.features import MedusaFeature
 from trtforge.core.manifest import FileRecord, Identity
 from trtforge.core.parallel import Parallel
 from trtforge.core.partial import Finished
@@ -80,10 +82,13 @@ def convert(
     out: Path,
     *,
     calibration: Path | None = None,
+    medusa: MedusaFeature | None = None,
     force: bool = False,
     progress: Progress | None = None,
 ) -> Produced:
     """Write the TensorRT-LLM checkpoint of `source` to `out`, or reuse a matching one there.
+
+    `medusa`: heads that become part of it; `model` is their directory.
 
     Raises ForgeError, before anything is written, for an unknown architecture, an illegal layout, a tensor that is
     missing, unexpected or of another shape, an LM head that differs from the embedding it is tied to, a calibration
@@ -92,7 +97,7 @@ def convert(
     calibration of other weights, because each byte is read only once (a stored tied head twice).
     """
     watch = Watch(source)
-    conversion = plan_conversion(config, source, calibration)
+    conversion = plan_conversion(config, source, calibration, medusa)
     checkpoint, calibrated, tokenizer = conversion.checkpoint, conversion.calibration, tokenizer_files(source)
     identity = _identity(config, conversion, source, tokenizer)
     if calibrated is not None:
@@ -130,11 +135,12 @@ def convert(
 
     def weights() -> Mapping[str, str]:
         digests = checkpoint.digests
+        heads = {} if conversion.heads is None else conversion.heads.digests(checkpoint)
         used = [checkpoint.config.path, *quantization_files(source), *checkpoint.weight_files, *tokenizer]
         watch.require_unchanged(used)
         if calibrated is not None:
             _require_same_model(calibrated, checkpoint, digests)
-        return digests
+        return digests | heads
 
     return produce(out, identity, write, force=force, late_inputs=weights)
 
@@ -149,6 +155,7 @@ def _identity(config: ConvertConfig, conversion: "Conversion", source: Path, tok
         config=config.model_dump(mode="json", exclude={"formats", "budget"} if config.budget is None else set())
         | {name: getattr(conversion.layout, name) for name in ("group_size", "dtype", "quant", "kv_cache")}
         | rounding
+        | (conversion.heads.settings if conversion.heads is not None else {})
         | ({"calibration": {key: settings.get(key) for key in IN_CHECKPOINTS}} if calibrated else {}),
         inputs={CONFIG_FILE: file_digest(conversion.checkpoint.config.path)}
         | {path.name: file_digest(path) for path in quantization_files(source)}
@@ -168,9 +175,12 @@ class Conversion:
     plan: CheckpointPlan
     description: CheckpointConfig
     carried: tuple[StoredTensor, ...] = ()
+    heads: Heads | None = None
 
 
-def plan_conversion(config: ConvertConfig, source: Path, calibration: Path | None = None) -> Conversion:
+def plan_conversion(
+    config: ConvertConfig, source: Path, calibration: Path | None = None, medusa: MedusaFeature | None = None
+) -> Conversion:
     """Plan and check a conversion from config.json, headers and small tensors. Raises ForgeError as `convert` does."""
     checkpoint = open_checkpoint(source)
     layout = layout_for(config, checkpoint.config)
@@ -189,8 +199,11 @@ def plan_conversion(config: ConvertConfig, source: Path, calibration: Path | Non
 
         check_values(plan.stored, checkpoint.tensors)
     description = checkpoint_config(family, facts, checkpoint.config.architecture, layout)
+    carried, heads = carried_tensors(checkpoint, family, facts), None
+    if medusa is not None:
+        heads, checkpoint, plan, description = add_medusa(medusa, checkpoint, facts, layout, plan, description)
     _warn_without_engine(description)
-    return Conversion(checkpoint, calibrated, layout, plan, description, carried_tensors(checkpoint, family, facts))
+    return Conversion(checkpoint, calibrated, layout, plan, description, carried, heads)
 
 
 def _warn_without_engine(description: CheckpointConfig) -> None:

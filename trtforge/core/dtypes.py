@@ -1,7 +1,7 @@
 """Element types by their TensorRT-LLM and safetensors names, without numpy and torch."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from trtforge.core.errors import ForgeError
 
@@ -9,6 +9,7 @@ FLOAT32_BYTES = 4
 """Bytes of a float32 element, the type of most scaling factors."""
 
 ModelDtype = Literal["float16", "bfloat16", "float32"]
+MODEL_DTYPES: tuple[ModelDtype, ...] = get_args(ModelDtype)
 
 
 @dataclass(frozen=True)

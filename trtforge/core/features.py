@@ -90,10 +90,12 @@ class _Tree(Config):
 
 
 class MedusaFeature(_Tree):
-    """Medusa heads draft the tokens. A TensorRT engine's checkpoint has them, the embedded engine has `model`'s."""
+    """Medusa heads draft the tokens: those of the checkpoint, or of a file beside the embedded engine."""
 
     model: str | None = Field(
-        None, description="Backend torch: directory with medusa_lm_head.safetensors, which becomes part of the engine."
+        None,
+        description="Directory with medusa_lm_head.safetensors: for a TensorRT engine it is converted with the model, "
+        "with backend torch it becomes part of the engine.",
     )
     heads: int | None = Field(None, ge=1, description="Medusa heads; default: the checkpoint's.")
     layers: int | None = Field(None, ge=1, description="Residual layers per head; default: the checkpoint's.")
@@ -149,7 +151,7 @@ class FeaturesConfig(Config):
     chunked_context: bool = Field(True, description="Split long prompts into chunks that fit max_num_tokens.")
     lora: LoraFeature | None = Field(None, description="Serve LoRA adapters.")
     draft: DraftFeature | None = Field(None, description="Verify tokens that a draft model proposes.")
-    medusa: MedusaFeature | None = Field(None, description="Speculate with the checkpoint's Medusa heads.")
+    medusa: MedusaFeature | None = Field(None, description="Speculate with Medusa heads.")
     eagle: EagleFeature | None = Field(None, description="Speculate with the checkpoint's EAGLE network.")
     lookahead: LookaheadFeature | None = Field(None, description="Speculate without any other model.")
     eagle3: Eagle3Feature | None = Field(None, description="LLM API and torch: speculate with an EAGLE-3 network.")

@@ -12,6 +12,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, Literal
 
+from trtforge.core.dtypes import MODEL_DTYPES
 from trtforge.core.errors import ForgeError
 from trtforge.core.json_text import read_json_object
 from trtforge.core.plausible import require_plausible
@@ -25,7 +26,6 @@ EAGLE_DIRECTORY = "eagle"
 
 _HINT = "Give the directory of the network that was trained for this model, with safetensors."
 _UNREAD = ("t2d", "layers.0.self_attn.rotary_emb.inv_freq")
-_FLOATING = ("float16", "bfloat16", "float32")
 _OTHERWISE = ("eh_proj_before_attn", "norm_before_fc", "return_hidden_post_norm", "fc_norm", "norm_output")
 _AT_LEAST = 7
 """Layers of a model with which the three that EAGLE-3 reads by default are different ones."""
@@ -204,7 +204,7 @@ def _require(network: EagleNetwork, model: CheckpointConfig, config: HfConfig) -
     for name, stored in network.tensors.items():
         if name not in known:
             raise ForgeError(f"{stored.file}: {name} belongs to no network of one Llama layer", hint=_HINT)
-        kinds = ("int64", "int32") if name == "d2t" else _FLOATING
+        kinds = ("int64", "int32") if name == "d2t" else MODEL_DTYPES
         if stored.spec.dtype.name not in kinds:
             raise ForgeError(f"{stored.file}: {name} is {stored.spec.dtype.name}, not {' or '.join(kinds)}", hint=_HINT)
 

@@ -59,6 +59,18 @@ _DEFAULTS: Mapping[str, Mapping[str, object]] = {
 """What TensorRT-LLM takes for absent fields, by architecture, where `CheckpointConfig` takes another value; other
 converters leave such fields out. Source: the config classes in tensorrt_llm/models/{qwen,gpt,commandr,falcon}."""
 
+MEDUSA_ARCHITECTURE = "MedusaForCausalLM"
+
+
+def base_architecture(architecture: str, model_type: object) -> str:
+    """The architecture of the model in a checkpoint: another one than its own where it also holds draft heads.
+
+    Source: `MedusaForCausalLm` in tensorrt_llm/models/medusa/model.py (1.2), which has no other bases.
+    """
+    if architecture != MEDUSA_ARCHITECTURE:
+        return architecture
+    return "Qwen2ForCausalLM" if "qwen" in str(model_type or "").lower() else "LlamaForCausalLM"
+
 
 class _Foreign(BaseModel):
     """A part of TensorRT-LLM's file: keys that we read are typed, unknown keys are kept."""
@@ -134,6 +146,11 @@ class CheckpointConfig(_Foreign):
     def parallel(self) -> Parallel:
         """How the rank files are split."""
         return Parallel.of_mapping(self.mapping)
+
+    @property
+    def base_architecture(self) -> str:
+        """The architecture of the model itself, without draft heads."""
+        return base_architecture(self.architecture, (self.model_extra or {}).get("model_type"))
 
     @property
     def experts(self) -> int:
@@ -282,4 +299,5 @@ def _completed(values: Mapping[str, Any]) -> dict[str, Any]:
     sizes: dict[str, object] = {}
     if isinstance(heads, int) and isinstance(hidden, int) and heads > 0:
         sizes = {"num_key_value_heads": heads, "head_size": hidden // heads, "intermediate_size": 4 * hidden}
-    return {**sizes, **_DEFAULTS.get(str(values.get("architecture")), {}), **values}
+    base = base_architecture(str(values.get("architecture")), values.get("model_type"))
+    return {**sizes, **_DEFAULTS.get(base, {}), **values}

@@ -30,6 +30,7 @@ from trtforge.machine.usage import measured
 from trtforge.models.checkpoint_config import checkpoint_config
 from trtforge.models.checkpoint_plan import Layout
 from trtforge.models.exclusions import inseparable
+from trtforge.models.medusa_plan import planned_medusa
 from trtforge.package.config import PackageConfig
 from trtforge.package.stage import package
 from trtforge.package.target import PackageTarget
@@ -41,7 +42,7 @@ from trtforge.pipeline.paths import Paths
 from trtforge.pipeline.preflight import Preflight, preflight, warn_of_verification
 from trtforge.pipeline.report import BuildReport, StageReport, weight_compression, write_report
 from trtforge.pipeline.report_facts import planned_facts
-from trtforge.pipeline.stage_configs import calibrate_config, convert_config
+from trtforge.pipeline.stage_configs import calibrate_config, convert_config, converted_heads
 from trtforge.pipeline.stages import STAGES, StageName, needs_calibration, of_published
 from trtforge.pipeline.summary import light_model
 from trtforge.pipeline.verification import known_metrics, verified
@@ -142,6 +143,7 @@ class Build:
                     self.source,
                     paths.checkpoint,
                     calibration=calibration,
+                    medusa=converted_heads(recipe),
                     force=self.force,
                     progress=self.progress,
                 )
@@ -290,7 +292,9 @@ def planned_checkpoint(recipe: Recipe, model: Model) -> tuple[Layout, Checkpoint
     if recipe.quantization.budget is not None:  # which layers get another format is not known yet
         first = next(iter(inseparable(model.family, model.facts)))[0]
         layout = replace(layout, formats=((first, layout.quant),))
-    return layout, checkpoint_config(model.family, model.facts, model.config.architecture, layout)
+    checkpoint = checkpoint_config(model.family, model.facts, model.config.architecture, layout)
+    heads = converted_heads(recipe)
+    return layout, checkpoint if heads is None else planned_medusa(checkpoint, model.config, heads)
 
 
 def is_published(recipe: Recipe, model: Model) -> bool:

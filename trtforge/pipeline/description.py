@@ -10,6 +10,7 @@ from trtforge.core.nearest import nearest_directory
 from trtforge.core.recipe import QuantFormat, Recipe
 from trtforge.formats.chat_template import read_chat_template
 from trtforge.formats.hf import CONFIG, HfConfig, open_checkpoint, read_config
+from trtforge.formats.medusa import heads_in
 from trtforge.formats.quantization_config import quantization_method
 from trtforge.formats.shards import read_header
 from trtforge.formats.triton import CONFIG_FILE as REPOSITORY_CONFIG
@@ -104,6 +105,7 @@ def _trtllm(directory: Path) -> dict[str, Any]:
         backend["backend"] = forge.get("backend", "torch") if isinstance(forge, dict) else "tensorrt_llm"
     else:
         model = read_checkpoint_config(directory)
+    heads = heads_in(model)
     return backend | {
         "architecture": model.architecture,
         "dtype": model.dtype,
@@ -112,6 +114,7 @@ def _trtllm(directory: Path) -> dict[str, Any]:
         "tp": model.parallel.tp,
         "pp": model.parallel.pp,
         "layers": model.num_hidden_layers,
+        **({} if heads is None else {"medusa_heads": heads[0]}),
     }
 
 

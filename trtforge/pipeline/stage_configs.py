@@ -1,7 +1,9 @@
 """Floor 5: the stage configurations of a recipe."""
 
 from trtforge.calibrate.stage import CalibrateConfig
+from trtforge.compile.stage import backend_of
 from trtforge.convert.stage import ConvertConfig
+from trtforge.core.features import MedusaFeature
 from trtforge.core.recipe import Recipe
 from trtforge.models.formats import FORMATS, kv_scaling, measured
 from trtforge.pipeline.stages import rounding_of
@@ -24,6 +26,15 @@ def calibrate_config(recipe: Recipe) -> CalibrateConfig:
         },
         "quantization",
     )
+
+
+def converted_heads(recipe: Recipe) -> MedusaFeature | None:
+    """The Medusa heads that are converted with the model: those of a recipe whose backend builds a TensorRT engine.
+    The embedded engine gets their file when it is compiled, for models of all families."""
+    medusa = recipe.engine.features.medusa
+    if medusa is None or medusa.model is None or backend_of(recipe.engine) != "tensorrt_llm":
+        return None
+    return medusa
 
 
 def convert_config(recipe: Recipe) -> ConvertConfig:

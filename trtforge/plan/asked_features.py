@@ -1,9 +1,8 @@
 """Checks of a request's features before conversion: against the model, the draft model and the backend."""
 
-from collections.abc import Iterator, Mapping
-from types import MappingProxyType
+from collections.abc import Iterator
 
-from trtforge.core.features import OF_THE_LLM_API, SPECULATION, SpeculationMethod
+from trtforge.core.features import OF_THE_LLM_API, SPECULATION
 from trtforge.formats.checkpoint_keys import integer
 from trtforge.formats.releases import Release
 from trtforge.formats.trtllm import CheckpointConfig
@@ -12,15 +11,7 @@ from trtforge.plan.legality import Problem
 from trtforge.plan.llm_api_arguments import LlmApiModel, llm_api_problems
 from trtforge.plan.model import Model
 from trtforge.plan.request import Request
-from trtforge.plan.speculation import DRAFTING_ARCHITECTURES, stored
-
-BASES: Mapping[SpeculationMethod, tuple[str, ...]] = MappingProxyType(
-    {
-        "medusa": ("LlamaForCausalLM", "MistralForCausalLM", "QWenForCausalLM", "Qwen2ForCausalLM"),
-        "eagle": ("LlamaForCausalLM", "MistralForCausalLM"),
-    }
-)
-"""Architectures that TensorRT-LLM's Medusa and EAGLE extend (models/medusa/model.py, models/eagle/model.py)."""
+from trtforge.plan.speculation import BASES, DRAFTING_ARCHITECTURES, stored
 
 
 def asked_features(model: Model, request: Request, checkpoint: CheckpointConfig, release: Release) -> Iterator[Problem]:
@@ -59,11 +50,19 @@ def asked_features(model: Model, request: Request, checkpoint: CheckpointConfig,
     for name, bases in BASES.items():
         if getattr(features, name) is None:
             continue
-        if checkpoint.architecture not in bases:
+        if model.config.architecture not in bases:
             message = f"engine.features.{name}: TensorRT-LLM has {name} for {', '.join(bases)}, not for "
             yield Problem(
-                "speculation", message + checkpoint.architecture, "Use engine.features.lookahead, which needs no heads."
+                "speculation",
+                message + model.config.architecture,
+                "Use engine.features.lookahead, which needs no heads.",
             )
+            continue
+        if checkpoint.architecture == DRAFTING_ARCHITECTURES[name]:
+            continue
+        if name == "medusa":
+            message = "engine.features.medusa: the engine needs heads, and no model of them is given"
+            yield Problem("speculation", message, "Set engine.features.medusa.model.", refuses=False)
             continue
         message = f"engine.features.{name}: `trtforge convert` does not write {DRAFTING_ARCHITECTURES[name]}"
         fix = f"Make the checkpoint with TensorRT-LLM's examples/{name}/convert_checkpoint.py and compile that."

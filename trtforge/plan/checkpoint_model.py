@@ -43,7 +43,7 @@ def model_to_plan(source: str, revision: str = MAIN) -> Model:
 def model_of_checkpoint(name: str, directory: Path) -> Model:
     """The model of a TensorRT-LLM checkpoint. Raises ForgeError for rank files that its config.json does not say."""
     config = read_checkpoint_config(directory)
-    family = family_of_engine(config.architecture)
+    family = family_of_engine(config.base_architecture)
     if family is None:
         raise ForgeError(
             f"architecture {config.architecture} is not supported",
@@ -59,7 +59,7 @@ def model_of_checkpoint(name: str, directory: Path) -> Model:
             f"{directory}: config.json says {config.experts} experts, the rank files hold {found}",
             hint="config.json and the weights do not match: make the directory again.",
         )
-    values = {"architectures": [config.architecture], "torch_dtype": config.dtype}
+    values = {"architectures": [config.base_architecture], "torch_dtype": config.dtype}
     return Model(
         name,
         HfConfig(values, directory / CONFIG_FILE),

@@ -11,11 +11,11 @@ from trtforge.core.features import FeaturesConfig, MedusaFeature
 from trtforge.core.parallel import Parallel
 from trtforge.models.checkpoint_plan import Layout
 from trtforge.models.family import Facts, Sizes
+from trtforge.models.medusa_plan import MEDUSA_HEADS, MEDUSA_LAYERS
 from trtforge.plan.formats import WEIGHTS
 from trtforge.plan.kv import bytes_per_token, cached_layers
 from trtforge.plan.limits import EngineLimits
 from trtforge.plan.model import Model
-from trtforge.plan.speculation import MEDUSA_HEADS, MEDUSA_LAYERS
 from trtforge.plan.weights import RankWeights, Stored
 
 _LOGIT_BYTES = 4

@@ -29,7 +29,7 @@ def engine_problems(
     checkpoint: CheckpointConfig, release: Release, gpu: Gpu | None = None, *, fits: bool = True
 ) -> Iterator[Problem]:
     """All problems of a checkpoint in TensorRT-LLM; `fits`: whether its layout is legal for the model."""
-    family = family_of_engine(checkpoint.architecture)
+    family = family_of_engine(checkpoint.base_architecture)
     weights = BY_ALGORITHM.get(checkpoint.quantization.quant_algo)
     cache = CACHE_BY_ALGORITHM.get(checkpoint.quantization.kv_cache_quant_algo)
     if gpu is not None:
@@ -77,7 +77,7 @@ def release_problems(checkpoint: CheckpointConfig, release: Release) -> Iterator
 
     An architecture that trtforge converts is refused all the same: the data says which release added it.
     """
-    family = family_of_engine(checkpoint.architecture)
+    family = family_of_engine(checkpoint.base_architecture)
     if family is not None and not family.engines:
         message = f"TensorRT-LLM builds no engines for {checkpoint.architecture}: only its PyTorch backend runs it"
         backend = "torch" if checkpoint.architecture in WITH_VISION_ONLY else "llmapi"

@@ -17,6 +17,7 @@ from trtforge.formats.trtllm import CheckpointConfig, Quantization
 from trtforge.models.checkpoint_config import checkpoint_config
 from trtforge.models.checkpoint_plan import Layout
 from trtforge.models.hf_export_plan import require_format
+from trtforge.models.medusa_plan import planned_medusa
 from trtforge.plan.asked_features import asked_features
 from trtforge.plan.budget import budget_problems, experts_problem, least_bits
 from trtforge.plan.capacity import with_memory
@@ -32,6 +33,7 @@ from trtforge.plan.peaks import calibration_problems, least_calibration
 from trtforge.plan.published import published_problems, served_as_published
 from trtforge.plan.request import Request
 from trtforge.plan.serving_rules import ServedEngine, serving_problems
+from trtforge.plan.speculation import BASES, with_stored_heads
 from trtforge.plan.windows import CacheWindows
 
 
@@ -50,6 +52,9 @@ def evaluate(model: Model, request: Request) -> Evaluation:
     found += of_layout
     warnings: list[str] = []
     checkpoint = _checkpoint(model, request, layout, fits=not of_layout)
+    if not for_llm_api:
+        embedded = request.for_tensorrt is False
+        request = request.with_features(with_stored_heads(request.engine.features, checkpoint, embedded=embedded))
     if request.for_tensorrt is not False:
         for problem in engine_problems(checkpoint, target, request.gpu, fits=not of_layout):
             if problem.refuses and request.for_tensorrt:
@@ -218,12 +223,23 @@ def _checkpoint(model: Model, request: Request, layout: Layout, *, fits: bool) -
     if model.checkpoint is not None:
         return model.checkpoint
     if fits:
-        return checkpoint_config(family, model.facts, architecture, layout)
+        return _with_heads(model, request, checkpoint_config(family, model.facts, architecture, layout))
     base = checkpoint_config(family, model.facts, architecture, Layout(Parallel(), layout.dtype))
     quantization = Quantization(
         quant_algo=WEIGHTS[request.quant].algorithm, kv_cache_quant_algo=CACHES[request.kv_cache].algorithm
     )
     return base.model_copy(update={"quantization": quantization, "mapping": layout.parallel.mapping()})
+
+
+def _with_heads(model: Model, request: Request, checkpoint: CheckpointConfig) -> CheckpointConfig:
+    """The config.json with the Medusa heads that conversion adds for a TensorRT engine. Raises ForgeError if these are
+    not for the model."""
+    medusa = request.engine.features.medusa
+    if medusa is None or medusa.model is None or not request.for_tensorrt:
+        return checkpoint
+    if model.config.architecture not in BASES["medusa"]:  # its problem is found elsewhere
+        return checkpoint
+    return planned_medusa(checkpoint, model.config, medusa, assumed=True)
 
 
 def _limits(

@@ -71,10 +71,9 @@ def feature_problems(checkpoint: CheckpointConfig, engine: EngineConfig, release
         yield Problem("backend", message, f"Leave it out, or use engine.backend: {backends}.")
     if others:
         return
-    for name, said, asked in (("medusa", "heads", engine.features.medusa), ("eagle", "network", engine.features.eagle)):
-        if asked is not None and asked.model is not None:
-            message = f"engine.features.{name}.model: a TensorRT engine has the {said} of its checkpoint"
-            yield Problem(name, message, "Leave it out, or use engine.backend: torch.")
+    if engine.features.eagle is not None and engine.features.eagle.model is not None:
+        message = "engine.features.eagle.model: a TensorRT engine has the network of its checkpoint"
+        yield Problem("eagle", message, "Leave it out, or use engine.backend: torch.")
     speculation = speculation_of(engine.features, checkpoint)
     yield from _lacking(engine, speculation, release)
     if speculation is not None:
@@ -89,15 +88,18 @@ def drafting_problems(checkpoint: CheckpointConfig, engine: EngineConfig) -> Ite
     for name, architecture in DRAFTING_ARCHITECTURES.items():
         asked, there = getattr(features, name) is not None, checkpoint.architecture == architecture
         if asked and not there:
+            converter = f"TensorRT-LLM's examples/{name}/convert_checkpoint.py, which writes {architecture}"
+            if name == "medusa":
+                converter = "`trtforge convert HF_DIR CHECKPOINT --medusa HEADS`"
             yield Problem(
                 name,
                 f"engine.features.{name}: the {checkpoint.architecture} checkpoint has no {name} weights",
-                f"Convert model and {name} weights with TensorRT-LLM's examples/{name}/convert_checkpoint.py, which "
-                f"writes {architecture}, and compile that; or use engine.features.lookahead, which needs no weights.",
+                f"Convert model and {name} weights with {converter}, and compile that; or use "
+                "engine.features.lookahead, which needs no weights.",
             )
         if there and not asked:
             message = f"the checkpoint is {architecture}, but engine.features.{name} is not set"
-            yield Problem(name, message, f"Set engine.features.{name}.")
+            yield Problem(name, message, f"Set engine.features.{name} alone, or convert the model without {name}.")
     for name, fields, asked_for in (
         ("medusa", _MEDUSA_FIELDS, features.medusa),
         ("eagle", _EAGLE_FIELDS, features.eagle),

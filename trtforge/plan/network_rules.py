@@ -72,7 +72,7 @@ def _layers(checkpoint: CheckpointConfig) -> int:
 
 
 def _limits(checkpoint: CheckpointConfig) -> Iterator[tuple[Limit, Family]]:
-    family = family_of_engine(checkpoint.architecture)
+    family = family_of_engine(checkpoint.base_architecture)
     format = BY_ALGORITHM.get(checkpoint.quantization.quant_algo)
     if family is None or format is None:
         return

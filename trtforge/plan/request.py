@@ -8,6 +8,7 @@ from typing import Any, Literal
 from trtforge.core.config_model import parse_value
 from trtforge.core.dtypes import ModelDtype, model_dtype
 from trtforge.core.errors import Repair, UsageError
+from trtforge.core.features import FeaturesConfig
 from trtforge.core.nearest import nearest_format
 from trtforge.core.recipe import CalibrationConfig, EngineConfig, GateConfig, Recipe, RoundingChoice
 from trtforge.core.serving import ServingConfig
@@ -124,6 +125,10 @@ class Request:
         if backend == "auto":
             return True if target.gpu is not None or "tensorrt_llm" in target.model_fields_set else None
         return backend == "tensorrt_llm"
+
+    def with_features(self, features: FeaturesConfig) -> "Request":
+        """This request with other features of the engine."""
+        return self._with_engine(features=features)
 
     def changed(self, *changes: Change) -> "Request":
         """This request with other choices."""

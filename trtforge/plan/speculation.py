@@ -7,8 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from trtforge.core.features import SPECULATION, FeaturesConfig, SpeculationMethod
-from trtforge.formats.trtllm import CheckpointConfig
+from trtforge.core.errors import ForgeError
+from trtforge.core.features import SPECULATION, FeaturesConfig, MedusaFeature, SpeculationMethod
+from trtforge.formats.medusa import MEDUSA_DIRECTORY, heads_in
+from trtforge.formats.trtllm import MEDUSA_ARCHITECTURE, CheckpointConfig
+from trtforge.models.medusa_plan import TREE_TOKENS
 
 MODES: Mapping[SpeculationMethod, str] = MappingProxyType(
     {
@@ -22,12 +25,20 @@ MODES: Mapping[SpeculationMethod, str] = MappingProxyType(
 """Members of TensorRT-LLM's `SpeculativeDecodingMode`, for the methods that engines have."""
 
 DRAFTING_ARCHITECTURES: Mapping[SpeculationMethod, str] = MappingProxyType(
-    {"medusa": "MedusaForCausalLM", "eagle": "EagleForCausalLM"}
+    {"medusa": MEDUSA_ARCHITECTURE, "eagle": "EagleForCausalLM"}
 )
 """Architectures of checkpoints that include draft heads or networks."""
 
-TREE_TOKENS, MEDUSA_HEADS, MEDUSA_LAYERS, EAGLE_DEPTH = 63, 4, 1, 4
-"""Defaults of TensorRT-LLM's converters, for planning without a checkpoint."""
+BASES: Mapping[SpeculationMethod, tuple[str, ...]] = MappingProxyType(
+    {
+        "medusa": ("LlamaForCausalLM", "MistralForCausalLM", "QWenForCausalLM", "Qwen2ForCausalLM"),
+        "eagle": ("LlamaForCausalLM", "MistralForCausalLM"),
+    }
+)
+"""Architectures that TensorRT-LLM's Medusa and EAGLE extend (models/medusa/model.py, models/eagle/model.py)."""
+
+EAGLE_DEPTH = 4
+"""Default of TensorRT-LLM's converter, for planning without a checkpoint."""
 
 EAGLE_MOST_REQUESTS, EAGLE_MOST_DRAFT_TOKENS = 512, 256
 """Limits that `build()` asserts."""
@@ -70,7 +81,7 @@ def speculation_of(features: FeaturesConfig, checkpoint: CheckpointConfig | None
             return Speculation(method, found.draft_tokens)
         case "medusa":
             assert features.medusa is not None
-            if features.medusa.model is not None:
+            if _beside(features.medusa, checkpoint):
                 return Speculation(method, features.medusa.longest_chain)
             tokens = stored(checkpoint, "max_draft_len") or features.medusa.draft_tokens or TREE_TOKENS
             return Speculation(method, tokens)
@@ -84,6 +95,36 @@ def speculation_of(features: FeaturesConfig, checkpoint: CheckpointConfig | None
             return Speculation(method, tokens, depth)
         case None:
             return None
+
+
+def with_stored_heads(
+    features: FeaturesConfig, checkpoint: CheckpointConfig | None, *, embedded: bool
+) -> FeaturesConfig:
+    """The features of an engine of `checkpoint`: Medusa heads that it holds draft, unless another method is asked for.
+
+    `embedded`: the engine is of the torch backend, which keeps the heads in a file of its own.
+    """
+    found = None if checkpoint is None else heads_in(checkpoint)
+    medusa = features.medusa
+    if found is None or (medusa is None and any(getattr(features, name) is not None for name in SPECULATION)):
+        return features
+    asked = medusa or MedusaFeature()
+    heads, layers = found
+    update: dict[str, object] = {"heads": asked.heads or heads, "layers": asked.layers or layers}
+    if embedded:
+        if asked.model not in (None, MEDUSA_DIRECTORY):
+            raise ForgeError(
+                "engine.features.medusa.model: the checkpoint has heads of its own",
+                hint="Leave model out, or convert the model without heads.",
+            )
+        update["model"] = MEDUSA_DIRECTORY
+    return features.model_copy(update={"medusa": asked.model_copy(update=update)})
+
+
+def _beside(medusa: MedusaFeature, checkpoint: CheckpointConfig | None) -> bool:
+    """Whether the embedded engine drafts with the heads: with those of a file, or of the checkpoint."""
+    holds = checkpoint is not None and checkpoint.architecture == MEDUSA_ARCHITECTURE
+    return medusa.model is not None and (not holds or medusa.model == MEDUSA_DIRECTORY)
 
 
 def stored(checkpoint: CheckpointConfig | None, key: str) -> int | None:

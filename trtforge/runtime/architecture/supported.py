@@ -18,7 +18,7 @@ KV_FORMATS: dict[str | None, KvCacheFormat] = {algorithm: name for name, algorit
 
 def supported_network(config: CheckpointConfig) -> Network:
     """The architecture's network. Raises ForgeError naming the first unsupported value of config.json."""
-    network = NETWORKS.get(config.architecture)
+    network = NETWORKS.get(config.base_architecture)
     quantization, parallel = config.quantization, config.parallel
     tp, pp, layers = parallel.tp, parallel.pp, config.num_hidden_layers
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads

@@ -114,10 +114,7 @@ class Weights:
     def take(self, name: str, *shape: int) -> Tensor:
         """A tensor, which must have `shape` if one is given. Raises ForgeError naming the file and the tensor."""
         if name not in self._names:
-            raise ForgeError(
-                f"{self.where}: {name} is missing",
-                hint="config.json and the weights do not match: create the directory again.",
-            )
+            raise self._missing(name)
         self._left.discard(name)
         tensor = self._reader.get_tensor(name)
         if shape and tuple(tensor.shape) != shape:
@@ -126,6 +123,12 @@ class Weights:
                 hint="config.json and the weights do not match: create the directory again.",
             )
         return tensor
+
+    def leave(self, name: str) -> None:
+        """Leave a tensor that is there for another reader. Raises ForgeError if it is missing."""
+        if name not in self._names:
+            raise self._missing(name)
+        self._left.discard(name)
 
     def take_as(self, name: str, dtypes: Collection[torch.dtype], *shape: int) -> Tensor:
         """As `take`, of one of these dtypes. Raises ForgeError for another one."""
@@ -151,6 +154,10 @@ class Weights:
                 hint="config.json and the weights do not match: create the directory again.",
             )
         return tensor.float().reshape(1)
+
+    def _missing(self, name: str) -> ForgeError:
+        hint = "config.json and the weights do not match: create the directory again."
+        return ForgeError(f"{self.where}: {name} is missing", hint=hint)
 
     def finish(self) -> None:
         """Raises ForgeError naming tensors that were not taken, apart from those that no network needs (`UNREAD`)."""
