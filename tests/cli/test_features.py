@@ -46,7 +46,7 @@ def test_a_plan_shows_build_flags_and_runtime_keys_together(run: Any, checkpoint
     [
         ("lookahed", 2, "unknown key --feature lookahed", "Did you mean --feature lookahead?"),
         ("lora.rank=8", 2, "unknown key --feature lora.rank", "Did you mean --feature lora.max_rank?"),
-        ("medusa", 1, "the LlamaForCausalLM checkpoint has no medusa weights", "--medusa HEADS"),
+        ("medusa", 1, "the LlamaForCausalLM checkpoint has no medusa weights", "--medusa DIRECTORY"),
     ],
 )
 def test_a_mistake_is_told(run: Any, checkpoint: Path, feature: str, status: int, error: str, hint: str) -> None:

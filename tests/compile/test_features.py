@@ -152,7 +152,7 @@ MOE = {"num_experts": 8, "top_k": 2}
         (drafting("eagle"), {"max_batch_size": 513, "features": {"eagle": True}}, "exceeds EAGLE's 512", "512"),
         (drafting("eagle", mapping=parallel(pp=2)), {"features": {"eagle": True}}, "pp is 2", "tp instead"),
         (FLOAT16, {"target": {"gpu": "t4"}, "features": {"draft": True}}, "t4 has 7.5", "another GPU"),
-        (llama(), {"features": {"medusa": True}}, "LlamaForCausalLM checkpoint has no medusa", "--medusa HEADS"),
+        (llama(), {"features": {"medusa": True}}, "LlamaForCausalLM checkpoint has no medusa", "--medusa DIRECTORY"),
         (
             drafting("medusa"),
             {"features": {"lookahead": True}},

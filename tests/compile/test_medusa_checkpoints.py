@@ -31,7 +31,7 @@ PROMPT = list(range(7, 30))
 def converted(model: LlamaForCausalLM, heads: Path, base: Path, **options: Any) -> Path:
     model.save_pretrained(base / "hf")
     config = ConvertConfig.model_validate({"dtype": "float32"} | options)
-    return convert(config, base / "hf", base / "checkpoint", medusa=MedusaFeature(model=str(heads))).path
+    return convert(config, base / "hf", base / "checkpoint", drafting=MedusaFeature(model=str(heads))).path
 
 
 def embedded(**features: Any) -> EngineConfig:
@@ -108,3 +108,9 @@ def test_a_tensorrt_engine_is_built_for_the_checkpoints_heads(tmp_path: Path) ->
     assert "--max_draft_len 63 --speculative_decoding_mode medusa " in " ".join(found.commands[0].argv)
     assert found.as_json()["features"]["medusa"]["heads"] == 4
     assert found.as_json()["runtime_keys"]["decoding_mode"] == "medusa"
+    directory = {"medusa": {"model": str(tmp_path / "mine")}}  # a recipe's, converted before
+    config = engine(backend="tensorrt_llm", target={"tensorrt_llm": "1.2.1"}, features=directory)
+    found = engine_plan_for(drafting("medusa"), config, tmp_path / "c", tmp_path / "o", CompileOptions())
+    assert isinstance(found, TensorRTPlan)
+    assert "mine" not in found.build.features.model_dump_json()
+    assert found.build.limits.verified_tokens == 64

@@ -48,7 +48,7 @@ def made(tmp_path: Path, directory: Path | None, name: str = "checkpoint", **opt
         tiny_llama().save_pretrained(source)
     asked = {key: options.pop(key) for key in ("heads", "layers", "draft_tokens") if key in options}
     medusa = None if directory is None else MedusaFeature(model=str(directory), **asked)
-    return convert(ConvertConfig(**{"dtype": "float32"} | options), source, tmp_path / name, medusa=medusa).path
+    return convert(ConvertConfig(**{"dtype": "float32"} | options), source, tmp_path / name, drafting=medusa).path
 
 
 @pytest.mark.parametrize(("tp", "pp"), [(1, 1), (2, 1), (2, 2)])

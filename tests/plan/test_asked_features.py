@@ -50,8 +50,7 @@ def test_heads_and_networks_exist_for_some_architectures(hub_id: str, feature: s
     found = judged(hub_id, {feature: True})
     assert found.legal is legal
     if legal and feature != "lookahead":
-        hint = {"medusa": "Set engine.features.medusa.model", "eagle": "examples/eagle/convert_checkpoint.py"}[feature]
-        assert any(hint in text for text in found.warnings)
+        assert any(f"Set engine.features.{feature}.model" in text for text in found.warnings)
     if not legal:
         assert f"TensorRT-LLM has {feature} for LlamaForCausalLM" in found.problems[0].message
         assert "lookahead" in found.problems[0].fix
@@ -131,13 +130,16 @@ def test_medusa_heads_are_converted_for_a_tensorrt_engine_and_copied_for_the_emb
     assert not judged("google/gemma-2-9b", heads, backend="tensorrt_llm").legal
 
 
-def test_eagle_networks_of_their_own_are_for_the_embedded_engine() -> None:
+def test_eagle_networks_are_converted_for_a_tensorrt_engine_and_copied_for_the_embedded_one() -> None:
     network = {"eagle": {"model": "network"}}
     assert judged(LLAMA_8B, network, backend="torch").legal
     assert not judged(LLAMA_8B, network, backend="llmapi").legal
     assert not judged(LLAMA_8B, {"eagle": True}, backend="torch").legal
-    messages = [problem.message for problem in judged(LLAMA_8B, network, backend="tensorrt_llm").problems]
-    assert "engine.features.eagle.model: a TensorRT engine has the network of its checkpoint" in messages
+    converted = judged(LLAMA_8B, network, backend="tensorrt_llm")
+    assert converted.legal
+    assert converted.limits is not None
+    assert (converted.limits.verified_tokens, converted.limits.spare_tokens) == (64, 67)
+    assert not judged("Qwen/Qwen2.5-7B", network, backend="tensorrt_llm").legal
     assert judged(LLAMA_8B, {"eagle3": {"model": "network"}}, backend="torch").legal
     (problem,) = judged(LLAMA_8B, {"eagle3": {"model": "network"}}, backend="tensorrt_llm").problems
     assert problem.fix == "Leave it out, or use engine.backend: llmapi or torch."

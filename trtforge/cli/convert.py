@@ -11,6 +11,7 @@ from trtforge.cli.options import FORMAT_GROUP, Force, HfDirectory, Json, Out, Qu
 from trtforge.core.errors import UsageError
 
 if TYPE_CHECKING:
+    from trtforge.convert.drafting import Drafting
     from trtforge.convert.stage import ConvertConfig
     from trtforge.core.progress import Silent, Terminal
 
@@ -110,6 +111,20 @@ def convert(
             help="Medusa heads that become part of the checkpoint: a directory with medusa_lm_head.safetensors.",
         ),
     ] = None,
+    eagle: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            rich_help_panel=_DRAFTING,
+            help="EAGLE network (1 or 2) that becomes part of the checkpoint: its directory.",
+        ),
+    ] = None,
+    eagle_layers: Annotated[
+        int | None,
+        typer.Option(
+            min=1, metavar="N", rich_help_panel=_DRAFTING, help="Runs of the EAGLE network in a step; default: 4."
+        ),
+    ] = None,
     medusa_heads: Annotated[
         int | None,
         typer.Option(min=1, metavar="N", rich_help_panel=_DRAFTING, help="Take the first N heads; default: at most 4."),
@@ -152,7 +167,6 @@ def convert(
     """
     from trtforge.convert.stage import ConvertConfig
     from trtforge.convert.stage import convert as run
-    from trtforge.core.features import MedusaFeature
     from trtforge.core.progress import for_this_terminal
     from trtforge.formats.hf import resolve_source
 
@@ -180,19 +194,35 @@ def convert(
         raise UsageError(
             "--shared-pre-quant-scale applies only to AWQ formats", hint="Leave it out, or give --quant int4_awq."
         )
-    if medusa is None and (medusa_heads is not None or max_draft_len is not None):
-        raise UsageError("--medusa-heads and --max-draft-len apply only to --medusa", hint="Give --medusa HEADS too.")
-    heads = None
-    if medusa is not None:
-        heads = MedusaFeature(model=str(medusa), heads=medusa_heads, draft_tokens=max_draft_len)
+    drafting = _drafting(medusa, medusa_heads, eagle, eagle_layers, max_draft_len)
     source, progress = resolve_source(hf_dir), for_this_terminal(quiet=quiet or json)
     if budget is not None:
         config = _budgeted(config, budget, source, calibration, progress)
     with progress.waiting("convert"):
-        result = run(config, source, out, calibration=calibration, medusa=heads, force=force, progress=progress)
+        result = run(config, source, out, calibration=calibration, drafting=drafting, force=force, progress=progress)
     verify = ["verify", str(out), "--against", hf_dir]
     compile_ = ["compile", str(out), "ENGINE", "--backend", "tensorrt_llm"]
     show.produced(result, json_output=json, next_command=join(["trtforge", *(verify if cp == 1 else compile_)]))
+
+
+def _drafting(
+    medusa: Path | None, heads: int | None, eagle: Path | None, layers: int | None, draft_tokens: int | None
+) -> "Drafting | None":
+    """What becomes part of the checkpoint. Raises UsageError for options that do not belong together."""
+    from trtforge.core.features import EagleFeature, MedusaFeature
+
+    if medusa is not None and eagle is not None:
+        raise UsageError("--medusa and --eagle: a checkpoint has only one of them", hint="Leave one out.")
+    for option, given, needed, there in (
+        ("--medusa-heads", heads, "--medusa", medusa),
+        ("--eagle-layers", layers, "--eagle", eagle),
+        ("--max-draft-len", draft_tokens, "--medusa or --eagle", medusa or eagle),
+    ):
+        if given is not None and there is None:
+            raise UsageError(f"{option} applies only to {needed}", hint=f"Give {needed}, or leave {option} out.")
+    if medusa is not None:
+        return MedusaFeature(model=str(medusa), heads=heads, draft_tokens=draft_tokens)
+    return None if eagle is None else EagleFeature(model=str(eagle), depth=layers, draft_tokens=draft_tokens)
 
 
 def _budgeted(

@@ -81,6 +81,8 @@ def _lines(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "layout", f"tp {found['tp']}, pp {found['pp']}"
     if "medusa_heads" in found:
         yield "Medusa heads", str(found["medusa_heads"])
+    if "eagle_networks" in found:
+        yield "EAGLE networks", str(found["eagle_networks"])
     if "tokenizer" in found:
         yield "tokenizer", "yes" if found["tokenizer"] else "no tokenizer.json"
         yield "chat template", "yes" if found["chat_template"] else "no"

@@ -24,11 +24,18 @@ def built_features(
     paged = paged_context(checkpoint.quantization, engine.features)
     _require(paged.problems, warnings)
     warnings += paged.warnings
-    features = resolved_features(paged.features)
+    features = _without_directories(resolved_features(paged.features))
     wanted = engine.model_copy(update={"features": features})
     _require(drafting_problems(checkpoint, wanted), warnings)
     _require(feature_problems(checkpoint, wanted, release), warnings)
     return features
+
+
+def _without_directories(features: FeaturesConfig) -> FeaturesConfig:
+    """The features without the directories of heads and networks, which are in the checkpoint."""
+    drafting = {"medusa": features.medusa, "eagle": features.eagle}
+    found = {name: each.model_copy(update={"model": None}) for name, each in drafting.items() if each is not None}
+    return features.model_copy(update=found)
 
 
 def feature_notes(asked: FeaturesConfig, features: FeaturesConfig, limits: EngineLimits) -> list[str]:

@@ -9,6 +9,7 @@ from trtforge.core.errors import ForgeError
 from trtforge.core.features import EagleFeature, FeaturesConfig, MedusaFeature
 from trtforge.core.llm_api_features import Eagle3Feature
 from trtforge.formats.eagle import EAGLE_DIRECTORY, EagleKind, EagleNetwork, read_eagle
+from trtforge.formats.eagle_checkpoint import eagle_in
 from trtforge.formats.medusa import MEDUSA_DIRECTORY, MEDUSA_FILE, gather_medusa, heads_in, read_medusa
 from trtforge.formats.trtllm import CheckpointConfig
 from trtforge.models.medusa_plan import require_heads
@@ -16,7 +17,8 @@ from trtforge.models.medusa_plan import require_heads
 
 @dataclass(frozen=True)
 class Beside:
-    """Files to copy, and the engine's directory for them. Without files it is for the checkpoint's own Medusa heads."""
+    """Files to copy, and the engine's directory for them. Without files it is for the checkpoint's own heads or
+    network."""
 
     directory: str
     files: tuple[Path, ...]
@@ -30,7 +32,10 @@ class Beside:
         """Put them into the engine of `model`, whose directory is `checkpoint`."""
         (out / self.directory).mkdir()
         if not self.files:
-            gather_medusa(model, checkpoint, out / self.directory)
+            from trtforge.compile.gathered_eagle import gather_eagle
+
+            gather = gather_medusa if self.directory == MEDUSA_DIRECTORY else gather_eagle
+            gather(model, checkpoint, out / self.directory)
         for path in self.files:
             shutil.copyfile(path, out / self.directory / path.name)
 
@@ -41,9 +46,9 @@ def files_beside(features: FeaturesConfig, model: CheckpointConfig, longest: int
     if features.medusa is not None:
         return _medusa_heads(features.medusa, model)
     if features.eagle is not None:
-        return Beside(EAGLE_DIRECTORY, _eagle_network(features.eagle, "eagle", model, longest).files)
+        return Beside(EAGLE_DIRECTORY, _eagle_files(features.eagle, "eagle", model, longest))
     if features.eagle3 is not None:
-        return Beside(EAGLE_DIRECTORY, _eagle_network(features.eagle3, "eagle3", model, longest).files)
+        return Beside(EAGLE_DIRECTORY, _eagle_files(features.eagle3, "eagle3", model, longest))
     return None
 
 
@@ -69,9 +74,10 @@ def _medusa_heads(medusa: MedusaFeature, model: CheckpointConfig) -> Beside:
     return Beside(MEDUSA_DIRECTORY, (directory / MEDUSA_FILE,))
 
 
-def _eagle_network(
+def _eagle_files(
     feature: EagleFeature | Eagle3Feature, kind: EagleKind, model: CheckpointConfig, longest: int
-) -> EagleNetwork:
+) -> tuple[Path, ...]:
+    """The files of the network; none if it is the checkpoint's. Raises ForgeError as `files_beside` does."""
     if isinstance(feature, EagleFeature) and feature.choices is not None:
         raise ForgeError(
             "engine.features.eagle.choices: not supported by the torch backend, which verifies the most likely tokens",
@@ -82,13 +88,15 @@ def _eagle_network(
             f"engine.features.{kind}: the network reads hidden states of all layers, and pp is {model.parallel.pp}",
             hint="Convert with --pp 1.",
         )
+    if kind == "eagle" and eagle_in(model) is not None:
+        return ()
     found = read_eagle(Path(feature.model or ""), kind, model)
     if model.parallel.tp > 1:
         _require_alone(found, model)
     from trtforge.runtime.decoder.eagle import require_network
 
     require_network(found, model.vocab_size, longest)
-    return found
+    return found.files
 
 
 def _require_alone(network: EagleNetwork, model: CheckpointConfig) -> None:

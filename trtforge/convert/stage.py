@@ -11,14 +11,13 @@ from pydantic import Field
 
 from trtforge import __version__
 from trtforge.convert.carried import carried_bytes, carried_tensors, write_carried
-from trtforge.convert.drafting import Heads, add_medusa
+from trtforge.convert.drafting import Drafters, Drafting, add_drafting
 from trtforge.core import defaults
 from trtforge.core.artifact import Produced, produce, require_space
 from trtforge.core.config_model import Config
 from trtforge.core.digest import file_digest
 from trtforge.core.dtypes import dtype_named, model_dtype
 from trtforge.core.errors import ForgeError
-from trtforge.core.features import MedusaFeature
 from trtforge.core.manifest import FileRecord, Identity
 from trtforge.core.parallel import Parallel
 from trtforge.core.partial import Finished
@@ -82,13 +81,13 @@ def convert(
     out: Path,
     *,
     calibration: Path | None = None,
-    medusa: MedusaFeature | None = None,
+    drafting: Drafting | None = None,
     force: bool = False,
     progress: Progress | None = None,
 ) -> Produced:
     """Write the TensorRT-LLM checkpoint of `source` to `out`, or reuse a matching one there.
 
-    `medusa`: heads that become part of it; `model` is their directory.
+    `drafting`: Medusa heads or an EAGLE network that becomes part of it.
 
     Raises ForgeError, before anything is written, for an unknown architecture, an illegal layout, a tensor that is
     missing, unexpected or of another shape, an LM head that differs from the embedding it is tied to, a calibration
@@ -97,7 +96,7 @@ def convert(
     calibration of other weights, because each byte is read only once (a stored tied head twice).
     """
     watch = Watch(source)
-    conversion = plan_conversion(config, source, calibration, medusa)
+    conversion = plan_conversion(config, source, calibration, drafting)
     checkpoint, calibrated, tokenizer = conversion.checkpoint, conversion.calibration, tokenizer_files(source)
     identity = _identity(config, conversion, source, tokenizer)
     if calibrated is not None:
@@ -135,12 +134,12 @@ def convert(
 
     def weights() -> Mapping[str, str]:
         digests = checkpoint.digests
-        heads = {} if conversion.heads is None else conversion.heads.digests(checkpoint)
+        drafters = {} if conversion.drafters is None else conversion.drafters.digests()
         used = [checkpoint.config.path, *quantization_files(source), *checkpoint.weight_files, *tokenizer]
         watch.require_unchanged(used)
         if calibrated is not None:
             _require_same_model(calibrated, checkpoint, digests)
-        return digests | heads
+        return digests | drafters
 
     return produce(out, identity, write, force=force, late_inputs=weights)
 
@@ -155,7 +154,7 @@ def _identity(config: ConvertConfig, conversion: "Conversion", source: Path, tok
         config=config.model_dump(mode="json", exclude={"formats", "budget"} if config.budget is None else set())
         | {name: getattr(conversion.layout, name) for name in ("group_size", "dtype", "quant", "kv_cache")}
         | rounding
-        | (conversion.heads.settings if conversion.heads is not None else {})
+        | (conversion.drafters.settings if conversion.drafters is not None else {})
         | ({"calibration": {key: settings.get(key) for key in IN_CHECKPOINTS}} if calibrated else {}),
         inputs={CONFIG_FILE: file_digest(conversion.checkpoint.config.path)}
         | {path.name: file_digest(path) for path in quantization_files(source)}
@@ -175,11 +174,11 @@ class Conversion:
     plan: CheckpointPlan
     description: CheckpointConfig
     carried: tuple[StoredTensor, ...] = ()
-    heads: Heads | None = None
+    drafters: Drafters | None = None
 
 
 def plan_conversion(
-    config: ConvertConfig, source: Path, calibration: Path | None = None, medusa: MedusaFeature | None = None
+    config: ConvertConfig, source: Path, calibration: Path | None = None, drafting: Drafting | None = None
 ) -> Conversion:
     """Plan and check a conversion from config.json, headers and small tensors. Raises ForgeError as `convert` does."""
     checkpoint = open_checkpoint(source)
@@ -199,11 +198,12 @@ def plan_conversion(
 
         check_values(plan.stored, checkpoint.tensors)
     description = checkpoint_config(family, facts, checkpoint.config.architecture, layout)
-    carried, heads = carried_tensors(checkpoint, family, facts), None
-    if medusa is not None:
-        heads, checkpoint, plan, description = add_medusa(medusa, checkpoint, facts, layout, plan, description)
+    carried, drafters = carried_tensors(checkpoint, family, facts), None
+    if drafting is not None:
+        found = add_drafting(drafting, checkpoint, facts, layout, plan, description)
+        drafters, checkpoint, plan, description = found.drafters, found.checkpoint, found.plan, found.description
     _warn_without_engine(description)
-    return Conversion(checkpoint, calibrated, layout, plan, description, carried, heads)
+    return Conversion(checkpoint, calibrated, layout, plan, description, carried, drafters)
 
 
 def _warn_without_engine(description: CheckpointConfig) -> None:

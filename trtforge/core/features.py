@@ -108,11 +108,12 @@ class MedusaFeature(_Tree):
 
 
 class EagleFeature(_Tree):
-    """An extra decoder layer drafts the tokens. A TensorRT engine's checkpoint has it, the embedded engine has
-    `model`'s."""
+    """An extra decoder layer drafts the tokens: that of the checkpoint, or of files beside the embedded engine."""
 
     model: str | None = Field(
-        None, description="Backend torch: directory of an EAGLE network, which becomes part of the engine."
+        None,
+        description="Directory of an EAGLE network: for a TensorRT engine it is converted with the model, with backend "
+        "torch it becomes part of the engine.",
     )
     depth: int | None = Field(
         None, ge=1, description="Runs of the draft network per iteration; default: the checkpoint's."
@@ -152,7 +153,7 @@ class FeaturesConfig(Config):
     lora: LoraFeature | None = Field(None, description="Serve LoRA adapters.")
     draft: DraftFeature | None = Field(None, description="Verify tokens that a draft model proposes.")
     medusa: MedusaFeature | None = Field(None, description="Speculate with Medusa heads.")
-    eagle: EagleFeature | None = Field(None, description="Speculate with the checkpoint's EAGLE network.")
+    eagle: EagleFeature | None = Field(None, description="Speculate with an EAGLE network.")
     lookahead: LookaheadFeature | None = Field(None, description="Speculate without any other model.")
     eagle3: Eagle3Feature | None = Field(None, description="LLM API and torch: speculate with an EAGLE-3 network.")
     mtp: MtpFeature | None = Field(None, description="LLM API: speculate with the model's MTP layers.")

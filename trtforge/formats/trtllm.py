@@ -59,17 +59,18 @@ _DEFAULTS: Mapping[str, Mapping[str, object]] = {
 """What TensorRT-LLM takes for absent fields, by architecture, where `CheckpointConfig` takes another value; other
 converters leave such fields out. Source: the config classes in tensorrt_llm/models/{qwen,gpt,commandr,falcon}."""
 
-MEDUSA_ARCHITECTURE = "MedusaForCausalLM"
+MEDUSA_ARCHITECTURE, EAGLE_ARCHITECTURE = "MedusaForCausalLM", "EagleForCausalLM"
 
 
 def base_architecture(architecture: str, model_type: object) -> str:
     """The architecture of the model in a checkpoint: another one than its own where it also holds draft heads.
 
-    Source: `MedusaForCausalLm` in tensorrt_llm/models/medusa/model.py (1.2), which has no other bases.
+    Source: `MedusaForCausalLm` in tensorrt_llm/models/medusa/model.py and `EagleForCausalLM` in eagle/model.py (1.2),
+    which have no other bases.
     """
-    if architecture != MEDUSA_ARCHITECTURE:
-        return architecture
-    return "Qwen2ForCausalLM" if "qwen" in str(model_type or "").lower() else "LlamaForCausalLM"
+    if architecture == MEDUSA_ARCHITECTURE:
+        return "Qwen2ForCausalLM" if "qwen" in str(model_type or "").lower() else "LlamaForCausalLM"
+    return "LlamaForCausalLM" if architecture == EAGLE_ARCHITECTURE else architecture
 
 
 class _Foreign(BaseModel):
@@ -282,15 +283,18 @@ def _read(directory: Path) -> dict[str, Any]:
 
 
 def _parse(values: Mapping[str, Any], directory: Path) -> CheckpointConfig:
-    require_values(values, str(directory / CONFIG_FILE))
+    return config_of(values, str(directory / CONFIG_FILE))
+
+
+def config_of(values: Mapping[str, Any], where: str) -> CheckpointConfig:
+    """The configuration of a network. Raises ForgeError naming `where` and the key that is wrong."""
+    require_values(values, where)
     try:
         return CheckpointConfig.model_validate(_completed(values))
     except ValidationError as error:
         problem = error.errors()[0]
         key = ".".join(str(part) for part in problem["loc"])
-        raise ForgeError(
-            f"{directory / CONFIG_FILE}: {key}: {problem['msg']}", hint="Make the directory again with trtforge."
-        ) from None
+        raise ForgeError(f"{where}: {key}: {problem['msg']}", hint="Make the directory again with trtforge.") from None
 
 
 def _completed(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from trtforge.core.errors import ForgeError
 from trtforge.core.recipe import QuantFormat
+from trtforge.formats.eagle_checkpoint import EAGLE_MODULES
 from trtforge.formats.medusa import MEDUSA_MODULES
 from trtforge.formats.trtllm import (
     LAYERS_FILE,
@@ -25,7 +26,7 @@ _LATENT = ("*fused_a", "*fused_a.weight")
 _ROWWISE = ("*ln_f", "*ln_embed")
 """Norms without a quantised reader. 0.17 leaves them out only without a list; later releases add them to any list
 (`fp8_rowwise_quantize` in quantization/quantize.py)."""
-ALWAYS_EXCLUDED = frozenset({*_WEIGHT_ONLY, *_LATENT, *_ROWWISE, MEDUSA_MODULES})
+ALWAYS_EXCLUDED = frozenset({*_WEIGHT_ONLY, *_LATENT, *_ROWWISE, MEDUSA_MODULES, EAGLE_MODULES})
 """What conversion adds to TensorRT-LLM's defaults; everything else in the list was asked for."""
 
 

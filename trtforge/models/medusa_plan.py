@@ -57,9 +57,9 @@ def planned_medusa(
 ) -> CheckpointConfig:
     """`config` of a model with the heads in `medusa.model`. Raises ForgeError for heads of another model.
 
-    `assumed`: heads that are not there yet are assumed to have the numbers that are asked for, or the defaults.
+    `assumed`: nothing is read, and the heads are assumed to have the numbers that are asked for, or the defaults.
     """
-    if assumed and not (Path(medusa.model or "") / MEDUSA_FILE).is_file():
+    if assumed:
         expected = MedusaHeads(medusa.heads or MEDUSA_HEADS, medusa.layers or MEDUSA_LAYERS, {})
         return with_medusa(config, source, medusa, expected)
     found = read_medusa(Path(medusa.model or ""), config.hidden_size, config.vocab_size)

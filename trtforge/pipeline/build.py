@@ -29,8 +29,8 @@ from trtforge.formats.trtllm import CheckpointConfig
 from trtforge.machine.usage import measured
 from trtforge.models.checkpoint_config import checkpoint_config
 from trtforge.models.checkpoint_plan import Layout
+from trtforge.models.drafting_plan import planned_drafting
 from trtforge.models.exclusions import inseparable
-from trtforge.models.medusa_plan import planned_medusa
 from trtforge.package.config import PackageConfig
 from trtforge.package.stage import package
 from trtforge.package.target import PackageTarget
@@ -42,7 +42,7 @@ from trtforge.pipeline.paths import Paths
 from trtforge.pipeline.preflight import Preflight, preflight, warn_of_verification
 from trtforge.pipeline.report import BuildReport, StageReport, weight_compression, write_report
 from trtforge.pipeline.report_facts import planned_facts
-from trtforge.pipeline.stage_configs import calibrate_config, convert_config, converted_heads
+from trtforge.pipeline.stage_configs import calibrate_config, convert_config, converted_drafting
 from trtforge.pipeline.stages import STAGES, StageName, needs_calibration, of_published
 from trtforge.pipeline.summary import light_model
 from trtforge.pipeline.verification import known_metrics, verified
@@ -143,7 +143,7 @@ class Build:
                     self.source,
                     paths.checkpoint,
                     calibration=calibration,
-                    medusa=converted_heads(recipe),
+                    drafting=converted_drafting(recipe),
                     force=self.force,
                     progress=self.progress,
                 )
@@ -293,8 +293,8 @@ def planned_checkpoint(recipe: Recipe, model: Model) -> tuple[Layout, Checkpoint
         first = next(iter(inseparable(model.family, model.facts)))[0]
         layout = replace(layout, formats=((first, layout.quant),))
     checkpoint = checkpoint_config(model.family, model.facts, model.config.architecture, layout)
-    heads = converted_heads(recipe)
-    return layout, checkpoint if heads is None else planned_medusa(checkpoint, model.config, heads)
+    drafting = converted_drafting(recipe)
+    return layout, checkpoint if drafting is None else planned_drafting(checkpoint, model.config, drafting)
 
 
 def is_published(recipe: Recipe, model: Model) -> bool:

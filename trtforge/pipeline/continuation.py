@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from trtforge.convert.drafting import heads_settings
+from trtforge.convert.drafting import drafting_settings
 from trtforge.core.errors import ForgeError
 from trtforge.core.manifest import Manifest, read_manifest
 from trtforge.core.recipe import Recipe
@@ -15,7 +15,7 @@ from trtforge.formats.calibration import IN_CHECKPOINTS, OF_DATA, settings_of
 from trtforge.formats.hf import QUANTIZATION_FILES, SOURCE_DIRECTORY, read_config
 from trtforge.formats.quantization_config import read_quantized_source
 from trtforge.models.formats import FORMATS
-from trtforge.pipeline.stage_configs import calibrate_config, convert_config, converted_heads
+from trtforge.pipeline.stage_configs import calibrate_config, convert_config, converted_drafting
 from trtforge.pipeline.stages import needs_calibration
 
 _OF_CALIBRATION = ("format", "kv_cache", "group_size", "awq_clip", "rounding", "kv_scales")
@@ -36,7 +36,8 @@ def require_checkpoint_of(recipe: Recipe, directory: Path, calibration: Path) ->
     """
     manifest = _manifest(directory, "convert")
     asked = convert_config(recipe).model_dump(mode="json")
-    wanted = {key: asked[key] for key in _OF_CHECKPOINT} | {"medusa": None} | heads_settings(converted_heads(recipe))
+    wanted = {key: asked[key] for key in _OF_CHECKPOINT}
+    wanted |= {"medusa": None, "eagle": None} | drafting_settings(converted_drafting(recipe))
     if asked["dtype"] != "auto":
         wanted["dtype"] = asked["dtype"]
     if not _was_quantized(manifest, directory):  # a quantised source keeps its formats

@@ -9,6 +9,7 @@ from trtforge.core.manifest import FILE_NAME, Manifest, Stage, is_foreign, read_
 from trtforge.core.nearest import nearest_directory
 from trtforge.core.recipe import QuantFormat, Recipe
 from trtforge.formats.chat_template import read_chat_template
+from trtforge.formats.eagle_checkpoint import networks_in
 from trtforge.formats.hf import CONFIG, HfConfig, open_checkpoint, read_config
 from trtforge.formats.medusa import heads_in
 from trtforge.formats.quantization_config import quantization_method
@@ -105,7 +106,7 @@ def _trtllm(directory: Path) -> dict[str, Any]:
         backend["backend"] = forge.get("backend", "torch") if isinstance(forge, dict) else "tensorrt_llm"
     else:
         model = read_checkpoint_config(directory)
-    heads = heads_in(model)
+    heads, networks = heads_in(model), networks_in(model)
     return backend | {
         "architecture": model.architecture,
         "dtype": model.dtype,
@@ -115,6 +116,7 @@ def _trtllm(directory: Path) -> dict[str, Any]:
         "pp": model.parallel.pp,
         "layers": model.num_hidden_layers,
         **({} if heads is None else {"medusa_heads": heads[0]}),
+        **({} if networks is None else {"eagle_networks": networks}),
     }
 
 

@@ -2,8 +2,8 @@
 
 from trtforge.calibrate.stage import CalibrateConfig
 from trtforge.compile.stage import backend_of
+from trtforge.convert.drafting import Drafting
 from trtforge.convert.stage import ConvertConfig
-from trtforge.core.features import MedusaFeature
 from trtforge.core.recipe import Recipe
 from trtforge.models.formats import FORMATS, kv_scaling, measured
 from trtforge.pipeline.stages import rounding_of
@@ -28,13 +28,13 @@ def calibrate_config(recipe: Recipe) -> CalibrateConfig:
     )
 
 
-def converted_heads(recipe: Recipe) -> MedusaFeature | None:
-    """The Medusa heads that are converted with the model: those of a recipe whose backend builds a TensorRT engine.
-    The embedded engine gets their file when it is compiled, for models of all families."""
-    medusa = recipe.engine.features.medusa
-    if medusa is None or medusa.model is None or backend_of(recipe.engine) != "tensorrt_llm":
+def converted_drafting(recipe: Recipe) -> Drafting | None:
+    """The Medusa heads or the EAGLE network that is converted with the model, of a recipe whose backend builds a
+    TensorRT engine. The embedded engine gets their files when it is compiled, for models of all families."""
+    drafting = recipe.engine.features.medusa or recipe.engine.features.eagle
+    if drafting is None or drafting.model is None or backend_of(recipe.engine) != "tensorrt_llm":
         return None
-    return medusa
+    return drafting
 
 
 def convert_config(recipe: Recipe) -> ConvertConfig:

@@ -60,13 +60,8 @@ def asked_features(model: Model, request: Request, checkpoint: CheckpointConfig,
             continue
         if checkpoint.architecture == DRAFTING_ARCHITECTURES[name]:
             continue
-        if name == "medusa":
-            message = "engine.features.medusa: the engine needs heads, and no model of them is given"
-            yield Problem("speculation", message, "Set engine.features.medusa.model.", refuses=False)
-            continue
-        message = f"engine.features.{name}: `trtforge convert` does not write {DRAFTING_ARCHITECTURES[name]}"
-        fix = f"Make the checkpoint with TensorRT-LLM's examples/{name}/convert_checkpoint.py and compile that."
-        yield Problem("speculation", message, fix, refuses=False)
+        message = f"engine.features.{name}: the engine needs {name} weights, and no directory of them is given"
+        yield Problem("speculation", message, f"Set engine.features.{name}.model.", refuses=False)
     if request.draft is not None:
         yield from _draft_problems(model, request.draft, request)
 

@@ -16,8 +16,8 @@ from trtforge.formats.triton import newest_release
 from trtforge.formats.trtllm import CheckpointConfig, Quantization
 from trtforge.models.checkpoint_config import checkpoint_config
 from trtforge.models.checkpoint_plan import Layout
+from trtforge.models.drafting_plan import planned_drafting
 from trtforge.models.hf_export_plan import require_format
-from trtforge.models.medusa_plan import planned_medusa
 from trtforge.plan.asked_features import asked_features
 from trtforge.plan.budget import budget_problems, experts_problem, least_bits
 from trtforge.plan.capacity import with_memory
@@ -232,14 +232,15 @@ def _checkpoint(model: Model, request: Request, layout: Layout, *, fits: bool) -
 
 
 def _with_heads(model: Model, request: Request, checkpoint: CheckpointConfig) -> CheckpointConfig:
-    """The config.json with the Medusa heads that conversion adds for a TensorRT engine. Raises ForgeError if these are
-    not for the model."""
-    medusa = request.engine.features.medusa
-    if medusa is None or medusa.model is None or not request.for_tensorrt:
+    """The config.json with the Medusa heads or EAGLE networks that conversion adds for a TensorRT engine. Raises
+    ForgeError if these are not for the model."""
+    features = request.engine.features
+    drafting, bases = features.medusa or features.eagle, BASES["medusa" if features.medusa is not None else "eagle"]
+    if drafting is None or drafting.model is None or not request.for_tensorrt:
         return checkpoint
-    if model.config.architecture not in BASES["medusa"]:  # its problem is found elsewhere
+    if model.config.architecture not in bases:  # its problem is found elsewhere
         return checkpoint
-    return planned_medusa(checkpoint, model.config, medusa, assumed=True)
+    return planned_drafting(checkpoint, model.config, drafting, assumed=True)
 
 
 def _limits(

@@ -71,9 +71,6 @@ def feature_problems(checkpoint: CheckpointConfig, engine: EngineConfig, release
         yield Problem("backend", message, f"Leave it out, or use engine.backend: {backends}.")
     if others:
         return
-    if engine.features.eagle is not None and engine.features.eagle.model is not None:
-        message = "engine.features.eagle.model: a TensorRT engine has the network of its checkpoint"
-        yield Problem("eagle", message, "Leave it out, or use engine.backend: torch.")
     speculation = speculation_of(engine.features, checkpoint)
     yield from _lacking(engine, speculation, release)
     if speculation is not None:
@@ -88,9 +85,7 @@ def drafting_problems(checkpoint: CheckpointConfig, engine: EngineConfig) -> Ite
     for name, architecture in DRAFTING_ARCHITECTURES.items():
         asked, there = getattr(features, name) is not None, checkpoint.architecture == architecture
         if asked and not there:
-            converter = f"TensorRT-LLM's examples/{name}/convert_checkpoint.py, which writes {architecture}"
-            if name == "medusa":
-                converter = "`trtforge convert HF_DIR CHECKPOINT --medusa HEADS`"
+            converter = f"`trtforge convert HF_DIR CHECKPOINT --{name} DIRECTORY`"
             yield Problem(
                 name,
                 f"engine.features.{name}: the {checkpoint.architecture} checkpoint has no {name} weights",

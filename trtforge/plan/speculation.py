@@ -8,9 +8,12 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from trtforge.core.errors import ForgeError
-from trtforge.core.features import SPECULATION, FeaturesConfig, MedusaFeature, SpeculationMethod
+from trtforge.core.features import SPECULATION, EagleFeature, FeaturesConfig, MedusaFeature, SpeculationMethod
+from trtforge.formats.eagle import EAGLE_DIRECTORY
+from trtforge.formats.eagle_checkpoint import networks_in
 from trtforge.formats.medusa import MEDUSA_DIRECTORY, heads_in
-from trtforge.formats.trtllm import MEDUSA_ARCHITECTURE, CheckpointConfig
+from trtforge.formats.trtllm import EAGLE_ARCHITECTURE, MEDUSA_ARCHITECTURE, CheckpointConfig
+from trtforge.models.eagle_plan import EAGLE_DEPTH, EAGLE_TREE_TOKENS
 from trtforge.models.medusa_plan import TREE_TOKENS
 
 MODES: Mapping[SpeculationMethod, str] = MappingProxyType(
@@ -25,7 +28,7 @@ MODES: Mapping[SpeculationMethod, str] = MappingProxyType(
 """Members of TensorRT-LLM's `SpeculativeDecodingMode`, for the methods that engines have."""
 
 DRAFTING_ARCHITECTURES: Mapping[SpeculationMethod, str] = MappingProxyType(
-    {"medusa": MEDUSA_ARCHITECTURE, "eagle": "EagleForCausalLM"}
+    {"medusa": MEDUSA_ARCHITECTURE, "eagle": EAGLE_ARCHITECTURE}
 )
 """Architectures of checkpoints that include draft heads or networks."""
 
@@ -36,9 +39,6 @@ BASES: Mapping[SpeculationMethod, tuple[str, ...]] = MappingProxyType(
     }
 )
 """Architectures that TensorRT-LLM's Medusa and EAGLE extend (models/medusa/model.py, models/eagle/model.py)."""
-
-EAGLE_DEPTH = 4
-"""Default of TensorRT-LLM's converter, for planning without a checkpoint."""
 
 EAGLE_MOST_REQUESTS, EAGLE_MOST_DRAFT_TOKENS = 512, 256
 """Limits that `build()` asserts."""
@@ -88,9 +88,9 @@ def speculation_of(features: FeaturesConfig, checkpoint: CheckpointConfig | None
         case "eagle":
             assert features.eagle is not None
             asked = features.eagle
-            if asked.model is not None:
+            if _beside(asked, checkpoint):
                 return Speculation(method, asked.chain)
-            tokens = stored(checkpoint, "max_draft_len") or asked.draft_tokens or TREE_TOKENS
+            tokens = stored(checkpoint, "max_draft_len") or asked.draft_tokens or EAGLE_TREE_TOKENS
             depth = stored(checkpoint, "num_eagle_layers") or asked.depth or asked.tree_depth or EAGLE_DEPTH
             return Speculation(method, tokens, depth)
         case None:
@@ -100,31 +100,44 @@ def speculation_of(features: FeaturesConfig, checkpoint: CheckpointConfig | None
 def with_stored_heads(
     features: FeaturesConfig, checkpoint: CheckpointConfig | None, *, embedded: bool
 ) -> FeaturesConfig:
-    """The features of an engine of `checkpoint`: Medusa heads that it holds draft, unless another method is asked for.
+    """The features of an engine of `checkpoint`: Medusa heads or EAGLE networks that it holds draft, unless another
+    method is asked for.
 
-    `embedded`: the engine is of the torch backend, which keeps the heads in a file of its own.
+    `embedded`: the engine is of the torch backend, which keeps them in files of its own. Raises ForgeError if it is
+    told of others.
     """
-    found = None if checkpoint is None else heads_in(checkpoint)
-    medusa = features.medusa
-    if found is None or (medusa is None and any(getattr(features, name) is not None for name in SPECULATION)):
+    if checkpoint is None:
         return features
-    asked = medusa or MedusaFeature()
-    heads, layers = found
-    update: dict[str, object] = {"heads": asked.heads or heads, "layers": asked.layers or layers}
-    if embedded:
-        if asked.model not in (None, MEDUSA_DIRECTORY):
-            raise ForgeError(
-                "engine.features.medusa.model: the checkpoint has heads of its own",
-                hint="Leave model out, or convert the model without heads.",
-            )
-        update["model"] = MEDUSA_DIRECTORY
-    return features.model_copy(update={"medusa": asked.model_copy(update=update)})
+    heads, networks = heads_in(checkpoint), networks_in(checkpoint)
+    method: SpeculationMethod = "medusa" if heads is not None else "eagle"
+    asked: MedusaFeature | EagleFeature | None = getattr(features, method)
+    others = any(getattr(features, name) is not None for name in SPECULATION if name != method)
+    if (heads is None and networks is None) or others:
+        return features
+    update: dict[str, object] = {"model": _KEPT[method]} if embedded else {}
+    if embedded and asked is not None and asked.model not in (None, _KEPT[method]):
+        raise ForgeError(
+            f"engine.features.{method}.model: the checkpoint has {'heads' if heads else 'a network'} of its own",
+            hint="Leave model out, or convert the model alone.",
+        )
+    if heads is not None:
+        medusa = features.medusa or MedusaFeature()
+        update |= {"heads": medusa.heads or heads[0], "layers": medusa.layers or heads[1]}
+        return features.model_copy(update={"medusa": medusa.model_copy(update=update)})
+    assert networks is not None
+    eagle = features.eagle or EagleFeature()
+    update["depth"] = eagle.depth or networks
+    return features.model_copy(update={"eagle": eagle.model_copy(update=update)})
 
 
-def _beside(medusa: MedusaFeature, checkpoint: CheckpointConfig | None) -> bool:
-    """Whether the embedded engine drafts with the heads: with those of a file, or of the checkpoint."""
-    holds = checkpoint is not None and checkpoint.architecture == MEDUSA_ARCHITECTURE
-    return medusa.model is not None and (not holds or medusa.model == MEDUSA_DIRECTORY)
+_KEPT: Mapping[SpeculationMethod, str] = MappingProxyType({"medusa": MEDUSA_DIRECTORY, "eagle": EAGLE_DIRECTORY})
+
+
+def _beside(asked: MedusaFeature | EagleFeature, checkpoint: CheckpointConfig | None) -> bool:
+    """Whether the embedded engine drafts, with files or with the heads or the network of the checkpoint."""
+    method: SpeculationMethod = "medusa" if isinstance(asked, MedusaFeature) else "eagle"
+    holds = checkpoint is not None and checkpoint.architecture == DRAFTING_ARCHITECTURES[method]
+    return asked.model is not None and (not holds or asked.model == _KEPT[method])
 
 
 def stored(checkpoint: CheckpointConfig | None, key: str) -> int | None:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from trtforge.core.errors import ForgeError
+from trtforge.formats.eagle_checkpoint import eagle_rank_shapes
 from trtforge.formats.medusa import rank_shapes
 from trtforge.formats.trtllm import CheckpointConfig
 from trtforge.runtime.architecture.layout import (
@@ -52,7 +53,7 @@ def require_rank(config: CheckpointConfig, index: int, source: Weights) -> None:
     """Raises ForgeError as `pack_rank` does, from names, shapes and dtypes alone: `source` may hold no values."""
     spec = DecoderSpec.of(config, index)
     _Check(spec, source, Kernels(), DTYPES[config.dtype]).add(rank_slots(spec, sparse_layers(spec, source)))
-    for name, shape in rank_shapes(config).items():
+    for name, shape in (rank_shapes(config) | eagle_rank_shapes(config)).items():
         source.take_floating(name, *shape)
     source.finish()
 
@@ -63,14 +64,14 @@ def sparse_layers(spec: DecoderSpec, weights: Weights) -> frozenset[int]:
 
 
 class Packing:
-    """Packs one rank part by part; draft heads are left, as compilation gathers them from all ranks."""
+    """Packs one rank part by part; draft heads and networks are left, as compilation gathers them from all ranks."""
 
     def __init__(
         self, config: CheckpointConfig, index: int, source: Weights, kernels: Kernels, dtype: torch.dtype
     ) -> None:
         self.spec = DecoderSpec.of(config, index)
         self.sparse = sparse_layers(self.spec, source)
-        for name in rank_shapes(config):
+        for name in (*rank_shapes(config), *eagle_rank_shapes(config)):
             source.leave(name)
         packed_types = (dtype, DTYPES[config.dtype])
         self._source, self._kernels, self._dtype = source, kernels, dtype

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from trtforge.core.errors import ForgeError
+from trtforge.formats.eagle_checkpoint import eagle_in
 from trtforge.formats.finite import first_nonfinite, is_nan
 from trtforge.formats.shards import RowReader, StoredTensor, read_header
 from trtforge.formats.trtllm import CheckpointConfig, rank_file
@@ -20,10 +21,12 @@ _MAKE_AGAIN = "The quantisation or the copy failed: make the checkpoint again."
 
 
 def unchecked_network(config: CheckpointConfig) -> str | None:
-    """Why the tensors of a checkpoint cannot be checked: the embedded engine lacks its network. None if they can."""
+    """Why the tensors of a checkpoint cannot be checked: the embedded engine lacks its network, or an EAGLE network in
+    it. None if they can."""
     try:
         for rank in config.parallel.ranks:
             DecoderSpec.of(config, rank.index)
+        eagle_in(config)
     except ForgeError as error:
         return error.message
     return None
