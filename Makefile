@@ -11,7 +11,7 @@ TORCH ?= torch==2.13.0
 PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-clients test-gpu check coverage bench bench-peers assault soak clean
+.PHONY: help install demo test test-clients test-gpu check coverage bench bench-gpu bench-peers assault soak clean
 
 help: ## Show this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -57,6 +57,9 @@ coverage: install ## Branch coverage of the tests, child processes included (hal
 
 bench: install ## Measure the claims of the README.
 	$(BIN)/python -m tests.benchmarks
+
+bench-gpu: install ## Measure the embedded engine on a CUDA GPU: random Llamas of 1 to 8 billion parameters.
+	$(BIN)/python -m tests.benchmarks gpu
 
 bench-peers: ## Install OpenVINO GenAI and llm-compressor in environments of their own, as peers of `make bench`.
 	$(PYTHON) -m venv .venv-openvino

@@ -1,15 +1,19 @@
 """The arithmetic of the benchmarks, which `make bench` runs, and the pages that are made of their figures."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
-from tests.benchmarks import decode, inflight, latency, planning, recording
+from tests.benchmarks import decode, gpu, inflight, latency, planning, recording
 from tests.benchmarks.calibration import Timed, extrapolate
 from tests.benchmarks.conversion import Conversion
 from tests.benchmarks.conversion import Measured as Converted
 from tests.benchmarks.limits import Limits
 from tests.benchmarks.markdown import pages
 from tests.benchmarks.quality import BuildQuality, Peer, Quality
-from tests.benchmarks.record import Record, read_record, with_calibration, with_domains, with_machine
+from tests.benchmarks.record import Place, Record, read_record, with_calibration, with_domains, with_machine
 from tests.benchmarks.serving import CLIENT, Measured, Run
 
 
@@ -140,3 +144,51 @@ def test_serving_is_compared_by_medians_and_the_client_is_counted_apart() -> Non
     assert served[0].client_share == pytest.approx(0.25)
     assert engine[0].client_share == 0.0
     assert Run(1000, 2.0, 0.1, {"engine": 2.0}, busy=3.0).others == pytest.approx(0.5)
+
+
+def test_gpu_shares_are_of_what_a_copy_moves_and_products_compute() -> None:
+    """The 8B model: 6.98e9 weights in its layers, and an LM head of 128,256 x 4,096."""
+    model = gpu.MODELS["8B"]
+    layers, head = 32 * 4096 * (2 * 4096 + 2 * 1024 + 3 * 14336), 128256 * 4096
+    cached = 32 * 2 * 8 * 128 * 2 * (128 + 32)
+    assert decode.multiply_adds_of_token(model.shape) == layers + head
+    assert decode.bytes_of_token("fp8", model.shape, 160) == layers + 2 * head + cached
+    rates = gpu.Rates(alone=10.0, together=300.0, prompts=100.0)
+    limits = gpu.Limits(40.0 * (2 * (layers + head) + cached), 200.0 * layers, 0.0)
+    assert gpu.shares(gpu.Measured("8B", "bfloat16", rates, rates), model, limits) == pytest.approx((0.25, 0.5))
+    twice = gpu.Limits(limits.bandwidth, limits.bfloat16, 2 * limits.bfloat16)
+    fp8, int4 = (gpu.shares(gpu.Measured("8B", way, rates, rates), model, twice) for way in ("fp8", "int4_awq"))
+    assert (fp8[1], int4[1]) == pytest.approx((0.25, 0.5))
+
+
+def test_figures_of_a_gpu_are_shown_with_its_name_and_the_date() -> None:
+    rates, peer = gpu.Rates(150.0, 6000.0, 40_000.0), gpu.Rates(30.0, 1500.0, 20_000.0)
+    found = [gpu.Measured("8B", way, rates, peer) for way in ("bfloat16", "fp8")]
+    place = Place(machine="NVIDIA H100 80GB HBM3", software="torch 2.13 with CUDA 13.0, transformers 5.23")
+    record = read_record()
+    assert "Not measured yet: no GPU was at hand." in "".join(pages(record.model_copy(update={"gpu": None})).values())
+    limits = gpu.Limits(3e12, 4e14, 8e14)
+    recorded = recording.on_gpu(found, gpu.MODELS, limits, place, "2026-11-23", 3)
+    changed = Record.model_validate(record.model_copy(update={"gpu": recorded}).model_dump())
+    text = " ".join("".join(pages(changed).values()).split())
+    assert "NVIDIA H100 80GB HBM3; torch 2.13 with CUDA 13.0, transformers 5.23; medians of 3 interleaved runs." in text
+    assert "| 8B, bfloat16 | 150 | 75 % | 6000 | 4.0 times | 40,000 | 70 % |" in text
+    assert "| 8B, fp8 | 150 | 40 % | 6000 | 4.0 times | 40,000 | 35 % |" in text
+    assert "Measured on 2026-11-23. The shares are of what a copy moves, 3000 GB/s" in text
+    assert "400 trillion multiply-adds a second in bfloat16, 800 in FP8" in text
+
+
+def test_the_gpu_benchmark_runs_on_a_cpu(tmp_path: Path) -> None:
+    found, limits = gpu.measure(tmp_path, gpu.TINY, ("bfloat16",), "cpu", 1)
+    assert [(each.model, each.format) for each in found] == [("tiny", "bfloat16")]
+    assert all(rate > 0 for each in found for rates in (each.rates, each.peer) for rate in vars(rates).values())
+    assert min(limits.bandwidth, limits.bfloat16) > 0
+    assert limits.fp8 == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_all_benchmarks_but_that_of_a_gpu_run_by_default() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.benchmarks", "--help"], capture_output=True, text=True, check=True
+    )
+    assert "gpu; all but gpu if none is given" in " ".join(done.stdout.split())

@@ -10,6 +10,7 @@ import statistics
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict
+from datetime import datetime, timezone
 from pathlib import Path
 
 import torch
@@ -23,6 +24,7 @@ from tests.benchmarks import (
     decode,
     domains,
     gateway,
+    gpu,
     guidance,
     inflight,
     latency,
@@ -64,9 +66,10 @@ def main() -> None:
         "latency": _latency,
         "serving": _serving,
         "gateway": _gateway,
+        "gpu": _gpu,
     }
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description="Measure the claims of the README.")
-    parser.add_argument("which", nargs="*", help=f"of {', '.join(benchmarks)}; all if none is given")
+    parser.add_argument("which", nargs="*", help=f"of {', '.join(benchmarks)}; all but gpu if none is given")
     size = float(os.environ.get("TRTFORGE_BENCH_GB", "4"))
     parser.add_argument("--gb", type=float, default=size, help="size of the model to convert (TRTFORGE_BENCH_GB)")
     parser.add_argument("--runs", type=int, default=RUNS, help="of each way to calibrate or decode")
@@ -78,6 +81,8 @@ def main() -> None:
     parser.add_argument(
         "--ways", nargs="+", choices=domains.WAYS, default=domains.WAYS, help="what `domains` measures; others are kept"
     )
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="of `gpu`; cpu with --tiny")
+    parser.add_argument("--tiny", action="store_true", help="`gpu` with a model that shows only that it runs")
     parser.add_argument("--work", type=Path, help="where the second model of `domains` is kept, or already is")
     writing = parser.add_mutually_exclusive_group()
     writing.add_argument("--no-record", action="store_true", help="only print: write neither JSON nor Markdown")
@@ -99,7 +104,7 @@ def main() -> None:
         return
     console = Console()
     console.print(f"machine: {recording.machine()}, torch {torch.__version__}, {torch.get_num_threads()} threads")
-    wanted = list(arguments.which or benchmarks)
+    wanted = list(arguments.which or (name for name in benchmarks if name != "gpu"))
     if "quality" in wanted and "domains" not in wanted:  # two halves of one subject
         wanted.append("domains")
     for name in wanted:
@@ -277,6 +282,22 @@ def _decode(console: Console, arguments: argparse.Namespace, record: Record) -> 
     console.print(table)
     measured = with_machine(record.decode, recording.decoded(found, limits, arguments.runs))
     return record.model_copy(update={"decode": measured})
+
+
+def _gpu(console: Console, arguments: argparse.Namespace, record: Record) -> Record:
+    models = gpu.TINY if arguments.tiny else gpu.MODELS
+    with tempfile.TemporaryDirectory(prefix="trtforge-bench-") as directory:
+        found, limits = gpu.measure(Path(directory), models, gpu.FORMATS, arguments.device, arguments.runs)
+    place, date = recording.place_of(arguments.device), datetime.now(timezone.utc).date().isoformat()
+    measured = recording.on_gpu(found, models, limits, place, date, arguments.runs)
+    table = Table(title=f"Random Llamas on {place.machine}, tokens a second", title_justify="left")
+    for column in ("model", "format", "1 in flight", "bandwidth", "many", "transformers", "prompts", "products"):
+        table.add_column(column, justify="left" if column in ("model", "format") else "right")
+    for way in measured.ways:
+        rates = (f"{way.alone:g}", f"{way.bandwidth:.0%}", f"{way.together:g}", f"{way.transformers:g}")
+        table.add_row(way.model, way.format, *rates, f"{way.prompts}", f"{way.products:.0%}")
+    console.print(table)
+    return record if arguments.tiny else record.model_copy(update={"gpu": measured})
 
 
 def _latency(console: Console, arguments: argparse.Namespace, record: Record) -> Record:

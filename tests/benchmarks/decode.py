@@ -211,18 +211,17 @@ def _by_transformers(model: Path) -> dict[int, dict[str, float]]:
     return {batch: timed(generate, batch) for batch in BATCHES}
 
 
-def bytes_of_token(way: str) -> float:
+def bytes_of_token(way: str, shape: Shape = SHAPE, context: int = PROMPT_TOKENS + NEW_TOKENS // 2) -> float:
     """Bytes of weights and of the KV cache that are read for one token when it is decoded alone."""
-    bits = 8 if "int8" in way else 4 + 32 / 128 if "int4" in way else 16
-    head = SHAPE.vocab * SHAPE.hidden * 2
-    context = PROMPT_TOKENS + NEW_TOKENS // 2
-    cached = SHAPE.layers * 2 * SHAPE.kv_heads * SHAPE.head_size * 2 * context
-    return (multiply_adds_of_token() - SHAPE.vocab * SHAPE.hidden) * bits / 8 + head + cached
+    bits = 8 if "int8" in way or "fp8" in way else 4 + 32 / 128 if "int4" in way else 16
+    head = shape.vocab * shape.hidden * 2
+    cached = shape.layers * 2 * shape.kv_heads * shape.head_size * 2 * context
+    return (multiply_adds_of_token(shape) - shape.vocab * shape.hidden) * bits / 8 + head + cached
 
 
-def multiply_adds_of_token() -> float:
+def multiply_adds_of_token(shape: Shape = SHAPE) -> float:
     """Of the linear layers and the LM head."""
-    shapes = [spec.shape for spec in SHAPE.tensors() if len(spec.shape) == 2 and "embed" not in spec.name]
+    shapes = [spec.shape for spec in shape.tensors() if len(spec.shape) == 2 and "embed" not in spec.name]
     return float(sum(rows * columns for rows, columns in shapes))
 
 

@@ -172,6 +172,32 @@ def _decoded(found: Decode) -> str:
     return f"{table}\n\n{_wrapped(notes)}"
 
 
+def _gpu(record: Record) -> str:
+    found = record.gpu
+    if found is None:
+        return "Not measured yet: no GPU was at hand. `make bench-gpu` measures and records it."
+    rows = [
+        (
+            f"{way.model}, {way.format}",
+            f"{way.alone:g}",
+            _share(way.bandwidth),
+            f"{way.together:g}",
+            f"{way.together / way.transformers:.1f} times",
+            f"{way.prompts:,}",
+            _share(way.products),
+        )
+        for way in found.ways
+    ]
+    columns = ("tokens/s", "1 in flight", "bandwidth", "64 in flight", "`transformers`", "prompts", "products")
+    fp8 = f", {found.fp8_tera:g} in FP8" if found.fp8_tera else ""
+    notes = (
+        f"Measured on {found.date}. The shares are of what a copy moves, {found.copy_gb:g} GB/s, by one request, and "
+        f"of square matrix products, {found.bfloat16_tera:g} trillion multiply-adds a second in bfloat16{fp8}, by "
+        "prompts."
+    )
+    return f"{_where(found)}{_table(columns, rows)}\n\n{_wrapped(notes)}"
+
+
 def _latency(record: Record) -> str:
     return _by_machine("latency", map(_waited, record.latency))
 
@@ -383,6 +409,7 @@ BLOCKS = {
     "serving": _serving,
     "decode": _decode,
     "latency": _latency,
+    "gpu": _gpu,
     "gateway": _gateway,
     "attacks": _attacks,
     "conversion": _conversion,

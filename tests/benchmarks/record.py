@@ -80,6 +80,32 @@ class Decode(Measured):
     int8_giga: float | None = None
 
 
+class GpuWay(Config):
+    """Tokens a second of one model in one format: one request, 64 requests and `transformers`' 64, prompts.
+
+    Shares of the GPU's limits: `bandwidth` of one request, `products` of prompts.
+    """
+
+    model: str
+    format: str
+    alone: float
+    bandwidth: float
+    together: float
+    transformers: float
+    prompts: int
+    products: float
+
+
+class Gpu(Measured):
+    """The embedded engine on a GPU, on a date: tests/benchmarks/gpu.py. Limits: GB/s, 1e12 multiply-adds a second."""
+
+    date: str
+    ways: tuple[GpuWay, ...]
+    copy_gb: float
+    bfloat16_tera: float
+    fp8_tera: float
+
+
 class Latency(Measured):
     """The embedded engine on the random Llama of `decode`, in ms: see tests/benchmarks/latency.py.
 
@@ -283,6 +309,7 @@ class Record(Config):
     inflight: InFlight
     decode: tuple[Decode, ...] = ()
     latency: tuple[Latency, ...] = ()
+    gpu: Gpu | None = None
     serving: Serving
     gateway: Gateway | None = None
     attacks: tuple[Attack, ...] = ()

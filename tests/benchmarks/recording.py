@@ -18,6 +18,7 @@ from tests.benchmarks import (
     decode,
     domains,
     gateway,
+    gpu,
     inflight,
     latency,
     planning,
@@ -40,9 +41,12 @@ from tests.benchmarks.record import (
     FormatQuality,
     Gateway,
     GatewayWay,
+    Gpu,
+    GpuWay,
     InFlight,
     InFlightEngine,
     Latency,
+    Place,
     Planning,
     Quality,
     ServedEngine,
@@ -52,6 +56,7 @@ from tests.benchmarks.record import (
     Way,
     rounded,
 )
+from trtforge.core.device import UsableDevice
 from trtforge.machine.host import Host
 from trtforge.machine.processor import processor_name
 
@@ -300,6 +305,53 @@ def passed_on(found: gateway.Gateway, runs: int) -> Gateway:
     }
     packages = ", ".join(f"{name} {_release(name)}" for name in ("fastapi", "uvicorn", "grpcio"))
     return Gateway(machine=machine(), software=packages, runs=runs, events=round(found.events), **ways)
+
+
+def on_gpu(
+    found: Sequence[gpu.Measured],
+    models: Mapping[str, gpu.Model],
+    limits: gpu.Limits,
+    place: Place,
+    date: str,
+    runs: int,
+) -> Gpu:
+    """The benchmark `gpu`."""
+    ways = []
+    for each in found:
+        bandwidth, products = gpu.shares(each, models[each.model], limits)
+        ways.append(
+            GpuWay(
+                model=each.model,
+                format=each.format,
+                alone=rounded(each.rates.alone),
+                bandwidth=round(bandwidth, 3),
+                together=rounded(each.rates.together),
+                transformers=rounded(each.peer.together),
+                prompts=round(each.rates.prompts),
+                products=round(products, 3),
+            )
+        )
+    return Gpu(
+        machine=place.machine,
+        software=place.software,
+        runs=runs,
+        date=date,
+        ways=tuple(ways),
+        copy_gb=rounded(limits.bandwidth / 1e9),
+        bfloat16_tera=rounded(limits.bfloat16 / 1e12),
+        fp8_tera=rounded(limits.fp8 / 1e12),
+    )
+
+
+def place_of(device: UsableDevice) -> Place:
+    """The GPU and its software; of a CPU as for other benchmarks."""
+    peer = f"transformers {_release('transformers')}"
+    if device == "cpu":
+        return Place(**_place(peer))
+    torch_release = ".".join(torch.__version__.split(".")[:2])
+    return Place(
+        machine=torch.cuda.get_device_name(), software=f"torch {torch_release} with CUDA {torch.version.cuda}, {peer}"
+    )
 
 
 def _place(*software: str) -> _Place:

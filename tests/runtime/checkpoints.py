@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.runtime.quantised import Quantised, quantised
+from trtforge.core.device import UsableDevice
 from trtforge.formats.trtllm import read_checkpoint_config
 from trtforge.runtime.architecture.spec import DecoderSpec
 from trtforge.runtime.linears.kernels import DTYPES, Kernels, choose_kernels
@@ -118,12 +119,18 @@ def write_checkpoint(model: LlamaForCausalLM, out: Path, layout: Layout = Layout
 
 
 def write_engine(
-    checkpoint: Path, out: Path, *, dtype: str = "float32", kernels: Kernels | None = None, **limits: int
+    checkpoint: Path,
+    out: Path,
+    *,
+    dtype: str = "float32",
+    kernels: Kernels | None = None,
+    device: UsableDevice = "cpu",
+    **limits: int,
 ) -> Path:
-    """What compiling a checkpoint for the CPU gives."""
+    """What compiling a checkpoint gives, for the CPU unless told."""
     config = read_checkpoint_config(checkpoint)
     spec = DecoderSpec.of(config, 0)
-    kernels = kernels or choose_kernels(spec.algorithm, spec.group_size, "cpu", dtype)  # type: ignore[arg-type]
+    kernels = kernels or choose_kernels(spec.algorithm, spec.group_size, device, dtype)  # type: ignore[arg-type]
     build = {"max_batch_size": 8, "max_input_len": 128, "max_seq_len": 192, "max_num_tokens": 256} | limits
     tokens_per_block = build.pop("tokens_per_block", 16)
     out.mkdir(parents=True)
@@ -131,7 +138,7 @@ def write_engine(
         "version": "1.2.1",
         "pretrained_config": json.loads((checkpoint / "config.json").read_text()),
         "build_config": {**build, "plugin_config": {"tokens_per_block": tokens_per_block}},
-        "forge": {"backend": "torch", "device": "cpu", "compute_dtype": dtype, "kernels": kernels.model_dump()},
+        "forge": {"backend": "torch", "device": device, "compute_dtype": dtype, "kernels": kernels.model_dump()},
     }
     (out / "config.json").write_text(json.dumps(values))
     for index in range(config.parallel.world_size):

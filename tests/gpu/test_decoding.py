@@ -1,0 +1,61 @@
+"""Single tokens on the GPU: the paged kernel against gathered blocks, and graphs against operations one by one."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.gpu.engines import LENGTHS, checkpoint_of, decoded, error, gpu_engine, ranks_of
+from tests.runtime.cuda.test_paged_attention import TOLERANCES, Case, difference
+from trtforge.core.recipe import KvCacheFormat
+from trtforge.runtime.architecture.positions import ALL, Reach
+from trtforge.runtime.native.bindings import VARIABLE
+from trtforge.runtime.ranks import rank_model
+from trtforge.runtime.scheduling.batch import padded_rows
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("kv", ["none", "fp8", "int8"])
+@pytest.mark.parametrize("reach", [ALL, Reach(window=1000), Reach(chunk=2048)])
+@pytest.mark.parametrize("lengths", [(9000,), tuple(range(1, 4000, 61))])
+@pytest.mark.parametrize("size", [64, 96, 128, 256])
+def test_the_paged_kernel_equals_gathered_blocks(
+    dtype: torch.dtype, kv: KvCacheFormat, reach: Reach, lengths: tuple[int, ...], size: int
+) -> None:
+    """One long context, split, and many rows."""
+    case = Case(lengths, kv_heads=8, group=4, size=size, block=32, reach=reach, kv=kv, dtype=dtype, processors=132)
+    assert difference(case) < TOLERANCES[dtype]
+
+
+@pytest.mark.parametrize("kv", [None, "FP8", "INT8"])
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("bfloat16", 0.02), ("float16", 0.005)])
+def test_engines_with_and_without_kernels_agree(
+    kv: str | None, dtype: str, tolerance: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = gpu_engine(checkpoint_of(tmp_path, kv=kv), tmp_path / "engine", dtype)
+    own = ranks_of(source)
+    monkeypatch.setenv(VARIABLE, "torch")
+    gathered = ranks_of(source)
+    assert own.models[0].graphs is not None
+    assert gathered.models[0].graphs is None
+    assert error(decoded(own), decoded(gathered)) < tolerance
+
+
+@pytest.mark.parametrize("quant", [None, "FP8", "W8A16", "W4A16_AWQ"])
+def test_graphs_compute_what_single_operations_do(
+    quant: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twice: the second time every step is replayed."""
+    source = gpu_engine(checkpoint_of(tmp_path, quant=quant), tmp_path / "engine", "bfloat16")
+    replayed = ranks_of(source)
+    monkeypatch.setattr(rank_model, "graph_capture_for", lambda device: None)
+    eager = ranks_of(source)
+    expected = decoded(eager)
+    assert eager.models[0].graphs is None
+    for _ in range(2):
+        assert error(decoded(replayed), expected) < 0.02
+    graphs = replayed.models[0].graphs
+    assert graphs is not None
+    assert graphs.captured_rows == (padded_rows(len(LENGTHS)),)

@@ -1,0 +1,50 @@
+"""Formats of weights and of the KV cache: contexts and single tokens on the GPU give the reference's logits.
+
+test_calibration.py has those whose checkpoints the converter writes.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from tests.gpu.engines import checkpoint_of, decoded, error, gpu_engine, ranks_of, reference_of
+from trtforge.core.dtypes import ModelDtype
+from trtforge.runtime.ranks.source import DEFAULT_TOKENS_PER_BLOCK, open_model
+
+pytestmark = pytest.mark.gpu
+
+FORMATS = ("FP8", "W8A8_SQ_PER_CHANNEL", "W8A16", "W4A16", "W4A16_AWQ", "W4A8_AWQ")
+DTYPES: tuple[ModelDtype, ...] = ("float32", "bfloat16", "float16")
+
+
+def is_as_near_as_the_cpu(directory: Path, dtype: ModelDtype, **layout: object) -> bool:
+    """Whether the GPU's logits are as near to float32's as those of reference kernels in the same type.
+
+    Rounded activations tip over where sums differ in their last bits, so the distance itself may be large.
+    """
+    checkpoint = checkpoint_of(directory, **layout)
+    exact, same_type = reference_of(checkpoint), open_model(checkpoint, "cpu", dtype)
+    ranks = [ranks_of(exact), ranks_of(same_type), ranks_of(gpu_engine(checkpoint, directory / "gpu", dtype))]
+    expected, by_cpu = (decoded(each, DEFAULT_TOKENS_PER_BLOCK) for each in ranks[:2])
+    found = decoded(ranks[2])
+    for each in ranks:
+        each.close()
+    return error(found, expected) < 1.5 * error(by_cpu, expected) + 0.01
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kv", [None, "FP8", "INT8"])
+def test_plain_weights_with_every_cache(dtype: ModelDtype, kv: str | None, tmp_path: Path) -> None:
+    assert is_as_near_as_the_cpu(tmp_path, dtype, kv=kv)
+
+
+@pytest.mark.parametrize("dtype", DTYPES[1:])
+@pytest.mark.parametrize("quant", FORMATS)
+def test_every_weight_format(quant: str, dtype: ModelDtype, tmp_path: Path) -> None:
+    assert is_as_near_as_the_cpu(tmp_path, dtype, quant=quant)
+
+
+@pytest.mark.parametrize("quant", ["FP8", "W4A16_AWQ"])
+@pytest.mark.parametrize("kv", ["FP8", "INT8"])
+def test_quantised_weights_with_quantised_caches(quant: str, kv: str, tmp_path: Path) -> None:
+    assert is_as_near_as_the_cpu(tmp_path, "bfloat16", quant=quant, kv=kv)
