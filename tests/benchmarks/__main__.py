@@ -72,7 +72,7 @@ def main() -> None:
     parser.add_argument("which", nargs="*", help=f"of {', '.join(benchmarks)}; all but gpu if none is given")
     size = float(os.environ.get("TRTFORGE_BENCH_GB", "4"))
     parser.add_argument("--gb", type=float, default=size, help="size of the model to convert (TRTFORGE_BENCH_GB)")
-    parser.add_argument("--runs", type=int, default=RUNS, help="of each way to calibrate or decode")
+    parser.add_argument("--runs", type=int, default=RUNS, help="of each way to calibrate or decode, and of `latency`")
     parser.add_argument("--tokens", type=int, nargs="+", default=calibration.TOKENS, help="how much to calibrate on")
     parser.add_argument("--windows", type=int, nargs="+", default=calibration.WINDOWS, help="tokens of a sample")
     parser.add_argument(

@@ -1,3 +1,4 @@
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -7,12 +8,24 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 from tests.families import TINY
 from tests.runtime.checkpoints import tiny_llama, write_checkpoint, write_engine
 from tests.runtime.converted import Families, Family
+from tests.runtime.kernel_levels import LEVELS, kernels_at
+from trtforge.runtime.native import bindings
+from trtforge.runtime.native.bindings import Native
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> None:
     """Tiny models gain nothing from more, and lose much where cores are shared."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module", params=LEVELS)
+def level(request: pytest.FixtureRequest) -> Iterator[Native]:
+    """The kernels of each level of instructions, in the place of this machine's."""
+    found = kernels_at(request.param)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bindings, "_native", lambda: found)
+        yield found
 
 
 @pytest.fixture(scope="session")

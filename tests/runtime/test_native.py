@@ -1,10 +1,6 @@
-"""The CPU kernels against torch's operations in float32: every storage type, odd shapes, slices."""
+"""The CPU kernels against torch's operations in float32: every storage type, odd shapes, slices, instruction set."""
 
-import ctypes
 import functools
-import os
-import tempfile
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
+from tests.runtime.kernel_levels import LEVELS, kernels_at
 from trtforge.models.transforms import pack_int4, quantize_fp8
 from trtforge.runtime.architecture.activations import NATIVE_ACTIVATIONS
 from trtforge.runtime.architecture.rotary import Rotation
@@ -23,14 +20,13 @@ from trtforge.runtime.linears.int4_native import Int4Native, _warn_of_dequantisi
 from trtforge.runtime.linears.int8 import round_to_int8
 from trtforge.runtime.linears.linear import Placement, Stored
 from trtforge.runtime.linears.weights import Weights
-from trtforge.runtime.native import bindings, compiler
+from trtforge.runtime.native import bindings
 from trtforge.runtime.native.bindings import (
     Native,
     PagedHeads,
     PagedRows,
-    native,
 )
-from trtforge.runtime.native.compiler import CompileError, compiled
+from trtforge.runtime.native.compiler import NATIVE, compiled
 from trtforge.runtime.native.tiles import Int8Layer, pack_bfloat16, pack_int8
 
 TYPES = (torch.float32, torch.bfloat16)
@@ -38,10 +34,8 @@ EXACT = {torch.float32: 2e-6, torch.bfloat16: 2**-8}
 
 
 @pytest.fixture(scope="module")
-def kernels() -> Native:
-    found = native()
-    assert found is not None, "these machines have a C++ compiler"
-    return found
+def kernels(level: Native) -> Native:
+    return level
 
 
 def near(made: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
@@ -193,9 +187,9 @@ def test_int8_products(rows: int, tiles: int, inputs: int, dtype: torch.dtype, b
 @functools.lru_cache(maxsize=1)
 def every_way() -> list[Native]:
     """The kernels with each way to multiply, and with emulated tile registers; none on a processor without AVX-512."""
-    defines = (["TRTFORGE_EMULATE_AMX", "TRTFORGE_NARROW_VECTORS"], ["TRTFORGE_DOTS"], ["TRTFORGE_MULTIPLY_ADDS"])
-    found = [native(), *(Native(compiled(each)) for each in defines)]
-    return [kernels for kernels in found if kernels is not None and kernels.multiplies]
+    defines = (["TRTFORGE_EMULATE_AMX", "TRTFORGE_NARROW_VECTORS"], ["TRTFORGE_MULTIPLY_ADDS"])
+    found = [kernels_at(NATIVE), kernels_at(LEVELS[-1]), *(Native(compiled(each)) for each in defines)]
+    return [kernels for kernels in found if kernels.multiplies]
 
 
 def test_products_take_bfloat16_and_no_rows(kernels: Native) -> None:
@@ -237,6 +231,7 @@ def test_paged_attention(
     cap: float | None,
     alibi: bool,
     seed: int,
+    level: Native,
 ) -> None:
     """Rows of several lengths whose blocks lie anywhere, against the softmax of each row by itself."""
     torch.manual_seed(seed)
@@ -285,11 +280,9 @@ def test_every_e4m3_number_is_read(kernels: Native) -> None:
     seed=st.integers(0, 99),
 )
 def test_values_are_rounded_as_torch_does(
-    dtype: torch.dtype, format: str, scale: float, exponent: int, seed: int
+    kernels: Native, dtype: torch.dtype, format: str, scale: float, exponent: int, seed: int
 ) -> None:
     """Byte for byte: small and large values, halves between two numbers, and a slice of heads."""
-    kernels = native()
-    assert kernels is not None
     heads = (torch.randn(5, 6, 32, generator=torch.Generator().manual_seed(seed)) * scale * 2.0**exponent).to(dtype)
     heads[0] = torch.arange(-96, 96).view(6, 32).to(dtype) * scale / 2
     values, slots = heads[:, 2:], torch.tensor([3, 0, 6, 1, 5])
@@ -318,25 +311,6 @@ def test_rows_go_to_their_slots(kernels: Native) -> None:
     assert float(storage[[1, 2, 3, 5, 6, 8, 9]].abs().max()) == 0
 
 
-def test_the_library_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRTFORGE_CACHE", str(tmp_path))
-    made = compiled()
-    written = made.stat().st_mtime_ns
-    assert made.parent == tmp_path / "kernels"
-    assert compiled() == made
-    assert made.stat().st_mtime_ns == written
-    assert [path.name for path in made.parent.iterdir()] == [made.name]
-    ctypes.CDLL(str(made)).has_matmul()
-
-
-def test_without_a_compiler_torch_computes(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    bindings._native.cache_clear()
-    assert native() is None
-    assert "there is no C++ compiler" in caplog.text
-    bindings._native.cache_clear()
-
-
 def test_int4_weights_without_kernels_are_dequantised(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -353,65 +327,3 @@ def test_int4_weights_without_kernels_are_dequantised(
     x = torch.randn(5, 64).bfloat16()
     near(linear(x), functional.linear(x.float(), weight.bfloat16().float()), torch.bfloat16)
     assert "held in 16 bits" in caplog.text
-
-
-def test_a_compiler_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    compiler_ = tmp_path / "c++"
-    compiler_.write_text('#!/bin/sh\n[ "$1" = --version ] && exit 0\necho "fatal error: no omp" >&2\nexit 1\n')
-    compiler_.chmod(0o755)
-    monkeypatch.setenv("CXX", str(compiler_))
-    monkeypatch.setenv("TRTFORGE_CACHE", str(tmp_path / "cache"))
-    with pytest.raises(CompileError, match="the compiler failed: fatal error: no omp"):
-        compiled()
-    assert list((tmp_path / "cache" / "kernels").iterdir()) == []
-
-
-def test_a_cache_that_others_can_write_to_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor one behind a link: the library goes to the user's own temporary directory."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    own = tmp_path / f"trtforge-{os.getuid()}" / "kernels"
-    for name in ("shared", "linked"):
-        (tmp_path / name).mkdir()
-        monkeypatch.setenv("TRTFORGE_CACHE", str(tmp_path / name))
-    (tmp_path / "shared" / "kernels").mkdir()
-    (tmp_path / "shared" / "kernels").chmod(0o777)
-    (tmp_path / "linked" / "kernels").symlink_to(tmp_path / "shared")
-    for name in ("shared", "linked"):
-        monkeypatch.setenv("TRTFORGE_CACHE", str(tmp_path / name))
-        assert compiled().parent == own
-    assert list((tmp_path / "shared" / "kernels").iterdir()) == []
-
-
-def test_a_temporary_directory_of_others_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setenv("TRTFORGE_CACHE", "off")
-    (tmp_path / f"trtforge-{os.getuid()}").mkdir()
-    (tmp_path / f"trtforge-{os.getuid()}").chmod(0o777)
-    with pytest.raises(CompileError, match="writable by others"):
-        compiled()
-
-
-def test_kernels_that_multiply_wrong_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    tried: list[tuple[str, ...]] = []
-
-    def compiled_with(defines: tuple[str, ...]) -> Path:
-        tried.append(tuple(defines))
-        return compiled()
-
-    monkeypatch.setattr(bindings, "compiled", compiled_with)
-    monkeypatch.setattr(bindings, "multiplies_right", lambda _: len(tried) == 2)
-    assert bindings._native.__wrapped__() is not None
-    assert tried == [(), ("TRTFORGE_WITHOUT_AMX",)]
-    monkeypatch.setattr(bindings, "multiplies_right", lambda _: False)
-    assert bindings._native.__wrapped__() is None
-
-
-def test_a_wrong_product_is_noticed(kernels: Native, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert bindings.multiplies_right(kernels)
-    monkeypatch.setattr(kernels, "multiplies", True)
-    monkeypatch.setattr(kernels, "linear", lambda x, *_: torch.ones(len(x), 32))
-    assert not bindings.multiplies_right(kernels)
-
-
-def test_the_sources_travel_with_the_package() -> None:
-    assert {path.suffix for path in compiler.SOURCES.iterdir()} == {".cpp", ".h"}

@@ -10,17 +10,15 @@ from torch.nn import functional
 from trtforge.runtime.architecture.activations import NATIVE_ACTIVATIONS
 from trtforge.runtime.decoder.norms import LayerNorm, zero_centred
 from trtforge.runtime.native.activations import activate
-from trtforge.runtime.native.bindings import ACTIVATIONS, VARIABLE, Native, native
+from trtforge.runtime.native.bindings import ACTIVATIONS, VARIABLE, Native
 from trtforge.runtime.native.norms import norm, norm_heads
 
 EXACT = {torch.float32: 2e-6, torch.bfloat16: 2**-8}
 
 
 @pytest.fixture(scope="module")
-def kernels() -> Native:
-    found = native()
-    assert found is not None, "these machines have a C++ compiler"
-    return found
+def kernels(level: Native) -> Native:
+    return level
 
 
 def near(made: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
@@ -58,10 +56,9 @@ def test_norms(
     biased: bool,
     mean: float,
     seed: int,
+    kernels: Native,
 ) -> None:
     """Of rows with one weight, and of heads with a weight each, which may be a slice of more heads."""
-    kernels = native()
-    assert kernels is not None
     torch.manual_seed(seed)
     dtype, of_weights = types
     shape = (heads, size) if heads else (size,)

@@ -1,6 +1,7 @@
 """Compiles the kernels for this processor, once: the library is kept for later processes.
 
-Its file name is the digest of the sources, the flags, the compiler's version and the processor's instruction sets.
+Its file name is the digest of all that decides what is compiled: the sources, the flags, the compiler and the
+instructions that it finds in this processor.
 """
 
 import hashlib
@@ -17,19 +18,20 @@ from pathlib import Path
 from trtforge.core.cache import cache_directory
 from trtforge.machine.compiler import find_compiler
 from trtforge.machine.host import Host
-from trtforge.machine.processor import read_instruction_sets
 
 SOURCES = Path(__file__).parent / "source"
 FLAGS = (
     "-std=c++17",
     "-O3",
-    "-march=native",
     "-fPIC",
     "-fopenmp",
     "-fvisibility=hidden",
     "-fno-math-errno",
     "-fno-trapping-math",
 )
+LINK_FLAGS = ("-shared", "-fopenmp")
+NATIVE = "native"
+"""The processor that compiles."""
 _TIMEOUT = 300.0  # seconds for one source; it takes two
 _LOG = logging.getLogger(__name__)
 
@@ -38,15 +40,16 @@ class CompileError(Exception):
     """The kernels could not be compiled; the message says why."""
 
 
-def compiled(defines: Sequence[str] = ()) -> Path:
+def compiled(defines: Sequence[str] = (), architecture: str = NATIVE) -> Path:
     """The compiled library, which is built if it is not there yet. Raises CompileError.
 
-    The compiler must use the OpenMP library that torch uses. `defines`: macros, for tests.
+    The compiler must use the OpenMP library that torch uses. `defines`: macros; `architecture`: -march. Both are for
+    tests, but for a processor with broken matrix registers.
     """
     compiler = find_compiler(Host())
     if compiler is None:
         raise CompileError("there is no C++ compiler (c++ or g++; CXX names another)")
-    flags = (*FLAGS, *(f"-D{name}" for name in defines))
+    flags = (*FLAGS, f"-march={architecture}", *(f"-D{name}" for name in defines))
     directory = _directory()
     library = directory / f"kernels-{_digest(compiler, flags)}.so"
     if not library.exists():
@@ -80,11 +83,17 @@ def _private(directory: Path) -> Path:
 
 
 def _digest(compiler: str, flags: Sequence[str]) -> str:
+    """The compiler is known by its path, because wrappers of one compiler print the same version.
+
+    Its macros name the instructions that it uses: what `native` means here, which a cache that several machines share
+    must tell apart.
+    """
     sha = hashlib.sha256()
     for source in sorted(SOURCES.iterdir()):
         sha.update(source.name.encode() + b"\0" + source.read_bytes())
-    instructions = sorted(read_instruction_sets(Host()))
-    for text in (*flags, _run((compiler, "--version"), SOURCES), *instructions):
+    version = _run((compiler, "--version"), SOURCES)
+    macros = _run((compiler, *flags, "-dM", "-E", "-x", "c++", os.devnull), SOURCES)
+    for text in (str(Path(compiler).resolve()), *flags, *LINK_FLAGS, version, macros):
         sha.update(text.encode() + b"\0")
     return sha.hexdigest()[:32]
 
@@ -101,7 +110,7 @@ def _build(compiler: str, flags: Sequence[str], library: Path) -> None:
         with ThreadPoolExecutor(len(commands)) as pool:
             list(pool.map(partial(_run, directory=directory), commands))
         linked = directory / "kernels.so"
-        _run((compiler, "-shared", "-fopenmp", "-o", str(linked), *objects), directory)
+        _run((compiler, *LINK_FLAGS, "-o", str(linked), *objects), directory)
         linked.replace(library)
     _LOG.info("compiled the CPU kernels: %s", library)
 

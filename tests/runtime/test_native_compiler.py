@@ -1,0 +1,124 @@
+"""The CPU kernels are compiled once for all that decides what is compiled, and only where that works."""
+
+import ctypes
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.runtime.kernel_levels import kernels_at
+from trtforge.runtime.native import bindings, compiler
+from trtforge.runtime.native.bindings import native
+from trtforge.runtime.native.compiler import NATIVE, CompileError, compiled
+
+
+def test_the_library_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRTFORGE_CACHE", str(tmp_path))
+    made = compiled()
+    written = made.stat().st_mtime_ns
+    assert made.parent == tmp_path / "kernels"
+    assert compiled() == made
+    assert made.stat().st_mtime_ns == written
+    assert [path.name for path in made.parent.iterdir()] == [made.name]
+    ctypes.CDLL(str(made)).has_matmul()
+
+
+def test_each_compiler_and_target_has_a_library_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flags, macros, a wrapper that prints the same version, another version, other instructions of the processor."""
+    monkeypatch.setenv("TRTFORGE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(compiler, "_build", lambda compiler, flags, library: library.touch())
+    script = 'case "$1" in --version) echo "$VERSION";; *) echo "$MACROS";; esac'
+    for name in ("one", "two"):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "link").symlink_to("one")
+
+    def library(name: str, version: str = "12.2", macros: str = "__AVX2__", **options: Any) -> Path:
+        for variable, value in {"CXX": str(tmp_path / name), "VERSION": version, "MACROS": macros}.items():
+            monkeypatch.setenv(variable, value)
+        return compiled(**options)
+
+    found = [
+        library("one"),
+        library("two"),
+        library("one", version="12.3"),
+        library("one", macros="__AVX512F__"),
+        library("one", architecture="x86-64"),
+        library("one", defines=["TRTFORGE_WITHOUT_AMX"]),
+    ]
+    assert len(set(found)) == len(found)
+    assert library("link") == library("one") == found[0]
+
+
+def test_without_a_compiler_torch_computes(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    bindings._native.cache_clear()
+    assert native() is None
+    assert "there is no C++ compiler" in caplog.text
+    bindings._native.cache_clear()
+
+
+def test_a_compiler_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler_ = tmp_path / "c++"
+    compiler_.write_text('#!/bin/sh\n[ "$1" = --version ] && exit 0\necho "fatal error: no omp" >&2\nexit 1\n')
+    compiler_.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler_))
+    monkeypatch.setenv("TRTFORGE_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(CompileError, match="the compiler failed: fatal error: no omp"):
+        compiled()
+    assert list((tmp_path / "cache" / "kernels").iterdir()) == []
+
+
+def test_a_cache_that_others_can_write_to_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor one behind a link: the library goes to the user's own temporary directory."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    own = tmp_path / f"trtforge-{os.getuid()}" / "kernels"
+    for name in ("shared", "linked"):
+        (tmp_path / name).mkdir()
+        monkeypatch.setenv("TRTFORGE_CACHE", str(tmp_path / name))
+    (tmp_path / "shared" / "kernels").mkdir()
+    (tmp_path / "shared" / "kernels").chmod(0o777)
+    (tmp_path / "linked" / "kernels").symlink_to(tmp_path / "shared")
+    for name in ("shared", "linked"):
+        monkeypatch.setenv("TRTFORGE_CACHE", str(tmp_path / name))
+        assert compiled().parent == own
+    assert list((tmp_path / "shared" / "kernels").iterdir()) == []
+
+
+def test_a_temporary_directory_of_others_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TRTFORGE_CACHE", "off")
+    (tmp_path / f"trtforge-{os.getuid()}").mkdir()
+    (tmp_path / f"trtforge-{os.getuid()}").chmod(0o777)
+    with pytest.raises(CompileError, match="writable by others"):
+        compiled()
+
+
+def test_kernels_that_multiply_wrong_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[tuple[str, ...]] = []
+
+    def compiled_with(defines: tuple[str, ...]) -> Path:
+        tried.append(tuple(defines))
+        return compiled()
+
+    monkeypatch.setattr(bindings, "compiled", compiled_with)
+    monkeypatch.setattr(bindings, "multiplies_right", lambda _: len(tried) == 2)
+    assert bindings._native.__wrapped__() is not None
+    assert tried == [(), ("TRTFORGE_WITHOUT_AMX",)]
+    monkeypatch.setattr(bindings, "multiplies_right", lambda _: False)
+    assert bindings._native.__wrapped__() is None
+
+
+def test_a_wrong_product_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = kernels_at(NATIVE)
+    assert bindings.multiplies_right(kernels)
+    monkeypatch.setattr(kernels, "multiplies", True)
+    monkeypatch.setattr(kernels, "linear", lambda x, *_: torch.ones(len(x), 32))
+    assert not bindings.multiplies_right(kernels)
+
+
+def test_the_sources_travel_with_the_package() -> None:
+    assert {path.suffix for path in compiler.SOURCES.iterdir()} == {".cpp", ".h"}
