@@ -48,7 +48,7 @@ def test_int4_computes_the_matrix_that_the_nibbles_stand_for(dtype: torch.dtype,
         assert relative(computed(kernel, stored, x, 64), reference) < tolerance
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.bfloat16, 6e-3)])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.bfloat16, 6e-3), (torch.float16, 1e-3)])
 def test_fp8_quantises_activations_with_the_static_scale_and_saturates(dtype: torch.dtype, tolerance: float) -> None:
     weight = (torch.randn(32, 64) * 50).to(torch.float8_e4m3fn)
     stored = Stored(weight, torch.randn(32), torch.tensor([0.01]), torch.tensor([0.002]))

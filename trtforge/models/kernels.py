@@ -106,7 +106,7 @@ class Kept:
 KEPT: dict[KernelName, Kept] = {
     "dense": Kept(),
     # activation_scaling_factor, and output_scaling_factor or weights_scaling_factor
-    "fp8_dense": Kept(per_layer=2 * FLOAT32_BYTES),
+    "fp8_dense": Kept(wide=True, per_layer=2 * FLOAT32_BYTES),
     "fp8_scaled_mm": Kept(bits=8, per_layer=2 * FLOAT32_BYTES),
     # per_channel_scale
     "fp8_rowwise_dense": Kept(wide=True, per_output=FLOAT32_BYTES),

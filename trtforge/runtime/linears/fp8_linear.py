@@ -5,6 +5,7 @@ from torch import Tensor
 
 from trtforge.models.transforms import quantize_fp8
 from trtforge.runtime.linears.float8 import from_e4m3, round_to_e4m3
+from trtforge.runtime.linears.fp8_rowwise_linear import wide
 from trtforge.runtime.linears.linear import Linear, Placement, Stored, load_bias, matrix, with_bias
 from trtforge.runtime.linears.weights import Weights
 
@@ -13,26 +14,27 @@ class Fp8Dense:
     """E4M3 weights and statically scaled E4M3 activations, both held exactly in the compute type.
 
     The products are exact and are summed in float32 by every CPU and CUDA matrix product; only then are they scaled.
+    float32 takes the place of float16, which unscaled sums overflow.
     """
 
     def pack(self, stored: Stored, dtype: torch.dtype) -> dict[str, Tensor]:
         assert stored.weights_scale is not None
         assert stored.activation_scale is not None
         packed = {
-            "weight": from_e4m3(_as_e4m3(stored.weight), dtype),
+            "weight": from_e4m3(_as_e4m3(stored.weight), wide(dtype)),
             "activation_scaling_factor": stored.activation_scale,
             "output_scaling_factor": stored.weights_scale * stored.activation_scale,
         }
         return with_bias(packed, stored, dtype)
 
     def load(self, weights: Weights, prefix: str, shape: tuple[int, int], place: Placement, *, bias: bool) -> Linear:
-        multiply = matrix(weights.take(f"{prefix}.weight", *shape).to(place.device, place.dtype))
+        multiply = matrix(weights.take(f"{prefix}.weight", *shape).to(place.device, wide(place.dtype)))
         activation_scale = weights.take_scalar(f"{prefix}.activation_scaling_factor").to(place.device)
         output_scale = float(weights.take_scalar(f"{prefix}.output_scaling_factor"))
         vector = load_bias(weights, prefix, shape, place, bias)
 
         def linear(x: Tensor) -> Tensor:
-            y = multiply(round_to_e4m3(x, activation_scale).to(x.dtype)).mul_(output_scale)
+            y = multiply(round_to_e4m3(x, activation_scale).to(wide(x.dtype))).mul_(output_scale).to(x.dtype)
             return y if vector is None else y.add_(vector)
 
         return linear
