@@ -88,6 +88,16 @@ def test_activations(kernels: Native, function: object, dtype: torch.dtype, shap
     near(activate(kernels, x, NATIVE_ACTIVATIONS[function]), function(x.double()), dtype)  # type: ignore[index, operator]
 
 
+def test_gelu_is_exact_everywhere(kernels: Native) -> None:
+    """To the precision of float32 where it is large, and in the tail, where 1 + erf would cancel."""
+    x = torch.cat((torch.linspace(-12, 12, 200_003), torch.linspace(-1e-3, 1e-3, 1001), torch.tensor([-1e30, 1e30])))
+    exact = x.double() * torch.special.erfc(-x.double() * 0.5**0.5) / 2
+    error = (activate(kernels, x, "gelu") - exact).abs()
+    assert (error <= 2.5e-7 * x.double().clamp(min=1)).all()
+    tail = (x < -3) & (x > -9)
+    assert (error[tail] <= 2e-3 * exact[tail].abs()).all()
+
+
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_activations_hide_no_wrong_numbers(kernels: Native, name: str) -> None:
     """Not-a-number stays one, in whole vectors and behind them."""

@@ -117,17 +117,21 @@ struct GeluTanh {
     }
 };
 
-// 0.5 x (1 + erf(x / sqrt(2))), with the error function of Abramowitz and Stegun 1964, 7.1.26, within 1.5e-7.
+// 0.5 x (1 + erf(x / sqrt(2))) = max(x, 0) - a T(a), where a = |x| and T(a) = 0.5 erfc(a / sqrt(2)). As in erfcc (Press et
+// al., Numerical Recipes, 6.2) the logarithm of T is a polynomial: log2(T) is nearly a parabola, of which degree 7 up to
+// a = 10 leaves an error below 2e-7 in a T(a) (minimax, fitted for this), without a division. T(10) is below 1e-23.
 struct Gelu {
     template <typename V>
     static V of(V x) {
-        const V size = (x < 0.0f ? -x : x) * 0.7071067812f, t = 1.0f / (1.0f + 0.3275911f * size);
-        V p = t * 1.061405429f - 1.453152027f;
-        p = p * t + 1.421413741f;
-        p = p * t - 0.284496736f;
-        p = p * t + 0.254829592f;
-        const V rest = 0.5f * p * t * exponential(-size * size);  // of 1 beyond |x|
-        return x * (x < 0.0f ? rest : 1.0f - rest);
+        const V a = smaller(10.0f, absolute(x));
+        V q = a * -1.28508918e-6f + 5.04843192e-5f;
+        q = q * a - 8.48785818e-4f;
+        q = q * a + 8.23710766e-3f;
+        q = q * a - 5.35362475e-2f;
+        q = q * a - 4.58760411e-1f;
+        q = q * a - 1.15117514f;
+        q = q * a - 1.0f;
+        return larger(0.0f, x) - a * exponential_of_two(q);
     }
 };
 

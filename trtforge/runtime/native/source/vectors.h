@@ -107,6 +107,46 @@ static inline V exponential(V x) {
     return p * power_of_two(n);
 }
 
+// The lowest bits of a number, moved to the exponent's place.
+static inline float as_exponent(float x) { return from_bits(to_bits(x) << 23); }
+
+static inline Vector as_exponent(Vector x) { return (Vector)((Words)x << 23); }
+
+static inline float absolute(float x) { return std::fabs(x); }
+
+static inline Vector absolute(Vector x) { return (Vector)((Words)x & 0x7fffffff); }
+
+// The smaller and the larger number; not-a-number if x is.
+static inline float smaller(float limit, float x) { return x > limit ? limit : x; }
+
+static inline float larger(float limit, float x) { return x < limit ? limit : x; }
+
+#if defined(__AVX512F__)
+static inline Vector smaller(float limit, Vector x) {
+    return (Vector)_mm512_min_ps(_mm512_set1_ps(limit), (__m512)x);
+}
+
+static inline Vector larger(float limit, Vector x) { return (Vector)_mm512_max_ps(_mm512_set1_ps(limit), (__m512)x); }
+#else
+static inline Vector smaller(float limit, Vector x) { return x > limit ? Vector() + limit : x; }
+
+static inline Vector larger(float limit, Vector x) { return x < limit ? Vector() + limit : x; }
+#endif
+
+// 2^x of a float or of a Vector for x from -126 to 127, with a relative error below 2e-7: 2^n times a minimax polynomial
+// of the rest. Not-a-number stays one.
+template <typename V>
+static inline V exponential_of_two(V x) {
+    const V shifted = x + (0x1.8p23f + 127.0f);  // rounds to a whole number, whose lowest bits are those of n + 127
+    const V r = x - (shifted - (0x1.8p23f + 127.0f));
+    V p = r * 1.32647261e-3f + 9.67151299e-3f;
+    p = p * r + 5.55073358e-2f;
+    p = p * r + 2.40222424e-1f;
+    p = p * r + 6.93147004e-1f;
+    p = p * r + 1.0f;
+    return p * as_exponent(shifted);
+}
+
 static inline float sum(Vector v) {
     typedef float Half __attribute__((vector_size(32)));
     typedef float Quarter __attribute__((vector_size(16)));
