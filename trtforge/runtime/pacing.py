@@ -3,7 +3,7 @@
 import statistics
 from collections import deque
 
-_TIMES = 2.5
+_TIMES = 2.2
 """Such a step is to take so many times as long as one without prompts."""
 _ALONE = 2.0
 """How many times as much a token costs beside running sequences, of which steps without any tell: in small chunks."""

@@ -26,19 +26,20 @@ static inline void pause() {
 }
 
 // How long waits spin before they sleep, in nanoseconds. A wait is short where spinning to its end costs no more than
-// being woken. One long wait, for a thread that lost its processor, weighs as much as about 35 short ones.
+// being woken. Longer ones come from parts of a task that take different times, seldom by more than a millisecond, and
+// from threads that lost their processors to another program. They weigh as much as about 7 and 35 short ones.
 class Spinning {
   public:
     int64_t limit() const { return limit_.load(std::memory_order_relaxed); }
 
     void waited(int64_t nanoseconds) {
         const int64_t now = limit();
-        const int64_t next = nanoseconds <= SHORT ? now + now / 50 + 1 : now / 2;
+        const int64_t next = nanoseconds <= SHORT ? now + now / 50 + 1 : nanoseconds <= LONG ? now - now / 8 : now / 2;
         limit_.store(std::clamp(next, LEAST, SHORT), std::memory_order_relaxed);
     }
 
   private:
-    static constexpr int64_t LEAST = 2000, SHORT = 100000;
+    static constexpr int64_t LEAST = 2000, SHORT = 100000, LONG = 1000000;
     std::atomic<int64_t> limit_{20000};
 };
 
