@@ -26,7 +26,7 @@ from trtforge.runtime.native.bindings import (
     PagedHeads,
     PagedRows,
 )
-from trtforge.runtime.native.compiler import NATIVE, compiled
+from trtforge.runtime.native.compiler import compiled
 from trtforge.runtime.native.tiles import Int8Layer, pack_bfloat16, pack_int8
 
 TYPES = (torch.float32, torch.bfloat16)
@@ -115,7 +115,7 @@ def test_gate(kernels: Native, dtype: torch.dtype, name: str, activated: int) ->
     near(kernels.gate(halves, name, activated), act(active) * parts[1 - activated], dtype)
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(
     rows=st.integers(1, 150),
     tiles=st.integers(1, 4),
@@ -134,7 +134,7 @@ def test_bfloat16_products(rows: int, tiles: int, inputs: int, biased: bool, see
         near(made, functional.linear(x.float(), weight.float(), bias), torch.bfloat16)
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(
     rows=st.integers(1, 150),
     tiles=st.integers(1, 3),
@@ -158,7 +158,7 @@ def test_int4_products(rows: int, tiles: int, group: int, groups: int, seed: int
         near(made, functional.linear((x * prequant).float(), weight, bias), torch.bfloat16)
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(
     rows=st.integers(1, 150),
     tiles=st.integers(1, 3),
@@ -187,9 +187,8 @@ def test_int8_products(rows: int, tiles: int, inputs: int, dtype: torch.dtype, b
 @functools.lru_cache(maxsize=1)
 def every_way() -> list[Native]:
     """The kernels with each way to multiply, and with emulated tile registers; none on a processor without AVX-512."""
-    defines = (["TRTFORGE_EMULATE_AMX", "TRTFORGE_NARROW_VECTORS"], ["TRTFORGE_MULTIPLY_ADDS"])
-    found = [kernels_at(NATIVE), kernels_at(LEVELS[-1]), *(Native(compiled(each)) for each in defines)]
-    return [kernels for kernels in found if kernels.multiplies]
+    emulated = Native(compiled(["TRTFORGE_EMULATE_AMX", "TRTFORGE_NARROW_VECTORS"]))
+    return [kernels for kernels in (*map(kernels_at, LEVELS), emulated) if kernels.multiplies]
 
 
 def test_products_take_bfloat16_and_no_rows(kernels: Native) -> None:
