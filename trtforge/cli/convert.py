@@ -11,8 +11,8 @@ from trtforge.cli.options import FORMAT_GROUP, Force, HfDirectory, Json, Out, Qu
 from trtforge.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from trtforge.convert.drafting import Drafting
     from trtforge.convert.stage import ConvertConfig
+    from trtforge.core.features import Drafting
     from trtforge.core.progress import Silent, Terminal
 
 _PARALLELISM = "Parallelism"

@@ -7,7 +7,7 @@ from typing import Any
 
 from trtforge.core.digest import file_digest
 from trtforge.core.errors import ForgeError
-from trtforge.core.features import EagleFeature, MedusaFeature
+from trtforge.core.features import Drafting, MedusaFeature
 from trtforge.core.watch import Watch
 from trtforge.formats.eagle import EAGLE_DIRECTORY
 from trtforge.formats.hf import HfCheckpoint
@@ -30,9 +30,6 @@ from trtforge.models.family import Facts
 from trtforge.models.medusa_plan import converted_heads, medusa_targets, with_medusa
 from trtforge.plan.legality import require_legal
 from trtforge.plan.speculation import BASES
-
-Drafting = MedusaFeature | EagleFeature
-"""What drafts; `model` is its directory."""
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,14 @@ from pydantic import Field
 
 from trtforge import __version__
 from trtforge.convert.carried import carried_bytes, carried_tensors, write_carried
-from trtforge.convert.drafting import Drafters, Drafting, add_drafting
+from trtforge.convert.drafting import Drafters, add_drafting
 from trtforge.core import defaults
 from trtforge.core.artifact import Produced, produce, require_space
 from trtforge.core.config_model import Config
 from trtforge.core.digest import file_digest
 from trtforge.core.dtypes import dtype_named, model_dtype
 from trtforge.core.errors import ForgeError
+from trtforge.core.features import Drafting
 from trtforge.core.manifest import FileRecord, Identity
 from trtforge.core.parallel import Parallel
 from trtforge.core.partial import Finished

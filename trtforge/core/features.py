@@ -125,6 +125,10 @@ class EagleFeature(_Tree):
         return self.draft_tokens or self.depth or 4
 
 
+Drafting = MedusaFeature | EagleFeature
+"""What can become part of a checkpoint."""
+
+
 class LookaheadFeature(Config):
     """The model drafts its own tokens: n-grams of a window, and candidates from earlier ones. No training needed."""
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from trtforge.core.features import EagleFeature, MedusaFeature
+from trtforge.core.features import Drafting, MedusaFeature
 from trtforge.formats.hf import CONFIG, HfConfig
 from trtforge.formats.medusa import MEDUSA_FILE
 from trtforge.formats.trtllm import EAGLE_ARCHITECTURE, CheckpointConfig
@@ -11,7 +11,7 @@ from trtforge.models.medusa_plan import planned_medusa
 
 
 def planned_drafting(
-    config: CheckpointConfig, source: HfConfig, drafting: MedusaFeature | EagleFeature, *, assumed: bool = False
+    config: CheckpointConfig, source: HfConfig, drafting: Drafting, *, assumed: bool = False
 ) -> CheckpointConfig:
     """`config` of a model with the heads or the network in `drafting.model`. Raises ForgeError for another model's.
 

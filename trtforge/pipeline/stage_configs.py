@@ -2,8 +2,8 @@
 
 from trtforge.calibrate.stage import CalibrateConfig
 from trtforge.compile.stage import backend_of
-from trtforge.convert.drafting import Drafting
 from trtforge.convert.stage import ConvertConfig
+from trtforge.core.features import Drafting
 from trtforge.core.recipe import Recipe
 from trtforge.models.formats import FORMATS, kv_scaling, measured
 from trtforge.pipeline.stages import rounding_of

@@ -6,7 +6,7 @@ starts. Here each is reported with its reason; the rules name their sources.
 
 from collections.abc import Iterator, Mapping
 
-from trtforge.core.features import EMBEDDED, OF_THE_LLM_API, EagleFeature, MedusaFeature
+from trtforge.core.features import EMBEDDED, OF_THE_LLM_API, Drafting
 from trtforge.core.recipe import EngineConfig
 from trtforge.formats.known_issues import known_issues
 from trtforge.formats.releases import Problem as ReleaseProblem
@@ -104,7 +104,7 @@ def drafting_problems(checkpoint: CheckpointConfig, engine: EngineConfig) -> Ite
 
 
 def _stored_problems(
-    checkpoint: CheckpointConfig, name: str, asked_for: MedusaFeature | EagleFeature, fields: Mapping[str, str]
+    checkpoint: CheckpointConfig, name: str, asked_for: Drafting, fields: Mapping[str, str]
 ) -> Iterator[Problem]:
     """Given values that differ from the checkpoint's. EAGLE's choices must be as deep as it has layers
     (examples/eagle/README.md), and a tree has at most as many nodes as draft tokens."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from trtforge.core.errors import ForgeError
-from trtforge.core.features import SPECULATION, EagleFeature, FeaturesConfig, MedusaFeature, SpeculationMethod
+from trtforge.core.features import SPECULATION, Drafting, EagleFeature, FeaturesConfig, MedusaFeature, SpeculationMethod
 from trtforge.formats.eagle import EAGLE_DIRECTORY
 from trtforge.formats.eagle_checkpoint import networks_in
 from trtforge.formats.medusa import MEDUSA_DIRECTORY, heads_in
@@ -110,7 +110,7 @@ def with_stored_heads(
         return features
     heads, networks = heads_in(checkpoint), networks_in(checkpoint)
     method: SpeculationMethod = "medusa" if heads is not None else "eagle"
-    asked: MedusaFeature | EagleFeature | None = getattr(features, method)
+    asked: Drafting | None = getattr(features, method)
     others = any(getattr(features, name) is not None for name in SPECULATION if name != method)
     if (heads is None and networks is None) or others:
         return features
@@ -133,7 +133,7 @@ def with_stored_heads(
 _KEPT: Mapping[SpeculationMethod, str] = MappingProxyType({"medusa": MEDUSA_DIRECTORY, "eagle": EAGLE_DIRECTORY})
 
 
-def _beside(asked: MedusaFeature | EagleFeature, checkpoint: CheckpointConfig | None) -> bool:
+def _beside(asked: Drafting, checkpoint: CheckpointConfig | None) -> bool:
     """Whether the embedded engine drafts, with files or with the heads or the network of the checkpoint."""
     method: SpeculationMethod = "medusa" if isinstance(asked, MedusaFeature) else "eagle"
     holds = checkpoint is not None and checkpoint.architecture == DRAFTING_ARCHITECTURES[method]

@@ -53,9 +53,14 @@ def require_rank(config: CheckpointConfig, index: int, source: Weights) -> None:
     """Raises ForgeError as `pack_rank` does, from names, shapes and dtypes alone: `source` may hold no values."""
     spec = DecoderSpec.of(config, index)
     _Check(spec, source, Kernels(), DTYPES[config.dtype]).add(rank_slots(spec, sparse_layers(spec, source)))
-    for name, shape in (rank_shapes(config) | eagle_rank_shapes(config)).items():
+    for name, shape in _drafting_shapes(config).items():
         source.take_floating(name, *shape)
     source.finish()
+
+
+def _drafting_shapes(config: CheckpointConfig) -> dict[str, tuple[int, ...]]:
+    """The tensors of Medusa heads and of EAGLE networks in every rank file."""
+    return rank_shapes(config) | eagle_rank_shapes(config)
 
 
 def sparse_layers(spec: DecoderSpec, weights: Weights) -> frozenset[int]:
@@ -71,7 +76,7 @@ class Packing:
     ) -> None:
         self.spec = DecoderSpec.of(config, index)
         self.sparse = sparse_layers(self.spec, source)
-        for name in (*rank_shapes(config), *eagle_rank_shapes(config)):
+        for name in _drafting_shapes(config):
             source.leave(name)
         packed_types = (dtype, DTYPES[config.dtype])
         self._source, self._kernels, self._dtype = source, kernels, dtype

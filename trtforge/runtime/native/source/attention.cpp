@@ -266,7 +266,7 @@ static void attend_pairs(const Paged& p, int64_t head, int64_t count, const bflo
             for (; d < size; d += 32) weigh_run<Way, G, 1>(own, seen, run, kv * size + d, size, into + d);
         }
     });
-    for (int64_t d = 0; d < heads * size; d += pairwise::DEPTH) pairwise::put_values(Way(), sums + d, out + d);
+    for (int64_t d = 0; d < heads * size; d += pairwise::DEPTH) pairwise::put_values<Way>(sums + d, out + d);
 }
 
 #endif

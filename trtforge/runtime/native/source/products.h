@@ -89,12 +89,11 @@ static inline void by_vectors(Function function) {
 // Calls function(way) with the way to multiply so many rows and inputs. To take the weights of a single row apart costs
 // as much as to multiply them.
 template <class Function>
-static inline void by_fastest(int64_t rows, int64_t inputs, Function function) {
+static inline void by_fastest([[maybe_unused]] int64_t rows, [[maybe_unused]] int64_t inputs, Function function) {
 #if defined(__AVX512BF16__)
     if (rows == 1 || Dots::uses_tiles(rows, inputs)) return function(Dots());
 #endif
     by_vectors(function);
-    (void)rows, (void)inputs;
 }
 
 // A product takes several cycles: few rows need several sums for each output to keep the units busy.

@@ -61,13 +61,9 @@ static inline void add_values(MultiplyAdds, const float* weights, int64_t count,
     if (second) add(second, weights + 1);
 }
 
-// out (32): the sums of `add_values`, in the values' order.
-static inline void put_values(MultiplyAdds, const float* sums, bfloat16* out) {
-    const __m512i front = _mm512_set_epi32(23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
-    const __m512i back = _mm512_add_epi32(front, _mm512_set1_epi32(8));
-    const __m512 even = _mm512_loadu_ps(sums), odd = _mm512_loadu_ps(sums + 16);
-    put(out, (Vector)_mm512_permutex2var_ps(even, front, odd));
-    put(out + 16, (Vector)_mm512_permutex2var_ps(even, back, odd));
+// Where the sums of `add_values` have the first 16 of 32 values; the others are 8 further on.
+static inline __m512i places(MultiplyAdds) {
+    return _mm512_set_epi32(23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
 }
 
 #if defined(__AVX512BF16__)
@@ -93,12 +89,8 @@ static inline void add_values(Dots, const bfloat16* weights, int64_t count, cons
     }
 }
 
-static inline void put_values(Dots, const float* sums, bfloat16* out) {
-    const __m512i front = _mm512_set_epi32(23, 22, 21, 20, 7, 6, 5, 4, 19, 18, 17, 16, 3, 2, 1, 0);
-    const __m512i back = _mm512_add_epi32(front, _mm512_set1_epi32(8));
-    const __m512 low = _mm512_loadu_ps(sums), high = _mm512_loadu_ps(sums + 16);
-    put(out, (Vector)_mm512_permutex2var_ps(low, front, high));
-    put(out + 16, (Vector)_mm512_permutex2var_ps(low, back, high));
+static inline __m512i places(Dots) {
+    return _mm512_set_epi32(23, 22, 21, 20, 7, 6, 5, 4, 19, 18, 17, 16, 3, 2, 1, 0);
 }
 
 // Rounds `count` probabilities, a multiple of 16.
@@ -108,6 +100,15 @@ static inline void round_weights(const float* from, int64_t count, bfloat16* int
 }
 
 #endif
+
+// out (32): the sums of `add_values`, in the values' order.
+template <class Way>
+static inline void put_values(const float* sums, bfloat16* out) {
+    const __m512i front = places(Way()), back = _mm512_add_epi32(front, _mm512_set1_epi32(8));
+    const __m512 first = _mm512_loadu_ps(sums), second = _mm512_loadu_ps(sums + 16);
+    put(out, (Vector)_mm512_permutex2var_ps(first, front, second));
+    put(out + 16, (Vector)_mm512_permutex2var_ps(first, back, second));
+}
 
 }  // namespace pairwise
 
