@@ -15,8 +15,7 @@ class Reaper:
     """A reaper process; a context manager that ends it."""
 
     def __init__(self) -> None:
-        self._remains = Remains()
-        self._process = _start()
+        self._start(Remains())
 
     def __enter__(self) -> "Reaper":
         return self
@@ -33,10 +32,8 @@ class Reaper:
     def tell(self, remains: Remains) -> None:
         """Replace what the reaper is to clean up."""
         self._remains = remains
-        assert self._process.stdin is not None
         with suppress(OSError):  # the reaper was killed: `keep` starts another
-            self._process.stdin.write(remains.encode())
-            self._process.stdin.flush()
+            os.write(self._pipe, remains.encode())
 
     def keep(self) -> None:
         """Start another reaper if this one was killed or stopped."""
@@ -44,27 +41,28 @@ class Reaper:
         if stat is None or stat.ended or stat.state == "T":
             self._process.kill()
             self._end()
-            self._process = _start()
-            self.tell(self._remains)
+            self._start(self._remains)
 
     def _end(self) -> None:
-        assert self._process.stdin is not None
-        with suppress(OSError):
-            self._process.stdin.close()
+        os.close(self._pipe)
         self._process.wait()
 
+    def _start(self, remains: Remains) -> None:
+        """Start a reaper in its own session, so that neither Ctrl-C nor the end of the server's session reaches it.
 
-def _start() -> "subprocess.Popen[bytes]":
-    """Start a reaper in its own session, so that neither Ctrl-C nor the end of the server's session reaches it.
-
-    Its working directory is `/`, so that no local file shadows a module.
-    """
-    return subprocess.Popen(
-        [sys.executable, "-m", "trtforge.serve.reap"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-        cwd="/",
-        env=os.environ | {"PYTHONPATH": str(Path(trtforge.__file__).parent.parent)},
-    )
+        What it is to clean up is in its pipe before it runs. Its working directory is `/`, so that no local file
+        shadows a module.
+        """
+        self._remains = remains
+        read, self._pipe = os.pipe()
+        os.write(self._pipe, remains.encode())
+        with open(read, "rb") as stdin:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "trtforge.serve.reap"],
+                stdin=stdin,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+                cwd="/",
+                env=os.environ | {"PYTHONPATH": str(Path(trtforge.__file__).parent.parent)},
+            )
