@@ -33,8 +33,8 @@ def expected(queries: Tensor, cached: Tensor, start: int, how: PagedHeads) -> Te
     heads=st.sampled_from([(1, 1), (4, 4), (4, 2), (6, 2), (14, 2), (5, 1), (8, 1)]),
     size=st.sampled_from([32, 64, 96, 128, 256]),
     format=st.sampled_from(["none", "int8", "fp8"]),
-    start=st.sampled_from([0, 1, 63, 64, 100, 200]),
-    count=st.integers(1, 150),
+    start=st.sampled_from([0, 1, 63, 64, 100, 200, 1000]),
+    count=st.integers(1, 20) | st.integers(1, 150),
     block=st.sampled_from([1, 16, 64, 128]),
     window=st.sampled_from([None, 1, 20, 70, 130]),
     cap=st.sampled_from([None, 3.0]),
@@ -53,7 +53,10 @@ def test_context_attention(
     alibi: bool,
     seed: int,
 ) -> None:
-    """A sequence whose blocks lie anywhere, and whose first `start` tokens were computed before."""
+    """A sequence whose blocks lie anywhere, and whose first `start` tokens were computed before.
+
+    Many keys for few queries and heads are split among the threads.
+    """
     for kernels in every_way():
         torch.manual_seed(seed)
         queries_of, kv_heads = heads

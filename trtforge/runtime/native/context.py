@@ -8,6 +8,7 @@ from trtforge.runtime.native.structures import Context
 from trtforge.runtime.native.tiles import TILE
 
 _KEYS = 64  # of a block
+_QUERIES = 64  # tokens for which keys are packed once
 _MOST_SIZE = 256  # of a head
 
 
@@ -34,13 +35,13 @@ def attend_context(
     count = len(queries)
     first = 0 if how.window is None else max(0, start - how.window + 1)
     blocks = -(-(start + count) // _KEYS) - first // _KEYS
-    packed = queries.new_empty(blocks * _KEYS * 2 * how.kv_heads * how.size)
+    packed = queries.new_empty(blocks * _KEYS * 2 * how.kv_heads * how.size) if count > _QUERIES else None
     given = Context(
         queries=queries.data_ptr(),
         cache=storage.data_ptr(),
         out=out.data_ptr(),
         table=table.data_ptr(),
-        packed=packed.data_ptr(),
+        packed=None if packed is None else packed.data_ptr(),
         count=count,
         start=start,
         block=storage.shape[1],
