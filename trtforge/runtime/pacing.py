@@ -3,11 +3,11 @@
 import statistics
 from collections import deque
 
-_TIMES = 2.2
+_TIMES = 2.0
 """Such a step is to take so many times as long as one without prompts."""
 _ALONE = 2.0
 """How many times as much a token costs beside running sequences, of which steps without any tell: in small chunks."""
-_LEAST = 8  # tokens
+_LEAST = 4  # tokens
 _RECENT_STEPS, _RECENT_CONTEXTS = 16, 4
 
 
