@@ -93,7 +93,7 @@ def test_an_edited_recipe_is_not_overwritten(tmp_path: Path, monkeypatch: pytest
 
 
 def test_what_is_neither_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ForgeError, match="neither a recipe file nor the name of a shipped recipe"):
+    with pytest.raises(ForgeError, match="this directory has neither a model nor a build"):
         choose(str(tmp_path), Choice())
     with pytest.raises(ForgeError) as caught:
         choose("demo-int4", Choice())

@@ -252,7 +252,7 @@ def _planned(stage: str, plan: Mapping[str, Any]) -> str:
             return f"{data['samples']} samples of {data['sequence_length']} tokens, {show.path(data['data'], 36)}"
         case "convert":
             ranks = plan["ranks"]
-            return f"{_count(len(ranks), 'rank')}, {figures.size(sum(rank['bytes'] for rank in ranks))}"
+            return f"{figures.counted(len(ranks), 'rank')}, {figures.size(sum(rank['bytes'] for rank in ranks))}"
         case "verify":
             gate = plan["gate"]
             said = {"perplexity_increase": "perplexity up to +{:g}", "top1_agreement": "top-1 from {:g}",
@@ -263,19 +263,15 @@ def _planned(stage: str, plan: Mapping[str, Any]) -> str:
         case "compile":
             return _planned_engine(plan)
         case _:
-            return f"{_count(len(plan['models']), 'Triton model')}, {plan['serving']['scheduler']}"
+            return f"{figures.counted(len(plan['models']), 'Triton model')}, {plan['serving']['scheduler']}"
 
 
 def _planned_engine(plan: Mapping[str, Any]) -> str:
     limits = plan.get("build_config", {})
     size = ", ".join(f"{key} {limits[key]:,}" for key in ("max_batch_size", "max_seq_len") if limits.get(key))
     if plan["backend"] == "llmapi":
-        return f"LLM API {plan['tensorrt_llm']}, {_count(plan['processes'], 'process', 'processes')}"
-    ranks = _count(len(plan["ranks"]), "rank")
+        return f"LLM API {plan['tensorrt_llm']}, {figures.counted(plan['processes'], 'process', 'processes')}"
+    ranks = figures.counted(len(plan["ranks"]), "rank")
     if plan["backend"] == "torch":
         return f"embedded engine, {ranks}; {size}"
     return f"TensorRT-LLM {plan['tensorrt_llm']}, {ranks}; {size}\n{'':<{_LABEL}}{plan['place']}"
-
-
-def _count(number: int, one: str, many: str | None = None) -> str:
-    return f"{number} {one if number == 1 else many or one + 's'}"

@@ -111,6 +111,10 @@ def convert(
             help="Medusa heads that become part of the checkpoint: a directory with medusa_lm_head.safetensors.",
         ),
     ] = None,
+    medusa_heads: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", rich_help_panel=_DRAFTING, help="Take the first N heads; default: at most 4."),
+    ] = None,
     eagle: Annotated[
         Path | None,
         typer.Option(
@@ -124,10 +128,6 @@ def convert(
         typer.Option(
             min=1, metavar="N", rich_help_panel=_DRAFTING, help="Runs of the EAGLE network in a step; default: 4."
         ),
-    ] = None,
-    medusa_heads: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", rich_help_panel=_DRAFTING, help="Take the first N heads; default: at most 4."),
     ] = None,
     max_draft_len: Annotated[
         int | None,

@@ -112,9 +112,9 @@ def _files(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if found.get("weight_files") == []:
         yield "weights", "not in this directory"
     elif "weight_files" in found:
-        yield "weights", f"{show.size(found['bytes'])}, {_counted(len(found['weight_files']), 'file')}"
+        yield "weights", f"{show.size(found['bytes'])}, {figures.counted(len(found['weight_files']), 'file')}"
     elif "bytes" in found:
-        files = f" in {_counted(found['files'], 'file')}" if "files" in found else ""
+        files = f" in {figures.counted(found['files'], 'file')}" if "files" in found else ""
         yield "size", f"{show.size(found['bytes'])}{files}"
     if "configuration" in found:
         for number, setting in enumerate(_settings(found["configuration"])):
@@ -124,7 +124,8 @@ def _files(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for number, (name, digest) in enumerate(named.items()):
         yield "made from" if number == 0 else "", f"{name} {digest[:16]}…"
     if len(inputs) > len(named):
-        yield "" if named else "made from", f"{len(inputs) - len(named)} other files (--json lists them)"
+        others = figures.counted(len(inputs) - len(named), "other file")
+        yield "" if named else "made from", f"{others} (--json lists them)"
     if "digest" in found:
         yield "digest", found["digest"]
         yield "written by", ", ".join(f"{name} {release}" for name, release in found["versions"].items())
@@ -137,10 +138,6 @@ def _settings(values: Mapping[str, Any], before: str = "") -> Iterator[str]:
             yield from _settings(value, f"{before}{key}.")
         elif value not in (None, "", [], {}):
             yield f"{before}{key} {value}"
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"1 {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _print_tensors(tensors: Sequence[Mapping[str, Any]]) -> None:

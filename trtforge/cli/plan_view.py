@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from trtforge.cli import show
+from trtforge.core.figures import counted
 
 if TYPE_CHECKING:
     from trtforge.plan.alternatives import Alternative
@@ -94,7 +95,7 @@ def _capacity(result: "Plan") -> None:
         return
     needs = f" (as --concurrency {evaluation.request.concurrency or 1} needs)"
     asked = "" if evaluation.request.gpu or evaluation.embedded else needs
-    full = f"{evaluation.full_length_requests:,} requests of {limits.max_seq_len:,} tokens (max_seq_len)"
+    full = f"{counted(evaluation.full_length_requests or 0, 'request')} of {limits.max_seq_len:,} tokens (max_seq_len)"
     show.line(
         f"KV cache{asked}: {memory.kv_tokens:,} tokens = {full} or {evaluation.typical_requests:,} of "
         f"{typical.length:,} tokens; max_batch_size is {limits.max_batch_size:,}"

@@ -51,6 +51,9 @@ def find(recipe: str, *, models: bool = False) -> Path:
     if (path / "config.json").is_file():
         hint = f"It is a model: `{join(['trtforge', 'init', recipe])}` writes a recipe for it."
         raise ForgeError(f"{recipe} is not a recipe", hint=hint)
+    if models and path.is_dir():
+        hint = "A model has config.json and safetensors. Give one, a recipe, or a name from `trtforge recipes list`."
+        raise ForgeError(f"{recipe}: this directory has neither a model nor a build", hint=hint)
     nearest = get_close_matches(recipe, by_name, n=1, cutoff=0.4)
     raise ForgeError(
         f"{recipe}: neither a recipe file nor the name of a shipped recipe",

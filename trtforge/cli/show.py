@@ -13,6 +13,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from trtforge.core.figures import counted
 from trtforge.core.figures import size as size
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def produced(
         )
         return
     verb = "is already right" if result.origin == "already right" else result.origin
-    files = "1 file" if len(manifest.files) == 1 else f"{len(manifest.files)} files"
+    files = counted(len(manifest.files), "file")
     line(f"{manifest.identity.stage} {path(result.path)} {verb}: {files}, {size(manifest.total_bytes)}")
     print(f"next: {next_command}")
 

@@ -12,6 +12,7 @@ from typing import Literal
 
 from trtforge.core.cache import Cache, Slot
 from trtforge.core.errors import ForgeError, LoggedError
+from trtforge.core.figures import counted
 from trtforge.core.locks import locked_by
 from trtforge.core.manifest import (
     FILE_NAME,
@@ -111,7 +112,7 @@ def _log_kept_files(out: Path, partial: Path) -> None:
     if kept is None or not kept.names:
         _LOG.warning("%s was interrupted before a file was finished; its previous content is unchanged", out)
     else:
-        files = "1 finished file" if len(kept.names) == 1 else f"{len(kept.names)} finished files"
+        files = counted(len(kept.names), "finished file")
         _LOG.warning(f"{out} was interrupted: {files} ({kept.bytes:,} bytes) are kept in {partial}")
 
 

@@ -39,6 +39,11 @@ def parameters(count: int | None) -> str:
     return str(count)
 
 
+def counted(count: int, one: str, many: str | None = None) -> str:
+    """1 file, 1,200 files, 2 processes."""
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
 def ratio(times: float | None) -> str:
     """How many times smaller something is: 1.76 times smaller, the same size, 1.02 times larger."""
     if times is None:

@@ -98,12 +98,11 @@ class EagleNetwork:
 
 def read_eagle(directory: Path, kind: EagleKind, model: CheckpointConfig) -> EagleNetwork:
     """The network of `directory` for this model. Raises ForgeError naming the file and what of it is wrong."""
-    where = f"engine.features.{kind}.model"
     if not (directory / CONFIG).is_file():
-        raise ForgeError(f"{where}: {directory} has no {CONFIG}", hint=_HINT)
+        raise ForgeError(f"{directory} has no {CONFIG}", hint=_HINT)
     files = tuple(sorted(directory.glob("*.safetensors")))
     if not files:
-        raise ForgeError(f"{where}: {directory} has no safetensors, and other files are not read", hint=_HINT)
+        raise ForgeError(f"{directory} has no safetensors, and other files are not read", hint=_HINT)
     config = _config(directory / CONFIG)
     vocab = config.integer("vocab_size")
     if vocab != model.vocab_size:

@@ -10,6 +10,7 @@ from shlex import quote
 from typing import Any
 
 from trtforge.core.errors import ForgeError
+from trtforge.core.figures import counted
 from trtforge.core.json_text import read_json_object
 from trtforge.core.manifest import FILE_NAME, FOREIGN, Identity, Manifest, Stage, files_below, open_artifact, record_of
 from trtforge.core.parallel import Parallel
@@ -98,7 +99,7 @@ def _checkpoint_files(directory: Path) -> list[str]:
 def require_rank_files(directory: Path, parallel: Parallel) -> list[str]:
     """The names of a checkpoint's rank files. Raises ForgeError for one that is missing or of another layout."""
     names = [rank_file(rank.index) for rank in parallel.ranks]
-    ranks = "1 rank" if len(names) == 1 else f"{len(names)} ranks"
+    ranks = counted(len(names), "rank")
     layout = f"config.json says {ranks} (tp {parallel.tp}, pp {parallel.pp})"
     hint = "Complete the directory, or make it again."
     missing = [name for name in names if not (directory / name).is_file()]

@@ -69,7 +69,7 @@ def read_medusa(directory: Path, hidden: int, vocab: int) -> MedusaHeads:
     if not path.is_file():
         pickled = (directory / _PICKLED).is_file()
         raise ForgeError(
-            f"engine.features.medusa.model: {directory} has no {MEDUSA_FILE}",
+            f"{directory} has no {MEDUSA_FILE}",
             hint=f"{_PICKLED} is pickled, which runs code when loaded: save its tensors as safetensors."
             if pickled
             else _HINT,

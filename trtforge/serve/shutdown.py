@@ -6,6 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
+from trtforge.core.figures import counted
 from trtforge.engine_process.control import EngineStatus
 
 _POLL = 0.1
@@ -36,7 +37,7 @@ class Toll:
 
     def describe(self) -> str:
         """The last line that a stopping server prints."""
-        return f"stopped: {_requests(self.finished)} finished while draining, {self.cut} cut"
+        return f"stopped: {counted(self.finished, 'request')} finished while draining, {self.cut} cut"
 
 
 def drain(
@@ -92,7 +93,3 @@ def _await_answers(engine: Drainable, clock: Callable[[], float], sleep: Callabl
 
 def _unfinished(status: EngineStatus | None) -> int:
     return status.running + status.waiting if status is not None else 0
-
-
-def _requests(count: int) -> str:
-    return "1 request" if count == 1 else f"{count} requests"
