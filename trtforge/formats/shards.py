@@ -25,7 +25,7 @@ _MOST_DIMENSIONS = 8
 # Longer writes allocate page cache in blocks of megabytes, which a virtual machine may first have to get back from its
 # host: for 4 GB that took ten times as long as the copy.
 _WRITE_BYTES = 128 << 10
-_STARTED_BYTES = 32 << 20  # given to the system, after which it is asked to write them to the disk
+_STARTED_BYTES = 2 << 20  # given to the system, after which it is asked to write them: larger bursts wait for the disk
 _DEQUANTIZED_BYTES = 2 << 20  # of the bfloat16 rows that are made at once
 _TRUNCATED = "The download or copy did not finish: fetch the file again."
 
