@@ -3,6 +3,7 @@
 import ctypes
 import os
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,25 @@ def test_the_library_is_compiled_once(tmp_path: Path, monkeypatch: pytest.Monkey
     assert made.stat().st_mtime_ns == written
     assert [path.name for path in made.parent.iterdir()] == [made.name]
     ctypes.CDLL(str(made)).has_matmul()
+
+
+def test_processes_that_need_it_at_once_compile_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a killed process left in its directory is replaced."""
+    monkeypatch.setenv("TRTFORGE_CACHE", str(tmp_path / "cache"))
+    script = f'echo "$*" >> {tmp_path}/calls\n[ "$1" = -shared ] && cp /dev/null "$4"\ntrue\n'
+    (tmp_path / "c++").write_text(f"#!/bin/sh\n{script}")
+    (tmp_path / "c++").chmod(0o755)
+    monkeypatch.setenv("CXX", str(tmp_path / "c++"))
+    library = compiled()
+    library.unlink()
+    library.with_suffix("").mkdir()
+    (library.with_suffix("") / "attention.o").write_text("half")
+    (tmp_path / "calls").unlink()
+    with ThreadPoolExecutor(8) as pool:  # locks are of open files, so threads wait as processes do
+        assert set(pool.map(lambda _: compiled(), range(8))) == {library}
+    assert [path.name for path in library.parent.iterdir()] == [library.name]
+    links = [call for call in (tmp_path / "calls").read_text().splitlines() if call.startswith("-shared")]
+    assert len(links) == 1
 
 
 def test_each_compiler_and_target_has_a_library_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ instructions that it finds in this processor.
 import hashlib
 import logging
 import os
+import shutil
 import stat
 import subprocess
 import tempfile
@@ -16,6 +17,7 @@ from functools import partial
 from pathlib import Path
 
 from trtforge.core.cache import cache_directory
+from trtforge.core.locks import locked_by
 from trtforge.machine.compiler import find_compiler
 from trtforge.machine.host import Host
 
@@ -53,8 +55,17 @@ def compiled(defines: Sequence[str] = (), architecture: str = NATIVE) -> Path:
     directory = _directory()
     library = directory / f"kernels-{_digest(compiler, flags)}.so"
     if not library.exists():
-        _build(compiler, flags, library)
+        try:
+            with locked_by(library.with_suffix(".lock"), waiting=_say_that_it_waits):
+                if not library.exists():
+                    _build(compiler, flags, library)
+        except OSError as error:
+            raise CompileError(f"{directory}: {error.strerror}") from error
     return library
+
+
+def _say_that_it_waits() -> None:
+    _LOG.info("another process compiles the CPU kernels: waiting for it")
 
 
 def _directory() -> Path:
@@ -99,9 +110,14 @@ def _digest(compiler: str, flags: Sequence[str]) -> str:
 
 
 def _build(compiler: str, flags: Sequence[str], library: Path) -> None:
-    """Compile all sources at once, link them and move the result to `library`, whole."""
-    with tempfile.TemporaryDirectory(prefix="trtforge-kernels-", dir=library.parent) as made:
-        directory = Path(made)
+    """Compile all sources at once, link them and move the result to `library`, whole. Raises CompileError and OSError.
+
+    Meanwhile the files are beside it in a directory of its name, where a process that was killed may have left some.
+    """
+    directory = library.with_suffix("")
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(mode=0o700)
+    try:
         sources = sorted(SOURCES.glob("*.cpp"))
         objects = [f"{source.stem}.o" for source in sources]
         commands = [
@@ -112,6 +128,8 @@ def _build(compiler: str, flags: Sequence[str], library: Path) -> None:
         linked = directory / "kernels.so"
         _run((compiler, *LINK_FLAGS, "-o", str(linked), *objects), directory)
         linked.replace(library)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
     _LOG.info("compiled the CPU kernels: %s", library)
 
 
