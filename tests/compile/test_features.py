@@ -357,7 +357,7 @@ def test_eagle_networks_are_checked_and_become_part_of_the_engine(tmp_path: Path
         assert sorted(path.name for path in (out / "eagle").iterdir()) == ["config.json", "model.safetensors"]
         with pytest.raises(ForgeError, match=rf"features\.{kind}: .* hidden states of all layers, and pp is 2"):
             engine_plan_for(llama(mapping=parallel(pp=2)), asked(kind), Path("c"), Path("o"), CompileOptions())
-    with pytest.raises(ForgeError, match=rf"features\.eagle3\.model: {tmp_path} has no config.json"):
+    with pytest.raises(ForgeError, match=rf"^{tmp_path} has no config.json"):
         compile_engine(asked("eagle3", model=str(tmp_path)), checkpoint, tmp_path / "refused")
     with pytest.raises(ForgeError, match=r"eagle\.choices: not supported by the torch backend"):
         compile_engine(asked("eagle", choices=[[0]]), checkpoint, tmp_path / "refused")
