@@ -15,7 +15,8 @@ class Reaper:
     """A reaper process; a context manager that ends it."""
 
     def __init__(self) -> None:
-        self._start(Remains())
+        self._remains = Remains()
+        self._start()
 
     def __enter__(self) -> "Reaper":
         return self
@@ -41,21 +42,20 @@ class Reaper:
         if stat is None or stat.ended or stat.state == "T":
             self._process.kill()
             self._end()
-            self._start(self._remains)
+            self._start()
 
     def _end(self) -> None:
         os.close(self._pipe)
         self._process.wait()
 
-    def _start(self, remains: Remains) -> None:
+    def _start(self) -> None:
         """Start a reaper in its own session, so that neither Ctrl-C nor the end of the server's session reaches it.
 
         What it is to clean up is in its pipe before it runs. Its working directory is `/`, so that no local file
         shadows a module.
         """
-        self._remains = remains
         read, self._pipe = os.pipe()
-        os.write(self._pipe, remains.encode())
+        os.write(self._pipe, self._remains.encode())
         with open(read, "rb") as stdin:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "trtforge.serve.reap"],

@@ -56,16 +56,13 @@ def compiled(defines: Sequence[str] = (), architecture: str = NATIVE) -> Path:
     library = directory / f"kernels-{_digest(compiler, flags)}.so"
     if not library.exists():
         try:
-            with locked_by(library.with_suffix(".lock"), waiting=_say_that_it_waits):
+            waiting = partial(_LOG.info, "another process compiles the CPU kernels: waiting for it")
+            with locked_by(library.with_suffix(".lock"), waiting=waiting):
                 if not library.exists():
                     _build(compiler, flags, library)
         except OSError as error:
             raise CompileError(f"{directory}: {error.strerror}") from error
     return library
-
-
-def _say_that_it_waits() -> None:
-    _LOG.info("another process compiles the CPU kernels: waiting for it")
 
 
 def _directory() -> Path:

@@ -8,7 +8,7 @@ from trtforge.runtime.native.structures import Context
 from trtforge.runtime.native.tiles import TILE
 
 _KEYS = 64  # of a block
-_QUERIES = 64  # tokens for which keys are packed once
+_QUERIES = 64  # with more tokens, keys are packed to memory first
 _MOST_SIZE = 256  # of a head
 
 

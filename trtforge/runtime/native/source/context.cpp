@@ -178,19 +178,17 @@ struct Part {
 };
 
 // What a part has found so far: of every row, head after head, the largest score, the sum of probabilities, and the
-// weighted values. `queries`: (rows, size), as a way to multiply takes them. `memory`: for one block of keys.
+// weighted values. `queries`: (rows, size), as a way to multiply takes them.
 template <class Way>
 struct Running {
     std::vector<float> largest, total, values;
     std::vector<typename Way::Input> queries;
-    std::vector<bfloat16> memory;
 
     void start(const Context& c, const Part& p) {
         largest.assign(size_t(p.rows()), -std::numeric_limits<float>::infinity());
         total.assign(size_t(p.rows()), 0.0f);
         values.assign(size_t(p.rows() * c.size), 0.0f);
         queries.resize(size_t(p.rows() * c.size));
-        memory.resize(size_t(3 * KEYS * c.size));
         for (int64_t row = 0; row < p.rows(); ++row) {
             const bfloat16* from = c.queries + (p.first + row % p.tokens) * c.stride + (p.head + row / p.tokens) * c.size;
             for (int64_t d = 0; d < c.size; d += WIDTH) put(queries.data() + row * c.size + d, load(from + d));
@@ -272,13 +270,14 @@ static void add_block(const Context& c, const Part& p, int64_t skipped, int64_t 
     }
 }
 
-// Attention of a part to the keys of blocks [first, end), which are packed here unless all are.
+// Attention of a part to the keys of blocks [first, end), which are packed here unless all are: in `memory`, (3, KEYS,
+// size).
 template <class Way>
-static void attend(const Context& c, const Stored& stored, const Part& p, int64_t first, int64_t end,
+static void attend(const Context& c, const Stored& stored, const Part& p, int64_t first, int64_t end, bfloat16* memory,
                    Running<Way>& running) {
     const int64_t joined = p.joined();
     const amx::Session session(joined * p.tokens, Way::uses_tiles(joined * p.tokens, c.size));
-    bfloat16 *memory = running.memory.data(), *own = memory + KEYS * c.size;
+    bfloat16* own = memory + KEYS * c.size;
     Slots next;
     if (!c.packed) next = Slots(c, stored.width, p.kv, first);
     for (int64_t block = first; block < end; ++block) {
@@ -316,12 +315,13 @@ static void attend_few(const Context& c, const Stored& stored) {
     const int64_t ranges = std::clamp<int64_t>(key_blocks / LEAST_BLOCKS, 1, wanted);
     std::vector<Running<Way>> found(size_t(parts * ranges));
     team::run(true, [&](team::Member& member) {
+        std::vector<bfloat16> memory(size_t(3 * KEYS * c.size));
         member.each(parts * ranges, [&](int64_t i) {
             const Part part(c, i / ranges, 0);
             const int64_t range = i % ranges, before = c.first_block();
             found[size_t(i)].start(c, part);
             attend(c, stored, part, before + range * key_blocks / ranges, before + (range + 1) * key_blocks / ranges,
-                   found[size_t(i)]);
+                   memory.data(), found[size_t(i)]);
         });
         member.barrier();
         member.each(parts, [&](int64_t i) { finish(c, Part(c, i, 0), &found[size_t(i * ranges)], ranges); });
@@ -345,7 +345,7 @@ static void attend_many(const Context& c, const Stored& stored) {
             const Part part(c, i % parts, blocks - 1 - i / parts);
             const int64_t position = c.start + part.first, end = (position + part.tokens + KEYS - 1) / KEYS;
             running.start(c, part);
-            attend(c, stored, part, c.first_seen(position) / KEYS, end, running);
+            attend(c, stored, part, c.first_seen(position) / KEYS, end, memory.data(), running);
             finish(c, part, &running, 1);
         });
     });
