@@ -13,10 +13,13 @@ from hypothesis import HealthCheck, settings
 from safetensors.torch import save_file
 
 from tests.golden.make_hf import write_case
+from trtforge.models.elementwise import choose_kernels
 
 # These machines are shared: how long an example, or drawing one, takes says nothing.
 settings.register_profile("trtforge", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("trtforge")
+
+choose_kernels()  # what tests compare with needs accurate cosines too
 
 # Triton decides when it is imported whether kernels are compiled for a GPU or interpreted on the CPU.
 if not torch.cuda.is_available():

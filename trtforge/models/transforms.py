@@ -8,6 +8,9 @@ from torch import Tensor
 
 from trtforge.core.dtypes import DTYPES
 from trtforge.core.number_limits import E2M1_MAX, FP8_MAX, INT8_MAX, NVFP4_BLOCK
+from trtforge.models.elementwise import choose_kernels
+
+choose_kernels()  # here, because whatever computes with weights imports this module, and one thread runs its body
 
 TORCH: dict[str, torch.dtype] = {dtype.name: getattr(torch, dtype.name) for dtype in DTYPES}
 """torch's dtypes by TensorRT-LLM's names."""
