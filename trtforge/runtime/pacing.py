@@ -3,30 +3,30 @@
 import statistics
 from collections import deque
 
-_TIMES = 2.0
+_TIMES = 1.9
 """Such a step is to take so many times as long as one without prompts."""
 _ALONE = 2.0
 """How many times as much a token costs beside running sequences, of which steps without any tell: in small chunks."""
 _LEAST = 4  # tokens
-_RECENT_STEPS, _RECENT_CONTEXTS = 16, 4
+_RECENT = 16  # steps
 
 
 class Pace:
     """Learns from the durations of steps. Medians, because other work on the machine makes single steps slow."""
 
     def __init__(self) -> None:
-        self._steps: deque[float] = deque(maxlen=_RECENT_STEPS)
-        self._beside: deque[float] = deque(maxlen=_RECENT_CONTEXTS)
-        self._alone: deque[float] = deque(maxlen=_RECENT_CONTEXTS)
+        self._steps: deque[float] = deque(maxlen=_RECENT)
+        self._beside: deque[tuple[float, int]] = deque(maxlen=_RECENT)
+        self._alone: deque[tuple[float, int]] = deque(maxlen=_RECENT)
 
     def observe(self, seconds: float, context: int, *, alone: bool) -> None:
         """A step of that many context tokens took so long. `alone`: no sequence of it was in the generation phase."""
         if not context:
             self._steps.append(seconds)
         elif alone:
-            self._alone.append(_ALONE * seconds / context)
+            self._alone.append((_ALONE * seconds, context))
         elif self._steps:
-            self._beside.append(max(0.0, seconds - statistics.median(self._steps)) / context)
+            self._beside.append((max(0.0, seconds - statistics.median(self._steps)), context))
 
     @property
     def most_context(self) -> int | None:
@@ -34,5 +34,5 @@ class Pace:
         known = self._beside or self._alone
         if not self._steps or not known:
             return None
-        per_token = statistics.median(known)
-        return max(_LEAST, int((_TIMES - 1) * statistics.median(self._steps) / per_token)) if per_token else None
+        added, tokens = (statistics.median(values) for values in zip(*known, strict=True))
+        return max(_LEAST, int((_TIMES - 1) * statistics.median(self._steps) * tokens / added)) if added else None
