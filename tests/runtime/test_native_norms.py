@@ -21,11 +21,18 @@ def kernels(level: Native) -> Native:
     return level
 
 
-def near(made: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
+def near(made: Tensor, expected: Tensor, dtype: torch.dtype, condition: float = 1.0) -> None:
+    """`condition`: how many times as large as that of a float32 intermediate result the relative error may be."""
     assert made.dtype is dtype
     assert made.shape == expected.shape
     error = float((made - expected).abs().max() / expected.abs().max())
-    assert error <= EXACT[dtype], f"relative error {error}"
+    assert error <= EXACT[dtype] + (condition - 1) * 2**-23, f"relative error {error}"
+
+
+def cancellation(x: Tensor) -> float:
+    """How much larger than their distance from the mean of their row values are, in the worst row."""
+    x = x.double()
+    return max(1.0, float((x.abs().amax(-1) / (x.var(-1, correction=0) + 1e-3).sqrt()).max()))
 
 
 def by_torch(x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float, *, centred: bool) -> Tensor:
@@ -64,12 +71,17 @@ def test_norms(
     shape = (heads, size) if heads else (size,)
     weight, bias = torch.randn(shape).to(of_weights), torch.randn(shape).to(of_weights) if biased else None
     x = (torch.randn(rows, *shape) + mean).to(dtype)
-    near(norm(kernels, x, weight, bias, 1e-3, centred=centred), by_torch(x, weight, bias, 1e-3, centred=centred), dtype)
+    made, expected = (
+        norm(kernels, x, weight, bias, 1e-3, centred=centred),
+        by_torch(x, weight, bias, 1e-3, centred=centred),
+    )
+    near(made, expected, dtype, cancellation(x) if centred else 1.0)
     whole = torch.randn(rows, max(1, heads) + 3, size).to(dtype)
     part, others = whole[:, 1:-2], whole[:, -2:].clone()
     expected = by_torch(part, weight, bias, 1e-3, centred=centred)
+    condition = cancellation(part) if centred else 1.0
     norm_heads(kernels, part, weight, bias, 1e-3, centred=centred)
-    near(part, expected, dtype)
+    near(part, expected, dtype, condition)
     assert torch.equal(whole[:, -2:], others)
 
 
