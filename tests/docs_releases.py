@@ -11,7 +11,7 @@ from trtforge.formats.llmapi import LlmArgs, require_llm_api
 from trtforge.formats.releases import CONFIDENCES, Section, read_release_data, release
 from trtforge.formats.triton import parameter_problem, parameters
 from trtforge.plan.llm_api_arguments import feature_arguments
-from trtforge.plan.serving_rules import LLM_ARGUMENTS
+from trtforge.plan.serving_rules import EMBEDDED_SETTINGS, LLM_ARGUMENTS
 
 _SECTIONS: tuple[Section, ...] = ("build_config", "plugin_config", "lora_config", "mapping", "quantization", "moe")
 _PUBLISHED = ("verified", "verified_near", "inferred", "unplaced")
@@ -41,14 +41,18 @@ def releases() -> str:
 
 
 def serving_settings() -> str:
-    """The settings of TensorRT-LLM's executor, their argument of the LLM API, and the releases that have them."""
+    """The settings of TensorRT-LLM's executor, what else has them, and the releases that do."""
     lines = [str(line["id"]) for line in read_release_data("build-config")["versions"]]
-    rows = [f"| `serving` key | LLM API | {' | '.join(lines)} |", "|---|---|" + "---|" * len(lines)]
+    rows = [
+        f"| `serving` key | embedded engine | LLM API | {' | '.join(lines)} |",
+        "|---|---|---|" + "---|" * len(lines),
+    ]
     names = list(ServingConfig.model_fields)
     for key in names[names.index("max_attention_window_size") :]:
+        embedded = "yes" if key in EMBEDDED_SETTINGS else "–"
         argument = f"`{LLM_ARGUMENTS[key]}`" if key in LLM_ARGUMENTS else "–"
         had = ("yes" if parameter_problem("tensorrt_llm", key, release(line)) is None else "–" for line in lines)
-        rows.append(f"| `{key}` | {argument} | {' | '.join(had)} |")
+        rows.append(f"| `{key}` | {embedded} | {argument} | {' | '.join(had)} |")
     return "\n".join(rows)
 
 

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -9,9 +10,10 @@ from tests.gpu.engines import LENGTHS, checkpoint_of, decoded, error, gpu_engine
 from tests.runtime.cuda.test_paged_attention import TOLERANCES, Case, difference
 from trtforge.core.recipe import KvCacheFormat
 from trtforge.runtime.architecture.positions import ALL, Reach
+from trtforge.runtime.decoder.block_copies import BlockCopies
+from trtforge.runtime.decoder.padding import padded_rows
 from trtforge.runtime.native.bindings import VARIABLE
 from trtforge.runtime.ranks import rank_model
-from trtforge.runtime.scheduling.batch import padded_rows
 
 pytestmark = pytest.mark.gpu
 
@@ -41,6 +43,21 @@ def test_engines_with_and_without_kernels_agree(
     assert own.models[0].graphs is not None
     assert gathered.models[0].graphs is None
     assert error(decoded(own), decoded(gathered)) < tolerance
+
+
+def test_contents_go_to_pinned_memory_and_come_back() -> None:
+    """Swapped between device and host many times, as the kernels' stream orders it."""
+    layers = [torch.randn(6, 32, 16, 64, device="cuda").to(dtype) for dtype in (torch.bfloat16, torch.float32)]
+    before = [layer.clone() for layer in layers]
+    copies = BlockCopies(layers, 4, 3)
+    copies.copy(np.array([(block, 4 + block) for block in range(3)]).reshape(-1))
+    for layer in layers:
+        layer[:3] = 0
+    swap = np.array([pair for block in range(3) for pair in ((block, 4 + block), (4 + block, block))]).reshape(-1)
+    for _ in range(101):
+        copies.copy(swap)
+    for layer, expected in zip(layers, before, strict=True):
+        assert torch.equal(layer, expected)
 
 
 @pytest.mark.parametrize("quant", [None, "FP8", "W8A16", "W4A16_AWQ"])

@@ -27,6 +27,7 @@ from trtforge.package.render import render_config
 from trtforge.package.stage import package
 from trtforge.package.tokenizer import read_tokenizer
 from trtforge.package.triton_models import model_specs, repository_facts
+from trtforge.plan.serving_rules import EMBEDDED_SETTINGS
 
 RELEASES = ("0.17.0", "0.18.2", "0.19.0", "0.20.0", "0.21.0", "1.0.0", "1.1.0", "1.2.1")
 SINCE = {"num_nodes": "0.19.0", "lora_prefetch_dir": "0.19.0", "guided_decoding_backend": "0.19.0"}
@@ -93,10 +94,17 @@ def test_a_setting_of_a_recipe_is_what_triton_reads(key: str, version: str, tmp_
     assert [group.count for group in read.instance_group] == [count]
 
 
-@pytest.mark.parametrize("key", list(ASKED))
-def test_the_embedded_engine_has_none_of_them(key: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("key", [key for key in ASKED if key not in EMBEDDED_SETTINGS])
+def test_the_embedded_engine_refuses_what_it_does_not_have(key: str, tmp_path: Path) -> None:
     with pytest.raises(ForgeError, match=rf"serving\.{key}: the embedded engine has no such setting"):
         packaged(tmp_path, torch_engine(tmp_path / "engine"), **{key: ASKED[key][0]})
+
+
+@pytest.mark.parametrize("key", sorted(EMBEDDED_SETTINGS))
+def test_the_embedded_engine_gets_what_it_has(key: str, tmp_path: Path) -> None:
+    asked, expected = ASKED[key]
+    made = packaged(tmp_path, torch_engine(tmp_path / "engine"), **{key: asked})
+    assert read_parameters(model_config(made, "tensorrt_llm"))[key] == expected
 
 
 def test_settings_that_are_not_given_are_not_written(tmp_path: Path) -> None:

@@ -24,8 +24,10 @@ def messages(found: Evaluation) -> list[str]:
     return [problem.message for problem in found.problems if problem.rule == "serving"]
 
 
-def test_offloaded_kv_blocks_take_host_memory_of_every_rank() -> None:
-    plain, offloaded = planned({}, tp=2), planned({"kv_cache_host_memory_bytes": "16GiB"}, tp=2)
+@pytest.mark.parametrize("backend", ["tensorrt_llm", "torch"])
+def test_offloaded_kv_blocks_take_host_memory_of_every_rank(backend: str) -> None:
+    plain, offloaded = (planned(serving, backend, tp=2) for serving in ({}, {"kv_cache_host_memory_bytes": "16GiB"}))
+    assert messages(offloaded) == []
     assert plain.memory is not None
     assert offloaded.memory is not None
     assert offloaded.memory.as_json()["host"] == plain.memory.as_json()["host"] + 2 * 16 * GIB

@@ -9,6 +9,7 @@ from torch import Tensor
 from trtforge.core.device import UsableDevice
 from trtforge.core.dtypes import ModelDtype
 from trtforge.core.errors import ForgeError
+from trtforge.runtime.decoder.kv_capacity import KvMemory
 from trtforge.runtime.ranks.rank_group import RankGroup
 from trtforge.runtime.ranks.source import Source, open_model
 from trtforge.runtime.scheduling.batch import Step
@@ -83,4 +84,4 @@ def open_runner(
     source = open_model(directory, device, compute_dtype)
     size = source.tokens_per_block
     tokens = -(-min(max_tokens, source.limits.max_seq_len) // size) * size
-    return Runner(source, RankGroup(source, threads=threads, kv_cache_tokens=tokens))
+    return Runner(source, RankGroup(source, threads=threads, memory=KvMemory(tokens=tokens)))

@@ -8,8 +8,9 @@ from torch.nn import functional
 from trtforge.runtime.architecture.positions import Reach
 from trtforge.runtime.decoder.attention import Attention, Batch
 from trtforge.runtime.decoder.kv_cache import LayerCache, Scratch
+from trtforge.runtime.decoder.padding import buckets, padded_rows
 from trtforge.runtime.decoder.scores import FusedScores
-from trtforge.runtime.scheduling.batch import Step, buckets, padded_rows
+from trtforge.runtime.scheduling.batch import Step
 
 BLOCK = 4
 

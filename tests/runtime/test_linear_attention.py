@@ -207,9 +207,13 @@ def test_requests_in_flight_on_processes_get_the_tokens_of_transformers(
 def test_what_would_need_other_states_is_refused(families: Families, tmp_path: Path) -> None:
     checkpoint = families(NAME).checkpoint()
     engine = write_engine(checkpoint, tmp_path / "engine")
-    with pytest.raises(ForgeError, match="KV blocks cannot be stored for a model with linear attention") as caught:
-        Engine.load(engine, EngineOptions(kv_store=KvStoreOptions(tmp_path / "kv")))
-    assert caught.value.hint == "Do without the directory for KV blocks."
+    for what, options in (
+        ("a directory for KV blocks", EngineOptions(kv_store=KvStoreOptions(tmp_path / "kv"))),
+        ("kv_cache_host_memory_bytes", EngineOptions(kv_cache_host_memory_bytes=1 << 24)),
+    ):
+        with pytest.raises(ForgeError, match=f"{what}: a model with linear attention has states") as caught:
+            Engine.load(engine, options)
+        assert caught.value.hint == "Do without it for this model."
     beams = EngineConfig.parse({"backend": "torch", "device": "cpu", "max_beam_width": 2}, "test")
     with pytest.raises(ForgeError, match="max_beam_width 2: beams share KV blocks, and linear attention keeps states"):
         compile_engine(beams, checkpoint, tmp_path / "beams")

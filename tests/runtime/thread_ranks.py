@@ -15,12 +15,12 @@ from trtforge.runtime.scheduling.batch import Step
 
 
 class ThreadRanks:
-    """Stands in for a RankGroup."""
+    """Stands in for a RankGroup. Blocks that leave the cache are kept in host memory, as far as it has blocks."""
 
     threads = 1
 
-    def __init__(self, source: Source, blocks: int) -> None:
-        self.num_blocks = blocks
+    def __init__(self, source: Source, blocks: int, host_blocks: int = 20) -> None:
+        self.num_blocks, self.num_host_blocks = blocks, host_blocks
         world = source.config.parallel.world_size
         self._pool = ThreadPoolExecutor(world)
         store, port = serve_store()
@@ -33,7 +33,7 @@ class ThreadRanks:
                 ranks = distributed = Distributed(source.spec(index), index, place.device)
                 distributed.connect(store if index == 0 else join_store(port))
             model = RankModel(source, index, place, ranks)
-            model.allocate_cache(blocks)
+            model.allocate_cache(blocks, host_blocks)
             return model
 
         self.models = list(self._pool.map(load, range(world)))

@@ -41,6 +41,7 @@ class Engine:
         scheduler: SchedulerPolicy = "guaranteed_no_evict",
         kv_cache_fraction: float = 0.9,
         kv_cache_tokens: int | None = None,
+        kv_cache_host_memory_bytes: int = 0,
         kv_reuse: bool | None = None,
         chunked_context: bool | None = None,
         threads: int | None = None,
@@ -51,9 +52,10 @@ class Engine:
     ) -> "Engine":
         """Load an engine, or the one of a build directory; its files are compared with its manifest.
 
-        `kv_cache_fraction`: of the free memory, unless `kv_cache_tokens` says how many; `kv_reuse` and
-        `chunked_context` None: as compiled; `trace`: a file that every iteration is written to. `kv_cache_dir`:
-        KV blocks are stored there, at most `kv_cache_dir_bytes`, and found again by later engines. Raises ForgeError.
+        `kv_cache_fraction`: of the free memory, unless `kv_cache_tokens` says how many; `kv_cache_host_memory_bytes`:
+        of each rank's host, for KV blocks that make room on its device; `kv_reuse` and `chunked_context` None: as
+        compiled; `trace`: a file that every iteration is written to. `kv_cache_dir`: KV blocks are stored there, at
+        most `kv_cache_dir_bytes`, and found again by later engines. Raises ForgeError.
         """
         place = _engine_in(Path(directory))
         features = open_engine(place).forge.features
@@ -63,6 +65,7 @@ class Engine:
             scheduler=scheduler,
             kv_cache_fraction=kv_cache_fraction,
             kv_cache_tokens=kv_cache_tokens,
+            kv_cache_host_memory_bytes=kv_cache_host_memory_bytes,
             kv_reuse=features.kv_reuse if kv_reuse is None else kv_reuse,
             chunked_context=features.chunked_context if chunked_context is None else chunked_context,
             threads=threads,

@@ -133,6 +133,8 @@ def engine_parameters(
     }
     if serving.kv_cache_tokens is not None:
         values["max_tokens_in_paged_kv_cache"] = str(serving.kv_cache_tokens)
+    if engine.backend == "torch":
+        values |= {key: _spelled(value) for key, value in serving.executor_settings.items()}
     if engine.backend != "tensorrt_llm":
         return values | {
             "end_ids": ",".join(map(str, tokenizer.end_ids)),

@@ -37,6 +37,8 @@ def with_memory(
         layout = replace(layout, exclude_modules=())
     held = held_by(model, request, model.weights(layout), layout.exclude_modules)
     planned = replace(memory_of(model.facts, held, layout.parallel, limits), windows=windows)
+    offloaded = request.serving.kv_cache_host_memory_bytes or 0
+    planned = replace(planned, stages=tuple(replace(rank, host=rank.host + offloaded) for rank in planned.stages))
     embedded = Embedded.of(request, Processor.of(Host())) if request.engine.backend == "torch" else None
     more: tuple[Problem, ...] = ()
     if embedded is not None:
@@ -77,8 +79,6 @@ def _with_features(
 ) -> tuple[Memory, tuple[Problem, ...]]:
     """Memory on TensorRT-LLM: features, the KV pool in what is left, then the adapter cache."""
     features, facts = request.engine.features, model.facts
-    offloaded = request.serving.kv_cache_host_memory_bytes or 0
-    memory = replace(memory, stages=tuple(replace(rank, host=rank.host + offloaded) for rank in memory.stages))
     if features.beyond_paging:
         memory = with_features(memory, facts, held, limits, features, request.draft)
     memory = with_pool(memory, _pool_tokens(request, memory, limits))

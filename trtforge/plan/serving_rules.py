@@ -22,6 +22,8 @@ LLM_ARGUMENTS: Mapping[str, str] = {
     "guided_decoding_backend": "guided_decoding_backend",
 }
 """The LLM API's arguments for settings of the engine executor; it has no others."""
+EMBEDDED_SETTINGS = frozenset({"kv_cache_host_memory_bytes"})
+"""Those that the embedded engine has too."""
 
 _LEAVE_OUT = "Leave it out of serving."
 
@@ -65,7 +67,8 @@ def serving_problems(serving: ServingConfig, engine: ServedEngine) -> Iterator[P
 
 def _availability(key: str, serving: ServingConfig, engine: ServedEngine) -> Iterator[Problem]:
     if engine.backend == "torch":
-        yield _problem(f"{key}: the embedded engine has no such setting", _LEAVE_OUT)
+        if key not in EMBEDDED_SETTINGS:
+            yield _problem(f"{key}: the embedded engine has no such setting", _LEAVE_OUT)
     elif engine.backend == "llmapi":
         if key not in LLM_ARGUMENTS:
             yield _problem(f"{key}: the LLM API has no such setting", _LEAVE_OUT)

@@ -9,7 +9,7 @@ from trtforge.formats.eagle import EAGLE_DIRECTORY, read_eagle
 from trtforge.formats.medusa import MEDUSA_DIRECTORY, read_medusa
 from trtforge.formats.shards import read_header
 from trtforge.formats.trtllm import DRAFT_ENGINE, rank_file
-from trtforge.runtime.decoder.kv_capacity import block_bytes
+from trtforge.runtime.decoder.kv_capacity import KvMemory, block_bytes
 from trtforge.runtime.draft_model import DraftModel
 from trtforge.runtime.drafting import Drafter, NgramDrafter, Speculation
 from trtforge.runtime.eagle import EagleDrafter
@@ -81,4 +81,5 @@ def open_drafter(feature: Speculation | None, source: Source, ranks: RankGroup) 
     size = own.tokens_per_block
     tokens = ranks.num_blocks * source.tokens_per_block
     threads = ranks.threads * own.config.parallel.world_size
-    return DraftModel(own, RankGroup(own, threads=threads, kv_cache_tokens=-(-tokens // size) * size), feature.tokens)
+    own_ranks = RankGroup(own, threads=threads, memory=KvMemory(tokens=-(-tokens // size) * size))
+    return DraftModel(own, own_ranks, feature.tokens)

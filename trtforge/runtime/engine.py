@@ -57,9 +57,13 @@ class Engine:
         trace: Trace | None = None,
         store: KvStore | None = None,
     ) -> None:
-        window = widest_window(source.config) if options.chunked_context else None
         blocks = BlockManager(
-            ranks.num_blocks, source.tokens_per_block, reuse=source.shares(options.kv_reuse), store=store, window=window
+            ranks.num_blocks,
+            source.tokens_per_block,
+            reuse=source.shares(options.kv_reuse),
+            store=store,
+            window=widest_window(source.config) if options.chunked_context else None,
+            host_blocks=ranks.num_host_blocks,
         )
         self._source = source
         self._ranks = ranks
@@ -97,16 +101,13 @@ class Engine:
         if options.speculation is None:
             options = replace(options, speculation=features.of_torch)
         source = with_drafter(source, options.speculation)
+        if options.kv_cache_host_memory_bytes:
+            source.require_shared("kv_cache_host_memory_bytes", options.kv_reuse)
         with ExitStack() as opened:
             trace = None if options.trace is None else Trace(options.trace)  # at once: a wrong path ends no long load
             if trace is not None:
                 opened.callback(trace.close)
-            ranks = RankGroup(
-                source,
-                threads=options.threads,
-                kv_cache_fraction=options.kv_cache_fraction,
-                kv_cache_tokens=options.kv_cache_tokens,
-            )
+            ranks = RankGroup(source, threads=options.threads, memory=options.kv_memory)
             opened.callback(ranks.close)
             drafter = open_drafter(options.speculation, source, ranks)
             if drafter is not None:

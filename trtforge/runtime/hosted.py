@@ -24,6 +24,7 @@ class HostJob(Config):
     scheduler: SchedulerPolicy = "guaranteed_no_evict"
     kv_cache_fraction: float = 0.9
     kv_cache_tokens: int | None = None
+    kv_cache_host_memory_bytes: int = 0
     kv_reuse: bool = True
     chunked_context: bool = False
     max_queue_size: int = DEFAULT_QUEUE_SIZE
@@ -37,6 +38,7 @@ class HostJob(Config):
             scheduler=self.scheduler,
             kv_cache_fraction=self.kv_cache_fraction,
             kv_cache_tokens=self.kv_cache_tokens,
+            kv_cache_host_memory_bytes=self.kv_cache_host_memory_bytes,
             kv_reuse=self.kv_reuse,
             chunked_context=self.chunked_context,
             trace=_unwritten(Path(trace)) if trace else None,

@@ -109,9 +109,9 @@ class KvStore:
             os.utime(path)
         return True
 
-    def forget(self, block: int) -> None:
-        """`block` gets other content: it is not filled any more."""
-        self._fills.pop(block, None)
+    def forget(self, block: int) -> bool:
+        """`block` gets other content: it is not filled any more. Whether it was to be."""
+        return self._fills.pop(block, None) is not None
 
     def keep(self, key: bytes, block: int) -> None:
         """Store the content of a computed block, unless it is stored already or too much waits to be written."""
@@ -206,22 +206,13 @@ def open_store(
 
     Raises ForgeError for an engine of several ranks, and one that reuses no blocks.
     """
-    if options is not None and source.keeps_states:
-        raise ForgeError(
-            "KV blocks cannot be stored for a model with linear attention: it keeps states that are in no block",
-            hint="Do without the directory for KV blocks.",
-        )
     if options is None:
         return None
+    source.require_shared("a directory for KV blocks", reuse)
     if source.config.parallel.world_size > 1:
         raise ForgeError(
             f"KV blocks cannot be stored for an engine of {source.config.parallel.world_size} ranks",
             hint="Convert the model with --tp 1 --pp 1, or do without the directory for KV blocks.",
-        )
-    if not reuse:
-        raise ForgeError(
-            "KV blocks are stored to be reused, and this engine was compiled without KV reuse",
-            hint="Compile it with the feature kv_reuse, or do without the directory for KV blocks.",
         )
     return KvStore(options, _weights(source.directory), layers)
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trtforge.core.recipe import SchedulerPolicy
+from trtforge.runtime.decoder.kv_capacity import KvMemory
 from trtforge.runtime.drafting import Speculation
 from trtforge.runtime.kv_store import KvStoreOptions
 from trtforge.runtime.scheduling.scheduler import Batching
@@ -14,13 +15,15 @@ class EngineOptions:
     """Options for loading an engine. `max_batch_size` lowers the engine's own limit; `batching` is for benchmarks.
 
     `speculation`: None for the method that the engine was compiled with. `trace`: a file that every iteration is
-    written to. `kv_store`: files for KV blocks, which outlast the engine. `paced`: whether steps in which sequences
-    generate take fewer context tokens than fit (`pacing.py`), so that the schedule depends on the time that steps take.
+    written to. `kv_store`: files for KV blocks, which outlast the engine. `kv_cache_host_memory_bytes`: of each rank,
+    for KV blocks that make room on its device. `paced`: whether steps in which sequences generate take fewer context
+    tokens than fit (`pacing.py`), so that the schedule depends on the time that steps take.
     """
 
     scheduler: SchedulerPolicy = "guaranteed_no_evict"
     kv_cache_fraction: float = 0.9
     kv_cache_tokens: int | None = None
+    kv_cache_host_memory_bytes: int = 0
     kv_reuse: bool = True
     chunked_context: bool = False
     threads: int | None = None
@@ -30,6 +33,13 @@ class EngineOptions:
     trace: Path | None = None
     kv_store: KvStoreOptions | None = None
     paced: bool = True
+
+    @property
+    def kv_memory(self) -> KvMemory:
+        """Memory for the KV cache of each rank."""
+        return KvMemory(
+            fraction=self.kv_cache_fraction, tokens=self.kv_cache_tokens, host_bytes=self.kv_cache_host_memory_bytes
+        )
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ class TritonPythonModel(EngineProcessModel):
             "scheduler": config.text("batch_scheduler_policy", "guaranteed_no_evict"),
             "kv_cache_fraction": float(config.text("kv_cache_free_gpu_mem_fraction", "0.9")),
             "kv_cache_tokens": int(tokens) if tokens else None,
+            "kv_cache_host_memory_bytes": config.integer("kv_cache_host_memory_bytes", 0),
             "kv_reuse": config.flag("enable_kv_cache_reuse", True),
             "chunked_context": config.flag("enable_chunked_context", False),
             "max_queue_size": config.integer("max_queue_size", 2048),

@@ -27,10 +27,11 @@ from trtforge.runtime.decoder.kv_cache import LayerCache, Scratch, in_place_for,
 from trtforge.runtime.decoder.logits import most_likely
 from trtforge.runtime.decoder.mlp import gated_halves
 from trtforge.runtime.decoder.norms import RmsNorm
+from trtforge.runtime.decoder.padding import padded_rows
 from trtforge.runtime.decoder.scores import FusedScores
 from trtforge.runtime.linears.linear import Linear, Placement, matrix
 from trtforge.runtime.native.bindings import native_for
-from trtforge.runtime.scheduling.batch import Ints, Step, padded_rows
+from trtforge.runtime.scheduling.batch import Ints, Step
 
 Embed = Callable[[Tensor], Tensor]
 """Token ids to embeddings."""

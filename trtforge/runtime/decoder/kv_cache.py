@@ -97,10 +97,6 @@ class LayerCache:
         integers = self._blocks.dtype is torch.int8
         return round_to_int8(values, self._scale) if integers else _e4m3_bytes(values, self._scale)
 
-    def copy(self, pairs: Tensor) -> None:
-        """Copy blocks: int64 (pairs, 2), from and to."""
-        self._blocks.index_copy_(0, pairs[:, 1], self._blocks.index_select(0, pairs[:, 0]))
-
     @property
     def storage(self) -> Tensor:
         """The cache tensor."""

@@ -2,6 +2,7 @@
 
 import torch
 
+from trtforge.core.config_model import Config
 from trtforge.core.device import CPU_CACHE_BYTES
 from trtforge.core.errors import ForgeError
 from trtforge.machine.host import Host
@@ -9,6 +10,14 @@ from trtforge.machine.memory import read_memory
 from trtforge.runtime.architecture.spec import DecoderSpec
 from trtforge.runtime.linears.linear import Placement
 from trtforge.runtime.scheduling.scheduler import BatchLimits
+
+
+class KvMemory(Config):
+    """Memory for the KV cache of each rank: a fraction of what is free, at most for `tokens`, and of its host's."""
+
+    fraction: float = 0.9
+    tokens: int | None = None
+    host_bytes: int = 0
 
 
 def block_bytes(spec: DecoderSpec, dtype: torch.dtype, tokens_per_block: int) -> int:
@@ -53,6 +62,25 @@ def block_count(
             hint="Free some memory, or raise kv_cache_fraction or kv_cache_tokens.",
         )
     return min(fitting, wanted)
+
+
+def host_block_count(memory: int, block: int, ranks: int) -> int:
+    """KV blocks of `block` bytes in `memory` bytes of host memory, which all `ranks` take. Raises ForgeError."""
+    if not memory:
+        return 0
+    if memory < block:
+        raise ForgeError(
+            f"kv_cache_host_memory_bytes is {memory:,}, a KV block of a rank has {block:,} bytes",
+            hint="Give it room for many blocks, or leave it out.",
+        )
+    free = free_memory(torch.device("cpu"))
+    if memory * ranks > free:
+        each = f" for each of {ranks} ranks" if ranks > 1 else ""
+        raise ForgeError(
+            f"kv_cache_host_memory_bytes is {memory:,}{each}, {free:,} bytes of host memory are free",
+            hint="Lower it, or free some memory.",
+        )
+    return memory // block
 
 
 def free_memory(device: torch.device, host: Host | None = None) -> int:

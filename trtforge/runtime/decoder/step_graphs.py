@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from trtforge.runtime.decoder.attention import Batch
+from trtforge.runtime.decoder.padding import padded_rows
 from trtforge.runtime.native.bindings import PagedRows
-from trtforge.runtime.scheduling.batch import Step, padded_rows
+from trtforge.runtime.scheduling.batch import Step
 
 MOST_ROWS = 512
 """Of a graph: the products of more rows take longer than their launches."""

@@ -10,6 +10,7 @@ from trtforge.core.errors import ForgeError
 from trtforge.machine.host import usable_cpus
 from trtforge.runtime.decoder.collective import Alone, Collective
 from trtforge.runtime.decoder.eagle import Network
+from trtforge.runtime.decoder.kv_capacity import KvMemory
 from trtforge.runtime.native.bindings import native_for
 from trtforge.runtime.native.threads import release_threads
 from trtforge.runtime.ranks.distributed import Distributed, loaded_key, serve_store
@@ -20,6 +21,7 @@ from trtforge.runtime.scheduling.batch import Step
 
 _END_TIMEOUT = 3.0  # seconds that a worker has to end by itself
 _PARAMETERS_PER_THREAD = 1_000_000  # of a layer; with fewer, another thread was measured to cost more than it saves
+_MEMORY = KvMemory()
 
 
 class RankGroup:
@@ -33,8 +35,7 @@ class RankGroup:
         source: Source,
         *,
         threads: int | None = None,
-        kv_cache_fraction: float = 0.9,
-        kv_cache_tokens: int | None = None,
+        memory: KvMemory = _MEMORY,
     ) -> None:
         world = source.config.parallel.world_size
         useful = -(-source.spec(0).layer_parameters // _PARAMETERS_PER_THREAD)
@@ -60,8 +61,7 @@ class RankGroup:
                             index=index,
                             port=port,
                             threads=self.threads,
-                            kv_cache_fraction=kv_cache_fraction,
-                            kv_cache_tokens=kv_cache_tokens,
+                            memory=memory,
                         )
                     )
                     for index in range(1, world)
@@ -72,8 +72,7 @@ class RankGroup:
                         worker.check()
                         time.sleep(0.01)
                 distributed.connect(store)
-            self.num_blocks = self._collective.smallest(self._model.blocks_that_fit(kv_cache_fraction, kv_cache_tokens))
-            self._model.allocate_cache(self.num_blocks)
+            self.num_blocks, self.num_host_blocks = self._model.allocate(memory)
             kernels = native_for(place.device, place.dtype)
             if kernels is not None:
                 release_threads(kernels)  # the engine's thread computes from here on

@@ -11,11 +11,12 @@ from trtforge.runtime.adapters.rank_adapters import RankAdapters
 from trtforge.runtime.architecture.positions import Reach
 from trtforge.runtime.cuda.graph_capture import graph_capture_for
 from trtforge.runtime.decoder.attention import Batch
+from trtforge.runtime.decoder.block_copies import BlockCopies
 from trtforge.runtime.decoder.collective import Collective
 from trtforge.runtime.decoder.decoder import Decoder
 from trtforge.runtime.decoder.eagle import Network, spare_blocks
 from trtforge.runtime.decoder.kv_cache import LayerCache
-from trtforge.runtime.decoder.kv_capacity import block_bytes, block_count
+from trtforge.runtime.decoder.kv_capacity import KvMemory, block_bytes, block_count, host_block_count
 from trtforge.runtime.decoder.recorded import Layers
 from trtforge.runtime.decoder.step_graphs import Outputs, StepGraphs
 from trtforge.runtime.linears.kernels import DTYPES
@@ -50,8 +51,19 @@ class RankModel:
         self._network = None if drafts is None else self._load_network(drafts)
         self._ranks = ranks
         self._cache: list[LayerCache] = []
+        self._copies: BlockCopies | None = None
         self._graphs: StepGraphs | None = None
         self._capture = graph_capture_for(place.device) if self._decoder.repeats else None
+
+    def allocate(self, memory: KvMemory) -> tuple[int, int]:
+        """Allocate as many KV blocks as fit on every rank: their numbers on a device and in host memory.
+
+        Raises ForgeError if there is no room.
+        """
+        num_blocks = self._ranks.smallest(self.blocks_that_fit(memory.fraction, memory.tokens))
+        host_blocks = self._ranks.smallest(self.host_blocks_that_fit(memory.host_bytes))
+        self.allocate_cache(num_blocks, host_blocks)
+        return num_blocks, host_blocks
 
     def blocks_that_fit(self, fraction: float, tokens: int | None) -> int:
         """KV blocks that this rank has memory for."""
@@ -65,8 +77,15 @@ class RankModel:
             reserved += block_bytes(spec, self._place.dtype, size)
         return block_count(spec, self._place, source.limits, size, fraction, tokens, reserved, drafter)
 
-    def allocate_cache(self, num_blocks: int) -> None:
-        """Allocate `num_blocks` KV blocks; required before the first step."""
+    def host_blocks_that_fit(self, memory: int) -> int:
+        """KV blocks in so many bytes of host memory. Raises ForgeError if they are not free."""
+        source, spec = self._source, self._decoder.spec
+        own = 0 if self._network is None else self._network.block_bytes(source.tokens_per_block)
+        size = block_bytes(spec, self._place.dtype, source.tokens_per_block) + own
+        return host_block_count(memory, size, spec.tp * spec.pp)
+
+    def allocate_cache(self, num_blocks: int, host_blocks: int = 0) -> None:
+        """Allocate `num_blocks` KV blocks, and more in host memory; required before the first step."""
         size, longest = self._source.tokens_per_block, self._source.limits.max_seq_len
         self._cache = self._decoder.new_cache(num_blocks + (self._capture is not None), size)
         if self._capture is not None:
@@ -80,6 +99,7 @@ class RankModel:
             )
         if self._network is not None:
             self._cache.append(self._network.allocate_cache(num_blocks + self._spare_blocks, size))
+        self._copies = BlockCopies(self.cache, num_blocks, host_blocks)
 
     @property
     def layers(self) -> Layers:
@@ -130,12 +150,13 @@ class RankModel:
 
         `fills`: blocks to overwrite after the step's copies, with their bytes of all layers one after another.
         """
+        assert self._copies is not None, "see allocate_cache"
         device, dtype = self._place.device, self._place.dtype
         pads = device.type == "cpu" and dtype is not torch.float32 and not self._decoder.takes_any_rows
         reaches = self._decoder.spec.reaches
         block, in_place = self._source.tokens_per_block, self._decoder.reads_in_place
-        for layer in self._cache if len(step.copies) else ():
-            layer.copy(torch.from_numpy(step.copies.reshape(-1, 2)).to(device))
+        if len(step.copies):
+            self._copies.copy(step.copies)
         for block_index, content in (fills or {}).items():
             parts = content.split([layer.storage[0].nbytes for layer in self._cache])
             for layer, part in zip(self._cache, parts, strict=True):

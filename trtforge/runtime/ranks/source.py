@@ -87,6 +87,19 @@ class Source:
         """Whether KV blocks are shared between requests: if `asked`, and if they hold all that a sequence has."""
         return asked and not self.keeps_states
 
+    def require_shared(self, what: str, asked: bool) -> None:
+        """Raises ForgeError if KV blocks are not shared, which `what` would keep for later requests."""
+        if self.keeps_states:
+            raise ForgeError(
+                f"{what}: a model with linear attention has states beside its KV blocks, which are not kept",
+                hint="Do without it for this model.",
+            )
+        if not asked:
+            raise ForgeError(
+                f"{what}: KV blocks are kept to be reused, and this engine was compiled without KV reuse",
+                hint="Compile it with the feature kv_reuse, or do without.",
+            )
+
 
 def open_engine(directory: Path) -> Source:
     """Open an engine that `compile` wrote for the torch backend. Raises ForgeError for anything else."""

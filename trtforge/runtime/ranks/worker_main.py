@@ -43,7 +43,7 @@ def _run(job: WorkerJob) -> None:
         store = join_store(job.port)
         store.set(loaded_key(job.index), "1")
         ranks.connect(store)
-        model.allocate_cache(ranks.smallest(model.blocks_that_fit(job.kv_cache_fraction, job.kv_cache_tokens)))
+        model.allocate(job.memory)
         while True:
             model.execute(Step.decode(ranks.broadcast_step(None)))
 

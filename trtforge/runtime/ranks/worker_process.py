@@ -11,6 +11,7 @@ from trtforge.core.device import UsableDevice
 from trtforge.core.dtypes import ModelDtype
 from trtforge.core.errors import ForgeError
 from trtforge.core.interpreter import python_environment, python_interpreter
+from trtforge.runtime.decoder.kv_capacity import KvMemory
 from trtforge.runtime.ranks.source import DrafterBytes
 
 _KEPT_LINES = 40
@@ -27,8 +28,7 @@ class WorkerJob(Config):
     index: int
     port: int
     threads: int
-    kv_cache_fraction: float
-    kv_cache_tokens: int | None
+    memory: KvMemory
 
 
 class WorkerProcess:

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Protocol
 
+from trtforge.runtime.scheduling.host_pool import HostPool
+
 
 @dataclass(eq=False, slots=True)
 class BlockTable:
@@ -30,7 +32,7 @@ class BlockTable:
 class Prefix:
     """The longest cached prefix of some tokens. No sequence holds `idle` of its blocks, which count as free.
 
-    `stored`: keys of the blocks after them that are in the store only.
+    `stored`: keys of the blocks after them that are in host memory or in the store only.
     """
 
     blocks: tuple[int, ...] = ()
@@ -51,8 +53,8 @@ class BlockStore(Protocol):
     def fetch(self, key: bytes, block: int) -> bool:
         """Have `block` filled with what is stored before the next step; False if it cannot be read."""
 
-    def forget(self, block: int) -> None:
-        """`block` gets other content and is not to be filled any more."""
+    def forget(self, block: int) -> bool:
+        """`block` gets other content; whether it was to be filled, which it is not any more."""
 
     def keep(self, key: bytes, block: int) -> None:
         """Store the content of `block`, which may be overwritten afterwards."""
@@ -61,7 +63,8 @@ class BlockStore(Protocol):
 class BlockManager:
     """Reference-counted blocks of a fixed pool. Free blocks with a cached prefix are evicted last, in LRU order.
 
-    With a `store`, what the blocks of finished sequences hold is stored, and found there when the pool lacks it.
+    With a `store`, what the blocks of finished sequences hold is stored, and found there when the pool lacks it. With
+    `host_blocks`, what is evicted is copied to blocks of host memory, numbered from `num_blocks` on, and found there.
     """
 
     def __init__(
@@ -72,6 +75,7 @@ class BlockManager:
         reuse: bool = True,
         store: BlockStore | None = None,
         window: int | None = None,
+        host_blocks: int = 0,
     ) -> None:
         """`window`: tokens that a token attends to in any layer, itself included; None: all before it."""
         self.num_blocks = num_blocks
@@ -80,6 +84,7 @@ class BlockManager:
         self.reused_blocks = 0
         self._reuse = reuse
         self._store = store
+        self._host = HostPool(num_blocks, host_blocks)
         self._references = [0] * num_blocks
         self._empty = list(range(num_blocks - 1, -1, -1))
         self._idle: OrderedDict[int, None] = OrderedDict()
@@ -121,7 +126,7 @@ class BlockManager:
                 blocks.append(block)
                 keys.append(key)
                 idle += self._references[block] == 0
-            elif self._store is not None and idle + len(stored) < self.free_blocks and self._store.holds(key):
+            elif idle + len(stored) < self.free_blocks and self._is_stored(key):
                 stored.append(key)
             else:
                 break
@@ -140,15 +145,12 @@ class BlockManager:
         table.blocks.extend(prefix.blocks)
         table.keys.extend(prefix.keys)
         for key in prefix.stored:
-            assert self._store is not None, "the store that found the prefix"
-            block = self._take()
-            if not self._store.fetch(key, block):
-                self._references[block] = 0
-                self._empty.append(block)
+            restored = self._restore(key)
+            if restored is None:
                 break
-            table.blocks.append(block)
+            table.blocks.append(restored)
             table.keys.append(key)
-            self._register(key, block)
+            self._register(key, restored)
         self.reused_blocks += len(table.blocks)
 
     def most_held(self, tokens: int) -> int:
@@ -267,19 +269,40 @@ class BlockManager:
             return
         if block in self._key_of:
             self._idle[block] = None
-            if self._store is not None:
+            if self._store is not None and block not in self._copies:
                 self._store.keep(self._key_of[block], block)
         else:
             self._empty.append(block)
 
+    def _is_stored(self, key: bytes) -> bool:
+        return self._host.holds(key) or (self._store is not None and self._store.holds(key))
+
+    def _restore(self, key: bytes) -> int | None:
+        """A block that has the content of `key` by the next step; None if it cannot be read."""
+        source = self._host.take(key)
+        content = None if source is None else self._copies.get(source, source)
+        block = self._take()
+        if content is not None:
+            self._copies[block] = content
+        elif self._store is None or not self._store.fetch(key, block):
+            self._references[block] = 0
+            self._empty.append(block)
+            return None
+        return block
+
     def _take(self) -> int:
+        key = None
         if self._empty:
             block = self._empty.pop()
         else:
             block, _ = self._idle.popitem(last=False)
-            del self._block_of[self._key_of.pop(block)]
-        if self._store is not None:
-            self._store.forget(block)
+            key = self._key_of.pop(block)
+            del self._block_of[key]
+        filling = self._store is not None and self._store.forget(block)
+        content = self._copies.pop(block, block)
+        target = None if key is None or filling else self._host.place(key)
+        if target is not None:
+            self._copies[target] = content
         self._references[block] = 1
         return block
 

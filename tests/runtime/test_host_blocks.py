@@ -1,0 +1,220 @@
+"""KV blocks in host memory: contents that make room on the device are copied there, and back when they are wanted."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import LlamaForCausalLM
+
+from tests.runtime.checkpoints import Layout, write_checkpoint, write_engine
+from tests.runtime.test_engine import requests_for
+from trtforge.core.errors import ForgeError
+from trtforge.engine_process.requests import BeamParams
+from trtforge.runtime.decoder.block_copies import BlockCopies
+from trtforge.runtime.decoder.kv_capacity import free_memory, host_block_count
+from trtforge.runtime.engine import Engine, EngineOptions
+from trtforge.runtime.generate import generate_with
+from trtforge.runtime.hosted import HostJob
+from trtforge.runtime.scheduling.blocks import BlockManager, BlockTable
+from trtforge.runtime.scheduling.host_pool import HostPool
+
+Tokens = tuple[int, ...]
+DEVICE_BLOCKS, HOST_BLOCKS = 5, 4
+MEMORY = 1 << 24
+
+
+def test_the_oldest_content_makes_room_on_the_host() -> None:
+    pool = HostPool(10, 2)
+    assert [pool.place(b"a"), pool.place(b"b")] == [10, 11]
+    assert pool.place(b"a") is None  # it is there, and the newest now
+    assert pool.place(b"c") == 11
+    assert [pool.take(b"a"), pool.take(b"b"), pool.holds(b"c")] == [10, None, True]
+    assert pool.place(b"d") == 10
+    assert HostPool(10, 0).place(b"a") is None
+
+
+def computed(manager: BlockManager, tokens: list[int]) -> BlockTable:
+    """The table of a sequence that was computed."""
+    table = BlockTable()
+    manager.share(table, manager.find_prefix([*tokens, 0]))
+    manager.extend(table, len(tokens))
+    manager.seal(table, tokens, len(tokens))
+    return table
+
+
+def test_an_evicted_block_goes_to_the_host_and_comes_back() -> None:
+    manager = BlockManager(2, 2, host_blocks=2)
+    first = computed(manager, [1, 2, 3, 4])
+    content = {first.blocks[0]: "12", first.blocks[1]: "34"}
+    manager.release(first)
+    other = computed(manager, [5, 6, 7, 8])
+    content |= {to: content[source] for source, to in manager.take_copies()}
+    assert sorted(content[block] for block in (2, 3)) == ["12", "34"]
+    content |= {other.blocks[0]: "56", other.blocks[1]: "78"}
+    assert manager.find_prefix([1, 2, 3, 4, 5]).stored == ()  # no block is free
+    manager.release(other)
+    prefix = manager.find_prefix([1, 2, 3, 4, 5])
+    assert (prefix.blocks, len(prefix.stored)) == ((), 2)
+    manager.share(first, prefix)
+    manager.check([first])
+    content |= {to: content[source] for source, to in manager.take_copies()}
+    assert [content[block] for block in first.blocks] == ["12", "34"]
+    assert sorted(content[block] for block in (2, 3)) == ["56", "78"]
+    assert manager.reused_blocks == 2
+
+
+def test_a_block_that_is_evicted_before_it_came_back_is_copied_from_where_it_is() -> None:
+    manager = BlockManager(1, 2, host_blocks=1)
+    manager.release(computed(manager, [1, 2]))
+    manager.release(computed(manager, [3, 4]))
+    assert manager.take_copies() == [(0, 1)]
+    manager.release(computed(manager, [1, 2]))
+    manager.release(computed(manager, [3, 4]))
+    assert sorted(manager.take_copies()) == [(0, 0), (1, 1)]
+    manager.release(computed(manager, [1, 2]))
+    assert sorted(manager.take_copies()) == [(0, 1), (1, 0)]
+
+
+class ListedStore:
+    """A store in which nothing is read or written: keys that it has, and blocks to be filled and kept."""
+
+    def __init__(self) -> None:
+        self.keys: set[bytes] = set()
+        self.filled: set[int] = set()
+        self.kept: list[int] = []
+
+    def holds(self, key: bytes) -> bool:
+        return key in self.keys
+
+    def fetch(self, key: bytes, block: int) -> bool:
+        self.filled.add(block)
+        return True
+
+    def forget(self, block: int) -> bool:
+        was_filled = block in self.filled
+        self.filled.discard(block)
+        return was_filled
+
+    def keep(self, key: bytes, block: int) -> None:
+        self.keys.add(key)
+        self.kept.append(block)
+
+
+def test_a_block_is_stored_only_when_its_content_has_come_back() -> None:
+    store = ListedStore()
+    manager = BlockManager(1, 2, host_blocks=1, store=store)
+    manager.release(computed(manager, [1, 2]))
+    manager.release(computed(manager, [3, 4]))
+    manager.take_copies()
+    store.keys.clear()
+    store.kept.clear()
+    manager.release(computed(manager, [1, 2]))
+    assert store.kept == []
+    assert manager.take_copies() != []
+    manager.release(computed(manager, [1, 2]))
+    assert store.kept == [0]
+
+
+def test_a_block_that_the_store_has_not_filled_yet_is_not_copied_to_the_host() -> None:
+    store = ListedStore()
+    earlier = BlockManager(1, 2, store=store)
+    earlier.release(computed(earlier, [1, 2]))
+    manager = BlockManager(1, 2, host_blocks=1, store=store)
+    manager.release(computed(manager, [1, 2]))
+    assert store.filled == {0}
+    manager.release(computed(manager, [3, 4]))
+    assert manager.take_copies() == []
+    manager.release(computed(manager, [5, 6]))
+    assert manager.take_copies() == [(0, 1)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_all_blocks_are_read_before_any_is_written(data: st.DataObject) -> None:
+    every = st.integers(0, DEVICE_BLOCKS + HOST_BLOCKS - 1)
+    targets = data.draw(st.lists(every, min_size=1, max_size=9, unique=True))
+    pairs = [(data.draw(every), target) for target in targets]
+    layers = [torch.arange(7).reshape(7, 1, 1) * torch.ones(7, 2, 3), torch.arange(7, dtype=torch.int8).reshape(7, 1)]
+    copies = BlockCopies(layers, DEVICE_BLOCKS, HOST_BLOCKS)
+    copies.copy(np.array([(block, DEVICE_BLOCKS + block) for block in range(HOST_BLOCKS)]).reshape(-1))
+    expected = [*range(DEVICE_BLOCKS), *range(HOST_BLOCKS)]
+    before = list(expected)
+    for source, target in pairs:
+        expected[target] = before[source]
+    copies.copy(np.array(pairs).reshape(-1))
+    found = [layer[:DEVICE_BLOCKS].clone() for layer in layers]
+    copies.copy(np.array([(DEVICE_BLOCKS + block, block) for block in range(HOST_BLOCKS)]).reshape(-1))
+    for layer, own in zip(layers, found, strict=True):
+        values = [*own.flatten(1)[:, 0].tolist(), *layer[:HOST_BLOCKS].flatten(1)[:, 0].tolist()]
+        assert values == expected
+        assert (layer == layer.flatten(1)[:, :1].reshape(-1, *[1] * (layer.dim() - 1))).all()
+        assert layer[DEVICE_BLOCKS:].flatten(1)[:, 0].tolist() == [5, 6]  # spare blocks of a cache: no numbers of hosts
+
+
+@pytest.mark.parametrize(
+    ("layout", "options"),
+    [
+        (Layout(), EngineOptions()),
+        (Layout(kv="FP8"), EngineOptions(chunked_context=True)),
+        (Layout(), EngineOptions(scheduler="max_utilization")),
+        (Layout(tp=2), EngineOptions()),
+        (Layout(pp=2), EngineOptions(chunked_context=True)),
+    ],
+    ids=["plain", "fp8-chunked", "paused", "tp2", "pp2"],
+)
+def test_what_left_the_cache_is_not_computed_again(
+    llama: LlamaForCausalLM, tmp_path: Path, prompts: list[list[int]], layout: Layout, options: EngineOptions
+) -> None:
+    checkpoint = write_checkpoint(llama, tmp_path / "checkpoint", layout)
+    directory = write_engine(checkpoint, tmp_path / "engine", tokens_per_block=4, max_num_tokens=64)
+    longer = [prompt[:40] + prompt[:9] for prompt in prompts]
+    context: dict[int, list[int]] = {}
+    answers: dict[int, list[list[Tokens]]] = {}
+    for memory in (0, MEMORY):
+        changed = {**vars(options), "kv_cache_tokens": 128, "kv_cache_host_memory_bytes": memory}
+        with Engine.load(directory, EngineOptions(**changed)) as engine:
+            answers[memory], context[memory] = [], []
+            for _ in range(2):
+                before = engine.statistics().context_tokens
+                made = generate_with(engine, requests_for(longer, 12))
+                answers[memory].append([each.tokens for each in made])
+                context[memory].append(engine.statistics().context_tokens - before)
+            assert engine.statistics().kv_blocks_used == 0
+    assert answers[MEMORY] == answers[0] == [answers[0][0]] * 2
+    known = sum((len(prompt) - 1) // 4 * 4 for prompt in longer)
+    assert context[MEMORY][1] <= sum(map(len, longer)) - known + (0 if options.scheduler != "max_utilization" else 400)
+    assert context[0][1] > 2 * context[MEMORY][1]
+
+
+def test_beams_go_on_from_blocks_that_came_back(llama: LlamaForCausalLM, tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(llama, tmp_path / "checkpoint")
+    directory = write_engine(checkpoint, tmp_path / "engine", tokens_per_block=4, max_beam_width=3)
+    prompts = [[(7 * number + 3 * index) % 130 for index in range(30)] for number in range(4)]
+    requests = requests_for(prompts, 10, beams=BeamParams(3, 3))
+    with Engine.load(directory, EngineOptions()) as engine:
+        expected = [[beam.tokens for beam in each.beams] for each in generate_with(engine, requests)]
+    options = EngineOptions(kv_cache_tokens=128, kv_cache_host_memory_bytes=MEMORY)
+    with Engine.load(directory, options) as engine:
+        for _ in range(2):
+            made = generate_with(engine, requests)
+            assert [[beam.tokens for beam in each.beams] for each in made] == expected
+        assert engine.statistics().kv_blocks_reused >= 3 * 7
+
+
+def test_host_memory_that_cannot_be_used_is_refused(engine_directory: Path) -> None:
+    with pytest.raises(ForgeError, match="kv_cache_host_memory_bytes: KV blocks are kept to be reused"):
+        Engine.load(engine_directory, EngineOptions(kv_reuse=False, kv_cache_host_memory_bytes=MEMORY))
+    with pytest.raises(ForgeError, match="kv_cache_host_memory_bytes is 100, a KV block of a rank has"):
+        Engine.load(engine_directory, EngineOptions(kv_cache_host_memory_bytes=100))
+    free = free_memory(torch.device("cpu"))
+    with pytest.raises(ForgeError, match=r"for each of 2 ranks, [\d,]+ bytes of host memory are free"):
+        host_block_count(free, 1024, 2)
+    assert host_block_count(10 * 1024 + 1, 1024, 2) == 10
+
+
+def test_a_server_hands_its_setting_to_the_engine() -> None:
+    job = HostJob(engine="engine", socket="socket", kv_cache_host_memory_bytes=MEMORY)
+    assert job.options().kv_memory.host_bytes == MEMORY

@@ -1,0 +1,51 @@
+"""Copies of whole KV blocks before a step: on the device, and to and from host memory."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from trtforge.runtime.decoder.kv_cache import zeros
+from trtforge.runtime.scheduling.batch import Ints
+
+
+class BlockCopies:
+    """The blocks of all layers of a rank, those of the device and beside them some in host memory.
+
+    On a GPU host memory is pinned: copies are queued on the stream of the kernels, and nothing waits for them.
+    """
+
+    def __init__(self, layers: Sequence[Tensor], first: int, count: int) -> None:
+        """`layers`: the caches (blocks, ...). The `count` blocks in host memory have the numbers from `first` on."""
+        self._first = first
+        self._layers = [(layer, _host_memory(layer, count)) for layer in layers]
+
+    def copy(self, pairs: Ints) -> None:
+        """Copy blocks, int64 (pairs x 2): from, to, from, to. All are read before any is written."""
+        device = self._layers[0][0].device
+        sources, targets = (_Places(blocks, self._first, device) for blocks in pairs.reshape(-1, 2).T)
+        for layer, host in self._layers:
+            content = layer.new_empty((len(pairs) // 2, *layer.shape[1:]))
+            content.index_copy_(0, sources.rows, layer.index_select(0, sources.blocks))
+            for row, block in sources.in_host:
+                content[row].copy_(host[block], non_blocking=True)
+            layer.index_copy_(0, targets.blocks, content.index_select(0, targets.rows))
+            for row, block in targets.in_host:
+                host[block].copy_(content[row], non_blocking=True)
+
+
+class _Places:
+    """Blocks of one side of the pairs: `rows` of the pairs with `blocks` on the device, and those `in_host` memory."""
+
+    def __init__(self, blocks: Ints, first: int, device: torch.device) -> None:
+        inside = blocks < first
+        self.rows = torch.from_numpy(inside.nonzero()[0]).to(device)
+        self.blocks = torch.from_numpy(blocks[inside]).to(device)
+        self.in_host = [(int(row), int(blocks[row]) - first) for row in (~inside).nonzero()[0]]
+
+
+def _host_memory(layer: Tensor, count: int) -> Tensor:
+    shape = (count, *layer.shape[1:])
+    if layer.is_cuda and count:
+        return torch.empty(shape, dtype=layer.dtype, pin_memory=True)
+    return zeros(shape, layer.dtype, torch.device("cpu"))

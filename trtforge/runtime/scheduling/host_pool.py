@@ -1,0 +1,43 @@
+"""KV blocks that left the device: which blocks of host memory hold them. A step's copies move the contents.
+
+As TensorRT-LLM's secondary pool (`kv_cache_host_memory_bytes`; cpp/tensorrt_llm/batch_manager/kvCacheManager.cpp):
+content that has to make room on the device is copied to the host, and back when a prompt starts with its tokens.
+"""
+
+from collections import OrderedDict
+
+
+class HostPool:
+    """Blocks numbered from `first` on. What came first is overwritten first.
+
+    Content that goes back leaves its block to what makes room for it, so that both pools together lose nothing.
+    """
+
+    def __init__(self, first: int, count: int) -> None:
+        self._empty = list(range(first + count - 1, first - 1, -1))
+        self._block_of: OrderedDict[bytes, int] = OrderedDict()
+
+    def holds(self, key: bytes) -> bool:
+        """Whether a block has the content of `key`."""
+        return key in self._block_of
+
+    def take(self, key: bytes) -> int | None:
+        """The block with the content of `key`, which is read before anything else is written there."""
+        block = self._block_of.pop(key, None)
+        if block is not None:
+            self._empty.append(block)
+        return block
+
+    def place(self, key: bytes) -> int | None:
+        """A block to copy the content of `key` to; None if one has it already, or if the pool has no blocks."""
+        if key in self._block_of:
+            self._block_of.move_to_end(key)
+            return None
+        if self._empty:
+            block = self._empty.pop()
+        elif self._block_of:
+            _, block = self._block_of.popitem(last=False)
+        else:
+            return None
+        self._block_of[key] = block
+        return block
