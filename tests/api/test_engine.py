@@ -54,6 +54,21 @@ def test_importing_the_package_loads_no_torch() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE)
 
 
+def test_answering_imports_neither_transformers_nor_torchs_compiler(build: Path) -> None:
+    """Each takes more than a second, and the request that needs it first would wait."""
+    code = """
+import sys
+from trtforge import Engine, SamplingParams
+
+with Engine.load(sys.argv[1]) as engine:
+    for params in (SamplingParams(), SamplingParams(top_k=5, seed=1), SamplingParams(log_probs=True, bad=("a",))):
+        assert engine.generate("Return the", params).usage.completion_tokens > 3
+print(*{"torch._dynamo", "transformers", "sympy"} & sys.modules.keys())
+"""
+    done = subprocess.run([sys.executable, "-c", code, str(build)], capture_output=True, text=True, timeout=PATIENCE)
+    assert (done.stdout, done.stderr) == ("\n", "")
+
+
 def test_an_answer_is_that_of_the_command(engine: Engine, build: Path, tokenizer: Tokenizer) -> None:
     expected = generate_text(build / "engine", PROMPT, max_tokens=24, sampling=EngineSampling())
     answer = engine.generate(PROMPT, SamplingParams(max_tokens=24))

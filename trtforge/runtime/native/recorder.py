@@ -56,6 +56,11 @@ class Recorder(TorchDispatchMode):
         self.complete = True
         """Whether the recorded calls are the whole computation."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """False: nothing here is compiled by torch, and torch would import its compiler, which takes a second."""
+        return False
+
     def __torch_dispatch__(
         self,
         func: Any,
