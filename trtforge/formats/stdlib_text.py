@@ -8,6 +8,7 @@ import ast
 import hashlib
 import inspect
 import io
+import os
 import re
 import sysconfig
 import tokenize
@@ -51,14 +52,13 @@ def stdlib_documents(part: Part, shuffled_by: Random | None = None) -> Iterator[
 
 
 def _module_paths(root: Path) -> list[PurePosixPath]:
-    paths = (PurePosixPath(path.relative_to(root).as_posix()) for path in root.rglob("*.py"))
-    kept = (
-        path
-        for path in paths
-        if not _SKIPPED_FOLDERS.intersection(path.parts) and not str(path).startswith(_SKIPPED_PREFIXES)
-    )
+    found = []
+    for folder, folders, names in os.walk(root):
+        folders[:] = [name for name in folders if name not in _SKIPPED_FOLDERS]  # some hold whole environments
+        inside = Path(folder).relative_to(root)
+        found += [PurePosixPath((inside / name).as_posix()) for name in names if name.endswith(".py")]
     # Compared as text: the order must not depend on how a platform compares path objects.
-    return sorted(kept, key=str)
+    return sorted((path for path in found if not str(path).startswith(_SKIPPED_PREFIXES)), key=str)
 
 
 def _is_held_out(relative: PurePosixPath) -> bool:
