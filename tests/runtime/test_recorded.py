@@ -28,6 +28,7 @@ from trtforge.runtime.native.norms import norm
 from trtforge.runtime.native.recorder import Arena, current_recorder, recording
 from trtforge.runtime.native.structures import INTEGERS, PRODUCTS, RECORDED
 from trtforge.runtime.native.tiles import Int8Layer, pack_bfloat16, pack_float32, pack_int8
+from trtforge.runtime.ranks.shared_sums import SharedSums
 from trtforge.runtime.ranks.source import open_engine
 from trtforge.runtime.scheduling.batch import Step
 
@@ -82,7 +83,7 @@ def test_every_kernel_is_called_again(level: Native) -> None:
     words = torch.randint(-(2**15), 2**15, (1, 16, 32), dtype=torch.int16)
     scales = torch.rand(1, 1, 32)
     floats = pack_float32(torch.randn(40, 64))
-    layer = Int8Layer(*pack_int8(codes), torch.ones(64), torch.rand(32), None, 0.1)
+    layer, sums = Int8Layer(*pack_int8(codes), torch.ones(64), torch.rand(32), None, 0.1), SharedSums(kernels, 1, 1)
 
     def compute() -> list[Tensor]:
         total, normed = kernels.add_rms_norm(x, x, weight, 0.5, 1e-5)
@@ -92,6 +93,7 @@ def test_every_kernel_is_called_again(level: Native) -> None:
         attended, changed = torch.empty(3, 32), kernels.add(x, x, 1.0)
         kernels.attend(heads, rows, storage, 1.0, how, attended)
         kernels.add_adapters(x, a, b, owners, changed)
+        sums.add_up(attended, 0, 0)
         return [
             kernels.rms_norm(x, weight, 1e-5),
             kernels.add(x, x, 3.0),

@@ -10,6 +10,7 @@ from trtforge.runtime.decoder.collective import Alone, Collective
 from trtforge.runtime.decoder.eagle import Network
 from trtforge.runtime.ranks.distributed import Distributed, join_store, serve_store
 from trtforge.runtime.ranks.rank_model import RankModel, placement_of
+from trtforge.runtime.ranks.shared_sums import SharedSums
 from trtforge.runtime.ranks.source import Source
 from trtforge.runtime.scheduling.batch import Step
 
@@ -24,13 +25,14 @@ class ThreadRanks:
         world = source.config.parallel.world_size
         self._pool = ThreadPoolExecutor(world)
         store, port = serve_store()
+        sums = SharedSums.of(placement_of(source, 0), source.config.parallel.tp, source.config.parallel.pp)
 
         @torch.inference_mode()
         def load(index: int) -> RankModel:
             ranks: Collective = Alone()
             place = placement_of(source, index)
             if world > 1:
-                ranks = distributed = Distributed(source.spec(index), index, place.device)
+                ranks = distributed = Distributed(source.spec(index), index, place.device, sums)
                 distributed.connect(store if index == 0 else join_store(port))
             model = RankModel(source, index, place, ranks)
             model.allocate_cache(blocks, host_blocks)

@@ -47,8 +47,7 @@ class Decoder:
         self._rotaries = [Rotary(rotary, longest, place.device) for rotary in spec.rotaries]
         loader = Loader.of(spec, kernels, weights, place, ranks, adapters=adapters)
         layers = [load_layer(loader, index) for index in range(spec.num_layers)]
-        records = spec.tp == 1 and spec.linear is None
-        self.layers = Layers(layers, self._native if records else None, longest, adapters, kept or ())
+        self.layers = Layers(layers, self._native if spec.linear is None else None, longest, adapters, kept or ())
         self._kept = kept
         self._kv_scales = [kv_scale(loader, index) for index in range(spec.num_layers)]
         self.embedding = load_embedding(loader) if spec.first else None

@@ -236,6 +236,14 @@ class Native:
         )
         self.run("add_adapters", TYPES[x.dtype], given)
 
+    def shared_bytes(self, ranks: int) -> int:
+        """Size of the memory that `sum_ranks` needs for so many ranks."""
+        return int(self.functions.shared_bytes(ranks))
+
+    def sum_ranks(self, values: Tensor, ended: int, shared: int, ranks: int, rank: int) -> None:
+        """Replace `values` by their sum over the ranks; `ended` and `shared` are addresses (source/ranks.cpp)."""
+        self.run("sum_ranks", TYPES[values.dtype], values.data_ptr(), values.numel(), ended, shared, ranks, rank)
+
     def takes(self, weight: Tensor) -> bool:
         """Whether `linear` can compute this (out, in) weight."""
         outputs, inputs = weight.shape

@@ -130,3 +130,10 @@ def current_recorder() -> Recorder | None:
     """The recorder of this thread, if a recording is made."""
     recorder: Recorder | None = getattr(_ACTIVE, "recorder", None)
     return recorder
+
+
+def interrupt_recording() -> None:
+    """What follows is neither a kernel call nor an operation of torch: a recording made now is not complete."""
+    recorder = current_recorder()
+    if recorder is not None:
+        recorder.complete = False

@@ -140,6 +140,7 @@ ARGUMENTS: dict[str, Sequence[object]] = {
     "linear_float32": (_pointer,),
     "norm": (_integer, _integer, _integer, _pointer),
     "activate": (_integer, _integer, _pointer, _pointer, _integer),
+    "sum_ranks": (_integer, _pointer, _integer, _pointer, _pointer, _integer, _integer),
     "replay": (_pointer, _integer),
     "use_own_threads": (_integer,),
     "release_threads": (),
@@ -163,6 +164,7 @@ RECORDED = (
     "linear_float32",
     "norm",
     "activate",
+    "sum_ranks",
 )
 """The kernels that `replay` calls, as source/replay.cpp numbers them."""
 

@@ -15,6 +15,8 @@ from torch._C._distributed_c10d import PrefixStore, ReduceOp, Store, TCPStore
 
 from trtforge.core.defaults import LOOPBACK
 from trtforge.runtime.architecture.spec import DecoderSpec
+from trtforge.runtime.native.recorder import interrupt_recording
+from trtforge.runtime.ranks.shared_sums import SharedSums
 from trtforge.runtime.scheduling.batch import Ints
 
 _STEP_BUFFER = 8192  # integers in one broadcast; longer steps need a second one
@@ -60,7 +62,8 @@ class _Group(Protocol):
 class Distributed:
     """The collectives of one rank; every rank must call `connect` before any other method."""
 
-    def __init__(self, spec: DecoderSpec, index: int, device: torch.device) -> None:
+    def __init__(self, spec: DecoderSpec, index: int, device: torch.device, sums: SharedSums | None = None) -> None:
+        """`sums`: used if every rank has them."""
         self._index = index
         self._tp, self._world = spec.tp, spec.tp * spec.pp
         self._stage, self._last_stage = spec.rank.pp_rank, spec.pp - 1
@@ -68,6 +71,7 @@ class Distributed:
         self._device = device
         self._buffer = torch.zeros(_STEP_BUFFER, dtype=torch.int64)
         self._sending: deque[tuple[_Work, Tensor]] = deque()
+        self._sums = sums
         self._control: _Group
         self._all: _Group
         self._peers: _Group
@@ -81,10 +85,17 @@ class Distributed:
         else:
             self._all = self._control
             self._peers = _gloo(PrefixStore(f"stage{self._stage}", store), self._tp_rank, self._tp)
+        if not self.smallest(int(self._sums is not None)):
+            self._sums = None
 
     def all_reduce(self, partial: Tensor) -> Tensor:
-        if self._tp > 1:
-            partial = partial.contiguous()
+        if self._tp == 1:
+            return partial
+        partial = partial.contiguous()
+        if self._sums is not None and self._sums.takes(partial):
+            self._sums.add_up(partial, self._stage, self._tp_rank)
+        else:
+            interrupt_recording()
             self._peers.allreduce([partial]).wait()
         return partial
 
@@ -148,6 +159,8 @@ class Distributed:
         return int(values)
 
     def leave(self) -> None:
+        if self._sums is not None:
+            self._sums.end()
         del self._control, self._all, self._peers  # closes gloo's connections, so that waiting peers get an error
 
 

@@ -28,6 +28,7 @@ from trtforge.runtime.linears.weights import Weights
 from trtforge.runtime.ranks.distributed import Distributed, join_store, serve_store
 from trtforge.runtime.ranks.rank_model import placement_of
 from trtforge.runtime.ranks.rank_threads import RankThreads, Task
+from trtforge.runtime.ranks.shared_sums import SharedSums
 from trtforge.runtime.ranks.source import Source
 from trtforge.runtime.scheduling.batch import Step
 
@@ -223,9 +224,10 @@ def _connector(source: Source, placements: Sequence[Placement]) -> Callable[[int
     if source.config.parallel.world_size == 1:
         return lambda index: Alone()
     store, port = serve_store()
+    sums = SharedSums.of(placements[0], source.config.parallel.tp, source.config.parallel.pp)
 
     def connect(index: int) -> Collective:
-        ranks = Distributed(source.spec(index), index, placements[index].device)
+        ranks = Distributed(source.spec(index), index, placements[index].device, sums)
         ranks.connect(store if index == 0 else join_store(port))
         return ranks
 

@@ -14,6 +14,7 @@ import torch
 from trtforge.core.errors import ForgeError
 from trtforge.runtime.ranks.distributed import Distributed, join_store, loaded_key
 from trtforge.runtime.ranks.rank_model import RankModel, placement_of
+from trtforge.runtime.ranks.shared_sums import SharedSums
 from trtforge.runtime.ranks.source import open_model
 from trtforge.runtime.ranks.worker_process import WorkerJob
 from trtforge.runtime.scheduling.batch import Step
@@ -37,7 +38,9 @@ def _run(job: WorkerJob) -> None:
     source = open_model(Path(job.directory), job.device, job.compute_dtype)
     source = replace(source, sent_adapters=sent, beside=job.beside)
     place = placement_of(source, job.index)
-    ranks = Distributed(source.spec(job.index), job.index, place.device)
+    parallel = source.config.parallel
+    sums = None if job.shared_sums is None else SharedSums.of(place, parallel.tp, parallel.pp, job.shared_sums)
+    ranks = Distributed(source.spec(job.index), job.index, place.device, sums)
     with torch.inference_mode():
         model = RankModel(source, job.index, place, ranks)
         store = join_store(job.port)

@@ -4,6 +4,7 @@ import subprocess
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 
 from trtforge.core.config_model import Config
@@ -29,6 +30,8 @@ class WorkerJob(Config):
     port: int
     threads: int
     memory: KvMemory
+    shared_sums: int | None = None
+    """File descriptor of `SharedSums`, which the worker inherits."""
 
 
 class WorkerProcess:
@@ -37,8 +40,10 @@ class WorkerProcess:
     PR_SET_PDEATHSIG does not work here: it is tied to the thread that started the worker, which may end earlier.
     """
 
-    def __init__(self, job: WorkerJob) -> None:
+    def __init__(self, job: WorkerJob, on_end: Callable[[], None]) -> None:
+        """`on_end` is called by another thread when the worker has ended."""
         self.index = job.index
+        self._on_end = on_end
         self.ended_at: float | None = None
         self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
         self._process = subprocess.Popen(
@@ -47,6 +52,7 @@ class WorkerProcess:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             env=python_environment(),
+            pass_fds=() if job.shared_sums is None else (job.shared_sums,),
             text=True,
             errors="replace",
         )
@@ -95,3 +101,4 @@ class WorkerProcess:
                     self._lines.append(line.rstrip())
         self._process.wait()
         self.ended_at = time.monotonic()
+        self._on_end()

@@ -24,6 +24,7 @@ void add_adapters(int64_t, const Adapters*);
 void linear_float32(const FloatLinear*);
 void norm(int64_t, int64_t, int64_t, const Norm*);
 void activate(int64_t, int64_t, const void*, void*, int64_t);
+void sum_ranks(int64_t, void*, int64_t, const void*, void*, int64_t, int64_t);
 #if defined(__AVX512BW__)
 void linear_bfloat16(const Linear*);
 void linear_int4(const Linear*);
@@ -73,6 +74,7 @@ EXPORT void replay(const Call* calls, int64_t count) {
             case 12: run(linear_float32, given); break;
             case 13: run(norm, given); break;
             case 14: run(activate, given); break;
+            case 15: run(sum_ranks, given); break;
 #if defined(__AVX512BW__)
             case 9: run(linear_bfloat16, given); break;
             case 10: run(linear_int4, given); break;

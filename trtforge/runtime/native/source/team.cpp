@@ -17,14 +17,6 @@ static int64_t nanoseconds_since(Clock::time_point start) {
     return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count();
 }
 
-static inline void pause() {
-#if defined(__x86_64__) || defined(__i386__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("yield");
-#endif
-}
-
 // How long waits spin before they sleep, in nanoseconds. A wait is short where spinning to its end costs no more than
 // being woken. Longer ones come from parts of a task that take different times, seldom by more than a millisecond, and
 // from threads that lost their processors to another program. They weigh as much as about 7 and 35 short ones.

@@ -12,6 +12,15 @@
 
 namespace team {
 
+// Tells the processor that a loop waits for another thread.
+static inline void pause() {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
 constexpr int LOOPS = 2;  // most `each` and `each_in_order` of one task
 
 struct alignas(64) Counter {

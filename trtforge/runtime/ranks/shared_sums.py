@@ -1,0 +1,60 @@
+"""Sums over tensor-parallel ranks in memory that their processes share, by the CPU kernels (source/ranks.cpp).
+
+An exchange over the loopback interface takes hundreds of microseconds, and a layer needs two.
+"""
+
+import mmap
+import os
+import weakref
+
+import torch
+from torch import Tensor
+
+from trtforge.runtime.linears.linear import Placement
+from trtforge.runtime.native.bindings import TYPES, Native, native_for
+
+_FLAG_BYTES = 64
+
+
+class SharedSums:
+    """The memory of an engine's ranks: a flag that a rank ended, then what each pipeline stage needs.
+
+    `descriptor`: an open file that each rank's process maps, and that has no name, so that nothing is left behind.
+    """
+
+    def __init__(self, kernels: Native, tp: int, pp: int, descriptor: int | None = None) -> None:
+        self._kernels, self._tp = kernels, tp
+        self._stage_bytes = kernels.shared_bytes(tp)
+        size = _FLAG_BYTES + pp * self._stage_bytes
+        if descriptor is None:
+            descriptor = os.memfd_create("trtforge-ranks", os.MFD_CLOEXEC)
+            os.ftruncate(descriptor, size)
+            weakref.finalize(self, os.close, descriptor)
+        self.descriptor = descriptor
+        self._memory = mmap.mmap(descriptor, size)
+        self._address = torch.frombuffer(self._memory, dtype=torch.uint8).data_ptr()
+
+    @classmethod
+    def of(cls, place: Placement, tp: int, pp: int, descriptor: int | None = None) -> "SharedSums | None":
+        """New memory, or that of an inherited `descriptor`; None where no kernels compute, and for single ranks."""
+        kernels = native_for(place.device, place.dtype)
+        return None if kernels is None or tp == 1 else cls(kernels, tp, pp, descriptor)
+
+    @staticmethod
+    def takes(values: Tensor) -> bool:
+        """Whether `add_up` takes numbers of this type."""
+        return values.dtype in TYPES
+
+    def add_up(self, values: Tensor, stage: int, rank: int) -> None:
+        """Replace contiguous `values` by their sum over the ranks of a stage, which all call this as often.
+
+        Raises RuntimeError if a rank ended; a recorded call leaves numbers of no meaning then.
+        """
+        shared = self._address + _FLAG_BYTES + stage * self._stage_bytes
+        self._kernels.sum_ranks(values, self._address, shared, self._tp, rank)
+        if self._memory[0]:
+            raise RuntimeError("a rank ended")
+
+    def end(self) -> None:
+        """A rank ended: no other waits for it any more."""
+        self._memory[0] = 1
