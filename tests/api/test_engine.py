@@ -69,6 +69,19 @@ print(*{"torch._dynamo", "transformers", "sympy"} & sys.modules.keys())
     assert (done.stdout, done.stderr) == ("\n", "")
 
 
+def test_host_memory_for_kv_blocks(build: Path) -> None:
+    words = "the list of items that are in the "
+    with Engine.load(build, kv_cache_tokens=256, kv_cache_host_memory_bytes=1 << 24) as engine:
+        first = engine.generate(words * 20, SamplingParams(max_tokens=8))
+        engine.generate("Return " + words * 20, SamplingParams(max_tokens=8))
+        again = engine.generate(words * 20, SamplingParams(max_tokens=8))
+    assert first.usage.reused_tokens == 0
+    assert again.usage.reused_tokens > again.usage.prompt_tokens - 64
+    assert again.tokens == first.tokens
+    with pytest.raises(ForgeError, match="kv_cache_host_memory_bytes is -1"):
+        Engine.load(build, kv_cache_host_memory_bytes=-1)
+
+
 def test_an_answer_is_that_of_the_command(engine: Engine, build: Path, tokenizer: Tokenizer) -> None:
     expected = generate_text(build / "engine", PROMPT, max_tokens=24, sampling=EngineSampling())
     answer = engine.generate(PROMPT, SamplingParams(max_tokens=24))

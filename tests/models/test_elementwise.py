@@ -1,10 +1,15 @@
 """torch's elementwise functions are accurate from their first call in several threads on."""
 
 import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import torch
+
+from trtforge.models import elementwise
 
 SCRIPT = """
 import importlib, json, sys
@@ -33,11 +38,14 @@ def test_whatever_computes_chooses_the_kernels_first(module: str) -> None:
     assert {name: error for name, error in found["errors"].items() if error > 1e-5} == {}
 
 
+def test_the_functions_are_those_that_torch_gives_to_onemkl() -> None:
+    header = (Path(torch.__path__[0]) / "include/ATen/cpu/vml.h").read_text()
+    named = set(re.findall(r"^IMPLEMENT_VML_MKL\((\w+),", header, re.MULTILINE))
+    assert "cos" in named
+    assert named - {function.__name__ for function in elementwise._FUNCTIONS} == set()
+
+
 def test_all_functions_are_called_with_both_types(monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-
-    from trtforge.models import elementwise
-
     called: list[tuple[torch.dtype, int]] = []
     monkeypatch.setattr(elementwise, "_FUNCTIONS", [lambda number: called.append((number.dtype, number.numel()))])
     elementwise.choose_kernels()

@@ -78,7 +78,7 @@ def test_no_sequence_of_operations_leaks_or_wrongly_shares(
         else:
             tokens = [flavour] * min(length, 4) + [flavour + index % 2 for index in range(length)]
             prefix = manager.find_prefix(tokens)
-            if manager.blocks_for(len(tokens)) - len(prefix.blocks) + prefix.idle <= manager.free_blocks:
+            if manager.blocks_for(len(tokens)) - prefix.held <= manager.free_blocks:
                 table = BlockTable()
                 manager.share(table, prefix)
                 manager.extend(table, len(tokens))

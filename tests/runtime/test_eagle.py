@@ -182,6 +182,23 @@ def test_drafts_after_a_reused_prefix_and_in_a_restarted_engine(
     assert len(drafts.after(prompt)) == 4 * 3
 
 
+def test_drafts_after_a_prefix_that_came_back_from_host_memory(
+    llama: LlamaForCausalLM, checkpoint: Path, drafts: Drafts, tmp_path: Path
+) -> None:
+    """The network's keys and values go with the blocks; between the two runs another prompt takes all of the cache."""
+    engine = write_engine(checkpoint, tmp_path / "engine", tokens_per_block=4)
+    write_network(engine / "eagle")
+    options = EngineOptions(
+        speculation=FEATURES["eagle3"], kv_cache_tokens=48, kv_cache_host_memory_bytes=1 << 20, chunked_context=True
+    )
+    prompt, other = list(range(7, 40)), list(range(50, 90))
+    with Engine.load(engine, options) as running:
+        for tokens in (prompt, other, prompt):
+            (made,) = generate_with(running, [GenerationRequest("", tuple(tokens), 4)])
+    assert made.reused_blocks == 8
+    compare(drafts, Reference(llama, engine / "eagle", "eagle3"), [prompt, other], most=100)
+
+
 def test_nothing_is_drafted_for_too_many_requests(
     llama: LlamaForCausalLM, checkpoint: Path, prompts: list[list[int]], drafts: Drafts, tmp_path: Path
 ) -> None:

@@ -13,6 +13,7 @@ from tests.runtime.checkpoints import Layout, write_checkpoint, write_engine
 from tests.runtime.test_engine import requests_for
 from trtforge.core.errors import ForgeError
 from trtforge.engine_process.requests import BeamParams
+from trtforge.runtime.decoder import kv_capacity
 from trtforge.runtime.decoder.block_copies import BlockCopies
 from trtforge.runtime.decoder.kv_capacity import free_memory, host_block_count
 from trtforge.runtime.engine import Engine, EngineOptions
@@ -54,10 +55,10 @@ def test_an_evicted_block_goes_to_the_host_and_comes_back() -> None:
     content |= {to: content[source] for source, to in manager.take_copies()}
     assert sorted(content[block] for block in (2, 3)) == ["12", "34"]
     content |= {other.blocks[0]: "56", other.blocks[1]: "78"}
-    assert manager.find_prefix([1, 2, 3, 4, 5]).stored == ()  # no block is free
+    assert len(manager.find_prefix([1, 2, 3, 4, 5])) == 0  # no block is free
     manager.release(other)
     prefix = manager.find_prefix([1, 2, 3, 4, 5])
-    assert (prefix.blocks, len(prefix.stored)) == ((), 2)
+    assert prefix.blocks == (None, None)
     manager.share(first, prefix)
     manager.check([first])
     content |= {to: content[source] for source, to in manager.take_copies()}
@@ -73,9 +74,29 @@ def test_a_block_that_is_evicted_before_it_came_back_is_copied_from_where_it_is(
     assert manager.take_copies() == [(0, 1)]
     manager.release(computed(manager, [1, 2]))
     manager.release(computed(manager, [3, 4]))
-    assert sorted(manager.take_copies()) == [(0, 0), (1, 1)]
+    assert manager.take_copies() == []
     manager.release(computed(manager, [1, 2]))
     assert sorted(manager.take_copies()) == [(0, 1), (1, 0)]
+
+
+def test_a_prefix_may_lie_in_both_memories() -> None:
+    """With a window the first blocks are given back, and so evicted, before the last ones."""
+    manager = BlockManager(4, 2, host_blocks=2, window=3)
+    tokens = list(range(8))
+    table = computed(manager, tokens)
+    blocks = list(table.blocks)
+    manager.drop(table, 8)
+    running = computed(manager, [50, 51])
+    [(source, kept)] = manager.take_copies()
+    assert (source, running.blocks) == (blocks[0], [blocks[0]])
+    manager.release(table)
+    prefix = manager.find_prefix([*tokens, 8])
+    assert prefix.blocks == (None, *blocks[1:3])  # three blocks are free, so the last one has to make room
+    other = BlockTable()
+    manager.share(other, prefix)
+    assert other.blocks == [blocks[3], *blocks[1:3]]
+    assert (kept, blocks[3]) in manager.take_copies()
+    manager.check([other, running])
 
 
 class ListedStore:
@@ -209,10 +230,23 @@ def test_host_memory_that_cannot_be_used_is_refused(engine_directory: Path) -> N
         Engine.load(engine_directory, EngineOptions(kv_reuse=False, kv_cache_host_memory_bytes=MEMORY))
     with pytest.raises(ForgeError, match="kv_cache_host_memory_bytes is 100, a KV block of a rank has"):
         Engine.load(engine_directory, EngineOptions(kv_cache_host_memory_bytes=100))
+    with pytest.raises(ForgeError, match="kv_cache_host_memory_bytes is -5"):
+        Engine.load(engine_directory, EngineOptions(kv_cache_host_memory_bytes=-5))
     free = free_memory(torch.device("cpu"))
     with pytest.raises(ForgeError, match=r"for each of 2 ranks, [\d,]+ bytes of host memory are free"):
-        host_block_count(free, 1024, 2)
-    assert host_block_count(10 * 1024 + 1, 1024, 2) == 10
+        host_block_count(free, 1024, 2, 0)
+    with pytest.raises(ForgeError, match="bytes of host memory are free"):
+        host_block_count(free // 4, 1024, 2, free // 2)  # beside what each rank takes of the same memory
+    assert host_block_count(10 * 1024 + 1, 1024, 2, 1 << 20) == 10
+
+
+def test_the_cache_on_the_cpu_and_host_memory_are_counted_together(
+    engine_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kv_capacity, "free_memory", lambda device: 3 * MEMORY)
+    options = EngineOptions(kv_cache_tokens=10**9, kv_cache_host_memory_bytes=MEMORY)
+    with pytest.raises(ForgeError, match=r"kv_cache_host_memory_bytes is 16,777,216, [\d,]+ bytes of host memory"):
+        Engine.load(engine_directory, options)
 
 
 def test_a_server_hands_its_setting_to_the_engine() -> None:

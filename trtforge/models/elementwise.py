@@ -31,7 +31,7 @@ _FUNCTIONS = (
     torch.tanh,
     torch.trunc,
 )
-"""Those that ATen's cpu/vml.h may give to oneMKL."""
+"""Those that ATen's cpu/vml.h gives to oneMKL, in this or another release."""
 
 
 def choose_kernels() -> None:

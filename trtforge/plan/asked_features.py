@@ -39,6 +39,9 @@ def asked_features(model: Model, request: Request, checkpoint: CheckpointConfig,
             yield Problem("backend", message, f"Leave it out, or use engine.backend: {having}.")
         if model.facts.sizes.linear_layers and request.engine.max_beam_width > 1:
             yield beams_with_states(request.engine.max_beam_width)
+        if model.facts.sizes.linear_layers and request.serving.kv_cache_host_memory_bytes is not None:
+            message = "serving.kv_cache_host_memory_bytes: linear attention keeps states that are in no KV block"
+            yield Problem("serving", message, "Leave it out of serving.")
         if features.draft is not None and features.draft.engine is None:
             message = "engine.features.draft: the torch backend needs the draft model's engine"
             yield Problem("draft", message, "Compile it, and set engine.features.draft.engine.")

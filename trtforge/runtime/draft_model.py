@@ -90,7 +90,7 @@ class DraftModel:
             mirror = self._mirrors[sequence] = _Mirror(own)
             prefix = self._blocks.find_prefix(own.tokens)
             self._blocks.share(own.table, prefix)
-            own.computed = mirror.settled = len(prefix.blocks) * self._blocks.tokens_per_block
+            own.computed = mirror.settled = len(prefix) * self._blocks.tokens_per_block
         own = mirror.own
         same = mirror.settled
         while same < min(own.computed, length - 1) and own.tokens[same] == sequence.tokens[same]:

@@ -52,7 +52,7 @@ def _draft_rank(own: Source, index: int, source: Source) -> DrafterBytes:
 def open_drafter(feature: Speculation | None, source: Source, ranks: RankGroup) -> Drafter | None:
     """The drafter of the engine `source` on `ranks`; None without speculation. Raises ForgeError if it is damaged.
 
-    A draft model's KV cache has as many tokens as the engine's: more would be of no use.
+    A draft model's KV cache has as many tokens as the engine's on its device, and none in host memory.
     """
     if feature is None or isinstance(feature, NgramFeature):
         return None if feature is None else NgramDrafter(feature)

@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from trtforge.runtime.cuda.pinned import pin
 from trtforge.runtime.decoder.kv_cache import zeros
 from trtforge.runtime.scheduling.batch import Ints
 
@@ -12,7 +14,7 @@ from trtforge.runtime.scheduling.batch import Ints
 class BlockCopies:
     """The blocks of all layers of a rank, those of the device and beside them some in host memory.
 
-    On a GPU host memory is pinned: copies are queued on the stream of the kernels, and nothing waits for them.
+    On a GPU host memory is pinned, so that copies are queued on the stream of the kernels.
     """
 
     def __init__(self, layers: Sequence[Tensor], first: int, count: int) -> None:
@@ -27,25 +29,32 @@ class BlockCopies:
         for layer, host in self._layers:
             content = layer.new_empty((len(pairs) // 2, *layer.shape[1:]))
             content.index_copy_(0, sources.rows, layer.index_select(0, sources.blocks))
-            for row, block in sources.in_host:
-                content[row].copy_(host[block], non_blocking=True)
+            for row, block, count in sources.in_host:
+                content[row : row + count].copy_(host[block : block + count], non_blocking=True)
             layer.index_copy_(0, targets.blocks, content.index_select(0, targets.rows))
-            for row, block in targets.in_host:
-                host[block].copy_(content[row], non_blocking=True)
+            for row, block, count in targets.in_host:
+                host[block : block + count].copy_(content[row : row + count], non_blocking=True)
 
 
 class _Places:
-    """Blocks of one side of the pairs: `rows` of the pairs with `blocks` on the device, and those `in_host` memory."""
+    """Blocks of one side of the pairs: `rows` of the pairs with `blocks` on the device, and those `in_host` memory.
+
+    `in_host`: first row, first block and number of blocks of each run of neighbours.
+    """
 
     def __init__(self, blocks: Ints, first: int, device: torch.device) -> None:
         inside = blocks < first
         self.rows = torch.from_numpy(inside.nonzero()[0]).to(device)
         self.blocks = torch.from_numpy(blocks[inside]).to(device)
-        self.in_host = [(int(row), int(blocks[row]) - first) for row in (~inside).nonzero()[0]]
+        rows = (~inside).nonzero()[0]
+        each = np.stack((rows, blocks[rows] - first), axis=1)
+        begins = np.flatnonzero((np.diff(each, axis=0, prepend=each[:1]) != 1).any(axis=1))
+        ends = np.append(begins[1:], len(each))
+        self.in_host = [(*each[begin].tolist(), int(end - begin)) for begin, end in zip(begins, ends, strict=False)]
 
 
 def _host_memory(layer: Tensor, count: int) -> Tensor:
-    shape = (count, *layer.shape[1:])
-    if layer.is_cuda and count:
-        return torch.empty(shape, dtype=layer.dtype, pin_memory=True)
-    return zeros(shape, layer.dtype, torch.device("cpu"))
+    memory = zeros((count, *layer.shape[1:]), layer.dtype, torch.device("cpu"))
+    if layer.is_cuda and memory.nbytes:
+        pin(memory)
+    return memory

@@ -13,7 +13,10 @@ from trtforge.runtime.scheduling.scheduler import BatchLimits
 
 
 class KvMemory(Config):
-    """Memory for the KV cache of each rank: a fraction of what is free, at most for `tokens`, and of its host's."""
+    """Memory for the KV cache of each rank: a fraction of what is free, at most for `tokens` if given.
+
+    `host_bytes`: more for blocks in host memory.
+    """
 
     fraction: float = 0.9
     tokens: int | None = None
@@ -64,16 +67,21 @@ def block_count(
     return min(fitting, wanted)
 
 
-def host_block_count(memory: int, block: int, ranks: int) -> int:
-    """KV blocks of `block` bytes in `memory` bytes of host memory, which all `ranks` take. Raises ForgeError."""
+def host_block_count(memory: int, block: int, ranks: int, taken: int) -> int:
+    """KV blocks of `block` bytes in `memory` bytes of host memory, which all `ranks` take.
+
+    `taken`: bytes that each rank will take of the same memory for something else. Raises ForgeError if it is not free.
+    """
     if not memory:
         return 0
+    if memory < 0:
+        raise ForgeError(f"kv_cache_host_memory_bytes is {memory:,}", hint="Give a number of bytes, or leave it out.")
     if memory < block:
         raise ForgeError(
             f"kv_cache_host_memory_bytes is {memory:,}, a KV block of a rank has {block:,} bytes",
             hint="Give it room for many blocks, or leave it out.",
         )
-    free = free_memory(torch.device("cpu"))
+    free = max(0, free_memory(torch.device("cpu")) - taken * ranks)
     if memory * ranks > free:
         each = f" for each of {ranks} ranks" if ranks > 1 else ""
         raise ForgeError(

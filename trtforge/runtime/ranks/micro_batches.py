@@ -32,15 +32,15 @@ class _Part:
 def micro_batches(step: Step, stages: int, least: int) -> list[Step]:
     """The step as steps to be computed in this order, two for each stage, of at least about `least` tokens each.
 
-    Rows keep their order; a row of several tokens may be cut, and what follows is a later chunk of it. The first part
-    has the step's copies.
+    Rows keep their order; a row of several tokens may be cut, and what follows is a later chunk of it. The parts have
+    no copies: those of the step come before all of them.
     """
     count = min(_PER_STAGE * stages, len(step.tokens) // least)
     if stages == 1 or count < 2:
         return [step]
     parts = _cut(step.counts.tolist(), -(-len(step.tokens) // count))
     firsts = step.counts.cumsum() - step.counts
-    return [_of_part(step, part, firsts, copies=index == 0) for index, part in enumerate(parts)]
+    return [_of_part(step, part, firsts) for part in parts]
 
 
 def _cut(counts: list[int], size: int) -> list[_Part]:
@@ -59,7 +59,7 @@ def _cut(counts: list[int], size: int) -> list[_Part]:
     return parts
 
 
-def _of_part(step: Step, part: _Part, firsts: Ints, *, copies: bool) -> Step:
+def _of_part(step: Step, part: _Part, firsts: Ints) -> Step:
     rows, begins, ends = (np.array(values, dtype=np.int64) for values in (part.rows, part.begins, part.ends))
     not_wanted = step.counts[rows] - step.wanted[rows]
     return replace(
@@ -69,6 +69,6 @@ def _of_part(step: Step, part: _Part, firsts: Ints, *, copies: bool) -> Step:
         wanted=np.maximum(0, ends - np.maximum(begins, not_wanted)),
         tables=step.tables[rows],
         tokens=step.tokens[firsts[rows[0]] + begins[0] : firsts[rows[-1]] + ends[-1]],
-        copies=step.copies if copies else step.copies[:0],
+        copies=step.copies[:0],
         adapters=step.adapters[rows] if len(step.adapters) else step.adapters,
     )

@@ -61,7 +61,7 @@ class RankModel:
         Raises ForgeError if there is no room.
         """
         num_blocks = self._ranks.smallest(self.blocks_that_fit(memory.fraction, memory.tokens))
-        host_blocks = self._ranks.smallest(self.host_blocks_that_fit(memory.host_bytes))
+        host_blocks = self._ranks.smallest(self.host_blocks_that_fit(memory.host_bytes, num_blocks))
         self.allocate_cache(num_blocks, host_blocks)
         return num_blocks, host_blocks
 
@@ -77,12 +77,14 @@ class RankModel:
             reserved += block_bytes(spec, self._place.dtype, size)
         return block_count(spec, self._place, source.limits, size, fraction, tokens, reserved, drafter)
 
-    def host_blocks_that_fit(self, memory: int) -> int:
-        """KV blocks in so many bytes of host memory. Raises ForgeError if they are not free."""
+    def host_blocks_that_fit(self, memory: int, num_blocks: int) -> int:
+        """KV blocks in so many bytes of host memory, beside `num_blocks` on the device. Raises ForgeError."""
         source, spec = self._source, self._decoder.spec
         own = 0 if self._network is None else self._network.block_bytes(source.tokens_per_block)
         size = block_bytes(spec, self._place.dtype, source.tokens_per_block) + own
-        return host_block_count(memory, size, spec.tp * spec.pp)
+        beside = source.beside_rank(spec.rank.index)
+        taken = num_blocks * (size + beside.block) + beside.weights if self._place.device.type == "cpu" else 0
+        return host_block_count(memory, size, spec.tp * spec.pp, taken)
 
     def allocate_cache(self, num_blocks: int, host_blocks: int = 0) -> None:
         """Allocate `num_blocks` KV blocks, and more in host memory; required before the first step."""

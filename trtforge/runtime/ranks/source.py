@@ -96,8 +96,8 @@ class Source:
             )
         if not asked:
             raise ForgeError(
-                f"{what}: KV blocks are kept to be reused, and this engine was compiled without KV reuse",
-                hint="Compile it with the feature kv_reuse, or do without.",
+                f"{what}: KV blocks are kept to be reused, and KV reuse is off",
+                hint="Compile, package or load the engine with KV reuse, or do without.",
             )
 
 

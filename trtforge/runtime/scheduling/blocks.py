@@ -30,18 +30,22 @@ class BlockTable:
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """The longest cached prefix of some tokens. No sequence holds `idle` of its blocks, which count as free.
+    """The longest cached prefix of some tokens: its blocks, None for those in host memory or in the store.
 
-    `stored`: keys of the blocks after them that are in host memory or in the store only.
+    No sequence holds `idle` of the blocks, which count as free; others have to be taken for those that are elsewhere.
     """
 
-    blocks: tuple[int, ...] = ()
+    blocks: tuple[int | None, ...] = ()
     keys: tuple[bytes, ...] = ()
     idle: int = 0
-    stored: tuple[bytes, ...] = ()
 
     def __len__(self) -> int:
-        return len(self.blocks) + len(self.stored)
+        return len(self.blocks)
+
+    @property
+    def held(self) -> int:
+        """Number of the blocks that sequences hold."""
+        return sum(block is not None for block in self.blocks) - self.idle
 
 
 class BlockStore(Protocol):
@@ -115,22 +119,23 @@ class BlockManager:
         """The cached full blocks that `tokens` start with. The last token is never covered: its logits are needed."""
         if not self._reuse:
             return Prefix()
-        blocks: list[int] = []
+        blocks: list[int | None] = []
         keys: list[bytes] = []
-        stored: list[bytes] = []
         idle, key, size = 0, salt, self.tokens_per_block
+        free = self.free_blocks
         for start in range(0, len(tokens) - size, size):
             key = _chain(key, tokens[start : start + size])
-            block = None if stored else self._block_of.get(key)
-            if block is not None:
-                blocks.append(block)
-                keys.append(key)
-                idle += self._references[block] == 0
-            elif idle + len(stored) < self.free_blocks and self._is_stored(key):
-                stored.append(key)
-            else:
+            block = self._block_of.get(key)
+            if block is None and not self._is_stored(key):
                 break
-        return Prefix(tuple(blocks), tuple(keys), idle, tuple(stored))
+            if block is None or not self._references[block]:
+                if not free:
+                    break
+                free -= 1
+                idle += block is not None
+            blocks.append(block)
+            keys.append(key)
+        return Prefix(tuple(blocks), tuple(keys), idle)
 
     def share(self, table: BlockTable, prefix: Prefix) -> None:
         """Make `prefix` the start of an empty table, up to the first stored block that cannot be read.
@@ -139,18 +144,20 @@ class BlockManager:
         """
         assert not table.blocks, "a prefix starts a table"
         for block in prefix.blocks:
-            if self._references[block] == 0:
-                del self._idle[block]
-            self._references[block] += 1
-        table.blocks.extend(prefix.blocks)
-        table.keys.extend(prefix.keys)
-        for key in prefix.stored:
-            restored = self._restore(key)
-            if restored is None:
-                break
-            table.blocks.append(restored)
+            if block is not None:
+                self._idle.pop(block, None)
+                self._references[block] += 1
+        for index, (block, key) in enumerate(zip(prefix.blocks, prefix.keys, strict=True)):
+            if block is None:
+                block = self._restore(key)
+                if block is None:
+                    for later in prefix.blocks[index:]:
+                        if later is not None:
+                            self._give_back(later)
+                    break
+                self._register(key, block)
+            table.blocks.append(block)
             table.keys.append(key)
-            self._register(key, restored)
         self.reused_blocks += len(table.blocks)
 
     def most_held(self, tokens: int) -> int:
@@ -220,13 +227,14 @@ class BlockManager:
                 for block in blocks[dropped : len(keys)]:
                     self._references[block] += 1
                 copies = [self._take() for _ in blocks[len(keys) :]]
-                self._copies |= dict(zip(copies, blocks[len(keys) :], strict=True))
+                for copy, block in zip(copies, blocks[len(keys) :], strict=True):
+                    self._copies[copy] = self._copies.get(block, block)
                 blocks = [*blocks[: len(keys)], *copies]
             tables[child].blocks[:], tables[child].keys[:], tables[child].dropped = blocks, keys, dropped
 
     def take_copies(self) -> list[tuple[int, int]]:
         """Blocks to copy before the next step, as pairs (from, to): all are read before any is written."""
-        copies = [(source, target) for target, source in self._copies.items()]
+        copies = [(source, target) for target, source in self._copies.items() if source != target]
         self._copies.clear()
         return copies
 
@@ -280,7 +288,7 @@ class BlockManager:
     def _restore(self, key: bytes) -> int | None:
         """A block that has the content of `key` by the next step; None if it cannot be read."""
         source = self._host.take(key)
-        content = None if source is None else self._copies.get(source, source)
+        content = None if source is None else self._copies.pop(source, source)
         block = self._take()
         if content is not None:
             self._copies[block] = content

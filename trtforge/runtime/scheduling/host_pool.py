@@ -8,7 +8,7 @@ from collections import OrderedDict
 
 
 class HostPool:
-    """Blocks numbered from `first` on. What came first is overwritten first.
+    """Blocks numbered from `first` on. What was placed longest ago is overwritten first.
 
     Content that goes back leaves its block to what makes room for it, so that both pools together lose nothing.
     """
@@ -22,7 +22,7 @@ class HostPool:
         return key in self._block_of
 
     def take(self, key: bytes) -> int | None:
-        """The block with the content of `key`, which is read before anything else is written there."""
+        """The block with the content of `key`, which is free from now on: the caller reads it before it is written."""
         block = self._block_of.pop(key, None)
         if block is not None:
             self._empty.append(block)

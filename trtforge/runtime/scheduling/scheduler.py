@@ -224,7 +224,7 @@ class Scheduler:
     def _needed(self, sequence: Sequence, prefix: Prefix) -> int:
         """Number of free blocks that a waiting sequence with this prefix, and the others of its group, may take."""
         tokens = sequence.most_cached if self._guaranteed else len(sequence.tokens)
-        shared = len(prefix.blocks) - prefix.idle
+        shared = prefix.held
         most = self.blocks.blocks_for(tokens) * (1 + sequence.members_to_come)
         if self.blocks.window is None:
             return most - shared
