@@ -126,7 +126,7 @@ def _value(kind: object, info: ArgumentInfo | OptionInfo) -> str:
     if get_origin(kind) is Literal:
         return _coded([str(each) for each in get_args(kind)])
     low, high = info.min, info.max
-    bounds = (f" from {low:.10g}" if low is not None else "") + (f" to {high:.10g}" if high is not None else "")
+    bounds = (f" from {low}" if low is not None else "") + (f" to {high}" if high is not None else "")
     if isinstance(info, ArgumentInfo) and not _choices(info.metavar or "")[0]:
         return _NAMES[kind]
     return (_coded(info.metavar.split("|")) if info.metavar else _NAMES[kind]) + bounds

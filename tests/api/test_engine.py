@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
@@ -78,8 +79,55 @@ def test_host_memory_for_kv_blocks(build: Path) -> None:
     assert first.usage.reused_tokens == 0
     assert again.usage.reused_tokens > again.usage.prompt_tokens - 64
     assert again.tokens == first.tokens
-    with pytest.raises(ForgeError, match="kv_cache_host_memory_bytes is -1"):
-        Engine.load(build, kv_cache_host_memory_bytes=-1)
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        (SamplingParams(max_tokens="a"), "max_tokens is 'a'"),  # type: ignore[arg-type]
+        (SamplingParams(max_tokens=float("nan")), "max_tokens is nan"),  # type: ignore[arg-type]
+        (SamplingParams(max_tokens=None), "max_tokens is None"),  # type: ignore[arg-type]
+        (SamplingParams(top_k="x"), "top_k is 'x'"),  # type: ignore[arg-type]
+        (SamplingParams(temperature="hot", top_p=0.9), "temperature is 'hot'"),  # type: ignore[arg-type]
+        (SamplingParams(seed="a", top_k=5), "seed is 'a'"),  # type: ignore[arg-type]
+        (SamplingParams(priority="high"), "priority is 'high'"),  # type: ignore[arg-type]
+        (SamplingParams(stop="abc"), "stop is 'abc'"),
+        (SamplingParams(stop=("a", "")), "a stop text is empty"),
+        ({"max_tokens": 3}, "is no SamplingParams"),
+        (None, "None is no SamplingParams"),
+    ],
+)
+def test_values_of_other_types_are_refused_alone(engine: Engine, params: Any, message: str) -> None:
+    with pytest.raises(RequestError, match=re.escape(message)):
+        engine.generate(PROMPT, params)
+    with pytest.raises(RequestError, match=re.escape(message)):
+        list(engine.stream(PROMPT, params))
+    assert engine.generate(PROMPT, SamplingParams(max_tokens=2)).usage.completion_tokens == 2
+
+
+@pytest.mark.parametrize("prompt", [5, Tokens([-1]), Tokens([2**70]), Tokens(["a"]), Tokens([1.5])])  # type: ignore[list-item]
+def test_what_is_no_prompt_is_refused(engine: Engine, prompt: Any) -> None:
+    with pytest.raises(RequestError, match=r"5 is no prompt|the prompt's token ids|outside of any vocabulary"):
+        engine.generate(prompt)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"threads": 0}, "threads"),
+        ({"threads": 10**6}, "threads"),
+        ({"max_batch_size": 0}, "max_batch_size"),
+        ({"scheduler": "foo"}, "scheduler"),
+        ({"kv_cache_fraction": 2}, "kv_cache_fraction"),
+        ({"kv_cache_tokens": -1}, "kv_cache_tokens"),
+        ({"kv_cache_host_memory_bytes": "16MB"}, "kv_cache_host_memory_bytes"),
+        ({"kv_cache_host_memory_bytes": -1}, "kv_cache_host_memory_bytes"),
+        ({"kv_cache_dir_bytes": -1}, "kv_cache_dir_bytes"),
+    ],
+)
+def test_wrong_options_of_load_are_named(build: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ForgeError, match=rf"Engine\.load: {message}"):
+        Engine.load(build, **options)
 
 
 def test_an_answer_is_that_of_the_command(engine: Engine, build: Path, tokenizer: Tokenizer) -> None:

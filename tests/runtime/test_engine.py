@@ -254,6 +254,7 @@ def test_top_and_prompt_log_probs_are_those_of_transformers(
         (GenerationRequest("a", (1, 131), 4), "outside of the vocabulary of 131"),
         (GenerationRequest("a", (1,) * 129, 4), "the prompt has 129 tokens, this engine takes at most 128"),
         (GenerationRequest("a", (1,), 0), "max_tokens is 0"),
+        (GenerationRequest("a", (1,), "many"), "the request cannot be read: TypeError"),  # type: ignore[arg-type]
         (GenerationRequest("a", (1,), 1, SamplingParams(top_log_probs=21)), "top_log_probs is 21"),
         (GenerationRequest("a", (1,), 4, SamplingParams(top_p=2.0)), "top_p is 2.0"),
         (GenerationRequest("a", (1,), 4, SamplingParams(embedding_bias=(1.0,))), "embedding_bias is 1"),

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import overload
 
 from trtforge.api.answers import Answer, Assembly, Piece, joined
-from trtforge.api.prompts import Prompt, Prompts, SamplingParams, named
+from trtforge.api.options import LoadOptions
+from trtforge.api.prompts import Prompt, Prompts, SamplingParams, checked, named
 from trtforge.core.defaults import KV_CACHE_DIR_BYTES
 from trtforge.core.errors import RequestError
 from trtforge.core.manifest import FILE_NAME
@@ -17,8 +18,7 @@ from trtforge.core.verified import open_to_run
 from trtforge.engine_process.requests import GenerationRequest, Output
 from trtforge.formats.hf import TOKENIZER_DIRECTORY
 from trtforge.runtime.engine import Engine as Runtime
-from trtforge.runtime.engine import EngineOptions, EngineStatistics
-from trtforge.runtime.kv_store import KvStoreOptions
+from trtforge.runtime.engine import EngineStatistics
 from trtforge.runtime.ranks.source import open_engine
 
 _GREEDY = SamplingParams()
@@ -41,7 +41,7 @@ class Engine:
         scheduler: SchedulerPolicy = "guaranteed_no_evict",
         kv_cache_fraction: float = 0.9,
         kv_cache_tokens: int | None = None,
-        kv_cache_host_memory_bytes: int = 0,
+        kv_cache_host_memory_bytes: int | None = None,
         kv_reuse: bool | None = None,
         chunked_context: bool | None = None,
         threads: int | None = None,
@@ -57,23 +57,27 @@ class Engine:
         compiled; `trace`: a file that every iteration is written to. `kv_cache_dir`: KV blocks are stored there, at
         most `kv_cache_dir_bytes`, and found again by later engines. Raises ForgeError.
         """
+        options = LoadOptions.parse(
+            {
+                "scheduler": scheduler,
+                "kv_cache_fraction": kv_cache_fraction,
+                "kv_cache_tokens": kv_cache_tokens,
+                "kv_cache_host_memory_bytes": kv_cache_host_memory_bytes,
+                "kv_reuse": kv_reuse,
+                "chunked_context": chunked_context,
+                "threads": threads,
+                "max_batch_size": max_batch_size,
+                "trace": trace,
+                "kv_cache_dir": kv_cache_dir,
+                "kv_cache_dir_bytes": kv_cache_dir_bytes,
+            },
+            "Engine.load",
+        )
         place = _engine_in(Path(directory))
         features = open_engine(place).forge.features
         open_to_run(place, "engine")
         prompts = Prompts(place / TOKENIZER_DIRECTORY, () if features.lora is None else features.lora.adapters)
-        options = EngineOptions(
-            scheduler=scheduler,
-            kv_cache_fraction=kv_cache_fraction,
-            kv_cache_tokens=kv_cache_tokens,
-            kv_cache_host_memory_bytes=kv_cache_host_memory_bytes,
-            kv_reuse=features.kv_reuse if kv_reuse is None else kv_reuse,
-            chunked_context=features.chunked_context if chunked_context is None else chunked_context,
-            threads=threads,
-            max_batch_size=max_batch_size,
-            trace=None if trace is None else Path(trace),
-            kv_store=None if kv_cache_dir is None else KvStoreOptions(Path(kv_cache_dir), kv_cache_dir_bytes),
-        )
-        return cls(Runtime.load(place, options), prompts)
+        return cls(Runtime.load(place, options.for_engine(features)), prompts)
 
     @overload
     def generate(  # type: ignore[overload-overlap]
@@ -93,16 +97,15 @@ class Engine:
         `params`: for all prompts, or one for each. Raises RequestError if one of the requests is refused, and ends the
         others.
         """
-        if isinstance(prompt, str) or not isinstance(prompt, Sequence):
-            prompt, alone = (prompt,), True
-        else:
-            alone = False
-        each = [params] * len(prompt) if isinstance(params, SamplingParams) else list(params)
-        if len(each) != len(prompt):
-            message = f"there are {len(prompt)} prompts and {len(each)} SamplingParams"
+        alone = isinstance(prompt, str) or not isinstance(prompt, Sequence)
+        prompts: Sequence[Prompt] = (prompt,) if alone else prompt  # type: ignore[assignment]
+        each = list(params) if isinstance(params, list | tuple) else [params] * len(prompts)
+        if len(each) != len(prompts):
+            message = f"there are {len(prompts)} prompts and {len(each)} SamplingParams"
             raise RequestError(message, hint="Give one for all prompts, or one for each.")
-        requests = [self._request(one, of) for one, of in zip(prompt, each, strict=True)]
-        stops = [of.stop for of in each]
+        usable = [checked(of) for of in each]
+        requests = [self._request(one, of) for one, of in zip(prompts, usable, strict=True)]
+        stops = [of.stop for of in usable]
         pieces: dict[str, list[Piece]] = {request.request_id: [] for request in requests}
         for name, piece in self._pieces(requests, stops):
             pieces[name].append(piece)
@@ -114,12 +117,13 @@ class Engine:
 
         Raises RequestError.
         """
+        params = checked(params)
         for _, piece in self._pieces([self._request(prompt, params)], [params.stop]):
             yield piece
 
     async def astream(self, prompt: Prompt, params: SamplingParams = _GREEDY) -> AsyncIterator[Piece]:
         """As `stream`, without blocking the event loop."""
-        loop = asyncio.get_running_loop()
+        params, loop = checked(params), asyncio.get_running_loop()
         outputs: asyncio.Queue[Output] = asyncio.Queue()
         request = await asyncio.to_thread(self._request, prompt, params)
         assembly = self._assembly(request, params.stop)

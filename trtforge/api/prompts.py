@@ -3,8 +3,11 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from pydantic import TypeAdapter, ValidationError
 
 from trtforge.core.errors import ForgeError, RequestError, first_line
 from trtforge.engine_process.requests import DEFAULT_PRIORITY, GenerationRequest, Guide, LookaheadSizes
@@ -105,6 +108,27 @@ class SamplingParams:
         )
 
 
+_PARAMS = TypeAdapter(SamplingParams)
+_MOST_ID = 2**31 - 1
+
+
+def checked(params: object) -> SamplingParams:
+    """The options with values of their types. Raises RequestError for others."""
+    if not isinstance(params, SamplingParams):
+        raise RequestError(f"{params!r:.60} is no SamplingParams", hint="Give SamplingParams(max_tokens=32).")
+    try:
+        found = _PARAMS.validate_python(vars(params))
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        name = str(wrong["loc"][0]) if wrong["loc"] else "SamplingParams"
+        raise RequestError(
+            f"{name} is {getattr(params, name, None)!r:.60}", hint=f"{wrong['msg']}: see trtforge.SamplingParams."
+        ) from None
+    if not all(found.stop):
+        raise RequestError("a stop text is empty", hint="Leave it out.")
+    return found
+
+
 class Prompts:
     """Makes requests of prompts with the tokenizer in an engine's directory."""
 
@@ -146,9 +170,11 @@ class Prompts:
 
     def _ids(self, prompt: Prompt) -> Sequence[int]:
         if isinstance(prompt, Tokens):
-            return prompt.ids
+            return _token_ids(prompt)
         if isinstance(prompt, Chat):
             return self.tokenizer.encode(self._rendered(prompt), add_special_tokens=False).ids
+        if not isinstance(prompt, str):
+            raise RequestError(f"{prompt!r:.60} is no prompt", hint="Give text, Chat or Tokens.")
         return self.tokenizer.encode(prompt).ids
 
     def _rendered(self, chat: Chat) -> str:
@@ -174,6 +200,16 @@ class Prompts:
                 hint="Give messages with role and content, in the order that the model was trained on.",
             ) from None
         return str(rendered[0])
+
+
+def _token_ids(prompt: Tokens) -> list[int]:
+    try:
+        ids = [index(each) for each in prompt.ids]
+    except TypeError as error:
+        raise RequestError(f"the prompt's token ids: {error}", hint="Give whole numbers.") from None
+    if any(not 0 <= each <= _MOST_ID for each in ids):
+        raise RequestError("the prompt holds token ids outside of any vocabulary", hint="Give ids of its tokenizer.")
+    return ids
 
 
 def named(request: GenerationRequest, number: int) -> GenerationRequest:

@@ -22,6 +22,8 @@ ENDPOINTS = "Endpoints"
 SAMPLING = "Sampling"
 """The group of the sampling options in `--help`."""
 
+_MOST = 2**31 - 1  # of the tensors' INT32
+
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and no decoration.")]
 KvCacheDir = Annotated[
     Path | None,
@@ -117,7 +119,14 @@ GoalName = Annotated[
 
 MaxTokens = Annotated[
     int,
-    typer.Option("--max-tokens", min=1, metavar="N", rich_help_panel=SAMPLING, help="Maximum number of new tokens."),
+    typer.Option(
+        "--max-tokens",
+        min=1,
+        max=_MOST,
+        metavar="N",
+        rich_help_panel=SAMPLING,
+        help="Maximum number of new tokens.",
+    ),
 ]
 Temperature = Annotated[
     float | None,
@@ -131,7 +140,12 @@ Temperature = Annotated[
 TopK = Annotated[
     int | None,
     typer.Option(
-        "--top-k", min=0, metavar="K", rich_help_panel=SAMPLING, help="Sample from the K most probable tokens."
+        "--top-k",
+        min=0,
+        max=_MOST,
+        metavar="K",
+        rich_help_panel=SAMPLING,
+        help="Sample from the K most probable tokens.",
     ),
 ]
 TopP = Annotated[
@@ -145,7 +159,9 @@ TopP = Annotated[
         help="Sample from the most probable tokens with a total probability of P.",
     ),
 ]
-Seed = Annotated[int | None, typer.Option(min=0, metavar="N", rich_help_panel=SAMPLING, help="Random seed.")]
+Seed = Annotated[
+    int | None, typer.Option(min=0, max=2**64 - 1, metavar="N", rich_help_panel=SAMPLING, help="Random seed.")
+]
 Stop = Annotated[
     list[str] | None,
     typer.Option("--stop", metavar="WORD", rich_help_panel=SAMPLING, help="Stop at this text; repeatable."),

@@ -40,6 +40,23 @@ def why_refused(
     `adapters` keep the LoRA adapter that comes with an accepted request. `speculation`: the feature that proposes
     tokens.
     """
+    try:
+        return (
+            _wrong_lengths(request, limits, vocab_size, blocks, chunked_context=chunked_context)
+            or _wrong_priority(request)
+            or _wrong_beams(request)
+            or _wrong_guide(request)
+            or _wrong_lookahead(request, speculation)
+            or _wrong_sampling(request.sampling, vocab_size)
+            or adapters.why_refused(request)
+        )
+    except (TypeError, ValueError, OverflowError) as error:  # of values that are no numbers
+        return RequestError(f"the request cannot be read: {error!r:.200}", hint="Give each value in its type.")
+
+
+def _wrong_lengths(
+    request: GenerationRequest, limits: BatchLimits, vocab_size: int, blocks: BlockManager, *, chunked_context: bool
+) -> RequestError | None:
     prompt = request.prompt
     if not prompt:
         return RequestError("the prompt is empty", hint="Send at least one token.")
@@ -83,16 +100,19 @@ def why_refused(
             f"{blocks.num_blocks * size}",
             hint="Ask for fewer tokens, or give the KV cache more memory.",
         )
-    if not 0 <= request.priority <= 1:  # not a number included
-        return RequestError(f"priority is {request.priority:g}", hint="It must be between 0 and 1.")
     scores = len(prompt) * (1 + request.sampling.top_log_probs) if request.sampling.prompt_log_probs else 0
     if scores > _MOST_SCORES:
         return RequestError(
             f"the log probabilities of this prompt are {scores} values, an answer holds at most {_MOST_SCORES}",
             hint="Shorten the prompt, or ask for fewer alternatives at each token.",
         )
-    wrong = _wrong_beams(request) or _wrong_guide(request) or _wrong_lookahead(request, speculation)
-    return wrong or _wrong_sampling(request.sampling, vocab_size) or adapters.why_refused(request)
+    return None
+
+
+def _wrong_priority(request: GenerationRequest) -> RequestError | None:
+    if not 0 <= request.priority <= 1:  # not a number included
+        return RequestError(f"priority is {request.priority:g}", hint="It must be between 0 and 1.")
+    return None
 
 
 def wrong_logits(request: GenerationRequest, features: FeaturesConfig, vocab_size: int) -> RequestError | None:
