@@ -178,6 +178,18 @@ def test_beams_of_the_embedded_engine_are_refused_before_anything_is_made(hf: Pa
     assert problem.fix == "Use max_beam_width 1."
 
 
+def test_host_memory_for_kv_blocks_is_refused_before_anything_is_made(hf: Path) -> None:
+    model = find_model(str(hf))
+    engine = {"backend": "torch", "device": "cpu", "max_seq_len": 64, "max_batch_size": 4}
+    recipe = {"engine": engine, "serving": {"kv_cache_host_memory_bytes": "16MB"}}
+    problem, *_ = evaluate(model, asked(model, recipe=recipe, dtype="bfloat16")).problems
+    assert (
+        problem.message == "serving.kv_cache_host_memory_bytes: linear attention keeps states that are in no KV block"
+    )
+    assert problem.fix == "Leave it out of serving."
+    assert problem.refuses
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -5,7 +5,6 @@ from pathlib import Path
 from pydantic import Field
 
 from trtforge.core.config_model import Config
-from trtforge.core.defaults import KV_CACHE_DIR_BYTES
 from trtforge.core.features import FeaturesConfig
 from trtforge.core.serving import SchedulerPolicy
 from trtforge.runtime.kv_store import KvStoreOptions
@@ -13,19 +12,19 @@ from trtforge.runtime.options import EngineOptions
 
 
 class LoadOptions(Config):
-    """Options of `Engine.load`; None: as the engine was compiled, or the default."""
+    """Options of `Engine.load`, which has their defaults."""
 
-    scheduler: SchedulerPolicy = "guaranteed_no_evict"
-    kv_cache_fraction: float = Field(0.9, gt=0, le=1)
-    kv_cache_tokens: int | None = Field(None, ge=1)
-    kv_cache_host_memory_bytes: int | None = Field(None, ge=0)
-    kv_reuse: bool | None = None
-    chunked_context: bool | None = None
-    threads: int | None = Field(None, ge=1, le=1024)
-    max_batch_size: int | None = Field(None, ge=1)
-    trace: Path | None = None
-    kv_cache_dir: Path | None = None
-    kv_cache_dir_bytes: int = Field(KV_CACHE_DIR_BYTES, ge=1)
+    scheduler: SchedulerPolicy
+    kv_cache_fraction: float = Field(gt=0, le=1)
+    kv_cache_tokens: int | None = Field(ge=1)
+    kv_cache_host_memory_bytes: int | None = Field(ge=0)
+    kv_reuse: bool | None
+    chunked_context: bool | None
+    threads: int | None = Field(ge=1, le=1024)
+    max_batch_size: int | None = Field(ge=1)
+    trace: Path | None
+    kv_cache_dir: Path | None
+    kv_cache_dir_bytes: int = Field(ge=1)
 
     def for_engine(self, compiled: FeaturesConfig) -> EngineOptions:
         """The options of an engine with these features."""

@@ -43,15 +43,14 @@ class RankGroup:
         cores = usable_cpus() // world
         self.threads = max(1, threads // world if threads else min(cores, useful))
         self._workers: list[WorkerProcess] = []
-        self._sums: SharedSums | None = None
         place = placement_of(source, 0)
         try:
             if world == 1:
                 self._collective: Collective = Alone()
                 self._model = RankModel(source, 0, place, self._collective)
             else:
-                self._sums = SharedSums.of(place, source.config.parallel.tp, source.config.parallel.pp)
-                self._collective = distributed = Distributed(source.spec(0), 0, place.device, self._sums)
+                sums = SharedSums.of(place, source.config.parallel.tp, source.config.parallel.pp)
+                self._collective = distributed = Distributed(source.spec(0), 0, place.device, sums)
                 store, port = serve_store()
                 self._workers = [
                     WorkerProcess(
@@ -65,9 +64,9 @@ class RankGroup:
                             port=port,
                             threads=self.threads,
                             memory=memory,
-                            shared_sums=None if self._sums is None else self._sums.descriptor,
+                            shared_sums=None if sums is None else sums.descriptor,
                         ),
-                        self._release_ranks,
+                        on_end=None if sums is None else sums.end,
                     )
                     for index in range(1, world)
                 ]
@@ -142,11 +141,6 @@ class RankGroup:
         for worker in self._workers:
             worker.end(deadline)
         self._workers = []
-
-    def _release_ranks(self) -> None:
-        """A worker ended, for which this rank and others may wait."""
-        if self._sums is not None:
-            self._sums.end()
 
     def _failure(self) -> ForgeError | None:
         """Error of the worker that ended first; None if all run. Waits, as a lost connection precedes the end."""

@@ -30,7 +30,7 @@ class WorkerJob(Config):
     port: int
     threads: int
     memory: KvMemory
-    shared_sums: int | None = None
+    shared_sums: int | None
     """File descriptor of `SharedSums`, which the worker inherits."""
 
 
@@ -40,7 +40,7 @@ class WorkerProcess:
     PR_SET_PDEATHSIG does not work here: it is tied to the thread that started the worker, which may end earlier.
     """
 
-    def __init__(self, job: WorkerJob, on_end: Callable[[], None]) -> None:
+    def __init__(self, job: WorkerJob, on_end: Callable[[], None] | None) -> None:
         """`on_end` is called by another thread when the worker has ended."""
         self.index = job.index
         self._on_end = on_end
@@ -101,4 +101,5 @@ class WorkerProcess:
                     self._lines.append(line.rstrip())
         self._process.wait()
         self.ended_at = time.monotonic()
-        self._on_end()
+        if self._on_end is not None:
+            self._on_end()
