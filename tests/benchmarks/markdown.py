@@ -135,10 +135,10 @@ def _serving(record: Record) -> str:
         )
         for each in serving.engines
     ]
-    low, high = serving.more_cpu_seconds
+    more = " to ".join(dict.fromkeys(map(str, serving.more_cpu_seconds)))
     shares = " to ".join(dict.fromkeys(f"{share * 100:.0f}" for share in serving.client_share))
     notes = (
-        f"Serving takes {low} to {high} s more of CPU time for 1,000 tokens than the engine alone, on another core. "
+        f"Serving takes {more} s more of CPU time for 1,000 tokens than the engine alone, on another core. "
         f"The client takes {shares} % of the CPU time."
     )
     table = _table(("engine", "through Triton", "in process", "ratio", "first token, p50"), rows)
