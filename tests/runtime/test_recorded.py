@@ -23,6 +23,7 @@ from trtforge.runtime.native.bindings import (
     PagedRows,
     native,
 )
+from trtforge.runtime.native.experts import Experts, Routes, gate_pairs, mix, route, scale_rows_by_gate, widened
 from trtforge.runtime.native.float32 import linear as linear_float32
 from trtforge.runtime.native.norms import norm
 from trtforge.runtime.native.recorder import Arena, current_recorder, recording
@@ -36,15 +37,17 @@ BLOCK, SEQUENCES = 8, 6
 COUNTS = (1, 2, 4)
 """Of rows: others are padded, because the vocabulary is no multiple of the kernels' tile."""
 TOLERANCES: dict[ModelDtype, float] = {"bfloat16": 2**-5, "float32": 1e-5}
-WIDE = ("qwen3", "gemma", "gemma2", "gemma3")
+WIDE = ("qwen3", "qwen3_moe", "gemma", "gemma2", "gemma3")
 """With heads of 32 numbers: attention of 24 is torch's."""
 PLAIN = ("gpt2", "gpt_neox", "gptj", "falcon_40b", "nemotron", "bloom", "opt_post_norm", "cohere_qk_norm")
 """With LayerNorm; most have MLPs without gates."""
+MIXED = ("mixtral", "qwen2_moe")
+"""With experts."""
 BY_KERNELS = (
     *("llama_biased", "llama_yarn", "granite", "qwen2_window", "phi3", "exaone4_no_window"),
-    *(*WIDE, *PLAIN),
+    *(*WIDE, *PLAIN, *MIXED),
 )
-BY_TORCH = ("falcon_rw", "mixtral", "deepseek_v2")
+BY_TORCH = ("falcon_rw", "deepseek_v2")
 
 
 @pytest.fixture(scope="module")
@@ -82,8 +85,18 @@ def test_every_kernel_is_called_again(level: Native) -> None:
     how = PagedHeads(heads=2, kv_heads=1, size=16, vectors=2, scale=0.25)
     words = torch.randint(-(2**15), 2**15, (1, 16, 32), dtype=torch.int16)
     scales = torch.rand(1, 1, 32)
-    floats = pack_float32(torch.randn(40, 64))
+    floats, pairs = pack_float32(torch.randn(40, 64)), pack_float32(torch.randn(128, 64))
     layer, sums = Int8Layer(*pack_int8(codes), torch.ones(64), torch.rand(32), None, 0.1), SharedSums(kernels, 1, 1)
+
+    logits = torch.randn(3, 2)
+    routes = Routes(count=2, chosen=1, groups=1, top_groups=1, scoring="softmax", renormalize=False, scaling=1.0)
+    experts = Experts.recorded(
+        [lambda x: gate_pairs(kernels, linear_float32(kernels, x, pairs, None, 128), 7.0, 1.7)] * 2,
+        64,
+        torch.float32,
+        Arena(),
+    )
+    assert experts is not None
 
     def compute() -> list[Tensor]:
         total, normed = kernels.add_rms_norm(x, x, weight, 0.5, 1e-5)
@@ -94,6 +107,8 @@ def test_every_kernel_is_called_again(level: Native) -> None:
         kernels.attend(heads, rows, storage, 1.0, how, attended)
         kernels.add_adapters(x, a, b, owners, changed)
         sums.add_up(attended, 0, 0)
+        mixed, routed = torch.empty_like(x), route(kernels, logits, None, routes)
+        mix(kernels, x, routed, experts, mixed, first=0, fresh=True, on_inputs=False)
         return [
             kernels.rms_norm(x, weight, 1e-5),
             kernels.add(x, x, 3.0),
@@ -107,6 +122,10 @@ def test_every_kernel_is_called_again(level: Native) -> None:
             linear_float32(kernels, x, floats, None, 40),
             norm(kernels, x, weight, weight, 1e-5, centred=True),
             activate(kernels, x, "gelu"),
+            widened(kernels, half),
+            gate_pairs(kernels, x, 7.0, 1.7),
+            scale_rows_by_gate(kernels, kernels.add(x, x, 1.0), x, weight.view(1, -1)),
+            mixed,
             changed,
         ]
 

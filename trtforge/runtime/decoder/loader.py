@@ -1,7 +1,7 @@
 """Loads the packed tensors of a rank to its device, one part of the network at a time."""
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -15,11 +15,12 @@ from trtforge.runtime.linears.kernels import Kernels, kernel_of
 from trtforge.runtime.linears.linear import Linear, Placement
 from trtforge.runtime.linears.packing import sparse_layers
 from trtforge.runtime.linears.weights import Weights
+from trtforge.runtime.native.recorder import Arena
 
 
 @dataclass(frozen=True)
 class Loader:
-    """Loads parts by their names in the checkpoint."""
+    """Loads parts by their names in the checkpoint. `arena`: memory that the experts of all layers share."""
 
     spec: DecoderSpec
     kernels: Kernels
@@ -29,6 +30,7 @@ class Loader:
     linears: dict[str, LinearSlot]
     tensors: dict[str, TensorSlot]
     adapters: RankAdapters | None = None
+    arena: Arena = field(default_factory=Arena)
 
     @classmethod
     def of(

@@ -87,9 +87,10 @@ class Native:
 
     def run(self, name: str, *arguments: Any) -> None:
         """Call a kernel, and record the call while a recording is made. A structure is passed by its address."""
-        given = (ctypes.byref(each) if isinstance(each, ctypes.Structure) else each for each in arguments)
-        getattr(self.functions, name)(*given)
         recorder = current_recorder()
+        if recorder is None or recorder.computes:
+            given = (ctypes.byref(each) if isinstance(each, ctypes.Structure) else each for each in arguments)
+            getattr(self.functions, name)(*given)
         if recorder is not None:
             recorder.add(name, arguments)
 

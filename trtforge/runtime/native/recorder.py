@@ -31,6 +31,10 @@ class Arena:
     def turn(self) -> None:
         """Begin the results of another layer."""
         self._half = 1 - self._half
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin results that overwrite those since the last turn."""
         self._used = 0
 
     def like(self, tensor: Tensor) -> Tensor:
@@ -48,9 +52,11 @@ class Arena:
 class Recorder(TorchDispatchMode):
     """Collects kernel calls, and finds out whether torch computes anything between them."""
 
-    def __init__(self, arena: Arena) -> None:
+    def __init__(self, arena: Arena, *, computes: bool = True) -> None:
+        """`computes`: False if kernels are not to run while their calls are recorded."""
         super().__init__()  # type: ignore[no-untyped-call]
         self._arena = arena
+        self.computes = computes
         self._calls: list[Call] = []
         self._kept: list[object] = []
         self.complete = True
@@ -115,9 +121,9 @@ def _share(a: Tensor, b: object) -> bool:
 
 
 @contextmanager
-def recording(arena: Arena) -> Iterator[Recorder]:
-    """Record the kernel calls of this thread."""
-    recorder = Recorder(arena)
+def recording(arena: Arena, *, computes: bool = True) -> Iterator[Recorder]:
+    """Record the kernel calls of this thread; unless it `computes`, nothing is in the results."""
+    recorder = Recorder(arena, computes=computes)
     _ACTIVE.recorder = recorder
     try:
         with recorder:

@@ -9,7 +9,7 @@ _pointer, _integer, _float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
 
 class Linear(ctypes.Structure):
-    """`Linear` of source/matmul.cpp."""
+    """`Linear` of source/linears.h."""
 
     _fields_ = (
         *((name, _pointer) for name in ("x", "weight", "scales", "bias", "y", "prequant", "scaled")),
@@ -18,7 +18,7 @@ class Linear(ctypes.Structure):
 
 
 class IntegerLinear(ctypes.Structure):
-    """`IntegerLinear` of source/integer.cpp."""
+    """`IntegerLinear` of source/linears.h."""
 
     _fields_ = (
         *((name, _pointer) for name in ("x", "weight", "offsets", "prequant", "scales", "bias", "codes", "y")),
@@ -28,7 +28,7 @@ class IntegerLinear(ctypes.Structure):
 
 
 class FloatLinear(ctypes.Structure):
-    """`FloatLinear` of source/float32.cpp."""
+    """`FloatLinear` of source/linears.h."""
 
     _fields_ = (
         *((name, _pointer) for name in ("x", "weight", "bias", "y")),
@@ -76,6 +76,26 @@ class Context(ctypes.Structure):
     )
 
 
+class Routing(ctypes.Structure):
+    """`Routing` of source/experts.cpp."""
+
+    _fields_ = (
+        *((name, _pointer) for name in ("logits", "bias", "weights", "experts")),
+        *((name, _integer) for name in ("rows", "count", "chosen", "groups", "top_groups", "scoring", "renormalize")),
+        ("scaling", _float),
+    )
+
+
+class Mixture(ctypes.Structure):
+    """`Mixture` of source/experts.cpp."""
+
+    _fields_ = (
+        *((name, _pointer) for name in ("x", "weights", "experts", "calls", "ends", "taken", "made", "out")),
+        *((name, _integer) for name in ("rows", "size", "chosen", "first", "local", "capacity")),
+        *((name, _integer) for name in ("on_inputs", "fresh")),
+    )
+
+
 class Rounding(ctypes.Structure):
     """`Rounding` of source/rounding.cpp."""
 
@@ -106,7 +126,7 @@ class Steps(ctypes.Structure):
 
 
 class Call(ctypes.Structure):
-    """`Call` of source/replay.cpp."""
+    """`Call` of source/calls.h."""
 
     _fields_ = (("kernel", _integer), ("arguments", _integer * 10))
 
@@ -141,6 +161,11 @@ ARGUMENTS: dict[str, Sequence[object]] = {
     "norm": (_integer, _integer, _integer, _pointer),
     "activate": (_integer, _integer, _pointer, _pointer, _integer),
     "sum_ranks": (_integer, _pointer, _integer, _pointer, _pointer, _integer, _integer),
+    "widen": (_pointer, _pointer, _integer),
+    "gate_pairs": (_integer, _pointer, _pointer, _integer, _integer, _float, _float),
+    "scale_rows_by_gate": (_integer, _pointer, _pointer, _pointer, *(_integer,) * 3),
+    "route": (_pointer,),
+    "mix_experts": (_integer, _pointer),
     "replay": (_pointer, _integer),
     "use_own_threads": (_integer,),
     "release_threads": (),
@@ -165,8 +190,17 @@ RECORDED = (
     "norm",
     "activate",
     "sum_ranks",
+    "widen",
+    "gate_pairs",
+    "scale_rows_by_gate",
+    "route",
+    "mix_experts",
 )
-"""The kernels that `replay` calls, as source/replay.cpp numbers them."""
+"""The kernels that `replay` calls, as source/calls.h numbers them."""
+OF_ROWS = frozenset(
+    ("linear_bfloat16", "linear_int4", "linear_int8", "linear_float32", "gate", "gate_pairs", "activate")
+)
+"""Those of them that `mix_experts` calls with another number of rows than they were recorded with."""
 
 PRODUCTS = ("linear_bfloat16", "linear_int4", "context_attention")
 """These need AVX512BW."""

@@ -204,3 +204,53 @@ EXPORT void activate(int64_t type, int64_t activation, const void* x, void* y, i
             activate_all<decltype(kind)>((const bfloat16*)x, (bfloat16*)y, count);
     });
 }
+
+template <typename T>
+static void gate_pair_rows(const T* x, T* y, int64_t rows, int64_t size, float limit, float alpha) {
+    team::for_each(rows, rows * size >= PARALLEL_FROM, [=](int64_t row) {
+        const T* pairs = x + row * 2 * size;
+        for (int64_t i = 0; i < size; ++i) {
+            const float gate = std::min(to_float(pairs[2 * i]), limit);
+            const float up = std::max(-limit, std::min(to_float(pairs[2 * i + 1]), limit));
+            put(y + row * size + i, (up + 1.0f) * gate / (1.0f + exponential(-alpha * gate)));
+        }
+    });
+}
+
+// y = (up + 1) gate sigmoid(alpha gate), of x (rows, 2 x size) with gate and up in turn, gate at most and up within
+// `limit`.
+EXPORT void gate_pairs(int64_t type, const void* x, void* y, int64_t rows, int64_t size, float limit, float alpha) {
+    if (type == FLOAT32)
+        gate_pair_rows((const float*)x, (float*)y, rows, size, limit, alpha);
+    else
+        gate_pair_rows((const bfloat16*)x, (bfloat16*)y, rows, size, limit, alpha);
+}
+
+template <typename T>
+static void scale_rows(const T* x, const T* weight, T* y, int64_t rows, int64_t inputs, int64_t size) {
+    team::for_each(rows, rows * (inputs + size) >= PARALLEL_FROM, [=](int64_t row) {
+        float gate = 0.0f;
+#pragma omp simd reduction(+ : gate)
+        for (int64_t i = 0; i < inputs; ++i) gate += to_float(x[row * inputs + i]) * to_float(weight[i]);
+        const float factor = 1.0f / (1.0f + exponential(-gate));
+        for (int64_t i = row * size; i < (row + 1) * size; ++i) put(y + i, to_float(y[i]) * factor);
+    });
+}
+
+// y (rows, size) *= sigmoid(x (rows, inputs) times weight (inputs,)).
+EXPORT void scale_rows_by_gate(int64_t type, const void* x, const void* weight, void* y, int64_t rows, int64_t inputs,
+                               int64_t size) {
+    if (type == FLOAT32)
+        scale_rows((const float*)x, (const float*)weight, (float*)y, rows, inputs, size);
+    else
+        scale_rows((const bfloat16*)x, (const bfloat16*)weight, (bfloat16*)y, rows, inputs, size);
+}
+
+// y = x in float32, of `count` bfloat16.
+EXPORT void widen(const void* x, void* y, int64_t count) {
+    constexpr int64_t block = 4096;
+    team::for_each((count + block - 1) / block, count >= PARALLEL_FROM, [=](int64_t part) {
+        const int64_t end = std::min(count, (part + 1) * block);
+        for (int64_t i = part * block; i < end; ++i) ((float*)y)[i] = to_float(((const bfloat16*)x)[i]);
+    });
+}

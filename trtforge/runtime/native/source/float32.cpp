@@ -3,6 +3,7 @@
 // Weights are packed in tiles of 32 outputs, (outputs / 32, inputs, 32); the last tile is filled up. Vectors are those of
 // the processor, so that a block of rows and outputs has its sums in registers.
 
+#include "linears.h"
 #include "team.h"
 
 constexpr int64_t TILE = 32;     // outputs
@@ -23,15 +24,6 @@ constexpr int64_t LANES = 4, VECTORS = 2, ROWS = 6;
 constexpr int64_t WIDE = LANES * VECTORS;  // outputs that are computed at once
 
 typedef float Lanes __attribute__((vector_size(LANES * sizeof(float)), aligned(4), may_alias));
-
-// One linear layer: y (rows, outputs) = x (rows, inputs) W^T + bias, which may be null.
-struct FloatLinear {
-    const float* x;
-    const float* weight;
-    const float* bias;
-    float* y;
-    int64_t rows, inputs, outputs;
-};
 
 // A sum takes several cycles: few rows need several sums for each output to keep the units busy.
 template <int M>

@@ -4,6 +4,7 @@
 // multiply four unsigned bytes with four signed ones. Activations get 128 added to be unsigned, and sums `offsets`: -128
 // times the sum of an output's weights.
 
+#include "linears.h"
 #include "products.h"
 #include "team.h"
 #include "vectors.h"
@@ -17,20 +18,6 @@ EXPORT int64_t has_integers() {
 }
 
 #if defined(HAS_PRODUCTS) && defined(__AVX512VNNI__)
-
-// y (rows, outputs) = (round(x prequant / activation_scale) W^T) scales + bias. `codes`: memory for rows x inputs bytes.
-struct IntegerLinear {
-    const void* x;
-    const int8_t* weight;
-    const int32_t* offsets;
-    const float* prequant;
-    const float* scales;
-    const float* bias;
-    uint8_t* codes;
-    void* y;
-    int64_t rows, inputs, outputs;
-    float activation_scale;
-};
 
 // Rounds halves to even and saturates, as `round_to_int8` does.
 template <typename T>

@@ -8,6 +8,7 @@
 //
 // A nibble is its value plus 8; VPERMW looks its bfloat16 up.
 
+#include "linears.h"
 #include "products.h"
 #include "team.h"
 #include "vectors.h"
@@ -81,19 +82,6 @@ static inline __attribute__((always_inline)) void multiply_int4(const typename W
         }
     add_up<M, U>(sums, out);
 }
-
-// One linear layer: y (rows, outputs) = x (rows, inputs) W^T + bias. `scales`: (outputs / 32, inputs / group, 32).
-// `prequant`: factors of the inputs, or null; `scaled` is memory for the rows that they multiply.
-struct Linear {
-    const bfloat16* x;
-    const void* weight;
-    const float* scales;
-    const float* bias;
-    bfloat16* y;
-    const bfloat16* prequant;
-    bfloat16* scaled;
-    int64_t rows, inputs, outputs, group;
-};
 
 template <class Way, int M>
 static void few_rows(const Linear& l, const typename Way::Input* x, const bfloat16* w, const float* bias, bfloat16* y) {

@@ -1,0 +1,190 @@
+"""Mixtures of experts by kernels, against plain loops in float64 and against the routing in torch's operations."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional
+
+from tests.families import MIXTURES
+from tests.runtime.converted import TOKENS, Families, computed, error
+from trtforge.runtime.architecture.spec_parts import MoeSpec
+from trtforge.runtime.decoder.moe import route as route_by_torch
+from trtforge.runtime.decoder.moe import routes_of
+from trtforge.runtime.linears.linear import Linear, matrix
+from trtforge.runtime.native.activations import activate
+from trtforge.runtime.native.bindings import VARIABLE, Native
+from trtforge.runtime.native.experts import (
+    CAPACITY,
+    Experts,
+    gate_pairs,
+    mix,
+    route,
+    scale_rows_by_gate,
+    widened,
+)
+from trtforge.runtime.native.recorder import Arena
+
+SIZE, INNER = 32, 64
+EXACT = {torch.float32: 1e-5, torch.bfloat16: 2**-6}
+
+
+@pytest.fixture(scope="module")
+def kernels(level: Native) -> Native:
+    return level
+
+
+@st.composite
+def mixtures(draw: st.DrawFn) -> MoeSpec:
+    groups = draw(st.integers(1, 4))
+    experts = groups * draw(st.integers(2, 9))
+    top_groups = draw(st.integers(1, groups))
+    kind = draw(st.sampled_from(["softmax", "sigmoid", "on_inputs"]))
+    if kind == "on_inputs":
+        groups = top_groups = 1
+    return MoeSpec(
+        num_experts=experts,
+        first=0,
+        local=experts,
+        top_k=draw(st.integers(1, min(8, experts // groups * top_groups))),
+        expert_size=INNER,
+        renormalize=draw(st.booleans()),
+        groups=groups,
+        top_groups=top_groups,
+        scaling=draw(st.sampled_from([1.0, 2.5])),
+        shared_size=0,
+        sigmoid=kind == "sigmoid",
+        on_inputs=kind == "on_inputs",
+    )
+
+
+@settings(max_examples=60)
+@given(moe=mixtures(), rows=st.integers(1, 40), spread=st.sampled_from([0.5, 8.0]), seed=st.integers(0, 99))
+def test_tokens_go_to_the_experts_that_torch_chooses(
+    kernels: Native, moe: MoeSpec, rows: int, spread: float, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(rows, moe.num_experts, generator=generator) * spread
+    bias = torch.randn(moe.num_experts, generator=generator) * 0.1 if moe.sigmoid else None
+    expected, chosen = route_by_torch(moe, logits, bias)
+    weights, experts = route(kernels, logits, bias, routes_of(moe))
+    assert torch.equal(experts, chosen)
+    torch.testing.assert_close(weights, expected, rtol=1e-5, atol=1e-7)
+
+
+def test_of_equal_experts_the_first_are_chosen(kernels: Native) -> None:
+    moe = MoeSpec(6, 0, 6, 3, INNER, True, 1, 1, 1.0, 0)
+    weights, experts = route(kernels, torch.tensor([[0.0, 1, 1, 0, 1, 1]]), None, routes_of(moe))
+    assert experts.tolist() == [[1, 2, 4]]
+    torch.testing.assert_close(weights, torch.full((1, 3), 1 / 3))
+
+
+def layers_of(kernels: Native, ups: Tensor, downs: Tensor) -> list[Linear]:
+    def layer(up: Tensor, down: Tensor) -> Linear:
+        first, second = matrix(up), matrix(down)
+        return lambda x: second(kernels.gate(first(x), "silu", 1))
+
+    return [layer(up, down) for up, down in zip(ups, downs, strict=True)]
+
+
+def mixed(x: Tensor, weights: Tensor, chosen: Tensor, ups: Tensor, downs: Tensor, *, on_inputs: bool) -> Tensor:
+    """The sum over each token's experts, of which those beyond `ups` are elsewhere, in float64."""
+    out = torch.zeros(x.shape, dtype=torch.float64)
+    for row, (own, experts) in enumerate(zip(weights.double(), chosen.tolist(), strict=True)):
+        for weight, expert in zip(own, experts, strict=True):
+            if expert in range(len(ups)):
+                taken = x[row].double() * (weight if on_inputs else 1.0)
+                other, gate = (ups[expert].double() @ taken).chunk(2)
+                made = downs[expert].double() @ (functional.silu(gate) * other)
+                out[row] += made if on_inputs else made * weight
+    return out
+
+
+@pytest.mark.parametrize("dtype", EXACT)
+@settings(max_examples=30, deadline=None)
+@given(
+    rows=st.integers(1, 40) | st.just(2 * CAPACITY + 3),
+    count=st.integers(1, 9),
+    chosen=st.integers(1, 4),
+    here=st.integers(1, 9),
+    fresh=st.booleans(),
+    on_inputs=st.booleans(),
+    seed=st.integers(0, 9),
+)
+def test_experts_compute_the_tokens_that_go_to_them(
+    kernels: Native,
+    dtype: torch.dtype,
+    rows: int,
+    count: int,
+    chosen: int,
+    here: int,
+    fresh: bool,
+    on_inputs: bool,
+    seed: int,
+) -> None:
+    """`here`: so many experts are on this rank, from the second on where there are more."""
+    if dtype is torch.bfloat16 and not kernels.multiplies:
+        return
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, SIZE, generator=generator).to(dtype)
+    here, chosen = min(here, count), min(chosen, count)
+    first = min(1, count - here)
+    ups = (torch.randn(here, 2 * INNER, SIZE, generator=generator) / 4).to(dtype)
+    downs = (torch.randn(here, SIZE, INNER, generator=generator) / 4).to(dtype)
+    weights = torch.rand(rows, chosen, generator=generator)
+    experts = torch.stack([torch.randperm(count, generator=generator)[:chosen] for _ in range(rows)])
+    own = Experts.recorded(layers_of(kernels, ups, downs), SIZE, dtype, Arena())
+    assert own is not None
+    before = torch.randn(rows, SIZE, generator=generator).to(dtype)
+    out = before.clone()
+    mix(kernels, x, (weights, experts), own, out, first=first, fresh=fresh, on_inputs=on_inputs)
+    expected = mixed(x, weights, experts - first, ups, downs, on_inputs=on_inputs)
+    expected += 0 if fresh else before.double()
+    assert (out.double() - expected).abs().max() <= EXACT[dtype] * max(1.0, float(expected.abs().max()))
+
+
+def test_experts_share_the_memory_of_their_results(kernels: Native) -> None:
+    arena, generator = Arena(), torch.Generator().manual_seed(0)
+    ups = torch.randn(3, 2 * INNER, SIZE, generator=generator)
+    downs = torch.randn(3, SIZE, INNER, generator=generator)
+    made = [Experts.recorded(layers_of(kernels, ups, downs), SIZE, torch.float32, arena) for _ in range(2)]
+    places = {(each.taken.data_ptr(), each.made.data_ptr()) for each in made if each is not None}
+    assert len(made) == 2
+    assert len(places) == 1
+
+
+def test_what_torch_computes_is_no_expert_of_the_kernels(kernels: Native) -> None:
+    def by_torch(x: Tensor) -> Tensor:
+        return activate(kernels, x, "silu") + 1
+
+    assert Experts.recorded([by_torch], SIZE, torch.float32, Arena()) is None
+    weight = torch.randn(SIZE)
+    assert Experts.recorded([lambda x: kernels.rms_norm(x, weight, 1e-5)], SIZE, torch.float32, Arena()) is None
+
+
+@pytest.mark.parametrize("dtype", EXACT)
+@given(rows=st.integers(1, 30), size=st.integers(1, 700), seed=st.integers(0, 9))
+def test_gates_of_experts(kernels: Native, dtype: torch.dtype, rows: int, size: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    pairs = (torch.randn(rows, 2 * size, generator=generator) * 4).to(dtype)
+    gate, up = pairs.double().unflatten(-1, (-1, 2)).unbind(-1)
+    gate, up = gate.clamp(max=5.0), up.clamp(-5.0, 5.0)
+    expected = (up + 1) * gate * torch.sigmoid(gate * 1.7)
+    made = gate_pairs(kernels, pairs, 5.0, 1.7).double()
+    torch.testing.assert_close(made, expected, rtol=EXACT[dtype], atol=1e-6)
+    x, weight = torch.randn(rows, size, generator=generator).to(dtype), torch.randn(1, size, generator=generator)
+    weight = (weight / size**0.5).to(dtype)
+    y = torch.randn(rows, 3, generator=generator).to(dtype)
+    scaled = y.double() * (x.double() @ weight.double().t()).sigmoid()
+    made = scale_rows_by_gate(kernels, y.clone(), x, weight).double()
+    torch.testing.assert_close(made, scaled, rtol=EXACT[dtype], atol=1e-6)
+    assert torch.equal(widened(kernels, x), x.float())
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_networks_without_kernels(families: Families, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's operations, as on a GPU, give what `transformers` computes."""
+    monkeypatch.setenv(VARIABLE, "torch")
+    family = families(name)
+    assert error(computed(family.checkpoint(), TOKENS)[0], family.logits(TOKENS)) < 1e-4

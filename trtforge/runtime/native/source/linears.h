@@ -1,0 +1,41 @@
+// Linear layers as their kernels take them. Layouts of the weights: matmul.cpp, integer.cpp and float32.cpp.
+
+#pragma once
+
+#include "common.h"
+
+// y (rows, outputs) = x (rows, inputs) W^T + bias, of weights in bfloat16 or in 4 bits. `scales`: (outputs / 32, inputs /
+// group, 32). `prequant`: factors of the inputs, or null; `scaled` is memory for the rows that they multiply.
+struct Linear {
+    const bfloat16* x;
+    const void* weight;
+    const float* scales;
+    const float* bias;
+    bfloat16* y;
+    const bfloat16* prequant;
+    bfloat16* scaled;
+    int64_t rows, inputs, outputs, group;
+};
+
+// y (rows, outputs) = (round(x prequant / activation_scale) W^T) scales + bias. `codes`: memory for rows x inputs bytes.
+struct IntegerLinear {
+    const void* x;
+    const int8_t* weight;
+    const int32_t* offsets;
+    const float* prequant;
+    const float* scales;
+    const float* bias;
+    uint8_t* codes;
+    void* y;
+    int64_t rows, inputs, outputs;
+    float activation_scale;
+};
+
+// y (rows, outputs) = x (rows, inputs) W^T + bias, which may be null.
+struct FloatLinear {
+    const float* x;
+    const float* weight;
+    const float* bias;
+    float* y;
+    int64_t rows, inputs, outputs;
+};
