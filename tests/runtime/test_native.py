@@ -217,6 +217,8 @@ def test_weights_that_do_not_fit_are_left_to_torch(kernels: Native) -> None:
     window=st.sampled_from([None, 1, 20]),
     cap=st.sampled_from([None, 3.0]),
     alibi=st.booleans(),
+    chunk=st.sampled_from([None, 1, 7, 32]),
+    sunk=st.booleans(),
     seed=st.integers(0, 9),
 )
 def test_paged_attention(
@@ -229,6 +231,8 @@ def test_paged_attention(
     window: int | None,
     cap: float | None,
     alibi: bool,
+    chunk: int | None,
+    sunk: bool,
     seed: int,
     level: Native,
 ) -> None:
@@ -243,16 +247,19 @@ def test_paged_attention(
     cache.write(torch.arange(tables.numel() * block), torch.randn(tables.numel() * block, 2 * kv_heads, size).to(dtype))
     queries = torch.randn(len(lengths), count + 2 * kv_heads, size).to(dtype)
     bias = Alibi(count, 0, count, 1.0, False, torch.device("cpu")) if alibi else None
-    scores = SoftmaxScores(size**-0.5, cap, bias)
+    sinks = torch.randn(kv_heads, count // kv_heads, 1, 1) * 3 if sunk else None
+    scores = SoftmaxScores(size**-0.5, cap, bias, sinks)
     slopes = None if bias is None else bias.slopes
     out = torch.empty(len(lengths), count * size, dtype=dtype)
-    how = PagedHeads(count, kv_heads, size, 2 * kv_heads, size**-0.5, cap, window, slopes)
+    logits = None if sinks is None else sinks.flatten()
+    how = PagedHeads(count, kv_heads, size, 2 * kv_heads, size**-0.5, cap, window, slopes, chunk, logits)
     cache.attend(queries, PagedRows(tables, torch.tensor(lengths), block), how, out)
     expected = []
     for row, length in enumerate(lengths):
         seen = cache.read(tables[row])[:length].float().transpose(0, 1)
         mask = torch.zeros(1, 1, 1, length)
-        mask[..., : 0 if window is None else max(0, length - window)] = float("-inf")
+        first = max(0, length - (window or length), 0 if chunk is None else (length - 1) // chunk * chunk)
+        mask[..., :first] = float("-inf")
         grouped = queries[row, :count].float().view(1, kv_heads, -1, size)
         expected.append(scores.one_query(grouped, seen[None, :kv_heads], seen[None, kv_heads:], mask).flatten())
     made, wanted = out.float(), torch.stack(expected)

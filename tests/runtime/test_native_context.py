@@ -22,9 +22,12 @@ def expected(queries: Tensor, cached: Tensor, start: int, how: PagedHeads) -> Te
         scores = how.cap * torch.tanh(scores / how.cap)
     if how.slopes is not None:
         scores += how.slopes.view(-1, 1, 1) * torch.arange(keys)
-    behind = torch.arange(start, start + count).unsqueeze(1) - torch.arange(keys)
-    hidden = (behind < 0) | (behind >= (how.window or keys))
-    probabilities = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+    positions = torch.arange(start, start + count).unsqueeze(1)
+    behind = positions - torch.arange(keys)
+    hidden = (behind < 0) | (behind >= (how.window or keys)) | (behind > positions % (how.chunk or keys))
+    sinks = torch.full((how.heads,), float("-inf")) if how.sinks is None else how.sinks
+    shown = torch.cat((scores.masked_fill(hidden, float("-inf")), sinks.view(-1, 1, 1).expand(-1, count, 1)), dim=2)
+    probabilities = shown.softmax(-1)[..., :keys]
     return torch.einsum("hqk,khd->qhd", probabilities, of_values).flatten(1)
 
 
@@ -39,6 +42,8 @@ def expected(queries: Tensor, cached: Tensor, start: int, how: PagedHeads) -> Te
     window=st.sampled_from([None, 1, 20, 70, 130]),
     cap=st.sampled_from([None, 3.0]),
     alibi=st.booleans(),
+    chunk=st.sampled_from([None, 1, 50, 200]),
+    sunk=st.booleans(),
     seed=st.integers(0, 9),
 )
 def test_context_attention(
@@ -51,6 +56,8 @@ def test_context_attention(
     window: int | None,
     cap: float | None,
     alibi: bool,
+    chunk: int | None,
+    sunk: bool,
     seed: int,
 ) -> None:
     """A sequence whose blocks lie anywhere, and whose first `start` tokens were computed before.
@@ -69,7 +76,8 @@ def test_context_attention(
         cache.write(slots, torch.randn(len(slots), 2 * kv_heads, size).bfloat16())
         given_heads = torch.randn(count, queries_of + 2 * kv_heads, size).bfloat16()
         slopes = Alibi(queries_of, 0, queries_of, 1.0, False, torch.device("cpu")).slopes if alibi else None
-        how = PagedHeads(queries_of, kv_heads, size, 2 * kv_heads, size**-0.5, cap, window, slopes)
+        sinks = torch.randn(queries_of) * 3 if sunk else None
+        how = PagedHeads(queries_of, kv_heads, size, 2 * kv_heads, size**-0.5, cap, window, slopes, chunk, sinks)
         assert attends_context(kernels, torch.bfloat16, how)
         out = torch.full((count, queries_of * size), float("nan"), dtype=torch.bfloat16)
         scale = 1.0 if format == "none" else 0.05

@@ -37,7 +37,7 @@ BLOCK, SEQUENCES = 8, 6
 COUNTS = (1, 2, 4)
 """Of rows: others are padded, because the vocabulary is no multiple of the kernels' tile."""
 TOLERANCES: dict[ModelDtype, float] = {"bfloat16": 2**-5, "float32": 1e-5}
-WIDE = ("qwen3", "qwen3_moe", "gemma", "gemma2", "gemma3")
+WIDE = ("qwen3", "qwen3_moe", "gpt_oss", "gemma", "gemma2", "gemma3")
 """With heads of 32 numbers: attention of 24 is torch's."""
 PLAIN = ("gpt2", "gpt_neox", "gptj", "falcon_40b", "nemotron", "bloom", "opt_post_norm", "cohere_qk_norm")
 """With LayerNorm; most have MLPs without gates."""

@@ -178,9 +178,9 @@ class Attention:
 
     @property
     def _by_kernels(self) -> bool:
-        """Whether the CPU kernels compute it. They have no chunks and no sinks, and make a bias of slopes only."""
+        """Whether the CPU kernels compute it: they make a bias of slopes only."""
         alibi = self.scores.alibi
-        return self.reach.chunk is None and self.scores.sinks is None and (alibi is None or not alibi.coarse)
+        return alibi is None or not alibi.coarse
 
     def __call__(self, heads: Tensor, batch: Batch, cache: LayerCache) -> Tensor:
         """(tokens, heads + cached vectors, head_size) to (tokens, heads x head_size); padding becomes zero."""

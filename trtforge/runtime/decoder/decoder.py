@@ -58,12 +58,9 @@ class Decoder:
 
     @cached_property
     def reads_in_place(self) -> bool:
-        """Whether kernels compute attention of single-token rows. Those of the CPU have neither chunks nor sinks."""
+        """Whether kernels compute attention of single-token rows."""
         spec, kernels = self.spec, in_place_for(self.place.device, self.place.dtype)
         by_torch = spec.network.coarse_alibi and spec.position in ("alibi", "scaled_alibi")
-        if self._native is not None:
-            chunks = any(layer.chunk is not None for layer in spec.layers)
-            by_torch = by_torch or chunks or spec.network.sinks
         return kernels is not None and not by_torch and kernels.attends(spec.cached[-1])
 
     @property

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from trtforge.runtime.architecture.positions import LayerSpec
 from trtforge.runtime.architecture.rotary import Rotation
@@ -18,7 +17,7 @@ from trtforge.runtime.decoder.kv_cache import LayerCache
 from trtforge.runtime.decoder.loader import Loader
 from trtforge.runtime.decoder.norms import Norm, RmsNorm
 from trtforge.runtime.decoder.scores import FusedScores
-from trtforge.runtime.linears.linear import Linear
+from trtforge.runtime.linears.linear import Linear, matrix
 
 _EPSILON = 1e-6  # of the two inner norms, independent of norm_epsilon: the default in transformers and TensorRT-LLM
 
@@ -31,7 +30,7 @@ class LatentAttention:
     fused_a: Linear
     query_norm: Norm | None
     latent_norm: Norm
-    query: Tensor
+    query: Linear
     keys: Tensor
     values: Tensor
     dense: Linear
@@ -43,7 +42,7 @@ class LatentAttention:
         sizes, count = self.sizes, self.attention.num_heads
         compressed, latent, key = self.fused_a(x).split([sizes.q_rank, sizes.kv_rank, sizes.rope_size], dim=1)
         source = x if self.query_norm is None else self.query_norm(compressed)
-        queries = functional.linear(source, self.query).view(len(x), count, -1)
+        queries = self.query(source).view(len(x), count, -1)
         heads = x.new_empty(len(x), count + 1, sizes.cached_size)
         heads[:, :count, : sizes.kv_rank] = torch.einsum("thd,hdk->thk", queries[..., : sizes.nope_size], self.keys)
         heads[:, :count, sizes.kv_rank :] = queries[..., sizes.nope_size :]
@@ -65,7 +64,7 @@ def load_latent(loader: Loader, name: str, layer: LayerSpec) -> LatentAttention:
         fused_a=loader.linear(f"{name}.fused_a"),
         query_norm=RmsNorm(loader.tensor(f"{name}.q_a_layernorm.weight"), _EPSILON) if sizes.q_rank else None,
         latent_norm=RmsNorm(loader.tensor(f"{name}.kv_a_layernorm.weight"), _EPSILON),
-        query=loader.tensor(f"{name}.q_b_proj"),
+        query=matrix(loader.tensor(f"{name}.q_b_proj")),
         keys=keys.unflatten(0, (spec.num_heads, -1)),
         values=values.unflatten(0, (spec.num_heads, -1)),
         dense=loader.row_parallel(f"{name}.dense"),

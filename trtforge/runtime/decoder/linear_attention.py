@@ -19,6 +19,7 @@ from trtforge.runtime.decoder.delta_rule import Tokens, one_token, sequence
 from trtforge.runtime.decoder.kv_cache import LayerCache
 from trtforge.runtime.decoder.loader import Loader
 from trtforge.runtime.decoder.sequence_states import SequenceStates, Span, State
+from trtforge.runtime.linears.linear import Linear, matrix
 
 
 @dataclass(frozen=True)
@@ -30,13 +31,13 @@ class LinearAttention:
     """
 
     sizes: LinearSpec
-    qkvz: Tensor
-    ba: Tensor
+    qkvz: Linear
+    ba: Linear
     kernel: Tensor
     decay: Tensor
     bias: Tensor
     norm: Tensor
-    out: Tensor
+    out: Linear
     epsilon: float
     ranks: Collective
     states: SequenceStates
@@ -56,7 +57,7 @@ class LinearAttention:
             for span in wave:
                 if len(span) > 1:
                     self._compute(span, inputs, rates, decays, found, more=depth > 0)
-        return self.ranks.all_reduce(functional.linear(self._normed(found, gates), self.out))
+        return self.ranks.all_reduce(self.out(self._normed(found, gates)))
 
     def _generate(
         self, spans: list[Span], inputs: Tensor, rates: Tensor, decays: Tensor, found: Tensor, *, more: bool
@@ -83,19 +84,22 @@ class LinearAttention:
     def _projected(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Queries, keys and values (tokens, channels), and output gates (tokens, value heads, value size)."""
         sizes, shared = self.sizes, self.sizes.values // self.sizes.key_heads
-        by_head = functional.linear(x, self.qkvz).view(len(x), sizes.key_heads, -1)
+        by_head = self.qkvz(x).view(len(x), sizes.key_heads, -1)
         queries, keys, values, gates = by_head.split([sizes.key_size, sizes.key_size, shared, shared], dim=2)
         inputs = torch.cat((queries.flatten(1), keys.flatten(1), values.flatten(1)), dim=1)
         return inputs, gates.reshape(len(x), sizes.value_heads, sizes.value_size)
 
     def _rates(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Learning rates and log decays, (tokens, value heads)."""
-        by_head = functional.linear(x, self.ba).view(len(x), self.sizes.key_heads, -1)
+        by_head = self.ba(x).view(len(x), self.sizes.key_heads, -1)
         rates, steps = (part.flatten(1) for part in by_head.chunk(2, dim=2))
         return rates.sigmoid(), -self.decay * functional.softplus(steps.float() + self.bias)
 
     def _convolved(self, window: Tensor) -> Tensor:
         """(rows, tokens before and own, channels) to (rows, own tokens, channels), activated."""
+        if window.shape[1] == self.sizes.kernel:  # one token: a sum, for which a convolution takes long to begin
+            summed = (window.float() * self.kernel.squeeze(1).t().float()).sum(dim=1, keepdim=True)
+            return functional.silu(summed.to(window.dtype))
         channels = window.transpose(1, 2)
         return functional.silu(functional.conv1d(channels, self.kernel, groups=len(self.kernel))).transpose(1, 2)
 
@@ -121,13 +125,13 @@ def load_linear(loader: Loader, name: str, layer: LayerSpec) -> LinearAttention:
     )
     return LinearAttention(
         sizes=sizes,
-        qkvz=loader.tensor(f"{name}.in_proj_qkvz.weight"),
-        ba=loader.tensor(f"{name}.in_proj_ba.weight"),
+        qkvz=matrix(loader.tensor(f"{name}.in_proj_qkvz.weight")),
+        ba=matrix(loader.tensor(f"{name}.in_proj_ba.weight")),
         kernel=loader.tensor(f"{name}.conv1d.weight").unsqueeze(1),
         decay=loader.tensor(f"{name}.A_log").float().exp(),
         bias=loader.tensor(f"{name}.dt_bias").float(),
         norm=loader.tensor(f"{name}.norm.weight"),
-        out=loader.tensor(f"{name}.out_proj.weight"),
+        out=matrix(loader.tensor(f"{name}.out_proj.weight")),
         epsilon=spec.norm_epsilon,
         ranks=loader.ranks,
         states=SequenceStates(empty),

@@ -54,7 +54,8 @@ class PagedRows:
 class PagedHeads:
     """Attention of one layer. `slopes`: ALiBi's, float32 (heads,), scaled as the scores are.
 
-    `vectors`: cached for each token: keys and values of all KV heads, or 1 latent vector.
+    `vectors`: cached for each token: keys and values of all KV heads, or 1 latent vector. `chunk`: of attention in
+    chunks. `sinks`: logits that the softmax counts beside the scores, float32 (heads,).
     """
 
     heads: int
@@ -66,7 +67,6 @@ class PagedHeads:
     window: int | None = None
     slopes: Tensor | None = None
     chunk: int | None = None
-    """Of attention in chunks. CUDA's kernels have it and `sinks`, float32 (heads,); the CPU's have neither."""
     sinks: Tensor | None = None
 
 
@@ -325,10 +325,12 @@ def numbers_of(how: PagedHeads) -> dict[str, Any]:
     """The fields that `Paged` and `Context` have in common."""
     return {
         "slopes": None if how.slopes is None else how.slopes.data_ptr(),
+        "sinks": None if how.sinks is None else how.sinks.data_ptr(),
         "heads": how.heads,
         "kv_heads": how.kv_heads,
         "size": how.size,
         "window": how.window or 0,
+        "chunk": how.chunk or 0,
         "scale": how.scale,
         "cap": how.cap or 0.0,
     }

@@ -50,9 +50,9 @@ class Paged(ctypes.Structure):
     """`Paged` of source/attention.cpp."""
 
     _fields_ = (
-        *((name, _pointer) for name in ("queries", "cache", "out", "tables", "lengths", "slopes")),
+        *((name, _pointer) for name in ("queries", "cache", "out", "tables", "lengths", "slopes", "sinks")),
         *((name, _integer) for name in ("rows", "columns", "block", "vectors", "stride")),
-        *((name, _integer) for name in ("heads", "kv_heads", "size", "window")),
+        *((name, _integer) for name in ("heads", "kv_heads", "size", "window", "chunk")),
         *((name, _float) for name in ("scale", "cap", "cache_scale")),
     )
 
@@ -70,8 +70,9 @@ class Context(ctypes.Structure):
     """`Context` of source/context.cpp."""
 
     _fields_ = (
-        *((name, _pointer) for name in ("queries", "cache", "out", "table", "slopes", "packed")),
-        *((name, _integer) for name in ("count", "start", "block", "stride", "heads", "kv_heads", "size", "window")),
+        *((name, _pointer) for name in ("queries", "cache", "out", "table", "slopes", "sinks", "packed")),
+        *((name, _integer) for name in ("count", "start", "block", "stride")),
+        *((name, _integer) for name in ("heads", "kv_heads", "size", "window", "chunk")),
         *((name, _float) for name in ("scale", "cap", "cache_scale")),
     )
 

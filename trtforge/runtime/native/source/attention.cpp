@@ -11,8 +11,9 @@
 
 // tables: (rows, columns) block numbers; lengths: tokens of each row, its own included. A token's slot holds `vectors`
 // vectors of `size`, a multiple of 16: keys before values, or one that is both. `stride`: from row to row of queries.
-// `window`: tokens that a query sees, 0 for all. `cap`: scores become cap * tanh(score / cap), 0 for none. `slopes`:
-// ALiBi's, one a query head, or null. Keys and values are the stored numbers times `cache_scale`.
+// `window`: tokens that a query sees, 0 for all; with `chunk`, those of its own chunk of so many. `cap`: scores become
+// cap * tanh(score / cap), 0 for none. `slopes`: ALiBi's, one a query head, or null. `sinks`: logits that the softmax
+// counts beside the scores, one a query head, or null. Keys and values are the stored numbers times `cache_scale`.
 struct Paged {
     const void* queries;
     const void* cache;
@@ -20,7 +21,8 @@ struct Paged {
     const int64_t* tables;
     const int64_t* lengths;
     const float* slopes;
-    int64_t rows, columns, block, vectors, stride, heads, kv_heads, size, window;
+    const float* sinks;
+    int64_t rows, columns, block, vectors, stride, heads, kv_heads, size, window, chunk;
     float scale, cap, cache_scale;
 };
 
@@ -115,10 +117,10 @@ static void weigh(const float* scores, const Seen<C>& values, int64_t size, floa
         for (int w = 0; w < W; ++w) *(Vector*)(out + g * size + w * WIDTH) = sums[g][w];
 }
 
-// Softmax of a head's scores, times `factor`.
-static void normalise(float* scores, int64_t count, float factor) {
+// Softmax of a head's scores and of its sink, unless that is null, times `factor`.
+static void normalise(float* scores, int64_t count, const float* sink, float factor) {
     const int64_t whole = count / WIDTH * WIDTH;
-    float largest = scores[0], total = 0.0f;
+    float largest = sink ? std::max(scores[0], *sink) : scores[0], total = 0.0f;
     Vector most = Vector() + largest, sums = {};
     for (int64_t i = 0; i < whole; i += WIDTH) {
         const Vector v = load(scores + i);
@@ -132,6 +134,7 @@ static void normalise(float* scores, int64_t count, float factor) {
         sums += p;
     }
     for (int64_t i = whole; i < count; ++i) total += scores[i] = exponential(scores[i] - largest);
+    if (sink) total += exponential(*sink - largest);
     const float scale = factor / (total + sum(sums));
     for (int64_t i = 0; i < whole; i += WIDTH) put(scores + i, load(scores + i) * scale);
     for (int64_t i = whole; i < count; ++i) scores[i] *= scale;
@@ -147,7 +150,7 @@ static void soften(const Paged& p, int64_t head, int64_t first, int64_t count, f
     if (p.cap > 0.0f) cap_scores(scores, count, p.cap);
     if (p.slopes)
         for (int64_t i = 0; i < count; ++i) scores[i] += p.slopes[head] * float(first + i);
-    normalise(scores, count, p.cache_scale);
+    normalise(scores, count, p.sinks ? p.sinks + head : nullptr, p.cache_scale);
 }
 
 // The memory of one thread: grows, and is not cleared.
@@ -277,7 +280,7 @@ static inline int64_t chunks(const Paged& p) { return (p.heads / p.kv_heads + AT
 
 template <typename C>
 static inline Seen<C> seen_by(const Paged& p, int64_t row, int64_t kv) {
-    const int64_t length = p.lengths[row], first = p.window > 0 ? std::max<int64_t>(0, length - p.window) : 0;
+    const int64_t length = p.lengths[row], first = first_seen(length - 1, p.window, p.chunk);
     return {(const C*)p.cache + kv * p.size, p.tables + row * p.columns, first, length, p.block, p.vectors * p.size};
 }
 

@@ -45,3 +45,9 @@ static inline void put(bfloat16* into, float value) {
 
 // Elements from which a second thread pays, where each takes a few operations.
 constexpr int64_t PARALLEL_FROM = 16384;
+
+// The first position that the token at `position` attends to: of the last `window`, and of its own chunk; 0 for all.
+static inline int64_t first_seen(int64_t position, int64_t window, int64_t chunk) {
+    const int64_t of_window = window > 0 ? std::max<int64_t>(0, position - window + 1) : 0;
+    return std::max(of_window, chunk > 0 ? position - position % chunk : 0);
+}

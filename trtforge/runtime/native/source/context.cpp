@@ -30,12 +30,13 @@ struct Context {
     bfloat16* out;
     const int64_t* table;
     const float* slopes;
+    const float* sinks;
     bfloat16* packed;
-    int64_t count, start, block, stride, heads, kv_heads, size, window;
+    int64_t count, start, block, stride, heads, kv_heads, size, window, chunk;
     float scale, cap, cache_scale;
 
-    int64_t first_seen(int64_t position) const { return window > 0 ? std::max<int64_t>(0, position - window + 1) : 0; }
-    int64_t first_block() const { return first_seen(start) / KEYS; }
+    int64_t first_by(int64_t position) const { return first_seen(position, window, chunk); }
+    int64_t first_block() const { return first_by(start) / KEYS; }
     int64_t end_block() const { return (start + count + KEYS - 1) / KEYS; }
 
     // Query heads that share a key and value head, in chunks.
@@ -247,7 +248,7 @@ static void add_block(const Context& c, const Part& p, int64_t skipped, int64_t 
     panel<Way>(queries, c.size, rows, packed + TILE * c.size, c.size, high);
     for (int64_t row = 0; row < rows; ++row) {
         const int64_t head = p.head + skipped + row / p.tokens, position = c.start + p.first + row % p.tokens;
-        const int64_t from = std::max<int64_t>(0, c.first_seen(position) - first_key);
+        const int64_t from = std::max<int64_t>(0, c.first_by(position) - first_key);
         const int64_t end = std::min(KEYS, position + 1 - first_key);
         next.fetch(before + row, p.rows());
         corrections[row] = 1.0f;
@@ -296,8 +297,11 @@ static void finish(const Context& c, const Part& p, const Running<Way>* found, i
     for (int64_t row = 0; row < p.rows(); ++row) {
         float largest = found[0].largest[size_t(row)], total = 0.0f;
         for (int64_t i = 1; i < count; ++i) largest = std::max(largest, found[i].largest[size_t(row)]);
+        const float* sink = c.sinks ? c.sinks + p.head + row / p.tokens : nullptr;
+        if (sink) largest = std::max(largest, *sink);
         const auto factor = [&](int64_t i) { return exponential(found[i].largest[size_t(row)] - largest); };
         for (int64_t i = 0; i < count; ++i) total += found[i].total[size_t(row)] * factor(i);
+        if (sink) total += exponential(*sink - largest);
         bfloat16* out = c.out + ((p.first + row % p.tokens) * c.heads + p.head + row / p.tokens) * c.size;
         for (int64_t d = 0; d < c.size; d += WIDTH) {
             Vector sum = {};
@@ -345,7 +349,7 @@ static void attend_many(const Context& c, const Stored& stored) {
             const Part part(c, i % parts, blocks - 1 - i / parts);
             const int64_t position = c.start + part.first, end = (position + part.tokens + KEYS - 1) / KEYS;
             running.start(c, part);
-            attend(c, stored, part, c.first_seen(position) / KEYS, end, memory.data(), running);
+            attend(c, stored, part, c.first_by(position) / KEYS, end, memory.data(), running);
             finish(c, part, &running, 1);
         });
     });
