@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.benchmarks import decode, gpu, inflight, latency, planning, recording
+from tests.benchmarks import decode, families, gpu, inflight, latency, planning, recording
 from tests.benchmarks.calibration import Timed, extrapolate
 from tests.benchmarks.conversion import Conversion
 from tests.benchmarks.conversion import Measured as Converted
@@ -71,8 +71,10 @@ def test_every_benchmark_can_be_recorded_and_shown() -> None:
     rates = zip(inflight.VARIANTS, (9, 3, 6), strict=True)
     variants = [inflight.Measured(batching, 10, 4, (rate,)) for batching, rate in rates]
     decoded = [decode.Measured("int8_sq", {1: 50.0, 8: 200.0, 32: 400.0}, 900.0)]
+    slower = decode.Measured("transformers", {1: 25.0, 8: 50.0, 32: 100.0}, 600.0)
     measured = {
         "decode": (recording.decoded(decoded, Limits(bandwidth=3e10, bfloat16=1e11, int8=2e11), 1),),
+        "families": (recording.of_families([families.Compared("Mixed", 350, decoded[0], slower)], 1),),
         "latency": (recording.waited(latency.Measured(0.75, 0.5, 0.025, 0.02, 0.03, 0.05, 0.055, 3.0, 1.5), 1),),
         "planning": recording.planned([planning.Timed("trtforge plan x", 0.5, 70_000_000)], 1),
         "serving": recording.served({"demo": Measured(runs, alone)}, 1),
@@ -88,6 +90,7 @@ def test_every_benchmark_can_be_recorded_and_shown() -> None:
     for figure in (
         "500 tokens/s | 1,000 tokens/s | 50 %",
         "| int8_sq | 50 | 200 | 400 | 900 | 33 % | 38 % |",
+        "| Mixed, 350 M | 50, 2.0 times | 200, 4.0 times | 400, 4.0 times | 900, 1.5 times |",
         "| `Engine.load` to the first token, without imports | 750 |",
         "| first token, prompt of a known prefix | 25 | 20.0 times as fast |",
         "| worst gap without the long prompt | 30 | 1.50 times |",

@@ -23,6 +23,7 @@ from tests.benchmarks import (
     conversion,
     decode,
     domains,
+    families,
     gateway,
     gpu,
     guidance,
@@ -64,6 +65,7 @@ def main() -> None:
         "guidance": _guidance,
         "decode": _decode,
         "latency": _latency,
+        "families": _families,
         "serving": _serving,
         "gateway": _gateway,
         "gpu": _gpu,
@@ -282,6 +284,21 @@ def _decode(console: Console, arguments: argparse.Namespace, record: Record) -> 
     console.print(table)
     measured = with_machine(record.decode, recording.decoded(found, limits, arguments.runs))
     return record.model_copy(update={"decode": measured})
+
+
+def _families(console: Console, arguments: argparse.Namespace, record: Record) -> Record:
+    with tempfile.TemporaryDirectory(prefix="trtforge-bench-") as directory:
+        found = families.measure(Path(directory), arguments.runs)
+    title = f"Random networks in bfloat16, tokens a second and `transformers`' (median of {arguments.runs} runs)"
+    table = Table(title=title, title_justify="left")
+    for column in ("network", *(f"{batch} in flight" for batch in decode.BATCHES), "prompts"):
+        table.add_column(column, justify="left" if column == "network" else "right")
+    for each in found:
+        own, other = ((*way.decode.values(), way.prefill) for way in (each.ours, each.transformers))
+        table.add_row(each.name, *(f"{fast:.1f}, {slow:.1f}" for fast, slow in zip(own, other, strict=True)))
+    console.print(table)
+    measured = with_machine(record.families, recording.of_families(found, arguments.runs))
+    return record.model_copy(update={"families": measured})
 
 
 def _gpu(console: Console, arguments: argparse.Namespace, record: Record) -> Record:

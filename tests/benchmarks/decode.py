@@ -57,16 +57,17 @@ def measure(directory: Path, runs: int) -> tuple[list[Measured], Limits]:
     for _ in range(runs):
         limits.append(probe.measure(usable_cpus()))
         for way in ways:
-            found[way].append(_run(way, directory))
+            found[way].append(run(way, directory))
     best = Limits(*(max(values) for values in zip(*(_values(each) for each in limits), strict=True)))
-    return [_median(way, results) for way, results in found.items()], best
+    return [median(way, results) for way, results in found.items()], best
 
 
 def _values(limits: Limits) -> tuple[float, float, float]:
     return limits.bandwidth, limits.bfloat16, limits.int8
 
 
-def _run(way: str, directory: Path) -> Rates:
+def run(way: str, directory: Path) -> Rates:
+    """One way, once, in a process of its own."""
     command = (sys.executable, "-m", "tests.benchmarks.decode", way, str(directory))
     if way in OPENVINO:
         command = (str(OPENVINO_PYTHON), str(_PEER), "run", str(directory / way), str(directory / "cases.json"))
@@ -77,7 +78,8 @@ def _run(way: str, directory: Path) -> Rates:
     return _rates(printed) if way in OPENVINO else printed
 
 
-def _median(way: str, results: Sequence[Rates]) -> Measured:
+def median(way: str, results: Sequence[Rates]) -> Measured:
+    """The medians of its runs."""
     decode = {batch: statistics.median(each[str(batch)]["decode"] for each in results) for batch in BATCHES}
     prefill = statistics.median(each[str(BATCHES[-1])]["prefill"] for each in results)
     return Measured(way, decode, prefill)

@@ -1,21 +1,12 @@
 """The tables of docs/benchmarks.md and the summary of the README, made of the record."""
 
 import re
-import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
-from tests.benchmarks.record import (
-    Calibrated,
-    Calibration,
-    Conversion,
-    Decode,
-    Latency,
-    Measured,
-    Place,
-    Record,
-    Spread,
-)
+from tests.benchmarks.markdown_engine import decode, families, gpu, inflight, latency
+from tests.benchmarks.markdown_parts import by_machine, table, where, wrapped
+from tests.benchmarks.record import Calibrated, Calibration, Conversion, Record, Spread
 
 ROOT = Path(__file__).parents[2]
 PAGE, README = ROOT / "docs" / "benchmarks.md", ROOT / "README.md"
@@ -101,26 +92,7 @@ def summary(record: Record) -> str:
             f"first token {later[0]} to {later[-1]} ms later",
         ),
     ]
-    return _table(("what", "trtforge", "beside it"), rows)
-
-
-def _inflight(record: Record) -> str:
-    rows = []
-    for each in record.inflight.engines:
-        fast = each.inflight.rate
-        static = (each.static_padded.rate, each.static_dropped.rate)
-        compared = (f"{slow:,} tokens/s; in-flight {fast / slow:.2f} times" for slow in static)
-        rows.append((each.engine, f"{fast:,} tokens/s", *compared))
-    first = record.inflight.engines[0]
-    notes = (
-        f"Steps of the engine: {first.inflight.steps} in flight, {first.static_padded.steps} static. Where a step "
-        "takes as long at any batch size, only their number counts."
-    )
-    table = _table(("engine", "in flight", "static, finished rows padded", "static, finished rows dropped"), rows)
-    for way, rate in record.inflight.transformers.items():
-        times = " and ".join(f"{each.inflight.rate / rate:.1f}" for each in record.inflight.engines)
-        notes += f" `transformers` in float32, {way}: {rate:,} tokens/s; in flight {times} times."
-    return f"{_where(record.inflight)}{table}\n\n{_wrapped(notes)}"
+    return table(("what", "trtforge", "beside it"), rows)
 
 
 def _serving(record: Record) -> str:
@@ -141,94 +113,8 @@ def _serving(record: Record) -> str:
         f"Serving takes {more} s more of CPU time for 1,000 tokens than the engine alone, on another core. "
         f"The client takes {shares} % of the CPU time."
     )
-    table = _table(("engine", "through Triton", "in process", "ratio", "first token, p50"), rows)
-    return f"{_where(serving)}{table}\n\n{_wrapped(notes)}"
-
-
-def _decode(record: Record) -> str:
-    return _by_machine("decode", map(_decoded, record.decode))
-
-
-def _by_machine(name: str, tables: Iterable[str]) -> str:
-    """The tables of one benchmark on several machines."""
-    return "\n\n".join(tables) or f"Not recorded yet: `python -m tests.benchmarks {name}` measures and records it."
-
-
-def _decoded(found: Decode) -> str:
-    batches, limited = list(found.ways[0].decode), found.read_gb is not None
-    rows = []
-    for way in found.ways:
-        rates = (*(f"{way.decode[batch]:g}" for batch in batches), f"{way.prefill:,}")
-        rows.append((way.way, *rates, *((_share(way.bandwidth), _share(way.products)) if limited else ())))
-    heads = ("tokens/s", *(f"{batch} in flight" for batch in batches), "prompts")
-    table = _where(found) + _table((*heads, *(("bandwidth", "products") if limited else ())), rows)
-    if not limited:
-        return table
-    notes = (
-        f"The shares are of what the machine reads from memory, {found.read_gb:g} GB/s, by one request, and of its "
-        f"products in registers, by {batches[-1]}: {found.bfloat16_giga:g} billion multiply-adds a second in bfloat16, "
-        f"{found.int8_giga:g} in int8."
-    )
-    return f"{table}\n\n{_wrapped(notes)}"
-
-
-def _gpu(record: Record) -> str:
-    found = record.gpu
-    if found is None:
-        return "Not measured yet: no GPU was at hand. `make bench-gpu` measures and records it."
-    rows = [
-        (
-            f"{way.model}, {way.format}",
-            f"{way.alone:g}",
-            _share(way.bandwidth),
-            f"{way.together:g}",
-            f"{way.together / way.transformers:.1f} times",
-            f"{way.prompts:,}",
-            _share(way.products),
-        )
-        for way in found.ways
-    ]
-    columns = ("tokens/s", "1 in flight", "bandwidth", "64 in flight", "`transformers`", "prompts", "products")
-    fp8 = f", {found.fp8_tera:g} in FP8" if found.fp8_tera else ""
-    notes = (
-        f"Measured on {found.date}. The shares are of what a copy moves, {found.copy_gb:g} GB/s, by one request, and "
-        f"of square matrix products, {found.bfloat16_tera:g} trillion multiply-adds a second in bfloat16{fp8}, by "
-        "prompts."
-    )
-    return f"{_where(found)}{_table(columns, rows)}\n\n{_wrapped(notes)}"
-
-
-def _latency(record: Record) -> str:
-    return _by_machine("latency", map(_waited, record.latency))
-
-
-def _waited(found: Latency) -> str:
-    rows = [
-        ("`Engine.load` to the first token, without imports", f"{found.load:,g}", ""),
-        ("first token, prompt of a new prefix", f"{found.cold:,g}", ""),
-        ("first token, prompt of a known prefix", f"{found.warm:,g}", f"{found.cold / found.warm:.1f} times as fast"),
-        ("median gap of running requests", f"{found.gap:,g}", ""),
-        *(
-            (what, f"{gap:,g}", _times(gap, found.gap))
-            for what, gap in (
-                ("worst gap without the long prompt", found.worst_alone),
-                ("99th percentile of gaps while the long prompt is admitted", found.most_gaps),
-                ("worst gap while the long prompt is admitted", found.worst_gap),
-            )
-            if gap is not None
-        ),
-        ("first token of the long prompt alone", f"{found.long_alone:,g}", ""),
-        ("first token of the long prompt beside them", f"{found.long:,g}", _times(found.long, found.long_alone)),
-    ]
-    return _where(found) + _table(("", "ms", "ratio"), rows)
-
-
-def _times(value: float, of: float) -> str:
-    return f"{value / of:.2f} times"
-
-
-def _share(share: float | None) -> str:
-    return "" if share is None else f"{share * 100:.0f} %"
+    shown = table(("engine", "through Triton", "in process", "ratio", "first token, p50"), rows)
+    return f"{where(serving)}{shown}\n\n{wrapped(notes)}"
 
 
 def _gateway(record: Record) -> str:
@@ -239,9 +125,9 @@ def _gateway(record: Record) -> str:
         (name, f"{way.p50_ms:.2f} ms", f"{way.rate:,}")
         for name, way in (("the gateway", found.gateway), ("a bare FastAPI proxy", found.proxy))
     ]
-    table = _table(("way", "a request alone, p50", "requests/s, 32 connections"), rows)
+    shown = table(("way", "a request alone, p50", "requests/s, 32 connections"), rows)
     notes = f"The gateway streams {found.events:,} events a second to 32 connections."
-    return f"{_where(found)}{table}\n\n{_wrapped(notes)}"
+    return f"{where(found)}{shown}\n\n{wrapped(notes)}"
 
 
 def _attacks(record: Record) -> str:
@@ -251,7 +137,7 @@ def _attacks(record: Record) -> str:
         rows = [[_cell(row.get(name, "")) for name in columns] for row in attack.rows]
         failed = f", failed: {'; '.join(attack.failed)}" if attack.failed else ", all held"
         head = f"### {attack.name[:1].upper()}{attack.name[1:]}\n\n"
-        parts.append(head + _where(attack, f"{attack.checks} checks{failed}. ") + _table(columns, rows))
+        parts.append(head + where(attack, f"{attack.checks} checks{failed}. ") + table(columns, rows))
     return "\n\n".join(parts)
 
 
@@ -266,14 +152,14 @@ def _cell(figure: str | int | float) -> str:
 
 
 def _conversion(record: Record) -> str:
-    return _by_machine("conversion", map(_converted, record.conversion))
+    return by_machine("conversion", map(_converted, record.conversion))
 
 
 def _converted(found: Conversion) -> str:
     rows = [(way.name, f"{way.seconds}", f"{way.times_copy:.2f}", f"{way.peak_mb:,} MB") for way in found.ways]
     return (
-        _where(found)
-        + _table((f"{found.gigabytes} GB of bfloat16", "seconds", "times the copy", "peak memory"), rows)
+        where(found)
+        + table((f"{found.gigabytes} GB of bfloat16", "seconds", "times the copy", "peak memory"), rows)
         + f"\n\nPlanning and checking Llama-3.1-405B at tp 8, pp 2 from its headers takes {found.plan_405b_seconds} s."
     )
 
@@ -282,7 +168,7 @@ def _planning(record: Record) -> str:
     if record.planning is None:
         return "Not recorded yet: `python -m tests.benchmarks planning` measures and records it."
     rows = [(f"`{each.command}`", f"{each.seconds:.2f}", f"{each.peak_mb} MB") for each in record.planning.commands]
-    return _where(record.planning) + _table(("command", "seconds", "peak memory"), rows)
+    return where(record.planning) + table(("command", "seconds", "peak memory"), rows)
 
 
 def _calibration(record: Record) -> str:
@@ -304,11 +190,11 @@ def _calibrated(model: Calibration) -> str:
         if way.startswith("modelopt_int4"):
             name += ", a window at a time" if size == 1 else f", batches of {size}"
         rows.append((name, *(_calibrated_cell(found[way, size, count], compensated[count]) for count in counts)))
-    text = _where(model, f"{model.model}, windows of {model.window} tokens: ")
-    text += _table(("seconds", *(f"{count:,} tokens" for count in counts)), rows)
+    text = where(model, f"{model.model}, windows of {model.window} tokens: ")
+    text += table(("seconds", *(f"{count:,} tokens" for count in counts)), rows)
     if (memory := model.memory) is not None:
         compensated = f" ({memory.compensated:,} MB compensated)" if memory.compensated else ""
-        text += "\n\n" + _wrapped(
+        text += "\n\n" + wrapped(
             f"Peak memory of INT4-AWQ at {memory.tokens:,} tokens: {memory.trtforge:,} MB{compensated}; ModelOpt "
             f"{_span(memory.modelopt_float32)} MB in float32 and {_span(memory.modelopt_bfloat16)} MB in bfloat16."
         )
@@ -353,8 +239,8 @@ def _builds(record: Record) -> str:
         )
         for each in record.quality.builds
     ]
-    head = _where(record.quality, f"{record.quality.tokens:,} tokens, float32 reference {reference:.3f}: ")
-    return head + _table(("recipe", "perplexity", "increase", "quantised linears"), rows)
+    head = where(record.quality, f"{record.quality.tokens:,} tokens, float32 reference {reference:.3f}: ")
+    return head + table(("recipe", "perplexity", "increase", "quantised linears"), rows)
 
 
 def _formats(record: Record) -> str:
@@ -369,7 +255,7 @@ def _formats(record: Record) -> str:
         )
         for each in record.quality.formats
     ]
-    return _table(("format", "increase", "ModelOpt's", "mean KL", "ModelOpt's", "top-1 agreement"), rows)
+    return table(("format", "increase", "ModelOpt's", "mean KL", "ModelOpt's", "top-1 agreement"), rows)
 
 
 def _domains(record: Record) -> str:
@@ -396,7 +282,7 @@ def _domains(record: Record) -> str:
             for each in model.ways
         ]
         columns = ("format", "way", "KL, own domain", "KL, other", "perplexity, own", "perplexity, other")
-        parts.append(_wrapped(head) + "\n\n" + _table(columns, rows))
+        parts.append(wrapped(head) + "\n\n" + table(columns, rows))
     return "\n\n".join(parts)
 
 
@@ -405,11 +291,12 @@ def _divergence(nats: float | None) -> str:
 
 
 BLOCKS = {
-    "inflight": _inflight,
+    "inflight": inflight,
     "serving": _serving,
-    "decode": _decode,
-    "latency": _latency,
-    "gpu": _gpu,
+    "decode": decode,
+    "latency": latency,
+    "families": families,
+    "gpu": gpu,
     "gateway": _gateway,
     "attacks": _attacks,
     "conversion": _conversion,
@@ -431,23 +318,6 @@ def _filled(text: str, marker: str, content: str) -> str:
     if count != 1:
         raise ValueError(f"<!-- {marker} --> stands {count} times in the page, not once")
     return filled
-
-
-def _where(place: Place, what: str = "") -> str:
-    """The lines above a table."""
-    words = [place.machine, place.software]
-    if isinstance(place, Measured):
-        words.append(f"medians of {place.runs} interleaved runs" if place.runs > 1 else "one run")
-    return _wrapped(what + "; ".join(words) + ".") + "\n\n"
-
-
-def _wrapped(text: str) -> str:
-    return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False)
-
-
-def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [" | ".join(columns), "|".join("---" for _ in columns), *(" | ".join(row) for row in rows)]
-    return "\n".join(f"|{line}|" if line.startswith("---") else f"| {line} |" for line in lines)
 
 
 def _percent(fraction: float) -> str:

@@ -80,6 +80,21 @@ class Decode(Measured):
     int8_giga: float | None = None
 
 
+class Network(Config):
+    """A random network of so many million parameters in bfloat16, by the embedded engine and by `transformers`."""
+
+    name: str
+    millions: int
+    ours: DecodeWay
+    transformers: DecodeWay
+
+
+class Families(Measured):
+    """Networks of other families than Llama: tests/benchmarks/families.py."""
+
+    networks: tuple[Network, ...]
+
+
 class GpuWay(Config):
     """Tokens a second of one model in one format: one request, 64 requests and `transformers`' 64, prompts.
 
@@ -309,6 +324,7 @@ class Record(Config):
     inflight: InFlight
     decode: tuple[Decode, ...] = ()
     latency: tuple[Latency, ...] = ()
+    families: tuple[Families, ...] = ()
     gpu: Gpu | None = None
     serving: Serving
     gateway: Gateway | None = None

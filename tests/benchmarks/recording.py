@@ -17,6 +17,7 @@ from tests.benchmarks import (
     conversion,
     decode,
     domains,
+    families,
     gateway,
     gpu,
     inflight,
@@ -38,6 +39,7 @@ from tests.benchmarks.record import (
     DecodeWay,
     Domains,
     DomainWay,
+    Families,
     FormatQuality,
     Gateway,
     GatewayWay,
@@ -46,6 +48,7 @@ from tests.benchmarks.record import (
     InFlight,
     InFlightEngine,
     Latency,
+    Network,
     Place,
     Planning,
     Quality,
@@ -97,15 +100,8 @@ def decoded(found: Sequence[decode.Measured], limits: Limits, runs: int) -> Deco
     ways = []
     for each in found:
         bandwidth, products = decode.shares(each, limits)
-        ways.append(
-            DecodeWay(
-                way=each.way,
-                decode={batch: rounded(rate) for batch, rate in each.decode.items()},
-                prefill=round(each.prefill),
-                bandwidth=round(bandwidth, 3),
-                products=round(products, 3),
-            )
-        )
+        shares = {"bandwidth": round(bandwidth, 3), "products": round(products, 3)}
+        ways.append(_rates(each).model_copy(update=shares))
     return Decode(
         **_place(f"transformers {_release('transformers')}"),
         runs=runs,
@@ -114,6 +110,20 @@ def decoded(found: Sequence[decode.Measured], limits: Limits, runs: int) -> Deco
         bfloat16_giga=rounded(limits.bfloat16 / 1e9),
         int8_giga=rounded(limits.int8 / 1e9),
     )
+
+
+def of_families(found: Sequence[families.Compared], runs: int) -> Families:
+    """The benchmark `families`."""
+    networks = tuple(
+        Network(name=each.name, millions=each.millions, ours=_rates(each.ours), transformers=_rates(each.transformers))
+        for each in found
+    )
+    return Families(**_place(f"transformers {_release('transformers')}"), runs=runs, networks=networks)
+
+
+def _rates(measured: decode.Measured) -> DecodeWay:
+    rates = {batch: rounded(rate) for batch, rate in measured.decode.items()}
+    return DecodeWay(way=measured.way, decode=rates, prefill=round(measured.prefill))
 
 
 def waited(found: latency.Measured, runs: int) -> Latency:
