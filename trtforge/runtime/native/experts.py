@@ -57,15 +57,17 @@ class Experts:
 
         All have their results in the same memory of `arena`, which other experts may use too.
         """
-        _record(layers[0], size, dtype, arena)  # an arena that grows has the results before elsewhere
-        found = [_record(layer, size, dtype, arena) for layer in layers]
-        if None in found:
-            return None
-        known = [each for each in found if each is not None]
+        found = []
+        for layer in (layers[0], *layers):  # the first one twice: an arena that grows has the results before elsewhere
+            calls = _record(layer, size, dtype, arena)
+            if calls is None:
+                return None
+            found.append(calls)
+        known = found[1:]
         _, _, taken, made = known[0]
         assert {(each[2].data_ptr(), each[3].data_ptr()) for each in known} == {(taken.data_ptr(), made.data_ptr())}
-        calls = [call for own, *_ in known for call in own]
-        table = (Call * len(calls))(*calls)
+        together = [call for own, *_ in known for call in own]
+        table = (Call * len(together))(*together)
         ends = torch.tensor(list(accumulate(len(own) for own, *_ in known)))
         return cls(table, ends, taken, made, (layers, *(kept for _, kept, *_ in known)))
 
