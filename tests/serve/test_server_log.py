@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from trtforge.serve.server_log import first_error, last_lines
+from trtforge.serve.server_log import first_error, last_lines, without_hint
 
 LOADING = 'I1120 19:23:06.213422 5166 model_lifecycle.cc:472] "loading: pre:1"\n'
 
@@ -45,6 +45,20 @@ def test_first_error_is_found(tmp_path: Path, log: str, expected: str) -> None:
 def test_an_abort_of_the_runtime_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "log").write_text(LOADING + "terminate called after throwing an instance of 'std::system_error'\n")
     assert first_error(tmp_path / "log") == "terminate called after throwing an instance of 'std::system_error'"
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        ("no rank 1 (hint: Give (two) ranks.)", ("no rank 1", "Give (two) ranks.")),
+        ("no rank 1 (hint: Give two.)\nAt:", ("no rank 1\nAt:", "Give two.")),
+        ("error: no rank 1\nhint: Give two.", ("error: no rank 1", "Give two.")),
+        ("Signal (11) received.", ("Signal (11) received.", "")),
+        ("", ("", "")),
+    ],
+)
+def test_the_hint_of_an_error_is_told_apart(error: str, expected: tuple[str, str]) -> None:
+    assert without_hint(error) == expected
 
 
 def test_last_lines_of_a_log_without_errors(tmp_path: Path) -> None:

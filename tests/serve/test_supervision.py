@@ -97,7 +97,7 @@ def test_engine_that_does_not_load_shows_its_own_error(tmp_path: Path, start: St
     assert server.process.wait(timeout=PATIENCE) == 1
     errors = server.process.communicate()[1]
     assert "the Triton server ended while starting with status" in errors
-    assert "rank 0 ended: out of memory (hint: Lower max_batch_size.)" in errors
+    assert "rank 0 ended: out of memory\nhint: Lower max_batch_size.\n" in errors
     assert left_behind(server.process.pid) == []
 
 

@@ -10,6 +10,8 @@ _ENTRY = re.compile(r"[IWEF]\d{4} \d\d:\d\d:\d\d\.\d+ \d+ (?P<where>\S+)\] (?P<s
 _ERROR = re.compile(r"[EF]\d{4} ")
 _OTHER_ERROR = re.compile(r"^(\S*Error\b|error:|Signal \(|terminate called|\[libprotobuf FATAL)", re.IGNORECASE)
 _NOISE = ("CudaDriverHelper has not been initialized", "Failed to initialize NVML")
+_HINT = re.compile(r" \(hint: (.+)\)$|\n?^hint: (.+)$", re.MULTILINE)
+"""As the models of a repository raise errors, on one line, and as our other programs print them."""
 _LINES = 6
 _RECENT = 5.0  # seconds before a failure in which its cause may have been logged
 
@@ -34,6 +36,12 @@ class LogMark:
 def first_error(log: Path | None, offset: int = 0) -> str:
     """The first error of a log from byte `offset` on, with its continuation lines; empty if there is none."""
     return _read(log, offset, lambda lines: islice(_from_first_error(lines), _LINES))
+
+
+def without_hint(error: str) -> tuple[str, str]:
+    """A logged error of ours without its hint, and the hint; empty if there is none."""
+    found = _HINT.search(error)
+    return (error, "") if found is None else (error[: found.start()] + error[found.end() :], found[1] or found[2])
 
 
 def last_lines(log: Path | None, offset: int = 0) -> str:

@@ -21,7 +21,7 @@ from trtforge.serve.observers import EngineObserver, HealthObserver, PathCheck, 
 from trtforge.serve.reap import Remains
 from trtforge.serve.reaper import Reaper
 from trtforge.serve.restart import ServerFailed
-from trtforge.serve.server_log import LogMark, first_error, last_lines
+from trtforge.serve.server_log import LogMark, first_error, last_lines, without_hint
 from trtforge.serve.shutdown import Toll, drain
 from trtforge.serve.stacks import dump_stacks
 from trtforge.serve.stopping import StopRequest
@@ -244,7 +244,7 @@ class Server:
             time.sleep(_POLL)
         if verdict.error or verdict.kind != "died":
             return verdict.error, verdict.hint
-        return first_error(self._service.log, self._mark.offset), ""
+        return without_hint(first_error(self._service.log, self._mark.offset))
 
     def _engine_pid(self) -> tuple[int, ...]:
         return (self._observer.answer[0].pid,) if self._observer is not None else ()
@@ -268,11 +268,12 @@ class Server:
         )
 
     def _failure(self, what: str, hint: str, who: str = "the Triton server") -> ServerFailed:
+        """What the log says of the failure, with the hint that stands there, else `hint`."""
         log, offset = self._service.log, self._mark.offset
-        error = first_error(log, offset) or last_lines(log, offset)
+        error, own = without_hint(first_error(log, offset) or last_lines(log, offset))
         return ServerFailed(
             f"{who} {what}" + (f":\n{error}" if error else ""),
-            hint=hint,
+            hint=own or hint,
             was_ready=self._was_ready,
             by_chance=not self._was_ready and _LOADING_RACE in error,
         )
