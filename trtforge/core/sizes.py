@@ -1,6 +1,7 @@
 """Sizes as people write them: 200GB, 64GiB, a number of bytes; 4.5bits of a weight."""
 
 import re
+from fractions import Fraction
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
@@ -9,6 +10,8 @@ from trtforge.core.errors import UsageError
 
 _SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<prefix>[kmgt]?)(?P<binary>i?)b?", re.IGNORECASE)
 _PREFIXES = ("", "k", "m", "g", "t")
+MOST_BYTES = 2**63 - 1
+"""Of a signed 64-bit integer, which sizes become on their way to an engine."""
 _KINDS = "200GB, 1.5TB, 64GiB or a number of bytes"
 
 
@@ -24,7 +27,8 @@ def _bytes_of(text: str) -> int:
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise ValueError(f"not a size: write {_KINDS}")
-    return int(float(match["number"]) * (1024 if match["binary"] else 1000) ** _PREFIXES.index(match["prefix"].lower()))
+    unit = (1024 if match["binary"] else 1000) ** _PREFIXES.index(match["prefix"].lower())
+    return int(Fraction(match["number"]) * unit)
 
 
 def _from_text(value: Any) -> Any:
@@ -34,8 +38,8 @@ def _from_text(value: Any) -> Any:
 Bytes = Annotated[
     int,
     BeforeValidator(_from_text),
-    Field(ge=1),
-    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string"}]}),
+    Field(ge=1, le=MOST_BYTES),
+    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1, "maximum": MOST_BYTES}, {"type": "string"}]}),
 ]
 """A field of a configuration: bytes, or a size in text."""
 
