@@ -29,6 +29,9 @@ _FAMILIES: tuple[tuple[str, str, str, Mapping[str, str]], ...] = (
             "used": "kv_blocks_used",
             "tokens_per": "tokens_per_block",
             "reused": "kv_blocks_reused",
+            "host_max": "kv_host_blocks_max",
+            "host_used": "kv_host_blocks_used",
+            "host_onboarded": "kv_host_blocks_onboarded",
         },
     ),
     (
@@ -46,7 +49,7 @@ _FAMILIES: tuple[tuple[str, str, str, Mapping[str, str]], ...] = (
     ("nv_trt_llm_general_metrics", "General TRT LLM metrics", "general_type", {"iteration_counter": "iterations"}),
 )
 """Family, help text, label, and the figure of each of the label's values; names: custom_metrics_reporter.cc of
-TensorRT-LLM's backend, which has none of speculation."""
+TensorRT-LLM's backend, which has none of speculation and of blocks in host memory."""
 
 
 def _fraction(figures: _Figures) -> float:

@@ -35,6 +35,7 @@ def test_the_oldest_content_makes_room_on_the_host() -> None:
     assert [pool.take(b"a"), pool.take(b"b"), pool.holds(b"c")] == [10, None, True]
     assert pool.place(b"d") == 10
     assert HostPool(10, 0).place(b"a") is None
+    assert (pool.count, pool.used, pool.onboarded) == (2, 2, 1)  # c and d; a came back
 
 
 def computed(manager: BlockManager, tokens: list[int]) -> BlockTable:
@@ -204,6 +205,11 @@ def test_what_left_the_cache_is_not_computed_again(
                 answers[memory].append([each.tokens for each in made])
                 context[memory].append(engine.statistics().context_tokens - before)
             assert engine.statistics().kv_blocks_used == 0
+            figures = engine.figures()
+            host = [int(figures[f"kv_host_blocks_{name}"]) for name in ("max", "used", "onboarded")]
+            assert (host == [0, 0, 0]) == (memory == 0)
+            assert 0 <= host[1] <= host[0]
+            assert host[2] <= figures["kv_blocks_reused"]
     assert answers[MEMORY] == answers[0] == [answers[0][0]] * 2
     known = sum((len(prompt) - 1) // 4 * 4 for prompt in longer)
     assert context[MEMORY][1] <= sum(map(len, longer)) - known + (0 if options.scheduler != "max_utilization" else 400)

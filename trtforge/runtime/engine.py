@@ -25,7 +25,7 @@ from trtforge.runtime.drafting import Drafter
 from trtforge.runtime.guidance.guides import Guides, no_token_left
 from trtforge.runtime.inbox import Inbox
 from trtforge.runtime.kv_store import KvStore, open_store
-from trtforge.runtime.options import EngineOptions, EngineStatistics
+from trtforge.runtime.options import EngineOptions, EngineStatistics, block_figures
 from trtforge.runtime.pacing import Pace
 from trtforge.runtime.prompt_scores import score_prompts
 from trtforge.runtime.ranks.engine_adapters import EngineAdapters, taking_adapters
@@ -159,17 +159,12 @@ class Engine:
     def statistics(self) -> EngineStatistics:
         """The current gauges and counters."""
         scheduler = self._scheduler
-        blocks = scheduler.blocks
         return EngineStatistics(
             active_requests=len(self._sequences) + self._inbox.submitted,
             scheduled_requests=self._scheduled,
             waiting_requests=len(scheduler.waiting) + self._inbox.submitted,
             max_requests=scheduler.limits.max_batch_size,
-            kv_blocks_max=blocks.num_blocks,
-            kv_blocks_used=blocks.used_blocks,
-            kv_blocks_free=blocks.free_blocks,
-            kv_blocks_reused=blocks.reused_blocks,
-            tokens_per_block=blocks.tokens_per_block,
+            **block_figures(scheduler.blocks),
             iterations=self._iterations,
             context_tokens=self._context_tokens,
             generated_tokens=self._generated_tokens,

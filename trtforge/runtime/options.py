@@ -7,6 +7,7 @@ from trtforge.core.recipe import SchedulerPolicy
 from trtforge.runtime.decoder.kv_capacity import KvMemory
 from trtforge.runtime.drafting import Speculation
 from trtforge.runtime.kv_store import KvStoreOptions
+from trtforge.runtime.scheduling.blocks import BlockManager
 from trtforge.runtime.scheduling.scheduler import Batching
 
 
@@ -44,7 +45,11 @@ class EngineOptions:
 
 @dataclass(frozen=True)
 class EngineStatistics:
-    """A snapshot of the engine's gauges and counters."""
+    """A snapshot of the engine's gauges and counters.
+
+    Those of blocks in host memory: `secondaryMaxNumBlocks` of TensorRT-LLM's KV cache iteration statistics, blocks with
+    content, and the sum of its `iterOnboardBlocks`, contents that came back to the device.
+    """
 
     active_requests: int
     scheduled_requests: int
@@ -54,6 +59,9 @@ class EngineStatistics:
     kv_blocks_used: int
     kv_blocks_free: int
     kv_blocks_reused: int
+    kv_host_blocks_max: int
+    kv_host_blocks_used: int
+    kv_host_blocks_onboarded: int
     tokens_per_block: int
     iterations: int
     context_tokens: int
@@ -61,3 +69,17 @@ class EngineStatistics:
     paused_requests: int
     drafted_tokens: int
     accepted_tokens: int
+
+
+def block_figures(blocks: BlockManager) -> dict[str, int]:
+    """The figures of the KV blocks, by their names in EngineStatistics."""
+    return {
+        "kv_blocks_max": blocks.num_blocks,
+        "kv_blocks_used": blocks.used_blocks,
+        "kv_blocks_free": blocks.free_blocks,
+        "kv_blocks_reused": blocks.reused_blocks,
+        "kv_host_blocks_max": blocks.host.count,
+        "kv_host_blocks_used": blocks.host.used,
+        "kv_host_blocks_onboarded": blocks.host.onboarded,
+        "tokens_per_block": blocks.tokens_per_block,
+    }

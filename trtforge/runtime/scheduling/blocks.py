@@ -9,8 +9,8 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Protocol
 
+from trtforge.runtime.scheduling.block_store import BlockStore
 from trtforge.runtime.scheduling.host_pool import HostPool
 
 
@@ -48,22 +48,6 @@ class Prefix:
         return sum(block is not None for block in self.blocks) - self.idle
 
 
-class BlockStore(Protocol):
-    """Contents of full blocks outside the pool, by their keys."""
-
-    def holds(self, key: bytes) -> bool:
-        """Whether the block of `key` is stored."""
-
-    def fetch(self, key: bytes, block: int) -> bool:
-        """Have `block` filled with what is stored before the next step; False if it cannot be read."""
-
-    def forget(self, block: int) -> bool:
-        """`block` gets other content; whether it was to be filled, which it is not any more."""
-
-    def keep(self, key: bytes, block: int) -> None:
-        """Store the content of `block`, which may be overwritten afterwards."""
-
-
 class BlockManager:
     """Reference-counted blocks of a fixed pool. Free blocks with a cached prefix are evicted last, in LRU order.
 
@@ -88,7 +72,7 @@ class BlockManager:
         self.reused_blocks = 0
         self._reuse = reuse
         self._store = store
-        self._host = HostPool(num_blocks, host_blocks)
+        self.host = HostPool(num_blocks, host_blocks)
         self._references = [0] * num_blocks
         self._empty = list(range(num_blocks - 1, -1, -1))
         self._idle: OrderedDict[int, None] = OrderedDict()
@@ -283,11 +267,11 @@ class BlockManager:
             self._empty.append(block)
 
     def _is_stored(self, key: bytes) -> bool:
-        return self._host.holds(key) or (self._store is not None and self._store.holds(key))
+        return self.host.holds(key) or (self._store is not None and self._store.holds(key))
 
     def _restore(self, key: bytes) -> int | None:
         """A block that has the content of `key` by the next step; None if it cannot be read."""
-        source = self._host.take(key)
+        source = self.host.take(key)
         content = None if source is None else self._copies.pop(source, source)
         block = self._take()
         if content is not None:
@@ -308,7 +292,7 @@ class BlockManager:
             del self._block_of[key]
         filling = self._store is not None and self._store.forget(block)
         content = self._copies.pop(block, block)
-        target = None if key is None or filling else self._host.place(key)
+        target = None if key is None or filling else self.host.place(key)
         if target is not None:
             self._copies[target] = content
         self._references[block] = 1

@@ -11,11 +11,19 @@ class HostPool:
     """Blocks numbered from `first` on. What was placed longest ago is overwritten first.
 
     Content that goes back leaves its block to what makes room for it, so that both pools together lose nothing.
+    `onboarded`: how often content went back.
     """
 
     def __init__(self, first: int, count: int) -> None:
+        self.count = count
+        self.onboarded = 0
         self._empty = list(range(first + count - 1, first - 1, -1))
         self._block_of: OrderedDict[bytes, int] = OrderedDict()
+
+    @property
+    def used(self) -> int:
+        """Blocks with content."""
+        return len(self._block_of)
 
     def holds(self, key: bytes) -> bool:
         """Whether a block has the content of `key`."""
@@ -26,6 +34,7 @@ class HostPool:
         block = self._block_of.pop(key, None)
         if block is not None:
             self._empty.append(block)
+            self.onboarded += 1
         return block
 
     def place(self, key: bytes) -> int | None:

@@ -1,0 +1,19 @@
+"""What the block manager asks of a store of KV blocks outside the pool, such as `runtime.kv_store`."""
+
+from typing import Protocol
+
+
+class BlockStore(Protocol):
+    """Contents of full blocks outside the pool, by their keys."""
+
+    def holds(self, key: bytes) -> bool:
+        """Whether the block of `key` is stored."""
+
+    def fetch(self, key: bytes, block: int) -> bool:
+        """Have `block` filled with what is stored before the next step; False if it cannot be read."""
+
+    def forget(self, block: int) -> bool:
+        """`block` gets other content; whether it was to be filled, which it is not any more."""
+
+    def keep(self, key: bytes, block: int) -> None:
+        """Store the content of `block`, which may be overwritten afterwards."""
