@@ -125,6 +125,31 @@ class ListedStore:
         self.kept.append(block)
 
 
+class LosingStore(ListedStore):
+    """A store that finds nothing of what it lists."""
+
+    def fetch(self, key: bytes, block: int) -> bool:
+        return False
+
+
+def test_a_prefix_that_ends_early_brings_back_what_its_own_window_needs() -> None:
+    store = LosingStore()
+    manager = BlockManager(8, 2, host_blocks=8, store=store, window=3)
+    tokens = list(range(8))
+    manager.release(computed(manager, tokens[:6]))
+    manager.release(computed(manager, [50 + index for index in range(16)]))
+    manager.take_copies()
+    assert manager.host.used == 3
+    store.keys |= {*computed(BlockManager(4, 2), tokens).keys}
+    prefix = manager.find_prefix([*tokens, 8])
+    assert prefix.blocks == (None,) * 4
+    table = BlockTable()
+    manager.share(table, prefix, drops=True)  # the fourth block is lost, so that the window begins in the third
+    assert (len(table.keys), table.dropped, manager.host.onboarded) == (3, 2, 1)
+    assert [target for source, target in manager.take_copies() if source >= 8] == table.blocks[2:]
+    manager.check([table])
+
+
 def test_a_block_is_stored_only_when_its_content_has_come_back() -> None:
     store = ListedStore()
     manager = BlockManager(1, 2, host_blocks=1, store=store)

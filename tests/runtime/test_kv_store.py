@@ -59,13 +59,14 @@ class Memory:
 def test_every_block_of_a_sequence_holds_its_tokens(data: st.DataObject) -> None:
     """Sequences come, run a step, and go in any order, on a small pool; stored blocks get lost now and then.
 
-    There may be blocks in host memory beside the store, or instead of it.
+    There may be blocks in host memory beside the store, or instead of it. With a window, blocks behind it are dropped.
     """
     pool: dict[int, tuple[int, ...]] = {}
     store = Memory(pool)
     host_blocks = data.draw(st.integers(0, 5))
     stores = host_blocks == 0 or data.draw(st.booleans())
-    manager = BlockManager(8, 2, store=store if stores else None, host_blocks=host_blocks)
+    window = data.draw(st.sampled_from([None, 1, 3, 5]))
+    manager = BlockManager(8, 2, store=store if stores else None, host_blocks=host_blocks, window=window)
     running: list[tuple[BlockTable, list[int]]] = []
     fetched = 0
     for _ in range(data.draw(st.integers(1, 25))):
@@ -75,11 +76,14 @@ def test_every_block_of_a_sequence_holds_its_tokens(data: st.DataObject) -> None
         prefix = manager.find_prefix(tokens)
         if manager.blocks_for(len(tokens)) - prefix.held <= manager.free_blocks:
             table = BlockTable()
-            manager.share(table, prefix)
+            drops = data.draw(st.booleans())
+            manager.share(table, prefix, drops=drops)
             at_least = (*prefix.blocks, None).index(None)
             assert at_least <= len(table.blocks) <= len(prefix)
             fetched += prefix.blocks[: len(table.blocks)].count(None)
             computed = len(table.blocks) * 2
+            behind = max(0, computed - window + 1) // 2 if drops and window is not None else 0
+            assert table.dropped == behind
             manager.extend(table, len(tokens))
             running.append((table, tokens))
             if data.draw(st.booleans()):  # a step: stored contents are filled in, then the new tokens are computed
@@ -90,7 +94,7 @@ def test_every_block_of_a_sequence_holds_its_tokens(data: st.DataObject) -> None
                     pool[table.blocks[end // 2 - 1]] = tuple(tokens[:end])
                 manager.seal(table, tokens, len(tokens))
                 for each, own in running:
-                    for index in range(len(each.keys)):
+                    for index in range(each.dropped, len(each.keys)):
                         assert pool[each.blocks[index]] == tuple(own[: 2 * index + 2])
         while running and (data.draw(st.booleans()) or manager.free_blocks < 2):
             table, _ = running.pop(data.draw(st.integers(0, len(running) - 1)))

@@ -27,6 +27,8 @@ class Simulation:
     steps: int = 0
     arrivals: int = 0
     rows: list[Row] = field(default_factory=list)
+    contents: dict[int, tuple[bytes, list[int]]] = field(default_factory=dict)
+    """Salt and tokens up to the last one in each block, of either memory."""
 
     def arrive(self, prompt: list[int], max_tokens: int, adapter: int = 0, priority: float = 0.5) -> Sequence:
         request = GenerationRequest(
@@ -47,6 +49,7 @@ class Simulation:
         self.steps += 1
         self.check(rows)
         self.check_order(ran, pauses)
+        self.compute(rows, paused=scheduler.pauses > pauses)
         self.admitted.extend(sequence.order for sequence in scheduler.running)
         for row in rows:
             scheduler.complete(row)
@@ -71,6 +74,24 @@ class Simulation:
             if blocks.window is not None and row.sequence.finish_reason is None:
                 assert row.sequence.table.dropped * blocks.tokens_per_block <= max(0, row.start - blocks.window + 1)
         scheduler.blocks.check(sequence.table for sequence in scheduler.holders())
+
+    def compute(self, rows: list[Row], *, paused: bool) -> None:
+        """Write the rows' tokens to their blocks; every block that they attend to must have its own contents."""
+        blocks = self.scheduler.blocks
+        size, copies = blocks.tokens_per_block, blocks.take_copies()
+        self.contents |= {target: self.contents[source] for source, target in copies}
+        if not paused:
+            held = {block for each in self.scheduler.holders() for block in each.table.blocks[each.table.dropped :]}
+            back = {target for source, target in copies if source >= blocks.num_blocks > target}
+            assert back <= held, "a block came back that nothing attends to"
+        for row in rows:
+            table, tokens, salt = row.sequence.table, row.sequence.tokens, row.sequence.salt
+            for index in range(table.dropped, blocks.blocks_for(row.start)):
+                end = min((index + 1) * size, row.start)
+                known_salt, known = self.contents[table.blocks[index]]
+                assert (known_salt, known[:end]) == (salt, tokens[:end])
+            for index in range(row.start // size, blocks.blocks_for(row.start + row.count)):
+                self.contents[table.blocks[index]] = salt, tokens[: min((index + 1) * size, row.start + row.count)]
 
     def check_order(self, ran: list[Sequence], pauses: int) -> None:
         """No waiting sequence was overtaken, and the last of those that `ran` were paused."""
@@ -102,8 +123,9 @@ def simulation(
     batching: Batching = "inflight",
     reuse: bool = True,
     window: int | None = None,
+    host_blocks: int = 0,
 ) -> Simulation:
-    manager = BlockManager(blocks, size, reuse=reuse, window=window)
+    manager = BlockManager(blocks, size, reuse=reuse, window=window, host_blocks=host_blocks)
     limits = BatchLimits(max_batch_size=batch, max_num_tokens=num_tokens, max_input_len=32, max_seq_len=48)
     scheduler = Scheduler(
         limits, manager, policy=policy, chunked_context=chunked, batching=batching, most_adapters=ADAPTERS
@@ -225,6 +247,7 @@ def test_static_batching_admits_nothing_until_the_longest_is_done(batching: Batc
     batching=st.sampled_from(["inflight", "inflight", "static_padded", "static_dropped"]),
     priorities=st.sampled_from([[0.5], [0.0, 0.5, 1.0]]),
     window=st.sampled_from([None, 2, 3, 8, 17, 40]),
+    host_blocks=st.sampled_from([0, 0, 3, 30]),
 )
 def test_under_any_load_every_request_finishes_in_order_of_priority_and_arrival(
     data: st.DataObject,
@@ -237,9 +260,11 @@ def test_under_any_load_every_request_finishes_in_order_of_priority_and_arrival(
     batching: Batching,
     priorities: list[float],
     window: int | None,
+    host_blocks: int,
 ) -> None:
     sim = simulation(
         window=window if chunked else None,
+        host_blocks=host_blocks,
         blocks=blocks,
         batch=batch,
         num_tokens=8 if chunked else num_tokens,
@@ -328,6 +353,21 @@ def test_sequences_longer_than_the_cache_run_side_by_side_within_their_windows(
     assert together > 8  # of 15 tokens each after their prompts
     sim.run()
     assert [len(each.tokens) for each in sim.finished] == [48, 48, 48]
+
+
+def test_blocks_behind_the_window_stay_in_host_memory() -> None:
+    sim = simulation(blocks=8, num_tokens=48, chunked=True, window=8, host_blocks=8)
+    first = sim.arrive([1] * 32, 1)
+    sim.run()
+    sim.arrive([2] * 31, 1)
+    sim.run()
+    host = sim.scheduler.blocks.host
+    assert (host.used, host.onboarded) == (8, 0)
+    again = sim.arrive([1] * 32, 1)
+    sim.step()
+    assert (sim.rows[0].start, host.onboarded) == (28, 2)  # 8 tokens before position 28: two blocks of seven
+    sim.run()
+    assert sim.finished[::2] == [first, again]
 
 
 def test_blocks_behind_the_window_are_shared_as_others_are() -> None:

@@ -121,28 +121,34 @@ class BlockManager:
             keys.append(key)
         return Prefix(tuple(blocks), tuple(keys), idle)
 
-    def share(self, table: BlockTable, prefix: Prefix) -> None:
+    def share(self, table: BlockTable, prefix: Prefix, *, drops: bool = False) -> None:
         """Make `prefix` the start of an empty table, up to the first stored block that cannot be read.
 
-        The caller has checked that enough blocks are free for those that are stored.
+        `drops`: without the blocks behind the window of what comes next; those in host memory stay there. The caller
+        has checked that enough blocks are free for all that are stored.
         """
         assert not table.blocks, "a prefix starts a table"
         for block in prefix.blocks:
             if block is not None:
                 self._idle.pop(block, None)
                 self._references[block] += 1
-        for index, (block, key) in enumerate(zip(prefix.blocks, prefix.keys, strict=True)):
+        blocks = list(prefix.blocks)
+        behind = self._behind(len(blocks) * self.tokens_per_block) if drops else 0
+        while (failed := self._recall(blocks, prefix.keys, behind)) is not None:
+            for later in blocks[failed:]:
+                if later is not None:
+                    self._give_back(later)
+            del blocks[failed:]
+            behind = self._behind(failed * self.tokens_per_block) if drops else 0  # the window now begins earlier
+        for block, key in zip(blocks[:behind], prefix.keys, strict=False):
             if block is None:
-                block = self._restore(key)
-                if block is None:
-                    for later in prefix.blocks[index:]:
-                        if later is not None:
-                            self._give_back(later)
-                    break
-                self._register(key, block)
-            table.blocks.append(block)
-            table.keys.append(key)
-        self.reused_blocks += len(table.blocks)
+                self.host.refresh(key)
+            else:
+                self._give_back(block)
+        table.blocks[:] = [0 if index < behind or block is None else block for index, block in enumerate(blocks)]
+        table.keys[:] = prefix.keys[: len(blocks)]
+        table.dropped = behind
+        self.reused_blocks += len(blocks)
 
     def most_held(self, tokens: int) -> int:
         """Number of blocks that a table holds at most while it grows to this many tokens, a block or a token at a time.
@@ -160,10 +166,7 @@ class BlockManager:
 
     def drop(self, table: BlockTable, computed: int) -> None:
         """Free the blocks that no token from position `computed` on attends to."""
-        if self.window is None:
-            return
-        behind = (computed - self.window + 1) // self.tokens_per_block
-        for index in range(table.dropped, min(behind, len(table.keys))):
+        for index in range(table.dropped, min(self._behind(computed), len(table.keys))):
             self._give_back(table.blocks[index])
             table.blocks[index] = 0
             table.dropped = index + 1
@@ -265,6 +268,20 @@ class BlockManager:
                 self._store.keep(self._key_of[block], block)
         else:
             self._empty.append(block)
+
+    def _behind(self, computed: int) -> int:
+        """Number of blocks that no token from position `computed` on attends to."""
+        return 0 if self.window is None else max(0, (computed - self.window + 1) // self.tokens_per_block)
+
+    def _recall(self, blocks: list[int | None], keys: Sequence[bytes], behind: int) -> int | None:
+        """Restore those that are None, but for host memory's of the first `behind`; the first that cannot be read."""
+        for index, (block, key) in enumerate(zip(blocks, keys, strict=False)):
+            if block is None and (index >= behind or not self.host.holds(key)):
+                blocks[index] = restored = self._restore(key)
+                if restored is None:
+                    return index
+                self._register(key, restored)
+        return None
 
     def _is_stored(self, key: bytes) -> bool:
         return self.host.holds(key) or (self._store is not None and self._store.holds(key))

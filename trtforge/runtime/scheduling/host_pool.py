@@ -29,6 +29,12 @@ class HostPool:
         """Whether a block has the content of `key`."""
         return key in self._block_of
 
+    def refresh(self, key: bytes) -> bool:
+        """Make the content of `key` the newest; whether it is there."""
+        if key in self._block_of:
+            self._block_of.move_to_end(key)
+        return key in self._block_of
+
     def take(self, key: bytes) -> int | None:
         """The block with the content of `key`, which is free from now on: the caller reads it before it is written."""
         block = self._block_of.pop(key, None)
@@ -39,8 +45,7 @@ class HostPool:
 
     def place(self, key: bytes) -> int | None:
         """A block to copy the content of `key` to; None if one has it already, or if the pool has no blocks."""
-        if key in self._block_of:
-            self._block_of.move_to_end(key)
+        if self.refresh(key):
             return None
         if self._empty:
             block = self._empty.pop()

@@ -211,12 +211,11 @@ class Scheduler:
                     return
                 continue
             self.waiting.remove(sequence)
-            self.blocks.share(sequence.table, prefix)
+            self.blocks.share(sequence.table, prefix, drops=sequence.group is None)
             reused = len(sequence.table.blocks)
             sequence.computed = reused * self.blocks.tokens_per_block
             sequence.reused_blocks += reused
             sequence.allocated_blocks += reused
-            self._drop(sequence)
             _insert(self.running, sequence)
             sequence.begun = True
             budget -= self._add_context(sequence, budget, rows)
