@@ -264,6 +264,7 @@ class BlockManager:
             return
         if block in self._key_of:
             self._idle[block] = None
+            # What is still to be copied here has been offered to the store: it left the device from an idle block.
             if self._store is not None and block not in self._copies:
                 self._store.keep(self._key_of[block], block)
         else:
