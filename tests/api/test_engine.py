@@ -70,9 +70,11 @@ print(*{"torch._dynamo", "transformers", "sympy"} & sys.modules.keys())
     assert (done.stdout, done.stderr) == ("\n", "")
 
 
-def test_host_memory_for_kv_blocks(build: Path) -> None:
+@pytest.mark.parametrize("size", [1 << 24, "16MiB"])
+def test_host_memory_for_kv_blocks(build: Path, size: int | str) -> None:
     words = "the list of items that are in the "
-    with Engine.load(build, kv_cache_tokens=256, kv_cache_host_memory_bytes=1 << 24) as engine:
+    with Engine.load(build, kv_cache_tokens=256, kv_cache_host_memory_bytes=size) as engine:
+        assert engine.statistics().kv_host_blocks_max == 256  # of 64 KiB
         first = engine.generate(words * 20, SamplingParams(max_tokens=8))
         engine.generate("Return " + words * 20, SamplingParams(max_tokens=8))
         again = engine.generate(words * 20, SamplingParams(max_tokens=8))
@@ -120,9 +122,11 @@ def test_what_is_no_prompt_is_refused(engine: Engine, prompt: Any) -> None:
         ({"scheduler": "foo"}, "scheduler"),
         ({"kv_cache_fraction": 2}, "kv_cache_fraction"),
         ({"kv_cache_tokens": -1}, "kv_cache_tokens"),
-        ({"kv_cache_host_memory_bytes": "16MB"}, "kv_cache_host_memory_bytes"),
+        ({"kv_cache_host_memory_bytes": "16 apples"}, "kv_cache_host_memory_bytes: not a size"),
         ({"kv_cache_host_memory_bytes": -1}, "kv_cache_host_memory_bytes"),
+        ({"kv_cache_host_memory_bytes": 2**63}, "kv_cache_host_memory_bytes"),
         ({"kv_cache_dir_bytes": -1}, "kv_cache_dir_bytes"),
+        ({"kv_cache_dir_bytes": "0GB"}, "kv_cache_dir_bytes"),
     ],
 )
 def test_wrong_options_of_load_are_named(build: Path, options: dict[str, Any], message: str) -> None:

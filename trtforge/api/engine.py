@@ -41,21 +41,22 @@ class Engine:
         scheduler: SchedulerPolicy = "guaranteed_no_evict",
         kv_cache_fraction: float = 0.9,
         kv_cache_tokens: int | None = None,
-        kv_cache_host_memory_bytes: int | None = None,
+        kv_cache_host_memory_bytes: int | str | None = None,
         kv_reuse: bool | None = None,
         chunked_context: bool | None = None,
         threads: int | None = None,
         max_batch_size: int | None = None,
         trace: str | Path | None = None,
         kv_cache_dir: str | Path | None = None,
-        kv_cache_dir_bytes: int = KV_CACHE_DIR_BYTES,
+        kv_cache_dir_bytes: int | str = KV_CACHE_DIR_BYTES,
     ) -> "Engine":
         """Load an engine, or the one of a build directory; its files are compared with its manifest.
 
         `kv_cache_fraction`: of the free memory, unless `kv_cache_tokens` says how many; `kv_cache_host_memory_bytes`:
         of each rank's host, for KV blocks that make room on its device; `kv_reuse` and `chunked_context` None: as
         compiled; `trace`: a file that every iteration is written to. `kv_cache_dir`: KV blocks are stored there, at
-        most `kv_cache_dir_bytes`, and found again by later engines. Raises ForgeError.
+        most `kv_cache_dir_bytes`, and found again by later engines. Sizes are bytes or text such as "16GB". Raises
+        ForgeError.
         """
         options = LoadOptions.parse(
             {

@@ -7,6 +7,7 @@ from pydantic import Field
 from trtforge.core.config_model import Config
 from trtforge.core.features import FeaturesConfig
 from trtforge.core.serving import SchedulerPolicy
+from trtforge.core.sizes import Bytes
 from trtforge.runtime.kv_store import KvStoreOptions
 from trtforge.runtime.options import EngineOptions
 
@@ -17,14 +18,14 @@ class LoadOptions(Config):
     scheduler: SchedulerPolicy
     kv_cache_fraction: float = Field(gt=0, le=1)
     kv_cache_tokens: int | None = Field(ge=1)
-    kv_cache_host_memory_bytes: int | None = Field(ge=0)
+    kv_cache_host_memory_bytes: Bytes | None
     kv_reuse: bool | None
     chunked_context: bool | None
     threads: int | None = Field(ge=1, le=1024)
     max_batch_size: int | None = Field(ge=1)
     trace: Path | None
     kv_cache_dir: Path | None
-    kv_cache_dir_bytes: int = Field(ge=1)
+    kv_cache_dir_bytes: Bytes
 
     def for_engine(self, compiled: FeaturesConfig) -> EngineOptions:
         """The options of an engine with these features."""
