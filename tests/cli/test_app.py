@@ -219,6 +219,26 @@ def test_values_that_are_none_are_wrong_usage(words: tuple[str, ...]) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("probe", "live", "--timeout"),
+        ("serve", "repository", "--ready-timeout"),
+        ("serve", "repository", "--drain-timeout"),
+        ("gateway", "--drain-timeout"),
+    ],
+)
+@pytest.mark.parametrize("seconds", ["inf", "1e30", "nan"])
+def test_a_time_limit_that_no_clock_holds_is_wrong_usage(run: Any, words: tuple[str, ...], seconds: str) -> None:
+    status, _, errors = run(*words, seconds)
+    assert (status, errors.split(": ")[:2]) == (2, ["error", f"Invalid value for '{words[-1]}'"])
+
+
+def test_a_number_of_tokens_that_no_tensor_holds_is_wrong_usage(run: Any) -> None:
+    status, _, errors = run("bench", "build", "--max-tokens", str(2**31))
+    assert (status, errors.split(": ")[:2]) == (2, ["error", "Invalid value for '--max-tokens'"])
+
+
 def test_verify_refuses_another_model(make_hf: MakeHf, tmp_path: Path) -> None:
     trtforge("convert", make_hf("one"), tmp_path / "out")
     done = trtforge("verify", tmp_path / "out", "--against", make_hf("other", rms_norm_eps=1e-3))

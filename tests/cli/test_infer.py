@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from trtforge.serve.request import Generated
@@ -16,9 +17,10 @@ class Asked:
     def __init__(self, answer: Generated) -> None:
         self.answer = answer
         self.url, self.prompt, self.options = "", "", dict[str, Any]()
+        self.sampling: Any = None
 
     def __call__(self, url: str, model: str, prompt: str, sampling: Any, **options: Any) -> Generated:
-        self.url, self.prompt, self.options = url, prompt, options
+        self.url, self.prompt, self.options, self.sampling = url, prompt, options, sampling
         on_text: Callable[[str], None] | None = options["on_text"]
         if on_text is not None:
             on_text(self.answer.text)
@@ -72,6 +74,23 @@ def test_warnings_are_on_stderr_only(run: Any, asked: Asked) -> None:
     status, out, errors = run("infer", "Hello", "--json", *words)
     assert json.loads(out)["finish_reason"] == "length"
     assert errors.splitlines() == warnings
+
+
+@pytest.mark.parametrize("words", [("infer", "Hello"), ("chat",), ("run", "x"), ("generate", "x", "Hello")])
+@pytest.mark.parametrize("temperature", ["1e39", "3.5e38", "inf", "nan", "-1"])
+def test_a_temperature_that_no_tensor_holds_is_refused_by_the_command(
+    run: Any, asked: Asked, words: tuple[str, ...], temperature: str
+) -> None:
+    status, out, errors = run(*words, "--top-p", "1", "--temperature", temperature)
+    assert (status, out, asked.url) == (2, "", "")
+    assert errors.startswith("error: Invalid value for '--temperature': ")
+    assert "Warning" not in errors
+
+
+def test_the_largest_temperature_is_finite_in_float32(run: Any, asked: Asked) -> None:
+    status, _, errors = run("infer", "Hello", "--top-p", "1", "--temperature", "3.4e38", "--max-tokens", "2")
+    assert (status, "warning" in errors) == (0, False)
+    assert np.isfinite(np.float32(asked.sampling.temperature))
 
 
 def test_without_reason_nothing_is_warned_of(run: Any, asked: Asked) -> None:

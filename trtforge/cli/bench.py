@@ -8,7 +8,7 @@ import typer
 
 from trtforge.cli import show
 from trtforge.cli.chat import served_build
-from trtforge.cli.options import Json, Quiet, Verbose, from_options
+from trtforge.cli.options import MOST_INT32, Json, Quiet, Verbose, from_options
 from trtforge.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def bench(
     ] = "1,8",
     requests: Annotated[int, typer.Option(min=1, metavar="N", help="Requests at each level.")] = 16,
     prompt_tokens: Annotated[int, typer.Option(min=1, metavar="N", help="Approximate length of the prompts.")] = 128,
-    max_tokens: Annotated[int, typer.Option(min=2, metavar="N", help="Length of each answer.")] = 64,
+    max_tokens: Annotated[int, typer.Option(min=2, max=MOST_INT32, metavar="N", help="Length of each answer.")] = 64,
     model: Annotated[str | None, typer.Option(metavar="NAME", help="Text model.", show_default="ensemble")] = None,
     json: Json = False,
     quiet: Quiet = False,

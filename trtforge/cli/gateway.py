@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from trtforge.cli.options import ENDPOINTS, Verbose, from_options
+from trtforge.cli.options import ENDPOINTS, MOST_SECONDS, Verbose, from_options
 from trtforge.core import defaults
 from trtforge.core.errors import UsageError
 
@@ -65,7 +65,10 @@ def gateway(
         ),
     ] = None,
     drain_timeout: Annotated[
-        float, typer.Option(min=0, metavar="SECONDS", help="Time for running requests to finish after a signal.")
+        float,
+        typer.Option(
+            min=0, max=MOST_SECONDS, metavar="SECONDS", help="Time for running requests to finish after a signal."
+        ),
     ] = defaults.DRAIN_TIMEOUT,
     verbose: Verbose = False,
 ) -> None:

@@ -13,7 +13,7 @@ from typer.core import TyperCommand, TyperGroup
 _Sections = dict[str, list[tuple[str, str]]]
 _WIDEST_NAME = 30
 _WHOLE_SENTENCE = 200
-_BOUNDS = re.compile(r"(?:([\d.]+)<=)?x(?:([<>]=)([\d.]+))?")
+_BOUNDS = re.compile(r"(?:([\d.e+]+)<=)?x(?:([<>]=)([\d.e+]+))?")
 _EXTRA = re.compile(r"\[([^\]]*)\]$")
 
 

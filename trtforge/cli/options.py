@@ -22,7 +22,13 @@ ENDPOINTS = "Endpoints"
 SAMPLING = "Sampling"
 """The group of the sampling options in `--help`."""
 
-_MOST = 2**31 - 1  # of the tensors' INT32
+MOST_INT32 = 2**31 - 1
+"""The largest number that a tensor of TYPE_INT32 holds."""
+
+_MOST_FP32 = 3.4e38  # of the tensors' TYPE_FP32, rounded down
+
+MOST_SECONDS = 2_000_000
+"""The largest time limit: poll(2) counts milliseconds in an int."""
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and no decoration.")]
 KvCacheDir = Annotated[
@@ -122,7 +128,7 @@ MaxTokens = Annotated[
     typer.Option(
         "--max-tokens",
         min=1,
-        max=_MOST,
+        max=MOST_INT32,
         metavar="N",
         rich_help_panel=SAMPLING,
         help="Maximum number of new tokens.",
@@ -132,6 +138,7 @@ Temperature = Annotated[
     float | None,
     typer.Option(
         min=0,
+        max=_MOST_FP32,
         metavar="T",
         rich_help_panel=SAMPLING,
         help="Sampling temperature; takes effect with --top-k or --top-p, as in TensorRT-LLM.",
@@ -142,7 +149,7 @@ TopK = Annotated[
     typer.Option(
         "--top-k",
         min=0,
-        max=_MOST,
+        max=MOST_INT32,
         metavar="K",
         rich_help_panel=SAMPLING,
         help="Sample from the K most probable tokens.",

@@ -8,6 +8,7 @@ import typer
 from trtforge.cli import completion
 from trtforge.cli.options import (
     ENDPOINTS,
+    MOST_SECONDS,
     KvCacheDir,
     KvCacheDirBytes,
     Verbose,
@@ -101,13 +102,18 @@ def serve(
     ready_timeout: Annotated[
         float,
         typer.Option(
-            min=1, metavar="SECONDS", rich_help_panel=_LIFECYCLE, help="Time limit for the first generated token."
+            min=1,
+            max=MOST_SECONDS,
+            metavar="SECONDS",
+            rich_help_panel=_LIFECYCLE,
+            help="Time limit for the first generated token.",
         ),
     ] = defaults.READY_TIMEOUT,
     drain_timeout: Annotated[
         float,
         typer.Option(
             min=0,
+            max=MOST_SECONDS,
             metavar="SECONDS",
             rich_help_panel=_LIFECYCLE,
             help="Time for running requests to finish after a signal; 0 ends them at once.",
@@ -192,7 +198,9 @@ def probe(
     model: Annotated[
         str, typer.Option(metavar="NAME", help="Model that live and ready send a request to.")
     ] = "ensemble",
-    timeout: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="Time limit for the response.")] = 10.0,
+    timeout: Annotated[
+        float, typer.Option(min=0.1, max=MOST_SECONDS, metavar="SECONDS", help="Time limit for the response.")
+    ] = 10.0,
     verbose: Verbose = False,
 ) -> None:
     """Check a server, for container probes.
