@@ -136,7 +136,7 @@ def open_artifact(directory: Path, stage: Stage) -> Manifest:
     manifest = require_manifest(directory, stage)
     problem = check_files(directory, manifest)
     if problem is not None:
-        raise damaged(directory, stage, problem)
+        raise damaged(directory, manifest, problem)
     return manifest
 
 
@@ -195,6 +195,9 @@ def _hint(directory: Path, stage: Stage) -> str:
     return f"Give the {stage} that {_MADE_BY[stage]} writes. `trtforge inspect {named}` shows what this is."
 
 
-def damaged(directory: Path, stage: Stage, problem: str) -> ForgeError:
+def damaged(directory: Path, manifest: Manifest, problem: str) -> ForgeError:
     """The error for an artifact whose files do not match its manifest."""
-    return ForgeError(f"{stage} {directory} is damaged: {problem}", hint="Delete the directory and build it again.")
+    from trtforge.core.remedy import remedy
+
+    message = f"{manifest.identity.stage} {directory} is damaged: {problem}"
+    return ForgeError(message, hint=remedy(directory, manifest, problem))

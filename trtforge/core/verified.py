@@ -56,7 +56,7 @@ def open_to_run(directory: Path, stage: Stage) -> Manifest:
     for name in unknown:
         problem = fault_of(directory / name, manifest.files[name])
         if problem is not None:
-            raise damaged(directory, stage, problem)
+            raise damaged(directory, manifest, problem)
     if unknown:
         _remember(directory, manifest, known, before)
     return manifest

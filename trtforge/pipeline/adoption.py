@@ -8,6 +8,7 @@ from shlex import quote
 from trtforge.core.errors import ForgeError
 from trtforge.core.manifest import FILE_NAME, Manifest, check_files, is_foreign, read_manifest, require_manifest
 from trtforge.core.progress import Progress, Silent
+from trtforge.core.remedy import remedy
 from trtforge.core.replace import replace_text
 from trtforge.formats.foreign import checkpoint_manifest, engine_manifest, foreign_stage, require_rank_files
 from trtforge.formats.hf import TOKENIZER_DIRECTORY
@@ -71,7 +72,7 @@ def _known(directory: Path, manifest: Manifest) -> Adoption:
     fault = check_files(directory, manifest)
     if fault is None:
         return Adoption(directory, manifest, already=True)
-    hint = "Delete the directory and build it again."
+    hint = remedy(directory, manifest, fault)
     if is_foreign(manifest):
         hint = f"If the change is meant, delete {directory / FILE_NAME} and adopt the directory again."
     raise ForgeError(f"{directory} has a {FILE_NAME} that its files contradict: {fault}", hint=hint)
