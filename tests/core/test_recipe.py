@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from trtforge.core.assets import asset_directory
-from trtforge.core.errors import ForgeError
+from trtforge.core.errors import ForgeError, UsageError
 from trtforge.core.recipe import load_recipe
 
 SHIPPED = sorted(asset_directory("recipes").glob("*.yaml"))
@@ -92,6 +92,48 @@ def test_overrides_are_applied(tmp_path: Path) -> None:
 def test_wrong_override_is_named(tmp_path: Path, override: str, message: str) -> None:
     with pytest.raises(ForgeError, match=message):
         load_recipe(write(tmp_path, "name: a\nmodel: {source: m}\n"), (override,))
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("parallel.tp=0", "--set parallel.tp=0: Input should be greater than or equal to 1"),
+        ("engine.max_batch=4", "--set engine.max_batch=4: unknown key engine.max_batch"),
+        ("foo.bar=4", "--set foo.bar=4: unknown key foo"),
+        ("engine=3", "--set engine=3: Input should be a valid dictionary or instance of EngineConfig"),
+        ("engine={max_batch_size: 0}", "--set engine={max_batch_size: 0}: engine.max_batch_size: Input should be grea"),
+    ],
+)
+def test_a_wrong_override_is_not_a_mistake_of_the_file(tmp_path: Path, override: str, message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        load_recipe(write(tmp_path, "name: a\nmodel: {source: m}\nparallel: {tp: 2}\n"), (override,))
+    assert caught.value.message.startswith(message)
+    assert caught.value.where == ()
+
+
+def test_mistakes_of_the_file_and_of_overrides_are_told_apart(tmp_path: Path) -> None:
+    path = write(tmp_path, "name: a\nmodel: {source: m}\nfoo: {x: 1}\nparallel: {tp: 0, pp: 0}\n")
+    overrides = ("parallel.pp=-1", "foo.bar=1", "parallel.ep=0")
+    with pytest.raises(ForgeError) as caught:
+        load_recipe(path, overrides, {"parallel.ep=0": "--ep 0"})
+    at_least = "Input should be greater than or equal to 1"
+    assert caught.value.message.splitlines() == [
+        f"{path}: 4 mistakes",
+        f"  --set parallel.pp=-1: {at_least}",
+        f"  --ep 0: parallel.ep: {at_least}",
+        "  line 3: unknown key foo",
+        f"  line 4: parallel.tp: {at_least}",
+    ]
+    assert not isinstance(caught.value, UsageError)
+    assert [(place.line, place.key) for place in caught.value.where] == [(3, "foo"), (4, "parallel.tp")]
+    with pytest.raises(UsageError, match=r"^the command line: 2 mistakes\n  --set parallel.pp=-1: ") as only:
+        load_recipe(write(tmp_path, "name: a\nmodel: {source: m}\n"), ("parallel.pp=-1", "parallel.ep=0"))
+    assert "  --set parallel.ep=0: Got 0; correct parallel.ep." in only.value.hint.splitlines()
+
+
+def test_of_two_overrides_the_later_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"^--set parallel.tp=-2: "):
+        load_recipe(write(tmp_path, "name: a\nmodel: {source: m}\n"), ("parallel.tp=-1", "parallel.tp=-2"))
 
 
 def test_absent_recipe_is_named(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import yaml
 
 from tests.conftest import DEMO_MODEL, MakeHf
 from tests.machine.hosts import FakeGpu, FakeNvml
-from trtforge.core.errors import ForgeError
+from trtforge.core.errors import ForgeError, UsageError
 from trtforge.pipeline.derivation import Wish, derive, is_unedited, machine_gpus, recipe_name
 from trtforge.pipeline.preflight import preflight
 from trtforge.plan.alternatives import GOALS
@@ -141,6 +141,11 @@ def test_the_text_is_the_recipe_with_reasons() -> None:
     assert (changed.recipe().engine.max_batch_size, found.recipe().engine.max_batch_size) == (3, 64)
     assert "quantization.format" in found.reasons
     assert "quantization.format" not in changed.reasons
+
+
+def test_a_wrong_override_is_named() -> None:
+    with pytest.raises(UsageError, match=r"^--set parallel.tp=0: Input should be greater than or equal to 1"):
+        derive(str(DEMO_MODEL), Wish(), load=no_driver).with_overrides(("engine.max_batch_size=3", "parallel.tp=0"))
 
 
 def test_a_relative_source_is_relative_to_the_file(monkeypatch: pytest.MonkeyPatch) -> None:

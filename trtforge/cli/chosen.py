@@ -36,14 +36,20 @@ class Choice:
     @property
     def settings(self) -> tuple[str, ...]:
         """The recipe's keys and values that these options stand for."""
-        values = {
-            "quantization.format": self.quant,
-            "parallel.tp": self.tp,
-            "parallel.pp": self.pp,
-            "parallel.ep": self.ep,
-            "engine.target.gpu": self.gpu,
+        return tuple(self.named_settings)
+
+    @property
+    def named_settings(self) -> dict[str, str]:
+        """`settings`, with the option that each stands for."""
+        keys = {
+            "quant": "quantization.format",
+            "tp": "parallel.tp",
+            "pp": "parallel.pp",
+            "ep": "parallel.ep",
+            "gpu": "engine.target.gpu",
         }
-        return tuple(f"{key}={value}" for key, value in values.items() if value is not None)
+        given = {name: value for name in keys if (value := getattr(self, name)) is not None}
+        return {f"{keys[name]}={value}": f"--{name} {value}" for name, value in given.items()}
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -127,7 +133,7 @@ def choose(target: str, choice: Choice, overrides: tuple[str, ...] = (), out: Pa
     kept = directory / RECIPE_FILE
     path = kept if kept.is_file() else find(target, models=True)
     settings = (*choice.settings, *overrides)
-    recipe = load_recipe(path, settings)
+    recipe = load_recipe(path, settings, choice.named_settings)
     words = (target, *(word for value in settings for word in ("--set", value)))
     built = directory if kept.is_file() else Path("build") / recipe.name
     lock_directory = path.parent if Path(target).exists() else Path()

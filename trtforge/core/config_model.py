@@ -15,6 +15,8 @@ from trtforge.core.yaml_text import parse_yaml
 Location = tuple[str | int, ...]
 """The keys and indexes that lead to a value."""
 LineOf = Callable[[Location], int | None]
+GivenBy = Callable[[Location], str | None]
+"""The option of the command line that gave a value; None for a value of the file."""
 
 _ADDED = re.compile(r"int|float|bool|str|none|(?:function|constrained|nullable|literal|list|tuple|dict|union|lax)\b.*")
 """Parts of a location that pydantic adds for the members of a union and for validators."""
@@ -28,18 +30,24 @@ class Config(BaseModel):
 
     @classmethod
     def parse(
-        cls, values: Mapping[str, Any], where: str, name: Callable[[str], str] = str, line: LineOf | None = None
+        cls,
+        values: Mapping[str, Any],
+        where: str,
+        name: Callable[[str], str] = str,
+        line: LineOf | None = None,
+        given: GivenBy | None = None,
     ) -> Self:
         """Validate `values`. Raises ForgeError naming `where` and every wrong key, for an unknown one the nearest.
 
-        `name` maps a dotted key to the name that messages use; `line` tells where a value stands in the file `where`.
+        `name` maps a dotted key to the name that messages use; `line` tells where a value stands in the file `where`,
+        `given` which option gave it instead. Raises UsageError if only options are wrong.
         """
         if not isinstance(values, Mapping):
             raise ForgeError(f"{where}: {values!r:.60} is not a mapping", hint="Give keys with values.")
         try:
             return cls.model_validate(dict(values))
         except ValidationError as error:
-            raise _as_forge_error(_mistakes(cls, error, name), where, line) from None
+            raise _as_forge_error(_mistakes(cls, error, name), where, line, given) from None
 
 
 def parse_value(text: str, option: str) -> Any:
@@ -79,21 +87,48 @@ class _Mistake:
     repair: Repair | None = None
 
 
-def _as_forge_error(mistakes: Sequence[_Mistake], where: str, line: LineOf | None) -> ForgeError:
+@dataclass(frozen=True)
+class _Place:
+    """What gave a wrong value: an option, or a line of the file."""
+
+    option: str | None
+    line: int | None
+
+    @classmethod
+    def of(cls, mistake: _Mistake, line: LineOf | None, given: GivenBy | None) -> "_Place":
+        option = given(mistake.location) if given is not None else None
+        return cls(option, line(mistake.location) if line is not None and option is None else None)
+
+    @property
+    def label(self) -> str:
+        """Before the message of one mistake of several."""
+        return f"{self.option}: " if self.option else "" if self.line is None else f"line {self.line}: "
+
+    def named(self, where: str) -> str:
+        """Before the message of the only mistake."""
+        return self.option or where + ("" if self.line is None else f", line {self.line}")
+
+    def said(self, mistake: _Mistake) -> str:
+        """The message, without a key that the option names."""
+        key, _, rest = mistake.message.partition(": ")
+        return rest if f" {key}=" in (self.option or "") else mistake.message
+
+
+def _as_forge_error(mistakes: Sequence[_Mistake], where: str, line: LineOf | None, given: GivenBy | None) -> ForgeError:
     """One error for all mistakes, in the order of their lines."""
-    placed = [(line(mistake.location) if line is not None else None, mistake) for mistake in mistakes]
-    placed.sort(key=lambda pair: pair[0] or 0)
-    places = [Where(where, number, ".".join(map(str, mistake.location)) or None) for number, mistake in placed]
-    ((number, first), *others) = placed
+    placed = [(_Place.of(mistake, line, given), mistake) for mistake in mistakes]
+    placed.sort(key=lambda pair: pair[0].line or 0)
+    in_file = [(place, mistake) for place, mistake in placed if place.option is None]
+    places = [Where(where, place.line, ".".join(map(str, mistake.location)) or None) for place, mistake in in_file]
+    kind = ForgeError if in_file else UsageError
+    ((first, mistake), *others) = placed
     if not others:
-        at = "" if number is None else f", line {number}"
-        error = ForgeError(f"{where}{at}: {first.message}", hint=first.hint)
-        return error.at(*places).repaired_by(first.repair)
-    labels = ["" if number is None else f"line {number}: " for number, _ in placed]
-    pairs = [(label, mistake) for label, (_, mistake) in zip(labels, placed, strict=True)]
-    listed = "".join(f"\n  {label}{mistake.message}" for label, mistake in pairs)
-    hints = "".join(f"\n  {label}{mistake.hint}" for label, mistake in pairs)
-    return ForgeError(f"{where}: {len(placed)} mistakes{listed}", hint=f"Correct each of them:{hints}").at(*places)
+        error = kind(f"{first.named(where)}: {first.said(mistake)}", hint=mistake.hint)
+        return error.at(*places).repaired_by(mistake.repair)
+    listed = "".join(f"\n  {place.label}{place.said(mistake)}" for place, mistake in placed)
+    hints = "".join(f"\n  {place.label}{mistake.hint}" for place, mistake in placed)
+    title = f"{where if in_file else 'the command line'}: {len(placed)} mistakes"
+    return kind(f"{title}{listed}", hint=f"Correct each of them:{hints}").at(*places)
 
 
 def _mistakes(cls: type[BaseModel], error: ValidationError, name: Callable[[str], str]) -> list[_Mistake]:

@@ -1,12 +1,14 @@
 """A recipe: all settings of one build, from the model to the quality gate, with their defaults and descriptions."""
 
+from collections.abc import Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
 from trtforge.core import defaults
-from trtforge.core.config_model import Config, LineOf, Location, holds_none, holds_text, parse_value
+from trtforge.core.config_model import Config, GivenBy, LineOf, Location, holds_none, holds_text, parse_value
 from trtforge.core.errors import ForgeError, UsageError
 from trtforge.core.features import FeaturesConfig
 from trtforge.core.serving import SchedulerPolicy as SchedulerPolicy
@@ -183,29 +185,60 @@ class Recipe(Config):
     gate: GateConfig = GateConfig()
 
 
-def load_recipe(path: Path, overrides: tuple[str, ...] = ()) -> Recipe:
+_NO_OPTIONS: Mapping[str, str] = {}
+
+
+def load_recipe(path: Path, overrides: tuple[str, ...] = (), options: Mapping[str, str] = _NO_OPTIONS) -> Recipe:
     """Read a recipe file and apply `dotted.key=value` overrides (values as YAML). Paths become absolute.
 
-    Raises ForgeError naming the file and the dotted key.
+    `options`: the options that stand for some of the overrides, by override. Raises ForgeError naming the file and the
+    dotted key, or the option.
     """
-    given = {tuple(override.partition("=")[0].split(".")) for override in overrides}
 
     def line(location: Location) -> int | None:
-        overridden = any(tuple(map(str, location))[: len(key)] == key for key in given)
-        return None if overridden else line_of(recipe_text(path), location)
+        return line_of(recipe_text(path), location)
 
-    return recipe_of(_read(path), str(path.resolve()), path.parent, overrides, line)
+    return recipe_of(_read(path), str(path.resolve()), path.parent, overrides, line, options)
 
 
 def recipe_of(
-    values: dict[str, Any], where: str, base: Path, overrides: tuple[str, ...] = (), line: LineOf | None = None
+    values: dict[str, Any],
+    where: str,
+    base: Path,
+    overrides: tuple[str, ...] = (),
+    line: LineOf | None = None,
+    options: Mapping[str, str] = _NO_OPTIONS,
 ) -> Recipe:
     """The recipe of these values, with overrides; paths are relative to `base`. Raises ForgeError naming `where`.
 
-    `line`: the line of a value in the file `where`.
+    `line`: the line of a value in the file `where`. `options`: see `load_recipe`.
     """
+    given = _given_by(overrides, deepcopy(values), options)
     override(values, overrides)
-    return _with_paths_from(Recipe.parse(values, where, line=line), base)
+    return _with_paths_from(Recipe.parse(values, where, line=line, given=given), base)
+
+
+def _given_by(overrides: tuple[str, ...], before: dict[str, Any], options: Mapping[str, str]) -> GivenBy:
+    """Which option gave a value. `before`: the values without the overrides."""
+    keys = {override: tuple(override.partition("=")[0].split(".")) for override in overrides}
+
+    def given(location: Location) -> str | None:
+        path = tuple(map(str, location))
+        for override in reversed(overrides):
+            key = keys[override]
+            if path[: len(key)] == key or (key[: len(path)] == path and not _holds(before, path)):
+                return options.get(override, f"--set {override}")
+        return None
+
+    return given
+
+
+def _holds(values: Any, path: tuple[str, ...]) -> bool:
+    for part in path:
+        if not isinstance(values, dict) or part not in values:
+            return False
+        values = values[part]
+    return True
 
 
 def override(values: dict[str, Any], overrides: tuple[str, ...]) -> None:

@@ -13,7 +13,7 @@ import yaml
 from trtforge.core import defaults
 from trtforge.core.digest import text_digest
 from trtforge.core.errors import ForgeError, Repair
-from trtforge.core.recipe import Recipe, override, recipe_of
+from trtforge.core.recipe import Recipe, recipe_of
 from trtforge.machine.nvml import LoadNvml, load_nvml, read_driver
 from trtforge.plan.alternatives import Alternative, Goal, alternatives
 from trtforge.plan.evaluate import evaluate
@@ -31,6 +31,7 @@ _MOST_POSITIONS, _MOST_REQUESTS = 4096, 32  # on the embedded engine without a G
 _ENOUGH_REQUESTS = 16  # of typical length, in flight at once
 _PERPLEXITY_LIMITS = {"4 bits": 0.05, "8 bits": 0.02, "unquantised": 0.01}
 _PATHS = (("model", "source"), ("quantization", "calibration", "data"), ("gate", "data"))
+_NAME = "the derived recipe"
 _DERIVED, _DIGITS = "# derived by trtforge, digest ", 16
 _UNBROKEN = 1 << 16  # characters of a YAML line
 _FOUR_BITS = 4.5  # a weight, with its share of the scaling factors
@@ -57,15 +58,18 @@ class DerivedRecipe:
     model: Model
 
     def with_overrides(self, overrides: tuple[str, ...]) -> "DerivedRecipe":
-        """With `dotted.key=value` overrides; a key that is overridden has no reason. Raises UsageError, ForgeError."""
+        """With `dotted.key=value` overrides; a key that is overridden has no reason.
+
+        Raises UsageError for a wrong override.
+        """
         values = deepcopy(dict(self.values))
-        override(values, overrides)
+        recipe_of(values, _NAME, Path(), overrides)
         given = {each.partition("=")[0] for each in overrides}
         return DerivedRecipe(values, {key: why for key, why in self.reasons.items() if key not in given}, self.model)
 
     def recipe(self) -> Recipe:
         """The checked recipe."""
-        return recipe_of(deepcopy(dict(self.values)), "the derived recipe", Path())
+        return recipe_of(deepcopy(dict(self.values)), _NAME, Path())
 
     def text(self, command: str, directory: Path) -> str:
         """The recipe as YAML with the reasons as comments, for a file in `directory`.
