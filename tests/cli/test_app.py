@@ -115,6 +115,7 @@ def test_unknown_format_is_named(make_hf: MakeHf, tmp_path: Path) -> None:
         (("build", "demo-fp32", "--quant", "fp"), "error: --quant fp: quantization.format: Input should be 'none'"),
         (("package", "a", "b", "--set", "serving.strea=1"), "error: --set serving.strea=1: unknown key serving.strea"),
         (("package", "a", "b", "--set", "kv_reuse=1"), "error: --set kv_reuse=1: not serving.KEY=VALUE"),
+        (("compile", "a", "b", "--feature", "eagle", "--feature", "lookahead"), "error: compile: --feature: eagle and"),
         (("calibrate", "a", "b", "--quant", "fp8", "--memory", "lots"), "error: calibrate: --memory: not a size"),
         (("calibrate", "a", "b", "--quant", "fp8", "--memory", "0GB"), "error: calibrate: --memory: Input should be"),
         (("compile", "a", "b", "--feature", "lora.max_rank=0"), "error: compile: --feature lora.max_rank: Input"),

@@ -179,6 +179,7 @@ AnyConfig = TypeVar("AnyConfig", bound="Config")
 _OPTIONS_OF = {
     "format": "--quant",
     "data.sequence_length": "--seq-len",
+    "features": "--feature",
     "exclude_modules": "--exclude-module",
     "name_prefix": "--name",
     "target.tensorrt_llm": "--target-version",
