@@ -4,10 +4,12 @@ import io
 import json
 import os
 import pty
+import re
 import select
 import signal
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 from typing import Any
@@ -49,8 +51,9 @@ def test_answers_become_part_of_the_conversation(server: Running, tmp_path: Path
     talk.save(tmp_path / "chat.json")
     saved = json.loads((tmp_path / "chat.json").read_text())["messages"]
     assert [message["role"] for message in saved] == ["system", *["user", "assistant"] * 2]
-    with pytest.raises(ForgeError, match=r"chat\.json: File exists"):
+    with pytest.raises(ForgeError, match=r"chat\.json: File exists") as caught:
         talk.save(tmp_path / "chat.json")
+    assert caught.value.hint == "Choose a file that does not exist yet."
     other = conversation(server)
     other.load(tmp_path / "chat.json")
     assert (other.system, other.messages) == ("Be brief.", talk.messages)
@@ -74,6 +77,17 @@ def test_a_failed_answer_is_forgotten(server: Running) -> None:
     assert talk.messages == []
 
 
+def test_a_directory_that_a_chat_cannot_be_saved_in_is_said(tmp_path: Path) -> None:
+    talk = Conversation("127.0.0.1:9", "ensemble", Sampling())
+    with pytest.raises(ForgeError, match=f"there is no directory {tmp_path / 'missing'}$") as caught:
+        talk.save(tmp_path / "missing" / "chat.json")
+    assert caught.value.hint == "Create it, or choose another directory."
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ForgeError, match="Not a directory") as caught:
+        talk.save(tmp_path / "file" / "chat.json")
+    assert caught.value.hint == "Choose a directory that you may write to."
+
+
 class Script:
     """A conversation that answers by itself."""
 
@@ -87,6 +101,7 @@ class Script:
     def answer(self, text: str, on_text: Any) -> Generated:
         """The text itself; Ctrl-C for `stop`."""
         if text == "stop":
+            on_text("[st")
             raise KeyboardInterrupt
         if text == "fail":
             raise ForgeError("no server answers", hint="Start one.")
@@ -123,20 +138,23 @@ def test_lines_commands_and_mistakes_on_a_terminal(
         "two \\",
         "lines",
         "stop",
+        "/stats",
         "fail",
         "/what",
         "/save",
+        "four",
         "/stats",
         "/system Be brief.",
         "three",
     )
     assert (script.messages, script.system) == (["three"], "Be brief.")
     printed = capsys.readouterr()
-    assert printed.out.splitlines() == ["[one]", "[two ", "lines]", "", "", "[three]"]
+    assert printed.out.splitlines() == ["[one]", "[two ", "lines]", "[st", "", "[four]", "[three]"]
     assert "(interrupted; the message and its answer are forgotten)" in printed.err
     assert "error: no server answers\nhint: Start one.\n" in printed.err
     assert "error: /what is not a command\nhint: /help lists the commands.\n" in printed.err
     assert "error: /save without a file" in printed.err
+    assert re.search(r"^interrupted after 0\.\d\d s and 3 characters$", printed.err, re.MULTILINE)
     assert "3 tokens in, 5 out in 0.50 s, first text after 100 ms, 10 tokens/s" in printed.err
 
 
@@ -185,6 +203,7 @@ def test_a_real_terminal_streams_and_survives_ctrl_c(fake_repository: Path, star
     server.wait_ready()
     command = [sys.executable, "-m", "trtforge", "chat", "--url", server.grpc, "--max-tokens", "4000"]
     parent, child = pty.openpty()
+    found = termios.tcgetattr(parent)
     process = subprocess.Popen(command, stdin=child, stdout=child, stderr=child, start_new_session=True)
     os.close(child)
     seen = b""
@@ -202,10 +221,18 @@ def test_a_real_terminal_streams_and_survives_ctrl_c(fake_repository: Path, star
         os.write(parent, b"stripes " * 30 + b"zebra\n")
         until(b"zebra\r\n")
         until(b"stripes", after=b"zebra\r\n")  # the fake engine repeats its prompt, slowly
+        os.write(parent, b"typed")
+        time.sleep(0.3)  # the terminal would echo it at once
+        until(b"stripes", after=seen)
+        assert b"typed" not in seen
         process.send_signal(signal.SIGINT)
         until(b"the message and its answer are forgotten")
+        until(b">>> typed")  # the next prompt reads it
+        os.write(parent, b"\x15/stats\n")  # after Ctrl-U
+        until(b"interrupted after ")
         os.write(parent, b"/exit\n")
         assert process.wait(PATIENCE) == 0
+        assert termios.tcgetattr(parent) == found
     finally:
         process.kill()
         os.close(parent)

@@ -1,6 +1,7 @@
 """`trtforge chat` and `trtforge run`: talk to a served model in the terminal."""
 
 import sys
+import time
 from collections.abc import Callable
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
@@ -10,6 +11,7 @@ import typer
 
 from trtforge.cli import show
 from trtforge.cli.guide import Grammar, JsonSchema, Regex, guide_of
+from trtforge.cli.keys import Keys
 from trtforge.cli.options import (
     MaxTokens,
     Quiet,
@@ -22,6 +24,7 @@ from trtforge.cli.options import (
 from trtforge.cli.prompt import decoded
 from trtforge.core import defaults
 from trtforge.core.errors import ForgeError, UsageError
+from trtforge.core.figures import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -99,8 +102,11 @@ def talk(
         if terminal and not quiet:
             kind = "completing prompts: the tokenizer has no chat template" if conversation.complete else "chatting"
             print(f"{kind} with {conversation.model} at {url}; /help lists the commands", file=sys.stderr)
-        with _line_editing() if terminal else nullcontext():
-            Repl(conversation, terminal=terminal, quiet=quiet).run()
+        keys = Keys.of(sys.stdin) if terminal else None
+        if keys is not None:
+            stack.callback(keys.restore)
+            stack.enter_context(_line_editing())
+        Repl(conversation, terminal=terminal, quiet=quiet, keys=keys).run()
 
 
 @contextmanager
@@ -135,10 +141,13 @@ def _conversation(url: str, model: str, system: str | None, sampling: "Sampling"
 
 
 class Repl:
-    """Reads messages and commands, prints answers as they are generated."""
+    """Reads messages and commands, prints answers as they are generated. `keys`: the terminal's, if there is one."""
 
-    def __init__(self, conversation: "Conversation", *, terminal: bool, quiet: bool = False) -> None:
+    def __init__(
+        self, conversation: "Conversation", *, terminal: bool, quiet: bool = False, keys: Keys | None = None
+    ) -> None:
         self._conversation = conversation
+        self._keys = keys
         self._terminal = terminal
         self._quiet = quiet
         self._last = "no answer yet"
@@ -207,8 +216,19 @@ class Repl:
     def _answer(self, text: str) -> None:
         from trtforge.serve.request import answer_warnings
 
+        shown, start = 0, time.perf_counter()
+
+        def add(piece: str) -> None:
+            nonlocal shown
+            print(piece, end="", flush=True)
+            shown += len(piece)
+
         try:
-            answer = self._conversation.answer(text, lambda piece: print(piece, end="", flush=True))
+            with self._keys.silent() if self._keys is not None else nullcontext():
+                answer = self._conversation.answer(text, add)
+        except KeyboardInterrupt:
+            self._last = f"interrupted after {time.perf_counter() - start:.2f} s and {counted(shown, 'character')}"
+            raise
         finally:
             print()
         counts = f"{answer.input_tokens} tokens in, {answer.output_tokens} out"

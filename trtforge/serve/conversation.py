@@ -49,8 +49,14 @@ class Conversation:
             with path.open("x", encoding="utf-8") as file:
                 json.dump({"messages": self._opening(self.messages)}, file, ensure_ascii=False, indent=2)
                 file.write("\n")
-        except OSError as error:
+        except FileExistsError as error:
             raise ForgeError(f"{path}: {error.strerror}", hint="Choose a file that does not exist yet.") from None
+        except FileNotFoundError:
+            raise ForgeError(
+                f"{path}: there is no directory {path.parent}", hint="Create it, or choose another directory."
+            ) from None
+        except OSError as error:
+            raise ForgeError(f"{path}: {error.strerror}", hint="Choose a directory that you may write to.") from None
 
     def load(self, path: Path) -> None:
         """Continue the chat that `save` wrote. Raises ForgeError for a file that is not one."""
