@@ -29,6 +29,8 @@ def test_a_list_says_model_formats_layout_and_gpus(
         "Llama-3.1-405B-Instruct", "fp8, fp8", "tp 8, pp 2", "16 x h100-80gb",
     ]  # fmt: skip
     assert "none needed" in found["demo-fp32"][-1]
+    kept = {name for name, row in found.items() if "mxfp4, none" in [word.strip() for word in row]}
+    assert kept == {"gpt-oss-20b-mxfp4", "gpt-oss-120b-mxfp4"}
 
 
 def test_the_same_as_json(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,6 +41,7 @@ def test_the_same_as_json(capsys: pytest.CaptureFixture[str], monkeypatch: pytes
         "about": "Mixtral 8x7B Instruct in FP8 with an FP8 KV cache, every expert cut over two GPUs",
         "model": "mistralai/Mixtral-8x7B-Instruct-v0.1",
         "format": "fp8",
+        "kept": None,
         "kv_cache": "fp8",
         "tp": 2,
         "pp": 1,
@@ -48,6 +51,8 @@ def test_the_same_as_json(capsys: pytest.CaptureFixture[str], monkeypatch: pytes
         "max_batch_size": 128,
         "max_seq_len": 9216,
     }
+    kept = {recipe["name"]: (recipe["format"], recipe["kept"]) for recipe in recipes if recipe["kept"]}
+    assert kept["gpt-oss-20b-mxfp4"] == ("none", "mxfp4")
 
 
 def test_a_shipped_recipe_is_shown_copied_and_valid(
