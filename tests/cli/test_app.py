@@ -1,6 +1,7 @@
 """The program as a user types it: statuses, streams, messages."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from tests.conftest import DEMO_MODEL, MakeHf
 from tests.patience import PATIENCE
 from trtforge.cli.gate import parse_gate
 from trtforge.core.errors import ForgeError
+from trtforge.core.manifest import read_manifest
 
 
 def trtforge(*words: str | Path) -> subprocess.CompletedProcess[str]:
@@ -86,6 +88,38 @@ def test_convert_reports_and_names_the_next_command(make_hf: MakeHf, tmp_path: P
     assert result["cached"] is False
     assert result["next"] == f"trtforge verify {tmp_path / 'out'} --against {source}"
     assert json.loads(trtforge("convert", source, tmp_path / "out", "--tp", "2", "--json").stdout)["cached"] is True
+
+
+@pytest.mark.parametrize(
+    ("words", "replaced"),
+    [
+        ((), None),
+        (("--force",), "the same checkpoint, which was made again"),
+        (("--tp", "2"), "an earlier checkpoint with tp 1 instead of 2"),
+        (
+            ("--tp", "2", "--pp", "2", "--quant", "int8_wo", "--parallel-embedding"),
+            "an earlier checkpoint with tp 1 instead of 2, pp 1 instead of 2, quant none instead of int8_wo and 1 more",
+        ),
+    ],
+)
+def test_a_conversion_says_what_it_replaces(
+    make_hf: MakeHf, run: Any, tmp_path: Path, words: tuple[str, ...], replaced: str | None
+) -> None:
+    source, out = make_hf(), tmp_path / "out"
+    assert "replaced" not in run("convert", source, out)[1]
+    kept = read_manifest(out)
+    assert kept is not None
+    shutil.copytree(out, tmp_path / "other")
+    printed = run("convert", source, out, *words)[1].splitlines()
+    assert [line for line in printed if "replaced" in line] == ([f"replaced: {replaced}"] if replaced else [])
+    as_json = json.loads(run("convert", source, tmp_path / "other", *words, "--json")[1])
+    assert as_json["replaced"] == (kept.digest if replaced else None)
+
+
+def test_a_conversion_of_another_model_says_so(make_hf: MakeHf, run: Any, tmp_path: Path) -> None:
+    run("convert", make_hf("one"), tmp_path / "out")
+    printed = run("convert", make_hf("two", rms_norm_eps=0.5), tmp_path / "out")[1]
+    assert "replaced: an earlier checkpoint with the same settings, of other input\n" in printed
 
 
 def test_unknown_format_is_named(make_hf: MakeHf, tmp_path: Path) -> None:

@@ -80,9 +80,11 @@ def test_force_makes_it_again(tmp_path: Path) -> None:
 
 
 def test_other_identity_replaces(tmp_path: Path) -> None:
-    produce(tmp_path / "out", identity(tp=1), writer("x"))
-    produce(tmp_path / "out", identity(tp=2), writer("y"))
+    old = produce(tmp_path / "out", identity(tp=1), writer("x"))
+    new = produce(tmp_path / "out", identity(tp=2), writer("y"))
     assert (tmp_path / "out/sub/data").read_text() == "y"
+    assert (old.replaced, new.replaced) == (None, old.manifest)
+    assert produce(tmp_path / "out", identity(tp=2), writer("y")).replaced is None
     assert names(tmp_path) == ["out"]
 
 

@@ -19,11 +19,13 @@ from trtforge.core.figures import size as size
 if TYPE_CHECKING:
     from trtforge.core.artifact import Produced
     from trtforge.core.errors import ForgeError
+    from trtforge.core.manifest import Manifest
 
 _WORDS = re.compile(r"[^\s`]*`[^`\n]+`\S*|\S+")
 _CUT = "…"
 _JSON_PRINTED: ContextVar[bool] = ContextVar("json_printed", default=False)
 _WIDEST_FIGURE = 24
+_KEYS = 3  # of two identities that are compared
 
 
 def as_json(value: Mapping[str, Any]) -> None:
@@ -65,6 +67,7 @@ def produced(
                 "files": len(manifest.files),
                 "cached": result.cached,
                 "origin": result.origin,
+                "replaced": None if result.replaced is None else result.replaced.digest,
                 "digest": manifest.digest,
                 "next": next_command,
                 **(more or {}),
@@ -74,7 +77,37 @@ def produced(
     verb = "is already right" if result.origin == "already right" else result.origin
     files = counted(len(manifest.files), "file")
     line(f"{manifest.identity.stage} {path(result.path)} {verb}: {files}, {size(manifest.total_bytes)}")
+    if result.replaced is not None:
+        line(f"replaced: {_earlier(result.replaced, manifest)}")
     print(f"next: {next_command}")
+
+
+def _earlier(old: "Manifest", new: "Manifest") -> str:
+    """What an artifact that was replaced was, beside the new one."""
+    stage = new.identity.stage
+    if old.identity == new.identity:
+        return f"the same {stage}, which was made again"
+    before, after = dict(_leaves(old.identity.config)), dict(_leaves(new.identity.config))
+    keys = [key for key in {**after, **before} if before.get(key) != after.get(key)]
+    if not keys:
+        return f"an earlier {stage} with the same settings, of other input"
+    shown = [f"{key.rpartition('.')[2]} {_value(before.get(key))} instead of {_value(after.get(key))}" for key in keys]
+    more = f" and {len(keys) - _KEYS} more" if len(keys) > _KEYS else ""
+    return f"an earlier {stage} with {', '.join(shown[:_KEYS])}{more}"
+
+
+def _leaves(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, object]]:
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{above}{key}.")
+        else:
+            yield f"{above}{key}", value
+
+
+def _value(value: object) -> str:
+    import json
+
+    return value if isinstance(value, str) and value else json.dumps(value)
 
 
 def note(text: str) -> None:

@@ -41,11 +41,12 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Produced:
-    """An artifact that exists now."""
+    """An artifact that exists now. `replaced`: the manifest of what was at its path before, if that was not kept."""
 
     path: Path
     manifest: Manifest
     origin: Origin
+    replaced: Manifest | None = None
 
     @property
     def cached(self) -> bool:
@@ -71,10 +72,10 @@ def produce(
     that trtforge did not write. New artifacts are stored in `cache`.
     """
     given, partial, out = out, partial_directory(out), out.resolve()  # a symlink is kept; its target is replaced
-    replaced = out.parent / f".{out.name}.replaced"
+    aside = out.parent / f".{out.name}.replaced"
     with _locked(out):
         try:
-            _take_back(replaced, out)
+            _take_back(aside, out)
             existing = _replaceable(out, identity.stage)
             origin: Origin = "already right"
             if existing is not None and not force and _is_right(out, existing, identity, late_inputs):
@@ -84,7 +85,7 @@ def produce(
                     found = slot.copy_to(partial)
                     manifest = found or _make(partial, identity, write, late_inputs, afresh=force)
                     origin = "from the cache" if found else "written"
-                    _publish(partial, out, replaced)
+                    _publish(partial, out, aside)
                     if found is None:
                         slot.keep(out, manifest)
         except LoggedError:
@@ -100,10 +101,10 @@ def produce(
             _log_kept_files(given, partial)
             raise
         finally:
-            _take_back(replaced, out)
+            _take_back(aside, out)
         shutil.rmtree(partial, ignore_errors=True)
-        shutil.rmtree(replaced, ignore_errors=True)
-    return Produced(given, manifest, origin)
+        shutil.rmtree(aside, ignore_errors=True)
+    return Produced(given, manifest, origin, None if origin == "already right" else existing)
 
 
 def _log_kept_files(out: Path, partial: Path) -> None:
