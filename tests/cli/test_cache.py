@@ -10,14 +10,19 @@ from typer.testing import CliRunner
 
 from tests.conftest import DEMO_MODEL
 from trtforge.cli.app import app
+from trtforge.convert.stage import ConvertConfig, convert
 from trtforge.core.artifact import produce
 from trtforge.core.cache import Cache
 from trtforge.core.cache_entry import About
 from trtforge.core.cache_prune import list_entries
 from trtforge.core.errors import ForgeError, UsageError
 from trtforge.core.manifest import Identity
+from trtforge.core.progress import Silent
+from trtforge.core.recipe import GateConfig
 from trtforge.core.sizes import parse_size
 from trtforge.core.timings import list_timings, timings_path
+from trtforge.pipeline.adoption import adopt
+from trtforge.pipeline.verification import verified
 
 ABOUT = About(architecture="LlamaForCausalLM", layers=32, hidden=4096, format="W4A16_AWQ", release="TensorRT-LLM 1.2.1")
 
@@ -197,3 +202,36 @@ def test_second_build_takes_calibration_and_engine_from_the_cache(root: Path) ->
     assert (entries["calibration"].format, entries["calibration"].release) == ("int4_awq", None)
     assert (entries["engine"].format, entries["engine"].release) == ("W4A16_AWQ", "torch")
     assert str(entries["engine"]) == "LlamaForCausalLM, 4 layers of 256, W4A16_AWQ, torch"
+
+
+def test_a_build_elsewhere_takes_the_verification_of_the_same_checkpoint(root: Path) -> None:
+    """Of other engines and other settings of serving too; of other samples it does not."""
+
+    def built(name: str, *options: str) -> tuple[dict[str, str], float]:
+        gate = ["--set", "gate.data=builtin:stdlib", "--set", "gate.sequence_length=16", "--set", "gate.samples=1"]
+        out = ["--out", str(root.parent / name), "--json", "--quiet"]
+        found = json.loads(run("build", "demo-fp32", *gate, *options, *out))
+        return {stage["stage"]: stage["origin"] for stage in found["stages"]}, found["verification"]["kl_mean"]
+
+    first, kl_mean = built("one")
+    assert (first["verify"], first["compile"]) == ("written", "written")
+    other = ["--set", "serving.max_queue_size=7", "--set", "engine.max_batch_size=3"]
+    second, same = built("two", *other)
+    assert (second["verify"], second["compile"], same) == ("from the cache", "written", kl_mean)
+    assert built("two", *other)[0]["verify"] == "already right"
+    assert built("three", "--set", "gate.samples=2")[0]["verify"] == "written"
+    assert built("four", "--force")[0]["verify"] == "written"
+    about = next(entry.about for entry in list_entries(root) if entry.stage == "verification")
+    assert str(about) == "LlamaForCausalLM, 4 layers of 256, float32"
+
+
+def test_the_verification_of_a_foreign_checkpoint_stays_where_it_is(root: Path, tmp_path: Path) -> None:
+    """Its digest does not say which model it was made from."""
+    checkpoint = convert(ConvertConfig(), DEMO_MODEL, tmp_path / "checkpoint").path
+    (checkpoint / "forge.json").unlink()
+    adopt(checkpoint)
+    gate = GateConfig(data="builtin:stdlib", samples=1, sequence_length=16)
+    for name in ("one", "two"):
+        _, origin = verified(checkpoint, lambda: DEMO_MODEL, gate, tmp_path / name, force=False, progress=Silent())
+        assert origin == "written"
+    assert list_entries(root) == ()

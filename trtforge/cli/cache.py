@@ -1,4 +1,4 @@
-"""`trtforge cache`: list and prune the cache of calibrations and engines."""
+"""`trtforge cache`: list and prune the cache of calibrations, verifications and engines."""
 
 import time
 from collections.abc import Sequence
@@ -21,7 +21,8 @@ _SHOWN = 12
 
 cache = typer.Typer(
     cls=Group,
-    help="List and prune the cache of calibrations and engines.\n\n"
+    help="List and prune the cache.\n\n"
+    "It keeps calibrations, verifications and engines for builds in other directories.\n\n"
     "TRTFORGE_CACHE sets its directory; TRTFORGE_CACHE=off disables it.\n\n"
     "Example: trtforge cache prune --max-size 200GB",
     no_args_is_help=True,

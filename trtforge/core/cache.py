@@ -1,4 +1,4 @@
-"""The cache of artifacts: an engine or calibration is not built again for another output directory.
+"""The cache of artifacts: calibrations, verifications and engines are not made again for another output directory.
 
 An entry is a copy of an artifact under the digest of its identity. Hard links are not used: editing a file of OUT
 would change the cache and every other OUT. On file systems with clones a copy costs nothing. Every hit is verified by

@@ -235,7 +235,7 @@ class Build:
         """Verify, or take the metrics of an earlier run if checkpoint and gate are the same."""
         paths = self.paths
         with measured() as usage:
-            metrics, cached = verified(
+            metrics, origin = verified(
                 paths.checkpoint,
                 lambda: self.source,
                 self.recipe.gate,
@@ -244,7 +244,7 @@ class Build:
                 progress=self.progress,
             )
         report.verification, report.compression = metrics.verification, metrics.compression
-        report.stages.append(StageReport.of_verification(metrics.verification, usage, cached=cached))
+        report.stages.append(StageReport.of_verification(usage, origin))
         error = self._gate_error(report, paths.report)
         write_report(paths.report, report)
         if error is not None:

@@ -42,10 +42,9 @@ class StageReport:
         return cls(stage, path, size, usage.seconds, usage.peak_memory, produced.cached, produced.origin)
 
     @classmethod
-    def of_verification(cls, result: Verification, usage: Usage, *, cached: bool) -> "StageReport":
-        """The report of verification, which writes no artifact."""
-        origin: Origin = "already right" if cached else "written"
-        return cls("verify", None, 0, usage.seconds, usage.peak_memory, cached, origin)
+    def of_verification(cls, usage: Usage, origin: Origin) -> "StageReport":
+        """The report of verification, whose artifact is the report's own."""
+        return cls("verify", None, 0, usage.seconds, usage.peak_memory, origin != "written", origin)
 
 
 @dataclass

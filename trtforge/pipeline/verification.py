@@ -1,6 +1,7 @@
 """Floor 5: the verification of a build's checkpoint, kept as an artifact: later runs go on from its metrics.
 
-The artifact holds metrics, not a verdict: the gate's limits are applied when it is read.
+The artifact holds metrics, not a verdict: the gate's limits are applied when it is read. How the engine is compiled or
+served has no part in it: builds of the same checkpoint in other directories take it from the cache.
 """
 
 import json
@@ -12,14 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from trtforge import __version__
-from trtforge.core.artifact import produce
+from trtforge.core.artifact import Origin, produce
+from trtforge.core.cache import cache_for
+from trtforge.core.cache_entry import About
 from trtforge.core.digest import file_digest, text_digest
 from trtforge.core.errors import ForgeError
 from trtforge.core.json_text import read_json_object
-from trtforge.core.manifest import Identity, Manifest, check_files, open_artifact, read_manifest
+from trtforge.core.manifest import Identity, Manifest, check_files, is_foreign, open_artifact, read_manifest
 from trtforge.core.progress import Progress
 from trtforge.core.recipe import LIMITS, GateConfig
 from trtforge.formats.hub_data import PREFIX, commit_of
+from trtforge.formats.trtllm import read_checkpoint_config
 from trtforge.pipeline.metrics import METRICS_FILE, CheckpointMetrics
 from trtforge.pipeline.report import weight_compression
 from trtforge.verify.result import Verification
@@ -28,11 +32,11 @@ from trtforge.verify.stage import verify
 
 def verified(
     checkpoint: Path, source: Callable[[], Path], gate: GateConfig, out: Path, *, force: bool, progress: Progress
-) -> tuple[CheckpointMetrics, bool]:
-    """Verify `checkpoint` against the Hugging Face checkpoint, or take the metrics at `out`
-    if checkpoint, evaluation data and versions are the same. The gate's limits are applied to either.
+) -> tuple[CheckpointMetrics, Origin]:
+    """Verify `checkpoint` against the Hugging Face checkpoint, or take the metrics at `out` or from the cache
+    if checkpoint, evaluation data and versions are the same. The gate's limits are applied to all.
 
-    Returns the metrics and whether nothing was computed. Raises ForgeError as `verify` does.
+    Returns the metrics and where they are from. Raises ForgeError as `verify` does.
     """
 
     def write(directory: Path) -> dict[str, Any]:
@@ -43,9 +47,22 @@ def verified(
         (directory / METRICS_FILE).write_text(json.dumps(metrics.model_dump(mode="json"), indent=2) + "\n")
         return {}
 
-    identity = _identity(open_artifact(checkpoint, "checkpoint"), gate)
-    produced = produce(out, identity, write, force=force)
-    return _read(out, gate), produced.cached
+    manifest = open_artifact(checkpoint, "checkpoint")
+    # what a foreign checkpoint was made from is not part of its digest
+    cache = None if is_foreign(manifest) else cache_for(_about(checkpoint))
+    produced = produce(out, _identity(manifest, gate), write, force=force, cache=cache)
+    return _read(out, gate), produced.origin
+
+
+def _about(checkpoint: Path) -> About:
+    config = read_checkpoint_config(checkpoint)
+    return About(
+        architecture=config.architecture,
+        layers=config.num_hidden_layers,
+        hidden=config.hidden_size,
+        format=config.quantization.quant_algo or config.dtype,
+        kv_cache=config.quantization.kv_cache_quant_algo,
+    )
 
 
 def known_metrics(checkpoint: Path, gate: GateConfig, out: Path) -> CheckpointMetrics | None:
