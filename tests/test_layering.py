@@ -188,3 +188,15 @@ def test_help_loads_nothing_heavy(words: list[str]) -> None:
     assert done.returncode == 0, done.stderr
     assert "Usage: trtforge" in done.stdout
     assert not words or "Example: trtforge" in done.stdout
+
+
+def test_a_client_of_one_protocol_does_not_load_the_other() -> None:
+    """`infer` and `chat` start on what gRPC needs; httpx also imports rich and pygments."""
+    code = (
+        "import sys\n"
+        "import trtforge.serve.client, trtforge.serve.conversation\n"
+        "heavy = {'torch', 'transformers', 'numpy', 'tritonclient', 'httpx', 'rich'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

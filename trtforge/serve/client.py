@@ -3,12 +3,15 @@
 import time
 from collections.abc import Callable, Generator
 from contextlib import closing
+from typing import TYPE_CHECKING
 
 from trtforge.core.errors import ForgeError
 from trtforge.serve.grpc_client import GrpcClient
-from trtforge.serve.http_client import HttpClient
 from trtforge.serve.request import Generated, Piece, Prompt, Sampling
 from trtforge.serve.spoken import Protocol
+
+if TYPE_CHECKING:
+    from trtforge.serve.http_client import HttpClient
 
 __all__ = ["Generated", "Protocol", "Sampling", "generate", "stream_text"]
 
@@ -59,17 +62,21 @@ def generate(
     return Generated("".join(texts), input_tokens, output_tokens, time.perf_counter() - start, first, reason)
 
 
-def _client(url: str, protocol: Protocol, timeout: float | None) -> GrpcClient | HttpClient:
-    return GrpcClient(url, timeout=timeout) if protocol == "grpc" else HttpClient(url, timeout=timeout)
+def _client(url: str, protocol: Protocol, timeout: float | None) -> "GrpcClient | HttpClient":
+    if protocol == "grpc":
+        return GrpcClient(url, timeout=timeout)
+    from trtforge.serve.http_client import HttpClient  # httpx imports rich and pygments
+
+    return HttpClient(url, timeout=timeout)
 
 
-def _supported(client: GrpcClient | HttpClient, model: str, sampling: Sampling) -> Sampling:
+def _supported(client: "GrpcClient | HttpClient", model: str, sampling: Sampling) -> Sampling:
     """The options without asking for what the model cannot tell; asks the server if the finish reason is wanted."""
     return sampling.known_to(client.inputs(model)) if sampling.finish_reason else sampling
 
 
 def _pieces(
-    client: GrpcClient | HttpClient, model: str, prompt: Prompt, sampling: Sampling, *, stream: bool
+    client: "GrpcClient | HttpClient", model: str, prompt: Prompt, sampling: Sampling, *, stream: bool
 ) -> Generator[Piece, None, None]:
     if isinstance(client, GrpcClient):
         yield from client.pieces(model, prompt, sampling, stream=stream)
