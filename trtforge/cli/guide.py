@@ -1,15 +1,15 @@
 """The options of guided decoding: what an answer must be."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from trtforge.cli.options import SAMPLING
 from trtforge.core.errors import UsageError
-from trtforge.core.json_text import read_json
-from trtforge.core.reading import MIB, as_text, read_limited
-from trtforge.engine_process.requests import Guide
+
+if TYPE_CHECKING:
+    from trtforge.engine_process.requests import Guide
 
 JsonSchema = Annotated[
     Path | None,
@@ -44,8 +44,11 @@ Grammar = Annotated[
 _HINT = "Correct the file that the option names."
 
 
-def guide_of(json_schema: Path | None, regex: str | None, grammar: Path | None) -> Guide | None:
+def guide_of(json_schema: Path | None, regex: str | None, grammar: Path | None) -> "Guide | None":
     """The guide that the options give. Raises UsageError for two of them, ForgeError for a file that cannot be read."""
+    from trtforge.core.json_text import read_json
+    from trtforge.engine_process.requests import Guide
+
     given = {"--json-schema": json_schema, "--regex": regex, "--grammar": grammar}
     names = [name for name, value in given.items() if value is not None]
     if len(names) > 1:
@@ -59,4 +62,6 @@ def guide_of(json_schema: Path | None, regex: str | None, grammar: Path | None) 
 
 
 def _text(path: Path) -> str:
+    from trtforge.core.reading import MIB, as_text, read_limited
+
     return as_text(read_limited(path, MIB, hint=_HINT, absent=_HINT), str(path), hint=_HINT)
