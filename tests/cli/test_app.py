@@ -41,6 +41,8 @@ def test_wrong_usage_is_status_2() -> None:
             "No such option: --feasure",
             "Run `trtforge compile a b --feature x`.",
         ),
+        (("build", "demo-fp32", "-o", "d"), "No such option: -o", "Run `trtforge build demo-fp32 --out d`."),
+        (("build", "demo-fp32", "-l", "d"), "No such option: -l", " build --help`."),
         (("cache", "prune", "--older-than", "-1"), "Invalid value for '--older-than'", " cache prune --help"),
         (("nonsense",), "No such command 'nonsense'.", " --help`."),
     ],

@@ -220,7 +220,7 @@ def show_usage(error: Any) -> None:
 
 
 def _meant(error: Any, words: Sequence[str]) -> Repair | None:
-    """The command or option that a mistyped one is nearest to."""
+    """The command or option that a mistyped one is nearest to; for a letter, the only option that begins with it."""
     group = getattr(error, "ctx", None) and error.ctx.command
     if type(error).__name__ == "NoSuchOption":
         wrong, known = error.option_name, options_of(words)
@@ -230,6 +230,9 @@ def _meant(error: Any, words: Sequence[str]) -> Repair | None:
     else:
         return None
     nearest = get_close_matches(wrong, sorted(known), n=1, cutoff=0.5)
+    if re.fullmatch("-[a-z]", wrong):
+        begun = [option for option in known if option.startswith(f"-{wrong}")]
+        nearest = begun if len(begun) == 1 else []
     return Repair(wrong, nearest[0]) if nearest else None
 
 
