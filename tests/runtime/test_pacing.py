@@ -58,3 +58,26 @@ def test_chunks_beside_others_are_taken_to_cost_more_until_one_was_seen() -> Non
     assert pace.most_context == 4  # of 9 at the price of the whole prompt
     pace.observe(0.011, 1, alone=False)
     assert pace.most_context == 9
+
+
+def test_a_step_with_a_prompt_that_was_faster_counts_as_free() -> None:
+    """Its prompt cannot have taken less than no time."""
+    pace = Pace()
+    pace.observe(0.01, 0, alone=False)
+    pace.observe(0.004, 10, alone=False)
+    assert pace.most_context is None
+    pace.observe(0.014, 10, alone=False)
+    assert pace.most_context == pytest.approx(45, abs=1)  # 2 ms for 10 tokens in the median of both, 9 ms may be taken
+
+
+def test_what_was_sixteen_steps_ago_is_forgotten() -> None:
+    pace = Pace()
+    for _ in range(40):
+        pace.observe(0.01, 0, alone=False)
+        pace.observe(0.02, 10, alone=False)
+    for _ in range(16):
+        pace.observe(0.03, 0, alone=False)
+    assert pace.most_context == pytest.approx(27, abs=1)  # 10 tokens took 10 ms beside steps of 10 ms, 27 ms may be taken
+    for _ in range(16):
+        pace.observe(0.06, 10, alone=False)
+    assert pace.most_context == pytest.approx(9, abs=1)  # now 30 ms
