@@ -1,5 +1,7 @@
 """Sums over ranks in shared memory: the same bits on every rank, whatever the sizes, types and number of ranks."""
 
+import errno
+import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -109,6 +111,17 @@ def test_single_ranks_and_other_devices_share_nothing() -> None:
     assert SharedSums.of(Placement(torch.device("cpu"), torch.float32), 1, 4) is None
     assert SharedSums.of(Placement(torch.device("meta"), torch.float32), 2, 1) is None
     assert SharedSums.of(Placement(torch.device("cpu"), torch.float16), 2, 1) is None
+
+
+def test_ranks_do_without_memory_that_the_system_refuses(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(os, "memfd_create", refuse)
+    assert SharedSums.of(Placement(torch.device("cpu"), torch.float32), 2, 1) is None
+    assert "over the loopback interface, slower: no shared memory: Function not implemented" in caplog.text
 
 
 def test_a_sum_is_recorded(level: Native) -> None:

@@ -3,6 +3,7 @@
 An exchange over the loopback interface takes hundreds of microseconds, and a layer needs two.
 """
 
+import logging
 import mmap
 import os
 import weakref
@@ -13,6 +14,7 @@ from torch import Tensor
 from trtforge.runtime.linears.linear import Placement
 from trtforge.runtime.native.bindings import TYPES, Native, native_for
 
+_LOG = logging.getLogger(__name__)
 _FLAG_BYTES = 64
 
 
@@ -36,9 +38,20 @@ class SharedSums:
 
     @classmethod
     def of(cls, place: Placement, tp: int, pp: int, descriptor: int | None = None) -> "SharedSums | None":
-        """New memory, or that of an inherited `descriptor`; None where no kernels compute, and for single ranks."""
+        """New memory, or that of an inherited `descriptor`; None where no kernels compute, and for single ranks.
+
+        None too where the operating system has no such memory: the ranks then exchange messages, slower.
+        """
         kernels = native_for(place.device, place.dtype)
-        return None if kernels is None or tp == 1 else cls(kernels, tp, pp, descriptor)
+        if kernels is None or tp == 1:
+            return None
+        try:
+            return cls(kernels, tp, pp, descriptor)
+        except OSError as error:
+            if descriptor is not None:
+                raise
+            _LOG.warning("the ranks sum over the loopback interface, slower: no shared memory: %s", error.strerror)
+            return None
 
     @staticmethod
     def takes(values: Tensor) -> bool:
