@@ -77,7 +77,7 @@ def test_what_was_sixteen_steps_ago_is_forgotten() -> None:
         pace.observe(0.02, 10, alone=False)
     for _ in range(16):
         pace.observe(0.03, 0, alone=False)
-    assert pace.most_context == pytest.approx(27, abs=1)  # 10 tokens took 10 ms beside steps of 10 ms, 27 ms may be taken
+    assert pace.most_context == pytest.approx(27, abs=1)  # 1 ms a token, 27 ms may be taken
     for _ in range(16):
         pace.observe(0.06, 10, alone=False)
     assert pace.most_context == pytest.approx(9, abs=1)  # now 30 ms
