@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 from transformers.models.qwen3_next import modeling_qwen3_next as theirs
 
@@ -31,6 +33,7 @@ from trtforge.runtime.engine import Engine, EngineOptions
 from trtforge.runtime.generate import generate, generate_with
 from trtforge.runtime.kv_store import KvStoreOptions
 from trtforge.runtime.linears.linear import Placement
+from trtforge.runtime.native.bindings import VARIABLE, Native
 from trtforge.runtime.ranks.source import Source, open_engine, open_model
 from trtforge.runtime.scheduling.batch import Step
 
@@ -85,12 +88,42 @@ def test_single_tokens_of_several_sequences_are_those_of_a_sequence() -> None:
     whole, last = sequence(tokens, state)
     _, before = sequence(tokens[:90], state)
     rows = torch.tensor([90, 0])
-    found, after = one_token(tokens[rows], torch.stack((before, state)))
+    found, after = one_token(tokens[rows], [before, state], [False, False])
     assert error(found, whole[rows]) < 1e-5
     assert error(after[1], sequence(tokens[:1], state)[1]) < 1e-5
+    assert not state.any()
     for index in range(91, COUNT):
-        found, after = one_token(tokens[index : index + 1], after[:1])
+        found, after = one_token(tokens[index : index + 1], after[:1], [index % 2 == 0])
     assert error(after[0], last) < 1e-5
+
+
+@settings(max_examples=40)
+@given(
+    rows=st.integers(1, 5),
+    heads=st.integers(1, 4),
+    sizes=st.tuples(st.integers(1, 40), st.integers(1, 40)) | st.just((128, 128)),
+    spent=st.booleans(),
+    seed=st.integers(0, 9),
+)
+def test_kernels_compute_single_tokens_as_torch_does(
+    level: Native, rows: int, heads: int, sizes: tuple[int, int], spent: bool, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    key, value = sizes
+    queries, keys = (torch.randn(rows, heads, key, generator=generator) / key**0.5 for _ in range(2))
+    values = torch.randn(rows, heads, value, generator=generator)
+    rates = torch.rand(rows, heads, generator=generator)
+    tokens = Tokens(queries, keys, values, rates, -torch.rand(rows, heads, generator=generator))
+    states = [torch.randn(heads, key, value, generator=generator) for _ in range(rows)]
+    before = [state.clone() for state in states]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(VARIABLE, "torch")
+        expected, wanted = one_token(tokens, before, [spent] * rows)
+    found, after = one_token(tokens, states, [spent] * rows)
+    assert error(found, expected) < 1e-5
+    assert error(torch.stack(after), torch.stack(wanted)) < 1e-5
+    assert all(new.data_ptr() == old.data_ptr() for new, old in zip(after, states, strict=True)) == spent
+    assert spent or all(torch.equal(*pair) for pair in zip(states, before, strict=True))
 
 
 def step(*rows: tuple[int, int, list[int]]) -> Step:

@@ -5,10 +5,14 @@ and gives S'^T q. Source: "Gated Delta Networks" (arXiv:2412.06464), section 3 a
 torch_recurrent_gated_delta_rule and torch_chunk_gated_delta_rule of transformers. All tensors are float32.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from trtforge.runtime.native.bindings import native_for
+from trtforge.runtime.native.delta_rule import delta_tokens
 
 _CHUNK = 64
 _ADDED = 1e-6  # to the squared norms of queries and keys
@@ -45,13 +49,21 @@ class Tokens:
         return Tokens(*(part.transpose(0, 1) for part in parts))
 
 
-def one_token(tokens: Tokens, states: Tensor) -> tuple[Tensor, Tensor]:
-    """One token of each row: (rows, heads, value size), and the states after it (rows, heads, key size, value size)."""
-    states = states * tokens.decays.exp()[..., None, None]
-    known = torch.einsum("rhkv,rhk->rhv", states, tokens.keys)
+def one_token(tokens: Tokens, states: Sequence[Tensor], spent: Sequence[bool]) -> tuple[Tensor, list[Tensor]]:
+    """One token of each row: (rows, heads, value size), and the states after it, (heads, key size, value size) each.
+
+    `spent`: whether nobody needs a state afterwards, so that its memory may be taken.
+    """
+    kernels = native_for(tokens.keys.device, tokens.keys.dtype)
+    if kernels is not None:
+        after = [state if taken else torch.empty_like(state) for state, taken in zip(states, spent, strict=True)]
+        parts = (tokens.queries, tokens.keys, tokens.values, tokens.rates, tokens.decays)
+        return delta_tokens(kernels, parts, states, after), after
+    memory = torch.stack(list(states)) * tokens.decays.exp()[..., None, None]
+    known = torch.einsum("rhkv,rhk->rhv", memory, tokens.keys)
     learned = (tokens.values - known) * tokens.rates[..., None]
-    states = states + tokens.keys[..., None] * learned[..., None, :]
-    return torch.einsum("rhkv,rhk->rhv", states, tokens.queries), states
+    memory = memory + tokens.keys[..., None] * learned[..., None, :]
+    return torch.einsum("rhkv,rhk->rhv", memory, tokens.queries), [state.clone() for state in memory]
 
 
 def sequence(tokens: Tokens, state: Tensor) -> tuple[Tensor, Tensor]:

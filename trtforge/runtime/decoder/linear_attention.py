@@ -67,10 +67,12 @@ class LinearAttention:
         at = torch.tensor([span.first for span in spans], device=inputs.device)
         window = torch.cat((torch.stack([state.inputs for state in before]), inputs[at].unsqueeze(1)), dim=1)
         tokens = self._tokens(self._convolved(window).squeeze(1), rates[at], decays[at])
-        outputs, memory = one_token(tokens, torch.stack([state.memory for state in before]))
+        # A sequence that goes on needs the state before no more, but for the empty one, which all begin with.
+        spent = [not more and span.start > 0 for span in spans]
+        outputs, memories = one_token(tokens, [state.memory for state in before], spent)
         found[at] = outputs.to(found.dtype)
-        for row, span in enumerate(spans):
-            self.states.keep(span, State(window[row, 1:].clone(), memory[row].clone()), more=more)
+        for row, (span, memory) in enumerate(zip(spans, memories, strict=True)):
+            self.states.keep(span, State(window[row, 1:].clone(), memory), more=more)
 
     def _compute(self, span: Span, inputs: Tensor, rates: Tensor, decays: Tensor, found: Tensor, *, more: bool) -> None:
         """Several tokens of one sequence."""

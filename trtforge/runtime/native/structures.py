@@ -97,6 +97,15 @@ class Mixture(ctypes.Structure):
     )
 
 
+class DeltaTokens(ctypes.Structure):
+    """`DeltaTokens` of source/delta_rule.cpp."""
+
+    _fields_ = (
+        *((name, _pointer) for name in ("from", "to", "queries", "keys", "values", "rates", "decays", "out")),
+        *((name, _integer) for name in ("rows", "heads", "key_size", "value_size")),
+    )
+
+
 class Rounding(ctypes.Structure):
     """`Rounding` of source/rounding.cpp."""
 
@@ -167,6 +176,7 @@ ARGUMENTS: dict[str, Sequence[object]] = {
     "scale_rows_by_gate": (_integer, _pointer, _pointer, _pointer, *(_integer,) * 3),
     "route": (_pointer,),
     "mix_experts": (_integer, _pointer),
+    "delta_tokens": (_pointer,),
     "replay": (_pointer, _integer),
     "use_own_threads": (_integer,),
     "release_threads": (),
