@@ -1,6 +1,7 @@
 """The serving settings of TensorRT-LLM's executor: recipe, config.pbtxt, protobuf, and back to the value."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -277,3 +278,26 @@ def test_random_settings_round_trip_or_are_refused_by_name(
     read = read_parameters(text_format.Parse(text, model_config_pb2.ModelConfig()))
     for key in serving.executor_settings:
         assert read_back(key, read[key]) == values[key]
+
+
+@pytest.mark.parametrize(
+    ("engine", "block"),
+    [
+        (lambda at: tensorrt_engine(at, tp=2, features=built()), 4 * 2 * 1 * 32 * 2 * 16),
+        (lambda at: torch_engine(at), 4 * 2 * 2 * 32 * 4 * 16),  # float32
+    ],
+    ids=["tensorrt_llm", "torch"],
+)
+def test_host_memory_of_less_than_a_block_is_refused(
+    engine: Callable[[Path], Path], block: int, tmp_path: Path
+) -> None:
+    made = engine(tmp_path / "engine")
+    with pytest.raises(ForgeError, match=f"is {block - 1:,}, a KV block of a rank has {block:,} bytes"):
+        packaged(tmp_path, made, kv_cache_host_memory_bytes=block - 1)
+    packaged(tmp_path, made, kv_cache_host_memory_bytes=block)
+
+
+def test_a_block_whose_size_is_not_known_refuses_nothing(tmp_path: Path) -> None:
+    config = engine_config()
+    config["pretrained_config"] |= {"kv_lora_rank": 8}
+    packaged(tmp_path, write_engine(tmp_path / "engine", config, features=built()), kv_cache_host_memory_bytes=1)

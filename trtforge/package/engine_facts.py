@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from trtforge.core.device import UsableDevice
+from trtforge.core.dtypes import model_dtype
 from trtforge.core.errors import ForgeError
 from trtforge.core.features import SPECULATION, FeaturesConfig
 from trtforge.core.manifest import Manifest
@@ -18,6 +19,7 @@ from trtforge.formats.llmapi import MODEL_FILE, LlmArgs, applies_windows, read_l
 from trtforge.formats.releases import Release, release
 from trtforge.formats.triton import newest_release
 from trtforge.formats.trtllm import CONFIG_FILE, CheckpointConfig, rank_file, read_engine_config
+from trtforge.plan.host_blocks import block_of_engine
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,8 @@ class EngineFacts:
     and GPU that TensorRT built it with and for, empty for other backends. `windows`: sliding windows as the executor
     of a TensorRT engine takes them; empty without any. `layers`: None if not known. `llm_args`: of an llmapi engine.
     `max_draft_len`: of a TensorRT engine. `has_windows`: whether its network can attend to windows. `adapters`: task
-    ids of the engine's own LoRA adapters; `adapter_names`: those of a torch engine by name.
+    ids of the engine's own LoRA adapters; `adapter_names`: those of a torch engine by name. `kv_block`: bytes of a KV
+    block of a rank, 0 if not known.
     """
 
     backend: ResolvedBackend
@@ -53,6 +56,7 @@ class EngineFacts:
     adapters: tuple[int, ...] = ()
     adapter_names: Mapping[str, int] = field(default_factory=dict)
     max_draft_len: int = 0
+    kv_block: int = 0
 
 
 def read_engine(directory: Path, manifest: Manifest, built_for: FeaturesConfig | None = None) -> EngineFacts:
@@ -92,6 +96,7 @@ def read_engine(directory: Path, manifest: Manifest, built_for: FeaturesConfig |
         adapters=tuple(names.values()),
         adapter_names=names,
         max_draft_len=_integer(build, "max_draft_len", path, least=0, default=0),
+        kv_block=_kv_block(model, plugins, forge),
     )
     _check_ranks(directory, facts, model)
     return facts
@@ -100,6 +105,13 @@ def read_engine(directory: Path, manifest: Manifest, built_for: FeaturesConfig |
 def _windows(model: CheckpointConfig, build: Mapping[str, Any], path: Path) -> tuple[int, ...]:
     windows = attention_windows(model)
     return executor_windows(windows, _integer(build, "max_seq_len", path)) if any(windows) else ()
+
+
+def _kv_block(model: CheckpointConfig, plugins: object, forge: object) -> int:
+    tokens = plugins.get("tokens_per_block") if isinstance(plugins, dict) else None
+    computed = forge.get("compute_dtype") if isinstance(forge, dict) else None
+    dtype = model.dtype if computed is None else model_dtype(str(computed), model.dtype)
+    return block_of_engine(model, dtype, tokens) if isinstance(tokens, int) else 0
 
 
 def _target(values: Mapping[str, Any], manifest: Manifest) -> EngineTarget:

@@ -14,6 +14,7 @@ from trtforge.formats.triton import RepositoryFacts, TextFlow, parameters
 from trtforge.package.config import PackageConfig
 from trtforge.package.engine_facts import EngineFacts
 from trtforge.package.tokenizer import TokenizerAssets
+from trtforge.plan.host_blocks import too_small
 from trtforge.plan.runtime_keys import runtime_keys
 from trtforge.plan.serving_rules import LLM_ARGUMENTS, ServedEngine, serving_problems
 
@@ -175,7 +176,9 @@ def require_servable(config: PackageConfig, engine: EngineFacts) -> Iterator[str
     served = ServedEngine(
         engine.backend, engine.release, features, engine.world_size, engine.layers, engine.has_windows
     )
-    for problem in serving_problems(config.serving, served):
+    offloaded = config.serving.kv_cache_host_memory_bytes
+    small = too_small(offloaded, engine.kv_block) if offloaded is not None else ()
+    for problem in (*serving_problems(config.serving, served), *small):
         if problem.refuses:
             raise ForgeError(problem.message, hint=problem.fix)
         yield f"{problem.message}. {problem.fix}"

@@ -6,14 +6,36 @@ none on the host and says nothing. The embedded engine does not start.
 
 from collections.abc import Iterator
 
-from trtforge.core.dtypes import dtype_named
+from trtforge.core.dtypes import ModelDtype, dtype_named
+from trtforge.formats.trtllm import CheckpointConfig
 from trtforge.machine.host import Host
 from trtforge.machine.memory import read_memory
+from trtforge.models.checkpoint_sizes import sizes_of
 from trtforge.models.family import Sizes
+from trtforge.models.registry import family_of_engine
 from trtforge.plan.evaluation import Evaluation
-from trtforge.plan.formats import CACHES
+from trtforge.plan.formats import CACHE_BY_ALGORITHM, CACHES
 from trtforge.plan.kv import bytes_per_token
 from trtforge.plan.legality import Problem
+
+
+def too_small(given: int, block: int) -> Iterator[Problem]:
+    """Host memory of `given` bytes that does not hold a block of `block` bytes."""
+    if given < block:
+        message = f"serving.kv_cache_host_memory_bytes is {given:,}, a KV block of a rank has {block:,} bytes"
+        yield Problem("serving", message, "Give it room for many blocks, or leave it out of serving.")
+
+
+def block_of_engine(model: CheckpointConfig, dtype: ModelDtype, tokens_per_block: int) -> int:
+    """Bytes of a KV block of a rank of an engine that computes in `dtype`.
+
+    0 if its config.json does not tell: latent attention, and networks whose family is not known.
+    """
+    if "kv_lora_rank" in (model.model_extra or {}) or family_of_engine(model.base_architecture) is None:
+        return 0
+    cache = CACHE_BY_ALGORITHM.get(model.quantization.kv_cache_quant_algo)
+    itemsize = 0 if cache is None else cache.itemsize or dtype_named(dtype).size
+    return bytes_per_token(sizes_of(model), itemsize, model.parallel) * tokens_per_block
 
 
 def host_block_problems(evaluation: Evaluation, sizes: Sizes, host: Host | None = None) -> Iterator[Problem]:
@@ -30,9 +52,7 @@ def host_block_problems(evaluation: Evaluation, sizes: Sizes, host: Host | None 
     dtype = request.dtype if embedded is None else embedded.compute_dtype
     itemsize = CACHES[request.kv_cache].itemsize or dtype_named(dtype).size
     block = bytes_per_token(sizes, itemsize, memory.parallel) * limits.tokens_per_block
-    if given < block:
-        message = f"serving.kv_cache_host_memory_bytes is {given:,}, a KV block of a rank has {block:,} bytes"
-        yield Problem("serving", message, "Give it room for many blocks, or leave it out of serving.")
+    yield from too_small(given, block)
     there = read_memory(host or Host()) if embedded is not None else None
     if embedded is None or there is None:
         return
