@@ -2,6 +2,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from transformers import CohereConfig, LlamaConfig, Phi3Config
 from transformers.models.cohere.modeling_cohere import CohereRotaryEmbedding
 from transformers.models.cohere.modeling_cohere import apply_rotary_pos_emb as apply_interleaved
@@ -10,6 +12,7 @@ from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 
 from trtforge.core.errors import ForgeError
 from trtforge.runtime.architecture.rotary import Rotary, RotarySpec
+from trtforge.runtime.native.bindings import VARIABLE, Native
 
 CPU = torch.device("cpu")
 LLAMA3 = {
@@ -108,3 +111,26 @@ def test_an_unknown_scaling_is_an_error() -> None:
     spec = RotarySpec(dim=8, base=10000.0, max_positions=64, scaling={"type": "spiral"})
     with pytest.raises(ForgeError, match="rotary scaling spiral is not supported"):
         Rotary(spec, 64, CPU)
+
+
+@pytest.mark.parametrize(("dtype", "exact"), [(torch.float32, 1e-6), (torch.bfloat16, 2**-8)])
+@settings(max_examples=30)
+@given(
+    positions=st.lists(st.integers(0, 10) | st.integers(0, 2**20), min_size=1, max_size=40),
+    half=st.integers(1, 80),
+    interleaved=st.booleans(),
+)
+def test_kernels_make_the_rotations_that_torch_makes(
+    level: Native, dtype: torch.dtype, exact: float, positions: list[int], half: int, interleaved: bool
+) -> None:
+    """Of angles that both round to float32 in the same way."""
+    rotary = Rotary(RotarySpec(2 * half, 10000.0, 4096, YARN, interleaved=interleaved), 4096, CPU)
+    made = rotary.at(torch.tensor(positions), dtype)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(VARIABLE, "torch")
+        expected = rotary.at(torch.tensor(positions), dtype)
+    assert made.kernels is level
+    for own, other in ((made.cos, expected.cos), (made.sin, expected.sin)):
+        assert own.shape == other.shape == (len(positions), 1, 2 * half)
+        assert own.dtype is dtype
+        torch.testing.assert_close(own, other, rtol=exact, atol=exact)

@@ -5,6 +5,7 @@ penalties over prompt and output, minimum length, bad words; then top_k, then to
 probabilities are normalised over the whole vocabulary, or what the guide left of it, before top_k and top_p.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from trtforge.engine_process.requests import TopLogProbs
+from trtforge.runtime.candidates import chosen_places, most_likely_kept, nucleus
 from trtforge.runtime.decoder.logits import most_likely
 from trtforge.runtime.guidance.guides import Guides
 from trtforge.runtime.prompt_scores import top_log_probs
@@ -59,7 +61,8 @@ class Sampler:
         tokens = most_likely(logits)
         drawn = [index for index, row in enumerate(rows) if not row.request.sampling.greedy]
         if drawn:
-            tokens[self._index(drawn)] = self._draw([rows[index] for index in drawn], logits[drawn], depth)
+            of_drawn = logits if len(drawn) == len(rows) else logits[drawn]
+            tokens[self._index(drawn)] = self._draw([rows[index] for index in drawn], of_drawn, depth)
         chosen: list[int] = tokens.tolist()
         stuck = _stuck(guided, logits, tokens)
         for row, token in zip(rows, chosen, strict=True):
@@ -124,43 +127,48 @@ class Sampler:
     def distribution(self, row: Sequence, logits: Tensor) -> Tensor:
         """Probabilities (vocabulary,) that the next token is drawn from, of logits (vocabulary,), which are changed."""
         self._change([row], logits.unsqueeze(0))
-        candidates, kept = self._kept([row], logits.unsqueeze(0))
-        return self._dense(candidates[0], kept[0])
+        _, candidates, weights = next(self._kept([row], logits.unsqueeze(0)))
+        return self._dense(candidates[0], weights[0])
 
     def _draw(self, rows: list[Sequence], logits: Tensor, depth: int) -> Tensor:
-        """Inverse transform sampling from the tokens that top_k and top_p keep, most likely first."""
-        candidates, weights = self._kept(rows, logits)
-        kept = weights.double().cumsum(dim=1)
+        """Inverse transform sampling from the tokens that top_k and top_p keep."""
         points = uniform([p.request.sampling.seed or 0 for p in rows], [row.generated for row in rows])
-        target = torch.from_numpy(points).to(self._device).unsqueeze(1) * kept[:, -1:]
-        last_kept = (kept < kept[:, -1:]).sum(dim=1)
-        choice = torch.minimum((kept <= target).sum(dim=1), last_kept)
-        tokens = candidates.gather(1, choice.unsqueeze(1)).squeeze(1)
-        for index, row in enumerate(rows):
-            if row.draft.distributions is not None and depth < len(row.draft.tokens):
-                tokens[index] = verified_token(
-                    row.draft.tokens[depth],
-                    row.draft.distributions[depth],
-                    self._dense(candidates[index], weights[index]),
-                    (row.request.sampling.seed or 0, row.generated),
-                )
+        shares = torch.from_numpy(points).to(self._device)
+        tokens = torch.empty(len(rows), dtype=torch.int64, device=self._device)
+        for indices, candidates, weights in self._kept(rows, logits):
+            choice = chosen_places(weights, shares[indices])
+            tokens[indices] = candidates.gather(1, choice.unsqueeze(1)).squeeze(1)
+            for place, index in enumerate(indices):
+                row = rows[index]
+                if row.draft.distributions is not None and depth < len(row.draft.tokens):
+                    tokens[index] = verified_token(
+                        row.draft.tokens[depth],
+                        row.draft.distributions[depth],
+                        self._dense(candidates[place], weights[place]),
+                        (row.request.sampling.seed or 0, row.generated),
+                    )
         return tokens
 
     def _dense(self, candidates: Tensor, weights: Tensor) -> Tensor:
         dense = weights.new_zeros(self._vocab_size)
         return dense.scatter_(0, candidates, weights / weights.sum())
 
-    def _kept(self, rows: list[Sequence], logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Tokens, most likely first, and their weights: 0 for those that top_k and top_p exclude."""
+    def _kept(self, rows: list[Sequence], logits: Tensor) -> Iterator[tuple[list[int], Tensor, Tensor]]:
+        """Indices of some rows, their tokens (rows, candidates) and the tokens' weights: 0 for what is excluded.
+
+        Rows with top_k come together, most likely tokens first. How a row is treated does not depend on the others.
+        """
         params = [row.request.sampling for row in rows]
-        top_k = [min(p.top_k or self._vocab_size, self._vocab_size) for p in params]
-        values, candidates = logits.topk(max(top_k), dim=1)
-        ranks = torch.arange(values.shape[1], device=self._device)
-        values = values.masked_fill(ranks >= self._column(top_k), _MINUS_INFINITY)
-        probabilities = values.softmax(dim=1)
-        before = probabilities.cumsum(dim=1) - probabilities
-        top_p = self._column([_top_p(row) for row in rows])
-        return candidates, probabilities.masked_fill_((before >= top_p) & (ranks > 0), 0.0)
+        bounded = [index for index, p in enumerate(params) if p.top_k]
+        if bounded:
+            top_k = self._column([min(params[index].top_k or 0, self._vocab_size) for index in bounded])
+            top_p = self._column([_top_p(rows[index]) for index in bounded])
+            of_bounded = logits if len(bounded) == len(rows) else logits[bounded]
+            yield bounded, *most_likely_kept(of_bounded, top_k, top_p)
+        for index, p in enumerate(params):
+            if not p.top_k:
+                candidates, weights = nucleus(logits[index], _top_p(rows[index]))
+                yield [index], candidates.unsqueeze(0), weights.unsqueeze(0)
 
     def _count(self, row: Sequence) -> Tensor:
         """How often each token occurs in prompt and output."""

@@ -79,11 +79,14 @@ class Rotary:
         """
         known = length and self._spec.depends_on_length
         frequencies, factor = self._frequencies(length) if known else self._of_longest
+        interleaved, kernels = self._spec.interleaved, native_for(self._device, dtype)
+        if kernels is not None:
+            cos, sin = kernels.rotation(positions, frequencies, factor, dtype, interleaved=interleaved)
+            return Rotation(cos, sin, interleaved, kernels)
         angles = positions.float().unsqueeze(1) * frequencies
         cos, sin = angles.cos() * factor, angles.sin() * factor
-        join = _interleaved if self._spec.interleaved else _halves
-        kernels = native_for(self._device, dtype)
-        return Rotation(join(cos, cos).to(dtype), join(-sin, sin).to(dtype), self._spec.interleaved, kernels)
+        join = _interleaved if interleaved else _halves
+        return Rotation(join(cos, cos).to(dtype), join(-sin, sin).to(dtype), interleaved)
 
     def _frequencies(self, longest: int) -> tuple[Tensor, float]:
         frequencies, factor = inverse_frequencies(self._spec, longest)

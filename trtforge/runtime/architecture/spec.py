@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from functools import cached_property
 from typing import Literal
 
 from trtforge.core.parallel import Rank
@@ -106,7 +107,7 @@ class DecoderSpec:
         """Layers of this stage with a KV cache: those with linear attention have states instead."""
         return sum(not layer.linear for layer in self.layers)
 
-    @property
+    @cached_property
     def reaches(self) -> tuple[Reach, ...]:
         """What the layers attend to, each kind once."""
         return tuple(dict.fromkeys(layer.reach for layer in self.layers))

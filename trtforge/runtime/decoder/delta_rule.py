@@ -56,6 +56,7 @@ def one_token(tokens: Tokens, states: Sequence[Tensor], spent: Sequence[bool]) -
     """
     kernels = native_for(tokens.keys.device, tokens.keys.dtype)
     if kernels is not None:
+        states = [state.contiguous() for state in states]
         after = [state if taken else torch.empty_like(state) for state, taken in zip(states, spent, strict=True)]
         parts = (tokens.queries, tokens.keys, tokens.values, tokens.rates, tokens.decays)
         return delta_tokens(kernels, parts, states, after), after

@@ -150,6 +150,16 @@ class Native:
             interleaved,
         )
 
+    def rotation(
+        self, positions: Tensor, frequencies: Tensor, factor: float, dtype: torch.dtype, *, interleaved: bool
+    ) -> tuple[Tensor, Tensor]:
+        """What `rotate` takes, for int64 positions (tokens,) and frequencies (dim / 2,)."""
+        positions, frequencies, half = positions.contiguous(), frequencies.contiguous(), len(frequencies)
+        cos, sin = (torch.empty(len(positions), 1, 2 * half, dtype=dtype) for _ in range(2))
+        pointers = (tensor.data_ptr() for tensor in (positions, frequencies, cos, sin))
+        self.run("rotation", TYPES[dtype], *pointers, len(positions), half, factor, interleaved)
+        return cos, sin
+
     def gate(self, halves: Tensor, activation: str, activated: int) -> Tensor:
         """activation(one half) * other half, of (rows, 2 x size). `activated`: index of the activated half."""
         halves = halves.contiguous()

@@ -158,6 +158,7 @@ ARGUMENTS: dict[str, Sequence[object]] = {
     "add": (_integer, _pointer, _pointer, _pointer, _integer, _float),
     "add_rms_norm": (_integer, *(_pointer,) * 5, _integer, _integer, _float, _float),
     "rotate": (_integer, _pointer, _pointer, _pointer, *(_integer,) * 6),
+    "rotation": (_integer, *(_pointer,) * 4, _integer, _integer, _float, _integer),
     "gate": (_integer, _integer, _integer, _pointer, _pointer, _integer, _integer),
     "write_slots": (_pointer, _integer, _pointer, _integer, _integer, _pointer),
     "quantize_slots": (_integer, _integer, _pointer, _integer, _pointer, _integer, _integer, _pointer, _float),

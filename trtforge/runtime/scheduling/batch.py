@@ -85,6 +85,8 @@ class Step:
 
     def positions(self) -> tuple[Ints, Ints]:
         """The row of each packed token, and its position in that row's sequence."""
+        if len(self.tokens) == len(self.counts):
+            return np.arange(len(self.counts)), self.starts
         rows = np.repeat(np.arange(len(self.counts)), self.counts)
         firsts = np.cumsum(self.counts) - self.counts
         return rows, np.arange(len(self.tokens)) - firsts[rows] + self.starts[rows]

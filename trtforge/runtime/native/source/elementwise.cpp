@@ -101,6 +101,32 @@ EXPORT void rotate(int64_t type, void* x, const void* cos, const void* sin, int6
                     interleaved);
 }
 
+template <typename T>
+static void rotation_rows(const int64_t* positions, const float* frequencies, T* cos, T* sin, int64_t tokens,
+                          int64_t half, float factor, bool interleaved) {
+    team::for_each(tokens, tokens * half >= PARALLEL_FROM / 8, [=](int64_t token) {
+        T *own_cos = cos + token * 2 * half, *own_sin = sin + token * 2 * half;
+        for (int64_t pair = 0; pair < half; ++pair) {
+            const int64_t i = interleaved ? 2 * pair : pair, j = interleaved ? i + 1 : i + half;
+            const float angle = float(positions[token]) * frequencies[pair];
+            const float c = std::cos(angle) * factor, s = std::sin(angle) * factor;
+            put(own_cos + i, c);
+            put(own_cos + j, c);
+            put(own_sin + i, -s);
+            put(own_sin + j, s);
+        }
+    });
+}
+
+// What `rotate` takes, cos and sin (tokens, 2 x half), of positions times frequencies (half,), times `factor`.
+EXPORT void rotation(int64_t type, const int64_t* positions, const float* frequencies, void* cos, void* sin,
+                     int64_t tokens, int64_t half, float factor, int64_t interleaved) {
+    if (type == FLOAT32)
+        rotation_rows(positions, frequencies, (float*)cos, (float*)sin, tokens, half, factor, interleaved);
+    else
+        rotation_rows(positions, frequencies, (bfloat16*)cos, (bfloat16*)sin, tokens, half, factor, interleaved);
+}
+
 struct Silu {
     template <typename V>
     static V of(V x) {

@@ -1,0 +1,78 @@
+"""The tokens that top_k and top_p leave of a distribution, and draws from them.
+
+A vocabulary of 128,000 tokens takes milliseconds to sort for each row, so that it is not sorted where it need not be.
+"""
+
+import torch
+from torch import Tensor
+
+_BLOCK = 1024  # weights that are summed before they are looked at one by one
+_FINER = 16.0  # by how much a threshold of probabilities is lowered
+_ROUNDING = 1e-6  # of sums of probabilities in float32
+
+
+def most_likely_kept(logits: Tensor, top_k: Tensor, top_p: Tensor) -> tuple[Tensor, Tensor]:
+    """Of logits (rows, vocabulary) the tokens (rows, largest top_k), most likely first, and their weights.
+
+    top_k, top_p: (rows, 1). top_p counts within the top_k tokens.
+    """
+    values, candidates = logits.topk(int(top_k.max()), dim=1)
+    ranks = torch.arange(values.shape[1], device=logits.device)
+    probabilities = values.masked_fill(ranks >= top_k, float("-inf")).softmax(dim=1)
+    before = probabilities.cumsum(dim=1) - probabilities
+    return candidates, probabilities.masked_fill_((before >= top_p) & (ranks > 0), 0.0)
+
+
+def nucleus(logits: Tensor, top_p: float) -> tuple[Tensor, Tensor]:
+    """Of logits (vocabulary,) the most likely tokens that together have the probability `top_p`, and their weights.
+
+    All tokens in the vocabulary's order for 1, else the most likely first. (Holtzman et al. 2020, arXiv:1904.09751)
+    """
+    probabilities = logits.softmax(dim=0)
+    if top_p >= 1.0:
+        return torch.arange(len(logits), device=logits.device), probabilities
+    # Tokens above a threshold that together are likely enough hold all that is sought. Those below `least` together
+    # have at most half of what may be left out.
+    least = (1.0 - top_p) / (2 * len(logits))
+    threshold = float(probabilities.max())
+    kept = probabilities >= least
+    while threshold > least:
+        threshold /= _FINER
+        likely = probabilities >= threshold
+        if float((probabilities * likely).sum()) > top_p + _ROUNDING:
+            kept = likely
+            break
+    candidates = kept.nonzero().squeeze(1)
+    if not len(candidates):  # no token is possible
+        return candidates.new_zeros(1), probabilities.new_ones(1)
+    weights, order = probabilities[candidates].sort(descending=True, stable=True)
+    count = max(1, int((weights.cumsum(dim=0) - weights < top_p).sum()))
+    return candidates[order[:count]], weights[:count]
+
+
+def chosen_places(weights: Tensor, shares: Tensor) -> Tensor:
+    """Of weights (rows, candidates) the first place in each row up to which more than its share of them lies.
+
+    shares: float64 (rows,) in [0, 1). Places with weight 0 are not chosen unless all are.
+    """
+    if weights.shape[1] <= _BLOCK:
+        sums = weights.double().cumsum(dim=1)
+        return _place(sums, shares.unsqueeze(1) * sums[:, -1:])
+    whole = weights.shape[1] // _BLOCK * _BLOCK
+    parts = weights[:, :whole].unflatten(1, (-1, _BLOCK)).sum(dim=2, dtype=torch.float64)
+    rest = weights[:, whole:].sum(dim=1, keepdim=True, dtype=torch.float64)
+    sums = torch.cat((parts, rest), dim=1).cumsum(dim=1)
+    target = shares.unsqueeze(1) * sums[:, -1:]
+    blocks = _place(sums, target)
+    places = []
+    for row, block in enumerate(blocks.tolist()):
+        inside = weights[row, block * _BLOCK : (block + 1) * _BLOCK].double().cumsum(dim=0)
+        before = sums[row, block - 1] if block else 0.0
+        places.append(block * _BLOCK + _place(inside.unsqueeze(0), (target[row] - before).unsqueeze(0)))
+    return torch.cat(places)
+
+
+def _place(sums: Tensor, target: Tensor) -> Tensor:
+    """The first place of each row (rows, places) whose sum is above the target (rows, 1), within what has weight."""
+    last = (sums < sums[:, -1:]).sum(dim=1)
+    return torch.minimum((sums <= target).sum(dim=1), last)
