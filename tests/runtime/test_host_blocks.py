@@ -81,7 +81,7 @@ def test_a_block_that_is_evicted_before_it_came_back_is_copied_from_where_it_is(
 
 
 def test_a_prefix_may_lie_in_both_memories() -> None:
-    """With a window the first blocks are given back, and so evicted, before the last ones."""
+    """With a window the blocks behind it are given back, and so evicted, before the last ones."""
     manager = BlockManager(4, 2, host_blocks=2, window=3)
     tokens = list(range(8))
     table = computed(manager, tokens)
@@ -89,15 +89,34 @@ def test_a_prefix_may_lie_in_both_memories() -> None:
     manager.drop(table, 8)
     running = computed(manager, [50, 51])
     [(source, kept)] = manager.take_copies()
-    assert (source, running.blocks) == (blocks[0], [blocks[0]])
+    assert (source, running.blocks) == (blocks[2], [blocks[2]])
     manager.release(table)
     prefix = manager.find_prefix([*tokens, 8])
-    assert prefix.blocks == (None, *blocks[1:3])  # three blocks are free, so the last one has to make room
+    assert prefix.blocks == (*blocks[:2], None)  # three blocks are free, so the last one has to make room
     other = BlockTable()
     manager.share(other, prefix)
-    assert other.blocks == [blocks[3], *blocks[1:3]]
+    assert other.blocks == [*blocks[:2], blocks[3]]
     assert (kept, blocks[3]) in manager.take_copies()
     manager.check([other, running])
+
+
+def test_the_start_of_a_prefix_behind_the_window_is_overwritten_last() -> None:
+    """After one use of a prefix in host memory, other prompts take its last blocks first."""
+    manager = BlockManager(10, 2, host_blocks=8, window=3)
+    tokens = list(range(16))
+    manager.release(computed(manager, tokens))
+    manager.release(computed(manager, list(range(100, 120))))
+    table = BlockTable()
+    manager.share(table, manager.find_prefix([*tokens, 99]), drops=True)
+    assert table.dropped == 7
+    manager.release(table)
+    found = []
+    for prompt in range(200, 212):
+        found.append(len(manager.find_prefix([*tokens, 99])))
+        manager.release(computed(manager, [prompt, prompt]))
+    assert found[0] == 8
+    assert found == sorted(found, reverse=True)
+    assert set(found) >= {8, 6, 5, 4}
 
 
 class ListedStore:

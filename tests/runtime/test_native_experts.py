@@ -9,12 +9,16 @@ from torch.nn import functional
 
 from tests.families import MIXTURES
 from tests.runtime.converted import TOKENS, Families, computed, error
+from tests.runtime.kernel_levels import kernels_at
 from trtforge.runtime.architecture.spec_parts import MoeSpec
 from trtforge.runtime.decoder.moe import route as route_by_torch
 from trtforge.runtime.decoder.moe import routes_of
+from trtforge.runtime.linears.int4_native import pack_words
+from trtforge.runtime.linears.int8 import multiplies_int8
 from trtforge.runtime.linears.linear import Linear, matrix
 from trtforge.runtime.native.activations import activate
 from trtforge.runtime.native.bindings import VARIABLE, Native
+from trtforge.runtime.native.compiler import NATIVE
 from trtforge.runtime.native.experts import (
     CAPACITY,
     Experts,
@@ -25,6 +29,7 @@ from trtforge.runtime.native.experts import (
     widened,
 )
 from trtforge.runtime.native.recorder import Arena
+from trtforge.runtime.native.tiles import Int8Layer, pack_bfloat16, pack_int8
 
 SIZE, INNER = 32, 64
 EXACT = {torch.float32: 1e-5, torch.bfloat16: 2**-6}
@@ -108,7 +113,7 @@ def mixed(x: Tensor, weights: Tensor, chosen: Tensor, ups: Tensor, downs: Tensor
     count=st.integers(1, 9),
     chosen=st.integers(1, 4),
     here=st.integers(1, 9),
-    fresh=st.booleans(),
+    accumulate=st.booleans(),
     on_inputs=st.booleans(),
     seed=st.integers(0, 9),
 )
@@ -119,13 +124,11 @@ def test_experts_compute_the_tokens_that_go_to_them(
     count: int,
     chosen: int,
     here: int,
-    fresh: bool,
+    accumulate: bool,
     on_inputs: bool,
     seed: int,
 ) -> None:
     """`here`: so many experts are on this rank, from the second on where there are more."""
-    if dtype is torch.bfloat16 and not kernels.multiplies:
-        return
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(rows, SIZE, generator=generator).to(dtype)
     here, chosen = min(here, count), min(chosen, count)
@@ -135,12 +138,14 @@ def test_experts_compute_the_tokens_that_go_to_them(
     weights = torch.rand(rows, chosen, generator=generator)
     experts = torch.stack([torch.randperm(count, generator=generator)[:chosen] for _ in range(rows)])
     own = Experts.recorded(layers_of(kernels, ups, downs), SIZE, dtype, Arena())
-    assert own is not None
+    assert (own is not None) == (dtype is torch.float32 or kernels.multiplies)
+    if own is None:
+        return
     before = torch.randn(rows, SIZE, generator=generator).to(dtype)
     out = before.clone()
-    mix(kernels, x, (weights, experts), own, out, first=first, fresh=fresh, on_inputs=on_inputs)
+    mix(kernels, x, (weights, experts), own, out, first=first, accumulate=accumulate, on_inputs=on_inputs)
     expected = mixed(x, weights, experts - first, ups, downs, on_inputs=on_inputs)
-    expected += 0 if fresh else before.double()
+    expected += before.double() if accumulate else 0
     assert (out.double() - expected).abs().max() <= EXACT[dtype] * max(1.0, float(expected.abs().max()))
 
 
@@ -149,9 +154,10 @@ def test_experts_share_the_memory_of_their_results(kernels: Native) -> None:
     ups = torch.randn(3, 2 * INNER, SIZE, generator=generator)
     downs = torch.randn(3, SIZE, INNER, generator=generator)
     made = [Experts.recorded(layers_of(kernels, ups, downs), SIZE, torch.float32, arena) for _ in range(2)]
-    places = {(each.taken.data_ptr(), each.made.data_ptr()) for each in made if each is not None}
+    places = {each.gathered.data_ptr() for each in made if each is not None}
+    results = {address for each in made if each is not None for address in each.computed.tolist()}
     assert len(made) == 2
-    assert len(places) == 1
+    assert len(places) == len(results) == 1
 
 
 def test_what_torch_computes_is_no_expert_of_the_kernels(kernels: Native) -> None:
@@ -161,6 +167,50 @@ def test_what_torch_computes_is_no_expert_of_the_kernels(kernels: Native) -> Non
     assert Experts.recorded([by_torch], SIZE, torch.float32, Arena()) is None
     weight = torch.randn(SIZE)
     assert Experts.recorded([lambda x: kernels.rms_norm(x, weight, 1e-5)], SIZE, torch.float32, Arena()) is None
+
+
+@pytest.mark.skipif(not multiplies_int8(), reason="no VNNI")
+@pytest.mark.parametrize("rows", [1, 40, CAPACITY + 40])
+def test_experts_of_several_formats_are_in_one_mixture(rows: int) -> None:
+    """INT4 with a scale of inputs, INT8 and bfloat16, which need more memory one after another."""
+    kernels = kernels_at(NATIVE)
+    generator = torch.Generator().manual_seed(0)
+    codes = [torch.randint(-8, 8, (256, 256), generator=generator, dtype=torch.int8) for _ in range(3)]
+    prequant = (torch.rand(256, generator=generator) + 0.5).bfloat16()
+    scales = torch.rand(8, 2, 32, generator=generator) / 100
+    words = pack_words(codes[1])
+    layer = Int8Layer(*pack_int8(codes[2]), torch.ones(256), torch.full((256,), 1e-4), None, 0.02)
+    by_group = scales.transpose(1, 2).reshape(256, 2).repeat_interleave(128, 1)
+    dense = (codes[0].float() / 100).bfloat16()
+    packed = pack_bfloat16(dense)
+    experts = Experts.recorded(
+        [
+            lambda x: kernels.linear(x, packed, None, 256),
+            lambda x: kernels.linear_int4(x, words, scales, None, prequant),
+            lambda x: kernels.linear_int8(x, layer),
+        ],
+        256,
+        torch.bfloat16,
+        Arena(),
+    )
+    assert experts is not None
+    x = torch.randn(rows, 256, generator=generator).bfloat16()
+    out = torch.full((rows, 256), float("nan"), dtype=torch.bfloat16)
+    routed = torch.tensor([[0.5, 0.25, 0.25]]).expand(rows, -1).contiguous(), torch.arange(3).repeat(rows, 1)
+    mix(kernels, x, routed, experts, out, first=0, accumulate=False, on_inputs=False)
+    by_int4 = (x.float() * prequant.float()) @ (codes[1].float() * by_group).t()
+    by_int8 = (x.float() / 0.02).round().clamp(-128, 127) @ codes[2].float().t() * 1e-4
+    expected = 0.5 * (x.float() @ dense.float().t()) + 0.25 * by_int4 + 0.25 * by_int8
+    assert (out.float() - expected).abs().max() <= 2**-6 * expected.abs().max()
+
+
+def test_numbers_that_are_none_stay_so_and_no_expert_is_taken_twice(kernels: Native) -> None:
+    moe = MoeSpec(6, 0, 6, 3, INNER, True, 1, 1, 1.0, 0)
+    weights, experts = route(kernels, torch.full((1, 6), float("nan")), None, routes_of(moe))
+    assert experts.tolist() == [[0, 1, 2]]
+    assert weights.isnan().all()
+    pairs = torch.tensor([[1.0, float("nan"), float("nan"), 1.0, 1.0, 2.0]])
+    assert gate_pairs(kernels, pairs, 7.0, 1.7).isnan().tolist() == [[True, True, False]]
 
 
 @pytest.mark.parametrize("dtype", EXACT)

@@ -3,13 +3,20 @@
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from trtforge.runtime.native.bindings import Int8Layer, Native, native, pack_int8
+from trtforge.runtime.native.delta_rule import delta_tokens
+from trtforge.runtime.native.experts import Experts, Routes, mix, route
+from trtforge.runtime.native.float32 import linear
+from trtforge.runtime.native.recorder import Arena
 from trtforge.runtime.native.threads import release_threads
+from trtforge.runtime.native.tiles import pack_float32
 
 
 def tasks() -> int:
@@ -44,6 +51,26 @@ def products(kernels: Native, rows: int) -> torch.Tensor:
     return kernels.linear_int8(torch.randint(-127, 128, (rows, 64), generator=generator).float(), layer)
 
 
+def by_experts(kernels: Native, rows: int) -> list[Tensor]:
+    """Routes, a mixture, and the delta rule, of so much that threads share it."""
+    generator = torch.Generator().manual_seed(rows)
+    x, out = torch.randn(rows, 1024, generator=generator), torch.empty(rows, 1024)
+    weights = [pack_float32(torch.randn(1024, 1024, generator=generator)) for _ in range(3)]
+    layers = [partial(linear, kernels, weight=weight, bias=None, outputs=1024) for weight in weights]
+    experts = Experts.recorded(layers, 1024, torch.float32, Arena())
+    assert experts is not None
+    routes = Routes(512, 2, 1, 1, "softmax", renormalize=True, scaling=1.0)
+    logits = torch.randn(rows, 512, generator=generator)
+    shares, chosen = route(kernels, logits, None, routes)
+    both = torch.stack((chosen[:, 0] % 3, (chosen[:, 0] + 1) % 3), dim=1)
+    mix(kernels, x, (shares, both), experts, out, first=0, accumulate=False, on_inputs=False)
+    heads = torch.randn(3, rows, 4, 64, generator=generator).unbind()
+    rates = torch.rand(2, rows, 4, generator=generator).unbind()
+    states = [torch.randn(4, 64, 64, generator=generator) for _ in range(rows)]
+    learned = delta_tokens(kernels, (*heads, rates[0], -rates[1]), states, states)
+    return [shares, chosen, out, learned, *states]
+
+
 @pytest.mark.parametrize("own", [True, False])
 @pytest.mark.parametrize("threads", [1, 2, 3, 7])
 def test_any_number_of_threads_computes_everything_once(own: bool, threads: int) -> None:
@@ -61,11 +88,16 @@ def test_any_number_of_threads_computes_everything_once(own: bool, threads: int)
             expected = torch.nn.functional.rms_norm(total, (1024,), weight[0], 1e-5)
             torch.testing.assert_close(normed, expected)
             assert torch.equal(kernels.add(x, change, 1.0), x + change)
+            computed = [by_experts(kernels, rows) for _ in range(5)]
             if kernels.multiplies_integers:
                 found = [products(kernels, rows) for _ in range(20)]
                 torch.set_num_threads(1)
                 assert all(torch.equal(each, products(kernels, rows)) for each in found)
                 torch.set_num_threads(threads)
+            torch.set_num_threads(1)
+            alone = by_experts(kernels, rows)
+            assert all(torch.equal(*pair) for each in computed for pair in zip(each, alone, strict=True))
+            torch.set_num_threads(threads)
     finally:
         torch.set_num_threads(before)
         kernels.functions.use_own_threads(True)

@@ -89,7 +89,7 @@ def test_every_kernel_is_called_again(level: Native) -> None:
     layer, sums = Int8Layer(*pack_int8(codes), torch.ones(64), torch.rand(32), None, 0.1), SharedSums(kernels, 1, 1)
 
     logits = torch.randn(3, 2)
-    routes = Routes(count=2, chosen=1, groups=1, top_groups=1, scoring="softmax", renormalize=False, scaling=1.0)
+    routes = Routes(num_experts=2, top_k=1, groups=1, top_groups=1, scoring="softmax", renormalize=False, scaling=1.0)
     experts = Experts.recorded(
         [lambda x: gate_pairs(kernels, linear_float32(kernels, x, pairs, None, 128), 7.0, 1.7)] * 2,
         64,
@@ -108,7 +108,7 @@ def test_every_kernel_is_called_again(level: Native) -> None:
         kernels.add_adapters(x, a, b, owners, changed)
         sums.add_up(attended, 0, 0)
         mixed, routed = torch.empty_like(x), route(kernels, logits, None, routes)
-        mix(kernels, x, routed, experts, mixed, first=0, fresh=True, on_inputs=False)
+        mix(kernels, x, routed, experts, mixed, first=0, accumulate=False, on_inputs=False)
         return [
             kernels.rms_norm(x, weight, 1e-5),
             kernels.add(x, x, 3.0),
@@ -126,6 +126,7 @@ def test_every_kernel_is_called_again(level: Native) -> None:
             gate_pairs(kernels, x, 7.0, 1.7),
             scale_rows_by_gate(kernels, kernels.add(x, x, 1.0), x, weight.view(1, -1)),
             mixed,
+            *routed,
             changed,
         ]
 

@@ -124,6 +124,16 @@ def test_ranks_do_without_memory_that_the_system_refuses(
     assert "over the loopback interface, slower: no shared memory: Function not implemented" in caplog.text
 
 
+def test_a_python_without_memory_files_has_a_file_in_memory(level: Native, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "memfd_create")
+    first = SharedSums(level, 2, 1)
+    second = SharedSums(level, 2, 1, first.descriptor)
+    values = [torch.full((5,), 1.0), torch.full((5,), 2.0)]
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda rank: (first, second)[rank].add_up(values[rank], 0, rank), range(2)))
+    assert [each.tolist() for each in values] == [[3.0] * 5] * 2
+
+
 def test_a_sum_is_recorded(level: Native) -> None:
     sums, values = SharedSums(level, 1, 1), torch.arange(50.0)
     with recording(Arena()) as recorder:

@@ -67,7 +67,7 @@ class LinearAttention:
         at = torch.tensor([span.first for span in spans], device=inputs.device)
         window = torch.cat((torch.stack([state.inputs for state in before]), inputs[at].unsqueeze(1)), dim=1)
         tokens = self._tokens(self._convolved(window).squeeze(1), rates[at], decays[at])
-        # A sequence that goes on needs the state before no more, but for the empty one, which all begin with.
+        # Nobody needs a state after the next token of its sequence, unless it is the empty one or that of a draft.
         spent = [not more and span.start > 0 for span in spans]
         outputs, memories = one_token(tokens, [state.memory for state in before], spent)
         found[at] = outputs.to(found.dtype)

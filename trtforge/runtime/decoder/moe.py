@@ -73,12 +73,13 @@ def _by_kernels(
     kernels: Native, moe: MoeSpec, router: _Router, experts: Experts, shared: Linear | None, ranks: Collective
 ) -> Linear:
     weight, routes = pack_float32(router.weight), routes_of(moe)
+    bias, correction = router.bias, router.correction  # the weight that is not packed is not needed any more
 
     def mixture(x: Tensor) -> Tensor:
-        logits = linear(kernels, widened(kernels, x), weight, router.bias, moe.num_experts)
-        routed = native_route(kernels, logits, router.correction, routes)
+        logits = linear(kernels, widened(kernels, x), weight, bias, moe.num_experts)
+        routed = native_route(kernels, logits, correction, routes)
         out = shared(x) if shared else torch.empty_like(x)
-        mix(kernels, x, routed, experts, out, first=moe.first, fresh=shared is None, on_inputs=moe.on_inputs)
+        mix(kernels, x, routed, experts, out, first=moe.first, accumulate=shared is not None, on_inputs=moe.on_inputs)
         return ranks.all_reduce(out)
 
     return mixture
@@ -87,8 +88,8 @@ def _by_kernels(
 def routes_of(moe: MoeSpec) -> Routes:
     """What `route` computes, for the kernel."""
     common = Routes(
-        count=moe.num_experts,
-        chosen=moe.top_k,
+        num_experts=moe.num_experts,
+        top_k=moe.top_k,
         groups=moe.groups,
         top_groups=moe.top_groups,
         scoring="sigmoid" if moe.sigmoid else "softmax",

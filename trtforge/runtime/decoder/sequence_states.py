@@ -17,7 +17,10 @@ from trtforge.runtime.scheduling.batch import Step
 
 @dataclass(frozen=True)
 class State:
-    """`inputs` (kernel - 1, channels): the last inputs of the convolution. `memory` (heads, key size, value size)."""
+    """`inputs` (kernel - 1, channels): the last inputs of the convolution. `memory` (heads, key size, value size).
+
+    The next step of the sequence may overwrite `memory`, except that of the empty state, which sequences share.
+    """
 
     inputs: Tensor
     memory: Tensor

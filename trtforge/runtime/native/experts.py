@@ -29,8 +29,8 @@ class Layer(Protocol):
 class Routes:
     """Which experts a token goes to; the meaning of the fields is that of `MoeSpec`."""
 
-    count: int
-    chosen: int
+    num_experts: int
+    top_k: int
     groups: int
     top_groups: int
     scoring: Scoring
@@ -39,50 +39,62 @@ class Routes:
 
 
 @dataclass(frozen=True)
-class Experts:
-    """The recorded calls of a rank's experts, which read `taken` and write `made`, both (CAPACITY, size).
+class _Recorded:
+    """One expert's calls, which read `gathered` and write `computed`; `kept` has the memory of its other results."""
 
-    `ends` (experts,): int64 ends of each expert's calls. `kept`: what has the memory that the calls read and write.
+    calls: Calls
+    kept: list[object]
+    gathered: Tensor
+    computed: Tensor
+
+
+@dataclass(frozen=True)
+class Experts:
+    """The recorded calls of a rank's experts, which read `gathered`, (CAPACITY, size).
+
+    int64 (experts,): `ends` of each expert's calls, and `computed`, addresses of what they write, (CAPACITY, size).
+    `kept`: what has the memory that the calls read and write.
     """
 
     calls: Calls
     ends: Tensor
-    taken: Tensor
-    made: Tensor
+    gathered: Tensor
+    computed: Tensor
     kept: Sequence[object]
 
     @classmethod
     def recorded(cls, layers: Sequence[Layer], size: int, dtype: torch.dtype, arena: Arena) -> "Experts | None":
         """The calls of each expert's layers; None if kernels do not compute all of them. Nothing is computed.
 
-        All have their results in the same memory of `arena`, which other experts may use too.
+        The results of all experts lie in the same memory of `arena`, which other layers' experts may use too.
         """
-        found = []
-        for layer in (layers[0], *layers):  # the first one twice: an arena that grows has the results before elsewhere
-            calls = _record(layer, size, dtype, arena)
-            if calls is None:
-                return None
-            found.append(calls)
-        known = found[1:]
-        _, _, taken, made = known[0]
-        assert {(each[2].data_ptr(), each[3].data_ptr()) for each in known} == {(taken.data_ptr(), made.data_ptr())}
-        together = [call for own, *_ in known for call in own]
-        table = (Call * len(together))(*together)
-        ends = torch.tensor(list(accumulate(len(own) for own, *_ in known)))
-        return cls(table, ends, taken, made, (layers, *(kept for _, kept, *_ in known)))
+        found = _recorded(layers, size, dtype, arena)
+        if found is not None and len({each.gathered.data_ptr() for each in found}) > 1:
+            found = _recorded(layers, size, dtype, arena)  # the arena grew, and moved, meanwhile
+        if found is None:
+            return None
+        calls = [call for each in found for call in each.calls]
+        return cls(
+            (Call * len(calls))(*calls),
+            torch.tensor(list(accumulate(len(each.calls) for each in found))),
+            found[0].gathered,
+            torch.tensor([each.computed.data_ptr() for each in found]),
+            (layers, found),
+        )
 
 
-def _record(
-    layer: Layer, size: int, dtype: torch.dtype, arena: Arena
-) -> tuple[Calls, list[object], Tensor, Tensor] | None:
-    arena.restart()
-    with recording(arena, computes=False) as recorder:
-        taken = torch.empty(CAPACITY, size, dtype=dtype)
-        made = layer(taken)
-    calls, kept = recorder.calls()
-    if not recorder.complete or not {RECORDED[call.kernel] for call in calls} <= OF_ROWS:
-        return None
-    return calls, kept, taken, made
+def _recorded(layers: Sequence[Layer], size: int, dtype: torch.dtype, arena: Arena) -> list[_Recorded] | None:
+    found = []
+    for layer in layers:
+        arena.restart()
+        with recording(arena, computes=False) as recorder:
+            gathered = torch.empty(CAPACITY, size, dtype=dtype)
+            computed = layer(gathered)
+        calls, kept = recorder.calls()
+        if not recorder.complete or not {RECORDED[call.kernel] for call in calls} <= OF_ROWS:
+            return None
+        found.append(_Recorded(calls, kept, gathered, computed))
+    return found
 
 
 def widened(kernels: Native, x: Tensor) -> Tensor:
@@ -113,18 +125,18 @@ def scale_rows_by_gate(kernels: Native, y: Tensor, x: Tensor, weight: Tensor) ->
 
 
 def route(kernels: Native, logits: Tensor, bias: Tensor | None, routes: Routes) -> tuple[Tensor, Tensor]:
-    """float32 logits (tokens, experts) to the weights and int64 indices (tokens, chosen) of the selected experts."""
+    """float32 logits (tokens, experts) to the weights and int64 indices (tokens, top_k) of the selected experts."""
     rows = len(logits)
-    weights = logits.new_empty(rows, routes.chosen)
-    experts = logits.new_empty(rows, routes.chosen, dtype=torch.int64)
+    weights = logits.new_empty(rows, routes.top_k)
+    experts = logits.new_empty(rows, routes.top_k, dtype=torch.int64)
     given = Routing(
         logits=logits.data_ptr(),
         bias=None if bias is None else bias.data_ptr(),
         weights=weights.data_ptr(),
         experts=experts.data_ptr(),
         rows=rows,
-        count=routes.count,
-        chosen=routes.chosen,
+        num_experts=routes.num_experts,
+        top_k=routes.top_k,
         groups=routes.groups,
         top_groups=routes.top_groups,
         scoring=_SCORINGS.index(routes.scoring),
@@ -143,12 +155,13 @@ def mix(
     out: Tensor,
     *,
     first: int,
-    fresh: bool,
+    accumulate: bool,
     on_inputs: bool,
 ) -> None:
-    """Add the weighted outputs of the experts to `out`, which holds nothing yet if `fresh`; x and out (tokens, size).
+    """The weighted outputs of the experts go to `out`, or are added to it if it is to `accumulate`.
 
-    `first`: index of the rank's first expert; `on_inputs`: weights multiply inputs instead of outputs.
+    x and out (tokens, size) must not overlap. `first`: index of the rank's first expert; `on_inputs`: weights multiply
+    inputs instead of outputs.
     """
     x = x.contiguous()
     weights, chosen = routed
@@ -158,16 +171,16 @@ def mix(
         experts=chosen.data_ptr(),
         calls=ctypes.addressof(experts.calls),
         ends=experts.ends.data_ptr(),
-        taken=experts.taken.data_ptr(),
-        made=experts.made.data_ptr(),
+        gathered=experts.gathered.data_ptr(),
+        computed=experts.computed.data_ptr(),
         out=out.data_ptr(),
         rows=x.shape[0],
         size=x.shape[1],
-        chosen=chosen.shape[1],
+        top_k=chosen.shape[1],
         first=first,
         local=len(experts.ends),
-        capacity=len(experts.taken),
+        capacity=len(experts.gathered),
         on_inputs=on_inputs,
-        fresh=fresh,
+        accumulate=accumulate,
     )
     kernels.run("mix_experts", TYPES[x.dtype], given)

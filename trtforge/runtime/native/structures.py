@@ -82,7 +82,8 @@ class Routing(ctypes.Structure):
 
     _fields_ = (
         *((name, _pointer) for name in ("logits", "bias", "weights", "experts")),
-        *((name, _integer) for name in ("rows", "count", "chosen", "groups", "top_groups", "scoring", "renormalize")),
+        *((name, _integer) for name in ("rows", "num_experts", "top_k", "groups", "top_groups")),
+        *((name, _integer) for name in ("scoring", "renormalize")),
         ("scaling", _float),
     )
 
@@ -91,9 +92,9 @@ class Mixture(ctypes.Structure):
     """`Mixture` of source/experts.cpp."""
 
     _fields_ = (
-        *((name, _pointer) for name in ("x", "weights", "experts", "calls", "ends", "taken", "made", "out")),
-        *((name, _integer) for name in ("rows", "size", "chosen", "first", "local", "capacity")),
-        *((name, _integer) for name in ("on_inputs", "fresh")),
+        *((name, _pointer) for name in ("x", "weights", "experts", "calls", "ends", "gathered", "computed", "out")),
+        *((name, _integer) for name in ("rows", "size", "top_k", "first", "local", "capacity")),
+        *((name, _integer) for name in ("on_inputs", "accumulate")),
     )
 
 
@@ -209,9 +210,7 @@ RECORDED = (
     "mix_experts",
 )
 """The kernels that `replay` calls, as source/calls.h numbers them."""
-OF_ROWS = frozenset(
-    ("linear_bfloat16", "linear_int4", "linear_int8", "linear_float32", "gate", "gate_pairs", "activate")
-)
+OF_ROWS = frozenset(("linear_bfloat16", "linear_int4", "linear_int8", "linear_float32", "gate", "gate_pairs"))
 """Those of them that `mix_experts` calls with another number of rows than they were recorded with."""
 
 PRODUCTS = ("linear_bfloat16", "linear_int4", "context_attention")

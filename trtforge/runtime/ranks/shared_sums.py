@@ -7,6 +7,7 @@ import logging
 import mmap
 import os
 import weakref
+from tempfile import TemporaryFile
 
 import torch
 from torch import Tensor
@@ -29,9 +30,9 @@ class SharedSums:
         self._stage_bytes = kernels.shared_bytes(tp)
         size = _FLAG_BYTES + pp * self._stage_bytes
         if descriptor is None:
-            descriptor = os.memfd_create("trtforge-ranks", os.MFD_CLOEXEC)
-            os.ftruncate(descriptor, size)
+            descriptor = _nameless_file()
             weakref.finalize(self, os.close, descriptor)
+            os.ftruncate(descriptor, size)
         self.descriptor = descriptor
         self._memory = mmap.mmap(descriptor, size)
         self._address = torch.frombuffer(self._memory, dtype=torch.uint8).data_ptr()
@@ -71,3 +72,11 @@ class SharedSums:
     def end(self) -> None:
         """A rank ended: no other waits for it any more."""
         self._memory[0] = 1
+
+
+def _nameless_file() -> int:
+    """An open file in memory without a name. Raises OSError."""
+    if hasattr(os, "memfd_create"):  # not in a Python that was built against an old C library
+        return os.memfd_create("trtforge-ranks", os.MFD_CLOEXEC)
+    with TemporaryFile(dir="/dev/shm") as file:
+        return os.dup(file.fileno())

@@ -140,11 +140,12 @@ class BlockManager:
                     self._give_back(later)
             del blocks[failed:]
             behind = self._behind(failed * self.tokens_per_block) if drops else 0  # the window now begins earlier
-        for block, key in zip(blocks[:behind], prefix.keys, strict=False):
-            if block is None:
-                self.host.refresh(key)
+        for index in reversed(range(behind)):  # as in `release`
+            own = blocks[index]
+            if own is None:
+                self.host.refresh(prefix.keys[index])
             else:
-                self._give_back(block)
+                self._give_back(own)
         table.blocks[:] = [0 if index < behind or block is None else block for index, block in enumerate(blocks)]
         table.keys[:] = prefix.keys[: len(blocks)]
         table.dropped = behind
@@ -166,10 +167,11 @@ class BlockManager:
 
     def drop(self, table: BlockTable, computed: int) -> None:
         """Free the blocks that no token from position `computed` on attends to."""
-        for index in range(table.dropped, min(self._behind(computed), len(table.keys))):
+        behind = max(table.dropped, min(self._behind(computed), len(table.keys)))
+        for index in reversed(range(table.dropped, behind)):  # as in `release`
             self._give_back(table.blocks[index])
             table.blocks[index] = 0
-            table.dropped = index + 1
+        table.dropped = behind
 
     def missing(self, table: BlockTable, tokens: int) -> int:
         """Number of blocks that the table still needs to hold this many tokens."""
@@ -275,7 +277,10 @@ class BlockManager:
         return 0 if self.window is None else max(0, (computed - self.window + 1) // self.tokens_per_block)
 
     def _recall(self, blocks: list[int | None], keys: Sequence[bytes], behind: int) -> int | None:
-        """Restore those that are None, but for host memory's of the first `behind`; the first that cannot be read."""
+        """Restore blocks that are None, which are elsewhere; returns the index of the first that cannot be read.
+
+        Of the first `behind`, those in host memory stay there.
+        """
         for index, (block, key) in enumerate(zip(blocks, keys, strict=False)):
             if block is None and (index >= behind or not self.host.holds(key)):
                 blocks[index] = restored = self._restore(key)

@@ -236,8 +236,8 @@ static void gate_pair_rows(const T* x, T* y, int64_t rows, int64_t size, float l
     team::for_each(rows, rows * size >= PARALLEL_FROM, [=](int64_t row) {
         const T* pairs = x + row * 2 * size;
         for (int64_t i = 0; i < size; ++i) {
-            const float gate = std::min(to_float(pairs[2 * i]), limit);
-            const float up = std::max(-limit, std::min(to_float(pairs[2 * i + 1]), limit));
+            const float gate = smaller(limit, to_float(pairs[2 * i]));
+            const float up = larger(-limit, smaller(limit, to_float(pairs[2 * i + 1])));
             put(y + row * size + i, (up + 1.0f) * gate / (1.0f + exponential(-alpha * gate)));
         }
     });

@@ -13,15 +13,15 @@
 // How the router's logits become weights, as `MoeSpec` describes it.
 enum Scoring : int64_t { SOFTMAX = 0, SIGMOID = 1, SIGMOID_OF_CHOSEN = 2 };
 
-// logits (rows, experts) to the experts (rows, chosen) of each row, the best first, and their weights. `bias` (experts):
-// takes part in the choice of SIGMOID. `groups` of neighbours: with more than one, or SIGMOID, only the experts of the
-// `top_groups` best ones are candidates.
+// logits (rows, num_experts) to the experts (rows, top_k) of each row, the best first, and their weights. `bias`
+// (num_experts,), or null: is added to the scores for the choice alone. Experts are in `groups` of neighbours, of which
+// only the `top_groups` best are candidates.
 struct Routing {
     const float* logits;
     const float* bias;
     float* weights;
     int64_t* experts;
-    int64_t rows, count, chosen, groups, top_groups, scoring, renormalize;
+    int64_t rows, num_experts, top_k, groups, top_groups, scoring, renormalize;
     float scaling;
 };
 
@@ -56,12 +56,12 @@ struct RouteMemory {
     std::vector<int64_t> best;
 
     explicit RouteMemory(const Routing& r)
-        : scores(size_t(r.count)), ranked(size_t(r.count)), by_group(size_t(r.groups)), best(size_t(r.groups)) {}
+        : scores(size_t(r.num_experts)), ranked(size_t(r.num_experts)), by_group(size_t(r.groups)), best(size_t(r.groups)) {}
 };
 
 // Experts outside the best groups are no candidates any more.
 static void keep_best_groups(const Routing& r, RouteMemory& memory) {
-    const int64_t size = r.count / r.groups;
+    const int64_t size = r.num_experts / r.groups;
     for (int64_t group = 0; group < r.groups; ++group)
         memory.by_group[group] = score_of_group(&memory.ranked[group * size], size, r.scoring);
     take_best(memory.by_group.data(), r.groups, r.groups, memory.best.data());
@@ -70,48 +70,52 @@ static void keep_best_groups(const Routing& r, RouteMemory& memory) {
 }
 
 static void route_row(const Routing& r, int64_t row, RouteMemory& memory) {
-    const float* logits = r.logits + row * r.count;
+    const float* logits = r.logits + row * r.num_experts;
     std::vector<float>&scores = memory.scores, &ranked = memory.ranked;
     if (r.scoring == SOFTMAX)
-        softmax(logits, r.count, scores.data());
+        softmax(logits, r.num_experts, scores.data());
     else
-        for (int64_t i = 0; i < r.count; ++i) scores[i] = 1.0f / (1.0f + exponential(-logits[i]));
-    for (int64_t i = 0; i < r.count; ++i)
-        ranked[i] = r.scoring == SIGMOID_OF_CHOSEN ? logits[i] : scores[i] + (r.bias ? r.bias[i] : 0.0f);
+        for (int64_t i = 0; i < r.num_experts; ++i) scores[i] = 1.0f / (1.0f + exponential(-logits[i]));
+    for (int64_t i = 0; i < r.num_experts; ++i) {
+        const float rank = r.scoring == SIGMOID_OF_CHOSEN ? logits[i] : scores[i] + (r.bias ? r.bias[i] : 0.0f);
+        ranked[i] = rank == rank ? rank : std::numeric_limits<float>::lowest();  // so that no expert is taken twice
+    }
     if (r.groups > r.top_groups) keep_best_groups(r, memory);
-    int64_t* experts = r.experts + row * r.chosen;
-    float *weights = r.weights + row * r.chosen, total = 0.0f;
-    take_best(ranked.data(), r.count, r.chosen, experts);
-    for (int64_t k = 0; k < r.chosen; ++k) total += weights[k] = scores[experts[k]];
+    int64_t* experts = r.experts + row * r.top_k;
+    float *weights = r.weights + row * r.top_k, total = 0.0f;
+    take_best(ranked.data(), r.num_experts, r.top_k, experts);
+    for (int64_t k = 0; k < r.top_k; ++k) total += weights[k] = scores[experts[k]];
     const float factor = r.renormalize ? r.scaling / (total + (r.scoring == SIGMOID ? 1e-20f : 0.0f)) : r.scaling;
-    for (int64_t k = 0; k < r.chosen; ++k) weights[k] *= factor;
+    for (int64_t k = 0; k < r.top_k; ++k) weights[k] *= factor;
 }
 
 EXPORT void route(const Routing* given) {
     const Routing& r = *given;
-    team::run(r.rows * r.count >= PARALLEL_FROM, [&](team::Member& member) {
+    team::run(r.rows * r.num_experts >= PARALLEL_FROM, [&](team::Member& member) {
         RouteMemory memory(r);
         member.each(r.rows, [&](int64_t row) { route_row(r, row, memory); });
     });
 }
 
-// out (rows, size) += the weighted outputs of each row's experts, from 0 if `fresh`; x and out are two. `calls`: of the
-// experts from `first` on, one after another up to `ends` (local,); others are on other ranks. They read `taken` and
-// write `made`, (capacity, size). `on_inputs`: the weights multiply the experts' inputs instead of their outputs.
+// out (rows, size) += the weighted outputs of each row's experts (rows, top_k), from 0 unless `accumulate`; x and out
+// must not overlap. This rank has `local` experts from `first` on. Their calls follow one another in `calls`, those of an
+// expert up to its entry of `ends` (local,); all calls read `gathered` and
+// write to the expert's entry of `computed` (local,), both (capacity, size).
+// `on_inputs`: the weights multiply the experts' inputs instead of their outputs.
 struct Mixture {
     const void* x;
     const float* weights;
     const int64_t* experts;
     const Call* calls;
     const int64_t* ends;
-    void* taken;
-    const void* made;
+    void* gathered;
+    const void* const* computed;
     void* out;
-    int64_t rows, size, chosen, first, local, capacity, on_inputs, fresh;
+    int64_t rows, size, top_k, first, local, capacity, on_inputs, accumulate;
 };
 
-// Runs a call that was recorded for `capacity` rows with `rows`.
-static void run_rows(const Call& call, int64_t rows, int64_t capacity) {
+// Runs a recorded call with another number of rows.
+static void run_rows(const Call& call, int64_t rows) {
     Call own = call;
     const auto with_rows = [&](auto layer) {
         layer.rows = rows;
@@ -125,7 +129,6 @@ static void run_rows(const Call& call, int64_t rows, int64_t capacity) {
         }
         case GATE: own.arguments[5] = rows; return run(gate, given);
         case GATE_PAIRS: own.arguments[3] = rows; return run(gate_pairs, given);
-        case ACTIVATE: own.arguments[4] = given[4] / capacity * rows; return run(activate, given);
 #if defined(__AVX512BW__)
         case LINEAR_BFLOAT16: {
             const Linear layer = with_rows(*value_of<const Linear*>(given[0]));
@@ -145,22 +148,22 @@ static void run_rows(const Call& call, int64_t rows, int64_t capacity) {
     }
 }
 
-// The places in (rows, chosen) of each of the rank's experts, one expert after another; `starts`: (local + 1).
+// The places in (rows, top_k) of each of the rank's experts, one expert after another; `starts`: (local + 1).
 static std::vector<int64_t> places_by_expert(const Mixture& m, std::vector<int64_t>& starts) {
     const auto local = [&](int64_t place) { return m.experts[place] - m.first; };
     const auto is_here = [&](int64_t place) { return local(place) >= 0 && local(place) < m.local; };
-    for (int64_t place = 0; place < m.rows * m.chosen; ++place)
+    for (int64_t place = 0; place < m.rows * m.top_k; ++place)
         if (is_here(place)) ++starts[local(place) + 1];
     for (int64_t expert = 0; expert < m.local; ++expert) starts[expert + 1] += starts[expert];
     std::vector<int64_t> places(size_t(starts[m.local])), next = starts;
-    for (int64_t place = 0; place < m.rows * m.chosen; ++place)
+    for (int64_t place = 0; place < m.rows * m.top_k; ++place)
         if (is_here(place)) places[next[local(place)]++] = place;
     return places;
 }
 
 template <typename T>
 static void take_row(const Mixture& m, int64_t place, T* into) {
-    const T* x = (const T*)m.x + place / m.chosen * m.size;
+    const T* x = (const T*)m.x + place / m.top_k * m.size;
     if (!m.on_inputs) {
         std::memcpy(into, x, size_t(m.size) * sizeof(T));
         return;
@@ -171,7 +174,7 @@ static void take_row(const Mixture& m, int64_t place, T* into) {
 template <typename T>
 static void add_row(const Mixture& m, int64_t place, const T* made) {
     const float weight = m.on_inputs ? 1.0f : m.weights[place];
-    T* out = (T*)m.out + place / m.chosen * m.size;
+    T* out = (T*)m.out + place / m.top_k * m.size;
     for (int64_t i = 0; i < m.size; ++i) put(out + i, to_float(out[i]) + to_float(made[i]) * weight);
 }
 
@@ -179,16 +182,16 @@ template <typename T>
 static void mix(const Mixture& m) {
     std::vector<int64_t> starts(size_t(m.local + 1));
     const std::vector<int64_t> places = places_by_expert(m, starts);
-    if (m.fresh) std::memset(m.out, 0, size_t(m.rows * m.size) * sizeof(T));
+    if (!m.accumulate) std::memset(m.out, 0, size_t(m.rows * m.size) * sizeof(T));
     const Call* calls = m.calls;
     for (int64_t expert = 0; expert < m.local; calls = m.calls + m.ends[expert], ++expert)
         for (int64_t at = starts[expert], rows; at < starts[expert + 1]; at += rows) {
             rows = std::min(m.capacity, starts[expert + 1] - at);
             const bool shared = rows * m.size >= PARALLEL_FROM;
-            team::for_each(rows, shared, [&](int64_t i) { take_row(m, places[at + i], (T*)m.taken + i * m.size); });
-            for (const Call* call = calls; call < m.calls + m.ends[expert]; ++call) run_rows(*call, rows, m.capacity);
+            team::for_each(rows, shared, [&](int64_t i) { take_row(m, places[at + i], (T*)m.gathered + i * m.size); });
+            for (const Call* call = calls; call < m.calls + m.ends[expert]; ++call) run_rows(*call, rows);
             // A row has an expert once, so that no two threads add to the same row.
-            team::for_each(rows, shared, [&](int64_t i) { add_row(m, places[at + i], (const T*)m.made + i * m.size); });
+            team::for_each(rows, shared, [&](int64_t i) { add_row(m, places[at + i], (const T*)m.computed[expert] + i * m.size); });
         }
 }
 
