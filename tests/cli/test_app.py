@@ -118,6 +118,17 @@ def test_a_conversion_says_what_it_replaces(
     assert as_json["replaced"] == (kept.digest if replaced else None)
 
 
+def test_a_conversion_by_another_version_says_so(make_hf: MakeHf, run: Any, tmp_path: Path) -> None:
+    source, out = make_hf(), tmp_path / "out"
+    run("convert", source, out)
+    manifest = read_manifest(out)
+    assert manifest is not None
+    older = manifest.identity.model_copy(update={"versions": dict.fromkeys(manifest.identity.versions, "0.0.1")})
+    manifest.model_copy(update={"identity": older}).write(out)
+    printed = run("convert", source, out)[1]
+    assert "replaced: an earlier checkpoint with the same settings, made by other versions\n" in printed
+
+
 def test_a_conversion_of_another_model_says_so(make_hf: MakeHf, run: Any, tmp_path: Path) -> None:
     run("convert", make_hf("one"), tmp_path / "out")
     printed = run("convert", make_hf("two", rms_norm_eps=0.5), tmp_path / "out")[1]

@@ -69,6 +69,17 @@ def test_a_damaged_part_is_not_what_a_repository_is_written_from(repository: Pat
     assert " --tokenizer DIR` " in hint
 
 
+def test_an_engine_that_shares_the_damaged_file_is_compiled_first(repository: Path, tmp_path: Path) -> None:
+    with (repository / "tensorrt_llm" / "1" / "engine" / "rank0.safetensors").open("r+b") as file:
+        file.write(b"changed")
+    with pytest.raises(ForgeError, match=r"repository .* is damaged: ") as caught:
+        open_artifact(repository, "repository")
+    expected = (
+        f"Compile the engine again, whose file this is; then `trtforge package {tmp_path / 'engine'} {repository} "
+    )
+    assert caught.value.hint.startswith(expected)
+
+
 def test_features_of_a_foreign_engine_and_its_draft_are_in_the_command(repository: Path) -> None:
     manifest = open_artifact(repository, "repository")
     identity = manifest.identity.with_inputs({"draft_engine": "0"})

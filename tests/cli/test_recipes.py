@@ -41,7 +41,7 @@ def test_the_same_as_json(capsys: pytest.CaptureFixture[str], monkeypatch: pytes
         "about": "Mixtral 8x7B Instruct in FP8 with an FP8 KV cache, every expert cut over two GPUs",
         "model": "mistralai/Mixtral-8x7B-Instruct-v0.1",
         "format": "fp8",
-        "kept": None,
+        "published_format": None,
         "kv_cache": "fp8",
         "tp": 2,
         "pp": 1,
@@ -51,8 +51,8 @@ def test_the_same_as_json(capsys: pytest.CaptureFixture[str], monkeypatch: pytes
         "max_batch_size": 128,
         "max_seq_len": 9216,
     }
-    kept = {recipe["name"]: (recipe["format"], recipe["kept"]) for recipe in recipes if recipe["kept"]}
-    assert kept["gpt-oss-20b-mxfp4"] == ("none", "mxfp4")
+    published = {each["name"]: (each["format"], each["published_format"]) for each in recipes}
+    assert published["gpt-oss-20b-mxfp4"] == ("none", "mxfp4")
 
 
 def test_a_shipped_recipe_is_shown_copied_and_valid(

@@ -53,6 +53,8 @@ def test_an_abort_of_the_runtime_is_an_error(tmp_path: Path) -> None:
         ("no rank 1 (hint: Give (two) ranks.)", ("no rank 1", "Give (two) ranks.")),
         ("no rank 1 (hint: Give two.)\nAt:", ("no rank 1\nAt:", "Give two.")),
         ("error: no rank 1\nhint: Give two.", ("error: no rank 1", "Give two.")),
+        ("two (hint: Correct each:\n  a: b\n  c: d)\nAt: f(x)", ("two\nAt: f(x)", "Correct each:\n  a: b\n  c: d")),
+        ("error: two\nhint: Correct each:\n  a: b\n  c: d", ("error: two", "Correct each:\n  a: b\n  c: d")),
         ("Signal (11) received.", ("Signal (11) received.", "")),
         ("", ("", "")),
     ],

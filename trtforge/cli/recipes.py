@@ -86,13 +86,13 @@ def _row(recipe: "Recipe") -> tuple[str, ...]:
     return (
         recipe.name,
         Path(recipe.model.source).name,
-        f"{_kept(recipe) or quant.format}, {quant.kv_cache}",
+        f"{_published_format(recipe) or quant.format}, {quant.kv_cache}",
         f"tp {parallel.tp}, pp {parallel.pp}",
         f"{parallel.tp * parallel.pp} x {gpu}" if gpu else "none needed",
     )
 
 
-def _kept(recipe: "Recipe") -> str | None:
+def _published_format(recipe: "Recipe") -> str | None:
     """The format in which the model was published, if it is served so; None if its weights are converted."""
     from trtforge.plan.known import known_config
     from trtforge.plan.published import published_format, served_as_published
@@ -110,7 +110,7 @@ def _summary(recipe: "Recipe", about: str) -> dict[str, Any]:
         "about": about,
         "model": recipe.model.source,
         "format": quant.format,
-        "kept": _kept(recipe),
+        "published_format": _published_format(recipe),
         "kv_cache": quant.kv_cache,
         "tp": parallel.tp,
         "pp": parallel.pp,

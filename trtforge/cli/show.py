@@ -90,7 +90,8 @@ def _earlier(old: "Manifest", new: "Manifest") -> str:
     before, after = dict(_leaves(old.identity.config)), dict(_leaves(new.identity.config))
     keys = [key for key in {**after, **before} if before.get(key) != after.get(key)]
     if not keys:
-        return f"an earlier {stage} with the same settings, of other input"
+        made = "of other input" if old.identity.inputs != new.identity.inputs else "made by other versions"
+        return f"an earlier {stage} with the same settings, {made}"
     shown = [f"{key.rpartition('.')[2]} {_value(before.get(key))} instead of {_value(after.get(key))}" for key in keys]
     more = f" and {len(keys) - _KEYS} more" if len(keys) > _KEYS else ""
     return f"an earlier {stage} with {', '.join(shown[:_KEYS])}{more}"

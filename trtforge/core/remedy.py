@@ -1,4 +1,4 @@
-"""What makes a damaged artifact again: of a Triton repository the exact command, from its manifest."""
+"""What makes a damaged artifact again: of a Triton repository the command, from its manifest."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -22,7 +22,15 @@ def remedy(directory: Path, manifest: "Manifest", fault: str) -> str:
         return "Delete the directory and build it again."
     engine = _engine_for(directory, manifest, fault)
     command = join(["trtforge", "package", engine, str(directory), *_options(directory, manifest, engine, fault)])
-    return f"`{command}` writes it again; --set serving.KEY=VALUE changes a setting."
+    again = f"`{command}` writes it again; --set serving.KEY=VALUE changes a setting."
+    return f"Compile the engine again, whose file this is; then {again}" if _is_of(engine, directory, fault) else again
+
+
+def _is_of(engine: str, repository: Path, fault: str) -> bool:
+    """Whether the wrong file is one that the repository has in common with the engine, as a hard link."""
+    parts = [(part, Path(engine)) for part in repository.glob(_ENGINE)]
+    pairs = [(path, own / path.relative_to(part)) for part, own in parts for path in part.rglob("*") if path.is_file()]
+    return any(fault.startswith(f"{path} ") and own.is_file() and path.samefile(own) for path, own in pairs)
 
 
 def _engine_for(repository: Path, manifest: "Manifest", fault: str) -> str:

@@ -10,8 +10,9 @@ _ENTRY = re.compile(r"[IWEF]\d{4} \d\d:\d\d:\d\d\.\d+ \d+ (?P<where>\S+)\] (?P<s
 _ERROR = re.compile(r"[EF]\d{4} ")
 _OTHER_ERROR = re.compile(r"^(\S*Error\b|error:|Signal \(|terminate called|\[libprotobuf FATAL)", re.IGNORECASE)
 _NOISE = ("CudaDriverHelper has not been initialized", "Failed to initialize NVML")
-_HINT = re.compile(r" \(hint: (.+)\)$|\n?^hint: (.+)$", re.MULTILINE)
-"""As the models of a repository raise errors, on one line, and as our other programs print them."""
+_SAID = r"hint: (.+(?:\n  .+)*)"  # several mistakes have indented lines
+_HINTS = (re.compile(rf" \({_SAID}\)$", re.MULTILINE), re.compile(rf"\n?^{_SAID}$", re.MULTILINE))
+"""As the models of a repository raise errors, and as our other programs print them."""
 _LINES = 6
 _RECENT = 5.0  # seconds before a failure in which its cause may have been logged
 
@@ -40,8 +41,8 @@ def first_error(log: Path | None, offset: int = 0) -> str:
 
 def without_hint(error: str) -> tuple[str, str]:
     """A logged error of ours without its hint, and the hint; empty if there is none."""
-    found = _HINT.search(error)
-    return (error, "") if found is None else (error[: found.start()] + error[found.end() :], found[1] or found[2])
+    found = next((match for hint in _HINTS if (match := hint.search(error))), None)
+    return (error, "") if found is None else (error[: found.start()] + error[found.end() :], found[1])
 
 
 def last_lines(log: Path | None, offset: int = 0) -> str:
