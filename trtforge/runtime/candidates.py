@@ -8,7 +8,7 @@ from torch import Tensor
 
 _BLOCK = 1024  # weights that are summed before they are looked at one by one
 _FINER = 16.0  # by how much a threshold of probabilities is lowered
-_ROUNDING = 1e-6  # of sums of probabilities in float32
+_SUM_ROUNDING = 1e-6  # of sums of probabilities in float32
 
 
 def most_likely_kept(logits: Tensor, top_k: Tensor, top_p: Tensor) -> tuple[Tensor, Tensor]:
@@ -39,7 +39,7 @@ def nucleus(logits: Tensor, top_p: float) -> tuple[Tensor, Tensor]:
     while threshold > least:
         threshold /= _FINER
         likely = probabilities >= threshold
-        if float((probabilities * likely).sum()) > top_p + _ROUNDING:
+        if float((probabilities * likely).sum()) > top_p + _SUM_ROUNDING:
             kept = likely
             break
     candidates = kept.nonzero().squeeze(1)
