@@ -56,7 +56,8 @@ struct RouteMemory {
     std::vector<int64_t> best;
 
     explicit RouteMemory(const Routing& r)
-        : scores(size_t(r.num_experts)), ranked(size_t(r.num_experts)), by_group(size_t(r.groups)), best(size_t(r.groups)) {}
+        : scores(size_t(r.num_experts)), ranked(size_t(r.num_experts)), by_group(size_t(r.groups)),
+          best(size_t(r.groups)) {}
 };
 
 // Experts outside the best groups are no candidates any more.
@@ -99,9 +100,8 @@ EXPORT void route(const Routing* given) {
 
 // out (rows, size) += the weighted outputs of each row's experts (rows, top_k), from 0 unless `accumulate`; x and out
 // must not overlap. This rank has `local` experts from `first` on. Their calls follow one another in `calls`, those of an
-// expert up to its entry of `ends` (local,); all calls read `gathered` and
-// write to the expert's entry of `computed` (local,), both (capacity, size).
-// `on_inputs`: the weights multiply the experts' inputs instead of their outputs.
+// expert up to its entry of `ends` (local,). They read `gathered` and write the expert's entry of `computed` (local,), all
+// (capacity, size). `on_inputs`: the weights multiply the experts' inputs instead of their outputs.
 struct Mixture {
     const void* x;
     const float* weights;
@@ -162,7 +162,7 @@ static std::vector<int64_t> places_by_expert(const Mixture& m, std::vector<int64
 }
 
 template <typename T>
-static void take_row(const Mixture& m, int64_t place, T* into) {
+static void gather_row(const Mixture& m, int64_t place, T* into) {
     const T* x = (const T*)m.x + place / m.top_k * m.size;
     if (!m.on_inputs) {
         std::memcpy(into, x, size_t(m.size) * sizeof(T));
@@ -172,10 +172,10 @@ static void take_row(const Mixture& m, int64_t place, T* into) {
 }
 
 template <typename T>
-static void add_row(const Mixture& m, int64_t place, const T* made) {
+static void add_row(const Mixture& m, int64_t place, const T* computed) {
     const float weight = m.on_inputs ? 1.0f : m.weights[place];
     T* out = (T*)m.out + place / m.top_k * m.size;
-    for (int64_t i = 0; i < m.size; ++i) put(out + i, to_float(out[i]) + to_float(made[i]) * weight);
+    for (int64_t i = 0; i < m.size; ++i) put(out + i, to_float(out[i]) + to_float(computed[i]) * weight);
 }
 
 template <typename T>
@@ -188,10 +188,12 @@ static void mix(const Mixture& m) {
         for (int64_t at = starts[expert], rows; at < starts[expert + 1]; at += rows) {
             rows = std::min(m.capacity, starts[expert + 1] - at);
             const bool shared = rows * m.size >= PARALLEL_FROM;
-            team::for_each(rows, shared, [&](int64_t i) { take_row(m, places[at + i], (T*)m.gathered + i * m.size); });
+            T* gathered = (T*)m.gathered;
+            const T* computed = (const T*)m.computed[expert];
+            team::for_each(rows, shared, [&](int64_t i) { gather_row(m, places[at + i], gathered + i * m.size); });
             for (const Call* call = calls; call < m.calls + m.ends[expert]; ++call) run_rows(*call, rows);
             // A row has an expert once, so that no two threads add to the same row.
-            team::for_each(rows, shared, [&](int64_t i) { add_row(m, places[at + i], (const T*)m.computed[expert] + i * m.size); });
+            team::for_each(rows, shared, [&](int64_t i) { add_row(m, places[at + i], computed + i * m.size); });
         }
 }
 
