@@ -144,6 +144,13 @@ def test_no_file_is_longer_than_400_lines() -> None:
     assert long == {}
 
 
+def run_python(code: str) -> str:
+    """What a program prints, which must succeed."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -185,10 +192,9 @@ def test_help_loads_nothing_heavy(words: list[str]) -> None:
         "heavy = names & set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "Usage: trtforge" in done.stdout
-    assert not words or "Example: trtforge" in done.stdout
+    printed = run_python(code)
+    assert "Usage: trtforge" in printed
+    assert not words or "Example: trtforge" in printed
 
 
 def test_a_client_of_one_protocol_does_not_load_the_other() -> None:
@@ -199,5 +205,4 @@ def test_a_client_of_one_protocol_does_not_load_the_other() -> None:
         "heavy = {'torch', 'transformers', 'numpy', 'tritonclient', 'httpx', 'rich'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    run_python(code)

@@ -1,11 +1,11 @@
-"""The description of an engine in the cache."""
+"""The description, in the cache, of what is made of a checkpoint."""
 
 from trtforge.core.cache_entry import About
 from trtforge.formats.trtllm import CheckpointConfig
 
 
-def about_engine(model: CheckpointConfig, release: str) -> About:
-    """The description of a checkpoint's engine. `release`: its target, such as TensorRT-LLM 1.2.1, or torch."""
+def about_checkpoint(model: CheckpointConfig, release: str | None = None) -> About:
+    """The description of a checkpoint, or of its engine for a `release`, such as TensorRT-LLM 1.2.1, or torch."""
     return About(
         architecture=model.architecture,
         layers=model.num_hidden_layers,

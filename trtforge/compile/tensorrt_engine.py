@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from trtforge import __version__
-from trtforge.compile.about import about_engine
+from trtforge.compile.about import about_checkpoint
 from trtforge.compile.asked_target import asked_target
 from trtforge.compile.engine_build import EngineBuild
 from trtforge.compile.rank_builds import build_ranks
@@ -44,5 +44,5 @@ def build_engine(build: EngineBuild, *, force: bool, progress: Progress) -> Prod
             shutil.copytree(tokenizer, directory / TOKENIZER_DIRECTORY)
         return records
 
-    about = about_engine(build.model, f"TensorRT-LLM {build.plan.release.version}")
+    about = about_checkpoint(build.model, f"TensorRT-LLM {build.plan.release.version}")
     return produce(build.out, identity, write, force=force, cache=cache_for(about))

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from trtforge import __version__
-from trtforge.compile.about import about_engine
+from trtforge.compile.about import about_checkpoint
 from trtforge.compile.torch import TorchPlan, build_rank, copy_adapters
 from trtforge.core.artifact import Produced, produce
 from trtforge.core.cache import cache_for
@@ -52,7 +52,7 @@ def build_torch_engine(
                 bar.advance(1)
         return {}
 
-    return produce(out, identity, write, force=force, cache=cache_for(about_engine(plan.model, "torch")))
+    return produce(out, identity, write, force=force, cache=cache_for(about_checkpoint(plan.model, "torch")))
 
 
 def _torch_version() -> str:

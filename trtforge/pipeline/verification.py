@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from trtforge import __version__
+from trtforge.compile.about import about_checkpoint
 from trtforge.core.artifact import Origin, produce
 from trtforge.core.cache import cache_for
-from trtforge.core.cache_entry import About
 from trtforge.core.digest import file_digest, text_digest
 from trtforge.core.errors import ForgeError
 from trtforge.core.json_text import read_json_object
@@ -49,20 +49,9 @@ def verified(
 
     manifest = open_artifact(checkpoint, "checkpoint")
     # what a foreign checkpoint was made from is not part of its digest
-    cache = None if is_foreign(manifest) else cache_for(_about(checkpoint))
+    cache = None if is_foreign(manifest) else cache_for(about_checkpoint(read_checkpoint_config(checkpoint)))
     produced = produce(out, _identity(manifest, gate), write, force=force, cache=cache)
     return _read(out, gate), produced.origin
-
-
-def _about(checkpoint: Path) -> About:
-    config = read_checkpoint_config(checkpoint)
-    return About(
-        architecture=config.architecture,
-        layers=config.num_hidden_layers,
-        hidden=config.hidden_size,
-        format=config.quantization.quant_algo or config.dtype,
-        kv_cache=config.quantization.kv_cache_quant_algo,
-    )
 
 
 def known_metrics(checkpoint: Path, gate: GateConfig, out: Path) -> CheckpointMetrics | None:

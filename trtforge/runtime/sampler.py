@@ -220,21 +220,20 @@ def verified_token(proposed: int, drawn_from: Tensor, wanted: Tensor, at: tuple[
     seed and position, for random numbers that nothing else uses.
     """
     accepts = uniform([at[0]], [at[1]], stream=1)[0] * float(drawn_from[proposed]) < float(wanted[proposed])
-    rest = (wanted.double() - drawn_from.double()).clamp_(min=0.0).cumsum(dim=0)
-    if accepts or float(rest[-1]) == 0.0:
+    rest = (wanted.double() - drawn_from.double()).clamp_(min=0.0)
+    if accepts or float(rest.sum()) == 0.0:
         return proposed
-    return _at(rest, uniform([at[0]], [at[1]], stream=2)[0])
+    return _chosen(rest, uniform([at[0]], [at[1]], stream=2))
 
 
 def drawn(distribution: Tensor, seed: int, step: int) -> int:
     """A token of a draft from its distribution (vocabulary,)."""
-    return _at(distribution.double().cumsum(dim=0), uniform([seed], [step], stream=3)[0])
+    return _chosen(distribution, uniform([seed], [step], stream=3))
 
 
-def _at(cumulated: Tensor, share: float) -> int:
-    """The first token up to which more than this share of the weights lies."""
-    last = int((cumulated < cumulated[-1]).sum())
-    return min(int((cumulated <= share * float(cumulated[-1])).sum()), last)
+def _chosen(weights: Tensor, share: np.ndarray[tuple[int], np.dtype[np.float64]]) -> int:
+    """The token of weights (vocabulary,) at this share of them."""
+    return int(chosen_places(weights.unsqueeze(0), torch.from_numpy(share).to(weights.device)))
 
 
 def uniform(seeds: list[int], steps: list[int], stream: int = 0) -> np.ndarray[tuple[int], np.dtype[np.float64]]:

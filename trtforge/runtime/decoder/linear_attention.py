@@ -5,6 +5,7 @@ positions: the layer keeps a state of each sequence. Its matrices are not quanti
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -97,10 +98,15 @@ class LinearAttention:
         rates, steps = (part.flatten(1) for part in by_head.chunk(2, dim=2))
         return rates.sigmoid(), -self.decay * functional.softplus(steps.float() + self.bias)
 
+    @cached_property
+    def _taps(self) -> Tensor:
+        """The convolution's weight in float32, (inputs, channels)."""
+        return self.kernel.squeeze(1).t().float()
+
     def _convolved(self, window: Tensor) -> Tensor:
         """(rows, tokens before and own, channels) to (rows, own tokens, channels), activated."""
         if window.shape[1] == self.sizes.kernel:  # one token: a sum, for which a convolution takes long to begin
-            summed = (window.float() * self.kernel.squeeze(1).t().float()).sum(dim=1, keepdim=True)
+            summed = (window.float() * self._taps).sum(dim=1, keepdim=True)
             return functional.silu(summed.to(window.dtype))
         channels = window.transpose(1, 2)
         return functional.silu(functional.conv1d(channels, self.kernel, groups=len(self.kernel))).transpose(1, 2)

@@ -33,7 +33,8 @@ def attend_context(
     queries (tokens, heads or more, size) to out (tokens, heads x size); table: int64 block numbers.
     """
     count = len(queries)
-    first = max(0, start - how.window + 1) if how.window else start - start % how.chunk if how.chunk else 0
+    of_window, of_chunk = (start - how.window + 1 if how.window else 0), (start - start % how.chunk if how.chunk else 0)
+    first = max(0, of_window, of_chunk)  # as `first_seen` of source/common.h
     blocks = -(-(start + count) // _KEYS) - first // _KEYS
     packed = queries.new_empty(blocks * _KEYS * 2 * how.kv_heads * how.size) if count > _QUERIES else None
     given = Context(
