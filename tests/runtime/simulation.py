@@ -1,0 +1,128 @@
+"""A scheduler with a model that computes nothing; its invariants are asserted at every step."""
+
+from dataclasses import dataclass, field
+
+from trtforge.core.recipe import SchedulerPolicy
+from trtforge.engine_process.requests import GenerationRequest
+from trtforge.runtime.scheduling.blocks import BlockManager
+from trtforge.runtime.scheduling.scheduler import Batching, BatchLimits, Row, Scheduler
+from trtforge.runtime.scheduling.sequence import Draft, Sequence
+
+ADAPTERS = 2
+"""Different adapters that may run at once."""
+
+
+@dataclass
+class Simulation:
+    """A scheduler whose model answers every sequence with a token that depends on the sequence alone."""
+
+    scheduler: Scheduler
+    admitted: list[int] = field(default_factory=list)
+    finished: list[Sequence] = field(default_factory=list)
+    steps: int = 0
+    arrivals: int = 0
+    rows: list[Row] = field(default_factory=list)
+    contents: dict[int, tuple[bytes, list[int]]] = field(default_factory=dict)
+    """Salt and tokens up to the last one in each block, of either memory."""
+
+    def arrive(self, prompt: list[int], max_tokens: int, adapter: int = 0, priority: float = 0.5) -> Sequence:
+        request = GenerationRequest(
+            str(self.arrivals), tuple(prompt), max_tokens, lora_task_id=adapter or None, priority=priority
+        )
+        limits = self.scheduler.limits
+        sequence = Sequence.of(request, self.arrivals, limits.max_seq_len, lambda output: None)
+        self.arrivals += 1
+        self.scheduler.add(sequence)
+        return sequence
+
+    def step(self, drafts: int = 0) -> None:
+        scheduler = self.scheduler
+        for sequence in scheduler.running:
+            sequence.draft = Draft((999,) * drafts)  # never right
+        ran, pauses = list(scheduler.running), scheduler.pauses
+        rows = self.rows = scheduler.schedule()
+        self.steps += 1
+        self.check(rows)
+        self.check_order(ran, pauses)
+        self.compute(rows, paused=scheduler.pauses > pauses)
+        self.admitted.extend(sequence.order for sequence in scheduler.running)
+        for row in rows:
+            scheduler.complete(row)
+            sequence = row.sequence
+            if row.samples:
+                reason = sequence.finish_with(1000 + (sequence.order + sequence.generated) % 3)
+                if reason:
+                    scheduler.finish(sequence, reason)
+                    self.finished.append(sequence)
+
+    def check(self, rows: list[Row]) -> None:
+        scheduler, limits = self.scheduler, self.scheduler.limits
+        assert len(rows) <= limits.max_batch_size
+        assert sum(row.count for row in rows) <= limits.max_num_tokens
+        assert len({row.sequence for row in rows}) == len(rows)
+        assert len({sequence.adapter for sequence in scheduler.running} - {0}) <= ADAPTERS
+        assert sum(row.count + len(row.drafts) for row in rows) <= limits.max_num_tokens
+        assert [row.count > 1 for row in rows] == sorted(row.count > 1 for row in rows)
+        blocks = scheduler.blocks
+        for row in rows:
+            assert blocks.missing(row.sequence.table, row.start + row.count) == 0
+            if blocks.window is not None and row.sequence.finish_reason is None:
+                assert row.sequence.table.dropped * blocks.tokens_per_block <= max(0, row.start - blocks.window + 1)
+        scheduler.blocks.check(sequence.table for sequence in scheduler.holders())
+
+    def compute(self, rows: list[Row], *, paused: bool) -> None:
+        """Write the rows' tokens to their blocks; every block that they attend to must have its own contents."""
+        blocks = self.scheduler.blocks
+        size, copies = blocks.tokens_per_block, blocks.take_copies()
+        self.contents |= {target: self.contents[source] for source, target in copies}
+        if not paused:
+            held = {block for each in self.scheduler.holders() for block in each.table.blocks[each.table.dropped :]}
+            back = {target for source, target in copies if source >= blocks.num_blocks > target}
+            assert back <= held, "a block came back that nothing attends to"
+        for row in rows:
+            table, tokens, salt = row.sequence.table, row.sequence.tokens, row.sequence.salt
+            for index in range(table.dropped, blocks.blocks_for(row.start)):
+                end = min((index + 1) * size, row.start)
+                known_salt, known = self.contents[table.blocks[index]]
+                assert (known_salt, known[:end]) == (salt, tokens[:end])
+            for index in range(row.start // size, blocks.blocks_for(row.start + row.count)):
+                self.contents[table.blocks[index]] = salt, tokens[: min((index + 1) * size, row.start + row.count)]
+
+    def check_order(self, ran: list[Sequence], pauses: int) -> None:
+        """No waiting sequence was overtaken, and the last of those that `ran` were paused."""
+        scheduler = self.scheduler
+        for queue in (scheduler.waiting, scheduler.running):
+            assert [each.precedence for each in queue] == sorted(each.precedence for each in queue)
+        if scheduler.waiting:
+            first = scheduler.waiting[0].precedence
+            assert all(each.precedence < first for each in scheduler.running if each not in ran and not each.held_back)
+        stopped = [each.precedence for each in ran if each in scheduler.waiting]
+        assert len(stopped) <= scheduler.pauses - pauses
+        if stopped:
+            assert all(each.precedence < min(stopped) for each in ran if each in scheduler.running)
+
+    def run(self, limit: int = 5000) -> None:
+        while not self.scheduler.idle:
+            assert self.steps < limit, "the scheduler makes no progress"
+            self.step()
+
+
+def simulation(
+    *,
+    blocks: int = 64,
+    size: int = 4,
+    batch: int = 4,
+    num_tokens: int = 32,
+    policy: SchedulerPolicy = "guaranteed_no_evict",
+    chunked: bool = False,
+    batching: Batching = "inflight",
+    reuse: bool = True,
+    window: int | None = None,
+    host_blocks: int = 0,
+) -> Simulation:
+    manager = BlockManager(blocks, size, reuse=reuse, window=window, host_blocks=host_blocks)
+    limits = BatchLimits(max_batch_size=batch, max_num_tokens=num_tokens, max_input_len=32, max_seq_len=48)
+    scheduler = Scheduler(
+        limits, manager, policy=policy, chunked_context=chunked, batching=batching, most_adapters=ADAPTERS
+    )
+    return Simulation(scheduler)
