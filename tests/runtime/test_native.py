@@ -104,6 +104,24 @@ def test_rotate(kernels: Native, dtype: torch.dtype, interleaved: bool) -> None:
     near(heads, expected, dtype)
 
 
+@pytest.mark.parametrize("dtype", TYPES)
+@settings(max_examples=25)
+@given(
+    rows=st.lists(st.integers(-5, 60) | st.sampled_from([-(2**62), 2**62]), max_size=300),
+    size=st.integers(1, 70),
+    first=st.integers(0, 20),
+    scale=st.sampled_from([1.0, 0.3, 22.625]),
+)
+def test_lookup(kernels: Native, dtype: torch.dtype, rows: list[int], size: int, first: int, scale: float) -> None:
+    """Rows of a part of a table, rounded once; zeros for rows of other parts and for those that no part has."""
+    table = torch.randn(25, size).to(dtype)
+    expected = torch.zeros(len(rows), size, dtype=dtype)
+    for index, row in enumerate(rows):
+        if first <= row < first + len(table):
+            expected[index] = table[row - first] * scale
+    assert torch.equal(kernels.lookup(table, torch.tensor(rows, dtype=torch.int64), scale, first), expected)
+
+
 @pytest.mark.parametrize("activated", [0, 1])
 @pytest.mark.parametrize("name", bindings.ACTIVATIONS)
 @pytest.mark.parametrize("dtype", TYPES)

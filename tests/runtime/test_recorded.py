@@ -35,7 +35,7 @@ from trtforge.runtime.scheduling.batch import Step
 
 BLOCK, SEQUENCES = 8, 6
 COUNTS = (1, 2, 4)
-"""Of rows: others are padded, because the vocabulary is no multiple of the kernels' tile."""
+"""Of rows: others are padded in bfloat16, because the vocabulary is no multiple of the kernels' tile."""
 TOLERANCES: dict[ModelDtype, float] = {"bfloat16": 2**-5, "float32": 1e-5}
 WIDE = ("qwen3", "qwen3_moe", "gpt_oss", "gemma", "gemma2", "gemma3")
 """With heads of 32 numbers: attention of 24 is torch's."""
@@ -127,9 +127,12 @@ def test_every_kernel_is_called_again(level: Native) -> None:
             scale_rows_by_gate(kernels, kernels.add(x, x, 1.0), x, weight.view(1, -1)),
             mixed,
             *routed,
+            kernels.lookup(table, slots, 0.5, 1),
+            *kernels.rotation(slots, frequencies, 1.0, torch.float32, interleaved=False),
             changed,
         ]
 
+    table, frequencies = torch.randn(20, 64), torch.rand(8)
     a, b, owners = torch.randn(2, 4, 64), torch.randn(2, 4, 64), torch.tensor([1, -1, 0])
     integers = torch.zeros(18, 2, 16, dtype=torch.int8)
     heads_before = heads.clone()
@@ -216,11 +219,19 @@ def begun(checkpoint: Path, directory: Path, dtype: ModelDtype) -> ThreadRanks:
     return ranks
 
 
+def recorded_rows(ranks: ThreadRanks, dtype: ModelDtype) -> tuple[int, ...]:
+    """Rows of whole steps that are recorded; in bfloat16 of their layers, as torch computes an LM head of odd width."""
+    (model,) = ranks.models
+    assert model.graphs is not None
+    of_steps, of_layers = model.graphs.captured_rows, model.layers.recorded_rows
+    assert not (of_layers if dtype == "float32" else of_steps)
+    return of_steps if dtype == "float32" else of_layers
+
+
 @pytest.mark.parametrize("dtype", TOLERANCES)
 @pytest.mark.parametrize("name", BY_KERNELS)
 def test_recorded_steps_equal_computed_ones(networks: Families, name: str, dtype: ModelDtype, tmp_path: Path) -> None:
     ranks = engine_of(networks, name, tmp_path / "engine", dtype)
-    layers = ranks.models[0].layers
 
     @settings(max_examples=12, deadline=None)
     @given(st.sampled_from(COUNTS).flatmap(some_sequences), st.integers(3, 20))
@@ -229,7 +240,7 @@ def test_recorded_steps_equal_computed_ones(networks: Families, name: str, dtype
             stepped(ranks, rows, before)
         computed = stepped(ranks, rows, at, beside=True)
         first, again = stepped(ranks, rows, at), stepped(ranks, rows, at)
-        assert len(rows) in layers.recorded_rows
+        assert len(rows) in recorded_rows(ranks, dtype)
         assert torch.equal(first, again)
         assert (first - computed).abs().max() <= TOLERANCES[dtype] * computed.abs().max()
 
@@ -243,11 +254,29 @@ def test_recorded_steps_in_float32_equal_transformers(networks: Families, name: 
     ranks, rows = engine_of(networks, name, tmp_path / "engine", "float32"), list(range(SEQUENCES))
     for at in range(3, 24):
         made = stepped(ranks, rows, at)
-    assert ranks.models[0].layers.recorded_rows == (SEQUENCES,)
+    assert recorded_rows(ranks, "float32") == (SEQUENCES,)
     for row in rows:
         expected = networks(name).logits(LONG[row : row + 24])[-1]
         assert (made[row] - expected).abs().max() <= 2e-5 * expected.abs().max()
         assert made[row].argmax() == expected.argmax()
+    ranks.close()
+
+
+def test_whole_steps_are_recorded_in_bfloat16_too(kernels: Native, tmp_path: Path) -> None:
+    """Where the kernels compute the LM head; in any order of numbers of rows."""
+    assert kernels.multiplies
+    checkpoint = write_checkpoint(tiny_llama(vocab_size=160), tmp_path / "checkpoint", Layout())
+    ranks = begun(checkpoint, tmp_path / "engine", "bfloat16")
+    for at in range(3, 12):
+        for rows in ([2], [0, 3, 4], [5, 1], [0, 1, 2, 3, 4, 5]):
+            made = stepped(ranks, rows, at)
+            assert torch.equal(stepped(ranks, rows, at), made)
+            computed = stepped(ranks, rows, at, beside=True)
+            assert (made - computed).abs().max() <= TOLERANCES["bfloat16"] * computed.abs().max()
+    (model,) = ranks.models
+    assert model.graphs is not None
+    assert model.graphs.captured_rows == (1, 2, 3, 6)
+    assert model.layers.recorded_rows == ()
     ranks.close()
 
 
@@ -261,7 +290,7 @@ def test_steps_with_a_quantised_cache_are_recorded(kv: str, dtype: ModelDtype, t
         made = stepped(ranks, rows, at)
         computed = stepped(ranks, rows, at, beside=True)
         assert (made - computed).abs().max() <= TOLERANCES[dtype] * computed.abs().max()
-    assert ranks.models[0].layers.recorded_rows == (4,)
+    assert recorded_rows(ranks, dtype) == (4,)
     ranks.close()
 
 
@@ -292,5 +321,7 @@ def test_networks_that_torch_computes_are_not_recorded(networks: Families, name:
     ranks = engine_of(networks, name, tmp_path / "engine")
     made = [stepped(ranks, [0, 1], 3) for _ in range(2)]
     assert torch.equal(*made)
-    assert ranks.models[0].layers.recorded_rows == ()
+    (model,) = ranks.models
+    assert model.layers.recorded_rows == ()
+    assert model.graphs is None or model.graphs.captured_rows == ()
     ranks.close()

@@ -20,6 +20,7 @@ from trtforge.core.dtypes import ModelDtype
 from trtforge.runtime.linears.linear import Placement
 from trtforge.runtime.native.bindings import Native
 from trtforge.runtime.native.recorder import Arena, recording
+from trtforge.runtime.ranks.rank_model import RankModel
 from trtforge.runtime.ranks.shared_sums import SharedSums
 
 PART_BYTES = 1 << 17
@@ -143,6 +144,11 @@ def test_a_sum_is_recorded(level: Native) -> None:
     assert len(calls) == 1
 
 
+def rows_of(rank: RankModel) -> tuple[int, ...]:
+    """Rows of the steps that a rank recorded, whole or without embedding and LM head."""
+    return rank.layers.recorded_rows or (() if rank.graphs is None else rank.graphs.captured_rows)
+
+
 @pytest.mark.parametrize("dtype", TOLERANCES)
 @pytest.mark.parametrize("layout", [Layout(tp=2), Layout(tp=2, pp=2)], ids=["tp2", "tp2pp2"])
 def test_recorded_steps_of_tensor_parallel_ranks(layout: Layout, dtype: ModelDtype, tmp_path: Path) -> None:
@@ -156,7 +162,9 @@ def test_recorded_steps_of_tensor_parallel_ranks(layout: Layout, dtype: ModelDty
         single = stepped(alone, [0, 2, 3, 4], at)
         assert (made - computed).abs().max() <= TOLERANCES[dtype] * computed.abs().max()
         assert (made - single).abs().max() <= TOLERANCES[dtype] * single.abs().max()
-    assert [rank.layers.recorded_rows for rank in ranks.models] == [(4,)] * layout.tp * layout.pp
+    assert [rows_of(rank) for rank in ranks.models] == [(4,)] * layout.tp * layout.pp
+    whole = [rank.graphs.captured_rows for rank in ranks.models if rank.graphs is not None]
+    assert whole == ([] if layout.pp > 1 else [(4,)] * 2 if dtype == "float32" else [()] * 2)
     ranks.close()
     alone.close()
 
@@ -167,5 +175,5 @@ def test_exchanges_over_the_network_are_not_recorded(monkeypatch: pytest.MonkeyP
     ranks = begun(engine, tmp_path / "engine", "bfloat16")
     first, again = (stepped(ranks, list(range(SEQUENCES)), 3) for _ in range(2))
     assert torch.equal(first, again)
-    assert [rank.layers.recorded_rows for rank in ranks.models] == [(), ()]
+    assert [rows_of(rank) for rank in ranks.models] == [(), ()]
     ranks.close()

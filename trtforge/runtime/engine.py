@@ -329,7 +329,7 @@ class Engine:
             sequences = [row.sequence for row, _ in pending]
             indices = [index for _, index in pending]
             for sequence, index in zip(sequences, indices, strict=True):
-                sequence.keep_logits(logits[index])
+                sequence.keep_logits(logits, index)
             own = logits if indices == list(range(len(logits))) else logits[indices]
             sampled = self._sampler.sample(sequences, own, depth)
             self._generated_tokens += len(pending)

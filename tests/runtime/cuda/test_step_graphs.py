@@ -18,7 +18,7 @@ from tests.runtime.thread_ranks import ThreadRanks
 from trtforge.runtime.cuda.graph_capture import graph_capture_for
 from trtforge.runtime.decoder import kv_cache
 from trtforge.runtime.decoder.attention import Batch
-from trtforge.runtime.decoder.step_graphs import MOST_ROWS, Inputs, Outputs, StepGraphs
+from trtforge.runtime.decoder.step_graphs import MOST_ROWS, ExactMemory, Memory, Outputs, PaddedMemory, StepGraphs
 from trtforge.runtime.native.bindings import VARIABLE
 from trtforge.runtime.ranks import rank_model
 from trtforge.runtime.ranks.source import open_engine
@@ -26,6 +26,7 @@ from trtforge.runtime.scheduling.batch import Step
 
 BLOCK, SEQUENCES, COLUMNS = 8, 6, 4
 BLOCKS = 1 + COLUMNS * SEQUENCES
+PADDED = PaddedMemory(COLUMNS, BLOCK, 9, DEVICE)
 
 
 def repeated(compute: Callable[[], Outputs]) -> tuple[Outputs, Callable[[], object]]:
@@ -169,7 +170,7 @@ def test_other_steps_are_computed_without_graphs(kind: str) -> None:
     def never(compute: Callable[[], Outputs]) -> tuple[Outputs, Callable[[], object]]:
         raise AssertionError("nothing is captured")
 
-    graphs = StepGraphs(computed, never, columns=COLUMNS, block_size=BLOCK, spare=9, device=torch.device("cpu"))
+    graphs = StepGraphs(computed, never, PADDED)
     assert graphs.execute(other_steps()[kind]) is None
 
 
@@ -183,7 +184,7 @@ def computed(batch: Batch) -> Outputs:
 
 def test_rows_that_pad_a_step_use_the_spare_block() -> None:
     """Table columns of earlier steps stay, beyond the lengths that are read."""
-    inputs = Inputs.of(4, COLUMNS, BLOCK, 9, DEVICE)
+    inputs = PADDED.inputs(4)
     batch = inputs.batch()
     inputs.fill(step_of([16, 17, 18, 19], [0, 1, 2, 3]))
     short = step_of([1], [4])
@@ -197,9 +198,11 @@ def test_rows_that_pad_a_step_use_the_spare_block() -> None:
     assert batch.wanted == len(batch.slots) == 4
 
 
+@pytest.mark.parametrize("memory", [PADDED, ExactMemory(COLUMNS, BLOCK)])
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=8))
-def test_outputs_are_trimmed_to_the_rows(sizes: list[int]) -> None:
-    graphs = StepGraphs(computed, repeated, columns=COLUMNS, block_size=BLOCK, spare=9, device=torch.device("cpu"))
+def test_outputs_are_those_of_the_rows(memory: Memory, sizes: list[int]) -> None:
+    """Whatever graphs were captured before, and however much memory they needed."""
+    graphs = StepGraphs(computed, repeated, memory)
     for size in sizes:
         rows = [row % SEQUENCES for row in range(size)]
         step = step_of([row % 7 for row in range(size)], rows)
@@ -211,7 +214,7 @@ def test_outputs_are_trimmed_to_the_rows(sizes: list[int]) -> None:
         assert found.logits[:, 3:].tolist() == step.tables.tolist()
         assert found.last[:, 0].tolist() == (step.starts + 1).tolist()
         assert [len(each) for each in found.states] == [size]
-    assert all(rows >= size for size, rows in zip(sorted(sizes)[-1:], graphs.captured_rows[-1:], strict=True))
+    assert graphs.captured_rows == tuple(sorted({memory.rows(size) for size in sizes}))
 
 
 def test_what_cannot_be_captured_is_computed(caplog: pytest.LogCaptureFixture) -> None:
@@ -221,11 +224,21 @@ def test_what_cannot_be_captured_is_computed(caplog: pytest.LogCaptureFixture) -
         tried.append(compute)
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    graphs = StepGraphs(computed, refused, columns=COLUMNS, block_size=BLOCK, spare=9, device=torch.device("cpu"))
+    graphs = StepGraphs(computed, refused, PADDED)
     with caplog.at_level(logging.WARNING):
         assert [graphs.execute(step_of([3], [0])) for _ in range(2)] == [None, None]
     assert len(tried) == 1
     assert "steps are computed without CUDA graphs, slower: operation not permitted" in caplog.text
+
+
+def test_what_is_captured_in_part_is_computed_without_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    """Recordings of kernel calls, between which torch computes: layers are recorded instead."""
+    tried = []
+    graphs = StepGraphs(computed, tried.append, ExactMemory(COLUMNS, BLOCK))
+    with caplog.at_level(logging.WARNING):
+        assert [graphs.execute(step_of([3], [0])) for _ in range(2)] == [None, None]
+    assert len(tried) == 1
+    assert not caplog.records
 
 
 def test_cpus_capture_no_graphs() -> None:

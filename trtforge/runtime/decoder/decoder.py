@@ -20,7 +20,7 @@ from trtforge.runtime.decoder.recorded import Layers
 from trtforge.runtime.linears.kernels import Kernels
 from trtforge.runtime.linears.linear import Placement
 from trtforge.runtime.linears.weights import Weights
-from trtforge.runtime.native.bindings import native_for
+from trtforge.runtime.native.bindings import Native, native_for
 from trtforge.runtime.native.tiles import TILE
 
 
@@ -69,6 +69,12 @@ class Decoder:
         spec = self.spec
         alone = spec.tp == 1 and spec.pp == 1
         return alone and self.reads_in_place and spec.moe is None and spec.linear is None
+
+    @property
+    def recordable(self) -> Native | None:
+        """The CPU kernels whose calls may be all that steps of as many single-token rows are."""
+        spec = self.spec
+        return self._native if spec.pp == 1 and self.reads_in_place and spec.linear is None else None
 
     @property
     def takes_any_rows(self) -> bool:

@@ -8,67 +8,69 @@ from torch import Tensor
 from torch.nn import functional
 
 from trtforge.runtime.architecture.layout import EMBEDDING, EMBEDDING_NORM, POSITIONS
-from trtforge.runtime.architecture.spec import DecoderSpec, EmbeddingSplit
-from trtforge.runtime.decoder.collective import Collective
+from trtforge.runtime.architecture.spec import EmbeddingSplit
 from trtforge.runtime.decoder.loader import Loader
 from trtforge.runtime.decoder.norms import Norm
+from trtforge.runtime.native.bindings import Native, native_for
 
 Lookup = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
 class Embedding:
-    """`tokens` and `positions`: lookups in their tables."""
+    """`tokens` and `positions`: lookups in their tables. `scaled`: tokens' rows times the network's factor."""
 
     tokens: Lookup
+    scaled: Lookup
     positions: Lookup | None
-    scale: float
     norm: Norm | None
+    kernels: Native | None
 
     def __call__(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """(tokens, hidden)."""
-        hidden = self.tokens(tokens)
-        if self.scale != 1.0:
-            hidden = hidden * self.scale
+        hidden = self.scaled(tokens)
         if self.positions is not None:
-            hidden = hidden + self.positions(positions)
+            learned = self.positions(positions)
+            hidden = hidden + learned if self.kernels is None else self.kernels.add(hidden, learned, 1.0)
         return hidden if self.norm is None else self.norm(hidden)
 
 
 def load_embedding(loader: Loader) -> Embedding:
     """The embedding of a rank."""
-    spec = loader.spec
-    network = spec.network
-    embed_tokens = _lookup(loader, EMBEDDING, spec.embedding)
-    embed_positions = None
+    spec, place = loader.spec, loader.place
+    network, table, positions = spec.network, loader.tensor(EMBEDDING), None
     if spec.position == "learned":
-        embed_positions = _lookup(loader, POSITIONS, spec.embedding if network.splits_positions else "replicated")
+        split = spec.embedding if network.splits_positions else "replicated"
+        positions = _lookup(loader, loader.tensor(POSITIONS), split)
     norm = loader.norm(EMBEDDING_NORM) if network.embedding_norm else None
     # Rounded to the compute type first, as transformers' Gemma does.
-    scale = float(torch.tensor(spec.embedding_scale, dtype=loader.place.dtype))
-    return Embedding(embed_tokens, embed_positions, scale, norm)
+    scale = float(torch.tensor(spec.embedding_scale, dtype=place.dtype))
+    tokens, scaled = (_lookup(loader, table, spec.embedding, factor) for factor in (1.0, scale))
+    return Embedding(tokens, scaled, positions, norm, native_for(place.device, place.dtype))
 
 
-def _lookup(loader: Loader, name: str, split: EmbeddingSplit) -> Lookup:
-    """The lookup of rows in a table that may be split over the ranks."""
-    spec, ranks, table = loader.spec, loader.ranks, loader.tensor(name)
+def _lookup(loader: Loader, table: Tensor, split: EmbeddingSplit, scale: float = 1.0) -> Lookup:
+    """The lookup of rows, times `scale`, in a table that may be split over the ranks."""
+    ranks, kernels = loader.ranks, native_for(loader.place.device, loader.place.dtype)
+    first = loader.spec.rank.tp_rank * len(table) if split == "vocab" else 0
+
+    def own(rows: Tensor) -> Tensor:
+        """Zeros for rows that other ranks have."""
+        if kernels is not None:
+            return kernels.lookup(table, rows, scale, first)
+        found = _vocab_share(table, rows - first) if split == "vocab" else functional.embedding(rows, table)
+        return found if scale == 1.0 else found * scale
+
     match split:
         case "replicated":
-            return lambda rows: functional.embedding(rows, table)
+            return own
         case "hidden":
-            return lambda rows: ranks.all_gather(functional.embedding(rows, table))
+            return lambda rows: ranks.all_gather(own(rows))
         case "vocab":
-            return _vocab_parallel(spec, ranks, table)
+            return lambda rows: ranks.all_reduce(own(rows))
 
 
-def _vocab_parallel(spec: DecoderSpec, ranks: Collective, table: Tensor) -> Lookup:
-    first = spec.rank.tp_rank * len(table)
-
-    def lookup(rows: Tensor) -> Tensor:
-        """Rows that this rank holds, zero for the others: the sum over ranks is the embedding."""
-        local = rows - first
-        foreign = (local < 0) | (local >= len(table))
-        own = functional.embedding(local.masked_fill(foreign, 0), table)
-        return ranks.all_reduce(own.masked_fill_(foreign.unsqueeze(1), 0))
-
-    return lookup
+def _vocab_share(table: Tensor, rows: Tensor) -> Tensor:
+    foreign = (rows < 0) | (rows >= len(table))
+    found = functional.embedding(rows.masked_fill(foreign, 0), table)
+    return found.masked_fill_(foreign.unsqueeze(1), 0)

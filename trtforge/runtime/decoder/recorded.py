@@ -15,7 +15,7 @@ from trtforge.runtime.decoder.attention import Batch
 from trtforge.runtime.decoder.kv_cache import LayerCache
 from trtforge.runtime.decoder.layer import Layer
 from trtforge.runtime.native.bindings import Native, PagedRows
-from trtforge.runtime.native.recorder import Arena, recording
+from trtforge.runtime.native.recorder import Arena, Recorder, current_recorder, recording
 from trtforge.runtime.native.structures import Calls
 
 
@@ -106,6 +106,9 @@ class Layers:
         self, hidden: Tensor, batch: Batch, rotations: tuple[Rotation, ...], cache: Sequence[LayerCache]
     ) -> Tensor:
         """(tokens, hidden) to (tokens, hidden), which the next step may overwrite, and so `states`."""
+        recorder = current_recorder()
+        if recorder is not None:  # of the whole step
+            return self._noted(recorder, hidden, batch, rotations, cache)
         if self._kernels is None or batch.paged is None or batch.context or len(batch.slots) != len(hidden):
             return self._computed(hidden, batch, rotations, cache)
         columns = -(-self._longest // batch.paged.block_size)
@@ -157,11 +160,28 @@ class Layers:
             self._inputs = _Inputs.of(2 * rows, columns, hidden, batch, rotations)
         inputs = self._inputs.first(rows)
         inputs.fill(hidden, batch, rotations)
-        hidden, batch, rotations = inputs.as_step(batch, rotations)
+        with recording(self._arena) as recorder:
+            hidden = self._noted(recorder, *inputs.as_step(batch, rotations), cache)
+        if recorder.complete:
+            self._recordings[key] = _Recording(inputs, *recorder.calls(), hidden, self.states)
+        else:
+            self._kernels = None
+        return hidden
+
+    def _noted(
+        self,
+        recorder: Recorder,
+        hidden: Tensor,
+        batch: Batch,
+        rotations: tuple[Rotation, ...],
+        cache: Sequence[LayerCache],
+    ) -> Tensor:
+        """Compute a step whose kernel calls a recorder notes; results of all recordings lie in the same memory."""
+        if self._kernels is None:
+            return self._computed(hidden, batch, rotations, cache)
         states: list[Tensor] = []
         self._kept_arena.turn()
-        assert self._kernels is not None, "recordings are of kernel calls"
-        with recording(self._arena) as recorder:
+        with recorder.into(self._arena):
             for index, (layer, layer_cache) in enumerate(zip(self._layers, cache, strict=True)):
                 self._arena.turn()
                 if index in self._kept:
@@ -171,8 +191,4 @@ class Layers:
         if len(self._layers) in self._kept:
             states.append(hidden)
         self.states = states
-        if recorder.complete:
-            self._recordings[key] = _Recording(inputs, *recorder.calls(), hidden, states)
-        else:
-            self._kernels = None
         return hidden

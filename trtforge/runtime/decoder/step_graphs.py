@@ -1,12 +1,13 @@
-"""Steps of single-token rows from graphs: one for each padded number of rows, captured at the first such step.
+"""Steps of single-token rows from graphs: one for each number of rows, captured at the first such step.
 
-Rows that pad a step write to a spare block and attend to it. What captures is given (`runtime.cuda.graph_capture`), so
-that nothing here depends on a device.
+A graph is a CUDA graph, or recorded calls of CPU kernels. What captures it is given (`runtime.cuda.graph_capture`,
+`runtime.native.call_capture`), so that nothing here depends on a device.
 """
 
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -39,28 +40,51 @@ class Outputs:
 
 
 Compute = Callable[[Batch], Outputs]
-Capture = Callable[[Callable[[], Outputs]], tuple[Outputs, Callable[[], object]]]
-"""From a computation to its outputs and to what computes them again, from the same memory into the same memory."""
+Capture = Callable[[Callable[[], Outputs]], tuple[Outputs, Callable[[], object]] | None]
+"""From a computation to its outputs and to what computes them again, from the same memory into the same memory.
+
+None where what is captured is not the whole computation; a RuntimeError if it fails.
+"""
+
+
+class Inputs(Protocol):
+    """The memory that a graph reads."""
+
+    def fill(self, step: Step) -> None:
+        """Copy a step's integers, which are of at most as many rows and columns of block tables."""
+
+    def batch(self) -> Batch:
+        """The step that is computed from this memory."""
+
+
+class Memory(Protocol):
+    """Where the inputs of graphs lie."""
+
+    @property
+    def columns(self) -> int:
+        """Of the block tables of the longest sequence."""
+
+    def rows(self, rows: int) -> int:
+        """The rows of the graph that computes steps of so many."""
+
+    def inputs(self, rows: int) -> Inputs:
+        """The inputs of a graph of so many rows."""
 
 
 @dataclass(frozen=True)
-class Inputs:
+class PaddedInputs:
     """What `rows` rows read: int64 (4 + columns of the block tables, rows), so that what a step fills lies together.
 
-    Tokens, positions, slots and lengths, then the tables, a row for each column.
+    Tokens, positions, slots and lengths, then the tables, a row for each column. Rows that pad a step write to the
+    block `spare` and attend to it.
     """
 
     integers: Tensor
     block_size: int
     spare: int
 
-    @classmethod
-    def of(cls, rows: int, columns: int, block_size: int, spare: int, device: torch.device) -> "Inputs":
-        """Memory for this many rows. `spare`: the block of rows that pad a step."""
-        return cls(torch.zeros(4 + columns, rows, dtype=torch.int64, device=device), block_size, spare)
-
     def fill(self, step: Step) -> None:
-        """Copy a step's, which has at most as many rows and columns, in one transfer."""
+        """See Inputs: in one transfer."""
         count, used = step.tables.shape
         filled = np.zeros((4 + used, self.integers.shape[1]), dtype=np.int64)
         filled[0, :count], filled[1, :count] = step.tokens, step.starts
@@ -71,20 +95,84 @@ class Inputs:
         self.integers[: len(filled)].copy_(torch.from_numpy(filled))
 
     def batch(self) -> Batch:
-        """The step that is computed from this memory."""
-        tokens, positions, slots, lengths = self.integers[:4]
-        rows = len(tokens)
-        return Batch(
-            tokens=tokens,
-            positions=positions,
-            slots=slots,
-            logit_rows=torch.arange(rows, device=tokens.device),
-            wanted=rows,
-            length=0,
-            generation=(),
-            context=(),
-            paged=PagedRows(self.integers[4:].t(), lengths, self.block_size),
-        )
+        """See Inputs."""
+        return _batch(self.integers[:4], self.integers[4:].t(), self.block_size)
+
+
+@dataclass(frozen=True)
+class PaddedMemory:
+    """On a GPU: graphs of few sizes, each with memory of its own."""
+
+    columns: int
+    block_size: int
+    spare: int
+    device: torch.device
+
+    def rows(self, rows: int) -> int:
+        """See Memory."""
+        return padded_rows(rows)
+
+    def inputs(self, rows: int) -> PaddedInputs:
+        """See Memory."""
+        integers = torch.zeros(4 + self.columns, rows, dtype=torch.int64, device=self.device)
+        return PaddedInputs(integers, self.block_size, self.spare)
+
+
+@dataclass(frozen=True)
+class ExactInputs:
+    """What a step of exactly so many rows reads: int64 tokens, positions, slots and lengths (4, rows), and tables."""
+
+    integers: Tensor
+    tables: Tensor
+    block_size: int
+
+    def fill(self, step: Step) -> None:
+        """See Inputs."""
+        integers, tables, starts = self.integers.numpy(), self.tables.numpy(), step.starts
+        integers[0], integers[1], integers[3] = step.tokens, starts, starts + 1
+        integers[2] = step.slots(np.arange(len(starts)), starts, self.block_size)
+        tables[:, : step.tables.shape[1]] = step.tables
+
+    def batch(self) -> Batch:
+        """See Inputs."""
+        return _batch(self.integers, self.tables, self.block_size)
+
+
+class ExactMemory:
+    """On a CPU: a graph for each number of rows; they run one at a time, so all of them read the same memory."""
+
+    def __init__(self, columns: int, block_size: int) -> None:
+        self.columns = columns
+        self._block_size = block_size
+        self._integers = torch.zeros(4, 0, dtype=torch.int64)
+        self._tables = torch.zeros(0, columns, dtype=torch.int64)
+
+    def rows(self, rows: int) -> int:
+        """See Memory."""
+        return rows
+
+    def inputs(self, rows: int) -> ExactInputs:
+        """See Memory. Older graphs keep the memory that they have."""
+        if rows > len(self._tables):
+            self._integers = torch.zeros(4, 2 * rows, dtype=torch.int64)
+            self._tables = torch.zeros(2 * rows, self.columns, dtype=torch.int64)
+        return ExactInputs(self._integers[:, :rows], self._tables[:rows], self._block_size)
+
+
+def _batch(integers: Tensor, tables: Tensor, block_size: int) -> Batch:
+    tokens, positions, slots, lengths = integers
+    rows = len(tokens)
+    return Batch(
+        tokens=tokens,
+        positions=positions,
+        slots=slots,
+        logit_rows=torch.arange(rows, device=tokens.device),
+        wanted=rows,
+        length=0,
+        generation=(),
+        context=(),
+        paged=PagedRows(tables, lengths, block_size),
+    )
 
 
 @dataclass(frozen=True)
@@ -95,17 +183,12 @@ class _Graph:
 
 
 class StepGraphs:
-    """The graphs of a rank. `columns`: of the block tables of its longest sequence; `spare`: a block of no sequence."""
+    """The graphs of a rank."""
 
-    def __init__(
-        self, compute: Compute, capture: Capture, *, columns: int, block_size: int, spare: int, device: torch.device
-    ) -> None:
+    def __init__(self, compute: Compute, capture: Capture, memory: Memory) -> None:
         self._compute = compute
         self._capture: Capture | None = capture
-        self._columns = columns
-        self._block_size = block_size
-        self._spare = spare
-        self._device = device
+        self._memory = memory
         self._graphs: dict[int, _Graph] = {}
 
     @property
@@ -117,7 +200,7 @@ class StepGraphs:
         """The outputs of the step's rows; None, with nothing computed, if a graph does not compute such steps."""
         if not self._takes(step):
             return None
-        rows = padded_rows(len(step.counts))
+        rows = self._memory.rows(len(step.counts))
         graph = self._graphs.get(rows) or self._captured(rows, step)
         if graph is None:
             return None
@@ -130,24 +213,25 @@ class StepGraphs:
         return (
             self._capture is not None
             and rows <= MOST_ROWS
-            and columns <= self._columns  # drafts beyond the longest sequence have more
+            and columns <= self._memory.columns  # drafts beyond the longest sequence have more
             and step.length == 0
             and not len(step.adapters)
             and bool((step.counts == 1).all() and (step.wanted == 1).all())
         )
 
     def _captured(self, rows: int, step: Step) -> _Graph | None:
-        """A graph, whose warm-ups computed the step; None if its operations cannot be captured: never try again."""
+        """A graph, whose capture computed the step; None if its operations cannot be captured: never try again."""
         assert self._capture is not None, "see _takes"
-        inputs = Inputs.of(rows, self._columns, self._block_size, self._spare, self._device)
+        inputs, captured = self._memory.inputs(rows), None
         inputs.fill(step)
         batch = inputs.batch()
         try:
-            outputs, replay = self._capture(lambda: self._compute(batch))
+            captured = self._capture(lambda: self._compute(batch))
         except RuntimeError as error:
             _LOG.warning("steps are computed without CUDA graphs, slower: %s", error)
+        if captured is None:
             self._capture = None
             self._graphs = {}
             return None
-        self._graphs[rows] = _Graph(inputs, outputs, replay)
+        self._graphs[rows] = _Graph(inputs, *captured)
         return self._graphs[rows]

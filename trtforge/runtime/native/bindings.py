@@ -160,6 +160,14 @@ class Native:
         self.run("rotation", TYPES[dtype], *pointers, len(positions), half, factor, interleaved)
         return cos, sin
 
+    def lookup(self, table: Tensor, rows: Tensor, scale: float = 1.0, first: int = 0) -> Tensor:
+        """scale * table[rows - first], of a contiguous (known, size) table; zeros for rows that it does not have."""
+        rows = rows.contiguous()
+        out = table.new_empty(len(rows), table.shape[1])
+        pointers = (tensor.data_ptr() for tensor in (table, rows, out))
+        self.run("lookup", TYPES[table.dtype], *pointers, *out.shape, first, len(table), scale)
+        return out
+
     def gate(self, halves: Tensor, activation: str, activated: int) -> Tensor:
         """activation(one half) * other half, of (rows, 2 x size). `activated`: index of the activated half."""
         halves = halves.contiguous()

@@ -160,6 +160,7 @@ ARGUMENTS: dict[str, Sequence[object]] = {
     "add_rms_norm": (_integer, *(_pointer,) * 5, _integer, _integer, _float, _float),
     "rotate": (_integer, _pointer, _pointer, _pointer, *(_integer,) * 6),
     "rotation": (_integer, *(_pointer,) * 4, _integer, _integer, _float, _integer),
+    "lookup": (_integer, *(_pointer,) * 3, *(_integer,) * 4, _float),
     "gate": (_integer, _integer, _integer, _pointer, _pointer, _integer, _integer),
     "write_slots": (_pointer, _integer, _pointer, _integer, _integer, _pointer),
     "quantize_slots": (_integer, _integer, _pointer, _integer, _pointer, _integer, _integer, _pointer, _float),
@@ -208,6 +209,8 @@ RECORDED = (
     "scale_rows_by_gate",
     "route",
     "mix_experts",
+    "rotation",
+    "lookup",
 )
 """The kernels that `replay` calls, as source/calls.h numbers them."""
 OF_ROWS = frozenset(("linear_bfloat16", "linear_int4", "linear_int8", "linear_float32", "gate", "gate_pairs"))

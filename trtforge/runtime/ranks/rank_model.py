@@ -18,11 +18,12 @@ from trtforge.runtime.decoder.eagle import Network, spare_blocks
 from trtforge.runtime.decoder.kv_cache import LayerCache
 from trtforge.runtime.decoder.kv_capacity import KvMemory, block_bytes, block_count, host_block_count
 from trtforge.runtime.decoder.recorded import Layers
-from trtforge.runtime.decoder.step_graphs import Outputs, StepGraphs
+from trtforge.runtime.decoder.step_graphs import ExactMemory, Outputs, PaddedMemory, StepGraphs
 from trtforge.runtime.linears.kernels import DTYPES
 from trtforge.runtime.linears.linear import Placement
 from trtforge.runtime.linears.packing import pack_rank
 from trtforge.runtime.linears.weights import Weights
+from trtforge.runtime.native.call_capture import CallCapture
 from trtforge.runtime.ranks.micro_batches import micro_batches
 from trtforge.runtime.ranks.source import EagleDrafts, Source
 from trtforge.runtime.scheduling.batch import Step
@@ -54,6 +55,7 @@ class RankModel:
         self._copies: BlockCopies | None = None
         self._graphs: StepGraphs | None = None
         self._capture = graph_capture_for(place.device) if self._decoder.repeats else None
+        self._calls = None if self._decoder.recordable is None else CallCapture(self._decoder.recordable)
 
     def allocate(self, memory: KvMemory) -> tuple[int, int]:
         """Allocate as many KV blocks as fit on every rank: their numbers on a device and in host memory.
@@ -90,15 +92,12 @@ class RankModel:
         """Allocate `num_blocks` KV blocks, and more in host memory; required before the first step."""
         size, longest = self._source.tokens_per_block, self._source.limits.max_seq_len
         self._cache = self._decoder.new_cache(num_blocks + (self._capture is not None), size)
+        columns = -(-longest // size)
         if self._capture is not None:
-            self._graphs = StepGraphs(
-                self._outputs,
-                self._capture,
-                columns=-(-longest // size),
-                block_size=size,
-                spare=num_blocks,
-                device=self._place.device,
-            )
+            padded = PaddedMemory(columns, size, num_blocks, self._place.device)
+            self._graphs = StepGraphs(self._outputs, self._capture, padded)
+        elif self._calls is not None:
+            self._graphs = StepGraphs(self._outputs, self._calls, ExactMemory(columns, size))
         if self._network is not None:
             self._cache.append(self._network.allocate_cache(num_blocks + self._spare_blocks, size))
         self._copies = BlockCopies(self.cache, num_blocks, host_blocks)
@@ -110,7 +109,7 @@ class RankModel:
 
     @property
     def graphs(self) -> StepGraphs | None:
-        """The graphs of single-token steps, on a GPU that computes them alone."""
+        """The graphs of single-token steps, on a device that computes them alone."""
         return self._graphs
 
     @property
@@ -153,10 +152,6 @@ class RankModel:
         `fills`: blocks to overwrite after the step's copies, with their bytes of all layers one after another.
         """
         assert self._copies is not None, "see allocate_cache"
-        device, dtype = self._place.device, self._place.dtype
-        pads = device.type == "cpu" and dtype is not torch.float32 and not self._decoder.takes_any_rows
-        reaches = self._decoder.spec.reaches
-        block, in_place = self._source.tokens_per_block, self._decoder.reads_in_place
         if len(step.copies):
             self._copies.copy(step.copies)
         for block_index, content in (fills or {}).items():
@@ -172,9 +167,21 @@ class RankModel:
                 self._decoder.keep(replayed.last, replayed.states)
                 found.append(replayed.logits)
                 continue
-            batch = Batch.of(part, block, device, dtype, reaches=reaches, pads=pads, in_place=in_place)
-            found.append(self._decoder.forward(batch, self._layer_caches))
+            found.append(self._decoder.forward(self._batch(part), self._layer_caches))
         return self._decoder.logits(found, int(step.wanted.sum()))
+
+    def _batch(self, step: Step) -> Batch:
+        """The step as the decoder's layers take it."""
+        device, dtype, decoder = self._place.device, self._place.dtype, self._decoder
+        return Batch.of(
+            step,
+            self._source.tokens_per_block,
+            device,
+            dtype,
+            reaches=decoder.spec.reaches,
+            pads=device.type == "cpu" and dtype is not torch.float32 and not decoder.takes_any_rows,
+            in_place=decoder.reads_in_place,
+        )
 
     @property
     def _layer_caches(self) -> list[LayerCache]:

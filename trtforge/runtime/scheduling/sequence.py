@@ -151,10 +151,15 @@ class Sequence:
             return "stop_word"
         return "length" if len(self.tokens) + 1 >= self.limit else None
 
-    def keep_logits(self, logits: "Tensor") -> None:
-        """Keep what is wanted of the logits (vocabulary,) that its next token is chosen from."""
-        request = self.request
-        data = logits.cpu().numpy().tobytes() if request.context_logits or request.generation_logits else b""
+    @property
+    def _keeps_logits(self) -> bool:
+        return self.request.context_logits or self.request.generation_logits
+
+    def keep_logits(self, logits: "Tensor", index: int) -> None:
+        """Keep what is wanted of the row of logits (rows, vocabulary) that its next token is chosen from."""
+        if not self._keeps_logits:
+            return
+        request, data = self.request, logits[index].cpu().numpy().tobytes()
         if request.context_logits and not self.generated:
             self.context_logits += data
         if request.generation_logits:
@@ -162,6 +167,8 @@ class Sequence:
 
     def _taken_logits(self, *, context: bool, token: bool) -> tuple[bytes, bytes]:
         """Those of the prompt, and of a token of the output, which an end id is not."""
+        if not self._keeps_logits:
+            return b"", b""
         found = bytes(self.context_logits) if context else b"", bytes(self.generation_logits) if token else b""
         self.context_logits.clear()
         self.generation_logits.clear()

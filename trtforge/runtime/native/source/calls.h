@@ -16,6 +16,8 @@ EXPORT void rms_norm(int64_t, const void*, const void*, void*, int64_t, int64_t,
 EXPORT void add(int64_t, const void*, const void*, void*, int64_t, float);
 EXPORT void add_rms_norm(int64_t, const void*, const void*, const void*, void*, void*, int64_t, int64_t, float, float);
 EXPORT void rotate(int64_t, void*, const void*, const void*, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t);
+EXPORT void rotation(int64_t, const int64_t*, const float*, void*, void*, int64_t, int64_t, float, int64_t);
+EXPORT void lookup(int64_t, const void*, const int64_t*, void*, int64_t, int64_t, int64_t, int64_t, float);
 EXPORT void gate(int64_t, int64_t, int64_t, const void*, void*, int64_t, int64_t);
 EXPORT void write_slots(const char*, int64_t, const int64_t*, int64_t, int64_t, char*);
 EXPORT void quantize_slots(int64_t, int64_t, const void*, int64_t, const int64_t*, int64_t, int64_t, void*, float);
@@ -61,6 +63,8 @@ enum Kernel : int64_t {
     SCALE_ROWS_BY_GATE,
     ROUTE,
     MIX_EXPERTS,
+    ROTATION,
+    LOOKUP,
 };
 
 // An argument is its bytes.

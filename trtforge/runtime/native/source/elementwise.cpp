@@ -127,6 +127,29 @@ EXPORT void rotation(int64_t type, const int64_t* positions, const float* freque
         rotation_rows(positions, frequencies, (bfloat16*)cos, (bfloat16*)sin, tokens, half, factor, interleaved);
 }
 
+template <typename T>
+static void lookup_rows(const T* table, const int64_t* rows, T* out, int64_t count, int64_t size, int64_t first,
+                        int64_t known, float scale) {
+    team::for_each(count, count * size >= PARALLEL_FROM, [=](int64_t i) {
+        const int64_t row = rows[i] - first;
+        T* into = out + i * size;
+        if (row < 0 || row >= known) {
+            std::memset(into, 0, size_t(size) * sizeof(T));
+            return;
+        }
+        for (int64_t at = 0; at < size; ++at) put(into + at, to_float(table[row * size + at]) * scale);
+    });
+}
+
+// out (count, size) = `scale` times rows of a table (known, size), which begins with row `first`; zeros for others.
+EXPORT void lookup(int64_t type, const void* table, const int64_t* rows, void* out, int64_t count, int64_t size,
+                   int64_t first, int64_t known, float scale) {
+    if (type == FLOAT32)
+        lookup_rows((const float*)table, rows, (float*)out, count, size, first, known, scale);
+    else
+        lookup_rows((const bfloat16*)table, rows, (bfloat16*)out, count, size, first, known, scale);
+}
+
 struct Silu {
     template <typename V>
     static V of(V x) {

@@ -24,6 +24,8 @@ EXPORT void replay(const Call* calls, int64_t count) {
             case SCALE_ROWS_BY_GATE: run(scale_rows_by_gate, given); break;
             case ROUTE: run(route, given); break;
             case MIX_EXPERTS: run(mix_experts, given); break;
+            case ROTATION: run(rotation, given); break;
+            case LOOKUP: run(lookup, given); break;
 #if defined(__AVX512BW__)
             case LINEAR_BFLOAT16: run(linear_bfloat16, given); break;
             case LINEAR_INT4: run(linear_int4, given); break;
