@@ -1,13 +1,16 @@
 """The parts of a step, in their order, compute what the whole step computes."""
 
 import numpy as np
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from trtforge.runtime.ranks.micro_batches import micro_batches
 from trtforge.runtime.scheduling.batch import Step
 
 Computed = list[tuple[int, int, int, bool]]
+ZERO = np.zeros(1, dtype=np.int64)
+TWO_TOKENS = Step(ZERO, ZERO + 2, ZERO, np.arange(3).reshape(1, 3), np.arange(2), 7, np.array([1, 2]))
+"""A prompt that is too short to be cut."""
 
 
 @st.composite
@@ -37,6 +40,7 @@ def computed(step: Step) -> Computed:
 
 
 @given(step=steps(), stages=st.integers(1, 4), least=st.integers(1, 64))
+@example(step=TWO_TOKENS, stages=2, least=1)
 def test_parts_compute_the_tokens_of_the_step_in_their_order(step: Step, stages: int, least: int) -> None:
     parts = micro_batches(step, stages, least)
     assert [each for part in parts for each in computed(part)] == computed(step)

@@ -38,9 +38,9 @@ def micro_batches(step: Step, stages: int, least: int) -> list[Step]:
     count = min(_PER_STAGE * stages, len(step.tokens) // least)
     if stages == 1 or count < 2:
         return [step]
-    parts = _cut(step.counts.tolist(), -(-len(step.tokens) // count))
+    parts = _cut(step.counts.tolist(), max(_LEAST_ROW, -(-len(step.tokens) // count)))
     firsts = step.counts.cumsum() - step.counts
-    return [_of_part(step, part, firsts) for part in parts]
+    return [_of_part(step, part, firsts) for part in parts] if len(parts) > 1 else [step]
 
 
 def _cut(counts: list[int], size: int) -> list[_Part]:
