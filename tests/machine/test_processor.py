@@ -17,18 +17,23 @@ from trtforge.machine.processor import Processor, compute_dtype
         ("fpu avx2", Processor(bfloat16=False, vnni=False)),
         ("fpu avx512f avx512_vnni", Processor(bfloat16=False, vnni=True)),
         ("fpu avx512_bf16 avx512_vnni", Processor(bfloat16=True, vnni=True)),
-        ("fpu amx_bf16 amx_tile avx_vnni", Processor(bfloat16=True, vnni=False)),
+        ("fpu amx_bf16 amx_tile avx_vnni", Processor(bfloat16=True, vnni=False, amx=True)),
     ],
 )
 def test_flags_are_read(flags: str, expected: Processor, tmp_path: Path) -> None:
     path = tmp_path / "proc" / "cpuinfo"
     path.parent.mkdir()
     path.write_text(f"processor\t: 0\nflags\t\t: {flags}\nbugs\t\t: avx512_bf16_is_not_read_here\n")
-    assert Processor.of(Host(root=tmp_path)) == expected
+    assert Processor.of(Host(root=tmp_path, environment={"CXX": "none"})) == expected
+
+
+def test_kernels_want_a_compiler() -> None:
+    assert Processor.of(Host()).kernels
+    assert not Processor.of(Host(environment={"CXX": "none"})).kernels
 
 
 def test_a_cpu_that_cannot_be_read_has_nothing(tmp_path: Path) -> None:
-    assert Processor.of(Host(root=tmp_path)) == Processor(bfloat16=False, vnni=False)
+    assert Processor.of(Host(root=tmp_path, environment={"CXX": "none"})) == Processor(bfloat16=False, vnni=False)
 
 
 @pytest.mark.parametrize(

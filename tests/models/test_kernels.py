@@ -9,7 +9,9 @@ from torch import Tensor
 
 from trtforge.core.dtypes import ModelDtype
 from trtforge.core.recipe import QuantFormat
-from trtforge.models.kernels import KEPT, REFERENCE, KernelName, kernel_for
+from trtforge.models.kernels import KEPT, REFERENCE, KernelName, kernel_for, plain_kernel
+from trtforge.runtime.linears.bfloat16_native import Bfloat16Native
+from trtforge.runtime.linears.byte_native import Fp8Native, Fp8RowwiseNative, Int8Native
 from trtforge.runtime.linears.fp8_linear import Fp8Dense, Fp8ScaledMatmul
 from trtforge.runtime.linears.fp8_rowwise_linear import Fp8RowwiseDense
 from trtforge.runtime.linears.int4_linear import Int4Dense, Int4Packed
@@ -24,14 +26,18 @@ OUT, INPUTS, GROUP = 192, 256, 64
 ONE = torch.ones(1)
 KERNELS: dict[KernelName, Kernel] = {
     "dense": Dense(),
+    "bfloat16_native_cpu": Bfloat16Native(),
     "fp8_dense": Fp8Dense(),
+    "fp8_native_cpu": Fp8Native(),
     "fp8_scaled_mm": Fp8ScaledMatmul(),
     "fp8_rowwise_dense": Fp8RowwiseDense(),
+    "fp8_rowwise_native_cpu": Fp8RowwiseNative(),
     "int4_dense": Int4Dense(),
     "int4_native_cpu": Int4Native(),
     "int4_packed_cpu": Int4Packed("cpu"),
     "int4_packed_cuda": Int4Packed("cuda"),
     "int8_dense": Int8Dense(),
+    "int8_native_cpu": Int8Native(),
     "int8_sq_dense": SmoothQuant(integer=False),
     "int8_sq_cpu": SmoothQuant(integer=True),
     "nvfp4_dense": Nvfp4Dense(),
@@ -39,8 +45,7 @@ KERNELS: dict[KernelName, Kernel] = {
     "w4a8_native_cpu": W4A8(Int4Native()),
     "w4a8_packed_cpu": W4A8(Int4Packed("cpu")),
 }
-NATIVE: dict[str, KernelName] = {"int4_packed_cpu": "int4_native_cpu", "w4a8_packed_cpu": "w4a8_native_cpu"}
-BFLOAT16_ONLY = {"int4_native_cpu", "int4_packed_cpu", "int4_packed_cuda", "w4a8_native_cpu", "w4a8_packed_cpu"}
+BFLOAT16_ONLY = {"int4_packed_cpu", "int4_packed_cuda", "w4a8_packed_cpu"}
 
 
 def stored(name: KernelName) -> Stored:
@@ -59,6 +64,8 @@ def stored(name: KernelName) -> Stored:
         case "nvfp4":
             scales = torch.zeros(OUT, INPUTS // 16, dtype=torch.float8_e4m3fn)
             return Stored(torch.zeros(OUT, INPUTS // 2, dtype=torch.uint8), None, scales, ONE, None, ONE)
+        case "bfloat16":
+            return Stored(torch.zeros(OUT, INPUTS, dtype=torch.bfloat16))
         case _:
             return Stored(torch.zeros(OUT, INPUTS))
 
@@ -72,15 +79,18 @@ def kept_by(name: KernelName, dtype: ModelDtype) -> int:
 @pytest.mark.parametrize("name", sorted(KERNELS.keys() - {"int4_packed_cuda"}))
 def test_bytes_of_a_packed_layer(name: KernelName, dtype: ModelDtype) -> None:
     if name in BFLOAT16_ONLY and dtype != "bfloat16":
-        assert kernel_for("int4_awq", GROUP, "cpu", dtype, vnni=True, native=True, fp8_cores=True) == "int4_dense"
+        assert kernel_for("int4_awq", GROUP, "cpu", dtype, vnni=True, native=False, fp8_cores=True) == "int4_dense"
         return
     prescaled = name.startswith(("int4", "w4a8"))
     assert KEPT[name].nbytes(OUT, INPUTS, dtype, GROUP, prescaled=prescaled) == kept_by(name, dtype)
 
 
-def test_all_int4_layouts_take_the_same_room() -> None:
-    assert KEPT["int4_packed_cuda"] == KEPT["int4_packed_cpu"] == KEPT["int4_native_cpu"]
-    assert KEPT["w4a8_packed_cpu"] == KEPT["w4a8_native_cpu"]
+def test_all_int4_layouts_take_the_same_room_in_bfloat16() -> None:
+    def room(name: KernelName) -> int:
+        return KEPT[name].nbytes(OUT, INPUTS, "bfloat16", GROUP, prescaled=True)
+
+    assert room("int4_packed_cuda") == room("int4_packed_cpu") == room("int4_native_cpu")
+    assert room("w4a8_packed_cpu") == room("w4a8_native_cpu")
 
 
 def test_every_format_has_a_kernel_on_every_machine() -> None:
@@ -111,4 +121,41 @@ def test_the_fastest_kernel_is_chosen(
 ) -> None:
     choose = partial(kernel_for, format, group, device, dtype, vnni=vnni, fp8_cores=fp8_cores)  # type: ignore[arg-type]
     assert choose(native=False) == expected
-    assert choose(native=True) == NATIVE.get(expected, expected)
+    if device == "cuda":
+        assert choose(native=True) == expected
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("format", "expected", "with_amx"),
+    [
+        ("int4_awq", "int4_native_cpu", "int4_native_cpu"),
+        ("int4_wo", "int4_native_cpu", "int4_native_cpu"),
+        ("w4a8_awq", "w4a8_native_cpu", "w4a8_native_cpu"),
+        ("int8_sq", "int8_sq_cpu", "int8_sq_cpu"),
+        ("fp8", "fp8_native_cpu", "fp8_dense"),
+        ("fp8_rowwise", "fp8_rowwise_native_cpu", "fp8_rowwise_dense"),
+        ("int8_wo", "int8_native_cpu", "int8_dense"),
+        ("nvfp4", "nvfp4_dense", "nvfp4_dense"),
+    ],
+)
+def test_the_own_kernels_are_chosen_unless_amx_multiplies_copies_faster(
+    format: QuantFormat, dtype: ModelDtype, expected: str, with_amx: str
+) -> None:
+    choose = partial(kernel_for, format, 128, "cpu", dtype, vnni=False, native=True, fp8_cores=False)
+    assert choose() == expected
+    assert choose(amx=True) == (with_amx if dtype == "bfloat16" else expected)
+
+
+@pytest.mark.parametrize("format", get_args(QuantFormat))
+def test_float16_has_no_own_kernels(format: QuantFormat) -> None:
+    choose = partial(kernel_for, format, 128, "cpu", "float16", vnni=False, fp8_cores=False)
+    assert choose(native=True) == choose(native=False) == REFERENCE[format]
+
+
+def test_bfloat16_weights_stay_so_where_float32_computes() -> None:
+    assert plain_kernel("bfloat16", "cpu", "float32", native=True) == "bfloat16_native_cpu"
+    assert plain_kernel("float16", "cpu", "float32", native=True) == "dense"
+    assert plain_kernel("bfloat16", "cpu", "bfloat16", native=True) == "dense"
+    assert plain_kernel("bfloat16", "cpu", "float32", native=False) == "dense"
+    assert plain_kernel("bfloat16", "cuda", "float32", native=True) == "dense"

@@ -175,13 +175,17 @@ def test_kernels_are_chosen_by_format_and_type(monkeypatch: pytest.MonkeyPatch) 
     assert choose_kernels("int8_sq", 128, "cpu", "float32").quantized == "int8_sq_dense"
 
 
-def test_an_engine_for_int8_instructions_needs_them(
+def test_an_engine_for_int8_instructions_needs_them_or_a_compiler(
     model: LlamaForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoint = write_checkpoint(model, tmp_path / "checkpoint", Layout(quant="W8A8_SQ_PER_CHANNEL"))
     engine = write_engine(checkpoint, tmp_path / "engine", kernels=Kernels(quantized="int8_sq_cpu"))
     monkeypatch.setattr(kernels, "multiplies_int8", lambda: False)
-    with pytest.raises(ForgeError, match=r"INT8 instructions \(VNNI\), which this one lacks"):
+    open_model(engine)
+    monkeypatch.setattr(kernels, "native", lambda: None)
+    with pytest.raises(
+        ForgeError, match=r"a CPU with INT8 instructions \(VNNI\) or a C\+\+ compiler, and there is neither"
+    ):
         open_model(engine)
 
 

@@ -350,4 +350,4 @@ def test_int4_weights_without_kernels_are_dequantised(
     )
     x = torch.randn(5, 64).bfloat16()
     near(linear(x), functional.linear(x.float(), weight.bfloat16().float()), torch.bfloat16)
-    assert "held in 16 bits" in caplog.text
+    assert "held as numbers of the compute type" in caplog.text

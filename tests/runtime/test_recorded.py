@@ -23,6 +23,7 @@ from trtforge.runtime.native.bindings import (
     PagedRows,
     native,
 )
+from trtforge.runtime.native.expanded import ExpandedLayer, linear_expanded
 from trtforge.runtime.native.experts import Experts, Routes, gate_pairs, mix, route, scale_rows_by_gate, widened
 from trtforge.runtime.native.float32 import linear as linear_float32
 from trtforge.runtime.native.norms import norm
@@ -120,6 +121,7 @@ def test_every_kernel_is_called_again(level: Native) -> None:
             *((kernels.linear_int4(half, words, scales, None),) if kernels.multiplies else ()),
             *((kernels.linear_int8(x, layer),) if kernels.multiplies_integers else ()),
             linear_float32(kernels, x, floats, None, 40),
+            linear_expanded(kernels, x, ExpandedLayer("bfloat16", matrix, 32)),
             norm(kernels, x, weight, weight, 1e-5, centred=True),
             activate(kernels, x, "gelu"),
             widened(kernels, half),
@@ -264,7 +266,6 @@ def test_recorded_steps_in_float32_equal_transformers(networks: Families, name: 
 
 def test_whole_steps_are_recorded_in_bfloat16_too(kernels: Native, tmp_path: Path) -> None:
     """Where the kernels compute the LM head; in any order of numbers of rows."""
-    assert kernels.multiplies
     checkpoint = write_checkpoint(tiny_llama(vocab_size=160), tmp_path / "checkpoint", Layout())
     ranks = begun(checkpoint, tmp_path / "engine", "bfloat16")
     for at in range(3, 12):

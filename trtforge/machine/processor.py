@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from trtforge.core.device import UsableDevice
 from trtforge.core.dtypes import ModelDtype
 from trtforge.core.recipe import DtypeChoice
+from trtforge.machine.compiler import find_compiler
 from trtforge.machine.host import Host
 
 
@@ -13,21 +14,23 @@ from trtforge.machine.host import Host
 class Processor:
     """`bfloat16`: native bfloat16 products (AVX512-BF16 or AMX). `vnni`: int8 dot products (AVX512-VNNI).
 
-    `avx512`: what trtforge's own kernels multiply bfloat16 with (AVX512BW).
+    `kernels`: trtforge's own kernels can be compiled for it. `amx`: bfloat16 products by AMX.
     """
 
     bfloat16: bool
     vnni: bool
-    avx512: bool = False
+    kernels: bool = False
+    amx: bool = False
 
     @classmethod
     def of(cls, host: Host) -> "Processor":
-        """The processor of `host`; both False if /proc/cpuinfo cannot be read."""
+        """The processor of `host`, without any instruction set if /proc/cpuinfo cannot be read."""
         flags = read_instruction_sets(host)
         return cls(
             bfloat16=not flags.isdisjoint(("avx512_bf16", "amx_bf16")),
             vnni="avx512_vnni" in flags,
-            avx512="avx512bw" in flags,
+            kernels=find_compiler(host) is not None,
+            amx="amx_bf16" in flags,
         )
 
 

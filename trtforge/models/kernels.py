@@ -12,14 +12,18 @@ from trtforge.core.recipe import QuantFormat
 
 KernelName = Literal[
     "dense",
+    "bfloat16_native_cpu",
     "fp8_dense",
+    "fp8_native_cpu",
     "fp8_scaled_mm",
     "fp8_rowwise_dense",
+    "fp8_rowwise_native_cpu",
     "int4_dense",
     "int4_native_cpu",
     "int4_packed_cpu",
     "int4_packed_cuda",
     "int8_dense",
+    "int8_native_cpu",
     "int8_sq_dense",
     "int8_sq_cpu",
     "nvfp4_dense",
@@ -54,34 +58,55 @@ def kernel_for(
     vnni: bool,
     native: bool,
     fp8_cores: bool,
+    amx: bool = False,
 ) -> KernelName:
     """The fastest kernel.
 
-    `vnni`: the CPU has VNNI; `native`: trtforge's own CPU kernels can multiply; `fp8_cores`: the GPU has FP8 tensor
-    cores (SM 8.9 and later).
+    `vnni`: the CPU has VNNI; `native`: there are trtforge's own CPU kernels; `fp8_cores`: the GPU has FP8 tensor cores
+    (SM 8.9 and later); `amx`: the CPU multiplies bfloat16 by AMX, so that 8-bit weights are faster as bfloat16.
     """
-    packs = dtype == "bfloat16" and (format == "int4_wo" or group_size in PACKED_GROUPS)
+    grouped = format == "int4_wo" or group_size in PACKED_GROUPS
+    packs = dtype == "bfloat16" and grouped
+    native = native and dtype != "float16"
+    expands = native and not (amx and dtype == "bfloat16")
     match format, device:
         case "fp8", "cuda" if fp8_cores:
             return "fp8_scaled_mm"
         case "int4_awq" | "int4_wo", "cuda" if packs:
             return "int4_packed_cuda"
+        case "int4_awq" | "int4_wo", "cpu" if native and grouped:
+            return "int4_native_cpu"
         case "int4_awq" | "int4_wo", "cpu" if packs:
-            return "int4_native_cpu" if native else "int4_packed_cpu"
+            return "int4_packed_cpu"
+        case "w4a8_awq", "cpu" if native and grouped:
+            return "w4a8_native_cpu"
         case "w4a8_awq", "cpu" if packs:
-            return "w4a8_native_cpu" if native else "w4a8_packed_cpu"
-        case "int8_sq", "cpu" if vnni:
+            return "w4a8_packed_cpu"
+        case "int8_sq", "cpu" if vnni or native:
             return "int8_sq_cpu"
+        case "fp8", "cpu" if expands:
+            return "fp8_native_cpu"
+        case "fp8_rowwise", "cpu" if expands:
+            return "fp8_rowwise_native_cpu"
+        case "int8_wo", "cpu" if expands:
+            return "int8_native_cpu"
         case _:
             return REFERENCE[format]
+
+
+def plain_kernel(checkpoint: ModelDtype, device: UsableDevice, dtype: ModelDtype, *, native: bool) -> KernelName:
+    """The kernel of linear layers that are not quantised: float32 computes with bfloat16 weights as they are."""
+    keeps = device == "cpu" and native and checkpoint == "bfloat16" and dtype == "float32"
+    return "bfloat16_native_cpu" if keeps else "dense"
 
 
 @dataclass(frozen=True)
 class Kept:
     """Memory that a kernel needs for an (out, in) layer, without its bias.
 
-    `bits`: of a weight; None: the compute dtype, or with `wide` float32 instead of float16. `per_layer`, `per_output`
-    and `per_input` are bytes; `per_group` (of each output) and `per_input_elements` are elements of the compute dtype.
+    `bits`: of a weight; None: the compute dtype, or with `wide` float32 instead of float16. `per_layer`, `per_output`,
+    `per_input` and `per_group_bytes` are bytes; `per_group` and `per_input_elements` are elements of the compute dtype.
+    Groups are those of each output.
     """
 
     bits: int | None = None
@@ -90,6 +115,7 @@ class Kept:
     per_output: int = 0
     per_input: int = 0
     per_group: int = 0
+    per_group_bytes: int = 0
     per_input_elements: int = 0
 
     def nbytes(self, out: int, inputs: int, dtype: ModelDtype, group_size: int, *, prescaled: bool) -> int:
@@ -97,7 +123,7 @@ class Kept:
         size = dtype_named(dtype).size
         value = dtype_named("float32").size if self.wide and dtype == "float16" else size
         weight = out * inputs * value if self.bits is None else -(-out * inputs * self.bits // 8)
-        groups = out * (inputs // group_size) * self.per_group * size
+        groups = out * (inputs // group_size) * (self.per_group * size + self.per_group_bytes)
         vectors = self.per_output * out + self.per_input * inputs
         prescale = self.per_input_elements * inputs * size if prescaled else 0
         return weight + groups + vectors + prescale + self.per_layer
@@ -105,18 +131,22 @@ class Kept:
 
 KEPT: dict[KernelName, Kept] = {
     "dense": Kept(),
+    "bfloat16_native_cpu": Kept(bits=16),
     # activation_scaling_factor, and output_scaling_factor or weights_scaling_factor
     "fp8_dense": Kept(wide=True, per_layer=2 * FLOAT32_BYTES),
+    "fp8_native_cpu": Kept(bits=8, per_layer=2 * FLOAT32_BYTES),
     "fp8_scaled_mm": Kept(bits=8, per_layer=2 * FLOAT32_BYTES),
     # per_channel_scale
     "fp8_rowwise_dense": Kept(wide=True, per_output=FLOAT32_BYTES),
+    "fp8_rowwise_native_cpu": Kept(bits=8, per_output=FLOAT32_BYTES),
     # prequant_scaling_factor; packed also scales_and_zeros, two for each group
     "int4_dense": Kept(per_input_elements=1),
     # a float32 scale for each group
-    "int4_native_cpu": Kept(bits=4, per_group=2, per_input_elements=1),
+    "int4_native_cpu": Kept(bits=4, per_group_bytes=FLOAT32_BYTES, per_input_elements=1),
     "int4_packed_cpu": Kept(bits=4, per_group=2, per_input_elements=1),
     "int4_packed_cuda": Kept(bits=4, per_group=2, per_input_elements=1),
     "int8_dense": Kept(),
+    "int8_native_cpu": Kept(bits=8, per_output=FLOAT32_BYTES),
     # prequant_scaling_factor and output_scaling_factor in float32, activation_scaling_factor
     "int8_sq_dense": Kept(wide=True, per_input=FLOAT32_BYTES, per_output=FLOAT32_BYTES, per_layer=FLOAT32_BYTES),
     "int8_sq_cpu": Kept(bits=8, per_input=FLOAT32_BYTES, per_output=FLOAT32_BYTES, per_layer=FLOAT32_BYTES),
@@ -124,7 +154,7 @@ KEPT: dict[KernelName, Kept] = {
     "nvfp4_dense": Kept(wide=True, per_layer=2 * FLOAT32_BYTES),
     # input_scaling_factor in float32, output_scaling_factor
     "w4a8_dense": Kept(wide=True, per_input=FLOAT32_BYTES, per_layer=FLOAT32_BYTES),
-    "w4a8_native_cpu": Kept(bits=4, per_group=2, per_input=FLOAT32_BYTES, per_layer=FLOAT32_BYTES),
+    "w4a8_native_cpu": Kept(bits=4, per_group_bytes=FLOAT32_BYTES, per_input=FLOAT32_BYTES, per_layer=FLOAT32_BYTES),
     "w4a8_packed_cpu": Kept(bits=4, per_group=2, per_input=FLOAT32_BYTES, per_layer=FLOAT32_BYTES),
 }
 """What each kernel's `pack` stores (runtime/linears); a test compares the two."""

@@ -11,7 +11,7 @@ from trtforge.core.dtypes import ModelDtype, dtype_named
 from trtforge.core.parallel import Parallel
 from trtforge.machine.processor import Processor, compute_dtype
 from trtforge.models.checkpoint_plan import Layout
-from trtforge.models.kernels import KEPT, PACKED_GROUPS, KernelName, kernel_for
+from trtforge.models.kernels import KEPT, PACKED_GROUPS, KernelName, kernel_for, plain_kernel
 from trtforge.plan.budget import other_formats
 from trtforge.plan.drafting import Target
 from trtforge.plan.embedded_drafting import embedded_drafter
@@ -29,12 +29,13 @@ _FP8_CORES = 89
 @dataclass(frozen=True)
 class Embedded:
     """How the embedded engine computes. `kernel`: that of the quantised linear layers; `fp8`: of those in FP8, if
-    precision is mixed."""
+    precision is mixed; `plain`: of those that are not quantised."""
 
     device: UsableDevice
     compute_dtype: ModelDtype
     kernel: KernelName
     fp8: KernelName = "fp8_dense"
+    plain: KernelName = "dense"
 
     @classmethod
     def of(cls, request: Request, processor: Processor) -> "Embedded":
@@ -45,10 +46,15 @@ class Embedded:
         dtype = compute_dtype(request.engine.compute_dtype, request.dtype, device, processor)
         name = WEIGHTS[request.quant].name
         fp8 = request.gpu is not None and request.gpu.sm >= _FP8_CORES
-        native = processor.avx512  # the kernels that replace them without a compiler hold as many bytes
-        machine = {"vnni": processor.vnni, "native": native, "fp8_cores": fp8}
-        kernel = kernel_for(name, request.group_size, device, dtype, **machine)
-        return cls(device, dtype, kernel, kernel_for("fp8", request.group_size, device, dtype, **machine))
+        native = processor.kernels
+        machine = {"vnni": processor.vnni, "native": native, "fp8_cores": fp8, "amx": processor.amx}
+        return cls(
+            device,
+            dtype,
+            kernel_for(name, request.group_size, device, dtype, **machine),
+            kernel_for("fp8", request.group_size, device, dtype, **machine),
+            plain_kernel(request.dtype, device, dtype, native=native),
+        )
 
     def as_json(self) -> dict[str, str]:
         """Device, dtype and the kernel of the quantised linear layers."""
@@ -98,16 +104,26 @@ class Embedded:
             for block, count in weights.blocks(parallel, stage)
         )
 
+    def _kernel(self, format: str) -> KernelName:
+        match format:
+            case "none":
+                return self.plain
+            case "fp8":
+                return self.fp8
+            case _:
+                return self.kernel
+
     def _matrix(self, matrix: Matrix, request: Request) -> int:
         if matrix.absorbed:  # the generation phase uses its factors, as the context phase does
             return 0
         if not matrix.formatted:
-            return matrix.weights * matrix.itemsize
+            plain = KEPT[self.plain] if matrix.head else KEPT["dense"]
+            return matrix.count * plain.nbytes(matrix.out, matrix.inputs, self.compute_dtype, 1, prescaled=False)
         format, group = matrix.own or WEIGHTS[request.quant], request.group_size
         if format.name == "int4_wo":  # a row's scale, repeated for a group size that the kernels support
             group = next((size for size in PACKED_GROUPS if matrix.inputs % size == 0), matrix.inputs)
         prescaled = format.per_input_elements > 0
-        kept = KEPT[self.fp8 if matrix.own is not None and matrix.own.name == "fp8" else self.kernel]
+        kept = KEPT[self._kernel(format.name if matrix.own else request.quant)]
         known = matrix.count * kept.nbytes(matrix.out, matrix.inputs, self.compute_dtype, group, prescaled=prescaled)
         if request.bits is None:
             return known

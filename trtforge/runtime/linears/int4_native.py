@@ -1,6 +1,6 @@
-"""INT4-AWQ linear layers for the CPU kernels: bfloat16 activations, integer weights, scales applied to float32 sums.
+"""INT4-AWQ linear layers for the CPU kernels: integer weights, scales applied to float32 sums.
 
-The layout does not depend on the processor. One that lacks the kernels multiplies with dequantised weights.
+The layout does not depend on the processor. Without a compiler, layers multiply with dequantised weights.
 """
 
 import functools
@@ -13,9 +13,10 @@ from trtforge.core.errors import ForgeError
 from trtforge.models.kernels import PACKED_GROUPS
 from trtforge.models.transforms import unpack_int4
 from trtforge.runtime.linears.int4_linear import load_prequant, packed_prequant
-from trtforge.runtime.linears.linear import Linear, Placement, Stored, load_bias, matrix, with_bias
+from trtforge.runtime.linears.linear import Linear, Placement, Stored, float_bias, load_bias, matrix, with_bias
 from trtforge.runtime.linears.weights import Weights
 from trtforge.runtime.native.bindings import native_for
+from trtforge.runtime.native.expanded import ExpandedLayer, linear_expanded
 from trtforge.runtime.native.tiles import TILE
 
 _LOG = logging.getLogger(__name__)
@@ -63,18 +64,22 @@ def _check(outputs: int, inputs: int, group: int) -> None:
 
 def _linear(words: Tensor, scales: Tensor, bias: Tensor | None, prequant: Tensor | None, place: Placement) -> Linear:
     kernels = native_for(place.device, place.dtype)
-    if kernels is None or not kernels.multiplies or place.dtype is not torch.bfloat16:
+    if kernels is None:
         _warn_of_dequantising()
         multiply = matrix(_dequantised(words, scales).to(place.dtype), bias)
         return multiply if prequant is None else lambda x: multiply(x * prequant)
-    vector = None if bias is None else bias.float()
-    return lambda x: kernels.linear_int4(x, words, scales, vector, prequant)
+    vector = float_bias(bias)
+    if kernels.multiplies and place.dtype is torch.bfloat16:
+        return lambda x: kernels.linear_int4(x, words, scales, vector, prequant)
+    factors = None if prequant is None else prequant.float()
+    layer = ExpandedLayer("int4", words, len(words) * TILE, scales=scales, bias=vector, prequant=factors)
+    return lambda x: linear_expanded(kernels, x, layer)
 
 
 @functools.lru_cache(maxsize=1)
 def _warn_of_dequantising() -> None:
     _LOG.warning(
-        "the engine's INT4 weights are held in 16 bits: its kernels need a CPU with AVX-512 and a C++ compiler; "
+        "the engine's INT4 weights are held as numbers of the compute type: its kernels need a C++ compiler; "
         "`trtforge compile` on this machine packs them for it"
     )
 

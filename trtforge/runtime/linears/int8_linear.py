@@ -4,11 +4,12 @@ import torch
 from torch import Tensor
 
 from trtforge.runtime.linears.fp8_rowwise_linear import wide
-from trtforge.runtime.linears.int8 import round_to_int8
-from trtforge.runtime.linears.linear import Linear, Placement, Stored, load_bias, matrix, with_bias
+from trtforge.runtime.linears.int8 import multiplies_int8, round_to_int8
+from trtforge.runtime.linears.linear import Linear, Placement, Stored, float_bias, load_bias, matrix, with_bias
 from trtforge.runtime.linears.weights import Weights
 from trtforge.runtime.native.bindings import native_for
-from trtforge.runtime.native.tiles import Int8Layer, pack_int8
+from trtforge.runtime.native.expanded import ExpandedLayer, can_expand, linear_expanded, row_scales
+from trtforge.runtime.native.tiles import Int8Layer, pack_bytes, pack_int8
 
 
 class Int8Dense:
@@ -27,8 +28,8 @@ class Int8Dense:
 class SmoothQuant:
     """W8A8_SQ_PER_CHANNEL: INT8 smoothed activations times INT8 weights; sums are scaled per output channel.
 
-    `integer`: with the CPU's INT8 instructions, else with the INT8 values in the compute type. Both give the integer
-    sums, up to the rounding of float32 and of the compute type.
+    `integer`: weights stay in INT8, for the CPU kernels and the CPU's INT8 instructions; else they are in the compute
+    type. Both give the integer sums, up to the rounding of float32 and of the compute type.
     """
 
     def __init__(self, *, integer: bool) -> None:
@@ -54,9 +55,20 @@ class SmoothQuant:
         vector = load_bias(weights, prefix, shape, place, bias)
         kernels = native_for(place.device, place.dtype) if self._integer else None
         if kernels is not None and kernels.takes_int8(weight):
-            wide_bias = None if vector is None else vector.float()
-            layer = Int8Layer(*pack_int8(weight), prequant, output_scales, wide_bias, float(activation_scale))
+            layer = Int8Layer(*pack_int8(weight), prequant, output_scales, float_bias(vector), float(activation_scale))
             return lambda x: kernels.linear_int8(x, layer)
+        if kernels is not None and can_expand(*shape):
+            expanded = ExpandedLayer(
+                "int8",
+                pack_bytes(weight),
+                shape[0],
+                scales=row_scales(output_scales),
+                bias=float_bias(vector),
+                prequant=prequant,
+                inputs="int8",
+                activation_scale=float(activation_scale),
+            )
+            return lambda x: linear_expanded(kernels, x, expanded)
         multiply = self._product(weight, place)
 
         def linear(x: Tensor) -> Tensor:
@@ -67,7 +79,7 @@ class SmoothQuant:
 
     def _product(self, weight: Tensor, place: Placement) -> Linear:
         """The function from INT8 activations to unscaled sums."""
-        if self._integer:
+        if self._integer and multiplies_int8():
             columns = weight.to(place.device).t()
             return lambda codes: torch._int_mm(codes, columns)
         multiply = matrix(weight.to(place.device, wide(place.dtype)))

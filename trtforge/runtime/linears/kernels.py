@@ -1,5 +1,7 @@
 """Selects the kernels that compute a rank's linear layers on a device."""
 
+from typing import Any
+
 import torch
 
 from trtforge.core.config_model import Config
@@ -7,8 +9,12 @@ from trtforge.core.device import UsableDevice
 from trtforge.core.dtypes import ModelDtype
 from trtforge.core.errors import ForgeError
 from trtforge.core.recipe import QuantFormat
-from trtforge.models.kernels import REFERENCE, KernelName, kernel_for
+from trtforge.machine.host import Host
+from trtforge.machine.processor import Processor
+from trtforge.models.kernels import REFERENCE, KernelName, kernel_for, plain_kernel
 from trtforge.runtime.architecture.spec import DecoderSpec
+from trtforge.runtime.linears.bfloat16_native import Bfloat16Native
+from trtforge.runtime.linears.byte_native import Fp8Native, Fp8RowwiseNative, Int8Native
 from trtforge.runtime.linears.fp8_linear import Fp8Dense, Fp8ScaledMatmul
 from trtforge.runtime.linears.fp8_rowwise_linear import Fp8RowwiseDense
 from trtforge.runtime.linears.int4_linear import Int4Dense, Int4Packed
@@ -18,7 +24,7 @@ from trtforge.runtime.linears.int8_linear import Int8Dense, SmoothQuant
 from trtforge.runtime.linears.linear import Dense, Kernel
 from trtforge.runtime.linears.nvfp4_linear import Nvfp4Dense
 from trtforge.runtime.linears.w4a8_linear import W4A8
-from trtforge.runtime.native.bindings import native_for
+from trtforge.runtime.native.bindings import native, native_for
 
 DTYPES: dict[str, torch.dtype] = {
     "float32": torch.float32,
@@ -33,12 +39,18 @@ class Kernels(Config):
     """The `kernels` object of an engine's config.json: how its quantised linear layers are computed.
 
     `cpu_capability` is set where the packed layout depends on the CPU's instruction set. `fp8`: of mixed precision, how
-    layers in that format are computed.
+    layers in that format are computed. `plain`: how those that are not quantised are.
     """
 
     quantized: KernelName = "dense"
     cpu_capability: str | None = None
     fp8: KernelName | None = None
+    plain: KernelName = "dense"
+
+    def dumped(self) -> dict[str, Any]:
+        """As JSON, without what is not set."""
+        unset = {name for name, default in (("fp8", None), ("plain", "dense")) if getattr(self, name) == default}
+        return self.model_dump(mode="json", exclude=unset)
 
     def check(self) -> None:
         """Raises ForgeError if the weights were packed for another machine and do not work on this one."""
@@ -48,9 +60,9 @@ class Kernels(Config):
                 f"the engine's weights were packed for {self.cpu_capability} CPUs, this one is {here}",
                 hint="On this machine, run `trtforge compile CHECKPOINT OUT --backend torch` again.",
             )
-        if self.quantized == "int8_sq_cpu" and not multiplies_int8():
+        if self.quantized == "int8_sq_cpu" and not multiplies_int8() and native() is None:
             raise ForgeError(
-                "the engine was compiled for a CPU with INT8 instructions (VNNI), which this one lacks",
+                "INT8 weights need a CPU with INT8 instructions (VNNI) or a C++ compiler, and there is neither",
                 hint="On this machine, run `trtforge compile CHECKPOINT OUT --backend torch` again.",
             )
 
@@ -61,13 +73,20 @@ def reference_kernels(algorithm: QuantFormat, *, mixed: bool = False) -> Kernels
 
 
 def choose_kernels(
-    algorithm: QuantFormat, group_size: int, device: UsableDevice, dtype: ModelDtype, *, mixed: bool = False
+    algorithm: QuantFormat,
+    group_size: int,
+    device: UsableDevice,
+    dtype: ModelDtype,
+    *,
+    mixed: bool = False,
+    checkpoint: ModelDtype = "float32",
 ) -> Kernels:
-    """The fastest kernels for a device."""
+    """The fastest kernels for a device. `checkpoint`: dtype of its weights that are not quantised."""
     name = _fastest(algorithm, group_size, device, dtype)
     capability = torch.backends.cpu.get_cpu_capability() if name in _CPU_PACKED else None
     fp8 = _fastest("fp8", group_size, device, dtype) if mixed else None
-    return Kernels(quantized=name, cpu_capability=capability, fp8=fp8)
+    plain = plain_kernel(checkpoint, device, dtype, native=native_for(torch.device(device), DTYPES[dtype]) is not None)
+    return Kernels(quantized=name, cpu_capability=capability, fp8=fp8, plain=plain)
 
 
 def _fastest(algorithm: QuantFormat, group_size: int, device: UsableDevice, dtype: ModelDtype) -> KernelName:
@@ -79,28 +98,41 @@ def _fastest(algorithm: QuantFormat, group_size: int, device: UsableDevice, dtyp
         device,
         dtype,
         vnni=multiplies_int8(),
-        native=kernels is not None and kernels.multiplies,
+        native=kernels is not None,
         fp8_cores=fp8_cores,
+        amx=Processor.of(Host()).amx,
     )
 
 
 def kernel_of(spec: DecoderSpec, kernels: Kernels, module: str) -> Kernel:
     """The kernel of one linear layer, by the name that a checkpoint gives it."""
     if not spec.quantized(module):
-        return Dense()
-    match kernels.fp8 if kernels.fp8 and spec.format_of(module) == "fp8" else kernels.quantized:
+        return _kernel(kernels.plain)
+    return _kernel(kernels.fp8 if kernels.fp8 and spec.format_of(module) == "fp8" else kernels.quantized)
+
+
+def _kernel(name: KernelName) -> Kernel:
+    match name:
         case "dense":
             return Dense()
+        case "bfloat16_native_cpu":
+            return Bfloat16Native()
         case "fp8_dense":
             return Fp8Dense()
+        case "fp8_native_cpu":
+            return Fp8Native()
         case "fp8_scaled_mm":
             return Fp8ScaledMatmul()
         case "fp8_rowwise_dense":
             return Fp8RowwiseDense()
+        case "fp8_rowwise_native_cpu":
+            return Fp8RowwiseNative()
         case "nvfp4_dense":
             return Nvfp4Dense()
         case "int8_dense":
             return Int8Dense()
+        case "int8_native_cpu":
+            return Int8Native()
         case "int8_sq_dense":
             return SmoothQuant(integer=False)
         case "int8_sq_cpu":

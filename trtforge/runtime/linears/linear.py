@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from trtforge.runtime.linears.weights import Weights
 from trtforge.runtime.native.bindings import Native, native_for
+from trtforge.runtime.native.expanded import ExpandedLayer, can_expand, linear_expanded
 from trtforge.runtime.native.float32 import linear
 from trtforge.runtime.native.tiles import pack_bfloat16, pack_float32
 
@@ -99,6 +100,11 @@ def load_bias(weights: Weights, prefix: str, shape: tuple[int, int], place: Plac
     return weights.take(name, shape[0]).to(place.device, place.dtype) if wanted and weights.has(name) else None
 
 
+def float_bias(bias: Tensor | None) -> Tensor | None:
+    """A bias as the CPU kernels add it."""
+    return None if bias is None else bias.float()
+
+
 def matrix(weight: Tensor, bias: Tensor | None = None) -> Linear:
     """y = x W^T + b. On CPU, the weights are reordered once for the kernels that multiply them."""
     kernels = native_for(weight.device, weight.dtype)
@@ -107,6 +113,8 @@ def matrix(weight: Tensor, bias: Tensor | None = None) -> Linear:
     if weight.device.type == "cpu" and weight.dtype is torch.bfloat16:
         if kernels is not None and kernels.takes(weight):
             return _native_matrix(kernels, weight, bias)
+        if kernels is not None and not kernels.multiplies and can_expand(*weight.shape):
+            return expanded_matrix(kernels, weight, bias)
         if _has_onednn_bfloat16():
             reordered = torch.ops.mkldnn._reorder_linear_weight(weight)
             return lambda x: _onednn(x, reordered, bias)
@@ -114,9 +122,14 @@ def matrix(weight: Tensor, bias: Tensor | None = None) -> Linear:
 
 
 def _native_matrix(kernels: Native, weight: Tensor, bias: Tensor | None) -> Linear:
-    packed, outputs = pack_bfloat16(weight), len(weight)
-    vector = None if bias is None else bias.float()
+    packed, outputs, vector = pack_bfloat16(weight), len(weight), float_bias(bias)
     return lambda x: kernels.linear(x, packed, vector, outputs)
+
+
+def expanded_matrix(kernels: Native, weight: Tensor, bias: Tensor | None) -> Linear:
+    """y = x W^T + b of bfloat16 weights, which the kernels expand to float32 in the cache."""
+    layer = ExpandedLayer("bfloat16", pack_bfloat16(weight), len(weight), bias=float_bias(bias))
+    return lambda x: linear_expanded(kernels, x, layer)
 
 
 def _float32_matrix(kernels: Native, weight: Tensor, bias: Tensor | None) -> Linear:

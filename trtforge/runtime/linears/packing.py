@@ -131,7 +131,7 @@ class _Part:
                     self._add_linear(slot, expert, f"{slot.module}.{index}")
             case LinearSlot() if slot.module == LM_HEAD and self._is_tied(slot):
                 table = self._source.take_floating(EMBEDDING, slot.out, slot.inputs)
-                self.packed[f"{LM_HEAD}.weight"] = table.to(self._dtype, copy=True)
+                self._add_linear(slot, Stored(table.clone()), slot.module)
             case LinearSlot():
                 self._add_linear(slot, take_linear(self._spec, self._source, slot), slot.module)
 

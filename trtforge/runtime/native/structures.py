@@ -36,6 +36,16 @@ class FloatLinear(ctypes.Structure):
     )
 
 
+class ExpandedLinear(ctypes.Structure):
+    """`ExpandedLinear` of source/linears.h."""
+
+    _fields_ = (
+        *((name, _pointer) for name in ("x", "weight", "scales", "bias", "prequant", "y")),
+        *((name, _integer) for name in ("rows", "inputs", "outputs", "group", "format", "kind")),
+        *((name, _float) for name in ("factor", "activation_scale")),
+    )
+
+
 class AnyNorm(ctypes.Structure):
     """`Norm` of source/norms.cpp."""
 
@@ -171,6 +181,7 @@ ARGUMENTS: dict[str, Sequence[object]] = {
     "linear_int4": (_pointer,),
     "linear_int8": (_integer, _pointer),
     "linear_float32": (_pointer,),
+    "linear_expanded": (_integer, _pointer),
     "norm": (_integer, _integer, _integer, _pointer),
     "activate": (_integer, _integer, _pointer, _pointer, _integer),
     "sum_ranks": (_integer, _pointer, _integer, _pointer, _pointer, _integer, _integer),
@@ -211,10 +222,18 @@ RECORDED = (
     "mix_experts",
     "rotation",
     "lookup",
+    "linear_expanded",
 )
 """The kernels that `replay` calls, as source/calls.h numbers them."""
-OF_ROWS = frozenset(("linear_bfloat16", "linear_int4", "linear_int8", "linear_float32", "gate", "gate_pairs"))
+OF_ROWS = frozenset(
+    ("linear_bfloat16", "linear_int4", "linear_int8", "linear_float32", "linear_expanded", "gate", "gate_pairs")
+)
 """Those of them that `mix_experts` calls with another number of rows than they were recorded with."""
+
+FORMATS = ("bfloat16", "int8", "e4m3", "int4")
+"""How `linear_expanded` takes weights: `Format` of source/linears.h."""
+INPUTS = ("as they are", "e4m3", "int8", "e4m3 by row")
+"""How it rounds activations: `Inputs` of source/linears.h."""
 
 PRODUCTS = ("linear_bfloat16", "linear_int4", "context_attention")
 """These need AVX512BW."""

@@ -41,8 +41,12 @@ def pack_float32(weight: Tensor) -> Tensor:
     return packed
 
 
-def pack_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """(out, in) int8 weights as `Int8Layer` has them, (out / 32, in / 4, 32, 4), and their offsets."""
+def pack_bytes(weight: Tensor) -> Tensor:
+    """(out, in) numbers of 8 bits as the kernels take them: (out / 32, in / 4, 32, 4)."""
     outputs, inputs = weight.shape
-    packed = weight.reshape(outputs // TILE, TILE, inputs // 4, 4).permute(0, 2, 1, 3).contiguous()
-    return packed, weight.sum(dim=1, dtype=torch.int32).mul_(-128)
+    return weight.reshape(outputs // TILE, TILE, inputs // 4, 4).permute(0, 2, 1, 3).contiguous()
+
+
+def pack_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """(out, in) int8 weights as `Int8Layer` has them, and their offsets."""
+    return pack_bytes(weight), weight.sum(dim=1, dtype=torch.int32).mul_(-128)

@@ -62,10 +62,13 @@ static inline void prefetch(const C* from, int64_t count) {
     for (int64_t at = 0; at < count * int64_t(sizeof(C)); at += 64) __builtin_prefetch(bytes + at, 0, 2);
 }
 
+// Sums that are in registers and added up together, and vectors of a value whose sums are.
 #if defined(__AVX512F__)
-constexpr int SUMS = 16;  // that are in registers and added up together
+constexpr int SUMS = 16, VALUES = 4;
+#elif defined(__AVX__)
+constexpr int SUMS = 8, VALUES = 2;
 #else
-constexpr int SUMS = 4;
+constexpr int SUMS = 4, VALUES = 2;
 #endif
 
 // scores (G, seen tokens) = queries (G, size) times keys.
@@ -180,7 +183,9 @@ static void attend(const Paged& p, int64_t head, const T* given, Seen<C> keys, M
     Seen<C> values = keys;
     if (p.vectors > kv_heads) values.cache += kv_heads * size;
     int64_t d = 0;
-    for (; d + 4 * WIDTH <= size; d += 4 * WIDTH, values.cache += 4 * WIDTH) weigh<G, 4>(scores, values, size, out + d);
+    if (VALUES == 4)
+        for (; d + 4 * WIDTH <= size; d += 4 * WIDTH, values.cache += 4 * WIDTH)
+            weigh<G, 4>(scores, values, size, out + d);
     for (; d + 2 * WIDTH <= size; d += 2 * WIDTH, values.cache += 2 * WIDTH) weigh<G, 2>(scores, values, size, out + d);
     for (; d < size; d += WIDTH, values.cache += WIDTH) weigh<G, 1>(scores, values, size, out + d);
 }

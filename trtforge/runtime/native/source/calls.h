@@ -24,6 +24,7 @@ EXPORT void quantize_slots(int64_t, int64_t, const void*, int64_t, const int64_t
 EXPORT void paged_attention(int64_t, int64_t, const Paged*);
 EXPORT void add_adapters(int64_t, const Adapters*);
 EXPORT void linear_float32(const FloatLinear*);
+EXPORT void linear_expanded(int64_t, const ExpandedLinear*);
 EXPORT void norm(int64_t, int64_t, int64_t, const Norm*);
 EXPORT void activate(int64_t, int64_t, const void*, void*, int64_t);
 EXPORT void sum_ranks(int64_t, void*, int64_t, const void*, void*, int64_t, int64_t);
@@ -65,6 +66,7 @@ enum Kernel : int64_t {
     MIX_EXPERTS,
     ROTATION,
     LOOKUP,
+    LINEAR_EXPANDED,
 };
 
 // An argument is its bytes.

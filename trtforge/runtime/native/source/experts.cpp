@@ -123,6 +123,10 @@ static void run_rows(const Call& call, int64_t rows) {
     };
     const int64_t* given = own.arguments;
     switch (own.kernel) {
+        case LINEAR_EXPANDED: {
+            const ExpandedLinear layer = with_rows(*value_of<const ExpandedLinear*>(given[1]));
+            return linear_expanded(given[0], &layer);
+        }
         case LINEAR_FLOAT32: {
             const FloatLinear layer = with_rows(*value_of<const FloatLinear*>(given[0]));
             return linear_float32(&layer);

@@ -16,6 +16,7 @@ EXPORT void replay(const Call* calls, int64_t count) {
             case PAGED_ATTENTION: run(paged_attention, given); break;
             case ADD_ADAPTERS: run(add_adapters, given); break;
             case LINEAR_FLOAT32: run(linear_float32, given); break;
+            case LINEAR_EXPANDED: run(linear_expanded, given); break;
             case NORM: run(norm, given); break;
             case ACTIVATE: run(activate, given); break;
             case SUM_RANKS: run(sum_ranks, given); break;

@@ -1,10 +1,10 @@
-// Sixteen float32 at once, by the compiler's vector extensions: one register with AVX512, several elsewhere.
+// As many float32 at once as a register of the processor holds, by the compiler's vector extensions.
 
 #pragma once
 
 #include "common.h"
 
-#if defined(__AVX512F__)
+#if defined(__AVX__)
 #include <immintrin.h>
 #endif
 
@@ -16,21 +16,28 @@ struct e4m3 {
 // Storage type of the KV cache, as `bindings.CACHES` numbers them.
 enum Cache : int64_t { CACHE_FLOAT32 = 0, CACHE_BFLOAT16 = 1, CACHE_INT8 = 2, CACHE_E4M3 = 3 };
 
+#if defined(__AVX512F__)
 constexpr int64_t WIDTH = 16;
+#elif defined(__AVX__)
+constexpr int64_t WIDTH = 8;
+#else
+constexpr int64_t WIDTH = 4;
+#endif
 
-typedef float Vector __attribute__((vector_size(64), aligned(4), may_alias));
-typedef uint32_t Words __attribute__((vector_size(64), aligned(4), may_alias));
+typedef float Vector __attribute__((vector_size(WIDTH * 4), aligned(4), may_alias));
+typedef uint32_t Words __attribute__((vector_size(WIDTH * 4), aligned(4), may_alias));
 
-typedef int32_t Integers __attribute__((vector_size(64), aligned(4), may_alias));
+typedef int32_t Integers __attribute__((vector_size(WIDTH * 4), aligned(4), may_alias));
 
+// WIDTH numbers of another type.
 template <typename T>
-struct Sixteen {
-    typedef T type __attribute__((vector_size(16 * sizeof(T)), aligned(1), may_alias));
+struct Several {
+    typedef T type __attribute__((vector_size(WIDTH * sizeof(T)), aligned(1), may_alias));
 };
 
 static inline Vector load(const float* from) { return *(const Vector*)from; }
 
-// Sixteen integers as wider ones. Compilers make vector instructions of one doubling of the width, and of two in a row,
+// Integers as wider ones. Compilers make vector instructions of one doubling of the width, and of two in a row,
 // but not of both at once (GCC 12).
 #if defined(__AVX512F__)
 static inline Words widened(const uint16_t* from) {
@@ -44,19 +51,31 @@ static inline Words widened(const uint8_t* from) {
 static inline Integers widened(const int8_t* from) {
     return (Integers)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)from));
 }
-#else
+#elif defined(__AVX2__)
 static inline Words widened(const uint16_t* from) {
-    return __builtin_convertvector(*(const Sixteen<uint16_t>::type*)from, Words);
+    return (Words)_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)from));
 }
 
 static inline Words widened(const uint8_t* from) {
-    typedef Sixteen<uint16_t>::type Halfway;
-    return __builtin_convertvector(__builtin_convertvector(*(const Sixteen<uint8_t>::type*)from, Halfway), Words);
+    return (Words)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)from));
 }
 
 static inline Integers widened(const int8_t* from) {
-    typedef Sixteen<int16_t>::type Halfway;
-    return __builtin_convertvector(__builtin_convertvector(*(const Sixteen<int8_t>::type*)from, Halfway), Integers);
+    return (Integers)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)from));
+}
+#else
+static inline Words widened(const uint16_t* from) {
+    return __builtin_convertvector(*(const Several<uint16_t>::type*)from, Words);
+}
+
+static inline Words widened(const uint8_t* from) {
+    typedef Several<uint16_t>::type Halfway;
+    return __builtin_convertvector(__builtin_convertvector(*(const Several<uint8_t>::type*)from, Halfway), Words);
+}
+
+static inline Integers widened(const int8_t* from) {
+    typedef Several<int16_t>::type Halfway;
+    return __builtin_convertvector(__builtin_convertvector(*(const Several<int8_t>::type*)from, Halfway), Integers);
 }
 #endif
 
@@ -78,7 +97,7 @@ static inline void put(bfloat16* into, Vector value) {
 #else
     const Words bits = (Words)value, rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
     const Words kept = value == value ? rounded : Words() + 0x7fc0;
-    *(Sixteen<uint16_t>::type*)into = __builtin_convertvector(kept, Sixteen<uint16_t>::type);
+    *(Several<uint16_t>::type*)into = __builtin_convertvector(kept, Several<uint16_t>::type);
 #endif
 }
 
@@ -148,14 +167,12 @@ static inline V exponential_of_two(V x) {
 }
 
 static inline float sum(Vector v) {
-    typedef float Half __attribute__((vector_size(32)));
     typedef float Quarter __attribute__((vector_size(16)));
-    Half halves[2];
-    std::memcpy(halves, &v, sizeof v);
-    const Half half = halves[0] + halves[1];
-    Quarter quarters[2];
-    std::memcpy(quarters, &half, sizeof half);
-    const Quarter quarter = quarters[0] + quarters[1];
+    Quarter quarters[WIDTH / 4];
+    std::memcpy(quarters, &v, sizeof v);
+    for (int64_t count = WIDTH / 4; count > 1; count /= 2)
+        for (int64_t i = 0; i < count / 2; ++i) quarters[i] += quarters[i + count / 2];
+    const Quarter quarter = quarters[0];
     return (quarter[0] + quarter[2]) + (quarter[1] + quarter[3]);
 }
 
@@ -185,6 +202,18 @@ static inline __m512 sums_of_each(__m512 (&v)[16]) {
 }
 
 static inline Vector sums_of(Vector (&v)[16]) { return (Vector)sums_of_each((__m512(&)[16])v); }
+
+#elif defined(__AVX__)
+
+// Lane i: the sum of v[i]. Neighbours are added up, then pairs, then halves.
+static inline Vector sums_of(Vector (&v)[8]) {
+    __m256 pairs[4];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) pairs[i] = _mm256_hadd_ps((__m256)v[2 * i], (__m256)v[2 * i + 1]);
+    const __m256 first = _mm256_hadd_ps(pairs[0], pairs[1]), second = _mm256_hadd_ps(pairs[2], pairs[3]);
+    return (Vector)_mm256_add_ps(_mm256_permute2f128_ps(first, second, 0x20),
+                                 _mm256_permute2f128_ps(first, second, 0x31));
+}
 
 #else
 

@@ -1,0 +1,133 @@
+"""Weights in 16, 8 and 4 bits that the kernels expand to float32, with every set of instructions."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tests.runtime.kernel_levels import LEVELS, kernels_at
+from trtforge.models.transforms import FP8_ROW_SCALE_MIN
+from trtforge.runtime.linears.float8 import round_to_e4m3
+from trtforge.runtime.linears.fp8_rowwise_linear import token_scales
+from trtforge.runtime.linears.int4_native import pack_words
+from trtforge.runtime.linears.int8 import round_to_int8
+from trtforge.runtime.native.expanded import (
+    ExpandedLayer,
+    Format,
+    Inputs,
+    can_expand,
+    linear_expanded,
+    row_scales,
+)
+from trtforge.runtime.native.tiles import TILE, pack_bfloat16, pack_bytes
+
+CLOSE = {torch.float32: 2e-6, torch.bfloat16: 2**-8}
+"""Of the sum of the absolute products: sums in another order, and the rounding of the result."""
+ALL_E4M3 = torch.tensor([code for code in range(256) if code & 0x7F != 0x7F], dtype=torch.uint8)
+
+
+def weights(format: Format, outputs: int, inputs: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Random weights as float64, and packed."""
+    match format:
+        case "bfloat16":
+            values = torch.randn(outputs, inputs, generator=generator).bfloat16()
+            return values.double(), pack_bfloat16(values)
+        case "int8":
+            codes = torch.randint(-128, 128, (outputs, inputs), dtype=torch.int8, generator=generator)
+            return codes.double(), pack_bytes(codes)
+        case "e4m3":
+            chosen = torch.randint(len(ALL_E4M3), (outputs, inputs), generator=generator)
+            codes = ALL_E4M3[chosen]
+            return codes.view(torch.float8_e4m3fn).double(), pack_bytes(codes.view(torch.int8))
+        case "int4":
+            codes = torch.randint(-8, 8, (outputs, inputs), dtype=torch.int8, generator=generator)
+            return codes.double(), pack_words(codes)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", CLOSE)
+@pytest.mark.parametrize("format", ["bfloat16", "int8", "e4m3", "int4"])
+@settings(max_examples=12, deadline=None)
+@given(
+    rows=st.integers(1, 14) | st.sampled_from([95, 96, 97, 200]),
+    tiles=st.integers(1, 3),
+    inputs=st.sampled_from([16, 64, 128, 144, 256, 400]),
+    group=st.sampled_from([None, 16, 64, 128]),
+    biased=st.booleans(),
+    prescaled=st.booleans(),
+    seed=st.integers(0, 2**16),
+)
+def test_products(
+    level: str, dtype: torch.dtype, format: Format, rows: int, tiles: int, inputs: int, group: int | None,
+    biased: bool, prescaled: bool, seed: int,
+) -> None:  # fmt: skip
+    generator, outputs = torch.Generator().manual_seed(seed), tiles * TILE
+    exact, packed = weights(format, outputs, inputs, generator)
+    x = torch.randn(rows, inputs, generator=generator).to(dtype)
+    scales = prequant = bias = None
+    wanted = x.double()
+    if prescaled:
+        prequant = torch.rand(inputs, generator=generator) + 0.5
+        wanted = (x.float() * prequant).double()
+    if group is not None and inputs % group == 0:
+        scales = torch.rand(tiles, inputs // group, TILE, generator=generator)
+        by_output = scales.transpose(1, 2).reshape(outputs, inputs // group).double()
+        exact = exact * by_output.repeat_interleave(group, dim=1)
+    expected, most = wanted @ exact.T * 0.5, wanted.abs() @ exact.abs().T
+    if biased:
+        bias = torch.randn(outputs, generator=generator)
+        expected, most = expected + bias, most + bias.abs()
+    layer = ExpandedLayer(format, packed, outputs, scales, bias, prequant, factor=0.5)
+    made = linear_expanded(kernels_at(level), x, layer)
+    assert made.dtype is dtype
+    assert made.shape == (rows, outputs)
+    assert bool(((made.double() - expected).abs() <= CLOSE[dtype] * most).all())
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", CLOSE)
+@pytest.mark.parametrize("inputs", ["e4m3", "int8", "e4m3 by row"])
+def test_activations_are_rounded_as_torchs_operations_round_them(
+    level: str, dtype: torch.dtype, inputs: Inputs
+) -> None:
+    """Identity matrices show the rounded numbers themselves."""
+    generator, size = torch.Generator().manual_seed(0), 64
+    x = torch.randn(300, size, generator=generator) * torch.logspace(-4, 3, 300).unsqueeze(1)
+    x[7], x[8] = 0.0, torch.arange(size) / 8 - 4  # ties, too
+    x = x.to(dtype)
+    codes = torch.eye(size, dtype=torch.int8)
+    layer = ExpandedLayer("int8", pack_bytes(codes), size, inputs=inputs, activation_scale=0.37)
+    match inputs:
+        case "e4m3":
+            expected = round_to_e4m3(x, 0.37)
+        case "int8":
+            expected = round_to_int8(x, 0.37).float()
+        case _:
+            layer = ExpandedLayer("int8", pack_bytes(codes), size, inputs=inputs, activation_scale=FP8_ROW_SCALE_MIN)
+            expected = round_to_e4m3(x, token_scales(x)) * token_scales(x)
+    assert torch.equal(linear_expanded(kernels_at(level), x, layer), expected.to(dtype))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_every_number_of_e4m3_is_exact(level: str) -> None:
+    """Subnormal ones too; each output of a row has one of them."""
+    codes = torch.zeros(256, 256, dtype=torch.uint8)
+    codes[range(len(ALL_E4M3)), range(len(ALL_E4M3))] = ALL_E4M3
+    layer = ExpandedLayer("e4m3", pack_bytes(codes.view(torch.int8)), 256)
+    for rows in (1, 3):
+        made = linear_expanded(kernels_at(level), torch.ones(rows, 256), layer)
+        exact = codes.view(torch.float8_e4m3fn).float().sum(dim=1)
+        assert torch.equal(made, exact.expand(rows, -1))
+
+
+def test_scales_of_rows_lie_in_tiles() -> None:
+    scales = torch.rand(96)
+    assert torch.equal(row_scales(scales).flatten(), scales)
+    assert row_scales(scales).shape == (3, 1, TILE)
+
+
+def test_sizes_that_the_kernels_take() -> None:
+    assert can_expand(64, 48)
+    assert not can_expand(60, 48)
+    assert not can_expand(64, 40)

@@ -1,0 +1,35 @@
+"""Linear layers of bfloat16 weights for the CPU kernels that compute in float32: half the memory, the same numbers."""
+
+import torch
+from torch import Tensor
+
+from trtforge.runtime.linears.linear import (
+    Dense,
+    Linear,
+    Placement,
+    Stored,
+    expanded_matrix,
+    load_bias,
+    matrix,
+    with_bias,
+)
+from trtforge.runtime.linears.weights import Weights
+from trtforge.runtime.native.bindings import native_for
+from trtforge.runtime.native.expanded import can_expand
+
+
+class Bfloat16Native:
+    """Weights that the checkpoint has in bfloat16 stay so; others are in the compute type."""
+
+    def pack(self, stored: Stored, dtype: torch.dtype) -> dict[str, Tensor]:
+        if stored.weight.dtype is not torch.bfloat16:
+            return Dense().pack(stored, dtype)
+        return with_bias({"weight": stored.weight}, stored, dtype)
+
+    def load(self, weights: Weights, prefix: str, shape: tuple[int, int], place: Placement, *, bias: bool) -> Linear:
+        weight = weights.take(f"{prefix}.weight", *shape)
+        vector = load_bias(weights, prefix, shape, place, bias)
+        kernels = native_for(place.device, place.dtype)
+        if kernels is None or weight.dtype is not torch.bfloat16 or not can_expand(*shape):
+            return matrix(weight.to(place.device, place.dtype), vector)
+        return expanded_matrix(kernels, weight, vector)

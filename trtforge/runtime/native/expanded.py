@@ -1,0 +1,77 @@
+"""Linear layers of weights in 16, 8 or 4 bits on any processor (source/expanded.cpp), for float32 and bfloat16."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from trtforge.runtime.native.bindings import TYPES, WIDTH, Native
+from trtforge.runtime.native.structures import FORMATS, INPUTS, ExpandedLinear
+from trtforge.runtime.native.tiles import TILE
+
+Format = Literal["bfloat16", "int8", "e4m3", "int4"]
+Inputs = Literal["as they are", "e4m3", "int8", "e4m3 by row"]
+
+
+@dataclass(frozen=True)
+class ExpandedLayer:
+    """y = factor x round(x prequant / activation_scale) W^T + bias, of (out, in) weights.
+
+    `weight`: as `tiles` packs its format. float32 `scales`: (out / 32, groups, 32), `prequant` (in,), `bias` (out,).
+    `inputs`: how activations are rounded; "e4m3 by row" divides by a scale of each row, of at least `activation_scale`,
+    and multiplies its outputs with it.
+    """
+
+    format: Format
+    weight: Tensor
+    outputs: int
+    scales: Tensor | None = None
+    bias: Tensor | None = None
+    prequant: Tensor | None = None
+    inputs: Inputs = "as they are"
+    activation_scale: float = 1.0
+    factor: float = 1.0
+
+
+def can_expand(outputs: int, inputs: int) -> bool:
+    """Whether `linear_expanded` can compute a layer of this size."""
+    return outputs % TILE == 0 and inputs % WIDTH == 0
+
+
+def row_scales(scales: Tensor) -> Tensor:
+    """A scale for each output (out,) as `ExpandedLayer.scales`."""
+    return scales.float().reshape(-1, 1, TILE).contiguous()
+
+
+def linear_expanded(kernels: Native, x: Tensor, layer: ExpandedLayer) -> Tensor:
+    """The layer's outputs for x (..., in), in its dtype."""
+    x = x.contiguous()
+    inputs = x.shape[-1]
+    y = x.new_empty(*x.shape[:-1], layer.outputs)
+    given = ExpandedLinear(
+        x=x.data_ptr(),
+        weight=layer.weight.data_ptr(),
+        scales=_address(layer.scales),
+        bias=_address(layer.bias),
+        prequant=_address(layer.prequant),
+        y=y.data_ptr(),
+        rows=x.numel() // inputs,
+        inputs=inputs,
+        outputs=layer.outputs,
+        group=inputs if layer.scales is None else inputs // layer.scales.shape[1],
+        format=FORMATS.index(layer.format),
+        kind=INPUTS.index(layer.inputs),
+        factor=layer.factor,
+        activation_scale=layer.activation_scale,
+    )
+    kernels.run("linear_expanded", TYPES[x.dtype], given)
+    return y
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    if tensor is None:
+        return None
+    assert tensor.dtype is torch.float32
+    assert tensor.is_contiguous()
+    return tensor.data_ptr()

@@ -1,0 +1,290 @@
+// Linear layers of weights in 16, 8 or 4 bits on any processor: weights are expanded to float32 in the cache, a few inputs
+// of a tile at a time, and multiplied there.
+//
+// Weights are packed in tiles of 32 outputs, of which each 32-bit word holds one output:
+//   bfloat16      (outputs / 32, inputs / 2, 32, 2)  two inputs
+//   int8, E4M3    (outputs / 32, inputs / 4, 32, 4)  four inputs
+// 4 bits: two outputs, 16 apart, as matmul.cpp describes. Integers become multiples of theirs by a power of two, for which
+// the sums are corrected.
+
+#include "float32.h"
+#include "linears.h"
+#include "team.h"
+#include "vectors.h"
+
+#include <vector>
+
+using float32::LANES;
+using float32::Lanes;
+using float32::TILE;
+
+typedef uint32_t LaneWords __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+typedef int32_t LaneIntegers __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+
+constexpr int64_t CHUNK = 128;  // most inputs of a tile that are expanded at once: with a few rows they fit the first cache
+constexpr int64_t BLOCK = 96;   // rows whose sums are kept together
+
+static inline LaneWords words(const void* from) { return *(const LaneWords*)from; }
+
+static inline void put_lanes(float* into, Lanes value) { *(Lanes*)into = value; }
+
+// Each format: `WORDS` 32-bit words hold `INPUTS` inputs of a tile. `expand` calls put(input, output, value) for vectors of
+// the weights times `FACTOR`.
+
+struct FromBfloat16 {
+    static constexpr int64_t INPUTS = 2, WORDS = 32;
+    static constexpr float FACTOR = 1.0f;
+    template <class Put>
+    static inline __attribute__((always_inline)) void expand(const uint32_t* from, Put put) {
+#pragma GCC unroll 8
+        for (int64_t o = 0; o < TILE; o += LANES) {
+            const LaneWords both = words(from + o);
+            put(0, o, (Lanes)(both << 16));
+            put(1, o, (Lanes)(both & 0xffff0000u));
+        }
+    }
+};
+
+struct FromInt8 {
+    static constexpr int64_t INPUTS = 4, WORDS = 32;
+    static constexpr float FACTOR = 0x1p24f;
+    template <class Put>
+    static inline __attribute__((always_inline)) void expand(const uint32_t* from, Put put) {
+#pragma GCC unroll 8
+        for (int64_t o = 0; o < TILE; o += LANES) {
+            const LaneWords four = words(from + o);
+#pragma GCC unroll 4
+            for (int64_t i = 0; i < INPUTS; ++i) {
+                const LaneIntegers high = (LaneIntegers)((four << (24 - 8 * i)) & 0xff000000u);
+                put(i, o, __builtin_convertvector(high, Lanes));
+            }
+        }
+    }
+};
+
+// The bits move to their places in float32; the product corrects the exponent's bias, 127 instead of 7.
+struct FromE4m3 {
+    static constexpr int64_t INPUTS = 4, WORDS = 32;
+    static constexpr float FACTOR = 1.0f;
+    template <class Put>
+    static inline __attribute__((always_inline)) void expand(const uint32_t* from, Put put) {
+#pragma GCC unroll 8
+        for (int64_t o = 0; o < TILE; o += LANES) {
+            const LaneWords four = words(from + o);
+#pragma GCC unroll 4
+            for (int64_t i = 0; i < INPUTS; ++i) {
+                const LaneIntegers high = (LaneIntegers)(four << (24 - 8 * i));
+                put(i, o, (Lanes)((high >> 4) & int32_t(0x87f00000)) * 0x1p120f);
+            }
+        }
+    }
+};
+
+// Nibbles are values plus 8: with the highest bit turned, they are signed.
+struct FromInt4 {
+    static constexpr int64_t INPUTS = 4, WORDS = 16;
+    static constexpr float FACTOR = 0x1p28f;
+    template <class Put>
+    static inline __attribute__((always_inline)) void expand(const uint32_t* from, Put put) {
+        constexpr int64_t places[INPUTS] = {0, 16, 8, 24};  // of an input's two nibbles
+#pragma GCC unroll 4
+        for (int64_t o = 0; o < WORDS; o += LANES) {
+            const LaneWords signs = words(from + o) ^ 0x88888888u;
+#pragma GCC unroll 4
+            for (int64_t i = 0; i < INPUTS; ++i)
+#pragma GCC unroll 2
+                for (int64_t half = 0; half < 2; ++half) {
+                    const LaneWords high = (signs << (28 - places[i] - 4 * half)) & 0xf0000000u;
+                    put(i, half * WORDS + o, __builtin_convertvector((LaneIntegers)high, Lanes));
+                }
+        }
+    }
+};
+
+constexpr int64_t AHEAD = 16;  // a format's groups of inputs that are fetched from memory before a single row needs them
+
+// (count, TILE) float32 numbers of a tile's words.
+template <class Format>
+static void expand(const uint32_t* from, int64_t count, float* into) {
+    for (int64_t first = 0; first < count; first += Format::INPUTS, from += Format::WORDS) {
+        Format::expand(from, [&](int64_t i, int64_t o, Lanes v) { put_lanes(into + (first + i) * TILE + o, v); });
+    }
+}
+
+// sums (TILE) = or, unless `fresh`, += one row times `count` inputs of a tile, whose numbers stay in registers.
+template <class Format>
+static void multiply_row(const float* x, const uint32_t* from, int64_t count, bool fresh, float* sums) {
+    constexpr int64_t CHAINS = 2;  // a sum takes several cycles: each output has two
+    Lanes made[CHAINS][TILE / LANES] = {};
+    for (int64_t first = 0; first < count; first += Format::INPUTS, from += Format::WORDS, x += Format::INPUTS) {
+        __builtin_prefetch(from + AHEAD * Format::WORDS);
+        Format::expand(from, [&](int64_t i, int64_t o, Lanes v) __attribute__((always_inline)) {
+            made[i % CHAINS][o / LANES] += v * x[i];
+        });
+    }
+    for (int64_t o = 0; o < TILE; o += LANES) {
+        const Lanes total = made[0][o / LANES] + made[1][o / LANES];
+        put_lanes(sums + o, fresh ? total : *(const Lanes*)(sums + o) + total);
+    }
+}
+
+// Rows of activations in float32, by chunks of inputs: the rows of a chunk lie together, (chunks, rows, CHUNK), so that
+// rows do not displace each other in the cache.
+struct Rows {
+    const float* from;
+    const float* factors;  // of each row's sums
+    int64_t count;
+
+    const float* at(int64_t input) const { return from + input / CHUNK * count * CHUNK + input % CHUNK; }
+};
+
+// sums (rows, TILE) = or, unless `fresh`, += rows times inputs [first, first + count) of a tile, which are in one chunk.
+template <class Format>
+static void multiply_part(const Rows& x, const uint32_t* tile, int64_t first, int64_t count, bool fresh, float* sums) {
+    const uint32_t* from = tile + first / Format::INPUTS * Format::WORDS;
+    if (x.count == 1) return multiply_row<Format>(x.at(first), from, count, fresh, sums);
+    alignas(64) float expanded[CHUNK * TILE];
+    expand<Format>(from, count, expanded);
+    const int64_t words = count / Format::INPUTS * Format::WORDS, parts = (x.count + float32::ROWS - 1) / float32::ROWS;
+    for (int64_t part = 0, row = 0, rows; part < parts; ++part, row += rows) {
+        rows = (x.count - row + parts - part - 1) / (parts - part);
+        for (int64_t at = part * words / parts; at < (part + 1) * words / parts; at += 16)
+            __builtin_prefetch(from + words + at, 0, 2);
+        float32::multiply_tile(x.at(first) + row * CHUNK, CHUNK, rows, expanded, count, fresh, sums + row * TILE);
+    }
+}
+
+// As `multiply_part`, over inputs [first, end).
+template <class Format>
+static void multiply_inputs(const Rows& x, const uint32_t* tile, int64_t first, int64_t end, bool fresh, float* sums) {
+    for (int64_t next; first < end; first = next, fresh = false) {
+        next = std::min(first / CHUNK * CHUNK + CHUNK, end);
+        multiply_part<Format>(x, tile, first, next - first, fresh, sums);
+    }
+}
+
+// totals (rows, TILE) += sums times their outputs' scales; `fresh`: totals holds nothing yet.
+static void add_scaled(const float* sums, const float* scales, int64_t rows, bool fresh, float* totals) {
+    for (int64_t row = 0; row < rows; ++row)
+        for (int64_t o = row * TILE, i = 0; i < TILE; o += LANES, i += LANES) {
+            const Lanes scaled = *(const Lanes*)(sums + o) * *(const Lanes*)(scales + i);
+            put_lanes(totals + o, fresh ? scaled : *(const Lanes*)(totals + o) + scaled);
+        }
+}
+
+template <typename T>
+static void put_rows(const ExpandedLinear& l, const Rows& x, const float* totals, int64_t first, T* y) {
+    for (int64_t row = 0; row < x.count; ++row)
+        for (int64_t i = 0; i < TILE; i += WIDTH) {
+            Vector v = load(totals + row * TILE + i) * (l.factor * x.factors[row]);
+            if (l.bias) v += load(l.bias + first + i);
+            put(y + row * l.outputs + first + i, v);
+        }
+}
+
+// Rows times the tile whose first output is `first`, to y (rows, outputs).
+template <class Format, typename T>
+static void multiply_tile(const ExpandedLinear& l, const Rows& x, int64_t first, T* y) {
+    alignas(64) float sums[BLOCK * TILE], totals[BLOCK * TILE];
+    const uint32_t* tile = (const uint32_t*)l.weight + first / TILE * (l.inputs / Format::INPUTS * Format::WORDS);
+    if (l.scales) {
+        const float* scales = l.scales + first * (l.inputs / l.group);
+        for (int64_t start = 0; start < l.inputs; start += l.group, scales += TILE) {
+            multiply_inputs<Format>(x, tile, start, start + l.group, true, sums);
+            add_scaled(sums, scales, x.count, start == 0, totals);
+        }
+    } else {
+        multiply_inputs<Format>(x, tile, 0, l.inputs, true, totals);
+    }
+    put_rows(l, x, totals, first, y);
+}
+
+// Rounded to E4M3: four significant bits, halves to even, steps of 2^-9 below 2^-6. Adding 1.5 x 2^20 times a number's own
+// power of two, and subtracting it again, leaves these bits.
+static inline Vector rounded_to_e4m3(Vector exact) {
+    const Vector inside = larger(-448.0f, smaller(448.0f, exact));
+    const Vector magic = larger(0x1p-6f, (Vector)((Words)inside & 0x7f800000)) * 0x1.8p20f;
+    return (inside + magic) - magic;
+}
+
+static inline Vector rounded_to_int8(Vector exact) {
+    return (larger(-128.0f, smaller(127.0f, exact)) + 0x1.8p23f) - 0x1.8p23f;
+}
+
+// 16 inputs, times their pre-quantisation scales and rounded as the layer asks for.
+template <Inputs KIND, typename T>
+static inline Vector prepared(const ExpandedLinear& l, const T* x, int64_t i, float scale) {
+    Vector v = load(x + i);
+    if (l.prequant) v *= load(l.prequant + i);
+    if (KIND == E4M3 || KIND == E4M3_BY_ROW) return rounded_to_e4m3(v / scale);
+    return KIND == INT8 ? rounded_to_int8(v / scale) : v;
+}
+
+// The scale that brings the largest number of a row to the largest of E4M3.
+template <typename T>
+static float scale_of_row(const ExpandedLinear& l, const T* x) {
+    Vector most = {};
+    for (int64_t i = 0; i < l.inputs; i += WIDTH) {
+        const Vector v = absolute(load(x + i));
+        most = most > v ? most : v;
+    }
+    float largest = 0.0f;
+    for (int64_t i = 0; i < WIDTH; ++i) largest = std::max(largest, float(most[i]));
+    return std::max(largest / 448.0f, l.activation_scale);
+}
+
+// A row of `rows` in float32 as the products take it, for `Rows`. Returns the scale of its own that it was divided by.
+template <Inputs KIND, typename T>
+static float prepare_row(const ExpandedLinear& l, const T* x, int64_t rows, float* into) {
+    const float scale = KIND == E4M3_BY_ROW ? scale_of_row(l, x) : l.activation_scale;
+    for (int64_t first = 0; first < l.inputs; first += CHUNK, into += rows * CHUNK)
+        for (int64_t i = 0; i < std::min(CHUNK, l.inputs - first); i += WIDTH)
+            put(into + i, prepared<KIND>(l, x, first + i, scale));
+    return KIND == E4M3_BY_ROW ? scale : 1.0f;
+}
+
+template <typename T>
+static float prepare(const ExpandedLinear& l, const T* x, int64_t rows, float* into) {
+    switch (l.kind) {
+        case E4M3: return prepare_row<E4M3>(l, x, rows, into);
+        case E4M3_BY_ROW: return prepare_row<E4M3_BY_ROW>(l, x, rows, into);
+        case INT8: return prepare_row<INT8>(l, x, rows, into);
+        default: return prepare_row<AS_THEY_ARE>(l, x, rows, into);
+    }
+}
+
+template <class Format, typename T>
+static void multiply_rows(const ExpandedLinear& l) {
+    const int64_t height = float32::share(l.rows, BLOCK), chunks = (l.inputs + CHUNK - 1) / CHUNK;
+    std::vector<float> memory, factors;
+    memory.resize(size_t(height * chunks * CHUNK));
+    factors.resize(size_t(height));
+    for (int64_t top = 0; top < l.rows; top += height) {
+        const Rows x{memory.data(), factors.data(), std::min(height, l.rows - top)};
+        const T* from = (const T*)l.x + top * l.inputs;
+        T* y = (T*)l.y + top * l.outputs;
+        team::run(x.count * l.inputs * l.outputs >= 1 << 17, [&](team::Member& member) {
+            member.each(x.count, [&](int64_t row) {
+                float* into = memory.data() + row * CHUNK;
+                factors[size_t(row)] = prepare(l, from + row * l.inputs, x.count, into) / Format::FACTOR;
+            });
+            if (member.size > 1) member.barrier();
+            member.each(l.outputs / TILE, [&](int64_t tile) { multiply_tile<Format>(l, x, tile * TILE, y); });
+        });
+    }
+}
+
+template <class Format>
+static void with_type(int64_t type, const ExpandedLinear& l) {
+    type == FLOAT32 ? multiply_rows<Format, float>(l) : multiply_rows<Format, bfloat16>(l);
+}
+
+EXPORT void linear_expanded(int64_t type, const ExpandedLinear* l) {
+    if (l->rows == 0) return;
+    switch (l->format) {
+        case OF_BFLOAT16: return with_type<FromBfloat16>(type, *l);
+        case OF_INT8: return with_type<FromInt8>(type, *l);
+        case OF_E4M3: return with_type<FromE4m3>(type, *l);
+        case OF_INT4: return with_type<FromInt4>(type, *l);
+    }
+}

@@ -1,0 +1,98 @@
+// Products of float32 rows with a packed tile of 32 outputs, (inputs, 32).
+//
+// Vectors are those of the processor, so that a block of rows and outputs has its sums in registers.
+
+#pragma once
+
+#include "common.h"
+
+namespace float32 {
+
+constexpr int64_t TILE = 32;  // outputs
+
+#if defined(TRTFORGE_NARROW_VECTORS)  // for tests
+constexpr int64_t LANES = 4, VECTORS = 4, ROWS = 6;
+#elif defined(__AVX512F__)
+constexpr int64_t LANES = 16, VECTORS = 2, ROWS = 12;
+#elif defined(__AVX__)
+constexpr int64_t LANES = 8, VECTORS = 2, ROWS = 6;
+#elif defined(__aarch64__)
+constexpr int64_t LANES = 4, VECTORS = 4, ROWS = 6;
+#else
+constexpr int64_t LANES = 4, VECTORS = 2, ROWS = 6;
+#endif
+constexpr int64_t WIDE = LANES * VECTORS;  // outputs that are computed at once
+
+typedef float Lanes __attribute__((vector_size(LANES * sizeof(float)), aligned(4), may_alias));
+
+// A sum takes several cycles: few rows need several sums for each output to keep the units busy.
+template <int M>
+constexpr int UNROLL = M == 1 ? 4 : M <= 3 ? 2 : 1;
+
+// sums (M, TILE) = or, unless `fresh`, += M rows of x times `count` inputs of WIDE outputs of a tile.
+template <int M>
+static void multiply(const float* x, int64_t stride, const float* w, int64_t count, bool fresh, float* sums) {
+    constexpr int U = UNROLL<M>;
+    Lanes made[U][M][VECTORS] = {};
+    int64_t at = 0;
+    const auto step = [&](int u) __attribute__((always_inline)) {
+        Lanes weights[VECTORS];
+#pragma GCC unroll 4
+        for (int v = 0; v < VECTORS; ++v) weights[v] = *(const Lanes*)(w + at * TILE + v * LANES);
+#pragma GCC unroll 12
+        for (int m = 0; m < M; ++m)
+#pragma GCC unroll 4
+            for (int v = 0; v < VECTORS; ++v) made[u][m][v] += weights[v] * x[m * stride + at];
+        ++at;
+    };
+    while (at + U <= count) {
+#pragma GCC unroll 4
+        for (int u = 0; u < U; ++u) step(u);
+    }
+    while (at < count) step(0);
+    for (int m = 0; m < M; ++m)
+        for (int v = 0; v < VECTORS; ++v) {
+            Lanes* into = (Lanes*)(sums + m * TILE + v * LANES);
+            Lanes total = made[0][m][v];
+            for (int u = 1; u < U; ++u) total += made[u][m][v];
+            *into = fresh ? total : *into + total;
+        }
+}
+
+// `multiply` for a number of rows up to ROWS.
+static void multiply_rows(int64_t rows, const float* x, int64_t stride, const float* w, int64_t count, bool fresh,
+                          float* sums) {
+    switch (rows) {
+        case 1: return multiply<1>(x, stride, w, count, fresh, sums);
+        case 2: return multiply<2>(x, stride, w, count, fresh, sums);
+        case 3: return multiply<3>(x, stride, w, count, fresh, sums);
+        case 4: return multiply<4>(x, stride, w, count, fresh, sums);
+        case 5: return multiply<5>(x, stride, w, count, fresh, sums);
+        case 6: return multiply<6>(x, stride, w, count, fresh, sums);
+        // With fewer registers there are no more rows.
+        case 7: return multiply<7>(x, stride, w, count, fresh, sums);
+        case 8: return multiply<8>(x, stride, w, count, fresh, sums);
+        case 9: return multiply<9>(x, stride, w, count, fresh, sums);
+        case 10: return multiply<10>(x, stride, w, count, fresh, sums);
+        case 11: return multiply<11>(x, stride, w, count, fresh, sums);
+        case 12: return multiply<12>(x, stride, w, count, fresh, sums);
+    }
+}
+
+// Where the last part is shorter, rows are shared nearly equally.
+static inline int64_t share(int64_t rows, int64_t most) {
+    const int64_t parts = (rows + most - 1) / most;
+    return (rows + parts - 1) / parts;
+}
+
+// sums (rows, TILE) = or, unless `fresh`, += rows of x times `count` inputs of a tile.
+static inline void multiply_tile(const float* x, int64_t stride, int64_t rows, const float* w, int64_t count, bool fresh,
+                                 float* sums) {
+    for (int64_t done = 0, part; done < rows; done += part) {
+        part = share(rows - done, ROWS);
+        for (int64_t wide = 0; wide < TILE; wide += WIDE)
+            multiply_rows(part, x + done * stride, stride, w + wide, count, fresh, sums + done * TILE + wide);
+    }
+}
+
+}  // namespace float32
