@@ -15,6 +15,7 @@ from tests.benchmarks.markdown import pages
 from tests.benchmarks.quality import BuildQuality, Peer, Quality
 from tests.benchmarks.record import Place, Record, read_record, with_calibration, with_domains, with_machine
 from tests.benchmarks.serving import CLIENT, Measured, Run
+from trtforge.core.dtypes import dtype_named
 
 
 def test_the_pages_show_the_recorded_figures() -> None:
@@ -63,7 +64,8 @@ def test_gaps_are_those_that_overlap_a_time() -> None:
     assert latency.gaps(times, 2.0, 5.0) == [3.0, 2.0, 1.5]
 
 
-def test_every_benchmark_can_be_recorded_and_shown() -> None:
+def test_every_benchmark_can_be_recorded_and_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode, "COMPUTE", "bfloat16")  # whatever this machine computes in
     record = read_record()
     runs = (Run(1000, 2.0, 0.1, {"stub": 3.0, CLIENT: 1.0}),)
     alone = (Run(1000, 1.0, 0.05, {"engine": 2.0}),)
@@ -125,7 +127,8 @@ def test_decoding_is_shown_as_shares_of_what_the_machine_can() -> None:
     assert decode.bytes_of_token("OpenVINO, int8") == layers + 2 * head + cached
     assert decode.bytes_of_token("int4_awq") == layers * 0.53125 + 2 * head + cached
     fast = decode.Measured("bfloat16", {1: 10.0, 8: 1.0, 32: 100.0}, 1.0)
-    bytes_, products = decode.bytes_of_token("bfloat16"), decode.multiply_adds_of_token()
+    itemsize = dtype_named(decode.COMPUTE).size
+    bytes_, products = decode.bytes_of_token("bfloat16", itemsize=itemsize), decode.multiply_adds_of_token()
     assert decode.shares(fast, Limits(20 * bytes_, 400 * products, 1.0)) == pytest.approx((0.5, 0.25))
 
 

@@ -18,14 +18,18 @@ from pathlib import Path
 
 from tests.benchmarks.limits import Limits, Probe
 from tests.benchmarks.synthetic import Shape, write_model
-from trtforge.machine.host import usable_cpus
+from trtforge.core.dtypes import dtype_named
+from trtforge.machine.host import Host, usable_cpus
+from trtforge.machine.processor import Processor, compute_dtype
 
 SHAPE = Shape(hidden=1024, intermediate=2816, layers=16, vocab=8192, heads=16, kv_heads=4, head_size=64)
 BATCHES = (1, 8, 32)
 PROMPT_TOKENS, NEW_TOKENS = 128, 65
-OURS = ("bfloat16", "int4_awq", "int8_sq")
+COMPUTE = compute_dtype("auto", "bfloat16", "cpu", Processor.of(Host()))
+"""The engine's choice for bfloat16 weights on this processor; `transformers` computes in the same type."""
+OURS = ("bfloat16", "int4_awq", "int8_sq", "fp8")
 TORCH = ("bfloat16, torch's kernels", "int4_awq, torch's kernels")
-TRANSFORMERS = "transformers, bfloat16"
+TRANSFORMERS = f"transformers, {COMPUTE}"
 OPENVINO = ("OpenVINO, bfloat16", "OpenVINO, int8", "OpenVINO, int4")
 OPENVINO_PYTHON = Path(__file__).parents[2] / ".venv-openvino" / "bin" / "python"
 _FORMATS = {"bfloat16": "none"}
@@ -100,7 +104,7 @@ def _prepare(directory: Path, ways: Sequence[str]) -> None:
         run_trtforge("convert", str(model), str(directory / f"checkpoint-{way}"), "--quant", quant, *calibration)
     for way in (*OURS, *TORCH):
         checkpoint = directory / f"checkpoint-{way.removesuffix(_KERNELS)}"
-        limits = ("--max-batch-size", str(BATCHES[-1]), "--max-seq-len", "512", "--compute-dtype", "bfloat16")
+        limits = ("--max-batch-size", str(BATCHES[-1]), "--max-seq-len", "512")
         run_trtforge("compile", str(checkpoint), str(directory / way), *limits, way=way)
     openvino = [way for way in OPENVINO if way in ways]
     if openvino:
@@ -201,7 +205,7 @@ def _by_transformers(model: Path) -> dict[int, dict[str, float]]:
     import torch
     from transformers import AutoModelForCausalLM
 
-    loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16)
+    loaded = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, COMPUTE))
 
     def generate(asked: Sequence[tuple[int, ...]], new: int) -> None:
         ids = torch.tensor(asked)
@@ -213,11 +217,15 @@ def _by_transformers(model: Path) -> dict[int, dict[str, float]]:
     return {batch: timed(generate, batch) for batch in BATCHES}
 
 
-def bytes_of_token(way: str, shape: Shape = SHAPE, context: int = PROMPT_TOKENS + NEW_TOKENS // 2) -> float:
-    """Bytes of weights and of the KV cache that are read for one token when it is decoded alone."""
-    bits = 8 if "int8" in way or "fp8" in way else 4 + 32 / 128 if "int4" in way else 16
-    head = shape.vocab * shape.hidden * 2
-    cached = shape.layers * 2 * shape.kv_heads * shape.head_size * 2 * context
+def bytes_of_token(
+    way: str, shape: Shape = SHAPE, context: int = PROMPT_TOKENS + NEW_TOKENS // 2, itemsize: int = 2
+) -> float:
+    """Bytes of weights and of the KV cache, of `itemsize` a number, that are read for one token when it is decoded
+    alone."""
+    plain = 32 if "float32" in way else 16
+    bits = 8 if "int8" in way or "fp8" in way else 4 + 32 / 128 if "int4" in way else plain
+    head = shape.vocab * shape.hidden * plain / 8
+    cached = shape.layers * 2 * shape.kv_heads * shape.head_size * itemsize * context
     return (multiply_adds_of_token(shape) - shape.vocab * shape.hidden) * bits / 8 + head + cached
 
 
@@ -229,9 +237,10 @@ def multiply_adds_of_token(shape: Shape = SHAPE) -> float:
 
 def shares(measured: Measured, limits: Limits) -> tuple[float, float]:
     """Of the memory's bandwidth by one request, and of the peak of products at the largest batch."""
-    products = limits.int8 if "int8" in measured.way else limits.bfloat16
+    products = limits.int8 or limits.bfloat16 if "int8" in measured.way else limits.bfloat16
+    read = bytes_of_token(measured.way, itemsize=dtype_named(COMPUTE).size)
     return (
-        measured.decode[1] * bytes_of_token(measured.way) / limits.bandwidth,
+        measured.decode[1] * read / limits.bandwidth,
         measured.decode[BATCHES[-1]] * multiply_adds_of_token() / products if products else 0.0,
     )
 

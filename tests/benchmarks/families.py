@@ -42,7 +42,7 @@ def measure(directory: Path, runs: int) -> list[Compared]:
         own = directory / name
         millions = write(own / "model")
         decode.run_trtforge("convert", str(own / "model"), str(own / "checkpoint"))
-        limits = ("--max-batch-size", str(decode.BATCHES[-1]), "--max-seq-len", "512", "--compute-dtype", "bfloat16")
+        limits = ("--max-batch-size", str(decode.BATCHES[-1]), "--max-seq-len", "512")
         decode.run_trtforge("compile", str(own / "checkpoint"), str(own / OURS), "--backend", "torch", *limits)
         rates: dict[str, list[decode.Rates]] = {OURS: [], decode.TRANSFORMERS: []}
         for _ in range(runs):

@@ -1,4 +1,4 @@
-"""Seconds that requests wait for, of the embedded engine on the random Llama of `decode` in bfloat16.
+"""Seconds that requests wait for, of the embedded engine on the random Llama of `decode`, its weights in bfloat16.
 
 Until the first token of a loaded engine, of a prompt whose first thousand tokens are known or not, and between the
 tokens of running requests while a long prompt is admitted. Every run is a process of its own:
@@ -53,7 +53,7 @@ def measure(directory: Path, runs: int) -> Measured:
     """Medians of several runs."""
     write_model(directory / "model", SHAPE)
     run_trtforge("convert", str(directory / "model"), str(directory / "checkpoint"), "--quant", "none")
-    limits = ("--max-batch-size", "32", "--max-seq-len", "8192", "--compute-dtype", "bfloat16")
+    limits = ("--max-batch-size", "32", "--max-seq-len", "8192")
     run_trtforge("compile", str(directory / "checkpoint"), str(directory / "engine"), *limits)
     return median([_run(directory / "engine") for _ in range(runs)])
 

@@ -9,10 +9,12 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <immintrin.h>
 #include <omp.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
 
 static double seconds() {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -33,35 +35,52 @@ static double best(int times, Work work) {
     return least;
 }
 
+// A register of the processor, and how many sums hide the latency of a product and leave registers for what they add up.
+#if defined(__AVX512F__)
+constexpr size_t BYTES = 64;
+constexpr int SUMS = 16;
+#elif defined(__AVX__)
+constexpr size_t BYTES = 32;
+constexpr int SUMS = 12;
+#else
+constexpr size_t BYTES = 16;
+constexpr int SUMS = 12;
+#endif
+typedef uint64_t Read __attribute__((vector_size(BYTES)));
+typedef float Floats __attribute__((vector_size(BYTES)));
+
 static double bandwidth(size_t bytes) {
-    const size_t count = bytes / 64 / 8 * 8;
-    auto* data = (__m512i*)std::aligned_alloc(1 << 21, (count * 64 + (1 << 21) - 1) >> 21 << 21);
-    std::memset((void*)data, 1, count * 64);
+    const size_t count = bytes / BYTES / 8 * 8;
+    auto* data = (Read*)std::aligned_alloc(1 << 21, (count * BYTES + (1 << 21) - 1) >> 21 << 21);
+    std::memset((void*)data, 1, count * BYTES);
     const double took = best(5, [=] {
-        __m512i sums[8] = {};
+        Read sums[8] = {};
 #pragma omp for schedule(static)
         for (size_t i = 0; i < count; i += 8)
-            for (size_t k = 0; k < 8; ++k) sums[k] = _mm512_xor_si512(sums[k], data[i + k]);
-        for (int k = 1; k < 8; ++k) sums[0] = _mm512_xor_si512(sums[0], sums[k]);
-        kept = _mm512_reduce_add_epi64(sums[0]);
+            for (size_t k = 0; k < 8; ++k) sums[k] ^= data[i + k];
+        for (int k = 1; k < 8; ++k) sums[0] ^= sums[k];
+        kept = long(sums[0][0] ^ sums[0][1]);
     });
     std::free(data);
-    return double(count * 64) / took;
+    return double(count * BYTES) / took;
 }
 
 constexpr long ROUNDS = 1 << 20;
-constexpr int SUMS = 16;  // enough to hide the latency of a product, and few enough for the registers
 
 static void float32_products() {
-    __m512 sums[SUMS], a = _mm512_set1_ps(1.0f);
-    for (int k = 0; k < SUMS; ++k) sums[k] = _mm512_set1_ps(float(k));
+    Floats sums[SUMS] = {}, a = Floats() + 1.0f;
+    for (int k = 0; k < SUMS; ++k) sums[k] += float(k);
     for (long i = 0; i < ROUNDS; ++i) {
 #pragma GCC unroll 16
-        for (int k = 0; k < SUMS; ++k) sums[k] = _mm512_fmadd_ps(a, a, sums[k]);
+        for (int k = 0; k < SUMS; ++k) sums[k] += a * a;
+#if defined(__x86_64__)
         __asm__ volatile("" : "+v"(a));
+#else
+        __asm__ volatile("" : "+w"(a));
+#endif
     }
-    for (int k = 1; k < SUMS; ++k) sums[0] = _mm512_add_ps(sums[0], sums[k]);
-    kept = long(_mm512_reduce_add_ps(sums[0]));
+    for (int k = 1; k < SUMS; ++k) sums[0] += sums[k];
+    kept = long(sums[0][0]);
 }
 
 #if defined(__AVX512BF16__)
@@ -127,7 +146,7 @@ static bool has_tiles() { return syscall(SYS_arch_prctl, 0x1023, 18) == 0; }
 int main(int, char** words) {
     omp_set_num_threads(std::atoi(words[2]));
     const double threads = omp_get_max_threads();
-    double bfloat16 = threads * ROUNDS * SUMS * 16 / best(5, float32_products), int8 = 0;
+    double bfloat16 = threads * ROUNDS * SUMS * (BYTES / sizeof(float)) / best(5, float32_products), int8 = 0;
 #if defined(__AVX512BF16__)
     bfloat16 = std::max(bfloat16, threads * ROUNDS * SUMS * 32 / best(5, bfloat16_products));
 #endif

@@ -41,8 +41,8 @@ def _decoded(found: Decode) -> str:
         return shown
     notes = (
         f"The shares are of what the machine reads from memory, {found.read_gb:g} GB/s, by one request, and of its "
-        f"products in registers, by {batches[-1]}: {found.bfloat16_giga:g} billion multiply-adds a second in bfloat16, "
-        f"{found.int8_giga:g} in int8."
+        f"products in registers, by {batches[-1]}: {found.bfloat16_giga:g} billion multiply-adds a second in bfloat16"
+        + (f", {found.int8_giga:g} in int8." if found.int8_giga else " or float32; it has no instruction for int8.")
     )
     return f"{shown}\n\n{wrapped(notes)}"
 

@@ -10,7 +10,7 @@ from tests.runtime.quantised import weight_only
 from tests.runtime.test_linear import computed, int4_layer, relative
 from trtforge.core.errors import ForgeError
 from trtforge.runtime.linears.int4_linear import Int4Dense, Int4Packed
-from trtforge.runtime.linears.int8 import multiplies_int8, round_to_int8
+from trtforge.runtime.linears.int8 import round_to_int8
 from trtforge.runtime.linears.int8_linear import Int8Dense, SmoothQuant
 from trtforge.runtime.linears.linear import Stored, merged
 from trtforge.runtime.linears.w4a8_linear import W4A8
@@ -106,9 +106,7 @@ def smooth_layer(inputs: int = 64) -> Stored:
 
 
 @TYPES
-@pytest.mark.parametrize(
-    "integer", [False, pytest.param(True, marks=pytest.mark.skipif(not multiplies_int8(), reason="no VNNI"))]
-)
+@pytest.mark.parametrize("integer", [False, True])
 @pytest.mark.parametrize("rows", [1, 40])
 def test_smoothquant_rounds_inputs_with_one_scale_and_saturates(
     dtype: torch.dtype, tolerance: float, integer: bool, rows: int
@@ -126,7 +124,6 @@ def test_smoothquant_rounds_inputs_with_one_scale_and_saturates(
     assert relative(made, reference) < tolerance
 
 
-@pytest.mark.skipif(not multiplies_int8(), reason="no VNNI")
 def test_the_products_of_integers_do_not_saturate() -> None:
     """Pairs of the largest products need 17 bits, a whole row of them 26."""
     weight = torch.full((32, 4096), -128, dtype=torch.int8)

@@ -1,5 +1,7 @@
 """Mixtures of experts by kernels, against plain loops in float64 and against the routing in torch's operations."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -14,11 +16,11 @@ from trtforge.runtime.architecture.spec_parts import MoeSpec
 from trtforge.runtime.decoder.moe import route as route_by_torch
 from trtforge.runtime.decoder.moe import routes_of
 from trtforge.runtime.linears.int4_native import pack_words
-from trtforge.runtime.linears.int8 import multiplies_int8
 from trtforge.runtime.linears.linear import Linear, matrix
 from trtforge.runtime.native.activations import activate
 from trtforge.runtime.native.bindings import VARIABLE, Native
 from trtforge.runtime.native.compiler import NATIVE
+from trtforge.runtime.native.expanded import ExpandedLayer, linear_expanded, row_scales
 from trtforge.runtime.native.experts import (
     CAPACITY,
     Experts,
@@ -32,6 +34,8 @@ from trtforge.runtime.native.recorder import Arena
 from trtforge.runtime.native.tiles import Int8Layer, pack_bfloat16, pack_int8
 
 SIZE, INNER = 32, 64
+EXPANDS = (True, False) if kernels_at(NATIVE).multiplies_integers else (True,)
+"""Ways to multiply INT4, INT8 and bfloat16 on this machine: in float32, and by instructions of their own."""
 EXACT = {torch.float32: 1e-5, torch.bfloat16: 2**-6}
 
 
@@ -138,9 +142,7 @@ def test_experts_compute_the_tokens_that_go_to_them(
     weights = torch.rand(rows, chosen, generator=generator)
     experts = torch.stack([torch.randperm(count, generator=generator)[:chosen] for _ in range(rows)])
     own = Experts.recorded(layers_of(kernels, ups, downs), SIZE, dtype, Arena())
-    assert (own is not None) == (dtype is torch.float32 or kernels.multiplies)
-    if own is None:
-        return
+    assert own is not None
     before = torch.randn(rows, SIZE, generator=generator).to(dtype)
     out = before.clone()
     mix(kernels, x, (weights, experts), own, out, first=first, accumulate=accumulate, on_inputs=on_inputs)
@@ -169,9 +171,9 @@ def test_what_torch_computes_is_no_expert_of_the_kernels(kernels: Native) -> Non
     assert Experts.recorded([lambda x: kernels.rms_norm(x, weight, 1e-5)], SIZE, torch.float32, Arena()) is None
 
 
-@pytest.mark.skipif(not multiplies_int8(), reason="no VNNI")
+@pytest.mark.parametrize("expands", EXPANDS)
 @pytest.mark.parametrize("rows", [1, 40, CAPACITY + 40])
-def test_experts_of_several_formats_are_in_one_mixture(rows: int) -> None:
+def test_experts_of_several_formats_are_in_one_mixture(rows: int, expands: bool) -> None:
     """INT4 with a scale of inputs, INT8 and bfloat16, which need more memory one after another."""
     kernels = kernels_at(NATIVE)
     generator = torch.Generator().manual_seed(0)
@@ -183,12 +185,22 @@ def test_experts_of_several_formats_are_in_one_mixture(rows: int) -> None:
     by_group = scales.transpose(1, 2).reshape(256, 2).repeat_interleave(128, 1)
     dense = (codes[0].float() / 100).bfloat16()
     packed = pack_bfloat16(dense)
+    expanded = (
+        ExpandedLayer("bfloat16", packed, 256),
+        ExpandedLayer("int4", words, 256, scales=scales, prequant=prequant.float()),
+        ExpandedLayer("int8", layer.weight, 256, row_scales(layer.scales), inputs="int8", activation_scale=0.02),
+    )
+
+    def by_expansion(layer: ExpandedLayer) -> Callable[[Tensor], Tensor]:
+        return lambda x: linear_expanded(kernels, x, layer)
+
+    products = [
+        lambda x: kernels.linear(x, packed, None, 256),
+        lambda x: kernels.linear_int4(x, words, scales, None, prequant),
+        lambda x: kernels.linear_int8(x, layer),
+    ]
     experts = Experts.recorded(
-        [
-            lambda x: kernels.linear(x, packed, None, 256),
-            lambda x: kernels.linear_int4(x, words, scales, None, prequant),
-            lambda x: kernels.linear_int8(x, layer),
-        ],
+        [by_expansion(each) for each in expanded] if expands else products,
         256,
         torch.bfloat16,
         Arena(),
