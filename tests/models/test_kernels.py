@@ -20,7 +20,7 @@ from trtforge.runtime.linears.int8_linear import Int8Dense, SmoothQuant
 from trtforge.runtime.linears.kernels import DTYPES
 from trtforge.runtime.linears.linear import Dense, Kernel, Stored
 from trtforge.runtime.linears.nvfp4_linear import Nvfp4Dense
-from trtforge.runtime.linears.w4a8_linear import W4A8
+from trtforge.runtime.linears.w4a8_linear import W4A8, W4A8Native
 
 OUT, INPUTS, GROUP = 192, 256, 64
 ONE = torch.ones(1)
@@ -42,7 +42,7 @@ KERNELS: dict[KernelName, Kernel] = {
     "int8_sq_cpu": SmoothQuant(integer=True),
     "nvfp4_dense": Nvfp4Dense(),
     "w4a8_dense": W4A8(Int4Dense()),
-    "w4a8_native_cpu": W4A8(Int4Native()),
+    "w4a8_native_cpu": W4A8Native(),
     "w4a8_packed_cpu": W4A8(Int4Packed("cpu")),
 }
 BFLOAT16_ONLY = {"int4_packed_cpu", "int4_packed_cuda", "w4a8_packed_cpu"}

@@ -15,7 +15,7 @@ from trtforge.models.transforms import unpack_int4
 from trtforge.runtime.linears.int4_linear import load_prequant, packed_prequant
 from trtforge.runtime.linears.linear import Linear, Placement, Stored, float_bias, load_bias, matrix, with_bias
 from trtforge.runtime.linears.weights import Weights
-from trtforge.runtime.native.bindings import native_for
+from trtforge.runtime.native.bindings import Native, native_for
 from trtforge.runtime.native.expanded import ExpandedLayer, linear_expanded
 from trtforge.runtime.native.tiles import TILE
 
@@ -36,17 +36,23 @@ class Int4Native:
         return with_bias(packed | dict(packed_prequant(stored, dtype)), stored, dtype)
 
     def load(self, weights: Weights, prefix: str, shape: tuple[int, int], place: Placement, *, bias: bool) -> Linear:
-        outputs, inputs = shape
-        words = weights.take(f"{prefix}.weight", outputs // TILE, inputs // 4, TILE)
-        scales = weights.take(f"{prefix}.scales")
-        _check(outputs, inputs, inputs // max(1, scales.shape[1]))
-        if scales.shape != (outputs // TILE, scales.shape[1], TILE) or scales.dtype is not torch.float32:
-            raise ForgeError(
-                f"{weights.where}: {prefix}.scales has {scales.dtype} numbers of shape {tuple(scales.shape)}",
-                hint="The engine is damaged: compile the checkpoint again.",
-            )
+        words, scales = take_words(weights, prefix, shape)
         vector = load_bias(weights, prefix, shape, place, bias)
         return _linear(words, scales, vector, load_prequant(weights, prefix, shape, place), place)
+
+
+def take_words(weights: Weights, prefix: str, shape: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """`weight` and `scales` of a layer of `shape` (out, in). Raises ForgeError if they do not fit the kernels."""
+    outputs, inputs = shape
+    words = weights.take(f"{prefix}.weight", outputs // TILE, inputs // 4, TILE)
+    scales = weights.take(f"{prefix}.scales")
+    _check(outputs, inputs, inputs // max(1, scales.shape[1]))
+    if scales.shape != (outputs // TILE, scales.shape[1], TILE) or scales.dtype is not torch.float32:
+        raise ForgeError(
+            f"{weights.where}: {prefix}.scales has {scales.dtype} numbers of shape {tuple(scales.shape)}",
+            hint="The engine is damaged: compile the checkpoint again.",
+        )
+    return words, scales
 
 
 def _check(outputs: int, inputs: int, group: int) -> None:
@@ -69,11 +75,16 @@ def _linear(words: Tensor, scales: Tensor, bias: Tensor | None, prequant: Tensor
         multiply = matrix(_dequantised(words, scales).to(place.dtype), bias)
         return multiply if prequant is None else lambda x: multiply(x * prequant)
     vector = float_bias(bias)
-    if kernels.multiplies and place.dtype is torch.bfloat16:
+    if not expands(kernels, place):
         return lambda x: kernels.linear_int4(x, words, scales, vector, prequant)
     factors = None if prequant is None else prequant.float()
     layer = ExpandedLayer("int4", words, len(words) * TILE, scales=scales, bias=vector, prequant=factors)
     return lambda x: linear_expanded(kernels, x, layer)
+
+
+def expands(kernels: Native, place: Placement) -> bool:
+    """Whether the weights are expanded to float32: there are no products of bfloat16, or they are not wanted."""
+    return not kernels.multiplies or place.dtype is not torch.bfloat16
 
 
 @functools.lru_cache(maxsize=1)

@@ -23,7 +23,7 @@ from trtforge.runtime.linears.int8 import multiplies_int8
 from trtforge.runtime.linears.int8_linear import Int8Dense, SmoothQuant
 from trtforge.runtime.linears.linear import Dense, Kernel
 from trtforge.runtime.linears.nvfp4_linear import Nvfp4Dense
-from trtforge.runtime.linears.w4a8_linear import W4A8
+from trtforge.runtime.linears.w4a8_linear import W4A8, W4A8Native
 from trtforge.runtime.native.bindings import native, native_for
 
 DTYPES: dict[str, torch.dtype] = {
@@ -140,7 +140,7 @@ def _kernel(name: KernelName) -> Kernel:
         case "w4a8_dense":
             return W4A8(Int4Dense())
         case "w4a8_native_cpu":
-            return W4A8(Int4Native())
+            return W4A8Native()
         case "w4a8_packed_cpu":
             return W4A8(Int4Packed("cpu"))
         case "int4_dense":

@@ -12,8 +12,11 @@ from torch import Tensor
 
 from trtforge.runtime.linears.float8 import round_to_e4m3
 from trtforge.runtime.linears.fp8_rowwise_linear import wide
-from trtforge.runtime.linears.linear import Kernel, Linear, Placement, Stored, load_bias, with_bias
+from trtforge.runtime.linears.int4_native import Int4Native, expands, take_words
+from trtforge.runtime.linears.linear import Kernel, Linear, Placement, Stored, float_bias, load_bias, with_bias
 from trtforge.runtime.linears.weights import Weights
+from trtforge.runtime.native.bindings import native_for
+from trtforge.runtime.native.expanded import ExpandedLayer, linear_expanded
 
 
 class W4A8:
@@ -46,3 +49,27 @@ class W4A8:
             return y if vector is None else y.add_(vector)
 
         return linear
+
+
+class W4A8Native(W4A8):
+    """As `W4A8`. Kernels that expand INT4 weights to float32 round the activations as well."""
+
+    def __init__(self) -> None:
+        super().__init__(Int4Native())
+
+    def load(self, weights: Weights, prefix: str, shape: tuple[int, int], place: Placement, *, bias: bool) -> Linear:
+        kernels = native_for(place.device, place.dtype)
+        if kernels is None or not expands(kernels, place):
+            return super().load(weights, prefix, shape, place, bias=bias)
+        words, scales = take_words(weights, prefix, shape)
+        layer = ExpandedLayer(
+            "int4",
+            words,
+            shape[0],
+            scales=scales,
+            bias=float_bias(load_bias(weights, prefix, shape, place, bias)),
+            prequant=weights.take(f"{prefix}.input_scaling_factor", shape[1]),
+            inputs="e4m3",
+            factor=float(weights.take_scalar(f"{prefix}.output_scaling_factor")),
+        )
+        return lambda x: linear_expanded(kernels, x, layer)
