@@ -253,22 +253,31 @@ static float prepare(const ExpandedLinear& l, const T* x, int64_t rows, float* i
     }
 }
 
+// Memory of the calling thread for so many numbers, which it keeps.
+static float* memory_for(int64_t count) {
+    static thread_local std::vector<float> memory;
+    if (int64_t(memory.size()) < count) memory.resize(size_t(count));
+    return memory.data();
+}
+
 template <class Format, typename T>
 static void multiply_rows(const ExpandedLinear& l) {
-    const int64_t height = float32::share(l.rows, BLOCK), chunks = (l.inputs + CHUNK - 1) / CHUNK;
-    std::vector<float> memory, factors;
-    memory.resize(size_t(height * chunks * CHUNK));
-    factors.resize(size_t(height));
+    const int64_t height = float32::share(l.rows, BLOCK), padded = (l.inputs + CHUNK - 1) / CHUNK * CHUNK;
+    const auto prepare_in = [&](float* memory, const T* x, int64_t row, int64_t rows) {
+        memory[row] = prepare(l, x + row * l.inputs, rows, memory + BLOCK + row * CHUNK) / Format::FACTOR;
+    };
+    float* shared = l.rows > 1 ? memory_for(BLOCK + height * padded) : nullptr;
     for (int64_t top = 0; top < l.rows; top += height) {
-        const Rows x{memory.data(), factors.data(), std::min(height, l.rows - top)};
+        const int64_t rows = std::min(height, l.rows - top);
         const T* from = (const T*)l.x + top * l.inputs;
         T* y = (T*)l.y + top * l.outputs;
-        team::run(x.count * l.inputs * l.outputs >= 1 << 17, [&](team::Member& member) {
-            member.each(x.count, [&](int64_t row) {
-                float* into = memory.data() + row * CHUNK;
-                factors[size_t(row)] = prepare(l, from + row * l.inputs, x.count, into) / Format::FACTOR;
-            });
-            if (member.size > 1) member.barrier();
+        team::run(rows * l.inputs * l.outputs >= 1 << 17, [&](team::Member& member) {
+            // To prepare a single row takes less time than to wait for the thread that does.
+            float* memory = shared ? shared : memory_for(BLOCK + padded);
+            if (!shared) prepare_in(memory, from, 0, 1);
+            if (shared) member.each(rows, [&](int64_t row) { prepare_in(memory, from, row, rows); });
+            if (shared && member.size > 1) member.barrier();
+            const Rows x{memory + BLOCK, memory, rows};
             member.each(l.outputs / TILE, [&](int64_t tile) { multiply_tile<Format>(l, x, tile * TILE, y); });
         });
     }
