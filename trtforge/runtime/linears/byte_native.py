@@ -4,17 +4,19 @@ The weights stay in 8 bits. Without a compiler, or where a size does not suit th
 hold their weights in the compute type.
 """
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from trtforge.models.transforms import FP8_ROW_SCALE_MIN
-from trtforge.runtime.linears.fp8_linear import Fp8Dense, as_e4m3
+from trtforge.runtime.linears.fp8_linear import Fp8Dense, Fp8ScaledMatmul
 from trtforge.runtime.linears.fp8_rowwise_linear import Fp8RowwiseDense
 from trtforge.runtime.linears.int8_linear import Int8Dense
 from trtforge.runtime.linears.linear import Kernel, Linear, Placement, Stored, float_bias, load_bias, with_bias
 from trtforge.runtime.linears.weights import Weights
 from trtforge.runtime.native.bindings import Native, native_for
-from trtforge.runtime.native.expanded import ExpandedLayer, can_expand, linear_expanded, row_scales
+from trtforge.runtime.native.expanded import ExpandedLayer, Format, Inputs, can_expand, linear_expanded, row_scales
 from trtforge.runtime.native.tiles import pack_bytes
 
 
@@ -22,14 +24,7 @@ class Fp8Native:
     """E4M3 weights and statically scaled E4M3 activations, with per-tensor scaling factors."""
 
     def pack(self, stored: Stored, dtype: torch.dtype) -> dict[str, Tensor]:
-        assert stored.weights_scale is not None
-        assert stored.activation_scale is not None
-        packed = {
-            "weight": as_e4m3(stored.weight),
-            "weights_scaling_factor": stored.weights_scale,
-            "activation_scaling_factor": stored.activation_scale,
-        }
-        return with_bias(packed, stored, dtype)
+        return Fp8ScaledMatmul().pack(stored, dtype)
 
     def load(self, weights: Weights, prefix: str, shape: tuple[int, int], place: Placement, *, bias: bool) -> Linear:
         weight = weights.take(f"{prefix}.weight", *shape)
@@ -52,12 +47,18 @@ class Fp8Native:
         return lambda x: linear_expanded(kernels, x, layer)
 
 
-class Fp8RowwiseNative:
-    """E4M3 weights with a scale of each output, E4M3 activations with one of each token."""
+@dataclass(frozen=True)
+class _ScaledByOutput:
+    """Weights with a scale of each output. `reference`: what computes them without the kernels."""
+
+    reference: Kernel
+    format: Format
+    inputs: Inputs = "as they are"
+    activation_scale: float = 1.0
 
     def pack(self, stored: Stored, dtype: torch.dtype) -> dict[str, Tensor]:
         assert stored.weights_scale is not None
-        packed = {"weight": as_e4m3(stored.weight), "per_channel_scale": stored.weights_scale.float()}
+        packed = {"weight": stored.weight, "per_channel_scale": stored.weights_scale.float()}
         return with_bias(packed, stored, dtype)
 
     def load(self, weights: Weights, prefix: str, shape: tuple[int, int], place: Placement, *, bias: bool) -> Linear:
@@ -66,35 +67,31 @@ class Fp8RowwiseNative:
         vector = load_bias(weights, prefix, shape, place, bias)
         kernels = _kernels(shape, place)
         if kernels is None:
-            return _repacked(Fp8RowwiseDense(), Stored(weight, vector, scales), prefix, shape, place)
+            return _repacked(self.reference, Stored(weight, vector, scales), prefix, shape, place)
         layer = ExpandedLayer(
-            "e4m3",
+            self.format,
             pack_bytes(weight.view(torch.int8)),
             shape[0],
             scales=row_scales(scales),
             bias=float_bias(vector),
-            inputs="e4m3 by row",
-            activation_scale=FP8_ROW_SCALE_MIN,
+            inputs=self.inputs,
+            activation_scale=self.activation_scale,
         )
         return lambda x: linear_expanded(kernels, x, layer)
 
 
-class Int8Native:
+class Fp8RowwiseNative(_ScaledByOutput):
+    """E4M3 weights with a scale of each output, E4M3 activations with one of each token."""
+
+    def __init__(self) -> None:
+        super().__init__(Fp8RowwiseDense(), "e4m3", "e4m3 by row", FP8_ROW_SCALE_MIN)
+
+
+class Int8Native(_ScaledByOutput):
     """Weight-only INT8 with a scale of each output."""
 
-    def pack(self, stored: Stored, dtype: torch.dtype) -> dict[str, Tensor]:
-        assert stored.weights_scale is not None
-        return with_bias({"weight": stored.weight, "per_channel_scale": stored.weights_scale.float()}, stored, dtype)
-
-    def load(self, weights: Weights, prefix: str, shape: tuple[int, int], place: Placement, *, bias: bool) -> Linear:
-        weight = weights.take(f"{prefix}.weight", *shape)
-        scales = weights.take(f"{prefix}.per_channel_scale", shape[0])
-        vector = load_bias(weights, prefix, shape, place, bias)
-        kernels = _kernels(shape, place)
-        if kernels is None:
-            return _repacked(Int8Dense(), Stored(weight, vector, scales), prefix, shape, place)
-        layer = ExpandedLayer("int8", pack_bytes(weight), shape[0], scales=row_scales(scales), bias=float_bias(vector))
-        return lambda x: linear_expanded(kernels, x, layer)
+    def __init__(self) -> None:
+        super().__init__(Int8Dense(), "int8")
 
 
 def _kernels(shape: tuple[int, int], place: Placement) -> Native | None:

@@ -21,7 +21,7 @@ class Fp8Dense:
         assert stored.weights_scale is not None
         assert stored.activation_scale is not None
         packed = {
-            "weight": from_e4m3(as_e4m3(stored.weight), wide(dtype)),
+            "weight": from_e4m3(_as_e4m3(stored.weight), wide(dtype)),
             "activation_scaling_factor": stored.activation_scale,
             "output_scaling_factor": stored.weights_scale * stored.activation_scale,
         }
@@ -47,7 +47,7 @@ class Fp8ScaledMatmul:
         assert stored.weights_scale is not None
         assert stored.activation_scale is not None
         packed = {
-            "weight": as_e4m3(stored.weight),
+            "weight": _as_e4m3(stored.weight),
             "weights_scaling_factor": stored.weights_scale,
             "activation_scaling_factor": stored.activation_scale,
         }
@@ -68,6 +68,6 @@ class Fp8ScaledMatmul:
         return linear
 
 
-def as_e4m3(weight: Tensor) -> Tensor:
+def _as_e4m3(weight: Tensor) -> Tensor:
     """View int8 weights as E4M3: TensorRT-LLM accepts the same bytes in either dtype."""
     return weight if weight.dtype is torch.float8_e4m3fn else weight.view(torch.float8_e4m3fn)

@@ -12,7 +12,7 @@ from torch import Tensor
 from trtforge.core.errors import ForgeError
 from trtforge.models.kernels import PACKED_GROUPS
 from trtforge.models.transforms import unpack_int4
-from trtforge.runtime.linears.int4_linear import load_prequant, packed_prequant
+from trtforge.runtime.linears.int4_linear import Int4Dense, load_prequant, packed_prequant
 from trtforge.runtime.linears.linear import Linear, Placement, Stored, float_bias, load_bias, matrix, with_bias
 from trtforge.runtime.linears.weights import Weights
 from trtforge.runtime.native.bindings import Native, native_for
@@ -24,48 +24,47 @@ _OFFSET = 8  # a stored nibble is its value plus this
 
 
 class Int4Native:
-    """`weight`: 16-bit words of four inputs as source/matmul.cpp describes; `scales`: (out / 32, groups, 32)."""
+    """`weight`: 16-bit words of four inputs as source/matmul.cpp describes; `scales`: (out / 32, groups, 32).
+
+    Layers of sizes that the kernels do not take are those of `Int4Dense`.
+    """
 
     def pack(self, stored: Stored, dtype: torch.dtype) -> dict[str, Tensor]:
         assert stored.weights_scale is not None
         codes = unpack_int4(stored.weight.view(torch.int8))
         outputs, inputs = codes.shape
-        _check(outputs, inputs, inputs // stored.weights_scale.shape[1])
+        if outputs % TILE or inputs // stored.weights_scale.shape[1] not in PACKED_GROUPS:
+            return Int4Dense().pack(stored, dtype)
         scales = stored.weights_scale.float().view(outputs // TILE, TILE, -1).transpose(1, 2)
         packed = {"weight": pack_words(codes), "scales": scales.contiguous()}
         return with_bias(packed | dict(packed_prequant(stored, dtype)), stored, dtype)
 
     def load(self, weights: Weights, prefix: str, shape: tuple[int, int], place: Placement, *, bias: bool) -> Linear:
+        if not has_words(weights, prefix):
+            return Int4Dense().load(weights, prefix, shape, place, bias=bias)
         words, scales = take_words(weights, prefix, shape)
         vector = load_bias(weights, prefix, shape, place, bias)
         return _linear(words, scales, vector, load_prequant(weights, prefix, shape, place), place)
 
 
+def has_words(weights: Weights, prefix: str) -> bool:
+    """Whether a layer was packed for the kernels."""
+    return weights.has(f"{prefix}.scales")
+
+
 def take_words(weights: Weights, prefix: str, shape: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """`weight` and `scales` of a layer of `shape` (out, in). Raises ForgeError if they do not fit the kernels."""
+    """`weight` and `scales` of a layer of `shape` (out, in). Raises ForgeError if they do not fit each other."""
     outputs, inputs = shape
     words = weights.take(f"{prefix}.weight", outputs // TILE, inputs // 4, TILE)
     scales = weights.take(f"{prefix}.scales")
-    _check(outputs, inputs, inputs // max(1, scales.shape[1]))
-    if scales.shape != (outputs // TILE, scales.shape[1], TILE) or scales.dtype is not torch.float32:
+    groups = scales.shape[1] if scales.dim() > 1 else 0
+    fits = scales.shape == (outputs // TILE, groups, TILE) and groups and inputs // groups in PACKED_GROUPS
+    if not fits or scales.dtype is not torch.float32:
         raise ForgeError(
             f"{weights.where}: {prefix}.scales has {scales.dtype} numbers of shape {tuple(scales.shape)}",
             hint="The engine is damaged: compile the checkpoint again.",
         )
     return words, scales
-
-
-def _check(outputs: int, inputs: int, group: int) -> None:
-    hint = "Convert to fewer tensor-parallel ranks, or compile with `--compute-dtype float32`."
-    if outputs % TILE:
-        raise ForgeError(
-            f"an INT4 linear layer with {outputs} outputs on a rank: int4 kernels take multiples of {TILE}", hint=hint
-        )
-    if group not in PACKED_GROUPS:
-        raise ForgeError(
-            f"an INT4 linear layer with {inputs} inputs on a rank: int4 kernels take multiples of {PACKED_GROUPS[-1]}",
-            hint=hint,
-        )
 
 
 def _linear(words: Tensor, scales: Tensor, bias: Tensor | None, prequant: Tensor | None, place: Placement) -> Linear:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from trtforge.runtime.linears.float8 import round_to_e4m3
 from trtforge.runtime.linears.fp8_rowwise_linear import wide
-from trtforge.runtime.linears.int4_native import Int4Native, expands, take_words
+from trtforge.runtime.linears.int4_native import Int4Native, expands, has_words, take_words
 from trtforge.runtime.linears.linear import Kernel, Linear, Placement, Stored, float_bias, load_bias, with_bias
 from trtforge.runtime.linears.weights import Weights
 from trtforge.runtime.native.bindings import native_for
@@ -59,7 +59,7 @@ class W4A8Native(W4A8):
 
     def load(self, weights: Weights, prefix: str, shape: tuple[int, int], place: Placement, *, bias: bool) -> Linear:
         kernels = native_for(place.device, place.dtype)
-        if kernels is None or not expands(kernels, place):
+        if kernels is None or not expands(kernels, place) or not has_words(weights, prefix):
             return super().load(weights, prefix, shape, place, bias=bias)
         words, scales = take_words(weights, prefix, shape)
         layer = ExpandedLayer(

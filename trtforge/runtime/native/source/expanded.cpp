@@ -45,39 +45,31 @@ struct FromBfloat16 {
     }
 };
 
-struct FromInt8 {
+// `Number` makes float32 numbers of bytes that are the highest of their words.
+template <class Number>
+struct FromBytes {
     static constexpr int64_t INPUTS = 4, WORDS = 32;
-    static constexpr float FACTOR = 0x1p24f;
+    static constexpr float FACTOR = Number::FACTOR;
     template <class Put>
     static inline __attribute__((always_inline)) void expand(const uint32_t* from, Put put) {
 #pragma GCC unroll 8
         for (int64_t o = 0; o < TILE; o += LANES) {
             const LaneWords four = words(from + o);
 #pragma GCC unroll 4
-            for (int64_t i = 0; i < INPUTS; ++i) {
-                const LaneIntegers high = (LaneIntegers)((four << (24 - 8 * i)) & 0xff000000u);
-                put(i, o, __builtin_convertvector(high, Lanes));
-            }
+            for (int64_t i = 0; i < INPUTS; ++i) put(i, o, Number::of(four << (24 - 8 * i)));
         }
     }
 };
 
+struct Int8 {
+    static constexpr float FACTOR = 0x1p24f;
+    static Lanes of(LaneWords high) { return __builtin_convertvector((LaneIntegers)(high & 0xff000000u), Lanes); }
+};
+
 // The bits move to their places in float32; the product corrects the exponent's bias, 127 instead of 7.
-struct FromE4m3 {
-    static constexpr int64_t INPUTS = 4, WORDS = 32;
+struct E4m3 {
     static constexpr float FACTOR = 1.0f;
-    template <class Put>
-    static inline __attribute__((always_inline)) void expand(const uint32_t* from, Put put) {
-#pragma GCC unroll 8
-        for (int64_t o = 0; o < TILE; o += LANES) {
-            const LaneWords four = words(from + o);
-#pragma GCC unroll 4
-            for (int64_t i = 0; i < INPUTS; ++i) {
-                const LaneIntegers high = (LaneIntegers)(four << (24 - 8 * i));
-                put(i, o, (Lanes)((high >> 4) & int32_t(0x87f00000)) * 0x1p120f);
-            }
-        }
-    }
+    static Lanes of(LaneWords high) { return (Lanes)(((LaneIntegers)high >> 4) & int32_t(0x87f00000)) * 0x1p120f; }
 };
 
 // Nibbles are values plus 8: with the highest bit turned, they are signed.
@@ -292,8 +284,8 @@ EXPORT void linear_expanded(int64_t type, const ExpandedLinear* l) {
     if (l->rows == 0) return;
     switch (l->format) {
         case OF_BFLOAT16: return with_type<FromBfloat16>(type, *l);
-        case OF_INT8: return with_type<FromInt8>(type, *l);
-        case OF_E4M3: return with_type<FromE4m3>(type, *l);
+        case OF_INT8: return with_type<FromBytes<Int8>>(type, *l);
+        case OF_E4M3: return with_type<FromBytes<E4m3>>(type, *l);
         case OF_INT4: return with_type<FromInt4>(type, *l);
     }
 }
