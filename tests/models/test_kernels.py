@@ -10,7 +10,6 @@ from torch import Tensor
 from trtforge.core.dtypes import ModelDtype
 from trtforge.core.recipe import QuantFormat
 from trtforge.models.kernels import KEPT, REFERENCE, KernelName, kernel_for, plain_kernel
-from trtforge.runtime.linears.bfloat16_native import Bfloat16Native
 from trtforge.runtime.linears.byte_native import Fp8Native, Fp8RowwiseNative, Int8Native
 from trtforge.runtime.linears.fp8_linear import Fp8Dense, Fp8ScaledMatmul
 from trtforge.runtime.linears.fp8_rowwise_linear import Fp8RowwiseDense
@@ -20,13 +19,14 @@ from trtforge.runtime.linears.int8_linear import Int8Dense, SmoothQuant
 from trtforge.runtime.linears.kernels import DTYPES
 from trtforge.runtime.linears.linear import Dense, Kernel, Stored
 from trtforge.runtime.linears.nvfp4_linear import Nvfp4Dense
+from trtforge.runtime.linears.plain_native import PlainNative
 from trtforge.runtime.linears.w4a8_linear import W4A8, W4A8Native
 
 OUT, INPUTS, GROUP = 192, 256, 64
 ONE = torch.ones(1)
 KERNELS: dict[KernelName, Kernel] = {
     "dense": Dense(),
-    "bfloat16_native_cpu": Bfloat16Native(),
+    "plain_native_cpu": PlainNative(),
     "fp8_dense": Fp8Dense(),
     "fp8_native_cpu": Fp8Native(),
     "fp8_scaled_mm": Fp8ScaledMatmul(),
@@ -64,7 +64,7 @@ def stored(name: KernelName) -> Stored:
         case "nvfp4":
             scales = torch.zeros(OUT, INPUTS // 16, dtype=torch.float8_e4m3fn)
             return Stored(torch.zeros(OUT, INPUTS // 2, dtype=torch.uint8), None, scales, ONE, None, ONE)
-        case "bfloat16":
+        case "plain":
             return Stored(torch.zeros(OUT, INPUTS, dtype=torch.bfloat16))
         case _:
             return Stored(torch.zeros(OUT, INPUTS))
@@ -153,9 +153,10 @@ def test_float16_has_no_own_kernels(format: QuantFormat) -> None:
     assert choose(native=True) == choose(native=False) == REFERENCE[format]
 
 
-def test_bfloat16_weights_stay_so_where_float32_computes() -> None:
-    assert plain_kernel("bfloat16", "cpu", "float32", native=True) == "bfloat16_native_cpu"
-    assert plain_kernel("float16", "cpu", "float32", native=True) == "dense"
+def test_weights_of_16_bits_stay_so_where_float32_computes() -> None:
+    assert plain_kernel("bfloat16", "cpu", "float32", native=True) == "plain_native_cpu"
+    assert plain_kernel("float16", "cpu", "float32", native=True) == "plain_native_cpu"
+    assert plain_kernel("float32", "cpu", "float32", native=True) == "dense"
     assert plain_kernel("bfloat16", "cpu", "bfloat16", native=True) == "dense"
     assert plain_kernel("bfloat16", "cpu", "float32", native=False) == "dense"
     assert plain_kernel("bfloat16", "cuda", "float32", native=True) == "dense"

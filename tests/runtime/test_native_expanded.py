@@ -20,6 +20,7 @@ from trtforge.runtime.native.expanded import (
     linear_expanded,
     row_scales,
 )
+from trtforge.runtime.native.structures import FORMATS
 from trtforge.runtime.native.tiles import TILE, pack_bfloat16, pack_bytes
 
 CLOSE = {torch.float32: 2e-6, torch.bfloat16: 2**-8}
@@ -32,6 +33,9 @@ def weights(format: Format, outputs: int, inputs: int, generator: torch.Generato
     match format:
         case "bfloat16":
             values = torch.randn(outputs, inputs, generator=generator).bfloat16()
+            return values.double(), pack_bfloat16(values)
+        case "float16":
+            values = torch.randn(outputs, inputs, generator=generator).mul(0.01).half()
             return values.double(), pack_bfloat16(values)
         case "int8":
             codes = torch.randint(-128, 128, (outputs, inputs), dtype=torch.int8, generator=generator)
@@ -47,7 +51,7 @@ def weights(format: Format, outputs: int, inputs: int, generator: torch.Generato
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("dtype", CLOSE)
-@pytest.mark.parametrize("format", ["bfloat16", "int8", "e4m3", "int4"])
+@pytest.mark.parametrize("format", FORMATS)
 @settings(max_examples=12, deadline=None)
 @given(
     rows=st.integers(1, 14) | st.sampled_from([95, 96, 97, 200]),
@@ -119,6 +123,19 @@ def test_every_number_of_e4m3_is_exact(level: str) -> None:
         made = linear_expanded(kernels_at(level), torch.ones(rows, 256), layer)
         exact = codes.view(torch.float8_e4m3fn).float().sum(dim=1)
         assert torch.equal(made, exact.expand(rows, -1))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_every_number_of_float16_is_exact(level: str) -> None:
+    """Subnormal ones too, apart from infinities and what is no number; each output of a row has one of them."""
+    codes = torch.arange(-(2**15), 2**15).to(torch.int16).view(torch.float16)
+    finite = codes[codes.isfinite()]
+    values = torch.zeros(len(finite), 16, dtype=torch.float16)
+    values[range(len(finite)), torch.arange(len(finite)) % 16] = finite
+    made = linear_expanded(
+        kernels_at(level), torch.ones(2, 16), ExpandedLayer("float16", pack_bfloat16(values), len(finite))
+    )
+    assert torch.equal(made, finite.float().expand(2, -1))
 
 
 def test_scales_of_rows_lie_in_tiles() -> None:

@@ -5,7 +5,6 @@ import torch
 from torch import Tensor
 
 from trtforge.models.transforms import pack_int4
-from trtforge.runtime.linears.bfloat16_native import Bfloat16Native
 from trtforge.runtime.linears.byte_native import Fp8Native, Fp8RowwiseNative, Int8Native
 from trtforge.runtime.linears.fp8_linear import Fp8Dense
 from trtforge.runtime.linears.fp8_rowwise_linear import Fp8RowwiseDense
@@ -13,6 +12,7 @@ from trtforge.runtime.linears.int4_linear import Int4Dense
 from trtforge.runtime.linears.int4_native import Int4Native
 from trtforge.runtime.linears.int8_linear import Int8Dense, SmoothQuant
 from trtforge.runtime.linears.linear import Dense, Kernel, Placement, Stored
+from trtforge.runtime.linears.plain_native import PlainNative
 from trtforge.runtime.linears.w4a8_linear import W4A8, W4A8Native
 from trtforge.runtime.linears.weights import Weights
 from trtforge.runtime.native.bindings import VARIABLE
@@ -20,7 +20,8 @@ from trtforge.runtime.native.bindings import VARIABLE
 CLOSE = {torch.float32: 2e-6, torch.bfloat16: 2**-6}
 SUITED, ODD = (64, 96), (60, 40)
 PAIRS: dict[str, tuple[Kernel, Kernel]] = {
-    "bfloat16": (Bfloat16Native(), Dense()),
+    "bfloat16": (PlainNative(), Dense()),
+    "float16": (PlainNative(), Dense()),
     "fp8": (Fp8Native(), Fp8Dense()),
     "fp8_rowwise": (Fp8RowwiseNative(), Fp8RowwiseDense()),
     "int8_wo": (Int8Native(), Int8Dense()),
@@ -41,6 +42,8 @@ def stored(name: str, shape: tuple[int, int]) -> Stored:
     match name:
         case "bfloat16":
             return Stored(weight.bfloat16(), bias)
+        case "float16":
+            return Stored(weight.half(), bias)
         case "fp8":
             return Stored(weight.to(torch.float8_e4m3fn), bias, one, one)
         case "fp8_rowwise":
@@ -79,10 +82,10 @@ def test_layers_equal_the_reference(
     assert (made.float() - expected.float()).abs().max() <= CLOSE[dtype] * expected.float().abs().max()
 
 
-def test_weights_that_are_not_in_bfloat16_are_packed_in_the_compute_type() -> None:
+def test_weights_of_32_bits_are_packed_in_the_compute_type() -> None:
     weight = torch.randn(SUITED)
-    packed = Bfloat16Native().pack(Stored(weight), torch.float32)
+    packed = PlainNative().pack(Stored(weight), torch.float32)
     assert torch.equal(packed["weight"], weight)
     x = torch.randn(3, SUITED[1])
-    made = computed(Bfloat16Native(), Stored(weight, torch.zeros(SUITED[0])), SUITED, x)
+    made = computed(PlainNative(), Stored(weight, torch.zeros(SUITED[0])), SUITED, x)
     assert torch.allclose(made, x @ weight.t(), atol=1e-4)

@@ -12,7 +12,7 @@ from trtforge.core.recipe import QuantFormat
 
 KernelName = Literal[
     "dense",
-    "bfloat16_native_cpu",
+    "plain_native_cpu",
     "fp8_dense",
     "fp8_native_cpu",
     "fp8_scaled_mm",
@@ -95,9 +95,9 @@ def kernel_for(
 
 
 def plain_kernel(checkpoint: ModelDtype, device: UsableDevice, dtype: ModelDtype, *, native: bool) -> KernelName:
-    """The kernel of linear layers that are not quantised: float32 computes with bfloat16 weights as they are."""
-    keeps = device == "cpu" and native and checkpoint == "bfloat16" and dtype == "float32"
-    return "bfloat16_native_cpu" if keeps else "dense"
+    """The kernel of linear layers that are not quantised: float32 computes with 16-bit weights as they are."""
+    keeps = device == "cpu" and native and checkpoint != "float32" and dtype == "float32"
+    return "plain_native_cpu" if keeps else "dense"
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class Kept:
 
 KEPT: dict[KernelName, Kept] = {
     "dense": Kept(),
-    "bfloat16_native_cpu": Kept(bits=16),
+    "plain_native_cpu": Kept(bits=16),
     # activation_scaling_factor, and output_scaling_factor or weights_scaling_factor
     "fp8_dense": Kept(wide=True, per_layer=2 * FLOAT32_BYTES),
     "fp8_native_cpu": Kept(bits=8, per_layer=2 * FLOAT32_BYTES),

@@ -13,7 +13,6 @@ from trtforge.machine.host import Host
 from trtforge.machine.processor import Processor
 from trtforge.models.kernels import REFERENCE, KernelName, kernel_for, plain_kernel
 from trtforge.runtime.architecture.spec import DecoderSpec
-from trtforge.runtime.linears.bfloat16_native import Bfloat16Native
 from trtforge.runtime.linears.byte_native import Fp8Native, Fp8RowwiseNative, Int8Native
 from trtforge.runtime.linears.fp8_linear import Fp8Dense, Fp8ScaledMatmul
 from trtforge.runtime.linears.fp8_rowwise_linear import Fp8RowwiseDense
@@ -23,6 +22,7 @@ from trtforge.runtime.linears.int8 import multiplies_int8
 from trtforge.runtime.linears.int8_linear import Int8Dense, SmoothQuant
 from trtforge.runtime.linears.linear import Dense, Kernel
 from trtforge.runtime.linears.nvfp4_linear import Nvfp4Dense
+from trtforge.runtime.linears.plain_native import PlainNative
 from trtforge.runtime.linears.w4a8_linear import W4A8, W4A8Native
 from trtforge.runtime.native.bindings import native, native_for
 
@@ -115,8 +115,8 @@ def _kernel(name: KernelName) -> Kernel:
     match name:
         case "dense":
             return Dense()
-        case "bfloat16_native_cpu":
-            return Bfloat16Native()
+        case "plain_native_cpu":
+            return PlainNative()
         case "fp8_dense":
             return Fp8Dense()
         case "fp8_native_cpu":

@@ -13,9 +13,12 @@ from torch.nn import functional
 
 from trtforge.runtime.linears.weights import Weights
 from trtforge.runtime.native.bindings import Native, native_for
-from trtforge.runtime.native.expanded import ExpandedLayer, can_expand, linear_expanded
+from trtforge.runtime.native.expanded import ExpandedLayer, Format, can_expand, linear_expanded
 from trtforge.runtime.native.float32 import linear
 from trtforge.runtime.native.tiles import pack_bfloat16, pack_float32
+
+EXPANDED: dict[torch.dtype, Format] = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
+"""Types of weights that the CPU kernels expand."""
 
 
 @dataclass(frozen=True)
@@ -127,8 +130,8 @@ def _native_matrix(kernels: Native, weight: Tensor, bias: Tensor | None) -> Line
 
 
 def expanded_matrix(kernels: Native, weight: Tensor, bias: Tensor | None) -> Linear:
-    """y = x W^T + b of bfloat16 weights, which the kernels expand to float32 in the cache."""
-    layer = ExpandedLayer("bfloat16", pack_bfloat16(weight), len(weight), bias=float_bias(bias))
+    """y = x W^T + b of weights whose type is in EXPANDED: the kernels expand them to float32 in the cache."""
+    layer = ExpandedLayer(EXPANDED[weight.dtype], pack_bfloat16(weight), len(weight), bias=float_bias(bias))
     return lambda x: linear_expanded(kernels, x, layer)
 
 

@@ -10,7 +10,7 @@ from trtforge.runtime.native.bindings import TYPES, WIDTH, Native
 from trtforge.runtime.native.structures import FORMATS, INPUTS, ExpandedLinear
 from trtforge.runtime.native.tiles import TILE
 
-Format = Literal["bfloat16", "int8", "e4m3", "int4"]
+Format = Literal["bfloat16", "float16", "int8", "e4m3", "int4"]
 Inputs = Literal["as they are", "e4m3", "int8", "e4m3 by row"]
 
 

@@ -2,8 +2,8 @@
 // of a tile at a time, and multiplied there.
 //
 // Weights are packed in tiles of 32 outputs, of which each 32-bit word holds one output:
-//   bfloat16      (outputs / 32, inputs / 2, 32, 2)  two inputs
-//   int8, E4M3    (outputs / 32, inputs / 4, 32, 4)  four inputs
+//   bfloat16, float16  (outputs / 32, inputs / 2, 32, 2)  two inputs
+//   int8, E4M3         (outputs / 32, inputs / 4, 32, 4)  four inputs
 // 4 bits: two outputs, 16 apart, as matmul.cpp describes. Integers become multiples of theirs by a power of two, for which
 // the sums are corrected.
 
@@ -31,7 +31,9 @@ static inline void put_lanes(float* into, Lanes value) { *(Lanes*)into = value; 
 // Each format: `WORDS` 32-bit words hold `INPUTS` inputs of a tile. `expand` calls put(input, output, value) for vectors of
 // the weights times `FACTOR`.
 
-struct FromBfloat16 {
+// `Number` makes float32 numbers of what is in the higher half of a word, whose lower half it leaves out.
+template <class Number>
+struct FromHalves {
     static constexpr int64_t INPUTS = 2, WORDS = 32;
     static constexpr float FACTOR = 1.0f;
     template <class Put>
@@ -39,9 +41,20 @@ struct FromBfloat16 {
 #pragma GCC unroll 8
         for (int64_t o = 0; o < TILE; o += LANES) {
             const LaneWords both = words(from + o);
-            put(0, o, (Lanes)(both << 16));
-            put(1, o, (Lanes)(both & 0xffff0000u));
+            put(0, o, Number::of(both << 16));
+            put(1, o, Number::of(both & 0xffff0000u));
         }
+    }
+};
+
+struct Bfloat16 {
+    static Lanes of(LaneWords high) { return (Lanes)high; }
+};
+
+// The product corrects the exponent's bias, 127 instead of 15.
+struct Float16 {
+    static Lanes of(LaneWords high) {
+        return (Lanes)(((LaneIntegers)high >> 3) & int32_t(0x8fffe000)) * 0x1p112f;
     }
 };
 
@@ -283,7 +296,8 @@ static void with_type(int64_t type, const ExpandedLinear& l) {
 EXPORT void linear_expanded(int64_t type, const ExpandedLinear* l) {
     if (l->rows == 0) return;
     switch (l->format) {
-        case OF_BFLOAT16: return with_type<FromBfloat16>(type, *l);
+        case OF_BFLOAT16: return with_type<FromHalves<Bfloat16>>(type, *l);
+        case OF_FLOAT16: return with_type<FromHalves<Float16>>(type, *l);
         case OF_INT8: return with_type<FromBytes<Int8>>(type, *l);
         case OF_E4M3: return with_type<FromBytes<E4m3>>(type, *l);
         case OF_INT4: return with_type<FromInt4>(type, *l);

@@ -41,7 +41,7 @@ struct FloatLinear {
 };
 
 // How `expanded.cpp` stores weights, as `structures.FORMATS` numbers them.
-enum Format : int64_t { OF_BFLOAT16, OF_INT8, OF_E4M3, OF_INT4 };
+enum Format : int64_t { OF_BFLOAT16, OF_FLOAT16, OF_INT8, OF_E4M3, OF_INT4 };
 
 // How it rounds inputs, as `structures.INPUTS` numbers them: not at all, after a division by `activation_scale`, or after
 // one by a scale of each row, at least `activation_scale`, which multiplies the row's sums.

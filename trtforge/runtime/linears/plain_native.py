@@ -1,9 +1,10 @@
-"""Linear layers of bfloat16 weights for the CPU kernels that compute in float32: half the memory, the same numbers."""
+"""Linear layers of 16-bit weights for the CPU kernels that compute in float32: half the memory, the same numbers."""
 
 import torch
 from torch import Tensor
 
 from trtforge.runtime.linears.linear import (
+    EXPANDED,
     Dense,
     Linear,
     Placement,
@@ -18,11 +19,11 @@ from trtforge.runtime.native.bindings import native_for
 from trtforge.runtime.native.expanded import can_expand
 
 
-class Bfloat16Native:
-    """Weights that the checkpoint has in bfloat16 stay so; others are in the compute type."""
+class PlainNative:
+    """Weights that the checkpoint has in bfloat16 or float16 stay so; others are in the compute type."""
 
     def pack(self, stored: Stored, dtype: torch.dtype) -> dict[str, Tensor]:
-        if stored.weight.dtype is not torch.bfloat16:
+        if stored.weight.dtype not in EXPANDED:
             return Dense().pack(stored, dtype)
         return with_bias({"weight": stored.weight}, stored, dtype)
 
@@ -30,6 +31,6 @@ class Bfloat16Native:
         weight = weights.take(f"{prefix}.weight", *shape)
         vector = load_bias(weights, prefix, shape, place, bias)
         kernels = native_for(place.device, place.dtype)
-        if kernels is None or weight.dtype is not torch.bfloat16 or not can_expand(*shape):
+        if kernels is None or weight.dtype not in EXPANDED or not can_expand(*shape):
             return matrix(weight.to(place.device, place.dtype), vector)
         return expanded_matrix(kernels, weight, vector)
