@@ -1,5 +1,6 @@
 """The embedded engine's memory by arithmetic; tests/runtime/test_planned_memory.py holds it against loaded engines."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from trtforge.plan.memory import Memory
 
 PARAMETERS = 8_030_261_248
 PLAIN, ABLE = Processor(bfloat16=False, vnni=False), Processor(bfloat16=True, vnni=True)
+COMPILES, HAS_AMX = replace(PLAIN, kernels=True), replace(ABLE, kernels=True, amx=True)
 
 
 @pytest.fixture(autouse=True)
@@ -41,6 +43,9 @@ def memory(found: Evaluation) -> Memory:
         ("int4_awq", None, ABLE, ("cpu", "bfloat16", "int4_packed_cpu")),
         ("int4_awq", None, PLAIN, ("cpu", "float32", "int4_dense")),
         ("int8_sq", None, ABLE, ("cpu", "bfloat16", "int8_sq_cpu")),
+        ("int4_awq", None, COMPILES, ("cpu", "float32", "int4_native_cpu")),
+        ("fp8", None, COMPILES, ("cpu", "float32", "fp8_native_cpu")),
+        ("fp8", None, HAS_AMX, ("cpu", "bfloat16", "fp8_dense")),
         ("fp8", "h100-80gb", PLAIN, ("cuda", "bfloat16", "fp8_scaled_mm")),
         ("fp8", "a100-80gb", ABLE, ("cuda", "bfloat16", "fp8_dense")),
     ],
@@ -59,6 +64,17 @@ def test_weights_are_those_of_the_compute_type_unless_a_kernel_takes_them_packed
     assert expanded == pytest.approx(4 * PARAMETERS, rel=1e-6)
     on_gpu = memory(planned(options={"quant": "fp8", "gpu": "h100-80gb"})).weights
     assert on_gpu == pytest.approx(PARAMETERS + 2 * 128_256 * 4096, rel=1e-3)
+
+
+def test_kernels_take_weights_as_they_are_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for the embedding and the norms, which are in float32."""
+    monkeypatch.setattr(Processor, "of", lambda host: COMPILES)
+    embedding, norms = 128_256 * 4096, 65 * 4096
+    layers = PARAMETERS - 2 * embedding - norms
+    assert memory(planned()).weights == 4 * (embedding + norms) + 2 * (layers + embedding)
+    fp8 = memory(planned(options={"quant": "fp8"})).weights
+    assert fp8 == 4 * (embedding + norms) + 2 * embedding + layers + 32 * 5 * 8  # two scales of each linear layer
+    assert memory(planned(compute_dtype="bfloat16")).weights == 2 * PARAMETERS
 
 
 def test_a_token_is_cached_in_the_compute_type_or_in_a_byte() -> None:
