@@ -81,7 +81,7 @@ def test_awq_keeps_the_least_limit_that_it_is_given(tmp_path: Path) -> None:
     limit = needed + 4_000_000  # of 16.8 MB of hidden states
     done = calibrated(tmp_path, "int4_awq", (16, 256), limit)
     assert done.returncode == 0, done.stderr
-    assert 0.7 * limit < int(done.stderr.splitlines()[-1]) < limit
+    assert 0.6 * limit < int(done.stderr.splitlines()[-1]) < limit
 
 
 def test_many_samples_and_their_saves_keep_the_limit(tmp_path: Path) -> None:

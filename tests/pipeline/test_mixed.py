@@ -158,7 +158,7 @@ def test_the_embedded_engine_runs_it(made: Made, tmp_path: Path) -> None:
         EngineConfig(backend="torch", device="cpu"), made.checkpoint, tmp_path / "engine", CompileOptions()
     ).path
     kernels = json.loads((engine / "config.json").read_text())["forge"]["kernels"]
-    assert kernels["fp8"] == "fp8_dense"
+    assert kernels["fp8"] in ("fp8_dense", "fp8_native_cpu")  # with AMX, and without
     one, other = verify(made.checkpoint, DEMO_MODEL, GATE), verify(engine, DEMO_MODEL, GATE)
     assert other.perplexity.candidate == pytest.approx(one.perplexity.candidate, rel=0.01)
 

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.runtime.kernel_levels import LEVELS, kernels_at
+from trtforge.models.kernels import suits_cpu
 from trtforge.models.transforms import FP8_ROW_SCALE_MIN
 from trtforge.runtime.linears.float8 import round_to_e4m3
 from trtforge.runtime.linears.fp8_rowwise_linear import token_scales
@@ -16,7 +17,6 @@ from trtforge.runtime.native.expanded import (
     ExpandedLayer,
     Format,
     Inputs,
-    can_expand,
     linear_expanded,
     row_scales,
 )
@@ -145,6 +145,6 @@ def test_scales_of_rows_lie_in_tiles() -> None:
 
 
 def test_sizes_that_the_kernels_take() -> None:
-    assert can_expand(64, 48)
-    assert not can_expand(60, 48)
-    assert not can_expand(64, 40)
+    assert suits_cpu(64, 48)
+    assert not suits_cpu(60, 48)
+    assert not suits_cpu(64, 40)

@@ -49,6 +49,23 @@ PACKED_GROUPS = (256, 128, 64, 32)
 """Group sizes that the packed int4 kernels support."""
 
 
+CPU_OUTPUTS, CPU_INPUTS = 32, 16
+"""What the sizes of a layer are multiples of where the CPU kernels expand its weights."""
+UNSUITED: dict[KernelName, KernelName] = {
+    "plain_native_cpu": "dense",
+    "fp8_native_cpu": "fp8_dense",
+    "fp8_rowwise_native_cpu": "fp8_rowwise_dense",
+    "int8_native_cpu": "int8_dense",
+    "int4_native_cpu": "int4_dense",
+}
+"""What computes layers of other sizes."""
+
+
+def suits_cpu(outputs: int, inputs: int) -> bool:
+    """Whether the CPU kernels can expand the weights of a layer of this size."""
+    return outputs % CPU_OUTPUTS == 0 and inputs % CPU_INPUTS == 0
+
+
 def kernel_for(
     format: QuantFormat,
     group_size: int,

@@ -11,7 +11,7 @@ from trtforge.core.dtypes import ModelDtype, dtype_named
 from trtforge.core.parallel import Parallel
 from trtforge.machine.processor import Processor, compute_dtype
 from trtforge.models.checkpoint_plan import Layout
-from trtforge.models.kernels import KEPT, PACKED_GROUPS, KernelName, kernel_for, plain_kernel
+from trtforge.models.kernels import KEPT, PACKED_GROUPS, UNSUITED, Kept, KernelName, kernel_for, plain_kernel, suits_cpu
 from trtforge.plan.budget import other_formats
 from trtforge.plan.drafting import Target
 from trtforge.plan.embedded_drafting import embedded_drafter
@@ -68,7 +68,7 @@ class Embedded:
         cache = CACHES[request.kv_cache]
         itemsize = cache.itemsize or dtype_named(self.compute_dtype).size
         target = Target(model.facts, ranks, parallel, limits, dtype_named(self.compute_dtype).size, itemsize)
-        beside = embedded_drafter(request.engine.features, request.draft, target, self.device)
+        beside = embedded_drafter(request.engine.features, request.draft, target, self.device, self._draft)
         scales = cache.per_layer * cached_layers(sizes, parallel)
         stages = tuple(
             replace(
@@ -104,26 +104,35 @@ class Embedded:
             for block, count in weights.blocks(parallel, stage)
         )
 
-    def _kernel(self, format: str) -> KernelName:
-        match format:
-            case "none":
-                return self.plain
-            case "fp8":
-                return self.fp8
-            case _:
-                return self.kernel
+    def _kept(self, format: str, matrix: Matrix) -> Kept:
+        name = {"none": self.plain, "fp8": self.fp8}.get(format, self.kernel)
+        return KEPT[name if suits_cpu(matrix.out, matrix.inputs) else UNSUITED.get(name, name)]
+
+    def _unquantised(self, matrix: Matrix) -> int:
+        if matrix.absorbed:
+            return 0
+        if matrix.exact:
+            return matrix.weights * matrix.itemsize
+        kept = self._kept("none", matrix)
+        return matrix.count * kept.nbytes(matrix.out, matrix.inputs, self.compute_dtype, 1, prescaled=False)
+
+    def _draft(self, weights: RankWeights) -> int:
+        """Of a draft model that is not quantised, on one rank."""
+        return sum(
+            count * (block.other + sum(map(self._unquantised, block.matrices)))
+            for block, count in weights.blocks(Parallel(), 0)
+        )
 
     def _matrix(self, matrix: Matrix, request: Request) -> int:
         if matrix.absorbed:  # the generation phase uses its factors, as the context phase does
             return 0
         if not matrix.formatted:
-            plain = KEPT[self.plain] if matrix.head else KEPT["dense"]
-            return matrix.count * plain.nbytes(matrix.out, matrix.inputs, self.compute_dtype, 1, prescaled=False)
+            return self._unquantised(matrix)
         format, group = matrix.own or WEIGHTS[request.quant], request.group_size
         if format.name == "int4_wo":  # a row's scale, repeated for a group size that the kernels support
             group = next((size for size in PACKED_GROUPS if matrix.inputs % size == 0), matrix.inputs)
         prescaled = format.per_input_elements > 0
-        kept = KEPT[self._kernel(format.name if matrix.own else request.quant)]
+        kept = self._kept(format.name if matrix.own else request.quant, matrix)
         known = matrix.count * kept.nbytes(matrix.out, matrix.inputs, self.compute_dtype, group, prescaled=prescaled)
         if request.bits is None:
             return known

@@ -3,7 +3,7 @@
 TensorRT-LLM's own speculation is in `drafting`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,13 +20,17 @@ from trtforge.formats.trtllm import CONFIG_FILE, rank_file, read_engine_config
 from trtforge.models.checkpoint_plan import Layout
 from trtforge.plan.checkpoint_model import cached_sizes
 from trtforge.plan.drafting import Drafter, Target, eagle3_bytes, eagle_bytes, medusa_bytes
-from trtforge.plan.formats import WEIGHTS
 from trtforge.plan.kv import bytes_per_token, cached_layers
 from trtforge.plan.model import Model
-from trtforge.plan.weights import Stored
+from trtforge.plan.weights import RankWeights
+
+SizeOf = Callable[[RankWeights], int]
+"""Bytes that an engine holds of a model that is not quantised."""
 
 
-def embedded_drafter(features: FeaturesConfig, draft: Model | None, target: Target, device: UsableDevice) -> Drafter:
+def embedded_drafter(
+    features: FeaturesConfig, draft: Model | None, target: Target, device: UsableDevice, size_of: SizeOf
+) -> Drafter:
     """What drafting adds to a rank; nothing for methods without weights. `draft`: the draft model, if one is named.
 
     Heads and an EAGLE network are beside rank 0, each rank of a draft model beside the engine's of the same index. All
@@ -34,7 +38,7 @@ def embedded_drafter(features: FeaturesConfig, draft: Model | None, target: Targ
     files that are damaged.
     """
     if features.draft is not None:
-        ranks = tuple(_draft_ranks(features.draft, draft, target))
+        ranks = tuple(_draft_ranks(features.draft, draft, target, size_of))
     elif features.medusa is not None:
         ranks = (Drafter(_heads(features.medusa, target)),)
     else:
@@ -61,7 +65,7 @@ def _compiled(engine: str | None) -> bool:
     return engine is not None and (Path(engine) / CONFIG_FILE).is_file()
 
 
-def _draft_ranks(asked: DraftFeature, draft: Model | None, target: Target) -> Iterator[Drafter]:
+def _draft_ranks(asked: DraftFeature, draft: Model | None, target: Target, size_of: SizeOf) -> Iterator[Drafter]:
     """The ranks of the draft model: of its engine, or before that is compiled, one of the unquantised model."""
     if asked.engine is not None and _compiled(asked.engine):
         directory = Path(asked.engine)
@@ -73,9 +77,8 @@ def _draft_ranks(asked: DraftFeature, draft: Model | None, target: Target) -> It
             yield Drafter(sum(stored.spec.nbytes for stored in read_header(directory / rank_file(rank.index))), one)
     elif draft is not None:
         layout = Layout(Parallel(), "bfloat16" if target.itemsize == 2 else "float32")
-        plain = Stored(WEIGHTS["none"], target.itemsize)
         one = bytes_per_token(draft.facts.sizes, target.itemsize)
-        yield Drafter(draft.weights(layout).nbytes(plain, Parallel(), 0), one)
+        yield Drafter(size_of(draft.weights(layout)), one)
 
 
 def _heads(asked: MedusaFeature, target: Target) -> int:

@@ -43,7 +43,7 @@ class Matrix:
 
     `formatted`: stored in the number format, else with `itemsize` bytes a weight. `own`: its format in mixed
     precision. `expert`: of experts, of which a token uses few. `head`: the LM head. `absorbed`: the product of two
-    others, for the generation phase of MLA.
+    others, for the generation phase of MLA. `exact`: always in a type that the family names.
     """
 
     count: int
@@ -55,6 +55,7 @@ class Matrix:
     expert: bool = False
     head: bool = False
     absorbed: bool = False
+    exact: bool = False
     own: WeightFormat | None = None
 
     @property
@@ -174,6 +175,7 @@ def _matrix(target: Target, row: Row) -> Matrix:
         expert=isinstance(row, Experts),
         head=isinstance(row, Embedding),
         absorbed=isinstance(row, AbsorbedQuery),
+        exact=isinstance(row, Linear) and row.dtype is not None,
     )
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from trtforge.models.kernels import suits_cpu
 from trtforge.models.transforms import FP8_ROW_SCALE_MIN
 from trtforge.runtime.linears.fp8_linear import Fp8Dense, Fp8ScaledMatmul
 from trtforge.runtime.linears.fp8_rowwise_linear import Fp8RowwiseDense
@@ -16,7 +17,7 @@ from trtforge.runtime.linears.int8_linear import Int8Dense
 from trtforge.runtime.linears.linear import Kernel, Linear, Placement, Stored, float_bias, load_bias, with_bias
 from trtforge.runtime.linears.weights import Weights
 from trtforge.runtime.native.bindings import Native, native_for
-from trtforge.runtime.native.expanded import ExpandedLayer, Format, Inputs, can_expand, linear_expanded, row_scales
+from trtforge.runtime.native.expanded import ExpandedLayer, Format, Inputs, linear_expanded, row_scales
 from trtforge.runtime.native.tiles import pack_bytes
 
 
@@ -95,7 +96,7 @@ class Int8Native(_ScaledByOutput):
 
 
 def _kernels(shape: tuple[int, int], place: Placement) -> Native | None:
-    return native_for(place.device, place.dtype) if can_expand(*shape) else None
+    return native_for(place.device, place.dtype) if suits_cpu(*shape) else None
 
 
 def _repacked(kernel: Kernel, stored: Stored, prefix: str, shape: tuple[int, int], place: Placement) -> Linear:

@@ -3,12 +3,13 @@
 import torch
 from torch import Tensor
 
+from trtforge.models.kernels import suits_cpu
 from trtforge.runtime.linears.fp8_rowwise_linear import wide
 from trtforge.runtime.linears.int8 import multiplies_int8, round_to_int8
 from trtforge.runtime.linears.linear import Linear, Placement, Stored, float_bias, load_bias, matrix, with_bias
 from trtforge.runtime.linears.weights import Weights
 from trtforge.runtime.native.bindings import native_for
-from trtforge.runtime.native.expanded import ExpandedLayer, can_expand, linear_expanded, row_scales
+from trtforge.runtime.native.expanded import ExpandedLayer, linear_expanded, row_scales
 from trtforge.runtime.native.tiles import Int8Layer, pack_bytes, pack_int8
 
 
@@ -57,7 +58,7 @@ class SmoothQuant:
         if kernels is not None and kernels.takes_int8(weight):
             layer = Int8Layer(*pack_int8(weight), prequant, output_scales, float_bias(vector), float(activation_scale))
             return lambda x: kernels.linear_int8(x, layer)
-        if kernels is not None and can_expand(*shape):
+        if kernels is not None and suits_cpu(*shape):
             expanded = ExpandedLayer(
                 "int8",
                 pack_bytes(weight),

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from trtforge.models.kernels import suits_cpu
 from trtforge.runtime.linears.weights import Weights
 from trtforge.runtime.native.bindings import Native, native_for
-from trtforge.runtime.native.expanded import ExpandedLayer, Format, can_expand, linear_expanded
+from trtforge.runtime.native.expanded import ExpandedLayer, Format, linear_expanded
 from trtforge.runtime.native.float32 import linear
 from trtforge.runtime.native.tiles import pack_bfloat16, pack_float32
 
@@ -116,7 +117,7 @@ def matrix(weight: Tensor, bias: Tensor | None = None) -> Linear:
     if weight.device.type == "cpu" and weight.dtype is torch.bfloat16:
         if kernels is not None and kernels.takes(weight):
             return _native_matrix(kernels, weight, bias)
-        if kernels is not None and not kernels.multiplies and can_expand(*weight.shape):
+        if kernels is not None and not kernels.multiplies and suits_cpu(*weight.shape):
             return expanded_matrix(kernels, weight, bias)
         if _has_onednn_bfloat16():
             reordered = torch.ops.mkldnn._reorder_linear_weight(weight)

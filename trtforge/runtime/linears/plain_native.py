@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from trtforge.models.kernels import suits_cpu
 from trtforge.runtime.linears.linear import (
     EXPANDED,
     Dense,
@@ -16,14 +17,13 @@ from trtforge.runtime.linears.linear import (
 )
 from trtforge.runtime.linears.weights import Weights
 from trtforge.runtime.native.bindings import native_for
-from trtforge.runtime.native.expanded import can_expand
 
 
 class PlainNative:
-    """Weights that the checkpoint has in bfloat16 or float16 stay so; others are in the compute type."""
+    """Weights that the checkpoint has in 16 bits stay so; others, and those of other sizes, are in the compute type."""
 
     def pack(self, stored: Stored, dtype: torch.dtype) -> dict[str, Tensor]:
-        if stored.weight.dtype not in EXPANDED:
+        if stored.weight.dtype not in EXPANDED or not suits_cpu(*stored.weight.shape):
             return Dense().pack(stored, dtype)
         return with_bias({"weight": stored.weight}, stored, dtype)
 
@@ -31,6 +31,6 @@ class PlainNative:
         weight = weights.take(f"{prefix}.weight", *shape)
         vector = load_bias(weights, prefix, shape, place, bias)
         kernels = native_for(place.device, place.dtype)
-        if kernels is None or weight.dtype not in EXPANDED or not can_expand(*shape):
+        if kernels is None or weight.dtype not in EXPANDED or not suits_cpu(*shape):
             return matrix(weight.to(place.device, place.dtype), vector)
         return expanded_matrix(kernels, weight, vector)

@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from trtforge.runtime.native.bindings import TYPES, WIDTH, Native
+from trtforge.runtime.native.bindings import TYPES, Native
 from trtforge.runtime.native.structures import FORMATS, INPUTS, ExpandedLinear
 from trtforge.runtime.native.tiles import TILE
 
@@ -32,11 +32,6 @@ class ExpandedLayer:
     inputs: Inputs = "as they are"
     activation_scale: float = 1.0
     factor: float = 1.0
-
-
-def can_expand(outputs: int, inputs: int) -> bool:
-    """Whether `linear_expanded` can compute a layer of this size."""
-    return outputs % TILE == 0 and inputs % WIDTH == 0
 
 
 def row_scales(scales: Tensor) -> Tensor:
