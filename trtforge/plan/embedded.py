@@ -3,6 +3,7 @@
 Unlike TensorRT-LLM it holds weights in the compute dtype, unless a kernel takes packed ones.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import ceil
 
@@ -99,17 +100,14 @@ class Embedded:
         return wanted * block
 
     def _weights(self, weights: RankWeights, request: Request, parallel: Parallel, stage: int) -> int:
-        return sum(
-            count * (block.other + sum(self._matrix(matrix, request) for matrix in block.matrices))
-            for block, count in weights.blocks(parallel, stage)
-        )
+        return _total(weights, parallel, stage, lambda matrix: self._matrix(matrix, request))
 
     def _kept(self, format: str, matrix: Matrix) -> Kept:
         name = {"none": self.plain, "fp8": self.fp8}.get(format, self.kernel)
         return KEPT[name if suits_cpu(matrix.out, matrix.inputs) else UNSUITED.get(name, name)]
 
     def _unquantised(self, matrix: Matrix) -> int:
-        if matrix.absorbed:
+        if matrix.absorbed:  # the generation phase uses its factors, as the context phase does
             return 0
         if matrix.exact:
             return matrix.weights * matrix.itemsize
@@ -118,14 +116,9 @@ class Embedded:
 
     def _draft(self, weights: RankWeights) -> int:
         """Of a draft model that is not quantised, on one rank."""
-        return sum(
-            count * (block.other + sum(map(self._unquantised, block.matrices)))
-            for block, count in weights.blocks(Parallel(), 0)
-        )
+        return _total(weights, Parallel(), 0, self._unquantised)
 
     def _matrix(self, matrix: Matrix, request: Request) -> int:
-        if matrix.absorbed:  # the generation phase uses its factors, as the context phase does
-            return 0
         if not matrix.formatted:
             return self._unquantised(matrix)
         format, group = matrix.own or WEIGHTS[request.quant], request.group_size
@@ -138,3 +131,9 @@ class Embedded:
             return known
         others = other_formats(request.bits, request.group_size)
         return ceil(others * max(known, matrix.weights * matrix.itemsize) + (1 - others) * known)
+
+
+def _total(weights: RankWeights, parallel: Parallel, stage: int, size: Callable[[Matrix], int]) -> int:
+    return sum(
+        count * (block.other + sum(map(size, block.matrices))) for block, count in weights.blocks(parallel, stage)
+    )

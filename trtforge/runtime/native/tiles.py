@@ -5,7 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-TILE = 32
+from trtforge.models.kernels import CPU_OUTPUTS
+
+TILE = CPU_OUTPUTS
 """Outputs of a packed weight's tile."""
 
 

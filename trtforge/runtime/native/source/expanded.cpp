@@ -150,10 +150,10 @@ static void multiply_part(const Rows& x, const uint32_t* tile, int64_t first, in
     if (x.count == 1) return multiply_row<Format>(x.at(first), from, count, fresh, sums);
     alignas(64) float expanded[CHUNK * TILE];
     expand<Format>(from, count, expanded);
-    const int64_t words = count / Format::INPUTS * Format::WORDS, parts = (x.count + float32::ROWS - 1) / float32::ROWS;
-    for (int64_t part = 0, row = 0, rows; part < parts; ++part, row += rows) {
-        rows = (x.count - row + parts - part - 1) / (parts - part);
-        for (int64_t at = part * words / parts; at < (part + 1) * words / parts; at += 16)
+    const int64_t words = count / Format::INPUTS * Format::WORDS;
+    for (int64_t row = 0, rows; row < x.count; row += rows) {  // beside each block of rows, a part of the next weights
+        rows = float32::share(x.count - row, float32::ROWS);
+        for (int64_t at = row * words / x.count; at < (row + rows) * words / x.count; at += 16)
             __builtin_prefetch(from + words + at, 0, 2);
         float32::multiply_tile(x.at(first) + row * CHUNK, CHUNK, rows, expanded, count, fresh, sums + row * TILE);
     }
