@@ -5,7 +5,7 @@
 //   bfloat16, float16  (outputs / 32, inputs / 2, 32, 2)  two inputs
 //   int8, E4M3         (outputs / 32, inputs / 4, 32, 4)  four inputs
 // 4 bits: two outputs, 16 apart, as matmul.cpp describes. Integers become multiples of theirs by a power of two, for which
-// the sums are corrected.
+// the sums, or the inputs of a single row, are corrected.
 
 #include "float32.h"
 #include "linears.h"
@@ -29,13 +29,15 @@ static inline LaneWords words(const void* from) { return *(const LaneWords*)from
 static inline void put_lanes(float* into, Lanes value) { *(Lanes*)into = value; }
 
 // Each format: `WORDS` 32-bit words hold `INPUTS` inputs of a tile. `expand` calls put(input, output, value) for vectors of
-// the weights times `FACTOR`.
+// the weights times `FACTOR`. `Single` is how a single row takes them: weights plus `OFFSET`, and times its `POWERS[input]`
+// if it has such.
 
 // `Number` makes float32 numbers of what is in the higher half of a word, whose lower half it leaves out.
 template <class Number>
 struct FromHalves {
+    using Single = FromHalves;
     static constexpr int64_t INPUTS = 2, WORDS = 32;
-    static constexpr float FACTOR = 1.0f;
+    static constexpr float FACTOR = 1.0f, OFFSET = 0.0f;
     template <class Put>
     static inline __attribute__((always_inline)) void expand(const uint32_t* from, Put put) {
 #pragma GCC unroll 8
@@ -61,8 +63,9 @@ struct Float16 {
 // `Number` makes float32 numbers of bytes that are the highest of their words.
 template <class Number>
 struct FromBytes {
+    using Single = FromBytes;
     static constexpr int64_t INPUTS = 4, WORDS = 32;
-    static constexpr float FACTOR = Number::FACTOR;
+    static constexpr float FACTOR = Number::FACTOR, OFFSET = 0.0f;
     template <class Put>
     static inline __attribute__((always_inline)) void expand(const uint32_t* from, Put put) {
 #pragma GCC unroll 8
@@ -85,13 +88,36 @@ struct E4m3 {
     static Lanes of(LaneWords high) { return (Lanes)(((LaneIntegers)high >> 4) & int32_t(0x87f00000)) * 0x1p120f; }
 };
 
-// Nibbles are values plus 8: with the highest bit turned, they are signed.
+constexpr int64_t NIBBLES[] = {0, 16, 8, 24};  // where the first of an input's two nibbles begins
+
+// Nibbles are values plus 8. They stay where they are in their words, so that no instruction moves them.
+struct NibblesInPlace {
+    static constexpr int64_t INPUTS = 4, WORDS = 16;
+    static constexpr float FACTOR = 1.0f, OFFSET = 8.0f;
+    static constexpr float POWERS[INPUTS] = {1.0f, 0x1p16f, 0x1p8f, 0x1p24f};
+    template <class Put>
+    static inline __attribute__((always_inline)) void expand(const uint32_t* from, Put put) {
+#pragma GCC unroll 4
+        for (int64_t o = 0; o < WORDS; o += LANES) {
+            const LaneWords first = words(from + o), halves[2] = {first, first >> 4};
+#pragma GCC unroll 4
+            for (int64_t i = 0; i < INPUTS; ++i)
+#pragma GCC unroll 2
+                for (int64_t half = 0; half < 2; ++half) {
+                    const LaneWords nibbles = halves[half] & (0xfu << NIBBLES[i]);
+                    put(i, half * WORDS + o, __builtin_convertvector((LaneIntegers)nibbles, Lanes));
+                }
+        }
+    }
+};
+
+// With the highest bit turned, nibbles are signed.
 struct FromInt4 {
+    using Single = NibblesInPlace;
     static constexpr int64_t INPUTS = 4, WORDS = 16;
     static constexpr float FACTOR = 0x1p28f;
     template <class Put>
     static inline __attribute__((always_inline)) void expand(const uint32_t* from, Put put) {
-        constexpr int64_t places[INPUTS] = {0, 16, 8, 24};  // of an input's two nibbles
 #pragma GCC unroll 4
         for (int64_t o = 0; o < WORDS; o += LANES) {
             const LaneWords signs = words(from + o) ^ 0x88888888u;
@@ -99,14 +125,15 @@ struct FromInt4 {
             for (int64_t i = 0; i < INPUTS; ++i)
 #pragma GCC unroll 2
                 for (int64_t half = 0; half < 2; ++half) {
-                    const LaneWords high = (signs << (28 - places[i] - 4 * half)) & 0xf0000000u;
+                    const LaneWords high = (signs << (28 - NIBBLES[i] - 4 * half)) & 0xf0000000u;
                     put(i, half * WORDS + o, __builtin_convertvector((LaneIntegers)high, Lanes));
                 }
         }
     }
 };
 
-constexpr int64_t AHEAD = 16;  // a format's groups of inputs that are fetched from memory before a single row needs them
+constexpr int64_t AHEAD = 512;  // words that are fetched from memory before a single row needs them
+constexpr int64_t SUMMED = 16;  // inputs of a single row whose sum is kept
 
 // (count, TILE) float32 numbers of a tile's words.
 template <class Format>
@@ -116,13 +143,34 @@ static void expand(const uint32_t* from, int64_t count, float* into) {
     }
 }
 
-// sums (TILE) = or, unless `fresh`, += one row times `count` inputs of a tile, whose numbers stay in registers.
+// Rows of activations in float32, by chunks of inputs: the rows of a chunk lie together, (chunks, rows, CHUNK), so that
+// rows do not displace each other in the cache.
+struct Rows {
+    const float* from;
+    const float* factors;  // of each row's sums
+    int64_t count;
+    const float* partial = nullptr;  // of a single row, prepared for it: sums of SUMMED inputs each
+
+    const float* at(int64_t input) const { return from + input / CHUNK * count * CHUNK + input % CHUNK; }
+};
+
+// sums (TILE) = or, unless `fresh`, += a single row times inputs [first, first + count) of a tile, whose numbers stay in
+// registers.
 template <class Format>
-static void multiply_row(const float* x, const uint32_t* from, int64_t count, bool fresh, float* sums) {
+static void multiply_row(const Rows& row, const uint32_t* from, int64_t first, int64_t count, bool fresh, float* sums) {
     constexpr int64_t CHAINS = 2;  // a sum takes several cycles: each output has two
-    Lanes made[CHAINS][TILE / LANES] = {};
-    for (int64_t first = 0; first < count; first += Format::INPUTS, from += Format::WORDS, x += Format::INPUTS) {
-        __builtin_prefetch(from + AHEAD * Format::WORDS);
+    const float* x = row.at(first);
+    float offset = 0.0f;
+    if (Format::OFFSET != 0.0f)
+        for (int64_t i = first / SUMMED; i < (first + count) / SUMMED; ++i) offset -= Format::OFFSET * row.partial[i];
+    Lanes made[CHAINS][TILE / LANES];
+#pragma GCC unroll 8
+    for (Lanes& initial : made[0]) initial = Lanes() + offset;
+#pragma GCC unroll 8
+    for (Lanes& initial : made[1]) initial = Lanes();
+    for (int64_t at = 0; at < count; at += Format::INPUTS, from += Format::WORDS, x += Format::INPUTS) {
+#pragma GCC unroll 2
+        for (int64_t line = 0; line < Format::WORDS; line += 16) __builtin_prefetch(from + AHEAD + line);
         Format::expand(from, [&](int64_t i, int64_t o, Lanes v) __attribute__((always_inline)) {
             made[i % CHAINS][o / LANES] += v * x[i];
         });
@@ -133,21 +181,11 @@ static void multiply_row(const float* x, const uint32_t* from, int64_t count, bo
     }
 }
 
-// Rows of activations in float32, by chunks of inputs: the rows of a chunk lie together, (chunks, rows, CHUNK), so that
-// rows do not displace each other in the cache.
-struct Rows {
-    const float* from;
-    const float* factors;  // of each row's sums
-    int64_t count;
-
-    const float* at(int64_t input) const { return from + input / CHUNK * count * CHUNK + input % CHUNK; }
-};
-
 // sums (rows, TILE) = or, unless `fresh`, += rows times inputs [first, first + count) of a tile, which are in one chunk.
 template <class Format>
 static void multiply_part(const Rows& x, const uint32_t* tile, int64_t first, int64_t count, bool fresh, float* sums) {
     const uint32_t* from = tile + first / Format::INPUTS * Format::WORDS;
-    if (x.count == 1) return multiply_row<Format>(x.at(first), from, count, fresh, sums);
+    if (x.partial) return multiply_row<typename Format::Single>(x, from, first, count, fresh, sums);
     alignas(64) float expanded[CHUNK * TILE];
     expand<Format>(from, count, expanded);
     const int64_t words = count / Format::INPUTS * Format::WORDS;
@@ -258,6 +296,19 @@ static float prepare(const ExpandedLinear& l, const T* x, int64_t rows, float* i
     }
 }
 
+// What a single row needs besides: its `partial` sums, and its inputs divided by the powers that weights are multiplied
+// with. Inputs are multiples of SUMMED.
+template <class Single>
+static void prepare_single(float* x, int64_t inputs, float* partial) {
+    if constexpr (Single::OFFSET != 0.0f)
+        for (int64_t first = 0; first < inputs; first += SUMMED, x += SUMMED) {
+            float sum = 0.0f;
+            for (int64_t i = 0; i < SUMMED; ++i) sum += x[i];
+            partial[first / SUMMED] = sum;
+            for (int64_t i = 0; i < SUMMED; ++i) x[i] *= 1.0f / Single::POWERS[i % Single::INPUTS];
+        }
+}
+
 // Memory of the calling thread for so many numbers, which it keeps.
 static float* memory_for(int64_t count) {
     static thread_local std::vector<float> memory;
@@ -265,24 +316,35 @@ static float* memory_for(int64_t count) {
     return memory.data();
 }
 
+// y of a single row. To prepare it takes less time than to wait for the thread that does.
+template <class Format, typename T>
+static void multiply_single(const ExpandedLinear& l) {
+    using Single = typename Format::Single;
+    const int64_t padded = (l.inputs + CHUNK - 1) / CHUNK * CHUNK;
+    team::run(l.inputs * l.outputs >= 1 << 17, [&](team::Member& member) {
+        float* memory = memory_for(padded + l.inputs / SUMMED);
+        const float factor = prepare(l, (const T*)l.x, 1, memory) / Single::FACTOR;
+        prepare_single<Single>(memory, l.inputs, memory + padded);
+        const Rows x{memory, &factor, 1, memory + padded};
+        member.each(l.outputs / TILE, [&](int64_t tile) { multiply_tile<Format>(l, x, tile * TILE, (T*)l.y); });
+    });
+}
+
 template <class Format, typename T>
 static void multiply_rows(const ExpandedLinear& l) {
+    if (l.rows == 1) return multiply_single<Format, T>(l);
     const int64_t height = float32::share(l.rows, BLOCK), padded = (l.inputs + CHUNK - 1) / CHUNK * CHUNK;
-    const auto prepare_in = [&](float* memory, const T* x, int64_t row, int64_t rows) {
-        memory[row] = prepare(l, x + row * l.inputs, rows, memory + BLOCK + row * CHUNK) / Format::FACTOR;
-    };
-    float* shared = l.rows > 1 ? memory_for(BLOCK + height * padded) : nullptr;
+    float *factors = memory_for(BLOCK + height * padded), *memory = factors + BLOCK;
     for (int64_t top = 0; top < l.rows; top += height) {
         const int64_t rows = std::min(height, l.rows - top);
         const T* from = (const T*)l.x + top * l.inputs;
         T* y = (T*)l.y + top * l.outputs;
         team::run(rows * l.inputs * l.outputs >= 1 << 17, [&](team::Member& member) {
-            // To prepare a single row takes less time than to wait for the thread that does.
-            float* memory = shared ? shared : memory_for(BLOCK + padded);
-            if (!shared) prepare_in(memory, from, 0, 1);
-            if (shared) member.each(rows, [&](int64_t row) { prepare_in(memory, from, row, rows); });
-            if (shared && member.size > 1) member.barrier();
-            const Rows x{memory + BLOCK, memory, rows};
+            member.each(rows, [&](int64_t row) {
+                factors[row] = prepare(l, from + row * l.inputs, rows, memory + row * CHUNK) / Format::FACTOR;
+            });
+            if (member.size > 1) member.barrier();
+            const Rows x{memory, factors, rows};
             member.each(l.outputs / TILE, [&](int64_t tile) { multiply_tile<Format>(l, x, tile * TILE, y); });
         });
     }
