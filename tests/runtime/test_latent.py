@@ -1,16 +1,26 @@
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.runtime.converted import TOKENS, Families, computed
+from tests.runtime.converted import LONG, TOKENS, Families, computed, error
+from tests.runtime.thread_ranks import ThreadRanks
 from trtforge.core.errors import ForgeError
 from trtforge.formats.trtllm import read_checkpoint_config
+from trtforge.runtime.architecture.positions import ALL
 from trtforge.runtime.architecture.spec import DecoderSpec
+from trtforge.runtime.architecture.spec_parts import LatentSpec
+from trtforge.runtime.decoder.attention import Attention, ContextRow
 from trtforge.runtime.decoder.kv_capacity import block_bytes
+from trtforge.runtime.decoder.latent import LatentAttention
+from trtforge.runtime.decoder.scores import FusedScores
 from trtforge.runtime.linears.kernels import Kernels
 from trtforge.runtime.linears.packing import pack_rank
+from trtforge.runtime.ranks.source import open_model
+from trtforge.runtime.scheduling.batch import Step
 
 FUSED = "transformer.layers.1.attention.fused_q_proj"
 
@@ -49,3 +59,49 @@ def test_a_dense_layer_among_those_with_experts_is_known_by_its_tensors(families
     assert "transformer.layers.0.mlp.gate.weight" in tensors
     assert "transformer.layers.1.mlp.router.weight" in tensors
     assert computed(checkpoint, TOKENS)[0].isfinite().all()
+
+
+@pytest.mark.parametrize("expands", [False, True])
+@pytest.mark.parametrize("name", ["deepseek_v2", "deepseek_v2_lite", "deepseek_v3"])
+def test_contexts_may_attend_to_latents_or_to_expanded_keys(
+    families: Families, name: str, expands: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In chunks, beside the single tokens of another sequence, and whole."""
+    monkeypatch.setattr(LatentAttention, "_expands", lambda self, batch: expands and bool(batch.context))
+    size, family = 32, families(name)
+    ranks = ThreadRanks(open_model(family.checkpoint()), 4)
+    parts, wanted = [], family.logits(LONG[:50])
+    for at, (start, end) in enumerate([(0, 1), (0, 23), (23, 24), (24, 50)]):
+        beside, own = np.array([at, start]), np.array([1, end - start])
+        tables = np.array([[2, 3], [0, 1]])
+        tokens = np.array([LONG[at], *LONG[start:end]])
+        logits = ranks.execute(Step(beside, own, own, tables, tokens))
+        assert logits is not None
+        parts.append(logits[1:])
+        assert error(logits[:1], wanted[at : at + 1]) < 2e-5
+    ranks.close()
+    assert error(torch.cat(parts[1:]), wanted) < 2e-5
+
+
+def test_keys_are_expanded_where_that_takes_fewer_products() -> None:
+    """With the sizes of DeepSeek-V3: for whole contexts and long chunks, not for a few tokens after many."""
+    sizes = LatentSpec(q_rank=1536, kv_rank=512, nope_size=128, rope_size=64, value_size=128)
+    attention = LatentAttention(
+        **{name: None for name in ("fused_a", "query_norm", "latent_norm", "query", "expand", "absorb", "values")},
+        sizes=sizes,
+        dense=None,
+        attention=Attention(128, 1, sizes.cached_size, FusedScores(1.0), ALL, latent=True),
+        rotary=0,
+    )  # type: ignore[arg-type]
+
+    def expands(*contexts: tuple[int, int]) -> bool:
+        rows = tuple(ContextRow(0, count, start, torch.empty(0)) for start, count in contexts)
+        return attention._expands(SimpleNamespace(context=rows))  # type: ignore[arg-type]
+
+    assert not expands()
+    assert expands((0, 1))
+    assert expands((0, 4096))
+    assert expands((4096, 1024))
+    assert not expands((4096, 64))
+    assert expands((4096, 64), (0, 1024))
+    assert not expands((8192, 64), (0, 16))

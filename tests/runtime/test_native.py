@@ -203,10 +203,14 @@ def test_int8_products(rows: int, tiles: int, inputs: int, dtype: torch.dtype, b
 
 
 @functools.lru_cache(maxsize=1)
+def all_kernels() -> list[Native]:
+    """The kernels with each set of instructions, and with emulated tile registers."""
+    return [*map(kernels_at, LEVELS), Native(compiled(["TRTFORGE_EMULATE_AMX", "TRTFORGE_NARROW_VECTORS"]))]
+
+
 def every_way() -> list[Native]:
-    """The kernels with each way to multiply, and with emulated tile registers; none on a processor without AVX-512."""
-    emulated = Native(compiled(["TRTFORGE_EMULATE_AMX", "TRTFORGE_NARROW_VECTORS"]))
-    return [kernels for kernels in (*map(kernels_at, LEVELS), emulated) if kernels.multiplies]
+    """Those with each way to multiply bfloat16: none on a processor without AVX-512."""
+    return [kernels for kernels in all_kernels() if kernels.multiplies]
 
 
 def test_products_take_bfloat16_and_no_rows(kernels: Native) -> None:

@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.runtime.test_native import every_way
+from tests.runtime.test_native import all_kernels
 from trtforge.runtime.decoder.alibi import Alibi
 from trtforge.runtime.decoder.kv_cache import LayerCache, Scratch, storage_dtype
-from trtforge.runtime.native.bindings import Native, PagedHeads
+from trtforge.runtime.native.bindings import PagedHeads
 from trtforge.runtime.native.context import attend_context, attends_context
 
 
@@ -31,6 +31,10 @@ def expected(queries: Tensor, cached: Tensor, start: int, how: PagedHeads) -> Te
     return torch.einsum("hqk,khd->qhd", probabilities, of_values).flatten(1)
 
 
+CLOSE = {torch.float32: 1e-5, torch.bfloat16: 2**-6}
+
+
+@pytest.mark.parametrize("dtype", CLOSE)
 @settings(max_examples=60)
 @given(
     heads=st.sampled_from([(1, 1), (4, 4), (4, 2), (6, 2), (14, 2), (5, 1), (8, 1)]),
@@ -47,6 +51,7 @@ def expected(queries: Tensor, cached: Tensor, start: int, how: PagedHeads) -> Te
     seed=st.integers(0, 9),
 )
 def test_context_attention(
+    dtype: torch.dtype,
     heads: tuple[int, int],
     size: int,
     format: str,
@@ -64,49 +69,43 @@ def test_context_attention(
 
     Many keys for few queries and heads are split among the threads.
     """
-    for kernels in every_way():
+    for kernels in all_kernels():
         torch.manual_seed(seed)
         queries_of, kv_heads = heads
         columns = -(-(start + count) // block)
         table = torch.randperm(columns + 2)[:columns]
         shape = (columns + 2, block, 2 * kv_heads, size)
-        storage = torch.zeros(shape, dtype=storage_dtype(format, torch.bfloat16))  # type: ignore[arg-type]
-        cache = LayerCache(storage, None if format == "none" else 0.05, torch.bfloat16, Scratch())
+        storage = torch.zeros(shape, dtype=storage_dtype(format, dtype))  # type: ignore[arg-type]
+        cache = LayerCache(storage, None if format == "none" else 0.05, dtype, Scratch())
         slots = torch.arange((columns + 2) * block)
-        cache.write(slots, torch.randn(len(slots), 2 * kv_heads, size).bfloat16())
-        given_heads = torch.randn(count, queries_of + 2 * kv_heads, size).bfloat16()
+        cache.write(slots, torch.randn(len(slots), 2 * kv_heads, size).to(dtype))
+        given_heads = torch.randn(count, queries_of + 2 * kv_heads, size).to(dtype)
         slopes = Alibi(queries_of, 0, queries_of, 1.0, False, torch.device("cpu")).slopes if alibi else None
         sinks = torch.randn(queries_of) * 3 if sunk else None
         how = PagedHeads(queries_of, kv_heads, size, 2 * kv_heads, size**-0.5, cap, window, slopes, chunk, sinks)
-        assert attends_context(kernels, torch.bfloat16, how)
-        out = torch.full((count, queries_of * size), float("nan"), dtype=torch.bfloat16)
+        assert attends_context(how)
+        out = torch.full((count, queries_of * size), float("nan"), dtype=dtype)
         scale = 1.0 if format == "none" else 0.05
         attend_context(kernels, given_heads, start, table, storage, scale, how, out)
         seen = cache.read(table)[: start + count].float()
         wanted = expected(given_heads[:, :queries_of].float(), seen, start, how)
-        assert float((out.float() - wanted).abs().max() / wanted.abs().max()) < 2**-6
+        assert float((out.float() - wanted).abs().max() / wanted.abs().max()) < CLOSE[dtype]
 
 
-@pytest.fixture(scope="module")
-def kernels(level: Native) -> Native:
-    return level
+def test_what_the_kernel_takes() -> None:
+    assert attends_context(PagedHeads(8, 2, 64, 4, 0.125))
+    assert not attends_context(PagedHeads(8, 2, 80, 4, 0.125))
+    assert not attends_context(PagedHeads(8, 2, 512, 4, 0.125))
+    assert not attends_context(PagedHeads(8, 1, 64, 1, 0.125)), "a latent vector"
 
 
-def test_what_the_kernel_takes(kernels: Native) -> None:
-    taken = PagedHeads(8, 2, 64, 4, 0.125)
-    assert attends_context(kernels, torch.bfloat16, taken) == kernels.multiplies
-    assert not attends_context(kernels, torch.float32, taken)
-    assert not attends_context(kernels, torch.bfloat16, PagedHeads(8, 2, 80, 4, 0.125))
-    assert not attends_context(kernels, torch.bfloat16, PagedHeads(8, 2, 512, 4, 0.125))
-    assert not attends_context(kernels, torch.bfloat16, PagedHeads(8, 1, 64, 1, 0.125)), "a latent vector"
-
-
-def test_scores_that_are_no_numbers_are_not_hidden() -> None:
-    for kernels in every_way():
-        queries, storage = torch.zeros(3, 3, 32).bfloat16(), torch.ones(1, 16, 2, 32).bfloat16()
+@pytest.mark.parametrize("dtype", CLOSE)
+def test_scores_that_are_no_numbers_are_not_hidden(dtype: torch.dtype) -> None:
+    for kernels in all_kernels():
+        queries, storage = torch.zeros(3, 3, 32).to(dtype), torch.ones(1, 16, 2, 32).to(dtype)
         queries[1, 0, 5] = float("nan")
-        out = torch.empty(3, 32).bfloat16()
+        out = torch.empty(3, 32).to(dtype)
         table, how = torch.zeros(1, dtype=torch.int64), PagedHeads(1, 1, 32, 2, 1.0)
         attend_context(kernels, queries, 0, table, storage, 1.0, how, out)
         assert out[1].isnan().all()
-        assert torch.equal(out[[0, 2]], torch.ones(2, 32).bfloat16())
+        assert torch.equal(out[[0, 2]], torch.ones(2, 32).to(dtype))

@@ -26,6 +26,7 @@ from trtforge.runtime.native.bindings import (
 from trtforge.runtime.native.expanded import ExpandedLayer, linear_expanded
 from trtforge.runtime.native.experts import Experts, Routes, gate_pairs, mix, route, scale_rows_by_gate, widened
 from trtforge.runtime.native.float32 import linear as linear_float32
+from trtforge.runtime.native.heads import copy_heads, project_heads
 from trtforge.runtime.native.norms import norm
 from trtforge.runtime.native.recorder import Arena, current_recorder, recording
 from trtforge.runtime.native.structures import INTEGERS, PRODUCTS, RECORDED
@@ -40,27 +41,35 @@ COUNTS = (1, 2, 4)
 TOLERANCES: dict[ModelDtype, float] = {"bfloat16": 2**-5, "float32": 1e-5}
 WIDE = ("qwen3", "qwen3_moe", "gpt_oss", "gemma", "gemma2", "gemma3")
 """With heads of 32 numbers: attention of 24 is torch's."""
+LATENT = ("deepseek_v2", "deepseek_v2_lite", "deepseek_v3")
+SIZES = {"qk_nope_head_dim": 24, "v_head_dim": 16}
+OTHERS: dict[str, dict[str, int]] = {
+    **dict.fromkeys(WIDE, {"head_dim": 32}),
+    **dict.fromkeys(LATENT, SIZES | {"q_lora_rank": 32}),
+    "deepseek_v2_lite": SIZES,
+}
+"""Sizes with which the kernels compute everything in bfloat16, too."""
 PLAIN = ("gpt2", "gpt_neox", "gptj", "falcon_40b", "nemotron", "bloom", "opt_post_norm", "cohere_qk_norm")
 """With LayerNorm; most have MLPs without gates."""
 MIXED = ("mixtral", "qwen2_moe")
 """With experts."""
 BY_KERNELS = (
     *("llama_biased", "llama_yarn", "granite", "qwen2_window", "phi3", "exaone4_no_window"),
-    *(*WIDE, *PLAIN, *MIXED),
+    *(*WIDE, *LATENT, *PLAIN, *MIXED),
 )
-BY_TORCH = ("falcon_rw", "deepseek_v2")
+BY_TORCH = ("falcon_rw",)
 
 
 @pytest.fixture(scope="module")
 def networks(families: Families, tmp_path_factory: pytest.TempPathFactory) -> Families:
-    """As `families`, those of WIDE with other heads."""
+    """As `families`, those of OTHERS with other sizes."""
     wide: dict[str, Family] = {}
 
     def network(name: str) -> Family:
-        if name not in WIDE:
+        if name not in OTHERS:
             return families(name)
         if name not in wide:
-            wide[name] = Family(TINY[name](head_dim=32), tmp_path_factory.mktemp(name))
+            wide[name] = Family(TINY[name](**OTHERS[name]), tmp_path_factory.mktemp(name))
         return wide[name]
 
     return network
@@ -108,6 +117,9 @@ def test_every_kernel_is_called_again(level: Native) -> None:
         kernels.attend(heads, rows, storage, 1.0, how, attended)
         kernels.add_adapters(x, a, b, owners, changed)
         sums.add_up(attended, 0, 0)
+        projected, copied = torch.empty(3, 4, 16), torch.empty(3, 2, 16)
+        project_heads(kernels, heads, by_head, projected)
+        copy_heads(kernels, heads[:, :2], copied)
         mixed, routed = torch.empty_like(x), route(kernels, logits, None, routes)
         mix(kernels, x, routed, experts, mixed, first=0, accumulate=False, on_inputs=False)
         return [
@@ -132,11 +144,13 @@ def test_every_kernel_is_called_again(level: Native) -> None:
             kernels.lookup(table, slots, 0.5, 1),
             *kernels.rotation(slots, frequencies, 1.0, torch.float32, interleaved=False),
             changed,
+            projected,
+            copied,
         ]
 
     table, frequencies = torch.randn(20, 64), torch.rand(8)
     a, b, owners = torch.randn(2, 4, 64), torch.randn(2, 4, 64), torch.tensor([1, -1, 0])
-    integers = torch.zeros(18, 2, 16, dtype=torch.int8)
+    integers, by_head = torch.zeros(18, 2, 16, dtype=torch.int8), torch.randn(4, 16, 16)
     heads_before = heads.clone()
     with recording(Arena()) as recorder:
         made = compute()

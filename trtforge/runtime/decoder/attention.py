@@ -40,6 +40,15 @@ class ContextRow:
     start: int
     blocks: Tensor
 
+    def seen(self, vectors: Tensor, cache: LayerCache) -> Tensor:
+        """What is cached of the sequence's tokens until the last one, (tokens, vectors, size); the step's `vectors`.
+
+        One chunk with the whole context does not read the cache, unless that holds other numbers.
+        """
+        if self.start == 0 and cache.exact:
+            return vectors[self.first : self.end]
+        return cache.read(self.blocks)[: self.start + self.end - self.first]
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -184,23 +193,27 @@ class Attention:
 
     def __call__(self, heads: Tensor, batch: Batch, cache: LayerCache) -> Tensor:
         """(tokens, heads + cached vectors, head_size) to (tokens, heads x head_size); padding becomes zero."""
+        return self.of(heads[:, : self.num_heads], heads[:, self.num_heads :], batch, cache)
+
+    def of(self, queries: Tensor, vectors: Tensor, batch: Batch, cache: LayerCache) -> Tensor:
+        """As a call, of queries (tokens, heads, head_size) and what is cached (tokens, vectors, head_size)."""
         tokens = len(batch.slots)
-        cache.write(batch.slots, heads[:tokens, self.num_heads :])
-        if len(batch.generation) == 1 and not batch.context and tokens == len(heads):
-            return self._generate(heads[:, : self.num_heads], batch.generation[0], cache)
-        out = torch.empty(len(heads), self.num_heads * self.head_size, dtype=heads.dtype, device=heads.device)
+        cache.write(batch.slots, vectors[:tokens])
+        if len(batch.generation) == 1 and not batch.context and tokens == len(queries):
+            return self._generate(queries, batch.generation[0], cache)
+        out = torch.empty(len(queries), self.num_heads * self.head_size, dtype=queries.dtype, device=queries.device)
         out[tokens:] = 0
         if batch.paged is not None:
-            cache.attend(heads, batch.paged, self._paged, out)
+            cache.attend(queries, batch.paged, self._paged, out)
         for rows in batch.generation:
-            out[rows.first : rows.end] = self._generate(heads[rows.first : rows.end, : self.num_heads], rows, cache)
+            out[rows.first : rows.end] = self._generate(queries[rows.first : rows.end], rows, cache)
         in_place = self._by_kernels and cache.attends_context(self._paged)
         for row in batch.context:
-            own, into = heads[row.first : row.end], out[row.first : row.end]
+            own, into = queries[row.first : row.end], out[row.first : row.end]
             if in_place:
                 cache.attend_context(own, row.start, row.blocks, self._paged, into)
             else:
-                into.copy_(self._context(own, row, cache))
+                into.copy_(self.sequence(own, row.seen(vectors, cache), row.start))
         return out
 
     def _generate(self, queries: Tensor, rows: GenerationRows, cache: LayerCache) -> Tensor:
@@ -210,21 +223,23 @@ class Attention:
         grouped = queries.reshape(count, self.num_kv_heads, -1, self.head_size)
         return self.scores.one_query(grouped, keys, values, rows.masks[self.reach]).reshape(count, -1)
 
-    def _context(self, heads: Tensor, row: ContextRow, cache: LayerCache) -> Tensor:
-        """Context phase of one sequence. One chunk with the whole context needs no cached keys and usually no mask."""
-        count = row.end - row.first
-        whole = row.start == 0 and cache.exact
-        queries = heads[:, : self.num_heads].transpose(0, 1)
-        vectors = heads[:, self.num_heads :] if whole else cache.read(row.blocks)
+    def sequence(self, queries: Tensor, vectors: Tensor, start: int) -> Tensor:
+        """Context phase of one sequence, from position `start` on: (tokens, heads, head_size) to (tokens, heads x size).
+
+        vectors (seen tokens, vectors, head_size): keys and values from position 0 on. A whole context usually needs no
+        mask.
+        """
+        count, device = len(queries), queries.device
+        queries = queries.transpose(0, 1)
         keys, values = self._split(vectors.transpose(0, 1), 0)
-        if whole and not self.scores.needs_mask and self._sees_all(count):
+        if start == 0 and not self.scores.needs_mask and self._sees_all(count):
             return _joined(self.scores.sequence(queries, keys, values, None))
         pieces = []
         for first in range(0, count, self.scores.queries_at_once):
             end = min(count, first + self.scores.queries_at_once)
-            seen = row.start + end
-            positions = torch.arange(row.start + first, seen, device=heads.device).unsqueeze(1)
-            mask = _mask(positions, torch.arange(seen, device=heads.device), heads.dtype, self.reach)
+            seen = start + end
+            positions = torch.arange(start + first, seen, device=device).unsqueeze(1)
+            mask = _mask(positions, torch.arange(seen, device=device), queries.dtype, self.reach)
             found = self.scores.sequence(queries[:, first:end], keys[:, :seen], values[:, :seen], mask)
             pieces.append(_joined(found))
         return torch.cat(pieces)

@@ -113,7 +113,7 @@ class LayerCache:
 
     def attends_context(self, heads: PagedHeads) -> bool:
         """Whether the CPU kernels compute attention of sequences in place."""
-        return self._kernels is not None and attends_context(self._kernels, self._dtype, heads)
+        return self._kernels is not None and attends_context(heads)
 
     def attend_context(self, queries: Tensor, start: int, blocks: Tensor, heads: PagedHeads, out: Tensor) -> None:
         """Attention of a sequence's tokens from position `start` on, in place, by the CPU kernels."""

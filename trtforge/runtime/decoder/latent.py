@@ -1,38 +1,69 @@
 """Multi-head latent attention (DeepSeek-V2): all heads share one cached vector, a compressed latent and a rotated key.
 
 Weight absorption as in tensorrt_llm/models/deepseek_v2: queries are projected to the latent space, attend to the
-latents directly, and the result is expanded to each head's values. Exact: the same products in another order.
+latents directly, and the result is expanded to each head's values. Exact: the same products in another order. Contexts
+attend to keys and values that are expanded from the latents, where that takes fewer products.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from trtforge.runtime.architecture.positions import LayerSpec
 from trtforge.runtime.architecture.rotary import Rotation
 from trtforge.runtime.architecture.spec_parts import LatentSpec
-from trtforge.runtime.decoder.attention import Attention, Batch
+from trtforge.runtime.decoder.attention import Attention, Batch, ContextRow
 from trtforge.runtime.decoder.kv_cache import LayerCache
 from trtforge.runtime.decoder.loader import Loader
-from trtforge.runtime.decoder.norms import Norm, RmsNorm
+from trtforge.runtime.decoder.norms import RmsNorm
 from trtforge.runtime.decoder.scores import FusedScores
 from trtforge.runtime.linears.linear import Linear, matrix
+from trtforge.runtime.native.bindings import Native, native_for
+from trtforge.runtime.native.heads import copy_heads, project_heads
 
 _EPSILON = 1e-6  # of the two inner norms, independent of norm_epsilon: the default in transformers and TensorRT-LLM
 
 
 @dataclass(frozen=True)
+class HeadMatrices:
+    """A matrix of each head: (heads, inputs, outputs)."""
+
+    weight: Tensor
+    kernels: Native | None
+
+    def project(self, x: Tensor, y: Tensor) -> None:
+        """y (tokens, heads, outputs) = x (tokens, heads, inputs) times the matrices."""
+        if self.kernels is not None:
+            project_heads(self.kernels, x, self.weight, y)
+        else:
+            y.copy_(torch.einsum("thi,hio->tho", x, self.weight))
+
+    def copy(self, x: Tensor, y: Tensor) -> None:
+        """y = x, both (tokens, heads, size)."""
+        if self.kernels is not None:
+            copy_heads(self.kernels, x, y)
+        else:
+            y.copy_(x)
+
+
+@dataclass(frozen=True)
 class LatentAttention:
-    """`keys` (heads, nope, latent) and `values` (heads, value, latent) expand the latent; `query` is q_b_proj."""
+    """`query` is q_b_proj; `expand` (heads x (nope + value), latent) is kv_b_proj, the keys' rows first.
+
+    `absorb` (heads, nope, latent) and `values` (heads, latent, value) are its parts as heads multiply with them.
+    """
 
     sizes: LatentSpec
     fused_a: Linear
-    query_norm: Norm | None
-    latent_norm: Norm
+    query_norm: RmsNorm | None
+    latent_norm: RmsNorm
     query: Linear
-    keys: Tensor
-    values: Tensor
+    expand: Tensor
+    absorb: HeadMatrices
+    values: HeadMatrices
     dense: Linear
     attention: Attention
     rotary: int
@@ -41,16 +72,76 @@ class LatentAttention:
         """(tokens, hidden) to (tokens, hidden), summed over ranks."""
         sizes, count = self.sizes, self.attention.num_heads
         compressed, latent, key = self.fused_a(x).split([sizes.q_rank, sizes.kv_rank, sizes.rope_size], dim=1)
-        source = x if self.query_norm is None else self.query_norm(compressed)
-        queries = self.query(source).view(len(x), count, -1)
-        heads = x.new_empty(len(x), count + 1, sizes.cached_size)
-        heads[:, :count, : sizes.kv_rank] = torch.einsum("thd,hdk->thk", queries[..., : sizes.nope_size], self.keys)
-        heads[:, :count, sizes.kv_rank :] = queries[..., sizes.nope_size :]
-        heads[:, count, : sizes.kv_rank] = self.latent_norm(latent)
-        heads[:, count, sizes.kv_rank :] = key
-        rotations[self.rotary].turn(heads[..., sizes.kv_rank :])
-        found = self.attention(heads, batch, cache).view(len(x), count, -1)[..., : sizes.kv_rank]
-        return self.dense(torch.einsum("thk,hvk->thv", found, self.values).flatten(1))
+        queries = self.query(self._source(x, compressed)).view(len(x), count, -1)
+        cached = x.new_empty(len(x), 1, sizes.cached_size)
+        self.latent_norm.into(latent, cached[:, 0, : sizes.kv_rank])
+        self.absorb.copy(key.unsqueeze(1), cached[..., sizes.kv_rank :])
+        rotations[self.rotary].turn(cached[..., sizes.kv_rank :])
+        rotations[self.rotary].turn(queries[..., sizes.nope_size :])
+        if not self._expands(batch):
+            return self.dense(self._absorbed(queries, cached, batch, cache))
+        found = x.new_zeros(len(x), count * sizes.value_size)
+        first = batch.context[0].first
+        if first:
+            rows = replace(batch, slots=batch.slots[:first], context=())
+            found[:first] = self._absorbed(queries[:first], cached[:first], rows, cache)
+        tokens = len(batch.slots)
+        cache.write(batch.slots[first:], cached[first:tokens])
+        for row in batch.context:
+            found[row.first : row.end] = self._expanded(queries[row.first : row.end], cached, row, cache)
+        return self.dense(found)
+
+    def _source(self, x: Tensor, compressed: Tensor) -> Tensor:
+        if self.query_norm is None:
+            return x
+        source = compressed.new_empty(compressed.shape)
+        self.query_norm.into(compressed, source)
+        return source
+
+    def _absorbed(self, queries: Tensor, cached: Tensor, batch: Batch, cache: LayerCache) -> Tensor:
+        """(tokens, heads x value) of queries (tokens, heads, nope + rope), which attend to latents."""
+        sizes, (tokens, count, _) = self.sizes, queries.shape
+        heads = queries.new_empty(tokens, count, sizes.cached_size)
+        self.absorb.project(queries[..., : sizes.nope_size], heads[..., : sizes.kv_rank])
+        self.absorb.copy(queries[..., sizes.nope_size :], heads[..., sizes.kv_rank :])
+        found = self.attention.of(heads, cached, batch, cache).view(tokens, count, -1)
+        values = queries.new_empty(tokens, count, sizes.value_size)
+        self.values.project(found[..., : sizes.kv_rank], values)
+        return values.view(tokens, -1)
+
+    def _expands(self, batch: Batch) -> bool:
+        """Whether the contexts of a step take fewer products of each head with expanded keys and values."""
+        sizes = self.sizes
+        expanding = (sizes.nope_size + sizes.value_size) * sizes.kv_rank  # a token
+        saved = 0
+        for row in batch.context:
+            count, seen = row.end - row.first, row.start + row.end - row.first
+            saved += count * expanding + count * seen * 2 * sizes.cached_size
+            saved -= seen * expanding + count * seen * 2 * self._by_heads.head_size
+        return saved > 0
+
+    @cached_property
+    def _by_heads(self) -> Attention:
+        """Attention to expanded keys and values, which are filled up to one size."""
+        count, size = self.attention.num_heads, max(self.sizes.head_size, self.sizes.value_size)
+        return Attention(count, count, size, self.attention.scores, self.attention.reach)
+
+    def _expanded(self, queries: Tensor, cached: Tensor, row: ContextRow, cache: LayerCache) -> Tensor:
+        """As `_absorbed`, of the queries of a context."""
+        sizes, (tokens, count, _) = self.sizes, queries.shape
+        seen = row.seen(cached, cache)[:, 0]
+        latents, rotated = seen[:, : sizes.kv_rank], seen[:, sizes.kv_rank :]
+        keys, values = functional.linear(latents, self.expand).split(
+            [count * sizes.nope_size, count * sizes.value_size], dim=1
+        )
+        size = self._by_heads.head_size
+        vectors = seen.new_zeros(len(seen), 2 * count, size)
+        vectors[:, :count, : sizes.nope_size] = keys.view(len(seen), count, -1)
+        vectors[:, :count, sizes.nope_size : sizes.head_size] = rotated.unsqueeze(1)
+        vectors[:, count:, : sizes.value_size] = values.view(len(seen), count, -1)
+        filled = functional.pad(queries, (0, size - sizes.head_size))
+        found = self._by_heads.sequence(filled, vectors, row.start)
+        return found.view(tokens, count, -1)[..., : sizes.value_size].flatten(1)
 
 
 def load_latent(loader: Loader, name: str, layer: LayerSpec) -> LatentAttention:
@@ -59,14 +150,17 @@ def load_latent(loader: Loader, name: str, layer: LayerSpec) -> LatentAttention:
     assert sizes is not None, "only networks with latent attention load it"
     expand = loader.tensor(f"{name}.kv_b_proj")
     keys, values = expand.split([spec.num_heads * sizes.nope_size, spec.num_heads * sizes.value_size])
+    by_value = values.unflatten(0, (spec.num_heads, -1)).transpose(1, 2).contiguous()
+    kernels = native_for(loader.place.device, loader.place.dtype)
     return LatentAttention(
         sizes=sizes,
         fused_a=loader.linear(f"{name}.fused_a"),
         query_norm=RmsNorm(loader.tensor(f"{name}.q_a_layernorm.weight"), _EPSILON) if sizes.q_rank else None,
         latent_norm=RmsNorm(loader.tensor(f"{name}.kv_a_layernorm.weight"), _EPSILON),
         query=matrix(loader.tensor(f"{name}.q_b_proj")),
-        keys=keys.unflatten(0, (spec.num_heads, -1)),
-        values=values.unflatten(0, (spec.num_heads, -1)),
+        expand=expand,
+        absorb=HeadMatrices(keys.unflatten(0, (spec.num_heads, -1)), kernels),
+        values=HeadMatrices(by_value, kernels),
         dense=loader.row_parallel(f"{name}.dense"),
         attention=Attention(
             spec.num_heads, 1, sizes.cached_size, FusedScores(spec.softmax_scale), layer.reach, latent=True

@@ -38,6 +38,13 @@ class RmsNorm:
         self._kernels.rms_norm_heads(heads, self._weight, self._epsilon)
         return True
 
+    def into(self, x: Tensor, y: Tensor) -> None:
+        """y = the norm of x, both (rows, size), which may be columns of wider tensors."""
+        if self._kernels is not None:
+            self._kernels.rms_norm_into(x, self._weight, self._epsilon, y)
+        else:
+            y.copy_(self(x))
+
     def of_sum(self, x: Tensor, change: Tensor, scale: float) -> tuple[Tensor, Tensor] | None:
         """x + scale * change and its norm, in one pass; None where no kernel computes both."""
         if self._kernels is None or not (x.is_contiguous() and change.is_contiguous()):

@@ -107,6 +107,12 @@ class Native:
         self.run("rms_norm", TYPES[x.dtype], *pointers, x.numel() // size, size, size, 1, size, epsilon)
         return y
 
+    def rms_norm_into(self, x: Tensor, weight: Tensor, epsilon: float, y: Tensor) -> None:
+        """`rms_norm` of (rows, size), where x and y may be columns of wider tensors."""
+        rows, size = x.shape
+        pointers = (tensor.data_ptr() for tensor in (x, weight, y))
+        self.run("rms_norm", TYPES[x.dtype], *pointers, rows, x.stride(0), y.stride(0), 1, size, epsilon)
+
     def rms_norm_heads(self, heads: Tensor, weight: Tensor, epsilon: float) -> None:
         """`rms_norm` of (tokens, heads, size) in place; `heads` may be a slice of a tensor with more heads."""
         tokens, count, size = heads.shape

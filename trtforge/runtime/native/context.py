@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from trtforge.runtime.native.bindings import CACHES, Native, PagedHeads, numbers_of
+from trtforge.runtime.native.bindings import CACHES, TYPES, Native, PagedHeads, numbers_of
 from trtforge.runtime.native.structures import Context
 from trtforge.runtime.native.tiles import TILE
 
@@ -12,10 +12,9 @@ _QUERIES = 64  # with more tokens, keys are packed to memory first
 _MOST_SIZE = 256  # of a head
 
 
-def attends_context(kernels: Native, dtype: torch.dtype, how: PagedHeads) -> bool:
+def attends_context(how: PagedHeads) -> bool:
     """Whether `attend_context` takes these heads."""
-    fits = how.size % TILE == 0 and how.size <= _MOST_SIZE and how.vectors == 2 * how.kv_heads
-    return kernels.multiplies and dtype is torch.bfloat16 and fits
+    return how.size % TILE == 0 and how.size <= _MOST_SIZE and how.vectors == 2 * how.kv_heads
 
 
 def attend_context(
@@ -36,7 +35,11 @@ def attend_context(
     of_window, of_chunk = (start - how.window + 1 if how.window else 0), (start - start % how.chunk if how.chunk else 0)
     first = max(0, of_window, of_chunk)  # as `first_seen` of source/common.h
     blocks = -(-(start + count) // _KEYS) - first // _KEYS
-    packed = queries.new_empty(blocks * _KEYS * 2 * how.kv_heads * how.size) if count > _QUERIES else None
+    packed = None
+    if count > _QUERIES:
+        by_pairs = kernels.multiplies and queries.dtype is torch.bfloat16
+        dtype = torch.bfloat16 if by_pairs else torch.float32
+        packed = queries.new_empty(blocks * _KEYS * 2 * how.kv_heads * how.size, dtype=dtype)
     given = Context(
         queries=queries.data_ptr(),
         cache=storage.data_ptr(),
@@ -50,4 +53,4 @@ def attend_context(
         cache_scale=cache_scale,
         **numbers_of(how),
     )
-    kernels.run("context_attention", CACHES[storage.dtype], given)
+    kernels.run("context_attention", TYPES[queries.dtype], CACHES[storage.dtype], given)

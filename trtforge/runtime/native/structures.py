@@ -67,6 +67,16 @@ class Paged(ctypes.Structure):
     )
 
 
+class HeadProducts(ctypes.Structure):
+    """`HeadProducts` of source/heads.cpp."""
+
+    _fields_ = (
+        *((name, _pointer) for name in ("x", "weight", "y")),
+        *((name, _integer) for name in ("rows", "heads", "inputs", "outputs")),
+        *((name, _integer) for name in ("x_row", "x_head", "y_row", "y_head")),
+    )
+
+
 class Adapters(ctypes.Structure):
     """`Adapters` of source/adapters.cpp."""
 
@@ -176,7 +186,7 @@ ARGUMENTS: dict[str, Sequence[object]] = {
     "quantize_slots": (_integer, _integer, _pointer, _integer, _pointer, _integer, _integer, _pointer, _float),
     "paged_attention": (_integer, _integer, _pointer),
     "add_adapters": (_integer, _pointer),
-    "context_attention": (_integer, _pointer),
+    "context_attention": (_integer, _integer, _pointer),
     "linear_bfloat16": (_pointer,),
     "linear_int4": (_pointer,),
     "linear_int8": (_integer, _pointer),
@@ -191,6 +201,8 @@ ARGUMENTS: dict[str, Sequence[object]] = {
     "route": (_pointer,),
     "mix_experts": (_integer, _pointer),
     "delta_tokens": (_pointer,),
+    "project_heads": (_integer, _pointer),
+    "copy_heads": (_pointer, _pointer, *(_integer,) * 7),
     "replay": (_pointer, _integer),
     "use_own_threads": (_integer,),
     "release_threads": (),
@@ -223,6 +235,8 @@ RECORDED = (
     "rotation",
     "lookup",
     "linear_expanded",
+    "project_heads",
+    "copy_heads",
 )
 """The kernels that `replay` calls, as source/calls.h numbers them."""
 OF_ROWS = frozenset(
@@ -235,7 +249,7 @@ FORMATS = ("bfloat16", "float16", "int8", "e4m3", "int4")
 INPUTS = ("as they are", "e4m3", "int8", "e4m3 by row")
 """How it rounds activations: `Inputs` of source/linears.h."""
 
-PRODUCTS = ("linear_bfloat16", "linear_int4", "context_attention")
+PRODUCTS = ("linear_bfloat16", "linear_int4")
 """These need AVX512BW."""
 INTEGERS = ("linear_int8",)
 """These also need AVX512-VNNI."""

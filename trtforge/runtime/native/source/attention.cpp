@@ -129,7 +129,7 @@ static void normalise(float* scores, int64_t count, const float* sink, float fac
         const Vector v = load(scores + i);
         most = most < v ? v : most;
     }
-    for (int64_t i = 0; i < WIDTH; ++i) largest = std::max(largest, most[i]);
+    largest = std::max(largest, largest_of(most));
     for (int64_t i = whole; i < count; ++i) largest = std::max(largest, scores[i]);
     for (int64_t i = 0; i < whole; i += WIDTH) {
         const Vector p = exponential(load(scores + i) - largest);

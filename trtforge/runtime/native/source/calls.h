@@ -7,6 +7,7 @@
 #include <utility>
 
 struct Adapters;
+struct HeadProducts;
 struct Norm;
 struct Paged;
 struct Mixture;
@@ -33,6 +34,8 @@ EXPORT void gate_pairs(int64_t, const void*, void*, int64_t, int64_t, float, flo
 EXPORT void scale_rows_by_gate(int64_t, const void*, const void*, void*, int64_t, int64_t, int64_t);
 EXPORT void route(const Routing*);
 EXPORT void mix_experts(int64_t, const Mixture*);
+EXPORT void project_heads(int64_t, const HeadProducts*);
+EXPORT void copy_heads(const char*, char*, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t);
 #if defined(__AVX512BW__)
 EXPORT void linear_bfloat16(const Linear*);
 EXPORT void linear_int4(const Linear*);
@@ -67,6 +70,8 @@ enum Kernel : int64_t {
     ROTATION,
     LOOKUP,
     LINEAR_EXPANDED,
+    PROJECT_HEADS,
+    COPY_HEADS,
 };
 
 // An argument is its bytes.

@@ -27,6 +27,8 @@ EXPORT void replay(const Call* calls, int64_t count) {
             case MIX_EXPERTS: run(mix_experts, given); break;
             case ROTATION: run(rotation, given); break;
             case LOOKUP: run(lookup, given); break;
+            case PROJECT_HEADS: run(project_heads, given); break;
+            case COPY_HEADS: run(copy_heads, given); break;
 #if defined(__AVX512BW__)
             case LINEAR_BFLOAT16: run(linear_bfloat16, given); break;
             case LINEAR_INT4: run(linear_int4, given); break;

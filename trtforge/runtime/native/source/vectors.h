@@ -176,6 +176,17 @@ static inline float sum(Vector v) {
     return (quarter[0] + quarter[2]) + (quarter[1] + quarter[3]);
 }
 
+// The largest of a vector's numbers.
+static inline float largest_of(Vector v) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_ps((__m512)v);
+#else
+    float largest = v[0];
+    for (int64_t i = 1; i < WIDTH; ++i) largest = std::max(largest, v[i]);
+    return largest;
+#endif
+}
+
 #if defined(__AVX512F__)
 
 // Lane i: the sum of v[i]. Halves are added up, then quarters, pairs and single lanes.

@@ -1,0 +1,69 @@
+// What context attention reads: queries of one sequence, and the blocks of its keys and values.
+
+#pragma once
+
+#include "vectors.h"
+
+namespace context {
+
+constexpr int64_t KEYS = 64;        // of a block
+constexpr int64_t COLUMNS = 32;     // keys, or numbers of a value, of a packed tile
+constexpr int64_t HEADS = 4;        // query heads that share a block of keys at once
+constexpr int64_t MOST_SIZE = 256;  // of a head
+
+// table: block numbers; a token's slot holds 2 x `kv_heads` vectors of `size`, a multiple of 32: keys before values.
+// queries: (count, heads or more, size), `stride` from token to token, at positions from `start` on. `packed`: memory
+// for 2 x `kv_heads` x `size` numbers of all keys that are seen, rounded up to blocks at both ends; null where no more
+// than QUERIES tokens see them. The rest as `Paged` in attention.cpp.
+struct Context {
+    const void* queries;
+    const char* cache;
+    void* out;
+    const int64_t* table;
+    const float* slopes;
+    const float* sinks;
+    void* packed;
+    int64_t count, start, block, stride, heads, kv_heads, size, window, chunk;
+    float scale, cap, cache_scale;
+
+    int64_t first_by(int64_t position) const { return first_seen(position, window, chunk); }
+    int64_t first_block() const { return first_by(start) / KEYS; }
+    int64_t end_block() const { return (start + count + KEYS - 1) / KEYS; }
+
+    // Query heads that share a key and value head, in chunks.
+    int64_t chunks() const { return (heads / kv_heads + HEADS - 1) / HEADS; }
+
+    // Where a block of one head's keys is packed as numbers of type P; its values follow.
+    template <typename P>
+    P* at(int64_t kv, int64_t key_block) const {
+        return (P*)packed + (kv * (end_block() - first_block()) + key_block - first_block()) * 2 * KEYS * size;
+    }
+};
+
+// Where the keys of one head in one block are stored, and how far behind them their values, in bytes.
+struct Slots {
+    const char* keys[KEYS];
+    int64_t count = 0, bytes = 0, values = 0;
+
+    Slots() = default;
+    Slots(const Context& c, int64_t width, int64_t kv, int64_t key_block)
+        : count(std::min(KEYS, c.start + c.count - key_block * KEYS)), bytes(c.size * width),
+          values(c.kv_heads * bytes) {
+        for (int64_t i = 0; i < count;) {
+            const int64_t token = key_block * KEYS + i, offset = token % c.block;
+            const char* from = c.cache + (c.table[token / c.block] * c.block + offset) * 2 * values + kv * bytes;
+            for (const int64_t end = std::min(count, i + c.block - offset); i < end; from += 2 * values) keys[i++] = from;
+        }
+    }
+
+    // Fetches one of so many equal parts from memory.
+    void fetch(int64_t part, int64_t parts) const {
+        for (int64_t i = part * count / parts; i < (part + 1) * count / parts; ++i)
+            for (int64_t at = 0; at < bytes; at += 64) {
+                __builtin_prefetch(keys[i] + at, 0, 2);
+                __builtin_prefetch(keys[i] + values + at, 0, 2);
+            }
+    }
+};
+
+}  // namespace context
