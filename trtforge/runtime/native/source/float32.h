@@ -33,7 +33,13 @@ constexpr int UNROLL = M == 1 ? 4 : M <= 3 ? 2 : 1;
 template <int M>
 static void multiply(const float* x, int64_t stride, const float* w, int64_t count, bool fresh, float* sums) {
     constexpr int U = UNROLL<M>;
-    Lanes made[U][M][VECTORS] = {};
+    Lanes made[U][M][VECTORS];  // not in memory: all loops over it are unrolled
+#pragma GCC unroll 4
+    for (int u = 0; u < U; ++u)
+#pragma GCC unroll 12
+        for (int m = 0; m < M; ++m)
+#pragma GCC unroll 4
+            for (int v = 0; v < VECTORS; ++v) made[u][m][v] = Lanes();
     int64_t at = 0;
     const auto step = [&](int u) __attribute__((always_inline)) {
         Lanes weights[VECTORS];
@@ -50,10 +56,13 @@ static void multiply(const float* x, int64_t stride, const float* w, int64_t cou
         for (int u = 0; u < U; ++u) step(u);
     }
     while (at < count) step(0);
+#pragma GCC unroll 12
     for (int m = 0; m < M; ++m)
+#pragma GCC unroll 4
         for (int v = 0; v < VECTORS; ++v) {
             Lanes* into = (Lanes*)(sums + m * TILE + v * LANES);
             Lanes total = made[0][m][v];
+#pragma GCC unroll 4
             for (int u = 1; u < U; ++u) total += made[u][m][v];
             *into = fresh ? total : *into + total;
         }
