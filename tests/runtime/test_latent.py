@@ -68,7 +68,7 @@ def test_contexts_may_attend_to_latents_or_to_expanded_keys(
 ) -> None:
     """In chunks, beside the single tokens of another sequence, and whole."""
     monkeypatch.setattr(LatentAttention, "_expands", lambda self, batch: expands and bool(batch.context))
-    size, family = 32, families(name)
+    family = families(name)
     ranks = ThreadRanks(open_model(family.checkpoint()), 4)
     parts, wanted = [], family.logits(LONG[:50])
     for at, (start, end) in enumerate([(0, 1), (0, 23), (23, 24), (24, 50)]):

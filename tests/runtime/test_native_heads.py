@@ -44,7 +44,9 @@ def test_products_of_each_head(
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("dtype", CLOSE)
 @settings(max_examples=30, deadline=None)
-@given(rows=st.integers(0, 5) | st.just(700), heads=st.integers(1, 4), size=st.integers(1, 80), beside=st.integers(0, 5))
+@given(
+    rows=st.integers(0, 5) | st.just(700), heads=st.integers(1, 4), size=st.integers(1, 80), beside=st.integers(0, 5)
+)
 def test_copies_of_parts_of_heads(
     level: str, dtype: torch.dtype, rows: int, heads: int, size: int, beside: int
 ) -> None:

@@ -44,8 +44,8 @@ WIDE = ("qwen3", "qwen3_moe", "gpt_oss", "gemma", "gemma2", "gemma3")
 LATENT = ("deepseek_v2", "deepseek_v2_lite", "deepseek_v3")
 SIZES = {"qk_nope_head_dim": 24, "v_head_dim": 16}
 OTHERS: dict[str, dict[str, int]] = {
-    **dict.fromkeys(WIDE, {"head_dim": 32}),
-    **dict.fromkeys(LATENT, SIZES | {"q_lora_rank": 32}),
+    **{name: {"head_dim": 32} for name in WIDE},
+    **{name: SIZES | {"q_lora_rank": 32} for name in LATENT},
     "deepseek_v2_lite": SIZES,
 }
 """Sizes with which the kernels compute everything in bfloat16, too."""

@@ -224,8 +224,9 @@ class Attention:
         return self.scores.one_query(grouped, keys, values, rows.masks[self.reach]).reshape(count, -1)
 
     def sequence(self, queries: Tensor, vectors: Tensor, start: int) -> Tensor:
-        """Context phase of one sequence, from position `start` on: (tokens, heads, head_size) to (tokens, heads x size).
+        """Context phase of one sequence, from position `start` on.
 
+        Queries (tokens, heads, head_size) to (tokens, heads x head_size).
         vectors (seen tokens, vectors, head_size): keys and values from position 0 on. A whole context usually needs no
         mask.
         """
