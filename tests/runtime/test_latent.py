@@ -88,8 +88,8 @@ def test_keys_are_expanded_where_that_takes_fewer_products() -> None:
     sizes = LatentSpec(q_rank=1536, kv_rank=512, nope_size=128, rope_size=64, value_size=128)
     attention = LatentAttention(
         **{name: None for name in ("fused_a", "query_norm", "latent_norm", "query", "expand", "absorb", "values")},
+        **{name: None for name in ("dense", "kernels")},
         sizes=sizes,
-        dense=None,
         attention=Attention(128, 1, sizes.cached_size, FusedScores(1.0), ALL, latent=True),
         rotary=0,
     )  # type: ignore[arg-type]

@@ -28,32 +28,10 @@ _EPSILON = 1e-6  # of the two inner norms, independent of norm_epsilon: the defa
 
 
 @dataclass(frozen=True)
-class HeadMatrices:
-    """A matrix of each head: (heads, inputs, outputs)."""
-
-    weight: Tensor
-    kernels: Native | None
-
-    def project(self, x: Tensor, y: Tensor) -> None:
-        """y (tokens, heads, outputs) = x (tokens, heads, inputs) times the matrices."""
-        if self.kernels is not None:
-            project_heads(self.kernels, x, self.weight, y)
-        else:
-            y.copy_(torch.einsum("thi,hio->tho", x, self.weight))
-
-    def copy(self, x: Tensor, y: Tensor) -> None:
-        """y = x, both (tokens, heads, size)."""
-        if self.kernels is not None:
-            copy_heads(self.kernels, x, y)
-        else:
-            y.copy_(x)
-
-
-@dataclass(frozen=True)
 class LatentAttention:
     """`query` is q_b_proj; `expand` (heads x (nope + value), latent) is kv_b_proj, the keys' rows first.
 
-    `absorb` (heads, nope, latent) and `values` (heads, latent, value) are its parts as heads multiply with them.
+    `absorb` (heads, nope, latent) and `values` (heads, latent, value) are its parts as heads are multiplied by them.
     """
 
     sizes: LatentSpec
@@ -62,11 +40,12 @@ class LatentAttention:
     latent_norm: RmsNorm
     query: Linear
     expand: Tensor
-    absorb: HeadMatrices
-    values: HeadMatrices
+    absorb: Tensor
+    values: Tensor
     dense: Linear
     attention: Attention
     rotary: int
+    kernels: Native | None
 
     def __call__(self, x: Tensor, batch: Batch, rotations: tuple[Rotation, ...], cache: LayerCache) -> Tensor:
         """(tokens, hidden) to (tokens, hidden), summed over ranks."""
@@ -75,7 +54,7 @@ class LatentAttention:
         queries = self.query(self._source(x, compressed)).view(len(x), count, -1)
         cached = x.new_empty(len(x), 1, sizes.cached_size)
         self.latent_norm.into(latent, cached[:, 0, : sizes.kv_rank])
-        self.absorb.copy(key.unsqueeze(1), cached[..., sizes.kv_rank :])
+        self._copy(key.unsqueeze(1), cached[..., sizes.kv_rank :])
         rotations[self.rotary].turn(cached[..., sizes.kv_rank :])
         rotations[self.rotary].turn(queries[..., sizes.nope_size :])
         if not self._expands(batch):
@@ -102,12 +81,26 @@ class LatentAttention:
         """(tokens, heads x value) of queries (tokens, heads, nope + rope), which attend to latents."""
         sizes, (tokens, count, _) = self.sizes, queries.shape
         heads = queries.new_empty(tokens, count, sizes.cached_size)
-        self.absorb.project(queries[..., : sizes.nope_size], heads[..., : sizes.kv_rank])
-        self.absorb.copy(queries[..., sizes.nope_size :], heads[..., sizes.kv_rank :])
+        self._project(queries[..., : sizes.nope_size], self.absorb, heads[..., : sizes.kv_rank])
+        self._copy(queries[..., sizes.nope_size :], heads[..., sizes.kv_rank :])
         found = self.attention.of(heads, cached, batch, cache).view(tokens, count, -1)
         values = queries.new_empty(tokens, count, sizes.value_size)
-        self.values.project(found[..., : sizes.kv_rank], values)
+        self._project(found[..., : sizes.kv_rank], self.values, values)
         return values.view(tokens, -1)
+
+    def _project(self, x: Tensor, matrices: Tensor, y: Tensor) -> None:
+        """y (tokens, heads, outputs) = x (tokens, heads, inputs) times (heads, inputs, outputs)."""
+        if self.kernels is not None:
+            project_heads(self.kernels, x, matrices, y)
+        else:
+            y.copy_(torch.einsum("thi,hio->tho", x, matrices))
+
+    def _copy(self, x: Tensor, y: Tensor) -> None:
+        """y = x, both (tokens, heads, size)."""
+        if self.kernels is not None:
+            copy_heads(self.kernels, x, y)
+        else:
+            y.copy_(x)
 
     def _expands(self, batch: Batch) -> bool:
         """Whether the contexts of a step take fewer products of each head with expanded keys and values."""
@@ -150,8 +143,6 @@ def load_latent(loader: Loader, name: str, layer: LayerSpec) -> LatentAttention:
     assert sizes is not None, "only networks with latent attention load it"
     expand = loader.tensor(f"{name}.kv_b_proj")
     keys, values = expand.split([spec.num_heads * sizes.nope_size, spec.num_heads * sizes.value_size])
-    by_value = values.unflatten(0, (spec.num_heads, -1)).transpose(1, 2).contiguous()
-    kernels = native_for(loader.place.device, loader.place.dtype)
     return LatentAttention(
         sizes=sizes,
         fused_a=loader.linear(f"{name}.fused_a"),
@@ -159,11 +150,12 @@ def load_latent(loader: Loader, name: str, layer: LayerSpec) -> LatentAttention:
         latent_norm=RmsNorm(loader.tensor(f"{name}.kv_a_layernorm.weight"), _EPSILON),
         query=matrix(loader.tensor(f"{name}.q_b_proj")),
         expand=expand,
-        absorb=HeadMatrices(keys.unflatten(0, (spec.num_heads, -1)), kernels),
-        values=HeadMatrices(by_value, kernels),
+        absorb=keys.unflatten(0, (spec.num_heads, -1)),
+        values=values.unflatten(0, (spec.num_heads, -1)).transpose(1, 2).contiguous(),
         dense=loader.row_parallel(f"{name}.dense"),
         attention=Attention(
             spec.num_heads, 1, sizes.cached_size, FusedScores(spec.softmax_scale), layer.reach, latent=True
         ),
         rotary=layer.rotary or 0,
+        kernels=native_for(loader.place.device, loader.place.dtype),
     )
