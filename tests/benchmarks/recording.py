@@ -61,11 +61,12 @@ from tests.benchmarks.record import (
 )
 from trtforge.core.device import UsableDevice
 from trtforge.machine.host import Host
-from trtforge.machine.processor import processor_name
+from trtforge.machine.processor import processor_name, read_instruction_sets
 
 MODELS = {"demo": "The demo model", "large": "A random Llama of 200 M"}
 _MB = 1e6
 _MEMORY_AT = 4096  # tokens
+_INSTRUCTIONS = {"amx_int8": "AMX", "avx512_bf16": "AVX512-BF16", "avx512f": "AVX-512", "avx2": "AVX2", "asimd": "NEON"}
 
 
 class _Place(TypedDict):
@@ -74,8 +75,10 @@ class _Place(TypedDict):
 
 
 def machine() -> str:
-    """Cores and their name."""
-    return f"{os.cpu_count()} cores of {processor_name(Host()) or platform.processor()}"
+    """Cores, their name, and the best instructions that they have: processors of one name differ in them."""
+    found = read_instruction_sets(Host())
+    level = next((f" ({name})" for flag, name in _INSTRUCTIONS.items() if flag in found), "")
+    return f"{os.cpu_count()} cores of {processor_name(Host()) or platform.processor()}{level}"
 
 
 def attacked(path: Path) -> tuple[Attack, ...]:
