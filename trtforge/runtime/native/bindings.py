@@ -103,8 +103,7 @@ class Native:
         x = x.contiguous()
         y = torch.empty_like(x)
         size = x.shape[-1]
-        pointers = (tensor.data_ptr() for tensor in (x, weight, y))
-        self.run("rms_norm", TYPES[x.dtype], *pointers, x.numel() // size, size, size, 1, size, epsilon)
+        self.rms_norm_into(x.view(-1, size), weight, epsilon, y.view(-1, size))
         return y
 
     def rms_norm_into(self, x: Tensor, weight: Tensor, epsilon: float, y: Tensor) -> None:

@@ -143,6 +143,9 @@ static void expand(const uint32_t* from, int64_t count, float* into) {
     }
 }
 
+// Inputs of a row in whole chunks.
+static inline int64_t padded(int64_t inputs) { return (inputs + CHUNK - 1) / CHUNK * CHUNK; }
+
 // Rows of activations in float32, by chunks of inputs: the rows of a chunk lie together, (chunks, rows, CHUNK), so that
 // rows do not displace each other in the cache.
 struct Rows {
@@ -320,12 +323,12 @@ static float* memory_for(int64_t count) {
 template <class Format, typename T>
 static void multiply_single(const ExpandedLinear& l) {
     using Single = typename Format::Single;
-    const int64_t padded = (l.inputs + CHUNK - 1) / CHUNK * CHUNK;
+    const int64_t sums = padded(l.inputs);  // they follow the inputs
     team::run(l.inputs * l.outputs >= 1 << 17, [&](team::Member& member) {
-        float* memory = memory_for(padded + l.inputs / SUMMED);
+        float* memory = memory_for(sums + l.inputs / SUMMED);
         const float factor = prepare(l, (const T*)l.x, 1, memory) / Single::FACTOR;
-        prepare_single<Single>(memory, l.inputs, memory + padded);
-        const Rows x{memory, &factor, 1, memory + padded};
+        prepare_single<Single>(memory, l.inputs, memory + sums);
+        const Rows x{memory, &factor, 1, memory + sums};
         member.each(l.outputs / TILE, [&](int64_t tile) { multiply_tile<Format>(l, x, tile * TILE, (T*)l.y); });
     });
 }
@@ -333,8 +336,8 @@ static void multiply_single(const ExpandedLinear& l) {
 template <class Format, typename T>
 static void multiply_rows(const ExpandedLinear& l) {
     if (l.rows == 1) return multiply_single<Format, T>(l);
-    const int64_t height = float32::share(l.rows, BLOCK), padded = (l.inputs + CHUNK - 1) / CHUNK * CHUNK;
-    float *factors = memory_for(BLOCK + height * padded), *memory = factors + BLOCK;
+    const int64_t height = float32::share(l.rows, BLOCK);
+    float *factors = memory_for(BLOCK + height * padded(l.inputs)), *memory = factors + BLOCK;
     for (int64_t top = 0; top < l.rows; top += height) {
         const int64_t rows = std::min(height, l.rows - top);
         const T* from = (const T*)l.x + top * l.inputs;
