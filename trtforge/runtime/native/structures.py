@@ -57,7 +57,7 @@ class AnyNorm(ctypes.Structure):
 
 
 class Paged(ctypes.Structure):
-    """`Paged` of source/attention.cpp."""
+    """`Paged` of source/attention.h."""
 
     _fields_ = (
         *((name, _pointer) for name in ("queries", "cache", "out", "tables", "lengths", "slopes", "sinks")),

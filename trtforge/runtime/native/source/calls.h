@@ -9,9 +9,12 @@
 struct Adapters;
 struct HeadProducts;
 struct Norm;
-struct Paged;
 struct Mixture;
 struct Routing;
+
+namespace attention {
+struct Paged;
+}
 
 EXPORT void rms_norm(int64_t, const void*, const void*, void*, int64_t, int64_t, int64_t, int64_t, int64_t, float);
 EXPORT void add(int64_t, const void*, const void*, void*, int64_t, float);
@@ -22,7 +25,7 @@ EXPORT void lookup(int64_t, const void*, const int64_t*, void*, int64_t, int64_t
 EXPORT void gate(int64_t, int64_t, int64_t, const void*, void*, int64_t, int64_t);
 EXPORT void write_slots(const char*, int64_t, const int64_t*, int64_t, int64_t, char*);
 EXPORT void quantize_slots(int64_t, int64_t, const void*, int64_t, const int64_t*, int64_t, int64_t, void*, float);
-EXPORT void paged_attention(int64_t, int64_t, const Paged*);
+EXPORT void paged_attention(int64_t, int64_t, const attention::Paged*);
 EXPORT void add_adapters(int64_t, const Adapters*);
 EXPORT void linear_float32(const FloatLinear*);
 EXPORT void linear_expanded(int64_t, const ExpandedLinear*);

@@ -14,7 +14,7 @@ constexpr int64_t MOST_SIZE = 256;  // of a head
 // table: block numbers; a token's slot holds 2 x `kv_heads` vectors of `size`, a multiple of 32: keys before values.
 // queries: (count, heads or more, size), `stride` from token to token, at positions from `start` on. `packed`: memory
 // for 2 x `kv_heads` x `size` numbers of all keys that are seen, rounded up to blocks at both ends; null where no more
-// than QUERIES tokens see them. The rest as `Paged` in attention.cpp.
+// than QUERIES tokens see them. The rest as `Paged` in attention.h.
 struct Context {
     const void* queries;
     const char* cache;

@@ -1,0 +1,95 @@
+// Attention of one token by products of float32, on any processor.
+
+#pragma once
+
+#include "attention.h"
+
+namespace attention {
+
+// Sums that are in registers and added up together, and vectors of a value whose sums are.
+#if defined(__AVX512F__)
+constexpr int SUMS = 16, VALUES = 4;
+#elif defined(__AVX__)
+constexpr int SUMS = 8, VALUES = 2;
+#else
+constexpr int SUMS = 4, VALUES = 2;
+#endif
+
+// Adds the products of a run for W vectors of a value, `size` apart, to those of G heads.
+template <int G, int W, typename C>
+static void add_run(const float* weights, int64_t pitch, const Run<C>& run, int64_t fetched, int64_t size, float* into) {
+    Vector sums[G][W];
+    for (int g = 0; g < G; ++g)
+        for (int w = 0; w < W; ++w) sums[g][w] = load(into + g * size + w * WIDTH);
+    for (int64_t token = 0; token < run.tokens; ++token) {
+        const C* value = run.at(token);
+        prefetch(run.ahead(token), fetched);
+#pragma GCC unroll 4
+        for (int w = 0; w < W; ++w) {
+            const Vector part = load(value + w * WIDTH);
+#pragma GCC unroll 4
+            for (int g = 0; g < G; ++g) sums[g][w] += weights[g * pitch + token] * part;
+        }
+    }
+    for (int g = 0; g < G; ++g)
+        for (int w = 0; w < W; ++w) put(into + g * size + w * WIDTH, sums[g][w]);
+}
+
+// Queries and results are numbers of type T, the cache's of type C.
+template <typename T, typename C>
+struct Floats {
+    using Number = T;
+    using Cached = C;
+    using Query = float;
+    using Weight = float;
+
+    static const float* queries(const float* given, int64_t, Memory&) { return given; }
+
+    static const float* queries(const bfloat16* given, int64_t count, Memory& memory) {
+        float* into = Memory::need(memory.queries, count);
+        for (int64_t i = 0; i < count; i += WIDTH) put(into + i, load(given + i));
+        return into;
+    }
+
+    template <int G>
+    static constexpr int64_t KEYS = SUMS / G;
+
+    template <int G>
+    static void score(const float* queries, const C* key, int64_t stride, int64_t keys, int64_t size, float scale,
+                      int64_t pitch, float* scores) {
+        constexpr int K = KEYS<G>;
+        const C* of[K];
+#pragma GCC unroll 16
+        for (int k = 0; k < K; ++k) of[k] = key + std::min<int64_t>(k, keys - 1) * stride;
+        Vector sums[SUMS] = {};
+        for (int64_t d = 0; d < size; d += WIDTH) {
+#pragma GCC unroll 16
+            for (int k = 0; k < K; ++k) {
+                const Vector part = load(of[k] + d);
+#pragma GCC unroll 4
+                for (int g = 0; g < G; ++g) sums[g * K + k] += load(queries + g * size + d) * part;
+            }
+        }
+        const Vector totals = sums_of(sums) * scale;
+#pragma GCC unroll 4
+        for (int g = 0; g < G; ++g)  // what is written for keys that are not there is replaced, or not read
+            std::memcpy(scores + g * pitch, (const float*)&totals + g * K, K * sizeof(float));
+    }
+
+    static const float* weights(const float* scores, int64_t, Memory&) { return scores; }
+
+    template <int G>
+    static void weigh(const float* weights, int64_t pitch, const Run<C>& run, int64_t size, float* into) {
+        int64_t d = 0;
+        const auto fetched = [&] { return d == 0 ? size : 0; };
+        for (; d + VALUES * WIDTH <= size; d += VALUES * WIDTH)
+            add_run<G, VALUES>(weights, pitch, run.from(d), fetched(), size, into + d);
+        for (; d < size; d += WIDTH) add_run<G, 1>(weights, pitch, run.from(d), fetched(), size, into + d);
+    }
+
+    static void put_all(const float* sums, int64_t count, T* out) {
+        for (int64_t i = 0; i < count; i += WIDTH) put(out + i, load(sums + i));
+    }
+};
+
+}  // namespace attention
