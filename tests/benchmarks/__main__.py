@@ -280,7 +280,7 @@ def _decode(console: Console, arguments: argparse.Namespace, record: Record) -> 
         table.add_column(column, justify="left" if column == "way" else "right")
     for each in found:
         rates = (*(f"{rate:.1f}" for rate in each.decode.values()), f"{each.prefill:.0f}")
-        table.add_row(each.way, *rates, *(f"{share:.0%}" for share in decode.shares(each, limits)))
+        table.add_row(each.way, *rates, *(f"{share:.0%}" for share in each.shares))
     console.print(table)
     measured = with_machine(record.decode, recording.decoded(found, limits, arguments.runs))
     return record.model_copy(update={"decode": measured})

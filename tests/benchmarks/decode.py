@@ -1,7 +1,7 @@
 """The embedded engine's speed on a random Llama of 200 M parameters: prefill and decoding at several batch sizes.
 
 Beside it `transformers` with a static batch and, where `make bench-peers` installed it, OpenVINO GenAI with continuous
-batching, both on the same weights; and what the machine reads and multiplies at best, measured in the same run.
+batching, both on the same weights; and what the machine reads and multiplies at best, measured between them.
 Every run is a process of its own: `python -m tests.benchmarks.decode WAY DIRECTORY` prints JSON by batch size.
 """
 
@@ -12,8 +12,8 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 
 from tests.benchmarks.limits import Limits, Probe
@@ -44,30 +44,37 @@ Rates = dict[str, dict[str, float]]
 
 @dataclass(frozen=True)
 class Measured:
-    """One way: tokens a second by batch size, medians. `prefill` at the largest batch."""
+    """One way: tokens a second by batch size, medians. `prefill` at the largest batch. `shares`: see `shares`."""
 
     way: str
     decode: dict[int, float]
     prefill: float
+    shares: tuple[float, float] = (0.0, 0.0)
 
 
 def measure(directory: Path, runs: int) -> tuple[list[Measured], Limits]:
-    """Every way `runs` times in turns, each in a process of its own; and the machine's limits, the best of the runs."""
+    """Every way `runs` times in turns, each in a process of its own; and the machine's limits, medians.
+
+    The limits are measured between the ways, because the machine's speed changes: a way's shares are of the better ones
+    before and after it.
+    """
     ways = [*OURS, *TORCH, TRANSFORMERS, *(OPENVINO if OPENVINO_PYTHON.exists() else ())]
     _prepare(directory, ways)
     probe = Probe(directory)
     found: dict[str, list[Rates]] = {way: [] for way in ways}
-    limits = []
+    around: dict[str, list[Limits]] = {way: [] for way in ways}
+    limits = [probe.measure(usable_cpus())]
     for _ in range(runs):
-        limits.append(probe.measure(usable_cpus()))
         for way in ways:
             found[way].append(run(way, directory))
-    best = Limits(*(max(values) for values in zip(*(_values(each) for each in limits), strict=True)))
-    return [median(way, results) for way, results in found.items()], best
+            limits.append(probe.measure(usable_cpus()))
+            around[way].append(_by_field(max, limits[-2:]))
+    measured = [replace(median(way, found[way]), shares=shares(way, found[way], around[way])) for way in ways]
+    return measured, _by_field(statistics.median, limits)
 
 
-def _values(limits: Limits) -> tuple[float, float, float]:
-    return limits.bandwidth, limits.bfloat16, limits.int8
+def _by_field(choose: Callable[[Iterable[float]], float], limits: Sequence[Limits]) -> Limits:
+    return Limits(*(choose(values) for values in zip(*map(astuple, limits), strict=True)))
 
 
 def run(way: str, directory: Path) -> Rates:
@@ -235,13 +242,17 @@ def multiply_adds_of_token(shape: Shape = SHAPE) -> float:
     return float(sum(rows * columns for rows, columns in shapes))
 
 
-def shares(measured: Measured, limits: Limits) -> tuple[float, float]:
-    """Of the memory's bandwidth by one request, and of the peak of products at the largest batch."""
-    products = limits.int8 or limits.bfloat16 if "int8" in measured.way else limits.bfloat16
-    read = bytes_of_token(measured.way, itemsize=dtype_named(COMPUTE).size)
+def shares(way: str, results: Sequence[Rates], limits: Sequence[Limits]) -> tuple[float, float]:
+    """Of the memory's bandwidth by one request, and of the peak of products at the largest batch: medians of the runs,
+    each beside the limits around it."""
+    alone, together = ([each[str(batch)]["decode"] for each in results] for batch in (BATCHES[0], BATCHES[-1]))
+    read = bytes_of_token(way, itemsize=dtype_named(COMPUTE).size)
+    peaks = [each.int8 or each.bfloat16 if "int8" in way else each.bfloat16 for each in limits]
     return (
-        measured.decode[1] * read / limits.bandwidth,
-        measured.decode[BATCHES[-1]] * multiply_adds_of_token() / products if products else 0.0,
+        statistics.median(rate * read / each.bandwidth for rate, each in zip(alone, limits, strict=True)),
+        statistics.median(
+            rate * multiply_adds_of_token() / peak for rate, peak in zip(together, peaks, strict=True) if peak
+        ),
     )
 
 

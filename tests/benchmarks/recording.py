@@ -102,7 +102,7 @@ def decoded(found: Sequence[decode.Measured], limits: Limits, runs: int) -> Deco
     """The benchmark `decode`."""
     ways = []
     for each in found:
-        bandwidth, products = decode.shares(each, limits)
+        bandwidth, products = each.shares
         shares = {"bandwidth": round(bandwidth, 3), "products": round(products, 3)}
         ways.append(_rates(each).model_copy(update=shares))
     return Decode(

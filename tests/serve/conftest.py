@@ -1,4 +1,4 @@
-"""A real Triton server, one for all tests that only ask it, and the means to start others."""
+"""A real Triton server, one for all tests that only ask it while it lives, and the means to start others."""
 
 import json
 import os
@@ -167,11 +167,18 @@ def slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(scope="session")
-def server(fake_repository: Path) -> Iterator[Running]:
-    """A server that is ready, for tests that leave it as it was."""
-    running = start_server(fake_repository)
-    try:
-        running.wait_ready()
-        yield running
-    finally:
+def shared() -> Iterator[list[Running]]:
+    """The servers that `server` started; the last one may be alive."""
+    started: list[Running] = []
+    yield started
+    for running in started:
         running.end()
+
+
+@pytest.fixture(scope="module")
+def server(fake_repository: Path, shared: list[Running]) -> Running:
+    """A server that is ready, for tests that leave it as it was. One that died is replaced for the next module."""
+    if not shared or shared[-1].process.poll() is not None or shared[-1].child("tritonserver") is None:
+        shared.append(start_server(fake_repository))
+        shared[-1].wait_ready()
+    return shared[-1]
