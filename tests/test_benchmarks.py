@@ -72,7 +72,7 @@ def test_every_benchmark_can_be_recorded_and_shown(monkeypatch: pytest.MonkeyPat
     ways = [Converted(name, (seconds,), 5_000_000, 1) for name, seconds in zip("abcde", (1, 2, 3, 4, 5), strict=True)]
     rates = zip(inflight.VARIANTS, (9, 3, 6), strict=True)
     variants = [inflight.Measured(batching, 10, 4, (rate,)) for batching, rate in rates]
-    decoded = [decode.Measured("int8_sq", {1: 50.0, 8: 200.0, 32: 400.0}, 900.0)]
+    decoded = [decode.Measured("int8_sq", {1: 50.0, 8: 200.0, 32: 400.0}, 900.0, (0.33, 0.38))]
     slower = decode.Measured("transformers", {1: 25.0, 8: 50.0, 32: 100.0}, 600.0)
     measured = {
         "decode": (recording.decoded(decoded, Limits(bandwidth=3e10, bfloat16=1e11, int8=2e11), 1),),
@@ -126,10 +126,13 @@ def test_decoding_is_shown_as_shares_of_what_the_machine_can() -> None:
     assert decode.bytes_of_token("bfloat16") == 2 * (layers + head) + cached
     assert decode.bytes_of_token("OpenVINO, int8") == layers + 2 * head + cached
     assert decode.bytes_of_token("int4_awq") == layers * 0.53125 + 2 * head + cached
-    fast = decode.Measured("bfloat16", {1: 10.0, 8: 1.0, 32: 100.0}, 1.0)
+    runs: list[decode.Rates] = [
+        {"1": {"decode": alone}, "32": {"decode": together}} for alone, together in ((10, 100), (10, 100), (1, 99))
+    ]
     itemsize = dtype_named(decode.COMPUTE).size
     bytes_, products = decode.bytes_of_token("bfloat16", itemsize=itemsize), decode.multiply_adds_of_token()
-    assert decode.shares(fast, Limits(20 * bytes_, 400 * products, 1.0)) == pytest.approx((0.5, 0.25))
+    limits = [Limits(times * 20 * bytes_, times * 400 * products, 1.0) for times in (1, 2, 0.1)]
+    assert decode.shares("bfloat16", runs, limits) == pytest.approx((0.5, 0.25))
 
 
 def test_more_batches_take_longer_and_the_rest_does_not() -> None:
