@@ -12,10 +12,11 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import astuple, dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from tests.benchmarks.by_field import by_field
 from tests.benchmarks.limits import Limits, Probe
 from tests.benchmarks.synthetic import Shape, write_model
 from trtforge.core.dtypes import dtype_named
@@ -68,13 +69,9 @@ def measure(directory: Path, runs: int) -> tuple[list[Measured], Limits]:
         for way in ways:
             found[way].append(run(way, directory))
             limits.append(probe.measure(usable_cpus()))
-            around[way].append(_by_field(max, limits[-2:]))
+            around[way].append(by_field(max, limits[-2:]))
     measured = [replace(median(way, found[way]), shares=shares(way, found[way], around[way])) for way in ways]
-    return measured, _by_field(statistics.median, limits)
-
-
-def _by_field(choose: Callable[[Iterable[float]], float], limits: Sequence[Limits]) -> Limits:
-    return Limits(*(choose(values) for values in zip(*map(astuple, limits), strict=True)))
+    return measured, by_field(statistics.median, limits)
 
 
 def run(way: str, directory: Path) -> Rates:
@@ -250,9 +247,7 @@ def shares(way: str, results: Sequence[Rates], limits: Sequence[Limits]) -> tupl
     peaks = [each.int8 or each.bfloat16 if "int8" in way else each.bfloat16 for each in limits]
     return (
         statistics.median(rate * read / each.bandwidth for rate, each in zip(alone, limits, strict=True)),
-        statistics.median(
-            rate * multiply_adds_of_token() / peak for rate, peak in zip(together, peaks, strict=True) if peak
-        ),
+        statistics.median(rate * multiply_adds_of_token() / peak for rate, peak in zip(together, peaks, strict=True)),
     )
 
 

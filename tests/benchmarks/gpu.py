@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.benchmarks.by_field import by_field
 from tests.benchmarks.decode import bytes_of_token, multiply_adds_of_token, run_trtforge
 from tests.benchmarks.synthetic import Shape, write_model
 from trtforge.core.device import UsableDevice
@@ -93,11 +94,10 @@ def measure(
             limits.append(Limits(**_run(LIMITS, work, name, device)))
             for way in rates:
                 rates[way].append(Rates(**_run(way, work, name, device)))
-        medians = {way: _median(each) for way, each in rates.items()}
+        medians = {way: by_field(statistics.median, each) for way, each in rates.items()}
         found += [Measured(name, way, medians[way], medians[TRANSFORMERS]) for way in formats]
         shutil.rmtree(work)
-    best = (max(getattr(each, name) for each in limits) for name in ("bandwidth", "bfloat16", "fp8"))
-    return found, Limits(*best)
+    return found, by_field(max, limits)
 
 
 def shares(measured: Measured, model: Model, limits: Limits) -> tuple[float, float]:
@@ -136,11 +136,6 @@ def _seconds(compute: Callable[[], object], device: UsableDevice) -> float:
             torch.cuda.synchronize()
         found.append(time.perf_counter() - start)
     return min(found[1:])
-
-
-def _median(found: Sequence[Rates]) -> Rates:
-    kinds = ("alone", "together", "prompts")
-    return Rates(*(statistics.median(getattr(each, kind) for each in found) for kind in kinds))
 
 
 def _run(way: str, directory: Path, model: str, device: UsableDevice) -> dict[str, float]:

@@ -13,10 +13,11 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from tests.benchmarks.by_field import by_field
 from tests.benchmarks.decode import SHAPE, run_trtforge
 from tests.benchmarks.synthetic import write_model
 from trtforge.engine_process.requests import GenerationRequest, Output
@@ -60,7 +61,7 @@ def measure(directory: Path, runs: int) -> Measured:
 
 def median(found: Sequence[Measured]) -> Measured:
     """Of every figure."""
-    return Measured(*(statistics.median(getattr(each, field.name) for each in found) for field in fields(Measured)))
+    return by_field(statistics.median, found)
 
 
 def gaps(times: Sequence[Sequence[float]], first: float, last: float) -> list[float]:

@@ -59,14 +59,14 @@ static void attend(const Paged& p, int64_t head, int64_t count, const typename W
     const int64_t size = p.size, heads = count * G;
     const int64_t pitch = (keys.count() + 31) / 16 * 16;  // with room for the scores of KEYS keys after the last
     const typename Way::Query* queries = Way::queries(given, heads * size, memory);
-    float *scores = Memory::need(memory.floats, heads * (pitch + size)), *sums = scores + heads * pitch;
+    float *scores = at_least(memory.floats, heads * (pitch + size)), *sums = scores + heads * pitch;
     Seen<typename Way::Cached> values = keys;
     if (p.vectors > p.kv_heads) values.cache += p.kv_heads * size;
     keys.runs(values.begin(), [&](int64_t index, const Tokens& run) {
         for (int64_t token = 0; token < run.tokens; token += KEYS)
             for (int64_t kv = 0; kv < count; ++kv) {
                 const Tokens own = run.from(kv * size);
-                for (int64_t k = 0; k < KEYS; ++k) attention::prefetch(own.ahead(token + k), size);
+                for (int64_t k = 0; k < KEYS; ++k) prefetch(own.ahead(token + k), size);
                 Way::template score<G>(queries + kv * G * size, own.at(token), run.stride,
                                        std::min(KEYS, run.tokens - token), size, p.scale * p.cache_scale, pitch,
                                        scores + kv * G * pitch + index + token);

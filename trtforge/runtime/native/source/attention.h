@@ -25,14 +25,6 @@ struct Paged {
     float scale, cap, cache_scale;
 };
 
-// Fetches `count` numbers into the second-level cache, which waits for more lines at once than the first; they need not
-// exist.
-template <typename C>
-static inline void prefetch(const C* from, int64_t count) {
-    const char* bytes = (const char*)from;
-    for (int64_t at = 0; at < count * int64_t(sizeof(C)); at += 64) __builtin_prefetch(bytes + at, 0, 2);
-}
-
 // Tokens whose vectors lie `stride` apart, and where those begin that are read after them.
 template <typename C>
 struct Run {
@@ -81,12 +73,6 @@ struct Seen {
 struct Memory {
     std::vector<float> floats, queries;
     std::vector<bfloat16> halves;
-
-    template <typename T>
-    static T* need(std::vector<T>& memory, int64_t count) {
-        if (int64_t(memory.size()) < count) memory.resize(size_t(count));
-        return memory.data();
-    }
 };
 
 }  // namespace attention

@@ -15,7 +15,8 @@ constexpr int SUMS = 8, VALUES = 2;
 constexpr int SUMS = 4, VALUES = 2;
 #endif
 
-// Adds the products of a run for W vectors of a value, `size` apart, to those of G heads.
+// Adds to sums (G, `size` apart), W vectors of a value, the weights (G, `pitch` apart) times the values of a run.
+// `fetched`: how many numbers of later values are fetched from memory.
 template <int G, int W, typename C>
 static void add_run(const float* weights, int64_t pitch, const Run<C>& run, int64_t fetched, int64_t size, float* into) {
     Vector sums[G][W];
@@ -46,7 +47,7 @@ struct Floats {
     static const float* queries(const float* given, int64_t, Memory&) { return given; }
 
     static const float* queries(const bfloat16* given, int64_t count, Memory& memory) {
-        float* into = Memory::need(memory.queries, count);
+        float* into = at_least(memory.queries, count);
         for (int64_t i = 0; i < count; i += WIDTH) put(into + i, load(given + i));
         return into;
     }

@@ -104,7 +104,7 @@ static inline const float* weights_of(MultiplyAdds, const float* scores, int64_t
 
 #if defined(__AVX512BF16__)
 static inline const bfloat16* weights_of(Dots, const float* scores, int64_t count, Memory& memory) {
-    bfloat16* weights = Memory::need(memory.halves, count);
+    bfloat16* weights = at_least(memory.halves, count);
     round_weights(scores, count, weights);
     return weights;
 }

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <vector>
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -45,6 +46,21 @@ static inline void put(bfloat16* into, float value) {
 
 // Elements from which a second thread pays, where each takes a few operations.
 constexpr int64_t PARALLEL_FROM = 16384;
+
+// Fetches `count` numbers into the second-level cache, which waits for more lines at once than the first; they need not
+// exist.
+template <typename C>
+static inline void prefetch(const C* from, int64_t count) {
+    const char* bytes = (const char*)from;
+    for (int64_t at = 0; at < count * int64_t(sizeof(C)); at += 64) __builtin_prefetch(bytes + at, 0, 2);
+}
+
+// Room for so many numbers in memory that grows, and is not cleared.
+template <typename T>
+static inline T* at_least(std::vector<T>& memory, int64_t count) {
+    if (int64_t(memory.size()) < count) memory.resize(size_t(count));
+    return memory.data();
+}
 
 // The first position that the token at `position` attends to: of the last `window`, and of its own chunk; 0 for all.
 static inline int64_t first_seen(int64_t position, int64_t window, int64_t chunk) {

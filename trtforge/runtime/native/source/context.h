@@ -58,11 +58,10 @@ struct Slots {
 
     // Fetches one of so many equal parts from memory.
     void fetch(int64_t part, int64_t parts) const {
-        for (int64_t i = part * count / parts; i < (part + 1) * count / parts; ++i)
-            for (int64_t at = 0; at < bytes; at += 64) {
-                __builtin_prefetch(keys[i] + at, 0, 2);
-                __builtin_prefetch(keys[i] + values + at, 0, 2);
-            }
+        for (int64_t i = part * count / parts; i < (part + 1) * count / parts; ++i) {
+            prefetch(keys[i], bytes);
+            prefetch(keys[i] + values, bytes);
+        }
     }
 };
 

@@ -315,8 +315,7 @@ static void prepare_single(float* x, int64_t inputs, float* partial) {
 // Memory of the calling thread for so many numbers, which it keeps.
 static float* memory_for(int64_t count) {
     static thread_local std::vector<float> memory;
-    if (int64_t(memory.size()) < count) memory.resize(size_t(count));
-    return memory.data();
+    return at_least(memory, count);
 }
 
 // y of a single row. To prepare it takes less time than to wait for the thread that does.
