@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 
 from tests.patience import PATIENCE
-from tests.serve.conftest import Running, Start, fake_repository, server, slow, start
+from tests.serve.conftest import Running, Start, fake_repository, server, shared, slow, start
 from trtforge.cli.chat import Repl
 from trtforge.core.errors import ForgeError
 from trtforge.serve.conversation import Conversation
 from trtforge.serve.request import Generated, Sampling
 
-__all__ = ["fake_repository", "server", "slow", "start"]  # fixtures
+__all__ = ["fake_repository", "server", "shared", "slow", "start"]  # fixtures
 
 USER = {"role": "user", "content": "one two"}
 
