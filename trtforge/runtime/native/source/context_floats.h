@@ -23,20 +23,27 @@ struct Floats {
         float32::multiply_tile(x, stride, rows, tile, depth, true, sums);
     }
 
-    // Keys become two tiles (size, 32), values size / 32 tiles (KEYS, 32).
+    // Keys become two tiles (size, 32), values size / 32 tiles (KEYS, 32); those beyond the sequence are zero.
     template <typename C>
     static void pack(const Slots& slots, int64_t size, float*, float* into) {
-        std::fill(into, into + 2 * KEYS * size, 0.0f);
-        for (int64_t key = 0; key < slots.count; ++key) {
-            const C *keys = (const C*)slots.keys[key], *values = (const C*)(slots.keys[key] + slots.values);
-            float* column = into + key / COLUMNS * COLUMNS * size + key % COLUMNS;
-            float* row = into + KEYS * size + key * COLUMNS;
+        const auto read = [&](int64_t key, int64_t behind, int64_t d) {
+            return key < slots.count ? load((const C*)(slots.keys[key] + behind) + d) : Vector();
+        };
+        for (int64_t key = 0; key < KEYS; key += WIDTH) {
+            float* columns = into + key / COLUMNS * COLUMNS * size + key % COLUMNS;
             for (int64_t d = 0; d < size; d += WIDTH) {
-                const Vector numbers = load(keys + d);
-                for (int64_t i = 0; i < WIDTH; ++i) column[(d + i) * COLUMNS] = numbers[i];
-                put(row + d / COLUMNS * COLUMNS * KEYS + d % COLUMNS, load(values + d));
+                Vector rows[WIDTH];
+#pragma GCC unroll 16
+                for (int64_t i = 0; i < WIDTH; ++i) rows[i] = read(key + i, 0, d);
+                transpose(rows);
+#pragma GCC unroll 16
+                for (int64_t i = 0; i < WIDTH; ++i) put(columns + (d + i) * COLUMNS, rows[i]);
             }
         }
+        float* values = into + KEYS * size;
+        for (int64_t key = 0; key < KEYS; ++key)
+            for (int64_t d = 0; d < size; d += WIDTH)
+                put(values + d / COLUMNS * COLUMNS * KEYS + key * COLUMNS + d % COLUMNS, read(key, slots.values, d));
     }
 };
 

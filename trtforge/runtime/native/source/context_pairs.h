@@ -18,45 +18,17 @@ static inline const bfloat16* expand(const C* from, int64_t size, bfloat16* into
     return into;
 }
 
-// Rows of 16 pairs of numbers become columns.
-static inline void transpose(__m512i (&rows)[16]) {
-    __m512i parts[16];
-#pragma GCC unroll 8
-    for (int i = 0; i < 16; i += 2) {
-        parts[i] = _mm512_unpacklo_epi32(rows[i], rows[i + 1]);
-        parts[i + 1] = _mm512_unpackhi_epi32(rows[i], rows[i + 1]);
-    }
-#pragma GCC unroll 4
-    for (int i = 0; i < 16; i += 4)
-        for (int odd = 0; odd < 2; ++odd) {  // rows[i + j]: in its lane l, column 4 l + j of the rows from i on
-            rows[i + 2 * odd] = _mm512_unpacklo_epi64(parts[i + odd], parts[i + 2 + odd]);
-            rows[i + 2 * odd + 1] = _mm512_unpackhi_epi64(parts[i + odd], parts[i + 2 + odd]);
-        }
-#pragma GCC unroll 4
-    for (int j = 0; j < 4; ++j) {
-        const __m512i a = _mm512_shuffle_i32x4(rows[j], rows[4 + j], 0x88);  // lanes 0 and 2 of both
-        const __m512i b = _mm512_shuffle_i32x4(rows[j], rows[4 + j], 0xdd);  // lanes 1 and 3
-        const __m512i c = _mm512_shuffle_i32x4(rows[8 + j], rows[12 + j], 0x88);
-        const __m512i d = _mm512_shuffle_i32x4(rows[8 + j], rows[12 + j], 0xdd);
-        parts[j] = _mm512_shuffle_i32x4(a, c, 0x88);
-        parts[4 + j] = _mm512_shuffle_i32x4(b, d, 0x88);
-        parts[8 + j] = _mm512_shuffle_i32x4(a, c, 0xdd);
-        parts[12 + j] = _mm512_shuffle_i32x4(b, d, 0xdd);
-    }
-    std::copy(parts, parts + 16, rows);
-}
-
 // KEYS keys to two tiles (size / 2, 32, 2).
 static void pack_keys(const bfloat16* const* keys, int64_t size, bfloat16* into) {
     for (int64_t key = 0; key < KEYS; key += 16)
         for (int64_t column = 0; column < size; column += 32) {
-            __m512i rows[16];
+            Vector rows[16];  // of pairs
 #pragma GCC unroll 16
-            for (int i = 0; i < 16; ++i) rows[i] = _mm512_loadu_si512(keys[key + i] + column);
+            for (int i = 0; i < 16; ++i) rows[i] = *(const Vector*)(keys[key + i] + column);
             transpose(rows);
             bfloat16* first = into + key / TILE * TILE * size + column * TILE + key % TILE * 2;
 #pragma GCC unroll 16
-            for (int i = 0; i < 16; ++i) _mm512_storeu_si512(first + i * 2 * TILE, rows[i]);
+            for (int i = 0; i < 16; ++i) *(Vector*)(first + i * 2 * TILE) = rows[i];
         }
 }
 

@@ -214,6 +214,37 @@ static inline __m512 sums_of_each(__m512 (&v)[16]) {
 
 static inline Vector sums_of(Vector (&v)[16]) { return (Vector)sums_of_each((__m512(&)[16])v); }
 
+// Rows of WIDTH numbers, or of as many words of 32 bits, become columns.
+static inline void transpose(Vector (&rows)[16]) {
+    __m512 parts[16];
+#pragma GCC unroll 8
+    for (int i = 0; i < 16; i += 2) {
+        parts[i] = _mm512_unpacklo_ps((__m512)rows[i], (__m512)rows[i + 1]);
+        parts[i + 1] = _mm512_unpackhi_ps((__m512)rows[i], (__m512)rows[i + 1]);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 16; i += 4)
+        for (int odd = 0; odd < 2; ++odd) {  // rows[i + j]: in its lane l, column 4 l + j of the rows from i on
+            const __m512d a = (__m512d)parts[i + odd], b = (__m512d)parts[i + 2 + odd];
+            rows[i + 2 * odd] = (Vector)_mm512_unpacklo_pd(a, b);
+            rows[i + 2 * odd + 1] = (Vector)_mm512_unpackhi_pd(a, b);
+        }
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j) {
+        const __m512 first = (__m512)rows[j], second = (__m512)rows[4 + j];
+        const __m512 third = (__m512)rows[8 + j], fourth = (__m512)rows[12 + j];
+        const __m512 a = _mm512_shuffle_f32x4(first, second, 0x88);  // lanes 0 and 2 of both
+        const __m512 b = _mm512_shuffle_f32x4(first, second, 0xdd);  // lanes 1 and 3
+        const __m512 c = _mm512_shuffle_f32x4(third, fourth, 0x88);
+        const __m512 d = _mm512_shuffle_f32x4(third, fourth, 0xdd);
+        parts[j] = _mm512_shuffle_f32x4(a, c, 0x88);
+        parts[4 + j] = _mm512_shuffle_f32x4(b, d, 0x88);
+        parts[8 + j] = _mm512_shuffle_f32x4(a, c, 0xdd);
+        parts[12 + j] = _mm512_shuffle_f32x4(b, d, 0xdd);
+    }
+    for (int i = 0; i < 16; ++i) rows[i] = (Vector)parts[i];
+}
+
 #elif defined(__AVX__)
 
 // Lane i: the sum of v[i]. Neighbours are added up, then pairs, then halves.
@@ -226,8 +257,37 @@ static inline Vector sums_of(Vector (&v)[8]) {
                                  _mm256_permute2f128_ps(first, second, 0x31));
 }
 
+// Rows of WIDTH numbers become columns.
+static inline void transpose(Vector (&rows)[8]) {
+    __m256 pairs[8];
+#pragma GCC unroll 4
+    for (int i = 0; i < 8; i += 2) {
+        pairs[i] = _mm256_unpacklo_ps((__m256)rows[i], (__m256)rows[i + 1]);
+        pairs[i + 1] = _mm256_unpackhi_ps((__m256)rows[i], (__m256)rows[i + 1]);
+    }
+#pragma GCC unroll 2
+    for (int odd = 0; odd < 2; ++odd)
+#pragma GCC unroll 2
+        for (int high = 0; high < 2; ++high) {  // columns j and 4 + j
+            const auto quarter = [&](int i) {
+                const __m256d a = (__m256d)pairs[i + odd], b = (__m256d)pairs[i + 2 + odd];
+                return (__m256)(high ? _mm256_unpackhi_pd(a, b) : _mm256_unpacklo_pd(a, b));
+            };
+            const __m256 low = quarter(0), rest = quarter(4);
+            const int j = 2 * odd + high;
+            rows[j] = (Vector)_mm256_permute2f128_ps(low, rest, 0x20);
+            rows[4 + j] = (Vector)_mm256_permute2f128_ps(low, rest, 0x31);
+        }
+}
+
 #else
 
 static inline Vector sums_of(Vector (&v)[4]) { return Vector{sum(v[0]), sum(v[1]), sum(v[2]), sum(v[3])}; }
+
+// Rows of WIDTH numbers become columns.
+static inline void transpose(Vector (&rows)[4]) {
+    const Vector a = rows[0], b = rows[1], c = rows[2], d = rows[3];
+    for (int i = 0; i < 4; ++i) rows[i] = Vector{a[i], b[i], c[i], d[i]};
+}
 
 #endif
